@@ -1,0 +1,1 @@
+"""One command-line tool in each file, as ``command``."""

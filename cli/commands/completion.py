@@ -1,0 +1,155 @@
+"""``pyllama-cli``: continue a prompt, as llama.cpp's llama-completion does.
+
+    pyllama-cli -m x.gguf -p "The capital of France is" -n 24 --temp 0 -no-cnv
+
+Prompt and text go to stdout, each token as it is made; timings in llama.cpp's form to stderr.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..loading import load_model, make_context
+from ..options import (
+    INT32_MAX,
+    ContextOptions,
+    Group,
+    ModelOptions,
+    Number,
+    SamplingOptions,
+    context_options,
+    model_options,
+    sampling_options,
+    stack,
+)
+from ..output import note, timing_lines, write
+from ..prompt import PromptOptions, escape_option, prompt_options
+from ..tool import Tool, ignored_option, version_option
+
+if TYPE_CHECKING:
+    from pyllama.context import Context
+    from pyllama.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class RunOptions(Group):
+    """How long to go on, and what to show."""
+
+    predict: int
+    reverse_prompt: tuple[str, ...]
+    display_prompt: bool
+    special: bool
+    perf: bool
+    verbose: bool
+
+
+def _refuse_chat(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        raise click.UsageError("conversation mode (-cnv) is not supported yet; leave it out")
+
+
+run_options = stack(
+    click.option(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=Number(-2, INT32_MAX),
+        default=-1,
+        show_default=True,
+        help="Tokens to make. -1: until the text ends or the context is full.",
+    ),
+    click.option(
+        "-r",
+        "--reverse-prompt",
+        multiple=True,
+        help="Stop after this text. Repeatable.",
+    ),
+    click.option(
+        "--display-prompt/--no-display-prompt",
+        default=True,
+        help="Show the prompt, or only what follows.",
+    ),
+    click.option("-sp", "--special", is_flag=True, help="Show special tokens too."),
+    click.option("--perf/--no-perf", default=True, help="Show timings at the end."),
+    click.option("-v", "--verbose", is_flag=True, help="Say what is loaded and run, on stderr."),
+    click.option(
+        "-cnv",
+        "--conversation",
+        is_flag=True,
+        hidden=True,
+        expose_value=False,
+        callback=_refuse_chat,
+    ),
+    ignored_option("-no-cnv", "--no-conversation"),
+    ignored_option("--no-warmup", "--warmup"),
+    ignored_option("--no-context-shift"),
+    ignored_option("--simple-io"),
+    ignored_option("--offline"),
+    ignored_option("--log-disable"),
+    ignored_option("--keep", takes_value=True, why="nothing is discarded when a context is full"),
+)
+
+
+@click.command("completion", cls=Tool)
+@prompt_options
+@run_options
+@model_options
+@escape_option()
+@context_options()
+@sampling_options
+@version_option()
+def command(**options: Any) -> None:
+    """Continue a prompt with a model's text."""
+    run = RunOptions.take(options)
+    prompt = PromptOptions.take(options).text() or ""
+    params = SamplingOptions.take(options).params()
+    model = load_model(ModelOptions.take(options))
+    tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
+    if not tokens:
+        raise click.UsageError("there is nothing to continue: give a prompt with -p or -f")
+    context = make_context(model, ContextOptions.take(options))
+    if run.verbose:
+        _describe(context, params, run.predict)
+    try:
+        _stream(context, tokens, params, run)
+    finally:  # also after Ctrl-C
+        if run.perf:
+            for line in timing_lines(context.timings):
+                note(line)
+
+
+def _stream(context: Context, tokens: list[int], params: SamplingParams, run: RunOptions) -> None:
+    """Print the prompt and what follows it, token by token."""
+    from pyllama.generate import generate_text
+
+    tokenizer = context.model.tokenizer
+    decoder = tokenizer.stream(special=run.special)
+    shown = "".join(map(decoder.push, tokens))
+    if run.display_prompt:
+        write(shown)
+    token = -1
+    tail = ""
+    keep = max(map(len, run.reverse_prompt), default=1) - 1
+    for token in generate_text(context, tokens, params, n_predict=run.predict):
+        text = decoder.push(token)
+        write(text)
+        tail += text
+        if any(stop in tail for stop in run.reverse_prompt):
+            break
+        tail = tail[-keep:] if keep else ""
+    write(decoder.flush())
+    write(" [end of text]\n" if tokenizer.is_eog(token) else "\n")
+
+
+def _describe(context: Context, params: SamplingParams, n_predict: int) -> None:
+    model = context.model
+    note(f"model: {model.desc}, {model.size_bytes / 2**20:.2f} MiB, {model.n_params / 1e6:.2f} M")
+    note(
+        f"system_info: n_threads = {context.n_threads} "
+        f"(n_threads_batch = {context.n_threads_batch})"
+    )
+    note(f"sampler seed: {params.seed}\nsampler params:\n{params.describe()}")
+    note(f"generate: n_ctx = {context.n_ctx}, n_batch = {context.n_batch}, n_predict = {n_predict}")

@@ -1,0 +1,54 @@
+"""``pyllama-tokenize``: the tokens of a text, as llama.cpp's llama-tokenize prints them.
+
+pyllama-tokenize -m x.gguf -p "Hello"          # "  9906 -> 'Hello'"
+pyllama-tokenize -m x.gguf --stdin --ids       # [9906, 1917]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..loading import load_vocab
+from ..options import model_option
+from ..output import write
+from ..prompt import PromptOptions, escape_option, prompt_options
+from ..tool import Tool, version_option
+
+
+@click.command("tokenize", cls=Tool)
+@model_option
+@prompt_options
+@click.option("--stdin", is_flag=True, help="Read the text from standard input.")
+@click.option("--ids", is_flag=True, help="Print only the ids, as a Python list.")
+@click.option("--no-bos", is_flag=True, help="Add no beginning-of-sequence token.")
+@click.option("--no-parse-special", is_flag=True, help="Read special tokens as plain text.")
+@click.option("--show-count", is_flag=True, help="Print the number of tokens too.")
+@escape_option()
+@version_option()
+def command(
+    model: Path | None,
+    stdin: bool,
+    ids: bool,
+    no_bos: bool,
+    no_parse_special: bool,
+    show_count: bool,
+    **options: Any,
+) -> None:
+    """Print the tokens of a text."""
+    source = PromptOptions.take(options)
+    if not stdin and source.prompt is None and source.file is None:
+        raise click.UsageError("give the text with -p, -f or --stdin")
+    tokenizer = load_vocab(model).tokenizer
+    text = source.text(sys.stdin.buffer.read() if stdin else None, whole_file=True)
+    tokens = tokenizer.encode(text, add_special=not no_bos, parse_special=not no_parse_special)
+    if ids:
+        write(f"[{', '.join(map(str, tokens))}]\n")
+    else:
+        for token in tokens:
+            write(f"{token:6d} -> '{tokenizer.piece(token).decode('utf-8', 'replace')}'\n")
+    if show_count:
+        write(f"Total number of tokens: {len(tokens)}\n")

@@ -1,0 +1,68 @@
+"""From options to a loaded model and a context, with progress on stderr.
+
+    model = load_model(ModelOptions.take(options))
+    context = make_context(model, ContextOptions.take(options))
+
+Without ``-m`` the model is the demo model. pyllama is imported here, when it is needed, and not
+with the module: ``--help`` and ``--version`` stay fast.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .options import ContextOptions, ModelOptions
+from .output import progress_bar
+
+if TYPE_CHECKING:
+    from pyllama.context import Context
+    from pyllama.model import Model
+
+
+def model_path(given: Path | None) -> Path:
+    """The file that -m names, or else the demo model's, fetched if need be."""
+    if given is not None:
+        return given
+    from pyllama.demo import demo_model_path
+
+    with progress_bar("fetching the demo model (93 MB, once)") as progress:
+        return demo_model_path(progress)
+
+
+def load_model(options: ModelOptions) -> Model:
+    """Load the weights as the options say."""
+    path = model_path(options.model)
+    from pyllama.model import Model
+
+    with progress_bar("loading the model") as progress:
+        return Model.load(
+            path,
+            use_mmap=options.use_mmap,
+            use_mlock=options.use_mlock,
+            repack=not options.no_repack,
+            progress=progress,
+        )
+
+
+def load_vocab(given: Path | None) -> Model:
+    """Load hyperparameters and tokenizer only."""
+    path = model_path(given)
+    from pyllama.model import Model
+
+    return Model.load(path, vocab_only=True)
+
+
+def make_context(model: Model, options: ContextOptions) -> Context:
+    """A context of the sizes and threads that the options name."""
+    from pyllama.context import Context
+
+    return Context(
+        model,
+        n_ctx=options.ctx_size,
+        n_batch=options.batch_size,
+        n_ubatch=options.ubatch_size,
+        n_threads=options.n_threads,
+        n_threads_batch=options.n_threads_batch,
+        flash_attn=options.flash_attn,
+    )

@@ -1,0 +1,27 @@
+"""The umbrella command ``pyllama``: every tool as a sub-command.
+
+    pyllama --help
+    pyllama bench -m x.gguf                        # the same as pyllama-bench -m x.gguf
+
+A sub-command is one line in ``TABLE`` and one file in ``commands``; it is imported only when named.
+"""
+
+from __future__ import annotations
+
+import click
+
+from .tool import LazyGroup, version_option
+
+TABLE = {
+    "completion": ".commands.completion:command",
+    "bench": ".commands.bench:command",
+    "perplexity": ".commands.perplexity:command",
+    "tokenize": ".commands.tokenize:command",
+    "graph": ".commands.graph:command",
+}
+
+
+@click.group("pyllama", cls=LazyGroup, table=TABLE)
+@version_option()
+def pyllama() -> None:
+    """LLM inference from GGUF files in pure Python + Numba."""

@@ -1,0 +1,338 @@
+"""Option groups that the tools share, with llama.cpp's names, defaults and meaning.
+
+    @click.command(cls=Tool)
+    @model_options
+    @context_options()
+    def command(**options: Any) -> None:
+        model, context = ModelOptions.take(options), ContextOptions.take(options)
+
+Each group is a decorator that declares the flags and a dataclass that carries their values, so a
+command hands on a few named objects, not forty parameters. Numbers are checked here: what arrives
+in a dataclass is finite and in range. Spellings that llama.cpp removed are still understood.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import click
+
+from .tool import ignored_option
+
+if TYPE_CHECKING:
+    from pyllama.sampling import SamplingParams
+
+F = TypeVar("F", bound=Callable[..., Any])
+INT32_MAX = 2**31 - 1
+MAX_THREADS = 1024
+_ONE_DEVICE = "there is no GPU backend yet"
+
+
+class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A finite number in a range; whole, unless ``kind`` is float."""
+
+    name = "N"
+
+    def __init__(
+        self, least: float = -math.inf, most: float = math.inf, *, kind: type = int
+    ) -> None:
+        self.least, self.most, self.kind = least, most, kind
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | float:
+        """The number; nan and inf are refused, which no range would do."""
+        try:
+            number: int | float = self.kind(value)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a {self._wanted()}.", param, ctx)
+        if not (self.least <= number <= self.most and math.isfinite(number)):
+            self.fail(f"{value} is not a {self._wanted()}.", param, ctx)
+        return number
+
+    def _wanted(self) -> str:
+        what = "whole number" if self.kind is int else "finite number"
+        if self.most == math.inf:
+            return what if self.least == -math.inf else f"{what} of at least {self.least:g}"
+        return f"{what} from {self.least:.10g} to {self.most:.10g}"
+
+
+def _logit_bias(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[int, float], ...]:
+    """``ID+BIAS`` or ``ID-BIAS``: a token id and what is added to its logit."""
+    pairs = []
+    for value in values:
+        match = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|-inf)", value)
+        if match is None:
+            raise click.BadParameter(f"{value!r} is not ID+BIAS or ID-BIAS: 15043+1, 2-inf.")
+        pairs.append((int(match[1]), float(match[2])))
+    return tuple(pairs)
+
+
+class Group:
+    """A dataclass whose fields are named like the options it carries."""
+
+    @classmethod
+    def take(cls, options: Mapping[str, Any]) -> Self:
+        """Build it from click's values."""
+        return cls(**{f.name: options[f.name] for f in fields(cls)})  # type: ignore[arg-type]
+
+
+def stack(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """One decorator from several; ``--help`` lists them in the order written."""
+
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+def _threads(*flags: str, help: str) -> Callable[[F], F]:
+    kind = Number(-1, MAX_THREADS)
+    return click.option(*flags, type=kind, default=-1, show_default=True, help=help)
+
+
+@dataclass(frozen=True)
+class ModelOptions(Group):
+    """Where the model is and how it is loaded. ``model`` None is the demo model."""
+
+    model: Path | None
+    load_mode: str | None
+    mmap: bool
+    mlock: bool
+    no_repack: bool
+
+    @property
+    def use_mmap(self) -> bool:
+        return self.mmap if self.load_mode in (None, "auto") else "mmap" in self.load_mode
+
+    @property
+    def use_mlock(self) -> bool:
+        return self.mlock if self.load_mode in (None, "auto") else "mlock" in self.load_mode
+
+
+model_option = click.option(
+    "-m",
+    "--model",
+    type=click.Path(path_type=Path),
+    help="GGUF file. Without it: a small demo model, fetched once.",
+)
+
+load_options = stack(
+    click.option(
+        "-lm",
+        "--load-mode",
+        type=click.Choice(["auto", "none", "mmap", "mlock", "mmap+mlock"]),
+        help="How the file is read; auto goes by the two flags that follow.",
+    ),
+    click.option(
+        "--mmap/--no-mmap",
+        default=True,
+        show_default=True,
+        help="Map the file, or read it into memory: a file that is truncated while it is mapped "
+        "kills the process (SIGBUS).",
+    ),
+    click.option("--mlock", is_flag=True, help="Keep the model in RAM."),
+    click.option(
+        "-nr",
+        "--no-repack",
+        is_flag=True,
+        help="Keep the weights as they are in the file: loads faster, computes slower.",
+    ),
+)
+
+model_options = stack(model_option, load_options)
+
+
+@dataclass(frozen=True)
+class ContextOptions(Group):
+    """Sizes and threads of a context. ``ctx_size`` 0 is the model's; threads -1 are chosen."""
+
+    ctx_size: int
+    batch_size: int
+    ubatch_size: int
+    threads: int
+    threads_batch: int
+    flash_attn: str
+
+    @property
+    def n_threads(self) -> int | None:
+        return self.threads if self.threads > 0 else None
+
+    @property
+    def n_threads_batch(self) -> int | None:
+        return self.threads_batch if self.threads_batch > 0 else self.n_threads
+
+
+def context_options(ctx_size: int = 0) -> Callable[[F], F]:
+    """The options of a context; ``ctx_size`` is the tool's own default."""
+    positive = Number(1, INT32_MAX)
+    return stack(
+        click.option(
+            "-c",
+            "--ctx-size",
+            type=Number(0, INT32_MAX),
+            default=ctx_size,
+            show_default=True,
+            help="Tokens of context. 0: what the model was trained with.",
+        ),
+        click.option(
+            "-b",
+            "--batch-size",
+            type=positive,
+            default=2048,
+            show_default=True,
+            help="Most tokens in one decode.",
+        ),
+        click.option(
+            "-ub",
+            "--ubatch-size",
+            type=positive,
+            default=512,
+            show_default=True,
+            help="Most tokens computed at once; bounds the memory for activations.",
+        ),
+        _threads(
+            "-t",
+            "--threads",
+            help="Threads. -1: min(affinity, cgroup quota, physical cores).",
+        ),
+        _threads("-tb", "--threads-batch", help="Threads for prompts. -1: as -t."),
+        click.option(
+            "-fa",
+            "--flash-attn",
+            type=click.Choice(["on", "off", "auto"]),
+            is_flag=False,
+            flag_value="on",
+            default="auto",
+            show_default=True,
+            help="Fused attention.",
+        ),
+        click.option(
+            "-ctk",
+            "--cache-type-k",
+            type=click.Choice(["f16"]),
+            default="f16",
+            expose_value=False,
+            help="Type of cached keys.  [default: f16]",
+        ),
+        click.option(
+            "-ctv",
+            "--cache-type-v",
+            type=click.Choice(["f16"]),
+            default="f16",
+            expose_value=False,
+            help="Type of cached values.  [default: f16]",
+        ),
+        ignored_option("-ngl", "--gpu-layers", "--n-gpu-layers", takes_value=True, why=_ONE_DEVICE),
+        ignored_option("-sm", "--split-mode", takes_value=True, why=_ONE_DEVICE),
+        ignored_option("-mg", "--main-gpu", takes_value=True, why=_ONE_DEVICE),
+        ignored_option("-nkvo", "--no-kv-offload", why=_ONE_DEVICE),
+        ignored_option("--poll", takes_value=True, why="waiting threads spin, yield, then sleep"),
+        ignored_option("--prio", takes_value=True, why="start the process with nice(1)"),
+        ignored_option("--numa", takes_value=True, why="start the process with numactl(8)"),
+    )
+
+
+@dataclass(frozen=True)
+class SamplingOptions(Group):
+    """llama.cpp's sampling parameters, under the names of ``SamplingParams``."""
+
+    seed: int
+    temp: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+    presence_penalty: float
+    frequency_penalty: float
+    ignore_eos: bool
+    logit_bias: tuple[tuple[int, float], ...]
+    samplers: tuple[str, ...] | None
+
+    def params(self) -> SamplingParams:
+        """What a sampling chain takes."""
+        from pyllama.sampling import SamplingParams
+
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return SamplingParams(**{**values, "logit_bias": dict(self.logit_bias)})
+
+
+def _samplers(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = (name.strip().replace("-", "_") for name in value.split(";"))
+    return tuple("temperature" if name == "temp" else name for name in names if name)
+
+
+def _real(
+    *flags: str,
+    default: float,
+    help: str,
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> Callable[[F], F]:
+    kind = Number(least, most, kind=float)
+    return click.option(*flags, type=kind, default=default, show_default=True, help=help)
+
+
+sampling_options = stack(
+    click.option(
+        "-s",
+        "--seed",
+        type=Number(-1, 2**32 - 1),
+        default=-1,
+        show_default=True,
+        help="Seed of the sampler. -1: random.",
+    ),
+    _real("--temp", "--temperature", default=0.8, help="Temperature; 0 or less is greedy."),
+    click.option(
+        "--top-k",
+        type=Number(-1, INT32_MAX),
+        default=40,
+        show_default=True,
+        help="Keep the k likeliest tokens. 0: off.",
+    ),
+    _real("--top-p", default=0.95, least=0, help="Keep the fewest tokens that reach p. 1: off."),
+    _real("--min-p", default=0.05, least=0, most=1, help="Drop tokens below p times the best."),
+    _real(
+        "--repeat-penalty", default=1.0, least=1e-6, help="Divide repeated tokens' logits. 1: off."
+    ),
+    click.option(
+        "--repeat-last-n",
+        type=Number(-1, INT32_MAX),
+        default=64,
+        show_default=True,
+        help="Tokens that the penalties look back. 0: off, -1: the context.",
+    ),
+    _real("--presence-penalty", default=0.0, help="Subtracted once from seen tokens."),
+    _real("--frequency-penalty", default=0.0, help="Subtracted for each time seen."),
+    click.option(
+        "--ignore-eos", is_flag=True, help="Never end a text: forbid end-of-generation tokens."
+    ),
+    click.option(
+        "-l",
+        "--logit-bias",
+        multiple=True,
+        callback=_logit_bias,
+        metavar="ID(+/-)BIAS",
+        help="Add to a token's logit: 15043+1, 2-inf. Repeatable.",
+    ),
+    click.option(
+        "--samplers",
+        callback=_samplers,
+        metavar="A;B;...",
+        help="Samplers in the order to run.  [default: penalties;top_k;top_p;min_p;temperature]",
+    ),
+)

@@ -1,0 +1,93 @@
+"""The prompt options, and llama.cpp's escapes in a prompt.
+
+@prompt_options
+@escape_option()
+def command(**options: Any) -> None:
+    text = PromptOptions.take(options).text()
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from .options import Group, stack
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class PromptOptions(Group):
+    """Where the prompt comes from, and whether it has escapes."""
+
+    prompt: str | None
+    file: Path | None
+    escape: bool
+
+    def text(self, given: bytes | None = None, *, whole_file: bool = False) -> str | None:
+        """The prompt, None where there is none; what is not UTF-8 in it is U+FFFD.
+
+        Args:
+            given: a prompt from elsewhere, which wins.
+            whole_file: keep a newline at the file's end, which is dropped otherwise, as in
+                llama.cpp.
+
+        Raises:
+            click.UsageError: both -p and -f are given.
+            OSError: the file cannot be read.
+        """
+        data = self._read(whole_file) if given is None else given
+        if data is None:
+            return None
+        return (process_escapes(data) if self.escape else data).decode("utf-8", "replace")
+
+    def _read(self, whole_file: bool) -> bytes | None:
+        if self.prompt is not None and self.file is not None:
+            raise click.UsageError("give the prompt with -p or with -f, not both")
+        if self.prompt is not None:
+            return self.prompt.encode("utf-8", "surrogateescape")
+        if self.file is None:
+            return None
+        data = self.file.read_bytes()
+        return data if whole_file else data.removesuffix(b"\n")
+
+
+prompt_options = stack(
+    click.option("-p", "--prompt", help="The prompt."),
+    click.option(
+        "-f", "--file", type=click.Path(path_type=Path), help="A file that holds the prompt."
+    ),
+)
+
+
+def escape_option(default: bool = True) -> Callable[[F], F]:
+    """``-e`` and ``--no-escape``."""
+    return click.option(
+        "-e/--no-escape",
+        "--escape",
+        "escape",
+        default=default,
+        show_default="on" if default else "off",
+        help=r"Read \n, \r, \t, \', \", \\ and \xHH in the prompt.",
+    )
+
+
+_ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
+
+
+def process_escapes(data: bytes) -> bytes:
+    r"""Replace ``\n \r \t \' \" \\ \xHH``; any other backslash stays.
+
+    Source: llama.cpp, ``string_process_escapes``.
+    """
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        return _ESCAPES[code] if code in _ESCAPES else bytes([int(code[1:], 16)])
+
+    return re.sub(rb"\\([nrt'\"\\]|x[0-9A-Fa-f]{2})", replace, data)

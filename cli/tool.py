@@ -1,0 +1,188 @@
+"""A command-line program as llama.cpp's users know them, on top of click.
+
+    @click.command("bench", cls=Tool)
+    @click.option("-n", "--n-gen", type=int)
+    def command(n_gen): ...
+
+    command()                                      # parses sys.argv, runs, exits with a code
+
+What it adds to click: a flag is written out in full (``-n3`` or ``-nx`` is not ``-n`` with a
+value), a wrong one names the nearest, every error is one line on stderr, exit code 2 for a wrong
+command line, 1 for anything else, 130 after Ctrl-C, and flags that have no effect here are named
+in a note instead of refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from .output import note, report
+
+F = TypeVar("F", bound=Callable[..., Any])
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class Tool(click.Command):
+    """One command-line tool: strict flags, errors as one line and an exit code."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["context_settings"] = {**_SETTINGS, **kwargs.get("context_settings", {})}
+        super().__init__(*args, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse flags that are not spelled out before click takes them apart."""
+        if not ctx.resilient_parsing:
+            _check_flags(_flags(self, ctx), args)
+        return super().parse_args(ctx, args)
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run and exit, as a program."""
+        _main(super().main, *args, **kwargs)
+
+
+class LazyGroup(click.Group):
+    """A command with sub-commands, each imported when it is asked for.
+
+    Args:
+        table: sub-command name to ``module:attribute``, the module relative to this package.
+    """
+
+    def __init__(self, *args: Any, table: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, context_settings=_SETTINGS, **kwargs)
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the table's order."""
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now."""
+        if cmd_name not in self.table:
+            return None
+        module, _, attribute = self.table[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module, __package__), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but a wrong name or flag names the nearest."""
+        name = args[0]
+        if not ctx.resilient_parsing and name not in self.table:
+            raise click.UsageError(f"no such command {name}{_suggestion(name, self.table)}")
+        return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse an unknown flag before the sub-command's name."""
+        if args and args[0].startswith("-"):
+            _check_flags(_flags(self, ctx), args[:1])
+        return super().parse_args(ctx, args)
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run and exit, as a program."""
+        _main(super().main, *args, **kwargs)
+
+
+def ignored_option(
+    *flags: str, takes_value: bool = False, why: str | None = None
+) -> Callable[[F], F]:
+    """Accept a flag of llama.cpp's that has no effect here.
+
+    Args:
+        why: said in one line on stderr; None where what the flag asks for is so anyway.
+    """
+
+    def callback(ctx: click.Context, param: click.Parameter, value: object) -> None:
+        if value and why is not None:
+            note(f"{flags[0]} is ignored: {why}")
+
+    kind: dict[str, Any] = {} if takes_value else {"is_flag": True}
+    return click.option(*flags, hidden=True, expose_value=False, callback=callback, **kind)
+
+
+def version_option() -> Callable[[F], F]:
+    """``--version``: what a bug report needs, without importing any of it."""
+
+    def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            click.echo(version_text())
+            ctx.exit()
+
+    return click.option(
+        "--version",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=callback,
+        help="Show the versions of pyggml and of what it stands on, and exit.",
+    )
+
+
+def version_text() -> str:
+    """One line: pyggml, numba, llvmlite, numpy, Python, machine."""
+    names = ("pyggml", "numba", "llvmlite", "numpy")
+    found = ", ".join(f"{name} {_version(name)}" for name in names)
+    return f"{found}, Python {platform.python_version()} on {platform.machine()} {sys.platform}"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "(not installed)"
+
+
+def _main(run: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
+    kwargs["standalone_mode"] = False
+    try:
+        code = run(*args, **kwargs)
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
+        code = report(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _flags(command: click.Command, ctx: click.Context) -> dict[str, click.Parameter]:
+    return {f: p for p in command.get_params(ctx) for f in (*p.opts, *p.secondary_opts)}
+
+
+def _check_flags(known: Mapping[str, click.Parameter], args: Sequence[str]) -> None:
+    """Raise UsageError for the first argument that stands where a flag does and is none."""
+    i = 0
+    while i < len(args) and args[i] != "--":
+        arg = args[i]
+        i += 1
+        if len(arg) < 2 or not arg.startswith("-"):
+            continue  # click says what it thinks of it
+        name, given, _ = arg.partition("=") if arg.startswith("--") else (arg, "", "")
+        if name not in known:
+            raise click.UsageError(f"no such option {name}{_suggestion(name, known)}")
+        if not given:
+            i += _n_values(known[name], args[i : i + 1])
+
+
+def _n_values(param: click.Parameter, following: Sequence[str]) -> int:
+    """How many of the arguments that follow are the values of ``param``."""
+    assert isinstance(param, click.Option)
+    if param.is_flag or param.count:
+        return 0
+    if param._flag_needs_value and (not following or following[0].startswith("-")):
+        return 0
+    return param.nargs
+
+
+def _suggestion(name: str, known: Mapping[str, object]) -> str:
+    """`` (did you mean --temp?)``, or nothing where nothing is near."""
+    bare = {flag.lstrip("-").lower(): flag for flag in known}
+    word = name.lstrip("-").rstrip("0123456789.").lower()  # -n24 was meant as -n 24
+    near = difflib.get_close_matches(word, bare, n=1, cutoff=0.55)
+    return f" (did you mean {bare[near[0]]}?)" if near else " (see --help)"

@@ -1,0 +1,6 @@
+"""Where tensors go in memory: one by one (``tallocr``) or a whole graph by plan (``gallocr``)."""
+
+from .gallocr import Block, GraphAllocator, Plan
+from .tallocr import TensorAllocator, alloc_ctx_tensors
+
+__all__ = ["Block", "GraphAllocator", "Plan", "TensorAllocator", "alloc_ctx_tensors"]

@@ -1,0 +1,250 @@
+"""Plans the memory of a whole graph, then puts it into one buffer.
+
+    galloc = GraphAllocator(HOST)
+    galloc.reserve(worst_case_graph)               # the one allocation, before the first compute
+    plan = galloc.alloc_graph(graph)               # every tensor without memory has an address now
+    plan.size, plan.peak_live_bytes                # bytes used, and the least that any plan could
+
+A tensor owns its bytes from the step that computes it to the last step that reads it or a view of
+it; afterwards they serve others. Steps are indices into ``graph.nodes``, run one after the other.
+What the caller writes (leafs, ``INPUT``) and reads (``OUTPUT``, ``PARAM``, results that no node
+reads) keeps its bytes throughout, so a graph can be computed again without writing all inputs.
+Tensors that have memory from elsewhere (weights, caches), and views of them, are left alone.
+
+Graphs allocated in turn share the bytes: run one at a time, and write its inputs again after
+another ran. A tensor in several graphs belongs to the one allocated last. Not thread-safe.
+Source: ggml, ``ggml_gallocr`` (rules of lifetimes and of in-place reuse); Pisarchyk and Lee 2020,
+"Efficient Memory Management for Deep Neural Net Inference" (offsets, greedy by size).
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakSet
+
+from ..buffer import Buffer, BufferType
+from ..cgraph import CGraph
+from ..context import place_view
+from ..errors import AllocError
+from ..tensor import Flag, Tensor
+
+BEFORE = -1  # the step of what the caller writes
+FOREVER = sys.maxsize  # the step of what the caller reads
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """Bytes owned by one tensor, and by those that take its place, from step to step.
+
+    Attributes:
+        tensors: the owners in turn; each but the first is computed in place of the one before.
+        size: bytes, a multiple of the alignment.
+        start, end: first and last step; ``BEFORE`` and ``FOREVER`` reach out of the graph.
+        offset: bytes from the buffer's start.
+    """
+
+    tensors: list[Tensor]
+    size: int
+    start: int
+    end: int
+    offset: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Where everything goes; nothing is allocated yet.
+
+    Attributes:
+        blocks: in the order of their birth.
+        size: bytes of the buffer.
+        peak_live_bytes: the largest sum of blocks alive in one step; no plan can be smaller.
+    """
+
+    blocks: tuple[Block, ...]
+    size: int
+    peak_live_bytes: int
+
+    @cached_property
+    def offsets(self) -> dict[Tensor, int]:
+        """Bytes from the buffer's start for each planned tensor; views follow their roots."""
+        return {tensor: block.offset for block in self.blocks for tensor in block.tensors}
+
+
+class GraphAllocator:
+    """One buffer for the intermediate results of graphs.
+
+    Attributes:
+        buft: where the buffer comes from.
+        buffer: the buffer, None before the first graph.
+        generation: counts the buffers. When it changes, tensors of graphs allocated before stay
+            on the old buffer (which lives on with them): drop programs that were made from them.
+    """
+
+    def __init__(self, buft: BufferType) -> None:
+        self.buft = buft
+        self.buffer: Buffer | None = None
+        self.generation = 0
+        self._buffers: WeakSet[Buffer] = WeakSet()  # old ones too: their tensors are ours to move
+
+    @property
+    def buffer_size(self) -> int:
+        """Bytes of the buffer."""
+        return 0 if self.buffer is None else self.buffer.size
+
+    def plan(self, graph: CGraph) -> Plan:
+        """Lifetimes, in-place reuse and offsets of a graph; touches no memory and no tensor.
+
+        The same graph gives the same plan.
+        """
+        blocks = self._lifetimes(graph)
+        _share_in_place(graph, blocks)
+        owned = tuple(block for tensor, block in blocks.items() if block.tensors[0] is tensor)
+        size, peak = _place(owned)
+        return Plan(owned, size, peak)
+
+    def reserve(self, graph: CGraph) -> int:
+        """Make the buffer large enough for ``graph``, the worst case; returns its bytes.
+
+        Raises:
+            AllocError: no memory; the buffer of before stays.
+        """
+        self._grow(self.plan(graph).size)
+        return self.buffer_size
+
+    def alloc_graph(self, graph: CGraph) -> Plan:
+        """Give every tensor of ``graph`` that has no memory of its own a place in the buffer.
+
+        Allocates only if the plan does not fit into the buffer.
+
+        Raises:
+            AllocError: no memory; the buffer and all tensors stay as they were.
+        """
+        plan = self.plan(graph)
+        buffer = self._grow(plan.size)
+        for block in plan.blocks:
+            for tensor in block.tensors:
+                tensor.buffer = buffer
+                tensor.data = buffer.base + block.offset
+        for tensor in (*graph.leafs, *graph.nodes):
+            place_view(tensor)
+        return plan
+
+    def _grow(self, size: int) -> Buffer:
+        if self.buffer is not None and size <= self.buffer.size:
+            return self.buffer
+        try:
+            buffer = self.buft.alloc_buffer(size)
+        except AllocError as e:
+            raise AllocError(
+                f"compute buffer of {size} bytes (it has {self.buffer_size}): {e}; "
+                "use a smaller batch or context"
+            ) from e
+        self.buffer = buffer
+        self._buffers.add(buffer)
+        self.generation += 1
+        return buffer
+
+    def _lifetimes(self, graph: CGraph) -> dict[Tensor, Block]:
+        """A block for each root without memory, in the order of their birth."""
+        blocks: dict[Tensor, Block] = {}
+        for tensor in (*graph.leafs, *(n for n in graph.nodes if n.flags and _is_given(n))):
+            root = _root(tensor)
+            if root not in blocks and self._is_ours(root):
+                blocks[root] = self._block(root, BEFORE, FOREVER)
+        read = {source for node in graph.nodes for source in node.src}
+        for step, node in enumerate(graph.nodes):
+            for source in node.src:
+                if source is not None:
+                    block = blocks.get(_root(source))
+                    if block is not None and block.end < step:
+                        block.end = step
+            end = FOREVER if node.flags or node not in read else step
+            root = _root(node)
+            block = blocks.get(root)
+            if block is not None:
+                block.end = max(block.end, end)
+            elif root is node and self._is_ours(node):
+                blocks[node] = self._block(node, step, end)
+        return blocks
+
+    def _is_ours(self, root: Tensor) -> bool:
+        return not root.data or root.buffer in self._buffers
+
+    def _block(self, tensor: Tensor, start: int, end: int) -> Block:
+        alignment = self.buft.alignment
+        size = -(-self.buft.alloc_size(tensor) // alignment) * alignment
+        return Block([tensor], size, start, end)
+
+
+def _root(tensor: Tensor) -> Tensor:
+    return tensor if tensor.view_src is None else tensor.view_src
+
+
+def _is_given(node: Tensor) -> bool:
+    return node.op is None or bool(node.flags & Flag.INPUT)
+
+
+def _share_in_place(graph: CGraph, blocks: dict[Tensor, Block]) -> None:
+    """Let nodes of in-place ops take over the block of a first source that ends with them."""
+    for step, node in enumerate(graph.nodes):
+        if node.op is None or not node.op.inplace_ok:
+            continue
+        source, mine = node.src[0], blocks.get(node)
+        block = None if source is None else blocks.get(_root(source))
+        if (
+            source is not None
+            and block is not None
+            and mine is not None
+            and block.end == mine.start == step  # no later reader, also through views
+            and block.size == mine.size
+            and source.view_offs == 0
+            and (source.type, source.ne, source.nb) == (node.type, node.ne, node.nb)
+            and all(s is None or blocks.get(_root(s)) is not block for s in node.src[1:])
+        ):
+            block.tensors.append(node)
+            block.end = mine.end
+            blocks[node] = block
+
+
+def _place(blocks: tuple[Block, ...]) -> tuple[int, int]:
+    """Set the offsets, the largest block first, each in the tightest gap; (size, peak) in bytes.
+
+    ``blocks`` are sorted by start. What lives throughout goes to the bottom, where it meets
+    nobody; for the others, those born before and still alive plus those born before their own
+    end are the only ones to avoid, so short lives cost little.
+    """
+    floor = 0
+    passing: list[Block] = []
+    for block in blocks:
+        if block.start == BEFORE and block.end == FOREVER:
+            block.offset = floor
+            floor += block.size
+        else:
+            passing.append(block)
+    starts = [block.start for block in passing]
+    size = peak = floor
+    rivals: dict[Block, list[Block]] = {}
+    alive: list[Block] = []
+    for i, block in enumerate(passing):
+        alive = [b for b in alive if b.end >= block.start]
+        rivals[block] = alive + passing[i + 1 : bisect_right(starts, block.end)]
+        alive.append(block)
+        peak = max(peak, floor + sum(b.size for b in alive))
+    for block in sorted(passing, key=lambda b: -b.size):
+        taken = [(b.offset, b.offset + b.size) for b in rivals[block] if b.offset >= 0]
+        block.offset = _best_fit(block.size, sorted(taken), floor)
+        size = max(size, block.offset + block.size)
+    return size, peak
+
+
+def _best_fit(size: int, taken: list[tuple[int, int]], floor: int) -> int:
+    """The offset of the tightest gap between ``taken`` (sorted byte ranges), or behind them."""
+    best, best_gap, free = -1, FOREVER, floor
+    for start, end in taken:
+        if size <= start - free < best_gap:
+            best, best_gap = free, start - free
+        free = max(free, end)
+    return free if best < 0 else best

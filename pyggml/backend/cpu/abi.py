@@ -1,0 +1,180 @@
+"""The record that a kernel reads: one node of a program as int64 words, and how to read it.
+
+    @kernel
+    def copy_f32(node, chunk, n_chunks, scratch):
+        n = ne(node, DST, 0)
+        x, y = f32_ptr(data(node, SRC0)), f32_ptr(data(node, DST))
+
+Words: 0 the address of the error slot, 1..15 op parameters (integers, addresses, or the bits of a
+float64), then nine words for the result and for each source: data, ne[4], nb[4]. A missing
+optional source has data 0. Kernels may be called for any chunk in any order and on any thread;
+chunks of one node never write the same byte. ``scratch`` is memory of the calling thread.
+Every function here is for jitted code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ...jit import inline
+from ...tensor import Tensor
+
+PARAMS = 1  # first word of the op parameters
+N_PARAMS = 15
+TENSORS = PARAMS + N_PARAMS
+TENSOR_WORDS = 9
+DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6 = (TENSORS + TENSOR_WORDS * i for i in range(8))
+N_HEADER = TENSORS + TENSOR_WORDS
+
+i8, i16, i32, i64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+f16, f32, f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+
+
+def record(
+    error_slot: int, params: Sequence[int | float], dst: Tensor, src: Sequence[Tensor | None]
+) -> npt.NDArray[np.int64]:
+    """The words of one node.
+
+    Args:
+        params: at most 15 integers, or floats that the kernel reads with ``float_param``.
+    """
+    words = np.zeros(TENSORS + TENSOR_WORDS * (1 + len(src)), np.int64)
+    words[0] = error_slot
+    for i, p in enumerate(params):
+        words[PARAMS + i] = np.float64(p).view(np.int64) if isinstance(p, float) else p
+    at = TENSORS
+    for t in (dst, *src):
+        if t is not None:
+            words[at : at + TENSOR_WORDS] = (t.data, *t.ne, *t.nb)
+        at += TENSOR_WORDS
+    return words
+
+
+def _loader(numba_type: types.Type, llvm_type: ir.Type) -> Any:
+    """An intrinsic that loads one value from an address of any alignment."""
+
+    @intrinsic
+    def load(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+            value = b.load(b.inttoptr(args[0], llvm_type.as_pointer()))
+            value.align = 1
+            return value
+
+        return numba_type(types.int64), codegen
+
+    return load
+
+
+def _pointer(numba_type: types.Type) -> Any:
+    """An intrinsic that makes an address a typed pointer: ``p[i]``, unchecked."""
+    pointer_type = types.CPointer(numba_type)
+
+    @intrinsic
+    def as_pointer(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+            return b.inttoptr(args[0], context.get_value_type(pointer_type))
+
+        return pointer_type(types.int64), codegen
+
+    return as_pointer
+
+
+load_i64 = _loader(types.int64, i64)
+load_f64 = _loader(types.float64, f64)
+load_i32 = _loader(types.int32, i32)
+load_f32 = _loader(types.float32, f32)
+u8_ptr = _pointer(types.uint8)
+i8_ptr = _pointer(types.int8)
+u16_ptr = _pointer(types.uint16)
+i32_ptr = _pointer(types.int32)
+i64_ptr = _pointer(types.int64)
+f32_ptr = _pointer(types.float32)
+
+
+@intrinsic
+def bits_f32(typingctx: Any, x: Any) -> Any:
+    """The float32 that has these 32 bits."""
+
+    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        return b.bitcast(args[0], f32)
+
+    return types.float32(types.int32), codegen
+
+
+@intrinsic
+def f32_bits(typingctx: Any, x: Any) -> Any:
+    """The 32 bits of a float32."""
+
+    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        return b.bitcast(args[0], i32)
+
+    return types.int32(types.float32), codegen
+
+
+@inline
+def int_param(node, i):  # type: ignore[no-untyped-def]
+    """Op parameter ``i`` as an int64."""
+    return load_i64(node + 8 * (PARAMS + i))
+
+
+@inline
+def float_param(node, i):  # type: ignore[no-untyped-def]
+    """Op parameter ``i`` as a float32."""
+    return np.float32(load_f64(node + 8 * (PARAMS + i)))
+
+
+@inline
+def data(node, tensor):  # type: ignore[no-untyped-def]
+    """Address of the first element of ``tensor`` (DST, SRC0, ...)."""
+    return load_i64(node + 8 * tensor)
+
+
+@inline
+def ne(node, tensor, i):  # type: ignore[no-untyped-def]
+    """Elements of ``tensor`` in dimension ``i``."""
+    return load_i64(node + 8 * (tensor + 1 + i))
+
+
+@inline
+def nb(node, tensor, i):  # type: ignore[no-untyped-def]
+    """Stride in bytes of ``tensor`` in dimension ``i``."""
+    return load_i64(node + 8 * (tensor + 5 + i))
+
+
+@inline
+def nrows(node, tensor):  # type: ignore[no-untyped-def]
+    """Rows of ``tensor``: the product of all dimensions but the first."""
+    return ne(node, tensor, 1) * ne(node, tensor, 2) * ne(node, tensor, 3)
+
+
+@inline
+def row_address(node, tensor, row):  # type: ignore[no-untyped-def]
+    """Address of row ``row`` (counted over dimensions 1 to 3) of a tensor of any strides."""
+    ne1, ne2 = ne(node, tensor, 1), ne(node, tensor, 2)
+    i1, rest = row % ne1, row // ne1
+    i2, i3 = rest % ne2, rest // ne2
+    return (
+        data(node, tensor)
+        + i1 * nb(node, tensor, 1)
+        + i2 * nb(node, tensor, 2)
+        + i3 * nb(node, tensor, 3)
+    )
+
+
+@inline
+def first_row(rows, chunk, n_chunks):  # type: ignore[no-untyped-def]
+    """First row of a chunk; the next chunk's first row is its end."""
+    return rows * chunk // n_chunks
+
+
+@inline
+def set_error(node, code):  # type: ignore[no-untyped-def]
+    """Report an error code (see ``errors``); the compute ends with it."""
+    i64_ptr(load_i64(node))[0] = code

@@ -1,0 +1,69 @@
+"""The CPU backend: graphs as programs of Numba kernels, on a pool of threads.
+
+    backend = CpuBackend(n_threads=2)
+    backend.graph_compute(graph)                   # lowers, runs
+    program = backend.compile(graph); backend.run(program)      # lowers once, runs many times
+
+Thread-safe: computes of one process queue on the pool. Nothing is allocated while a program runs.
+"""
+
+from __future__ import annotations
+
+from ... import env
+from ...buffer import HOST, BufferType
+from ...cgraph import CGraph
+from ...tensor import Tensor
+from . import kernels as kernels  # registers the lowerings
+from .lowering import LOWER, SUPPORTS
+from .osapi import default_threads
+from .pool import get_pool
+from .program import Program, compile_program
+from .work import WorkStore
+
+
+class CpuBackend:
+    """Runs graphs on this process's thread pool.
+
+    Args:
+        n_threads: threads of a compute; None for min(affinity, cgroup quota, physical cores).
+        fusion: let kernels take several nodes at once (``PYGGML_FUSION=0`` forbids it).
+    """
+
+    name = "cpu"
+
+    def __init__(self, n_threads: int | None = None, *, fusion: bool = True) -> None:
+        self.n_threads = default_threads() if n_threads is None else max(1, n_threads)
+        self.fusion = fusion and env.FUSION.enabled()
+        self._store = WorkStore()
+
+    def buffer_type(self) -> BufferType:
+        return HOST
+
+    def supports_op(self, node: Tensor) -> bool:
+        """Whether a kernel takes this node's types and strides."""
+        if node.op is None or node.op.is_view:
+            return True
+        return node.op.name in LOWER and SUPPORTS[node.op.name](node)
+
+    def compile(self, graph: CGraph, n_threads: int | None = None) -> Program:
+        """Lower an allocated graph to a program. Raises: UnsupportedOp."""
+        return compile_program(
+            graph,
+            n_threads or self.n_threads,
+            get_pool().error_slot,
+            self._store,
+            fusion=self.fusion,
+            sequential=env.KEEP_BARRIERS.enabled(),
+        )
+
+    def run(self, program: Program) -> None:
+        """Run a program. Raises: Aborted, ComputeError."""
+        get_pool().run(program, program.n_threads)
+
+    def graph_compute(self, graph: CGraph) -> None:
+        """Lower and run. Raises: UnsupportedOp, Aborted, ComputeError."""
+        self.run(self.compile(graph))
+
+    def abort(self) -> None:
+        """Stop the running compute, from any thread."""
+        get_pool().abort()

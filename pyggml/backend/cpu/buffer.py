@@ -1,0 +1,78 @@
+"""Buffer types of the CPU backend: plain memory is ``HostBufferType``; this is the repacked one.
+
+    buffer = RepackBufferType().alloc_buffer(size)
+    buffer.set_tensor(weight, ggml_bytes)          # stored 16 rows interleaved
+    buffer.get_tensor(weight)                      # ggml's bytes again
+
+A repacked tensor can be a matmul's weight or GET_ROWS' table and nothing else, and no tensor is kept
+in both layouts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ...buffer import ALIGNMENT, zeroed
+from ...errors import ShapeError
+from ...tensor import Tensor
+from . import osapi
+from .layout import INTERLEAVED, ROWS, deinterleave, group_bytes, interleave
+
+_HUGE = 2 << 20  # bytes of a huge page
+
+
+class RepackBuffer:
+    """Weights with 16 rows interleaved; see ``layout``."""
+
+    def __init__(self, size: int, buft: RepackBufferType) -> None:
+        self.mem = zeroed(size, _HUGE if size >= _HUGE else ALIGNMENT)
+        osapi.advise_hugepages(self.mem)
+        self.buft = buft
+        self.base = int(self.mem.ctypes.data)
+        self.size = size
+
+    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8]) -> None:
+        matrices = data.reshape(tensor.ne[2] * tensor.ne[3], tensor.ne[1], -1)
+        out = self.groups(tensor)
+        for matrix, place in zip(matrices, out, strict=True):
+            place[:] = interleave(tensor.type, matrix)
+
+    def get_tensor(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+        parts = [deinterleave(tensor.type, g, tensor.ne[1]) for g in self.groups(tensor)]
+        return np.concatenate(parts).reshape(-1)
+
+    def groups(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+        """The tensor's memory as uint8[matrices, groups, group_bytes]."""
+        if tensor.view_src is not None:
+            raise ShapeError(f"'{tensor.name}' is a view: a repacked tensor is used whole")
+        start = tensor.data - self.base
+        size = self.buft.alloc_size(tensor)
+        shape = (tensor.ne[2] * tensor.ne[3], -1, group_bytes(tensor.type, tensor.ne[0]))
+        return self.mem[start : start + size].reshape(shape)
+
+
+class RepackBufferType:
+    """16 rows interleaved, on huge pages where the system has them."""
+
+    name = "CPU_REPACK"
+    alignment = ALIGNMENT
+
+    def alloc_buffer(self, size: int) -> RepackBuffer:
+        return RepackBuffer(size, self)
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        groups = -(-tensor.ne[1] // ROWS)
+        return groups * group_bytes(tensor.type, tensor.ne[0]) * tensor.ne[2] * tensor.ne[3]
+
+    def accepts(self, tensor: Tensor) -> bool:
+        """Whether the tensor is a matrix of a type with an interleaved layout."""
+        return tensor.type in INTERLEAVED and tensor.n_dims >= 2 and tensor.is_contiguous()
+
+
+REPACK = RepackBufferType()
+
+
+def is_repacked(tensor: Tensor) -> bool:
+    """Whether the tensor's bytes are interleaved."""
+    return isinstance(tensor.buffer, RepackBuffer)

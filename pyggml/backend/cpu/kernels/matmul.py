@@ -1,0 +1,209 @@
+"""MUL_MAT: interleaved weights times one or many tokens, with the residual or GLU behind it.
+
+A chunk is a range of 16-row groups times a range of at most 64 tokens; a group's weights stay in L1
+while its tokens pass. Quantized weights meet int8 activations that are made once per source tensor;
+F16 and F32 weights meet float32. Weights in ggml's plain layout are packed a group at a time into
+thread scratch and go through the same tile, so both layouts give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from ....dtype import GGMLType
+from ....jit import Kernel, inline, kernel
+from ....tensor import Tensor
+from ..abi import (
+    DST, SRC0, SRC1, SRC2, data, f32_ptr, first_row, i32_ptr, int_param, nb, ne, u16_ptr,
+)  # fmt: skip
+from ..buffer import is_repacked
+from ..layout import INTERLEAVED, Q8_BLOCK, ROWS, block_bytes, group_bytes
+from ..lowering import Lowering, byte_range, fuses, lowers
+from ..simd.math import silu_f32
+from ..simd.tile import float_tile, q_tile
+from .quantize import add_quantize, quantize_row
+
+_TOKENS = 64  # tokens of a chunk
+_CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
+_CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
+_TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
+_QUANTIZED = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
+# Parameters
+ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE = range(5)
+
+
+@inline
+def pack_group(kind, source, stride, rows, n, out):  # type: ignore[no-untyped-def]
+    """``rows`` (at most 16) plain rows of ``n`` columns as one interleaved group."""
+    if kind == 0:
+        for r in range(ROWS):
+            x = i32_ptr(source + r * stride)
+            y = i32_ptr(out + 4 * r)
+            for i in range(n):
+                y[ROWS * i] = x[i] if r < rows else 0
+        return
+    if kind == 1:
+        for r in range(ROWS):
+            x2 = u16_ptr(source + r * stride)
+            y2 = u16_ptr(out + 2 * r)
+            for i in range(n):
+                y2[ROWS * i] = x2[i] if r < rows else 0
+        return
+    header = 2 if kind == 3 else 1  # float16 values before the codes
+    words = 8 if kind == 8 else 4  # codes as 32-bit words
+    block = 2 * header + 4 * words
+    for r in range(ROWS):
+        for i in range(n // 32):
+            x2 = u16_ptr(source + r * stride + i * block)
+            y2 = u16_ptr(out + ROWS * i * block + 2 * r)
+            y = i32_ptr(out + ROWS * (i * block + 2 * header) + 4 * r)
+            for j in range(header):
+                y2[ROWS * j] = x2[j] if r < rows else 0
+            x = u16_ptr(source + r * stride + i * block + 2 * header)  # only 2-byte aligned
+            for j in range(words):
+                y[ROWS * j] = (x[2 * j] | (x[2 * j + 1] << 16)) if r < rows else 0
+
+
+@inline
+def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no-untyped-def]
+    """Move a tile to the result, adding the residual or bias if there is one."""
+    for k in range(tokens):
+        y = f32_ptr(out + (t + k) * stride + 4 * row)
+        x = f32_ptr(tile + 4 * ROWS * k)
+        if int_param(node, ADD) != 0:
+            broadcast = 0 if ne(node, SRC2, 1) == 1 else nb(node, SRC2, 1)
+            z = f32_ptr(data(node, SRC2) + (t + k) * broadcast + 4 * row)
+            for r in range(rows):
+                y[r] = x[r] + z[r]
+        else:
+            for r in range(rows):
+                y[r] = x[r]
+
+
+@lru_cache(maxsize=None)
+def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
+    """The kernel of a weight type in the plain or the interleaved layout."""
+    quantized = kind in _QUANTIZED
+    block = block_bytes(kind)
+    columns = GGMLType(kind).block_size
+
+    def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        row_chunks, token_chunks = int_param(node, ROW_CHUNKS), int_param(node, TOKEN_CHUNKS)
+        m, n, k = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 0)
+        rest = chunk // row_chunks
+        batch = rest // token_chunks
+        i2, i3 = batch % ne(node, DST, 2), batch // ne(node, DST, 2)
+        w2 = i2 // (ne(node, DST, 2) // ne(node, SRC0, 2))
+        w3 = i3 // (ne(node, DST, 3) // ne(node, SRC0, 3))
+        groups = (m + ROWS - 1) // ROWS
+        blocks = k // columns
+        if plain:
+            weights = data(node, SRC0) + w2 * nb(node, SRC0, 2) + w3 * nb(node, SRC0, 3)
+        else:
+            weights = data(node, SRC0) + (w3 * ne(node, SRC0, 2) + w2) * groups * blocks * block
+        if quantized:
+            stride = k // 32 * Q8_BLOCK
+            x = int_param(node, ACTIVATIONS) + batch * n * stride
+        else:
+            stride = nb(node, SRC1, 1)
+            x = data(node, SRC1) + i2 * nb(node, SRC1, 2) + i3 * nb(node, SRC1, 3)
+        out = data(node, DST) + i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3)
+        out_stride = nb(node, DST, 1)
+        t0 = first_row(n, rest % token_chunks, token_chunks)
+        t1 = first_row(n, rest % token_chunks + 1, token_chunks)
+        g0 = first_row(groups, chunk % row_chunks, row_chunks)
+        g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
+        for g in range(g0, g1):
+            row = g * ROWS
+            rows = min(ROWS, m - row)
+            if plain:
+                w = scratch + _TILE_BYTES
+                pack_group(kind, weights + row * nb(node, SRC0, 1), nb(node, SRC0, 1), rows, k, w)
+            else:
+                w = weights + g * blocks * block
+            t = t0
+            while t + 4 <= t1:
+                if quantized:
+                    q_tile(kind, 4, w, x + t * stride, stride, scratch, blocks)
+                else:
+                    float_tile(kind, 4, w, block, x + t * stride, stride, scratch, 64, k)
+                emit_tile(node, scratch, 4, t, row, rows, out, out_stride)
+                t += 4
+            while t < t1:
+                if quantized:
+                    q_tile(kind, 1, w, x + t * stride, stride, scratch, blocks)
+                else:
+                    float_tile(kind, 1, w, block, x + t * stride, stride, scratch, 64, k)
+                emit_tile(node, scratch, 1, t, row, rows, out, out_stride)
+                t += 1
+
+    made = kernel(mul_mat)
+    made.name = f"mul_mat_{GGMLType(kind).name.lower()}_{'plain' if plain else 'x16'}"
+    return made
+
+
+def supports_mul_mat(node: Tensor) -> bool:
+    """Interleavable weights with gap-free rows, float32 activations."""
+    w, x = node.src[0], node.src[1]
+    assert w is not None and x is not None
+    return (
+        w.type in INTERLEAVED
+        and (w.is_contiguous_rows() or is_repacked(w))
+        and x.type is GGMLType.F32
+        and x.is_contiguous_rows()
+        and node.type is GGMLType.F32
+    )
+
+
+def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[int, int]:
+    """Row chunks and token chunks of one matmul."""
+    groups = -(-w.ne[1] // rows)
+    if n == 1:
+        wanted = max(group_bytes(w.type, w.ne[0]) * groups // _CHUNK_BYTES, 2 * low.n_threads)
+        return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
+    token_chunks = math.ceil(n / _TOKENS)
+    macs = w.ne[0] * w.ne[1] * math.ceil(n / token_chunks)
+    return max(1, min(groups, macs // _CHUNK_MACS)), token_chunks
+
+
+def _launch(low: Lowering, node: Tensor, dst: Tensor, add: Tensor | None) -> None:
+    w, x = node.src[0], node.src[1]
+    assert w is not None and x is not None
+    plain = not is_repacked(w)
+    act = [low.quantized(x, add_quantize)] if w.type in _QUANTIZED else []
+    batch = node.ne[2] * node.ne[3]
+    row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, ROWS)
+    low.launch(
+        mul_mat_kernel(int(w.type), plain),
+        dst,
+        [row_chunks, token_chunks, act[0].address if act else 0, int(add is not None)],
+        row_chunks * token_chunks * batch,
+        src=(w, x, add),
+        work=act,
+        scratch=_TILE_BYTES + (group_bytes(w.type, w.ne[0]) if plain else 0),
+    )
+
+
+@lowers("MUL_MAT", supports_mul_mat)
+def lower_mul_mat(low: Lowering, node: Tensor) -> None:
+    _launch(low, node, node, None)
+
+
+@fuses("MUL_MAT", "ADD")
+def lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
+    """A residual, or a bias that all tokens share, is added where the matmul ends."""
+    w, x = node.src[0], node.src[1]
+    other = total.src[1] if total.src[0] is node else total.src[0]
+    if w is None or x is None or other is None or not supports_mul_mat(node):
+        return False
+    bias = other.ne == (node.ne[0], 1, 1, 1) and total.src[1] is other
+    if not (bias or other.ne == node.ne) or node.ne[2] * node.ne[3] != 1:
+        return False
+    if other.type is not GGMLType.F32 or other.nb[0] != 4 or total.nb != node.nb:
+        return False
+    a, b = byte_range(total), byte_range(x)
+    if w.type not in _QUANTIZED and a[0] < b[1] and b[0] < a[1]:
+        return False  # the result may take the place of x, which float tiles still read
+    _launch(low, node, total, other)
+    return True

@@ -1,0 +1,58 @@
+"""Which elements a chunk of an element-wise kernel takes: pieces of rows, cut every 32 elements.
+
+    parts, chunks = split(low, node, 1024)         # in a lowering
+    for u in range(first_row(nrows(node, DST) * parts, chunk, n_chunks), ...):
+        row = u // parts
+        begin, end = columns(ne(node, DST, 0), u - row * parts, parts)
+
+Many rows are split between rows; few long ones (a token's 1536 activations) inside them too.
+"""
+
+from __future__ import annotations
+
+from ....jit import inline
+from ....tensor import Tensor
+from ..abi import data, nb, ne
+from ..lowering import Lowering, byte_range
+
+BLOCK = 32  # columns: a quantized block is never cut
+
+
+def split(low: Lowering, node: Tensor, grain: int) -> tuple[int, int]:
+    """(parts of each row, chunks) for chunks of about ``grain`` elements or more."""
+    chunks = max(1, min(node.nelements // grain, 8 * low.n_threads))
+    parts = max(1, min(-(-chunks // node.nrows), node.ne[0] // BLOCK))
+    return parts, min(chunks, node.nrows * parts)
+
+
+def may_write_over(dst: Tensor, src: Tensor) -> bool:
+    """Whether a fused kernel that reads ``src`` row by row may write ``dst`` as it goes.
+
+    Yes where they do not overlap, or are the same elements. The allocator promises that only for
+    the sources of the last node of a pattern.
+    """
+    a, b = byte_range(dst), byte_range(src)
+    same = dst.data == src.data and dst.ne == src.ne and dst.nb == src.nb
+    return same or a[1] <= b[0] or b[1] <= a[0]
+
+
+@inline
+def columns(n, part, parts):  # type: ignore[no-untyped-def]
+    """(first, end) of part ``part`` of ``parts`` of a row of ``n`` elements."""
+    end = n if part + 1 == parts else n * (part + 1) // parts & -BLOCK
+    return n * part // parts & -BLOCK, end
+
+
+@inline
+def repeated_row(node, like, tensor, row):  # type: ignore[no-untyped-def]
+    """Address of the row of ``tensor`` that meets row ``row`` of ``like``, over which it repeats."""
+    ne1, ne2 = ne(node, like, 1), ne(node, like, 2)
+    rest = row // ne1
+    i3 = rest // ne2
+    i1, i2 = row - rest * ne1, rest - i3 * ne2
+    return (
+        data(node, tensor)
+        + i1 % ne(node, tensor, 1) * nb(node, tensor, 1)
+        + i2 % ne(node, tensor, 2) * nb(node, tensor, 2)
+        + i3 % ne(node, tensor, 3) * nb(node, tensor, 3)
+    )

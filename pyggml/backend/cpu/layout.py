@@ -1,0 +1,73 @@
+"""The interleaved layout of weights ("x16"): 16 rows side by side, so that one load feeds 16 sums.
+
+    group_bytes(Q4_1, 576)                         # bytes of 16 rows of 576 columns: 5760
+
+A group is 16 rows; within it, blocks of 32 columns follow each other. A block holds the 16 scales
+(float16), for Q4_1 the 16 minima, then lines of 64 bytes: line j has 4 bytes of each row, the codes
+of columns 4j..4j+3 (four-bit formats: in the low nibbles, with 16+4j.. in the high ones). F16 and F32
+are columns of 16 values. The bytes are ggml's, only their order differs. Rows past the last full
+group are padded with zeros.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtype import GGMLType
+
+ROWS = 16  # rows of a group
+Q8_BLOCK = 40  # bytes of 32 quantized activations: float32 d, float32 d * sum, 32 x int8
+INTERLEAVED = (GGMLType.F32, GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
+_HEADER = {GGMLType.Q8_0: 2, GGMLType.Q4_0: 2, GGMLType.Q4_1: 4}  # bytes before a block's codes
+
+
+def block_bytes(type: int) -> int:
+    """Bytes of one block of a group."""
+    return GGMLType(type).type_size * ROWS
+
+
+def group_bytes(type: GGMLType, n: int) -> int:
+    """Bytes of a group of rows of ``n`` columns."""
+    return n // type.block_size * block_bytes(type)
+
+
+def interleave(type: GGMLType, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Rows in ggml's layout, uint8[n_rows, row_bytes], as groups (the reference of the kernels)."""
+    n_rows, row_bytes = rows.shape
+    groups = -(-n_rows // ROWS)
+    padded = np.zeros((groups * ROWS, row_bytes), np.uint8)
+    padded[:n_rows] = rows
+    blocks = padded.reshape(groups, ROWS, -1, type.type_size).transpose(0, 2, 1, 3)
+    out = np.empty((groups, blocks.shape[1], block_bytes(type)), np.uint8)
+    at = 0
+    for start, stop in _fields(type):
+        width = stop - start
+        out[:, :, at : at + ROWS * width] = blocks[:, :, :, start:stop].reshape(*out.shape[:2], -1)
+        at += ROWS * width
+    return out.reshape(groups, -1)
+
+
+def deinterleave(
+    type: GGMLType, groups: npt.NDArray[np.uint8], n_rows: int
+) -> npt.NDArray[np.uint8]:
+    """The inverse of ``interleave``: uint8[n_groups, group_bytes] as uint8[n_rows, row_bytes]."""
+    n_groups = groups.shape[0]
+    source = groups.reshape(n_groups, -1, block_bytes(type))
+    blocks = np.empty((n_groups, source.shape[1], ROWS, type.type_size), np.uint8)
+    at = 0
+    for start, stop in _fields(type):
+        width = stop - start
+        part = source[:, :, at : at + ROWS * width]
+        blocks[:, :, :, start:stop] = part.reshape(*source.shape[:2], ROWS, width)
+        at += ROWS * width
+    return blocks.transpose(0, 2, 1, 3).reshape(n_groups * ROWS, -1)[:n_rows]
+
+
+def _fields(type: GGMLType) -> list[tuple[int, int]]:
+    """Byte ranges of a ggml block that are laid side by side for 16 rows, in order."""
+    if type not in _HEADER:
+        return [(0, type.type_size)]
+    header = _HEADER[type]
+    scales = [(i, i + 2) for i in range(0, header, 2)]
+    return scales + [(i, i + 4) for i in range(header, type.type_size, 4)]

@@ -1,0 +1,198 @@
+"""Turn an allocated graph into launches: which kernel runs on which node, in how many chunks.
+
+    @lowers("SCALE")
+    def lower_scale(low, node):
+        low.launch(scale_f32, node, (node.op_params["s"], node.op_params["b"]), low.row_chunks(node))
+
+Kernel files register one lowering an op (and one a fused pattern). A lowering may ask for the
+quantized form of a source (``low.quantized``): it is made once for all matmuls that read it, by the
+kernel that computes the source where that kernel can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ...cgraph import CGraph
+from ...dtype import GGMLType
+from ...errors import UnsupportedOp
+from ...jit import Kernel
+from ...tensor import Tensor
+from .work import WorkMemory, WorkRange
+
+Range = tuple[int, int]  # first byte, byte behind the last
+Params = Sequence[int | float]
+
+GRAIN = 8192  # elements: an element-wise chunk smaller than this costs more to claim than to do
+MAX_PARAMS = 15
+
+
+@dataclass(eq=False)
+class Launch:
+    """One kernel call of a program (or a Python callable, which cuts the program)."""
+
+    kernel: Kernel | None
+    node: Tensor
+    params: list[int | float]
+    chunks: int
+    dst: Tensor
+    src: tuple[Tensor | None, ...]
+    reads: list[Range]
+    writes: list[Range]
+    python: Callable[[], None] | None = None
+    quantize_param: int = -1  # parameter that takes the address of the quantized result, if any
+
+
+Lower = Callable[["Lowering", Tensor], None]
+LOWER: dict[str, Lower] = {}
+SUPPORTS: dict[str, Callable[[Tensor], bool]] = {}
+FUSED: dict[tuple[str, ...], Callable[..., bool]] = {}
+
+
+def lowers(op: str, supports: Callable[[Tensor], bool] = lambda node: True) -> Callable[[Lower], Lower]:
+    """Register the lowering of an op; ``supports`` says which types and strides it takes."""
+
+    def register(lower: Lower) -> Lower:
+        LOWER[op], SUPPORTS[op] = lower, supports
+        return lower
+
+    return register
+
+
+def fuses(*ops: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+    """Register the lowering of adjacent nodes: ``lower(low, *nodes)``, False to decline.
+
+    Every node but the last is read once, by a later node of the pattern, and is not an output.
+    """
+
+    def register(lower: Callable[..., bool]) -> Callable[..., bool]:
+        FUSED[ops] = lower
+        return lower
+
+    return register
+
+
+def all_f32(node: Tensor) -> bool:
+    """Whether the result and all sources are F32 with gap-free rows."""
+    tensors = [node, *(s for s in node.src if s is not None)]
+    return all(t.type is GGMLType.F32 and t.is_contiguous_rows() for t in tensors)
+
+
+def byte_range(tensor: Tensor) -> Range:
+    """The bytes that a tensor may touch, gaps included."""
+    return tensor.data, tensor.data + tensor.nbytes
+
+
+@dataclass
+class Lowering:
+    """The launches of a graph while they are collected."""
+
+    graph: CGraph
+    n_threads: int
+    work: WorkMemory
+    fusion: bool = True
+    launches: list[Launch] = field(default_factory=list)
+    scratch_bytes: int = 64
+    _producer: dict[Tensor, int] = field(default_factory=dict)
+    _quantized: dict[Tensor, WorkRange] = field(default_factory=dict)
+
+    def launch(
+        self,
+        kernel: Kernel,
+        node: Tensor,
+        params: Params = (),
+        chunks: int = 1,
+        *,
+        src: tuple[Tensor | None, ...] | None = None,
+        work: Sequence[WorkRange] = (),
+        scratch: int = 0,
+    ) -> Launch:
+        """Add a launch that writes ``node`` and reads ``src`` (the node's own by default).
+
+        Args:
+            params: integers and floats for ``int_param`` and ``float_param``.
+            chunks: how many pieces the kernel may be called for.
+            work: ranges of work memory that it reads.
+            scratch: bytes of thread memory that it needs.
+        """
+        src = node.src if src is None else src
+        reads = [byte_range(s) for s in src if s is not None]
+        reads += [w.use(len(self.launches)) for w in work]
+        launch = Launch(
+            kernel, node, list(params), max(1, chunks), node, src, reads, [byte_range(node)]
+        )
+        self.scratch_bytes = max(self.scratch_bytes, scratch)
+        self._producer[node] = len(self.launches)
+        self.launches.append(launch)
+        return launch
+
+    def python(self, node: Tensor, call: Callable[[], None]) -> None:
+        """Add a call into Python between two compiled parts of the program."""
+        self.launches.append(
+            Launch(None, node, [], 1, node, node.src, [], [byte_range(node)], python=call)
+        )
+
+    def row_chunks(self, node: Tensor) -> int:
+        """Chunks for a kernel that splits rows: enough for the threads, none too small."""
+        return max(1, min(node.nrows, node.nelements // GRAIN, 8 * self.n_threads))
+
+    def quantized(self, x: Tensor, quantize: Callable[[Lowering, Tensor, WorkRange], None]) -> WorkRange:
+        """The int8 form of ``x`` (see ``kernels/quantize.py``), made once a graph.
+
+        Where the launch that computes ``x`` can quantize (``quantize_param``), it does; otherwise
+        ``quantize`` adds a launch.
+        """
+        if x in self._quantized:
+            return self._quantized[x]
+        n_bytes = x.nrows * (x.ne[0] // 32) * 40
+        producer = self._producer.get(x)
+        launch = None if producer is None else self.launches[producer]
+        if launch is not None and launch.quantize_param >= 0 and producer is not None:
+            out = self.work.take(n_bytes, producer)
+            launch.params[launch.quantize_param] = out.address
+            launch.writes.append(out.use(producer))
+        else:
+            out = self.work.take(n_bytes, len(self.launches))
+            quantize(self, x, out)
+        self._quantized[x] = out
+        return out
+
+    def run(self) -> None:
+        """Lower every node. Raises: UnsupportedOp."""
+        nodes = [n for n in self.graph.nodes if n.op and not n.op.is_view and n.nelements]
+        i = 0
+        while i < len(nodes):
+            i += self._lower_fused(nodes, i) or self._lower_one(nodes[i])
+
+    def _lower_one(self, node: Tensor) -> int:
+        assert node.op is not None
+        lower = LOWER.get(node.op.name)
+        if lower is None or not SUPPORTS[node.op.name](node):
+            sources = ", ".join(f"{s.type.name}{list(s.ne)}" for s in node.src if s is not None)
+            raise UnsupportedOp(
+                f"cpu backend: no kernel for '{node.name}' = {node.op.name}({sources}) -> "
+                f"{node.type.name}; make its sources contiguous, or use the reference backend"
+            )
+        lower(self, node)
+        return 1
+
+    def _lower_fused(self, nodes: list[Tensor], i: int) -> int:
+        if not self.fusion:
+            return 0
+        for ops, lower in FUSED.items():
+            group = nodes[i : i + len(ops)]
+            if tuple(n.op.name for n in group if n.op) != ops:
+                continue
+            if self._fusable(group) and lower(self, *group):
+                return len(ops)
+        return 0
+
+    def _fusable(self, group: list[Tensor]) -> bool:
+        """Whether all but the last are read once, inside the group, and nobody else looks."""
+        return all(
+            self.graph.use_count(n) == 1
+            and not n.flags
+            and any(n in later.src for later in group[k + 1 :])
+            for k, n in enumerate(group[:-1])
+        )

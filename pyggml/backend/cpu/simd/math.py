@@ -1,0 +1,162 @@
+"""Transcendental functions of float32 that LLVM vectorises: plain arithmetic, no branches, no calls.
+
+    y[i] = silu_f32(x[i])                         # in a jitted loop: eight lanes at a time on AVX2
+
+Every function takes and returns float32, lets NaN travel and is within 2 ulp (``exp_f32``,
+``tanh_f32``, ``erf_f32``) of the true value where the result is a normal number. Results below the
+smallest normal number are 0. Reassociation stays off in here: rounding by a magic number and split
+constants would be folded away.
+Source: polynomials of Cephes (``expf``, ``tanhf``, ``sinf``, ``cosf``) and of N. Juffa (``erff``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba as nb
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ..abi import bits_f32, f32_bits
+
+_exact = nb.njit(nogil=True, error_model="numpy", fastmath={"contract"})
+
+_F = np.float32
+ZERO, HALF, ONE, TWO, INF = _F(0), _F(0.5), _F(1), _F(2), _F(np.inf)
+SIGN, MAGNITUDE = np.int32(-(2**31)), np.int32(2**31 - 1)
+# Adding it leaves the nearest integer (ties to even) in the low bits.
+MAGIC = _F(1.5 * 2**23)
+MAGIC_F64 = 1.5 * 2.0**52
+
+LOG2E = _F(1.4426950408889634)
+LN2_HIGH, LN2_LOW = _F(0.693359375), _F(-2.12194440e-4)  # the high part has few bits
+EXP_MAX = _F(88.722839)  # the largest x whose exp is finite
+EXP_MIN = _F(-87.336544)  # the smallest x whose exp is a normal number
+E0, E1, E2 = _F(1.9875691500e-4), _F(1.3981999507e-3), _F(8.3334519073e-3)
+E3, E4, E5 = _F(4.1665795894e-2), _F(1.6666665459e-1), _F(5.0000001201e-1)
+
+
+@_exact
+def exp_f32(x):  # type: ignore[no-untyped-def]
+    """e^x."""
+    t = x * LOG2E + MAGIC
+    n = t - MAGIC
+    r = x - n * LN2_HIGH - n * LN2_LOW
+    p = ((((E0 * r + E1) * r + E2) * r + E3) * r + E4) * r + E5
+    p = p * (r * r) + r + ONE
+    y = bits_f32(np.int32(f32_bits(p) + (f32_bits(t) << 23)))  # p * 2^n
+    y = y if x >= EXP_MIN else ZERO
+    return y if x <= EXP_MAX else x + INF  # inf, or NaN
+
+
+@_exact
+def sigmoid_f32(x):  # type: ignore[no-untyped-def]
+    """1 / (1 + e^-x)."""
+    return ONE / (ONE + exp_f32(-x))
+
+
+@_exact
+def silu_f32(x):  # type: ignore[no-untyped-def]
+    """x / (1 + e^-x)."""
+    return x / (ONE + exp_f32(-x))
+
+
+GELU_A = _F(2 * 0.79788456080286535588 * 0.044715)
+GELU_B = _F(2 * 0.79788456080286535588)
+GELU_QUICK = _F(1.702)
+SQRT_HALF = _F(0.70710678118654752440)
+
+
+@_exact
+def gelu_f32(x):  # type: ignore[no-untyped-def]
+    """x/2 * (1 + tanh(u)), u = sqrt(2/pi) * (x + 0.044715 x^3); the same as x / (1 + e^-2u)."""
+    return x / (ONE + exp_f32(-x * (GELU_B + GELU_A * (x * x))))
+
+
+@_exact
+def gelu_quick_f32(x):  # type: ignore[no-untyped-def]
+    """x * sigmoid(1.702 x)."""
+    return x / (ONE + exp_f32(-GELU_QUICK * x))
+
+
+@_exact
+def with_sign(magnitude, x):  # type: ignore[no-untyped-def]
+    """The magnitude of the first with the sign of the second."""
+    return bits_f32((f32_bits(magnitude) & MAGNITUDE) | (f32_bits(x) & SIGN))
+
+
+@_exact
+def abs_f32(x):  # type: ignore[no-untyped-def]
+    """|x|."""
+    return bits_f32(f32_bits(x) & MAGNITUDE)
+
+
+T0, T1, T2 = _F(-5.70498872745e-3), _F(2.06390887954e-2), _F(-5.37397155531e-2)
+T3, T4, TANH_SMALL = _F(1.33314422036e-1), _F(-3.33332819422e-1), _F(0.625)
+
+
+@_exact
+def tanh_f32(x):  # type: ignore[no-untyped-def]
+    """Hyperbolic tangent."""
+    z = x * x
+    small = ((((T0 * z + T1) * z + T2) * z + T3) * z + T4) * (z * x) + x
+    a = abs_f32(x)
+    large = with_sign(ONE - TWO / (ONE + exp_f32(a + a)), x)
+    return small if a < TANH_SMALL else large
+
+
+L0, L1, L2 = _F(-1.72853470e-5), _F(3.83197126e-4), _F(-3.88396438e-3)
+L3, L4, L5, L6 = _F(2.42546219e-2), _F(-1.06777877e-1), _F(-6.34846687e-1), _F(-1.28717512e-1)
+S0, S1, S2 = _F(-5.96761703e-4), _F(4.99119423e-3), _F(-2.67681349e-2)
+S3, S4, S5 = _F(1.12819925e-1), _F(-3.76125336e-1), _F(1.28379166e-1)
+ERF_SMALL, ERF_MAX = _F(0.927734375), _F(4.0)
+
+
+@_exact
+def erf_f32(x):  # type: ignore[no-untyped-def]
+    """The error function."""
+    s, a = x * x, abs_f32(x)
+    small = (((((S0 * s + S1) * s + S2) * s + S3) * s + S4) * s + S5) * x + x
+    t = ERF_MAX if a > ERF_MAX else a  # erf is 1 from there on
+    u = (L0 * t + L1) * (t * t) + (L2 * t + L3)
+    u = ((u * t + L4) * t + L5) * t + L6
+    large = with_sign(ONE - exp_f32(u * t - t), x)
+    return small if a <= ERF_SMALL else large
+
+
+@_exact
+def gelu_erf_f32(x):  # type: ignore[no-untyped-def]
+    """x/2 * (1 + erf(x / sqrt(2)))."""
+    return HALF * x * (ONE + erf_f32(x * SQRT_HALF))
+
+
+@intrinsic
+def f64_bits(typingctx: Any, x: Any) -> Any:
+    """The 64 bits of a float64."""
+
+    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        return b.bitcast(args[0], ir.IntType(64))
+
+    return types.int64(types.float64), codegen
+
+
+SIN0, SIN1, SIN2 = _F(-1.9515295891e-4), _F(8.3321608736e-3), _F(-1.6666654611e-1)
+COS0, COS1, COS2 = _F(2.443315711809948e-5), _F(-1.388731625493765e-3), _F(4.166664568298827e-2)
+TWO_OVER_PI, PI_OVER_2 = 0.63661977236758134308, 1.57079632679489661923
+
+
+@_exact
+def sincos_f32(x):  # type: ignore[no-untyped-def]
+    """(sin x, cos x) of an angle in radians, to 1e-7 up to a million turns."""
+    t = np.float64(x) * TWO_OVER_PI + MAGIC_F64
+    quadrant = np.int32(f64_bits(t))
+    r = np.float32(np.float64(x) - (t - MAGIC_F64) * PI_OVER_2)
+    z = r * r
+    s = ((SIN0 * z + SIN1) * z + SIN2) * (z * r) + r
+    c = ((COS0 * z + COS1) * z + COS2) * (z * z) - HALF * z + ONE
+    sin, cos = (c, s) if quadrant & 1 else (s, c)
+    sin = bits_f32(np.int32(f32_bits(sin) ^ ((quadrant & 2) << 30)))
+    cos = bits_f32(np.int32(f32_bits(cos) ^ (((quadrant + 1) & 2) << 30)))
+    return sin, cos

@@ -1,0 +1,208 @@
+"""The register tile of every matmul: 16 interleaved rows times a few tokens.
+
+    q_tile(Q4_1, 4, weights, activations, stride, out, n_blocks)     # in jitted code
+    float_tile(F16, 4, weights, w_stride, x, x_stride, out, out_stride, n)
+
+``out`` gets 16 floats a token. A row's sum runs over its blocks in order whatever the number of
+tokens, so a token's result has the same bits in a batch as alone.
+Access: weights stream once per tile, front to back; activations are broadcast from L1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ....dtype import GGMLType
+from ..layout import Q8_BLOCK, block_bytes
+from .vector import (
+    LINE, at, broadcast, f32, fma, i8, i16, i32, i64, load, splat, store, vec, vectors,
+)  # fmt: skip
+
+Value = Any
+Q4_0, Q4_1, Q8_0 = int(GGMLType.Q4_0), int(GGMLType.Q4_1), int(GGMLType.Q8_0)
+F16, F32 = int(GGMLType.F16), int(GGMLType.F32)
+
+
+def _literal(*values: Any) -> tuple[int, ...] | None:
+    if all(isinstance(v, types.IntegerLiteral) for v in values):
+        return tuple(v.literal_value for v in values)
+    return None
+
+
+def _loop(b: Value, n: Value, carried: list[Value], body: Any) -> list[Value]:
+    """``for i in range(n)``: ``carried = body(i, carried)``, all in registers."""
+    before = b.block
+    head, inside, end = (b.append_basic_block(x) for x in ("head", "body", "end"))
+    b.branch(head)
+    b.position_at_end(head)
+    i = b.phi(i64)
+    i.add_incoming(ir.Constant(i64, 0), before)
+    phis = []
+    for start in carried:
+        phi = b.phi(start.type)
+        phi.add_incoming(start, before)
+        phis.append(phi)
+    b.cbranch(b.icmp_signed("<", i, n), inside, end)
+    b.position_at_end(inside)
+    after = body(i, phis)
+    i.add_incoming(b.add(i, ir.Constant(i64, 1)), b.block)
+    for phi, value in zip(phis, after, strict=True):
+        phi.add_incoming(value, b.block)
+    b.branch(head)
+    b.position_at_end(end)
+    return phis
+
+
+@intrinsic(prefer_literal=True)
+def q_tile(
+    typingctx: Any, fmt: Any, tokens: Any, w: Any, y: Any, y_stride: Any, out: Any, n_blocks: Any
+) -> Any:
+    """Interleaved quantized rows times int8 activations of ``tokens`` (a literal) tokens."""
+    literals = _literal(fmt, tokens)
+    if literals is None:
+        return None
+    kind, n_tokens = literals
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+        _, _, w, y, y_stride, out, n_blocks = args
+        v = vectors()
+        n_parts, lanes = v.parts, v.lanes
+        rows = [b.add(y, b.mul(y_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
+        four_bits = kind != Q8_0
+        codes = LINE if kind == Q4_1 else LINE // 2  # behind 16 scales (and 16 minima)
+
+        def body(i: Value, accs: list[Value]) -> list[Value]:
+            block = b.add(w, b.mul(i, ir.Constant(i64, block_bytes(kind))))
+            acts = [b.add(r, b.mul(i, ir.Constant(i64, Q8_BLOCK))) for r in rows]
+            zero = v.u4_zero() if four_bits else v.s8_zero()
+            sums = [[zero] * n_parts for _ in range(n_tokens)]
+            for line in range(4 if four_bits else 8):
+                for p in range(n_parts):
+                    q = load(b, at(b, block, codes + LINE * line + v.width * p), vec(i8, v.width))
+                    if four_bits:
+                        low = b.and_(q, splat(i8, v.width, 15))
+                        high = b.lshr(q, splat(i8, v.width, 4))
+                        for t in range(n_tokens):
+                            for nibble, first in ((low, 8), (high, 24)):
+                                a = v.broadcast_bytes(b, at(b, acts[t], first + 4 * line))
+                                sums[t][p] = v.u4_add(b, sums[t][p], nibble, a)
+                    else:
+                        ready = v.s8_prepare(b, q)
+                        for t in range(n_tokens):
+                            a = v.broadcast_bytes(b, at(b, acts[t], 8 + 4 * line))
+                            sums[t][p] = v.s8_add(b, sums[t][p], ready, a)
+            scales = [v.load_half(b, at(b, block, 2 * lanes * p)) for p in range(n_parts)]
+            if kind == Q4_1:
+                offsets = [v.load_half(b, at(b, block, 32 + 2 * lanes * p)) for p in range(n_parts)]
+            else:
+                less = 8.0 if kind == Q4_0 else float(v.s8_bias)
+                offsets = [b.fmul(s, splat(f32, lanes, -less)) for s in scales] if less else []
+            after = []
+            for t in range(n_tokens):
+                d = broadcast(b, load(b, acts[t], f32), lanes)
+                s = broadcast(b, load(b, at(b, acts[t], 4), f32), lanes)
+                for p in range(n_parts):
+                    total = sums[t][p] if not four_bits else v.u4_total(b, sums[t][p])
+                    product = b.sitofp(total, vec(f32, lanes))
+                    acc = fma(b, b.fmul(scales[p], d), product, accs[t * n_parts + p])
+                    after.append(fma(b, offsets[p], s, acc) if offsets else acc)
+            return after
+
+        zero = splat(f32, lanes, 0.0)
+        accs = _loop(b, n_blocks, [zero] * (n_tokens * n_parts), body)
+        for k, acc in enumerate(accs):
+            store(b, acc, at(b, out, 4 * lanes * k))
+        return context.get_dummy_value()
+
+    return types.void(fmt, tokens, *[types.int64] * 5), codegen
+
+
+@intrinsic(prefer_literal=True)
+def float_tile(
+    typingctx: Any, fmt: Any, tokens: Any, w: Any, w_stride: Any, x: Any, x_stride: Any,
+    out: Any, out_stride: Any, n: Any,
+) -> Any:  # fmt: skip
+    """``out[t][0:16] = sum over i < n of x[t][i] * w[i][0:16]``; w is F16 or F32, the rest F32.
+
+    Strides in bytes: of a column of w (16 interleaved values), of a token of x and of out.
+    """
+    literals = _literal(fmt, tokens)
+    if literals is None:
+        return None
+    kind, n_tokens = literals
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+        _, _, w, w_stride, x, x_stride, out, out_stride, n = args
+        v = vectors()
+        n_parts, lanes = v.parts, v.lanes
+        rows = [b.add(x, b.mul(x_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
+        size = 2 if kind == F16 else 4
+
+        def body(i: Value, accs: list[Value]) -> list[Value]:
+            column = b.add(w, b.mul(i, w_stride))
+            parts = []
+            for p in range(n_parts):
+                address = at(b, column, size * lanes * p)
+                if kind == F16:
+                    parts.append(v.load_half(b, address))
+                else:
+                    parts.append(load(b, address, vec(f32, lanes)))
+            offset = b.mul(i, ir.Constant(i64, 4))
+            after = []
+            for t in range(n_tokens):
+                a = broadcast(b, load(b, b.add(rows[t], offset), f32), lanes)
+                after += [fma(b, parts[p], a, accs[t * n_parts + p]) for p in range(n_parts)]
+            return after
+
+        zero = splat(f32, lanes, 0.0)
+        accs = _loop(b, n, [zero] * (n_tokens * n_parts), body)
+        for k, acc in enumerate(accs):
+            t, p = divmod(k, n_parts)
+            row = b.add(out, b.mul(out_stride, ir.Constant(i64, t)))
+            store(b, acc, at(b, row, 4 * lanes * p))
+        return context.get_dummy_value()
+
+    return types.void(fmt, tokens, *[types.int64] * 7), codegen
+
+
+@intrinsic(prefer_literal=True)
+def transpose_8x8(
+    typingctx: Any, fmt: Any, r0: Any, r1: Any, r2: Any, r3: Any, r4: Any, r5: Any, r6: Any,
+    r7: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """Eight values from each of eight addresses (F16 or F32) as eight columns of float32."""
+    literals = _literal(fmt)
+    if literals is None:
+        return None
+    (kind,) = literals
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+        rows, (out, out_stride) = args[1:9], args[9:]
+        v = vectors()
+        element = i16 if kind == F16 else f32
+        columns = [load(b, r, vec(element, 8)) for r in rows]
+        for step in (1, 2, 4):  # exchange lane bit log2(step) with row bit log2(step)
+            columns = _exchange(b, columns, step)
+        for i, column in enumerate(columns):
+            value = v.half_to_float(b, column) if kind == F16 else column
+            store(b, value, b.add(out, b.mul(out_stride, ir.Constant(i64, i))))
+        return context.get_dummy_value()
+
+    return types.void(fmt, *[types.int64] * 10), codegen
+
+
+def _exchange(b: Value, rows: list[Value], step: int) -> list[Value]:
+    """One step of a transpose: rows that differ in bit ``step`` swap their lanes of that bit."""
+    low = [lane if not lane & step else lane - step + 8 for lane in range(8)]
+    high = [lane + step if not lane & step else lane + 8 for lane in range(8)]
+    out = list(rows)
+    for i in range(8):
+        if not i & step:
+            pair = rows[i], rows[i + step]
+            out[i] = b.shuffle_vector(*pair, ir.Constant(vec(i32, 8), low))
+            out[i + step] = b.shuffle_vector(*pair, ir.Constant(vec(i32, 8), high))
+    return out

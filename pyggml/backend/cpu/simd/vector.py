@@ -1,0 +1,198 @@
+"""LLVM vector IR for each instruction set: widths, half floats and integer dot products.
+
+    v = vectors()                                  # for the instruction set in use
+    acc = v.u4_add(b, acc, weights, activations)   # b: llvmlite's IRBuilder
+
+Kernels that emit IR themselves are written once over ``v.width`` bytes and ``v.parts`` vectors a
+64-byte line; everything that differs between instruction sets is in this file.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from llvmlite import ir
+
+from ....jit import isa
+
+i8, i16, i32, i64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+f16, f32 = ir.HalfType(), ir.FloatType()
+LINE = 64  # bytes: 4 weights of 16 rows
+Value = Any
+
+
+def vec(element: ir.Type, lanes: int) -> ir.VectorType:
+    return ir.VectorType(element, lanes)
+
+
+def splat(element: ir.Type, lanes: int, value: float) -> ir.Constant:
+    """A constant vector of equal lanes."""
+    return ir.Constant(vec(element, lanes), [value] * lanes)
+
+
+def broadcast(b: Value, scalar: Value, lanes: int) -> Value:
+    """A vector of one run-time value."""
+    undefined = ir.Constant(vec(scalar.type, lanes), ir.Undefined)
+    first = b.insert_element(undefined, scalar, ir.Constant(i32, 0))
+    return b.shuffle_vector(first, undefined, ir.Constant(vec(i32, lanes), [0] * lanes))
+
+
+def load(b: Value, address: Value, type: ir.Type, align: int = 1) -> Value:
+    value = b.load(b.inttoptr(address, type.as_pointer()))
+    value.align = align
+    return value
+
+
+def store(b: Value, value: Value, address: Value, align: int = 1) -> None:
+    b.store(value, b.inttoptr(address, value.type.as_pointer())).align = align
+
+
+def at(b: Value, address: Value, offset: int) -> Value:
+    """``address + offset``."""
+    return b.add(address, ir.Constant(i64, offset)) if offset else address
+
+
+def call(b: Value, name: str, result: ir.Type, *args: Value) -> Value:
+    """Call an LLVM intrinsic by name."""
+    function = b.module.globals.get(name) or ir.Function(
+        b.module, ir.FunctionType(result, [a.type for a in args]), name
+    )
+    return b.call(function, args)
+
+
+def fma(b: Value, x: Value, y: Value, z: Value) -> Value:
+    """x * y + z, rounded once (a libm call where the host has no FMA)."""
+    return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
+
+
+class Generic:
+    """Plain IR that runs anywhere."""
+
+    width = 16  # bytes of a vector
+    s8_bias = 0  # times the activations' sum: what ``s8_add`` adds too much
+
+    @property
+    def parts(self) -> int:
+        return LINE // self.width
+
+    @property
+    def lanes(self) -> int:
+        return self.width // 4
+
+    def half_to_float(self, b: Value, x: Value) -> Value:
+        """<n x i16> bits of half floats as <n x float>, without F16C."""
+        n = x.type.count
+        h = b.zext(x, vec(i32, n))
+        magnitude = b.and_(h, splat(i32, n, 0x7FFF))
+        scaled = b.bitcast(b.shl(magnitude, splat(i32, n, 13)), vec(f32, n))
+        value = b.bitcast(b.fmul(scaled, splat(f32, n, 2.0**112)), vec(i32, n))
+        special = b.icmp_unsigned(">=", magnitude, splat(i32, n, 0x7C00))
+        value = b.select(special, b.or_(value, splat(i32, n, 0x7F800000)), value)
+        sign = b.shl(b.and_(h, splat(i32, n, 0x8000)), splat(i32, n, 16))
+        return b.bitcast(b.or_(value, sign), vec(f32, n))
+
+    def load_half(self, b: Value, address: Value) -> Value:
+        """One vector of floats from half floats in memory."""
+        return self.half_to_float(b, load(b, address, vec(i16, self.lanes)))
+
+    def broadcast_bytes(self, b: Value, address: Value) -> Value:
+        """Four bytes from memory in every 32-bit lane."""
+        word = broadcast(b, load(b, address, i32), self.lanes)
+        return b.bitcast(word, vec(i8, self.width))
+
+    def u4_zero(self) -> Value:
+        """The start of a sum of products of codes 0..15 and int8 over at most 32 columns."""
+        return splat(i32, self.lanes, 0)
+
+    def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
+        return self._dot(b, acc, w, a, b.lshr)
+
+    def u4_total(self, b: Value, acc: Value) -> Value:
+        """The sum as <lanes x i32>."""
+        return acc
+
+    def s8_zero(self) -> Value:
+        return splat(i32, self.lanes, 0)
+
+    def s8_prepare(self, b: Value, w: Value) -> tuple[Value, ...]:
+        """What ``s8_add`` wants of int8 weights: done once for all tokens."""
+        return (w,)
+
+    def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
+        return self._dot(b, acc, w[0], a, b.ashr)
+
+    def _dot(self, b: Value, acc: Value, w: Value, a: Value, shift: Any) -> Value:
+        n = self.lanes
+        w, a = b.bitcast(w, vec(i32, n)), b.bitcast(a, vec(i32, n))
+        down = splat(i32, n, 24)
+        for left in (24, 16, 8, 0):
+            x = shift(b.shl(w, splat(i32, n, left)), down)
+            y = b.ashr(b.shl(a, splat(i32, n, left)), down)
+            acc = b.add(acc, b.mul(x, y))
+        return acc
+
+
+class Avx2(Generic):
+    """256 bits. ``vpmaddubsw`` adds pairs in 16 bits, which 32 columns of codes 0..15 never fill:
+    8 slices * 2 * 15 * 127 = 30480."""
+
+    width = 32
+
+    def half_to_float(self, b: Value, x: Value) -> Value:
+        n = x.type.count
+        return b.fpext(b.bitcast(x, vec(f16, n)), vec(f32, n))
+
+    def _maddubs(self, b: Value, unsigned: Value, signed: Value) -> Value:
+        return call(b, "llvm.x86.avx2.pmadd.ub.sw", vec(i16, 16), unsigned, signed)
+
+    def _pairs(self, b: Value, x: Value) -> Value:
+        return call(b, "llvm.x86.avx2.pmadd.wd", vec(i32, 8), x, splat(i16, 16, 1))
+
+    def u4_zero(self) -> Value:
+        return splat(i16, 16, 0)
+
+    def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
+        return b.add(acc, self._maddubs(b, w, a))
+
+    def u4_total(self, b: Value, acc: Value) -> Value:
+        return self._pairs(b, acc)
+
+    def s8_prepare(self, b: Value, w: Value) -> tuple[Value, ...]:
+        return (call(b, "llvm.abs.v32i8", w.type, w, ir.Constant(ir.IntType(1), 0)), w)
+
+    def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
+        signed = call(b, "llvm.x86.avx2.psign.b", a.type, a, w[1])
+        return b.add(acc, self._pairs(b, self._maddubs(b, w[0], signed)))
+
+
+class Avx512Vnni(Avx2):
+    """512 bits. ``vpdpbusd`` adds four products in 32 bits without saturation."""
+
+    width = 64
+    s8_bias = 128  # int8 weights are moved to unsigned by 128
+
+    def u4_zero(self) -> Value:
+        return splat(i32, 16, 0)
+
+    def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
+        w, a = (b.bitcast(x, vec(i32, 16)) for x in (w, a))
+        return call(b, "llvm.x86.avx512.vpdpbusd.512", vec(i32, 16), acc, w, a)
+
+    def u4_total(self, b: Value, acc: Value) -> Value:
+        return acc
+
+    def s8_prepare(self, b: Value, w: Value) -> tuple[Value, ...]:
+        return (b.xor(w, splat(i8, 64, 128)),)
+
+    def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
+        return self.u4_add(b, acc, w[0], a)
+
+
+_VECTORS = {"generic": Generic, "avx2": Avx2, "avx512vnni": Avx512Vnni}
+
+
+@lru_cache(maxsize=1)
+def vectors() -> Generic:
+    """The emitter of the instruction set in use."""
+    return _VECTORS[isa()]()

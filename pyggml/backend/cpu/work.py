@@ -1,0 +1,78 @@
+"""Work memory of a program: quantized activations, in slots that later launches use again.
+
+    work = WorkMemory(store)
+    out = work.take(720, launch=10)                # free from launch 10 on
+    out.use(11)                                    # launch 11 reads it
+
+A slot is taken again only by a launch that comes after the last one that used it; the program
+orders the launches by byte ranges, so the reuse is safe whatever runs at the same time. Programs of
+one backend share a store, since only one of them runs at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...buffer import zeroed
+
+_MIN_BYTES = 4096
+
+
+class WorkStore:
+    """Memory by size class (powers of two), never given back while the backend lives."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, list[npt.NDArray[np.uint8]]] = {}
+
+    def memory(self, size: int, i: int) -> npt.NDArray[np.uint8]:
+        """The ``i``-th piece of size class ``size``."""
+        pieces = self._memory.setdefault(size, [])
+        while len(pieces) <= i:
+            pieces.append(zeroed(size))
+        return pieces[i]
+
+
+@dataclass(eq=False)
+class _Slot:
+    memory: npt.NDArray[np.uint8]
+    last_use: int = -1
+
+
+@dataclass(eq=False)
+class WorkRange:
+    """A slot of work memory while it holds one result."""
+
+    address: int
+    size: int
+    _slot: _Slot
+
+    def use(self, launch: int) -> tuple[int, int]:
+        """Note that ``launch`` reads or writes the range; its first byte and end."""
+        self._slot.last_use = max(self._slot.last_use, launch)
+        return self.address, self.address + self.size
+
+
+class WorkMemory:
+    """The slots of one program."""
+
+    def __init__(self, store: WorkStore) -> None:
+        self._store = store
+        self._slots: dict[int, list[_Slot]] = {}
+
+    def take(self, size: int, launch: int) -> WorkRange:
+        """A range of at least ``size`` bytes that nobody uses at or after ``launch``."""
+        class_bytes = max(_MIN_BYTES, 1 << (size - 1).bit_length())
+        slots = self._slots.setdefault(class_bytes, [])
+        slot = next((s for s in slots if s.last_use < launch), None)
+        if slot is None:
+            slot = _Slot(self._store.memory(class_bytes, len(slots)))
+            slots.append(slot)
+        slot.last_use = launch
+        return WorkRange(int(slot.memory.ctypes.data), size, slot)
+
+    def memory(self) -> list[npt.NDArray[np.uint8]]:
+        """Everything that addresses point into: a program keeps it alive."""
+        return [s.memory for slots in self._slots.values() for s in slots]

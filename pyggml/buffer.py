@@ -1,0 +1,118 @@
+"""Memory that tensors live in: the buffer and buffer-type protocols, and plain host memory.
+
+    buffer = HostBufferType().alloc_buffer(1 << 20)
+    buffer.base % 64                               # 0
+
+A buffer type decides alignment and layout; a buffer owns the bytes. Host buffers come zeroed, and
+the kernel commits a page only when it is first written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import AllocError, ShapeError
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
+
+ALIGNMENT = 64  # bytes: one cache line, and the widest vector
+
+
+class BufferType(Protocol):
+    """How a backend lays out tensors in memory."""
+
+    name: str
+    alignment: int  # bytes
+
+    def alloc_buffer(self, size: int) -> Buffer:
+        """A new buffer of ``size`` bytes. Raises: AllocError."""
+        ...
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        """Bytes that ``tensor`` takes in a buffer of this type (padding included)."""
+        ...
+
+
+class Buffer(Protocol):
+    """A piece of memory that tensors point into; it lives as long as a tensor refers to it."""
+
+    @property
+    def buft(self) -> BufferType: ...
+
+    @property
+    def base(self) -> int:
+        """Address of the first byte."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        ...
+
+    @property
+    def mem(self) -> npt.NDArray[np.uint8] | None:
+        """The bytes; None when the host cannot address them."""
+        ...
+
+    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8]) -> None:
+        """Store ggml's bytes of ``tensor`` (converted to the buffer's own layout)."""
+        ...
+
+    def get_tensor(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+        """ggml's bytes of ``tensor``, a copy where the buffer's layout differs."""
+        ...
+
+
+def zeroed(size: int, alignment: int = ALIGNMENT) -> npt.NDArray[np.uint8]:
+    """Zeroed bytes at an aligned address. Raises: AllocError."""
+    try:
+        raw = np.zeros(size + alignment, np.uint8)
+    except (MemoryError, ValueError) as e:
+        raise AllocError(f"cannot allocate {size} bytes of host memory: {e}") from None
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + size]
+
+
+class HostBuffer:
+    """Plain host memory in ggml's own layout."""
+
+    def __init__(self, mem: npt.NDArray[np.uint8], buft: BufferType) -> None:
+        self.mem = mem
+        self.buft = buft
+        self.base = int(mem.ctypes.data)
+        self.size = mem.nbytes
+
+    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8]) -> None:
+        self._bytes(tensor)[:] = data
+
+    def get_tensor(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+        return self._bytes(tensor)
+
+    def _bytes(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+        if not tensor.is_contiguous():
+            raise ShapeError(
+                f"bytes of '{tensor.name}' {tensor.ne}: strides {tensor.nb} have gaps; "
+                "use cont() first"
+            )
+        start = tensor.data - self.base
+        return self.mem[start : start + tensor.nbytes]
+
+
+class HostBufferType:
+    """Plain host memory, 64-byte aligned, zeroed, committed on first write."""
+
+    name = "Host"
+    alignment = ALIGNMENT
+
+    def alloc_buffer(self, size: int) -> HostBuffer:
+        return HostBuffer(zeroed(size, self.alignment), self)
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        return tensor.nbytes
+
+
+HOST = HostBufferType()

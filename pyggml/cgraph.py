@@ -1,0 +1,87 @@
+"""A compute graph: nodes in execution order, and the leafs that they read.
+
+    gf = CGraph()
+    gf.build_forward_expand(result)
+    [node.op.name for node in gf.nodes]
+
+``build_forward_expand`` appends in depth-first post-order over the sources, so the order of calls
+decides the order of execution. Building a graph computes and allocates nothing.
+Source: ggml, ``ggml_build_forward_expand``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+from .tensor import Flag, Tensor
+
+
+class CGraph:
+    """Nodes (computed) and leafs (given) reachable from the expanded tensors."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Tensor] = []
+        self.leafs: list[Tensor] = []
+        self._use_counts: dict[Tensor, int] = {}  # also the set of visited tensors
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.nodes)
+
+    def build_forward_expand(self, tensor: Tensor) -> None:
+        """Append ``tensor`` and everything it needs that the graph does not have yet."""
+        if tensor in self._use_counts:
+            return
+        self._use_counts[tensor] = 0
+        stack: list[tuple[Tensor, Iterator[Tensor]]] = [(tensor, _sources(tensor))]
+        while stack:  # an explicit stack: long chains must not meet Python's recursion limit
+            parent, sources = stack[-1]
+            source = next(sources, None)
+            if source is None:
+                stack.pop()
+                self._append(parent)
+                continue
+            seen = source in self._use_counts
+            self._use_counts[source] = self._use_counts.get(source, 0) + 1
+            if not seen:
+                stack.append((source, _sources(source)))
+
+    def use_count(self, tensor: Tensor) -> int:
+        """How many times nodes of the graph read ``tensor`` as a source."""
+        return self._use_counts.get(tensor, 0)
+
+    def get_tensor(self, name: str) -> Tensor | None:
+        """The first leaf or node of that name."""
+        return next((t for t in (*self.leafs, *self.nodes) if t.name == name), None)
+
+    def topology_key(self) -> Hashable:
+        """Equal for graphs that compute the same ops on the same shapes in the same order."""
+        number = {t: i for i, t in enumerate((*self.leafs, *self.nodes))}
+        return tuple(
+            (
+                t.op.name if t.op else None,
+                tuple(t.op_params.items()),
+                t.type,
+                t.ne,
+                t.nb,
+                tuple(None if s is None else number[s] for s in t.src),
+                None if t.view_src is None else number.get(t.view_src, -1),
+                t.view_offs,
+                t.flags,
+            )
+            for t in number
+        )
+
+    def _append(self, tensor: Tensor) -> None:
+        if tensor.op is None and not tensor.flags & Flag.PARAM:
+            tensor.name = tensor.name or f"leaf_{len(self.leafs)}"
+            self.leafs.append(tensor)
+        else:
+            tensor.name = tensor.name or f"node_{len(self.nodes)}"
+            self.nodes.append(tensor)
+
+
+def _sources(tensor: Tensor) -> Iterator[Tensor]:
+    return (s for s in tensor.src if s is not None)

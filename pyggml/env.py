@@ -1,0 +1,127 @@
+"""Every environment variable that pyggml and pyllama read, and the folders that follow from them.
+
+    env.ISA.get()                                  # "avx2", or None where it is not set
+    env.FUSION.enabled()                           # True unless PYGGML_FUSION=0
+    env.user_cache_dir("pyllama")                  # ~/.cache/pyllama on Linux
+
+Variables are read when asked, not at import, so a test may set them. ``docs/env.md`` is made from
+this table (``python -m pyggml.env``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_OFF = ("", "0", "no", "off", "false")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: as the user writes it.
+        default: what it counts as where it is not set; None is "nothing given".
+        doc: one sentence for the table in the docs.
+    """
+
+    name: str
+    default: str | None
+    doc: str
+
+    def get(self) -> str | None:
+        """The text, or the default where it is not set or empty."""
+        return os.environ.get(self.name) or self.default
+
+    def enabled(self) -> bool:
+        """Whether it is switched on: anything but ``0``, ``no``, ``off``, ``false``."""
+        return (os.environ.get(self.name) or self.default or "").lower() not in _OFF
+
+
+ISA = Variable(
+    "PYGGML_ISA",
+    None,
+    "Instruction set of the CPU kernels: `avx512vnni`, `avx2` or `generic`. "
+    "Unset: the best that this host has.",
+)
+NUM_THREADS = Variable(
+    "PYGGML_NUM_THREADS",
+    None,
+    "Threads of a graph compute where no call or flag names them. "
+    "Unset: min(affinity, cgroup quota, physical cores).",
+)
+CACHE_DIR = Variable(
+    "PYGGML_CACHE_DIR",
+    None,
+    "Folder for compiled kernels. Unset: `pyggml` in the user's cache folder.",
+)
+SELF_TEST = Variable(
+    "PYGGML_SELF_TEST",
+    "1",
+    "`0` skips the child process that tries an instruction set before its first use.",
+)
+FUSION = Variable("PYGGML_FUSION", "1", "`0` runs every node of a graph by itself, unfused.")
+KEEP_BARRIERS = Variable(
+    "PYGGML_KEEP_BARRIERS",
+    "0",
+    "`1` keeps the barrier between nodes that do not depend on each other."
+)
+GRAPH_REUSE = Variable(
+    "PYLLAMA_GRAPH_REUSE", "1", "`0` rebuilds the graph for every decode. The bits are the same."
+)
+DEMO_MODEL = Variable(
+    "PYLLAMA_DEMO_MODEL",
+    None,
+    "A GGUF file to use as the demo model instead of fetching it (for machines without network).",
+)
+TRACEBACK = Variable(
+    "PYLLAMA_TRACEBACK", "0", "`1` lets the command-line tools show a traceback with an error."
+)
+
+VARIABLES = (
+    ISA,
+    NUM_THREADS,
+    CACHE_DIR,
+    SELF_TEST,
+    FUSION,
+    KEEP_BARRIERS,
+    GRAPH_REUSE,
+    DEMO_MODEL,
+    TRACEBACK,
+)
+
+
+def user_cache_dir(app: str) -> Path:
+    """The folder where this user's cached files of ``app`` belong; it may not exist yet.
+
+    ``XDG_CACHE_HOME`` or ``~/.cache`` (Linux and others), ``~/Library/Caches`` (macOS),
+    ``LOCALAPPDATA`` (Windows).
+    """
+    home = Path(os.path.expanduser("~"))
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(given):  # the XDG rule: a relative path counts as not set
+        return Path(given) / app
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / app
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / app
+    return home / ".cache" / app
+
+
+def markdown_table() -> str:
+    """The variables as a Markdown table, for the docs."""
+    rows = ["| variable | default | meaning |", "|---|---|---|"]
+    rows += [f"| `{v.name}` | {_code(v.default)} | {v.doc} |" for v in VARIABLES]
+    return "\n".join(rows) + "\n"
+
+
+def _code(text: str | None) -> str:
+    return "unset" if text is None else f"`{text}`"
+
+
+if __name__ == "__main__":
+    print("# Environment variables\n\nMade by `python -m pyggml.env > docs/env.md`.\n")
+    print(markdown_table(), end="")

@@ -1,0 +1,24 @@
+"""The GGUF container: a fast reader that trusts nothing, and a small writer.
+
+    from pyggml.gguf import GGUFFile, write_gguf
+
+    with GGUFFile("x.gguf") as f:
+        print(f.get_str("general.architecture"), len(f.tensors))
+
+Importing it loads NumPy and nothing else.
+"""
+
+from ..errors import GGUFError
+from .reader import GGUFFile
+from .types import GGUFStrings, TensorInfo, Value, ValueType
+from .writer import write_gguf
+
+__all__ = [
+    "GGUFError",
+    "GGUFFile",
+    "GGUFStrings",
+    "TensorInfo",
+    "Value",
+    "ValueType",
+    "write_gguf",
+]

@@ -1,0 +1,255 @@
+"""Parse and check a GGUF header: every length, type, dimension and offset, before it is used.
+
+    header = parse_header(np.fromfile("x.gguf", np.uint8), "x.gguf")
+
+Promises, for any bytes whatever: the result is consistent with the size of ``data``, or GGUFError
+is raised; time and memory are linear in the bytes of the header (see ``limits``). Keeps no view of
+``data``. Positions in messages are bytes from the start of the file.
+Source: the GGUF specification; ggml, ``gguf_init_from_file_impl``.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dtype import GGMLType, row_size
+from ..errors import GGUFError
+from . import limits, magic
+from .cursor import DAMAGED, INCOMPLETE, NEWER, U32, U64, Cursor, clip
+from .types import GGUFStrings, NumberArray, TensorInfo, Value, ValueType, decode
+
+ALIGNMENT_KEY = "general.alignment"
+
+_SCALARS = {t: struct.Struct("<" + t.code) for t in ValueType if t.code}
+_DIMS = [struct.Struct(f"<{n}q") for n in range(limits.MAX_DIMS + 1)]
+_TENSOR_TYPES = {int(t): t for t in GGMLType}
+_REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"} | {
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+_UNSUPPORTED = {41: "Q1_0", 42: "Q2_0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """All that a GGUF file says before its data; see ``GGUFFile`` for the attributes."""
+
+    version: int
+    alignment: int
+    metadata: dict[str, Value]
+    value_types: dict[str, ValueType]
+    tensors: dict[str, TensorInfo]
+    data_offset: int
+
+
+def parse_header(data: npt.NDArray[np.uint8], path: str) -> Header:
+    """Parse the header of the file whose bytes are ``data``; ``path`` is for messages.
+
+    Raises:
+        GGUFError: the bytes are not a legal GGUF file, or the file ends before its tensors do.
+    """
+    cur = Cursor(data, path)
+    version, n_tensors, n_kv = _read_counts(cur)
+    metadata: dict[str, Value] = {}
+    value_types: dict[str, ValueType] = {}
+    for i in range(n_kv):
+        at = cur.pos
+        key = cur.name(f"the key of metadata entry {i}", limits.MAX_KEY_BYTES)
+        if key in metadata:
+            cur.fail(f"metadata key {clip(key)} occurs twice; {DAMAGED}", at)
+        value_types[key] = cur.value_type(clip(key))
+        metadata[key] = _read_value(cur, value_types[key], clip(key))
+    alignment = _alignment(cur, metadata, value_types)
+    cur.check_count(n_tensors, "tensors", limits.MIN_TENSOR_BYTES, limits.MAX_TENSORS)
+    entries = [_read_tensor(cur, i) for i in range(n_tensors)]
+    data_offset = _pad(cur.pos, alignment)
+    tensors = _place(cur, entries, data_offset, alignment)
+    return Header(version, alignment, metadata, value_types, tensors, data_offset)
+
+
+def _pad(n: int, alignment: int) -> int:
+    return -(-n // alignment) * alignment
+
+
+def _read_counts(cur: Cursor) -> tuple[int, int, int]:
+    """Magic, version and the two counts: (version, n_tensors, n_kv)."""
+    head = bytes(cur.view[: magic.HEAD_BYTES])
+    if not head:
+        raise GGUFError(f"{cur.path}: the file is empty (0 bytes); {INCOMPLETE}")
+    if not head.startswith(magic.MAGIC):
+        if magic.MAGIC.startswith(head):
+            cur.need(limits.HEADER_BYTES, "the header")
+        raise GGUFError(
+            f"{cur.path}: not a GGUF file: it starts with {head[:4]!r} instead of b'GGUF'; "
+            f"it looks like {magic.describe(head)}"
+        )
+    cur.need(limits.HEADER_BYTES, "the header")
+    cur.pos = 4
+    version = cur.number(U32, "the version")
+    if version not in limits.VERSIONS:
+        if version and not version & 0xFFFF:
+            why = "the file is big endian: convert it to little endian (gguf-convert-endian)"
+        elif version == 1:
+            why = "version 1 was replaced in August 2023: convert the original model again"
+        else:
+            why = NEWER
+        cur.fail(f"GGUF version {version} is not supported, 2 and 3 are; {why}", 4)
+    n_tensors = cur.number(U64, "the number of tensors")
+    n_kv = cur.number(U64, "the number of metadata entries")
+    cur.check_count(n_kv, "metadata entries", limits.MIN_KV_BYTES, limits.MAX_KV)
+    cur.check_count(n_tensors, "tensors", limits.MIN_TENSOR_BYTES, limits.MAX_TENSORS)
+    return version, n_tensors, n_kv
+
+
+def _read_value(cur: Cursor, kind: ValueType, key: str) -> Value:
+    if kind is ValueType.STRING:
+        return decode(cur.string(f"the value of {key}"))
+    if kind is ValueType.ARRAY:
+        kind = cur.value_type(key, element=True)
+        n = cur.number(U64, f"the length of {key}")
+        if kind is ValueType.STRING:
+            return _read_strings(cur, n, key)
+        return _read_numbers(cur, kind, n, key)
+    if kind is ValueType.BOOL:
+        return bool(_read_numbers(cur, kind, 1, key)[0])
+    return cur.number(_SCALARS[kind], f"the value of {key}")
+
+
+def _read_numbers(cur: Cursor, kind: ValueType, n: int, key: str) -> NumberArray:
+    """A read-only copy: aligned, and independent of the file."""
+    at = cur.pos
+    values = np.frombuffer(cur.take(n * kind.dtype.itemsize, f"the value of {key}"), kind.dtype)
+    if kind is ValueType.BOOL and n and values.view(np.uint8).max() > 1:
+        wrong = int(np.argmax(values.view(np.uint8) > 1))
+        got = values.view(np.uint8)[wrong]
+        cur.fail(f"{key} holds the bool {got}, legal are 0 and 1; {DAMAGED}", at + wrong)
+    return values
+
+
+def _read_strings(cur: Cursor, n: int, key: str) -> GGUFStrings:
+    """Walk over ``n`` strings; only their lengths are read (about 0.13 us each)."""
+    cur.check_count(n, f"strings in {key}", limits.MIN_STRING_BYTES)
+    view, pos = cur.view[cur.pos :], 0
+    bounds = array("q")
+    append, unpack = bounds.append, U64.unpack_from
+    try:
+        for _ in range(n):
+            append(pos)
+            pos += 8 + unpack(view, pos)[0]
+        append(pos)
+    except (struct.error, OverflowError):  # a length leads out of the file, or out of int64
+        pos = len(view) + 1
+    if pos > len(view):
+        _blame_string(cur, bounds, n, key)
+    blob = bytes(view[:pos])
+    cur.pos += pos
+    return GGUFStrings(blob, bounds)
+
+
+def _blame_string(cur: Cursor, bounds: array[int], n: int, key: str) -> NoReturn:
+    """Fail with the string that leads out of the file: among the last that still start in it."""
+    first = max(0, bisect_right(bounds, len(cur.view) - cur.pos) - 2)
+    cur.pos += bounds[first]
+    for i in range(first, n):
+        cur.string(f"string {i} of {n} in {key}")
+    raise AssertionError("unreachable: every string lies in the file")
+
+
+def _alignment(cur: Cursor, metadata: dict[str, Value], value_types: dict[str, ValueType]) -> int:
+    """``general.alignment``, or the default."""
+    value = metadata.get(ALIGNMENT_KEY, limits.DEFAULT_ALIGNMENT)
+    kind = value_types.get(ALIGNMENT_KEY, ValueType.UINT32)
+    if kind is not ValueType.UINT32:
+        raise GGUFError(f"{cur.path}: {ALIGNMENT_KEY} is {kind.name}, must be UINT32; {DAMAGED}")
+    assert isinstance(value, int)
+    if value < limits.MIN_ALIGNMENT or value & (value - 1):
+        raise GGUFError(
+            f"{cur.path}: {ALIGNMENT_KEY} is {value}, must be a power of two from "
+            f"{limits.MIN_ALIGNMENT}; {DAMAGED}"
+        )
+    return value
+
+
+def _read_tensor(cur: Cursor, i: int) -> tuple[TensorInfo, int]:
+    """One entry of the tensor table, offset as it is in the file, and where the entry begins."""
+    at = cur.pos
+    name = cur.name(f"the name of tensor {i}", limits.MAX_NAME_BYTES)
+    who = f"tensor {name!r}"
+    n_dims = cur.number(U32, f"n_dims of {who}")
+    if n_dims > limits.MAX_DIMS:
+        cur.fail(
+            f"{who} has {n_dims} dimensions, at most {limits.MAX_DIMS} are legal; {DAMAGED}", at
+        )
+    cur.need(8 * n_dims, f"the sizes of {who}")
+    dims: tuple[int, ...] = _DIMS[n_dims].unpack_from(cur.view, cur.pos)
+    cur.pos += 8 * n_dims
+    if min(dims, default=0) < 0:
+        cur.fail(f"{who} has sizes {dims}, none may be negative; {DAMAGED}", at)
+    n_elements = 1
+    for size in dims:
+        n_elements *= max(size, 1)  # a zero does not excuse sizes whose strides would overflow
+    if n_elements > limits.MAX_ELEMENTS:
+        cur.fail(f"{who} with sizes {dims} has more than 2**63 - 1 elements; {DAMAGED}", at)
+    type = _tensor_type(cur, cur.number(U32, f"the type of {who}"), who, at)
+    ne0, ne1, ne2, ne3 = dims + (1,) * (limits.MAX_DIMS - n_dims)
+    if ne0 % type.block_size:
+        cur.fail(
+            f"{who} of type {type.name} has rows of {ne0} elements, which must be a multiple of "
+            f"{type.block_size}; {DAMAGED}",
+            at,
+        )
+    offset = cur.number(U64, f"the offset of {who}")
+    nbytes = row_size(type, ne0) * ne1 * ne2 * ne3
+    return TensorInfo(name, (ne0, ne1, ne2, ne3), n_dims, type, offset, nbytes), at
+
+
+def _tensor_type(cur: Cursor, number: int, who: str, at: int) -> GGMLType:
+    if number in _TENSOR_TYPES:
+        return _TENSOR_TYPES[number]
+    if number in _REMOVED:
+        why = f"{_REMOVED[number]}, which ggml removed: quantize the original model again"
+    elif number in _UNSUPPORTED:
+        why = f"{_UNSUPPORTED[number]}, which is not supported yet: use another quantization"
+    else:
+        why = f"which does not exist; {NEWER}"
+    cur.fail(f"{who} has type {number}, {why}", at)
+
+
+def _place(
+    cur: Cursor, entries: list[tuple[TensorInfo, int]], data_offset: int, alignment: int
+) -> dict[str, TensorInfo]:
+    """Turn offsets into absolute ones; they must follow each other, padded, and end in the file."""
+    tensors: dict[str, TensorInfo] = {}
+    expected, end, first_cut = 0, 0, None
+    for info, at in entries:
+        if info.name in tensors:
+            cur.fail(f"tensor name {info.name!r} occurs twice; {DAMAGED}", at)
+        if info.offset != expected:
+            cur.fail(
+                f"tensor {info.name!r} has offset {info.offset} in the data, expected {expected}, "
+                f"the end of the one before it; {DAMAGED}",
+                at,
+            )
+        if info.nbytes:  # the place of an empty tensor may lie behind the last byte
+            end = data_offset + expected + info.nbytes
+            if first_cut is None and end > cur.size:
+                first_cut = info.name
+        tensors[info.name] = TensorInfo(
+            info.name, info.ne, info.n_dims, info.type, data_offset + expected, info.nbytes
+        )
+        expected += _pad(info.nbytes, alignment)
+    if first_cut is not None:
+        raise GGUFError(
+            f"{cur.path}: the file has {cur.size} bytes, its {len(entries)} tensors end at byte "
+            f"{end} (the first one that is cut is {first_cut!r}): {end - cur.size} bytes are "
+            f"missing; {INCOMPLETE}"
+        )
+    return tensors

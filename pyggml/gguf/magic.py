@@ -1,0 +1,47 @@
+"""What a file that does not start with ``GGUF`` probably is, and what to do about it.
+
+    describe(b"PK\\x03\\x04...")                     # "a zip archive or PyTorch checkpoint: ..."
+
+Only the first bytes are looked at; nothing is allocated.
+"""
+
+from __future__ import annotations
+
+MAGIC = b"GGUF"
+HEAD_BYTES = 64  # describe() looks at no more
+
+_CONVERT = "convert the model to GGUF first"
+_OLD = "a model in a format older than GGUF (before August 2023): convert the original model again"
+_KNOWN = (  # first bytes, what it is and what to do
+    (b"PWRI", "a PowerInfer model (magic PWRI), which is not supported yet: use a plain GGUF file"),
+    (b"FUGG", "a byte-swapped GGUF file: convert it to little endian (gguf-convert-endian)"),
+    *((magic, _OLD) for magic in (b"GGML", b"ggml", b"lmgg", b"fmgg", b"tjgg", b"ggjt", b"ggmf")),
+    (b"algg", "a LoRA adapter in the format before GGUF: convert the original adapter again"),
+    (b"PK\x03\x04", f"a zip archive or PyTorch checkpoint: unpack it or {_CONVERT}"),
+    (b"\x80\x02", f"a Python pickle (PyTorch checkpoint): {_CONVERT}"),
+    (b"\x80\x03", f"a Python pickle: {_CONVERT}"),
+    (b"\x80\x04", f"a Python pickle: {_CONVERT}"),
+    (b"\x80\x05", f"a Python pickle: {_CONVERT}"),
+    (b"\x89HDF", f"an HDF5 file: {_CONVERT}"),
+    (b"\x1f\x8b", "a gzip archive: unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive: unpack it first"),
+    (b"\xfd7zXZ", "an xz archive: unpack it first"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the model: run `git lfs pull`"),
+    (b"<!DOCTYPE", "a web page, so the download went wrong: fetch the file itself"),
+    (b"<!doctype", "a web page, so the download went wrong: fetch the file itself"),
+    (b"<html", "a web page, so the download went wrong: fetch the file itself"),
+)
+
+
+def describe(head: bytes) -> str:
+    """One clause on what a file with these first bytes is and what to do next."""
+    for magic, what in _KNOWN:
+        if head.startswith(magic):
+            return what
+    if head[8:9] == b"{" and head[5:8] == b"\0\0\0":
+        return f"a safetensors file: {_CONVERT}"
+    if not any(head):
+        return "all zeros, so the download is probably incomplete: fetch the file again"
+    if all(byte in b"\t\n\r" or 0x20 <= byte < 0x7F for byte in head):
+        return "a text file: name a .gguf model"
+    return "some other kind of file: name a .gguf model"

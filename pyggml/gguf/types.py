@@ -1,0 +1,131 @@
+"""The values of a GGUF header: value types, lazy string arrays, tensor entries.
+
+    tokens = f.metadata["tokenizer.ggml.tokens"]   # GGUFStrings: nothing is decoded yet
+    len(tokens), tokens[5], tokens.raw(5)          # 49152, 'Ġthe', b'\\xc4\\xa0the'
+    tokens.tolist()                                # all at once, about 0.2 us a string
+
+Everything here is immutable and owns its memory, so it stays usable after the file is closed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dtype import GGMLType
+
+
+def decode(text: bytes) -> str:
+    """A GGUF string as ``str``, without loss and without failure.
+
+    Bytes that are not UTF-8 (old vocabularies hold pieces of characters) become lone surrogates, as
+    in Python's file names: ``.encode("utf-8", "surrogateescape")`` gives the bytes back.
+    """
+    return str(text, "utf-8", "surrogateescape")
+
+
+class ValueType(IntEnum):
+    """The type of a metadata value; the value is the id in the file."""
+
+    code: str
+
+    def __new__(cls, value: int, code: str) -> ValueType:
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.code = code  # of the struct module and NumPy; empty for strings and arrays
+        return member
+
+    UINT8 = (0, "B")
+    INT8 = (1, "b")
+    UINT16 = (2, "H")
+    INT16 = (3, "h")
+    UINT32 = (4, "I")
+    INT32 = (5, "i")
+    FLOAT32 = (6, "f")
+    BOOL = (7, "?")
+    STRING = (8, "")
+    ARRAY = (9, "")
+    UINT64 = (10, "Q")
+    INT64 = (11, "q")
+    FLOAT64 = (12, "d")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype of a number or bool, in the file's byte order."""
+        return np.dtype("<" + self.code)
+
+
+class GGUFStrings(Sequence[str]):
+    """An array of strings that decodes them when asked.
+
+    Args:
+        blob: the strings as they are in the file, each behind its 8-byte length.
+        bounds: where each of them starts in ``blob``, and the end.
+    """
+
+    __slots__ = ("_blob", "_bounds")
+
+    def __init__(self, blob: bytes, bounds: array[int]) -> None:
+        self._blob = blob
+        self._bounds = bounds
+
+    def raw(self, index: int) -> bytes:
+        """The bytes of one string, as they are in the file."""
+        n = len(self)
+        if not -n <= index < n:
+            raise IndexError(f"string {index} of an array of {n}")
+        index %= n
+        return self._blob[self._bounds[index] + 8 : self._bounds[index + 1]]
+
+    def tolist(self) -> list[str]:
+        """All strings, decoded."""
+        blob, spans = self._blob, pairwise(self._bounds)
+        try:
+            return [blob[start + 8 : end].decode() for start, end in spans]
+        except UnicodeDecodeError:  # rare; strict decoding is three times as fast
+            return self[:]
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [decode(self.raw(i)) for i in range(*index.indices(len(self)))]
+        return decode(self.raw(index))
+
+    def __repr__(self) -> str:
+        return f"<GGUFStrings of {len(self)}>"
+
+
+NumberArray = npt.NDArray[Any]
+Value = int | float | bool | str | NumberArray | GGUFStrings
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One entry of the tensor table.
+
+    Attributes:
+        ne: elements in each dimension, ``ne[0]`` contiguous, padded with ones.
+        n_dims: how many of them the file names.
+        offset: of the data, in bytes from the start of the file.
+        nbytes: of the data, without padding.
+    """
+
+    name: str
+    ne: tuple[int, int, int, int]
+    n_dims: int
+    type: GGMLType
+    offset: int
+    nbytes: int

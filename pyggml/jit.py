@@ -1,0 +1,205 @@
+"""Compile kernels for this host, once: instruction set, disk cache, progress.
+
+    @kernel                                        # compiles on first use of .address
+    def add_f32(node, chunk, n_chunks, scratch): ...
+
+    add_f32.address                                # int: what a program calls
+
+A kernel is a C function ``void(int64 node, int64 chunk, int64 n_chunks, int64 scratch)``. Compiled
+code is kept in the user's cache directory under a digest of our sources, the compilers' versions and
+the instruction set, so an edit or an upgrade never runs old code. Numba is told of that directory
+only while our own functions compile: a user's ``@njit(cache=True)`` is not touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from . import env
+from .errors import PyggmlError
+
+ISAS = {  # name: (features it needs, LLVM cpu and features that stand for it when it is forced)
+    "avx512vnni": (("avx512f", "avx512bw", "avx512vl", "avx512vnni", "f16c", "fma"), "cascadelake"),
+    "avx2": (("avx2", "f16c", "fma"), "haswell"),
+    "generic": ((), "x86-64"),
+}
+_KEEP_DAYS = 30  # digests that nobody used for so long are pruned
+
+
+@lru_cache(maxsize=1)
+def host_isas() -> tuple[str, ...]:
+    """Names of the instruction sets that this host can run, best first."""
+    import llvmlite.binding as llvm
+
+    have = llvm.get_host_cpu_features()
+    return tuple(n for n, (need, _) in ISAS.items() if all(have.get(f, False) for f in need))
+
+
+@lru_cache(maxsize=1)
+def isa() -> str:
+    """The instruction set that kernels are compiled for (``PYGGML_ISA`` forces one).
+
+    Raises:
+        PyggmlError: the forced one is unknown or this host does not have it.
+    """
+    forced = env.ISA.get()
+    if forced is None:
+        return host_isas()[0]
+    if forced not in host_isas():
+        raise PyggmlError(
+            f"PYGGML_ISA={forced}: this host has {', '.join(host_isas())}; "
+            "unset the variable or choose one of these"
+        )
+    return forced
+
+
+def _force_target() -> None:
+    """Make all of LLVM's code what a host with the forced instruction set would get."""
+    forced = env.ISA.get()
+    if forced in ISAS:
+        os.environ["NUMBA_CPU_NAME"] = ISAS[forced][1]
+        os.environ["NUMBA_CPU_FEATURES"] = ""
+
+
+_force_target()  # before numba is imported: it reads the variables once
+import numba as nb  # noqa: E402
+from numba.core import config as _numba_config  # noqa: E402
+
+KERNEL_SIG = nb.types.void(nb.types.int64, nb.types.int64, nb.types.int64, nb.types.int64)
+FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must travel
+
+
+@lru_cache(maxsize=1)
+def cache_dir() -> Path:
+    """The directory of compiled code for exactly these sources, compilers and instruction set.
+
+    Falls back to a private temporary directory, with one line on stderr, where the user's cache
+    cannot be written or is not ours alone (Numba unpickles what it finds there).
+    """
+    import llvmlite
+
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in [root / "jit.py", *sorted((root / "backend" / "cpu").rglob("*.py"))]:
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    digest.update(
+        repr((nb.__version__, llvmlite.__version__, sys.version_info[:3], isa())).encode()
+    )
+    given = env.CACHE_DIR.get()
+    base = Path(given) if given else env.user_cache_dir("pyggml") / "code"
+    path = base / digest.hexdigest()[:16]
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.stat()
+        if hasattr(os, "getuid") and (
+            info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o022
+        ):
+            raise PermissionError(f"{path} can be written by others")
+        (path / "used").touch()
+    except OSError as e:
+        path = Path(tempfile.mkdtemp(prefix="pyggml-code-"))
+        print(f"pyggml: no code cache ({e}); compiling into {path}", file=sys.stderr)
+        return path
+    _prune(base, path)
+    return path
+
+
+def _prune(base: Path, keep: Path) -> None:
+    limit = time.time() - _KEEP_DAYS * 86400
+    for old in base.iterdir():
+        try:
+            if old != keep and (old / "used").stat().st_mtime < limit:
+                shutil.rmtree(old, ignore_errors=True)
+        except OSError:
+            continue
+
+
+@contextmanager
+def _numba_cache() -> Iterator[None]:
+    before = _numba_config.CACHE_DIR
+    _numba_config.CACHE_DIR = str(cache_dir())
+    try:
+        yield
+    finally:
+        _numba_config.CACHE_DIR = before
+
+
+_compile_lock = threading.RLock()
+on_compile: Callable[[str], None] | None = None  # told the name of each kernel that is compiled
+
+
+class Kernel:
+    """A kernel that compiles (or loads from the cache) on first use."""
+
+    def __init__(self, function: Callable[..., None], fastmath: set[str] | bool = False) -> None:
+        self.function = function
+        self.fastmath = fastmath
+        self.name = function.__name__
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}>"
+
+    @cached_property
+    def compiled(self) -> Any:
+        """Numba's CFunc."""
+        with _compile_lock, _numba_cache():
+            if on_compile is not None:
+                on_compile(self.name)
+            return nb.cfunc(
+                KERNEL_SIG,
+                cache=True,
+                error_model="numpy",
+                fastmath=self.fastmath,
+            )(self.function)
+
+    @property
+    def address(self) -> int:
+        """The address of the machine code."""
+        return int(self.compiled.address)
+
+    def assembly(self) -> str:
+        """The machine code as text; compiles anew, since the cache keeps no assembly."""
+        compiled = nb.cfunc(KERNEL_SIG, error_model="numpy", fastmath=self.fastmath)(self.function)
+        return str(compiled._library.get_asm_str())
+
+
+def kernel(function: Callable[..., None]) -> Kernel:
+    """Declare a kernel with strict floating point."""
+    return Kernel(function)
+
+
+def fast_kernel(function: Callable[..., None]) -> Kernel:
+    """Declare a kernel in which LLVM may reorder sums and contract to FMA (NaN and inf travel)."""
+    return Kernel(function, FAST)
+
+
+def inline(function: Callable[..., Any]) -> Any:
+    """A function that kernels call: compiled into each of them, never cached on its own."""
+    return nb.njit(nogil=True, error_model="numpy", fastmath=FAST)(function)
+
+
+def inline_strict(function: Callable[..., Any]) -> Any:
+    """Like ``inline`` with strict floating point: the same bits wherever it is compiled into."""
+    return nb.njit(nogil=True, error_model="numpy")(function)
+
+
+def compiled(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A nogil function with one eager signature, cached like a kernel."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        with _compile_lock, _numba_cache():
+            return nb.njit(signature, nogil=True, cache=True, error_model="numpy")(function)
+
+    return decorate

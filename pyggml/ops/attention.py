@@ -1,0 +1,312 @@
+"""Attention in one op: FLASH_ATTN_EXT, with a dense mask or with lists of cells.
+
+    kqv = flash_attn_ext(ctx, q, k, v, mask, scale)                      # dense, as in ggml
+    kqv = flash_attn_cells(ctx, q, k, v, cells, rows, scale)             # indexed (ours)
+
+*Dense* mode is ggml's: every query meets all ``n_kv`` keys and a mask of 0 and -inf (or ALiBi
+distances) says which count.
+
+*Indexed* mode has no mask. ``cells`` I32 [2, n_list, n_seq] lists for each sequence the cells that
+hold its keys, as (cell, position) ordered by position; unused entries behind the end may hold
+anything. ``rows`` I32 [4, n_tokens] is (seq, begin, end, pos) for each token: it attends to the
+entries ``begin <= i < end`` of list ``seq``, so causality and a sliding window are a choice of
+begin and end, and the cost grows with what is attended to, not with the cache. ``begin == end``
+gives zeros (padded tokens). ALiBi's bias is ``-slope * |pos - position of the key|``. All of this
+is data: the same program serves every state of the cache.
+
+Source: Dao et al., "FlashAttention-2"; ggml, ``ggml_flash_attn_ext``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..context import Context
+from ..dtype import GGMLType
+from ..tensor import Tensor
+from .op import (
+    F16,
+    F32,
+    I32,
+    Arg,
+    Array,
+    Case,
+    Cost,
+    Out,
+    arg,
+    case,
+    define_op,
+    require,
+    require_rows,
+    require_type,
+)
+from .softmax import alibi_slopes, causal_mask, check_mask, check_sinks, masked, softmax
+
+_OP = "FLASH_ATTN_EXT"
+
+
+def _infer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    cells: Tensor | None,
+    rows: Tensor | None,
+    **params: float,
+) -> Out:
+    require_type(_OP, "q", q, (F32,))
+    for name, x in (("k", k), ("v", v)):
+        require_type(_OP, name, x, (F16, F32))
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        require_rows(_OP, name, x)
+    require(
+        k.ne[0] == q.ne[0] and k.ne[1:] == v.ne[1:],
+        _OP,
+        f"q {q.ne}, k {k.ne}, v {v.ne}: rows of q and k must be as long, and k and v agree "
+        "in ne[1:]",
+    )
+    require(
+        min(k.ne) > 0 and q.ne[2] % k.ne[2] == 0 and q.ne[3] % k.ne[3] == 0,
+        _OP,
+        f"ne[2:] of q {q.ne[2:]} (heads, batch) must be multiples of k's {k.ne[2:]}",
+    )
+    if mask is not None:
+        check_mask(_OP, mask, (k.ne[1], *q.ne[1:]))
+    if sinks is not None:
+        check_sinks(_OP, sinks, q.ne[2])
+    if cells is not None or rows is not None:
+        _check_cells(q, k, mask, cells, rows)
+    require(
+        params["max_bias"] == 0
+        or (params["max_bias"] > 0 and not (mask is None and cells is None)),
+        _OP,
+        f"max_bias is {params['max_bias']}, want 0, or more than 0 with a mask or cells",
+    )
+    return Out(F32, (v.ne[0], q.ne[2], q.ne[1], q.ne[3]))
+
+
+def _check_cells(
+    q: Tensor, k: Tensor, mask: Tensor | None, cells: Tensor | None, rows: Tensor | None
+) -> None:
+    require(
+        cells is not None and rows is not None and mask is None,
+        _OP,
+        "cells and rows come together and without a mask",
+    )
+    assert cells is not None and rows is not None
+    require_type(_OP, "cells", cells, (I32,))
+    require_type(_OP, "rows", rows, (I32,))
+    require(
+        cells.ne[0] == 2 and cells.ne[3] == 1 and cells.is_contiguous(),
+        _OP,
+        f"cells {cells.ne} must be [2, n_list, n_seq] without gaps",
+    )
+    require(
+        rows.ne == (4, q.ne[1], 1, 1) and rows.is_contiguous(),
+        _OP,
+        f"rows {rows.ne} must be [4, {q.ne[1]}] without gaps: one for each token of q {q.ne}",
+    )
+    require(q.ne[3] == k.ne[3] == 1, _OP, f"cells need ne[3] == 1, got q {q.ne}, k {k.ne}")
+
+
+def _scores(q: Array, k: Array, scale: float, logit_softcap: float) -> Array:
+    scores: Array = np.matmul(q, k.swapaxes(-1, -2)) * scale
+    return logit_softcap * np.tanh(scores / logit_softcap) if logit_softcap else scores
+
+
+def _flash_attn(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    sinks: Array | None,
+    cells: Array | None,
+    rows: Array | None,
+    scale: float,
+    max_bias: float,
+    logit_softcap: float,
+) -> Array:
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    batch, heads = q.shape[0] // k.shape[0], q.shape[1] // k.shape[1]
+    k, v = (x.repeat(batch, axis=0).repeat(heads, axis=1) for x in (k, v))
+    slopes = alibi_slopes(q.shape[1], max_bias)
+    if cells is None or rows is None:
+        p = softmax(masked(_scores(q, k, scale, logit_softcap), mask, slopes), sinks)
+        attended: Array = np.matmul(p, v)
+        return attended.swapaxes(1, 2)  # [S, T, nh, hdv]
+    out = np.zeros((1, q.shape[2], q.shape[1], v.shape[3]))  # [1, T, nh, hdv]
+    for t, (seq, begin, end, pos) in enumerate(rows[0, 0]):
+        if begin >= end:
+            continue
+        cell, key_pos = cells[0, seq, begin:end].T
+        scores = _scores(q[:, :, t : t + 1], k[:, :, cell], scale, logit_softcap)
+        if max_bias:
+            scores = scores - slopes[:, None, None] * np.abs(pos - key_pos)
+        out[:, t] = np.matmul(softmax(scores, sinks), v[:, :, cell])[:, :, 0]
+    return out
+
+
+def _cost(node: Tensor) -> Cost:
+    q, k, v, *_ = node.src
+    assert q is not None and k is not None and v is not None
+    macs = q.ne[1] * q.ne[2] * q.ne[3] * k.ne[1] * (q.ne[0] + v.ne[0])  # indexed: at most
+    return Cost(node.nbytes + q.nbytes + k.nbytes + v.nbytes, macs)
+
+
+def _cells(n_list: int, n_cells: int, n_seq: int) -> Arg:
+    """Random cells for each sequence at positions 0, 1, 2..."""
+
+    def values(rng: np.random.Generator) -> Array:
+        cells = [rng.permutation(n_cells)[:n_list] for _ in range(n_seq)]
+        return np.stack([np.stack([c, np.arange(n_list)], -1) for c in cells])
+
+    return Arg((2, n_list, n_seq), I32, values=values)
+
+
+def _rows(n_tokens: int, n_list: int, n_seq: int, window: int = 1 << 30) -> Arg:
+    """Tokens at the ends of the lists, sequences in turn; the last of several is padding."""
+
+    def values(rng: np.random.Generator) -> Array:
+        end = np.maximum(n_list - np.arange(n_tokens) // n_seq, 1)
+        rows = np.stack(
+            [np.arange(n_tokens) % n_seq, np.maximum(end - window, 0), end, end - 1], -1
+        )
+        if n_tokens > 2:
+            rows[-1] = (0, 0, 0, 0)
+        return rows
+
+    return Arg((4, n_tokens), I32, values=values)
+
+
+def _dense(hd: int, T: int, nh: int, nkv: int, n_kv: int, **kw: Any) -> Case:
+    S, type, perf = kw.pop("S", 1), kw.pop("type", F16), kw.pop("perf", False)
+    mask, sinks = kw.pop("mask", None), kw.pop("sinks", None)
+    kv = arg(hd, nkv, n_kv, S, type=type, permute=(0, 2, 1, 3))
+    q = arg(hd, nh, T, S, permute=(0, 2, 1, 3))
+    return case(q, kv, kv, mask, sinks, scale=hd**-0.5, perf=perf, **kw)
+
+
+def _indexed(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int, int], **kw: Any) -> Case:
+    """``n`` = entries of a list, cells of the cache, sequences."""
+    n_list, n_cells, n_seq = n
+    type, perf, sinks = kw.pop("type", F16), kw.pop("perf", False), kw.pop("sinks", None)
+    kv = arg(hd, nkv, n_cells, type=type, permute=(0, 2, 1, 3))
+    q = arg(hd, nh, T, permute=(0, 2, 1, 3))
+    lists = (_cells(*n), _rows(T, n_list, n_seq, kw.pop("window", 1 << 30)))
+    return case(q, kv, kv, None, sinks, *lists, scale=hd**-0.5, perf=perf, **kw)
+
+
+_ALIBI = arg(33, 5, low=-8, high=0)
+_CASES: list[Case] = [
+    case(arg(1), arg(1), arg(1), scale=1.0),
+    case(arg(64, 3, 4), arg(64, 17, 2), arg(48, 17, 2), scale=0.125),
+    case(arg(17, 3, 4, 2), arg(17, 65, 2, 1), arg(17, 65, 2, 1), scale=0.2),
+    *(
+        _dense(64, T, 9, 3, n_kv, mask=causal_mask(n_kv, T, type=F16), type=type)
+        for type in (F16, F32)
+        for T, n_kv in ((1, 1), (1, 17), (1, 300), (3, 65), (17, 65), (33, 513))
+    ),
+    _dense(64, 5, 4, 4, 33, mask=causal_mask(33, 5)),
+    _dense(80, 5, 4, 2, 33, mask=arg(33, 5, 2, 2), S=2),
+    _dense(128, 5, 4, 1, 33, mask=causal_mask(33, 8, type=F16)),
+    _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5, hidden_row=True)),
+    _dense(64, 5, 12, 3, 33, mask=_ALIBI, max_bias=8.0),
+    _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5), logit_softcap=2.0),
+    _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5, hidden_row=True), sinks=arg(9)),
+    *(
+        _indexed(64, T, 9, 3, (n_list, 600, 1), type=type)
+        for type in (F16, F32)
+        for T, n_list in ((1, 1), (1, 17), (1, 300), (2, 65), (9, 257), (33, 513))
+    ),
+    _indexed(64, 7, 4, 4, (40, 130, 3)),
+    _indexed(80, 7, 4, 2, (40, 130, 3), window=16),
+    _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0),
+    _indexed(64, 7, 9, 3, (40, 130, 2), logit_softcap=2.0),
+    _indexed(64, 7, 9, 3, (40, 130, 2), sinks=arg(9), window=16),
+    _indexed(64, 1, 9, 3, (512, 2048, 1), perf=True),
+    _indexed(64, 512, 9, 3, (512, 2048, 1), perf=True),
+    _dense(64, 512, 9, 3, 512, mask=causal_mask(512, 512, type=F16), perf=True),
+]
+
+FLASH_ATTN_EXT = define_op(
+    _OP,
+    src=("q", "k", "v", "mask?", "sinks?", "cells?", "rows?"),
+    params={"scale": 1.0, "max_bias": 0.0, "logit_softcap": 0.0},
+    infer=_infer,
+    reference=_flash_attn,
+    cases=_CASES,
+    max_nmse=lambda node: 1e-5 if node.src[1].type == GGMLType.F16 else 1e-6,
+    cost=_cost,
+    doc="`softmax(scale * q k + mask) v` for each head, with a mask or with lists of cells.",
+)
+
+
+def flash_attn_ext(
+    ctx: Context,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    max_bias: float = 0.0,
+    logit_softcap: float = 0.0,
+    *,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention with a dense mask.
+
+    Args:
+        mask: added to the scaled scores (times the head's slope), None attends to all keys.
+        max_bias: ALiBi's largest bias; 0 makes every head's slope 1.
+        logit_softcap: scores become ``c * tanh(score / c)`` before the mask; 0 is off.
+        sinks: a score for each head that takes part in the sum but has no value.
+
+    Shape:
+        q F32 [hd, T, nh, S], k F16 or F32 [hd, n_kv, nkv, S'], v F16 or F32 [hdv, n_kv, nkv, S']
+        (not transposed; any strides with rows without gaps), mask as in ``soft_max_ext``,
+        sinks F32 [nh] -> F32 [hdv, nh, T, S]
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
+    """
+    return FLASH_ATTN_EXT.build(
+        ctx, q, k, v, mask, sinks, **_params(scale, max_bias, logit_softcap)
+    )
+
+
+def flash_attn_cells(
+    ctx: Context,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cells: Tensor,
+    rows: Tensor,
+    scale: float,
+    max_bias: float = 0.0,
+    logit_softcap: float = 0.0,
+    *,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention over lists of cells (see the module): other arguments as ``flash_attn_ext``.
+
+    Shape:
+        q F32 [hd, T, nh], k F16 or F32 [hd, n_cells, nkv], v F16 or F32 [hdv, n_cells, nkv],
+        cells I32 [2, n_list, n_seq], rows I32 [4, T] -> F32 [hdv, nh, T]
+
+    Raises:
+        ShapeError, TypeMismatch: sizes or types do not fit.
+    """
+    return FLASH_ATTN_EXT.build(
+        ctx, q, k, v, None, sinks, cells, rows, **_params(scale, max_bias, logit_softcap)
+    )
+
+
+def _params(scale: float, max_bias: float, logit_softcap: float) -> dict[str, float]:
+    return {
+        "scale": float(scale),
+        "max_bias": float(max_bias),
+        "logit_softcap": float(logit_softcap),
+    }

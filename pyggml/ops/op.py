@@ -1,0 +1,237 @@
+"""What an op is: one declaration that shape checks, reference, tests and docs derive from.
+
+    SCALE = define_op(
+        "SCALE", src=("x",), params={"s": 1.0, "b": 0.0}, inplace_ok=True,
+        infer=lambda x, s, b: same(x),
+        reference=lambda x, s, b: x * s + b,
+        cases=[case(arg(64, 5), s=2.0)],
+    )
+    def scale(ctx, x, s): return SCALE.build(ctx, x, s=s)
+
+Building a node checks shapes and types and computes nothing. The ops of a family live in one file
+of this package; kernels live in ``backend/<name>/kernels/<same stem>.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..context import Context
+from ..dtype import GGMLType
+from ..errors import ShapeError, TypeMismatch
+from ..tensor import NO_PARAMS, Dims, Tensor
+
+F32, F16, I32 = GGMLType.F32, GGMLType.F16, GGMLType.I32
+FLOATS = (F32, F16)  # what element-wise ops read and write
+
+Array = npt.NDArray[Any]
+
+
+class Out(NamedTuple):
+    """The result of a shape rule: a fresh contiguous tensor."""
+
+    type: GGMLType
+    ne: Dims
+
+
+class View(NamedTuple):
+    """The result of a shape rule: a look into the memory of a source."""
+
+    src: Tensor
+    ne: Dims
+    nb: Dims
+    offset: int = 0  # bytes
+
+
+class Cost(NamedTuple):
+    """What a node costs, for profiles: bytes moved and multiply-adds."""
+
+    bytes: int
+    macs: int = 0
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One random source of a test case.
+
+    Args:
+        ne: sizes; ``type``: its type (quantized types are quantized from random floats).
+        low, high: uniform range (integers: ``high`` exclusive).
+        permute: axes of a ggml ``permute`` that is applied after filling, so strides are odd.
+        values: makes the array itself, from a Generator; shape ``ne`` reversed.
+    """
+
+    ne: tuple[int, ...]
+    type: GGMLType = F32
+    low: float = -1.0
+    high: float = 1.0
+    permute: tuple[int, int, int, int] | None = None
+    values: Callable[[np.random.Generator], npt.NDArray[Any]] | None = None
+
+
+def arg(*ne: int, **kw: Any) -> Arg:
+    """``Arg`` with the sizes as positional arguments."""
+    return Arg(ne, **kw)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape that the generic test (and, with ``perf``, the op benchmark) runs an op on."""
+
+    args: tuple[Arg | None, ...]
+    params: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMS)
+    perf: bool = False
+
+    @property
+    def id(self) -> str:
+        parts = [
+            "-" if a is None else f"{a.type.name.lower()}[{','.join(map(str, a.ne))}]"
+            + ("p" if a.permute else "")
+            for a in self.args
+        ]  # fmt: skip
+        values = (getattr(v, "__name__", v) for v in self.params.values())
+        return ",".join(parts + [f"{k}={v}" for k, v in zip(self.params, values, strict=True)])
+
+
+def case(*args: Arg | None, perf: bool = False, **params: Any) -> Case:
+    """``Case`` with sources as positional and parameters as keyword arguments."""
+    return Case(args, MappingProxyType(params), perf)
+
+
+def _default_cost(node: Tensor) -> Cost:
+    return Cost(node.nbytes + sum(s.nbytes for s in node.src if s is not None))
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One op; see ``define_op``."""
+
+    name: str
+    src: tuple[str, ...]
+    params: Mapping[str, Any]
+    infer: Callable[..., Out | View]
+    reference: Callable[..., npt.NDArray[Any]] | None
+    cases: tuple[Case, ...] = ()
+    inplace_ok: bool = False
+    max_nmse: float | Callable[[Tensor], float] = 1e-7
+    exact: bool = False
+    bit_invariant: bool = True
+    cost: Callable[[Tensor], Cost] = _default_cost
+    doc: str = field(default="")
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    @property
+    def is_view(self) -> bool:
+        """Whether nodes of this op only rename memory: nothing runs."""
+        return self.reference is None
+
+    @property
+    def n_required(self) -> int:
+        return sum(not s.endswith("?") for s in self.src)
+
+    def tolerance(self, node: Tensor) -> float:
+        """Largest NMSE of ``node`` against the reference; 0 means equal."""
+        if self.exact:
+            return 0.0
+        return self.max_nmse(node) if callable(self.max_nmse) else self.max_nmse
+
+    def build(self, ctx: Context, *src: Tensor | None, **params: Any) -> Tensor:
+        """A new node: parameters completed with defaults, shapes and types checked.
+
+        Raises:
+            ShapeError, TypeMismatch: the op's rule refuses the sources.
+        """
+        params = {**self.params, **params}
+        if len(params) > len(self.params):
+            raise TypeError(f"{self.name} has no parameter {set(params) - set(self.params)}")
+        src = (*src, *(None,) * (len(self.src) - len(src)))
+        if len(src) > len(self.src) or any(s is None for s in src[: self.n_required]):
+            raise TypeError(f"{self.name} takes the sources {self.src}, got {src}")
+        out = self.infer(*src, **params)
+        node = ctx.new_view(*out) if isinstance(out, View) else ctx.new_tensor(*out)
+        node.op = self
+        node.src = src
+        node.op_params = params
+        return node
+
+
+OPS: dict[str, Op] = {}
+
+
+def define_op(
+    name: str,
+    *,
+    src: Sequence[str],
+    infer: Callable[..., Out | View],
+    reference: Callable[..., npt.NDArray[Any]] | None,
+    params: Mapping[str, Any] = NO_PARAMS,
+    cases: Sequence[Case] = (),
+    **kw: Any,
+) -> Op:
+    """Declare an op and register it under its ggml name.
+
+    Args:
+        src: names of the sources in ggml's order; a trailing ``?`` marks an optional one.
+        params: parameter names with their defaults.
+        infer: ``infer(*src, **params) -> Out | View``; optional sources may be None.
+        reference: ``reference(*arrays, **params) -> array`` on NumPy arrays of four dimensions in
+            NumPy's order (``ne`` reversed), where F16, BF16 and quantized sources come as
+            float32 and absent ones as None; the result is converted to the node's type. None for
+            an op that only renames memory. A result that is a view of a source (CPY, SET_ROWS)
+            returns the new content of that view.
+        cases: shapes for the generic test.
+        kw: ``inplace_ok`` (the result may take the place of the first source), ``max_nmse`` (a
+            number, or a function of the node) or ``exact`` (tolerance against the reference, as
+            sum of squared errors by sum of squares), ``bit_invariant=False`` for the rare op
+            whose bits depend on threads or batch, ``cost``, ``doc``.
+    """
+    if name in OPS:
+        raise ValueError(f"op {name} is declared twice")
+    op = Op(name, tuple(src), MappingProxyType(dict(params)), infer, reference, tuple(cases), **kw)
+    OPS[name] = op
+    return op
+
+
+def same(x: Tensor, type: GGMLType | None = None) -> Out:
+    """The shape rule of element-wise ops: the source's sizes (and type)."""
+    return Out(x.type if type is None else type, x.ne)
+
+
+def require(ok: bool, op: str, message: str) -> None:
+    """Raise ShapeError with the op's name unless ``ok``."""
+    if not ok:
+        raise ShapeError(f"{op}: {message}")
+
+
+def require_type(op: str, source: str, x: Tensor, types: Collection[GGMLType]) -> None:
+    """Raise TypeMismatch with the op's name unless ``x`` has one of ``types``."""
+    if x.type not in types:
+        want = " or ".join(t.name for t in types)
+        raise TypeMismatch(f"{op}: {source} '{x.name}' is {x.type.name}, want {want}")
+
+
+def require_rows(op: str, source: str, x: Tensor) -> None:
+    """Raise ShapeError with the op's name unless the rows of ``x`` have no gaps."""
+    require(
+        x.is_contiguous_rows(),
+        op,
+        f"{source} '{x.name}' {x.ne} has rows with gaps (strides {x.nb}); use cont() first",
+    )
+
+
+def half_nmse(node: Tensor) -> float:
+    """1e-7, but 1e-6 for a result that is rounded to F16."""
+    return 1e-6 if node.type == F16 else 1e-7
+
+
+def derive_name(node: Tensor, src: Tensor, what: str) -> Tensor:
+    """Name ``node`` after its source as ggml does: ``X (view)``; nothing for a nameless one."""
+    return node.set_name(f"{src.name} ({what})") if src.name else node

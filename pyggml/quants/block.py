@@ -1,0 +1,67 @@
+"""What a block format is, and the table of those that exist.
+
+    Q8_0 = register(BlockType(GGMLType.Q8_0, dtype, quantize_blocks, dequantize_blocks))
+    BLOCK_TYPES[GGMLType.Q8_0].dtype["qs"]
+
+A format is one file of this package with two NumPy functions, bit for bit ggml's reference ones;
+they are the oracle of every kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dtype import GGMLType
+
+Floats = npt.NDArray[np.float32]
+Blocks = npt.NDArray[Any]  # structured, one entry a block
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """A block format.
+
+    Args:
+        type: its tensor type.
+        dtype: the fields of a block; ``itemsize`` is the type's ``type_size``.
+        quantize_blocks: float32 [n, block_size] -> ``dtype`` [n].
+        dequantize_blocks: ``dtype`` [n] -> float32 [n, block_size].
+    """
+
+    type: GGMLType
+    dtype: np.dtype[Any]
+    quantize_blocks: Callable[[Floats], Blocks]
+    dequantize_blocks: Callable[[Blocks], Floats]
+
+
+BLOCK_TYPES: dict[GGMLType, BlockType] = {}
+
+
+def register(block_type: BlockType) -> BlockType:
+    """Add a format to the table and return it."""
+    assert block_type.dtype.itemsize == block_type.type.type_size
+    assert block_type.type not in BLOCK_TYPES
+    BLOCK_TYPES[block_type.type] = block_type
+    return block_type
+
+
+def inverse(d: Floats) -> Floats:
+    """``1 / d`` in float32, 0 where ``d`` is 0."""
+    out = np.zeros_like(d)
+    np.divide(np.float32(1), d, out=out, where=d != 0)
+    return out
+
+
+def pack_nibbles(q: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Codes [n, 32] -> [n, 16]: element j in the low half of byte j, j + 16 in the high half."""
+    return q[:, :16] | q[:, 16:] << np.uint8(4)
+
+
+def unpack_nibbles(qs: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The inverse of ``pack_nibbles``."""
+    return np.concatenate([qs & np.uint8(15), qs >> np.uint8(4)], axis=1)

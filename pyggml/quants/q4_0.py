@@ -1,0 +1,37 @@
+"""Q4_0: 32 codes of 4 bits with one scale, centred at 8.
+
+    x[j] = d * (q[j] - 8)
+
+Source: ggml, ``quantize_row_q4_0_ref``: the element of largest magnitude (the first of equal ones)
+becomes code 0, d = that element / -8.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..dtype import GGMLType
+from .block import Blocks, BlockType, Floats, inverse, pack_nibbles, register, unpack_nibbles
+
+DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+
+
+def quantize_blocks(x: Floats) -> Blocks:
+    """float32 [n, 32] -> blocks [n]."""
+    top = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
+    d = (top + np.float32(0)) / np.float32(-8)  # -0 becomes 0: ggml starts its search with 0
+    q = np.trunc(x * inverse(d) + np.float32(8.5))  # two roundings, as without FMA
+    blocks = np.empty(len(x), DTYPE)
+    blocks["d"] = d[:, 0]
+    blocks["qs"] = pack_nibbles(np.minimum(q, 15).astype(np.uint8))
+    return blocks
+
+
+def dequantize_blocks(blocks: Blocks) -> Floats:
+    """Blocks [n] -> float32 [n, 32]."""
+    q = unpack_nibbles(blocks["qs"]).astype(np.float32) - np.float32(8)
+    out: Floats = blocks["d"].astype(np.float32)[:, None] * q
+    return out
+
+
+Q4_0 = register(BlockType(GGMLType.Q4_0, DTYPE, quantize_blocks, dequantize_blocks))

@@ -1,0 +1,43 @@
+"""Model architectures: one file each, named after ``general.architecture``.
+
+    arch = get_arch("llama")
+    arch.TENSORS, arch.build_graph
+
+A file has ``TENSORS`` (name pattern -> sizes in ne order, ``?`` marks an optional tensor) and
+``build_graph(b)``, which reads sizes and weights from the builder and returns the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Protocol, cast
+
+from ..errors import ModelError
+
+if TYPE_CHECKING:
+    from pyggml.tensor import Tensor
+
+    from ..graph.builder import GraphBuilder
+
+
+class Arch(Protocol):
+    """What an architecture's module has."""
+
+    TENSORS: Mapping[str, tuple[str, ...]]
+    build_graph: Callable[[GraphBuilder], Tensor]
+
+
+def arch_names() -> list[str]:
+    """The architectures that can be run."""
+    return sorted(module.name for module in iter_modules(__path__))
+
+
+def get_arch(name: str) -> Arch:
+    """The module of an architecture. Raises: ModelError."""
+    if name not in arch_names():
+        raise ModelError(
+            f"architecture {name!r} is not supported; there are: {', '.join(arch_names())}"
+        )
+    return cast(Arch, import_module(f"{__name__}.{name}"))

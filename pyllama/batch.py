@@ -1,0 +1,57 @@
+"""Tokens for one decode: ids, positions, sequences, and whose logits are wanted.
+
+    Batch([1, 15043, 3186])                        # continue sequence 0, logits of the last token
+    Batch(tokens, logits="all")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import BatchError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch.
+
+    Args:
+        tokens: token ids.
+        pos: positions; None continues each sequence.
+        seq_id: the sequence of all tokens, or one a token.
+        logits: ``"last"``, ``"all"``, ``"none"``, or a flag for each token.
+    """
+
+    tokens: Sequence[int]
+    pos: Sequence[int] | None = None
+    seq_id: int | Sequence[int] = 0
+    logits: str | Sequence[bool] = "last"
+
+    def __post_init__(self) -> None:
+        n = len(self.tokens)
+        for name, values in (("pos", self.pos), ("seq_id", self.seq_id), ("logits", self.logits)):
+            if isinstance(values, (str, int)) or values is None:
+                continue
+            if len(values) != n:
+                raise BatchError(f"batch: {n} tokens but {len(values)} values of {name}")
+        if isinstance(self.logits, str) and self.logits not in ("last", "all", "none"):
+            raise BatchError(f"batch: logits is {self.logits!r}, want 'last', 'all', 'none' or flags")
+
+    def seqs(self) -> list[int]:
+        """The sequence of each token."""
+        if isinstance(self.seq_id, int):
+            return [self.seq_id] * len(self.tokens)
+        return [int(s) for s in self.seq_id]
+
+    def outputs(self) -> npt.NDArray[np.int64]:
+        """Indices of the tokens whose logits are wanted."""
+        n = len(self.tokens)
+        if self.logits == "last":
+            return np.arange(max(0, n - 1), n)
+        if isinstance(self.logits, str):
+            return np.arange(n if self.logits == "all" else 0)
+        return np.flatnonzero(np.asarray(self.logits, bool))

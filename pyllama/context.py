@@ -1,0 +1,254 @@
+"""A context: the KV cache and the programs that run a model on it.
+
+    context = Context(model, n_ctx=2048)
+    context.decode(Batch(tokens))
+    context.logits[-1].argmax()
+
+One program is lowered for each bucket of token counts and kept; positions, cells and lengths are
+inputs, so a decode step rewrites a few small arrays and runs. One lock: a second thread waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml import env
+from pyggml.alloc import GraphAllocator
+from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.buffer import HOST
+from pyggml.tensor import Tensor
+
+from .batch import Batch
+from .errors import BatchError
+from .graph.builder import GraphBuilder
+from .kv_cache import KVCache
+from .model import Model
+
+if TYPE_CHECKING:
+    from pyggml.backend.cpu.program import Program
+
+_MAX_PROGRAMS = 64
+
+
+@dataclass
+class _Compiled:
+    """A lowered graph with its inputs and result."""
+
+    builder: GraphBuilder
+    logits: Tensor
+    program: Program
+
+
+class Context:
+    """State of one or several sequences that a model continues.
+
+    Args:
+        n_ctx: cells of the KV cache; 0 for what the model was trained with.
+        n_batch: most tokens of a ``decode``; n_ubatch: most tokens computed at once.
+        n_seq_max: sequences that share the cache.
+        n_threads, n_threads_batch: threads for one token and for several; None chooses.
+
+    Raises:
+        AllocError: the KV cache does not fit into memory.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int = 0,
+        n_batch: int = 2048,
+        n_ubatch: int = 512,
+        n_seq_max: int = 1,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+    ) -> None:
+        for name, value in (("n_batch", n_batch), ("n_ubatch", n_ubatch), ("n_seq_max", n_seq_max)):
+            if value < 1:
+                raise BatchError(f"{name} is {value}, want at least 1")
+        if n_ctx < 0:
+            raise BatchError(f"n_ctx is {n_ctx}, want 0 (as trained) or more")
+        self.model = model
+        self.n_ctx = n_ctx or model.hparams.n_ctx_train
+        self.n_batch = min(n_batch, self.n_ctx)
+        self.n_ubatch = min(n_ubatch, self.n_batch)
+        self._backend = CpuBackend(n_threads)
+        self.n_threads = self._backend.n_threads
+        self.n_threads_batch = n_threads_batch or self.n_threads
+        self.kv = KVCache(model.hparams, self.n_ctx, n_seq_max)
+        self.n_reused = 0
+        self._allocator = GraphAllocator(HOST)
+        self._programs: OrderedDict[tuple[int, int], _Compiled] = OrderedDict()
+        self._logits: npt.NDArray[np.float32] = np.empty((0, model.hparams.n_vocab), np.float32)
+        self._lock = threading.RLock()
+        self._reserve()
+
+    @property
+    def logits(self) -> npt.NDArray[np.float32]:
+        """float32[n_outputs, n_vocab] of the last decode; the next one overwrites it."""
+        return self._logits
+
+    def logits_ith(self, i: int) -> npt.NDArray[np.float32]:
+        """Logits of output ``i``, counted from the end if negative. Raises: BatchError."""
+        n = len(self._logits)
+        if not -n <= i < n:
+            raise BatchError(f"logits_ith({i}): the last decode had {n} outputs")
+        return self._logits[i]
+
+    def decode(self, batch: Batch) -> None:
+        """Run a batch; its keys and values join the cache.
+
+        Raises:
+            BatchError: too many tokens, ids, positions or sequences that do not fit.
+            ContextFull: not enough free cells. Nothing has changed then.
+            Aborted, ComputeError: it stopped; tokens of finished ubatches stay in the cache.
+        """
+        with self._lock:
+            tokens, seqs, positions = self._validate(batch)
+            outputs = batch.outputs()
+            parts = []
+            n = len(tokens)
+            cells = self.kv.place(seqs, positions)
+            done = 0
+            try:
+                for start in range(0, n, self.n_ubatch):
+                    stop = min(n, start + self.n_ubatch)
+                    wanted = outputs[(outputs >= start) & (outputs < stop)] - start
+                    parts.append(
+                        self._run(
+                            tokens[start:stop], seqs[start:stop], positions[start:stop],
+                            cells[start:stop], wanted, last=stop == n,
+                        )
+                    )  # fmt: skip
+                    done = stop
+            except BaseException:
+                for seq, position in zip(seqs[done:], positions[done:], strict=True):
+                    self.kv.seq_rm(seq, position)
+                raise
+            parts = [p for p in parts if len(p)]
+            if len(parts) == 1:
+                self._logits = parts[0]
+            elif parts:
+                self._logits = np.concatenate(parts)
+            else:
+                self._logits = self._logits[:0]
+
+    def abort(self) -> None:
+        """Stop the running decode, from any thread; it raises Aborted."""
+        self._backend.abort()
+
+    def close(self) -> None:
+        """Let go of programs and memory."""
+        with self._lock:
+            self._programs.clear()
+
+    def graph(self, n_tokens: int = 1, n_outputs: int = 1) -> GraphBuilder:
+        """A fresh graph of so many tokens, without memory (for pictures and tests)."""
+        return self._build(n_tokens, n_outputs)[0]
+
+    def _validate(self, batch: Batch) -> tuple[list[int], list[int], list[int]]:
+        tokens, seqs = [int(t) for t in batch.tokens], batch.seqs()
+        n_vocab = self.model.hparams.n_vocab
+        if not 1 <= len(tokens) <= self.n_batch:
+            raise BatchError(f"a batch of {len(tokens)} tokens: want 1 to n_batch = {self.n_batch}")
+        if min(tokens) < 0 or max(tokens) >= n_vocab:
+            bad = next(t for t in tokens if not 0 <= t < n_vocab)
+            raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
+        if min(seqs) < 0 or max(seqs) >= self.kv.n_seq_max:
+            raise BatchError(
+                f"sequence {next(s for s in seqs if not 0 <= s < self.kv.n_seq_max)}: this context "
+                f"has 0 to {self.kv.n_seq_max - 1} (n_seq_max)"
+            )
+        if len(set(seqs)) == 1 and batch.pos is None:
+            start = self.kv.seq_pos_max(seqs[0]) + 1
+            return tokens, seqs, list(range(start, start + len(tokens)))
+        ends = {s: self.kv.seq_pos_max(s) for s in set(seqs)}
+        positions = []
+        for i, seq in enumerate(seqs):
+            wanted = ends[seq] + 1
+            position = wanted if batch.pos is None else int(batch.pos[i])
+            if position != wanted and (position < wanted or ends[seq] >= 0):
+                raise BatchError(
+                    f"token {i} of the batch: position {position} in sequence {seq}, want {wanted}"
+                )
+            ends[seq] = position
+            positions.append(position)
+        return tokens, seqs, positions
+
+    def _run(
+        self,
+        tokens: list[int],
+        seqs: list[int],
+        positions: list[int],
+        cells: npt.NDArray[np.int64],
+        wanted: npt.NDArray[np.int64],
+        last: bool,
+    ) -> npt.NDArray[np.float32]:
+        """One ubatch; the logits of the wanted tokens."""
+        n, n_outputs = len(tokens), len(wanted)
+        compiled = self._compiled(bucket(n), bucket(n_outputs))
+        b = compiled.builder
+        _fill(b.tokens, tokens)
+        _fill(b.positions, positions)
+        _fill(b.kv_index, cells, -1)
+        _fill(b.out_ids, wanted)
+        rows = b.rows.numpy(squeeze=False)[0, 0]  # [T, 4]
+        rows[:n, 0] = seqs
+        rows[:n, 1] = 0
+        if len(set(seqs)) == 1:
+            first = self.kv.index(seqs[0], positions[0])
+            rows[:n, 2] = np.arange(first + 1, first + n + 1)
+        else:
+            rows[:n, 2] = [self.kv.index(s, p) + 1 for s, p in zip(seqs, positions, strict=True)]
+        rows[:n, 3] = positions
+        rows[n:] = 0
+        self._backend.run(compiled.program)
+        logits = compiled.logits.numpy(squeeze=False)[0, 0, :n_outputs]
+        return logits if last else logits.copy()
+
+    def _build(self, n_tokens: int, n_outputs: int) -> tuple[GraphBuilder, Tensor]:
+        model = self.model
+        b = GraphBuilder(model.hparams, model.weights, self.kv, n_tokens, n_outputs)
+        return b, b.finish(model.arch.build_graph(b))
+
+    def _reserve(self) -> None:
+        """Memory for the largest graph, so that no decode allocates."""
+        builder, _ = self._build(bucket(self.n_ubatch), bucket(self.n_ubatch))
+        self._allocator.reserve(builder.graph)
+
+    def _compiled(self, n_tokens: int, n_outputs: int) -> _Compiled:
+        key = n_tokens, n_outputs
+        found = self._programs.get(key)
+        if found is not None and env.GRAPH_REUSE.enabled():
+            self._programs.move_to_end(key)
+            self.n_reused += 1
+            return found
+        builder, logits = self._build(n_tokens, n_outputs)
+        self._allocator.alloc_graph(builder.graph)
+        threads = self.n_threads if n_tokens == 1 else self.n_threads_batch
+        made = _Compiled(builder, logits, self._backend.compile(builder.graph, threads))
+        self._programs[key] = made
+        if len(self._programs) > _MAX_PROGRAMS:
+            self._programs.popitem(last=False)
+        return made
+
+
+def bucket(n: int) -> int:
+    """The token count that a program is made for: eight steps from one power of two to the next."""
+    if n <= 16:
+        return n
+    step = 1 << ((n - 1).bit_length() - 4)
+    return -(-n // step) * step
+
+
+def _fill(tensor: Tensor, values: npt.ArrayLike, padding: int = 0) -> None:
+    array = tensor.numpy(squeeze=False).reshape(-1)
+    n = len(values)  # type: ignore[arg-type]
+    array[:n] = values
+    array[n:] = padding

@@ -1,0 +1,30 @@
+"""Every error that pyllama raises on top of pyggml's, in one tree.
+
+    PyllamaError             (PyggmlError)
+    ├── ModelError           (ValueError)   a GGUF file that is legal but not a model we can run
+    ├── TokenizerError       (ValueError)   a vocabulary we cannot use, or text it cannot encode
+    ├── ContextFull          (ValueError)   more tokens than the context has cells
+    └── BatchError           (ValueError)   a batch with bad ids, positions or sequences
+"""
+
+from pyggml.errors import PyggmlError
+
+
+class PyllamaError(PyggmlError):
+    """Base of all errors that pyllama raises on purpose."""
+
+
+class ModelError(PyllamaError, ValueError):
+    """A GGUF file that is legal but not a model that can be run."""
+
+
+class TokenizerError(PyllamaError, ValueError):
+    """A vocabulary that cannot be used, or text that it cannot encode."""
+
+
+class ContextFull(PyllamaError, ValueError):
+    """More tokens than the context has cells."""
+
+
+class BatchError(PyllamaError, ValueError):
+    """A batch with bad token ids, positions or sequences."""

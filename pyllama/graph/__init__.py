@@ -1,0 +1,1 @@
+"""What architecture files build their graphs from."""

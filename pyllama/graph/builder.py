@@ -1,0 +1,131 @@
+"""Pieces that architectures share: embedding, norm, linear layer, rope, attention over the cache.
+
+    b = GraphBuilder(hparams, weights, kv, n_tokens=1, n_outputs=1)
+    logits = b.finish(build_graph(b))              # b.graph is complete
+
+Shapes are in ne order; T is the number of tokens of the ubatch. Node names are llama.cpp's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from pyggml import ops
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.tensor import Tensor
+
+from ..hparams import HParams
+from ..kv_cache import KVCache
+
+
+class GraphBuilder:
+    """Builds one graph.
+
+    Attributes:
+        tokens, positions: I32 [T]; kv_index: I64 [T], the cell of each token (-1: none).
+        rows: I32 [4, T], what each token attends to (see ``flash_attn_cells``).
+        out_ids: I32 [n_outputs], the tokens whose logits are wanted; None for all in order.
+    """
+
+    def __init__(
+        self,
+        hparams: HParams,
+        weights: Mapping[str, Tensor],
+        kv: KVCache,
+        n_tokens: int,
+        n_outputs: int,
+    ) -> None:
+        self.hparams, self.weights, self.kv = hparams, weights, kv
+        self.n_tokens, self.n_outputs = n_tokens, n_outputs
+        self.ctx = Context(no_alloc=True)
+        self.graph = CGraph()
+        self.tokens = self._input(GGMLType.I32, "inp_tokens", n_tokens)
+        self.positions = self._input(GGMLType.I32, "inp_pos", n_tokens)
+        self.kv_index = self._input(GGMLType.I64, "attn_inp_kv_idxs", n_tokens)
+        self.rows = self._input(GGMLType.I32, "attn_inp_rows", 4, n_tokens)
+        self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs)
+
+    def _input(self, type: GGMLType, name: str, *ne: int) -> Tensor:
+        return self.ctx.new_tensor(type, ne).set_name(name).set_input()
+
+    def embed(self, name: str) -> Tensor:
+        """Rows of the embedding for the ubatch's tokens: [n_embd, T]."""
+        return ops.get_rows(self.ctx, self.weights[name], self.tokens).set_name("inp_embd")
+
+    def rms_norm(self, x: Tensor, weight: str, name: str) -> Tensor:
+        """RMS norm times its weight."""
+        norm = ops.rms_norm(self.ctx, x, self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
+        return ops.mul(self.ctx, norm, self.weights[weight]).set_name(name)
+
+    def linear(self, x: Tensor, prefix: str, name: str, residual: Tensor | None = None) -> Tensor:
+        """``weight @ x``, plus the bias if the model has one, plus the residual if given."""
+        y = ops.mul_mat(self.ctx, self.weights[f"{prefix}.weight"], x).set_name(name)
+        bias = self.weights.get(f"{prefix}.bias")
+        if bias is not None:
+            y = ops.add(self.ctx, y, bias).set_name(f"{name}_b")
+        if residual is not None:
+            y = ops.add(self.ctx, y, residual).set_name(f"{name}_res")
+        self.graph.build_forward_expand(y)
+        return y
+
+    def rope(self, x: Tensor, name: str) -> Tensor:
+        """Rotate by position: [head_dim, n_head, T]."""
+        hp = self.hparams
+        freqs = self.weights.get("rope_freqs.weight")
+        return ops.rope_ext(
+            self.ctx,
+            x,
+            self.positions,
+            freqs,
+            n_dims=hp.n_rot,
+            mode=int(ops.RopeMode.NORMAL),
+            n_ctx_orig=hp.n_ctx_train,
+            freq_base=hp.rope_freq_base,
+            freq_scale=hp.rope_freq_scale,
+        ).set_name(f"{name} (roped)")
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """Store keys and values in the cache, then attend to it.
+
+        Shape:
+            q [head_dim, n_head, T], k [head_dim, n_head_kv, T], v [n_embd_kv, T]
+            -> [n_embd_q, T]
+        """
+        ctx, hp, kv = self.ctx, self.hparams, self.kv
+        cache_k, cache_v = kv.k[layer], kv.v[layer]  # [n_embd_kv, n_cells]
+        k = ops.reshape_2d(ctx, k, hp.n_embd_kv, self.n_tokens)
+        self.graph.build_forward_expand(q)
+        for cache, new in ((cache_k, k), (cache_v, v)):
+            self.graph.build_forward_expand(ops.set_rows(ctx, cache, new, self.kv_index))
+        keys, values = (self._heads(cache) for cache in (cache_k, cache_v))
+        q = ops.permute(ctx, q, 0, 2, 1, 3)  # [head_dim, T, n_head]
+        out = ops.flash_attn_cells(
+            ctx, q, keys, values, kv.cells, self.rows, 1 / math.sqrt(hp.head_dim)
+        ).set_name(f"kqv-{layer}")  # [head_dim, n_head, T]
+        return ops.reshape_2d(ctx, out, hp.n_embd_q, self.n_tokens).set_name(f"kqv_out-{layer}")
+
+    def _heads(self, cache: Tensor) -> Tensor:
+        """The cache as [head_dim, n_cells, n_head_kv]."""
+        hp = self.hparams
+        size = hp.head_dim * cache.type.type_size
+        return ops.view_3d(
+            self.ctx, cache, (hp.head_dim, cache.ne[1], hp.n_head_kv), (cache.nb[1], size)
+        )
+
+    def select_outputs(self, x: Tensor) -> Tensor:
+        """Only the tokens whose logits are wanted: [n, n_outputs]."""
+        return ops.get_rows(self.ctx, x, self.out_ids)
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """Complete the graph with its result."""
+        logits.set_output()
+        self.graph.build_forward_expand(logits)
+        return logits
+
+
+def _layer(name: str) -> str:
+    """``-3`` of ``ffn_norm-3``, nothing where there is no layer."""
+    return name[name.rfind("-") :] if "-" in name else ""

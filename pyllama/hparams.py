@@ -1,0 +1,116 @@
+"""A model's hyperparameters, read from GGUF metadata and checked before anything uses them.
+
+    hp = read_hparams(gguf_file)
+    hp.n_embd, hp.n_layer, hp.head_dim             # 576, 30, 64
+
+Source: llama.cpp, ``llama_hparams`` and the ``{arch}.*`` keys of GGUF.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pyggml.gguf import GGUFFile
+
+from .errors import ModelError
+
+# Far beyond any model that exists: a damaged file must not make us reserve or loop for ever.
+_LIMITS = {
+    "n_layer": 4096,
+    "n_embd": 1 << 20,
+    "n_ff": 1 << 22,
+    "n_head": 1 << 14,
+    "n_head_kv": 1 << 14,
+    "n_ctx_train": 1 << 30,
+    "n_vocab": 1 << 24,
+    "head_dim": 1 << 14,
+    "n_rot": 1 << 14,
+}
+
+
+@dataclass(frozen=True)
+class HParams:
+    """Sizes and constants of a model."""
+
+    arch: str
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_rot: int
+    n_vocab: int
+    norm_eps: float
+    rope_freq_base: float
+    rope_freq_scale: float
+
+    @property
+    def n_embd_q(self) -> int:
+        """Columns of all queries."""
+        return self.n_head * self.head_dim
+
+    @property
+    def n_embd_kv(self) -> int:
+        """Columns of all keys (or values)."""
+        return self.n_head_kv * self.head_dim
+
+
+def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
+    """The hyperparameters of a file.
+
+    Raises:
+        ModelError, GGUFError: a key is missing, of another type, or out of its range.
+    """
+    arch = file.get_str("general.architecture")
+
+    def integer(key: str, default: int | None = None) -> int:
+        name = f"{arch}.{key}"
+        return file.get_int(name) if default is None else file.get_int(name, default)
+
+    def number(key: str, default: float) -> float:
+        return file.get_float(f"{arch}.{key}", default)
+
+    n_embd, n_head = integer("embedding_length"), integer("attention.head_count")
+    _check(file, arch, n_head >= 1, f"attention.head_count = {n_head}", "at least 1")
+    head_dim = integer("attention.key_length", n_embd // n_head)
+    factor = number("rope.scaling.factor", 1.0)
+    _check(file, arch, math.isfinite(factor) and factor > 0, f"rope.scaling.factor = {factor}", "> 0")
+    hp = HParams(
+        arch=arch,
+        n_ctx_train=integer("context_length"),
+        n_embd=n_embd,
+        n_layer=integer("block_count"),
+        n_ff=integer("feed_forward_length"),
+        n_head=n_head,
+        n_head_kv=integer("attention.head_count_kv", n_head),
+        head_dim=head_dim,
+        n_rot=integer("rope.dimension_count", head_dim),
+        n_vocab=n_vocab,
+        norm_eps=number("attention.layer_norm_rms_epsilon", 1e-5),
+        rope_freq_base=number("rope.freq_base", 10000.0),
+        rope_freq_scale=1.0 / factor,
+    )
+    for name, most in _LIMITS.items():
+        value = getattr(hp, name)
+        _check(file, arch, 1 <= value <= most, f"{name} = {value}", f"1 to {most}")
+    _check(
+        file, arch, hp.n_head % hp.n_head_kv == 0,
+        f"{hp.n_head} heads over {hp.n_head_kv} key-value heads", "a multiple",
+    )  # fmt: skip
+    _check(
+        file, arch, hp.n_rot <= hp.head_dim and hp.n_rot % 2 == 0 and hp.head_dim % 8 == 0,
+        f"head size {hp.head_dim}, {hp.n_rot} rotated", "a multiple of 8, rotated even, at most all",
+    )  # fmt: skip
+    for name, value in (("norm epsilon", hp.norm_eps), ("rope.freq_base", hp.rope_freq_base)):
+        _check(file, arch, math.isfinite(value) and value > 0, f"{name} = {value}", "> 0")
+    return hp
+
+
+def _check(file: GGUFFile, arch: str, ok: bool, got: str, wanted: str) -> None:
+    if not ok:
+        raise ModelError(
+            f"{file.path}: {arch} model with {got}, want {wanted}; the metadata is damaged"
+        )

@@ -1,0 +1,178 @@
+"""The KV cache: cells of keys and values, and for each sequence the list of its cells by position.
+
+    kv = KVCache(hparams, n_cells=1024, n_seq_max=1)
+    cells = kv.place([0, 0, 0], [5, 6, 7])         # cells for three tokens of sequence 0
+    kv.seq_rm(0, 6, -1)                            # forget positions from 6 on
+
+A cell holds one token's keys and values and may belong to several sequences. Attention walks a
+sequence's list (``cells``), so a token's result does not depend on which cells it got. Memory is
+committed by the system when a cell is first written. Not thread-safe.
+Source: llama.cpp, ``llama_kv_cache_unified`` (names of the operations).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.alloc import alloc_ctx_tensors
+from pyggml.backend.cpu.osapi import available_memory
+from pyggml.buffer import HOST
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.errors import AllocError
+
+from .errors import BatchError, ContextFull
+from .hparams import HParams
+
+_INT32_MAX = (1 << 31) - 1
+
+
+class KVCache:
+    """Keys and values of all layers.
+
+    Attributes:
+        k, v: one tensor a layer, F16 [n_embd_kv, n_cells].
+        cells: I32 [2, n_cells, n_seq_max], each sequence's (cell, position) ordered by position.
+
+    Raises:
+        AllocError: the cache does not fit into this machine's memory.
+    """
+
+    def __init__(self, hparams: HParams, n_cells: int, n_seq_max: int = 1) -> None:
+        self.n_cells, self.n_seq_max = n_cells, n_seq_max
+        self.size_bytes = 2 * 2 * hparams.n_layer * hparams.n_embd_kv * n_cells
+        _check_memory(self.size_bytes, n_cells)
+        self._ctx = Context(no_alloc=True)
+        shape = (hparams.n_embd_kv, n_cells)
+        layers = range(hparams.n_layer)
+        self.k = [self._ctx.new_tensor(GGMLType.F16, shape).set_name(f"cache_k_l{i}") for i in layers]
+        self.v = [self._ctx.new_tensor(GGMLType.F16, shape).set_name(f"cache_v_l{i}") for i in layers]
+        self.cells = self._ctx.new_tensor_3d(GGMLType.I32, 2, n_cells, n_seq_max)
+        self.cells.set_name("cache_cells")
+        self._buffer = alloc_ctx_tensors(self._ctx, HOST)
+        self._lists = self.cells.numpy(squeeze=False)[0]  # [n_seq, n_cells, 2]
+        self._lengths = [0] * n_seq_max
+        self._owners = np.zeros(n_cells, np.int32)  # sequences that a cell belongs to
+        self._n_used = 0
+        self._next = 0  # cells below are probably taken
+
+    @property
+    def n_used(self) -> int:
+        """Cells that belong to a sequence."""
+        return self._n_used
+
+    def length(self, seq: int) -> int:
+        """Cells of a sequence."""
+        return self._lengths[seq]
+
+    def seq_pos_max(self, seq: int) -> int:
+        """The last position of a sequence, -1 where it is empty."""
+        n = self._lengths[seq]
+        return int(self._lists[seq, n - 1, 1]) if n else -1
+
+    def seq_pos_min(self, seq: int) -> int:
+        """The first position of a sequence, -1 where it is empty."""
+        return int(self._lists[seq, 0, 1]) if self._lengths[seq] else -1
+
+    def place(self, seqs: list[int], positions: list[int]) -> np.ndarray:
+        """Cells for new tokens, appended to their sequences.
+
+        Args:
+            seqs: the sequence of each token; positions: rising within a sequence.
+
+        Raises:
+            ContextFull: too few free cells; nothing has changed.
+        """
+        n = len(seqs)
+        if n > self.n_cells - self._n_used:
+            raise ContextFull(
+                f"the context is full: {n} tokens wanted, {self.n_cells - self._n_used} of "
+                f"{self.n_cells} cells free; use a larger context (-c, n_ctx) or a shorter prompt"
+            )
+        cells = self._free_cells(n)
+        self._owners[cells] = 1
+        self._n_used += n
+        if n and len(set(seqs)) == 1:
+            seq, start = seqs[0], self._lengths[seqs[0]]
+            self._lists[seq, start : start + n, 0] = cells
+            self._lists[seq, start : start + n, 1] = positions
+            self._lengths[seq] += n
+            return cells
+        for seq, cell, position in zip(seqs, cells, positions, strict=True):
+            self._lists[seq, self._lengths[seq]] = cell, position
+            self._lengths[seq] += 1
+        return cells
+
+    def _free_cells(self, n: int) -> np.ndarray:
+        window = self._owners[self._next : self._next + n]
+        if window.size == n and not window.any():
+            cells = np.arange(self._next, self._next + n)
+        else:
+            cells = np.flatnonzero(self._owners == 0)[:n]
+        self._next = int(cells[-1]) + 1 if n else self._next
+        return cells
+
+    def index(self, seq: int, position: int) -> int:
+        """How many cells of a sequence lie before a position."""
+        n = self._lengths[seq]
+        return int(np.searchsorted(self._lists[seq, :n, 1], position))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._lengths = [0] * self.n_seq_max
+        self._owners[:] = 0
+        self._n_used = self._next = 0
+
+    def seq_rm(self, seq: int, p0: int = 0, p1: int = -1) -> None:
+        """Forget positions p0 up to, not with, p1 of a sequence (seq -1: of all; p1 -1: the end)."""
+        for s in range(self.n_seq_max) if seq < 0 else (seq,):
+            self._check_seq(s)
+            n = self._lengths[s]
+            first = self.index(s, max(p0, 0))
+            last = n if p1 < 0 else max(first, self.index(s, p1))
+            cells = self._lists[s, first:last, 0].copy()
+            self._lists[s, first : n - (last - first)] = self._lists[s, last:n].copy()
+            self._lengths[s] = n - (last - first)
+            self._owners[cells] -= 1
+            freed = cells[self._owners[cells] == 0]
+            self._n_used -= len(freed)
+            if len(freed):
+                self._next = min(self._next, int(freed.min()))
+
+    def seq_cp(self, source: int, target: int, p0: int = 0, p1: int = -1) -> None:
+        """Let positions of one sequence belong to another too; no keys or values are copied."""
+        self._check_seq(source)
+        self._check_seq(target)
+        if source == target:
+            return
+        first = self.index(source, max(p0, 0))
+        last = self._lengths[source] if p1 < 0 else max(first, self.index(source, p1))
+        part = self._lists[source, first:last]
+        n = self._lengths[target]
+        if n and len(part) and int(part[0, 1]) <= self.seq_pos_max(target):
+            raise BatchError(
+                f"sequence {target} already reaches position {self.seq_pos_max(target)}: "
+                f"cannot take position {int(part[0, 1])} of sequence {source} behind it"
+            )
+        self._lists[target, n : n + len(part)] = part
+        self._owners[part[:, 0]] += 1
+        self._lengths[target] = n + len(part)
+
+    def seq_keep(self, seq: int) -> None:
+        """Forget every other sequence."""
+        for other in range(self.n_seq_max):
+            if other != seq:
+                self.seq_rm(other)
+
+    def _check_seq(self, seq: int) -> None:
+        if not 0 <= seq < self.n_seq_max:
+            raise BatchError(f"sequence {seq}: this context has 0 to {self.n_seq_max - 1}")
+
+
+def _check_memory(size: int, n_cells: int) -> None:
+    have = available_memory()
+    if have is not None and size > have:
+        raise AllocError(
+            f"a context of {n_cells} tokens needs {size / 2**30:.2f} GiB of KV cache, this machine "
+            f"has {have / 2**30:.2f} GiB free; choose a smaller one with -c (n_ctx)"
+        )

@@ -1,0 +1,145 @@
+"""Weights from a GGUF file into buffers: repacked for speed, or as they lie in the mapped file.
+
+    weights = load_weights(file, arch.TENSORS, hparams, backend)
+
+Matrices that matmuls read go to the repacked buffer; everything else, and all of it with
+``repack=False``, stays in the file's pages. Names, types and sizes are checked before anything is
+allocated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from pyggml.backend.cpu import osapi
+from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.backend.cpu.buffer import REPACK
+from pyggml.backend.cpu.layout import INTERLEAVED
+from pyggml.backend.cpu.repack import repack as repack_tensors
+from pyggml.alloc import alloc_ctx_tensors
+from pyggml.buffer import HOST, HostBuffer
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.errors import AllocError
+from pyggml.gguf import GGUFFile, TensorInfo
+from pyggml.tensor import Tensor
+
+from .errors import ModelError
+from .hparams import HParams
+
+log = logging.getLogger(__name__)
+_UNUSED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+Progress = Callable[[float], None]
+
+
+def load_weights(
+    file: GGUFFile,
+    patterns: Mapping[str, tuple[str, ...]],
+    hparams: HParams,
+    backend: CpuBackend,
+    *,
+    repack: bool = True,
+    mlock: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Tensor]:
+    """The weights by name, in buffers that they keep alive.
+
+    Raises:
+        ModelError: a tensor is missing, unknown, of a wrong size or a type without kernels.
+        AllocError: no memory for the repacked copy.
+    """
+    infos = _check(file, patterns, hparams)
+    matrices = {n for n, info in infos.items() if repack and _is_matrix(info)}
+    _check_memory(sum(infos[n].nbytes for n in matrices))
+    ctx, weights = Context(no_alloc=True), {}
+    mapped = HostBuffer(file.data, HOST)
+    for name, info in infos.items():
+        if name not in matrices:
+            tensor = Tensor(info.type, info.ne).set_name(name)
+            tensor.buffer, tensor.data = mapped, mapped.base + info.offset
+            weights[name] = tensor
+    for name in matrices:
+        weights[name] = ctx.new_tensor(infos[name].type, infos[name].ne).set_name(name)
+    if matrices:
+        alloc_ctx_tensors(ctx, REPACK)
+        total = sum(infos[n].nbytes for n in matrices)
+        sources = [(t, file.tensor_bytes(t.name)) for t in ctx]
+        for done in repack_tensors(backend, sources):
+            if progress is not None:
+                progress(done / total)
+    if mlock:
+        _lock(weights)
+    return weights
+
+
+def _check(
+    file: GGUFFile, patterns: Mapping[str, tuple[str, ...]], hparams: HParams
+) -> dict[str, TensorInfo]:
+    infos = {}
+    for pattern, sizes in patterns.items():
+        optional = pattern.endswith("?")
+        ne = tuple(_size(hparams, s) for s in sizes)
+        for i in range(hparams.n_layer) if "{i}" in pattern else (0,):
+            name = pattern.rstrip("?").replace("{i}", str(i))
+            info = file.tensors.get(name)
+            if info is None:
+                if optional:
+                    continue
+                raise ModelError(
+                    f"{file.path}: tensor '{name}' is missing; the file is not a whole "
+                    f"{hparams.arch} model"
+                )
+            _check_tensor(file, info, ne)
+            infos[name] = info
+    unknown = [n for n in file.tensors if n not in infos and n not in _UNUSED]
+    if unknown:
+        raise ModelError(
+            f"{file.path}: {len(unknown)} tensors that a {hparams.arch} model does not have, such "
+            f"as '{unknown[0]}'; this variant is not supported"
+        )
+    return infos
+
+
+def _check_tensor(file: GGUFFile, info: TensorInfo, ne: tuple[int, ...]) -> None:
+    wanted = (*ne, *(1,) * (4 - len(ne)))
+    if info.ne != wanted:
+        raise ModelError(
+            f"{file.path}: tensor '{info.name}' has sizes {list(info.ne)}, want {list(wanted)}"
+        )
+    if len(ne) == 1 and info.type is not GGMLType.F32:
+        raise ModelError(
+            f"{file.path}: tensor '{info.name}' is {info.type.name}, want F32 for a vector"
+        )
+    if info.type not in INTERLEAVED:
+        raise ModelError(
+            f"{file.path}: tensor '{info.name}' is {info.type.name}, which cannot be run yet; "
+            f"there are: {', '.join(t.name for t in INTERLEAVED)}"
+        )
+
+
+def _size(hparams: HParams, name: str) -> int:
+    if name.endswith("/2"):
+        return int(getattr(hparams, name[:-2])) // 2
+    return int(getattr(hparams, name))
+
+
+def _is_matrix(info: TensorInfo) -> bool:
+    return info.n_dims >= 2
+
+
+def _check_memory(size: int) -> None:
+    have = osapi.available_memory()
+    if have is not None and size > have:
+        raise AllocError(
+            f"repacking the weights needs {size / 2**30:.2f} GiB, this machine has "
+            f"{have / 2**30:.2f} GiB free; use --no-repack (repack=False) to read them in place"
+        )
+
+
+def _lock(weights: Mapping[str, Tensor]) -> None:
+    for buffer in {id(t.buffer): t.buffer for t in weights.values()}.values():
+        assert buffer is not None and buffer.mem is not None
+        problem = osapi.lock_memory(buffer.mem)
+        if problem:
+            log.warning("cannot lock %d bytes of weights: %s", buffer.mem.nbytes, problem)

@@ -1,0 +1,117 @@
+"""A model: hyperparameters, tokenizer and weights of a GGUF file.
+
+    model = Model.load("x.gguf")
+    model.desc, model.n_params                     # "llama 135M Q4_1", 134515008
+
+Immutable once loaded; any number of contexts and threads may share it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pyggml.gguf import GGUFFile
+from pyggml.tensor import Tensor
+
+from .arch import Arch, get_arch
+from .errors import ModelError
+from .hparams import HParams, read_hparams
+from .tokenizer import Tokenizer, load_tokenizer
+
+_SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+
+
+class Model:
+    """A loaded model; see ``Model.load``.
+
+    Attributes:
+        path, metadata: of the file.
+        hparams, tokenizer: read from it.
+        weights: tensors by name (empty with ``vocab_only``).
+        n_params, size_bytes: of all tensors in the file.
+    """
+
+    def __init__(self, file: GGUFFile, hparams: HParams, tokenizer: Tokenizer) -> None:
+        self.path: Path = file.path
+        self.metadata: Mapping[str, Any] = file.metadata
+        self.hparams, self.tokenizer = hparams, tokenizer
+        self.arch: Arch = get_arch(hparams.arch)
+        self.weights: dict[str, Tensor] = {}
+        infos = file.tensors.values()
+        self.n_params = sum(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3] for t in infos)
+        self.size_bytes = sum(t.nbytes for t in infos)
+        self._types = Counter(t.type.name for t in infos if t.n_dims > 1)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        repack: bool = True,
+        vocab_only: bool = False,
+        n_threads: int | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> Model:
+        """Load a GGUF file.
+
+        Args:
+            use_mmap: map the file; False reads it into memory.
+            use_mlock: pin the weights in RAM (a warning if the system refuses).
+            repack: lay matrices out for fast kernels; False reads them where they are.
+            vocab_only: no weights.
+            n_threads: threads that repack.
+            progress: told the fraction that is done.
+
+        Raises:
+            GGUFError: the file cannot be read, or is not a legal GGUF file.
+            ModelError: it is not a model that can be run.
+            AllocError: not enough memory.
+        """
+        file = GGUFFile(path, mmap=use_mmap)
+        tokenizer = load_tokenizer(file.metadata)
+        hparams = read_hparams(file, tokenizer.n_vocab)
+        model = cls(file, hparams, tokenizer)
+        if vocab_only:
+            return model
+        if not file.tensors:
+            raise ModelError(f"{file.path}: there are no weights in this file (a vocabulary only)")
+        from pyggml.backend.cpu.backend import CpuBackend
+
+        from .loader import load_weights
+
+        model.weights = load_weights(
+            file,
+            model.arch.TENSORS,
+            hparams,
+            CpuBackend(n_threads),
+            repack=repack,
+            mlock=use_mlock,
+            progress=progress,
+        )
+        return model
+
+    @property
+    def desc(self) -> str:
+        """Architecture, size and the type of most matrices, such as ``llama 135M Q4_1``."""
+        factor, suffix = next(((f, s) for f, s in _SUFFIXES if self.n_params >= f), (1, ""))
+        kind = self._types.most_common(1)[0][0] if self._types else "vocab"
+        return f"{self.hparams.arch} {self.n_params / factor:.0f}{suffix} {kind}"
+
+    def close(self) -> None:
+        """Let go of the weights; contexts that still use them keep them alive."""
+        self.weights = {}
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,34 @@
+"""From logits to a token id, with llama.cpp's samplers, order, defaults and random stream.
+
+    chain = Chain(SamplingParams(temp=0.7, seed=42), n_vocab=logits.size)
+    token = chain.sample(logits)
+    chain.accept(token)
+
+A chain belongs to one generation: it holds a random stream and a history, and is not thread-safe.
+"""
+
+from pyllama.sampling.candidates import Candidates
+from pyllama.sampling.chain import SAMPLERS, Chain
+from pyllama.sampling.logits_processor import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    apply_logits_processors,
+)
+from pyllama.sampling.params import RANDOM_SEED, SamplingError, SamplingParams
+from pyllama.sampling.rng import Mt19937
+from pyllama.sampling.sampler import ChainSetup, Sampler
+
+__all__ = [
+    "RANDOM_SEED",
+    "SAMPLERS",
+    "Candidates",
+    "Chain",
+    "ChainSetup",
+    "LogitsProcessor",
+    "LogitsProcessorList",
+    "Mt19937",
+    "Sampler",
+    "SamplingError",
+    "SamplingParams",
+    "apply_logits_processors",
+]

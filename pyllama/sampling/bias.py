@@ -1,0 +1,41 @@
+"""Logits moved by token id: the user's ``logit_bias``, and ``ignore_eos`` as a ban on its tokens.
+
+    SamplingParams(logit_bias={42: -math.inf, 7: 1.5}, ignore_eos=True)
+
+Runs first, on the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pyllama.sampling.candidates import Candidates
+from pyllama.sampling.sampler import ChainSetup, Sampler
+
+
+class LogitBias(Sampler):
+    """Adds a constant to some logits.
+
+    Source: llama.cpp llama-sampler.cpp, `llama_sampler_logit_bias_apply`.
+    """
+
+    label = "logit-bias"
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._tokens = np.fromiter(bias.keys(), np.intp, len(bias))
+        self._bias = np.fromiter(bias.values(), np.float32, len(bias))
+        self._absolute = np.isinf(self._bias)  # assigned, not added: inf - inf would be NaN
+
+    @classmethod
+    def create(cls, setup: ChainSetup) -> LogitBias | None:
+        bias = dict(setup.params.logit_bias)
+        if setup.params.ignore_eos:
+            bias.update(dict.fromkeys(setup.eog_ids, -np.inf))
+        return cls(bias) if bias else None
+
+    def apply(self, candidates: Candidates) -> None:
+        logits, positions, found = candidates.edit(self._tokens)
+        bias = self._bias[found]
+        logits[positions] = np.where(self._absolute[found], bias, logits[positions] + bias)

@@ -1,0 +1,143 @@
+"""The sampling chain: logits in, token id out.
+
+    chain = Chain(SamplingParams(seed=42), n_vocab=49152, eog_ids=(0,))
+    print(chain.describe())         # logits -> ?penalties -> top-k -> top-p -> ... -> dist
+    for token in prompt:
+        chain.accept(token)
+    token = chain.sample(logits)    # the logits are not written to
+    chain.accept(token)
+
+With equal logits, parameters and seed a chain chooses as llama.cpp's does, as far as float32
+rounding of exp allows. Each `sample` takes two words of the random stream, greedy or not. NaN
+counts as -inf; where every logit is -inf, token 0 is chosen. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from pyllama.sampling.bias import LogitBias
+from pyllama.sampling.candidates import Candidates, Floats
+from pyllama.sampling.dist import Dist
+from pyllama.sampling.params import SamplingError, SamplingParams
+from pyllama.sampling.penalties import Penalties
+from pyllama.sampling.sampler import ChainSetup, Sampler
+from pyllama.sampling.temperature import Temperature
+from pyllama.sampling.truncation import MinP, TopK, TopP
+
+SAMPLERS: dict[str, type[Sampler]] = {
+    "penalties": Penalties,
+    "top_k": TopK,
+    "top_p": TopP,
+    "min_p": MinP,
+    "temperature": Temperature,
+}
+"""Every sampler that `SamplingParams.samplers` may name, in the order of the default chain."""
+
+
+class Chain:
+    """The samplers of one generation, in order, and the draw at their end.
+
+    Args:
+        params: what the user asked for.
+        n_vocab: number of logits.
+        eog_ids: token ids that ``ignore_eos`` bans.
+
+    Raises:
+        SamplingError: an unknown sampler, or a biased token outside the vocabulary.
+    """
+
+    def __init__(self, params: SamplingParams, n_vocab: int, eog_ids: Iterable[int] = ()) -> None:
+        setup = ChainSetup(params, n_vocab, tuple(eog_ids))
+        names = tuple(SAMPLERS) if params.samplers is None else params.samplers
+        unknown = [name for name in names if name not in SAMPLERS]
+        if unknown:
+            raise SamplingError(
+                f"unknown sampler {', '.join(unknown)}; choose from {', '.join(SAMPLERS)}"
+            )
+        for token in (*params.logit_bias, *setup.eog_ids):
+            _check_token("biased token", token, n_vocab)
+        links = [(SAMPLERS[name].label, SAMPLERS[name].create(setup)) for name in names]
+        bias = LogitBias.create(setup)
+        if bias is not None:
+            links.insert(0, (bias.label, bias))
+        self._n_vocab = n_vocab
+        self._dist = Dist(params.seed)
+        self._samplers = [sampler for _, sampler in links if sampler is not None]
+        self._greedy = _greedy_prefix(self._samplers)
+        shown = [label if sampler is not None else f"?{label}" for label, sampler in links]
+        self._description = " -> ".join(["logits", *shown, self._dist.label])
+
+    @property
+    def seed(self) -> int:
+        """The seed in use, also where it was drawn from the system."""
+        return self._dist.seed
+
+    def sample(self, logits: Floats) -> int:
+        """Choose a token; the chain takes note of it only by `accept`.
+
+        Args:
+            logits: float32[n_vocab], only read.
+
+        Raises:
+            SamplingError: another number of logits.
+        """
+        if self._greedy is None:
+            return self._dist.pick(self.apply(logits))
+        self._dist.skip()
+        candidates = self._run(self._greedy, logits)
+        return candidates.token(candidates.best())
+
+    def apply(self, logits: Floats) -> Candidates:
+        """The candidates that `sample` draws from; takes no random number of the draw's stream."""
+        return self._run(self._samplers, logits)
+
+    def accept(self, token: int) -> None:
+        """Take note of a token of the prompt or of the generation.
+
+        Raises:
+            SamplingError: a token outside the vocabulary.
+        """
+        _check_token("accepted token", token, self._n_vocab)
+        for sampler in self._samplers:
+            sampler.accept(token)
+
+    def reset(self) -> None:
+        """Forget all accepted tokens and start the random stream again."""
+        for sampler in self._samplers:
+            sampler.reset()
+        self._dist.reset()
+
+    def describe(self) -> str:
+        """The chain in one line, as llama.cpp prints it; samplers that are off start with `?`."""
+        return self._description
+
+    def _run(self, samplers: list[Sampler], logits: Floats) -> Candidates:
+        logits = np.asarray(logits, np.float32)
+        if logits.shape != (self._n_vocab,):
+            raise SamplingError(
+                f"sample: got logits of shape {logits.shape}, wanted ({self._n_vocab},)"
+            )
+        candidates = Candidates(logits)
+        # masks near float32's lowest value end as -inf; infinite biases step over inf - inf
+        with np.errstate(over="ignore", invalid="ignore"):
+            for sampler in samplers:
+                sampler.apply(candidates)
+        return candidates
+
+
+def _greedy_prefix(samplers: list[Sampler]) -> list[Sampler] | None:
+    """What a greedy chain has to run before the largest logit is its choice; None if not greedy."""
+    for i, sampler in enumerate(samplers):
+        if isinstance(sampler, Temperature) and sampler.is_greedy:
+            while i and samplers[i - 1].keeps_best:
+                i -= 1
+            return samplers[:i]
+    return None
+
+
+def _check_token(what: str, token: int, n_vocab: int) -> None:
+    if not 0 <= token < n_vocab:
+        raise SamplingError(f"{what} {token} is outside the vocabulary of {n_vocab} tokens")

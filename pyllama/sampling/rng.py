@@ -1,0 +1,62 @@
+"""The random numbers of llama.cpp: std::mt19937 read as libstdc++ reads it.
+
+    rng = Mt19937(5489)
+    rng.raw()               # 3499211612
+    rng.uniform_double()    # in [0, 1), from two raw words
+
+Same seed, same stream as llama.cpp built with libstdc++, on every platform. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from os import urandom
+from typing import Any
+
+import numpy as np
+
+from pyllama.sampling.params import RANDOM_SEED
+
+BELOW_ONE = 1.0 - 2.0**-53
+BELOW_ONE_FLOAT = 1.0 - 2.0**-24
+
+
+class Mt19937:
+    """A Mersenne twister, seeded as ``std::mt19937(seed)``.
+
+    Args:
+        seed: 32 bits; -1 or `RANDOM_SEED` draws a seed from the system, again on each `reset`.
+    """
+
+    def __init__(self, seed: int = RANDOM_SEED) -> None:
+        self._requested = seed & 0xFFFFFFFF
+        self._bits = np.random.MT19937()
+        self.seed = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Start the stream again."""
+        self.seed = self._requested
+        if self.seed == RANDOM_SEED:
+            self.seed = int.from_bytes(urandom(4), "little")
+        # RandomState is the public way to the classic seeding: MT19937(seed) hashes its seed.
+        state: Any = np.random.RandomState(self.seed).get_state(legacy=False)
+        self._bits.state = state
+
+    def raw(self) -> int:
+        """The next 32-bit word."""
+        return int(self._bits.random_raw())
+
+    def uniform_double(self) -> float:
+        """The next double in [0, 1); takes two words, the low one first.
+
+        Source: libstdc++ random.tcc, `generate_canonical<double, 53>`; NumPy's own recipe differs.
+        """
+        low = self.raw()
+        return min((low + (self.raw() << 32)) / 2.0**64, BELOW_ONE)
+
+    def uniform_float(self) -> float:
+        """The next float32 in [0, 1); takes one word.
+
+        Source: libstdc++ random.tcc, `generate_canonical<float, 24>`.
+        """
+        return min(float(np.float32(self.raw())) / 2.0**32, BELOW_ONE_FLOAT)

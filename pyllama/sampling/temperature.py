@@ -1,0 +1,47 @@
+"""Temperature: how far sampling may stray from the likeliest token.
+
+Temperature(0.8).apply(candidates)
+Temperature(0.0).apply(candidates)      # greedy: only the best candidate keeps its logit
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyllama.sampling.candidates import Candidates
+from pyllama.sampling.sampler import ChainSetup, Sampler
+
+NO_TOKENS = np.empty(0, np.intp)
+SMALLEST = 1e-30  # divided by less, float32 logits overflow; greedy is the limit
+
+
+class Temperature(Sampler):
+    """Divides all logits by a constant, or singles out the best one where that is <= 0.
+
+    Source: llama.cpp llama-sampler.cpp, `llama_sampler_temp_impl`.
+    """
+
+    label = "temp-ext"
+    keeps_best = True
+
+    def __init__(self, temp: float) -> None:
+        self._temp = np.float32(temp if temp > SMALLEST else 0)
+
+    @classmethod
+    def create(cls, setup: ChainSetup) -> Temperature | None:
+        return cls(setup.params.temp) if setup.params.temp != 1 else None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether only the best candidate stays possible."""
+        return bool(self._temp == 0)
+
+    def apply(self, candidates: Candidates) -> None:
+        if not self.is_greedy:
+            candidates.logits = candidates.logits / self._temp
+            return
+        logits, _, _ = candidates.edit(NO_TOKENS)
+        best = candidates.best()
+        logit = logits[best]
+        logits.fill(-np.inf)
+        logits[best] = logit

@@ -1,0 +1,106 @@
+"""Samplers that drop unlikely tokens and leave the rest as it is: top-k, top-p, min-p.
+
+    candidates = Candidates(logits)
+    TopK(40).apply(candidates)
+    TopP(0.95).apply(candidates)
+
+All keep the likeliest token. TopK and TopP leave the candidates sorted.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pyllama.sampling.candidates import Candidates, top_positions
+from pyllama.sampling.sampler import ChainSetup, Sampler
+
+
+class TopK(Sampler):
+    """Keeps the k largest logits; of equal ones those with the lowest ids.
+
+    Source: llama.cpp llama-sampler.cpp, `llama_sampler_top_k_impl`.
+    """
+
+    label = "top-k"
+    keeps_best = True
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+
+    @classmethod
+    def create(cls, setup: ChainSetup) -> TopK | None:
+        return cls(setup.params.top_k) if setup.params.top_k > 0 else None
+
+    def apply(self, candidates: Candidates) -> None:
+        candidates.keep_top(self._k)
+
+
+class TopP(Sampler):
+    """Keeps the likeliest tokens until their probabilities sum to p, the crossing one included.
+
+    Source: https://arxiv.org/abs/1904.09751; llama.cpp, `llama_sampler_top_p_apply`.
+    """
+
+    label = "top-p"
+    keeps_best = True
+    FIRST_SORTED = 256  # most often enough, so that the whole vocabulary is seldom sorted
+
+    def __init__(self, p: float, min_keep: int = 0) -> None:
+        self._p = np.float32(p)
+        self._min_keep = min_keep
+
+    @classmethod
+    def create(cls, setup: ChainSetup) -> TopP | None:
+        p = setup.params
+        return cls(p.top_p, p.min_keep) if p.top_p < 1 else None
+
+    def apply(self, candidates: Candidates) -> None:
+        probs = candidates.probs()
+        if candidates.sorted:
+            candidates.keep(slice(self._count(probs)))
+            return
+        n_sorted = max(self.FIRST_SORTED, self._min_keep)
+        while True:
+            order = top_positions(candidates.logits, n_sorted)
+            count = self._count(probs[order])
+            if count < n_sorted or n_sorted >= len(candidates):
+                break
+            n_sorted *= 8
+        candidates.keep(order[:count])
+        candidates.sorted = True
+
+    def _count(self, probs: np.ndarray[tuple[int], np.dtype[np.float32]]) -> int:
+        crossing = int(probs.cumsum().searchsorted(self._p))
+        return max(crossing + 1, self._min_keep)
+
+
+class MinP(Sampler):
+    """Keeps the tokens that are at least p times as likely as the likeliest.
+
+    Source: https://arxiv.org/abs/2407.01082; llama.cpp, `llama_sampler_min_p_apply`.
+    """
+
+    label = "min-p"
+    keeps_best = True
+
+    def __init__(self, p: float, min_keep: int = 0) -> None:
+        self._distance = np.float32(math.log(p))
+        self._min_keep = max(min_keep, 1)
+
+    @classmethod
+    def create(cls, setup: ChainSetup) -> MinP | None:
+        p = setup.params
+        return cls(p.min_p, p.min_keep) if p.min_p > 0 else None
+
+    def apply(self, candidates: Candidates) -> None:
+        logits = candidates.logits
+        likely = logits >= logits[candidates.best()] + self._distance
+        count = int(np.count_nonzero(likely))
+        if count < self._min_keep:
+            candidates.keep_top(self._min_keep)
+        elif candidates.sorted:
+            candidates.keep(slice(count))
+        elif count < len(candidates):
+            candidates.keep(likely)

@@ -1,0 +1,105 @@
+"""Stop strings for text that arrives in pieces.
+
+    stops = StopStrings(["</s>", "User:"])
+    stops.push("Hello Us")      # ("Hello ", False): "Us" may be the start of a stop string
+    stops.push("er: no")        # ("", True)
+
+What is emitted does not depend on how the text was cut. Each character costs a constant amortised
+time, however many stop strings there are (Aho-Corasick).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from pyllama.sampling import SamplingError
+
+
+class StopStrings:
+    """Passes text on up to the first stop string.
+
+    The first one is the first to be complete, since generation ends there; of those that end at the
+    same character the longest, which starts first. The stop string itself is never emitted.
+
+    Args:
+        stops: one string or several; none lets all text pass.
+
+    Attributes:
+        matched: the stop string that was found.
+
+    Raises:
+        SamplingError: an empty stop string, which would end every text at its start.
+
+    Source: Aho and Corasick, Efficient string matching, 1975.
+    """
+
+    def __init__(self, stops: str | Iterable[str]) -> None:
+        patterns = [stops] if isinstance(stops, str) else list(stops)
+        if "" in patterns:
+            raise SamplingError(
+                f"stop string {patterns.index('')} is empty and would stop at once; leave it out"
+            )
+        self.matched: str | None = None
+        self._held = ""  # the longest end of the text that starts some stop string
+        self._node = 0
+        self._build(patterns)
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Take the next piece of text.
+
+        Returns:
+            The text that can be shown, and whether a stop string was found; nothing more is
+            emitted after one.
+        """
+        if self.matched is not None:
+            return "", True
+        next_, fail, depth, found = self._next, self._fail, self._depth, self._found
+        node = self._node
+        pending = self._held + text
+        for end, char in enumerate(text, start=len(self._held) + 1):
+            while node and char not in next_[node]:
+                node = fail[node]
+            node = next_[node].get(char, 0)
+            match = found[node]
+            if match is not None:
+                self.matched, self._held, self._node = match, "", 0
+                return pending[: end - len(match)], True
+        self._node = node
+        cut = len(pending) - depth[node]
+        self._held = pending[cut:]
+        return pending[:cut], False
+
+    def flush(self) -> str:
+        """The text still held back, when no more text will come."""
+        held, self._held, self._node = self._held, "", 0
+        return held
+
+    def _build(self, patterns: list[str]) -> None:
+        """Tables by node of the trie of patterns: edges, longest proper suffix, depth, match."""
+        self._next: list[dict[str, int]] = [{}]
+        self._fail = [0]
+        self._depth = [0]
+        self._found: list[str | None] = [None]
+        for pattern in patterns:
+            node = 0
+            for depth, char in enumerate(pattern, start=1):
+                if char not in self._next[node]:
+                    self._next[node][char] = len(self._next)
+                    self._next.append({})
+                    self._fail.append(0)
+                    self._depth.append(depth)
+                    self._found.append(None)
+                node = self._next[node][char]
+            self._found[node] = pattern
+        todo = deque(self._next[0].values())
+        while todo:
+            node = todo.popleft()
+            for char, child in self._next[node].items():
+                suffix = self._fail[node]
+                while suffix and char not in self._next[suffix]:
+                    suffix = self._fail[suffix]
+                self._fail[child] = self._next[suffix].get(char, 0)
+                if self._found[child] is None:
+                    self._found[child] = self._found[self._fail[child]]
+                todo.append(child)

@@ -1,0 +1,115 @@
+"""Typed reading of tokenizer keys: every value is checked before anything uses it.
+
+    keys = Metadata({"tokenizer.ggml.add_bos_token": True})
+    keys.flag("add_bos_token", default=False)
+
+Promises that a value of the wrong type, length or range ends in one TokenizerError line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import TokenizerError
+
+PREFIX = "tokenizer.ggml."
+
+
+class Metadata:
+    """The ``tokenizer.ggml.*`` keys of a GGUF file.
+
+    Args:
+        values: All metadata of the file, by full key.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __contains__(self, key: str) -> bool:
+        return PREFIX + key in self._values
+
+    def text(self, key: str) -> str | None:
+        """The string under ``key``, or None if it is absent."""
+        return self.full_text(PREFIX + key)
+
+    def full_text(self, key: str) -> str | None:
+        """As `text`, for a key given with its prefix (``general.name``)."""
+        value = self._values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise _wrong_type(key, "a string", value)
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """The boolean under ``key``, or ``default`` if it is absent."""
+        value = self._values.get(PREFIX + key)
+        if value is None:
+            return default
+        if not isinstance(value, bool | np.bool_):
+            raise _wrong_type(PREFIX + key, "a boolean", value)
+        return bool(value)
+
+    def token_id(self, key: str, n_tokens: int) -> int | None:
+        """The token id under ``key``, or None if it is absent.
+
+        Raises:
+            TokenizerError: Not an integer, or not in [0, n_tokens).
+        """
+        value = self._values.get(PREFIX + key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise _wrong_type(PREFIX + key, "a token id", value)
+        if not 0 <= value < n_tokens:
+            raise TokenizerError(
+                f"{PREFIX + key} is {value}, but the vocabulary has {n_tokens} tokens: "
+                "the file is damaged or badly converted"
+            )
+        return int(value)
+
+    def strings(self, key: str) -> list[str]:
+        """The array of strings under ``key``.
+
+        Raises:
+            TokenizerError: The key is missing, or is anything but an array of strings.
+        """
+        items = self._array(key)
+        if not isinstance(items, list | tuple) or not set(map(type, items)) <= {str}:
+            raise _wrong_type(PREFIX + key, "an array of strings", items)
+        return list(items)
+
+    def numbers(self, key: str, kinds: str) -> np.ndarray[Any, Any]:
+        """The array of numbers under ``key``.
+
+        Args:
+            key: Name after ``tokenizer.ggml.``.
+            kinds: NumPy kind codes that will do, such as "iu" or "iuf".
+
+        Raises:
+            TokenizerError: The key is missing, or is anything but an array of such numbers.
+        """
+        items = self._array(key)
+        try:
+            array = np.asarray(items)
+        except (ValueError, TypeError, OverflowError):
+            raise _wrong_type(PREFIX + key, "an array of numbers", items) from None
+        if array.size == 0:
+            return np.zeros(0, np.int64)
+        if array.ndim != 1 or array.dtype.kind not in kinds:
+            raise _wrong_type(PREFIX + key, "an array of numbers", items)
+        return array
+
+    def _array(self, key: str) -> Any:
+        value = self._values.get(PREFIX + key)
+        if value is None:
+            raise TokenizerError(f"{PREFIX + key} is missing: this file has no usable vocabulary")
+        return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _wrong_type(key: str, wanted: str, value: Any) -> TokenizerError:
+    shown = type(value).__name__
+    if isinstance(value, list | tuple) and value:
+        shown += " of " + ", ".join(sorted({type(item).__name__ for item in value}))
+    return TokenizerError(f"{key} is not {wanted} (got {shown}): the file is damaged")

@@ -1,0 +1,196 @@
+"""Which tokens are special: ids by role, the end-of-generation set, tokens that swallow spaces.
+
+    roles = read_roles(keys, n_tokens=3, defaults={"eos": 2})
+    ends = find_eog(roles, {"</s>": 2})
+
+Pure functions of the vocabulary; llama.cpp finds most of this by the tokens' text, so do we.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .metadata import Metadata
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+# Role -> metadata keys; where there are two, the older spelling stands first and wins.
+_KEYS: dict[str, tuple[str, ...]] = {
+    "bos": ("bos_token_id",),
+    "eos": ("eos_token_id",),
+    "eot": ("eot_token_id",),
+    "eom": ("eom_token_id",),
+    "unk": ("unknown_token_id",),
+    "sep": ("seperator_token_id",),
+    "pad": ("padding_token_id",),
+    "mask": ("mask_token_id",),
+    "fim_pre": ("prefix_token_id", "fim_pre_token_id"),
+    "fim_suf": ("suffix_token_id", "fim_suf_token_id"),
+    "fim_mid": ("middle_token_id", "fim_mid_token_id"),
+    "fim_pad": ("fim_pad_token_id",),
+    "fim_rep": ("fim_rep_token_id",),
+    "fim_sep": ("fim_sep_token_id",),
+}
+
+# Role -> texts that name it where the metadata does not. llama.cpp takes whichever its hash table
+# yields first; we take the first in this list.
+_TEXTS: dict[str, tuple[str, ...]] = {
+    "eot": (
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "<｜end▁of▁sentence｜>",
+        "<end_of_utterance>",
+    ),
+    "eom": ("<|eom_id|>",),
+    "fim_pre": (
+        "<|fim_prefix|>",
+        "<fim-prefix>",
+        "<fim_prefix>",
+        "<｜fim▁begin｜>",
+        "<PRE>",
+        "▁<PRE>",
+        "<|code_prefix|>",
+        "<|prefix|>",
+    ),
+    "fim_suf": (
+        "<|fim_suffix|>",
+        "<fim-suffix>",
+        "<fim_suffix>",
+        "<｜fim▁hole｜>",
+        "<SUF>",
+        "▁<SUF>",
+        "<|code_suffix|>",
+        "<|suffix|>",
+    ),
+    "fim_mid": (
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<｜fim▁end｜>",
+        "<MID>",
+        "▁<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    ),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+
+_EOG_TEXTS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+)
+_ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+
+
+def read_roles(keys: Metadata, n_tokens: int, defaults: Mapping[str, int]) -> dict[str, int]:
+    """Token id of every role that the metadata or the defaults name.
+
+    Raises:
+        TokenizerError: An id in the metadata is no token of this vocabulary.
+    """
+    roles = {role: token for role, token in defaults.items() if token < n_tokens}
+    for role, names in _KEYS.items():
+        for name in reversed(names):
+            token = keys.token_id(name, n_tokens)
+            if token is not None:
+                roles[role] = token
+    return roles
+
+
+def detect_roles(known: Mapping[str, int], ids: Mapping[str, int]) -> dict[str, int]:
+    """Token id of every role that is not known but that a token's text names."""
+    return {
+        role: next(ids[text] for text in texts if text in ids)
+        for role, texts in _TEXTS.items()
+        if role not in known and any(text in ids for text in texts)
+    }
+
+
+def find_eog(roles: Mapping[str, int], ids: Mapping[str, int]) -> frozenset[int]:
+    """Ids of all tokens that end a generation.
+
+    Source: llama.cpp, ``llama_vocab::impl::load``.
+    """
+    wanted = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+    ends = {roles[role] for role in wanted if role in roles}
+    ends |= {ids[text] for text in _EOG_TEXTS if text in ids}
+
+    def has(*texts: str) -> bool:
+        return any(ids.get(text) in ends for text in texts)
+
+    # These look like an end but are ordinary tokens where certain others exist.
+    if has("<|call|>", "<|calls|>") and has("<|return|>", "<|flush|>"):
+        ends.discard(ids.get("<|end|>", -1))
+    if has("<|tool_response>", "<|plamo:eos|>"):
+        ends.discard(ids.get("</s>", -1))
+    return frozenset(ends)
+
+
+def override_types(
+    types: list[int], detected: Iterable[int], eog: frozenset[int], ids: Mapping[str, int]
+) -> None:
+    """Correct, in place, the types of tokens whose text says more than the file's type.
+
+    Args:
+        types: Token types by id.
+        detected: Tokens whose role was found by their text.
+        eog: Tokens that end a generation.
+        ids: Id by text.
+
+    Source: llama.cpp, ``llama_vocab::impl::load``.
+    """
+    for token in detected:
+        types[token] = CONTROL
+    for text in _EOG_TEXTS:
+        if text in ids:
+            demoted = NORMAL if text == "</s>" else USER_DEFINED
+            types[ids[text]] = CONTROL if ids[text] in eog else demoted
+    for text in _ALWAYS_SHOWN:
+        if text in ids:
+            types[ids[text]] = USER_DEFINED
+
+
+def space_swallowers(
+    model_name: str, pre: str, special: Iterable[int], ids: Mapping[str, int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Tokens that swallow white space on their left and on their right, when cut from text.
+
+    GGUF has no key for this; llama.cpp goes by the model's name, and so do we.
+    """
+    name = model_name.lower()
+    if any(part in pre for part in ("jina-v2-de", "jina-v2-es", "jina-v2-code")):
+        return frozenset(ids[text] for text in ("<mask>",) if text in ids), frozenset()
+    if "phi-3" in name or "phi3" in name:
+        kept = {ids[text] for text in ("<unk>", "<s>", "<|endoftext|>") if text in ids}
+        also = {ids[text] for text in ("</s>",) if text in ids}
+        return frozenset(), frozenset((set(special) | also) - kept)
+    return frozenset(), frozenset()

@@ -1,0 +1,65 @@
+"""SentencePiece-style BPE: merge characters into the tokens of highest score.
+
+    SPM(vocab).encode(" Hello world")
+
+Building scans the tokens once; encoding is pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from ..errors import TokenizerError
+from .merge import merge
+from .vocab import Vocab
+from .words import WordEncoder
+
+SPACE = "\u2581"
+_SPACE_INSIDE = re.compile(f"[^{SPACE}]{SPACE}")
+_WORD = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
+
+
+class SPM(WordEncoder):
+    """Encoder of a "llama" vocabulary. The space before a text is the caller's to add.
+
+    Source: llama.cpp, ``llm_tokenizer_spm_session``.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__()
+        self._ids = vocab.ids
+        _, ranks = np.unique(-np.asarray(vocab.scores), return_inverse=True)
+        # equal scores get equal ranks; of equal texts the last token counts, as in `ids`
+        self._ranks: dict[str, int] = dict(zip(vocab.tokens, ranks.tolist(), strict=True))
+        self._unk = vocab.roles.get("unk")
+        # Where no token has a space after another character, no merge can cross from a word
+        # into the next one's space, and words can be encoded (and cached) one by one.
+        self._has_words = not any(map(_SPACE_INSIDE.search, vocab.tokens))
+
+    def split(self, text: str) -> list[str]:
+        """Words with the spaces before them, or the whole text if tokens may span words."""
+        text = text.replace(" ", SPACE)
+        return _WORD.findall(text) if self._has_words else [text]
+
+    def encode_word(self, word: str) -> tuple[int, ...]:
+        """Token ids of one word."""
+        ids: list[int] = []
+        for symbol in merge(list(word), self._ranks, ""):
+            token = self._ids.get(symbol)
+            ids += self._spell(symbol) if token is None else (token,)
+        return tuple(ids)
+
+    def _spell(self, symbol: str) -> list[int]:
+        """Byte tokens of a character that is no token, or the unknown token."""
+        get = self._ids.get
+        found = [token for b in symbol.encode() if (token := get(f"<0x{b:02X}>")) is not None]
+        if len(found) == len(symbol.encode()):
+            return found
+        if self._unk is None:
+            raise TokenizerError(
+                f"{symbol!r} cannot be encoded: the vocabulary has neither tokens for its bytes "
+                "nor an unknown token"
+            )
+        return [self._unk]

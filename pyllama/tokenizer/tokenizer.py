@@ -1,0 +1,182 @@
+"""The tokenizer of a model: encode, decode, and the ids that callers ask for by name.
+
+    tokenizer = load_tokenizer(gguf_file.metadata)
+    tokenizer.decode(tokenizer.encode("Hello"))     # "Hello"
+
+See the package's docstring for what it promises.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from ..errors import TokenizerError
+from .bpe import BPE
+from .cut import SpecialCutter
+from .detokenize import token_bytes
+from .metadata import Metadata
+from .special import CONTROL, UNKNOWN
+from .spm import SPM
+from .vocab import Vocab, read_vocab
+from .words import WordEncoder
+
+log = logging.getLogger(__name__)
+
+
+def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Build the tokenizer that a GGUF file's metadata describes.
+
+    Args:
+        metadata: Metadata by full key, such as ``tokenizer.ggml.tokens``.
+
+    Raises:
+        TokenizerError: The vocabulary is missing, damaged or of a kind not supported.
+    """
+    return Tokenizer(read_vocab(metadata), Metadata(metadata).full_text("tokenizer.chat_template"))
+
+
+class Tokenizer:
+    """Turns text into token ids and back.
+
+    Attributes:
+        vocab: The tokens.
+        chat_template: Jinja source of the model's chat template, if it has one.
+    """
+
+    def __init__(self, vocab: Vocab, chat_template: str | None = None) -> None:
+        self.vocab = vocab
+        self.chat_template = chat_template
+        self._bytes: dict[int, bytes] = {}
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of tokens."""
+        return len(self.vocab.tokens)
+
+    @property
+    def bos(self) -> int | None:
+        """Beginning-of-text token."""
+        return self.vocab.roles.get("bos")
+
+    @property
+    def eos(self) -> int | None:
+        """End-of-text token."""
+        return self.vocab.roles.get("eos")
+
+    @property
+    def eot(self) -> int | None:
+        """End-of-turn token."""
+        return self.vocab.roles.get("eot")
+
+    @property
+    def eog(self) -> frozenset[int]:
+        """All tokens that end a generation."""
+        return self.vocab.eog
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether `encode` begins a text with BOS."""
+        return self.vocab.add_bos
+
+    @property
+    def add_eos(self) -> bool:
+        """Whether `encode` ends a text with EOS."""
+        return self.vocab.add_eos
+
+    def is_eog(self, token: int) -> bool:
+        """Whether this token ends a generation."""
+        return token in self.vocab.eog
+
+    def text_to_id(self, text: str) -> int | None:
+        """Id of the token that is spelt so in the vocabulary, or None."""
+        return self.vocab.ids.get(text)
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: What to encode; a lone surrogate counts as U+FFFD.
+            add_special: Add BOS and EOS where the model wants them.
+            parse_special: Take special tokens written in the text, such as ``<|im_end|>``, for
+                what they are. If one of them is a leading BOS, no second one is added.
+
+        Raises:
+            TokenizerError: The vocabulary has no token for a character and no unknown token.
+        """
+        vocab, prefix = self.vocab, " " if self.vocab.add_space_prefix else ""
+        ids: list[int] = []
+        after_special = True
+        for piece in self._cutter.cut(_without_surrogates(text), parse_special):
+            if isinstance(piece, str):
+                ids += self._encoder.encode(prefix + piece if after_special else piece)
+                after_special = False
+            else:
+                ids.append(piece)
+                after_special = True
+        if add_special and vocab.add_bos:
+            if parse_special and ids[:1] == [vocab.roles["bos"]]:
+                log.warning("the text already begins with the BOS token: no second one is added")
+            else:
+                ids.insert(0, vocab.roles["bos"])
+        if add_special and vocab.add_eos:
+            ids.append(vocab.roles["eos"])
+        return ids
+
+    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
+        """Text of tokens: the inverse of `encode`.
+
+        The space that SPM puts before a text is taken off again, whether or not BOS precedes it.
+
+        Args:
+            tokens: Token ids.
+            special: Spell special tokens out instead of leaving them out.
+
+        Raises:
+            TokenizerError: The vocabulary has no such token.
+        """
+        tokens = list(tokens)
+        head = tokens[:1] if tokens[:1] == [self.bos] else []
+        rest = b"".join(self.token_to_piece(token, special) for token in tokens[len(head) :])
+        if self.vocab.add_space_prefix:
+            rest = rest.removeprefix(b" ")
+        begin = b"".join(self.token_to_piece(token, special) for token in head)
+        return (begin + rest).decode("utf-8", "replace")
+
+    def token_to_piece(self, token: int, special: bool = False) -> bytes:
+        """Bytes of one token; often no whole characters, see `TokenStream`.
+
+        Args:
+            token: Token id.
+            special: Spell special tokens out instead of giving nothing.
+
+        Raises:
+            TokenizerError: The vocabulary has no such token.
+        """
+        if not 0 <= token < self.n_vocab:
+            raise TokenizerError(f"token {token} is not in the vocabulary of {self.n_vocab} tokens")
+        if not special and self.vocab.types[token] in (CONTROL, UNKNOWN):
+            return b""
+        piece = self._bytes.get(token)
+        if piece is None:
+            piece = self._bytes[token] = token_bytes(self.vocab, token)
+        return piece
+
+    @cached_property
+    def _encoder(self) -> WordEncoder:
+        return SPM(self.vocab) if self.vocab.pre is None else BPE(self.vocab)
+
+    @cached_property
+    def _cutter(self) -> SpecialCutter:
+        return SpecialCutter(self.vocab)
+
+
+def _without_surrogates(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # joins pairs, which JSON may have left apart, and replaces what stays alone
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

@@ -1,0 +1,127 @@
+"""What the shared options and the prompt turn into."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pyllama_cli.options import (
+    ContextOptions,
+    ModelOptions,
+    SamplingOptions,
+    context_options,
+    model_options,
+    sampling_options,
+)
+from pyllama_cli.prompt import PromptOptions, escape_option, process_escapes, prompt_options
+from pyllama_cli.tool import Tool
+
+
+def take(*args: str, ctx_size: int = 0) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+
+    @click.command("x", cls=Tool)
+    @model_options
+    @prompt_options
+    @escape_option()
+    @context_options(ctx_size)
+    @sampling_options
+    def command(**options: Any) -> None:
+        seen.update(options)
+
+    result = CliRunner().invoke(command, args)
+    assert result.exit_code == 0, result.stderr
+    return seen
+
+
+def test_the_defaults_are_llama_cpps() -> None:
+    options = take()
+    context = ContextOptions.take(options)
+    assert (context.ctx_size, context.batch_size, context.ubatch_size) == (0, 2048, 512)
+    assert (context.n_threads, context.n_threads_batch, context.flash_attn) == (None, None, "auto")
+    from pyllama.sampling import SamplingParams
+
+    assert SamplingOptions.take(options).params() == SamplingParams(seed=-1)
+    model = ModelOptions.take(options)
+    assert (model.model, model.use_mmap, model.use_mlock, model.no_repack) == (
+        None,
+        True,
+        False,
+        False,
+    )
+
+
+def test_a_tool_has_its_own_context_size() -> None:
+    assert ContextOptions.take(take(ctx_size=512)).ctx_size == 512
+
+
+def test_old_and_new_spellings_are_one() -> None:
+    old = take("-t", "3", "--temperature", "0", "-fa", "-c", "64", "-s", "7", "-e")
+    new = take("--threads=3", "--temp=0", "--flash-attn=on", "--ctx-size=64", "--seed=7")
+    assert old == new
+    assert ContextOptions.take(old).n_threads_batch == 3
+    assert ContextOptions.take(take("-t", "3", "-tb", "4")).n_threads_batch == 4
+
+
+@pytest.mark.parametrize(
+    ("args", "mmap", "mlock"),
+    [
+        ("--no-mmap", False, False),
+        ("--mlock", True, True),
+        ("--no-mmap --mlock", False, True),
+        ("-lm none", False, False),
+        ("-lm mmap", True, False),
+        ("-lm mlock", False, True),
+        ("-lm mmap+mlock", True, True),
+        ("-lm auto --no-mmap", False, False),
+        ("--mmap -lm none", False, False),
+    ],
+)
+def test_load_modes(args: str, mmap: bool, mlock: bool) -> None:
+    model = ModelOptions.take(take(*args.split()))
+    assert (model.use_mmap, model.use_mlock) == (mmap, mlock)
+
+
+def test_sampling_options_reach_the_chain() -> None:
+    args = "-s 5 --temp 0.5 --top-k 0 -l 15043+1.5 -l 2-inf --ignore-eos --samplers top-k;temp"
+    params = SamplingOptions.take(take(*args.split())).params()
+    assert (params.seed, params.temp, params.top_k, params.ignore_eos) == (5, 0.5, 0, True)
+    assert params.logit_bias == {15043: 1.5, 2: float("-inf")}
+    assert params.samplers == ("top_k", "temperature")
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (rb"a\nb\tc\r", b"a\nb\tc\r"),
+        (rb"\\n \' \"", b"\\n ' \""),
+        (rb"\x41\xe2\x82\xac", "A€".encode()),
+        (rb"\q \x4 \xzz", rb"\q \x4 \xzz"),
+        (b"end\\", b"end\\"),
+    ],
+)
+def test_escapes(raw: bytes, text: bytes) -> None:
+    assert process_escapes(raw) == text
+
+
+def test_prompts(tmp_path: Path) -> None:
+    def text(*args: str) -> str | None:
+        return PromptOptions.take(take(*args)).text()
+
+    file = tmp_path / "prompt.txt"
+    file.write_bytes("é\\t\r\n\n".encode() + b"\xff\n")
+    assert text() is None
+    assert text("-p", "") == ""
+    assert text("-p", r"a\n") == "a\n"
+    assert text("-p", r"a\n", "--no-escape") == r"a\n"
+    assert text("-p", "a\udcff") == "a\ufffd"
+    assert text("-f", str(file)) == "é\t\r\n\n\ufffd"
+    whole = PromptOptions.take(take("-f", str(file), "--no-escape"))
+    assert whole.text(whole_file=True) == "é\\t\r\n\n\ufffd\n"
+    assert whole.text(b"from stdin") == "from stdin"
+    with pytest.raises(OSError):
+        text("-f", str(tmp_path / "missing"))

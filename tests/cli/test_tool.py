@@ -1,0 +1,253 @@
+"""Flags, suggestions, error lines and exit codes of the command-line tools."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pyggml.errors import Aborted, GGUFError, ShapeError
+from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
+from pyllama_cli.main import TABLE, pyllama
+from pyllama_cli.output import report
+from pyllama_cli.tool import Tool, ignored_option
+
+TOOLS = [m.command for m in (bench, completion, graph, perplexity, tokenize)]
+
+
+def run(command: click.Command, *args: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(command, args)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda t: t.name)
+def test_help_and_version(tool: click.Command) -> None:
+    code, out, err = run(tool, "--help")
+    assert (code, err) == (0, "")
+    assert "-m, --model" in out
+    code, out, err = run(tool, "--version")
+    assert (code, err) == (0, "")
+    assert all(name in out for name in ("pyggml", "numba", "llvmlite", "Python"))
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda t: t.name)
+def test_no_flag_is_declared_twice(tool: click.Command) -> None:
+    flags = [flag for p in tool.params for flag in (*p.opts, *p.secondary_opts)]
+    assert len(flags) == len(set(flags))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("--tmep", "--temp"),
+        ("-tmep", "--temp"),
+        ("--thread", "--threads"),
+        ("-no-cmv", "-no-cnv"),
+        ("--predcit=3", "--predict"),
+        ("-n24", "-n"),
+        ("--No-MMAP", "--no-mmap"),
+    ],
+)
+def test_an_unknown_flag_names_the_nearest(wrong: str, near: str) -> None:
+    code, out, err = run(completion.command, "-p", "hi", wrong, "3")
+    assert (code, out) == (2, "")
+    name = wrong.partition("=")[0]
+    assert err == f"error: no such option {name} (did you mean {near}?)\n"
+
+
+def test_a_flag_like_nothing_points_to_help() -> None:
+    assert run(completion.command, "--xyzzyq")[2] == "error: no such option --xyzzyq (see --help)\n"
+
+
+def test_a_value_may_look_like_a_flag() -> None:
+    @click.command("x", cls=Tool)
+    @click.option("-p")
+    @click.option("-fa", type=click.Choice(["on", "off"]), is_flag=False, flag_value="on")
+    @click.option("-no-cnv", "no_cnv", is_flag=True)
+    @click.option("-n", type=int)
+    def command(**options: object) -> None:
+        click.echo(repr(options))
+
+    def options(*args: str) -> str:
+        code, out, err = run(command, *args)
+        assert code == 0, err
+        return out
+
+    assert "'p': '--no-such'" in options("-p", "--no-such", "-no-cnv")
+    assert "'n': -1" in options("-fa", "-n", "-1")
+    assert "'fa': 'on'" in options("-fa", "-no-cnv")
+    assert "'fa': 'off'" in options("-fa", "off", "-n", "1")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("-t", "-2"),
+        ("-t", "100000"),
+        ("-c", "-1"),
+        ("-c", "1e3"),
+        ("-b", "0"),
+        ("-ub", "0"),
+        ("-n", "-5"),
+        ("-n",),
+        ("--temp", "nan"),
+        ("--temp", "inf"),
+        ("--top-p", "-0.1"),
+        ("--min-p", "1.5"),
+        ("--repeat-penalty", "0"),
+        ("--repeat-last-n", "-2"),
+        ("-s", "4294967296"),
+        ("-l", "15043"),
+        ("-l", "3+nan"),
+        ("-fa", "maybe"),
+        ("-lm", "floppy"),
+        ("-ctk", "q3_k"),
+        ("-cnv",),
+        ("stray",),
+        ("-p", "a", "-f", "b"),
+    ],
+    ids=" ".join,
+)
+def test_an_absurd_command_line_is_one_clear_line(args: tuple[str, ...]) -> None:
+    code, out, err = run(completion.command, *args)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_ignored_flags_say_why_once() -> None:
+    @click.command("x", cls=Tool)
+    @ignored_option("-ngl", "--n-gpu-layers", takes_value=True, why="no GPU")
+    @ignored_option("--no-warmup")
+    def command() -> None:
+        click.echo("ran")
+
+    assert run(command, "-ngl", "99", "--no-warmup") == (0, "ran\n", "-ngl is ignored: no GPU\n")
+
+
+def test_the_group_lists_and_runs_every_tool() -> None:
+    code, out, _ = run(pyllama, "--help")
+    assert code == 0
+    assert all(f"\n  {name} " in out for name in TABLE)
+    code, _, err = run(pyllama, "completion", "--tmep", "0")
+    assert (code, err) == (2, "error: no such option --tmep (did you mean --temp?)\n")
+    code, _, err = run(pyllama, "bnech")
+    assert (code, err) == (2, "error: no such command bnech (did you mean bench?)\n")
+    assert run(pyllama, "--verison")[2].endswith("(did you mean --version?)\n")
+    assert all(isinstance(tool, Tool) for tool in TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (GGUFError("x.gguf: bad magic\n  got 'GGML'"), 1, "x.gguf: bad magic got 'GGML'"),
+        (ShapeError("ne"), 1, "ne"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x.gguf"), 1, "x.gguf: No such file"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "free some space"),
+        (MemoryError(), 1, "out of memory"),
+        (click.UsageError("no"), 2, "no"),
+        (click.ClickException("drawing failed"), 1, "drawing failed"),
+        (ZeroDivisionError("1/0"), 1, "internal error: ZeroDivisionError: 1/0"),
+        (KeyboardInterrupt(), 130, ""),
+        (click.Abort(), 130, ""),
+        (Aborted("stopped at node 3"), 130, ""),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, BaseException) else "",
+)
+def test_errors_become_one_line_and_a_code(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(error) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert line in err
+    assert err.count("\n") == bool(line)
+    assert err.startswith("error: ") or not line
+
+
+def test_a_traceback_on_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYLLAMA_TRACEBACK", "1")
+    try:
+        raise GGUFError("bad")
+    except GGUFError as error:
+        assert report(error) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["completion", "--help"], ["bnech"]])
+def test_help_imports_nothing_heavy(args: list[str]) -> None:
+    done = python(
+        "import sys\nfrom pyllama_cli.main import pyllama\n"
+        f"try: pyllama({args})\nexcept SystemExit: pass\n"
+        "print([m for m in ('numba', 'numpy', 'pyllama') if m in sys.modules])"
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+
+
+PIPE = """
+import click
+from pyllama_cli.output import write
+from pyllama_cli.tool import Tool
+
+@click.command('x', cls=Tool)
+def command():
+    {body}
+
+command([])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
+@pytest.mark.parametrize("body", ["while True: write('line\\n')", "print('x' * 10**6)"])
+def test_a_reader_that_leaves_is_no_traceback(body: str) -> None:
+    code = PIPE.format(body=body)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.read(8)
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    assert child.wait(30) == 1
+    child.stderr.close()
+
+
+def test_characters_that_stdout_lacks() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PIPE.format(body="write('a\\u20ac\\n')")],
+        capture_output=True,
+        env={"PYTHONIOENCODING": "ascii", "PATH": ""},
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, b"a?\n"), done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_ctrl_c_is_quiet() -> None:
+    done = python(PIPE.format(body="import os, signal; os.kill(os.getpid(), signal.SIGINT)"))
+    assert (done.returncode, done.stderr.strip()) == (130, "")
+
+
+def test_full_disk_is_one_line() -> None:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PIPE.format(body="write('x')")],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

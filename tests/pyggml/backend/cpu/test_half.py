@@ -1,0 +1,75 @@
+"""Half floats against NumPy's, for every bit pattern and at every rounding boundary."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.backend.cpu.abi import f32_ptr, u16_ptr
+from pyggml.backend.cpu.simd.half import f16_to_f32, f32_to_f16, load_f16, store_f16
+from pyggml.jit import Kernel, isa, kernel
+
+Array = npt.NDArray[Any]
+
+
+@kernel
+def widen(x, y, n, unused):  # type: ignore[no-untyped-def]
+    xs, ys = u16_ptr(x), f32_ptr(y)
+    for i in range(n):
+        ys[i] = f16_to_f32(xs[i])
+
+
+@kernel
+def narrow(x, y, n, unused):  # type: ignore[no-untyped-def]
+    xs, ys = f32_ptr(x), u16_ptr(y)
+    for i in range(n):
+        ys[i] = f32_to_f16(xs[i])
+
+
+@kernel
+def there_and_back(x, y, n, unused):  # type: ignore[no-untyped-def]
+    for i in range(n):
+        store_f16(y + 2 * i, load_f16(x + 2 * i))
+
+
+def run(k: Kernel, x: Array, y: Array) -> Array:
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(k.address)
+    call(x.ctypes.data, y.ctypes.data, y.size, 0)
+    return y
+
+
+def test_every_half_widens() -> None:
+    bits = np.arange(1 << 16).astype(np.uint16)
+    got = run(widen, bits, np.empty(bits.size, np.float32))
+    np.testing.assert_array_equal(got, bits.view(np.float16).astype(np.float32))
+
+
+def test_every_boundary_rounds_as_numpy() -> None:
+    halves = np.arange(0x7C01).astype(np.uint16).view(np.float16).astype(np.float64)
+    halves[-1] = 65536.0  # where the next half float would be
+    middle = ((halves[1:] + halves[:-1]) / 2).astype(np.float32)
+    x = np.concatenate([halves, middle, np.nextafter(middle, 0), np.nextafter(middle, np.inf)])
+    x = np.concatenate([x, [1e-30, 1e30, np.inf, np.nan]]).astype(np.float32)
+    x = np.concatenate([x, -x]).astype(np.float32)
+    got = run(narrow, x, np.empty(x.size, np.uint16)).view(np.float16)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(got, x.astype(np.float16))
+
+
+def test_single_values_at_odd_addresses() -> None:
+    raw = np.zeros(2 * 100 + 1, np.uint8)
+    x = np.random.default_rng(0).normal(size=100).astype(np.float16)
+    raw[1:] = x.view(np.uint8)
+    got = run(there_and_back, raw[1:], np.empty(100, np.uint16)).view(np.float16)
+    np.testing.assert_array_equal(got, x)
+
+
+def test_the_loops_are_vectorised() -> None:
+    if isa() != "generic":
+        assert "vcvtph2ps" in widen.assembly() and "vcvtps2ph" in narrow.assembly()
+        assert "ymm" in widen.assembly()
+    for k in (widen, narrow):  # no helper of a compiler's runtime library, which is not there
+        assert "extendhf" not in k.assembly() and "truncsf" not in k.assembly()

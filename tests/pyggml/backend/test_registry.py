@@ -1,0 +1,61 @@
+"""Backends by name, and those that other packages bring."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from pyggml.backend import registry
+from pyggml.backend.reference.backend import ReferenceBackend
+from pyggml.errors import BackendError
+
+
+@pytest.fixture(autouse=True)
+def clean_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    monkeypatch.setattr(registry, "_discovered", False)
+
+
+def plug(monkeypatch: pytest.MonkeyPatch, **entries: str) -> None:
+    points = [EntryPoint(n, v, registry.GROUP) for n, v in entries.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+
+
+def test_names() -> None:
+    assert {"reference", "cpu"} <= set(registry.available())
+    assert registry.init_backend("reference", n_threads=2).name == "reference"
+    with pytest.raises(BackendError, match=r"'nope'; there are reference, cpu"):
+        registry.init_backend("nope")
+
+
+def test_register() -> None:
+    registry.register_backend("mine", ReferenceBackend)
+    assert "mine" in registry.available()
+    registry.init_backend("mine").close()
+    with pytest.raises(BackendError, match="already"):
+        registry.register_backend("mine", ReferenceBackend)
+
+
+def test_a_plugin_is_found_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    plug(monkeypatch, other="pyggml.backend.reference.backend:ReferenceBackend")
+    assert registry.init_backend("other").name == "reference"
+    assert "other" in registry.available()
+
+
+def test_a_broken_plugin_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plug(monkeypatch, broken="no_such_module:X", cpu="pyggml.errors:BackendError")
+    with caplog.at_level(logging.WARNING, "pyggml"):
+        names = registry.available()
+        registry.available()
+    assert "broken" not in names
+    assert len(caplog.records) == 2
+    assert "no_such_module" in caplog.messages[0] and "already" in caplog.messages[1]
+
+
+def test_built_in_backends_do_not_look_for_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "entry_points", None)
+    assert registry.init_backend("reference").device.kind == "cpu"

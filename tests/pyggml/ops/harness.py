@@ -1,0 +1,130 @@
+"""Run one case of one op on a backend, in memory with guards around every tensor.
+
+run = CaseRun(op, case, backend)
+run.error()                                    # NMSE against the op's reference
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.backend.interface import Backend
+from pyggml.cgraph import CGraph
+from pyggml.context import Context, place_view
+from pyggml.dtype import GGMLType, numpy_dtype
+from pyggml.ops import PERMUTE, Arg, Case, Op
+from pyggml.quants import dequantize, quantize, to_float
+from pyggml.tensor import Tensor
+
+GUARD = 256  # bytes on both sides of each tensor
+JUNK = 0xFF  # NaN in every float type, so that elements that nobody writes show
+
+
+def nmse(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:
+    """Sum of squared differences by sum of squares; infinities must agree."""
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    infinite = np.isinf(want)
+    if not np.array_equal(got[infinite], want[infinite]):
+        return float("inf")
+    got, want = got[~infinite], want[~infinite]
+    error = float(np.sum((got - want) ** 2))
+    return error / scale if (scale := float(np.sum(want**2))) else error
+
+
+def random_values(a: Arg, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """What an Arg says, in NumPy's order."""
+    if a.values is not None:
+        return np.asarray(a.values(rng))
+    dtype = numpy_dtype(a.type)
+    if dtype is not None and dtype.kind == "i":
+        return rng.integers(int(a.low), int(a.high), a.ne[::-1])
+    return rng.uniform(a.low, a.high, a.ne[::-1]).astype(np.float32)
+
+
+@dataclass
+class CaseRun:
+    """A case that has been computed; ``got`` and ``want`` have four dimensions."""
+
+    op: Op
+    case: Case
+    backend: Backend
+    ctx: Context = field(default_factory=lambda: Context(no_alloc=True))
+
+    def __post_init__(self) -> None:
+        self.filled: list[tuple[Tensor, Arg]] = []
+        self.rng = np.random.default_rng(zlib.crc32(f"{self.op.name} {self.case.id}".encode()))
+        self.sources = [self._source(a) for a in self.case.args]
+        self.node = self.op.build(self.ctx, *self.sources, **self.case.params)
+        self.graph = CGraph()
+        self.graph.build_forward_expand(self.node)
+
+    def compute(self) -> None:
+        self._allocate()
+        for tensor, a in self.filled:
+            tensor.set(_stored(random_values(a, self.rng), a.type))
+        sources = [None if s is None else np.array(to_float(s)) for s in self.node.src]
+        old = np.array(to_float(self.node)) if self.node.view_src is not None else None
+        assert self.op.reference is not None
+        self.want = self._rounded(self.op.reference(*sources, **self.node.op_params), old)
+        kept = self._outside()
+        self.backend.graph_compute(self.graph)
+        self.got = np.array(to_float(self.node))
+        assert np.array_equal(self._outside(), kept), "bytes outside of the result were written"
+
+    def error(self) -> float:
+        """NMSE of the result; 0 only if all elements are equal."""
+        assert self.got.shape == self.want.shape
+        if np.array_equal(self.got, self.want):
+            return 0.0
+        return max(nmse(self.got, self.want), np.nextafter(0, 1))
+
+    def _source(self, a: Arg | None) -> Tensor | None:
+        if a is None:
+            return None
+        tensor = self.ctx.new_tensor(a.type, a.ne)
+        self.filled.append((tensor, a))
+        return tensor if a.permute is None else PERMUTE.build(self.ctx, tensor, axes=a.permute)
+
+    def _allocate(self) -> None:
+        buft = self.backend.buffer_type()
+        roots = [t for t in self.ctx if t.view_src is None]
+        offsets, size = [], GUARD
+        for t in roots:
+            offsets.append(size)
+            size += -(-buft.alloc_size(t) // 64) * 64 + GUARD
+        self.buffer = buft.alloc_buffer(size)
+        assert self.buffer.mem is not None
+        self.buffer.mem[:] = JUNK
+        for t, offset in zip(roots, offsets, strict=True):
+            t.buffer, t.data = self.buffer, self.buffer.base + offset
+        for t in self.ctx:
+            place_view(t)
+
+    def _outside(self) -> npt.NDArray[np.uint8]:
+        """All bytes but those of the result."""
+        assert self.buffer.mem is not None
+        start = self.node.data - self.buffer.base
+        return np.delete(self.buffer.mem, slice(start, start + self.node.nbytes))
+
+    def _rounded(self, result: npt.NDArray[Any], old: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
+        """The reference's result in the precision of the node's type."""
+        type = self.node.type
+        dtype = numpy_dtype(type)
+        if type == GGMLType.BF16 or dtype is None:
+            stored = dequantize(quantize(result, type), type)
+            if old is not None:  # rows that an op leaves alone keep their bytes
+                stored = np.where(np.all(old == result, -1, keepdims=True), old, stored)
+            return stored
+        stored = result.astype(dtype)
+        return stored.astype(np.float32) if type == GGMLType.F16 else stored
+
+
+def _stored(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:
+    if type == GGMLType.BF16:
+        return quantize(values, type).view(np.uint16)
+    return quantize(values, type) if type.is_quantized else values

@@ -1,0 +1,180 @@
+"""Block formats against gguf's own quantizers, a scalar twin of ggml's, and ggml's error limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf import quants as gguf_quants
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from pyggml.buffer import HOST
+from pyggml.context import Context
+from pyggml.dtype import GGMLType, row_size
+from pyggml.errors import QuantizeError, ShapeError, TypeMismatch
+from pyggml.ops import permute
+from pyggml.quants import BLOCK_TYPES, dequantize, from_float, quantize, to_float
+
+F32, F16, BF16 = GGMLType.F32, GGMLType.F16, GGMLType.BF16
+Q8_0, Q4_0, Q4_1 = GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1
+TYPES = [*BLOCK_TYPES, F16, BF16, F32]
+by_name = pytest.mark.parametrize("type", TYPES, ids=lambda t: t.name)
+blocks_only = pytest.mark.parametrize("type", list(BLOCK_TYPES), ids=lambda t: t.name)
+
+
+def samples() -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((64, 256))
+    data = {
+        "normal": x,
+        "heavy": x**5,
+        "positive": np.abs(x) + 1,
+        "tiny": x * 1e-6,
+        "zero": x * 0,
+        "constant": x * 0 - 1.25,
+        "ties": np.round(x * 4) / 8,
+        "large": x * 1000,
+    }
+    return {k: v.astype(np.float32) for k, v in data.items()}
+
+
+def theirs(type: GGMLType) -> GGMLQuantizationType:
+    return GGMLQuantizationType(int(type))
+
+
+@by_name
+@pytest.mark.parametrize("name", samples())
+def test_bytes_are_gguf_bytes(type: GGMLType, name: str) -> None:
+    x = samples()[name]
+    got = quantize(x, type)
+    assert got.dtype == np.uint8 and got.shape == (64, row_size(type, 256))
+    want = gguf_quants.quantize(x, theirs(type)).view(np.uint8).reshape(got.shape)
+    if type == Q4_0:  # gguf rounds x * id + 8.5 once, in float64; ggml's C code twice, in float32
+        codes = [dequantize(b, type) / max(np.abs(x).max(), 1e-30) for b in (got, want)]
+        assert np.mean(got != want) < 1e-3
+        assert np.abs(codes[0] - codes[1]).max() < 0.15  # one code
+    else:
+        assert np.array_equal(got, want)
+
+
+@by_name
+def test_values_are_gguf_values(type: GGMLType) -> None:
+    for x in samples().values():
+        data = quantize(x, type)
+        want = gguf_quants.dequantize(data, theirs(type)) if type != F32 else x
+        assert np.array_equal(dequantize(data, type), want)
+
+
+def q4_0_scalar(block: Any) -> bytes:
+    """ggml's loop, one float32 operation at a time."""
+    f = np.float32
+    top = f(0)
+    for v in block:
+        top = v if abs(v) > abs(top) else top
+    d = f(top / f(-8))
+    inverse = f(f(1) / d) if d else f(0)
+    q = [min(15, int(f(f(v * inverse) + f(8.5)))) for v in block]
+    return np.float16(d).tobytes() + bytes(q[j] | q[j + 16] << 4 for j in range(16))
+
+
+def test_q4_0_is_ggml_scalar_loop() -> None:
+    for x in samples().values():
+        want = b"".join(q4_0_scalar(b) for b in x[:8].reshape(-1, 32))
+        assert quantize(x[:8], Q4_0).tobytes() == want
+
+
+def test_q4_0_takes_the_first_of_equal_magnitudes() -> None:
+    x = np.zeros(32, np.float32)
+    x[3], x[7] = -4, 4
+    assert dequantize(quantize(x, Q4_0), Q4_0)[[3, 7]].tolist() == [-4, 3.5]
+
+
+def test_q8_0_rounds_half_away_from_zero() -> None:
+    x = np.zeros(32, np.float32)
+    x[:5] = [127, 0.5, -0.5, 1.5, 2.5]
+    codes = BLOCK_TYPES[Q8_0].quantize_blocks(x[None])["qs"][0]
+    assert codes[:5].tolist() == [127, 1, -1, 2, 3]
+
+
+@blocks_only
+def test_round_trip_error_is_within_ggml_limit(type: GGMLType) -> None:
+    for offset in (0, 1):  # the data and the limit of ggml's test-quantize-fns
+        x = (0.1 + 2 * np.cos(np.arange(4096) + offset)).astype(np.float32)
+        error = np.sqrt(np.sum((dequantize(quantize(x, type), type) - x) ** 2)) / 4096
+        assert error < 0.002
+
+
+@given(arrays(np.float32, 64, elements=st.floats(-60000, 60000, width=32)), st.sampled_from(TYPES))
+def test_any_finite_row_survives(x: Any, type: GGMLType) -> None:
+    y = dequantize(quantize(x, type), type)
+    reach = np.abs(x).max() - min(0, x.min()) + max(0, x.max())
+    if type not in (F16, BF16, F32):
+        assert np.all(np.abs(y - x) <= reach * 0.14 + 1e-3)
+
+
+@blocks_only
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_are_refused(type: GGMLType, bad: float) -> None:
+    x = np.ones((3, 64), np.float32)
+    x[1, 40] = bad
+    with pytest.raises(QuantizeError, match=r"1 of 192 values.*\[1, 40\].*" + type.name):
+        quantize(x, type)
+
+
+@blocks_only
+def test_a_scale_beyond_float16_is_refused(type: GGMLType) -> None:
+    with pytest.raises(QuantizeError, match="float16"):
+        quantize(np.linspace(-1e10, 1e10, 32), type)
+
+
+def test_half_formats_keep_what_is_not_finite() -> None:
+    x = np.array([np.inf, -np.inf, np.nan, 1e30], np.float32)
+    assert np.array_equal(dequantize(quantize(x, BF16), BF16)[:3], x[:3], equal_nan=True)
+    half = dequantize(quantize(x, F16), F16)
+    assert np.array_equal(half, [np.inf, -np.inf, np.nan, np.inf], equal_nan=True)
+
+
+def test_wrong_sizes_and_types_are_refused() -> None:
+    with pytest.raises(ShapeError, match="33"):
+        quantize(np.zeros(33), Q4_0)
+    with pytest.raises(ShapeError, match="33"):
+        dequantize(np.zeros(33, np.uint8), Q4_0)
+    with pytest.raises(TypeMismatch, match="IQ1_S"):
+        quantize(np.zeros(256), GGMLType.IQ1_S)
+    with pytest.raises(TypeMismatch, match="IQ1_S"):
+        dequantize(np.zeros(50, np.uint8), GGMLType.IQ1_S)
+
+
+@by_name
+def test_tensors_of_any_strides(type: GGMLType) -> None:
+    x = np.random.default_rng(1).standard_normal((2, 5, 3, 64)).astype(np.float32)
+    ctx = Context()
+    t = ctx.new_tensor(type, (64, 3, 5, 2))
+    from_float(t, x)
+    want = dequantize(quantize(x, type), type)
+    assert np.array_equal(to_float(t), want)
+    p = permute(ctx, t, 0, 2, 1, 3)
+    assert np.array_equal(to_float(p), want.transpose(0, 2, 1, 3))
+    from_float(p, x.transpose(0, 2, 1, 3)[::-1])
+    assert np.array_equal(to_float(t), want[::-1])
+
+
+def test_from_float_checks_the_shape() -> None:
+    t = Context().new_tensor(F32, (4, 2))
+    with pytest.raises(ShapeError, match=r"\(4, 2\)"):
+        from_float(t, np.zeros((4, 2), np.float32))
+
+
+def test_a_quantized_view_with_gaps_needs_host_memory() -> None:
+    class Far:
+        buft, base, size, mem = HOST, 64, 0, None
+
+    ctx = Context(no_alloc=True)
+    t = ctx.new_tensor(Q8_0, (64, 3, 5))
+    t.buffer, t.data = Far(), 64  # type: ignore[assignment]
+    with pytest.raises(TypeMismatch, match="host memory"):
+        to_float(permute(ctx, t, 0, 2, 1, 3))

@@ -1,0 +1,115 @@
+"""Graphs: order, leafs, use counts, names and the topology key."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.ops import add, mul, mul_mat, scale, silu, view_1d
+from pyggml.tensor import Flag, Tensor
+
+F32 = GGMLType.F32
+
+
+def vector(ctx: Context, name: str = "", n: int = 4) -> Tensor:
+    return ctx.new_tensor_1d(F32, n).set_name(name)
+
+
+def test_order_is_depth_first_over_the_sources() -> None:
+    ctx = Context(no_alloc=True)
+    a, b = vector(ctx, "a"), vector(ctx, "b")
+    left, right = scale(ctx, a, 2), silu(ctx, b)
+    y = mul(ctx, left, right)
+    z = add(ctx, y, left)
+    graph = CGraph()
+    graph.build_forward_expand(z)
+    assert graph.nodes == [left, right, y, z] == list(graph)
+    assert graph.leafs == [a, b] and len(graph) == 4
+    assert [graph.use_count(t) for t in (a, left, y, z)] == [1, 2, 1, 0]
+
+
+def test_order_of_expansions_is_order_of_execution() -> None:
+    ctx = Context(no_alloc=True)
+    a = vector(ctx)
+    first, second = scale(ctx, a, 2), scale(ctx, a, 3)
+    y = add(ctx, first, second)
+    graph = CGraph()
+    graph.build_forward_expand(second)
+    graph.build_forward_expand(y)
+    graph.build_forward_expand(y)
+    assert graph.nodes == [second, first, y]
+    assert graph.use_count(second) == 1 and graph.use_count(a) == 2
+    assert graph.use_count(vector(ctx)) == 0
+
+
+def test_names_and_lookup() -> None:
+    ctx = Context(no_alloc=True)
+    a = vector(ctx)
+    y = silu(ctx, scale(ctx, a, 2)).set_name("out")
+    graph = CGraph()
+    graph.build_forward_expand(y)
+    assert [t.name for t in (*graph.leafs, *graph.nodes)] == ["leaf_0", "node_0", "out"]
+    assert graph.get_tensor("out") is y and graph.get_tensor("leaf_0") is a
+    assert graph.get_tensor("nope") is None
+
+
+def test_same_source_twice_and_parameters() -> None:
+    ctx = Context(no_alloc=True)
+    w = vector(ctx, "w")
+    w.flags |= Flag.PARAM
+    y = mul(ctx, w, w)
+    graph = CGraph()
+    graph.build_forward_expand(y)
+    assert graph.use_count(w) == 2
+    assert graph.nodes == [w, y] and graph.leafs == []
+
+
+def test_long_chains_do_not_recurse() -> None:
+    ctx = Context(no_alloc=True)
+    x = vector(ctx)
+    for _ in range(3000):
+        x = scale(ctx, x, 1.0)
+    graph = CGraph()
+    graph.build_forward_expand(x)
+    assert len(graph) == 3000
+
+
+def key(*, n: int = 4, s: float = 2.0, offset: int = 0, output: bool = False, swap: bool = False):  # type: ignore[no-untyped-def]
+    ctx = Context(no_alloc=True)
+    a, b = vector(ctx, n=n), vector(ctx, n=n)
+    left = scale(ctx, view_1d(ctx, a, n - 1, offset), s)
+    right = silu(ctx, view_1d(ctx, b, n - 1))
+    y = add(ctx, right, left) if swap else add(ctx, left, right)
+    if output:
+        y.set_output()
+    graph = CGraph()
+    graph.build_forward_expand(y)
+    return graph.topology_key()
+
+
+def test_topology_key_is_equal_for_equal_graphs_only() -> None:
+    assert key() == key() and hash(key()) == hash(key())
+    for change in ({"n": 5}, {"s": 3.0}, {"offset": 4}, {"output": True}, {"swap": True}):
+        assert key(**change) != key()
+
+
+def test_topology_key_tells_shared_from_separate_sources() -> None:
+    ctx = Context(no_alloc=True)
+    keys = []
+    for shared in (True, False):
+        a = ctx.new_tensor_2d(F32, 4, 4)
+        b = a if shared else ctx.new_tensor_2d(F32, 4, 4)
+        graph = CGraph()
+        graph.build_forward_expand(mul_mat(ctx, a, b))
+        keys.append(graph.topology_key())
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("name", ["", "x"])
+def test_graph_building_keeps_given_names(name: str) -> None:
+    t = vector(Context(no_alloc=True), name)
+    graph = CGraph()
+    graph.build_forward_expand(t)
+    assert t.name == (name or "leaf_0")

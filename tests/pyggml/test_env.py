@@ -1,0 +1,72 @@
+"""Environment variables: values, cache folders, and the page made from the table."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyggml import env
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_values_are_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYGGML_ISA", raising=False)
+    assert env.ISA.get() is None
+    monkeypatch.setenv("PYGGML_ISA", "avx2")
+    assert env.ISA.get() == "avx2"
+
+
+@pytest.mark.parametrize(
+    ("text", "on"), [("1", True), ("yes", True), ("0", False), ("OFF", False), ("", True)]
+)
+def test_switches(monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> None:
+    monkeypatch.setenv("PYGGML_FUSION", text)
+    assert env.FUSION.enabled() is on
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables", "folder"),
+    [
+        ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/app"),
+        ("linux", {"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/app"),
+        ("darwin", {}, "/home/me/Library/Caches/app"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/app"),
+        ("win32", {}, "/home/me/AppData/Local/app"),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX paths")
+def test_cache_folder(
+    monkeypatch: pytest.MonkeyPatch, platform: str, variables: dict[str, str], folder: str
+) -> None:
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/me", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert env.user_cache_dir("app") == Path(folder)
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "env.md").read_text(encoding="utf-8")
+    assert page.endswith(env.markdown_table()), "run: python -m pyggml.env > docs/env.md"
+
+
+def test_variables_are_read_in_env_only() -> None:
+    read = re.compile(r"environ\.get\(|environ\[[^]]+\](?! *=[^=])|getenv\(")
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for package in ("pyggml", "pyllama", "cli")
+        for path in (ROOT / package).rglob("*.py")
+        if path != ROOT / "pyggml" / "env.py"
+        for match in read.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert not found
+
+
+def test_every_variable_is_in_the_table() -> None:
+    declared = {v for v in vars(env).values() if isinstance(v, env.Variable)}
+    assert declared == set(env.VARIABLES)

@@ -1,0 +1,114 @@
+"""Candidates keep their promises on order, ties, NaN and infinities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pyllama.sampling import Candidates
+from pyllama.sampling.candidates import Floats, top_positions
+
+PROPERTY = settings(deadline=None, max_examples=60)
+
+FEW_VALUES = st.sampled_from([-np.inf, -1.5, -0.0, 0.0, 1e-45, 1.0, 2.5, np.inf])
+MANY_VALUES = st.floats(width=32, allow_nan=False)
+
+
+def reference(logits: Floats, k: int) -> list[int]:
+    return sorted(range(logits.size), key=lambda i: (-float(logits[i]), i))[:k]
+
+
+@PROPERTY
+@given(
+    hnp.arrays(np.float32, st.integers(1, 200), elements=st.one_of(FEW_VALUES, MANY_VALUES)),
+    st.integers(1, 210),
+)
+def test_top_positions_equal_a_stable_sort(logits: Floats, k: int) -> None:
+    assert top_positions(logits, k).tolist() == reference(logits, k)
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "equal", "banned", "rising", "column", "few"])
+@pytest.mark.parametrize("n", [300, 4095, 4096, 32003])
+@pytest.mark.parametrize("k", [1, 40, 300, 5000])
+def test_top_positions_of_large_vocabularies(kind: str, n: int, k: int) -> None:
+    rng = np.random.default_rng(n + k)
+    logits = rng.standard_normal(n).astype(np.float32)
+    if kind == "ties":
+        logits = np.round(logits * 4)
+    elif kind == "equal":
+        logits[:] = 1.0
+    elif kind == "banned":
+        logits[:] = -np.inf
+    elif kind == "rising":
+        logits.sort()
+    elif kind == "column":  # all large ones where the grid has one column
+        logits[::1024] += 100
+    elif kind == "few":
+        logits[20:] = -np.inf
+    assert top_positions(logits, k).tolist() == reference(logits, k)
+
+
+@PROPERTY
+@given(hnp.arrays(np.float32, st.integers(1, 80), elements=st.floats(-80, 80, width=32)))
+def test_probabilities_are_the_softmax(logits: Floats) -> None:
+    probs = Candidates(logits).probs()
+    exact = np.exp(logits.astype(np.float64) - logits.max())
+    rtol = 160 * 2.0**-24 + 1e-6  # a difference of up to 160 is rounded to float32 before exp
+    np.testing.assert_allclose(probs, exact / exact.sum(), rtol=rtol, atol=1e-37)
+    assert abs(float(probs.sum()) - 1) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("logits", "expected"),
+    [
+        ([np.nan, 0, np.nan], [0, 1, 0]),
+        ([np.nan, np.nan], [1, 0]),
+        ([-np.inf, -np.inf, -np.inf], [1, 0, 0]),
+        ([np.inf, 3, np.inf], [0.5, 0, 0.5]),
+        ([-np.inf, np.inf, np.nan], [0, 1, 0]),
+        ([-3.4e38, 0, 0], [0, 0.5, 0.5]),
+        ([-3.4e38, 3.4e38], [0, 1]),
+    ],
+)
+def test_special_logits(logits: list[float], expected: list[float]) -> None:
+    assert Candidates(np.array(logits, np.float32)).probs().tolist() == expected
+
+
+def test_keeping_the_top_twice_is_keeping_the_smaller() -> None:
+    logits = np.array([1, 3, 2, 3, 0], np.float32)
+    candidates = Candidates(logits)
+    candidates.keep_top(4)
+    assert candidates.sorted and candidates.ids.tolist() == [1, 3, 2, 0]
+    candidates.keep_top(9)
+    candidates.keep_top(3)
+    assert candidates.ids.tolist() == [1, 3, 2] and len(candidates) == 3
+    assert candidates.token(candidates.best()) == 1
+
+
+def test_editing_restores_the_order_of_ids_and_spares_the_source() -> None:
+    logits = np.array([1, 3, 2, 3, 0], np.float32)
+    candidates = Candidates(logits)
+    candidates.keep_top(3)
+    values, positions, found = candidates.edit(np.array([3, 0, 2]))
+    assert candidates.ids.tolist() == [1, 2, 3] and not candidates.sorted
+    assert dict(zip(found.tolist(), positions.tolist(), strict=True)) == {0: 2, 2: 1}
+    values[positions] = 9
+    assert candidates.logits.tolist() == [3, 9, 9]
+    assert logits.tolist() == [1, 3, 2, 3, 0]
+
+
+def test_editing_the_whole_vocabulary_copies_once() -> None:
+    logits = np.zeros(4, np.float32)
+    candidates = Candidates(logits)
+    first, positions, _ = candidates.edit(np.array([2]))
+    assert positions.tolist() == [2] and first is not logits
+    assert candidates.edit(np.array([1]))[0] is first
+
+
+def test_nothing_is_copied_until_it_has_to_be() -> None:
+    logits = np.zeros(4, np.float32)
+    assert Candidates(logits).logits is logits
+    assert Candidates(logits).ids.dtype == np.int32

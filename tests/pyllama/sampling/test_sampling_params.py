@@ -1,0 +1,75 @@
+"""Defaults are llama.cpp's, and bad values are told in one line."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from pyllama.errors import PyllamaError
+from pyllama.sampling import SamplingError, SamplingParams
+
+DEFAULTS = {
+    "seed": 0xFFFFFFFF,
+    "temp": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "min_keep": 0,
+    "repeat_last_n": 64,
+    "repeat_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "ignore_eos": False,
+    "logit_bias": {},
+    "samplers": None,
+}
+NAN, INF = float("nan"), float("inf")
+
+
+def test_defaults() -> None:
+    params = SamplingParams()
+    assert {name: getattr(params, name) for name in params.__slots__} == DEFAULTS
+
+
+def test_parameters_do_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        SamplingParams().temp = 0.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"seed": -2},
+        {"seed": 2**32},
+        {"temp": NAN},
+        {"temp": INF},
+        {"top_p": NAN},
+        {"min_p": NAN},
+        {"min_keep": -1},
+        {"repeat_last_n": -2},
+        {"repeat_penalty": 0.0},
+        {"repeat_penalty": -1.0},
+        {"repeat_penalty": NAN},
+        {"repeat_penalty": INF},
+        {"frequency_penalty": INF},
+        {"presence_penalty": NAN},
+        {"logit_bias": {-1: 0.0}},
+        {"logit_bias": {1: NAN}},
+    ],
+)
+def test_bad_values(bad: dict[str, Any]) -> None:
+    (name,) = bad
+    with pytest.raises(
+        SamplingError, match=f"sampling parameter {name}.*got .*, wanted "
+    ) as caught:
+        SamplingParams(**bad)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, PyllamaError) and isinstance(caught.value, ValueError)
+
+
+def test_describe_names_every_number() -> None:
+    text = SamplingParams(top_k=7, repeat_penalty=1.1).describe()
+    assert "top_k = 7, top_p = 0.950, min_p = 0.050" in text
+    assert text.startswith("\trepeat_last_n = 64, repeat_penalty = 1.100, ")

@@ -1,0 +1,117 @@
+"""Imports go down the floors of docs/architecture.md, and never across backends."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {"pyggml": "pyggml", "pyllama": "pyllama", "cli": "pyllama_cli"}
+
+# The longest prefix of a module's name counts. A package's own __init__ is on its package's floor.
+FLOORS = {
+    **dict.fromkeys(["pyggml.errors", "pyggml.env", "pyggml.dtype", "pyggml.jit"], 0),
+    **dict.fromkeys(["pyggml.buffer", "pyggml.tensor", "pyggml.context", "pyggml.cgraph"], 1),
+    "pyggml.gguf": 1,
+    **dict.fromkeys(["pyggml.ops", "pyggml.quants"], 2),
+    "pyggml.alloc": 3,
+    "pyggml.backend": 4,
+    **dict.fromkeys(["pyggml.sched", "pyggml.viz"], 5),
+    "pyggml": 5,  # the public face
+    **dict.fromkeys(["pyllama.errors", "pyllama.demo", "pyllama.hparams", "pyllama.loader"], 6),
+    **dict.fromkeys(["pyllama.arch", "pyllama.graph", "pyllama.tokenizer", "pyllama.convert"], 6),
+    **dict.fromkeys(["pyllama.model", "pyllama.context", "pyllama.batch", "pyllama.kv_cache"], 6),
+    **dict.fromkeys(["pyllama.sparsity", "pyllama.quantize"], 6),
+    "pyllama": 7,  # the runtime, and the public face
+    "pyllama_cli": 8,
+}
+BACKENDS = ("reference", "cpu", "cuda")
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the packages by its import name."""
+    found = {}
+    for folder, package in PACKAGES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            name = ".".join((package, *parts)).removesuffix(".__init__")
+            found[name] = path
+    return found
+
+
+MODULES = modules()
+
+
+def floor(module: str) -> int:
+    while module not in FLOORS:
+        module = module.rpartition(".")[0]
+    return FLOORS[module]
+
+
+def imports(name: str, path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of each import, those inside functions too, not those for types only."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield node.lineno, full if full in MODULES else base
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_down(name: str) -> None:
+    here = floor(name)
+    up = [
+        f"{name}:{line} (floor {here}) imports {target} (floor {floor(target)})"
+        for line, target in imports(name, MODULES[name])
+        if target.partition(".")[0] in PACKAGES.values() and floor(target) > here
+    ]
+    assert not up
+
+
+@pytest.mark.parametrize("name", [m for m in MODULES if m.startswith("pyggml.backend.")])
+def test_backends_do_not_import_each_other(name: str) -> None:
+    own = name.split(".")[2]
+    others = tuple(f"pyggml.backend.{b}" for b in BACKENDS if b != own)
+    if own in BACKENDS:
+        assert not [t for _, t in imports(name, MODULES[name]) if t.startswith(others)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_heavy_and_foreign_imports_stay_in_their_place(name: str) -> None:
+    found = [target for _, target in imports(name, MODULES[name])]
+    if not name.startswith("pyggml.backend.cuda"):
+        assert not [t for t in found if t.startswith("numba.cuda")]
+    if not name.startswith("pyllama_cli"):
+        assert not [t for t in found if t.partition(".")[0] == "click"]
+    assert not [t for t in found if t.partition(".")[0] in ("gguf_parser", "torch", "transformers")]
+
+
+def test_every_floor_is_named_for_a_module_that_can_exist() -> None:
+    packages = set(PACKAGES.values())
+    assert {prefix.partition(".")[0] for prefix in FLOORS} == packages
+
+
+def test_the_check_sees_an_import_that_goes_up(tmp_path: Path) -> None:
+    bad = tmp_path / "tensor.py"
+    bad.write_text("def f():\n    from ..pyllama import x\n    from .ops import op\n")
+    assert [t for _, t in imports("pyggml.tensor", bad)][-1] == "pyggml.ops.op"
+    assert floor("pyggml.ops.op") > floor("pyggml.tensor")
