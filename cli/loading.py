@@ -30,8 +30,8 @@ def model_path(given: Path | None) -> Path:
         return demo_model_path(progress)
 
 
-def load_model(options: ModelOptions) -> Model:
-    """Load the weights as the options say."""
+def load_model(options: ModelOptions, n_threads: int | None = None) -> Model:
+    """Load the weights as the options say, with that many threads."""
     path = model_path(options.model)
     from pyllama.model import Model
 
@@ -41,6 +41,7 @@ def load_model(options: ModelOptions) -> Model:
             use_mmap=options.use_mmap,
             use_mlock=options.use_mlock,
             repack=not options.no_repack,
+            n_threads=n_threads,
             progress=progress,
         )
 
@@ -64,5 +65,4 @@ def make_context(model: Model, options: ContextOptions) -> Context:
         n_ubatch=options.ubatch_size,
         n_threads=options.n_threads,
         n_threads_batch=options.n_threads_batch,
-        flash_attn=options.flash_attn,
     )

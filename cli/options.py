@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
+from .output import note
 from .tool import ignored_option
 
 if TYPE_CHECKING:
@@ -161,7 +162,6 @@ class ContextOptions(Group):
     ubatch_size: int
     threads: int
     threads_batch: int
-    flash_attn: str
 
     @property
     def n_threads(self) -> int | None:
@@ -170,6 +170,11 @@ class ContextOptions(Group):
     @property
     def n_threads_batch(self) -> int | None:
         return self.threads_batch if self.threads_batch > 0 else self.n_threads
+
+
+def _flash_attn(ctx: click.Context, param: click.Parameter, value: str) -> None:
+    if value == "off":
+        note("-fa off is ignored: attention is always fused")
 
 
 def context_options(ctx_size: int = 0) -> Callable[[F], F]:
@@ -214,7 +219,9 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             flag_value="on",
             default="auto",
             show_default=True,
-            help="Fused attention.",
+            expose_value=False,
+            callback=_flash_attn,
+            help="Fused attention; it is always on.",
         ),
         click.option(
             "-ctk",

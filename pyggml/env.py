@@ -67,7 +67,7 @@ FUSION = Variable("PYGGML_FUSION", "1", "`0` runs every node of a graph by itsel
 KEEP_BARRIERS = Variable(
     "PYGGML_KEEP_BARRIERS",
     "0",
-    "`1` keeps the barrier between nodes that do not depend on each other."
+    "`1` keeps the barrier between nodes that do not depend on each other.",
 )
 GRAPH_REUSE = Variable(
     "PYLLAMA_GRAPH_REUSE", "1", "`0` rebuilds the graph for every decode. The bits are the same."

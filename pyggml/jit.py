@@ -27,6 +27,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numba as nb
+from numba.core import config as _numba_config
+
 from . import env
 from .errors import PyggmlError
 
@@ -47,42 +50,47 @@ def host_isas() -> tuple[str, ...]:
     return tuple(n for n, (need, _) in ISAS.items() if all(have.get(f, False) for f in need))
 
 
-@lru_cache(maxsize=1)
+_chosen: str | None = None
+
+
 def isa() -> str:
     """The instruction set that kernels are compiled for (``PYGGML_ISA`` forces one).
 
     Raises:
         PyggmlError: the forced one is unknown or this host does not have it.
     """
-    forced = env.ISA.get()
-    if forced is None:
-        return host_isas()[0]
-    if forced not in host_isas():
+    if _chosen is None:
+        forced = env.ISA.get()
+        use_isa(forced or host_isas()[0])
+    assert _chosen is not None
+    return _chosen
+
+
+def use_isa(name: str) -> None:
+    """Compile for an instruction set from now on; only before the first kernel is compiled.
+
+    For any but the host's best, all of LLVM's code is what a plain host of that set would get.
+
+    Raises:
+        PyggmlError: it is unknown or this host does not have it.
+    """
+    global _chosen
+    if name not in host_isas():
         raise PyggmlError(
-            f"PYGGML_ISA={forced}: this host has {', '.join(host_isas())}; "
-            "unset the variable or choose one of these"
+            f"instruction set {name!r}: this host has {', '.join(host_isas())}; choose one of "
+            "these with PYGGML_ISA, or unset it"
         )
-    return forced
+    if name != host_isas()[0]:
+        _numba_config.CPU_NAME, _numba_config.CPU_FEATURES = ISAS[name][1], ""
+    _chosen = name
 
-
-def _force_target() -> None:
-    """Make all of LLVM's code what a host with the forced instruction set would get."""
-    forced = env.ISA.get()
-    if forced in ISAS:
-        os.environ["NUMBA_CPU_NAME"] = ISAS[forced][1]
-        os.environ["NUMBA_CPU_FEATURES"] = ""
-
-
-_force_target()  # before numba is imported: it reads the variables once
-import numba as nb  # noqa: E402
-from numba.core import config as _numba_config  # noqa: E402
 
 KERNEL_SIG = nb.types.void(nb.types.int64, nb.types.int64, nb.types.int64, nb.types.int64)
 FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must travel
 
 
-@lru_cache(maxsize=1)
-def cache_dir() -> Path:
+@lru_cache(maxsize=len(ISAS))
+def cache_dir(isa_name: str) -> Path:
     """The directory of compiled code for exactly these sources, compilers and instruction set.
 
     Falls back to a private temporary directory, with one line on stderr, where the user's cache
@@ -95,7 +103,7 @@ def cache_dir() -> Path:
     for path in [root / "jit.py", *sorted((root / "backend" / "cpu").rglob("*.py"))]:
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     digest.update(
-        repr((nb.__version__, llvmlite.__version__, sys.version_info[:3], isa())).encode()
+        repr((nb.__version__, llvmlite.__version__, sys.version_info[:3], isa_name)).encode()
     )
     given = env.CACHE_DIR.get()
     base = Path(given) if given else env.user_cache_dir("pyggml") / "code"
@@ -129,7 +137,7 @@ def _prune(base: Path, keep: Path) -> None:
 @contextmanager
 def _numba_cache() -> Iterator[None]:
     before = _numba_config.CACHE_DIR
-    _numba_config.CACHE_DIR = str(cache_dir())
+    _numba_config.CACHE_DIR = str(cache_dir(isa()))
     try:
         yield
     finally:
@@ -195,11 +203,24 @@ def inline_strict(function: Callable[..., Any]) -> Any:
     return nb.njit(nogil=True, error_model="numpy")(function)
 
 
-def compiled(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A nogil function with one eager signature, cached like a kernel."""
+class Compiled:
+    """A nogil function with one signature that compiles (or loads) at its first call."""
 
-    def decorate(function: Callable[..., Any]) -> Any:
+    def __init__(self, function: Callable[..., Any], signature: Any) -> None:
+        self.py_func = function
+        self._signature = signature
+
+    @cached_property
+    def _compiled(self) -> Any:
         with _compile_lock, _numba_cache():
-            return nb.njit(signature, nogil=True, cache=True, error_model="numpy")(function)
+            return nb.njit(self._signature, nogil=True, cache=True, error_model="numpy")(
+                self.py_func
+            )
 
-    return decorate
+    def __call__(self, *args: Any) -> Any:
+        return self._compiled(*args)
+
+
+def compiled(signature: Any) -> Callable[[Callable[..., Any]], Compiled]:
+    """Declare a nogil function that Python calls; cached like a kernel."""
+    return lambda function: Compiled(function, signature)

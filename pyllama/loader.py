@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from pyggml.backend.cpu import osapi
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.buffer import REPACK
+from pyggml.backend.cpu.buffer import REPACK, RepackBuffer
 from pyggml.backend.cpu.layout import INTERLEAVED
 from pyggml.backend.cpu.repack import repack as repack_tensors
 from pyggml.alloc import alloc_ctx_tensors
@@ -49,7 +49,7 @@ def load_weights(
         ModelError: a tensor is missing, unknown, of a wrong size or a type without kernels.
         AllocError: no memory for the repacked copy.
     """
-    infos = _check(file, patterns, hparams)
+    infos = check_tensors(file, patterns, hparams)
     matrices = {n for n, info in infos.items() if repack and _is_matrix(info)}
     _check_memory(sum(infos[n].nbytes for n in matrices))
     ctx, weights = Context(no_alloc=True), {}
@@ -73,9 +73,10 @@ def load_weights(
     return weights
 
 
-def _check(
+def check_tensors(
     file: GGUFFile, patterns: Mapping[str, tuple[str, ...]], hparams: HParams
 ) -> dict[str, TensorInfo]:
+    """The tensors of a file that an architecture wants, by name. Raises: ModelError."""
     infos = {}
     for pattern, sizes in patterns.items():
         optional = pattern.endswith("?")
@@ -139,7 +140,8 @@ def _check_memory(size: int) -> None:
 
 def _lock(weights: Mapping[str, Tensor]) -> None:
     for buffer in {id(t.buffer): t.buffer for t in weights.values()}.values():
-        assert buffer is not None and buffer.mem is not None
-        problem = osapi.lock_memory(buffer.mem)
+        assert isinstance(buffer, (HostBuffer, RepackBuffer))
+        memory = buffer.memory if isinstance(buffer, RepackBuffer) else buffer.mem
+        problem = osapi.lock_memory(memory)
         if problem:
-            log.warning("cannot lock %d bytes of weights: %s", buffer.mem.nbytes, problem)
+            log.warning("cannot lock %d bytes of weights: %s", memory.nbytes, problem)

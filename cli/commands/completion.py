@@ -106,11 +106,12 @@ def command(**options: Any) -> None:
     run = RunOptions.take(options)
     prompt = PromptOptions.take(options).text() or ""
     params = SamplingOptions.take(options).params()
-    model = load_model(ModelOptions.take(options))
+    sizes = ContextOptions.take(options)
+    model = load_model(ModelOptions.take(options), sizes.n_threads)
     tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
     if not tokens:
         raise click.UsageError("there is nothing to continue: give a prompt with -p or -f")
-    context = make_context(model, ContextOptions.take(options))
+    context = make_context(model, sizes)
     if run.verbose:
         _describe(context, params, run.predict)
     try:
@@ -124,9 +125,10 @@ def command(**options: Any) -> None:
 def _stream(context: Context, tokens: list[int], params: SamplingParams, run: RunOptions) -> None:
     """Print the prompt and what follows it, token by token."""
     from pyllama.generate import generate_text
+    from pyllama.tokenizer import TokenStream
 
     tokenizer = context.model.tokenizer
-    decoder = tokenizer.stream(special=run.special)
+    decoder = TokenStream(tokenizer, special=run.special)
     shown = "".join(map(decoder.push, tokens))
     if run.display_prompt:
         write(shown)

@@ -44,8 +44,9 @@ def command(chunks: int, **options: Any) -> None:
     text = PromptOptions.take(options).text()
     if text is None:
         raise click.UsageError("give the text with -f or -p")
-    model = load_model(ModelOptions.take(options))
-    context = make_context(model, ContextOptions.take(options))
+    sizes = ContextOptions.take(options)
+    model = load_model(ModelOptions.take(options), sizes.n_threads)
+    context = make_context(model, sizes)
     tokens = model.tokenizer.encode(text, add_special=True, parse_special=False)
     from pyllama.perplexity import perplexity
 

@@ -44,11 +44,13 @@ def command(
         raise click.UsageError("give the text with -p, -f or --stdin")
     tokenizer = load_vocab(model).tokenizer
     text = source.text(sys.stdin.buffer.read() if stdin else None, whole_file=True)
+    assert text is not None
     tokens = tokenizer.encode(text, add_special=not no_bos, parse_special=not no_parse_special)
     if ids:
         write(f"[{', '.join(map(str, tokens))}]\n")
     else:
         for token in tokens:
-            write(f"{token:6d} -> '{tokenizer.piece(token).decode('utf-8', 'replace')}'\n")
+            piece = tokenizer.token_to_piece(token, special=True).decode("utf-8", "replace")
+            write(f"{token:6d} -> '{piece}'\n")
     if show_count:
         write(f"Total number of tokens: {len(tokens)}\n")

@@ -21,23 +21,12 @@ from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
 EOG = 0
 
 
-class FakeStream:
-    def push(self, token: int) -> str:
-        return "" if token == EOG else chr(token)
-
-    def flush(self) -> str:
-        return ""
-
-
 class FakeTokenizer:
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         return [ord(c) for c in text]
 
-    def piece(self, token: int) -> bytes:
-        return chr(token).encode()
-
-    def stream(self, special: bool = False) -> FakeStream:
-        return FakeStream()
+    def token_to_piece(self, token: int, special: bool = False) -> bytes:
+        return b"" if token == EOG else chr(token).encode()
 
     def is_eog(self, token: int) -> bool:
         return token == EOG

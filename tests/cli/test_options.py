@@ -42,7 +42,7 @@ def test_the_defaults_are_llama_cpps() -> None:
     options = take()
     context = ContextOptions.take(options)
     assert (context.ctx_size, context.batch_size, context.ubatch_size) == (0, 2048, 512)
-    assert (context.n_threads, context.n_threads_batch, context.flash_attn) == (None, None, "auto")
+    assert (context.n_threads, context.n_threads_batch) == (None, None)
     from pyllama.sampling import SamplingParams
 
     assert SamplingOptions.take(options).params() == SamplingParams(seed=-1)

@@ -9,15 +9,19 @@ Thread-safe: computes of one process queue on the pool. Nothing is allocated whi
 
 from __future__ import annotations
 
+import platform
+
 from ... import env
 from ...buffer import HOST, BufferType
 from ...cgraph import CGraph
 from ...tensor import Tensor
+from ..interface import Device
 from . import kernels as kernels  # registers the lowerings
 from .lowering import LOWER, SUPPORTS
 from .osapi import default_threads
 from .pool import get_pool
 from .program import Program, compile_program
+from .selftest import ensure_isa
 from .work import WorkStore
 
 
@@ -32,9 +36,14 @@ class CpuBackend:
     name = "cpu"
 
     def __init__(self, n_threads: int | None = None, *, fusion: bool = True) -> None:
+        ensure_isa()
         self.n_threads = default_threads() if n_threads is None else max(1, n_threads)
         self.fusion = fusion and env.FUSION.enabled()
         self._store = WorkStore()
+
+    @property
+    def device(self) -> Device:
+        return Device("CPU", platform.processor() or platform.machine(), "cpu")
 
     def buffer_type(self) -> BufferType:
         return HOST
@@ -63,6 +72,9 @@ class CpuBackend:
     def graph_compute(self, graph: CGraph) -> None:
         """Lower and run. Raises: UnsupportedOp, Aborted, ComputeError."""
         self.run(self.compile(graph))
+
+    def close(self) -> None:
+        """Nothing to do: the pool belongs to the process."""
 
     def abort(self) -> None:
         """Stop the running compute, from any thread."""

@@ -25,11 +25,13 @@ _HUGE = 2 << 20  # bytes of a huge page
 class RepackBuffer:
     """Weights with 16 rows interleaved; see ``layout``."""
 
+    mem = None  # not ggml's layout: nobody may look at it as an array
+
     def __init__(self, size: int, buft: RepackBufferType) -> None:
-        self.mem = zeroed(size, _HUGE if size >= _HUGE else ALIGNMENT)
-        osapi.advise_hugepages(self.mem)
+        self.memory = zeroed(size, _HUGE if size >= _HUGE else ALIGNMENT)
+        osapi.advise_hugepages(self.memory)
         self.buft = buft
-        self.base = int(self.mem.ctypes.data)
+        self.base = int(self.memory.ctypes.data)
         self.size = size
 
     def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8]) -> None:
@@ -49,7 +51,7 @@ class RepackBuffer:
         start = tensor.data - self.base
         size = self.buft.alloc_size(tensor)
         shape = (tensor.ne[2] * tensor.ne[3], -1, group_bytes(tensor.type, tensor.ne[0]))
-        return self.mem[start : start + size].reshape(shape)
+        return self.memory[start : start + size].reshape(shape)
 
 
 class RepackBufferType:

@@ -112,9 +112,7 @@ def build(recipe: Recipe) -> RandomGraph:
     return RandomGraph(ctx, weights, graph, inputs)
 
 
-def _node(
-    ctx: Context, weights: Context, step: Step, x: Tensor, tensors: list[Tensor]
-) -> Tensor:  # fmt: skip
+def _node(ctx: Context, weights: Context, step: Step, x: Tensor, tensors: list[Tensor]) -> Tensor:
     n, n_rows = x.ne[:2]
     alike = [t for t in tensors if t.ne == x.ne and t.is_contiguous_rows()] or [x]
     other = alike[step.b % len(alike)]

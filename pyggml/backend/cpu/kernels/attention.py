@@ -22,7 +22,7 @@ from ..abi import (
 )  # fmt: skip
 from ..lowering import Lowering, lowers
 from ..simd.half import load_f16
-from ..simd.math import exp_f32
+from ..simd.math import exp_f32, tanh_f32
 from ..simd.tile import float_tile, transpose_8x8
 from .quantize import quantize_row
 
@@ -114,7 +114,7 @@ def _bias(node, s, t, head, sequence, stream, first, n):  # type: ignore[no-unty
         x[j] *= scale
     if cap != 0:
         for j in range(n):
-            x[j] = cap * np.float32(math.tanh(x[j]))
+            x[j] = cap * tanh_f32(x[j] / cap)
     slope = np.float32(1)
     m0, n2 = float_param(node, BIAS_0), int_param(node, N_HEAD_LOG2)
     if m0 != 0:
@@ -225,7 +225,7 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     values = keys + hd * _S_STRIDE
     scores = values + CHUNK * 4 * padded
     sums = scores + 4 * _S_STRIDE
-    queries = sums + 4 * 4 * padded
+    queries = sums + 16 * padded + 256  # behind the maxima and sums of a tile
     states = queries + block * n_rep * 4 * hd
     state_bytes = 4 * (hdv + 2)
     while t < stop:

@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from .half import narrow_bf16, narrow_f16, widen_bf16, widen_f16
+from .vector import call
 
 F32, F16, BF16 = int(GGMLType.F32), int(GGMLType.F16), int(GGMLType.BF16)
 I8, I16, I32, I64 = (int(t) for t in (GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64))
@@ -67,17 +68,25 @@ def take(typingctx: Any, fmt: Any, base: Any, i: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def put(typingctx: Any, fmt: Any, base: Any, i: Any, value: Any) -> Any:
-    """Store ``value`` as element ``i`` at ``base``; float32 becomes the nearest half float."""
+    """Store ``value`` as element ``i`` at ``base``.
+
+    A float32 becomes the nearest half float, or the integer towards zero (saturated, NaN is 0).
+    """
     if not isinstance(fmt, types.IntegerLiteral):
         return None
     element, given = _MEMORY[fmt.literal_value]
     narrow = _NARROW.get(fmt.literal_value)
+    to_integer = isinstance(given, types.Integer) and value == types.float32
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        value = narrow(b, args[3]) if narrow else args[3]
+        value = args[3]
+        if to_integer:
+            value = call(b, f"llvm.fptosi.sat.i{element.width}.f32", element, value)
+        elif narrow:
+            value = narrow(b, value)
         done = b.store(value, _place(b, element, args[1], args[2]))
         done.align = 1
         done.set_metadata("noalias", _scope(b))
         return context.get_dummy_value()
 
-    return types.void(fmt, types.int64, types.int64, given), codegen
+    return types.void(fmt, types.int64, types.int64, value if to_integer else given), codegen

@@ -1,0 +1,147 @@
+"""CPY, CONT, DUP: copies of any strides and shapes, converting between types.
+
+A chunk is a range of elements in order; source and result are walked in runs that end where a row
+of either ends. Runs without gaps vectorise (or become memcpy); a transposed side is a scalar loop.
+Quantized blocks go through 32 float32 in thread scratch and have ggml's reference bytes.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ....dtype import GGMLType
+from ....jit import Kernel, inline, kernel
+from ....tensor import Tensor
+from ..abi import DST, SRC0, data, f32_ptr, first_row, int_param, nb, ne, row_address
+from ..lowering import GRAIN, Lowering, lowers
+from ..simd.block import BLOCK, TYPES, decode_block, encode_block
+from ..simd.element import BF16, F16, F32, I8, I16, I32, I64, put, take
+
+_BLOCKS = tuple(int(t) for t in TYPES)
+_FLOATS = (F32, F16, BF16)
+_RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies of one type move bits
+FLAT, ELEMENTS = range(2)  # parameters: no gaps on either side, number of elements
+
+
+@inline
+def _place(node, tensor, e, size):  # type: ignore[no-untyped-def]
+    """(address, stride in bytes, elements left in the row) of element ``e``."""
+    if int_param(node, FLAT) != 0:
+        return data(node, tensor) + e * size, size, int_param(node, ELEMENTS) - e
+    n = ne(node, tensor, 0)
+    row = e // n
+    i = e - row * n
+    stride = nb(node, tensor, 0)
+    return row_address(node, tensor, row) + i * stride, stride, n - i
+
+
+@lru_cache(maxsize=None)
+def copy_kernel(source: int, kind: int) -> Kernel:
+    """The kernel that copies elements of type ``source`` into type ``kind``."""
+    size_x, size_y = GGMLType(source).type_size, GGMLType(kind).type_size
+
+    def copy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        total = int_param(node, ELEMENTS)
+        e, end = first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)
+        while e < end:
+            x, dx, left_x = _place(node, SRC0, e, size_x)
+            y, dy, left_y = _place(node, DST, e, size_y)
+            n = min(end - e, left_x, left_y)
+            if dx == size_x and dy == size_y:
+                for i in range(n):
+                    put(kind, y, i, take(source, x, i))
+            else:
+                for i in range(n):
+                    put(kind, y + i * dy, 0, take(source, x + i * dx, 0))
+            e += n
+
+    made = kernel(copy)
+    made.name = f"copy_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
+    return made
+
+
+@lru_cache(maxsize=None)
+def encode_kernel(source: int, kind: int) -> Kernel:
+    """The kernel that copies floats into blocks; the result's rows have no gaps."""
+    block_bytes, size = GGMLType(kind).type_size, GGMLType(source).type_size
+
+    def encode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        total = int_param(node, ELEMENTS) // BLOCK
+        row_blocks = ne(node, DST, 0) // BLOCK
+        for b in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            done = 0
+            while done < BLOCK:
+                x, dx, left = _place(node, SRC0, b * BLOCK + done, size)
+                n = min(BLOCK - done, left)
+                for i in range(n):
+                    put(F32, scratch, done + i, take(source, x + i * dx, 0))
+                done += n
+            row = b // row_blocks
+            y = row_address(node, DST, row) + (b - row * row_blocks) * block_bytes
+            encode_block(kind, scratch, y)
+
+    made = kernel(encode)
+    made.name = f"encode_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
+    return made
+
+
+@lru_cache(maxsize=None)
+def decode_kernel(source: int, kind: int) -> Kernel:
+    """The kernel that copies blocks into floats; the source's rows have no gaps."""
+    block_bytes, size = GGMLType(source).type_size, GGMLType(kind).type_size
+
+    def decode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        total = int_param(node, ELEMENTS) // BLOCK
+        row_blocks = ne(node, SRC0, 0) // BLOCK
+        for b in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            row = b // row_blocks
+            x = row_address(node, SRC0, row) + (b - row * row_blocks) * block_bytes
+            decode_block(source, x, scratch)
+            done = 0
+            while done < BLOCK:
+                y, dy, left = _place(node, DST, b * BLOCK + done, size)
+                n = min(BLOCK - done, left)
+                for i in range(n):
+                    put(kind, y + i * dy, 0, f32_ptr(scratch)[done + i])
+                done += n
+
+    made = kernel(decode)
+    made.name = f"decode_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
+    return made
+
+
+def _kernel(source: GGMLType, kind: GGMLType) -> Kernel | None:
+    """The kernel of a pair of types, None where there is none."""
+    if source == kind and not kind.is_quantized and kind.type_size in _RAW:
+        raw = _RAW[kind.type_size]
+        return copy_kernel(raw, raw)
+    if int(source) in _FLOATS and int(kind) in _BLOCKS:
+        return encode_kernel(int(source), int(kind))
+    if int(source) in _BLOCKS and int(kind) in _FLOATS:
+        return decode_kernel(int(source), int(kind))
+    if {source, kind} <= {*_FLOATS} or {source, kind} == {F32, I32}:
+        return copy_kernel(int(source), int(kind))
+    return None
+
+
+def _supports(node: Tensor) -> bool:
+    x = node.src[0]
+    assert x is not None
+    rows = all(t.is_contiguous_rows() for t in (x, node) if t.type.is_quantized)
+    return rows and _kernel(x.type, node.type) is not None
+
+
+def _lower(low: Lowering, node: Tensor) -> None:
+    x = node.src[0]
+    assert x is not None
+    made = _kernel(x.type, node.type)
+    assert made is not None
+    quantized = x.type.is_quantized or node.type.is_quantized
+    flat = not quantized and x.is_contiguous() and node.is_contiguous()
+    chunks = max(1, min(node.nelements // GRAIN, 8 * low.n_threads))
+    params = (int(flat), node.nelements)
+    low.launch(made, node, params, chunks, src=(x,), scratch=4 * BLOCK)
+
+
+for _op in ("CPY", "CONT", "DUP"):
+    lowers(_op, _supports)(_lower)

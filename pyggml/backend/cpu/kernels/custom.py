@@ -1,0 +1,58 @@
+"""MAP_CUSTOM: a user's jitted kernel runs like ours; a Python callable cuts the program.
+
+    @numba.njit
+    def clip(node, chunk, n_chunks, scratch): ...    # see ``abi`` for what a node record holds
+
+A jitted function is compiled once, as a C function; the rules for kernels hold for it (no
+exceptions, no allocation, chunks write different bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numba as nb
+
+from ....jit import KERNEL_SIG, Kernel
+from ....ops.custom import is_kernel
+from ....tensor import Tensor
+from ..lowering import Lowering, lowers
+
+
+class UserKernel(Kernel):
+    """A user's jitted function or C callback as a kernel."""
+
+    @cached_property
+    def compiled(self) -> Any:
+        """Something that has the machine code's ``address``."""
+        if hasattr(type(self.function), "address"):
+            return self.function
+        function = self.function
+
+        def call(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+            function(node, chunk, n_chunks, scratch)
+
+        return nb.cfunc(KERNEL_SIG)(call)
+
+
+_kernels: dict[Callable[..., Any], UserKernel] = {}
+
+
+def _user_kernel(fun: Callable[..., Any]) -> Kernel:
+    if isinstance(fun, Kernel):
+        return fun
+    if fun not in _kernels:
+        _kernels[fun] = UserKernel(fun)
+    return _kernels[fun]
+
+
+@lowers("MAP_CUSTOM")
+def lower_map_custom(low: Lowering, node: Tensor) -> None:
+    fun = node.op_params["fun"]
+    if is_kernel(fun):
+        low.launch(_user_kernel(fun), node, (), low.row_chunks(node))
+        return
+    arrays = [t.numpy(squeeze=False) for t in (node, *node.src) if t is not None]
+    low.python(node, lambda: fun(*arrays))

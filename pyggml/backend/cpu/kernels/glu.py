@@ -1,0 +1,69 @@
+"""GLU: ``activation(gate) * up``, packed or split, with the quantization of the result.
+
+Access: both rows front to back, split inside a row every 32 columns: for one token the 1,536 or so
+activations are too much for one thread.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ....dtype import GGMLType
+from ....jit import Kernel, kernel
+from ....ops.glu import ACTIVATIONS
+from ....tensor import Tensor
+from ..abi import DST, SRC0, SRC1, data, first_row, int_param, ne, nrows, row_address
+from ..layout import Q8_BLOCK
+from ..lowering import Lowering, lowers
+from ..simd.element import F32, put, take
+from .quantize import BLOCK, quantize_row
+from .span import columns, split
+from .unary import IDS, activation
+
+GRAIN = 768  # elements
+_TYPES = (GGMLType.F32, GGMLType.F16)
+PARTS, SWAPPED, QUANTIZE = range(3)  # parameters
+
+
+@lru_cache(maxsize=None)
+def glu_kernel(kind: int, fmt: int) -> Kernel:
+    """The kernel of an activation for a type; without SRC1 the rows are packed."""
+
+    def glu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        n, parts, out = ne(node, DST, 0), int_param(node, PARTS), int_param(node, QUANTIZE)
+        units = nrows(node, DST) * parts
+        for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+            row = u // parts
+            begin, end = columns(n, u - row * parts, parts)
+            y = row_address(node, DST, row)
+            gate = row_address(node, SRC0, row)
+            if data(node, SRC1) != 0:
+                up = row_address(node, SRC1, row)
+            else:
+                first, second = gate, gate + n * (4 if fmt == F32 else 2)
+                swapped = int_param(node, SWAPPED) != 0
+                gate, up = (second, first) if swapped else (first, second)
+            for i in range(begin, end):
+                put(fmt, y, i, activation(kind, take(fmt, gate, i)) * take(fmt, up, i))
+            if fmt == F32 and out != 0:
+                block = row * (n // BLOCK) + begin // BLOCK
+                quantize_row(y + 4 * begin, out + block * Q8_BLOCK, end - begin)
+
+    made = kernel(glu)
+    made.name = f"glu_{list(IDS)[kind]}_{GGMLType(fmt).name.lower()}"
+    return made
+
+
+def _supports(node: Tensor) -> bool:
+    return all(s is None or (s.type in _TYPES and s.is_contiguous_rows()) for s in node.src)
+
+
+@lowers("GLU", _supports)
+def lower_glu(low: Lowering, node: Tensor) -> None:
+    parts, chunks = split(low, node, GRAIN)
+    kind = IDS[ACTIVATIONS[node.op_params["kind"]]]
+    params = (parts, int(node.op_params["swapped"]), 0)
+    src = (*node.src, None)[:2]
+    launch = low.launch(glu_kernel(kind, int(node.type)), node, params, chunks, src=src)
+    if node.type is GGMLType.F32:
+        launch.quantize_param = QUANTIZE

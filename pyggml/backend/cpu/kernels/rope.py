@@ -1,0 +1,123 @@
+"""ROPE: normal and neox pairs, partial rows, frequency factors, YaRN.
+
+A chunk is a range of tokens. The angles of a token are built once for all its heads, by ggml's
+repeated float32 multiplication; sines and cosines are vectorised, in thread scratch.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from ....dtype import GGMLType
+from ....jit import Kernel, fast_kernel, inline_strict
+from ....ops.rope import RopeMode, rope_theta_scale, yarn_corr_dims
+from ....tensor import Tensor
+from ..abi import (
+    DST, SRC0, SRC1, SRC2, data, f32_ptr, first_row, float_param, i32_ptr, int_param, nb, ne,
+)  # fmt: skip
+from ..lowering import GRAIN, Lowering, lowers
+from ..simd.element import F32, put, take
+from ..simd.math import ONE, ZERO, sincos_f32
+
+N_DIMS, THETA_SCALE, FREQ_SCALE, EXT_FACTOR, LOW, SPAN, MAGNITUDE = range(7)  # parameters
+_TYPES = (GGMLType.F32, GGMLType.F16)
+
+
+@inline_strict
+def _angles(node, position, half, freqs, angle):  # type: ignore[no-untyped-def]
+    """The angles of a token's pairs, float32[half] at ``angle``."""
+    step, freq_scale = float_param(node, THETA_SCALE), float_param(node, FREQ_SCALE)
+    angles, theta = f32_ptr(angle), np.float32(position)
+    for i in range(half):
+        angles[i] = theta
+        theta = theta * step
+    if freqs != 0:
+        for i in range(half):
+            angles[i] = angles[i] / take(F32, freqs, i)
+    ext = float_param(node, EXT_FACTOR)
+    if ext == ZERO:
+        for i in range(half):
+            angles[i] = angles[i] * freq_scale
+        return
+    low, span = float_param(node, LOW), float_param(node, SPAN)
+    for i in range(half):
+        ramp = (np.float32(i) - low) / span
+        ramp = ZERO if ramp < ZERO else ONE if ramp > ONE else ramp
+        mix = (ONE - ramp) * ext
+        angles[i] = angles[i] * freq_scale * (ONE - mix) + angles[i] * mix
+
+
+@inline_strict
+def rope_table(node, position, half, freqs, scratch):  # type: ignore[no-untyped-def]
+    """Cosines at ``scratch``, sines behind them (float32[half] each), times the magnitude."""
+    magnitude = float_param(node, MAGNITUDE)
+    _angles(node, position, half, freqs, scratch)
+    cos, sin = f32_ptr(scratch), f32_ptr(scratch + 4 * half)
+    for i in range(half):
+        s, c = sincos_f32(cos[i])
+        cos[i] = c * magnitude
+        sin[i] = s * magnitude
+
+
+@lru_cache(maxsize=None)
+def rope_kernel(mode: int, fmt: int) -> Kernel:
+    """The kernel of a mode and type. SRC1: positions, SRC2: frequency factors, or nothing."""
+    neox = mode == RopeMode.NEOX
+
+    def rope(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        n, n_dims, n_head = ne(node, DST, 0), int_param(node, N_DIMS), ne(node, DST, 1)
+        half, n_tokens = n_dims // 2, ne(node, DST, 2)
+        cos, sin = scratch, scratch + 4 * half
+        total = n_tokens * ne(node, DST, 3)
+        for t in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            i3 = t // n_tokens
+            i2 = t - i3 * n_tokens
+            position = i32_ptr(data(node, SRC1))[i2]
+            rope_table(node, position, half, data(node, SRC2), scratch)
+            x = data(node, SRC0) + i2 * nb(node, SRC0, 2) + i3 * nb(node, SRC0, 3)
+            y = data(node, DST) + i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3)
+            for _ in range(n_head):
+                for i in range(half):
+                    first, second = (i, i + half) if neox else (2 * i, 2 * i + 1)
+                    a, b = take(fmt, x, first), take(fmt, x, second)
+                    c, s = take(F32, cos, i), take(F32, sin, i)
+                    put(fmt, y, first, a * c - b * s)
+                    put(fmt, y, second, a * s + b * c)
+                for i in range(n_dims, n):
+                    put(fmt, y, i, take(fmt, x, i))
+                x += nb(node, SRC0, 1)
+                y += nb(node, DST, 1)
+
+    made = fast_kernel(rope)
+    made.name = f"rope_{RopeMode(mode).name.lower()}_{GGMLType(fmt).name.lower()}"
+    return made
+
+
+def _supports(node: Tensor) -> bool:
+    x = node.src[0]
+    return x is not None and x.type in _TYPES and x.is_contiguous_rows()
+
+
+@lowers("ROPE", _supports)
+def lower_rope(low: Lowering, node: Tensor) -> None:
+    p = node.op_params
+    first, last, magnitude = 0.0, 0.0, np.float32(p["attn_factor"])
+    if p["ext_factor"] != 0:
+        first, last = yarn_corr_dims(
+            p["n_dims"], p["n_ctx_orig"], p["freq_base"], p["beta_fast"], p["beta_slow"]
+        )
+        magnitude *= np.float32(1 + 0.1 * np.log(1 / p["freq_scale"]))
+    params = (
+        p["n_dims"],
+        float(rope_theta_scale(p["n_dims"], p["freq_base"])),
+        float(p["freq_scale"]),
+        float(p["ext_factor"]),
+        float(first),
+        float(max(0.001, last - first)),
+        float(magnitude),
+    )
+    chunks = max(1, min(node.ne[2] * node.ne[3], node.nelements // GRAIN, 8 * low.n_threads))
+    made = rope_kernel(int(p["mode"]), int(node.type))
+    low.launch(made, node, params, chunks, scratch=4 * p["n_dims"])

@@ -1,0 +1,132 @@
+"""GET_ROWS and SET_ROWS: rows by index, converted on the way.
+
+Access: a row is read and written front to back; which rows is data. An index behind the last row
+writes nothing and reports an error; for SET_ROWS a negative one is legal and writes nothing.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ....dtype import GGMLType
+from ....jit import Kernel, inline, kernel
+from ....tensor import Tensor
+from ..abi import (
+    DST, SRC0, SRC1, data, first_row, i32_ptr, i64_ptr, int_param, nb, ne, nrows, row_address,
+    set_error,
+)  # fmt: skip
+from ..buffer import is_repacked
+from ..lowering import Lowering, lowers
+from ..simd.block import BLOCK, TYPES, decode_block, encode_block
+from ..simd.element import BF16, F16, F32, I32, put, take
+
+BAD_INDEX = 1  # error code
+_BLOCKS = tuple(int(t) for t in TYPES)
+_FLOATS = (F32, F16, BF16)
+
+
+@lru_cache(maxsize=None)
+def get_rows_kernel(kind: int) -> Kernel:
+    """The kernel of a source type; the result is F32 (I32 of I32)."""
+    blocks, result = kind in _BLOCKS, I32 if kind == I32 else F32
+    block_bytes = GGMLType(kind).type_size
+
+    def get_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        n, n_ids, n_rows = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
+        total = nrows(node, DST)
+        for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            rest = r // n_ids
+            i3 = rest // ne(node, DST, 2)
+            i1, i2 = r - rest * n_ids, rest - i3 * ne(node, DST, 2)
+            ids = data(node, SRC1) + i2 * nb(node, SRC1, 1) + i3 * nb(node, SRC1, 2)
+            row = i32_ptr(ids + i1 * nb(node, SRC1, 0))[0]
+            if row < 0 or row >= n_rows:
+                set_error(node, BAD_INDEX)
+                continue
+            x = data(node, SRC0) + row * nb(node, SRC0, 1)
+            x += i2 * nb(node, SRC0, 2) + i3 * nb(node, SRC0, 3)
+            y = row_address(node, DST, r)
+            if blocks:
+                for i in range(n // BLOCK):
+                    decode_block(kind, x + i * block_bytes, y + 4 * BLOCK * i)
+            else:
+                for i in range(n):
+                    put(result, y, i, take(kind, x, i))
+
+    made = kernel(get_rows)
+    made.name = f"get_rows_{GGMLType(kind).name.lower()}"
+    return made
+
+
+def _supports_get_rows(node: Tensor) -> bool:
+    a = node.src[0]
+    assert a is not None
+    plain = a.is_contiguous_rows() and not is_repacked(a)
+    return plain and int(a.type) in (*_BLOCKS, *_FLOATS, I32)
+
+
+@lowers("GET_ROWS", _supports_get_rows)
+def lower_get_rows(low: Lowering, node: Tensor) -> None:
+    assert node.src[0] is not None
+    low.launch(get_rows_kernel(int(node.src[0].type)), node, (), low.row_chunks(node))
+
+
+@inline
+def _index(node, address):  # type: ignore[no-untyped-def]
+    if int_param(node, 0) == 8:
+        return i64_ptr(address)[0]
+    return i32_ptr(address)[0] + 0
+
+
+@lru_cache(maxsize=None)
+def set_rows_kernel(source: int, kind: int) -> Kernel:
+    """The kernel of a source and a target type. Parameter: bytes of an index."""
+    blocks = kind in _BLOCKS
+    block_bytes = GGMLType(kind).type_size
+
+    def set_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        n, total, n_rows = ne(node, SRC0, 0), nrows(node, SRC0), ne(node, DST, 1)
+        ne1, ne2 = ne(node, SRC0, 1), ne(node, SRC0, 2)
+        for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            rest = r // ne1
+            i3 = rest // ne2
+            i1, i2 = r - rest * ne1, rest - i3 * ne2
+            ids = data(node, SRC1) + i1 * nb(node, SRC1, 0)
+            ids += i2 % ne(node, SRC1, 1) * nb(node, SRC1, 1)
+            ids += i3 % ne(node, SRC1, 2) * nb(node, SRC1, 2)
+            row = _index(node, ids)
+            if row < 0:
+                continue
+            if row >= n_rows:
+                set_error(node, BAD_INDEX)
+                continue
+            x = row_address(node, SRC0, r)
+            y = data(node, DST) + row * nb(node, DST, 1)
+            y += i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3)
+            if blocks:
+                for k in range(n // BLOCK):
+                    for i in range(BLOCK):
+                        put(F32, scratch, i, take(source, x, BLOCK * k + i))
+                    encode_block(kind, scratch, y + k * block_bytes)
+            else:
+                for i in range(n):
+                    put(kind, y, i, take(source, x, i))
+
+    made = kernel(set_rows)
+    made.name = f"set_rows_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
+    return made
+
+
+def _supports_set_rows(node: Tensor) -> bool:
+    b, _, a = node.src
+    assert b is not None and a is not None
+    rows = b.is_contiguous_rows() and a.is_contiguous_rows()
+    return rows and int(b.type) in (F32, F16) and int(a.type) in (*_BLOCKS, *_FLOATS)
+
+
+@lowers("SET_ROWS", _supports_set_rows)
+def lower_set_rows(low: Lowering, node: Tensor) -> None:
+    b, idx, _ = node.src
+    assert b is not None and idx is not None
+    made = set_rows_kernel(int(b.type), int(node.type))
+    low.launch(made, node, (idx.type.type_size,), low.row_chunks(b), scratch=4 * BLOCK)

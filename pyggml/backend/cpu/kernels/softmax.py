@@ -1,0 +1,116 @@
+"""SOFT_MAX with mask, ALiBi slopes and sinks.
+
+Access: a row is read once with its mask row, then worked on in place in the result (L1 or L2). A
+row belongs to one thread and its sum has one order.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from ....dtype import GGMLType
+from ....jit import Kernel, inline, inline_strict, kernel
+from ....tensor import Tensor
+from ..abi import (
+    DST, SRC0, SRC1, SRC2, bits_f32, data, f32_ptr, first_row, float_param, int_param, nb, ne,
+    nrows, row_address,
+)  # fmt: skip
+from ..lowering import Lowering, lowers
+from ..simd.element import F32, put, take
+from ..simd.math import INF, ZERO, abs_f32, exp_f32
+from .reduce import LOWEST, order_key
+
+SCALE, BASE_0, BASE_1, N_HEAD_LOG2 = range(4)  # parameters
+_TYPES = (GGMLType.F32, GGMLType.F16)
+
+
+@inline_strict
+def row_max(x, n):  # type: ignore[no-untyped-def]
+    """The largest of ``n`` float32; NaN (of positive sign) counts as the largest."""
+    xs, top = f32_ptr(x), LOWEST
+    for i in range(n):
+        key = order_key(xs[i])
+        top = key if key > top else top
+    return bits_f32(np.int32(top ^ ((top >> 31) & 0x7FFFFFFF)))
+
+
+@inline
+def row_sum(x, n):  # type: ignore[no-untyped-def]
+    """The sum of ``n`` float32, in one order for each ``n``."""
+    xs, total = f32_ptr(x), ZERO
+    for i in range(n):
+        total += xs[i]
+    return total
+
+
+@inline
+def alibi_slope(node, head):  # type: ignore[no-untyped-def]
+    """The factor on the mask of a head (1 without ALiBi)."""
+    n2 = int_param(node, N_HEAD_LOG2)
+    if head < n2:
+        return np.float32(math.pow(np.float64(float_param(node, BASE_0)), np.float64(head + 1)))
+    exponent = np.float64(2 * (head - n2) + 1)
+    return np.float32(math.pow(np.float64(float_param(node, BASE_1)), exponent))
+
+
+@lru_cache(maxsize=None)
+def soft_max_kernel(mask_type: int) -> Kernel:
+    """The kernel for a mask's type. SRC1: the mask, SRC2: the sinks, or nothing."""
+
+    def soft_max(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        n, rows, scale = ne(node, DST, 0), nrows(node, DST), float_param(node, SCALE)
+        mask, sinks = data(node, SRC1), data(node, SRC2)
+        ne1, ne2 = ne(node, DST, 1), ne(node, DST, 2)
+        for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+            x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+            i1, rest = row % ne1, row // ne1
+            i2, i3 = rest % ne2, rest // ne2
+            if mask != 0:
+                m = mask + i1 * nb(node, SRC1, 1)
+                m += i2 % ne(node, SRC1, 2) * nb(node, SRC1, 2)
+                m += i3 % ne(node, SRC1, 3) * nb(node, SRC1, 3)
+                slope = alibi_slope(node, i2)
+                for i in range(n):
+                    put(F32, y, i, take(F32, x, i) * scale + slope * take(mask_type, m, i))
+            else:
+                for i in range(n):
+                    put(F32, y, i, take(F32, x, i) * scale)
+            top = row_max(y, n)
+            if sinks != 0:
+                sink = f32_ptr(sinks)[i2]
+                top = sink if sink > top else top
+            top = top if abs_f32(top) < INF else ZERO
+            ys = f32_ptr(y)
+            for i in range(n):
+                ys[i] = exp_f32(ys[i] - top)
+            total = row_sum(y, n)
+            if sinks != 0:
+                total += exp_f32(f32_ptr(sinks)[i2] - top)
+            inverse = np.float32(1) / total if total != ZERO else ZERO
+            for i in range(n):
+                ys[i] = ys[i] * inverse
+
+    made = kernel(soft_max)
+    made.name = f"soft_max_{GGMLType(mask_type).name.lower()}"
+    return made
+
+
+def _supports(node: Tensor) -> bool:
+    x, mask, _ = node.src
+    assert x is not None
+    plain = x.is_contiguous_rows() and node.is_contiguous_rows()
+    return plain and (mask is None or (mask.type in _TYPES and mask.is_contiguous_rows()))
+
+
+@lowers("SOFT_MAX", _supports)
+def lower_soft_max(low: Lowering, node: Tensor) -> None:
+    mask, n_head, max_bias = node.src[1], node.ne[2], float(node.op_params["max_bias"])
+    n2 = 1 << (n_head.bit_length() - 1)
+    bases = (2.0 ** (-max_bias / n2), 2.0 ** (-max_bias / 2 / n2))
+    params = (float(node.op_params["scale"]), *bases, n2)
+    made = soft_max_kernel(F32 if mask is None else int(mask.type))
+    chunks = max(1, min(node.nrows, node.nelements // 1024, 8 * low.n_threads))
+    low.launch(made, node, params, chunks)

