@@ -1,0 +1,39 @@
+"""An LLM runtime in pure Python + Numba: GGUF in, text out.
+
+    from pyllama import Llama
+
+    llama = Llama("x.gguf", verbose=False)
+    print(llama("The capital of France is", max_tokens=8)["choices"][0]["text"])
+
+`Llama` is llama-cpp-python's class of that name; `Model`, `Context` and `Batch` lie beneath it, as
+in llama.h. Importing the package imports none of them until they are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .batch import Batch
+    from .context import Context
+    from .llama import Llama
+    from .model import Model
+
+__version__ = "0.1.0"
+__all__ = ["Batch", "Context", "Llama", "Model", "__version__"]
+
+_HOMES = {"Batch": "batch", "Context": "context", "Llama": "llama", "Model": "model"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

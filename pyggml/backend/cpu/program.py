@@ -110,6 +110,10 @@ class Program:
         """All phases in order."""
         return [phase for _, phases, _ in self._parts for phase in phases]
 
+    def phase_counts(self) -> list[int]:
+        """Phases of each part."""
+        return [len(phases) for _, phases, _ in self._parts]
+
     def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]:
         """Parts to run in order: a Python callable, or the header of compiled phases."""
         for python, _, header in self._parts:

@@ -18,13 +18,13 @@ from ...dtype import row_size
 from ...jit import kernel
 from ...tensor import Tensor
 from . import osapi
-from .abi import data, DST, first_row, int_param
+from .abi import DST, data, first_row, int_param
 from .backend import CpuBackend
-from .kernels.matmul import pack_group
 from .layout import ROWS, block_bytes
 from .lowering import Lowering
 from .pool import get_pool
 from .program import Program
+from .simd.interleave import pack_group
 from .work import WorkMemory, WorkStore
 
 _STEP_BYTES = 16 << 20

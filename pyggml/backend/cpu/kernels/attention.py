@@ -1,6 +1,6 @@
 """FLASH_ATTN_EXT: one pass over the keys in fixed chunks of 256, for one token and for prompts.
 
-For each chunk the keys are laid out as columns and the values as float32 rows in thread scratch,
+For each chunk keys and values are laid out as columns of 16 in thread scratch, float32,
 shared by all query rows that read them (a block of tokens times the heads of one KV head); scores and
 weighted values are register tiles of 4 rows by 16. Each chunk ends in (max, sum, values) of its own,
 and chunks are merged in order, so the bits do not depend on how tokens or chunks are spread: a few
@@ -23,7 +23,7 @@ from ..abi import (
 from ..lowering import Lowering, lowers
 from ..simd.half import load_f16
 from ..simd.math import exp_f32, tanh_f32
-from ..simd.tile import float_tile, transpose_8x8
+from ..simd.tile import float_tile, transpose_8x8, widen_8
 from .quantize import quantize_row
 
 CHUNK = 256  # keys
@@ -63,15 +63,19 @@ def _cell(node, sequence, i):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _pack(node, kv_head, stream, sequence, first, n, keys, values, padded):  # type: ignore[no-untyped-def]
-    """Keys as columns ``keys[d][256]``, values as rows ``values[256][padded]``, float32."""
+def _pack(node, kind, kv_head, stream, sequence, first, n, keys, values):  # type: ignore[no-untyped-def]
+    """Keys as ``keys[n/16][d][16]``, values as ``values[d/16][256][16]``, float32.
+
+    Keys behind the last repeat it; they are masked later.
+    """
+    stream = stream // (ne(node, SRC0, 3) // ne(node, SRC1, 3))
     k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + stream * nb(node, SRC1, 3)
     v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + stream * nb(node, SRC2, 3)
     nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
     hd, hdv = ne(node, SRC1, 0), ne(node, SRC2, 0)
-    half = int_param(node, F16_KV) != 0
+    size = 2 if kind == _F16 else 4
     for j in range(0, n, 8):
-        last = n - 1 - j  # rows behind the last key repeat it; they are masked later
+        last = n - 1 - j
         a0 = k + _cell(node, sequence, first + j) * nb_k
         a1 = k + _cell(node, sequence, first + j + min(1, last)) * nb_k
         a2 = k + _cell(node, sequence, first + j + min(2, last)) * nb_k
@@ -80,29 +84,20 @@ def _pack(node, kv_head, stream, sequence, first, n, keys, values, padded):  # t
         a5 = k + _cell(node, sequence, first + j + min(5, last)) * nb_k
         a6 = k + _cell(node, sequence, first + j + min(6, last)) * nb_k
         a7 = k + _cell(node, sequence, first + j + min(7, last)) * nb_k
-        out = keys + 4 * j
-        if half:
-            for d in range(0, hd, 8):
-                o = 2 * d
-                transpose_8x8(_F16, a0 + o, a1 + o, a2 + o, a3 + o, a4 + o, a5 + o, a6 + o, a7 + o,
-                              out + d * _S_STRIDE, _S_STRIDE)  # fmt: skip
-        else:
-            for d in range(0, hd, 8):
-                o = 4 * d
-                transpose_8x8(_F32, a0 + o, a1 + o, a2 + o, a3 + o, a4 + o, a5 + o, a6 + o, a7 + o,
-                              out + d * _S_STRIDE, _S_STRIDE)  # fmt: skip
+        out = keys + j // 16 * 64 * hd + j % 16 * 4
+        for d in range(0, hd, 8):
+            o = size * d
+            transpose_8x8(kind, a0 + o, a1 + o, a2 + o, a3 + o, a4 + o, a5 + o, a6 + o, a7 + o,
+                          out + 64 * d, 64)  # fmt: skip
     for j in range(n):
         source = v + _cell(node, sequence, first + j) * nb_v
-        y = f32_ptr(values + 4 * padded * j)
-        if half:
-            for d in range(hdv):
-                y[d] = load_f16(source + 2 * d)
-        else:
-            x = f32_ptr(source)
-            for d in range(hdv):
-                y[d] = x[d]
-        for d in range(hdv, padded):
-            y[d] = np.float32(0)
+        out = values + 64 * j
+        for d in range(0, hdv, 8):
+            widen_8(kind, source + size * d, out + d // 16 * 64 * CHUNK + d % 16 * 4)
+        if hdv % 16 != 0:
+            tail = f32_ptr(out + hdv // 16 * 64 * CHUNK + 32)
+            for d in range(8):
+                tail[d] = np.float32(0)
 
 
 @inline
@@ -251,7 +246,11 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             if c % splits != split:
                 continue
             first = c * CHUNK
-            _pack(node, kv_head, stream, sequence, first, min(CHUNK, hi - first), keys, values, padded)
+            n = min(CHUNK, hi - first)
+            if int_param(node, F16_KV) != 0:
+                _pack(node, _F16, kv_head, stream, sequence, first, n, keys, values)
+            else:
+                _pack(node, _F32, kv_head, stream, sequence, first, n, keys, values)
             for r in range(0, n_rows, 4):
                 rows = min(4, n_rows - r)
                 n = np.int64(0)
@@ -261,16 +260,16 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                     query = queries + r * 4 * hd
                     for j in range(0, n, 16):
                         if rows == 4:
-                            float_tile(_F32, 4, keys + 4 * j, _S_STRIDE, query, 4 * hd,
+                            float_tile(_F32, 4, keys + 4 * hd * j, 64, query, 4 * hd,
                                        scores + 4 * j, _S_STRIDE, hd)  # fmt: skip
                         elif rows == 3:
-                            float_tile(_F32, 3, keys + 4 * j, _S_STRIDE, query, 4 * hd,
+                            float_tile(_F32, 3, keys + 4 * hd * j, 64, query, 4 * hd,
                                        scores + 4 * j, _S_STRIDE, hd)  # fmt: skip
                         elif rows == 2:
-                            float_tile(_F32, 2, keys + 4 * j, _S_STRIDE, query, 4 * hd,
+                            float_tile(_F32, 2, keys + 4 * hd * j, 64, query, 4 * hd,
                                        scores + 4 * j, _S_STRIDE, hd)  # fmt: skip
                         else:
-                            float_tile(_F32, 1, keys + 4 * j, _S_STRIDE, query, 4 * hd,
+                            float_tile(_F32, 1, keys + 4 * hd * j, 64, query, 4 * hd,
                                        scores + 4 * j, _S_STRIDE, hd)  # fmt: skip
                     n64 = (n + 63) // 64 * 64
                     tops = f32_ptr(sums + 16 * padded)  # of at most 4 rows, then their sums
@@ -284,16 +283,16 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                         tops[k], tops[4 + k] = _softmax(s, begin, max(begin, end), n64)
                     for d in range(0, padded, 16):
                         if rows == 4:
-                            float_tile(_F32, 4, values + 4 * d, 4 * padded, scores, _S_STRIDE,
+                            float_tile(_F32, 4, values + 4 * CHUNK * d, 64, scores, _S_STRIDE,
                                        sums + 4 * d, 4 * padded, n)  # fmt: skip
                         elif rows == 3:
-                            float_tile(_F32, 3, values + 4 * d, 4 * padded, scores, _S_STRIDE,
+                            float_tile(_F32, 3, values + 4 * CHUNK * d, 64, scores, _S_STRIDE,
                                        sums + 4 * d, 4 * padded, n)  # fmt: skip
                         elif rows == 2:
-                            float_tile(_F32, 2, values + 4 * d, 4 * padded, scores, _S_STRIDE,
+                            float_tile(_F32, 2, values + 4 * CHUNK * d, 64, scores, _S_STRIDE,
                                        sums + 4 * d, 4 * padded, n)  # fmt: skip
                         else:
-                            float_tile(_F32, 1, values + 4 * d, 4 * padded, scores, _S_STRIDE,
+                            float_tile(_F32, 1, values + 4 * CHUNK * d, 64, scores, _S_STRIDE,
                                        sums + 4 * d, 4 * padded, n)  # fmt: skip
                     for k in range(rows):
                         state = states + (r + k) * state_bytes
@@ -354,8 +353,8 @@ def _supports(node: Tensor) -> bool:
         and k.type in (GGMLType.F16, GGMLType.F32)
         and all(t.is_contiguous_rows() for t in (q, k, v))
         and q.ne[0] % 8 == 0
+        and v.ne[0] % 8 == 0
         and k.ne[2] == v.ne[2]
-        and k.ne[3] in (1, q.ne[3])
         and (mask is None or mask.type in (GGMLType.F16, GGMLType.F32))
     )
 

@@ -6,7 +6,7 @@ with shorter rows takes a scalar loop.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline_strict, kernel
@@ -33,7 +33,7 @@ def combine(op, a, b):  # type: ignore[no-untyped-def]
     return a / b
 
 
-@lru_cache(maxsize=None)
+@cache
 def binary_kernel(op: int, a: int, b: int) -> Kernel:
     """The kernel of an op for the sources' types; the result has the first one's."""
 

@@ -7,7 +7,7 @@ Quantized blocks go through 32 float32 in thread scratch and have ggml's referen
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
@@ -35,7 +35,7 @@ def _place(node, tensor, e, size):  # type: ignore[no-untyped-def]
     return row_address(node, tensor, row) + i * stride, stride, n - i
 
 
-@lru_cache(maxsize=None)
+@cache
 def copy_kernel(source: int, kind: int) -> Kernel:
     """The kernel that copies elements of type ``source`` into type ``kind``."""
     size_x, size_y = GGMLType(source).type_size, GGMLType(kind).type_size
@@ -60,7 +60,7 @@ def copy_kernel(source: int, kind: int) -> Kernel:
     return made
 
 
-@lru_cache(maxsize=None)
+@cache
 def encode_kernel(source: int, kind: int) -> Kernel:
     """The kernel that copies floats into blocks; the result's rows have no gaps."""
     block_bytes, size = GGMLType(kind).type_size, GGMLType(source).type_size
@@ -85,7 +85,7 @@ def encode_kernel(source: int, kind: int) -> Kernel:
     return made
 
 
-@lru_cache(maxsize=None)
+@cache
 def decode_kernel(source: int, kind: int) -> Kernel:
     """The kernel that copies blocks into floats; the source's rows have no gaps."""
     block_bytes, size = GGMLType(source).type_size, GGMLType(kind).type_size

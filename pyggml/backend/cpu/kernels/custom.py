@@ -10,7 +10,7 @@ exceptions, no allocation, chunks write different bytes).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numba as nb
@@ -37,19 +37,13 @@ class UserKernel(Kernel):
         return nb.cfunc(KERNEL_SIG)(call)
 
 
-_kernels: dict[Callable[..., Any], UserKernel] = {}
-
-
+@lru_cache(maxsize=256)
 def _user_kernel(fun: Callable[..., Any]) -> Kernel:
-    if isinstance(fun, Kernel):
-        return fun
-    if fun not in _kernels:
-        _kernels[fun] = UserKernel(fun)
-    return _kernels[fun]
+    return fun if isinstance(fun, Kernel) else UserKernel(fun)
 
 
 @lowers("MAP_CUSTOM")
-def lower_map_custom(low: Lowering, node: Tensor) -> None:
+def _lower_map_custom(low: Lowering, node: Tensor) -> None:
     fun = node.op_params["fun"]
     if is_kernel(fun):
         low.launch(_user_kernel(fun), node, (), low.row_chunks(node))

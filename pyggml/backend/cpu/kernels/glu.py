@@ -6,7 +6,7 @@ activations are too much for one thread.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from ....dtype import GGMLType
 from ....jit import Kernel, kernel
@@ -18,14 +18,14 @@ from ..lowering import Lowering, lowers
 from ..simd.element import F32, put, take
 from .quantize import BLOCK, quantize_row
 from .span import columns, split
-from .unary import IDS, activation
+from .unary import IDS, function
 
 GRAIN = 768  # elements
 _TYPES = (GGMLType.F32, GGMLType.F16)
 PARTS, SWAPPED, QUANTIZE = range(3)  # parameters
 
 
-@lru_cache(maxsize=None)
+@cache
 def glu_kernel(kind: int, fmt: int) -> Kernel:
     """The kernel of an activation for a type; without SRC1 the rows are packed."""
 
@@ -44,13 +44,13 @@ def glu_kernel(kind: int, fmt: int) -> Kernel:
                 swapped = int_param(node, SWAPPED) != 0
                 gate, up = (second, first) if swapped else (first, second)
             for i in range(begin, end):
-                put(fmt, y, i, activation(kind, take(fmt, gate, i)) * take(fmt, up, i))
+                put(fmt, y, i, function(kind, take(fmt, gate, i)) * take(fmt, up, i))
             if fmt == F32 and out != 0:
                 block = row * (n // BLOCK) + begin // BLOCK
                 quantize_row(y + 4 * begin, out + block * Q8_BLOCK, end - begin)
 
     made = kernel(glu)
-    made.name = f"glu_{list(IDS)[kind]}_{GGMLType(fmt).name.lower()}"
+    made.name = f"glu_{[*IDS][kind]}_{GGMLType(fmt).name.lower()}"
     return made
 
 
@@ -59,7 +59,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("GLU", _supports)
-def lower_glu(low: Lowering, node: Tensor) -> None:
+def _lower_glu(low: Lowering, node: Tensor) -> None:
     parts, chunks = split(low, node, GRAIN)
     kind = IDS[ACTIVATIONS[node.op_params["kind"]]]
     params = (parts, int(node.op_params["swapped"]), 0)

@@ -15,14 +15,14 @@ from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
 from ..abi import (
-    DST, SRC0, SRC1, SRC2, data, f32_ptr, first_row, i32_ptr, int_param, nb, ne, u16_ptr,
+    DST, SRC0, SRC1, SRC2, data, f32_ptr, first_row, int_param, nb, ne,
 )  # fmt: skip
 from ..buffer import is_repacked
 from ..layout import INTERLEAVED, Q8_BLOCK, ROWS, block_bytes, group_bytes
 from ..lowering import Lowering, byte_range, fuses, lowers
-from ..simd.math import silu_f32
+from ..simd.interleave import pack_group
 from ..simd.tile import float_tile, q_tile
-from .quantize import add_quantize, quantize_row
+from .quantize import add_quantize
 
 _TOKENS = 64  # tokens of a chunk
 _CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
@@ -30,39 +30,7 @@ _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _QUANTIZED = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
 # Parameters
-ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE = range(5)
-
-
-@inline
-def pack_group(kind, source, stride, rows, n, out):  # type: ignore[no-untyped-def]
-    """``rows`` (at most 16) plain rows of ``n`` columns as one interleaved group."""
-    if kind == 0:
-        for r in range(ROWS):
-            x = i32_ptr(source + r * stride)
-            y = i32_ptr(out + 4 * r)
-            for i in range(n):
-                y[ROWS * i] = x[i] if r < rows else 0
-        return
-    if kind == 1:
-        for r in range(ROWS):
-            x2 = u16_ptr(source + r * stride)
-            y2 = u16_ptr(out + 2 * r)
-            for i in range(n):
-                y2[ROWS * i] = x2[i] if r < rows else 0
-        return
-    header = 2 if kind == 3 else 1  # float16 values before the codes
-    words = 8 if kind == 8 else 4  # codes as 32-bit words
-    block = 2 * header + 4 * words
-    for r in range(ROWS):
-        for i in range(n // 32):
-            x2 = u16_ptr(source + r * stride + i * block)
-            y2 = u16_ptr(out + ROWS * i * block + 2 * r)
-            y = i32_ptr(out + ROWS * (i * block + 2 * header) + 4 * r)
-            for j in range(header):
-                y2[ROWS * j] = x2[j] if r < rows else 0
-            x = u16_ptr(source + r * stride + i * block + 2 * header)  # only 2-byte aligned
-            for j in range(words):
-                y[ROWS * j] = (x[2 * j] | (x[2 * j + 1] << 16)) if r < rows else 0
+ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD = range(4)
 
 
 @inline

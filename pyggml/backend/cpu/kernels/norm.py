@@ -60,12 +60,12 @@ def _launch(low: Lowering, norm: Tensor, dst: Tensor, weight: Tensor | None) -> 
 
 
 @lowers("RMS_NORM", all_f32)
-def lower_rms_norm(low: Lowering, node: Tensor) -> None:
+def _lower_rms_norm(low: Lowering, node: Tensor) -> None:
     _launch(low, node, node, None)
 
 
 @fuses("RMS_NORM", "MUL")
-def lower_rms_norm_mul(low: Lowering, norm: Tensor, product: Tensor) -> bool:
+def _lower_rms_norm_mul(low: Lowering, norm: Tensor, product: Tensor) -> bool:
     """The weight is applied as the row is written."""
     x, w = norm.src[0], product.src[1]
     if x is None or w is None or product.src[0] is not norm or w is norm:

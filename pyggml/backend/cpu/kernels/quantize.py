@@ -3,9 +3,9 @@
     quantize_row(x, out, n)                        # in jitted code: n float32 -> n / 32 blocks
     low.quantized(x, add_quantize)                 # in a lowering: made once, where x is computed
 
-A block is 40 bytes: float32 d, float32 s, 32 x int8 q, with d = max|x| / 127, q = round(x / d) (ties
-to even) and s = d * sum(q). The bits are the same wherever the code is compiled into. NaN or inf in
-a block makes d NaN or inf, so that it travels.
+A block is 40 bytes: float32 d, float32 s, 32 x int8 q, with d = max|x| / 127, q = round(x / d)
+(ties to even) and s = d * sum(q); d and s are then rounded to half floats, as in ggml's Q8_1. The
+bits are the same wherever the code is compiled into. NaN or inf in a block makes d NaN or inf.
 Access: reads and writes front to back, 32 values at a time in vector registers.
 """
 
@@ -22,7 +22,7 @@ from ....tensor import Tensor
 from ..abi import SRC0, first_row, int_param, ne, nrows, row_address
 from ..layout import Q8_BLOCK
 from ..lowering import Launch, Lowering, byte_range
-from ..simd.vector import at, broadcast, call, f32, i8, i32, load, splat, store, vec
+from ..simd.vector import at, broadcast, call, f32, i8, i32, load, splat, store, vec, vectors
 from ..work import WorkRange
 
 BLOCK = 32
@@ -51,8 +51,9 @@ def _quantize_block(typingctx: Any, x: Any, out: Any) -> Any:
         codes = b.bitcast(b.fadd(scaled, splat(f32, BLOCK, _MAGIC)), lanes)
         total = call(b, f"llvm.vector.reduce.add.v{BLOCK}i32", i32, codes)
         total = b.sub(total, ir.Constant(i32, (BLOCK * _MAGIC_BITS) & 0xFFFFFFFF))
-        store(b, d, target, 4)
-        store(b, b.fmul(d, b.sitofp(total, f32)), at(b, target, 4), 4)
+        v = vectors()
+        store(b, v.round_to_half(b, d), target, 4)
+        store(b, v.round_to_half(b, b.fmul(d, b.sitofp(total, f32))), at(b, target, 4), 4)
         store(b, b.trunc(codes, vec(i8, BLOCK)), at(b, target, 8), 4)
         return context.get_dummy_value()
 

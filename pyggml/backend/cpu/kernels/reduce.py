@@ -51,6 +51,6 @@ def argmax_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @lowers("ARGMAX")
-def lower_argmax(low: Lowering, node: Tensor) -> None:
+def _lower_argmax(low: Lowering, node: Tensor) -> None:
     assert node.src[0] is not None
     low.launch(argmax_f32, node, (), low.row_chunks(node.src[0]))

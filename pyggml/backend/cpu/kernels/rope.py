@@ -6,7 +6,7 @@ repeated float32 multiplication; sines and cosines are vectorised, in thread scr
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -15,8 +15,19 @@ from ....jit import Kernel, fast_kernel, inline_strict
 from ....ops.rope import RopeMode, rope_theta_scale, yarn_corr_dims
 from ....tensor import Tensor
 from ..abi import (
-    DST, SRC0, SRC1, SRC2, data, f32_ptr, first_row, float_param, i32_ptr, int_param, nb, ne,
-)  # fmt: skip
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    data,
+    f32_ptr,
+    first_row,
+    float_param,
+    i32_ptr,
+    int_param,
+    nb,
+    ne,
+)
 from ..lowering import GRAIN, Lowering, lowers
 from ..simd.element import F32, put, take
 from ..simd.math import ONE, ZERO, sincos_f32
@@ -61,7 +72,7 @@ def rope_table(node, position, half, freqs, scratch):  # type: ignore[no-untyped
         sin[i] = s * magnitude
 
 
-@lru_cache(maxsize=None)
+@cache
 def rope_kernel(mode: int, fmt: int) -> Kernel:
     """The kernel of a mode and type. SRC1: positions, SRC2: frequency factors, or nothing."""
     neox = mode == RopeMode.NEOX
@@ -101,7 +112,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("ROPE", _supports)
-def lower_rope(low: Lowering, node: Tensor) -> None:
+def _lower_rope(low: Lowering, node: Tensor) -> None:
     p = node.op_params
     first, last, magnitude = 0.0, 0.0, np.float32(p["attn_factor"])
     if p["ext_factor"] != 0:

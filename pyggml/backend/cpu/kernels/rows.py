@@ -6,30 +6,44 @@ writes nothing and reports an error; for SET_ROWS a negative one is legal and wr
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
 from ..abi import (
-    DST, SRC0, SRC1, data, first_row, i32_ptr, i64_ptr, int_param, nb, ne, nrows, row_address,
+    DST,
+    SRC0,
+    SRC1,
+    data,
+    first_row,
+    i32_ptr,
+    i64_ptr,
+    int_param,
+    nb,
+    ne,
+    nrows,
+    row_address,
     set_error,
-)  # fmt: skip
+)
 from ..buffer import is_repacked
+from ..layout import ROWS
 from ..lowering import Lowering, lowers
 from ..simd.block import BLOCK, TYPES, decode_block, encode_block
 from ..simd.element import BF16, F16, F32, I32, put, take
+from ..simd.interleave import take_block
 
 BAD_INDEX = 1  # error code
 _BLOCKS = tuple(int(t) for t in TYPES)
 _FLOATS = (F32, F16, BF16)
 
 
-@lru_cache(maxsize=None)
-def get_rows_kernel(kind: int) -> Kernel:
-    """The kernel of a source type; the result is F32 (I32 of I32)."""
+@cache
+def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
+    """The kernel of a source type and layout; the result is F32 (I32 of I32)."""
     blocks, result = kind in _BLOCKS, I32 if kind == I32 else F32
     block_bytes = GGMLType(kind).type_size
+    group_bytes = ROWS * block_bytes // GGMLType(kind).block_size  # a column of a group
 
     def get_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, n_ids, n_rows = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
@@ -46,7 +60,17 @@ def get_rows_kernel(kind: int) -> Kernel:
             x = data(node, SRC0) + row * nb(node, SRC0, 1)
             x += i2 * nb(node, SRC0, 2) + i3 * nb(node, SRC0, 3)
             y = row_address(node, DST, r)
-            if blocks:
+            if repacked:
+                groups = (n_rows + ROWS - 1) // ROWS
+                matrix = i3 * ne(node, SRC0, 2) + i2
+                x = data(node, SRC0) + (matrix * groups + row // ROWS) * group_bytes * n
+                for i in range(n // BLOCK if blocks else n):
+                    take_block(kind, x, row % ROWS, i, scratch)
+                    if blocks:
+                        decode_block(kind, scratch, y + 4 * BLOCK * i)
+                    else:
+                        put(result, y, i, take(kind, scratch, 0))
+            elif blocks:
                 for i in range(n // BLOCK):
                     decode_block(kind, x + i * block_bytes, y + 4 * BLOCK * i)
             else:
@@ -54,21 +78,22 @@ def get_rows_kernel(kind: int) -> Kernel:
                     put(result, y, i, take(kind, x, i))
 
     made = kernel(get_rows)
-    made.name = f"get_rows_{GGMLType(kind).name.lower()}"
+    made.name = f"get_rows_{GGMLType(kind).name.lower()}{'_x16' if repacked else ''}"
     return made
 
 
 def _supports_get_rows(node: Tensor) -> bool:
     a = node.src[0]
     assert a is not None
-    plain = a.is_contiguous_rows() and not is_repacked(a)
-    return plain and int(a.type) in (*_BLOCKS, *_FLOATS, I32)
+    return (a.is_contiguous_rows() or is_repacked(a)) and int(a.type) in (*_BLOCKS, *_FLOATS, I32)
 
 
 @lowers("GET_ROWS", _supports_get_rows)
-def lower_get_rows(low: Lowering, node: Tensor) -> None:
-    assert node.src[0] is not None
-    low.launch(get_rows_kernel(int(node.src[0].type)), node, (), low.row_chunks(node))
+def _lower_get_rows(low: Lowering, node: Tensor) -> None:
+    a = node.src[0]
+    assert a is not None
+    made = get_rows_kernel(int(a.type), is_repacked(a))
+    low.launch(made, node, (), low.row_chunks(node), scratch=64)
 
 
 @inline
@@ -78,7 +103,7 @@ def _index(node, address):  # type: ignore[no-untyped-def]
     return i32_ptr(address)[0] + 0
 
 
-@lru_cache(maxsize=None)
+@cache
 def set_rows_kernel(source: int, kind: int) -> Kernel:
     """The kernel of a source and a target type. Parameter: bytes of an index."""
     blocks = kind in _BLOCKS
@@ -125,7 +150,7 @@ def _supports_set_rows(node: Tensor) -> bool:
 
 
 @lowers("SET_ROWS", _supports_set_rows)
-def lower_set_rows(low: Lowering, node: Tensor) -> None:
+def _lower_set_rows(low: Lowering, node: Tensor) -> None:
     b, idx, _ = node.src
     assert b is not None and idx is not None
     made = set_rows_kernel(int(b.type), int(node.type))

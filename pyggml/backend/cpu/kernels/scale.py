@@ -25,6 +25,6 @@ def scale_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @lowers("SCALE", all_f32)
-def lower_scale(low: Lowering, node: Tensor) -> None:
+def _lower_scale(low: Lowering, node: Tensor) -> None:
     parts, chunks = split(low, node, GRAIN)
     low.launch(scale_f32, node, (parts, node.op_params["s"], node.op_params["b"]), chunks)

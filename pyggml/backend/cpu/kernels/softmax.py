@@ -7,7 +7,7 @@ row belongs to one thread and its sum has one order.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -15,9 +15,21 @@ from ....dtype import GGMLType
 from ....jit import Kernel, inline, inline_strict, kernel
 from ....tensor import Tensor
 from ..abi import (
-    DST, SRC0, SRC1, SRC2, bits_f32, data, f32_ptr, first_row, float_param, int_param, nb, ne,
-    nrows, row_address,
-)  # fmt: skip
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    bits_f32,
+    data,
+    f32_ptr,
+    first_row,
+    float_param,
+    int_param,
+    nb,
+    ne,
+    nrows,
+    row_address,
+)
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, put, take
 from ..simd.math import INF, ZERO, abs_f32, exp_f32
@@ -56,7 +68,7 @@ def alibi_slope(node, head):  # type: ignore[no-untyped-def]
     return np.float32(math.pow(np.float64(float_param(node, BASE_1)), exponent))
 
 
-@lru_cache(maxsize=None)
+@cache
 def soft_max_kernel(mask_type: int) -> Kernel:
     """The kernel for a mask's type. SRC1: the mask, SRC2: the sinks, or nothing."""
 
@@ -106,7 +118,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("SOFT_MAX", _supports)
-def lower_soft_max(low: Lowering, node: Tensor) -> None:
+def _lower_soft_max(low: Lowering, node: Tensor) -> None:
     mask, n_head, max_bias = node.src[1], node.ne[2], float(node.op_params["max_bias"])
     n2 = 1 << (n_head.bit_length() - 1)
     bases = (2.0 ** (-max_bias / n2), 2.0 ** (-max_bias / 2 / n2))

@@ -45,7 +45,7 @@ def columns(n, part, parts):  # type: ignore[no-untyped-def]
 
 @inline
 def repeated_row(node, like, tensor, row):  # type: ignore[no-untyped-def]
-    """Address of the row of ``tensor`` that meets row ``row`` of ``like``, over which it repeats."""
+    """Address of the row of ``tensor``, which repeats over ``like``, at row ``row`` of that."""
     ne1, ne2 = ne(node, like, 1), ne(node, like, 2)
     rest = row // ne1
     i3 = rest // ne2

@@ -7,13 +7,17 @@ Access: rows front to back, split inside long rows. The kinds that models use ve
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline_strict, kernel
-from ....ops.unary import KINDS, XIELU
+from ....ops.unary import XIELU
 from ....tensor import Tensor
 from ..abi import DST, SRC0, first_row, float_param, int_param, ne, nrows, row_address
 from ..lowering import Lowering, lowers
@@ -32,37 +36,43 @@ from ..simd.math import (
 from .span import columns, split
 
 GRAIN = 1024  # elements: a microsecond of exp
-IDS = {kind: i for i, kind in enumerate((*KINDS, XIELU))}
 _TYPES = (GGMLType.F32, GGMLType.F16)
-ABS, SGN, NEG, STEP, TANH, ELU, RELU, SIGMOID, GELU, GELU_QUICK, SILU = (
-    IDS[k]
-    for k in (
-        "abs", "sgn", "neg", "step", "tanh", "elu", "relu", "sigmoid", "gelu", "gelu_quick", "silu",
-    )
-)  # fmt: skip
-HARDSWISH, HARDSIGMOID, EXP, EXPM1, SOFTPLUS, GELU_ERF, FLOOR, CEIL, ROUND, TRUNC = (
-    IDS[k]
-    for k in (
-        "hardswish", "hardsigmoid", "exp", "expm1", "softplus", "gelu_erf", "floor", "ceil",
-        "round", "trunc",
-    )
-)  # fmt: skip
-_XIELU = IDS[XIELU]
 ZERO, HALF, ONE, THREE, SIX = (np.float32(v) for v in (0, 0.5, 1, 3, 6))
 
 
 @inline_strict
-def activation(kind, x):  # type: ignore[no-untyped-def]
-    """The kinds that gate a GLU; ``kind`` is a constant where this is inlined."""
-    if kind == SILU:
-        return silu_f32(x)
-    if kind == GELU:
-        return gelu_f32(x)
-    if kind == GELU_QUICK:
-        return gelu_quick_f32(x)
-    if kind == GELU_ERF:
-        return gelu_erf_f32(x)
-    return ZERO if x <= ZERO else x  # relu; NaN stays
+def _sgn(x):  # type: ignore[no-untyped-def]
+    return ONE if x > ZERO else -ONE if x < ZERO else x
+
+
+@inline_strict
+def _neg(x):  # type: ignore[no-untyped-def]
+    return -x
+
+
+@inline_strict
+def _step(x):  # type: ignore[no-untyped-def]
+    return ONE if x > ZERO else ZERO
+
+
+@inline_strict
+def _relu(x):  # type: ignore[no-untyped-def]
+    return ZERO if x <= ZERO else x  # NaN stays
+
+
+@inline_strict
+def _expm1(x):  # type: ignore[no-untyped-def]
+    return np.float32(math.expm1(x))
+
+
+@inline_strict
+def _elu(x):  # type: ignore[no-untyped-def]
+    return x if x > ZERO else _expm1(x)
+
+
+@inline_strict
+def _softplus(x):  # type: ignore[no-untyped-def]
+    return (x if x > ZERO else ZERO) + np.float32(math.log1p(exp_f32(-abs_f32(x))))
 
 
 @inline_strict
@@ -73,59 +83,73 @@ def _hardsigmoid(x):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def _rounding(kind, x):  # type: ignore[no-untyped-def]
-    if kind == FLOOR:
-        return np.floor(x)
-    if kind == CEIL:
-        return np.ceil(x)
+def _hardswish(x):  # type: ignore[no-untyped-def]
+    return x * _hardsigmoid(x)
+
+
+@inline_strict
+def _floor(x):  # type: ignore[no-untyped-def]
+    return np.floor(x)
+
+
+@inline_strict
+def _ceil(x):  # type: ignore[no-untyped-def]
+    return np.ceil(x)
+
+
+@inline_strict
+def _trunc(x):  # type: ignore[no-untyped-def]
+    return np.trunc(x)
+
+
+@inline_strict
+def _round(x):  # type: ignore[no-untyped-def]
     t = np.trunc(x)
-    away = t + with_sign(ONE, x)
-    return away if kind == ROUND and abs_f32(x - t) >= HALF else t  # half goes away from zero
+    return t + with_sign(ONE, x) if abs_f32(x - t) >= HALF else t  # half goes away from zero
 
 
-@inline_strict
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "abs": abs_f32,
+    "sgn": _sgn,
+    "neg": _neg,
+    "step": _step,
+    "tanh": tanh_f32,
+    "elu": _elu,
+    "relu": _relu,
+    "sigmoid": sigmoid_f32,
+    "gelu": gelu_f32,
+    "gelu_quick": gelu_quick_f32,
+    "silu": silu_f32,
+    "hardswish": _hardswish,
+    "hardsigmoid": _hardsigmoid,
+    "exp": exp_f32,
+    "expm1": _expm1,
+    "softplus": _softplus,
+    "gelu_erf": gelu_erf_f32,
+    "floor": _floor,
+    "ceil": _ceil,
+    "round": _round,
+    "trunc": _trunc,
+}
+IDS = {kind: i for i, kind in enumerate(FUNCTIONS)}
+
+
 def function(kind, x):  # type: ignore[no-untyped-def]
-    """Any kind but xielu; ``kind`` is a constant where this is inlined."""
-    if kind == ABS:
-        return abs_f32(x)
-    if kind == SGN:
-        return ONE if x > ZERO else -ONE if x < ZERO else x
-    if kind == NEG:
-        return -x
-    if kind == STEP:
-        return ONE if x > ZERO else ZERO
-    if kind == TANH:
-        return tanh_f32(x)
-    if kind == ELU:
-        return x if x > ZERO else np.float32(math.expm1(x))
-    if kind == SIGMOID:
-        return sigmoid_f32(x)
-    if kind == HARDSWISH:
-        return x * _hardsigmoid(x)
-    if kind == HARDSIGMOID:
-        return _hardsigmoid(x)
-    if kind == EXP:
-        return exp_f32(x)
-    if kind == EXPM1:
-        return np.float32(math.expm1(x))
-    if kind == SOFTPLUS:
-        return (x if x > ZERO else ZERO) + np.float32(math.log1p(exp_f32(-abs_f32(x))))
-    if kind == FLOOR or kind == CEIL or kind == ROUND or kind == TRUNC:
-        return _rounding(kind, x)
-    return activation(kind, x)
+    """For jitted code: ``FUNCTIONS[kind](x)``; kind is a literal int, its place in ``IDS``."""
+    raise NotImplementedError("for jitted code only")
 
 
-@inline_strict
-def _xielu(x, alpha_n, alpha_p, beta, eps):  # type: ignore[no-untyped-def]
-    if x > ZERO:
-        return alpha_p * x * x + beta * x
-    low = eps if x > eps else x
-    return (np.float32(math.expm1(low)) - x) * alpha_n + beta * x
+@overload(function, prefer_literal=True)
+def _function(kind, x):  # type: ignore[no-untyped-def]
+    if not isinstance(kind, types.IntegerLiteral):
+        return None
+    chosen = [*FUNCTIONS.values()][kind.literal_value]
+    return lambda kind, x: chosen(x)
 
 
-@lru_cache(maxsize=None)
+@cache
 def unary_kernel(kind: int, fmt: int) -> Kernel:
-    """The kernel of a kind for a type. Parameters: parts of a row, then xielu's four numbers."""
+    """The kernel of a kind for a type. Parameter: parts of a row."""
 
     def unary(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, parts = ne(node, DST, 0), int_param(node, 0)
@@ -134,17 +158,39 @@ def unary_kernel(kind: int, fmt: int) -> Kernel:
             row = u // parts
             begin, end = columns(n, u - row * parts, parts)
             x, y = row_address(node, SRC0, row), row_address(node, DST, row)
-            if kind == _XIELU:
-                p1, p2 = float_param(node, 1), float_param(node, 2)
-                p3, p4 = float_param(node, 3), float_param(node, 4)
-                for i in range(begin, end):
-                    put(fmt, y, i, _xielu(take(fmt, x, i), p1, p2, p3, p4))
-            else:
-                for i in range(begin, end):
-                    put(fmt, y, i, function(kind, take(fmt, x, i)))
+            for i in range(begin, end):
+                put(fmt, y, i, function(kind, take(fmt, x, i)))
 
     made = kernel(unary)
-    made.name = f"{list(IDS)[kind]}_{GGMLType(fmt).name.lower()}"
+    made.name = f"{[*IDS][kind]}_{GGMLType(fmt).name.lower()}"
+    return made
+
+
+@inline_strict
+def _xielu(x, alpha_n, alpha_p, beta, eps):  # type: ignore[no-untyped-def]
+    if x > ZERO:
+        return alpha_p * x * x + beta * x
+    return (_expm1(eps if x > eps else x) - x) * alpha_n + beta * x
+
+
+@cache
+def xielu_kernel(fmt: int) -> Kernel:
+    """The kernel of xielu. Parameters: parts of a row, alpha_n, alpha_p, beta, eps."""
+
+    def xielu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        n, parts = ne(node, DST, 0), int_param(node, 0)
+        alpha_n, alpha_p = float_param(node, 1), float_param(node, 2)
+        beta, eps = float_param(node, 3), float_param(node, 4)
+        units = nrows(node, DST) * parts
+        for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+            row = u // parts
+            begin, end = columns(n, u - row * parts, parts)
+            x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+            for i in range(begin, end):
+                put(fmt, y, i, _xielu(take(fmt, x, i), alpha_n, alpha_p, beta, eps))
+
+    made = kernel(xielu)
+    made.name = f"xielu_{GGMLType(fmt).name.lower()}"
     return made
 
 
@@ -154,9 +200,11 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("UNARY", _supports)
-def lower_unary(low: Lowering, node: Tensor) -> None:
+def _lower_unary(low: Lowering, node: Tensor) -> None:
     parts, chunks = split(low, node, GRAIN)
     p = node.op_params
-    xielu = [float(p[k]) for k in ("alpha_n", "alpha_p", "beta", "eps")]
-    made = unary_kernel(IDS[p["kind"]], int(node.type))
-    low.launch(made, node, (parts, *(xielu if p["kind"] == XIELU else ())), chunks)
+    if p["kind"] == XIELU:
+        numbers = [float(p[k]) for k in ("alpha_n", "alpha_p", "beta", "eps")]
+        low.launch(xielu_kernel(int(node.type)), node, (parts, *numbers), chunks)
+    else:
+        low.launch(unary_kernel(IDS[p["kind"]], int(node.type)), node, (parts,), chunks)

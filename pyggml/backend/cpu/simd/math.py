@@ -1,4 +1,4 @@
-"""Transcendental functions of float32 that LLVM vectorises: plain arithmetic, no branches, no calls.
+"""Transcendental functions of float32 that LLVM vectorises: plain arithmetic, no calls.
 
     y[i] = silu_f32(x[i])                         # in a jitted loop: eight lanes at a time on AVX2
 

@@ -185,8 +185,8 @@ def transpose_8x8(
         v = vectors()
         element = i16 if kind == F16 else f32
         columns = [load(b, r, vec(element, 8)) for r in rows]
-        for step in (1, 2, 4):  # exchange lane bit log2(step) with row bit log2(step)
-            columns = _exchange(b, columns, step)
+        for _ in range(3):  # each round rotates the bits of (row, lane) by one
+            columns = _interleave(b, columns)
         for i, column in enumerate(columns):
             value = v.half_to_float(b, column) if kind == F16 else column
             store(b, value, b.add(out, b.mul(out_stride, ir.Constant(i64, i))))
@@ -195,14 +195,32 @@ def transpose_8x8(
     return types.void(fmt, *[types.int64] * 10), codegen
 
 
-def _exchange(b: Value, rows: list[Value], step: int) -> list[Value]:
-    """One step of a transpose: rows that differ in bit ``step`` swap their lanes of that bit."""
-    low = [lane if not lane & step else lane - step + 8 for lane in range(8)]
-    high = [lane + step if not lane & step else lane + 8 for lane in range(8)]
-    out = list(rows)
-    for i in range(8):
-        if not i & step:
-            pair = rows[i], rows[i + step]
-            out[i] = b.shuffle_vector(*pair, ir.Constant(vec(i32, 8), low))
-            out[i + step] = b.shuffle_vector(*pair, ir.Constant(vec(i32, 8), high))
+def _interleave(b: Value, rows: list[Value]) -> list[Value]:
+    """Rows i and i + 4 lane by lane: their low halves, then their high halves."""
+    out = []
+    for i in range(4):
+        for first in (0, 4):
+            lanes = [first + lane // 2 + 8 * (lane % 2) for lane in range(8)]
+            mask = ir.Constant(vec(i32, 8), lanes)
+            out.append(b.shuffle_vector(rows[i], rows[i + 4], mask))
     return out
+
+
+@intrinsic(prefer_literal=True)
+def widen_8(typingctx: Any, fmt: Any, source: Any, out: Any) -> Any:
+    """Eight values (F16 or F32) as float32."""
+    literals = _literal(fmt)
+    if literals is None:
+        return None
+    (kind,) = literals
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+        v = vectors()
+        if kind == F16:
+            value = v.half_to_float(b, load(b, args[1], vec(i16, 8)))
+        else:
+            value = load(b, args[1], vec(f32, 8))
+        store(b, value, args[2])
+        return context.get_dummy_value()
+
+    return types.void(fmt, types.int64, types.int64), codegen

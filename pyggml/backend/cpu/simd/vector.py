@@ -96,6 +96,26 @@ class Generic:
         """One vector of floats from half floats in memory."""
         return self.half_to_float(b, load(b, address, vec(i16, self.lanes)))
 
+    def round_to_half(self, b: Value, x: Value) -> Value:
+        """A scalar float rounded to the nearest half float, ties to even, as float.
+
+        Integer and float arithmetic only, for hosts without F16C.
+        """
+        bits = b.bitcast(x, i32)
+        sign = b.and_(bits, ir.Constant(i32, 0x80000000))
+        size = b.and_(bits, ir.Constant(i32, 0x7FFFFFFF))
+        magnitude = b.bitcast(size, f32)
+        odd = b.and_(b.lshr(size, ir.Constant(i32, 13)), ir.Constant(i32, 1))
+        up = b.add(b.add(size, ir.Constant(i32, 0xFFF)), odd)
+        normal = b.bitcast(b.and_(up, ir.Constant(i32, 0xFFFFE000)), f32)
+        step = ir.Constant(f32, 0.75)  # adding it leaves multiples of 2^-24, the smallest half
+        small = b.fsub(b.fadd(magnitude, step), step)
+        value = b.select(b.fcmp_ordered("<", magnitude, ir.Constant(f32, 2.0**-14)), small, normal)
+        large = b.fcmp_ordered(">=", magnitude, ir.Constant(f32, 65520.0))
+        value = b.select(large, ir.Constant(f32, float("inf")), value)
+        value = b.select(b.fcmp_unordered("uno", magnitude, magnitude), magnitude, value)
+        return b.bitcast(b.or_(b.bitcast(value, i32), sign), f32)
+
     def broadcast_bytes(self, b: Value, address: Value) -> Value:
         """Four bytes from memory in every 32-bit lane."""
         word = broadcast(b, load(b, address, i32), self.lanes)
@@ -142,6 +162,9 @@ class Avx2(Generic):
     def half_to_float(self, b: Value, x: Value) -> Value:
         n = x.type.count
         return b.fpext(b.bitcast(x, vec(f16, n)), vec(f32, n))
+
+    def round_to_half(self, b: Value, x: Value) -> Value:
+        return b.fpext(b.fptrunc(x, f16), f32)
 
     def _maddubs(self, b: Value, unsigned: Value, signed: Value) -> Value:
         return call(b, "llvm.x86.avx2.pmadd.ub.sw", vec(i16, 16), unsigned, signed)

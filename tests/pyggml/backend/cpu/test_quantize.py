@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,16 @@ import numpy.typing as npt
 import pytest
 
 from pyggml.backend.cpu.abi import record
-from pyggml.backend.cpu.kernels.quantize import quantize_q8, quantize_row
+from pyggml.backend.cpu.kernels.quantize import add_quantize, quantize_q8, quantize_row
 from pyggml.backend.cpu.layout import Q8_BLOCK
+from pyggml.backend.cpu.lowering import Lowering
+from pyggml.backend.cpu.pool import get_pool
+from pyggml.backend.cpu.program import Program
+from pyggml.backend.cpu.work import WorkMemory, WorkStore
+from pyggml.cgraph import CGraph
 from pyggml.context import Context
-from pyggml.dtype import GGMLType
 from pyggml.jit import isa, kernel
+from pyggml.ops import mul, rms_norm, swiglu_split
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
@@ -31,10 +37,11 @@ def twin(x: Array) -> Array:
     rows = x.reshape(-1, 32)
     out = np.zeros(len(rows), BLOCK)
     top = np.abs(rows).max(axis=1)
-    out["d"] = top / np.float32(127)
+    d = top / np.float32(127)
     inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
     out["q"] = np.rint(rows * inverse[:, None]).astype(np.int8)
-    out["s"] = out["d"] * out["q"].sum(axis=1, dtype=np.int32).astype(np.float32)
+    out["d"] = d.astype(np.float16)
+    out["s"] = (d * out["q"].sum(axis=1, dtype=np.int32).astype(np.float32)).astype(np.float16)
     return out
 
 
@@ -85,7 +92,40 @@ def test_nan_and_inf_travel_and_stay_in_their_block() -> None:
     assert not got["q"][3].any() and not got["s"][3]
 
 
+def by_program(build: Callable[[Context], Tensor], n_threads: int) -> tuple[Array, Array]:
+    """The result of a node, and its blocks as the kernel that computes it writes them."""
+    graph = CGraph()
+    node = build(Context())
+    graph.build_forward_expand(node)
+    low = Lowering(graph, n_threads, WorkMemory(WorkStore()))
+    low.run()
+    n_launches = len(low.launches)
+    out = low.quantized(node, add_quantize)
+    assert len(low.launches) == n_launches == 1  # no launch of its own
+    get_pool().run(Program(low, get_pool().error_slot), n_threads)
+    blocks = np.zeros(node.nelements // 32, BLOCK)
+    ctypes.memmove(blocks.ctypes.data, out.address, blocks.nbytes)
+    return node.numpy().copy(), blocks
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("shape", [(1, 1536), (3, 64), (5, 2, 9, 96)])
+def test_norm_and_glu_quantize_what_they_write(n_threads: int, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    x, z = (rng.normal(size=shape).astype(np.float32) for _ in range(2))
+    w = rng.normal(size=shape[-1]).astype(np.float32)
+
+    def norm(ctx: Context) -> Tensor:
+        return mul(ctx, rms_norm(ctx, ctx.from_numpy(x), 1e-5), ctx.from_numpy(w))
+
+    def swiglu(ctx: Context) -> Tensor:
+        return swiglu_split(ctx, ctx.from_numpy(x), ctx.from_numpy(z))
+
+    for build in (norm, swiglu):
+        y, blocks = by_program(build, n_threads)
+        assert blocks.tobytes() == twin(y).tobytes()
+
+
 def test_it_is_vectorised() -> None:
     text = quantize_q8.assembly()
     assert {"generic": "mulps", "avx2": "ymm", "avx512vnni": "zmm"}[isa()] in text
-    assert GGMLType.Q8_1.block_size == 32

@@ -1,0 +1,87 @@
+"""Which of llama-cpp-python's arguments are accepted without being obeyed, and what then happens.
+
+    check_arguments("Llama", {"n_gpu_layers": 99, "lora_path": None})     # one warning
+    check_arguments("Llama", {"lora_path": "x.gguf"})                     # NotSupported
+
+An argument that would change results is refused, unless it has the value that changes nothing. One
+that would change only speed gives a warning. One that matters only beside those is let pass.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import PyllamaError
+from .hparams import HParams
+
+_F16 = 1  # of ggml's types
+
+# values that change nothing
+_REFUSED: dict[str, tuple[object, ...]] = {
+    # of the constructor
+    "kv_overrides": (None, {}),
+    "rope_scaling_type": (-1,),
+    "pooling_type": (-1,),
+    "attention_type": (-1,),
+    "yarn_ext_factor": (-1.0,),
+    "yarn_attn_factor": (1.0, -1.0),
+    "yarn_beta_fast": (32.0, -1.0),
+    "yarn_beta_slow": (1.0, -1.0),
+    "yarn_orig_ctx": (0,),
+    "embedding": (False,),
+    "lora_base": (None,),
+    "lora_path": (None,),
+    "tokenizer": (None,),
+    "type_k": (None, _F16),
+    "type_v": (None, _F16),
+    # of a completion
+    "suffix": (None,),
+    "typical_p": (1.0,),
+    "mirostat_mode": (0,),
+    "grammar": (None,),
+}
+_WITHOUT_EFFECT: dict[str, tuple[tuple[object, ...], str]] = {
+    "n_gpu_layers": ((0, None), "there is no GPU backend yet, the CPU does it all"),
+    "draft_model": ((None,), "there is no speculative decoding yet, the text is the same"),
+}
+
+
+class NotSupported(PyllamaError, NotImplementedError, ValueError):
+    """Something that llama-cpp-python can do and pyllama cannot yet."""
+
+
+def check_arguments(where: str, given: Mapping[str, Any], *, stacklevel: int = 3) -> None:
+    """Refuse, or warn of, the arguments that would not be obeyed; others are not looked at.
+
+    Args:
+        where: the call, for the message.
+        given: arguments by name.
+        stacklevel: of the warning; 3 blames the caller of the caller.
+
+    Raises:
+        NotSupported: an argument that would change results.
+    """
+    for name, value in given.items():
+        if name in _REFUSED and value not in _REFUSED[name]:
+            raise NotSupported(f"{where}: {name}={value!r} is not supported yet; leave it out")
+        if name in _WITHOUT_EFFECT and value not in _WITHOUT_EFFECT[name][0]:
+            warnings.warn(
+                f"{where}: {name}={value!r} has no effect: {_WITHOUT_EFFECT[name][1]}",
+                stacklevel=stacklevel,
+            )
+
+
+def check_rope(hparams: HParams, freq_base: float, freq_scale: float) -> None:
+    """Refuse values that are not 0 (the model's own) or what the model has anyway.
+
+    Raises:
+        NotSupported: any other value.
+    """
+    for name, given in (("rope_freq_base", freq_base), ("rope_freq_scale", freq_scale)):
+        own = getattr(hparams, name)
+        if given not in (0.0, own):
+            raise NotSupported(
+                f"Llama: {name}={given} is not supported yet, this model has {own}; leave it out"
+            )

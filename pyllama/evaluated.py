@@ -1,0 +1,147 @@
+"""The tokens that a context holds, with the logits that scripts of llama-cpp-python look at.
+
+    state = Evaluated(context, logits_all=False, timings=Timings())
+    state.catch_up([1, 15043, 3186])               # evaluates what is not there yet
+    state.scores[state.n_tokens - 1].argmax()
+
+``n_tokens`` is the truth: the cache may hold more, after an interrupt or when a caller lowered it,
+and is cut before the next evaluation. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.errors import AllocError
+
+from .batch import Batch
+from .context import Context
+from .errors import BatchError, ContextFull
+from .timings import Timings
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.intc]
+
+
+class Evaluated:
+    """Sequence 0 of a context.
+
+    Args:
+        context: no one else may use its sequence 0.
+        logits_all: keep the logits of every token.
+        timings: counts the decodes.
+        on_reuse: told how many tokens `catch_up` keeps, and how many it evaluates.
+
+    Attributes:
+        n_tokens: tokens evaluated; lower it to forget the last ones.
+        input_ids: int32[n_ctx], of which the first ``n_tokens`` count.
+        holder: whoever's tokens these are; None after anybody else's.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        logits_all: bool,
+        timings: Timings,
+        on_reuse: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.context, self.logits_all, self.timings = context, logits_all, timings
+        self.on_reuse = on_reuse
+        self.n_tokens = 0
+        self.holder: object = None
+        self.input_ids: Ids = np.zeros(context.n_ctx, np.intc)
+        self._scores: Floats | None = None
+        self._unsaved_row: int | None = None  # of scores: the context still has its logits
+
+    @property
+    def scores(self) -> Floats:
+        """float32[n_ctx, n_vocab]: the logits after each token, where they were kept.
+
+        Memory is taken for filled rows only.
+
+        Raises:
+            AllocError: so large an array cannot even be reserved.
+        """
+        if self._scores is None:
+            shape = (self.context.n_ctx, self.context.model.hparams.n_vocab)
+            try:
+                self._scores = np.zeros(shape, np.float32)
+            except MemoryError:
+                raise AllocError(
+                    f"scores of {shape[0]} x {shape[1]} float32 need "
+                    f"{4 * shape[0] * shape[1] / 2**30:.1f} GiB; use a smaller n_ctx"
+                ) from None
+        if self._unsaved_row is not None:
+            self._scores[self._unsaved_row] = self.context.logits_ith(-1)
+            self._unsaved_row = None
+        return self._scores
+
+    def ids(self) -> Ids:
+        """A copy of the tokens evaluated."""
+        return self.input_ids[: self.n_tokens].copy()
+
+    def row(self, position: int) -> Floats:
+        """Logits after the token at a position.
+
+        Raises:
+            BatchError: there is no such token, or its logits were not kept.
+        """
+        if not 0 <= position < self.n_tokens:
+            raise BatchError(
+                f"logits after token {position}: {self.n_tokens} tokens are evaluated; eval() first"
+            )
+        row: Floats = self.scores[position]
+        if not row.any():
+            raise BatchError(
+                f"the logits after token {position} were not kept; evaluate it again, "
+                "or create Llama(..., logits_all=True)"
+            )
+        return row
+
+    def evaluate(self, tokens: Sequence[int]) -> None:
+        """Put tokens behind those that are there.
+
+        Raises:
+            ContextFull: they do not fit; nothing has changed then.
+            BatchError: an unknown token.
+            Aborted: it was stopped; whole batches that were finished count.
+        """
+        context = self.context
+        n_wanted = self.n_tokens + len(tokens)
+        if n_wanted > context.n_ctx:
+            raise ContextFull(
+                f"{len(tokens)} tokens behind {self.n_tokens} do not fit into a context of "
+                f"{context.n_ctx}; use n_ctx={n_wanted} or more, or reset()"
+            )
+        if context.kv.seq_pos_max(0) + 1 != self.n_tokens:
+            context.kv.seq_rm(0, self.n_tokens, -1)
+        for start in range(0, len(tokens), context.n_batch):
+            part = tokens[start : start + context.n_batch]
+            is_last = start + len(part) == len(tokens)
+            wanted = "all" if self.logits_all else "last" if is_last else "none"
+            self._unsaved_row = None
+            self.timings.decode(context, Batch(part, logits=wanted))
+            first, self.n_tokens = self.n_tokens, self.n_tokens + len(part)
+            self.input_ids[first : self.n_tokens] = part
+            if self.logits_all:
+                self.scores[first : self.n_tokens] = context.logits
+            elif is_last:
+                self._unsaved_row = self.n_tokens - 1
+
+    def catch_up(self, ids: Sequence[int]) -> None:
+        """Evaluate ``ids``, as far as they are not there; the last one always, for its logits.
+
+        Raises:
+            As `evaluate`.
+        """
+        self.holder = None
+        n = min(self.n_tokens, len(ids) - 1)
+        differ = np.flatnonzero(self.input_ids[:n] != np.array(ids[:n], np.int64))
+        self.n_tokens = n_kept = int(differ[0]) if differ.size else n
+        if n_kept and self.on_reuse is not None:
+            self.on_reuse(n_kept, len(ids) - n_kept)
+        self.evaluate(ids[n_kept:])

@@ -1,0 +1,289 @@
+"""The part of `Llama` that needs no sampling: loading, tokenizing, evaluating.
+
+    llama = LlamaBase("x.gguf", n_ctx=2048, verbose=False)
+    llama.eval(llama.tokenize(b"Hello"))
+    llama.scores[llama.n_tokens - 1]               # logits after the last token
+
+Threads take turns by one lock per object; what only reads the vocabulary needs none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from .compat import check_arguments, check_rope
+from .context import Context
+from .errors import ModelError
+from .evaluated import Evaluated, Floats, Ids
+from .llama_tokenizer import LlamaTokenizer
+from .model import Model
+from .sampling import RANDOM_SEED
+from .timings import Timings
+from .turns import CallLock
+
+
+class LlamaBase:
+    """See `Llama`, whose constructor and low-level methods these are."""
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        n_gpu_layers: int = 0,
+        split_mode: int = 1,
+        main_gpu: int = 0,
+        tensor_split: Sequence[float] | None = None,
+        vocab_only: bool = False,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        kv_overrides: Mapping[str, bool | int | float | str] | None = None,
+        seed: int = RANDOM_SEED,
+        n_ctx: int = 512,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        rope_scaling_type: int = -1,
+        pooling_type: int = -1,
+        attention_type: int = -1,
+        rope_freq_base: float = 0.0,
+        rope_freq_scale: float = 0.0,
+        yarn_ext_factor: float = -1.0,
+        yarn_attn_factor: float = 1.0,
+        yarn_beta_fast: float = 32.0,
+        yarn_beta_slow: float = 1.0,
+        yarn_orig_ctx: int = 0,
+        logits_all: bool = False,
+        embedding: bool = False,
+        offload_kqv: bool = True,
+        flash_attn: bool = False,
+        op_offload: bool | None = None,
+        swa_full: bool | None = None,
+        no_perf: bool = False,
+        last_n_tokens_size: int = 64,
+        lora_base: str | None = None,
+        lora_scale: float = 1.0,
+        lora_path: str | None = None,
+        numa: bool | int = False,
+        chat_format: str | None = None,
+        chat_handler: object | None = None,
+        draft_model: object | None = None,
+        tokenizer: object | None = None,
+        type_k: int | None = None,
+        type_v: int | None = None,
+        spm_infill: bool = False,
+        verbose: bool = True,
+    ) -> None:
+        self._lock = CallLock("this Llama object")
+        self._evaluated: Evaluated | None = None
+        check_arguments("Llama", locals())
+        self.model_path = os.fspath(model_path)
+        if not os.path.exists(model_path):
+            raise ModelError(f"Model path does not exist: {self.model_path}")
+        start_s = time.perf_counter()
+        self._model = Model.load(
+            model_path, use_mmap=use_mmap, use_mlock=use_mlock, vocab_only=vocab_only
+        )
+        check_rope(self._model.hparams, rope_freq_base, rope_freq_scale)
+        self._timings = Timings()
+        self._n_ctx = n_ctx or self._model.hparams.n_ctx_train
+        if not vocab_only:
+            context = Context(
+                self._model,
+                n_ctx=n_ctx,
+                n_batch=n_batch,
+                n_ubatch=n_ubatch,
+                n_threads=n_threads,
+                n_threads_batch=n_threads_batch,
+            )
+            self._evaluated = Evaluated(
+                context, logits_all=logits_all, timings=self._timings, on_reuse=self._say_reuse
+            )
+            self._n_ctx = context.n_ctx
+        self._timings.load_ms = 1e3 * (time.perf_counter() - start_s)
+        self.n_batch = min(n_batch, self._n_ctx)
+        self.verbose, self._no_perf = verbose, no_perf
+        self.chat_format, self.last_n_tokens_size = chat_format, last_n_tokens_size
+        self.metadata = _as_text(self._model.metadata)
+        self.set_seed(seed)
+        self._say(f"{self._model.desc}, {self._model.size_bytes / 2**20:.2f} MiB: {model_path}")
+
+    # --- the model ------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Model:
+        """The model beneath."""
+        return self._model
+
+    @property
+    def context(self) -> Context:
+        """The context beneath."""
+        return self._state.context
+
+    @property
+    def _state(self) -> Evaluated:
+        if self._evaluated is None:
+            raise ModelError(
+                f"{self.model_path}: there is nothing to evaluate with: loaded with "
+                "vocab_only=True, or closed"
+            )
+        return self._evaluated
+
+    def n_ctx(self) -> int:
+        """Tokens of context."""
+        return self._n_ctx
+
+    def n_embd(self) -> int:
+        """Width of an embedding."""
+        return self._model.hparams.n_embd
+
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        return self._model.hparams.n_vocab
+
+    def token_bos(self) -> int:
+        """Beginning-of-text token, -1 where there is none."""
+        return self.tokenizer().token("bos")
+
+    def token_eos(self) -> int:
+        """End-of-text token, -1 where there is none."""
+        return self.tokenizer().token("eos")
+
+    def token_nl(self) -> int:
+        """Newline token, -1 where there is none."""
+        return self.tokenizer().token_nl()
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """The tokenizer, with llama-cpp-python's methods."""
+        return LlamaTokenizer(self._model.tokenizer)
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of UTF-8 text; see `LlamaTokenizer.tokenize`."""
+        return self.tokenizer().tokenize(text, add_bos, special)
+
+    def detokenize(
+        self,
+        tokens: Iterable[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """Bytes of tokens; see `LlamaTokenizer.detokenize`."""
+        return self.tokenizer().detokenize(tokens, prev_tokens, special)
+
+    def set_seed(self, seed: int) -> None:
+        """Set the seed of what is sampled from now on; 0xFFFFFFFF or -1 for random ones."""
+        self._seed = seed & RANDOM_SEED
+        self._seeds = random.Random(self._seed)
+
+    def close(self) -> None:
+        """Free model and context; the tokenizer still works."""
+        with self._lock:
+            state, self._evaluated = self._evaluated, None
+            if state is not None:
+                state.context.close()
+            self._model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # half made, or at the end of the process
+            self.close()
+
+    # --- evaluation -----------------------------------------------------------------------------
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that the context holds; lower it to forget the last ones."""
+        return self._state.n_tokens
+
+    @n_tokens.setter
+    def n_tokens(self, value: int) -> None:
+        self._state.n_tokens = value
+
+    @property
+    def input_ids(self) -> Ids:
+        """int32[n_ctx], of which the first ``n_tokens`` count."""
+        return self._state.input_ids
+
+    @property
+    def scores(self) -> Floats:
+        """float32[n_ctx, n_vocab]: the logits after each token.
+
+        With ``logits_all`` all rows below ``n_tokens`` are filled; else the last one, and the last
+        of each `eval`. Memory is taken for filled rows only.
+
+        Raises:
+            AllocError: so large an array cannot even be reserved.
+        """
+        return self._state.scores
+
+    @property
+    def _input_ids(self) -> Ids:
+        return self.input_ids[: self.n_tokens]
+
+    @property
+    def _scores(self) -> Floats:
+        return self.scores[: self.n_tokens]
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        with self._lock:
+            self._state.holder, self._state.n_tokens = None, 0
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens behind those that the context holds.
+
+        Raises:
+            ContextFull: they do not fit; nothing has changed then.
+            BatchError: an unknown token.
+            Aborted: it was stopped; what was finished counts in ``n_tokens``.
+        """
+        with self._lock:
+            self._state.holder = None
+            self._state.evaluate(tokens)
+            _ = self._state.scores  # keeps the last row
+
+    def _say(self, text: str) -> None:
+        if self.verbose:
+            print(text, file=sys.stderr)
+
+    def _say_reuse(self, n_kept: int, n_rest: int) -> None:
+        self._say(
+            f"Llama.generate: {n_kept} prefix-match hit, remaining {n_rest} prompt tokens to eval"
+        )
+
+
+def _as_text(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Metadata as llama.cpp prints it; arrays are left out.
+
+    Source: llama.cpp, ``gguf_kv_to_str``.
+    """
+    text = {}
+    for key, value in metadata.items():
+        if isinstance(value, str):
+            text[key] = value
+        elif isinstance(value, (bool, np.bool_)):
+            text[key] = "true" if value else "false"
+        elif isinstance(value, (int, np.integer)):
+            text[key] = str(value)
+        elif isinstance(value, (float, np.floating)):
+            text[key] = f"{value:f}"
+    return text

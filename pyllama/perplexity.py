@@ -1,0 +1,160 @@
+"""How well a model predicts a text, by llama.cpp's method.
+
+    for result in perplexity(context, tokens):
+        print(f"[{result.chunk}]{result.ppl:.4f},", end="")
+    print(f"\\nFinal estimate: PPL = {result.ppl:.4f} +/- {result.error:.5f}")
+
+The text is cut into chunks of the context's size. Each is evaluated from an empty cache, its first
+token replaced by BOS where the model wants one, and only its second half is scored: every token
+there has half a context before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .batch import Batch
+from .errors import BatchError, ContextFull, PyllamaError
+
+if TYPE_CHECKING:
+    from .context import Context
+
+_BLOCK_ROWS = 4  # of logits at a time: their copy stays in the cache of the core
+
+
+class TextTooShort(PyllamaError, ValueError):
+    """A text of fewer than two chunks, or a model whose logits are no numbers."""
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """The estimate after so many chunks.
+
+    Attributes:
+        chunk: chunks evaluated, from 1.
+        n_scored: tokens that were predicted.
+        nll: sum of -log p over them, in nats; nll2: of its square.
+    """
+
+    chunk: int
+    n_scored: int
+    nll: float
+    nll2: float
+
+    @property
+    def ppl(self) -> float:
+        """exp of the mean of -log p."""
+        mean = self.nll / self.n_scored
+        return math.exp(mean) if mean < 700 else math.inf
+
+    @property
+    def error(self) -> float:
+        """Standard error of ``ppl``; 0 where there is no variance to estimate it from."""
+        mean = self.nll / self.n_scored
+        variance = self.nll2 / self.n_scored - mean * mean
+        if variance <= 0 or self.n_scored < 2:
+            return 0.0
+        return math.sqrt(variance / (self.n_scored - 1)) * self.ppl
+
+
+def perplexity(
+    context: Context,
+    tokens: Sequence[int],
+    n_ctx: int | None = None,
+    n_chunks: int | None = None,
+) -> Iterator[Perplexity]:
+    """Evaluate a text chunk by chunk.
+
+    Args:
+        context: its cache is cleared before every chunk.
+        tokens: the whole text, with BOS if the tokenizer adds one.
+        n_ctx: tokens of a chunk; None for the context's size.
+        n_chunks: chunks at most; None for all that are whole.
+
+    Yields:
+        The running estimate after each chunk; the last one is the final estimate.
+
+    Raises:
+        TextTooShort: fewer than two chunks of tokens.
+        ContextFull: ``n_ctx`` is more than the context has.
+        BatchError: ``n_ctx`` below 4.
+
+    Source: llama.cpp, ``perplexity.cpp``, ``perplexity``.
+    """
+    n_ctx = context.n_ctx if n_ctx is None else n_ctx
+    if n_ctx > context.n_ctx:
+        raise ContextFull(
+            f"chunks of {n_ctx} tokens in a context of {context.n_ctx}; "
+            f"use a context of {n_ctx} (-c, n_ctx)"
+        )
+    if n_ctx < 4:
+        raise BatchError(f"perplexity in chunks of {n_ctx} tokens: want at least 4 (-c, n_ctx)")
+    if len(tokens) < 2 * n_ctx:
+        raise TextTooShort(
+            f"the text has {len(tokens)} tokens, perplexity with a context of {n_ctx} needs "
+            f"{2 * n_ctx}; use a longer text or a smaller context (-c)"
+        )
+    most = len(tokens) // n_ctx
+    return _run(context, tokens, n_ctx, most if n_chunks is None else min(n_chunks, most))
+
+
+def _run(
+    context: Context, tokens: Sequence[int], n_ctx: int, n_chunks: int
+) -> Iterator[Perplexity]:
+    tokenizer = context.model.tokenizer
+    n_scored, nll, nll2 = 0, 0.0, 0.0
+    for i in range(n_chunks):
+        chunk = list(tokens[i * n_ctx : (i + 1) * n_ctx])
+        targets = chunk[1:]
+        if tokenizer.add_bos and tokenizer.bos is not None:
+            chunk[0] = tokenizer.bos
+        losses = _chunk_losses(context, chunk, targets)
+        if not np.isfinite(losses).all():
+            raise TextTooShort(f"chunk {i + 1}: the model's logits are not finite numbers")
+        n_scored += len(losses)
+        nll += math.fsum(losses)
+        nll2 += math.fsum(losses * losses)
+        yield Perplexity(i + 1, n_scored, nll, nll2)
+
+
+def _chunk_losses(
+    context: Context, chunk: list[int], targets: list[int]
+) -> npt.NDArray[np.float64]:
+    """-log p of the tokens that positions n/2 to n-2 predict."""
+    first, end = len(chunk) // 2, len(chunk) - 1
+    context.kv.clear()
+    losses = []
+    for start in range(0, end, context.n_batch):  # nobody needs what the last token predicts
+        stop = min(end, start + context.n_batch)
+        flags = [position >= first for position in range(start, stop)]
+        context.decode(Batch(chunk[start:stop], logits=flags))
+        if any(flags):
+            losses.append(token_losses(context.logits, targets[max(first, start) : stop]))
+    return np.concatenate(losses)
+
+
+def token_losses(
+    logits: npt.NDArray[np.float32], targets: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """-log softmax(logits)[target] of each row, summed in float64 as llama.cpp does.
+
+    Args:
+        logits: float32[n, n_vocab], only read.
+        targets: n token ids.
+    """
+    ids = np.asarray(targets, np.intp)
+    losses = np.empty(len(ids))
+    for start in range(0, len(ids), _BLOCK_ROWS):
+        rows = slice(start, min(start + _BLOCK_ROWS, len(ids)))
+        block = logits[rows]
+        shifted = block - block.max(axis=1, keepdims=True)
+        chosen = shifted[np.arange(len(block)), ids[rows]].astype(np.float64)
+        np.exp(shifted, out=shifted)
+        losses[rows] = np.log(shifted.sum(axis=1, dtype=np.float64)) - chosen
+    return losses

@@ -1,0 +1,94 @@
+"""A row's bits depend on the row alone: not on chunks, threads, other rows, place or fusion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyggml import ops
+from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
+from pyggml.backend.cpu.pool import get_pool
+from pyggml.backend.cpu.program import compile_program
+from pyggml.backend.cpu.work import WorkStore
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.tensor import Tensor
+
+Array = npt.NDArray[Any]
+Build = Callable[[Context, Tensor], Tensor]
+
+
+def _norm(ctx: Context, x: Tensor) -> Tensor:
+    w = ctx.from_numpy(np.linspace(0.5, 2, x.ne[0], dtype=np.float32))
+    return ops.mul(ctx, ops.rms_norm(ctx, x, 1e-5), w)
+
+
+def _rope(ctx: Context, x: Tensor) -> Tensor:
+    heads = ops.reshape_3d(ctx, x, x.ne[0] // 2, 2, x.ne[1])
+    pos = ctx.from_numpy(np.full(x.ne[1], 1234, np.int32))
+    return ops.reshape_2d(ctx, ops.rope(ctx, heads, pos, 34), x.ne[0], x.ne[1])
+
+
+BUILDS: dict[str, Build] = {
+    "norm": _norm,
+    "soft_max": lambda ctx, x: ops.soft_max_ext(ctx, x, None, 3.0),
+    "swiglu": lambda ctx, x: ops.swiglu_split(ctx, x, x),
+    "gelu": ops.gelu,
+    "tanh": ops.tanh,
+    "scale": lambda ctx, x: ops.scale_bias(ctx, x, 0.3, 0.7),
+    "add": lambda ctx, x: ops.add(ctx, x, x),
+    "rope": _rope,
+}
+ROWS = np.random.default_rng(0).normal(size=(67, 1126)).astype(np.float32)  # no multiple of 32
+
+
+def compute(build: Build, x: Tensor, ctx: Context, n_threads: int, fusion: bool = True) -> Array:
+    node = build(ctx, x)
+    graph = CGraph()
+    graph.build_forward_expand(node)
+    pool = get_pool()
+    program = compile_program(graph, n_threads, pool.error_slot, WorkStore(), fusion=fusion)
+    pool.run(program, n_threads)
+    return node.numpy().copy()
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_threads_and_other_rows_do_not_matter(name: str) -> None:
+    ctx = Context()
+    together = compute(BUILDS[name], ctx.from_numpy(ROWS), ctx, 1)
+    for n_threads, n_rows, fusion in ((2, 67, True), (7, 67, False), (3, 1, True), (16, 5, True)):
+        ctx = Context()
+        got = compute(BUILDS[name], ctx.from_numpy(ROWS[:n_rows]), ctx, n_threads, fusion)
+        assert got.reshape(n_rows, -1).tobytes() == together[:n_rows].tobytes()
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_the_address_does_not_matter(name: str) -> None:
+    ctx = Context()
+    want = compute(BUILDS[name], ctx.from_numpy(ROWS[:2]), ctx, 1)
+    for shift in (1, 3, 6):  # elements
+        ctx = Context()
+        memory = ctx.from_numpy(np.zeros(ROWS[:2].size + 8, np.float32))
+        x = ops.view_2d(ctx, memory, 1126, 2, 1126 * 4, 4 * shift)
+        x.numpy()[...] = ROWS[:2]
+        assert compute(BUILDS[name], x, ctx, 1).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("name", ["gelu", "scale", "soft_max"])
+def test_in_place_is_the_same(name: str) -> None:
+    ctx = Context()
+    want = compute(BUILDS[name], ctx.from_numpy(ROWS), ctx, 2)
+
+    def in_place(ctx: Context, x: Tensor) -> Tensor:
+        node = BUILDS[name](ctx, x)
+        node.data = x.data
+        return node
+
+    ctx = Context()
+    x = ctx.from_numpy(ROWS)
+    compute(in_place, x, ctx, 2)
+    assert x.numpy().tobytes() == want.tobytes()
