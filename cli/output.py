@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
@@ -99,48 +99,3 @@ def _wants_traceback() -> bool:
     from pyggml import env
 
     return env.TRACEBACK.enabled()
-
-
-class Timings(Protocol):
-    """llama.cpp's counters of one run; times in milliseconds.
-
-    A decode of one token counts as eval, one of several as prompt eval.
-    """
-
-    load_ms: float
-    sample_ms: float
-    n_sample: int
-    prompt_eval_ms: float
-    n_prompt_eval: int
-    eval_ms: float
-    n_eval: int
-    total_ms: float
-    n_reused: int
-
-
-def timing_lines(t: Timings) -> list[str]:
-    """The timings as llama.cpp prints them.
-
-    Source: llama.cpp, ``llama_perf_sampler_print``, ``llama_perf_context_print``,
-    ``common_perf_print``.
-    """
-    rest = t.total_ms - t.sample_ms - t.prompt_eval_ms - t.eval_ms
-    share = 100 * rest / max(t.total_ms, 1e-9)
-    sampler, context = "llama_perf_sampler_print: ", "llama_perf_context_print: "
-    return [
-        f"{sampler}   sampling time = {_rate(t.sample_ms, t.n_sample, 'runs  ')}",
-        f"{context}       load time = {t.load_ms:10.2f} ms",
-        f"{context}prompt eval time = {_rate(t.prompt_eval_ms, t.n_prompt_eval, 'tokens')}",
-        f"{context}       eval time = {_rate(t.eval_ms, t.n_eval, 'runs  ')}",
-        f"{context}      total time = {t.total_ms:10.2f} ms / "
-        f"{t.n_prompt_eval + t.n_eval:5d} tokens",
-        f"{context}unaccounted time = {rest:10.2f} ms / {share:5.1f} %",
-        f"{context}   graphs reused = {t.n_reused:10d}",
-    ]
-
-
-def _rate(ms: float, n: int, unit: str) -> str:
-    each, per_s = ms / max(n, 1), 1e3 * n / max(ms, 1e-9)
-    return (
-        f"{ms:10.2f} ms / {n:5d} {unit} ({each:8.2f} ms per token, {per_s:8.2f} tokens per second)"
-    )

@@ -88,6 +88,7 @@ class Context:
         self._logits: npt.NDArray[np.float32] = np.empty((0, model.hparams.n_vocab), np.float32)
         self._lock = threading.RLock()
         self._reserve()
+        self._compiled(1, 1)  # kernels load (or compile) here, not inside a timed decode
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:

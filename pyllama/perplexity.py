@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _BLOCK_ROWS = 4  # of logits at a time: their copy stays in the cache of the core
 
 
-class TextTooShort(PyllamaError, ValueError):
-    """A text of fewer than two chunks, or a model whose logits are no numbers."""
+class PerplexityError(PyllamaError, ValueError):
+    """A text of fewer than two chunks, or logits that are not finite."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def perplexity(
         The running estimate after each chunk; the last one is the final estimate.
 
     Raises:
-        TextTooShort: fewer than two chunks of tokens.
+        PerplexityError: fewer than two chunks of tokens; while running, logits that are not finite.
         ContextFull: ``n_ctx`` is more than the context has.
         BatchError: ``n_ctx`` below 4.
 
@@ -96,7 +96,7 @@ def perplexity(
     if n_ctx < 4:
         raise BatchError(f"perplexity in chunks of {n_ctx} tokens: want at least 4 (-c, n_ctx)")
     if len(tokens) < 2 * n_ctx:
-        raise TextTooShort(
+        raise PerplexityError(
             f"the text has {len(tokens)} tokens, perplexity with a context of {n_ctx} needs "
             f"{2 * n_ctx}; use a longer text or a smaller context (-c)"
         )
@@ -116,7 +116,7 @@ def _run(
             chunk[0] = tokenizer.bos
         losses = _chunk_losses(context, chunk, targets)
         if not np.isfinite(losses).all():
-            raise TextTooShort(f"chunk {i + 1}: the model's logits are not finite numbers")
+            raise PerplexityError(f"chunk {i + 1}: the model's logits are not finite numbers")
         n_scored += len(losses)
         nll += math.fsum(losses)
         nll2 += math.fsum(losses * losses)

@@ -7,6 +7,7 @@ Prompt and text go to stdout, each token as it is made; timings in llama.cpp's f
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,14 @@ from ..options import (
     sampling_options,
     stack,
 )
-from ..output import note, timing_lines, write
+from ..output import note, write
 from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.context import Context
     from pyllama.sampling import SamplingParams
+    from pyllama.timings import Timings
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ run_options = stack(
 @version_option()
 def command(**options: Any) -> None:
     """Continue a prompt with a model's text."""
+    start = time.perf_counter()
     run = RunOptions.take(options)
     prompt = PromptOptions.take(options).text() or ""
     params = SamplingOptions.take(options).params()
@@ -114,17 +117,26 @@ def command(**options: Any) -> None:
     context = make_context(model, sizes)
     if run.verbose:
         _describe(context, params, run.predict)
+    from pyllama.timings import Timings
+
+    timings = Timings(load_ms=1e3 * (time.perf_counter() - start))
     try:
-        _stream(context, tokens, params, run)
+        _stream(context, tokens, params, run, timings)
     finally:  # also after Ctrl-C
         if run.perf:
-            for line in timing_lines(context.timings):
+            for line in timings.lines():
                 note(line)
 
 
-def _stream(context: Context, tokens: list[int], params: SamplingParams, run: RunOptions) -> None:
+def _stream(
+    context: Context,
+    tokens: list[int],
+    params: SamplingParams,
+    run: RunOptions,
+    timings: Timings,
+) -> None:
     """Print the prompt and what follows it, token by token."""
-    from pyllama.generate import generate_text
+    from pyllama.generate import generate
     from pyllama.tokenizer import TokenStream
 
     tokenizer = context.model.tokenizer
@@ -135,7 +147,7 @@ def _stream(context: Context, tokens: list[int], params: SamplingParams, run: Ru
     token = -1
     tail = ""
     keep = max(map(len, run.reverse_prompt), default=1) - 1
-    for token in generate_text(context, tokens, params, n_predict=run.predict):
+    for token in generate(context, tokens, params, n_predict=run.predict, timings=timings):
         text = decoder.push(token)
         write(text)
         tail += text

@@ -33,7 +33,7 @@ def is_kernel(fun: Callable[..., Any]) -> bool:
 
 
 def _infer(*src: Tensor | None, fun: Any, ne: Dims | None, type: GGMLType | None) -> Out:
-    require(callable(fun), "MAP_CUSTOM", f"fun is {fun!r}, want a function")
+    require(callable(fun) or is_kernel(fun), "MAP_CUSTOM", f"fun is {fun!r}, want a function")
     first = src[0]
     if first is None and (ne is None or type is None):
         require(False, "MAP_CUSTOM", "without a source, ne and type of the result must be given")

@@ -17,7 +17,7 @@ from ...cgraph import CGraph
 from ...tensor import Tensor
 from ..interface import Device
 from . import kernels as kernels  # registers the lowerings
-from .lowering import LOWER, SUPPORTS
+from .lowering import LOWER, SUPPORTS, reads_layout
 from .osapi import default_threads
 from .pool import get_pool
 from .program import Program, compile_program
@@ -52,7 +52,7 @@ class CpuBackend:
         """Whether a kernel takes this node's types and strides."""
         if node.op is None or node.op.is_view:
             return True
-        return node.op.name in LOWER and SUPPORTS[node.op.name](node)
+        return node.op.name in LOWER and reads_layout(node) and SUPPORTS[node.op.name](node)
 
     def compile(self, graph: CGraph, n_threads: int | None = None) -> Program:
         """Lower an allocated graph to a program. Raises: UnsupportedOp."""

@@ -19,6 +19,7 @@ from ...dtype import GGMLType
 from ...errors import UnsupportedOp
 from ...jit import Kernel
 from ...tensor import Tensor
+from .buffer import is_repacked
 from .work import WorkMemory, WorkRange
 
 Range = tuple[int, int]  # first byte, byte behind the last
@@ -77,6 +78,13 @@ def all_f32(node: Tensor) -> bool:
     """Whether the result and all sources are F32 with gap-free rows."""
     tensors = [node, *(s for s in node.src if s is not None)]
     return all(t.type is GGMLType.F32 and t.is_contiguous_rows() for t in tensors)
+
+
+def reads_layout(node: Tensor) -> bool:
+    """Whether interleaved sources are where kernels know that layout: a matmul's or table's rows."""
+    assert node.op is not None
+    first = 1 if node.op.name in ("MUL_MAT", "GET_ROWS") else 0
+    return not any(s is not None and is_repacked(s) for s in node.src[first:])
 
 
 def byte_range(tensor: Tensor) -> Range:
@@ -168,7 +176,7 @@ class Lowering:
     def _lower_one(self, node: Tensor) -> int:
         assert node.op is not None
         lower = LOWER.get(node.op.name)
-        if lower is None or not SUPPORTS[node.op.name](node):
+        if lower is None or not (reads_layout(node) and SUPPORTS[node.op.name](node)):
             sources = ", ".join(f"{s.type.name}{list(s.ne)}" for s in node.src if s is not None)
             raise UnsupportedOp(
                 f"cpu backend: no kernel for '{node.name}' = {node.op.name}({sources}) -> "

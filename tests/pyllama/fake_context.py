@@ -1,0 +1,124 @@
+"""A context without a model: its logits are a function of all tokens before, and it can recite.
+
+    context = FakeContext(FakeModel("The cat sat."), n_ctx=64)
+
+Token 1 is BOS, 2 is EOS, byte b is token 3 + b, a space is token 259. After a prompt of p tokens
+(BOS included) the likeliest token is the text's p-th, and EOS behind its end; the noise added to it
+depends on every token in the cache, so a wrong cache shows in the logits.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from pyggml.errors import Aborted
+from pyllama.batch import Batch
+from pyllama.errors import BatchError, ContextFull
+from pyllama.tokenizer import load_tokenizer
+
+from .tokenizer.vocabularies import spm
+
+METADATA = spm("▁", add_space_prefix=False) | {
+    "general.name": "fake",
+    "fake.n": np.uint32(7),
+    "fake.eps": 1e-5,
+    "fake.flag": True,
+}
+TOKENIZER = load_tokenizer(METADATA)
+BOS, EOS = 1, 2
+
+
+def ids(text: str) -> list[int]:
+    """Tokens of a text, with BOS."""
+    return TOKENIZER.encode(text)
+
+
+class FakeModel:
+    path = Path("fake.gguf")
+    desc, n_params, size_bytes = "fake 1K F32", 1000, 4000
+    metadata = METADATA
+    tokenizer = TOKENIZER
+
+    def __init__(self, text: str = "") -> None:
+        self.text = [*TOKENIZER.encode(text, add_special=False), EOS]
+        self.hparams = SimpleNamespace(
+            n_vocab=TOKENIZER.n_vocab, n_embd=8, n_ctx_train=512,
+            rope_freq_base=10000.0, rope_freq_scale=1.0,
+        )  # fmt: skip
+        self.closed = False
+
+    def logits(self, tokens: list[int]) -> np.ndarray:
+        """float32[n_vocab] after these tokens."""
+        rng = np.random.default_rng(zlib.crc32(np.array(tokens, np.int64).tobytes()))
+        logits = rng.standard_normal(self.hparams.n_vocab).astype(np.float32)
+        logits[EOS] = -5
+        if len(self.text) > 1:
+            logits[self.text[min(len(tokens), len(self.text)) - 1]] += 20
+        return logits
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeKV:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def clear(self) -> None:
+        self.tokens.clear()
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> None:
+        assert (seq, p1) == (0, -1)
+        del self.tokens[p0:]
+
+    def seq_pos_max(self, seq: int) -> int:
+        return len(self.tokens) - 1
+
+
+class FakeContext:
+    def __init__(
+        self, model: Any, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512,
+        n_threads: int | None = None, n_threads_batch: int | None = None,
+    ) -> None:  # fmt: skip
+        self.model = model
+        self.n_ctx = n_ctx or model.hparams.n_ctx_train
+        self.n_batch, self.n_ubatch = min(n_batch, self.n_ctx), n_ubatch
+        self.n_threads = self.n_threads_batch = n_threads or 1
+        self.kv = FakeKV()
+        self.n_reused = 0
+        self.decoded: list[int] = []  # sizes of the batches
+        self.fail_after: int | None = None  # decodes until one is aborted half-way
+        self.closed = False
+
+    def decode(self, batch: Batch) -> None:
+        if not 1 <= len(batch.tokens) <= self.n_batch:
+            raise BatchError(f"{len(batch.tokens)} tokens in a batch of {self.n_batch}")
+        if not all(0 <= t < self.model.hparams.n_vocab for t in batch.tokens):
+            raise BatchError("no such token")
+        if len(self.kv.tokens) + len(batch.tokens) > self.n_ctx:
+            raise ContextFull("full")
+        if self.fail_after == 0:
+            self.fail_after = None
+            self.kv.tokens += batch.tokens[: len(batch.tokens) // 2]
+            raise Aborted("stopped")
+        if self.fail_after is not None:
+            self.fail_after -= 1
+        wanted, rows = set(batch.outputs().tolist()), []
+        for i, token in enumerate(batch.tokens):
+            self.kv.tokens.append(int(token))
+            if i in wanted:
+                rows.append(self.model.logits(self.kv.tokens))
+        self.logits = np.array(rows, np.float32).reshape(len(rows), self.model.hparams.n_vocab)
+        self.decoded.append(len(batch.tokens))
+        self.n_reused += 1
+
+    def logits_ith(self, i: int) -> np.ndarray:
+        return self.logits[i]
+
+    def close(self) -> None:
+        self.closed = True
