@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .options import ContextOptions, ModelOptions
-from .output import progress_bar
+from .output import note, progress_bar
 
 if TYPE_CHECKING:
     from pyllama.context import Context
@@ -35,6 +35,7 @@ def load_model(options: ModelOptions, n_threads: int | None = None) -> Model:
     path = model_path(options.model)
     from pyllama.model import Model
 
+    announce_compiles()
     with progress_bar("loading the model") as progress:
         return Model.load(
             path,
@@ -66,3 +67,18 @@ def make_context(model: Model, options: ContextOptions) -> Context:
         n_threads=options.n_threads,
         n_threads_batch=options.n_threads_batch,
     )
+
+
+def announce_compiles() -> None:
+    """Say on stderr what the first run on a machine compiles; later runs find it in the cache."""
+    from pyggml import jit
+
+    names: list[str] = []
+
+    def compiled(name: str) -> None:
+        if not names:
+            note("first run on this machine: compiling kernels for its CPU, about half a minute")
+        names.append(name)
+        note(f"  {len(names):2d} {name}")
+
+    jit.on_compile = compiled

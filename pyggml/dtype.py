@@ -24,7 +24,7 @@ class GGMLType(IntEnum):
     block_size: int
     type_size: int
 
-    def __new__(cls, value: int, block_size: int, type_size: int) -> GGMLType:
+    def __new__(cls, value: int, block_size: int = 1, type_size: int = 0) -> GGMLType:
         member = int.__new__(cls, value)
         member._value_ = value
         member.block_size = block_size  # elements

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numba as nb
-from numba.core import config as _numba_config
+from numba.core import config
 
 from . import env
 from .errors import PyggmlError
@@ -85,6 +85,7 @@ def use_isa(name: str) -> None:
     _chosen = name
 
 
+_numba_config: Any = config  # its attributes are made at run time
 KERNEL_SIG = nb.types.void(nb.types.int64, nb.types.int64, nb.types.int64, nb.types.int64)
 FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must travel
 
@@ -145,7 +146,7 @@ def _numba_cache() -> Iterator[None]:
 
 
 _compile_lock = threading.RLock()
-on_compile: Callable[[str], None] | None = None  # told the name of each kernel that is compiled
+on_compile: Callable[[str], None] | None = None  # told what was compiled, or begins to be
 
 
 class Kernel:
@@ -163,14 +164,12 @@ class Kernel:
     def compiled(self) -> Any:
         """Numba's CFunc."""
         with _compile_lock, _numba_cache():
-            if on_compile is not None:
-                on_compile(self.name)
-            return nb.cfunc(
-                KERNEL_SIG,
-                cache=True,
-                error_model="numpy",
-                fastmath=self.fastmath,
+            made = nb.cfunc(
+                KERNEL_SIG, cache=True, error_model="numpy", fastmath=self.fastmath
             )(self.function)
+            if on_compile is not None and not made.cache_hits:
+                on_compile(self.name)
+            return made
 
     @property
     def address(self) -> int:
@@ -179,7 +178,8 @@ class Kernel:
 
     def assembly(self) -> str:
         """The machine code as text; compiles anew, since the cache keeps no assembly."""
-        compiled = nb.cfunc(KERNEL_SIG, error_model="numpy", fastmath=self.fastmath)(self.function)
+        options = {"error_model": "numpy", "fastmath": self.fastmath}
+        compiled: Any = nb.cfunc(KERNEL_SIG, **options)(self.function)
         return str(compiled._library.get_asm_str())
 
 

@@ -100,7 +100,8 @@ class Context:
         n = len(self._logits)
         if not -n <= i < n:
             raise BatchError(f"logits_ith({i}): the last decode had {n} outputs")
-        return self._logits[i]
+        row: npt.NDArray[np.float32] = self._logits[i]
+        return row
 
     def decode(self, batch: Batch) -> None:
         """Run a batch; its keys and values join the cache.

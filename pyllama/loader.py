@@ -50,8 +50,9 @@ def load_weights(
         AllocError: no memory for the repacked copy.
     """
     infos = check_tensors(file, patterns, hparams)
-    matrices = {n for n, info in infos.items() if repack and _is_matrix(info)}
-    _check_memory(sum(infos[n].nbytes for n in matrices))
+    in_order = [n for n in file.tensors if n in infos]  # a layer's weights lie together
+    matrices = {n: infos[n] for n in in_order if repack and _is_matrix(infos[n])}
+    _check_memory(sum(info.nbytes for info in matrices.values()))
     ctx, weights = Context(no_alloc=True), {}
     mapped = HostBuffer(file.data, HOST)
     for name, info in infos.items():
@@ -59,11 +60,11 @@ def load_weights(
             tensor = Tensor(info.type, info.ne).set_name(name)
             tensor.buffer, tensor.data = mapped, mapped.base + info.offset
             weights[name] = tensor
-    for name in matrices:
-        weights[name] = ctx.new_tensor(infos[name].type, infos[name].ne).set_name(name)
+    for name, info in matrices.items():
+        weights[name] = ctx.new_tensor(info.type, info.ne).set_name(name)
     if matrices:
         alloc_ctx_tensors(ctx, REPACK)
-        total = sum(infos[n].nbytes for n in matrices)
+        total = sum(info.nbytes for info in matrices.values())
         sources = [(t, file.tensor_bytes(t.name)) for t in ctx]
         for done in repack_tensors(backend, sources):
             if progress is not None:

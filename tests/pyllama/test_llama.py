@@ -51,7 +51,9 @@ def test_a_completion_has_openais_form(make: Any) -> None:
         {"text": " sat", "index": 0, "logprobs": None, "finish_reason": "length"}
     ]
     assert result["usage"] == {"prompt_tokens": 8, "completion_tokens": 4, "total_tokens": 12}
-    assert llama.create_completion("The cat", max_tokens=4, temperature=0, model="m")["model"] == "m"
+    assert (
+        llama.create_completion("The cat", max_tokens=4, temperature=0, model="m")["model"] == "m"
+    )
 
 
 @pytest.mark.parametrize(
@@ -347,7 +349,12 @@ def test_arguments_that_cannot_be_obeyed(make: Any) -> None:
     with pytest.warns(UserWarning, match="no GPU backend"):
         make(n_gpu_layers=-1)
     make(rope_freq_base=10000.0, type_k=1, chat_format="chatml", flash_attn=True)
-    for options in ({"lora_path": "x"}, {"embedding": True}, {"rope_freq_base": 5e5}, {"type_k": 8}):
+    for options in (
+        {"lora_path": "x"},
+        {"embedding": True},
+        {"rope_freq_base": 5e5},
+        {"type_k": 8},
+    ):
         with pytest.raises(NotSupported, match=next(iter(options))):
             make(**options)
     with pytest.raises(TypeError):

@@ -26,7 +26,7 @@ Range = tuple[int, int]  # first byte, byte behind the last
 Params = Sequence[int | float]
 
 GRAIN = 8192  # elements: an element-wise chunk smaller than this costs more to claim than to do
-MAX_PARAMS = 15
+PREFETCH_BYTES = 640 << 10  # what the cores' second-level caches hold beside their own work
 
 
 @dataclass(eq=False)
@@ -43,6 +43,8 @@ class Launch:
     writes: list[Range]
     python: Callable[[], None] | None = None
     quantize_param: int = -1  # parameter that takes the address of the quantized result, if any
+    streams: Tensor | None = None  # weights that it reads once, from memory
+    prefetch_param: int = -1  # first of 4 parameters: two ranges (address, bytes) to fetch meanwhile
 
 
 Lower = Callable[["Lowering", Tensor], None]
@@ -72,6 +74,15 @@ def fuses(*ops: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
         return lower
 
     return register
+
+
+def _same_rows(x: Tensor) -> Tensor:
+    """The tensor that ``x`` is a mere reshape of, where both have the same blocks of 32; or ``x``."""
+    root = x.view_src
+    if root is None or x.data != root.data or x.nelements != root.nelements:
+        return x
+    whole = x.is_contiguous() and root.is_contiguous() and root.ne[0] % 32 == 0
+    return root if whole else x
 
 
 def all_f32(node: Tensor) -> bool:
@@ -154,7 +165,7 @@ class Lowering:
         if x in self._quantized:
             return self._quantized[x]
         n_bytes = x.nrows * (x.ne[0] // 32) * 40
-        producer = self._producer.get(x)
+        producer = self._producer.get(_same_rows(x))
         launch = None if producer is None else self.launches[producer]
         if launch is not None and launch.quantize_param >= 0 and producer is not None:
             out = self.work.take(n_bytes, producer)
@@ -172,6 +183,21 @@ class Lowering:
         i = 0
         while i < len(nodes):
             i += self._lower_fused(nodes, i) or self._lower_one(nodes[i])
+        self._prefetch()
+
+    def _prefetch(self) -> None:
+        """Let launches that keep memory idle fetch the weights that come next into the caches."""
+        for i, launch in enumerate(self.launches):
+            if launch.prefetch_param < 0:
+                continue
+            left, at = PREFETCH_BYTES, launch.prefetch_param
+            for later in self.launches[i + 1 :]:
+                if later.streams is not None:
+                    start, end = byte_range(later.streams)
+                    launch.params[at : at + 2] = [start, min(left, end - start)]
+                    left, at = left - (end - start), at + 2
+                if left <= 0 or at == launch.prefetch_param + 4:
+                    break
 
     def _lower_one(self, node: Tensor) -> int:
         assert node.op is not None

@@ -42,6 +42,8 @@ def _first_working() -> str:
         mark = jit.cache_dir(name) / "self-test-passed"
         if mark.exists():
             return name
+        if jit.on_compile is not None:
+            jit.on_compile(f"{name} self-test")
         problem = _try(name)
         if not problem:
             mark.touch()

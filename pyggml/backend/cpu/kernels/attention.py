@@ -20,6 +20,7 @@ from ..abi import (
     DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6, data, f32_ptr, float_param, i32_ptr, int_param,
     load_f32, nb, ne,
 )  # fmt: skip
+from ..atomics import prefetch
 from ..lowering import Lowering, lowers
 from ..simd.half import load_f16
 from ..simd.math import exp_f32, tanh_f32
@@ -34,6 +35,7 @@ _S_STRIDE = 4 * CHUNK
 SCALE, BIAS_0, BIAS_1, N_HEAD_LOG2, SOFTCAP, TOKENS, SPLITS, PARTIAL, QUANTIZE, F16_KV, F16_MASK = (
     range(11)
 )
+PREFETCH = 11  # two ranges of the weights that come next: address and bytes
 
 
 @inline
@@ -63,7 +65,17 @@ def _cell(node, sequence, i):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _pack(node, kind, kv_head, stream, sequence, first, n, keys, values):  # type: ignore[no-untyped-def]
+def _prefetch(node, item, n_items, step, n_steps):  # type: ignore[no-untyped-def]
+    """Fetch this step's share of the next weights: memory is idle while a chunk is in the caches."""
+    part, parts = item * n_steps + step, n_items * n_steps
+    for k in range(2):
+        address, lines = int_param(node, PREFETCH + 2 * k), int_param(node, PREFETCH + 2 * k + 1) // 64
+        for i in range(lines * part // parts, lines * (part + 1) // parts):
+            prefetch(address + 64 * i)
+
+
+@inline
+def _pack(node, kind, kv_head, stream, sequence, first, n, hi, keys, values):  # type: ignore[no-untyped-def]
     """Keys as ``keys[n/16][d][16]``, values as ``values[d/16][256][16]``, float32.
 
     Keys behind the last repeat it; they are masked later.
@@ -74,7 +86,11 @@ def _pack(node, kind, kv_head, stream, sequence, first, n, keys, values):  # typ
     nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
     hd, hdv = ne(node, SRC1, 0), ne(node, SRC2, 0)
     size = 2 if kind == _F16 else 4
+    n_chunks, n_steps = (hi + CHUNK - 1) // CHUNK, (n + 7) // 8
+    n_items = n_chunks * ne(node, SRC1, 2) if int_param(node, PREFETCH + 1) != 0 else 0
     for j in range(0, n, 8):
+        if n_items != 0:
+            _prefetch(node, kv_head * n_chunks + first // CHUNK, n_items, j // 8, n_steps)
         last = n - 1 - j
         a0 = k + _cell(node, sequence, first + j) * nb_k
         a1 = k + _cell(node, sequence, first + j + min(1, last)) * nb_k
@@ -248,9 +264,9 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             first = c * CHUNK
             n = min(CHUNK, hi - first)
             if int_param(node, F16_KV) != 0:
-                _pack(node, _F16, kv_head, stream, sequence, first, n, keys, values)
+                _pack(node, _F16, kv_head, stream, sequence, first, n, hi, keys, values)
             else:
-                _pack(node, _F32, kv_head, stream, sequence, first, n, keys, values)
+                _pack(node, _F32, kv_head, stream, sequence, first, n, hi, keys, values)
             for r in range(0, n_rows, 4):
                 rows = min(4, n_rows - r)
                 n = np.int64(0)
@@ -386,6 +402,7 @@ def lower_flash_attn(low: Lowering, node: Tensor) -> None:
         0,
         int(k.type is GGMLType.F16),
         int(mask is not None and mask.type is GGMLType.F16),
+        *(0, 0, 0, 0),
     ]
     scratch = 4 * (
         hd * CHUNK + CHUNK * padded + 4 * CHUNK + 4 * padded + 64
@@ -395,6 +412,8 @@ def lower_flash_attn(low: Lowering, node: Tensor) -> None:
     launch = low.launch(
         flash_attn, node, params, splits * n_kv_head * blocks * n_streams, scratch=scratch
     )
+    if n_tokens == 1:
+        launch.prefetch_param = PREFETCH
     if partial:
         launch.writes = [partial.use(len(low.launches) - 1)]
         merge = low.launch(

@@ -9,10 +9,11 @@ thread scratch and go through the same tile, so both layouts give the same bits.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
+from ....ops.glu import ACTIVATIONS as GLU_ACTIVATIONS
 from ....tensor import Tensor
 from ..abi import (
     DST, SRC0, SRC1, SRC2, data, f32_ptr, first_row, int_param, nb, ne,
@@ -20,9 +21,11 @@ from ..abi import (
 from ..buffer import is_repacked
 from ..layout import INTERLEAVED, Q8_BLOCK, ROWS, block_bytes, group_bytes
 from ..lowering import Lowering, byte_range, fuses, lowers
+from ..simd.element import F32, put, take
 from ..simd.interleave import pack_group
 from ..simd.tile import float_tile, q_tile
-from .quantize import add_quantize
+from .quantize import add_quantize, quantize_row
+from .unary import IDS, function
 
 _TOKENS = 64  # tokens of a chunk
 _CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
@@ -30,7 +33,7 @@ _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _QUANTIZED = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
 # Parameters
-ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD = range(4)
+ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE = range(5)
 
 
 @inline
@@ -49,7 +52,7 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no
                 y[r] = x[r]
 
 
-@lru_cache(maxsize=None)
+@cache
 def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
     """The kernel of a weight type in the plain or the interleaved layout."""
     quantized = kind in _QUANTIZED
@@ -111,6 +114,58 @@ def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
     return made
 
 
+@cache
+def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
+    """Gate and up matmuls of interleaved quantized weights (SRC0, SRC2), and the GLU of the two.
+
+    A chunk's unit is 32 rows, one block of the result's quantized form, which it writes if asked to.
+    """
+    block = block_bytes(kind)
+
+    def mul_mat_glu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        row_chunks, token_chunks = int_param(node, ROW_CHUNKS), int_param(node, TOKEN_CHUNKS)
+        n, k = ne(node, DST, 1), ne(node, SRC0, 0)
+        units, blocks = ne(node, DST, 0) // 32, k // 32
+        stride, out_stride = blocks * Q8_BLOCK, nb(node, DST, 1)
+        acts, quantized = int_param(node, ACTIVATIONS), int_param(node, QUANTIZE)
+        t0 = first_row(n, chunk // row_chunks, token_chunks)
+        t1 = first_row(n, chunk // row_chunks + 1, token_chunks)
+        u0 = first_row(units, chunk % row_chunks, row_chunks)
+        u1 = first_row(units, chunk % row_chunks + 1, row_chunks)
+        up = scratch + _TILE_BYTES
+        rows = min(ROWS, ne(node, DST, 0))  # 16, but LLVM must not know: it would unroll to scalars
+        for u in range(u0, u1):
+            t = t0
+            while t < t1:
+                tokens = 4 if t + 4 <= t1 else 1
+                x = acts + t * stride
+                for g in range(2 * u, 2 * u + 2):
+                    gate_w = data(node, SRC0) + g * blocks * block
+                    up_w = data(node, SRC2) + g * blocks * block
+                    if tokens == 4:
+                        q_tile(kind, 4, gate_w, x, stride, scratch, blocks)
+                        q_tile(kind, 4, up_w, x, stride, up, blocks)
+                    else:
+                        q_tile(kind, 1, gate_w, x, stride, scratch, blocks)
+                        q_tile(kind, 1, up_w, x, stride, up, blocks)
+                    for i in range(tokens):
+                        a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
+                        y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g
+                        for r in range(rows):
+                            v = function(activation, take(F32, a, r)) * take(F32, b, r)
+                            put(F32, y, r, v)
+                if quantized != 0:
+                    for i in range(tokens):
+                        y = data(node, DST) + (t + i) * out_stride + 128 * u
+                        row = quantized + (t + i) * units * Q8_BLOCK
+                        quantize_row(y, row + u * Q8_BLOCK, 32)
+                t += tokens
+
+    made = kernel(mul_mat_glu)
+    made.name = f"mul_mat_glu_{[*IDS][activation]}_{GGMLType(kind).name.lower()}_x16"
+    return made
+
+
 def supports_mul_mat(node: Tensor) -> bool:
     """Interleavable weights with gap-free rows, float32 activations."""
     w, x = node.src[0], node.src[1]
@@ -142,7 +197,7 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, add: Tensor | None) -> Non
     act = [low.quantized(x, add_quantize)] if w.type in _QUANTIZED else []
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, ROWS)
-    low.launch(
+    launch = low.launch(
         mul_mat_kernel(int(w.type), plain),
         dst,
         [row_chunks, token_chunks, act[0].address if act else 0, int(add is not None)],
@@ -151,6 +206,7 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, add: Tensor | None) -> Non
         work=act,
         scratch=_TILE_BYTES + (group_bytes(w.type, w.ne[0]) if plain else 0),
     )
+    launch.streams = w
 
 
 @lowers("MUL_MAT", supports_mul_mat)
@@ -174,4 +230,35 @@ def lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
     if w.type not in _QUANTIZED and a[0] < b[1] and b[0] < a[1]:
         return False  # the result may take the place of x, which float tiles still read
     _launch(low, node, total, other)
+    return True
+
+
+@fuses("MUL_MAT", "MUL_MAT", "GLU")
+def lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> bool:
+    """Gate and up rows are computed together, and only their product is stored."""
+    gate_w, x = gate.src[0], gate.src[1]
+    up_w = up.src[0]
+    if gate_w is None or up_w is None or x is None or up.src[1] is not x:
+        return False
+    if glu.src[0] is not gate or glu.src[1] is not up or glu.op_params["swapped"]:
+        return False
+    if gate_w.type not in _QUANTIZED or up_w.type is not gate_w.type:
+        return False
+    if not (is_repacked(gate_w) and is_repacked(up_w) and supports_mul_mat(gate)):
+        return False
+    if glu.ne[0] % 32 or glu.nrows != glu.ne[1] or glu.type is not GGMLType.F32:
+        return False
+    act = low.quantized(x, add_quantize)
+    row_chunks, token_chunks = _chunks(low, gate_w, glu.ne[1], 1, 32)
+    launch = low.launch(
+        mul_mat_glu_kernel(int(gate_w.type), IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]]),
+        glu,
+        [row_chunks, token_chunks, act.address, 0, 0],
+        row_chunks * token_chunks,
+        src=(gate_w, x, up_w),
+        work=[act],
+        scratch=2 * _TILE_BYTES,
+    )
+    launch.quantize_param = QUANTIZE
+    launch.streams = gate_w
     return True

@@ -1,0 +1,1 @@
+"""Measurements: figures are ratios within one run, kept in ``benchmarks/results`` as JSON lines."""

@@ -1,0 +1,183 @@
+"""Where the time of a token and of a prompt goes; writes docs/performance.md and a result line.
+
+    python -m benchmarks.profile_model [MODEL] [--threads N]
+
+Run it on an idle machine. Phases are timed inside the run with the cycle counter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.roof import mac_roof, read_roof
+from pyggml.backend.cpu.profile import PhaseTime, profile
+from pyggml.dtype import GGMLType
+from pyllama.batch import Batch
+from pyllama.bench import _cpu_info
+from pyllama.context import Context
+from pyllama.demo import demo_model_path
+from pyllama.generate import generate
+from pyllama.model import Model
+from pyllama.sampling import SamplingParams
+from pyllama.timings import Timings
+
+ROOT = Path(__file__).parent
+PAGE = ROOT.parent / "docs" / "performance.md"
+
+
+def rows_of(times: list[PhaseTime]) -> list[dict[str, Any]]:
+    """Phases of the same kernels and shapes as one row, the slowest first."""
+    groups: dict[tuple[str, str], list[PhaseTime]] = defaultdict(list)
+    for t in times:
+        shapes = " ".join(
+            "x".join(map(str, launch.src[0].ne[:2]))
+            for launch in t.phase.launches
+            if launch.streams is not None and launch.src[0] is not None
+        )
+        groups[t.label, shapes].append(t)
+    total = sum(t.ns for t in times)
+    rows = []
+    for (label, shapes), part in groups.items():
+        ns = sum(t.ns for t in part)
+        matmul = bool(shapes)
+        rows.append(
+            {
+                "kernels": label,
+                "shapes": shapes,
+                "phases": len(part),
+                "us": ns / len(part) / 1e3,
+                "share": ns / total,
+                "gb_per_s": sum(t.bytes for t in part) / ns if matmul else None,
+                "gmac_per_s": sum(t.macs for t in part) / ns if matmul else None,
+            }
+        )
+    return sorted(rows, key=lambda r: -r["share"])
+
+
+def table(rows: list[dict[str, Any]], read: float, macs: float) -> str:
+    """Markdown."""
+    lines = [
+        "| kernels | shapes (k x m) | phases | us each | share | GB/s | of read roof | GMAC/s "
+        "| of MAC roof |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        rates = ["", "", "", ""]
+        if r["gb_per_s"] is not None:
+            gb, gmac = r["gb_per_s"], r["gmac_per_s"]
+            rates = [f"{gb:.1f}", f"{gb / read:.0%}", f"{gmac:.0f}", f"{gmac / macs:.0%}"]
+        lines.append(
+            f"| {r['kernels']} | {r['shapes']} | {r['phases']} | {r['us']:.2f} "
+            f"| {r['share']:.1%} | " + " | ".join(rates) + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def outside_share(model: Model, n: int = 200) -> float:
+    """The share of a greedy token that is not graph compute."""
+    context = Context(model, n_ctx=1024)
+    timings = Timings()
+    inside = 0.0
+    run = context._backend.run
+
+    def timed(program: Any) -> None:
+        nonlocal inside
+        start = time.perf_counter()
+        run(program)
+        inside += time.perf_counter() - start
+
+    context._backend.run = timed  # type: ignore[method-assign]
+    tokens = list(range(1000, 1016))
+    stream = generate(
+        context, tokens, SamplingParams(temp=0.0, ignore_eos=True), n_predict=n, timings=timings
+    )
+    next(stream)
+    inside, start = 0.0, time.perf_counter()
+    for _ in stream:
+        pass
+    return 1 - inside / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--threads", type=int)
+    args = parser.parse_args()
+    model = Model.load(args.model or demo_model_path())
+    context = Context(model, n_ctx=1024, n_threads=args.threads)
+    threads = context.n_threads
+    prompt = np.random.default_rng(0).integers(0, model.hparams.n_vocab, 512).tolist()
+    context.decode(Batch(prompt))
+    context.decode(Batch(prompt[:1]))
+    token = profile(context._programs[1, 1].program, threads, 50)
+    speeds = []
+    for _ in range(5):
+        context.kv.clear()
+        start = time.perf_counter()
+        context.decode(Batch(prompt))
+        speeds.append(512 / (time.perf_counter() - start))
+    prompt_times = profile(context._programs[512, 1].program, threads, 1)
+    weights = sum(t.nbytes for t in model.weights.values())
+    read, macs = read_roof(weights, threads), mac_roof(GGMLType.Q4_1, threads)
+    outside = statistics.median(outside_share(model) for _ in range(3))
+    token_ns = sum(t.ns for t in token)
+    result = {
+        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "cpu": _cpu_info(),
+        "threads": threads,
+        "model": model.desc,
+        "weights_bytes": weights,
+        "read_roof_gb_per_s": read,
+        "mac_roof_gmac_per_s": macs,
+        "token_ms": token_ns / 1e6,
+        "prompt_512_tokens_per_s": statistics.median(speeds),
+        "outside_share": outside,
+        "token": rows_of(token),
+        "prompt": rows_of(prompt_times),
+    }
+    with (ROOT / "results" / "profile.jsonl").open("a") as f:
+        f.write(json.dumps(result) + "\n")
+    PAGE.write_text(page(result))
+    print(PAGE.read_text())
+
+
+def page(r: dict[str, Any]) -> str:
+    """docs/performance.md."""
+    read, macs = r["read_roof_gb_per_s"], r["mac_roof_gmac_per_s"]
+    speed = r["weights_bytes"] / r["token_ms"] / 1e6
+    return f"""# Performance
+
+Made by `python -m benchmarks.profile_model` on an idle machine; every figure is from one run.
+{r["cpu"]}, {r["threads"]} threads, {r["model"]}, {r["time"][:10]}.
+
+Roofs of this machine in that run: reading {r["weights_bytes"] / 1e6:.1f} MB again and again
+{read:.1f} GB/s; the Q4_1 register tile on data in L1 {macs:.0f} GMAC/s.
+
+A phase is what runs between two barriers; kernels that share one are joined by `+` or counted by
+`*`.
+
+## One token, behind 512 others
+
+{r["token_ms"]:.2f} ms, {1e3 / r["token_ms"]:.0f} tokens/s: {speed:.1f} GB/s of weights,
+{speed / read:.0%} of the read roof. Everything outside of graph compute (building inputs, sampling,
+the loop) takes {r["outside_share"]:.1%} of a greedy token.
+
+{table(r["token"], read, macs)}
+## A prompt of 512 tokens
+
+{r["prompt_512_tokens_per_s"]:.0f} tokens/s.
+
+{table(r["prompt"], read, macs)}"""
+
+
+if __name__ == "__main__":
+    main()

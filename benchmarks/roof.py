@@ -1,0 +1,76 @@
+"""The roofs of this machine, measured in the same run as what is compared with them.
+
+read_roof(96_500_000, n_threads=2)             # GB/s of reading so many bytes again and again
+mac_roof(GGMLType.Q4_1, n_threads=2)           # GMAC/s of the register tile on data in L1
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numba as nb
+import numpy as np
+
+from pyggml.backend.cpu.layout import Q8_BLOCK, block_bytes
+from pyggml.backend.cpu.simd.tile import q_tile
+from pyggml.buffer import zeroed
+from pyggml.dtype import GGMLType
+
+_BLOCKS, _TOKENS = 16, 4  # a tile's weights and activations: 8 KB
+
+
+@nb.njit(nogil=True, fastmath=True)
+def _read(words, repeats):  # type: ignore[no-untyped-def]
+    total = np.uint64(0)
+    for _ in range(repeats):
+        for i in range(words.size):
+            total += words[i]
+    return total
+
+
+def _in_parallel(n_threads: int, work: Callable[[int], object]) -> float:
+    """Seconds until ``work(thread)`` has ended on all threads."""
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(n_threads)]
+    start = time.perf_counter()
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return time.perf_counter() - start
+
+
+def read_roof(n_bytes: int, n_threads: int, tries: int = 5) -> float:
+    """GB/s of plain reads over a buffer, the best of some tries."""
+    words = np.arange(n_bytes // 8, dtype=np.uint64)
+    parts = np.array_split(words, n_threads)
+    repeats = max(2, int(2e9 // n_bytes))
+    _read(words[:8], 1)
+    return max(
+        n_bytes * repeats / _in_parallel(n_threads, lambda i: _read(parts[i], repeats)) / 1e9
+        for _ in range(tries)
+    )
+
+
+def mac_roof(kind: GGMLType, n_threads: int, tries: int = 5) -> float:
+    """GMAC/s of 16-row by 4-token tiles whose data never leaves L1, the best of some tries."""
+    number = int(kind)
+
+    @nb.njit(nogil=True)
+    def tiles(w, y, out, repeats):  # type: ignore[no-untyped-def]
+        for _ in range(repeats):
+            q_tile(number, 4, w, y, 0, out, 16)  # type: ignore[call-arg]
+
+    memory = [zeroed(_BLOCKS * (block_bytes(number) + Q8_BLOCK) + 256) for _ in range(n_threads)]
+
+    def work(i: int) -> None:
+        base = int(memory[i].ctypes.data)
+        acts = base + _BLOCKS * block_bytes(number)
+        tiles(base, acts, acts + _BLOCKS * Q8_BLOCK, repeats)
+
+    repeats = 1
+    work(0)
+    repeats = 100_000
+    macs = 16 * _TOKENS * 32 * _BLOCKS * repeats * n_threads
+    return max(macs / _in_parallel(n_threads, work) / 1e9 for _ in range(tries))
