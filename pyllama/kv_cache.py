@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.alloc import alloc_ctx_tensors
-from pyggml.backend.cpu.osapi import available_memory
+from pyggml.backend.cpu.osapi import advise_hugepages, available_memory
 from pyggml.buffer import HOST
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
@@ -31,7 +31,7 @@ class KVCache:
     """Keys and values of all layers.
 
     Attributes:
-        k, v: one tensor a layer, F16 [n_embd_kv, n_cells].
+        k, v: one tensor a layer, F16 [head_dim, n_cells, n_head_kv]: what a head reads lies together.
         cells: I32 [2, n_cells, n_seq_max], each sequence's (cell, position) ordered by position.
 
     Raises:
@@ -43,13 +43,15 @@ class KVCache:
         self.size_bytes = 2 * 2 * hparams.n_layer * hparams.n_embd_kv * n_cells
         _check_memory(self.size_bytes, n_cells)
         self._ctx = Context(no_alloc=True)
-        shape = (hparams.n_embd_kv, n_cells)
+        shape = (hparams.head_dim, n_cells, hparams.n_head_kv)
         layers = range(hparams.n_layer)
         self.k = [self._ctx.new_tensor(GGMLType.F16, shape).set_name(f"cache_k_l{i}") for i in layers]
         self.v = [self._ctx.new_tensor(GGMLType.F16, shape).set_name(f"cache_v_l{i}") for i in layers]
         self.cells = self._ctx.new_tensor_3d(GGMLType.I32, 2, n_cells, n_seq_max)
         self.cells.set_name("cache_cells")
         self._buffer = alloc_ctx_tensors(self._ctx, HOST)
+        if self._buffer.mem is not None:
+            advise_hugepages(self._buffer.mem)
         self._lists = self.cells.numpy(squeeze=False)[0]  # [n_seq, n_cells, 2]
         self._lengths = [0] * n_seq_max
         self._owners = np.zeros(n_cells, np.int32)  # sequences that a cell belongs to

@@ -95,25 +95,16 @@ class GraphBuilder:
             -> [n_embd_q, T]
         """
         ctx, hp, kv = self.ctx, self.hparams, self.kv
-        cache_k, cache_v = kv.k[layer], kv.v[layer]  # [n_embd_kv, n_cells]
-        k = ops.reshape_2d(ctx, k, hp.n_embd_kv, self.n_tokens)
+        v = ops.reshape_3d(ctx, v, hp.head_dim, hp.n_head_kv, self.n_tokens)
         self.graph.build_forward_expand(q)
-        for cache, new in ((cache_k, k), (cache_v, v)):
+        for cache, new in ((kv.k[layer], k), (kv.v[layer], v)):  # [head_dim, n_cells, n_head_kv]
+            new = ops.permute(ctx, new, 0, 2, 1, 3)  # [head_dim, T, n_head_kv]
             self.graph.build_forward_expand(ops.set_rows(ctx, cache, new, self.kv_index))
-        keys, values = (self._heads(cache) for cache in (cache_k, cache_v))
         q = ops.permute(ctx, q, 0, 2, 1, 3)  # [head_dim, T, n_head]
         out = ops.flash_attn_cells(
-            ctx, q, keys, values, kv.cells, self.rows, 1 / math.sqrt(hp.head_dim)
+            ctx, q, kv.k[layer], kv.v[layer], kv.cells, self.rows, 1 / math.sqrt(hp.head_dim)
         ).set_name(f"kqv-{layer}")  # [head_dim, n_head, T]
         return ops.reshape_2d(ctx, out, hp.n_embd_q, self.n_tokens).set_name(f"kqv_out-{layer}")
-
-    def _heads(self, cache: Tensor) -> Tensor:
-        """The cache as [head_dim, n_cells, n_head_kv]."""
-        hp = self.hparams
-        size = hp.head_dim * cache.type.type_size
-        return ops.view_3d(
-            self.ctx, cache, (hp.head_dim, cache.ne[1], hp.n_head_kv), (cache.nb[1], size)
-        )
 
     def select_outputs(self, x: Tensor) -> Tensor:
         """Only the tokens whose logits are wanted: [n, n_outputs]."""

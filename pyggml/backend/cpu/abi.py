@@ -45,6 +45,7 @@ def record(
     Args:
         params: at most 15 integers, or floats that the kernel reads with ``float_param``.
     """
+    assert len(params) <= N_PARAMS
     words = np.zeros(TENSORS + TENSOR_WORDS * (1 + len(src)), np.int64)
     words[0] = error_slot
     for i, p in enumerate(params):

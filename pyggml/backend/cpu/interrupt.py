@@ -35,7 +35,8 @@ class Watcher:
                 before = signal.set_wakeup_fd(self._pipe[1].fileno(), warn_on_full_buffer=False)
             except ValueError:  # a subinterpreter
                 return self
-            self._before = before
+            if before != self._pipe[1].fileno():  # it is where an interrupt cut __exit__ short
+                self._before = before
             self._depth = 1
         return self
 

@@ -92,10 +92,16 @@ def all_f32(node: Tensor) -> bool:
 
 
 def reads_layout(node: Tensor) -> bool:
-    """Whether interleaved sources are where kernels know that layout: a matmul's or table's rows."""
+    """Whether interleaved sources are where kernels know that layout: a matmul's or table's rows.
+
+    They are used whole: a view starts and ends inside of groups.
+    """
     assert node.op is not None
-    first = 1 if node.op.name in ("MUL_MAT", "GET_ROWS") else 0
-    return not any(s is not None and is_repacked(s) for s in node.src[first:])
+    known = node.src[0] if node.op.name in ("MUL_MAT", "GET_ROWS") else None
+    return not any(
+        s is not None and is_repacked(s) and (s is not known or s.view_src is not None)
+        for s in node.src
+    )
 
 
 def byte_range(tensor: Tensor) -> Range:
@@ -114,7 +120,7 @@ class Lowering:
     launches: list[Launch] = field(default_factory=list)
     scratch_bytes: int = 64
     _producer: dict[Tensor, int] = field(default_factory=dict)
-    _quantized: dict[Tensor, WorkRange] = field(default_factory=dict)
+    _quantized: dict[Tensor, tuple[WorkRange, int]] = field(default_factory=dict)
 
     def launch(
         self,
@@ -136,7 +142,7 @@ class Lowering:
             scratch: bytes of thread memory that it needs.
         """
         src = node.src if src is None else src
-        reads = [byte_range(s) for s in src if s is not None]
+        reads = [byte_range(s) for s in src if s is not None and s.nelements]
         reads += [w.use(len(self.launches)) for w in work]
         launch = Launch(
             kernel, node, list(params), max(1, chunks), node, src, reads, [byte_range(node)]
@@ -157,25 +163,41 @@ class Lowering:
         return max(1, min(node.nrows, node.nelements // GRAIN, 8 * self.n_threads))
 
     def quantized(self, x: Tensor, quantize: Callable[[Lowering, Tensor, WorkRange], None]) -> WorkRange:
-        """The int8 form of ``x`` (see ``kernels/quantize.py``), made once a graph.
+        """The int8 form of ``x`` (see ``kernels/quantize.py``), made once for adjacent readers.
 
         Where the launch that computes ``x`` can quantize (``quantize_param``), it does; otherwise
-        ``quantize`` adds a launch.
+        ``quantize`` adds a launch. It is made again where its work memory went to another tensor
+        or ``x`` was written (by CPY or SET_ROWS) since.
         """
         if x in self._quantized:
-            return self._quantized[x]
+            known, at = self._quantized[x]
+            if known.held and not self._written(x, at):
+                return known
         n_bytes = x.nrows * (x.ne[0] // 32) * 40
         producer = self._producer.get(_same_rows(x))
         launch = None if producer is None else self.launches[producer]
-        if launch is not None and launch.quantize_param >= 0 and producer is not None:
+        if (
+            launch is not None
+            and producer is not None
+            and launch.quantize_param >= 0
+            and not launch.params[launch.quantize_param]
+            and not self._written(x, producer)
+        ):
             out = self.work.take(n_bytes, producer)
             launch.params[launch.quantize_param] = out.address
             launch.writes.append(out.use(producer))
+            made = producer
         else:
-            out = self.work.take(n_bytes, len(self.launches))
+            made = len(self.launches)
+            out = self.work.take(n_bytes, made)
             quantize(self, x, out)
-        self._quantized[x] = out
+        self._quantized[x] = out, made
         return out
+
+    def _written(self, x: Tensor, since: int) -> bool:
+        """Whether a launch behind ``since`` writes bytes of ``x``."""
+        first, end = byte_range(x)
+        return any(a < end and first < b for la in self.launches[since + 1 :] for a, b in la.writes)
 
     def run(self) -> None:
         """Lower every node. Raises: UnsupportedOp."""
@@ -206,7 +228,8 @@ class Lowering:
             sources = ", ".join(f"{s.type.name}{list(s.ne)}" for s in node.src if s is not None)
             raise UnsupportedOp(
                 f"cpu backend: no kernel for '{node.name}' = {node.op.name}({sources}) -> "
-                f"{node.type.name}; make its sources contiguous, or use the reference backend"
+                f"{node.type.name}; make its sources contiguous (repacked ones can only be a "
+                "matmul's whole weight or a table of rows), or use the reference backend"
             )
         lower(self, node)
         return 1

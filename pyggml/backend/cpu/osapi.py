@@ -28,11 +28,6 @@ def _libc() -> ctypes.CDLL | None:
         return None
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int64)
-def _nothing(_: int) -> None:
-    """Stands in for a call that this system does not have."""
-
-
 @lru_cache(maxsize=1)
 def yield_addresses() -> tuple[int, int]:
     """Addresses of ``sched_yield`` and ``usleep(microseconds)``."""
@@ -103,8 +98,16 @@ def advise_hugepages(mem: npt.NDArray[np.uint8]) -> bool:
 
 
 def drop_pages(mem: npt.NDArray[np.uint8]) -> bool:
-    """Let go of the pages of mapped file content that will not be read again."""
-    return _madvise(mem, getattr(mmap, "MADV_DONTNEED", 4)) if sys.platform == "linux" else False
+    """Let go of the pages of mapped file content that will not be read again.
+
+    Does nothing for other memory, which would lose its content.
+    """
+    base: object = mem
+    while isinstance(base, (np.ndarray, memoryview)):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if sys.platform != "linux" or not isinstance(base, mmap.mmap):
+        return False
+    return _madvise(mem, getattr(mmap, "MADV_DONTNEED", 4))
 
 
 def lock_memory(mem: npt.NDArray[np.uint8]) -> str:

@@ -87,7 +87,13 @@ def _run_chunk(ctl, phase, left, me):  # type: ignore[no-untyped-def]
 
 @compiled(types.int64(*[types.int64] * 5))
 def work(ctl, me, epoch, sched_yield, usleep):  # type: ignore[no-untyped-def]
-    """Claim and run chunks until the run ``epoch`` ends (caller, ``me`` 0) or nothing comes."""
+    """Claim and run chunks: the caller (``me`` 0) from begin to end of the run ``epoch``, a worker
+    until nothing comes for a while.
+
+    The caller opens the run in here, so no Python exception can leave it open behind its back.
+    """
+    if me == 0:
+        _open_phase(ctl, epoch, 0)
     idle = 0
     while True:
         claim = atomic_load(ctl + CLAIM)
@@ -122,19 +128,24 @@ class Pool:
     """Workers and the control block that they share with the caller."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         self._control = zeroed(CONTROL_BYTES)
         self._words = self._control.view(np.int64)[:: 64 // 8]
         self._scratch_table = self._control[SCRATCH:].view(np.int64)
         self.control = int(self._control.ctypes.data)
         self.error_slot = self.control + ERROR
-        self._epoch = 1
-        self._set(CLAIM, _pack.py_func(self._epoch, END, 0))
-        self._workers: list[_Worker] = []
         self._scratch: list[npt.NDArray[np.uint8]] = []
-        self._running: Program | None = None
-        self._watcher = Watcher(lambda: self._set(ABORT, 1))
+        self.reset()
         atexit.register(self.close)
+
+    def reset(self) -> None:
+        """No workers and no run, as after a fork; the control block that programs know stays."""
+        self._lock = threading.RLock()
+        self._workers: list[_Worker] = []
+        self._watcher = Watcher(lambda: self._set(ABORT, 1))
+        self._control[:SCRATCH] = 0
+        self._epoch = 1
+        self.open = False  # a run begins or goes on: workers do not park
+        self._set(CLAIM, _pack.py_func(self._epoch, END, 0))
 
     def _set(self, offset: int, value: int) -> None:
         self._words[offset // 64] = value
@@ -145,6 +156,7 @@ class Pool:
 
     def run(self, program: Program, n_threads: int) -> None:
         """Run a program to its end. Raises: Aborted, ComputeError."""
+        n_threads = min(n_threads, MAX_THREADS)
         with self._lock:
             self._prepare(program, n_threads)
             for first, header in program.segments():
@@ -192,10 +204,13 @@ class Pool:
         self._set(PROGRAM, header)
         self._set(N_THREADS, n_threads)
         with self._watcher:
-            _start(self.control, self._epoch)
-            for worker in self._workers[: n_threads - 1]:
-                worker.wake()
-            work(self.control, 0, self._epoch, *osapi.yield_addresses())
+            self.open = True
+            try:
+                for worker in self._workers[: n_threads - 1]:
+                    worker.wake()
+                work(self.control, 0, self._epoch, *osapi.yield_addresses())
+            finally:
+                self.open = False
         if self._words[ERROR // 64]:
             raise ComputeError(f"a kernel reported error {self._words[ERROR // 64]}")
         if self._words[ABORT // 64]:
@@ -209,11 +224,6 @@ class Pool:
         for worker in self._workers:
             worker.thread.join(1.0)
         self._workers = []
-
-
-@compiled(types.void(types.int64, types.int64))
-def _start(ctl, epoch):  # type: ignore[no-untyped-def]
-    _open_phase(ctl, epoch, 0)
 
 
 class _Worker:
@@ -238,7 +248,7 @@ class _Worker:
             if work(pool.control, self._index, 0, *yields):
                 return
             self._parked = True
-            if pool._words[CLAIM // 64] & MAX_CHUNKS or pool._words[QUIT // 64]:
+            if pool.open or pool._words[QUIT // 64]:
                 self._parked = False  # a run began in between: its caller may not have seen us
                 continue
             self._bell.acquire()
@@ -249,7 +259,7 @@ _pool_lock = threading.Lock()
 
 
 def get_pool() -> Pool:
-    """The process's pool; a forked child gets a new one."""
+    """The process's pool; a forked child has it without its workers."""
     global _pool
     with _pool_lock:
         if _pool is None:
@@ -258,8 +268,10 @@ def get_pool() -> Pool:
 
 
 def _after_fork() -> None:
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
+    global _pool_lock
+    _pool_lock = threading.Lock()
+    if _pool is not None:
+        _pool.reset()  # not a new one: programs hold its address
 
 
 if hasattr(os, "register_at_fork"):

@@ -54,8 +54,11 @@ def _first_working() -> str:
 
 def _try(name: str) -> str:
     """Run the self-test of an instruction set in a child process; what is wrong, or nothing."""
+    if not sys.executable or getattr(sys, "frozen", False):
+        return ""  # an embedded Python: there is no interpreter to start
     child_env = {**os.environ, "PYGGML_ISA": name, "PYGGML_SELF_TEST": "0"}
-    command = [sys.executable, "-c", "from pyggml.backend.cpu.selftest import main; main()"]
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
+    command = [sys.executable, "-c", code]
     try:
         done = subprocess.run(
             command, env=child_env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

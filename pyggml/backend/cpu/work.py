@@ -39,6 +39,7 @@ class WorkStore:
 class _Slot:
     memory: npt.NDArray[np.uint8]
     last_use: int = -1
+    holder: WorkRange | None = None  # who took it last
 
 
 @dataclass(eq=False)
@@ -48,6 +49,11 @@ class WorkRange:
     address: int
     size: int
     _slot: _Slot
+
+    @property
+    def held(self) -> bool:
+        """Whether nobody took the slot since: its bytes are still the ones of this range."""
+        return self._slot.holder is self
 
     def use(self, launch: int) -> tuple[int, int]:
         """Note that ``launch`` reads or writes the range; its first byte and end."""
@@ -71,7 +77,8 @@ class WorkMemory:
             slot = _Slot(self._store.memory(class_bytes, len(slots)))
             slots.append(slot)
         slot.last_use = launch
-        return WorkRange(int(slot.memory.ctypes.data), size, slot)
+        slot.holder = WorkRange(int(slot.memory.ctypes.data), size, slot)
+        return slot.holder
 
     def memory(self) -> list[npt.NDArray[np.uint8]]:
         """Everything that addresses point into: a program keeps it alive."""

@@ -100,6 +100,10 @@ def _pack(node, kind, kv_head, stream, sequence, first, n, hi, keys, values):  #
         a5 = k + _cell(node, sequence, first + j + min(5, last)) * nb_k
         a6 = k + _cell(node, sequence, first + j + min(6, last)) * nb_k
         a7 = k + _cell(node, sequence, first + j + min(7, last)) * nb_k
+        for i in range(min(8, n - j)):  # the values come next, and from memory
+            x = v + _cell(node, sequence, first + j + i) * nb_v
+            for o in range(0, size * hdv, 64):
+                prefetch(x + o)
         out = keys + j // 16 * 64 * hd + j % 16 * 4
         for d in range(0, hd, 8):
             o = size * d

@@ -98,9 +98,10 @@ def q_tile(
             scales = [v.load_half(b, at(b, block, 2 * lanes * p)) for p in range(n_parts)]
             if kind == Q4_1:
                 offsets = [v.load_half(b, at(b, block, 32 + 2 * lanes * p)) for p in range(n_parts)]
+            elif kind == Q4_0:
+                offsets = [b.fmul(s, splat(f32, lanes, -8.0)) for s in scales]
             else:
-                less = 8.0 if kind == Q4_0 else float(v.s8_bias)
-                offsets = [b.fmul(s, splat(f32, lanes, -less)) for s in scales] if less else []
+                offsets = []
             after = []
             for t in range(n_tokens):
                 d = broadcast(b, load(b, acts[t], f32), lanes)

@@ -70,7 +70,6 @@ class Generic:
     """Plain IR that runs anywhere."""
 
     width = 16  # bytes of a vector
-    s8_bias = 0  # times the activations' sum: what ``s8_add`` adds too much
 
     @property
     def parts(self) -> int:
@@ -193,7 +192,6 @@ class Avx512Vnni(Avx2):
     """512 bits. ``vpdpbusd`` adds four products in 32 bits without saturation."""
 
     width = 64
-    s8_bias = 128  # int8 weights are moved to unsigned by 128
 
     def u4_zero(self) -> Value:
         return splat(i32, 16, 0)
@@ -206,10 +204,12 @@ class Avx512Vnni(Avx2):
         return acc
 
     def s8_prepare(self, b: Value, w: Value) -> tuple[Value, ...]:
-        return (b.xor(w, splat(i8, 64, 128)),)
+        magnitude = call(b, "llvm.abs.v64i8", w.type, w, ir.Constant(ir.IntType(1), 0))
+        return magnitude, b.icmp_signed("<", w, splat(i8, 64, 0))
 
     def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
-        return self.u4_add(b, acc, w[0], a)
+        signed = b.select(w[1], b.sub(splat(i8, 64, 0), a), a)
+        return self.u4_add(b, acc, w[0], signed)
 
 
 _VECTORS = {"generic": Generic, "avx2": Avx2, "avx512vnni": Avx512Vnni}
