@@ -26,7 +26,6 @@ Range = tuple[int, int]  # first byte, byte behind the last
 Params = Sequence[int | float]
 
 GRAIN = 8192  # elements: an element-wise chunk smaller than this costs more to claim than to do
-PREFETCH_BYTES = 640 << 10  # what the cores' second-level caches hold beside their own work
 
 
 @dataclass(eq=False)
@@ -44,7 +43,6 @@ class Launch:
     python: Callable[[], None] | None = None
     quantize_param: int = -1  # parameter that takes the address of the quantized result, if any
     streams: Tensor | None = None  # weights that it reads once, from memory
-    prefetch_param: int = -1  # first of 4 parameters: two ranges (address, bytes) to fetch meanwhile
 
 
 Lower = Callable[["Lowering", Tensor], None]
@@ -205,21 +203,6 @@ class Lowering:
         i = 0
         while i < len(nodes):
             i += self._lower_fused(nodes, i) or self._lower_one(nodes[i])
-        self._prefetch()
-
-    def _prefetch(self) -> None:
-        """Let launches that keep memory idle fetch the weights that come next into the caches."""
-        for i, launch in enumerate(self.launches):
-            if launch.prefetch_param < 0:
-                continue
-            left, at = PREFETCH_BYTES, launch.prefetch_param
-            for later in self.launches[i + 1 :]:
-                if later.streams is not None:
-                    start, end = byte_range(later.streams)
-                    launch.params[at : at + 2] = [start, min(left, end - start)]
-                    left, at = left - (end - start), at + 2
-                if left <= 0 or at == launch.prefetch_param + 4:
-                    break
 
     def _lower_one(self, node: Tensor) -> int:
         assert node.op is not None

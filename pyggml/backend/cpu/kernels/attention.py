@@ -9,21 +9,21 @@ tokens split the chunks over threads and merge them in a second launch.
 
 from __future__ import annotations
 
-import math
+from functools import cache
 
 import numpy as np
 
 from ....dtype import GGMLType
-from ....jit import inline, inline_strict, kernel
+from ....jit import Kernel, inline, inline_strict, kernel
 from ....tensor import Tensor
 from ..abi import (
-    DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6, data, f32_ptr, float_param, i32_ptr, int_param,
+    DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6, data, f32_ptr, float_param, i32_ptr, i64_ptr, int_param,
     load_f32, nb, ne,
 )  # fmt: skip
-from ..atomics import prefetch
 from ..lowering import Lowering, lowers
 from ..simd.half import load_f16
 from ..simd.math import exp_f32, tanh_f32
+from ..simd.attend import score_cells, score_tile, weigh_cells
 from ..simd.tile import float_tile, transpose_8x8, widen_8
 from .quantize import quantize_row
 
@@ -32,10 +32,7 @@ _ROWS = 64  # query rows of a block, about
 _SPLIT_TOKENS = 8  # up to so many tokens split their chunks over threads
 _F16, _F32 = int(GGMLType.F16), int(GGMLType.F32)
 _S_STRIDE = 4 * CHUNK
-SCALE, BIAS_0, BIAS_1, N_HEAD_LOG2, SOFTCAP, TOKENS, SPLITS, PARTIAL, QUANTIZE, F16_KV, F16_MASK = (
-    range(11)
-)
-PREFETCH = 11  # two ranges of the weights that come next: address and bytes
+SCALE, BIAS_0, BIAS_1, N_HEAD_LOG2, SOFTCAP, TOKENS, SPLITS, PARTIAL, QUANTIZE, F16_MASK = range(10)
 
 
 @inline
@@ -57,61 +54,42 @@ def _sequence(node, t):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _cell(node, sequence, i):  # type: ignore[no-untyped-def]
+def _find_cells(node, sequence, first, n, out):  # type: ignore[no-untyped-def]
+    """The rows of ``n`` keys in the cache, as int64; the last is repeated up to a multiple of 8."""
+    rows = i64_ptr(out)
     cells = data(node, SRC5)
     if cells == 0:
-        return i
-    return i32_ptr(cells + sequence * nb(node, SRC5, 2) + i * nb(node, SRC5, 1))[0]
+        for j in range(n):
+            rows[j] = first + j
+    else:
+        pairs = i32_ptr(cells + sequence * nb(node, SRC5, 2) + first * nb(node, SRC5, 1))
+        for j in range(n):
+            rows[j] = pairs[2 * j]
+    for j in range(n, (n + 7) // 8 * 8):
+        rows[j] = rows[n - 1]
 
 
 @inline
-def _prefetch(node, item, n_items, step, n_steps):  # type: ignore[no-untyped-def]
-    """Fetch this step's share of the next weights: memory is idle while a chunk is in the caches."""
-    part, parts = item * n_steps + step, n_items * n_steps
-    for k in range(2):
-        address, lines = int_param(node, PREFETCH + 2 * k), int_param(node, PREFETCH + 2 * k + 1) // 64
-        for i in range(lines * part // parts, lines * (part + 1) // parts):
-            prefetch(address + 64 * i)
-
-
-@inline
-def _pack(node, kind, kv_head, stream, sequence, first, n, hi, keys, values):  # type: ignore[no-untyped-def]
-    """Keys as ``keys[n/16][d][16]``, values as ``values[d/16][256][16]``, float32.
-
-    Keys behind the last repeat it; they are masked later.
-    """
-    stream = stream // (ne(node, SRC0, 3) // ne(node, SRC1, 3))
-    k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + stream * nb(node, SRC1, 3)
-    v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + stream * nb(node, SRC2, 3)
-    nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
-    hd, hdv = ne(node, SRC1, 0), ne(node, SRC2, 0)
+def _pack(kind, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):  # type: ignore[no-untyped-def]
+    """Keys as ``keys[n/16][d][16]``, values as ``values[d/16][256][16]``, float32."""
     size = 2 if kind == _F16 else 4
-    n_chunks, n_steps = (hi + CHUNK - 1) // CHUNK, (n + 7) // 8
-    n_items = n_chunks * ne(node, SRC1, 2) if int_param(node, PREFETCH + 1) != 0 else 0
+    rows = i64_ptr(cells)
     for j in range(0, n, 8):
-        if n_items != 0:
-            _prefetch(node, kv_head * n_chunks + first // CHUNK, n_items, j // 8, n_steps)
-        last = n - 1 - j
-        a0 = k + _cell(node, sequence, first + j) * nb_k
-        a1 = k + _cell(node, sequence, first + j + min(1, last)) * nb_k
-        a2 = k + _cell(node, sequence, first + j + min(2, last)) * nb_k
-        a3 = k + _cell(node, sequence, first + j + min(3, last)) * nb_k
-        a4 = k + _cell(node, sequence, first + j + min(4, last)) * nb_k
-        a5 = k + _cell(node, sequence, first + j + min(5, last)) * nb_k
-        a6 = k + _cell(node, sequence, first + j + min(6, last)) * nb_k
-        a7 = k + _cell(node, sequence, first + j + min(7, last)) * nb_k
-        for i in range(min(8, n - j)):  # the values come next, and from memory
-            x = v + _cell(node, sequence, first + j + i) * nb_v
-            for o in range(0, size * hdv, 64):
-                prefetch(x + o)
+        a0, a1, a2, a3 = (
+            k + rows[j] * nb_k, k + rows[j + 1] * nb_k,
+            k + rows[j + 2] * nb_k, k + rows[j + 3] * nb_k,
+        )  # fmt: skip
+        a4, a5, a6, a7 = (
+            k + rows[j + 4] * nb_k, k + rows[j + 5] * nb_k,
+            k + rows[j + 6] * nb_k, k + rows[j + 7] * nb_k,
+        )  # fmt: skip
         out = keys + j // 16 * 64 * hd + j % 16 * 4
         for d in range(0, hd, 8):
             o = size * d
             transpose_8x8(kind, a0 + o, a1 + o, a2 + o, a3 + o, a4 + o, a5 + o, a6 + o, a7 + o,
                           out + 64 * d, 64)  # fmt: skip
     for j in range(n):
-        source = v + _cell(node, sequence, first + j) * nb_v
-        out = values + 64 * j
+        source, out = v + rows[j] * nb_v, values + 64 * j
         for d in range(0, hdv, 8):
             widen_8(kind, source + size * d, out + d // 16 * 64 * CHUNK + d % 16 * 4)
         if hdv % 16 != 0:
@@ -222,116 +200,155 @@ def _clear(state, hdv):  # type: ignore[no-untyped-def]
         y[d] = np.float32(0)
 
 
-@kernel
-def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    n_tokens, n_kv_head = ne(node, SRC0, 1), ne(node, SRC1, 2)
-    n_rep = ne(node, SRC0, 2) // n_kv_head
-    hd, hdv = ne(node, SRC0, 0), ne(node, SRC2, 0)
-    padded = (hdv + 15) // 16 * 16
-    block, splits = int_param(node, TOKENS), int_param(node, SPLITS)
-    partial = int_param(node, PARTIAL)
-    blocks = (n_tokens + block - 1) // block
-    split, rest = chunk % splits, chunk // splits
-    kv_head, rest = rest % n_kv_head, rest // n_kv_head
-    stream = rest // blocks
-    t = rest % blocks * block
-    stop = min(n_tokens, t + block)
-    keys = scratch
-    values = keys + hd * _S_STRIDE
-    scores = values + CHUNK * 4 * padded
-    sums = scores + 4 * _S_STRIDE
-    queries = sums + 16 * padded + 256  # behind the maxima and sums of a tile
-    states = queries + block * n_rep * 4 * hd
-    state_bytes = 4 * (hdv + 2)
-    while t < stop:
-        sequence = _sequence(node, t)
-        lo, hi, after = _begin(node, t), _end(node, t), t + 1
-        while after < stop and _sequence(node, after) == sequence:
-            if _end(node, after) > _begin(node, after):
-                lo = min(lo, _begin(node, after)) if hi > lo else _begin(node, after)
-                hi = max(hi, _end(node, after))
-            after += 1
-        n_rows = (after - t) * n_rep
-        for r in range(n_rows):
-            head = kv_head * n_rep + r % n_rep
-            x = f32_ptr(
-                data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
-                + head * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
-            )  # fmt: skip
-            y = f32_ptr(queries + r * 4 * hd)
-            for d in range(hd):
-                y[d] = x[d]
-            _clear(states + r * state_bytes, hdv)
-        for c in range(lo // CHUNK, (hi + CHUNK - 1) // CHUNK):
-            if c % splits != split:
-                continue
-            first = c * CHUNK
-            n = min(CHUNK, hi - first)
-            if int_param(node, F16_KV) != 0:
-                _pack(node, _F16, kv_head, stream, sequence, first, n, hi, keys, values)
-            else:
-                _pack(node, _F32, kv_head, stream, sequence, first, n, hi, keys, values)
-            for r in range(0, n_rows, 4):
-                rows = min(4, n_rows - r)
-                n = np.int64(0)
-                for k in range(rows):
-                    n = max(n, min(CHUNK, _end(node, t + (r + k) // n_rep) - first))
-                if n > 0:
+@inline_strict
+def _score_packed(rows, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+    for j in range(0, n, 16):
+        k, s = keys + 4 * d * j, scores + 4 * j
+        if rows == 4:
+            score_tile(4, q, 4 * d, k, d, s, _S_STRIDE)
+        elif rows == 3:
+            score_tile(3, q, 4 * d, k, d, s, _S_STRIDE)
+        elif rows == 2:
+            score_tile(2, q, 4 * d, k, d, s, _S_STRIDE)
+        else:
+            score_tile(1, q, 4 * d, k, d, s, _S_STRIDE)
+
+
+@inline_strict
+def _score_direct(kind, rows, q, d, k, nb_k, cells, n, s):  # type: ignore[no-untyped-def]
+    if rows == 4:
+        score_cells(kind, 4, q, 4 * d, k, nb_k, cells, n, d, s, _S_STRIDE)
+    elif rows == 3:
+        score_cells(kind, 3, q, 4 * d, k, nb_k, cells, n, d, s, _S_STRIDE)
+    elif rows == 2:
+        score_cells(kind, 2, q, 4 * d, k, nb_k, cells, n, d, s, _S_STRIDE)
+    else:
+        score_cells(kind, 1, q, 4 * d, k, nb_k, cells, n, d, s, _S_STRIDE)
+
+
+@inline_strict
+def _weigh_packed(rows, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
+    for d in range(0, padded, 16):
+        v, out = values + 4 * CHUNK * d, sums + 4 * d
+        if rows == 4:
+            float_tile(_F32, 4, v, 64, p, _S_STRIDE, out, 4 * padded, n)
+        elif rows == 3:
+            float_tile(_F32, 3, v, 64, p, _S_STRIDE, out, 4 * padded, n)
+        elif rows == 2:
+            float_tile(_F32, 2, v, 64, p, _S_STRIDE, out, 4 * padded, n)
+        else:
+            float_tile(_F32, 1, v, 64, p, _S_STRIDE, out, 4 * padded, n)
+
+
+@inline_strict
+def _weigh_direct(kind, rows, p, v, nb_v, cells, n, hdv, sums, padded):  # type: ignore[no-untyped-def]
+    size = 2 if kind == _F16 else 4
+    for d in range(0, hdv, 32):
+        x, out = v + size * d, sums + 4 * d
+        if rows == 4:
+            weigh_cells(kind, 4, p, _S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
+        elif rows == 3:
+            weigh_cells(kind, 3, p, _S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
+        elif rows == 2:
+            weigh_cells(kind, 2, p, _S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
+        else:
+            weigh_cells(kind, 1, p, _S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
+
+
+@cache
+def flash_attn_kernel(kind: int, direct: bool) -> Kernel:
+    """The kernel for a type of cache; ``direct`` reads few rows' keys where they lie."""
+
+    def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        n_tokens, n_kv_head = ne(node, SRC0, 1), ne(node, SRC1, 2)
+        n_rep = ne(node, SRC0, 2) // n_kv_head
+        hd, hdv = ne(node, SRC0, 0), ne(node, SRC2, 0)
+        padded = (hdv + 15) // 16 * 16
+        block, splits = int_param(node, TOKENS), int_param(node, SPLITS)
+        partial = int_param(node, PARTIAL)
+        blocks = (n_tokens + block - 1) // block
+        split, rest = chunk % splits, chunk // splits
+        kv_head, rest = rest % n_kv_head, rest // n_kv_head
+        stream = rest // blocks
+        kv_stream = stream // (ne(node, SRC0, 3) // ne(node, SRC1, 3))
+        k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + kv_stream * nb(node, SRC1, 3)
+        v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
+        nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
+        cells = scratch
+        scores = cells + 8 * CHUNK
+        sums = scores + 4 * _S_STRIDE
+        queries = sums + 16 * padded + 256  # behind the maxima and sums of a tile
+        states = queries + block * n_rep * 4 * hd
+        state_bytes = 4 * (hdv + 2)
+        keys = (states + block * n_rep * state_bytes + 63) // 64 * 64
+        values = keys + hd * _S_STRIDE
+        tops = f32_ptr(sums + 16 * padded)  # maxima of at most 4 rows, then their sums
+        t = rest % blocks * block
+        stop = min(n_tokens, t + block)
+        while t < stop:
+            sequence = _sequence(node, t)
+            lo, hi, after = _begin(node, t), _end(node, t), t + 1
+            while after < stop and _sequence(node, after) == sequence:
+                if _end(node, after) > _begin(node, after):
+                    lo = min(lo, _begin(node, after)) if hi > lo else _begin(node, after)
+                    hi = max(hi, _end(node, after))
+                after += 1
+            n_rows = (after - t) * n_rep
+            for r in range(n_rows):
+                head = kv_head * n_rep + r % n_rep
+                x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
+                x += head * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
+                y = queries + r * 4 * hd
+                for d in range(hd):
+                    f32_ptr(y)[d] = f32_ptr(x)[d]
+                _clear(states + r * state_bytes, hdv)
+            for c in range(lo // CHUNK, (hi + CHUNK - 1) // CHUNK):
+                if c % splits != split:
+                    continue
+                first = c * CHUNK
+                n_keys = min(CHUNK, hi - first)
+                _find_cells(node, sequence, first, n_keys, cells)
+                if not direct:
+                    _pack(kind, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
+                for r in range(0, n_rows, 4):
+                    rows = min(4, n_rows - r)
+                    n = np.int64(0)
+                    for i in range(rows):
+                        n = max(n, min(n_keys, _end(node, t + (r + i) // n_rep) - first))
                     query = queries + r * 4 * hd
-                    for j in range(0, n, 16):
-                        if rows == 4:
-                            float_tile(_F32, 4, keys + 4 * hd * j, 64, query, 4 * hd,
-                                       scores + 4 * j, _S_STRIDE, hd)  # fmt: skip
-                        elif rows == 3:
-                            float_tile(_F32, 3, keys + 4 * hd * j, 64, query, 4 * hd,
-                                       scores + 4 * j, _S_STRIDE, hd)  # fmt: skip
-                        elif rows == 2:
-                            float_tile(_F32, 2, keys + 4 * hd * j, 64, query, 4 * hd,
-                                       scores + 4 * j, _S_STRIDE, hd)  # fmt: skip
-                        else:
-                            float_tile(_F32, 1, keys + 4 * hd * j, 64, query, 4 * hd,
-                                       scores + 4 * j, _S_STRIDE, hd)  # fmt: skip
                     n64 = (n + 63) // 64 * 64
-                    tops = f32_ptr(sums + 16 * padded)  # of at most 4 rows, then their sums
-                    for k in range(rows):
-                        token = t + (r + k) // n_rep
-                        head = kv_head * n_rep + (r + k) % n_rep
-                        s = scores + k * _S_STRIDE
+                    if n > 0 and direct:
+                        _score_direct(kind, rows, query, hd, k, nb_k, cells, n, scores)
+                    elif n > 0:
+                        _score_packed(rows, query, hd, keys, n, scores)
+                    for i in range(rows if n > 0 else 0):
+                        token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
+                        s = scores + i * _S_STRIDE
                         begin = max(_begin(node, token) - first, 0)
                         end = min(_end(node, token) - first, n)
                         _bias(node, s, token, head, sequence, stream, first, n)
-                        tops[k], tops[4 + k] = _softmax(s, begin, max(begin, end), n64)
-                    for d in range(0, padded, 16):
-                        if rows == 4:
-                            float_tile(_F32, 4, values + 4 * CHUNK * d, 64, scores, _S_STRIDE,
-                                       sums + 4 * d, 4 * padded, n)  # fmt: skip
-                        elif rows == 3:
-                            float_tile(_F32, 3, values + 4 * CHUNK * d, 64, scores, _S_STRIDE,
-                                       sums + 4 * d, 4 * padded, n)  # fmt: skip
-                        elif rows == 2:
-                            float_tile(_F32, 2, values + 4 * CHUNK * d, 64, scores, _S_STRIDE,
-                                       sums + 4 * d, 4 * padded, n)  # fmt: skip
-                        else:
-                            float_tile(_F32, 1, values + 4 * CHUNK * d, 64, scores, _S_STRIDE,
-                                       sums + 4 * d, 4 * padded, n)  # fmt: skip
-                    for k in range(rows):
-                        state = states + (r + k) * state_bytes
+                        tops[i], tops[4 + i] = _softmax(s, begin, max(begin, end), n64)
+                    if n > 0 and direct:
+                        _weigh_direct(kind, rows, scores, v, nb_v, cells, n, hdv, sums, padded)
+                    elif n > 0:
+                        _weigh_packed(rows, scores, values, n, sums, padded)
+                    for i in range(rows):
+                        token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
+                        state = states + (r + i) * state_bytes
                         if partial != 0:
-                            token = t + (r + k) // n_rep
-                            head = kv_head * n_rep + (r + k) % n_rep
                             state = _partial(node, stream, token, head, c, state_bytes)
                             _clear(state, hdv)
-                        _merge(state, tops[k], tops[4 + k], sums + k * 4 * padded, hdv)
-                elif partial != 0:
-                    for k in range(rows):
-                        token = t + (r + k) // n_rep
-                        head = kv_head * n_rep + (r + k) % n_rep
-                        _clear(_partial(node, stream, token, head, c, state_bytes), hdv)
-        if partial == 0:
-            for r in range(n_rows):
-                head = kv_head * n_rep + r % n_rep
-                _finish(node, states + r * state_bytes, t + r // n_rep, head, stream, hdv)
-        t = after
+                        if n > 0:
+                            _merge(state, tops[i], tops[4 + i], sums + i * 4 * padded, hdv)
+            if partial == 0:
+                for r in range(n_rows):
+                    head = kv_head * n_rep + r % n_rep
+                    _finish(node, states + r * state_bytes, t + r // n_rep, head, stream, hdv)
+            t = after
+
+    made = kernel(flash_attn)
+    made.name = f"flash_attn_{GGMLType(kind).name.lower()}{'_direct' if direct else ''}"
+    return made
 
 
 @inline
@@ -404,20 +421,18 @@ def lower_flash_attn(low: Lowering, node: Tensor) -> None:
         splits,
         partial.address if partial else 0,
         0,
-        int(k.type is GGMLType.F16),
         int(mask is not None and mask.type is GGMLType.F16),
-        *(0, 0, 0, 0),
     ]
-    scratch = 4 * (
-        hd * CHUNK + CHUNK * padded + 4 * CHUNK + 4 * padded + 64
-        + block * n_rep * (hd + hdv + 2)
+    direct = n_tokens == 1 and hdv % 32 == 0
+    scratch = 8 * CHUNK + 4 * (
+        4 * CHUNK + 4 * padded + 64 + block * n_rep * (hd + hdv + 2) + 16
+        + (0 if direct else CHUNK * (hd + padded))
     )  # fmt: skip
     blocks = -(-n_tokens // block)
+    made = flash_attn_kernel(int(k.type), direct)
     launch = low.launch(
-        flash_attn, node, params, splits * n_kv_head * blocks * n_streams, scratch=scratch
+        made, node, params, splits * n_kv_head * blocks * n_streams, scratch=scratch
     )
-    if n_tokens == 1:
-        launch.prefetch_param = PREFETCH
     if partial:
         launch.writes = [partial.use(len(low.launches) - 1)]
         merge = low.launch(

@@ -27,13 +27,14 @@ Q4_0, Q4_1, Q8_0 = int(GGMLType.Q4_0), int(GGMLType.Q4_1), int(GGMLType.Q8_0)
 F16, F32 = int(GGMLType.F16), int(GGMLType.F32)
 
 
-def _literal(*values: Any) -> tuple[int, ...] | None:
+def literals_of(*values: Any) -> tuple[int, ...] | None:
+    """The values of literal integers; None asks Numba to type the call with literals."""
     if all(isinstance(v, types.IntegerLiteral) for v in values):
         return tuple(v.literal_value for v in values)
     return None
 
 
-def _loop(b: Value, n: Value, carried: list[Value], body: Any) -> list[Value]:
+def counted_loop(b: Value, n: Value, carried: list[Value], body: Any) -> list[Value]:
     """``for i in range(n)``: ``carried = body(i, carried)``, all in registers."""
     before = b.block
     head, inside, end = (b.append_basic_block(x) for x in ("head", "body", "end"))
@@ -62,7 +63,7 @@ def q_tile(
     typingctx: Any, fmt: Any, tokens: Any, w: Any, y: Any, y_stride: Any, out: Any, n_blocks: Any
 ) -> Any:
     """Interleaved quantized rows times int8 activations of ``tokens`` (a literal) tokens."""
-    literals = _literal(fmt, tokens)
+    literals = literals_of(fmt, tokens)
     if literals is None:
         return None
     kind, n_tokens = literals
@@ -114,7 +115,7 @@ def q_tile(
             return after
 
         zero = splat(f32, lanes, 0.0)
-        accs = _loop(b, n_blocks, [zero] * (n_tokens * n_parts), body)
+        accs = counted_loop(b, n_blocks, [zero] * (n_tokens * n_parts), body)
         for k, acc in enumerate(accs):
             store(b, acc, at(b, out, 4 * lanes * k))
         return context.get_dummy_value()
@@ -131,7 +132,7 @@ def float_tile(
 
     Strides in bytes: of a column of w (16 interleaved values), of a token of x and of out.
     """
-    literals = _literal(fmt, tokens)
+    literals = literals_of(fmt, tokens)
     if literals is None:
         return None
     kind, n_tokens = literals
@@ -160,7 +161,7 @@ def float_tile(
             return after
 
         zero = splat(f32, lanes, 0.0)
-        accs = _loop(b, n, [zero] * (n_tokens * n_parts), body)
+        accs = counted_loop(b, n, [zero] * (n_tokens * n_parts), body)
         for k, acc in enumerate(accs):
             t, p = divmod(k, n_parts)
             row = b.add(out, b.mul(out_stride, ir.Constant(i64, t)))
@@ -176,7 +177,7 @@ def transpose_8x8(
     r7: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
     """Eight values from each of eight addresses (F16 or F32) as eight columns of float32."""
-    literals = _literal(fmt)
+    literals = literals_of(fmt)
     if literals is None:
         return None
     (kind,) = literals
@@ -210,7 +211,7 @@ def _interleave(b: Value, rows: list[Value]) -> list[Value]:
 @intrinsic(prefer_literal=True)
 def widen_8(typingctx: Any, fmt: Any, source: Any, out: Any) -> Any:
     """Eight values (F16 or F32) as float32."""
-    literals = _literal(fmt)
+    literals = literals_of(fmt)
     if literals is None:
         return None
     (kind,) = literals

@@ -1,0 +1,141 @@
+"""MUL_MAT: a token's result has one set of bits, for every batch, thread count and layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyggml import ops
+from pyggml.alloc.tallocr import alloc_ctx_tensors
+from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
+from pyggml.backend.cpu.buffer import REPACK
+from pyggml.backend.cpu.layout import INTERLEAVED
+from pyggml.backend.cpu.pool import get_pool
+from pyggml.backend.cpu.program import compile_program
+from pyggml.backend.cpu.work import WorkStore
+from pyggml.buffer import HOST
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.quants import BLOCK_TYPES, dequantize, quantize
+
+Array = npt.NDArray[Any]
+N, M = 96, 83  # columns, and rows with a part of a group
+QUANTIZED = [t for t in INTERLEAVED if t.is_quantized]
+types = pytest.mark.parametrize("kind", INTERLEAVED, ids=lambda t: t.name)
+X = np.random.default_rng(0).standard_normal((65, N)).astype(np.float32)
+
+
+def random_rows(kind: GGMLType, n_rows: int = M, n: int = N) -> Array:
+    values = np.random.default_rng(int(kind)).standard_normal((n_rows, n)).astype(np.float32)
+    return quantize(values, kind)
+
+
+def product(kind: GGMLType, rows: Array, x: Array, n_threads: int = 1, buft: Any = REPACK) -> Array:
+    """``x @ rows.T`` on the CPU backend; ``rows`` are ggml's bytes."""
+    ctx, weights = Context(), Context(no_alloc=True)
+    w = weights.new_tensor_2d(kind, x.shape[-1], len(rows))
+    buffer = alloc_ctx_tensors(weights, buft)
+    buffer.set_tensor(w, rows.reshape(-1))
+    node = ops.mul_mat(ctx, w, ctx.from_numpy(x))
+    graph = CGraph()
+    graph.build_forward_expand(node)
+    program = compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
+    get_pool().run(program, n_threads)
+    return node.numpy().reshape(len(x), len(rows)).copy()
+
+
+@types
+def test_bits_depend_on_the_token_alone(kind: GGMLType) -> None:
+    rows = random_rows(kind)
+    alone = np.concatenate([product(kind, rows, X[i : i + 1]) for i in range(len(X))])
+    for i, n in enumerate((*range(1, 10), 17, 33, 64, 65)):
+        for buft in (REPACK, HOST):
+            got = product(kind, rows, X[:n], 1 + i % 3, buft)
+            assert got.tobytes() == alone[:n].tobytes(), (n, buft.name)
+
+
+@types
+def test_against_float64(kind: GGMLType) -> None:
+    rows = random_rows(kind)
+    want = X.astype(np.float64) @ dequantize(rows, kind).astype(np.float64).T
+    got = product(kind, rows, X, 2)
+    error = np.sum((got - want) ** 2) / np.sum(want**2)
+    assert error < (1e-4 if kind.is_quantized else 1e-12)
+    if kind.is_quantized:  # the rest is the activations' rounding, which we know exactly
+        q8 = X.reshape(len(X), -1, 32)
+        d = np.abs(q8).max(-1, keepdims=True) / np.float32(127)
+        codes = np.rint(q8 / d)
+        rounded = (codes * d.astype(np.float16)).reshape(X.shape).astype(np.float64)
+        exact = rounded @ dequantize(rows, kind).astype(np.float64).T
+        assert np.sum((got - exact) ** 2) / np.sum(want**2) < 1e-6
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda t: t.name)
+def test_extreme_codes_do_not_saturate(kind: GGMLType) -> None:
+    """All weights and activations at an end of their range: where 16-bit sums would overflow."""
+    dtype = BLOCK_TYPES[kind].dtype
+    n = 256
+    x = np.concatenate([np.full((2, n), 127), np.full((2, n), -127)]).astype(np.float32)
+    x[1::2, ::2] *= -1
+    for code in (0x00, 0xFF, 0x0F, 0xF0) if dtype["qs"].base == np.uint8 else (-128, 127, -127):
+        blocks = np.zeros((16, n // 32), dtype)
+        blocks["d"] = 1
+        blocks["qs"] = code
+        rows = blocks.view(np.uint8).reshape(16, -1)
+        want = x.astype(np.float64) @ dequantize(rows, kind).astype(np.float64).T
+        np.testing.assert_allclose(product(kind, rows, x), want, rtol=1e-3, atol=1e-3)
+
+
+@types
+def test_nan_and_inf_stay_in_their_token(kind: GGMLType) -> None:
+    rows = random_rows(kind)
+    x = X[:6].copy()
+    want = product(kind, rows, x)
+    x[1, 40], x[3, 5], x[4] = np.nan, np.inf, 0
+    got = product(kind, rows, x, 2)
+    assert np.isnan(got[1]).all()
+    assert not np.isfinite(got[3]).any()
+    assert not got[4].any()
+    assert got[[0, 2, 5]].tobytes() == want[[0, 2, 5]].tobytes()
+
+
+@types
+@pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e30])
+def test_huge_and_tiny_activations(kind: GGMLType, scale: float) -> None:
+    rows = random_rows(kind)
+    got = product(kind, rows, X[:5] * np.float32(scale))
+    want = X[:5].astype(np.float64) * scale @ dequantize(rows, kind).astype(np.float64).T
+    if kind.is_quantized:  # scales are half floats, as in ggml: 1e30 is inf, and 1e-30 is zero
+        assert got.shape == want.shape and (scale > 1 or not got.any())
+    else:
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-40)
+
+
+@types
+def test_a_row_of_zeros_and_a_single_row(kind: GGMLType) -> None:
+    rows = random_rows(kind)
+    rows[7] = 0
+    got = product(kind, rows, X[:3], 2)
+    assert not got[:, 7].any()
+    assert product(kind, rows[9:10], X[:3]).tobytes() == got[:, 9:10].tobytes()
+
+
+@types
+def test_batches_share_and_repeat_weights(kind: GGMLType) -> None:
+    """2 weight matrices, 4 batches of tokens (grouped heads), and strided tokens."""
+    ctx = Context()
+    rows = random_rows(kind, 2 * M).reshape(2, M, -1)
+    w = ctx.new_tensor_3d(kind, N, M, 2)
+    w.buffer.set_tensor(w, rows.reshape(-1))  # type: ignore[union-attr]
+    x = ops.permute(ctx, ctx.from_numpy(X[:20].reshape(5, 4, N)), 0, 2, 1, 3)  # 4 batches of 5
+    node = ops.mul_mat(ctx, w, x)
+    graph = CGraph()
+    graph.build_forward_expand(node)
+    get_pool().run(compile_program(graph, 3, get_pool().error_slot, WorkStore()), 3)
+    for batch in range(4):
+        tokens = np.ascontiguousarray(X[:20].reshape(5, 4, N)[:, batch])
+        assert node.numpy()[batch].tobytes() == product(kind, rows[batch // 2], tokens).tobytes()

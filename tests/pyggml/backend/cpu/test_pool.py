@@ -1,0 +1,248 @@
+"""The pool: threads, errors, aborts, nested and parallel callers, forks and the interpreter's end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml import ops
+from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
+from pyggml.backend.cpu.pool import MAX_THREADS, get_pool
+from pyggml.backend.cpu.program import Program, compile_program
+from pyggml.backend.cpu.work import WorkStore
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.errors import Aborted, ComputeError
+from pyggml.tensor import Tensor
+
+X = np.random.default_rng(0).standard_normal((300, 256)).astype(np.float32)
+ROOT = Path(__file__).parents[4]
+
+
+def lower(node: Tensor, n_threads: int) -> Program:
+    graph = CGraph()
+    graph.build_forward_expand(node)
+    return compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
+
+
+def chain(ctx: Context, n_nodes: int = 40) -> Tensor:
+    x = ctx.from_numpy(X)
+    for i in range(n_nodes):
+        x = ops.scale(ctx, x, 0.5 if i % 2 else 2.0)
+    return x
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 4, 9])
+def test_any_number_of_threads_ends(n_threads: int) -> None:
+    node = chain(Context())
+    program = lower(node, n_threads)
+    for _ in range(30):
+        get_pool().run(program, n_threads)
+    np.testing.assert_array_equal(node.numpy(), X)
+
+
+def test_more_threads_than_there_can_be_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyggml.backend.cpu.pool.MAX_THREADS", 3)
+    node = chain(Context(), 2)
+    get_pool().run(lower(node, 2), MAX_THREADS + 1)
+    np.testing.assert_array_equal(node.numpy(), X)
+
+
+def test_the_number_of_runs_may_wrap_around() -> None:
+    pool = get_pool()
+    node = chain(Context())
+    program = lower(node, 2)
+    pool._epoch = (1 << 27) - 3
+    for _ in range(6):
+        node.numpy()[...] = 0
+        pool.run(program, 2)
+        np.testing.assert_array_equal(node.numpy(), X)
+    assert pool._epoch == 3
+
+
+def test_a_parked_worker_wakes_up() -> None:
+    pool = get_pool()
+    node = chain(Context())
+    program = lower(node, 2)
+    pool.run(program, 2)
+    worker = pool._workers[0]
+    for _ in range(3):
+        deadline = time.monotonic() + 20
+        while not worker._parked:
+            assert time.monotonic() < deadline, "an idle worker never parks"
+            time.sleep(0.01)
+        pool.run(program, 2)
+        np.testing.assert_array_equal(node.numpy(), X)
+        pool.open = True  # a run that goes on: it must not sleep through it
+        worker.wake()
+        time.sleep(0.05)
+        assert not worker._parked
+        pool.open = False
+
+
+def test_an_error_ends_the_run_and_the_next_one_is_fine() -> None:
+    ctx = Context()
+    table = ctx.from_numpy(X)
+    bad = ops.get_rows(ctx, table, ctx.from_numpy(np.array([1, 300], np.int32)))
+    after = chain(ctx, 2)
+    with pytest.raises(ComputeError, match="error 1"):
+        get_pool().run(lower(bad, 4), 4)
+    get_pool().run(lower(after, 4), 4)
+    np.testing.assert_array_equal(after.numpy(), X)
+
+
+def test_a_python_callable_cuts_the_program_in_three() -> None:
+    fail = False
+
+    def double(dst: Any, x: Any) -> None:
+        if fail:
+            raise KeyError("mine")
+        dst[...] = 2 * x
+
+    ctx = Context()
+    x = ctx.from_numpy(X)
+    node = ops.scale(ctx, ops.map_custom(ctx, double, ops.scale(ctx, x, 3.0)), 0.5)
+    program = lower(node, 2)
+    assert [python is None for python, _ in program.segments()] == [True, False, True]
+    for fail in (False, True, False):
+        node.numpy()[...] = 0
+        if fail:
+            with pytest.raises(KeyError, match="mine"):
+                get_pool().run(program, 2)
+        else:
+            get_pool().run(program, 2)
+            np.testing.assert_array_equal(node.numpy(), X * np.float32(3))
+
+
+def test_a_callable_may_compute_another_graph() -> None:
+    ctx = Context()
+    inner = ops.scale(ctx, ctx.from_numpy(X), 7.0)
+    inner_program = lower(inner, 3)
+
+    def call(dst: Any, x: Any) -> None:
+        get_pool().run(inner_program, 3)
+        dst[...] = x + inner.numpy()
+
+    node = ops.scale(ctx, ops.map_custom(ctx, call, ops.scale(ctx, ctx.from_numpy(X), 1.0)), 1.0)
+    get_pool().run(lower(node, 2), 2)
+    np.testing.assert_array_equal(node.numpy(), X + X * np.float32(7))
+
+
+def test_abort_from_another_thread() -> None:
+    """The callable in the middle makes sure that the compute runs when it is aborted."""
+    ctx = Context()
+    running, aborted = threading.Event(), threading.Event()
+
+    def wait(dst: Any, x: Any) -> None:
+        running.set()
+        assert aborted.wait(20)
+
+    def stop() -> None:
+        assert running.wait(20)
+        get_pool().abort()
+        aborted.set()
+
+    middle = ops.map_custom(ctx, wait, ctx.from_numpy(X))
+    node = ops.scale(ctx, middle, 2.0)
+    node.numpy()[...] = 1
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(Aborted):
+        get_pool().run(lower(node, 2), 2)
+    thread.join()
+    assert (node.numpy() == 1).all()
+    after = chain(ctx, 2)
+    get_pool().run(lower(after, 2), 2)
+    np.testing.assert_array_equal(after.numpy(), X)
+
+
+def test_two_python_threads_compute_at_once() -> None:
+    wrong: list[str] = []
+
+    def compute(factor: float, n_threads: int) -> None:
+        ctx = Context()
+        node = ops.scale(ctx, chain(ctx), factor)
+        program = lower(node, n_threads)
+        for _ in range(40):
+            node.numpy()[...] = 0
+            get_pool().run(program, n_threads)
+            if not np.array_equal(node.numpy(), X * np.float32(factor)):
+                wrong.append(f"factor {factor}")
+
+    threads = [threading.Thread(target=compute, args=(f, 1 + int(f))) for f in (1.0, 2.0, 3.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# --- other processes -----------------------------------------------------------------------------
+
+SETUP = """
+import os, sys, time
+import numpy as np
+from pyggml import ops
+from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.errors import ComputeError
+backend = CpuBackend(4)
+ctx = Context()
+x = ctx.from_numpy(np.arange(100_000, dtype=np.float32))
+node = ops.scale(ctx, x, 2.0)
+graph = CGraph(); graph.build_forward_expand(node)
+def compute(program=None):
+    node.numpy()[...] = 0
+    backend.run(program or backend.compile(graph))
+    assert (node.numpy() == 2 * x.numpy()).all()
+compute()
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_SELF_TEST": "0"}
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SETUP + code]
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+    )
+
+
+def test_the_interpreter_ends_cleanly_with_workers_alive() -> None:
+    done = python("import threading; print(threading.active_count() > 3)")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_computes() -> None:
+    """With workers that spin and with parked ones; programs from before the fork still work."""
+    done = python("""
+table = ops.get_rows(ctx, x, ctx.from_numpy(np.array([1], np.int32)))  # no such row
+bad = CGraph(); bad.build_forward_expand(table)
+before, broken = backend.compile(graph), backend.compile(bad)
+for pause in (0, 0.3):
+    compute(before)
+    time.sleep(pause)
+    child = os.fork()
+    if not child:
+        compute()
+        compute(before)
+        try:
+            backend.run(broken)
+        except ComputeError:
+            print("child", flush=True)
+            sys.exit(0)  # through atexit, with the parent's handlers
+        sys.exit("the error of an old program was not seen")
+    assert os.waitpid(child, 0)[1] == 0
+    compute(before)
+print("parent")
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "child\nchild\nparent\n", "")

@@ -1,0 +1,260 @@
+"""A program is the graph: whatever runs at the same time, is fused or shares memory, the bits stay.
+
+Races are not waited for: an adversary runs the chunks of each phase one by one in random order, with
+garbage in the scratch memory, so a missing dependency shows in a single thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyggml import ops
+from pyggml.alloc.gallocr import GraphAllocator
+from pyggml.alloc.tallocr import alloc_ctx_tensors
+from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
+from pyggml.backend.cpu import lowering
+from pyggml.backend.cpu.buffer import REPACK
+from pyggml.backend.cpu.kernels import matmul
+from pyggml.backend.cpu.pool import LAUNCH_WORDS, PHASE_WORDS, get_pool
+from pyggml.backend.cpu.program import Program, compile_program
+from pyggml.backend.cpu.work import WorkStore
+from pyggml.buffer import HOST, zeroed
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.quants import quantize
+from pyggml.tensor import Tensor
+from tests.pyggml.alloc.strategies import RandomGraph, Recipe, build, recipes
+
+Arrays = list[npt.NDArray[Any]]
+CALL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+RNG = np.random.default_rng(7)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def many_small_chunks() -> Iterator[None]:
+    """Small tensors are cut like large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "GRAIN", 16)
+        patch.setattr(matmul, "_CHUNK_MACS", 64, raising=False)
+        patch.setattr(matmul, "_CHUNK_BYTES", 64, raising=False)
+        patch.setattr(matmul, "_TOKENS", 3, raising=False)
+        yield
+
+
+def lower(graph: CGraph, n_threads: int = 4, **options: bool) -> Program:
+    return compile_program(graph, n_threads, get_pool().error_slot, WorkStore(), **options)
+
+
+def words(address: int, n: int) -> list[int]:
+    return list((ctypes.c_int64 * n).from_address(address))
+
+
+def run_in_disorder(program: Program, order: random.Random) -> None:
+    """Every phase's chunks one by one in any order."""
+    scratch = zeroed(program.scratch_bytes)
+    for python, header in program.segments():
+        if python is not None:
+            python()
+            continue
+        phases, n_phases, launches = words(header, 3)
+        for p in range(n_phases):
+            first, n_launches, n_chunks = words(phases + 8 * PHASE_WORDS * p, 3)
+            calls = []
+            for i in range(first, first + n_launches):
+                address, node, chunks, _ = words(launches + 8 * LAUNCH_WORDS * i, 4)
+                calls += [(address, node, chunk, chunks) for chunk in range(chunks)]
+            assert len(calls) == n_chunks
+            order.shuffle(calls)
+            for address, *arguments in calls:
+                scratch[:] = 0xFF
+                CALL(address)(*arguments, int(scratch.ctypes.data))
+
+
+def prepared(recipe: Recipe) -> tuple[RandomGraph, GraphAllocator]:
+    """A random graph with memory, some of its weights quantized."""
+    graph = build(recipe)
+    for i, node in enumerate(graph.graph.nodes):
+        if node.op is ops.OPS["MUL_MAT"] and i % 4:
+            w, x = node.src
+            assert w is not None
+            if w.op is None and w.ne[0] % 32 == 0:
+                kind = (GGMLType.Q8_0, GGMLType.Q4_1, GGMLType.F16)[i % 3]
+                small = graph.weights.new_tensor(kind, w.ne)
+                rows = quantize(w.numpy(squeeze=False), kind)
+                small.set(rows.reshape(-1) if kind.is_quantized else rows.view(np.float16))
+                node.src = (small, x)
+    allocator = GraphAllocator(HOST)
+    allocator.alloc_graph(graph.graph)
+    return graph, allocator
+
+
+def compute(graph: RandomGraph, allocator: GraphAllocator, program: Program, how: Any) -> Arrays:
+    assert allocator.buffer is not None and allocator.buffer.mem is not None
+    allocator.buffer.mem[:] = 0xFF
+    graph.fill()
+    if isinstance(how, random.Random):
+        run_in_disorder(program, how)
+    else:
+        get_pool().run(program, how)
+    return graph.values()
+
+
+def assert_same_bits(got: Arrays, want: Arrays, where: str) -> None:
+    for a, b in zip(got, want, strict=True):
+        same = (a == b) & (np.signbit(a) == np.signbit(b)) | np.isnan(a) & np.isnan(b)
+        assert same.all(), where
+
+
+@given(recipes(), st.integers(0, 1 << 20))
+@settings(max_examples=40)
+def test_dropped_barriers_and_fusion_keep_the_bits(recipe: Recipe, seed: int) -> None:
+    graph, allocator = prepared(recipe)
+    simple = lower(graph.graph, 1, sequential=True, fusion=False)
+    assert all(len(phase.launches) == 1 for phase in simple.phases)
+    want = compute(graph, allocator, simple, 1)
+    for fusion in (True, False):
+        program = lower(graph.graph, fusion=fusion)
+        assert len(program.phases) <= len(simple.phases)
+        for trial in range(2):
+            order = random.Random(seed + trial)
+            assert_same_bits(compute(graph, allocator, program, order), want, "in disorder")
+            assert_same_bits(compute(graph, allocator, program, 2), want, "2 threads")
+
+
+# --- a layer with the patterns that are fused and share work memory ------------------------------
+
+
+def layer(n_tokens: int, buft: Any = REPACK) -> tuple[CGraph, Tensor, Tensor]:
+    """Two branches that read one norm, far apart, as in GPT-NeoX; gated FFN; residuals; a bias."""
+    n, n_ff = 64, 96
+    weights, data, ctx = Context(no_alloc=True), Context(), Context(no_alloc=True)
+    kinds = (GGMLType.Q4_1, GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.F16)
+    rng = np.random.default_rng(3)
+
+    def matrix(n_in: int, n_out: int, kind: GGMLType) -> Tensor:
+        return weights.new_tensor_2d(kind, n_in, n_out)
+
+    gate, up = (matrix(n, n_ff, GGMLType.Q4_1) for _ in range(2))
+    down = matrix(n_ff, n, GGMLType.Q8_0)
+    q, k, v, o = (matrix(n, n, kind) for kind in kinds)
+    alloc_ctx_tensors(weights, buft)
+    for w in weights:
+        values = rng.standard_normal((w.ne[1], w.ne[0])).astype(np.float32) / 8
+        w.set(quantize(values, w.type) if w.type.is_quantized else values.astype(np.float16))
+    x = ctx.new_tensor_2d(GGMLType.F32, n, n_tokens).set_input()
+    scale = data.from_numpy(rng.uniform(0.5, 2, n).astype(np.float32))
+    bias = data.from_numpy(rng.standard_normal(n).astype(np.float32))
+    y = ops.mul(ctx, ops.rms_norm(ctx, x), scale)
+    parts = [ops.add(ctx, ops.mul_mat(ctx, w, y), bias) for w in (q, k, v)]
+    mixed = ops.mul_mat(ctx, o, ops.mul(ctx, ops.add(ctx, parts[0], parts[1]), parts[2]))
+    out = ops.add(ctx, ops.mul_mat(ctx, q, ops.silu(ctx, mixed)), x)
+    hidden = ops.swiglu_split(ctx, ops.mul_mat(ctx, gate, y), ops.mul_mat(ctx, up, y))
+    out = ops.add(ctx, ops.mul_mat(ctx, down, hidden), out)
+    graph = CGraph()
+    graph.build_forward_expand(out)
+    GraphAllocator(HOST).alloc_graph(graph)
+    x.set(rng.standard_normal((n_tokens, n)).astype(np.float32))
+    return graph, x, out
+
+
+@pytest.mark.parametrize("n_tokens", [1, 5, 7])
+def test_a_layer_has_one_result(n_tokens: int) -> None:
+    graph, _, out = layer(n_tokens)
+    get_pool().run(lower(graph, 1, sequential=True, fusion=False), 1)
+    want = out.numpy().tobytes()
+    plain_graph, _, plain_out = layer(n_tokens, HOST)
+    get_pool().run(lower(plain_graph, 1), 1)
+    assert plain_out.numpy().tobytes() == want
+    for n_threads, fusion in ((1, True), (2, True), (3, False), (4, True)):
+        program = lower(graph, n_threads, fusion=fusion)
+        for seed in range(3):
+            get_pool().run(program, n_threads)
+            assert out.numpy().tobytes() == want
+            run_in_disorder(program, random.Random(seed))
+            assert out.numpy().tobytes() == want
+
+
+def test_independent_nodes_share_a_phase_and_fusion_makes_fewer_launches() -> None:
+    graph, _, _ = layer(5)
+    fused, single = lower(graph), lower(graph, fusion=False)
+    assert any(len(phase.launches) >= 3 for phase in fused.phases)  # q, k, v
+    assert sum(len(p.launches) for p in fused.phases) < sum(len(p.launches) for p in single.phases)
+    assert len(lower(graph, sequential=True).phases) > len(fused.phases)
+
+
+# --- what random graphs do not meet --------------------------------------------------------------
+
+
+def run(*results: Tensor) -> None:
+    graph = CGraph()
+    for tensor in results:
+        graph.build_forward_expand(tensor)
+    get_pool().run(lower(graph), 2)
+
+
+def weight(ctx: Context, n: int = 64) -> Tensor:
+    rows = quantize(RNG.standard_normal((n, 64)).astype(np.float32), GGMLType.Q8_0)
+    return ctx.new_tensor_2d(GGMLType.Q8_0, 64, n).set(rows)
+
+
+def test_quantized_activations_outlive_other_ones() -> None:
+    """Work memory of a source that is read again later must not serve another in between."""
+    ctx = Context()
+    x = ctx.from_numpy(RNG.standard_normal((2, 64)).astype(np.float32))
+    w = [weight(ctx) for _ in range(3)]
+    alone = ops.mul_mat(ctx, w[2], x)
+    run(alone)
+    between = ops.mul_mat(ctx, w[1], ops.silu(ctx, ops.mul_mat(ctx, w[0], x)))
+    again = ops.mul_mat(ctx, w[2], x)
+    run(between, again)
+    assert again.numpy().tobytes() == alone.numpy().tobytes()
+
+
+def test_a_source_that_was_written_is_quantized_again() -> None:
+    ctx = Context()
+    x = ctx.from_numpy(RNG.standard_normal((2, 64)).astype(np.float32))
+    w = weight(ctx)
+    before = ops.mul_mat(ctx, w, x)
+    written = ops.cpy(ctx, ops.scale(ctx, before, 0.5), x)
+    after = ops.mul_mat(ctx, w, x)
+    run(before, written, after)
+    alone = ops.mul_mat(ctx, w, x)
+    run(alone)
+    assert after.numpy().tobytes() == alone.numpy().tobytes() != before.numpy().tobytes()
+
+
+def test_a_fused_sum_does_not_overwrite_the_weight_that_it_reads() -> None:
+    """The allocator may put ADD's result where MUL_MAT's sources were; fused they meet."""
+    ctx, data = Context(no_alloc=True), Context()
+    n = 192
+    source = data.from_numpy(RNG.standard_normal((n, n)).astype(np.float32))
+    other = data.from_numpy(RNG.standard_normal((n, n)).astype(np.float32))
+    computed = ops.scale(ctx, source, 2.0)  # a matmul's weight that ends with it
+    total = ops.add(ctx, other, ops.mul_mat(ctx, computed, source))
+    graph = CGraph()
+    graph.build_forward_expand(total)
+    GraphAllocator(HOST).alloc_graph(graph)
+    want = other.numpy() + source.numpy() @ (2 * source.numpy()).T
+    for program in (lower(graph, fusion=False), lower(graph)):
+        for seed in range(3):
+            run_in_disorder(program, random.Random(seed))
+            np.testing.assert_allclose(total.numpy(), want, rtol=1e-4, atol=1e-3)
+
+
+def test_an_empty_source_is_no_dependency() -> None:
+    ctx = Context()
+    empty = ctx.new_tensor_2d(GGMLType.F32, 0, 4)
+    x = ctx.new_tensor_2d(GGMLType.F32, 0, 3)
+    node = ops.mul_mat(ctx, empty, x)
+    run(node)
+    np.testing.assert_array_equal(node.numpy(), np.zeros((3, 4), np.float32))
