@@ -55,7 +55,7 @@ class Context:
                 multiple of the type's block.
             AllocError: ``mem_size`` is used up.
         """
-        tensor = Tensor(GGMLType(type), _dims(ne))  # type: ignore[call-arg]
+        tensor = Tensor(GGMLType(type), _dims(ne))
         self._account(TENSOR_OVERHEAD + (0 if self.no_alloc else tensor.nbytes))
         if not self.no_alloc:
             self._alloc(tensor)

@@ -6,9 +6,9 @@
     add_f32.address                                # int: what a program calls
 
 A kernel is a C function ``void(int64 node, int64 chunk, int64 n_chunks, int64 scratch)``. Compiled
-code is kept in the user's cache directory under a digest of our sources, the compilers' versions and
-the instruction set, so an edit or an upgrade never runs old code. Numba is told of that directory
-only while our own functions compile: a user's ``@njit(cache=True)`` is not touched.
+code is kept in the user's cache directory under a digest of our sources, the compilers' versions
+and the instruction set, so an edit or an upgrade never runs old code. Numba is told of that
+directory only while our own functions compile: a user's ``@njit(cache=True)`` is not touched.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def cache_dir(isa_name: str) -> Path:
 
     root = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in [root / "jit.py", *sorted((root / "backend" / "cpu").rglob("*.py"))]:
+    constants = [root / "jit.py", root / "dtype.py", *(root / "ops").glob("*.py")]
+    for path in sorted([*constants, *(root / "backend" / "cpu").rglob("*.py")]):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     digest.update(
         repr((nb.__version__, llvmlite.__version__, sys.version_info[:3], isa_name)).encode()
@@ -164,9 +165,9 @@ class Kernel:
     def compiled(self) -> Any:
         """Numba's CFunc."""
         with _compile_lock, _numba_cache():
-            made = nb.cfunc(
-                KERNEL_SIG, cache=True, error_model="numpy", fastmath=self.fastmath
-            )(self.function)
+            made = nb.cfunc(KERNEL_SIG, cache=True, error_model="numpy", fastmath=self.fastmath)(
+                self.function
+            )
             if on_compile is not None and not made.cache_hits:
                 on_compile(self.name)
             return made
@@ -178,7 +179,7 @@ class Kernel:
 
     def assembly(self) -> str:
         """The machine code as text; compiles anew, since the cache keeps no assembly."""
-        options = {"error_model": "numpy", "fastmath": self.fastmath}
+        options: dict[str, Any] = {"error_model": "numpy", "fastmath": self.fastmath}
         compiled: Any = nb.cfunc(KERNEL_SIG, **options)(self.function)
         return str(compiled._library.get_asm_str())
 

@@ -1,16 +1,13 @@
 """Tokens for one decode: ids, positions, sequences, and whose logits are wanted.
 
-    Batch([1, 15043, 3186])                        # continue sequence 0, logits of the last token
-    Batch(tokens, logits="all")
+Batch([1, 15043, 3186])                        # continue sequence 0, logits of the last token
+Batch(tokens, logits="all")
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from .errors import BatchError
 
@@ -39,7 +36,9 @@ class Batch:
             if len(values) != n:
                 raise BatchError(f"batch: {n} tokens but {len(values)} values of {name}")
         if isinstance(self.logits, str) and self.logits not in ("last", "all", "none"):
-            raise BatchError(f"batch: logits is {self.logits!r}, want 'last', 'all', 'none' or flags")
+            raise BatchError(
+                f"batch: logits is {self.logits!r}, want 'last', 'all', 'none' or flags"
+            )
 
     def seqs(self) -> list[int]:
         """The sequence of each token."""
@@ -47,11 +46,11 @@ class Batch:
             return [self.seq_id] * len(self.tokens)
         return [int(s) for s in self.seq_id]
 
-    def outputs(self) -> npt.NDArray[np.int64]:
+    def outputs(self) -> list[int]:
         """Indices of the tokens whose logits are wanted."""
         n = len(self.tokens)
         if self.logits == "last":
-            return np.arange(max(0, n - 1), n)
+            return [n - 1] if n else []
         if isinstance(self.logits, str):
-            return np.arange(n if self.logits == "all" else 0)
-        return np.flatnonzero(np.asarray(self.logits, bool))
+            return list(range(n)) if self.logits == "all" else []
+        return [i for i, wanted in enumerate(self.logits) if wanted]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,10 +21,12 @@ from pyggml import env
 from pyggml.alloc import GraphAllocator
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.buffer import HOST
+from pyggml.dtype import GGMLType
+from pyggml.errors import Aborted
 from pyggml.tensor import Tensor
 
 from .batch import Batch
-from .errors import BatchError
+from .errors import BatchError, ContextFull
 from .graph.builder import GraphBuilder
 from .kv_cache import KVCache
 from .model import Model
@@ -34,15 +35,21 @@ if TYPE_CHECKING:
     from pyggml.backend.cpu.program import Program
 
 _MAX_PROGRAMS = 64
+_MAX_SEQ = 256
+_MAX_POSITION = (1 << 31) - 1
 
 
-@dataclass
 class _Compiled:
-    """A lowered graph with its inputs and result."""
+    """A lowered graph with its inputs and result as arrays."""
 
-    builder: GraphBuilder
-    logits: Tensor
-    program: Program
+    def __init__(self, builder: GraphBuilder, logits: Tensor, program: Program) -> None:
+        self.builder, self.program = builder, program
+        self.tokens, self.positions, self.kv_index, self.out_ids = (
+            t.numpy(squeeze=False).reshape(-1)
+            for t in (builder.tokens, builder.positions, builder.kv_index, builder.out_ids)
+        )
+        self.rows = builder.rows.numpy(squeeze=False)[0, 0]  # [T, 4]
+        self.logits: npt.NDArray[np.float32] = logits.numpy(squeeze=False)[0, 0]
 
 
 class Context:
@@ -51,11 +58,13 @@ class Context:
     Args:
         n_ctx: cells of the KV cache; 0 for what the model was trained with.
         n_batch: most tokens of a ``decode``; n_ubatch: most tokens computed at once.
-        n_seq_max: sequences that share the cache.
+        n_seq_max: sequences that share the cache, at most 256.
+        kv_type: of the cache, F16, or F32 for results as exact as float32 is.
         n_threads, n_threads_batch: threads for one token and for several; None chooses.
 
     Raises:
         AllocError: the KV cache does not fit into memory.
+        BatchError: a size out of its range.
     """
 
     def __init__(
@@ -66,14 +75,19 @@ class Context:
         n_batch: int = 2048,
         n_ubatch: int = 512,
         n_seq_max: int = 1,
+        kv_type: GGMLType = GGMLType.F16,
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
     ) -> None:
         for name, value in (("n_batch", n_batch), ("n_ubatch", n_ubatch), ("n_seq_max", n_seq_max)):
             if value < 1:
                 raise BatchError(f"{name} is {value}, want at least 1")
+        if n_seq_max > _MAX_SEQ:
+            raise BatchError(f"n_seq_max is {n_seq_max}, want at most {_MAX_SEQ}")
         if n_ctx < 0:
             raise BatchError(f"n_ctx is {n_ctx}, want 0 (as trained) or more")
+        if kv_type not in (GGMLType.F16, GGMLType.F32):
+            raise BatchError(f"kv_type is {GGMLType(kv_type).name}, want F16 or F32")
         self.model = model
         self.n_ctx = n_ctx or model.hparams.n_ctx_train
         self.n_batch = min(n_batch, self.n_ctx)
@@ -81,12 +95,14 @@ class Context:
         self._backend = CpuBackend(n_threads)
         self.n_threads = self._backend.n_threads
         self.n_threads_batch = n_threads_batch or self.n_threads
-        self.kv = KVCache(model.hparams, self.n_ctx, n_seq_max)
+        self.kv = KVCache(model.hparams, self.n_ctx, n_seq_max, kv_type)
         self.n_reused = 0
+        self._reuse = env.GRAPH_REUSE.enabled()
         self._allocator = GraphAllocator(HOST)
         self._programs: OrderedDict[tuple[int, int], _Compiled] = OrderedDict()
         self._logits: npt.NDArray[np.float32] = np.empty((0, model.hparams.n_vocab), np.float32)
         self._lock = threading.RLock()
+        self._stop = self._running = False
         self._reserve()
         self._compiled(1, 1)  # kernels load (or compile) here, not inside a timed decode
 
@@ -109,41 +125,44 @@ class Context:
         Raises:
             BatchError: too many tokens, ids, positions or sequences that do not fit.
             ContextFull: not enough free cells. Nothing has changed then.
-            Aborted, ComputeError: it stopped; tokens of finished ubatches stay in the cache.
+            Aborted, ComputeError: it stopped; tokens of finished ubatches stay in the cache, and
+                there are no logits.
         """
         with self._lock:
             tokens, seqs, positions = self._validate(batch)
-            outputs = batch.outputs()
-            parts = []
-            n = len(tokens)
-            cells = self.kv.place(seqs, positions)
-            done = 0
+            wanted, n = batch.outputs(), len(tokens)
+            parts, done = [], 0
+            self._stop, self._running = False, True
             try:
+                cells, places = self.kv.place(seqs, positions)
                 for start in range(0, n, self.n_ubatch):
+                    if self._stop:  # it came between two ubatches, where nothing runs
+                        raise Aborted("the decode was aborted")
                     stop = min(n, start + self.n_ubatch)
-                    wanted = outputs[(outputs >= start) & (outputs < stop)] - start
-                    parts.append(
-                        self._run(
-                            tokens[start:stop], seqs[start:stop], positions[start:stop],
-                            cells[start:stop], wanted, last=stop == n,
-                        )
+                    part = slice(start, stop)
+                    outputs = [i - start for i in wanted if start <= i < stop]
+                    logits = self._run(
+                        tokens[part], seqs[part], positions[part], cells[part], places[part],
+                        outputs,
                     )  # fmt: skip
+                    parts.append(logits if stop == n else logits.copy())
                     done = stop
-            except BaseException:
-                for seq, position in zip(seqs[done:], positions[done:], strict=True):
-                    self.kv.seq_rm(seq, position)
+            except ContextFull:
                 raise
-            parts = [p for p in parts if len(p)]
-            if len(parts) == 1:
-                self._logits = parts[0]
-            elif parts:
-                self._logits = np.concatenate(parts)
-            else:
+            except BaseException:
                 self._logits = self._logits[:0]
+                for seq in set(seqs[done:]):
+                    self.kv.seq_rm(seq, positions[seqs.index(seq, done)])
+                raise
+            finally:
+                self._running = False
+            self._logits = parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def abort(self) -> None:
         """Stop the running decode, from any thread; it raises Aborted."""
-        self._backend.abort()
+        if self._running:
+            self._stop = True
+            self._backend.abort()
 
     def close(self) -> None:
         """Let go of programs and memory."""
@@ -175,6 +194,11 @@ class Context:
         for i, seq in enumerate(seqs):
             wanted = ends[seq] + 1
             position = wanted if batch.pos is None else int(batch.pos[i])
+            if position > _MAX_POSITION:
+                raise BatchError(
+                    f"token {i} of the batch: position {position} in sequence {seq}, want at most "
+                    f"{_MAX_POSITION}"
+                )
             if position != wanted and (position < wanted or ends[seq] >= 0):
                 raise BatchError(
                     f"token {i} of the batch: position {position} in sequence {seq}, want {wanted}"
@@ -188,31 +212,23 @@ class Context:
         tokens: list[int],
         seqs: list[int],
         positions: list[int],
-        cells: npt.NDArray[np.int64],
-        wanted: npt.NDArray[np.int64],
-        last: bool,
+        cells: list[int],
+        places: list[int],
+        outputs: list[int],
     ) -> npt.NDArray[np.float32]:
-        """One ubatch; the logits of the wanted tokens."""
-        n, n_outputs = len(tokens), len(wanted)
-        compiled = self._compiled(bucket(n), bucket(n_outputs))
-        b = compiled.builder
-        _fill(b.tokens, tokens)
-        _fill(b.positions, positions)
-        _fill(b.kv_index, cells, -1)
-        _fill(b.out_ids, wanted)
-        rows = b.rows.numpy(squeeze=False)[0, 0]  # [T, 4]
-        rows[:n, 0] = seqs
-        rows[:n, 1] = 0
-        if len(set(seqs)) == 1:
-            first = self.kv.index(seqs[0], positions[0])
-            rows[:n, 2] = np.arange(first + 1, first + n + 1)
-        else:
-            rows[:n, 2] = [self.kv.index(s, p) + 1 for s, p in zip(seqs, positions, strict=True)]
-        rows[:n, 3] = positions
+        """One ubatch; the logits of the wanted tokens, overwritten by the next."""
+        n, n_outputs = len(tokens), len(outputs)
+        c = self._compiled(bucket(n), max(1, bucket(n_outputs)))  # a graph needs a result
+        c.tokens[:n], c.tokens[n:] = tokens, 0
+        c.positions[:n], c.positions[n:] = positions, 0
+        c.kv_index[:n], c.kv_index[n:] = cells, -1
+        c.out_ids[:n_outputs], c.out_ids[n_outputs:] = outputs, 0
+        rows = c.rows
+        rows[:n, 0], rows[:n, 1], rows[:n, 3] = seqs, 0, positions
+        rows[:n, 2] = [place + 1 for place in places]
         rows[n:] = 0
-        self._backend.run(compiled.program)
-        logits = compiled.logits.numpy(squeeze=False)[0, 0, :n_outputs]
-        return logits if last else logits.copy()
+        self._backend.run(c.program)
+        return c.logits[:n_outputs]
 
     def _build(self, n_tokens: int, n_outputs: int) -> tuple[GraphBuilder, Tensor]:
         model = self.model
@@ -227,7 +243,7 @@ class Context:
     def _compiled(self, n_tokens: int, n_outputs: int) -> _Compiled:
         key = n_tokens, n_outputs
         found = self._programs.get(key)
-        if found is not None and env.GRAPH_REUSE.enabled():
+        if found is not None and self._reuse:
             self._programs.move_to_end(key)
             self.n_reused += 1
             return found
@@ -247,10 +263,3 @@ def bucket(n: int) -> int:
         return n
     step = 1 << ((n - 1).bit_length() - 4)
     return -(-n // step) * step
-
-
-def _fill(tensor: Tensor, values: npt.ArrayLike, padding: int = 0) -> None:
-    array = tensor.numpy(squeeze=False).reshape(-1)
-    n = len(values)  # type: ignore[arg-type]
-    array[:n] = values
-    array[n:] = padding

@@ -77,7 +77,8 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
     _check(file, arch, n_head >= 1, f"attention.head_count = {n_head}", "at least 1")
     head_dim = integer("attention.key_length", n_embd // n_head)
     factor = number("rope.scaling.factor", 1.0)
-    _check(file, arch, math.isfinite(factor) and factor > 0, f"rope.scaling.factor = {factor}", "> 0")
+    usable = math.isfinite(factor) and factor > 0
+    _check(file, arch, usable, f"rope.scaling.factor = {factor}", "> 0")
     hp = HParams(
         arch=arch,
         n_ctx_train=integer("context_length"),
@@ -102,7 +103,8 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
     )  # fmt: skip
     _check(
         file, arch, hp.n_rot <= hp.head_dim and hp.n_rot % 2 == 0 and hp.head_dim % 8 == 0,
-        f"head size {hp.head_dim}, {hp.n_rot} rotated", "a multiple of 8, rotated even, at most all",
+        f"head size {hp.head_dim}, {hp.n_rot} rotated",
+        "a multiple of 8; rotated: even, at most all",
     )  # fmt: skip
     for name, value in (("norm epsilon", hp.norm_eps), ("rope.freq_base", hp.rope_freq_base)):
         _check(file, arch, math.isfinite(value) and value > 0, f"{name} = {value}", "> 0")

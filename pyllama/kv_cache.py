@@ -24,29 +24,38 @@ from pyggml.errors import AllocError
 from .errors import BatchError, ContextFull
 from .hparams import HParams
 
-_INT32_MAX = (1 << 31) - 1
-
 
 class KVCache:
     """Keys and values of all layers.
 
+    Args:
+        type: of keys and values, F16 or F32.
+
     Attributes:
-        k, v: one tensor a layer, F16 [head_dim, n_cells, n_head_kv]: what a head reads lies together.
+        k, v: one a layer, F16 [head_dim, n_cells, n_head_kv]: what a head reads lies together.
         cells: I32 [2, n_cells, n_seq_max], each sequence's (cell, position) ordered by position.
 
     Raises:
         AllocError: the cache does not fit into this machine's memory.
     """
 
-    def __init__(self, hparams: HParams, n_cells: int, n_seq_max: int = 1) -> None:
+    def __init__(
+        self,
+        hparams: HParams,
+        n_cells: int,
+        n_seq_max: int = 1,
+        type: GGMLType = GGMLType.F16,
+    ) -> None:
         self.n_cells, self.n_seq_max = n_cells, n_seq_max
-        self.size_bytes = 2 * 2 * hparams.n_layer * hparams.n_embd_kv * n_cells
-        _check_memory(self.size_bytes, n_cells)
+        self.size_bytes = 2 * type.type_size * hparams.n_layer * hparams.n_embd_kv * n_cells
+        _check_memory(self.size_bytes + 8 * n_cells * n_seq_max, n_cells, n_seq_max)
         self._ctx = Context(no_alloc=True)
         shape = (hparams.head_dim, n_cells, hparams.n_head_kv)
         layers = range(hparams.n_layer)
-        self.k = [self._ctx.new_tensor(GGMLType.F16, shape).set_name(f"cache_k_l{i}") for i in layers]
-        self.v = [self._ctx.new_tensor(GGMLType.F16, shape).set_name(f"cache_v_l{i}") for i in layers]
+        self.k, self.v = (
+            [self._ctx.new_tensor(type, shape).set_name(f"cache_{x}_l{i}") for i in layers]
+            for x in "kv"
+        )
         self.cells = self._ctx.new_tensor_3d(GGMLType.I32, 2, n_cells, n_seq_max)
         self.cells.set_name("cache_cells")
         self._buffer = alloc_ctx_tensors(self._ctx, HOST)
@@ -65,22 +74,28 @@ class KVCache:
 
     def length(self, seq: int) -> int:
         """Cells of a sequence."""
+        self._check_seq(seq)
         return self._lengths[seq]
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position of a sequence, -1 where it is empty."""
+        self._check_seq(seq)
         n = self._lengths[seq]
         return int(self._lists[seq, n - 1, 1]) if n else -1
 
     def seq_pos_min(self, seq: int) -> int:
         """The first position of a sequence, -1 where it is empty."""
+        self._check_seq(seq)
         return int(self._lists[seq, 0, 1]) if self._lengths[seq] else -1
 
-    def place(self, seqs: list[int], positions: list[int]) -> np.ndarray:
-        """Cells for new tokens, appended to their sequences.
+    def place(self, seqs: list[int], positions: list[int]) -> tuple[list[int], list[int]]:
+        """Cells for new tokens, which are appended to their sequences' lists.
 
         Args:
             seqs: the sequence of each token; positions: rising within a sequence.
+
+        Returns:
+            The cell of each token, and its place in its sequence's list.
 
         Raises:
             ContextFull: too few free cells; nothing has changed.
@@ -92,27 +107,27 @@ class KVCache:
                 f"{self.n_cells} cells free; use a larger context (-c, n_ctx) or a shorter prompt"
             )
         cells = self._free_cells(n)
+        lengths, places = self._lengths.copy(), []
+        for seq, cell, position in zip(seqs, cells, positions, strict=True):
+            place = lengths[seq]
+            self._lists[seq, place] = cell, position
+            lengths[seq] = place + 1
+            places.append(place)
+        # Only now does anything change: an interrupt above leaves no half-placed batch.
         self._owners[cells] = 1
         self._n_used += n
-        if n and len(set(seqs)) == 1:
-            seq, start = seqs[0], self._lengths[seqs[0]]
-            self._lists[seq, start : start + n, 0] = cells
-            self._lists[seq, start : start + n, 1] = positions
-            self._lengths[seq] += n
-            return cells
-        for seq, cell, position in zip(seqs, cells, positions, strict=True):
-            self._lists[seq, self._lengths[seq]] = cell, position
-            self._lengths[seq] += 1
-        return cells
+        self._lengths = lengths
+        self._next = cells[-1] + 1 if n else self._next
+        return cells, places
 
-    def _free_cells(self, n: int) -> np.ndarray:
-        window = self._owners[self._next : self._next + n]
-        if window.size == n and not window.any():
-            cells = np.arange(self._next, self._next + n)
-        else:
-            cells = np.flatnonzero(self._owners == 0)[:n]
-        self._next = int(cells[-1]) + 1 if n else self._next
-        return cells
+    def _free_cells(self, n: int) -> list[int]:
+        """Free cells, in one run where that is easy."""
+        first = self._next
+        window = self._owners[first : first + n]
+        if len(window) == n and not window.any():
+            return list(range(first, first + n))
+        free: list[int] = np.flatnonzero(self._owners == 0)[:n].tolist()
+        return free
 
     def index(self, seq: int, position: int) -> int:
         """How many cells of a sequence lie before a position."""
@@ -126,7 +141,7 @@ class KVCache:
         self._n_used = self._next = 0
 
     def seq_rm(self, seq: int, p0: int = 0, p1: int = -1) -> None:
-        """Forget positions p0 up to, not with, p1 of a sequence (seq -1: of all; p1 -1: the end)."""
+        """Forget positions p0 up to, not with, p1 (-1: the end) of a sequence (-1: of all)."""
         for s in range(self.n_seq_max) if seq < 0 else (seq,):
             self._check_seq(s)
             n = self._lengths[s]
@@ -162,6 +177,7 @@ class KVCache:
 
     def seq_keep(self, seq: int) -> None:
         """Forget every other sequence."""
+        self._check_seq(seq)
         for other in range(self.n_seq_max):
             if other != seq:
                 self.seq_rm(other)
@@ -171,10 +187,11 @@ class KVCache:
             raise BatchError(f"sequence {seq}: this context has 0 to {self.n_seq_max - 1}")
 
 
-def _check_memory(size: int, n_cells: int) -> None:
+def _check_memory(size: int, n_cells: int, n_seq_max: int) -> None:
     have = available_memory()
     if have is not None and size > have:
         raise AllocError(
-            f"a context of {n_cells} tokens needs {size / 2**30:.2f} GiB of KV cache, this machine "
-            f"has {have / 2**30:.2f} GiB free; choose a smaller one with -c (n_ctx)"
+            f"a context of {n_cells} tokens and {n_seq_max} sequences needs {size} bytes "
+            f"({size / 2**30:.2f} GiB) of KV cache, this machine has {have / 2**30:.2f} GiB free; "
+            f"choose a smaller one with -c (n_ctx)"
         )

@@ -12,12 +12,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu import osapi
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.buffer import REPACK, RepackBuffer
 from pyggml.backend.cpu.layout import INTERLEAVED
 from pyggml.backend.cpu.repack import repack as repack_tensors
-from pyggml.alloc import alloc_ctx_tensors
 from pyggml.buffer import HOST, HostBuffer
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
@@ -50,8 +50,7 @@ def load_weights(
         AllocError: no memory for the repacked copy.
     """
     infos = check_tensors(file, patterns, hparams)
-    in_order = [n for n in file.tensors if n in infos]  # a layer's weights lie together
-    matrices = {n: infos[n] for n in in_order if repack and _is_matrix(infos[n])}
+    matrices = {n: info for n, info in infos.items() if repack and _is_matrix(info)}
     _check_memory(sum(info.nbytes for info in matrices.values()))
     ctx, weights = Context(no_alloc=True), {}
     mapped = HostBuffer(file.data, HOST)
@@ -79,21 +78,25 @@ def check_tensors(
 ) -> dict[str, TensorInfo]:
     """The tensors of a file that an architecture wants, by name. Raises: ModelError."""
     infos = {}
-    for pattern, sizes in patterns.items():
-        optional = pattern.endswith("?")
-        ne = tuple(_size(hparams, s) for s in sizes)
-        for i in range(hparams.n_layer) if "{i}" in pattern else (0,):
-            name = pattern.rstrip("?").replace("{i}", str(i))
-            info = file.tensors.get(name)
-            if info is None:
-                if optional:
-                    continue
-                raise ModelError(
-                    f"{file.path}: tensor '{name}' is missing; the file is not a whole "
-                    f"{hparams.arch} model"
-                )
-            _check_tensor(file, info, ne)
-            infos[name] = info
+    whole = [(pattern, pattern) for pattern in patterns if "{i}" not in pattern]
+    layers = [
+        (pattern, pattern.replace("{i}", str(i)))
+        for i in range(hparams.n_layer)
+        for pattern in patterns
+        if "{i}" in pattern
+    ]
+    for pattern, name in layers + whole:  # in the order of use: memory streams from one to the next
+        optional, name = name.endswith("?"), name.rstrip("?")
+        info = file.tensors.get(name)
+        if info is None:
+            if optional:
+                continue
+            raise ModelError(
+                f"{file.path}: tensor '{name}' is missing; the file is not a whole "
+                f"{hparams.arch} model"
+            )
+        _check_tensor(file, info, tuple(_size(hparams, s) for s in patterns[pattern]))
+        infos[name] = info
     unknown = [n for n in file.tensors if n not in infos and n not in _UNUSED]
     if unknown:
         raise ModelError(

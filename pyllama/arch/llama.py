@@ -13,11 +13,7 @@ from pyggml.tensor import Tensor
 
 from ..graph.builder import GraphBuilder
 
-TENSORS = {
-    "token_embd.weight": ("n_embd", "n_vocab"),
-    "output_norm.weight": ("n_embd",),
-    "output.weight?": ("n_embd", "n_vocab"),
-    "rope_freqs.weight?": ("n_rot/2",),
+TENSORS = {  # a layer's weights in the order of their use
     "blk.{i}.attn_norm.weight": ("n_embd",),
     "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
     "blk.{i}.attn_q.bias?": ("n_embd_q",),
@@ -29,11 +25,15 @@ TENSORS = {
     "blk.{i}.attn_output.bias?": ("n_embd",),
     "blk.{i}.ffn_norm.weight": ("n_embd",),
     "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
-    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
     "blk.{i}.ffn_gate.bias?": ("n_ff",),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
     "blk.{i}.ffn_up.bias?": ("n_ff",),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
     "blk.{i}.ffn_down.bias?": ("n_embd",),
+    "rope_freqs.weight?": ("n_rot/2",),
+    "output_norm.weight": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
 }
 
 

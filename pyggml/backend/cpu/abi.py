@@ -33,6 +33,9 @@ TENSOR_WORDS = 9
 DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6 = (TENSORS + TENSOR_WORDS * i for i in range(8))
 N_HEADER = TENSORS + TENSOR_WORDS
 
+BAD_INDEX = 1
+ERRORS = {BAD_INDEX: "an index lies outside of its table (GET_ROWS, SET_ROWS)"}  # set_error's codes
+
 i8, i16, i32, i64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 f16, f32, f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 
@@ -177,5 +180,5 @@ def first_row(rows, chunk, n_chunks):  # type: ignore[no-untyped-def]
 
 @inline
 def set_error(node, code):  # type: ignore[no-untyped-def]
-    """Report an error code (see ``errors``); the compute ends with it."""
+    """Report a code of ``ERRORS``; the compute ends with it."""
     i64_ptr(load_i64(node))[0] = code

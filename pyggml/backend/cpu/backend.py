@@ -10,10 +10,12 @@ Thread-safe: computes of one process queue on the pool. Nothing is allocated whi
 from __future__ import annotations
 
 import platform
+import threading
 
 from ... import env
 from ...buffer import HOST, BufferType
 from ...cgraph import CGraph
+from ...errors import ComputeError
 from ...tensor import Tensor
 from ..interface import Device
 from . import kernels as kernels  # registers the lowerings
@@ -40,6 +42,7 @@ class CpuBackend:
         self.n_threads = default_threads() if n_threads is None else max(1, n_threads)
         self.fusion = fusion and env.FUSION.enabled()
         self._store = WorkStore()
+        self._inside: set[int] = set()  # threads that run a program here
 
     @property
     def device(self) -> Device:
@@ -67,7 +70,17 @@ class CpuBackend:
 
     def run(self, program: Program) -> None:
         """Run a program. Raises: Aborted, ComputeError."""
-        get_pool().run(program, program.n_threads)
+        thread = threading.get_ident()
+        if thread in self._inside:  # its work memory is in use
+            raise ComputeError(
+                "a Python callable of a graph computes on the backend that runs it; "
+                "give it a backend of its own"
+            )
+        self._inside.add(thread)
+        try:
+            get_pool().run(program, program.n_threads)
+        finally:
+            self._inside.discard(thread)
 
     def graph_compute(self, graph: CGraph) -> None:
         """Lower and run. Raises: UnsupportedOp, Aborted, ComputeError."""

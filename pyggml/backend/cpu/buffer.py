@@ -4,8 +4,8 @@
     buffer.set_tensor(weight, ggml_bytes)          # stored 16 rows interleaved
     buffer.get_tensor(weight)                      # ggml's bytes again
 
-A repacked tensor can be a matmul's weight or GET_ROWS' table and nothing else, and no tensor is kept
-in both layouts.
+A repacked tensor can be a matmul's weight or GET_ROWS' table and nothing else, and no tensor is
+kept in both layouts.
 """
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ class Watcher:
         read, write = socket.socketpair()
         write.setblocking(False)
         self._pipe = read, write
-        threading.Thread(target=self._watch, args=(read,), daemon=True, name="pyggml-signal").start()
+        watch = threading.Thread(target=self._watch, args=(read,), daemon=True)
+        watch.name = "pyggml-signal"
+        watch.start()
 
     def _watch(self, read: socket.socket) -> None:
         while data := read.recv(64):

@@ -4,9 +4,9 @@
 
 A group is 16 rows; within it, blocks of 32 columns follow each other. A block holds the 16 scales
 (float16), for Q4_1 the 16 minima, then lines of 64 bytes: line j has 4 bytes of each row, the codes
-of columns 4j..4j+3 (four-bit formats: in the low nibbles, with 16+4j.. in the high ones). F16 and F32
-are columns of 16 values. The bytes are ggml's, only their order differs. Rows past the last full
-group are padded with zeros.
+of columns 4j..4j+3 (four-bit formats: in the low nibbles, with 16+4j.. in the high ones). F16 and
+F32 are columns of 16 values. The bytes are ggml's, only their order differs. Rows past the last
+full group are padded with zeros.
 """
 
 from __future__ import annotations

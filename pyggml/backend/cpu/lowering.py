@@ -2,7 +2,7 @@
 
     @lowers("SCALE")
     def lower_scale(low, node):
-        low.launch(scale_f32, node, (node.op_params["s"], node.op_params["b"]), low.row_chunks(node))
+        low.launch(scale_f32, node, (node.op_params["s"],), low.row_chunks(node))
 
 Kernel files register one lowering an op (and one a fused pattern). A lowering may ask for the
 quantized form of a source (``low.quantized``): it is made once for all matmuls that read it, by the
@@ -51,7 +51,9 @@ SUPPORTS: dict[str, Callable[[Tensor], bool]] = {}
 FUSED: dict[tuple[str, ...], Callable[..., bool]] = {}
 
 
-def lowers(op: str, supports: Callable[[Tensor], bool] = lambda node: True) -> Callable[[Lower], Lower]:
+def lowers(
+    op: str, supports: Callable[[Tensor], bool] = lambda node: True
+) -> Callable[[Lower], Lower]:
     """Register the lowering of an op; ``supports`` says which types and strides it takes."""
 
     def register(lower: Lower) -> Lower:
@@ -75,7 +77,7 @@ def fuses(*ops: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
 
 
 def _same_rows(x: Tensor) -> Tensor:
-    """The tensor that ``x`` is a mere reshape of, where both have the same blocks of 32; or ``x``."""
+    """What ``x`` is a mere reshape of, where both have the same blocks of 32; or ``x``."""
     root = x.view_src
     if root is None or x.data != root.data or x.nelements != root.nelements:
         return x
@@ -160,7 +162,9 @@ class Lowering:
         """Chunks for a kernel that splits rows: enough for the threads, none too small."""
         return max(1, min(node.nrows, node.nelements // GRAIN, 8 * self.n_threads))
 
-    def quantized(self, x: Tensor, quantize: Callable[[Lowering, Tensor, WorkRange], None]) -> WorkRange:
+    def quantized(
+        self, x: Tensor, quantize: Callable[[Lowering, Tensor, WorkRange], None]
+    ) -> WorkRange:
         """The int8 form of ``x`` (see ``kernels/quantize.py``), made once for adjacent readers.
 
         Where the launch that computes ``x`` can quantize (``quantize_param``), it does; otherwise

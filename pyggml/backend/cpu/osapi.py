@@ -1,6 +1,6 @@
 """Every call into the operating system, each with a twin that does nothing where there is none.
 
-    n = default_threads()                          # min(affinity, cgroup quota, physical cores)
+n = default_threads()                          # min(affinity, cgroup quota, physical cores)
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class PhaseTime:
     def label(self) -> str:
         """Kernels and the first node, such as ``mul_mat_q4_1_x16*3 Qcur-0``."""
         names = [str(launch.kernel and launch.kernel.name) for launch in self.phase.launches]
-        parts = [n if names.count(n) == 1 else f"{n}*{names.count(n)}" for n in dict.fromkeys(names)]
-        return " + ".join(parts)
+        count = {n: names.count(n) for n in names}
+        return " + ".join(n if k == 1 else f"{n}*{k}" for n, k in count.items())
 
     @property
     def bytes(self) -> int:

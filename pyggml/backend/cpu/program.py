@@ -4,9 +4,9 @@
     pool.run(program, 2)
 
 Launches become phases: a launch runs one phase after the last one that it depends on, where depends
-means overlapping bytes of memory (read after write, write after read, write after write; work memory
-included). So nodes that do not touch each other (Q, K and V; gate and up) share a phase, and each
-phase boundary is the only barrier. A program keeps its buffers and kernels alive.
+means overlapping bytes of memory (read after write, write after read, write after write; work
+memory included). So nodes that do not touch each other (Q, K and V; gate and up) share a phase, and
+each phase boundary is the only barrier. A program keeps its buffers and kernels alive.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ class _Hazards:
     def __init__(self, launches: list[Launch]) -> None:
         spans = _merge([r for launch in launches for r in (*launch.reads, *launch.writes)])
         self._starts = np.array([a for a, _ in spans], np.int64)
-        self._shift = [
-            max(6, ((end - start) // _GRANULES).bit_length()) for start, end in spans
-        ]
+        self._shift = [max(6, ((end - start) // _GRANULES).bit_length()) for start, end in spans]
         sizes = [
             ((end - start) >> shift) + 1
             for (start, end), shift in zip(spans, self._shift, strict=True)
@@ -152,9 +150,7 @@ class Program:
                 self._keep.append((launch.kernel, launch.dst.buffer))
                 first += launch.chunks
         table = np.array(launch_words, np.int64)
-        header = np.array(
-            [phase_words.ctypes.data, len(phases), table.ctypes.data], np.int64
-        )
+        header = np.array([phase_words.ctypes.data, len(phases), table.ctypes.data], np.int64)
         self._keep.append((phase_words, table, records, header))
         return int(header.ctypes.data)
 

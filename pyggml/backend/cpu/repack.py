@@ -3,7 +3,7 @@
     for done_bytes in repack(backend, [(tensor, ggml_bytes), ...]):
         ...                                        # show progress
 
-Each step is one program whose launches interleave whole tensors; the mapped pages are let go behind.
+Each step is one program whose launches interleave whole tensors; mapped pages are let go behind.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ KIND, SOURCE, ROW_BYTES, N_ROWS, N_COLUMNS, GROUP_BYTES, MATRICES = range(7)
 
 @kernel
 def repack_groups(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """A range of groups; reads rows front to back, writes with a stride of 16 values."""
     n_rows, row_bytes = int_param(node, N_ROWS), int_param(node, ROW_BYTES)
     kind, group_bytes = int_param(node, KIND), int_param(node, GROUP_BYTES)
     groups = (n_rows + ROWS - 1) // ROWS

@@ -4,7 +4,7 @@
 
 The first time that these sources meet this host, a child process runs one small case of each kernel
 family and compares it with the op's NumPy reference. If it dies or disagrees, the next simpler
-instruction set is tried, with one line on stderr. What the child compiled is in the code cache then.
+instruction set is tried, with one line on stderr. What the child compiled is in the cache then.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """FLASH_ATTN_EXT: one pass over the keys in fixed chunks of 256, for one token and for prompts.
 
-For each chunk keys and values are laid out as columns of 16 in thread scratch, float32,
-shared by all query rows that read them (a block of tokens times the heads of one KV head); scores and
-weighted values are register tiles of 4 rows by 16. Each chunk ends in (max, sum, values) of its own,
-and chunks are merged in order, so the bits do not depend on how tokens or chunks are spread: a few
+For prompts, the keys and values of a chunk are laid out as columns of 16 in thread scratch,
+float32, and shared by all query rows that read them (a block of tokens times the heads of one KV
+head); one token reads them where they lie. Each chunk ends in (max, sum, values) of its own, and
+chunks are merged in order, so the bits do not depend on how tokens or chunks are spread: a few
 tokens split the chunks over threads and merge them in a second launch.
 """
 
@@ -17,13 +17,28 @@ from ....dtype import GGMLType
 from ....jit import Kernel, inline, inline_strict, kernel
 from ....tensor import Tensor
 from ..abi import (
-    DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6, data, f32_ptr, float_param, i32_ptr, i64_ptr, int_param,
-    load_f32, nb, ne,
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    SRC3,
+    SRC4,
+    SRC5,
+    SRC6,
+    data,
+    f32_ptr,
+    float_param,
+    i32_ptr,
+    i64_ptr,
+    int_param,
+    load_f32,
+    nb,
+    ne,
 )  # fmt: skip
 from ..lowering import Lowering, lowers
+from ..simd.attend import score_cells, score_tile, weigh_cells
 from ..simd.half import load_f16
 from ..simd.math import exp_f32, tanh_f32
-from ..simd.attend import score_cells, score_tile, weigh_cells
 from ..simd.tile import float_tile, transpose_8x8, widen_8
 from .quantize import quantize_row
 
@@ -397,7 +412,7 @@ def _supports(node: Tensor) -> bool:
 
 
 @lowers("FLASH_ATTN_EXT", _supports)
-def lower_flash_attn(low: Lowering, node: Tensor) -> None:
+def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     q, k, v, mask, _, cells, _ = node.src
     assert q is not None and k is not None and v is not None
     n_tokens, n_head, n_streams = q.ne[1:]

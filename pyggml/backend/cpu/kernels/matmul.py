@@ -16,7 +16,16 @@ from ....jit import Kernel, inline, kernel
 from ....ops.glu import ACTIVATIONS as GLU_ACTIVATIONS
 from ....tensor import Tensor
 from ..abi import (
-    DST, SRC0, SRC1, SRC2, data, f32_ptr, first_row, int_param, nb, ne,
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    data,
+    f32_ptr,
+    first_row,
+    int_param,
+    nb,
+    ne,
 )  # fmt: skip
 from ..buffer import is_repacked
 from ..layout import INTERLEAVED, Q8_BLOCK, ROWS, block_bytes, group_bytes
@@ -118,7 +127,7 @@ def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
 def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
     """Gate and up matmuls of interleaved quantized weights (SRC0, SRC2), and the GLU of the two.
 
-    A chunk's unit is 32 rows, one block of the result's quantized form, which it writes if asked to.
+    A chunk's unit is 32 rows, one block of the result's quantized form, written if asked for.
     """
     block = block_bytes(kind)
 
@@ -209,13 +218,18 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, add: Tensor | None) -> Non
     launch.streams = w
 
 
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    a, b = byte_range(x), byte_range(y)
+    return a[0] < b[1] and b[0] < a[1]
+
+
 @lowers("MUL_MAT", supports_mul_mat)
-def lower_mul_mat(low: Lowering, node: Tensor) -> None:
+def _lower_mul_mat(low: Lowering, node: Tensor) -> None:
     _launch(low, node, node, None)
 
 
 @fuses("MUL_MAT", "ADD")
-def lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
+def _lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
     """A residual, or a bias that all tokens share, is added where the matmul ends."""
     w, x = node.src[0], node.src[1]
     other = total.src[1] if total.src[0] is node else total.src[0]
@@ -226,15 +240,15 @@ def lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
         return False
     if other.type is not GGMLType.F32 or other.nb[0] != 4 or total.nb != node.nb:
         return False
-    a, b = byte_range(total), byte_range(x)
-    if w.type not in _QUANTIZED and a[0] < b[1] and b[0] < a[1]:
-        return False  # the result may take the place of x, which float tiles still read
+    read = [w] if w.type in _QUANTIZED else [w, x]  # by other chunks, while this one writes
+    if any(_overlap(total, t) for t in read):
+        return False
     _launch(low, node, total, other)
     return True
 
 
 @fuses("MUL_MAT", "MUL_MAT", "GLU")
-def lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> bool:
+def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> bool:
     """Gate and up rows are computed together, and only their product is stored."""
     gate_w, x = gate.src[0], gate.src[1]
     up_w = up.src[0]

@@ -12,6 +12,7 @@ from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
 from ..abi import (
+    BAD_INDEX,
     DST,
     SRC0,
     SRC1,
@@ -33,7 +34,6 @@ from ..simd.block import BLOCK, TYPES, decode_block, encode_block
 from ..simd.element import BF16, F16, F32, I32, put, take
 from ..simd.interleave import take_block
 
-BAD_INDEX = 1  # error code
 _BLOCKS = tuple(int(t) for t in TYPES)
 _FLOATS = (F32, F16, BF16)
 

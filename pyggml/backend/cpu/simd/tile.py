@@ -19,7 +19,20 @@ from numba.extending import intrinsic
 from ....dtype import GGMLType
 from ..layout import Q8_BLOCK, block_bytes
 from .vector import (
-    LINE, at, broadcast, f32, fma, i8, i16, i32, i64, load, splat, store, vec, vectors,
+    LINE,
+    at,
+    broadcast,
+    f32,
+    fma,
+    i8,
+    i16,
+    i32,
+    i64,
+    load,
+    splat,
+    store,
+    vec,
+    vectors,
 )  # fmt: skip
 
 Value = Any

@@ -23,6 +23,7 @@ Value = Any
 
 
 def vec(element: ir.Type, lanes: int) -> ir.VectorType:
+    """A vector type."""
     return ir.VectorType(element, lanes)
 
 
@@ -39,12 +40,14 @@ def broadcast(b: Value, scalar: Value, lanes: int) -> Value:
 
 
 def load(b: Value, address: Value, type: ir.Type, align: int = 1) -> Value:
+    """Load a value of any type; unaligned unless told otherwise."""
     value = b.load(b.inttoptr(address, type.as_pointer()))
     value.align = align
     return value
 
 
 def store(b: Value, value: Value, address: Value, align: int = 1) -> None:
+    """Store a value; unaligned unless told otherwise."""
     b.store(value, b.inttoptr(address, value.type.as_pointer())).align = align
 
 

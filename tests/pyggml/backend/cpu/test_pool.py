@@ -1,4 +1,4 @@
-"""The pool: threads, errors, aborts, nested and parallel callers, forks and the interpreter's end."""
+"""The pool: threads, errors, aborts, nested and parallel callers, forks, the process's end."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_two_python_threads_compute_at_once() -> None:
     assert not wrong
 
 
-# --- other processes -----------------------------------------------------------------------------
+# --- other processes ---
 
 SETUP = """
 import os, sys, time

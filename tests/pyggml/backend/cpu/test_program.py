@@ -1,7 +1,7 @@
-"""A program is the graph: whatever runs at the same time, is fused or shares memory, the bits stay.
+"""A program is its graph: whatever runs at the same time, is fused or shares memory.
 
-Races are not waited for: an adversary runs the chunks of each phase one by one in random order, with
-garbage in the scratch memory, so a missing dependency shows in a single thread.
+Races are not waited for: an adversary runs the chunks of each phase one by one in random order,
+with garbage in the scratch memory, so a missing dependency shows in a single thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu import lowering
 from pyggml.backend.cpu.buffer import REPACK
 from pyggml.backend.cpu.kernels import matmul
-from pyggml.backend.cpu.pool import LAUNCH_WORDS, PHASE_WORDS, get_pool
+from pyggml.backend.cpu.loop import LAUNCH_WORDS, PHASE_WORDS
+from pyggml.backend.cpu.pool import get_pool
 from pyggml.backend.cpu.program import Program, compile_program
 from pyggml.backend.cpu.work import WorkStore
 from pyggml.buffer import HOST, zeroed
@@ -116,7 +117,7 @@ def assert_same_bits(got: Arrays, want: Arrays, where: str) -> None:
 
 
 @given(recipes(), st.integers(0, 1 << 20))
-@settings(max_examples=40)
+@settings(max_examples=60)
 def test_dropped_barriers_and_fusion_keep_the_bits(recipe: Recipe, seed: int) -> None:
     graph, allocator = prepared(recipe)
     simple = lower(graph.graph, 1, sequential=True, fusion=False)
@@ -131,7 +132,7 @@ def test_dropped_barriers_and_fusion_keep_the_bits(recipe: Recipe, seed: int) ->
             assert_same_bits(compute(graph, allocator, program, 2), want, "2 threads")
 
 
-# --- a layer with the patterns that are fused and share work memory ------------------------------
+# --- a layer with the patterns that are fused and share work memory ---
 
 
 def layer(n_tokens: int, buft: Any = REPACK) -> tuple[CGraph, Tensor, Tensor]:
@@ -192,7 +193,7 @@ def test_independent_nodes_share_a_phase_and_fusion_makes_fewer_launches() -> No
     assert len(lower(graph, sequential=True).phases) > len(fused.phases)
 
 
-# --- what random graphs do not meet --------------------------------------------------------------
+# --- what random graphs do not meet ---
 
 
 def run(*results: Tensor) -> None:

@@ -1,0 +1,170 @@
+"""The interleaved layout: there and back, its kernels, and who may use it."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyggml import ops
+from pyggml.alloc.tallocr import alloc_ctx_tensors
+from pyggml.backend.cpu import repack as repack_module
+from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.backend.cpu.buffer import REPACK, RepackBuffer, is_repacked
+from pyggml.backend.cpu.layout import INTERLEAVED, ROWS, deinterleave, group_bytes, interleave
+from pyggml.backend.cpu.repack import repack
+from pyggml.buffer import HOST
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType, row_size
+from pyggml.errors import ShapeError, UnsupportedOp
+from pyggml.quants import quantize
+from pyggml.tensor import Tensor
+
+Bytes = npt.NDArray[np.uint8]
+BACKEND = CpuBackend(2)
+kinds = st.sampled_from(INTERLEAVED)
+
+
+def random_bytes(kind: GGMLType, ne: tuple[int, ...], seed: int = 0) -> Bytes:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, row_size(kind, ne[0]) * int(np.prod(ne[1:])), np.uint8)
+
+
+def repacked(kind: GGMLType, *ne: int) -> Tensor:
+    ctx = Context(no_alloc=True)
+    tensor = ctx.new_tensor(kind, ne)
+    alloc_ctx_tensors(ctx, REPACK)
+    return tensor
+
+
+def buffer_of(tensor: Tensor) -> RepackBuffer:
+    assert isinstance(tensor.buffer, RepackBuffer)
+    return tensor.buffer
+
+
+@given(kinds, st.integers(1, 4), st.integers(1, 40), st.integers(0, 99))
+def test_there_and_back(kind: GGMLType, blocks: int, n_rows: int, seed: int) -> None:
+    n = blocks * kind.block_size
+    rows = random_bytes(kind, (n, n_rows), seed).reshape(n_rows, -1)
+    groups = interleave(kind, rows)
+    assert groups.shape == (-(-n_rows // ROWS), group_bytes(kind, n))
+    assert np.count_nonzero(groups) == np.count_nonzero(rows)  # the padding is zero
+    np.testing.assert_array_equal(deinterleave(kind, groups, n_rows), rows)
+
+
+def test_the_layout_as_documented() -> None:
+    """Q4_1: 16 scales, 16 minima, then 4 bytes of each row, line by line."""
+    row = np.arange(20, dtype=np.uint8)
+    group = interleave(GGMLType.Q4_1, row + 20 * np.arange(3, dtype=np.uint8)[:, None])[0]
+    assert group[:6].tolist() == [0, 1, 20, 21, 40, 41]
+    assert group[32:38].tolist() == [2, 3, 22, 23, 42, 43]
+    assert group[64:76].tolist() == [4, 5, 6, 7, 24, 25, 26, 27, 44, 45, 46, 47]
+    assert group[128:132].tolist() == [8, 9, 10, 11]
+
+
+@given(kinds, st.integers(1, 3), st.integers(1, 35), st.integers(1, 2), st.integers(1, 2))
+@settings(max_examples=40)
+def test_the_repack_kernel_is_the_reference(
+    kind: GGMLType, blocks: int, n_rows: int, n2: int, n3: int
+) -> None:
+    ne = (blocks * kind.block_size, n_rows, n2, n3)
+    by_numpy, by_kernel = repacked(kind, *ne), repacked(kind, *ne)
+    source = random_bytes(kind, ne)
+    kept = source.copy()
+    buffer_of(by_numpy).set_tensor(by_numpy, source)
+    assert list(repack(BACKEND, [(by_kernel, source)])) == [source.nbytes]
+    a, b = (buffer_of(t).groups(t) for t in (by_numpy, by_kernel))
+    np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(by_kernel.bytes(), kept)
+    np.testing.assert_array_equal(source, kept)
+
+
+def test_repacking_in_steps_from_a_mapped_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tensors a buffer; pages are let go, but other memory keeps its content."""
+    monkeypatch.setattr(repack_module, "_STEP_BYTES", 20_000)
+    ctx = Context(no_alloc=True)
+    tensors = [ctx.new_tensor_2d(GGMLType.Q4_1, 64, n) for n in (100, 600, 7, 900)]
+    alloc_ctx_tensors(ctx, REPACK)
+    data = random_bytes(GGMLType.Q4_1, (64, 1607))
+    path = tmp_path / "weights"
+    path.write_bytes(data.tobytes())
+    with path.open("rb") as file:
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    for source in (mapped, data.copy()):
+        cuts = np.cumsum([t.nbytes for t in tensors])[:-1]
+        done = list(repack(BACKEND, zip(tensors, np.split(source, cuts), strict=True)))
+        assert done == sorted(done) and len(done) > 1 and done[-1] == data.nbytes
+        for tensor, part in zip(tensors, np.split(data, cuts), strict=True):
+            np.testing.assert_array_equal(tensor.bytes(), part)
+        np.testing.assert_array_equal(source, data)
+
+
+def compute(node: Tensor) -> npt.NDArray[Any]:
+    graph = CGraph()
+    graph.build_forward_expand(node)
+    BACKEND.graph_compute(graph)
+    return node.numpy()
+
+
+@pytest.mark.parametrize("kind", INTERLEAVED, ids=lambda t: t.name)
+@pytest.mark.parametrize("n_rows", [16, 41])
+def test_rows_of_a_table_are_the_same_in_both_layouts(kind: GGMLType, n_rows: int) -> None:
+    values = np.random.default_rng(0).standard_normal((2, n_rows, 64)).astype(np.float32)
+    rows = quantize(values, kind).reshape(-1)
+    plain_ctx = Context(no_alloc=True)
+    plain = plain_ctx.new_tensor(kind, (64, n_rows, 2))
+    alloc_ctx_tensors(plain_ctx, HOST).set_tensor(plain, rows)
+    table = repacked(kind, 64, n_rows, 2)
+    buffer_of(table).set_tensor(table, rows)
+    ctx = Context()
+    ids = ctx.from_numpy(np.array([[0, n_rows - 1, 15, 3], [1, 2, 3, n_rows - 2]], np.int32))
+    want = compute(ops.get_rows(ctx, plain, ids))
+    assert compute(ops.get_rows(ctx, table, ids)).tobytes() == want.tobytes()
+
+
+def test_huge_pages_and_alignment() -> None:
+    assert REPACK.alloc_buffer(100).base % 64 == 0
+    large = REPACK.alloc_buffer(3 << 20)
+    assert large.base % (2 << 20) == 0 and large.size == 3 << 20 and large.mem is None
+
+
+def test_what_can_be_repacked() -> None:
+    ctx = Context(no_alloc=True)
+    assert REPACK.accepts(ctx.new_tensor_2d(GGMLType.Q8_0, 64, 3))
+    assert not REPACK.accepts(ctx.new_tensor_1d(GGMLType.F32, 64))
+    assert not REPACK.accepts(ctx.new_tensor_2d(GGMLType.I32, 64, 3))
+    assert not REPACK.accepts(ops.transpose(ctx, ctx.new_tensor_2d(GGMLType.F32, 64, 3)))
+
+
+def test_repacked_memory_is_used_whole_and_by_few() -> None:
+    w = repacked(GGMLType.F32, 64, 64)
+    buffer_of(w).set_tensor(w, np.zeros(64 * 64 * 4, np.uint8))
+    ctx = Context()
+    x = ctx.from_numpy(np.zeros((64, 64), np.float32))
+    half = ops.view_2d(ctx, w, 64, 32, w.nb[1], 8 * w.nb[1])
+    assert is_repacked(w) and is_repacked(half)
+    nodes = [
+        ops.mul_mat(ctx, x, w),
+        ops.mul_mat(ctx, half, x),
+        ops.get_rows(ctx, half, ctx.from_numpy(np.zeros(1, np.int32))),
+        ops.scale(ctx, w, 2.0),
+        ops.add(ctx, x, w),
+        ops.cont(ctx, w),
+        ops.rms_norm(ctx, w),
+    ]
+    for node in nodes:
+        assert not BACKEND.supports_op(node)
+        with pytest.raises(UnsupportedOp, match="repacked"):
+            compute(node)
+    assert BACKEND.supports_op(ops.mul_mat(ctx, w, x))
+    with pytest.raises(ShapeError, match="whole"):
+        half.bytes()

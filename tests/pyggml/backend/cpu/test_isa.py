@@ -1,0 +1,193 @@
+"""Every instruction set: the ones of this host run, the others are compiled and read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from math import prod
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import llvmlite.binding as llvm
+import pytest
+from llvmlite import ir
+from numba import types
+
+from pyggml import jit
+from pyggml.backend.cpu import selftest
+from pyggml.backend.cpu.simd import tile
+from pyggml.backend.cpu.simd.vector import Avx2, Avx512Vnni, Generic
+from pyggml.dtype import GGMLType
+from pyggml.errors import BackendError, PyggmlError
+
+ROOT = Path(__file__).parents[4]
+FAMILIES = ("MUL_MAT", "FLASH_ATTN_EXT", "RMS_NORM", "ROPE", "GLU", "GET_ROWS", "SET_ROWS")
+CASES_OF_AN_OP = 12
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_SELF_TEST": "0", **env},
+        capture_output=True, text=True, timeout=280, check=False, cwd=ROOT,
+    )  # fmt: skip
+
+
+def child() -> None:
+    """In a process of its own: some cases of each family against the references."""
+    from pyggml.backend.registry import init_backend
+    from pyggml.ops import OPS
+    from tests.pyggml.ops.harness import CaseRun
+
+    backend = init_backend("cpu", n_threads=2)
+    tried = 0
+    for name in FAMILIES:
+        op = OPS[name]
+        cases = [c for c in op.cases if all(prod(a.ne) <= 1 << 15 for a in c.args if a is not None)]
+        step = max(1, len(cases) // CASES_OF_AN_OP)
+        for case in cases[::step]:
+            run = CaseRun(op, case, backend)
+            if backend.supports_op(run.node):
+                run.compute()
+                assert run.error() <= op.tolerance(run.node), (name, case.id, run.error())
+                tried += 1
+    print(jit.isa(), tried)
+
+
+@pytest.mark.parametrize("isa", jit.host_isas()[1:])  # the first one is what all tests run on
+def test_a_simpler_instruction_set_computes_the_same(isa: str) -> None:
+    """Code of all but the host's best set; its cache directory has the set in its name."""
+    done = python("from tests.pyggml.backend.cpu import test_isa; test_isa.child()", PYGGML_ISA=isa)
+    assert done.returncode == 0, done.stderr
+    name, tried = done.stdout.split()
+    assert name == isa and int(tried) > 3 * len(FAMILIES)
+
+
+@pytest.mark.parametrize("isa", ["sse9", *(n for n in jit.ISAS if n not in jit.host_isas())])
+def test_an_instruction_set_that_is_not_here(isa: str) -> None:
+    code = "from pyggml.backend.cpu.backend import CpuBackend; CpuBackend()"
+    done = python(code, PYGGML_ISA=isa)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "PyggmlError" in last and isa in last and jit.host_isas()[0] in last
+    with pytest.raises(PyggmlError, match="PYGGML_ISA"):
+        jit.use_isa(isa)
+
+
+# --- the self-test ---
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Names that were tried; only "b" and "c" work of a host that has a, b and c."""
+    names: list[str] = []
+
+    def attempt(name: str) -> str:
+        names.append(name)
+        return "exit code -4: no message" if name == "a" else ""
+
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(jit, "host_isas", lambda: ("a", "b", "c"))
+    monkeypatch.setattr(jit, "cache_dir", lambda name: tmp_path / name)
+    monkeypatch.setattr(selftest, "_try", attempt)
+    return names
+
+
+def test_it_steps_down_with_one_line_and_remembers(
+    tries: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert selftest._first_working() == "b"
+    assert tries == ["a", "b"]
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "a kernels fail here" in error and "code -4" in error
+    assert selftest._first_working() == "b"
+    assert tries == ["a", "b", "a"]  # a failure is tried again, what passed is not
+
+
+def test_no_instruction_set_works(tries: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "_try", lambda name: "no")
+    with pytest.raises(BackendError, match="PYGGML_SELF_TEST"):
+        selftest._first_working()
+
+
+def test_a_child_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "wrong_isa" in selftest._try("wrong_isa")
+    monkeypatch.setattr(selftest, "__name__", "no_such_module")
+    assert "no_such_module" in selftest._try(jit.host_isas()[0])
+    monkeypatch.setattr(selftest.sys, "executable", "/nowhere/python")
+    assert "did not end" in selftest._try("generic")
+
+
+# --- assembly of hosts that we do not have ---
+
+QUANTIZED = (GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q8_0)
+X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+
+
+def assembly(intrinsic: Any, kind: GGMLType, n_args: int, cpu: str, triple: str) -> str:
+    """The machine code of a tile for 4 tokens, as text."""
+    module = ir.Module("tile")
+    module.triple = triple
+    i64 = ir.IntType(64)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [i64] * n_args), "tile")
+    builder = ir.IRBuilder(function.append_basic_block())
+    literals = [types.literal(int(kind)), types.literal(4)]
+    _, codegen = intrinsic._defn(None, *literals, *[types.int64] * n_args)
+    context = SimpleNamespace(get_dummy_value=lambda: None)
+    codegen(context, builder, None, [None, None, *function.args])
+    builder.ret_void()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    return str(machine.emit_assembly(parsed))
+
+
+@pytest.mark.parametrize(
+    "kind", [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q8_0], ids=lambda t: t.name
+)
+@pytest.mark.parametrize(
+    ("vectors", "cpu", "triple", "dot"),
+    [
+        (Avx512Vnni, "cascadelake", X86, r"vpdpbusd\s.*zmm"),
+        (Avx2, "haswell", X86, r"vpmaddubsw\s.*ymm"),
+        (Generic, "generic", ARM, r"fmla\s+v\d+\.4s"),
+    ],
+    ids=["avx512vnni", "avx2", "aarch64"],
+)
+def test_quantized_tiles(
+    kind: GGMLType, vectors: type[Generic], cpu: str, triple: str, dot: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(tile, "vectors", vectors)
+    text = assembly(tile.q_tile, kind, 5, cpu, triple)
+    assert len(re.findall(dot, text)) >= 4 * (1 if vectors is Generic else 8)
+    assert not re.search(r"\t(call|bl)\b", text)
+    if vectors is Avx512Vnni:  # 8 lines of 64 codes, 4 tokens: and nothing narrower
+        assert len(re.findall(dot, text)) == 32 and "ymm" not in text
+
+
+@pytest.mark.parametrize("kind", [GGMLType.F16, GGMLType.F32], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    ("vectors", "cpu", "triple", "add"),
+    [
+        (Avx512Vnni, "cascadelake", X86, r"vfmadd\S+ps\s.*zmm"),
+        (Avx2, "haswell", X86, r"vfmadd\S+ps\s.*ymm"),
+        (Generic, "generic", ARM, r"fmla\s+v\d+\.4s"),
+    ],
+    ids=["avx512vnni", "avx2", "aarch64"],
+)
+def test_float_tiles(
+    kind: GGMLType, vectors: type[Generic], cpu: str, triple: str, add: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(tile, "vectors", vectors)
+    text = assembly(tile.float_tile, kind, 7, cpu, triple)
+    assert len(re.findall(add, text)) >= 4 * vectors().parts
+    assert not re.search(r"\t(call|bl)\b", text)
+    assert ("vcvtph2ps" in text) == (kind == GGMLType.F16 and triple == X86)

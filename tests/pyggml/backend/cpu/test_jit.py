@@ -1,0 +1,147 @@
+"""The cache of compiled code: whose it is, when it is used, and that it stays ours alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from numba.core import config
+
+from pyggml import jit
+
+ROOT = Path(__file__).parents[4]
+fresh_cache_dir: Any = jit.cache_dir.__wrapped__
+posix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="permission bits are POSIX's")
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    base = tmp_path / "cache" / "code"
+    monkeypatch.setenv("PYGGML_CACHE_DIR", str(base))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return base
+
+
+def test_one_private_directory_for_sources_and_instruction_set(base: Path) -> None:
+    path = fresh_cache_dir("generic")
+    assert path.parent == base and (path / "used").exists()
+    assert fresh_cache_dir("generic") == path != fresh_cache_dir("avx2")
+    if hasattr(os, "getuid"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
+def test_a_directory_that_others_can_write_is_not_used(
+    mode: int, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Numba unpickles what it finds there."""
+    path = fresh_cache_dir("generic")
+    path.chmod(mode)
+    other = fresh_cache_dir("generic")
+    assert other.parent == tmp_path and stat.S_IMODE(other.stat().st_mode) == 0o700
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "can be written by others" in error and str(other) in error
+
+
+@posix
+def test_a_directory_of_another_user_is_not_used(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh_cache_dir("generic")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert fresh_cache_dir("generic").parent == tmp_path
+
+
+def test_a_cache_that_cannot_be_written(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base.parent.mkdir()
+    base.write_text("a file is where the directory should be")
+    path = fresh_cache_dir("generic")
+    assert path.is_dir() and path.parent == tmp_path
+    error = capsys.readouterr().err
+    assert error.startswith("pyggml: no code cache") and error.count("\n") == 1
+
+
+def test_digests_that_nobody_uses_are_pruned(base: Path) -> None:
+    old, recent, foreign = (base / name for name in ("old", "recent", "foreign"))
+    for path, days in ((old, 31), (recent, 29), (foreign, 0)):
+        path.mkdir(parents=True)
+        if days:
+            (path / "used").touch()
+            then = time.time() - days * 86400
+            os.utime(path / "used", (then, then))
+    kept = fresh_cache_dir("generic")
+    assert set(base.iterdir()) == {recent, foreign, kept}
+
+
+def test_numba_s_own_setting_is_restored() -> None:
+    before = config.CACHE_DIR
+    with pytest.raises(KeyError), jit._numba_cache():
+        assert Path(config.CACHE_DIR) == jit.cache_dir(jit.isa())
+        raise KeyError
+    assert before == config.CACHE_DIR
+
+
+def test_a_user_s_cached_function_stays_in_its_own_place(tmp_path: Path, base: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import numba\n@numba.njit(cache=True)\ndef f(x):\n    return x + 1\n")
+    spec = importlib.util.spec_from_file_location("mine", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.f(2) == 3
+    assert list((tmp_path / "__pycache__").glob("mine.f-*.nbc"))
+    assert not list(jit.cache_dir(jit.isa()).rglob("mine.*"))
+
+
+SCRIPT = """
+from pyggml import jit
+from pyggml.backend.cpu.kernels.scale import scale_f32
+compiled = []
+jit.on_compile = compiled.append
+assert scale_f32.address
+print(compiled, jit.cache_dir(jit.isa()))
+"""
+
+
+def test_a_second_process_loads_what_the_first_compiled(base: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    out = []
+    for _ in range(2):
+        command = [sys.executable, "-c", SCRIPT]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+        out.append(done.stdout.strip())
+    directory = next(base.iterdir())
+    assert out == [f"['scale_f32'] {directory}", f"[] {directory}"]
+    assert list(directory.rglob("*.nbc"))
+
+
+def test_nan_and_inf_travel_through_fast_math() -> None:
+    @jit.inline
+    def total(x):  # type: ignore[no-untyped-def]
+        s = np.float32(0)
+        for v in x:
+            s += v
+        return s
+
+    @numba.njit
+    def call(x: Any) -> Any:
+        return total(x)
+
+    for bad in (np.nan, np.inf):
+        x = np.ones(100, np.float32)
+        x[37] = bad
+        assert np.array_equal(call(x), np.float32(bad), equal_nan=True)

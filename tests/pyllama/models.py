@@ -1,0 +1,167 @@
+"""Tiny LLaMA models as GGUF files: the recorded checkpoint, and random ones with every option.
+
+    spec = Spec(n_head=6, n_head_kv=2, bias=True)
+    weights = random_weights(spec)
+    path = write_model(tmp_path / "x.gguf", spec, weights, GGMLType.F16)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyggml.dtype import GGMLType
+from pyggml.gguf import write_gguf
+from pyggml.quants import quantize
+
+from .tokenizer.vocabularies import DATA, spm, spm_metadata
+
+HF_LLAMA = DATA.parent / "hf_llama"
+Weights = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Sizes of a model; ``factor`` is the linear rope scaling."""
+
+    n_layer: int = 2
+    n_embd: int = 32
+    n_ff: int = 48
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int = 8
+    n_rot: int = 0  # 0: head_dim
+    n_vocab: int = 261  # 3 + 256 bytes + 2: no multiple of anything
+    n_ctx: int = 256
+    eps: float = 1e-5
+    freq_base: float = 10000.0
+    factor: float = 1.0
+    bias: bool = False
+    tied: bool = True
+    freqs: bool = False
+
+    @property
+    def rotated(self) -> int:
+        return self.n_rot or self.head_dim
+
+    def metadata(self) -> dict[str, Any]:
+        """The hyperparameters in GGUF's keys."""
+        keys = {
+            "context_length": self.n_ctx,
+            "embedding_length": self.n_embd,
+            "block_count": self.n_layer,
+            "feed_forward_length": self.n_ff,
+            "attention.head_count": self.n_head,
+            "attention.head_count_kv": self.n_head_kv,
+            "attention.key_length": self.head_dim,
+            "attention.layer_norm_rms_epsilon": np.float32(self.eps),
+            "rope.dimension_count": self.rotated,
+            "rope.freq_base": np.float32(self.freq_base),
+            "rope.scaling.factor": np.float32(self.factor),
+        }
+        return {"general.architecture": "llama"} | {f"llama.{k}": v for k, v in keys.items()}
+
+
+def random_weights(spec: Spec, seed: int = 0) -> Weights:
+    """Weights whose logits have a standard deviation of about one."""
+    rng = np.random.default_rng(seed)
+    q, kv = spec.n_head * spec.head_dim, spec.n_head_kv * spec.head_dim
+    weights: Weights = {}
+
+    def linear(name: str, n_out: int, n_in: int) -> None:
+        weights[f"{name}.weight"] = rng.standard_normal((n_out, n_in)) / np.sqrt(n_in)
+        if spec.bias and name.startswith("blk"):
+            weights[f"{name}.bias"] = rng.standard_normal(n_out) / 2
+
+    def norm(name: str) -> None:
+        weights[f"{name}.weight"] = rng.uniform(0.5, 1.5, spec.n_embd)
+
+    linear("token_embd", spec.n_vocab, spec.n_embd)
+    for i in range(spec.n_layer):
+        norm(f"blk.{i}.attn_norm")
+        norm(f"blk.{i}.ffn_norm")
+        linear(f"blk.{i}.attn_q", q, spec.n_embd)
+        linear(f"blk.{i}.attn_k", kv, spec.n_embd)
+        linear(f"blk.{i}.attn_v", kv, spec.n_embd)
+        linear(f"blk.{i}.attn_output", spec.n_embd, q)
+        linear(f"blk.{i}.ffn_gate", spec.n_ff, spec.n_embd)
+        linear(f"blk.{i}.ffn_up", spec.n_ff, spec.n_embd)
+        linear(f"blk.{i}.ffn_down", spec.n_embd, spec.n_ff)
+    norm("output_norm")
+    if not spec.tied:
+        linear("output", spec.n_vocab, spec.n_embd)
+    if spec.freqs:
+        weights["rope_freqs.weight"] = rng.uniform(1, 8, spec.rotated // 2)
+    return {name: value.astype(np.float32) for name, value in weights.items()}
+
+
+def write_model(
+    path: Path,
+    spec: Spec,
+    weights: Weights,
+    type: GGMLType = GGMLType.F32,
+    metadata: dict[str, Any] | None = None,
+) -> Path:
+    """Write a model with its matrices in ``type``; ``metadata`` replaces keys, None drops one."""
+    vocabulary = spm(*(chr(ord("A") + i) for i in range(spec.n_vocab - 259)))
+    keys = spec.metadata() | (vocabulary if spec.n_vocab != 512 else tokenizer()) | (metadata or {})
+    tensors = {
+        name: value if value.ndim == 1 else (quantize(value, type), type, value.shape[::-1])
+        for name, value in weights.items()
+    }
+    write_gguf(path, {key: value for key, value in keys.items() if value is not None}, tensors)
+    return path
+
+
+def tokenizer() -> dict[str, Any]:
+    """Metadata of the checkpoint's tokenizer."""
+    return spm_metadata(DATA / "llama" / "tokenizer.model")
+
+
+# --- the checkpoint: transformers' LLaMA with recorded logits ------------------------------------
+
+HF_SPEC = Spec(
+    n_layer=3, n_embd=64, n_ff=160, n_head=4, n_head_kv=2, head_dim=16, n_vocab=512, tied=False
+)
+_HF_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def hf_weights() -> Weights:
+    """The checkpoint's weights in GGUF's names and order of rows."""
+    data = (HF_LLAMA / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    weights: Weights = {}
+    for name, info in json.loads(data[8:start]).items():
+        if name == "__metadata__":
+            continue
+        first, last = (start + offset for offset in info["data_offsets"])
+        value = np.frombuffer(data[first:last], np.float32).reshape(info["shape"])
+        for part, heads in (("q_proj", HF_SPEC.n_head), ("k_proj", HF_SPEC.n_head_kv)):
+            if part in name:  # half-split rotary pairs become neighbours
+                halves = value.reshape(heads, 2, -1, value.shape[1])
+                value = halves.swapaxes(1, 2).reshape(value.shape)
+        weights[_gguf_name(name)] = value
+    return weights
+
+
+def _gguf_name(name: str) -> str:
+    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    stem = name.removesuffix(".weight")
+    if stem in whole:
+        return f"{whole[stem]}.weight"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{_HF_NAMES[part]}.weight"

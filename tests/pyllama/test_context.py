@@ -1,0 +1,386 @@
+"""Contexts: sequences, rollback, reuse, errors without side effects, stops, threads and fork."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.dtype import GGMLType
+from pyggml.errors import Aborted, AllocError, ComputeError
+from pyllama import Batch, Context, Model
+from pyllama.context import bucket
+from pyllama.errors import BatchError, ContextFull
+
+from .models import Spec, random_weights, write_model
+
+TOKENS = np.random.default_rng(7).integers(0, 261, 64).tolist()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = Spec()
+    return write_model(tmp_path_factory.mktemp("m") / "x.gguf", spec, random_weights(spec))
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Model:
+    return Model.load(path)
+
+
+@pytest.fixture
+def make(model: Model) -> Callable[..., Context]:
+    return lambda **options: Context(model, **{"n_ctx": 64, **options})
+
+
+def rows(context: Context, *parts: list[int], seq: int = 0) -> np.ndarray:
+    """Logits of all tokens of a sequence that is decoded in parts."""
+    out = []
+    for part in parts:
+        context.decode(Batch(part, seq_id=seq, logits="all"))
+        out.append(context.logits.copy())
+    return np.concatenate(out)
+
+
+def state(context: Context) -> tuple[Any, ...]:
+    kv = context.kv
+    seqs = range(kv.n_seq_max)
+    return kv.n_used, [(kv.length(s), kv.seq_pos_min(s), kv.seq_pos_max(s)) for s in seqs]
+
+
+# --- sequences ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_ubatch", [1, 5, 64])
+def test_interleaved_sequences_have_the_bits_of_separate_runs(
+    make: Callable[..., Context], n_ubatch: int
+) -> None:
+    lengths = (20, 3, 11)
+    texts = [TOKENS[10 * s : 10 * s + n] for s, n in enumerate(lengths)]
+    alone = [rows(make(), text) for text in texts]
+    rng = np.random.default_rng(n_ubatch)
+    order = rng.permutation(np.repeat(np.arange(3), lengths)).tolist()
+    at = [order[:i].count(s) for i, s in enumerate(order)]
+    wanted = rng.random(len(order)) < 0.5
+    context = make(n_seq_max=3, n_ubatch=n_ubatch)
+    mixed = [texts[s][i] for s, i in zip(order, at, strict=True)]
+    context.decode(Batch(mixed, pos=at, seq_id=order, logits=wanted.tolist()))
+    outputs = np.flatnonzero(wanted)
+    assert len(context.logits) == len(outputs)
+    for row, i in zip(context.logits, outputs, strict=True):
+        assert np.array_equal(row, alone[order[i]][at[i]])
+
+
+def test_a_shared_prefix_and_cells_that_lie_anywhere(make: Callable[..., Context]) -> None:
+    """Sequence 1 takes over a prefix, in cells that were used and freed by others."""
+    context = make(n_seq_max=3, n_ctx=40)
+    rows(context, TOKENS[40:50], seq=2)
+    rows(context, TOKENS[:12])
+    context.kv.seq_rm(2, 0, 4)
+    context.kv.seq_rm(2, 7, 9)
+    context.kv.seq_cp(0, 1, 0, 8)
+    assert context.kv.n_used == 4 + 12 and context.kv.seq_pos_max(1) == 7
+    got = rows(context, TOKENS[20:30], TOKENS[30:33], seq=1)
+    again = rows(context, TOKENS[12:16])
+    assert np.array_equal(got, rows(make(), TOKENS[:8] + TOKENS[20:33])[8:])
+    assert np.array_equal(again, rows(make(), TOKENS[:16])[12:])
+    context.kv.seq_keep(1)
+    assert state(context) == (21, [(0, -1, -1), (21, 0, 20), (0, -1, -1)])
+    assert np.array_equal(rows(context, TOKENS[:19]), rows(make(), TOKENS[:19]))  # 40 cells: full
+
+
+def test_rollback_clear_and_a_start_anywhere(make: Callable[..., Context]) -> None:
+    context, whole = make(), rows(make(), TOKENS[:20])
+    rows(context, TOKENS[:8], TOKENS[50:60])
+    context.kv.seq_rm(0, 8)
+    assert np.array_equal(rows(context, TOKENS[8:20]), whole[8:])
+    context.kv.clear()
+    assert np.array_equal(rows(context, TOKENS[:20]), whole)
+    context.kv.clear()
+    context.decode(Batch(TOKENS[:4], pos=[7, 8, 9, 10]))
+    assert (context.kv.seq_pos_min(0), context.kv.seq_pos_max(0)) == (7, 10)
+
+
+def test_outputs_that_are_wanted_and_no_others(make: Callable[..., Context]) -> None:
+    whole = rows(make(), TOKENS[:20])
+    context = make(n_ubatch=6)
+    flags = [i in (0, 5, 7) for i in range(20)]  # none in the last ubatches
+    context.decode(Batch(TOKENS[:20], logits=flags))
+    assert np.array_equal(context.logits, whole[[0, 5, 7]])
+    assert np.array_equal(context.logits_ith(-1), whole[7])
+    with pytest.raises(BatchError, match=r"logits_ith\(3\): the last decode had 3"):
+        context.logits_ith(3)
+    context.kv.clear()
+    context.decode(Batch(TOKENS[:19], logits="none"))
+    assert len(context.logits) == 0
+    context.decode(Batch(TOKENS[19:20]))
+    assert np.array_equal(context.logits, whole[19:])
+
+
+# --- reuse ----------------------------------------------------------------------------------------
+
+
+def test_programs_are_reused_with_equal_bits(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [TOKENS[:9], *([t] for t in TOKENS[9:15]), TOKENS[15:32], TOKENS[32:49], TOKENS[49:]]
+    context = make()
+    reusing = rows(context, *parts)
+    # one token with one output is there from the start; 17 tokens twice share a bucket with none
+    assert context.n_reused == 6 + 1
+    monkeypatch.setenv("PYLLAMA_GRAPH_REUSE", "0")
+    rebuilding = make()
+    assert np.array_equal(rows(rebuilding, *parts), reusing) and rebuilding.n_reused == 0
+
+
+def test_buckets_are_never_too_small_and_rarely_too_large() -> None:
+    sizes = range(1, 5000)
+    assert all(n <= bucket(n) <= max(16, 1.125 * n) for n in sizes)
+    assert all(bucket(bucket(n)) == bucket(n) <= bucket(n + 1) for n in sizes)
+    assert bucket(0) == 0 and len({bucket(n) for n in range(1, 513)}) <= 56
+
+
+def test_a_decode_allocates_next_to_nothing(make: Callable[..., Context]) -> None:
+    context = make()
+    for token in TOKENS[:8]:
+        context.decode(Batch([token]))
+    tracemalloc.start()
+    try:
+        context.decode(Batch([1]))
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        for token in TOKENS[:20]:
+            context.decode(Batch([token]))
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < 8192 and after - before < 2048  # bytes; a row of logits has 1044
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+BAD_BATCHES = {
+    "no-tokens": ([], {}, "a batch of 0 tokens: want 1 to n_batch = 16"),
+    "too-many": (TOKENS[:17], {}, "a batch of 17 tokens: want 1 to n_batch = 16"),
+    "token-261": ([5, 261], {}, "token id 261 is not in the vocabulary of 0 to 260"),
+    "token--1": ([5, -1], {}, "token id -1 is not in"),
+    "seq-2": ([5], {"seq_id": 2}, "sequence 2: this context has 0 to 1"),
+    "seq--1": ([5, 6], {"seq_id": [0, -1]}, "sequence -1: this context has 0 to 1"),
+    "gap": ([5, 6], {"pos": [4, 6]}, "token 1 of the batch: position 6 in sequence 0, want 5"),
+    "back": ([5], {"pos": [2]}, "position 2 in sequence 0, want 4"),
+    "negative": ([5], {"pos": [-3], "seq_id": 1}, "position -3 in sequence 1, want 0"),
+    "huge": ([5], {"pos": [1 << 40], "seq_id": 1}, f"position {1 << 40} in sequence 1, want"),
+    "over-the-end": ([5, 6], {"pos": [(1 << 31) - 1, 1 << 31], "seq_id": 1}, "position 2147483648"),
+}
+
+
+@pytest.mark.parametrize(("tokens", "options", "message"), BAD_BATCHES.values(), ids=BAD_BATCHES)
+def test_a_bad_batch_changes_nothing(
+    make: Callable[..., Context], tokens: list[int], options: dict[str, Any], message: str
+) -> None:
+    context = make(n_batch=16, n_seq_max=2)
+    first = rows(context, TOKENS[:4])
+    before = state(context)
+    with pytest.raises(BatchError) as error:
+        context.decode(Batch(tokens, **options))
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert state(context) == before and np.array_equal(context.logits, first)
+    assert np.array_equal(rows(context, TOKENS[4:9]), rows(make(), TOKENS[:9])[4:])
+
+
+def test_a_full_context_changes_nothing(make: Callable[..., Context]) -> None:
+    context = make(n_ctx=10, n_ubatch=3)
+    first = rows(context, TOKENS[:7])
+    before = state(context)
+    with pytest.raises(ContextFull, match="4 tokens wanted, 3 of 10 cells free; use a larger"):
+        context.decode(Batch(TOKENS[7:11]))
+    assert state(context) == before and np.array_equal(context.logits[-1], first[-1])
+    assert np.array_equal(rows(context, TOKENS[7:10]), rows(make(), TOKENS[:10])[7:])
+    with pytest.raises(ContextFull, match="1 tokens wanted, 0 of 10"):
+        context.decode(Batch([1]))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"n_ctx": -1}, BatchError, "n_ctx is -1, want 0 (as trained) or more"),
+        ({"n_batch": 0}, BatchError, "n_batch is 0"),
+        ({"n_ubatch": 0}, BatchError, "n_ubatch is 0"),
+        ({"n_seq_max": 0}, BatchError, "n_seq_max is 0"),
+        ({"n_seq_max": 257}, BatchError, "n_seq_max is 257, want at most 256"),
+        ({"kv_type": GGMLType.Q8_0}, BatchError, "kv_type is Q8_0, want F16 or F32"),
+        ({"n_ctx": 1 << 40}, AllocError, f"{(1 << 47) + (1 << 43)} bytes"),
+        ({"n_ctx": 1 << 62}, AllocError, "-c (n_ctx)"),
+    ],
+)
+def test_sizes_out_of_range(
+    model: Model, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as raised:
+        Context(model, **options)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_cache_larger_than_the_machine_is_refused_before_it_is_touched(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyllama.kv_cache.available_memory", lambda: 1 << 30)
+    with pytest.raises(AllocError, match=r"1073741824 tokens .* needs \d+ bytes .* -c \(n_ctx\)"):
+        Context(model, n_ctx=1 << 30)
+
+
+# --- stops ----------------------------------------------------------------------------------------
+
+LONG = TOKENS * 192  # attention of 12,288 tokens: seconds
+
+
+def stop_a_long_decode(context: Context, stop: Callable[[], None], error: type[BaseException]) -> None:
+    """Decode, be stopped, and go on from the finished ubatches with the bits of a fresh run."""
+    rows(context, TOKENS[:5])
+    timer = threading.Timer(0.1, stop)
+    with pytest.raises(error):
+        timer.start()
+        context.decode(Batch(LONG))
+    timer.join()
+    assert context.kv.length(0) == context.kv.n_used < 5 + len(LONG)
+    assert (context.kv.length(0) - 5) % context.n_ubatch == 0 and len(context.logits) == 0
+    context.kv.seq_rm(0, 5)
+    fresh = Context(context.model, n_ctx=64)
+    assert np.array_equal(rows(context, TOKENS[:9]), rows(fresh, TOKENS[:5], TOKENS[:9])[5:])
+
+
+def test_abort_from_another_thread(make: Callable[..., Context]) -> None:
+    context = make(n_ctx=16384, n_batch=16384)
+    stop_a_long_decode(context, context.abort, Aborted)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="os.kill is another thing there")
+def test_ctrl_c(make: Callable[..., Context]) -> None:
+    context = make(n_ctx=16384, n_batch=16384)
+    stop_a_long_decode(context, lambda: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("error", [ComputeError("a kernel"), KeyboardInterrupt(), Aborted()])
+def test_a_stop_in_any_ubatch_rolls_back_to_it(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    context = make(n_ubatch=4, n_seq_max=2)
+    rows(context, TOKENS[:3])
+    run, calls = context._backend.run, []
+
+    def fail_third(program: Any) -> None:
+        calls.append(program)
+        if len(calls) == 3:
+            raise error
+        run(program)
+
+    monkeypatch.setattr(context._backend, "run", fail_third)
+    seqs = [0, 1] * 8
+    with pytest.raises(type(error)):
+        context.decode(Batch(TOKENS[3:19], seq_id=seqs))
+    assert state(context) == (3 + 8, [(7, 0, 6), (4, 0, 3)]) and len(context.logits) == 0
+    again = rows(context, TOKENS[20:24])
+    assert np.array_equal(again, rows(make(), TOKENS[:3] + TOKENS[3:11:2] + TOKENS[20:24])[7:])
+
+
+def test_an_abort_between_two_ubatches_counts(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = make(n_ubatch=4)
+    with monkeypatch.context() as patch:  # nothing runs: others that use the pool are left alone
+        patch.setattr(context._backend, "abort", lambda: pytest.fail("it stopped another context"))
+        context.abort()
+    run = context._backend.run
+
+    def run_then_abort(program: Any) -> None:
+        run(program)
+        context.abort()
+
+    monkeypatch.setattr(context._backend, "run", run_then_abort)
+    with pytest.raises(Aborted):
+        context.decode(Batch(TOKENS[:12]))
+    assert context.kv.length(0) == 4
+
+
+# --- threads and processes ------------------------------------------------------------------------
+
+
+def test_two_contexts_of_a_model_in_two_threads(make: Callable[..., Context]) -> None:
+    parts = [TOKENS[:20], *([t] for t in TOKENS[20:50])]
+    wanted = rows(make(), *parts)
+    got: list[np.ndarray] = []
+
+    def work() -> None:
+        for _ in range(4):
+            got.append(rows(make(n_threads=2), *parts))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 8 and all(np.array_equal(rows_, wanted) for rows_ in got)
+
+
+def test_one_context_in_two_threads_queues(make: Callable[..., Context]) -> None:
+    context = make(n_seq_max=2)
+    threads = [
+        threading.Thread(target=rows, args=(context, *([t] for t in TOKENS[:25])), kwargs={"seq": s})
+        for s in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wanted = rows(make(), TOKENS[:26])[25:]
+    assert all(np.array_equal(rows(context, TOKENS[25:26], seq=s), wanted) for s in range(2))
+
+
+FORK = """
+import os, sys
+import numpy as np
+from pyllama import Batch, Context, Model
+
+model = Model.load(sys.argv[1])
+context = Context(model, n_ctx=64, n_threads=2)
+context.decode(Batch(list(range(40))))
+
+def go_on(context):
+    context.decode(Batch([7, 8, 9], logits="all"))
+    return context.logits.tobytes()
+
+read, write = os.pipe()
+if os.fork() == 0:
+    fresh = Context(model, n_ctx=64, n_threads=2)
+    fresh.decode(Batch(list(range(40))))
+    os.write(write, go_on(context)[-500:] + go_on(fresh)[-500:])
+    os._exit(0)
+mine = go_on(context)[-500:]
+print(os.read(read, 1000) == mine + mine, os.wait()[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_parent_and_child_of_a_fork_go_on(path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, str(path)],
+        capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("True 0\n", "")
+
+
+def test_a_closed_model_and_context_stay_usable_for_who_has_them(path: Path) -> None:
+    with Model.load(path) as model:
+        context = Context(model, n_ctx=64)
+        first = rows(context, TOKENS[:4])
+    context.kv.clear()
+    assert np.array_equal(rows(context, TOKENS[:4]), first)
