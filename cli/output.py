@@ -69,7 +69,7 @@ def report(error: BaseException) -> int:
         return FAILED
     message, code = _describe(error)
     with contextlib.suppress(OSError):
-        if _wants_traceback():
+        if not isinstance(error, click.ClickException) and _wants_traceback():
             traceback.print_exception(error)
         elif message:
             note("error: " + " ".join(message.split()))
@@ -77,12 +77,14 @@ def report(error: BaseException) -> int:
 
 
 def _describe(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        return "", INTERRUPTED
+    if isinstance(error, click.ClickException):  # a slip of the user's: nothing heavy is imported
+        return error.format_message(), error.exit_code
     from pyggml.errors import Aborted, PyggmlError
 
-    if isinstance(error, (KeyboardInterrupt, click.Abort, Aborted)):
+    if isinstance(error, Aborted):
         return "", INTERRUPTED
-    if isinstance(error, click.ClickException):
-        return error.format_message(), error.exit_code
     if isinstance(error, PyggmlError):
         return str(error) or type(error).__name__, FAILED
     if isinstance(error, OSError):

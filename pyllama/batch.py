@@ -1,12 +1,14 @@
 """Tokens for one decode: ids, positions, sequences, and whose logits are wanted.
 
-Batch([1, 15043, 3186])                        # continue sequence 0, logits of the last token
-Batch(tokens, logits="all")
+    Batch([1, 15043, 3186])                        # continue sequence 0, logits of the last token
+    Batch(tokens, logits="all")
+
+Values may be lists or NumPy arrays; a context checks them when it decodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from .errors import BatchError
@@ -29,9 +31,11 @@ class Batch:
     logits: str | Sequence[bool] = "last"
 
     def __post_init__(self) -> None:
+        if self.pos is None and self._only_last() and type(self.seq_id) is int:
+            return  # the next token of a sequence: nothing to compare
         n = len(self.tokens)
         for name, values in (("pos", self.pos), ("seq_id", self.seq_id), ("logits", self.logits)):
-            if isinstance(values, (str, int)) or values is None:
+            if isinstance(values, str) or not isinstance(values, Sized):
                 continue
             if len(values) != n:
                 raise BatchError(f"batch: {n} tokens but {len(values)} values of {name}")
@@ -40,17 +44,20 @@ class Batch:
                 f"batch: logits is {self.logits!r}, want 'last', 'all', 'none' or flags"
             )
 
+    def _only_last(self) -> bool:
+        return isinstance(self.logits, str) and self.logits == "last"  # an array is no truth value
+
     def seqs(self) -> list[int]:
         """The sequence of each token."""
-        if isinstance(self.seq_id, int):
-            return [self.seq_id] * len(self.tokens)
-        return [int(s) for s in self.seq_id]
+        if isinstance(self.seq_id, Sized):
+            return [int(s) for s in self.seq_id]
+        return [int(self.seq_id)] * len(self.tokens)
 
     def outputs(self) -> list[int]:
         """Indices of the tokens whose logits are wanted."""
         n = len(self.tokens)
-        if self.logits == "last":
-            return [n - 1] if n else []
+        if n == 1 and self._only_last():
+            return [0]
         if isinstance(self.logits, str):
-            return list(range(n)) if self.logits == "all" else []
+            return list(range({"all": 0, "last": max(0, n - 1), "none": n}[self.logits], n))
         return [i for i, wanted in enumerate(self.logits) if wanted]

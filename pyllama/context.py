@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +51,32 @@ class _Compiled:
         )
         self.rows = builder.rows.numpy(squeeze=False)[0, 0]  # [T, 4]
         self.logits: npt.NDArray[np.float32] = logits.numpy(squeeze=False)[0, 0]
+
+    def fill(
+        self,
+        tokens: list[int],
+        seqs: list[int],
+        positions: list[int],
+        cells: list[int],
+        places: list[int],
+        outputs: list[int],
+    ) -> None:
+        """Write the inputs of a ubatch; padding writes no cell and attends to nothing."""
+        n, n_outputs, rows = len(tokens), len(outputs), self.rows
+        self.tokens[:n], self.tokens[n:] = tokens, 0
+        self.positions[:n], self.positions[n:] = positions, 0
+        self.kv_index[:n], self.kv_index[n:] = cells, -1
+        self.out_ids[:n_outputs], self.out_ids[n_outputs:] = outputs, 0
+        rows[:n, 0], rows[:n, 1], rows[:n, 3] = seqs, 0, positions
+        rows[:n, 2] = [place + 1 for place in places]
+        rows[n:] = 0
+
+    def fill_one(self, token: int, seq: int, position: int, cell: int, place: int) -> None:
+        """The same for one token, the common case."""
+        self.tokens[0], self.positions[0], self.kv_index[0] = token, position, cell
+        self.out_ids[:] = 0
+        row = self.rows[0]
+        row[0], row[1], row[2], row[3] = seq, 0, place + 1, position
 
 
 class Context:
@@ -94,7 +121,7 @@ class Context:
         self.n_ubatch = min(n_ubatch, self.n_batch)
         self._backend = CpuBackend(n_threads)
         self.n_threads = self._backend.n_threads
-        self.n_threads_batch = n_threads_batch or self.n_threads
+        self.n_threads_batch = max(0, n_threads_batch or 0) or self.n_threads
         self.kv = KVCache(model.hparams, self.n_ctx, n_seq_max, kv_type)
         self.n_reused = 0
         self._reuse = env.GRAPH_REUSE.enabled()
@@ -174,8 +201,14 @@ class Context:
         return self._build(n_tokens, n_outputs)[0]
 
     def _validate(self, batch: Batch) -> tuple[list[int], list[int], list[int]]:
+        n_vocab, seq = self.model.hparams.n_vocab, batch.seq_id
+        if len(batch.tokens) == 1 and batch.pos is None and type(seq) is int:
+            token = int(batch.tokens[0])
+            if 0 <= token < n_vocab and 0 <= seq < self.kv.n_seq_max:
+                last = self.kv.seq_pos_max(seq)
+                if last < _MAX_POSITION:
+                    return [token], [seq], [last + 1]
         tokens, seqs = [int(t) for t in batch.tokens], batch.seqs()
-        n_vocab = self.model.hparams.n_vocab
         if not 1 <= len(tokens) <= self.n_batch:
             raise BatchError(f"a batch of {len(tokens)} tokens: want 1 to n_batch = {self.n_batch}")
         if min(tokens) < 0 or max(tokens) >= n_vocab:
@@ -186,25 +219,14 @@ class Context:
                 f"sequence {next(s for s in seqs if not 0 <= s < self.kv.n_seq_max)}: this context "
                 f"has 0 to {self.kv.n_seq_max - 1} (n_seq_max)"
             )
-        if len(set(seqs)) == 1 and batch.pos is None:
-            start = self.kv.seq_pos_max(seqs[0]) + 1
-            return tokens, seqs, list(range(start, start + len(tokens)))
-        ends = {s: self.kv.seq_pos_max(s) for s in set(seqs)}
-        positions = []
-        for i, seq in enumerate(seqs):
-            wanted = ends[seq] + 1
-            position = wanted if batch.pos is None else int(batch.pos[i])
-            if position > _MAX_POSITION:
-                raise BatchError(
-                    f"token {i} of the batch: position {position} in sequence {seq}, want at most "
-                    f"{_MAX_POSITION}"
-                )
-            if position != wanted and (position < wanted or ends[seq] >= 0):
-                raise BatchError(
-                    f"token {i} of the batch: position {position} in sequence {seq}, want {wanted}"
-                )
-            ends[seq] = position
-            positions.append(position)
+        ends = {seq: self.kv.seq_pos_max(seq) for seq in set(seqs)}
+        if len(ends) == 1 and batch.pos is None:
+            start = ends[seqs[0]] + 1
+            positions = list(range(start, start + len(tokens)))
+        else:
+            positions = _positions(seqs, batch.pos, ends)
+        if max(positions) > _MAX_POSITION:
+            raise BatchError(f"position {max(positions)}: the last one is {_MAX_POSITION}")
         return tokens, seqs, positions
 
     def _run(
@@ -219,14 +241,10 @@ class Context:
         """One ubatch; the logits of the wanted tokens, overwritten by the next."""
         n, n_outputs = len(tokens), len(outputs)
         c = self._compiled(bucket(n), max(1, bucket(n_outputs)))  # a graph needs a result
-        c.tokens[:n], c.tokens[n:] = tokens, 0
-        c.positions[:n], c.positions[n:] = positions, 0
-        c.kv_index[:n], c.kv_index[n:] = cells, -1
-        c.out_ids[:n_outputs], c.out_ids[n_outputs:] = outputs, 0
-        rows = c.rows
-        rows[:n, 0], rows[:n, 1], rows[:n, 3] = seqs, 0, positions
-        rows[:n, 2] = [place + 1 for place in places]
-        rows[n:] = 0
+        if n == 1:
+            c.fill_one(tokens[0], seqs[0], positions[0], cells[0], places[0])
+        else:
+            c.fill(tokens, seqs, positions, cells, places, outputs)
         self._backend.run(c.program)
         return c.logits[:n_outputs]
 
@@ -263,3 +281,18 @@ def bucket(n: int) -> int:
         return n
     step = 1 << ((n - 1).bit_length() - 4)
     return -(-n // step) * step
+
+
+def _positions(seqs: list[int], given: Sequence[int] | None, ends: dict[int, int]) -> list[int]:
+    """Checked positions: each follows its sequence's last (``ends``) or starts an empty one."""
+    positions = []
+    for i, seq in enumerate(seqs):
+        wanted = ends[seq] + 1
+        position = wanted if given is None else int(given[i])
+        if position != wanted and (position < wanted or ends[seq] >= 0):
+            raise BatchError(
+                f"token {i} of the batch: position {position} in sequence {seq}, want {wanted}"
+            )
+        ends[seq] = position
+        positions.append(position)
+    return positions

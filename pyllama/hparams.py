@@ -8,7 +8,6 @@ Source: llama.cpp, ``llama_hparams`` and the ``{arch}.*`` keys of GGUF.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from pyggml.gguf import GGUFFile
@@ -27,6 +26,7 @@ _LIMITS = {
     "head_dim": 1 << 14,
     "n_rot": 1 << 14,
 }
+_MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30  # float32 holds it, and its inverse; nan is outside
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,12 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
     n_embd, n_head = integer("embedding_length"), integer("attention.head_count")
     _check(file, arch, n_head >= 1, f"attention.head_count = {n_head}", "at least 1")
     head_dim = integer("attention.key_length", n_embd // n_head)
+    scaling = file.get_str(f"{arch}.rope.scaling.type", "linear")
+    _check(file, arch, scaling in ("none", "linear"), f"rope scaling {scaling!r}", "none or linear")
     factor = number("rope.scaling.factor", 1.0)
-    usable = math.isfinite(factor) and factor > 0
-    _check(file, arch, usable, f"rope.scaling.factor = {factor}", "> 0")
+    _check_float(file, arch, "rope.scaling.factor", factor)
+    experts = integer("expert_count", 0)
+    _check(file, arch, experts == 0, f"{experts} experts", "none")
     hp = HParams(
         arch=arch,
         n_ctx_train=integer("context_length"),
@@ -92,7 +95,7 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
         n_vocab=n_vocab,
         norm_eps=number("attention.layer_norm_rms_epsilon", 1e-5),
         rope_freq_base=number("rope.freq_base", 10000.0),
-        rope_freq_scale=1.0 / factor,
+        rope_freq_scale=1.0 if scaling == "none" else 1.0 / factor,
     )
     for name, most in _LIMITS.items():
         value = getattr(hp, name)
@@ -106,13 +109,19 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
         f"head size {hp.head_dim}, {hp.n_rot} rotated",
         "a multiple of 8; rotated: even, at most all",
     )  # fmt: skip
-    for name, value in (("norm epsilon", hp.norm_eps), ("rope.freq_base", hp.rope_freq_base)):
-        _check(file, arch, math.isfinite(value) and value > 0, f"{name} = {value}", "> 0")
+    _check_float(file, arch, "norm epsilon", hp.norm_eps)
+    _check_float(file, arch, "rope.freq_base", hp.rope_freq_base)
     return hp
 
 
 def _check(file: GGUFFile, arch: str, ok: bool, got: str, wanted: str) -> None:
     if not ok:
         raise ModelError(
-            f"{file.path}: {arch} model with {got}, want {wanted}; the metadata is damaged"
+            f"{file.path}: {arch} model with {got}, want {wanted}; the metadata is damaged, "
+            f"or this variant is not supported"
         )
+
+
+def _check_float(file: GGUFFile, arch: str, name: str, value: float) -> None:
+    ok = _MIN_FLOAT <= value <= _MAX_FLOAT
+    _check(file, arch, ok, f"{name} = {value}", f"{_MIN_FLOAT:g} to {_MAX_FLOAT:g}")

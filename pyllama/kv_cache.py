@@ -123,6 +123,8 @@ class KVCache:
     def _free_cells(self, n: int) -> list[int]:
         """Free cells, in one run where that is easy."""
         first = self._next
+        if n == 1 and first < self.n_cells and not self._owners[first]:  # a token that continues
+            return [first]
         window = self._owners[first : first + n]
         if len(window) == n and not window.any():
             return list(range(first, first + n))

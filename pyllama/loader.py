@@ -29,7 +29,6 @@ from .errors import ModelError
 from .hparams import HParams
 
 log = logging.getLogger(__name__)
-_UNUSED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 Progress = Callable[[float], None]
 
 
@@ -97,7 +96,7 @@ def check_tensors(
             )
         _check_tensor(file, info, tuple(_size(hparams, s) for s in patterns[pattern]))
         infos[name] = info
-    unknown = [n for n in file.tensors if n not in infos and n not in _UNUSED]
+    unknown = [n for n in file.tensors if n not in infos]
     if unknown:
         raise ModelError(
             f"{file.path}: {len(unknown)} tensors that a {hparams.arch} model does not have, such "

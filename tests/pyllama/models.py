@@ -1,8 +1,8 @@
 """Tiny LLaMA models as GGUF files: the recorded checkpoint, and random ones with every option.
 
-    spec = Spec(n_head=6, n_head_kv=2, bias=True)
-    weights = random_weights(spec)
-    path = write_model(tmp_path / "x.gguf", spec, weights, GGMLType.F16)
+spec = Spec(n_head=6, n_head_kv=2, bias=True)
+weights = random_weights(spec)
+path = write_model(tmp_path / "x.gguf", spec, weights, GGMLType.F16)
 """
 
 from __future__ import annotations

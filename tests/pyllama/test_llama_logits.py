@@ -1,4 +1,4 @@
-"""LLaMA's logits: recorded ones of transformers, an independent NumPy model, the same bits anyhow."""
+"""LLaMA's logits: transformers' recorded ones, an independent NumPy model, the same bits anyhow."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .tokenizer.vocabularies import cases
 F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
 Q4_0, Q4_1 = GGMLType.Q4_0, GGMLType.Q4_1
 
-# NMSE against float64 on the same (dequantized) weights, activations rounded where the engine rounds
-# them. Left is float32's rounding; four-bit kernels also round a block's sum to F16 (2^-12), which
+# NMSE against float64 on the same (dequantized) weights, with activations rounded as the engine
+# does it. Left is float32's rounding; four-bit kernels also round a block's sum to F16 (2^-12), which
 # tips some of the 8-bit codes over: about half of what those codes cost in all.
 SAME_WEIGHTS = {F32: 1e-8, F16: 1e-8, Q8_0: 1e-8, Q4_0: 2e-3, Q4_1: 2e-3}
-# Against the recorded float32 logits: the cache's rounding (F16), that of the weights (F16, 1/254 of a
-# block's largest, 1/16 or 1/30 of its range), and activations of 8 bits, over 22 matmuls in a row.
+# Against the recorded float32 logits: rounding of the cache (F16), of weights (F16, 1/254 of a
+# block's largest, 1/16 or 1/30 of its range), and of activations to 8 bits, over 22 matmuls.
 RECORDED = {F32: 2e-6, F16: 1e-5, Q8_0: 5e-3, Q4_0: 0.4, Q4_1: 0.4}
 
 
@@ -87,7 +87,9 @@ def nmse(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(((got - wanted) ** 2).sum() / (wanted**2).sum())
 
 
-def logits(model: Model, tokens: list[int], cuts: tuple[int, ...] = (), **options: Any) -> np.ndarray:
+def logits(
+    model: Model, tokens: list[int], cuts: tuple[int, ...] = (), **options: Any
+) -> np.ndarray:
     """Logits of all tokens, decoded in parts that end at ``cuts``."""
     context = Context(model, **{"n_ctx": 64, **options})
     parts = []

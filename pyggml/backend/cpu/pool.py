@@ -16,6 +16,7 @@ import atexit
 import os
 import threading
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +45,9 @@ from .loop import (
 
 if TYPE_CHECKING:
     from .program import Program
+
+
+_LONG_S = 0.05  # a program that took longer is interrupted by Ctrl-C while it runs
 
 
 class Pool:
@@ -82,8 +86,12 @@ class Pool:
         n_threads = min(n_threads, MAX_THREADS)
         with self._lock:
             self._prepare(program, n_threads)
+            start = time.perf_counter()
+            # Ctrl-C waits for a short program anyway: no pipe for one that is known to be short
+            watch = program.seconds > _LONG_S
             for first, header in program.segments():
-                self._run_segment(first, header, n_threads)
+                self._run_segment(first, header, n_threads, watch)
+            program.seconds = time.perf_counter() - start
 
     def profile(self, program: Program, n_threads: int) -> list[npt.NDArray[np.float64]]:
         """Run once; the nanoseconds of the phases of each compiled part (cycle counter)."""
@@ -98,7 +106,7 @@ class Pool:
                 self._set(PROFILE, int(stamps.ctypes.data))
                 start = time.perf_counter_ns()
                 try:
-                    self._run_segment(python, header, n_threads)
+                    self._run_segment(python, header, n_threads, True)
                 finally:
                     self._set(PROFILE, 0)
                 elapsed = time.perf_counter_ns() - start
@@ -119,7 +127,7 @@ class Pool:
         self._set(ERROR, 0)
         self._set(ABORT, 0)
 
-    def _run_segment(self, first: Any, header: int, n_threads: int) -> None:
+    def _run_segment(self, first: Any, header: int, n_threads: int, watch: bool) -> None:
         """Run compiled phases (``header``), or a Python callable (``first``)."""
         if first is not None:
             first()
@@ -127,7 +135,7 @@ class Pool:
         self._epoch = (self._epoch + 1) & ((1 << 27) - 1)
         self._set(PROGRAM, header)
         self._set(N_THREADS, n_threads)
-        with self._watcher:
+        with self._watcher if watch else nullcontext():
             self.open = n_threads
             try:
                 for worker in self._workers[: n_threads - 1]:

@@ -91,6 +91,7 @@ class Program:
     def __init__(self, lowering: Lowering, error_slot: int, *, sequential: bool = False) -> None:
         self.scratch_bytes = lowering.scratch_bytes
         self.n_threads = lowering.n_threads
+        self.seconds = float("inf")  # what the last run took
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
         self._parts: list[tuple[Callable[[], None] | None, list[Phase], int]] = []
         run: list[Launch] = []

@@ -1,0 +1,108 @@
+"""Hyperparameters: defaults, and one line for every value that a model cannot have."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.errors import GGUFError
+from pyggml.gguf import GGUFFile, write_gguf
+from pyllama import Model
+from pyllama.errors import ModelError
+from pyllama.hparams import HParams, read_hparams
+
+from .models import Spec, random_weights, write_model
+
+f32, f64 = np.float32, np.float64
+
+
+def read(path: Path, metadata: dict[str, Any]) -> HParams:
+    write_gguf(path, {k: v for k, v in metadata.items() if v is not None}, {})
+    return read_hparams(GGUFFile(path), 261)
+
+
+def test_values_and_defaults(tmp_path: Path) -> None:
+    full = Spec(head_dim=16, n_rot=8, freq_base=5e5, factor=4.0, eps=0.25).metadata()
+    hp = read(tmp_path / "x.gguf", full)
+    wanted = HParams(
+        arch="llama", n_ctx_train=256, n_embd=32, n_layer=2, n_ff=48, n_head=4, n_head_kv=2,
+        head_dim=16, n_rot=8, n_vocab=261, norm_eps=0.25, rope_freq_base=5e5, rope_freq_scale=0.25,
+    )  # fmt: skip
+    assert hp == wanted and (hp.n_embd_q, hp.n_embd_kv) == (64, 32)
+    needed = ("architecture", "_length", "block_count", "head_count")
+    few = {k: v for k, v in full.items() if k.endswith(needed) and "key" not in k}
+    defaults = {
+        "n_head_kv": 4, "head_dim": 8, "n_rot": 8, "norm_eps": 1e-5,
+        "rope_freq_base": 1e4, "rope_freq_scale": 1.0,
+    }  # fmt: skip
+    assert read(tmp_path / "x.gguf", few) == dataclasses.replace(wanted, **defaults)
+    for key in few.keys() - {"general.architecture"}:  # the writer always writes that one
+        with pytest.raises(GGUFError, match=f"'{key}' is missing") as error:
+            read(tmp_path / "y.gguf", {**few, key: None})
+        assert "\n" not in str(error.value)
+
+
+BAD = {
+    **{
+        f"{key}={value}": {key: value}
+        for key in (
+            "context_length", "embedding_length", "block_count", "feed_forward_length",
+            "attention.head_count", "attention.head_count_kv", "attention.key_length",
+            "rope.dimension_count",
+        )
+        for value in (0, -1, 1 << 31, 1 << 62)
+    },
+    **{
+        f"{key}={value}": {key: f64(value)}
+        for key in ("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.factor")
+        for value in ("nan", "inf", "-inf", "0", "-1", "1e-300", "1e300")
+    },
+    "kv-heads-do-not-divide": {"attention.head_count_kv": 3},
+    "more-kv-heads": {"attention.head_count_kv": 8},
+    "more-heads-than-columns": {"attention.head_count": 33, "attention.key_length": None},
+    "head-of-12": {"attention.key_length": 12, "rope.dimension_count": 12},
+    "odd-rotation": {"rope.dimension_count": 7},
+    "more-than-a-head-turns": {"rope.dimension_count": 10},
+    "yarn": {"rope.scaling.type": "yarn"},
+    "longrope": {"rope.scaling.type": "longrope"},
+    "experts": {"expert_count": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", BAD.values(), ids=BAD)
+def test_a_value_out_of_range(tmp_path: Path, changes: dict[str, Any]) -> None:
+    metadata = Spec().metadata() | {f"llama.{key}": value for key, value in changes.items()}
+    with pytest.raises(ModelError) as error:
+        read(tmp_path / "x.gguf", metadata)
+    message = str(error.value)
+    assert "\n" not in message and "x.gguf" in message and "want" in message
+
+
+@pytest.mark.parametrize(
+    "changes", [{"block_count": "two"}, {"block_count": 2.0}, {"feed_forward_length": [48, 48]}]
+)
+def test_a_value_of_another_type(tmp_path: Path, changes: dict[str, Any]) -> None:
+    metadata = Spec().metadata() | {f"llama.{key}": value for key, value in changes.items()}
+    with pytest.raises(GGUFError, match="expected an integer") as error:
+        read(tmp_path / "x.gguf", metadata)
+    assert "\n" not in str(error.value)
+
+
+def test_no_scaling_whatever_the_factor(tmp_path: Path) -> None:
+    metadata = Spec(factor=8.0).metadata()
+    assert read(tmp_path / "x.gguf", metadata).rope_freq_scale == 0.125
+    metadata["llama.rope.scaling.type"] = "none"
+    assert read(tmp_path / "x.gguf", metadata).rope_freq_scale == 1.0
+
+
+def test_an_unknown_architecture(tmp_path: Path) -> None:
+    spec = Spec()
+    keys = {k.replace("llama", "lama"): v for k, v in spec.metadata().items()}
+    keys["general.architecture"] = "lama"
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec), metadata=keys)
+    with pytest.raises(ModelError, match="architecture 'lama' is not supported; there are: llama"):
+        Model.load(path)

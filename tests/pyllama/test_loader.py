@@ -1,0 +1,154 @@
+"""Loading: every way gives the file's bytes; one line for every file that is not a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyggml.dtype import GGMLType
+from pyggml.errors import AllocError, GGUFError
+from pyggml.gguf import GGUFFile, write_gguf
+from pyggml.quants import quantize
+from pyllama import Batch, Context, Model
+from pyllama.errors import ModelError
+
+from .models import Spec, Weights, random_weights, tokenizer, write_model
+
+SPEC = Spec(n_embd=64, n_ff=96)
+Q4_0 = GGMLType.Q4_0
+
+
+def drop(name: str) -> Callable[[Weights], Weights]:
+    return lambda w: {k: v for k, v in w.items() if k != name}
+
+
+def put(name: str, *shape: int) -> Callable[[Weights], Weights]:
+    return lambda w: {**w, name: np.ones(shape, np.float32)}
+
+
+BAD = {
+    "no-embedding": (drop("token_embd.weight"), "'token_embd.weight' is missing"),
+    "no-norm": (drop("output_norm.weight"), "'output_norm.weight' is missing"),
+    "layer-cut": (drop("blk.1.ffn_down.weight"), "'blk.1.ffn_down.weight' is missing"),
+    "a-layer-more": (put("blk.2.attn_q.weight", 32, 64), "'blk.2.attn_q.weight'"),
+    "experts": (put("blk.0.ffn_gate_inp.weight", 8, 64), "'blk.0.ffn_gate_inp.weight'"),
+    "longrope": (put("rope_factors_long.weight", 4), "'rope_factors_long.weight'"),
+    "short": (put("blk.0.attn_q.weight", 32, 63), "has sizes [63, 32, 1, 1], want [64, 32, 1, 1]"),
+    "transposed": (put("token_embd.weight", 64, 261), "want [64, 261, 1, 1]"),
+    "other-vocabulary": (put("token_embd.weight", 262, 64), "has sizes [64, 262, 1, 1]"),
+    "three-dims": (put("blk.0.attn_k.weight", 2, 16, 64), "want [64, 16, 1, 1]"),
+    "bias": (put("blk.1.attn_v.bias", 15), "want [16, 1, 1, 1]"),
+    "freqs": (put("rope_freqs.weight", 5), "want [4, 1, 1, 1]"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
+def test_a_tensor_that_does_not_fit(
+    tmp_path: Path, change: Callable[[Weights], Weights], message: str
+) -> None:
+    path = write_model(tmp_path / "x.gguf", SPEC, change(random_weights(SPEC)))
+    with pytest.raises(ModelError) as error:
+        Model.load(path)
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert str(error.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "type", "message"),
+    [
+        ("blk.0.attn_q.weight", GGMLType.BF16, "is BF16, which cannot be run yet; there are: F32"),
+        ("output_norm.weight", GGMLType.F16, "is F16, want F32 for a vector"),
+        ("blk.1.ffn_norm.weight", Q4_0, "is Q4_0, want F32 for a vector"),
+    ],
+)
+def test_a_type_that_cannot_be_run(tmp_path: Path, name: str, type: GGMLType, message: str) -> None:
+    path, weights = tmp_path / "x.gguf", random_weights(SPEC)
+    file = GGUFFile(write_model(path, SPEC, weights))
+    w = weights[name]
+    tensors = {**weights, name: (quantize(w, type), type, w.shape[::-1])}
+    write_gguf(path, file.typed_metadata(), tensors)
+    with pytest.raises(ModelError, match=message):
+        Model.load(path)
+
+
+def test_a_file_without_weights(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "x.gguf", Spec(n_vocab=512).metadata() | tokenizer(), {})
+    model = Model.load(tmp_path / "x.gguf", vocab_only=True)
+    assert model.weights == {} and model.hparams.n_vocab == 512 and model.desc == "llama 0 vocab"
+    with pytest.raises(ModelError, match="no weights in this file"):
+        Model.load(tmp_path / "x.gguf")
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(GGUFError, match="no such file"):
+        Model.load(tmp_path / "none.gguf")
+    path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(GGUFError) as error:
+        Model.load(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.F16, GGMLType.Q8_0, Q4_0, GGMLType.Q4_1])
+def test_every_way_to_load_has_the_files_bytes(tmp_path: Path, type: GGMLType) -> None:
+    weights = random_weights(SPEC)
+    path = write_model(tmp_path / "x.gguf", SPEC, weights, type)
+    file = GGUFFile(path)
+    done: list[float] = []
+    models = [
+        Model.load(path, progress=done.append, n_threads=2),
+        Model.load(path, use_mmap=False),
+        Model.load(path, repack=False),
+        Model.load(path, repack=False, use_mmap=False, use_mlock=True),
+    ]
+    assert done == sorted(done) and done[-1] == 1.0
+    for model in models:
+        assert model.weights.keys() == weights.keys()
+        for name, tensor in model.weights.items():
+            assert np.array_equal(tensor.bytes(), file.tensor_bytes(name))
+    size = sum(v.size for v in weights.values())
+    assert models[0].n_params == size and models[0].desc == f"llama {size / 1e3:.0f}K {type.name}"
+    assert models[0].size_bytes == sum(t.nbytes for t in file.tensors.values())
+
+
+def test_types_may_be_mixed(tmp_path: Path) -> None:
+    """A file as quantizers write them: embedding Q8_0, a few matrices better than the rest."""
+    path, weights = tmp_path / "x.gguf", random_weights(SPEC)
+    file = GGUFFile(write_model(path, SPEC, weights))
+    types = {"token_embd": GGMLType.Q8_0, "ffn_down": GGMLType.F16, "attn_v": GGMLType.Q4_1}
+    tensors = {
+        name: w
+        if w.ndim == 1
+        else (
+            quantize(w, t := next((types[k] for k in types if k in name), Q4_0)),
+            t,
+            w.shape[::-1],
+        )
+        for name, w in weights.items()
+    }
+    write_gguf(path, file.typed_metadata(), tensors)
+    rows = []
+    for repack in (True, False):
+        context = Context(Model.load(path, repack=repack), n_ctx=16)
+        context.decode(Batch(list(range(16)), logits="all"))
+        rows.append(context.logits.copy())
+    assert np.isfinite(rows[0]).all() and np.array_equal(*rows)
+
+
+def test_a_copy_that_does_not_fit_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC))
+    monkeypatch.setattr("pyggml.backend.cpu.osapi.available_memory", lambda: 1000)
+    with pytest.raises(AllocError, match="--no-repack"):
+        Model.load(path)
+    Model.load(path, repack=False)
+
+
+def test_weights_outlive_the_model(tmp_path: Path) -> None:
+    with Model.load(write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC))) as model:
+        tensor = model.weights["token_embd.weight"]
+    assert model.weights == {} and np.isfinite(tensor.bytes().view(np.float32)).all()
