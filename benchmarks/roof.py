@@ -1,7 +1,9 @@
 """The roofs of this machine, measured in the same run as what is compared with them.
 
-read_roof(96_500_000, n_threads=2)             # GB/s of reading so many bytes again and again
-mac_roof(GGMLType.Q4_1, n_threads=2)           # GMAC/s of the register tile on data in L1
+    read_roof(96_500_000, n_threads=2)             # GB/s of reading so many bytes again and again
+    mac_roof(GGMLType.Q4_1, n_threads=2)           # GMAC/s of the register tile on data in L1
+
+Best of several tries, since a neighbour on the machine only ever slows things down.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Every error that pyllama raises on top of pyggml's, in one tree.
 
-PyllamaError             (PyggmlError)
-├── ModelError           (ValueError)   a GGUF file that is legal but not a model we can run
-├── TokenizerError       (ValueError)   a vocabulary we cannot use, or text it cannot encode
-├── ContextFull          (ValueError)   more tokens than the context has cells
-└── BatchError           (ValueError)   a batch with bad ids, positions or sequences
+    PyllamaError             (PyggmlError)
+    ├── ModelError           (ValueError)   a GGUF file that is legal but not a model we can run
+    ├── TokenizerError       (ValueError)   a vocabulary we cannot use, or text it cannot encode
+    ├── ContextFull          (ValueError)   more tokens than the context has cells
+    └── BatchError           (ValueError)   a batch with bad ids, positions or sequences
+
+A message says what, where, got and wanted with numbers, and the next step.
 """
 
 from pyggml.errors import PyggmlError

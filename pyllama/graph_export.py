@@ -49,7 +49,9 @@ def graph_dot(
     n_tokens: int = 1,
     layers: tuple[int, int] | None = None,
     color: Literal["family", "buffer"] = "family",
+    out: str | os.PathLike[str] | None = None,
 ) -> str:
-    """DOT text of ``model_graph``; the same text on every run."""
+    """DOT text of ``model_graph``, the same on every run; also written to ``out`` if given."""
     title = f"{os.path.basename(path)}, {n_tokens} token{'s' if n_tokens > 1 else ''}"
-    return graph_dump_dot(model_graph(path, n_tokens), color=color, layers=layers, title=title)
+    graph = model_graph(path, n_tokens)
+    return graph_dump_dot(graph, out, color=color, layers=layers, title=title)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -60,29 +60,18 @@ def command(
     dot: Path | None,
     svg: Path | None,
     layers: tuple[int, int] | None,
-    color: str,
+    color: Literal["family", "buffer"],
 ) -> None:
     """Draw the compute graph of a model."""
-    graphviz = shutil.which("dot")
-    if svg is not None and graphviz is None:
+    if svg is not None and shutil.which("dot") is None:
         raise click.UsageError("--svg needs graphviz's `dot` on the PATH; --dot FILE works without")
     path = model_path(model)
     from pyllama.graph_export import graph_dot
 
-    text = graph_dot(path, n_tokens=tokens, layers=layers, color=color)
-    if dot is not None:
-        dot.write_text(text, encoding="utf-8")
-    if svg is not None and graphviz is not None:
-        _render(graphviz, text, svg)
+    text = graph_dot(path, n_tokens=tokens, layers=layers, color=color, out=dot)
+    if svg is not None:
+        from pyggml.viz import render_svg
+
+        render_svg(text, svg)
     if dot is None and svg is None:
         write(text)
-
-
-def _render(graphviz: str, text: str, svg: Path) -> None:
-    done = subprocess.run(
-        [graphviz, "-Tsvg", "-o", str(svg)], input=text, text=True, encoding="utf-8",
-        capture_output=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise click.ClickException(f"graphviz cannot draw {svg}: {reason}")

@@ -69,6 +69,13 @@ def fake_generate(
         yield token
 
 
+def fake_dot(path: Path, *, n_tokens: int, out: Path | None, **options: Any) -> str:
+    text = f"digraph {{ {n_tokens} }}\n"
+    if out is not None:
+        out.write_text(text)
+    return text
+
+
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     row = json.loads('{"model_type": "m", "avg_ts": 2.0, "n_prompt": 8, "n_gen": 0, "n_depth": 0}')
@@ -78,7 +85,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
         "context": {"Context": FakeContext},
         "generate": {"generate": fake_generate},
         "perplexity": {"perplexity": lambda context, tokens, n_ctx, n: iter(chunk[:n])},
-        "graph_export": {"graph_dot": lambda path, **o: f"digraph {{ {o['n_tokens']} }}\n"},
+        "graph_export": {"graph_dot": fake_dot},
         "bench": {
             "BenchCase": lambda **case: case,
             "run_bench": lambda model, case, **o: {**row, "n_prompt": case["n_prompt"]},

@@ -108,7 +108,7 @@ class FakeContext:
             raise Aborted("stopped")
         if self.fail_after is not None:
             self.fail_after -= 1
-        wanted, rows = set(batch.outputs().tolist()), []
+        wanted, rows = set(batch.outputs()), []
         for i, token in enumerate(batch.tokens):
             self.kv.tokens.append(int(token))
             if i in wanted:

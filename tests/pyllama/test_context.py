@@ -52,8 +52,7 @@ def rows(context: Context, *parts: list[int], seq: int = 0) -> np.ndarray:
 
 
 def state(context: Context) -> tuple[Any, ...]:
-    kv = context.kv
-    seqs = range(kv.n_seq_max)
+    kv, seqs = context.kv, range(context.kv.n_seq_max)
     return kv.n_used, [(kv.length(s), kv.seq_pos_min(s), kv.seq_pos_max(s)) for s in seqs]
 
 
@@ -68,7 +67,7 @@ def test_interleaved_sequences_have_the_bits_of_separate_runs(
     texts = [TOKENS[10 * s : 10 * s + n] for s, n in enumerate(lengths)]
     alone = [rows(make(), text) for text in texts]
     rng = np.random.default_rng(n_ubatch)
-    order = rng.permutation(np.repeat(np.arange(3), lengths)).tolist()
+    order = rng.permutation(np.repeat([0, 1, 2], lengths)).tolist()
     at = [order[:i].count(s) for i, s in enumerate(order)]
     wanted = rng.random(len(order)) < 0.5
     context = make(n_seq_max=3, n_ubatch=n_ubatch)
@@ -208,8 +207,7 @@ def test_a_bad_batch_changes_nothing(
 
 def test_a_full_context_changes_nothing(make: Callable[..., Context]) -> None:
     context = make(n_ctx=10, n_ubatch=3)
-    first = rows(context, TOKENS[:7])
-    before = state(context)
+    first, before = rows(context, TOKENS[:7]), state(context)
     with pytest.raises(ContextFull, match="4 tokens wanted, 3 of 10 cells free; use a larger"):
         context.decode(Batch(TOKENS[7:11]))
     assert state(context) == before and np.array_equal(context.logits[-1], first[-1])
@@ -241,8 +239,8 @@ def test_sizes_out_of_range(
 
 @pytest.mark.parametrize("n", [None, 0, -1])
 def test_thread_counts_that_name_none(make: Callable[..., Context], n: int | None) -> None:
-    context = make(n_threads=1, n_threads_batch=n)
-    assert context.n_threads_batch == 1
+    assert make(n_threads=1, n_threads_batch=n).n_threads_batch == 1
+    context = make(n_threads_batch=n)
     assert np.array_equal(rows(context, TOKENS[:20]), rows(make(n_threads=n), TOKENS[:20]))
 
 
@@ -312,10 +310,10 @@ def test_an_abort_between_two_ubatches_counts(
     make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = make(n_ubatch=4)
-    with monkeypatch.context() as patch:  # nothing runs: others that use the pool are left alone
-        patch.setattr(context._backend, "abort", lambda: pytest.fail("it stopped another context"))
-        context.abort()
     run = context._backend.run
+    with monkeypatch.context() as patch:  # nothing runs: others that use the pool are left alone
+        patch.setattr(context._backend, "abort", lambda: pytest.fail("it stopped another"))
+        context.abort()
 
     def run_then_abort(program: Any) -> None:
         run(program)
@@ -339,8 +337,7 @@ def both(threads: list[threading.Thread]) -> None:
 
 def test_two_contexts_of_a_model_in_two_threads(make: Callable[..., Context]) -> None:
     parts = [TOKENS[:20], *([t] for t in TOKENS[20:50])]
-    wanted = rows(make(), *parts)
-    got: list[np.ndarray] = []
+    wanted, got = rows(make(), *parts), []
 
     def work() -> None:
         got.extend(rows(make(n_threads=2), *parts) for _ in range(4))

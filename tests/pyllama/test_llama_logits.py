@@ -20,8 +20,8 @@ F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
 Q4_0, Q4_1 = GGMLType.Q4_0, GGMLType.Q4_1
 
 # NMSE against float64 on the same (dequantized) weights, with activations rounded as the engine
-# does it. Left is float32's rounding; four-bit kernels also round a block's sum to F16 (2^-12), which
-# tips some of the 8-bit codes over: about half of what those codes cost in all.
+# does it. Left is float32's rounding; four-bit kernels also round a block's sum to F16 (2^-12),
+# which tips some of the 8-bit codes over: about half of what those codes cost in all.
 SAME_WEIGHTS = {F32: 1e-8, F16: 1e-8, Q8_0: 1e-8, Q4_0: 2e-3, Q4_1: 2e-3}
 # Against the recorded float32 logits: rounding of the cache (F16), of weights (F16, 1/254 of a
 # block's largest, 1/16 or 1/30 of its range), and of activations to 8 bits, over 22 matmuls.

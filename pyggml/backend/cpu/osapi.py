@@ -1,6 +1,8 @@
 """Every call into the operating system, each with a twin that does nothing where there is none.
 
-n = default_threads()                          # min(affinity, cgroup quota, physical cores)
+    n = default_threads()                          # min(affinity, cgroup quota, physical cores)
+
+What a system lacks is a no-op, or a plain answer such as None.
 """
 
 from __future__ import annotations
