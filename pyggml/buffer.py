@@ -9,6 +9,7 @@ the kernel commits a page only when it is first written.
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -19,6 +20,10 @@ from .errors import AllocError, ShapeError
 if TYPE_CHECKING:
     from .tensor import Tensor
 
+_MAPPED_BYTES = 1 << 20  # from here on memory comes from the system, not from malloc
+_PRIVATE: dict[str, int] = (  # shared memory, the default of mmap, never gets huge pages
+    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+)
 ALIGNMENT = 64  # bytes: one cache line, and the widest vector
 
 
@@ -70,8 +75,11 @@ class Buffer(Protocol):
 def zeroed(size: int, alignment: int = ALIGNMENT) -> npt.NDArray[np.uint8]:
     """Zeroed bytes at an aligned address. Raises: AllocError."""
     try:
-        raw = np.zeros(size + alignment, np.uint8)
-    except (MemoryError, ValueError) as e:
+        if size >= _MAPPED_BYTES:  # fresh pages: malloc may hand out touched ones, and clear them
+            raw = np.frombuffer(mmap.mmap(-1, size + alignment, **_PRIVATE), np.uint8)
+        else:
+            raw = np.zeros(size + alignment, np.uint8)
+    except (MemoryError, ValueError, OSError, OverflowError) as e:
         raise AllocError(f"cannot allocate {size} bytes of host memory: {e}") from None
     start = -raw.ctypes.data % alignment
     return raw[start : start + size]

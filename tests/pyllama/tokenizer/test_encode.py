@@ -16,7 +16,9 @@ from pyllama.tokenizer.pretokenize import PRE_TOKENIZERS
 
 from .vocabularies import DATA, bpe, cases, gpt2_metadata, spm, spm_metadata
 
-TEXTS = st.text(st.characters(codec="utf-8"))
+TEXTS = st.text(
+    alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from(" \n\ta1'é\u2581"))
+)
 GPT2 = load_tokenizer(gpt2_metadata(DATA / "gpt2"))
 
 
