@@ -1,0 +1,67 @@
+"""Pictures on disk: graphviz draws DOT as SVG, and a file appears whole or not at all.
+
+    render_svg(graph_dump_dot(graph), "graph.svg")
+
+Needs graphviz's program ``dot``; everything else of this package works without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+
+from ..errors import PyggmlError
+
+_INSTALL = "`apt-get install graphviz`, `brew install graphviz`, or https://graphviz.org/download"
+
+
+def render_svg(dot_text: str, path: str | os.PathLike[str], *, timeout: float = 120.0) -> None:
+    """Draw DOT text as an SVG file.
+
+    Args:
+        timeout: seconds that graphviz may take.
+
+    Raises:
+        PyggmlError: graphviz is not installed, refuses the text, or takes too long.
+        OSError: the file cannot be written.
+    """
+    program = shutil.which("dot")
+    if program is None:
+        raise PyggmlError(
+            f"{os.fspath(path)}: drawing SVG needs graphviz's `dot`, which is not on the PATH; "
+            f"get it with {_INSTALL}"
+        )
+    try:
+        done = subprocess.run(
+            [program, "-Tsvg"],
+            input=dot_text.encode("utf-8"),
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PyggmlError(
+            f"{os.fspath(path)}: graphviz did not finish within {timeout:g} s; draw fewer layers "
+            "(layers=(0, 2)) or give it more time"
+        ) from None
+    if done.returncode:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {done.returncode}"
+        raise PyggmlError(f"graphviz cannot draw {os.fspath(path)}: {reason}")
+    write_whole(path, done.stdout)
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file next to its place and rename it. Raises: OSError."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
