@@ -60,16 +60,18 @@ def mac_roof(kind: GGMLType, n_threads: int, tries: int = 5) -> float:
     number = int(kind)
 
     @nb.njit(nogil=True)
-    def tiles(w, y, out, repeats):  # type: ignore[no-untyped-def]
+    def tiles(w, y, stride, out, repeats):  # type: ignore[no-untyped-def]
         for _ in range(repeats):
-            q_tile(number, 4, w, y, 0, out, 16)  # type: ignore[call-arg]
+            q_tile(number, 4, w, y, stride, out, 16)  # type: ignore[call-arg]
 
-    memory = [zeroed(_BLOCKS * (block_bytes(number) + Q8_BLOCK) + 256) for _ in range(n_threads)]
+    stride = _BLOCKS * Q8_BLOCK
+    weights = _BLOCKS * block_bytes(number)
+    memory = [zeroed(weights + _TOKENS * stride + 256) for _ in range(n_threads)]
 
     def work(i: int) -> None:
         base = int(memory[i].ctypes.data)
-        acts = base + _BLOCKS * block_bytes(number)
-        tiles(base, acts, acts + _BLOCKS * Q8_BLOCK, repeats)
+        acts = base + weights
+        tiles(base, acts, stride, acts + _TOKENS * stride, repeats)
 
     repeats = 1
     work(0)

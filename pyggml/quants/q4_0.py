@@ -20,10 +20,12 @@ def quantize_blocks(x: Floats) -> Blocks:
     """float32 [n, 32] -> blocks [n]."""
     top = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
     d = (top + np.float32(0)) / np.float32(-8)  # -0 becomes 0: ggml starts its search with 0
-    q = np.trunc(x * inverse(d) + np.float32(8.5))  # two roundings, as without FMA
+    with np.errstate(invalid="ignore"):  # 0 * inf where d is too small to have an inverse
+        q = np.trunc(x * inverse(d) + np.float32(8.5))  # two roundings, as without FMA
+    q = np.where(np.isnan(q), np.float32(8), np.clip(q, 0, 15))
     blocks = np.empty(len(x), DTYPE)
     blocks["d"] = d[:, 0]
-    blocks["qs"] = pack_nibbles(np.minimum(q, 15).astype(np.uint8))
+    blocks["qs"] = pack_nibbles(q.astype(np.uint8))
     return blocks
 
 

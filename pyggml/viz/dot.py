@@ -96,8 +96,9 @@ class _Picture:
         self._folded: dict[Tensor, list[Tensor]] = {}  # weights drawn inside their reader
         self._places: dict[Tensor, set[str]] = {}  # where leafs outside of layers are read
         edges: dict[Tensor, list[Edge]] = {}
+        folds = set() if show_weights else {t for t in graph.leafs if self._is_weight(t)}
         for edge in scope.edges:
-            if not show_weights and family(edge.source, scope.written) == "weight":
+            if edge.source in folds:
                 self._folded.setdefault(edge.reader, []).append(edge.source)
                 continue
             edges.setdefault(edge.reader, []).append(edge)
@@ -109,6 +110,13 @@ class _Picture:
             if read or scope.inside(node):
                 reader = self._box(node, node)
                 self._edges += zip(sources, (reader,) * len(read), read, strict=True)
+        read_leafs = {edge.source for edge in scope.edges}
+        for leaf in graph.leafs:
+            if leaf not in read_leafs and scope.inside(leaf):
+                self._box(leaf, leaf)
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        return family(tensor, self._scope.written) == "weight"
 
     def _place(self, reader: Tensor) -> str:
         layer = self._scope.layer(reader)

@@ -17,6 +17,7 @@ from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError
+from pyggml.tensor import Flag
 from pyggml.viz import graph_dump_dot
 
 from .grammar import parse
@@ -161,6 +162,19 @@ def test_a_function_as_parameter_has_a_name_and_no_address() -> None:
     graph.build_forward_expand(ops.map_custom(ctx, clip, ctx.new_tensor_1d(GGMLType.F32, 4)))
     text = graph_dump_dot(graph)
     assert "clip(x0)" in text and "fun=clip" in text and "0x" not in text
+
+
+def test_parameters_and_leafs_that_nothing_reads() -> None:
+    ctx = Context(no_alloc=True)
+    w, x = (ctx.new_tensor_1d(GGMLType.F32, 4).set_name(name) for name in "wx")
+    w.flags |= Flag.PARAM
+    graph = CGraph()
+    graph.build_forward_expand(ops.mul(ctx, w, w))
+    graph.build_forward_expand(x)
+    for show_weights in (True, False):
+        dot = parse(graph_dump_dot(graph, show_weights=show_weights))
+        assert dot.boxes.keys() == {'"w"', '"node_1"', '"x"'} and len(dot.edges) == 2
+    assert "param" in dot.boxes['"w"']["tooltip"]
 
 
 def test_a_part_of_a_graph() -> None:

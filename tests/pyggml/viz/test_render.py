@@ -39,7 +39,7 @@ def test_a_picture_has_every_box_and_edge(tmp_path: Path) -> None:
 
 def test_without_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PyggmlError, match="apt-get install graphviz.*brew install graphviz"):
+    with pytest.raises(PyggmlError, match=r"apt-get install graphviz.*brew install graphviz"):
         render_svg("digraph {}", tmp_path / "x.svg")
 
 
@@ -57,7 +57,7 @@ def test_a_failure_leaves_the_old_picture(tmp_path: Path, monkeypatch: pytest.Mo
 @needs_scripts
 def test_a_layout_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_dot(tmp_path, "exec sleep 60", monkeypatch)
-    with pytest.raises(PyggmlError, match="did not finish within 0.2 s; draw fewer layers"):
+    with pytest.raises(PyggmlError, match=r"did not finish within 0.2 s; draw fewer layers"):
         render_svg("digraph {}", tmp_path / "x.svg", timeout=0.2)
 
 
