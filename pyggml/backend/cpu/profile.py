@@ -39,9 +39,9 @@ class PhaseTime:
     def macs(self) -> int:
         """Multiply-adds of its matmuls."""
         return sum(
-            la.dst.nelements * la.src[0].ne[0]
+            la.dst.nelements * la.src[0].ne[0] * (2 if "glu" in la.kernel.name else 1)
             for la in self.phase.launches
-            if la.src and la.src[0] is not None and "mul_mat" in str(la.kernel and la.kernel.name)
+            if la.streams is not None and la.src[0] is not None and la.kernel is not None
         )
 
     @property
