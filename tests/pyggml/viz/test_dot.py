@@ -18,8 +18,9 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError
 from pyggml.tensor import Flag
-from pyggml.viz import graph_dump_dot
+from pyggml.viz import graph_dump_dot, graph_print
 
+from ..alloc.strategies import Recipe, build, recipes
 from .grammar import parse
 from .graphs import llama_graph, matmul_graph, random_graphs
 
@@ -193,6 +194,15 @@ def test_any_graph_has_a_line_for_each_edge(graph: CGraph, color: str, frames: b
     assert text.count("->") == len(parse(text).edges) == n_sources(graph)
     assert sum("->" in line for line in text.splitlines()) == n_sources(graph)
     text.encode("utf-8")
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(recipe=recipes())
+def test_a_graph_built_again_gives_the_same_text(recipe: Recipe) -> None:
+    first, again = build(recipe).graph, build(recipe).graph
+    text = graph_dump_dot(first)
+    assert graph_dump_dot(again) == text and graph_print(again) == graph_print(first)
+    assert text.count("->") == len(parse(text).edges) == n_sources(first)
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
