@@ -131,7 +131,8 @@ class Context:
         self._lock = threading.RLock()
         self._stop = self._running = False
         self._reserve()
-        self._compiled(1, 1)  # kernels load (or compile) here, not inside a timed decode
+        for n in (1, min(2, self.n_ubatch)):  # kernels load or compile here, not in a timed decode
+            self._compiled(n, 1)
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
