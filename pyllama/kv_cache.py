@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.alloc import alloc_ctx_tensors
-from pyggml.backend.cpu.osapi import advise_hugepages, available_memory
+from pyggml.backend.cpu.osapi import available_memory
 from pyggml.buffer import HOST
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
@@ -59,8 +59,6 @@ class KVCache:
         self.cells = self._ctx.new_tensor_3d(GGMLType.I32, 2, n_cells, n_seq_max)
         self.cells.set_name("cache_cells")
         self._buffer = alloc_ctx_tensors(self._ctx, HOST)
-        if self._buffer.mem is not None:
-            advise_hugepages(self._buffer.mem)
         self._lists = self.cells.numpy(squeeze=False)[0]  # [n_seq, n_cells, 2]
         self._lengths = [0] * n_seq_max
         self._owners = np.zeros(n_cells, np.int32)  # sequences that a cell belongs to
