@@ -1,4 +1,4 @@
-"""Atomic operations on int64 addresses, prefetch, the spin-wait hint and calls; for jitted code.
+"""Atomic operations on int64 addresses, the spin-wait hint and calls by address; for jitted code.
 
 Source: LLVM ``atomicrmw``, ``cmpxchg`` and atomic loads and stores.
 """
@@ -74,21 +74,6 @@ def pause(typingctx: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), codegen
-
-
-@intrinsic
-def prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line of an address; any address is allowed."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        i8p, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-        function = ir.FunctionType(ir.VoidType(), [i8p, i32, i32, i32])
-        callee = cgutils.get_or_insert_function(b.module, function, "llvm.prefetch.p0i8")
-        read, second_level, data = (ir.Constant(i32, n) for n in (0, 2, 1))
-        b.call(callee, [b.inttoptr(args[0], i8p), read, second_level, data])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
 
 
 @intrinsic
