@@ -230,15 +230,16 @@ def _score_packed(rows, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def _score_direct(kind, rows, q, d, k, nb_k, cells, n, s):  # type: ignore[no-untyped-def]
+def _score_direct(kind, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # type: ignore[no-untyped-def]
+    s_row = _S_STRIDE
     if rows == 4:
-        score_cells(kind, 4, q, 4 * d, k, nb_k, cells, n, d, s, _S_STRIDE)
+        score_cells(kind, 4, q, 4 * d, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
     elif rows == 3:
-        score_cells(kind, 3, q, 4 * d, k, nb_k, cells, n, d, s, _S_STRIDE)
+        score_cells(kind, 3, q, 4 * d, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
     elif rows == 2:
-        score_cells(kind, 2, q, 4 * d, k, nb_k, cells, n, d, s, _S_STRIDE)
+        score_cells(kind, 2, q, 4 * d, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
     else:
-        score_cells(kind, 1, q, 4 * d, k, nb_k, cells, n, d, s, _S_STRIDE)
+        score_cells(kind, 1, q, 4 * d, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
 
 
 @inline_strict
@@ -273,6 +274,7 @@ def _weigh_direct(kind, rows, p, v, nb_v, cells, n, hdv, sums, padded):  # type:
 @cache
 def flash_attn_kernel(kind: int, direct: bool) -> Kernel:
     """The kernel for a type of cache; ``direct`` reads few rows' keys where they lie."""
+    size = 2 if kind == _F16 else 4
 
     def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n_tokens, n_kv_head = ne(node, SRC0, 1), ne(node, SRC1, 2)
@@ -333,7 +335,10 @@ def flash_attn_kernel(kind: int, direct: bool) -> Kernel:
                     query = queries + r * 4 * hd
                     n64 = (n + 63) // 64 * 64
                     if n > 0 and direct:
-                        _score_direct(kind, rows, query, hd, k, nb_k, cells, n, scores)
+                        lines = hdv * size // 64 if r == 0 else 0
+                        _score_direct(
+                            kind, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines
+                        )
                     elif n > 0:
                         _score_packed(rows, query, hd, keys, n, scores)
                     for i in range(rows if n > 0 else 0):

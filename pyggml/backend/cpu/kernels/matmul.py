@@ -42,7 +42,16 @@ _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _QUANTIZED = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
 # Parameters
-ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE = range(5)
+ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS = range(6)
+
+
+@inline
+def _in_stream(chunk, n, streams):  # type: ignore[no-untyped-def]
+    """The place of the ``chunk``-th of ``n`` chunks (a multiple of ``streams``) to be claimed.
+
+    Threads claim in turn, so each of them walks through a stretch of its own, front to back.
+    """
+    return chunk % streams * (n // streams) + chunk // streams
 
 
 @inline
@@ -92,8 +101,9 @@ def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
         out_stride = nb(node, DST, 1)
         t0 = first_row(n, rest % token_chunks, token_chunks)
         t1 = first_row(n, rest % token_chunks + 1, token_chunks)
-        g0 = first_row(groups, chunk % row_chunks, row_chunks)
-        g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
+        place = _in_stream(chunk % row_chunks, row_chunks, int_param(node, STREAMS))
+        g0 = first_row(groups, place, row_chunks)
+        g1 = first_row(groups, place + 1, row_chunks)
         for g in range(g0, g1):
             row = g * ROWS
             rows = min(ROWS, m - row)
@@ -139,8 +149,9 @@ def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
         acts, quantized = int_param(node, ACTIVATIONS), int_param(node, QUANTIZE)
         t0 = first_row(n, chunk // row_chunks, token_chunks)
         t1 = first_row(n, chunk // row_chunks + 1, token_chunks)
-        u0 = first_row(units, chunk % row_chunks, row_chunks)
-        u1 = first_row(units, chunk % row_chunks + 1, row_chunks)
+        place = _in_stream(chunk % row_chunks, row_chunks, int_param(node, STREAMS))
+        u0 = first_row(units, place, row_chunks)
+        u1 = first_row(units, place + 1, row_chunks)
         up = scratch + _TILE_BYTES
         rows = min(ROWS, ne(node, DST, 0))  # 16, but LLVM must not know: it would unroll to scalars
         for u in range(u0, u1):
@@ -192,11 +203,17 @@ def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[in
     """Row chunks and token chunks of one matmul."""
     groups = -(-w.ne[1] // rows)
     if n == 1:
-        wanted = max(group_bytes(w.type, w.ne[0]) * groups // _CHUNK_BYTES, 2 * low.n_threads)
+        rounds = max(2, group_bytes(w.type, w.ne[0]) * groups // _CHUNK_BYTES // low.n_threads)
+        wanted = rounds * low.n_threads
         return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
     token_chunks = math.ceil(n / _TOKENS)
     macs = w.ne[0] * w.ne[1] * math.ceil(n / token_chunks)
     return max(1, min(groups, macs // _CHUNK_MACS)), token_chunks
+
+
+def _streams(low: Lowering, row_chunks: int) -> int:
+    """How many stretches of weights are walked through at the same time."""
+    return low.n_threads if row_chunks % low.n_threads == 0 else 1
 
 
 def _launch(low: Lowering, node: Tensor, dst: Tensor, add: Tensor | None) -> None:
@@ -204,12 +221,14 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, add: Tensor | None) -> Non
     assert w is not None and x is not None
     plain = not is_repacked(w)
     act = [low.quantized(x, add_quantize)] if w.type in _QUANTIZED else []
+    address = act[0].address if act else 0
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, ROWS)
+    streams = _streams(low, row_chunks)
     launch = low.launch(
         mul_mat_kernel(int(w.type), plain),
         dst,
-        [row_chunks, token_chunks, act[0].address if act else 0, int(add is not None)],
+        [row_chunks, token_chunks, address, int(add is not None), 0, streams],
         row_chunks * token_chunks * batch,
         src=(w, x, add),
         work=act,
@@ -267,7 +286,7 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
     launch = low.launch(
         mul_mat_glu_kernel(int(gate_w.type), IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]]),
         glu,
-        [row_chunks, token_chunks, act.address, 0, 0],
+        [row_chunks, token_chunks, act.address, 0, 0, _streams(low, row_chunks)],
         row_chunks * token_chunks,
         src=(gate_w, x, up_w),
         work=[act],

@@ -1,6 +1,6 @@
 """Attention's inner loops: scores and weighted values, straight from cells or from packed chunks.
 
-    score_cells(F16, 3, q, q_stride, keys, nb, cells, n, d, scores, s_stride)    # few rows
+    score_cells(F16, 3, q, q_stride, keys, nb, cells, n, d, scores, s_stride, ...)  # few rows
     score_tile(4, q, q_stride, packed_keys, d, scores, s_stride)                 # 16 packed keys
 
 A score is eight partial sums (element i goes to sum i % 8, in order), added as (0+4 + 2+6) +
@@ -18,10 +18,27 @@ from numba import types
 from numba.extending import intrinsic
 
 from .tile import F16, counted_loop, literals_of
-from .vector import at, broadcast, f32, fma, i16, i32, i64, load, splat, store, vec, vectors
+from .vector import (
+    LINE,
+    at,
+    broadcast,
+    f32,
+    fma,
+    i16,
+    i32,
+    i64,
+    load,
+    prefetch,
+    splat,
+    store,
+    vec,
+    vectors,
+)
 
 Value = Any
 LANES = 8  # partial sums of a score
+_KEYS = 4  # keys that are scored at a time
+_ROWS = 3  # query rows that one pass keeps in registers, with four keys or vectors of values
 _VALUES = 32  # columns of values that one pass keeps in registers
 
 
@@ -32,16 +49,19 @@ def _load(b: Value, kind: int, address: Value) -> Value:
     return load(b, address, vec(f32, LANES))
 
 
-def _total(b: Value, x: Value) -> Value:
-    """The eight partial sums of a register in the order that the module promises."""
-    while x.type.count > 1:
-        n = x.type.count
-        halves = [
-            b.shuffle_vector(x, x, ir.Constant(vec(i32, n // 2), list(range(h, h + n // 2))))
-            for h in (0, n // 2)
-        ]
-        x = b.fadd(*halves)
-    return b.extract_element(x, ir.Constant(i32, 0))
+def _totals(b: Value, x: list[Value]) -> Value:
+    """The sums of four registers, each of its eight partial sums in the order of the module."""
+
+    def add(u: Value, v: Value, *lanes: tuple[int, ...]) -> Value:
+        """The sum of two choices from the lanes of u and v."""
+        return b.fadd(*(b.shuffle_vector(u, v, ir.Constant(vec(i32, len(n)), n)) for n in lanes))
+
+    fours = [
+        add(x[k], x[k + 1], (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
+        for k in (0, 2)
+    ]
+    twos = add(*fours, (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15))
+    return add(twos, twos, (0, 4, 2, 6), (1, 5, 3, 7))
 
 
 def _scaled(b: Value, i: Value, factor: int | Value) -> Value:
@@ -51,9 +71,13 @@ def _scaled(b: Value, i: Value, factor: int | Value) -> Value:
 @intrinsic(prefer_literal=True)
 def score_cells(
     typingctx: Any, fmt: Any, rows: Any, q: Any, q_stride: Any, keys: Any, nb: Any, cells: Any,
-    n: Any, d: Any, scores: Any, s_stride: Any,
+    n: Any, d: Any, scores: Any, s_stride: Any, values: Any, nb_v: Any, lines: Any,
 ) -> Any:  # fmt: skip
-    """Scores of ``rows`` queries (a literal) against ``n`` keys where they lie in the cache."""
+    """Scores of ``rows`` queries (a literal) against ``n`` keys where they lie in the cache.
+
+    Four keys at a time: ``cells`` and ``scores`` go on to the next multiple of four. The first
+    ``lines`` cache lines of each key's row of values, which are wanted next, are asked of memory.
+    """
     literals = literals_of(fmt, rows)
     if literals is None:
         return None
@@ -61,32 +85,49 @@ def score_cells(
     step = LANES * (2 if kind == F16 else 4)
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _, _, q, q_stride, keys, nb, cells, n, d, scores, s_stride = args
+        _, _, q, q_stride, keys, nb, cells, n, d, scores, s_stride, values, nb_v, lines = args
         steps = b.lshr(d, ir.Constant(i64, 3))
         queries = [b.add(q, _scaled(b, q_stride, r)) for r in range(n_rows)]
+        per_pass = n_rows if n_rows <= _ROWS else -(-n_rows // 2)
 
-        def one_key(j: Value, _: list[Value]) -> list[Value]:
-            cell = load(b, b.add(cells, _scaled(b, j, 8)), i64, 8)
-            key = b.add(keys, b.mul(cell, nb))
+        def four_keys(j: Value, _: list[Value]) -> list[Value]:
+            key = []
+            for i in range(_KEYS):
+                cell = load(b, at(b, b.add(cells, _scaled(b, j, 8 * _KEYS)), 8 * i), i64, 8)
+                key.append(b.add(keys, b.mul(cell, nb)))
+                value = b.add(values, b.mul(cell, nb_v))
 
-            def body(i: Value, accs: list[Value]) -> list[Value]:
-                k = _load(b, kind, b.add(key, _scaled(b, i, step)))
-                offset = _scaled(b, i, 4 * LANES)
-                return [
-                    fma(b, load(b, b.add(x, offset), vec(f32, LANES)), k, acc)
-                    for x, acc in zip(queries, accs, strict=True)
-                ]
+                def fetch(line: Value, _: list[Value], value: Value = value) -> list[Value]:
+                    prefetch(b, b.add(value, _scaled(b, line, LINE)))
+                    return []
 
-            sums = counted_loop(b, steps, [splat(f32, LANES, 0.0)] * n_rows, body)
-            for r, acc in enumerate(sums):
-                place = b.add(b.add(scores, _scaled(b, s_stride, r)), _scaled(b, j, 4))
-                store(b, _total(b, acc), place, 4)
+                counted_loop(b, lines, [], fetch)
+            for first in range(0, n_rows, per_pass):
+                some = queries[first : first + per_pass]
+
+                def body(i: Value, accs: list[Value], some: list[Value] = some) -> list[Value]:
+                    offset = _scaled(b, i, 4 * LANES)
+                    q = [load(b, b.add(x, offset), vec(f32, LANES)) for x in some]
+                    after = list(accs)
+                    for c in range(_KEYS):
+                        k = _load(b, kind, b.add(key[c], _scaled(b, i, step)))
+                        for r in range(len(some)):
+                            after[r * _KEYS + c] = fma(b, q[r], k, accs[r * _KEYS + c])
+                    return after
+
+                zeros = [splat(f32, LANES, 0.0)] * (len(some) * _KEYS)
+                sums = counted_loop(b, steps, zeros, body)
+                for r in range(len(some)):
+                    place = b.add(scores, _scaled(b, s_stride, first + r))
+                    total = _totals(b, sums[r * _KEYS : (r + 1) * _KEYS])
+                    store(b, total, b.add(place, _scaled(b, j, 4 * _KEYS)))
             return []
 
-        counted_loop(b, n, [], one_key)
+        rounded = b.add(n, ir.Constant(i64, _KEYS - 1))
+        counted_loop(b, b.udiv(rounded, ir.Constant(i64, _KEYS)), [], four_keys)
         return context.get_dummy_value()
 
-    return types.void(fmt, rows, *[types.int64] * 9), codegen
+    return types.void(fmt, rows, *[types.int64] * 12), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -152,25 +193,31 @@ def weigh_cells(
     kind, n_rows = literals
     size = LANES * (2 if kind == F16 else 4)
     n_parts = _VALUES // LANES
+    per_pass = n_parts if n_rows <= _ROWS else n_parts // 2
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
         _, _, p, p_stride, values, nb, cells, n, out, out_stride = args
         weights = [b.add(p, _scaled(b, p_stride, r)) for r in range(n_rows)]
+        for first in range(0, n_parts, per_pass):
 
-        def body(j: Value, accs: list[Value]) -> list[Value]:
-            cell = load(b, b.add(cells, _scaled(b, j, 8)), i64, 8)
-            row = b.add(values, b.mul(cell, nb))
-            parts = [_load(b, kind, at(b, row, size * i)) for i in range(n_parts)]
-            after = []
-            for r in range(n_rows):
-                w = broadcast(b, load(b, b.add(weights[r], _scaled(b, j, 4)), f32), LANES)
-                after += [fma(b, parts[i], w, accs[r * n_parts + i]) for i in range(n_parts)]
-            return after
+            def body(j: Value, accs: list[Value], first: int = first) -> list[Value]:
+                cell = load(b, b.add(cells, _scaled(b, j, 8)), i64, 8)
+                row = b.add(values, b.mul(cell, nb))
+                at_j = [load(b, b.add(x, _scaled(b, j, 4)), f32) for x in weights]
+                w = [broadcast(b, x, LANES) for x in at_j]
+                after = list(accs)
+                for i in range(per_pass):  # one vector at a time: more would not fit registers
+                    part = _load(b, kind, at(b, row, size * (first + i)))
+                    for r in range(n_rows):
+                        k = r * per_pass + i
+                        after[k] = fma(b, part, w[r], accs[k])
+                return after
 
-        sums = counted_loop(b, n, [splat(f32, LANES, 0.0)] * (n_rows * n_parts), body)
-        for k, acc in enumerate(sums):
-            r, i = divmod(k, n_parts)
-            store(b, acc, at(b, b.add(out, _scaled(b, out_stride, r)), 4 * LANES * i))
+            sums = counted_loop(b, n, [splat(f32, LANES, 0.0)] * (n_rows * per_pass), body)
+            for k, acc in enumerate(sums):
+                r, i = divmod(k, per_pass)
+                place = b.add(out, _scaled(b, out_stride, r))
+                store(b, acc, at(b, place, 4 * LANES * (first + i)))
         return context.get_dummy_value()
 
     return types.void(fmt, rows, *[types.int64] * 8), codegen

@@ -29,6 +29,7 @@ from .vector import (
     i32,
     i64,
     load,
+    prefetch,
     splat,
     store,
     vec,
@@ -36,6 +37,9 @@ from .vector import (
 )  # fmt: skip
 
 Value = Any
+_AHEAD = (
+    2048  # bytes between the weights in use and those that are fetched; see docs/performance.md
+)
 Q4_0, Q4_1, Q8_0 = int(GGMLType.Q4_0), int(GGMLType.Q4_1), int(GGMLType.Q8_0)
 F16, F32 = int(GGMLType.F16), int(GGMLType.F32)
 
@@ -91,6 +95,9 @@ def q_tile(
 
         def body(i: Value, accs: list[Value]) -> list[Value]:
             block = b.add(w, b.mul(i, ir.Constant(i64, block_bytes(kind))))
+            if n_tokens == 1:
+                for line in range(0, block_bytes(kind), LINE):
+                    prefetch(b, at(b, block, _AHEAD + line))
             acts = [b.add(r, b.mul(i, ir.Constant(i64, Q8_BLOCK))) for r in rows]
             zero = v.u4_zero() if four_bits else v.s8_zero()
             sums = [[zero] * n_parts for _ in range(n_tokens)]

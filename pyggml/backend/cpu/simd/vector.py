@@ -64,6 +64,13 @@ def call(b: Value, name: str, result: ir.Type, *args: Value) -> Value:
     return b.call(function, args)
 
 
+def prefetch(b: Value, address: Value) -> None:
+    """Ask for the line at an address, which need not be mapped, in the second-level cache."""
+    pointer = b.inttoptr(address, i8.as_pointer())
+    hints = [ir.Constant(i32, hint) for hint in (0, 2, 1)]  # a read, of some locality, of data
+    call(b, "llvm.prefetch.p0i8", ir.VoidType(), pointer, *hints)
+
+
 def fma(b: Value, x: Value, y: Value, z: Value) -> Value:
     """x * y + z, rounded once (a libm call where the host has no FMA)."""
     return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
