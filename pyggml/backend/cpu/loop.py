@@ -24,7 +24,7 @@ END = (1 << 16) - 1  # the phase number of a finished run
 H_PHASES, H_N_PHASES, H_LAUNCHES = 0, 1, 2
 PHASE_WORDS, LAUNCH_WORDS = 3, 4  # (first launch, launches, chunks); (address, node, chunks, first)
 
-SPINS = 2000  # pause instructions before yielding the core
+SPINS = 10000  # pause instructions before yielding: longer than Python takes between two tokens
 YIELDS = 100  # yields before sleeping
 PARK_AFTER = 60  # sleeps of ~20 us or more before a worker parks
 
