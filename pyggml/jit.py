@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import numba as nb
-from numba.core import config
+from numba.core import caching, config
+from numba.core.ccallback import CFunc
+from numba.core.runtime.nrt import rtsys
 
 from . import env
 from .errors import PyggmlError
@@ -87,6 +89,7 @@ def use_isa(name: str) -> None:
 
 _numba_config: Any = config  # its attributes are made at run time
 KERNEL_SIG = nb.types.void(nb.types.int64, nb.types.int64, nb.types.int64, nb.types.int64)
+_KERNEL_ARGS: Any = (KERNEL_SIG.args, KERNEL_SIG.return_type)
 FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must travel
 
 
@@ -146,6 +149,22 @@ def _numba_cache() -> Iterator[None]:
         _numba_config.CACHE_DIR = before
 
 
+_numba_caching: Any = caching
+
+
+class _Cache(_numba_caching.FunctionCache):  # type: ignore[misc]
+    """Numba's cache of one function, but a hit does not fill Numba's tables of types and functions.
+
+    Machine code needs only the runtime's symbols; the tables, 0.3 s at every start, are filled when
+    something is compiled.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+
+
 _compile_lock = threading.RLock()
 on_compile: Callable[[str], None] | None = None  # told what was compiled, or begins to be
 
@@ -165,9 +184,10 @@ class Kernel:
     def compiled(self) -> Any:
         """Numba's CFunc."""
         with _compile_lock, _numba_cache():
-            made = nb.cfunc(KERNEL_SIG, cache=True, error_model="numpy", fastmath=self.fastmath)(
-                self.function
-            )
+            options = {"error_model": "numpy", "fastmath": self.fastmath}
+            made: Any = CFunc(self.function, _KERNEL_ARGS, {}, options)
+            made._cache = _Cache(self.function)
+            made.compile()
             if on_compile is not None and not made.cache_hits:
                 on_compile(self.name)
             return made
@@ -214,9 +234,11 @@ class Compiled:
     @cached_property
     def _compiled(self) -> Any:
         with _compile_lock, _numba_cache():
-            return nb.njit(self._signature, nogil=True, cache=True, error_model="numpy")(
-                self.py_func
-            )
+            made: Any = nb.njit(nogil=True, error_model="numpy")(self.py_func)
+            made._cache = _Cache(self.py_func)
+            made.compile(self._signature)
+            made.disable_compile()
+            return made
 
     def __call__(self, *args: Any) -> Any:
         return self._compiled(*args)
