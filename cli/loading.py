@@ -57,6 +57,7 @@ def load_vocab(given: Path | None) -> Model:
 
 def make_context(model: Model, options: ContextOptions) -> Context:
     """A context of the sizes and threads that the options name."""
+    from pyggml.dtype import GGMLType
     from pyllama.context import Context
 
     return Context(
@@ -66,6 +67,7 @@ def make_context(model: Model, options: ContextOptions) -> Context:
         n_ubatch=options.ubatch_size,
         n_threads=options.n_threads,
         n_threads_batch=options.n_threads_batch,
+        kv_type=GGMLType[options.cache_type_k.upper()],
     )
 
 

@@ -162,6 +162,13 @@ class ContextOptions(Group):
     ubatch_size: int
     threads: int
     threads_batch: int
+    cache_type_k: str
+    cache_type_v: str
+
+    def __post_init__(self) -> None:
+        k, v = self.cache_type_k, self.cache_type_v
+        if k != v:
+            raise click.UsageError(f"-ctk {k} with -ctv {v}: keys and values need the same type.")
 
     @property
     def n_threads(self) -> int | None:
@@ -226,18 +233,18 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
         click.option(
             "-ctk",
             "--cache-type-k",
-            type=click.Choice(["f16"]),
+            type=click.Choice(["f16", "f32"]),
             default="f16",
-            expose_value=False,
-            help="Type of cached keys.  [default: f16]",
+            show_default=True,
+            help="Type of cached keys, the same for both; f32 is exact and twice as large.",
         ),
         click.option(
             "-ctv",
             "--cache-type-v",
-            type=click.Choice(["f16"]),
+            type=click.Choice(["f16", "f32"]),
             default="f16",
-            expose_value=False,
-            help="Type of cached values.  [default: f16]",
+            show_default=True,
+            help="Type of cached values, the same for both; f32 is exact and twice as large.",
         ),
         ignored_option("-ngl", "--gpu-layers", "--n-gpu-layers", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-sm", "--split-mode", takes_value=True, why=_ONE_DEVICE),

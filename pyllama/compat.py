@@ -13,10 +13,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from pyggml.dtype import GGMLType
+
 from .errors import PyllamaError
 from .hparams import HParams
-
-_F16 = 1  # of ggml's types
 
 # values that change nothing
 _REFUSED: dict[str, tuple[object, ...]] = {
@@ -34,8 +34,6 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "lora_base": (None,),
     "lora_path": (None,),
     "tokenizer": (None,),
-    "type_k": (None, _F16),
-    "type_v": (None, _F16),
     # of a completion
     "suffix": (None,),
     "typical_p": (1.0,),
@@ -71,6 +69,21 @@ def check_arguments(where: str, given: Mapping[str, Any], *, stacklevel: int = 3
                 f"{where}: {name}={value!r} has no effect: {_WITHOUT_EFFECT[name][1]}",
                 stacklevel=stacklevel,
             )
+
+
+def cache_type(type_k: int | None, type_v: int | None) -> GGMLType:
+    """The type of the KV cache, given those of keys and values (None: F16).
+
+    Raises:
+        NotSupported: they differ, or are not F16 or F32.
+    """
+    k, v = (GGMLType.F16 if t is None else t for t in (type_k, type_v))
+    if k != v or k not in (GGMLType.F16, GGMLType.F32):
+        raise NotSupported(
+            f"Llama: type_k={type_k!r}, type_v={type_v!r} is not supported yet; want 1 (F16) or "
+            "0 (F32) for both"
+        )
+    return GGMLType(k)
 
 
 def check_rope(hparams: HParams, freq_base: float, freq_scale: float) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from .compat import check_arguments, check_rope
+from .compat import cache_type, check_arguments, check_rope
 from .context import Context
 from .errors import ModelError
 from .evaluated import Evaluated, Floats, Ids
@@ -86,6 +86,7 @@ class LlamaBase:
         self._lock = CallLock("this Llama object")
         self._evaluated: Evaluated | None = None
         check_arguments("Llama", locals())
+        kv_type = cache_type(type_k, type_v)
         self.model_path = os.fspath(model_path)
         if not os.path.exists(model_path):
             raise ModelError(f"Model path does not exist: {self.model_path}")
@@ -104,6 +105,7 @@ class LlamaBase:
                 n_ubatch=n_ubatch,
                 n_threads=n_threads,
                 n_threads_batch=n_threads_batch,
+                kv_type=kv_type,
             )
             self._evaluated = Evaluated(
                 context, logits_all=logits_all, timings=self._timings, on_reuse=self._say_reuse

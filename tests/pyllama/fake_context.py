@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted
 from pyllama.batch import Batch
 from pyllama.errors import BatchError, ContextFull
@@ -84,8 +85,9 @@ class FakeContext:
     def __init__(
         self, model: Any, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512,
         n_threads: int | None = None, n_threads_batch: int | None = None,
+        kv_type: GGMLType = GGMLType.F16,
     ) -> None:  # fmt: skip
-        self.model = model
+        self.model, self.kv_type = model, kv_type
         self.n_ctx = n_ctx or model.hparams.n_ctx_train
         self.n_batch, self.n_ubatch = min(n_batch, self.n_ctx), n_ubatch
         self.n_threads = self.n_threads_batch = n_threads or 1

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted
 from pyllama import llama_base
 from pyllama.compat import NotSupported
@@ -348,12 +349,14 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_arguments_that_cannot_be_obeyed(make: Any) -> None:
     with pytest.warns(UserWarning, match="no GPU backend"):
         make(n_gpu_layers=-1)
+    assert make(type_k=0, type_v=0).context.kv_type == GGMLType.F32
     make(rope_freq_base=10000.0, type_k=1, chat_format="chatml", flash_attn=True)
     for options in (
         {"lora_path": "x"},
         {"embedding": True},
         {"rope_freq_base": 5e5},
         {"type_k": 8},
+        {"type_k": 0, "type_v": 1},
     ):
         with pytest.raises(NotSupported, match=next(iter(options))):
             make(**options)
