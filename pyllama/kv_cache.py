@@ -104,6 +104,8 @@ class KVCache:
                 f"the context is full: {n} tokens wanted, {self.n_cells - self._n_used} of "
                 f"{self.n_cells} cells free; use a larger context (-c, n_ctx) or a shorter prompt"
             )
+        if n == 1 and self._next < self.n_cells and not self._owners[self._next]:
+            return self._place_one(seqs[0], positions[0])
         cells = self._free_cells(n)
         lengths, places = self._lengths.copy(), []
         for seq, cell, position in zip(seqs, cells, positions, strict=True):
@@ -118,11 +120,19 @@ class KVCache:
         self._next = cells[-1] + 1 if n else self._next
         return cells, places
 
+    def _place_one(self, seq: int, position: int) -> tuple[list[int], list[int]]:
+        """``place`` of a token that continues in the next cell: the step between two tokens."""
+        cell, place = self._next, self._lengths[seq]
+        self._lists[seq, place] = cell, position
+        self._owners[cell] = 1
+        self._n_used += 1
+        self._lengths[seq] = place + 1
+        self._next = cell + 1
+        return [cell], [place]
+
     def _free_cells(self, n: int) -> list[int]:
         """Free cells, in one run where that is easy."""
         first = self._next
-        if n == 1 and first < self.n_cells and not self._owners[first]:  # a token that continues
-            return [first]
         window = self._owners[first : first + n]
         if len(window) == n and not window.any():
             return list(range(first, first + n))

@@ -27,6 +27,8 @@ class LogitBias(Sampler):
         self._tokens = np.fromiter(bias.keys(), np.intp, len(bias))
         self._bias = np.fromiter(bias.values(), np.float32, len(bias))
         self._absolute = np.isinf(self._bias)  # assigned, not added: inf - inf would be NaN
+        self._ids = frozenset(bias)
+        self._lowers = bool((self._bias <= 0).all())
 
     @classmethod
     def create(cls, setup: ChainSetup) -> LogitBias | None:
@@ -34,6 +36,10 @@ class LogitBias(Sampler):
         if setup.params.ignore_eos:
             bias.update(dict.fromkeys(setup.eog_ids, -np.inf))
         return cls(bias) if bias else None
+
+    def spares(self, token: int) -> bool:
+        """Whether the token, if its logit is the largest, still has the largest one afterwards."""
+        return self._lowers and token not in self._ids
 
     def apply(self, candidates: Candidates) -> None:
         logits, positions, found = candidates.edit(self._tokens)

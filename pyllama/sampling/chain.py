@@ -67,6 +67,8 @@ class Chain:
         self._dist = Dist(params.seed)
         self._samplers = [sampler for _, sampler in links if sampler is not None]
         self._greedy = _greedy_prefix(self._samplers)
+        biases = [s for s in self._greedy or [] if isinstance(s, LogitBias)]
+        self._biases = biases if self._greedy is not None and biases == self._greedy else None
         shown = [label if sampler is not None else f"?{label}" for label, sampler in links]
         self._description = " -> ".join(["logits", *shown, self._dist.label])
 
@@ -87,6 +89,10 @@ class Chain:
         if self._greedy is None:
             return self._dist.pick(self.apply(logits))
         self._dist.skip()
+        if self._biases is not None and logits.shape == (self._n_vocab,):
+            best = int(logits.argmax())  # often enough: no copy of all logits to edit
+            if logits[best] > -np.inf and all(bias.spares(best) for bias in self._biases):
+                return best
         candidates = self._run(self._greedy, logits)
         return candidates.token(candidates.best())
 
