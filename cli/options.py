@@ -164,6 +164,7 @@ class ContextOptions(Group):
     threads_batch: int
     cache_type_k: str
     cache_type_v: str
+    swa_full: bool
 
     def __post_init__(self) -> None:
         k, v = self.cache_type_k, self.cache_type_v
@@ -245,6 +246,11 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             default="f16",
             show_default=True,
             help="Type of cached values, the same for both; f32 is exact and twice as large.",
+        ),
+        click.option(
+            "--swa-full",
+            is_flag=True,
+            help="Keep all keys and values of layers that see only a window of tokens.",
         ),
         ignored_option("-ngl", "--gpu-layers", "--n-gpu-layers", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-sm", "--split-mode", takes_value=True, why=_ONE_DEVICE),

@@ -134,7 +134,7 @@ def _samples_ns(context: Context, case: BenchCase, repetitions: int, warmup: boo
     """Nanoseconds of each repetition."""
     model = context.model
     depth, prompt, generated = (
-        _tokens(model, n, stream)
+        bench_tokens(model, n, stream)
         for stream, n in enumerate((case.n_depth, case.n_prompt, case.n_gen))
     )
     if warmup:
@@ -157,7 +157,7 @@ def _run(context: Context, prompt: Sequence[int], generated: Sequence[int]) -> N
         context.decode(Batch((token,)))
 
 
-def _tokens(model: Model, n: int, stream: int) -> list[int]:
+def bench_tokens(model: Model, n: int, stream: int) -> list[int]:
     """Random ids, the same on every run; the first is BOS where the model wants one."""
     rng = np.random.default_rng((SEED, stream))
     tokens: list[int] = rng.integers(model.hparams.n_vocab, size=n).tolist()
