@@ -39,6 +39,7 @@ def generate(
     n_predict: int = -1,
     n_past: int = 0,
     n_keep: int | None = None,
+    past: Sequence[int] = (),
     logits_processors: Iterable[LogitsProcessor] = (),
     timings: Timings | None = None,
 ) -> Iterator[int]:
@@ -53,6 +54,7 @@ def generate(
         n_past: tokens that sequence 0 already holds and keeps; what lies behind them goes.
         n_keep: when the context is full, half of what lies behind its first ``n_keep`` tokens
             makes room (context shift); None ends there.
+        past: the tokens that sequence 0 already holds, where the penalties should count them.
         logits_processors: called with all ids from ``n_past`` on and the logits, before sampling.
         timings: counts what is done.
 
@@ -71,6 +73,8 @@ def generate(
         raise BatchError(f"n_past is {n_past}, but sequence 0 holds {held} tokens")
     model = context.model
     chain = Chain(params or SamplingParams(), model.hparams.n_vocab, model.tokenizer.eog)
+    for token in past:
+        chain.accept(token)
     context.kv.seq_rm(0, n_past, -1)
     # a context of n cells can choose one token more than it can hold
     most = context.n_ctx - n_past - len(tokens) + 1 if n_keep is None else sys.maxsize

@@ -49,6 +49,8 @@ class HParams:
     n_swa: int = 0  # positions that a sliding layer sees, its own included
     swa_period: int = 1  # every layer of so many slides, but the last; 0: all do
     causal: bool = True
+    max_alibi_bias: float = 0.0
+    attn_logit_softcap: float = 0.0
 
     def window(self, layer: int) -> int:
         """Positions that a layer's tokens see, 0 for all."""

@@ -92,11 +92,16 @@ class GraphBuilder:
             freq_scale=hp.rope_freq_scale,
         ).set_name(f"{name} (roped)")
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """Store keys and values in the cache, then attend to it.
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Store keys and values in the layer's cache, then attend to it.
+
+        Which keys a token sees, by sequence, position and window, is an input (``rows``); ALiBi's
+        bias and the soft cap of scores are hyperparameters.
 
         Shape:
-            q [head_dim, n_head, T], k [head_dim, n_head_kv, T], v [n_embd_kv, T]
+            sinks [n_head], q [head_dim, n_head, T], k [head_dim, n_head_kv, T], v [n_embd_kv, T]
             -> [n_embd_q, T]
         """
         ctx, hp, kv = self.ctx, self.hparams, self.kv.of_layer(layer)
@@ -108,7 +113,16 @@ class GraphBuilder:
             self.graph.build_forward_expand(ops.set_rows(ctx, cache, new, index))
         q = ops.permute(ctx, q, 0, 2, 1, 3)  # [head_dim, T, n_head]
         out = ops.flash_attn_cells(
-            ctx, q, kv.k[layer], kv.v[layer], kv.cells, rows, 1 / math.sqrt(hp.head_dim)
+            ctx,
+            q,
+            kv.k[layer],
+            kv.v[layer],
+            kv.cells,
+            rows,
+            1 / math.sqrt(hp.head_dim),
+            hp.max_alibi_bias,
+            hp.attn_logit_softcap,
+            sinks=sinks,
         ).set_name(f"kqv-{layer}")  # [head_dim, n_head, T]
         return ops.reshape_2d(ctx, out, hp.n_embd_q, self.n_tokens).set_name(f"kqv_out-{layer}")
 

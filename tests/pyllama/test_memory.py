@@ -160,6 +160,36 @@ def test_going_back_behind_a_window(windowed: Make) -> None:
     assert np.array_equal(rows(context, TOKENS), whole)
 
 
+# --- what a token sees -----------------------------------------------------------------------------
+
+
+def test_without_causality_the_first_token_sees_the_last(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "hparams", dataclasses.replace(model.hparams, causal=False))
+    got = {n: rows(Context(model, n_ctx=64, n_threads=n), TOKENS[:30]) for n in (1, 2)}
+    assert np.array_equal(got[1], got[2])
+    other = rows(Context(model, n_ctx=64), [*TOKENS[:29], 7])
+    assert np.abs(other[0] - got[1][0]).max() > 0
+    same = Context(model, n_ctx=64, n_seq_max=2)  # beside another sequence
+    same.decode(Batch(TOKENS[:30] + TOKENS[50:60], seq_id=[0] * 30 + [1] * 10, logits=[True] * 40))
+    assert np.array_equal(same.logits[:30], got[1])
+    with pytest.raises(BatchError, match="want 1 to n_ubatch = 8"):
+        rows(Context(model, n_ctx=64, n_ubatch=8), TOKENS[:9])
+
+
+@pytest.mark.parametrize("change", [{"max_alibi_bias": 8.0}, {"attn_logit_softcap": 0.5}])
+def test_attention_of_other_models_is_invariant_too(
+    model: Model, monkeypatch: pytest.MonkeyPatch, change: dict[str, float]
+) -> None:
+    plain = rows(Context(model, n_ctx=512), TOKENS[:300])
+    monkeypatch.setattr(model, "hparams", dataclasses.replace(model.hparams, **change))
+    whole = rows(Context(model, n_ctx=512), TOKENS[:300])
+    assert not np.array_equal(whole, plain)
+    for options in ({"n_ubatch": 1}, {"n_ubatch": 7, "n_threads": 1}, {"n_batch": 1}):
+        assert np.array_equal(rows(Context(model, n_ctx=512, **options), TOKENS[:300]), whole)
+
+
 # --- moved positions ------------------------------------------------------------------------------
 
 
