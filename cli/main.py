@@ -19,6 +19,7 @@ TABLE = {
     "parallel": ".commands.parallel:command",
     "perplexity": ".commands.perplexity:command",
     "tokenize": ".commands.tokenize:command",
+    "info": ".commands.info:command",
     "graph": ".commands.graph:command",
 }
 

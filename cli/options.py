@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
+from .machine import machine_options
 from .output import note
 from .tool import ignored_option
 
@@ -256,8 +257,7 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
         ignored_option("-sm", "--split-mode", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-mg", "--main-gpu", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-nkvo", "--no-kv-offload", why=_ONE_DEVICE),
-        ignored_option("--poll", takes_value=True, why="waiting threads spin, yield, then sleep"),
-        ignored_option("--prio", takes_value=True, why="start the process with nice(1)"),
+        machine_options,
         ignored_option("--numa", takes_value=True, why="start the process with numactl(8)"),
     )
 

@@ -174,7 +174,7 @@ def _row(context: Context, case: BenchCase, test_time: str, samples: list[int]) 
     return BenchRow(
         build_commit=__version__,
         build_number=0,
-        cpu_info=_cpu_info(),
+        cpu_info=cpu_info(),
         gpu_info="",
         backends="CPU",
         model_filename=str(model.path),
@@ -201,7 +201,7 @@ def _row(context: Context, case: BenchCase, test_time: str, samples: list[int]) 
     )
 
 
-def _cpu_info() -> str:
+def cpu_info() -> str:
     """The processor's name, as the system gives it."""
     try:
         for line in (

@@ -160,7 +160,7 @@ def test_going_back_behind_a_window(windowed: Make) -> None:
     assert np.array_equal(rows(context, TOKENS), whole)
 
 
-# --- what a token sees -----------------------------------------------------------------------------
+# --- what a token sees ----------------------------------------------------------------------------
 
 
 def test_without_causality_the_first_token_sees_the_last(
