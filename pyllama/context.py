@@ -29,7 +29,7 @@ from pyggml.tensor import Tensor
 from .batch import Batch
 from .errors import BatchError
 from .graph.builder import GraphBuilder
-from .kv_cache import Ints, Seqs, each
+from .kv_cells import Ints, Seqs, each
 from .memory import Memory
 from .model import Model
 

@@ -18,7 +18,8 @@ from pyggml.dtype import GGMLType
 
 from .errors import PyllamaError
 from .hparams import HParams
-from .kv_cache import CHUNK, KVCache, Seqs
+from .kv_cache import KVCache
+from .kv_cells import CHUNK, Seqs
 
 
 class Memory:

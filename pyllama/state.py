@@ -18,7 +18,6 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,35 +33,24 @@ if TYPE_CHECKING:
 
 MAGIC, VERSION = b"PYLS", 1
 _HEAD = struct.Struct("<4sIQI")  # magic, version, bytes of the JSON header, CRC of all behind
-_MAX_HEADER = 1 << 28
 _ALIGN = 64
 Bytes = npt.NDArray[np.uint8]
 
 
-def save_state(
-    context: Context,
-    path: str | os.PathLike[str],
-    tokens: Sequence[int] = (),
-    *,
-    seq: int | None = None,
-) -> None:
-    """Write the memory of a context, or of one sequence of it.
+def dump_state(
+    context: Context, tokens: Sequence[int] = (), *, seq: int | None = None
+) -> list[Bytes]:
+    """The memory of a context, or of one sequence of it, as pieces of one file.
 
     Args:
-        tokens: kept with it, and given back by ``load_state``.
-
-    Raises:
-        OSError: the file cannot be written; an old one of that name stays.
+        tokens: kept with it, and given back by ``restore_state``.
     """
     context.apply_pending()
     seqs = range(context.kv.n_seq_max) if seq is None else [seq]
     caches, blobs = [], []
     for cache in context.kv.caches:
         cells, lists = cache.take_lists(seqs)
-        part = [
-            np.ascontiguousarray(cache.cell_bytes(t)[:, cells])
-            for t in (*cache.k.values(), *cache.v.values())
-        ]
+        part = [cache.cell_bytes(t)[:, cells] for t in (*cache.k.values(), *cache.v.values())]
         blobs += [np.ascontiguousarray(x).view(np.uint8).reshape(-1) for x in (*lists, *part)]
         caches.append(
             {
@@ -81,40 +69,66 @@ def save_state(
     }
     text = json.dumps(header).encode()
     text += b" " * (-(_HEAD.size + len(text)) % _ALIGN)
+    head = _HEAD.pack(MAGIC, VERSION, len(text), _crc(text, *blobs))
+    return [np.frombuffer(head + text, np.uint8), *blobs]
+
+
+def save_state(
+    context: Context,
+    path: str | os.PathLike[str],
+    tokens: Sequence[int] = (),
+    *,
+    seq: int | None = None,
+) -> None:
+    """Write ``dump_state`` to a file.
+
+    Raises:
+        OSError: the file cannot be written; an old one of that name stays.
+    """
+    parts = dump_state(context, tokens, seq=seq)
     with replacing(path) as temporary, open(temporary, "xb") as file:
-        file.write(_HEAD.pack(MAGIC, VERSION, len(text), _crc(text, *blobs)))
-        file.write(text)
-        for blob in blobs:
-            file.write(blob.data)
+        for part in parts:
+            file.write(part.data)
 
 
 def load_state(
     context: Context, path: str | os.PathLike[str], *, seq: int | None = None
 ) -> list[int]:
+    """``restore_state`` from a file. Raises: StateError, OSError."""
+    with open(path, "rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:  # before a wrong file of any size is read
+            raise StateError(f"{os.fspath(path)}: not a saved state")
+        file.seek(0)
+        return restore_state(context, file.read(), seq=seq, name=os.fspath(path))
+
+
+def restore_state(
+    context: Context, data: bytes, *, seq: int | None = None, name: str = "state"
+) -> list[int]:
     """Put a saved memory into a context.
 
     Args:
-        seq: put the one sequence of the file there, in place of what it holds; None for a file
+        seq: put the one sequence of the state there, in place of what it holds; None for a state
             of a whole context, in place of everything.
+        name: what errors call it.
 
     Returns:
-        The tokens that were given to ``save_state``.
+        The tokens that were given to ``dump_state``.
 
     Raises:
-        StateError: not such a file, of another version, model or cache type, damaged, or more
-            than the context can hold. The context is unchanged.
-        OSError: the file cannot be read.
+        StateError: not a state, of another version, model or cache type, damaged, or more than
+            the context can hold. The context is unchanged.
     """
-    header, data = _read(Path(path))
-    _check_fits(context, header, path)
+    header, rest = _read(data, name)
+    _check_fits(context, header, name)
     seqs = range(context.kv.n_seq_max) if seq is None else [seq]
-    parts, rest = [], data
+    parts = []
     for cache, info in zip(context.kv.caches, header["caches"], strict=True):
-        part = _Part(cache, info, rest, len(seqs), str(path))
+        part = _Part(cache, info, rest, len(seqs), name)
         parts.append(part)
         rest = rest[part.n_bytes :]
     if len(rest):
-        raise StateError(f"{path}: {len(rest)} bytes too many; the file is damaged")
+        raise StateError(f"{name}: {len(rest)} bytes too many; the file is damaged")
     for part in parts:
         part.check_room(seq)
     if seq is None:
@@ -174,27 +188,24 @@ class _Part:
             self._cache.cell_bytes(tensor)[:, cells] = values
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Bytes]:
-    """Header and data of a file, with its checksum compared."""
-    with open(path, "rb") as file:
-        head = file.read(_HEAD.size)
-        if len(head) < _HEAD.size or head[:4] != MAGIC:
-            raise StateError(f"{path}: not a saved state (it begins with {head[:4]!r})")
-        _, version, size, crc = _HEAD.unpack(head)
-        if version != VERSION:
-            raise StateError(f"{path}: a state of version {version}, want {VERSION}; save it again")
-        text = file.read(size) if size <= _MAX_HEADER else b""
-        data = np.frombuffer(bytearray(file.read()), np.uint8)
-    if len(text) != size or _crc(text, data) != crc:
-        raise StateError(f"{path}: the checksum differs, the file is damaged; save it again")
+def _read(data: bytes, name: str) -> tuple[dict[str, Any], Bytes]:
+    """Header and data of a state, with its checksum compared."""
+    if len(data) < _HEAD.size or data[:4] != MAGIC:
+        raise StateError(f"{name}: not a saved state (it begins with {data[:4]!r})")
+    _, version, size, crc = _HEAD.unpack_from(data)
+    if version != VERSION:
+        raise StateError(f"{name}: a state of version {version}, want {VERSION}; save it again")
+    behind = memoryview(data)[_HEAD.size :]
+    if size > len(behind) or zlib.crc32(behind) != crc:
+        raise StateError(f"{name}: the checksum differs, it is damaged; save it again")
     try:
-        header = json.loads(text)
+        header = json.loads(bytes(behind[:size]))
         ok = isinstance(header, dict) and _is_header(header)
     except ValueError:
         ok = False
     if not ok:
-        raise StateError(f"{path}: its header is not one of a saved state; save it again")
-    return header, data
+        raise StateError(f"{name}: its header is not one of a saved state; save it again")
+    return header, np.frombuffer(behind[size:], np.uint8)
 
 
 def _is_header(header: dict[str, Any]) -> bool:
@@ -223,7 +234,7 @@ def _is_header(header: dict[str, Any]) -> bool:
     )
 
 
-def _check_fits(context: Context, header: dict[str, Any], path: str | os.PathLike[str]) -> None:
+def _check_fits(context: Context, header: dict[str, Any], path: str) -> None:
     kv = context.kv
     if header["model"] != context.model.fingerprint:
         raise StateError(f"{path}: saved with another model")

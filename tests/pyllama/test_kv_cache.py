@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 from pyggml.dtype import GGMLType
 from pyllama.errors import BatchError, ContextFull
 from pyllama.hparams import HParams
-from pyllama.kv_cache import CHUNK, KVCache
+from pyllama.kv_cache import KVCache
+from pyllama.kv_cells import CHUNK
 
 SEQS = 3
 CELLS = 13

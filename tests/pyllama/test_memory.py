@@ -14,7 +14,7 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyllama import Batch, Context, Model
 from pyllama.errors import BatchError, ContextFull, StateError
-from pyllama.kv_cache import CHUNK
+from pyllama.kv_cells import CHUNK
 from pyllama.memory import Memory, window_cells
 from pyllama.state import _HEAD, load_state, save_state
 
