@@ -1,7 +1,7 @@
 """Which cells of a KV cache belong to which sequences: lists of (cell, position), and nothing else.
 
     lists = CellLists(table, window=0, unified=True)            # table: int32[n_seq, n_cells, 2]
-    cells, places = lists.place([0, 0, (0, 1)], [5, 6, 7])      # the third token is in two sequences
+    cells, places = lists.place([0, 0, (0, 1)], [5, 6, 7])      # the last token is in two of them
     lists.seq_rm(0, 6, -1)                                      # forget positions from 6 on
 
 A cell holds one token's keys and values and may belong to several sequences. A sequence's list is
@@ -65,7 +65,7 @@ class CellLists:
     """
 
     def __init__(self, table: Ints, *, window: int = 0, unified: bool = True) -> None:
-        self.n_seq_max, self.n_cells = table.shape[:2]
+        self.n_seq_max, self.n_cells = int(table.shape[0]), int(table.shape[1])
         self.window, self.unified = window, unified or self.n_seq_max == 1
         self._lists = table
         self._lengths = [0] * self.n_seq_max
@@ -350,9 +350,9 @@ class CellLists:
             size = self.n_cells // self.n_seq_max
             return sum(map(len, lists)) == n and all(len(x) <= size for x in lists)
         if replaced is None:
-            return n <= self.n_cells
+            return bool(n <= self.n_cells)
         freed = int((self._owners[self.entries(replaced)[:, 0]] == 1).sum())
-        return n <= self.n_cells - self._n_used + freed
+        return bool(n <= self.n_cells - self._n_used + freed)
 
     def put_lists(
         self, seqs: Sequence[int], lists: Sequence[Ints], lost: Sequence[int], n: int
