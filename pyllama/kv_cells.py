@@ -239,11 +239,13 @@ class CellLists:
         self, seqs: Seqs, positions: Sequence[int], places: Sequence[int], causal: bool = True
     ) -> Ints:
         """What tokens just placed attend to: int32[n, 4], see ``flash_attn_cells``."""
+        first = [seq if isinstance(seq, int) else seq[0] for seq in seqs]
         rows = np.zeros((len(seqs), 4), np.int32)
-        for t, (seq, position, place) in enumerate(zip(seqs, positions, places, strict=True)):
-            s = each(seq)[0]
-            begin = self.index(s, position - self.window + 1) if self.window else 0
-            rows[t] = s, begin, place + 1 if causal else self._lengths[s], position
+        rows[:, 0], rows[:, 3] = first, positions
+        if self.window:
+            starts = zip(first, positions, strict=True)
+            rows[:, 1] = [self.index(s, position - self.window + 1) for s, position in starts]
+        rows[:, 2] = [p + 1 for p in places] if causal else [self._lengths[s] for s in first]
         return rows
 
     # -- operations on sequences -----------------------------------------------------------------
