@@ -25,7 +25,6 @@ from .vector import (
     f32,
     fma,
     i8,
-    i16,
     i32,
     i64,
     load,
@@ -215,60 +214,3 @@ def float_tile(
         return context.get_dummy_value()
 
     return types.void(fmt, tokens, *[types.int64] * 7), codegen
-
-
-@intrinsic(prefer_literal=True)
-def transpose_8x8(
-    typingctx: Any, fmt: Any, r0: Any, r1: Any, r2: Any, r3: Any, r4: Any, r5: Any, r6: Any,
-    r7: Any, out: Any, out_stride: Any,
-) -> Any:  # fmt: skip
-    """Eight values from each of eight addresses (F16 or F32) as eight columns of float32."""
-    literals = literals_of(fmt)
-    if literals is None:
-        return None
-    (kind,) = literals
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        rows, (out, out_stride) = args[1:9], args[9:]
-        v = vectors()
-        element = i16 if kind == F16 else f32
-        columns = [load(b, r, vec(element, 8)) for r in rows]
-        for _ in range(3):  # each round rotates the bits of (row, lane) by one
-            columns = _interleave(b, columns)
-        for i, column in enumerate(columns):
-            value = v.half_to_float(b, column) if kind == F16 else column
-            store(b, value, b.add(out, b.mul(out_stride, ir.Constant(i64, i))))
-        return context.get_dummy_value()
-
-    return types.void(fmt, *[types.int64] * 10), codegen
-
-
-def _interleave(b: Value, rows: list[Value]) -> list[Value]:
-    """Rows i and i + 4 lane by lane: their low halves, then their high halves."""
-    out = []
-    for i in range(4):
-        for first in (0, 4):
-            lanes = [first + lane // 2 + 8 * (lane % 2) for lane in range(8)]
-            mask = ir.Constant(vec(i32, 8), lanes)
-            out.append(b.shuffle_vector(rows[i], rows[i + 4], mask))
-    return out
-
-
-@intrinsic(prefer_literal=True)
-def widen_8(typingctx: Any, fmt: Any, source: Any, out: Any) -> Any:
-    """Eight values (F16 or F32) as float32."""
-    literals = literals_of(fmt)
-    if literals is None:
-        return None
-    (kind,) = literals
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        v = vectors()
-        if kind == F16:
-            value = v.half_to_float(b, load(b, args[1], vec(i16, 8)))
-        else:
-            value = load(b, args[1], vec(f32, 8))
-        store(b, value, args[2])
-        return context.get_dummy_value()
-
-    return types.void(fmt, types.int64, types.int64), codegen
