@@ -2,8 +2,8 @@
 
 A chunk is a range of 16-row groups times a range of at most 64 tokens; a group's weights stay in L1
 while its tokens pass. Quantized weights meet int8 activations that are made once per source tensor;
-F16 and F32 weights meet float32. Weights in ggml's plain layout are packed a group at a time into
-thread scratch and go through the same tile, so both layouts give the same bits.
+F16, BF16 and F32 weights meet float32. Weights in ggml's plain layout are packed a group at a time
+into thread scratch and go through the same tile, so both layouts give the same bits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TOKENS = 64  # tokens of a chunk
 _CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
-_QUANTIZED = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
+_QUANTIZED = tuple(t for t in INTERLEAVED if t.is_quantized)
 # Parameters
 ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS = range(6)
 
