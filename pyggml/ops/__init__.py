@@ -8,7 +8,7 @@ Builders have ggml's names without the prefix. One file a family; see ``op.py`` 
 """
 
 from .attention import FLASH_ATTN_EXT, flash_attn_cells, flash_attn_ext
-from .binary import ADD, DIV, MUL, SUB, add, div, mul, sub
+from .binary import ADD, ADD1, DIV, MUL, SUB, add, add1, add_cast, div, mul, sub
 from .cpy import CONT, CPY, DUP, cast, cont, cont_2d, cont_3d, cpy, dup
 from .custom import MAP_CUSTOM, map_custom
 from .glu import (
@@ -30,6 +30,22 @@ from .glu import (
     swiglu,
     swiglu_split,
     swiglu_swapped,
+)
+from .math import (
+    CLAMP,
+    COS,
+    LEAKY_RELU,
+    LOG,
+    SIN,
+    SQR,
+    SQRT,
+    clamp,
+    cos,
+    leaky_relu,
+    log,
+    sin,
+    sqr,
+    sqrt,
 )
 from .matmul import MUL_MAT, mul_mat
 from .norm import RMS_NORM, rms_norm
@@ -85,14 +101,19 @@ from .view import (
 
 __all__ = [
     "ADD",
+    "ADD1",
     "ARGMAX",
+    "CLAMP",
     "CONT",
+    "COS",
     "CPY",
     "DIV",
     "DUP",
     "FLASH_ATTN_EXT",
     "GET_ROWS",
     "GLU",
+    "LEAKY_RELU",
+    "LOG",
     "MAP_CUSTOM",
     "MUL",
     "MUL_MAT",
@@ -103,7 +124,10 @@ __all__ = [
     "ROPE",
     "SCALE",
     "SET_ROWS",
+    "SIN",
     "SOFT_MAX",
+    "SQR",
+    "SQRT",
     "SUB",
     "TRANSPOSE",
     "UNARY",
@@ -117,14 +141,18 @@ __all__ = [
     "View",
     "abs",
     "add",
+    "add1",
+    "add_cast",
     "arg",
     "argmax",
     "case",
     "cast",
     "ceil",
+    "clamp",
     "cont",
     "cont_2d",
     "cont_3d",
+    "cos",
     "cpy",
     "define_op",
     "div",
@@ -152,6 +180,8 @@ __all__ = [
     "glu_split",
     "hardsigmoid",
     "hardswish",
+    "leaky_relu",
+    "log",
     "map_custom",
     "mul",
     "mul_mat",
@@ -176,9 +206,12 @@ __all__ = [
     "sgn",
     "sigmoid",
     "silu",
+    "sin",
     "soft_max",
     "soft_max_ext",
     "softplus",
+    "sqr",
+    "sqrt",
     "step",
     "sub",
     "swiglu",
