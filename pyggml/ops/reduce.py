@@ -132,8 +132,7 @@ def _infer_rows(name: str, x: Tensor) -> Out:
 
 
 def _sum_rows(x: Array) -> Array:
-    out: Array = np.sum(x, axis=-1, keepdims=True, dtype=np.float64)
-    return out
+    return np.asarray(np.sum(x, axis=-1, keepdims=True, dtype=np.float64))
 
 
 SUM_ROWS = define_op(
