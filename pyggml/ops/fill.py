@@ -27,8 +27,7 @@ from .op import (
 
 def _steps(start: float, stop: float, step: float) -> int:
     """How many numbers from ``start`` on lie before ``stop``, counted in float32 as ggml does."""
-    start, stop, step = (np.float32(v) for v in (start, stop, step))
-    return int(np.ceil((stop - start) / step))
+    return int(np.ceil((np.float32(stop) - np.float32(start)) / np.float32(step)))
 
 
 def _infer_arange(start: float, stop: float, step: float) -> Out:

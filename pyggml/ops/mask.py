@@ -63,7 +63,7 @@ def _infer_diag_mask(name: str, x: Tensor, n_past: int) -> Out:
 
 
 def _diag_mask(value: float, x: Array, n_past: int) -> Array:
-    seen = np.tri(*x.shape[-2:], n_past, dtype=bool)
+    seen = np.tri(x.shape[2], x.shape[3], n_past, dtype=bool)
     return np.where(seen, x, np.float32(value))
 
 
@@ -124,8 +124,8 @@ def _infer_tri(x: Tensor, kind: str) -> Out:
 
 
 def _tri(x: Array, kind: str) -> Array:
-    row, column = np.indices(x.shape[-2:])
-    return np.where(TRIANGLES[kind](column, row), x, np.float32(0))
+    i = np.arange(x.shape[-1])
+    return np.where(TRIANGLES[kind](i, i[:, None]), x, np.float32(0))
 
 
 TRI = define_op(

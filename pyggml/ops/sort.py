@@ -30,15 +30,19 @@ def _infer_argsort(x: Tensor, order: str) -> Out:
 
 
 def _argsort(x: Array, order: str) -> Array:
-    return np.argsort(x if order == "asc" else -x, axis=-1, kind="stable").astype(np.int32)
+    bits = (x + np.float32(0)).view(np.int32)  # -0 becomes 0
+    keys = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # ordered as the floats are
+    keys = keys if order == "asc" else ~keys
+    return np.argsort(keys, axis=-1, kind="stable").astype(np.int32)
 
 
 def _ties(rng: np.random.Generator) -> Array:
     return rng.integers(-2, 3, (17, 65)).astype(np.float32) * np.float32(0.5)
 
 
-def _infinite(rng: np.random.Generator) -> Array:
-    return rng.choice(np.array([np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38], np.float32), (3, 33))
+def _extreme(rng: np.random.Generator) -> Array:
+    extremes = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45, 3e38], np.float32)
+    return rng.choice(extremes, (3, 33))
 
 
 ARGSORT = define_op(
@@ -58,7 +62,7 @@ ARGSORT = define_op(
                 arg(65, 5, 3, 2),
                 arg(64, 3, 5, permute=(0, 2, 1, 3)),
                 arg(65, 17, values=_ties),
-                arg(33, 3, values=_infinite),
+                arg(33, 3, values=_extreme),
                 arg(1024, 2),
                 arg(0, 3),
             )
@@ -123,7 +127,7 @@ TOP_K = define_op(
         case(arg(65, 3), k=65),
         case(arg(64, 3, 5, permute=(0, 2, 1, 3)), k=1),
         case(arg(65, 17, values=_ties), k=20),
-        case(arg(33, 3, values=_infinite), k=33),
+        case(arg(33, 3, values=_extreme), k=33),
         case(arg(9001, 2), k=40),
         case(arg(60, 512), k=4, perf=True),
         case(arg(49152, 1), k=40, perf=True),
