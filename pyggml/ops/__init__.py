@@ -29,6 +29,8 @@ from .glu import (
     reglu_split,
     reglu_swapped,
     swiglu,
+    swiglu_clamp,
+    swiglu_oai,
     swiglu_split,
     swiglu_swapped,
 )
@@ -52,6 +54,7 @@ from .math import (
 from .matmul import MUL_MAT, mul_mat
 from .norm import GROUP_NORM, L2_NORM, NORM, RMS_NORM, group_norm, l2_norm, norm, rms_norm
 from .op import OPS, Arg, Case, Cost, Op, Out, View, arg, case, define_op
+from .pad import PAD, PAD_REFLECT_1D, ROLL, pad, pad_circular, pad_ext, pad_reflect_1d, roll
 from .reduce import (
     ARGMAX,
     COUNT_EQUAL,
@@ -78,21 +81,7 @@ from .region import (
     set_2d_inplace,
     set_inplace,
 )
-from .repeat import (
-    CONCAT,
-    PAD,
-    PAD_REFLECT_1D,
-    REPEAT,
-    ROLL,
-    concat,
-    pad,
-    pad_circular,
-    pad_ext,
-    pad_reflect_1d,
-    repeat,
-    repeat_4d,
-    roll,
-)
+from .repeat import CONCAT, REPEAT, concat, repeat, repeat_4d
 from .rope import ROPE, RopeMode, rope, rope_ext
 from .rows import GET_ROWS, SET_ROWS, get_rows, set_rows
 from .scale import SCALE, scale, scale_bias
@@ -312,6 +301,8 @@ __all__ = [
     "sum",
     "sum_rows",
     "swiglu",
+    "swiglu_clamp",
+    "swiglu_oai",
     "swiglu_split",
     "swiglu_swapped",
     "tanh",
