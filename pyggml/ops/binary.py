@@ -82,6 +82,8 @@ def _define(name: str, function: Callable[[Array, Array], Array], low: float) ->
         case(arg(65, 4, 6, 2), b(65, 2, 3, 1)),
         case(arg(66, 4), b(3, 4)),
         case(arg(17, 3), b(1, 3)),
+        case(arg(66, 400), b(3, 4)),  # several chunks
+        case(arg(26400), b(33)),  # and of one row
         case(arg(17, 3, 5, permute=(0, 2, 1, 3)), b(17, 5, 3)),
         case(arg(17, 3, 5), b(17, 5, 3, permute=(0, 2, 1, 3))),
         case(arg(65, 5, type=F16), b(65, type=F16)),

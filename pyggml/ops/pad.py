@@ -50,6 +50,7 @@ PAD = define_op(
         case(arg(17, 0), right=(0, 3, 0, 0)),
         case(arg(17, 5, 3, 2), left=(1, 2, 3, 1), right=(4, 0, 1, 2), circular=True),
         case(arg(3, 2), left=(7, 5, 0, 0), right=(8, 1, 0, 0), circular=True),
+        case(arg(65, 65, 5, 3), left=(1, 2, 0, 1), right=(5, 0, 2, 0)),  # several chunks
         case(arg(64, 64, 3), right=(8, 8, 0, 0), perf=True),
     ],
     exact=True,
@@ -135,6 +136,7 @@ ROLL = define_op(
         case(arg(17, 5, 3, 2), shift=(3, 0, 0, 0)),
         case(arg(17, 5, 3, 2), shift=(-16, 4, -1, 1)),
         case(arg(17, 3, 5, permute=(0, 2, 1, 3)), shift=(1, -2, 0, 0)),
+        case(arg(65, 65, 5, 3), shift=(64, -7, 2, -1)),  # several chunks
         case(arg(64, 64, 3), shift=(3, 3, 0, 0), perf=True),
     ],
     exact=True,
