@@ -69,7 +69,8 @@ def make_context(model: Model, options: ContextOptions, *, n_seq_max: int = 1) -
         swa_full=options.swa_full,
         n_threads=options.n_threads,
         n_threads_batch=options.n_threads_batch,
-        kv_type=GGMLType[options.cache_type_k.upper()],
+        type_k=GGMLType[options.cache_type_k.upper()],
+        type_v=GGMLType[options.cache_type_v.upper()],
     )
 
 
