@@ -153,6 +153,9 @@ load_options = stack(
 model_options = stack(model_option, load_options)
 
 
+_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")
+
+
 @dataclass(frozen=True)
 class ContextOptions(Group):
     """Sizes and threads of a context. ``ctx_size`` 0 is the model's; threads -1 are chosen."""
@@ -233,18 +236,18 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
         click.option(
             "-ctk",
             "--cache-type-k",
-            type=click.Choice(["f16", "f32"]),
+            type=click.Choice(_CACHE_TYPES),
             default="f16",
             show_default=True,
-            help="Type of cached keys, the same for both; f32 is exact and twice as large.",
+            help="Type of cached keys, as of values; f32 is exact, q8_0 half as large as f16.",
         ),
         click.option(
             "-ctv",
             "--cache-type-v",
-            type=click.Choice(["f16", "f32"]),
+            type=click.Choice(_CACHE_TYPES),
             default="f16",
             show_default=True,
-            help="Type of cached values, the same for both; f32 is exact and twice as large.",
+            help="Type of cached values, as of keys; f32 is exact, q8_0 half as large as f16.",
         ),
         ignored_option("-ngl", "--gpu-layers", "--n-gpu-layers", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-sm", "--split-mode", takes_value=True, why=_ONE_DEVICE),

@@ -18,6 +18,8 @@ from pyggml.dtype import GGMLType
 from .errors import PyllamaError
 from .hparams import HParams
 
+CACHE_TYPES = (GGMLType.F16, GGMLType.F32, GGMLType.BF16, GGMLType.Q8_0)
+
 # values that change nothing
 _REFUSED: dict[str, tuple[object, ...]] = {
     # of the constructor
@@ -75,13 +77,14 @@ def cache_type(type_k: int | None, type_v: int | None) -> GGMLType:
     """The type of the KV cache, given those of keys and values (None: F16).
 
     Raises:
-        NotSupported: they differ, or are not F16 or F32.
+        NotSupported: they differ, or are none of ``CACHE_TYPES``.
     """
     k, v = (GGMLType.F16 if t is None else t for t in (type_k, type_v))
-    if k != v or k not in (GGMLType.F16, GGMLType.F32):
+    if k != v or k not in CACHE_TYPES:
+        want = ", ".join(f"{int(t)} ({t.name})" for t in CACHE_TYPES)
         raise NotSupported(
-            f"Llama: type_k={type_k!r}, type_v={type_v!r} is not supported yet; want 1 (F16) or "
-            "0 (F32) for both"
+            f"Llama: type_k={type_k!r}, type_v={type_v!r} is not supported yet; want one of "
+            f"{want} for both"
         )
     return GGMLType(k)
 
