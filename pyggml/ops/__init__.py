@@ -11,6 +11,7 @@ from .attention import FLASH_ATTN_EXT, flash_attn_cells, flash_attn_ext
 from .binary import ADD, DIV, MUL, SUB, add, div, mul, sub
 from .cpy import CONT, CPY, DUP, cast, cont, cont_2d, cont_3d, cpy, dup
 from .custom import MAP_CUSTOM, map_custom
+from .experts import ADD_ID, MUL_MAT_ID, add_id, mul_mat_id
 from .glu import (
     GLU,
     geglu,
@@ -85,6 +86,7 @@ from .view import (
 
 __all__ = [
     "ADD",
+    "ADD_ID",
     "ARGMAX",
     "CONT",
     "CPY",
@@ -96,6 +98,7 @@ __all__ = [
     "MAP_CUSTOM",
     "MUL",
     "MUL_MAT",
+    "MUL_MAT_ID",
     "OPS",
     "PERMUTE",
     "RESHAPE",
@@ -117,6 +120,7 @@ __all__ = [
     "View",
     "abs",
     "add",
+    "add_id",
     "arg",
     "argmax",
     "case",
@@ -155,6 +159,7 @@ __all__ = [
     "map_custom",
     "mul",
     "mul_mat",
+    "mul_mat_id",
     "neg",
     "permute",
     "reglu",
