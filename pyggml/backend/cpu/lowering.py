@@ -123,6 +123,7 @@ class Lowering:
     scratch_bytes: int = 64
     _producer: dict[Tensor, int] = field(default_factory=dict)
     _quantized: dict[Tensor, tuple[WorkRange, int]] = field(default_factory=dict)
+    _widened: dict[Tensor, tuple[WorkRange, int]] = field(default_factory=dict)
 
     def launch(
         self,
@@ -196,6 +197,18 @@ class Lowering:
             out = self.work.take(n_bytes, made)
             quantize(self, x, out)
         self._quantized[x] = out, made
+        return out
+
+    def widened(self, x: Tensor, widen: Callable[[Lowering, Tensor, WorkRange], None]) -> WorkRange:
+        """Half-float ``x`` as float32 without gaps, made once by ``widen`` like ``quantized``."""
+        if x in self._widened:
+            known, at = self._widened[x]
+            if known.held and not self._written(x, at):
+                return known
+        made = len(self.launches)
+        out = self.work.take(4 * x.nelements, made)
+        widen(self, x, out)
+        self._widened[x] = out, made
         return out
 
     def _written(self, x: Tensor, since: int) -> bool:

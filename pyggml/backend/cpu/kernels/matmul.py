@@ -2,8 +2,9 @@
 
 A chunk is a range of 16-row groups times a range of at most 64 tokens; a group's weights stay in L1
 while its tokens pass. Quantized weights meet int8 activations that are made once per source tensor;
-F16 and F32 weights meet float32. Weights in ggml's plain layout are packed a group at a time into
-thread scratch and go through the same tile, so both layouts give the same bits.
+F16 and F32 weights meet float32, which half-float activations become first. Weights in ggml's plain
+layout are packed a group at a time into thread scratch (BF16, which has no other, as float32) and
+go through the same tile, so both layouts give the same bits.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ from ..simd.interleave import pack_group
 from ..simd.tile import float_tile, q_tile
 from .quantize import add_quantize, quantize_row
 from .unary import IDS, function
+from .widen import add_widen
 
 _TOKENS = 64  # tokens of a chunk
 _CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _QUANTIZED = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
+_ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 # Parameters
 ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS = range(6)
 
@@ -70,9 +73,15 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no
                 y[r] = x[r]
 
 
+def _packed(kind: GGMLType) -> GGMLType:
+    """What weights are in a group."""
+    return GGMLType.F32 if kind is GGMLType.BF16 else kind
+
+
 @cache
-def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
+def mul_mat_kernel(weights_kind: int, plain: bool) -> Kernel:
     """The kernel of a weight type in the plain or the interleaved layout."""
+    kind = int(_packed(GGMLType(weights_kind)))
     quantized = kind in _QUANTIZED
     block = block_bytes(kind)
     columns = GGMLType(kind).block_size
@@ -94,6 +103,9 @@ def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
         if quantized:
             stride = k // 32 * Q8_BLOCK
             x = int_param(node, ACTIVATIONS) + batch * n * stride
+        elif int_param(node, ACTIVATIONS) != 0:
+            stride = 4 * k
+            x = int_param(node, ACTIVATIONS) + batch * n * stride
         else:
             stride = nb(node, SRC1, 1)
             x = data(node, SRC1) + i2 * nb(node, SRC1, 2) + i3 * nb(node, SRC1, 3)
@@ -109,7 +121,8 @@ def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
             rows = min(ROWS, m - row)
             if plain:
                 w = scratch + _TILE_BYTES
-                pack_group(kind, weights + row * nb(node, SRC0, 1), nb(node, SRC0, 1), rows, k, w)
+                source, row_bytes = weights + row * nb(node, SRC0, 1), nb(node, SRC0, 1)
+                pack_group(weights_kind, source, row_bytes, rows, k, w)
             else:
                 w = weights + g * blocks * block
             t = t0
@@ -129,7 +142,8 @@ def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
                 t += 1
 
     made = kernel(mul_mat)
-    made.name = f"mul_mat_{GGMLType(kind).name.lower()}_{'plain' if plain else 'x16'}"
+    layout = "plain" if plain else "x16"
+    made.name = f"mul_mat_{GGMLType(weights_kind).name.lower()}_{layout}"
     return made
 
 
@@ -187,13 +201,13 @@ def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
 
 
 def supports_mul_mat(node: Tensor) -> bool:
-    """Interleavable weights with gap-free rows, float32 activations."""
+    """Interleavable or BF16 weights with gap-free rows, float activations."""
     w, x = node.src[0], node.src[1]
     assert w is not None and x is not None
     return (
-        w.type in INTERLEAVED
+        w.type in (*INTERLEAVED, GGMLType.BF16)
         and (w.is_contiguous_rows() or is_repacked(w))
-        and x.type is GGMLType.F32
+        and x.type in _ACTIVATIONS
         and x.is_contiguous_rows()
         and node.type is GGMLType.F32
     )
@@ -220,7 +234,11 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, add: Tensor | None) -> Non
     w, x = node.src[0], node.src[1]
     assert w is not None and x is not None
     plain = not is_repacked(w)
-    act = [low.quantized(x, add_quantize)] if w.type in _QUANTIZED else []
+    act = []
+    if w.type in _QUANTIZED:
+        act = [low.quantized(x, add_quantize)]
+    elif x.type is not GGMLType.F32:
+        act = [low.widened(x, add_widen)]
     address = act[0].address if act else 0
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, ROWS)
@@ -232,7 +250,7 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, add: Tensor | None) -> Non
         row_chunks * token_chunks * batch,
         src=(w, x, add),
         work=act,
-        scratch=_TILE_BYTES + (group_bytes(w.type, w.ne[0]) if plain else 0),
+        scratch=_TILE_BYTES + (group_bytes(_packed(w.type), w.ne[0]) if plain else 0),
     )
     launch.streams = w
 

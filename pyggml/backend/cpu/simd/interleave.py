@@ -12,10 +12,19 @@ from ....jit import inline
 from ..abi import i32_ptr, u16_ptr
 from ..layout import ROWS
 
+_BF16 = 30  # GGMLType.BF16
+
 
 @inline
 def pack_group(kind, source, stride, rows, n, out):  # type: ignore[no-untyped-def]
-    """``rows`` (at most 16) plain rows of ``n`` columns as one interleaved group."""
+    """``rows`` (at most 16) plain rows of ``n`` columns as one interleaved group (BF16 as F32)."""
+    if kind == _BF16:
+        for r in range(ROWS):
+            x2 = u16_ptr(source + r * stride)
+            y = i32_ptr(out + 4 * r)
+            for i in range(n):
+                y[ROWS * i] = x2[i] << 16 if r < rows else 0
+        return
     if kind == 0:
         for r in range(ROWS):
             x = i32_ptr(source + r * stride)
