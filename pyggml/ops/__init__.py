@@ -9,6 +9,24 @@ Builders have ggml's names without the prefix. One file a family; see ``op.py`` 
 
 from .attention import FLASH_ATTN_EXT, flash_attn_cells, flash_attn_ext
 from .binary import ADD, DIV, MUL, SUB, add, div, mul, sub
+from .conv import (
+    CONV_2D,
+    CONV_2D_DW,
+    IM2COL,
+    conv_1d,
+    conv_2d,
+    conv_2d_direct,
+    conv_2d_dw_direct,
+    conv_2d_s1_ph,
+    conv_2d_sk_p0,
+    im2col,
+)
+from .conv_transpose import (
+    CONV_TRANSPOSE_1D,
+    CONV_TRANSPOSE_2D,
+    conv_transpose_1d,
+    conv_transpose_2d_p0,
+)
 from .cpy import CONT, CPY, DUP, cast, cont, cont_2d, cont_3d, cpy, dup
 from .custom import MAP_CUSTOM, map_custom
 from .experts import ADD_ID, MUL_MAT_ID, add_id, mul_mat_id
@@ -35,6 +53,8 @@ from .glu import (
 from .matmul import MUL_MAT, mul_mat
 from .norm import RMS_NORM, rms_norm
 from .op import OPS, Arg, Case, Cost, Op, Out, View, arg, case, define_op
+from .out_prod import OUT_PROD, out_prod
+from .pool import POOL_1D, POOL_2D, pool_1d, pool_2d
 from .reduce import ARGMAX, argmax
 from .rope import ROPE, RopeMode, rope, rope_ext
 from .rows import GET_ROWS, SET_ROWS, get_rows, set_rows
@@ -89,18 +109,26 @@ __all__ = [
     "ADD_ID",
     "ARGMAX",
     "CONT",
+    "CONV_2D",
+    "CONV_2D_DW",
+    "CONV_TRANSPOSE_1D",
+    "CONV_TRANSPOSE_2D",
     "CPY",
     "DIV",
     "DUP",
     "FLASH_ATTN_EXT",
     "GET_ROWS",
     "GLU",
+    "IM2COL",
     "MAP_CUSTOM",
     "MUL",
     "MUL_MAT",
     "MUL_MAT_ID",
     "OPS",
+    "OUT_PROD",
     "PERMUTE",
+    "POOL_1D",
+    "POOL_2D",
     "RESHAPE",
     "RMS_NORM",
     "ROPE",
@@ -129,6 +157,14 @@ __all__ = [
     "cont",
     "cont_2d",
     "cont_3d",
+    "conv_1d",
+    "conv_2d",
+    "conv_2d_direct",
+    "conv_2d_dw_direct",
+    "conv_2d_s1_ph",
+    "conv_2d_sk_p0",
+    "conv_transpose_1d",
+    "conv_transpose_2d_p0",
     "cpy",
     "define_op",
     "div",
@@ -156,12 +192,16 @@ __all__ = [
     "glu_split",
     "hardsigmoid",
     "hardswish",
+    "im2col",
     "map_custom",
     "mul",
     "mul_mat",
     "mul_mat_id",
     "neg",
+    "out_prod",
     "permute",
+    "pool_1d",
+    "pool_2d",
     "reglu",
     "reglu_split",
     "reglu_swapped",
