@@ -50,6 +50,7 @@ from .glu import (
     swiglu_split,
     swiglu_swapped,
 )
+from .image import UPSCALE, WIN_PART, WIN_UNPART, interpolate, upscale, win_part, win_unpart
 from .matmul import MUL_MAT, mul_mat
 from .norm import RMS_NORM, rms_norm
 from .op import OPS, Arg, Case, Cost, Op, Out, View, arg, case, define_op
@@ -60,6 +61,7 @@ from .rope import ROPE, RopeMode, rope, rope_ext
 from .rows import GET_ROWS, SET_ROWS, get_rows, set_rows
 from .scale import SCALE, scale, scale_bias
 from .softmax import SOFT_MAX, soft_max, soft_max_ext
+from .timestep import TIMESTEP_EMBEDDING, timestep_embedding
 from .unary import (
     UNARY,
     abs,
@@ -136,9 +138,13 @@ __all__ = [
     "SET_ROWS",
     "SOFT_MAX",
     "SUB",
+    "TIMESTEP_EMBEDDING",
     "TRANSPOSE",
     "UNARY",
+    "UPSCALE",
     "VIEW",
+    "WIN_PART",
+    "WIN_UNPART",
     "Arg",
     "Case",
     "Cost",
@@ -193,6 +199,7 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "im2col",
+    "interpolate",
     "map_custom",
     "mul",
     "mul_mat",
@@ -230,12 +237,16 @@ __all__ = [
     "swiglu_split",
     "swiglu_swapped",
     "tanh",
+    "timestep_embedding",
     "transpose",
     "trunc",
     "unary",
+    "upscale",
     "view_1d",
     "view_2d",
     "view_3d",
     "view_4d",
+    "win_part",
+    "win_unpart",
     "xielu",
 ]

@@ -256,7 +256,7 @@ def conv_2d(ctx: Context, a: Tensor, b: Tensor, **steps: int) -> Tensor:
     Raises:
         ShapeError, TypeMismatch: sizes or types do not fit.
     """
-    seen = im2col(ctx, a, b, type=a.type, **steps)  # [c * kh * kw, ow, oh, n]
+    seen = im2col(ctx, a, b, True, a.type, **steps)  # [c * kh * kw, ow, oh, n]
     k, ow, oh, n = seen.ne
     rows = reshape_2d(ctx, seen, k, ow * oh * n)
     out = mul_mat(ctx, rows, reshape_2d(ctx, a, k, a.ne[3]))  # [ow * oh * n, oc]

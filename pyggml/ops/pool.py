@@ -57,7 +57,8 @@ def _pool_2d(x: Array, pool: str, k0: int, k1: int, **v: int) -> Array:
     if pool == "max":
         out: Array = patches(x, k1, k0, steps, LOWEST).max(axis=(2, 3))
         return out
-    return patches(x.astype(np.float64), k1, k0, steps).sum(axis=(2, 3)) / (k0 * k1)
+    out = patches(x.astype(np.float64), k1, k0, steps).sum(axis=(2, 3)) / (k0 * k1)
+    return out
 
 
 def _pool_1d(x: Array, pool: str, k0: int, s0: int, p0: int) -> Array:
