@@ -135,18 +135,16 @@ def im2col(
     return IM2COL.build(ctx, a, b, is_2d=is_2d, type=type, **steps)
 
 
-def _infer_conv(op: str, a: Tensor, b: Tensor, v: dict[str, int], ne: Dims) -> Out:
+def _infer_conv(op: str, a: Tensor, b: Tensor, ne: Dims) -> Out:
     require_type(op, "a", a, FLOATS)
     require_type(op, "b", b, (F32,))
-    require_rows(op, "a", a)
-    require_rows(op, "b", b)
     return Out(F32, ne)
 
 
 def _infer_conv_2d(a: Tensor, b: Tensor, **v: int) -> Out:
     op = "CONV_2D"
     require(a.ne[2] == b.ne[2], op, f"kernel {a.ne} has {a.ne[2]} channels, image {b.ne} another")
-    return _infer_conv(op, a, b, v, (*sizes_2d(op, a, b, v), a.ne[3], b.ne[3]))
+    return _infer_conv(op, a, b, (*sizes_2d(op, a, b, v), a.ne[3], b.ne[3]))
 
 
 def _conv_2d(a: Array, b: Array, **v: int) -> Array:
@@ -180,6 +178,7 @@ CONV_2D = define_op(
         case(arg(2, 3, 3, 4), arg(33, 10, 3), s0=2, s1=3, p0=5, p1=2, d0=3, d1=2),
         case(arg(5, 1, 3, 4), arg(3, 1, 3), p0=4),
         case(arg(3, 3, 4, 2), arg(9, 4, 8, permute=(0, 2, 1, 3)), s0=3),
+        case(arg(4, 3, 2, permute=(2, 0, 1, 3)), arg(4, 9, 7, 2, permute=(2, 0, 1, 3)), s0=2),
         case(arg(3, 3, 32, 64, type=F16), arg(58, 58, 32), perf=True),
         case(arg(3, 3, 3, 8), arg(224, 224, 3), perf=True),
     ],
@@ -209,7 +208,7 @@ def _infer_conv_2d_dw(a: Tensor, b: Tensor, **v: int) -> Out:
     require(
         a.ne[2] == 1 and a.ne[3] == b.ne[2], op, f"kernel {a.ne} must be [kw, kh, 1, {b.ne[2]}]"
     )
-    return _infer_conv(op, a, b, v, (*sizes_2d(op, a, b, v), b.ne[2], b.ne[3]))
+    return _infer_conv(op, a, b, (*sizes_2d(op, a, b, v), b.ne[2], b.ne[3]))
 
 
 def _conv_2d_dw(a: Array, b: Array, **v: int) -> Array:
@@ -227,6 +226,7 @@ CONV_2D_DW = define_op(
     cases=[
         case(arg(3, 3, 1, 9), arg(17, 34, 9), p0=1, p1=1),
         case(arg(3, 3, 1, 4, type=F16), arg(17, 11, 4, 3), s0=2, s1=2, d0=2),
+        case(arg(32, 3, 3, 1, permute=(3, 0, 1, 2)), arg(32, 17, 9, permute=(2, 0, 1, 3)), p0=1),
         case(arg(3, 3, 1, 192), arg(64, 64, 192), p0=1, p1=1, perf=True),
     ],
     max_nmse=_nmse,

@@ -2,7 +2,8 @@
 
 Access: a chunk is a range of result rows. IM2COL writes its rows front to back. A direct
 convolution keeps one result row in cache and adds to it, for each element of the kernel, a row of
-the image; with stride 1 that is a vectorised loop over neighbours.
+the image; with stride 1 that is a vectorised loop over neighbours. Images with channels side by
+side take a scalar loop.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..abi import (
     f32_ptr,
     first_row,
     int_param,
+    load_f32,
     nb,
     ne,
     nrows,
@@ -86,14 +88,17 @@ def _lower_im2col(low: Lowering, node: Tensor) -> None:
 
 
 @inline_strict
-def add_row(kind, weights, x, y, n_x, n_y, kw, s, p, d):  # type: ignore[no-untyped-def]
+def add_row(kind, weights, nb_w, x, nb_x, y, n_x, n_y, kw, s, p, d):  # type: ignore[no-untyped-def]
     """Add to ``n_y`` results at ``y`` the row ``x`` seen by one row of a kernel."""
     for kx in range(kw):
-        w, shift = take(kind, weights, kx), kx * d - p
+        w, shift = take(kind, weights + kx * nb_w, 0), kx * d - p
         first = 0 if shift >= 0 else (s - 1 - shift) // s
         end = min(n_y, (n_x - 1 - shift) // s + 1)
         out = f32_ptr(y)
-        if s == 1:
+        if nb_x != 4:
+            for i in range(first, end):
+                put(F32, y, i, out[i] + w * load_f32(x + (i * s + shift) * nb_x))
+        elif s == 1:
             for i in range(first, end):
                 put(F32, y, i, out[i] + w * take(F32, x, i + shift))
         else:
@@ -124,9 +129,9 @@ def conv_2d_kernel(kind: int, depthwise: bool) -> Kernel:
                     y = y0 + ky * int_param(node, D1)
                     if 0 <= y < h:
                         add_row(
-                            kind, weights + ky * nb(node, SRC0, 1), plane + y * nb(node, SRC1, 1),
-                            out, w, ow, kw, int_param(node, S0), int_param(node, P0),
-                            int_param(node, D0),
+                            kind, weights + ky * nb(node, SRC0, 1), nb(node, SRC0, 0),
+                            plane + y * nb(node, SRC1, 1), nb(node, SRC1, 0), out, w, ow, kw,
+                            int_param(node, S0), int_param(node, P0), int_param(node, D0),
                         )  # fmt: skip
 
     made = kernel(conv_2d)
