@@ -14,8 +14,9 @@ from ..context import Context
 from ..tensor import Dims, Tensor
 from .op import F32, Array, Cost, Out, arg, case, define_op, require, require_rows, require_type
 
-ScaleMode = Literal["nearest", "bilinear"]
-SCALE_MODES: tuple[ScaleMode, ...] = ("nearest", "bilinear")
+ScaleMode = Literal["nearest", "bilinear", "bicubic", "antialias"]
+SCALE_MODES: tuple[ScaleMode, ...] = ("nearest", "bilinear", "bicubic", "antialias")
+CUBIC = -0.75  # the slope at distance 1
 
 
 def scale_factors(x: Dims, ne: Dims, align_corners: bool) -> list[np.float32]:
@@ -32,7 +33,11 @@ def _infer_upscale(x: Tensor, ne: Dims, mode: str, align_corners: bool) -> Out:
     require_type(op, "x", x, (F32,))
     require(mode in SCALE_MODES, op, f"mode '{mode}' must be one of {', '.join(SCALE_MODES)}")
     require(len(ne) == 4 and min(ne) > 0 and min(x.ne) > 0, op, f"cannot scale {x.ne} to ne {ne}")
-    require(mode == "bilinear" or not align_corners, op, "align_corners needs the mode 'bilinear'")
+    require(
+        mode != "nearest" or not align_corners,
+        op,
+        "align_corners needs another mode",
+    )
     return Out(F32, ne)
 
 
@@ -42,29 +47,58 @@ def _nearest(n: int, factor: np.float32, size: int) -> Array:
     return out
 
 
-def _between(n: int, factor: np.float32, size: int, offset: float) -> tuple[Array, Array, Array]:
-    """The two neighbours of each place, and the weight of the second."""
-    half = np.float32(offset)
-    at = (np.arange(n, dtype=np.float32) + half) / factor - half
-    first = np.floor(at).astype(np.int64)
-    low, high = np.clip(first, 0, size - 1), np.clip(first + 1, 0, size - 1)
-    weight = np.clip(at - low.astype(np.float32), 0, 1)
-    return low, high, weight.astype(np.float64)
+def _cubic(d: Array) -> Array:
+    d = np.abs(d)
+    near = ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
+    return np.where(d <= 1, near, ((d - 5) * d + 8) * d * CUBIC - 4 * CUBIC)
+
+
+def _weights(mode: str, n: int, factor: np.float32, size: int, corners: bool) -> Array:
+    """How much each of ``size`` elements counts at each of ``n`` places: [n, size]."""
+    offset = np.float32(0 if corners else 0.5)
+    out = np.zeros((n, size))
+    rows = np.arange(n)
+    at = (rows.astype(np.float32) + offset) / factor
+    if mode == "antialias":
+        support = max(np.float32(1), 1 / factor)
+        first = np.maximum((at - support + offset).astype(np.int64), 0)
+        end = np.minimum((at + support + offset).astype(np.int64), size)
+        x = np.arange(size)
+        triangle = np.maximum(0, 1 - np.abs((x - at[:, None] + offset) / support))
+        out = np.where((x >= first[:, None]) & (x < end[:, None]), triangle, 0)
+        total: Array = out.sum(axis=1, keepdims=True)
+        return out / np.where(total > 0, total, 1)
+    at = at - offset
+    low = np.floor(at).astype(np.int64)
+    if mode == "bilinear":
+        w = np.clip(at - np.clip(low, 0, size - 1), 0, 1)
+        np.add.at(out, (rows, np.clip(low, 0, size - 1)), 1 - w)
+        np.add.at(out, (rows, np.clip(low + 1, 0, size - 1)), w)
+        return out
+    for k in range(-1, 3):
+        np.add.at(out, (rows, np.clip(low + k, 0, size - 1)), _cubic(at - low - k))
+    return out
 
 
 def _upscale(x: Array, ne: Dims, mode: str, align_corners: bool) -> Array:
     size = x.shape[::-1]
     f = scale_factors((size[0], size[1], size[2], size[3]), ne, align_corners)
-    for i in range(2 if mode == "bilinear" else 0, 4):
+    smooth = 0 if mode == "nearest" else 2  # axes that are interpolated
+    for i in range(smooth, 4):
         x = x.take(_nearest(ne[i], f[i], size[i]), axis=3 - i)
-    for i in range(2 if mode == "bilinear" else 0):
-        low, high, w = _between(ne[i], f[i], size[i], 0.0 if align_corners else 0.5)
-        w = w.reshape(-1, *(1,) * i)
-        x = x.take(low, axis=3 - i) * (1 - w) + x.take(high, axis=3 - i) * w
+    if smooth:
+        w0, w1 = (_weights(mode, ne[i], f[i], size[i], align_corners) for i in range(2))
+        x = w1 @ x @ w0.T
     return x
 
 
-_UP = ((arg(1, 1), (3, 2, 1, 1)), (arg(5, 7, 3, 2), (10, 14, 3, 2)), (arg(5, 7, 2), (17, 8, 4, 3)))
+_UP = (
+    (arg(1, 1), (3, 2, 1, 1)),
+    (arg(5, 7, 3, 2), (10, 14, 3, 2)),
+    (arg(5, 7, 2), (17, 8, 4, 3)),
+    (arg(17, 9, 3, 2), (5, 4, 3, 1)),
+    (arg(4, 1, 3), (1, 1, 3, 1)),
+)
 
 UPSCALE = define_op(
     "UPSCALE",
@@ -74,24 +108,29 @@ UPSCALE = define_op(
     reference=_upscale,
     cases=[
         *(case(x, ne=ne, mode=mode) for mode in SCALE_MODES for x, ne in _UP),
-        *(case(x, ne=ne, mode="bilinear", align_corners=True) for x, ne in _UP),
+        *(
+            case(x, ne=ne, mode=mode, align_corners=True)
+            for mode in SCALE_MODES[1:]
+            for x, ne in _UP
+        ),
         case(arg(9, 3, 5, permute=(0, 2, 1, 3)), ne=(5, 10, 3, 1)),
         case(arg(9, 3, 5, permute=(2, 0, 1, 3)), ne=(5, 18, 5, 1), mode="bilinear"),
         case(arg(512, 512, 3), ne=(1024, 1024, 3, 1), perf=True),
         case(arg(512, 512, 3), ne=(1024, 1024, 3, 1), mode="bilinear", perf=True),
     ],
     max_nmse=lambda node: 0.0 if node.op_params["mode"] == "nearest" else 1e-7,
-    doc="Other sizes: the nearest element, or a mean of the four nearest of each image.",
+    doc="Other sizes: the nearest element, or a mean of the nearest ones of each image.",
 )
 
 
 def interpolate(
     ctx: Context, x: Tensor, ne: Dims, mode: ScaleMode = "nearest", align_corners: bool = False
 ) -> Tensor:
-    """``x`` scaled to the sizes ``ne``, up or down (without smoothing).
+    """``x`` scaled to the sizes ``ne``, up or down.
 
     Args:
-        mode: "bilinear" interpolates along ``ne[0]`` and ``ne[1]``; the rest is "nearest".
+        mode: "bilinear" and "bicubic" interpolate along ``ne[0]`` and ``ne[1]``, "antialias" is
+            bilinear and smooths what it shrinks; along the rest, all take the nearest element.
         align_corners: the centres of the corner elements stay where they are, not the edges.
 
     Raises:

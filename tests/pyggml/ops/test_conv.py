@@ -100,13 +100,29 @@ def test_windows_come_back_together() -> None:
     assert np.array_equal(compute(ctx, ops.win_unpart(ctx, parts, 9, 5))[0], x)
 
 
-def test_bilinear_keeps_a_plane() -> None:
+@pytest.mark.parametrize("mode", ["bilinear", "antialias"])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_plane_stays_a_plane(mode: Any, backend: str) -> None:
     ctx = Context()
-    y, x = np.mgrid[:5, :7].astype(np.float32)
+    y, x = np.mgrid[:8, :9].astype(np.float32)
     plane = ctx.from_numpy(2 * x + 3 * y)
-    fine = compute(ctx, ops.interpolate(ctx, plane, (13, 9, 1, 1), "bilinear", True))[0, 0]
-    want_y, want_x = np.mgrid[:9, :13] / 2
-    assert fine == pytest.approx(2 * want_x + 3 * want_y, abs=1e-5)
-    centres = compute(ctx, ops.upscale(ctx, plane, 2, "bilinear"))[0, 0, 1:-1, 1:-1]
-    want_y, want_x = (np.mgrid[1:9, 1:13] + 0.5) / 2 - 0.5
-    assert centres == pytest.approx(2 * want_x + 3 * want_y, abs=1e-5)
+    fine = compute(ctx, ops.upscale(ctx, plane, 2, mode), backend)[0, 0, 4:-4, 4:-4]
+    want_y, want_x = (np.mgrid[4:12, 4:14] + 0.5) / 2 - 0.5
+    assert fine == pytest.approx(2 * want_x + 3 * want_y, abs=1e-4)
+    small = ops.interpolate(ctx, plane, (3, 4, 1, 1), mode)
+    inside = compute(ctx, small, backend)[0, 0, 1:-1, 1]
+    assert inside == pytest.approx(2 * 4 + 3 * np.array([2.5, 4.5]), abs=1e-4)
+    if mode == "bilinear":
+        corners = ops.interpolate(ctx, plane, (17, 15, 1, 1), mode, True)
+        want_y, want_x = np.mgrid[:15, :17] / 2
+        assert compute(ctx, corners, backend)[0, 0] == pytest.approx(2 * want_x + 3 * want_y)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_bicubic_weights_are_those_of_opencv(backend: str) -> None:
+    ctx = Context()
+    step = ctx.from_numpy(np.eye(8, dtype=np.float32)[3:4])
+    seen = compute(ctx, ops.interpolate(ctx, step, (16, 1, 1, 1), "bicubic"), backend).reshape(-1)
+    known = [-0.03515625, -0.10546875, 0.26171875, 0.87890625]  # quarters of a pixel away
+    assert seen[3:11] == pytest.approx(known + known[::-1])
+    assert not seen[:3].any() and not seen[11:].any()
