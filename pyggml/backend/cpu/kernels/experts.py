@@ -1,9 +1,9 @@
 """MUL_MAT_ID and ADD_ID: a matmul whose matrix each token picks, and the bias behind it.
 
-A chunk of MUL_MAT_ID is a range of 16-row groups times one expert, or one use of an expert where
-there are few. The expert's tokens are found by a scan of the ids, and at most 16 rows at a time are
-gathered into thread scratch, so that they pass through MUL_MAT's tile while the chunk's weights
-stay in cache. An id that names no expert writes nothing and reports an error.
+A chunk of MUL_MAT_ID is a range of 16-row groups times one use of an expert; where there are more
+uses than experts, times one expert, whose uses a launch before it has listed. At most 16 of their
+rows at a time are gathered into thread scratch, so that they pass through MUL_MAT's tile while the
+chunk's weights stay in cache. An id that names no expert writes nothing and reports an error.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from ..abi import (
 )
 from ..buffer import is_repacked
 from ..layout import INTERLEAVED, Q8_BLOCK, ROWS, block_bytes, group_bytes
-from ..lowering import Lowering, lowers
+from ..lowering import Launch, Lowering, byte_range, lowers
 from ..simd.element import F32, put, take
 from ..simd.interleave import pack_group
 from ..simd.tile import float_tile, q_tile
+from ..work import WorkRange
 from .quantize import add_quantize
 
 _QUANTIZED = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
@@ -43,7 +44,7 @@ _GATHER = 16  # rows that are gathered at a time
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 while an expert's tokens pass
 # Parameters
-ROW_CHUNKS, USES, ACTIVATIONS, ROW_BYTES = range(4)
+ROW_CHUNKS, LISTS, ACTIVATIONS, ROW_BYTES = range(4)
 
 
 @inline
@@ -63,6 +64,28 @@ def _copy(source, target, n_words):  # type: ignore[no-untyped-def]
         y[i] = x[i]
 
 
+@kernel
+def list_uses(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """The uses by expert: the first place of each expert's and the end, then the uses in order."""
+    starts, n_expert = i64_ptr(int_param(node, 0)), ne(node, SRC0, 2)
+    order, uses = i64_ptr(int_param(node, 0) + 8 * (n_expert + 1)), nrows(node, DST)
+    for e in range(n_expert + 1):
+        starts[e] = 0
+    for use in range(uses):
+        e = _id(node, use)
+        if e < 0:
+            set_error(node, BAD_INDEX)
+        elif e + 2 <= n_expert:
+            starts[e + 2] += 1  # moved on by one while the uses are put down
+    for e in range(2, n_expert + 1):
+        starts[e] += starts[e - 1]
+    for use in range(uses):
+        e = _id(node, use)
+        if e >= 0:
+            order[starts[e + 1]] = use
+            starts[e + 1] += 1
+
+
 @cache
 def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
     """The kernel of a weight type in the plain or the interleaved layout.
@@ -76,17 +99,18 @@ def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
     def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         row_chunks, row_bytes = int_param(node, ROW_CHUNKS), int_param(node, ROW_BYTES)
         m, k, n_b, n_used = ne(node, DST, 0), ne(node, SRC0, 0), ne(node, SRC1, 1), ne(node, DST, 1)
-        uses, groups, blocks = n_used * ne(node, DST, 2), (m + ROWS - 1) // ROWS, k // columns
+        groups, blocks, lists = (m + ROWS - 1) // ROWS, k // columns, int_param(node, LISTS)
         unit = chunk // row_chunks
         g0 = first_row(groups, chunk % row_chunks, row_chunks)
         g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
-        if int_param(node, USES) != 0:
-            use, end, expert = unit, unit + 1, _id(node, unit)
+        order = i64_ptr(lists + 8 * (ne(node, SRC0, 2) + 1))
+        if lists == 0:
+            first, end, expert = unit, unit + 1, _id(node, unit)
             if expert < 0:
                 set_error(node, BAD_INDEX)
                 return
         else:
-            use, end, expert = 0, uses, unit
+            first, end, expert = i64_ptr(lists)[unit], i64_ptr(lists)[unit + 1], unit
         listed = i64_ptr(scratch + _TILE_BYTES)
         gathered = scratch + _TILE_BYTES + 8 * _GATHER
         packed = gathered + _GATHER * row_bytes
@@ -94,24 +118,20 @@ def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
             weights = data(node, SRC0) + expert * nb(node, SRC0, 2)
         else:
             weights = data(node, SRC0) + expert * groups * blocks * block
-        while use < end:
-            n = 0
-            while use < end and n < _GATHER:
-                named = _id(node, use)
-                if named < 0:
-                    set_error(node, BAD_INDEX)
-                if named == expert:
-                    token = use // n_used
-                    row = (use - token * n_used) % n_b
-                    if quantized:
-                        x = int_param(node, ACTIVATIONS) + (token * n_b + row) * row_bytes
-                    else:
-                        x = data(node, SRC1) + token * nb(node, SRC1, 2) + row * nb(node, SRC1, 1)
-                    _copy(x, gathered + n * row_bytes, row_bytes // 4)
-                    listed[n] = use
-                    n += 1
-                use += 1
-            for g in range(g0, g1 if n > 0 else g0):
+        while first < end:
+            n = min(_GATHER, end - first)
+            for i in range(n):
+                use = first if lists == 0 else order[first + i]
+                token = use // n_used
+                row = (use - token * n_used) % n_b
+                if quantized:
+                    x = int_param(node, ACTIVATIONS) + (token * n_b + row) * row_bytes
+                else:
+                    x = data(node, SRC1) + token * nb(node, SRC1, 2) + row * nb(node, SRC1, 1)
+                _copy(x, gathered + i * row_bytes, row_bytes // 4)
+                listed[i] = use
+            first += n
+            for g in range(g0, g1):
                 row = g * ROWS
                 rows = min(ROWS, m - row)
                 if plain:
@@ -154,24 +174,38 @@ def _supports_mul_mat_id(node: Tensor) -> bool:
     )
 
 
+def _listed(low: Lowering, node: Tensor) -> WorkRange:
+    """Launch the listing of uses by expert into work memory."""
+    w, _, ids = node.src
+    assert w is not None and ids is not None
+    i = len(low.launches)
+    out = low.work.take(8 * (w.ne[2] + 1 + node.nrows), i)
+    reads, writes = [byte_range(ids)], [out.use(i)]
+    low.launches.append(Launch(list_uses, node, [out.address], 1, node, node.src, reads, writes))
+    return out
+
+
 @lowers("MUL_MAT_ID", _supports_mul_mat_id)
 def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     w, x = node.src[0], node.src[1]
     assert w is not None and x is not None
     plain, quantized = not is_repacked(w), w.type in _QUANTIZED
+    by_use = node.nrows <= w.ne[2]
     act = [low.quantized(x, add_quantize)] if quantized else []
-    uses = node.ne[1] * node.ne[2]
-    by_use = uses <= w.ne[2]
+    for made in act:
+        made.use(len(low.launches) + 1)  # the lists, made in between, must not take its memory
+    lists = [] if by_use else [_listed(low, node)]
     row_bytes = w.ne[0] // 32 * Q8_BLOCK if quantized else 4 * w.ne[0]
     one_group = group_bytes(w.type, w.ne[0])
     groups = -(-w.ne[1] // ROWS)
     row_chunks = max(1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * low.n_threads)))
+    addresses = [a[0].address if a else 0 for a in (lists, act)]
     low.launch(
         mul_mat_id_kernel(int(w.type), plain),
         node,
-        [row_chunks, int(by_use), act[0].address if act else 0, row_bytes],
-        row_chunks * (uses if by_use else w.ne[2]),
-        work=act,
+        [row_chunks, *addresses, row_bytes],
+        row_chunks * (node.nrows if by_use else w.ne[2]),
+        work=act + lists,
         scratch=_TILE_BYTES + (8 + row_bytes) * _GATHER + (one_group if plain else 0),
     )
 
