@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pyggml as ggml
 from pyggml.gguf import write_gguf
 
 from .pyggml import digits
@@ -23,12 +22,7 @@ def example(name: str) -> dict[str, Any]:
     return runpy.run_path(str(FOLDER / f"{name}.py"))
 
 
-needs_norm = pytest.mark.skipif(not hasattr(ggml, "norm"), reason="no op NORM")
-SCRIPTS = [
-    pytest.param(p.name, marks=needs_norm if p.stem == "gpt2" else ())
-    for p in sorted(FOLDER.glob("*.py"))
-    if p.stem != "digits"  # it needs a model: below
-]
+SCRIPTS = [p.name for p in sorted(FOLDER.glob("*.py")) if p.stem != "digits"]  # it needs a model
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -76,7 +70,6 @@ def forward(w: dict[str, Any], tokens: list[int], hp: Any) -> Any:
     return norm(x, "output_norm") @ w["token_embd.weight"].T
 
 
-@needs_norm
 @pytest.mark.parametrize("n", [1, 5, 64])
 def test_gpt2(n: int) -> None:
     names = example("gpt2")

@@ -293,6 +293,8 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
         return False
     if glu.src[0] is not gate or glu.src[1] is not up or glu.op_params["swapped"]:
         return False
+    if glu.op_params["kind"] not in GLU_ACTIVATIONS:
+        return False
     if gate_w.type not in _QUANTIZED or up_w.type is not gate_w.type:
         return False
     if not (is_repacked(gate_w) and is_repacked(up_w) and supports_mul_mat(gate)):
