@@ -24,7 +24,16 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, PyggmlError
 
 ROOT = Path(__file__).parents[4]
-FAMILIES = ("MUL_MAT", "FLASH_ATTN_EXT", "RMS_NORM", "ROPE", "GLU", "GET_ROWS", "SET_ROWS")
+FAMILIES = (
+    "MUL_MAT",
+    "MUL_MAT_ID",
+    "FLASH_ATTN_EXT",
+    "RMS_NORM",
+    "ROPE",
+    "GLU",
+    "GET_ROWS",
+    "SET_ROWS",
+)
 CASES_OF_AN_OP = 12
 
 
