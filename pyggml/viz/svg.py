@@ -76,10 +76,10 @@ def escape(text: str) -> str:
     return html.escape(printable(text))
 
 
-def look_css(looks: Sequence[Look]) -> str:
+def look_css(looks: Sequence[Look], prefix: str = ".k") -> str:
     """A rule for each look: ``.k0`` is the first."""
     return "".join(
-        f".k{i}{{fill:{look.paint.fill};stroke:{look.paint.line}}}\n"
+        f"{prefix}{i}{{fill:{look.paint.fill};stroke:{look.paint.line}}}\n"
         for i, look in enumerate(looks)
     )
 
