@@ -29,7 +29,7 @@ CSS = """\
 .mem .axis{stroke:#adb5bd;fill:none}.mem .faint{stroke:#dee2e6}.mem .quiet{fill:#6c757d}
 .mem .kept{stroke-dasharray:5 3}.mem .bar{stroke:#212529;stroke-width:2}
 .mem .size{stroke:#c92a2a;stroke-width:1.5}.mem .peak{stroke:#1971c2;stroke-dasharray:6 4}
-.mem .live{stroke:#1971c2;fill:none;stroke-width:1.5}.mem .said{font-size:9px}
+.mem .live{fill:#e9ecef;stroke:#ced4da}.mem .said{font-size:9px}
 """
 
 
@@ -87,6 +87,9 @@ class _Memory:
         if not steps:
             raise PyggmlError("a graph without nodes has no memory to draw")
         self._first, self._end = steps[0], steps[-1] + 1
+        shown = [b for b in plan.blocks if b.end >= self._first and b.start < self._end]
+        self._high = max((b.offset + b.size for b in shown), default=1)
+        self._shown = shown
         painter = by_family(self._scope.written)
         self._look = {block: painter(block.tensors[0]) for block in plan.blocks}
         self.looks: list[Look] = sorted(set(self._look.values()))
@@ -96,7 +99,7 @@ class _Memory:
         return _LEFT + _W * inside / (self._end - self._first)
 
     def _y(self, address: float) -> float:
-        return _TOP + _H * (1 - address / max(self._plan.size, 1))
+        return _TOP + _H * (1 - min(address / max(self._high, 1), 1.0))
 
     def lines(self, title: str) -> Iterator[str]:
         """Everything."""
@@ -108,14 +111,14 @@ class _Memory:
             f'<text class="quiet" x="20" y="48">{n_bytes(plan.size)} planned for '
             f"{len(plan.blocks)} blocks; at the peak {n_bytes(plan.peak_live_bytes)} are alive; "
             f"without reuse {n_bytes(total)}. {chains} nodes are computed in place (thick bars). "
-            "Dashed: kept throughout.</text>"
+            "Dashed: kept throughout. Grey behind: bytes alive.</text>"
         )
         yield from self._legend()
         yield from self._axes()
-        for block in plan.blocks:
-            if block.end >= self._first and block.start < self._end:
-                yield from self._block(block)
-        yield from self._live()
+        yield self._live()
+        for block in self._shown:
+            yield from self._block(block)
+        yield from self._sizes()
 
     def _legend(self) -> Iterator[str]:
         x = 20.0
@@ -129,7 +132,7 @@ class _Memory:
     def _axes(self) -> Iterator[str]:
         bottom = _TOP + _H
         for i in range(5):
-            address = self._plan.size * i / 4
+            address = self._high * i / 4
             y = self._y(address)
             yield f'<path class="faint" d="M{_LEFT} {y:.1f}h{_W}"/>'
             at = f'x="{_LEFT - 8}" y="{y + 4:.1f}"'
@@ -139,7 +142,7 @@ class _Memory:
             name = str(step) if n > 60 else f"{step} {self._graph.nodes[step].name}"
             yield (
                 f'<text class="quiet" x="{self._x(step):.1f}" y="{bottom + 14}">'
-                f"{escape(name[:16])}</text>"
+                f"{escape(name if len(name) < 14 else name[:13] + '…')}</text>"
             )
         last = None
         for step in range(self._first, self._end):
@@ -183,7 +186,8 @@ class _Memory:
         chain = ", then in place ".join(t.name for t in block.tensors)
         return f"{chain}: {block.size:,} bytes at {block.offset:,}, alive from {start} to {end}"
 
-    def _live(self) -> Iterator[str]:
+    def _live(self) -> str:
+        """The bytes alive at each node, as an area."""
         n, plan = len(self._graph.nodes), self._plan
         change = [0] * (n + 1)
         for block in plan.blocks:
@@ -191,12 +195,18 @@ class _Memory:
             change[min(block.end, n - 1) + 1] -= block.size
         live = list(accumulate(change))
         points = "".join(
-            f"L{self._x(i):.1f} {self._y(live[i]):.1f}H{self._x(i + 1):.1f}"
-            for i in range(self._first, self._end)
+            f"V{self._y(live[i]):.1f}H{self._x(i + 1):.1f}" for i in range(self._first, self._end)
         )
-        yield f'<path class="live" d="M{points[1:]}"><title>bytes alive at each node</title></path>'
-        lines = (("size", plan.size, "plan"), ("peak", plan.peak_live_bytes, "peak of live bytes"))
+        return f'<path class="live" d="M{_LEFT} {_TOP + _H}{points}V{_TOP + _H}z"/>'
+
+    def _sizes(self) -> Iterator[str]:
+        """Lines at the plan's size and at the peak of what is alive, where they are in view."""
+        size, peak = self._plan.size, self._plan.peak_live_bytes
+        lines = [("size", size, "plan" if size > peak else "plan, and peak of what is alive:")]
+        lines += [("peak", peak, "peak of what is alive")] * (size > peak)
         for kind, address, name in lines:
+            if address > self._high:
+                continue
             y = self._y(address)
             yield f'<path class="{kind}" d="M{_LEFT} {y:.1f}h{_W}"/>'
             above = y - 4 if kind == "size" else y + 13

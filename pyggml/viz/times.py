@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..tensor import Tensor
+from .label import printable
 
 if TYPE_CHECKING:
     from ..backend.cpu.trace import RunTrace
@@ -90,6 +91,20 @@ def summed(parts: Sequence[NodeTime]) -> NodeTime:
 def duration(ns: float) -> str:
     """``12.3 us`` or ``4.56 ms``."""
     return f"{ns / 1e6:.2f} ms" if ns >= 1e6 else f"{ns / 1e3:.1f} us"
+
+
+def times_table(times: Times, n: int = 15) -> str:
+    """The slowest nodes as text, without a final newline."""
+    rows = sorted(times.items(), key=lambda item: -item[1].ns)[:n]
+    width = max((len(printable(node.name)) for node, _ in rows), default=4)
+    lines = [f"{'node':<{width}}  {'time':>9}  share  kernels"]
+    for node, time in rows:
+        kernels = " + ".join(dict.fromkeys(time.kernels))
+        fused = ", ".join(printable(t.name) for t in time.fused)
+        line = f"{printable(node.name):<{width}}  {duration(time.ns):>9}  {time.share:5.1%}"
+        lines.append(f"{line}  {kernels}{f'  (with {fused})' if fused else ''}")
+    total = sum(time.ns for time in times.values())
+    return "\n".join((*lines, f"{len(times)} nodes with a time of their own: {duration(total)}"))
 
 
 def _busy_ns(run: RunTrace) -> npt.NDArray[np.float64]:
