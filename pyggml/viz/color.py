@@ -17,13 +17,13 @@ from .style import BUFFERS, UNALLOCATED, Look, Paint, Painter, by_family
 from .times import NodeTime, Times, duration, fused_into
 
 HEAT = (  # at least this share of the run
-    (0.10, "10 % and more", Paint("#e8590c", "#7f2704")),
-    (0.03, "3 to 10 %", Paint("#fd8d3c", "#a63603")),
-    (0.01, "1 to 3 %", Paint("#fdae6b", "#bd6009")),
-    (0.003, "0.3 to 1 %", Paint("#fdd0a2", "#a8763e")),
-    (0.0, "under 0.3 %", Paint("#fff5eb", "#8d8075")),
+    (0.10, "10 % and more", Paint("#e8590c", "#ff6b2b")),
+    (0.03, "3 to 10 %", Paint("#fd8d3c", "#d97b3a")),
+    (0.01, "1 to 3 %", Paint("#fdae6b", "#b07a4a")),
+    (0.003, "0.3 to 1 %", Paint("#fdd0a2", "#97754f")),
+    (0.0, "under 0.3 %", Paint("#fff5eb", "#7d756d")),
 )
-_UNTIMED = Paint("#f8f9fa", "#adb5bd")
+_UNTIMED = Paint("#f8f9fa", "#6c757d")
 
 
 class Coloring(NamedTuple):
@@ -126,4 +126,5 @@ def by_time(times: Times) -> Coloring:
 
 def time_tag(time: NodeTime) -> str:
     """``12.3 us, 4.5 %``."""
-    return f"{duration(time.ns)}, {time.share:.1%}".replace("%", " %")
+    share = "<0.1" if time.share < 0.0005 else f"{100 * time.share:.1f}"
+    return f"{duration(time.ns)}, {share} %"

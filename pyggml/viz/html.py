@@ -17,8 +17,10 @@ from typing import Any, Unpack
 from ..alloc.gallocr import Plan
 from ..cgraph import CGraph
 from ..tensor import Flag, Tensor
+from .color import time_tag
 from .drawing import Drawing, DrawnBox
 from .label import plain, printable
+from .layout import Block
 from .memory import CSS as MEMORY_CSS
 from .memory import memory_svg
 from .options import Options
@@ -26,7 +28,7 @@ from .picture import Picture
 from .render import write_whole
 from .style import Look, shape, symbol
 from .svg import body, escape
-from .times import NodeTime, duration, fused_into
+from .times import NodeTime, duration, fused_into, summed
 
 _TOP_NODES = 200  # rows of the table of times
 
@@ -196,35 +198,33 @@ def _data(drawing: Drawing, plan: Plan | None) -> str:
         op, k = arrow.edge.reader.op, arrow.edge.k
         name = op.src[k].removesuffix("?") if op is not None and k < len(op.src) else f"src {k}"
         sources[drawing.index[arrow.reader]].append((name, drawing.index[arrow.source]))
+    looks = {look: i for i, look in enumerate(drawing.looks())}
     nodes = [
         {
             "name": printable(box.box.tensor.name),
             "facts": list(_facts(drawing, box, offsets, holders)),
             "src": sources[box.index],
             "block": blocks[box.id],
-            "look": list(drawing.looks()).index(box.look) if box.look else -1,
+            "look": looks[box.look] if box.look else -1,
         }
         for box in drawing.boxes
     ]
-    frames = [
-        {
-            "layer": b.layer,
-            "x0": round(b.x0, 1),
-            "x1": round(b.x1, 1),
-            "said": _said(drawing, b.boxes),
-        }
-        for b in drawing.layout.blocks
-    ]
+    frames = [_folded(drawing, block) for block in drawing.layout.blocks]
     text = json.dumps({"nodes": nodes, "blocks": frames}, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _said(drawing: Drawing, ids: list[str]) -> str:
-    """What a folded layer says beside its name."""
-    members = [t for id in ids for t in drawing.picture.boxes[id].members]
-    nodes = sum(t.op is not None and not t.op.is_view for t in members)
-    ns = sum(drawing.picture.times[t].ns for t in members if t in drawing.picture.times)
-    return f"{nodes} nodes" + (f", {duration(ns)}" if ns else "")
+def _folded(drawing: Drawing, block: Block) -> dict[str, Any]:
+    """What a layer looks like when it is folded."""
+    picture, heat = drawing.picture, drawing.picture.coloring.heat
+    members = [t for id in block.boxes for t in picture.boxes[id].members]
+    said = f"{sum(t.op is not None and not t.op.is_view for t in members)} nodes"
+    parts = [picture.times[t] for t in members if t in picture.times]
+    if not parts:
+        return {"layer": block.layer, "said": said, "paint": None}
+    time = summed(parts)
+    paint = None if heat is None else heat(time).paint
+    return {"layer": block.layer, "said": f"{said}, {time_tag(time)}", "paint": paint}
 
 
 def _facts(

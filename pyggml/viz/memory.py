@@ -23,13 +23,14 @@ from .svg import escape, look_css
 
 _W, _H = 1500.0, 640.0  # of the plotted area
 _LEFT, _TOP = 90.0, 86.0
+_CUT = 3.0  # times nearly all others: what is so high is cut off
 CSS = """\
 .mem{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}
 .mem text{font-size:11px;fill:#212529}.mem .heading{font-size:16px;font-weight:600}
 .mem .axis{stroke:#adb5bd;fill:none}.mem .faint{stroke:#dee2e6}.mem .quiet{fill:#6c757d}
-.mem .kept{stroke-dasharray:5 3}.mem .bar{stroke:#212529;stroke-width:2}
+.mem .kept{stroke-dasharray:5 3}.mem .bar{stroke:#212529}
 .mem .size{stroke:#c92a2a;stroke-width:1.5}.mem .peak{stroke:#1971c2;stroke-dasharray:6 4}
-.mem .live{fill:#e9ecef;stroke:#ced4da}.mem .said{font-size:9px}
+.mem .live{fill:#fbf3e4;stroke:#e3cfa6}.mem .said{font-size:9px}
 """
 
 
@@ -88,7 +89,10 @@ class _Memory:
             raise PyggmlError("a graph without nodes has no memory to draw")
         self._first, self._end = steps[0], steps[-1] + 1
         shown = [b for b in plan.blocks if b.end >= self._first and b.start < self._end]
-        self._high = max((b.offset + b.size for b in shown), default=1)
+        ends = sorted(b.offset + b.size for b in shown)
+        most = ends[int(0.97 * (len(ends) - 1))] if ends else 1
+        self._cut = bool(ends) and ends[-1] > _CUT * most  # a few blocks dwarf the others
+        self._high = 1.25 * most if self._cut else ends[-1] if ends else 1
         self._shown = shown
         painter = by_family(self._scope.written)
         self._look = {block: painter(block.tensors[0]) for block in plan.blocks}
@@ -111,7 +115,7 @@ class _Memory:
             f'<text class="quiet" x="20" y="48">{n_bytes(plan.size)} planned for '
             f"{len(plan.blocks)} blocks; at the peak {n_bytes(plan.peak_live_bytes)} are alive; "
             f"without reuse {n_bytes(total)}. {chains} nodes are computed in place (thick bars). "
-            "Dashed: kept throughout. Grey behind: bytes alive.</text>"
+            "Dashed: kept throughout. Sand behind: bytes alive.</text>"
         )
         yield from self._legend()
         yield from self._axes()
@@ -160,7 +164,6 @@ class _Memory:
     def _block(self, block: Block) -> Iterator[str]:
         x0, x1 = self._x(block.start), self._x(block.end + 1)
         y0, y1 = self._y(block.offset + block.size), self._y(block.offset)
-        names = [t.name for t in block.tensors]
         kept = " kept" if block.end > len(self._graph.nodes) else ""
         number = self._index.get(block.tensors[-1])
         data = "" if number is None else f' data-n="{number}"'
@@ -169,14 +172,18 @@ class _Memory:
             f'<rect class="m{self.looks.index(self._look[block])}{kept}" x="{x0:.2f}" '
             f'y="{y0:.2f}" width="{x1 - x0:.2f}" height="{max(y1 - y0, 0.8):.2f}"/>'
         )
-        for tensor in block.tensors[1:]:
-            step = self._number[tensor]
-            if self._first <= step < self._end:
-                yield f'<path class="bar" d="M{self._x(step):.2f} {y0:.2f}V{y1:.2f}"/>'
-        said = " ▸ ".join(names)
-        if y1 - y0 >= 11 and x1 - x0 > 5.6 * len(said) + 6:
-            at = f'x="{x0 + 4:.1f}" y="{(y0 + y1) / 2 + 3:.1f}"'
-            yield f'<text class="said" {at}>{escape(said)}</text>'
+        wide = min(2.0, 0.4 * _W / (self._end - self._first))
+        starts = [block.start, *(self._number[t] for t in block.tensors[1:])]
+        for i, (tensor, start) in enumerate(zip(block.tensors, starts, strict=True)):
+            left = self._x(start)
+            if i and self._first <= start < self._end:
+                at = f'd="M{left:.2f} {y0:.2f}V{y1:.2f}"'
+                yield f'<path class="bar" stroke-width="{wide:.2g}" {at}/>'
+            right = x1 if tensor is block.tensors[-1] else self._x(starts[i + 1])
+            said = f"{'▸ ' if i else ''}{tensor.name}"
+            if y1 - y0 >= 11 and right - left > 5.6 * len(said) + 6:
+                at = f'x="{left + 4:.1f}" y="{(y0 + y1) / 2 + 3:.1f}"'
+                yield f'<text class="said" {at}>{escape(said)}</text>'
         yield "</g>"
 
     def _told(self, block: Block) -> str:
@@ -205,8 +212,9 @@ class _Memory:
         lines = [("size", size, "plan" if size > peak else "plan, and peak of what is alive:")]
         lines += [("peak", peak, "peak of what is alive")] * (size > peak)
         for kind, address, name in lines:
-            if address > self._high:
+            if address > self._high and not self._cut:
                 continue
+            name = f"axis is cut; {name}" if self._cut else name
             y = self._y(address)
             yield f'<path class="{kind}" d="M{_LEFT} {y:.1f}h{_W}"/>'
             above = y - 4 if kind == "size" else y + 13

@@ -117,6 +117,12 @@ blocks.forEach((block, i) => {
   const texts = small.querySelectorAll("text");
   texts[0].textContent = `▸ ${name}`;
   texts[1].textContent = block.said;
+  const rect = small.querySelector("rect");
+  if (block.paint) {
+    rect.setAttribute("class", "k");
+    rect.style.setProperty("--f", block.paint[0]);
+    rect.style.setProperty("--l", block.paint[1]);
+  }
   groups[i].append(small);
   const toggle = (e) => { setFolded([i], !folded[i]); e.preventDefault(); e.stopPropagation(); };
   title.addEventListener("click", toggle);
