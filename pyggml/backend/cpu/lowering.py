@@ -45,6 +45,7 @@ class Launch:
     python: Callable[[], None] | None = None
     quantize_param: int = -1  # parameter that takes the address of the quantized result, if any
     streams: Tensor | None = None  # weights that it reads once, from memory
+    nodes: tuple[Tensor, ...] = ()  # what it computes, or helps to; several where they are fused
 
 
 Lower = Callable[["Lowering", Tensor], None]
@@ -221,7 +222,11 @@ class Lowering:
         nodes = [n for n in self.graph.nodes if n.op and not n.op.is_view and n.nelements]
         i = 0
         while i < len(nodes):
-            i += self._lower_fused(nodes, i) or self._lower_one(nodes[i])
+            before = len(self.launches)
+            n = self._lower_fused(nodes, i) or self._lower_one(nodes[i])
+            for launch in self.launches[before:]:
+                launch.nodes = tuple(nodes[i : i + n])
+            i += n
 
     def _lower_one(self, node: Tensor) -> int:
         assert node.op is not None

@@ -131,15 +131,16 @@ def test_colours_by_buffer() -> None:
     graph = CGraph()
     graph.build_forward_expand(z)
     before = graph_dump_dot(graph, color="buffer")
-    assert "Host 0" in before and "not allocated 3<" in before
+    assert ">weights, " in before and "not allocated 3<" in before
     GraphAllocator(HOST).alloc_graph(graph)
     text = graph_dump_dot(graph, color="buffer")
     boxes = parse(text).boxes
-    assert "Host 1" in text and "not allocated" not in text
+    assert ">compute, " in text and "not allocated" not in text
     assert boxes['"x"']["color"] == boxes['"node_0"']["color"] == boxes['"z"']["color"]
     assert boxes['"w"']["color"] != boxes['"x"']["color"]
-    with pytest.raises(PyggmlError, match="'split', want 'family' or 'buffer'"):
-        graph_dump_dot(graph, color="split")  # type: ignore[arg-type]
+    assert boxes['"node_0"']["label"].endswith("|compute}")
+    with pytest.raises(PyggmlError, match="'mood', want one of family, backend, split, buffer"):
+        graph_dump_dot(graph, color="mood")  # type: ignore[typeddict-item]
 
 
 def test_names_are_escaped() -> None:
