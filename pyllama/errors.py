@@ -4,7 +4,9 @@
     ├── ModelError           (ValueError)   a GGUF file that is legal but not a model we can run
     ├── TokenizerError       (ValueError)   a vocabulary we cannot use, or text it cannot encode
     ├── ContextFull          (ValueError)   more tokens than the context has cells
-    └── BatchError           (ValueError)   a batch with bad ids, positions or sequences
+    ├── BatchError           (ValueError)   a batch with bad ids, positions or sequences
+    ├── TemplateError        (ValueError)   a chat template that is wrong, refuses, or does not end
+    └── HubError             (ValueError)   a model that cannot be had from the model hub
 
 A message says what, where, got and wanted with numbers, and the next step.
 """
@@ -30,3 +32,11 @@ class ContextFull(PyllamaError, ValueError):
 
 class BatchError(PyllamaError, ValueError):
     """A batch with bad token ids, positions or sequences."""
+
+
+class TemplateError(PyllamaError, ValueError):
+    """A chat template that is wrong, refuses the messages, or exceeds its limits."""
+
+
+class HubError(PyllamaError, ValueError):
+    """A model that cannot be had from the model hub: no such file, no access, no network."""
