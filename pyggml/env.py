@@ -111,6 +111,23 @@ def user_cache_dir(app: str) -> Path:
     return home / ".cache" / app
 
 
+def user_state_dir(app: str) -> Path:
+    """The folder for what ``app`` remembers between runs, such as histories; it may not exist yet.
+
+    ``XDG_STATE_HOME`` or ``~/.local/state`` (Linux and others), ``~/Library/Application Support``
+    (macOS), ``LOCALAPPDATA`` (Windows).
+    """
+    home = Path(os.path.expanduser("~"))
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(given):
+        return Path(given) / app
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / app
+    if sys.platform == "darwin":
+        return home / "Library" / "Application Support" / app
+    return home / ".local" / "state" / app
+
+
 def markdown_table() -> str:
     """The variables as a Markdown table, for the docs."""
     rows = ["| variable | default | meaning |", "|---|---|---|"]
