@@ -70,6 +70,9 @@ def converse(
         show_stop=mode == "write",
         special=options.special,
     )
+    if is_terminal() and not options.single_turn:
+        what = "Talk with the model" if mode == "talk" else "Write one text in turns with the model"
+        note(f"{what}; /help says what else there is, /exit or Ctrl-D leaves.")
     if mode == "talk":
         dialogue: Dialogue = _conversation(state, options)
     else:
@@ -128,8 +131,6 @@ class _Talk:
 
     def run(self, prompt: str) -> None:
         """Take turns, the first with what the command line holds."""
-        if self._terminal and not self._options.single_turn:
-            note("Talk with the model; /help says what else there is, /exit or Ctrl-D leaves.")
         replied = self._first(prompt)
         while not (replied and self._options.single_turn):
             text = self._lines.read(f"\n{self._marker}" if self._marker else "")
@@ -170,7 +171,7 @@ class _Talk:
             self._glob(rest.strip())
         elif re.fullmatch(r"/[a-z]+", text) and self._terminal:
             note(
-                f"There is no command {text}; /help lists them. A space before it sends it as it is."
+                f"There is no command {text}; /help lists them. With a space before it, it is sent."
             )
         elif text.strip() or (self._files and not text) or not self._talks:
             self._dialogue.say(self._files + text)
