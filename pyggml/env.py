@@ -80,6 +80,14 @@ DEMO_MODEL = Variable(
 TRACEBACK = Variable(
     "PYLLAMA_TRACEBACK", "0", "`1` lets the command-line tools show a traceback with an error."
 )
+HF_ENDPOINT = Variable(
+    "HF_ENDPOINT", None, "Address of the model hub for `-hf`. Unset: `https://huggingface.co`."
+)
+HF_TOKEN = Variable(
+    "HF_TOKEN",
+    None,
+    "Token for private and gated models of the hub. Unset: the one that `hf auth login` saved.",
+)
 
 VARIABLES = (
     ISA,
@@ -91,6 +99,8 @@ VARIABLES = (
     GRAPH_REUSE,
     DEMO_MODEL,
     TRACEBACK,
+    HF_ENDPOINT,
+    HF_TOKEN,
 )
 
 

@@ -76,7 +76,6 @@ run_options = stack(
     click.option("-v", "--verbose", is_flag=True, help="Say what is loaded and run, on stderr."),
     ignored_option("--no-warmup", "--warmup"),
     ignored_option("--no-context-shift"),
-    ignored_option("--offline"),
     ignored_option("--log-disable"),
     ignored_option("--keep", takes_value=True, why="nothing is discarded when a context is full"),
 )
