@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ _PREFERRED = ("Q4_K_M", "Q8_0")
 _NO_MODEL = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _MOST_SHOWN = 12
+_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -61,20 +62,14 @@ class Hub:
             )
 
     def files(self, repo: str) -> list[str]:
-        """Names of a repository's files; those that are cached where it cannot be reached."""
+        """Names of a repository's files; offline, of those that are cached."""
         hf = _huggingface_hub()
-        if not self.offline:
-            api = hf.HfApi(endpoint=env.HF_ENDPOINT.get(), token=self._token())
-            try:
-                with _errors(repo):
-                    return sorted(api.list_repo_files(repo))
-            except _Unreachable as error:
-                if not (cached := self._cached(repo)):
-                    raise HubError(str(error)) from None
-                return cached
-        if cached := self._cached(repo):
-            return cached
-        raise HubError(f"{repo} is not in the cache, and this is offline; leave out --offline")
+        if self.offline:
+            return self._cached(repo)
+        api = hf.HfApi(endpoint=env.HF_ENDPOINT.get(), token=self._token())
+        with _errors(repo):
+            info = api.model_info(repo, timeout=_TIMEOUT_S)
+            return sorted(file.rfilename for file in info.siblings or ())
 
     def _token(self) -> str | None:
         return self.token or env.HF_TOKEN.get()
@@ -109,10 +104,23 @@ def hub_model(name: str, file: str | None = None, hub: Hub | None = None) -> Pat
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise HubError(f"{name!r} is not a repository: write user/model, or user/model:QUANT")
     _huggingface_hub()
-    files = hub.files(repo)
+    hub, files = _reach(hub, repo)
     chosen = _named(repo, files, file) if file else choose(repo, files, quant)
     paths = [hub.download(repo, part) for part in _parts(chosen, files)]
     return paths[0]
+
+
+def _reach(hub: Hub, repo: str) -> tuple[Hub, list[str]]:
+    """The hub with a repository's files, or the cache where it cannot be reached."""
+    try:
+        files = hub.files(repo)
+    except _Unreachable as error:
+        hub = replace(hub, offline=True)
+        if not (files := hub.files(repo)):
+            raise HubError(str(error)) from None
+    if hub.offline and not files:
+        raise HubError(f"{repo} is not in the cache, and this is offline; leave out --offline")
+    return hub, files
 
 
 def choose(repo: str, files: Iterable[str], quant: str = "") -> str:
