@@ -9,9 +9,11 @@ The context keeps what was said, so each turn evaluates its own tokens only. Not
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..errors import TemplateError
 from ..evaluated import Evaluated
 from ..tokenizer.special import CONTROL, USER_DEFINED
 from .formats import ChatFormat, ChatPrompt
@@ -74,9 +76,20 @@ class Conversation:
             yield from reply.stream(self._state, tokens, prompt.stop)
         finally:
             if reply.text or reply.ended:
-                self.messages.append({"role": "assistant", "content": reply.text})
+                self.messages.append(self._said(prompt.text, reply.text))
                 cut = reply.ended == "stop" or settings.special  # the text is not the tokens'
                 self._read = ("", []) if cut else (prompt.text + reply.text, tokens + reply.tokens)
+
+    def _said(self, prompt: str, text: str) -> dict[str, Any]:
+        """The reply as a message. A format may write a space before it that the model wrote too."""
+        for content in (text, text.lstrip()):
+            message = {"role": "assistant", "content": content}
+            with contextlib.suppress(TemplateError):
+                messages = [*self.messages, message]
+                values = {**self._values, "add_generation_prompt": False}
+                if self._format.prompt(messages, **values).text.startswith(prompt + text):
+                    return message
+        return {"role": "assistant", "content": text}
 
     def _tokens(self, prompt: ChatPrompt) -> list[int]:
         """The prompt's tokens, for replies those that the model chose.
