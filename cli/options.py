@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
+from .hub_options import hub_options
 from .machine import machine_options
 from .output import note
 from .tool import ignored_option
@@ -121,11 +122,14 @@ class ModelOptions(Group):
         return self.mlock if self.load_mode in (None, "auto") else "mlock" in self.load_mode
 
 
-model_option = click.option(
-    "-m",
-    "--model",
-    type=click.Path(path_type=Path),
-    help="GGUF file. Without it: a small demo model, fetched once.",
+model_option = stack(
+    click.option(
+        "-m",
+        "--model",
+        type=click.Path(path_type=Path),
+        help="GGUF file. Without it: a small demo model, fetched once.",
+    ),
+    hub_options,
 )
 
 load_options = stack(

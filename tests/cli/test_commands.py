@@ -24,6 +24,8 @@ EOG = 0
 
 
 class FakeTokenizer:
+    chat_template = None
+
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         return [ord(c) for c in text]
 

@@ -366,8 +366,8 @@ def test_arguments_that_cannot_be_obeyed(make: Any) -> None:
     for options in ({"suffix": "x"}, {"mirostat_mode": 2}, {"grammar": "g"}, {"typical_p": 0.5}):
         with pytest.raises(NotSupported):
             llama("x", **options)
-    with pytest.raises(NotImplementedError, match="chat"):
-        llama.create_chat_completion([])
+    with pytest.raises(ValueError, match="did you mean chatglm4"):
+        make(chat_format="chatlm")
 
 
 def test_only_a_verbose_one_prints(make: Any, capfd: pytest.CaptureFixture[str]) -> None:
