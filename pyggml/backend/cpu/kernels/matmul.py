@@ -41,6 +41,7 @@ from .widen import add_widen
 _TOKENS = 64  # tokens of a chunk
 _CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
+_LEAST_MACS = 1 << 17  # and what is not worth sharing
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _QUANTIZED = tuple(t for t in INTERLEAVED if t.is_quantized)
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
@@ -214,7 +215,8 @@ def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[in
         return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
     token_chunks = math.ceil(n / _TOKENS)
     macs = w.ne[0] * w.ne[1] * math.ceil(n / token_chunks)
-    return max(1, min(groups, macs // _CHUNK_MACS)), token_chunks
+    few = min(2 * low.n_threads, macs // _LEAST_MACS) if token_chunks * batch == 1 else 0
+    return max(1, min(groups, max(few, macs // _CHUNK_MACS))), token_chunks
 
 
 def _streams(low: Lowering, row_chunks: int) -> int:

@@ -93,9 +93,8 @@ def q_tile(
 
         def body(i: Value, accs: list[Value]) -> list[Value]:
             block = b.add(w, b.mul(i, ir.Constant(i64, block_bytes(kind))))
-            if n_tokens == 1:
-                for line in range(0, block_bytes(kind), LINE):
-                    prefetch(b, at(b, block, _AHEAD + line))
+            for line in range(0, block_bytes(kind), LINE):
+                prefetch(b, at(b, block, _AHEAD + line))
             acts = [b.add(r, b.mul(i, ir.Constant(i64, Q8_BLOCK))) for r in rows]
             code_sums = _byte_sums if kind == Q8_0 else _nibble_sums
             totals = code_sums(b, kind, block, acts)
