@@ -117,6 +117,7 @@ from .ops import (
     view_4d,
     xielu,
 )  # fmt: skip
+from .sched import Sched
 from .tensor import Tensor
 
 __version__ = "0.1.0"
@@ -138,6 +139,7 @@ __all__ = [
     "PyggmlError",
     "QuantizeError",
     "RopeMode",
+    "Sched",
     "ShapeError",
     "Tensor",
     "TensorAllocator",
