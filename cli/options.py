@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
+from .machine import machine_options
 from .output import note
 from .tool import ignored_option
 
@@ -164,6 +165,7 @@ class ContextOptions(Group):
     threads_batch: int
     cache_type_k: str
     cache_type_v: str
+    swa_full: bool
 
     def __post_init__(self) -> None:
         k, v = self.cache_type_k, self.cache_type_v
@@ -246,12 +248,16 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             show_default=True,
             help="Type of cached values, the same for both; f32 is exact and twice as large.",
         ),
+        click.option(
+            "--swa-full",
+            is_flag=True,
+            help="Keep all keys and values of layers that see only a window of tokens.",
+        ),
         ignored_option("-ngl", "--gpu-layers", "--n-gpu-layers", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-sm", "--split-mode", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-mg", "--main-gpu", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-nkvo", "--no-kv-offload", why=_ONE_DEVICE),
-        ignored_option("--poll", takes_value=True, why="waiting threads spin, yield, then sleep"),
-        ignored_option("--prio", takes_value=True, why="start the process with nice(1)"),
+        machine_options,
         ignored_option("--numa", takes_value=True, why="start the process with numactl(8)"),
     )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,10 @@ from pyggml.errors import Aborted
 from pyggml.tensor import Tensor
 
 from .batch import Batch
-from .errors import BatchError, ContextFull
+from .errors import BatchError
 from .graph.builder import GraphBuilder
-from .kv_cache import KVCache
+from .kv_cells import Ints, Seqs, each
+from .memory import Memory
 from .model import Model
 
 if TYPE_CHECKING:
@@ -45,38 +46,44 @@ class _Compiled:
 
     def __init__(self, builder: GraphBuilder, logits: Tensor, program: Program) -> None:
         self.builder, self.program = builder, program
-        self.tokens, self.positions, self.kv_index, self.out_ids = (
-            t.numpy(squeeze=False).reshape(-1)
-            for t in (builder.tokens, builder.positions, builder.kv_index, builder.out_ids)
+        self.tokens, self.positions, self.out_ids = (
+            _array(t) for t in (builder.tokens, builder.positions, builder.out_ids)
         )
-        self.rows = builder.rows.numpy(squeeze=False)[0, 0]  # [T, 4]
+        self.kv_index = [_array(t) for t in builder.kv_index]
+        self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 4] of each cache
         self.logits: npt.NDArray[np.float32] = logits.numpy(squeeze=False)[0, 0]
 
     def fill(
         self,
         tokens: list[int],
-        seqs: list[int],
         positions: list[int],
-        cells: list[int],
-        places: list[int],
+        cells: Sequence[list[int]],
+        rows: Sequence[Ints],
         outputs: list[int],
     ) -> None:
-        """Write the inputs of a ubatch; padding writes no cell and attends to nothing."""
-        n, n_outputs, rows = len(tokens), len(outputs), self.rows
+        """Write the inputs of a ubatch, ``cells`` and ``rows`` for each cache.
+
+        Padding writes no cell and attends to nothing.
+        """
+        n, n_outputs = len(tokens), len(outputs)
         self.tokens[:n], self.tokens[n:] = tokens, 0
         self.positions[:n], self.positions[n:] = positions, 0
-        self.kv_index[:n], self.kv_index[n:] = cells, -1
         self.out_ids[:n_outputs], self.out_ids[n_outputs:] = outputs, 0
-        rows[:n, 0], rows[:n, 1], rows[:n, 3] = seqs, 0, positions
-        rows[:n, 2] = [place + 1 for place in places]
-        rows[n:] = 0
+        for index, new in zip(self.kv_index, cells, strict=True):
+            index[:n], index[n:] = new, -1
+        for row, attended in zip(self.rows, rows, strict=True):
+            row[:n], row[n:] = attended, 0
 
     def fill_one(self, token: int, seq: int, position: int, cell: int, place: int) -> None:
-        """The same for one token, the common case."""
-        self.tokens[0], self.positions[0], self.kv_index[0] = token, position, cell
+        """The same for one token and one cache that hides nothing, the common case."""
+        self.tokens[0], self.positions[0], self.kv_index[0][0] = token, position, cell
         self.out_ids[:] = 0
-        row = self.rows[0]
+        row = self.rows[0][0]
         row[0], row[1], row[2], row[3] = seq, 0, place + 1, position
+
+
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    return tensor.numpy(squeeze=False).reshape(-1)
 
 
 class Context:
@@ -87,6 +94,8 @@ class Context:
         n_batch: most tokens of a ``decode``; n_ubatch: most tokens computed at once.
         n_seq_max: sequences that share the cache, at most 256.
         kv_type: of the cache, F16, or F32 for results as exact as float32 is.
+        unified: whether sequences share the cells; otherwise each has ``n_ctx / n_seq_max``.
+        swa_full: layers that see a window of positions keep all keys and values nevertheless.
         n_threads, n_threads_batch: threads for one token and for several; None chooses.
 
     Raises:
@@ -103,6 +112,8 @@ class Context:
         n_ubatch: int = 512,
         n_seq_max: int = 1,
         kv_type: GGMLType = GGMLType.F16,
+        unified: bool = True,
+        swa_full: bool = False,
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
     ) -> None:
@@ -122,7 +133,12 @@ class Context:
         self._backend = CpuBackend(n_threads)
         self.n_threads = self._backend.n_threads
         self.n_threads_batch = max(0, n_threads_batch or 0) or self.n_threads
-        self.kv = KVCache(model.hparams, self.n_ctx, n_seq_max, kv_type)
+        self.kv = Memory(
+            model.hparams, self.n_ctx, n_seq_max, kv_type,
+            n_ubatch=self.n_ubatch, swa_full=swa_full, unified=unified,
+        )  # fmt: skip
+        self.n_ctx_seq = self.n_ctx if unified else self.n_ctx // n_seq_max
+        self._plain = len(self.kv.caches) == 1 and not self.kv.caches[0].window
         self.n_reused = 0
         self._reuse = env.GRAPH_REUSE.enabled()
         self._allocator = GraphAllocator(HOST)
@@ -159,32 +175,65 @@ class Context:
         with self._lock:
             tokens, seqs, positions = self._validate(batch)
             wanted, n = batch.outputs(), len(tokens)
-            parts, done = [], 0
+            parts, start = [], 0
+            self.apply_pending()
+            self.kv.check_room(seqs, positions)
             self._stop, self._running = False, True
             try:
-                cells, places = self.kv.place(seqs, positions)
                 for start in range(0, n, self.n_ubatch):
                     if self._stop:  # it came between two ubatches, where nothing runs
                         raise Aborted("the decode was aborted")
                     stop = min(n, start + self.n_ubatch)
                     part = slice(start, stop)
                     outputs = [i - start for i in wanted if start <= i < stop]
-                    logits = self._run(
-                        tokens[part], seqs[part], positions[part], cells[part], places[part],
-                        outputs,
-                    )  # fmt: skip
+                    logits = self._run(tokens[part], seqs[part], positions[part], outputs)
                     parts.append(logits if stop == n else logits.copy())
-                    done = stop
-            except ContextFull:
-                raise
             except BaseException:
                 self._logits = self._logits[:0]
-                for seq in set(seqs[done:]):
-                    self.kv.seq_rm(seq, positions[seqs.index(seq, done)])
+                self._forget(seqs[start:], positions[start:])
                 raise
             finally:
                 self._running = False
             self._logits = parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _forget(self, seqs: Seqs, positions: list[int]) -> None:
+        """Take tokens of a ubatch that failed, and of those behind it, out of the memory."""
+        first: dict[int, int] = {}
+        for group, position in zip(seqs, positions, strict=True):
+            for seq in group if isinstance(group, tuple) else (group,):
+                first.setdefault(seq, position)
+        for seq, position in first.items():
+            self.kv.seq_rm(seq, position)
+
+    def apply_pending(self) -> None:
+        """Copy and rotate keys and values as operations on the memory's sequences demand.
+
+        ``decode`` does it; whoever looks at keys and values themselves calls it before.
+        """
+        for i, cache in enumerate(self.kv.caches):
+            pending = cache.pending
+            for source, target in pending.copies:
+                cache.copy_cells(source, target)
+            pending.copies = []
+            moved = np.flatnonzero(pending.shift)
+            for start in range(0, len(moved), self.n_ubatch):
+                cells = moved[start : start + self.n_ubatch]
+                self._shift_keys(i, cells, pending.shift[cells])
+                pending.shift[cells] = 0
+
+    def _shift_keys(self, i: int, cells: npt.NDArray[Any], shift: Ints) -> None:
+        """Rotate the keys in some cells of cache ``i``."""
+        cache, n = self.kv.caches[i], len(cells)
+        b = GraphBuilder(self.model.hparams, self.model.weights, self.kv, bucket(n), 1)
+        ids = b.ctx.new_tensor_2d(GGMLType.I32, bucket(n), self.model.hparams.n_head_kv)
+        b.shift_keys(cache, ids.set_name("k_shift_cells").set_input())
+        self._allocator.alloc_graph(b.graph)
+        _array(b.positions)[:] = np.pad(shift, (0, bucket(n) - n))
+        ids.numpy(squeeze=False)[0, 0, :, :] = np.pad(cells, (0, bucket(n) - n))
+        _array(b.kv_index[i])[:] = np.pad(cells, (0, bucket(n) - n), constant_values=-1)
+        program = self._backend.compile(b.graph, self.n_threads_batch)
+        program.seconds = 0.0  # Ctrl-C waits: half of the keys rotated would be of no use
+        self._backend.run(program)
 
     def abort(self) -> None:
         """Stop the running decode, from any thread; it raises Aborted."""
@@ -201,7 +250,7 @@ class Context:
         """A fresh graph of so many tokens, without memory (for pictures and tests)."""
         return self._build(n_tokens, n_outputs)[0]
 
-    def _validate(self, batch: Batch) -> tuple[list[int], list[int], list[int]]:
+    def _validate(self, batch: Batch) -> tuple[list[int], Seqs, list[int]]:
         n_vocab, seq = self.model.hparams.n_vocab, batch.seq_id
         if len(batch.tokens) == 1 and batch.pos is None and type(seq) is int:
             token = int(batch.tokens[0])
@@ -210,19 +259,16 @@ class Context:
                 if last < _MAX_POSITION:
                     return [token], [seq], [last + 1]
         tokens, seqs = [int(t) for t in batch.tokens], batch.seqs()
-        if not 1 <= len(tokens) <= self.n_batch:
-            raise BatchError(f"a batch of {len(tokens)} tokens: want 1 to n_batch = {self.n_batch}")
+        most = self.n_batch if self.model.hparams.causal else self.n_ubatch
+        if not 1 <= len(tokens) <= most:
+            name = "n_batch" if self.model.hparams.causal else "n_ubatch"
+            raise BatchError(f"a batch of {len(tokens)} tokens: want 1 to {name} = {most}")
         if min(tokens) < 0 or max(tokens) >= n_vocab:
             bad = next(t for t in tokens if not 0 <= t < n_vocab)
             raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
-        if min(seqs) < 0 or max(seqs) >= self.kv.n_seq_max:
-            raise BatchError(
-                f"sequence {next(s for s in seqs if not 0 <= s < self.kv.n_seq_max)}: this context "
-                f"has 0 to {self.kv.n_seq_max - 1} (n_seq_max)"
-            )
-        ends = {seq: self.kv.seq_pos_max(seq) for seq in set(seqs)}
+        ends = {s: self._end(s) for seq in set(seqs) for s in each(seq)}
         if len(ends) == 1 and batch.pos is None:
-            start = ends[seqs[0]] + 1
+            start = next(iter(ends.values())) + 1
             positions = list(range(start, start + len(tokens)))
         else:
             positions = _positions(seqs, batch.pos, ends)
@@ -230,22 +276,31 @@ class Context:
             raise BatchError(f"position {max(positions)}: the last one is {_MAX_POSITION}")
         return tokens, seqs, positions
 
+    def _end(self, seq: int) -> int:
+        if not 0 <= seq < self.kv.n_seq_max:
+            raise BatchError(
+                f"sequence {seq}: this context has 0 to {self.kv.n_seq_max - 1} (n_seq_max)"
+            )
+        return self.kv.seq_pos_max(seq)
+
     def _run(
-        self,
-        tokens: list[int],
-        seqs: list[int],
-        positions: list[int],
-        cells: list[int],
-        places: list[int],
-        outputs: list[int],
+        self, tokens: list[int], seqs: Seqs, positions: list[int], outputs: list[int]
     ) -> npt.NDArray[np.float32]:
         """One ubatch; the logits of the wanted tokens, overwritten by the next."""
         n, n_outputs = len(tokens), len(outputs)
         c = self._compiled(bucket(n), max(1, bucket(n_outputs)))  # a graph needs a result
-        if n == 1:
-            c.fill_one(tokens[0], seqs[0], positions[0], cells[0], places[0])
+        if n == 1 and self._plain:
+            seq = seqs[0]
+            (cell,), (place,) = self.kv.caches[0].place(seqs, positions)
+            c.fill_one(tokens[0], each(seq)[0], positions[0], cell, place)
         else:
-            c.fill(tokens, seqs, positions, cells, places, outputs)
+            causal = self.model.hparams.causal
+            cells, rows = [], []
+            for cache in self.kv.caches:
+                new, places = cache.place(seqs, positions)
+                cells.append(new)
+                rows.append(cache.rows(seqs, positions, places, causal))
+            c.fill(tokens, positions, cells, rows, outputs)
         self._backend.run(c.program)
         return c.logits[:n_outputs]
 
@@ -284,16 +339,18 @@ def bucket(n: int) -> int:
     return -(-n // step) * step
 
 
-def _positions(seqs: list[int], given: Sequence[int] | None, ends: dict[int, int]) -> list[int]:
-    """Checked positions: each follows its sequence's last (``ends``) or starts an empty one."""
+def _positions(seqs: Seqs, given: Sequence[int] | None, ends: dict[int, int]) -> list[int]:
+    """Checked positions: each follows its sequences' last (``ends``) or starts empty ones."""
     positions = []
     for i, seq in enumerate(seqs):
-        wanted = ends[seq] + 1
+        wanted = max(ends[s] for s in each(seq)) + 1
         position = wanted if given is None else int(given[i])
-        if position != wanted and (position < wanted or ends[seq] >= 0):
-            raise BatchError(
-                f"token {i} of the batch: position {position} in sequence {seq}, want {wanted}"
-            )
-        ends[seq] = position
+        for s in each(seq):
+            if position != ends[s] + 1 and (position <= ends[s] or ends[s] >= 0):
+                raise BatchError(
+                    f"token {i} of the batch: position {position} in sequence {s}, want "
+                    f"{ends[s] + 1}"
+                )
+            ends[s] = position
         positions.append(position)
     return positions

@@ -4,7 +4,8 @@
     ├── ModelError           (ValueError)   a GGUF file that is legal but not a model we can run
     ├── TokenizerError       (ValueError)   a vocabulary we cannot use, or text it cannot encode
     ├── ContextFull          (ValueError)   more tokens than the context has cells
-    └── BatchError           (ValueError)   a batch with bad ids, positions or sequences
+    ├── BatchError           (ValueError)   a batch with bad ids, positions or sequences
+    └── StateError           (ValueError)   a saved state that is damaged or of something else
 
 A message says what, where, got and wanted with numbers, and the next step.
 """
@@ -30,3 +31,7 @@ class ContextFull(PyllamaError, ValueError):
 
 class BatchError(PyllamaError, ValueError):
     """A batch with bad token ids, positions or sequences."""
+
+
+class StateError(PyllamaError, ValueError):
+    """A saved state that is damaged, of another model, or too large."""

@@ -18,8 +18,8 @@ from pyggml.viz import graph_dump_dot
 from .arch import get_arch
 from .graph.builder import GraphBuilder
 from .hparams import read_hparams
-from .kv_cache import KVCache
 from .loader import check_tensors
+from .memory import Memory
 from .tokenizer import load_tokenizer
 
 _CELLS = 256  # of the drawn cache: its length does not change the graph
@@ -38,7 +38,7 @@ def model_graph(path: str | os.PathLike[str], n_tokens: int = 1) -> CGraph:
         name: Tensor(info.type, info.ne).set_name(name)
         for name, info in check_tensors(file, arch.TENSORS, hparams).items()
     }
-    builder = GraphBuilder(hparams, weights, KVCache(hparams, _CELLS), n_tokens, n_outputs=1)
+    builder = GraphBuilder(hparams, weights, Memory(hparams, _CELLS), n_tokens, n_outputs=1)
     builder.finish(arch.build_graph(builder))
     return builder.graph
 

@@ -18,9 +18,9 @@ from typing import Literal, NamedTuple
 
 from ..cgraph import CGraph
 from ..errors import PyggmlError
+from ..files import replacing
 from ..tensor import Flag, Tensor
 from .label import leaf_label, legend, node_label, printable, tooltip
-from .render import write_whole
 from .scope import Edge, Scope
 from .style import Painter, by_buffer, by_family, family
 
@@ -74,7 +74,8 @@ def graph_dump_dot(
     picture = _Picture(graph, scope, show_weights, cluster_layers)
     text = "\n".join((_HEAD, *picture.lines(title, painter), "}", ""))
     if path is not None:
-        write_whole(path, text.encode("utf-8"))
+        with replacing(path) as temporary:
+            temporary.write_text(text, "utf-8")
     return text
 
 

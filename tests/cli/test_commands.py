@@ -56,7 +56,13 @@ class FakeContext:
 
 
 def fake_generate(
-    context: FakeContext, tokens: list[int], params: Any, *, n_predict: int, timings: Timings
+    context: FakeContext,
+    tokens: list[int],
+    params: Any,
+    *,
+    n_predict: int,
+    timings: Timings,
+    **options: Any,
 ) -> Iterator[int]:
     timings.sample_ms, timings.n_sample, timings.n_reused = 1, 3, 2
     timings.prompt_eval_ms, timings.n_prompt_eval = 20, 5

@@ -77,6 +77,13 @@ class FakeKV:
         assert (seq, p1) == (0, -1)
         del self.tokens[p0:]
 
+    def rewind(self, seq: int, position: int) -> int:
+        self.seq_rm(seq, position, -1)
+        return position
+
+    def length(self, seq: int) -> int:
+        return len(self.tokens)
+
     def seq_pos_max(self, seq: int) -> int:
         return len(self.tokens) - 1
 

@@ -100,6 +100,7 @@ u16_ptr = _pointer(types.uint16)
 i32_ptr = _pointer(types.int32)
 i64_ptr = _pointer(types.int64)
 f32_ptr = _pointer(types.float32)
+f64_ptr = _pointer(types.float64)
 
 
 @intrinsic

@@ -15,7 +15,7 @@ from ...cgraph import CGraph
 from ...errors import AllocError, ComputeError, PyggmlError
 from ...ops.custom import MAP_CUSTOM, is_kernel
 from ...ops.op import Array
-from ...quants import BLOCK_TYPES, from_float, to_float
+from ...quants import BLOCK_TYPES, from_float, get_blocks, set_blocks, to_float
 from ...tensor import Tensor
 from ..interface import Device
 
@@ -77,11 +77,10 @@ def store(node: Tensor, result: Array) -> None:
     """Write a result into a node. Rows of a quantized view that did not change keep their bytes."""
     if node.view_src is not None and node.type.is_quantized:
         # quantizing again what was dequantized need not give the same bytes
-        old, before = to_float(node), node.bytes().reshape(*result.shape[:-1], -1).copy()
+        old, before = to_float(node), get_blocks(node).copy()
         changed = ~np.all(old == result, axis=-1)
         from_float(node, np.where(changed[..., None], result, 0))
-        rows = node.bytes().reshape(before.shape)
-        node.set(np.where(changed[..., None], rows, before).reshape(-1))
+        set_blocks(node, np.where(changed[..., None], get_blocks(node), before))
     else:
         from_float(node, result)
 

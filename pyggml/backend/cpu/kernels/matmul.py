@@ -2,8 +2,8 @@
 
 A chunk is a range of 16-row groups times a range of at most 64 tokens; a group's weights stay in L1
 while its tokens pass. Quantized weights meet int8 activations that are made once per source tensor;
-F16 and F32 weights meet float32. Weights in ggml's plain layout are packed a group at a time into
-thread scratch and go through the same tile, so both layouts give the same bits.
+F16, BF16 and F32 weights meet float32. Weights in ggml's plain layout are packed a group at a time
+into thread scratch and go through the same tile, so both layouts give the same bits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TOKENS = 64  # tokens of a chunk
 _CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
-_QUANTIZED = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
+_QUANTIZED = tuple(t for t in INTERLEAVED if t.is_quantized)
 # Parameters
 ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS = range(6)
 
@@ -274,6 +274,8 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
     if gate_w is None or up_w is None or x is None or up.src[1] is not x:
         return False
     if glu.src[0] is not gate or glu.src[1] is not up or glu.op_params["swapped"]:
+        return False
+    if glu.op_params["kind"] not in GLU_ACTIVATIONS:
         return False
     if gate_w.type not in _QUANTIZED or up_w.type is not gate_w.type:
         return False

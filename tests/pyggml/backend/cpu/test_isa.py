@@ -124,7 +124,8 @@ def test_a_child_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- assembly of hosts that we do not have ---
 
-QUANTIZED = (GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q8_0)
+QUANTIZED = (GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0)
+FLOATS = (GGMLType.F16, GGMLType.BF16, GGMLType.F32)
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
 
@@ -148,9 +149,7 @@ def assembly(intrinsic: Any, kind: GGMLType, n_args: int, cpu: str, triple: str)
     return str(machine.emit_assembly(parsed))
 
 
-@pytest.mark.parametrize(
-    "kind", [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q8_0], ids=lambda t: t.name
-)
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda t: t.name)
 @pytest.mark.parametrize(
     ("vectors", "cpu", "triple", "dot"),
     [
@@ -172,7 +171,7 @@ def test_quantized_tiles(
         assert len(re.findall(dot, text)) == 32 and "ymm" not in text
 
 
-@pytest.mark.parametrize("kind", [GGMLType.F16, GGMLType.F32], ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", FLOATS, ids=lambda t: t.name)
 @pytest.mark.parametrize(
     ("vectors", "cpu", "triple", "add"),
     [

@@ -85,6 +85,8 @@ def test_extreme_codes_do_not_saturate(kind: GGMLType) -> None:
         blocks = np.zeros((16, n // 32), dtype)
         blocks["d"] = 1
         blocks["qs"] = code
+        if "qh" in dtype.fields:
+            blocks["qh"] = np.uint32(0xFFFFFFFF if code else 0)
         rows = blocks.view(np.uint8).reshape(16, -1)
         want = x.astype(np.float64) @ dequantize(rows, kind).astype(np.float64).T
         np.testing.assert_allclose(product(kind, rows, x), want, rtol=1e-3, atol=1e-3)
