@@ -152,7 +152,8 @@ class Sched:
         self.synchronize()
 
     def graph_compute_async(self, graph: CGraph) -> None:
-        """The same, but work may still be queued when it returns: ``synchronize`` before reading.
+        """The same, but work may still be queued when it returns: ``synchronize`` before
+        reading results or writing inputs.
 
         With an eval callback, or where all backends block, nothing is left to wait for.
         """
