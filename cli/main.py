@@ -20,6 +20,7 @@ TABLE = {
     "perplexity": ".commands.perplexity:command",
     "tokenize": ".commands.tokenize:command",
     "info": ".commands.info:command",
+    "eval-callback": ".commands.eval_callback:command",
     "graph": ".commands.graph:command",
 }
 

@@ -180,6 +180,7 @@ from .ops import (
     win_unpart,
     xielu,
 )  # fmt: skip
+from .sched import Sched
 from .tensor import Tensor
 
 __version__ = "0.1.0"
@@ -201,6 +202,7 @@ __all__ = [
     "PyggmlError",
     "QuantizeError",
     "RopeMode",
+    "Sched",
     "ShapeError",
     "Tensor",
     "TensorAllocator",

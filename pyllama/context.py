@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,8 @@ from .model import Model
 
 if TYPE_CHECKING:
     from pyggml.backend.cpu.program import Program
+
+    from .observe import Runner
 
 _MAX_PROGRAMS = 64
 _MAX_SEQ = 256
@@ -151,6 +154,7 @@ class Context:
         self._logits: npt.NDArray[np.float32] = np.empty((0, model.hparams.n_vocab), np.float32)
         self._lock = threading.RLock()
         self._stop = self._running = False
+        self._runner: Runner | None = None
         self._reserve()
         for n in (1, min(2, self.n_ubatch)):  # kernels load or compile here, not in a timed decode
             self._compiled(n, 1)
@@ -244,12 +248,23 @@ class Context:
         """Stop the running decode, from any thread; it raises Aborted."""
         if self._running:
             self._stop = True
-            self._backend.abort()
+            (self._runner or self._backend).abort()
 
     def close(self) -> None:
         """Let go of programs and memory."""
         with self._lock:
             self._programs.clear()
+
+    @contextmanager
+    def running_on(self, runner: Runner) -> Iterator[None]:
+        """Let ``runner`` allocate and run the graphs of decodes meanwhile; they are not padded."""
+        with self._lock:
+            kept = self._runner, self._programs
+            self._runner, self._programs = runner, OrderedDict()
+            try:
+                yield
+            finally:
+                self._runner, self._programs = kept
 
     def graph(self, n_tokens: int = 1, n_outputs: int = 1) -> GraphBuilder:
         """A fresh graph of so many tokens, without memory (for pictures and tests)."""
@@ -293,7 +308,8 @@ class Context:
     ) -> npt.NDArray[np.float32]:
         """One ubatch; the logits of the wanted tokens, overwritten by the next."""
         n, n_outputs = len(tokens), len(outputs)
-        c = self._compiled(bucket(n), max(1, bucket(n_outputs)))  # a graph needs a result
+        size = bucket if self._runner is None else int
+        c = self._compiled(size(n), max(1, size(n_outputs)))  # a graph needs a result
         if n == 1 and self._plain:
             seq = seqs[0]
             (cell,), (place,) = self.kv.caches[0].place(seqs, positions)
@@ -306,7 +322,7 @@ class Context:
                 cells.append(new)
                 rows.append(cache.rows(seqs, positions, places, causal))
             c.fill(tokens, positions, cells, rows, outputs)
-        self._backend.run(c.program)
+        (self._runner or self._backend).run(c.program)
         return c.logits[:n_outputs]
 
     def _build(self, n_tokens: int, n_outputs: int) -> tuple[GraphBuilder, Tensor]:
@@ -327,9 +343,10 @@ class Context:
             self.n_reused += 1
             return found
         builder, logits = self._build(n_tokens, n_outputs)
-        self._allocator.alloc_graph(builder.graph)
+        (self._runner or self._allocator).alloc_graph(builder.graph)
         threads = self.n_threads if n_tokens == 1 else self.n_threads_batch
-        made = _Compiled(builder, logits, self._backend.compile(builder.graph, threads))
+        program = (self._runner or self._backend).compile(builder.graph, threads)
+        made = _Compiled(builder, logits, program)
         self._programs[key] = made
         if len(self._programs) > _MAX_PROGRAMS:
             self._programs.popitem(last=False)

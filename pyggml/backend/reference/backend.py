@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...buffer import HOST, BufferType
+from ...buffer import HOST, BufferType, HostBufferType
 from ...cgraph import CGraph
 from ...errors import AllocError, ComputeError, PyggmlError
 from ...ops.custom import MAP_CUSTOM, is_kernel
@@ -31,6 +31,9 @@ class ReferenceBackend:
 
     def buffer_type(self) -> BufferType:
         return HOST
+
+    def supports_buft(self, buft: BufferType) -> bool:
+        return isinstance(buft, HostBufferType)
 
     def supports_op(self, node: Tensor) -> bool:
         if node.op is MAP_CUSTOM and is_kernel(node.op_params["fun"]):
