@@ -158,8 +158,6 @@ load_options = stack(
 model_options = stack(model_option, load_options)
 
 
-
-
 @dataclass(frozen=True)
 class ContextOptions(Group):
     """Sizes and threads of a context. ``ctx_size`` 0 is the model's; threads -1 are chosen."""
