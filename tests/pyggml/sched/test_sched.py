@@ -1,4 +1,4 @@
-"""Whatever backend computes whatever node, a graph has the bits of one backend alone."""
+"""Chosen graphs: who computes what, how much is copied, and what the interface promises."""
 
 from __future__ import annotations
 
@@ -7,199 +7,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pyggml import ops
-from pyggml.alloc import GraphAllocator, alloc_ctx_tensors
-from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.reference.backend import ReferenceBackend
 from pyggml.buffer import HOST, Buffer, HostBufferType
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.errors import BackendError, ComputeError, UnsupportedOp
+from pyggml.errors import BackendError, UnsupportedOp
 from pyggml.sched import Sched, to_numpy
-from pyggml.tensor import Flag, Tensor
-from tests.pyggml.alloc.strategies import KINDS, RandomGraph, Recipe, build, recipes
+from pyggml.tensor import Flag
 
 from .fake_device import DeferredDevice, FakeDevice, HostOnly
+from .graphs import chain, graph_of, input_of, move, prefer
 
 F32 = GGMLType.F32
-Arrays = list[npt.NDArray[Any]]
-OPS = ("ADD", "MUL", "SCALE", "UNARY", "RMS_NORM", "SOFT_MAX", "CONT", "MUL_MAT", "GLU", "CPY",
-       "SET_ROWS")  # fmt: skip
-some_ops = st.none() | st.sets(st.sampled_from(OPS), min_size=3)
-
-
-def values(random: RandomGraph) -> Arrays:
-    return [to_numpy(t) for t in random.results]
-
-
-def alone(recipe: Recipe) -> Arrays:
-    random = build(recipe)
-    GraphAllocator(HOST).alloc_graph(random.graph)
-    random.fill()
-    CpuBackend(1).graph_compute(random.graph)
-    return values(random)
-
-
-def assert_same_bits(got: Arrays, want: Arrays) -> None:
-    for a, b in zip(got, want, strict=True):
-        same = (a == b) & (np.signbit(a) == np.signbit(b)) | np.isnan(a) & np.isnan(b)
-        assert same.all()
-
-
-def headers(graph: CGraph) -> list[Any]:
-    tensors = (*graph.nodes, *graph.leafs)
-    return [(t, t.op, t.src, t.flags, t.name, t.view_src, t.ne, t.nb) for t in tensors]
-
-
-def check_splits(sched: Sched, graph: CGraph) -> None:
-    """Every node in one split and in order; no copy twice, none that could be done without."""
-    nodes = [n for split in sched.splits for n in split.nodes]
-    assert nodes == graph.nodes
-    assert all(a.backend != b.backend for a, b in zip(sched.splits, sched.splits[1:], strict=False))
-    for split in sched.splits:
-        reach = sched.backends[split.backend].supports_buft
-        for copy in split.copies:
-            assert copy.src.buffer is not None and copy.dst.buffer is not None
-            assert not reach(copy.src.buffer.buft) and reach(copy.dst.buffer.buft)
-            assert copy.dst.name.startswith(sched.backends[split.backend].name + "#")
-    names = [copy.dst.name for split in sched.splits for copy in split.copies]
-    assert len(names) == sched.n_copies
-
-
-# --- random graphs, random backends ---------------------------------------------------------------
-
-
-@given(recipes(), st.lists(st.integers(-1, 2), min_size=32, max_size=32), some_ops, st.booleans())
-@settings(max_examples=500)
-def test_any_assignment_has_the_same_bits(
-    recipe: Recipe, pins: list[int], supported: set[str] | None, deferred: bool
-) -> None:
-    want, random = alone(recipe), build(recipe)
-    device = (DeferredDevice if deferred else FakeDevice)(supported)
-    sched = Sched([device, HostOnly()])
-    for tensor, pin in zip((*random.inputs, *random.graph.nodes), pins, strict=False):
-        if pin in (0, 1):
-            sched.set_tensor_backend(tensor, sched.backends[pin])
-    before = headers(random.graph)
-    sched.alloc_graph(random.graph)
-    check_splits(sched, random.graph)
-    random.fill()
-    sched.graph_compute(random.graph)
-    assert_same_bits(values(random), want)
-    buffers, programs = len(device.buft.sizes), len(device.compiled)
-    sched.graph_compute(random.graph)  # inputs have survived; nothing is allocated or lowered
-    assert_same_bits(values(random), want)
-    assert (buffers, programs) == (len(device.buft.sizes), len(device.compiled))
-    assert headers(random.graph) == before
-    sched.reset()
-    sched.alloc_graph(random.graph)  # another assignment of what has memory from here
-    random.fill()
-    sched.graph_compute(random.graph)
-    assert_same_bits(values(random), want)
-
-
-@given(recipes(), st.lists(st.integers(0, 3), min_size=32, max_size=32))
-@settings(max_examples=100)
-def test_two_devices_and_the_reference_below(recipe: Recipe, pins: list[int]) -> None:
-    want, random = alone(recipe), build(recipe)
-    devices = [DeferredDevice({"ADD", "MUL_MAT", "RMS_NORM", "CPY"}), FakeDevice({"CONT", "ADD"})]
-    sched = Sched([*devices, HostOnly({"GLU", "SCALE", "SET_ROWS"}), ReferenceBackend()])
-    for tensor, pin in zip(random.graph.nodes, pins, strict=False):
-        sched.set_tensor_backend(tensor, sched.backends[pin])
-    sched.alloc_graph(random.graph)
-    check_splits(sched, random.graph)
-    random.fill()
-    with np.errstate(all="ignore"):
-        sched.graph_compute(random.graph)
-    for got, exact in zip(values(random), want, strict=True):
-        finite = np.isfinite(exact) & np.isfinite(got)
-        np.testing.assert_allclose(got[finite], exact[finite], rtol=1e-3, atol=1e-3)
-
-
-@given(recipes(), st.lists(st.booleans(), min_size=64, max_size=64))
-@settings(max_examples=100)
-def test_watched_nodes_have_the_bits_of_each_node_alone(recipe: Recipe, wants: list[bool]) -> None:
-    plain = build(recipe)
-    GraphAllocator(HOST).alloc_graph(plain.graph)
-    plain.fill()
-    cpu, seen = CpuBackend(1, fusion=False), []
-    for node in plain.graph.nodes:
-        cpu.graph_compute(plain.graph.part([node]))
-        seen.append(to_numpy(node))
-    random = build(recipe)
-    sched = Sched([FakeDevice({"ADD", "MUL", "RMS_NORM"}), HostOnly()])
-    sched.alloc_graph(random.graph)
-    random.fill()
-    asked: list[Tensor] = []
-    watched: list[int] = []
-
-    def callback(node: Tensor, ask: bool) -> bool:
-        i = random.graph.nodes.index(node)
-        if ask:
-            asked.append(node)
-            return wants[i]
-        assert node is asked[-1]
-        watched.append(i)
-        assert_same_bits([to_numpy(node)], [seen[i]])
-        return True
-
-    sched.set_eval_callback(callback)
-    sched.graph_compute(random.graph)
-    assert asked == random.graph.nodes
-    assert watched == [i for i in range(len(asked)) if wants[i]]
-    assert_same_bits(values(random), alone(recipe))
-
-
-@given(recipes())
-@settings(max_examples=60)
-def test_one_backend_needs_one_split_and_no_copy(recipe: Recipe) -> None:
-    random = build(recipe)
-    sched = Sched([CpuBackend(1), ReferenceBackend()])
-    sched.reserve(random.graph)
-    size = sched.buffer_size(sched.backends[0])
-    assert size == GraphAllocator(HOST).reserve(build(recipe).graph)
-    sched.graph_compute(random.graph)
-    assert (sched.n_splits, sched.n_copies) == (1, 0)
-    assert sched.buffer_size(sched.backends[0]) == size  # reserve was enough
-
-
-def test_the_recipes_use_all_ops_that_matter() -> None:
-    assert {"set_rows", "cpy", "transpose", "mul_mat"} <= set(KINDS)
-
-
-# --- chosen graphs --------------------------------------------------------------------------------
-
-
-def input_of(ctx: Context, n: int = 64, name: str = "x") -> Tensor:
-    return ctx.new_tensor_2d(F32, n, 4).set_input().set_name(name)
-
-
-def graph_of(*results: Tensor) -> CGraph:
-    graph = CGraph()
-    for result in results:
-        graph.build_forward_expand(result)
-    return graph
-
-
-def prefer(sched: Sched, graph: CGraph) -> None:
-    """Wish for the first backend wherever it can compute."""
-    for node in graph.nodes:
-        sched.set_tensor_backend(node, sched.backends[0])
-
-
-def chain(kinds: str) -> tuple[Context, Tensor, CGraph, list[Tensor]]:
-    """A chain with one node for each letter; F nodes are SCALE, C nodes are CONT."""
-    ctx = Context(no_alloc=True)
-    x = first = input_of(ctx)
-    nodes = []
-    for i, kind in enumerate(kinds):
-        x = (ops.scale(ctx, x, 1.5) if kind == "F" else ops.cont(ctx, x)).set_name(f"n{i}")
-        nodes.append(x)
-    return ctx, first, graph_of(x), nodes
 
 
 @pytest.mark.parametrize("kinds", ["F", "C", "FFFF", "FFCC", "CCFFCC", "FCFCFC", "CFFFC"])
@@ -278,6 +101,39 @@ def test_a_content_that_changed_is_copied_again() -> None:
         np.testing.assert_array_equal(table.numpy(), new)
         for node, want in ((before, 2 * old), (after, 3 * new), (through, 4 * new)):
             np.testing.assert_array_equal(to_numpy(node)[0, 0], want)
+
+
+def test_writes_through_views_reach_a_cache_on_the_device() -> None:
+    ctx, cache = Context(no_alloc=True), Context()
+    device = FakeDevice()
+    table = cache.from_numpy(np.zeros((6, 8), np.float32), "cache")
+    move(table, device)
+    x = ctx.new_tensor_2d(F32, 8, 2).set_input()
+    ids = ctx.new_tensor_1d(GGMLType.I64, 2).set_input()
+    graph = CGraph()
+    window = ops.view_2d(ctx, table, 8, 2, table.nb[1], 2 * table.nb[1])
+    graph.build_forward_expand(ops.cpy(ctx, ops.scale(ctx, x, 2.0), window))
+    corner = ops.transpose(ctx, ops.view_2d(ctx, table, 2, 2, table.nb[1]))
+    part = ops.cont(ctx, ops.view_2d(ctx, x, 2, 2, x.nb[1]))
+    graph.build_forward_expand(ops.cpy(ctx, part, corner))
+    graph.build_forward_expand(ops.set_rows(ctx, table, x, ids))
+    graph.build_forward_expand(after := ops.cont(ctx, table))
+    host = HostOnly()
+    sched = Sched([device, host])
+    for node in graph.nodes:  # all on the host: but the writes must not be
+        sched.set_tensor_backend(node, host)
+    sched.alloc_graph(graph)
+    assert [split.backend for split in sched.splits] == [1, 0, 1, 0, 1]
+    values = np.arange(16, dtype=np.float32).reshape(2, 8) + 1
+    x.set(values)
+    ids.set([5, 4])
+    sched.graph_compute(graph)
+    want = np.zeros((6, 8), np.float32)
+    want[2:4] = 2 * values
+    want[:2, :2] = values[:, :2].T
+    want[5], want[4] = values
+    np.testing.assert_array_equal(to_numpy(table)[0, 0], want)
+    np.testing.assert_array_equal(to_numpy(after), to_numpy(table))
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -362,72 +218,6 @@ def test_a_python_callable_runs_on_the_host() -> None:
     x.set(np.ones(256))
     sched.graph_compute(graph)
     assert (to_numpy(y) == 8).all()
-
-
-# --- the callback ---------------------------------------------------------------------------------
-
-
-def test_false_ends_the_compute() -> None:
-    _, x, graph, nodes = chain("CFCFC")
-    fake = FakeDevice({"SCALE"})
-    sched = Sched([fake, HostOnly()])
-    prefer(sched, graph)
-    sched.alloc_graph(graph)
-    x.set(np.ones(256))
-    calls: list[tuple[str, bool]] = []
-
-    def callback(node: Tensor, ask: bool) -> bool:
-        calls.append((node.name, ask))
-        return ask and node.name == "n1"
-
-    sched.set_eval_callback(callback)
-    sched.graph_compute(graph)
-    assert calls == [("n0", True), ("n1", True), ("n1", False)]
-    assert fake.compiled == [["SCALE"]]
-    sched.set_eval_callback(None)
-    sched.graph_compute(graph)
-    assert (to_numpy(nodes[-1]) == 1.5**2).all()
-
-
-def test_a_watched_node_is_not_fused_away() -> None:
-    ctx = Context(no_alloc=True)
-    x = input_of(ctx)
-    norm = ops.rms_norm(ctx, x)
-    graph = graph_of(ops.mul(ctx, norm, x))
-    sched = Sched([CpuBackend(1)])
-    sched.alloc_graph(graph)
-    x.set(np.arange(256))
-    seen = []
-
-    def callback(node: Tensor, ask: bool) -> bool:
-        if not ask:
-            seen.append(to_numpy(node)[0, 0])
-        return node is norm
-
-    sched.set_eval_callback(callback)
-    sched.graph_compute(graph)
-    rows = np.arange(256.0).reshape(4, 64)
-    want = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(seen[0], want, rtol=1e-5)
-
-
-def test_an_error_leaves_nothing_in_the_queue() -> None:
-    ctx = Context(no_alloc=True)
-
-    def fail(dst: npt.NDArray[Any], x: npt.NDArray[Any]) -> None:
-        raise ComputeError("on purpose")
-
-    x, y = input_of(ctx), input_of(ctx, name="y")
-    graph = graph_of(ops.scale(ctx, x, 2.0), ops.map_custom(ctx, fail, y))
-    device = DeferredDevice()
-    sched = Sched([device, HostOnly()])
-    sched.set_tensor_backend(graph.nodes[0], device)
-    sched.alloc_graph(graph)
-    for tensor in (x, y):
-        tensor.set(np.ones(256))
-    with pytest.raises(ComputeError, match="on purpose"):
-        sched.graph_compute(graph)
-    assert not device.queue
 
 
 # --- the rest of the interface --------------------------------------------------------------------
