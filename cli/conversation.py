@@ -209,6 +209,7 @@ class _Talk:
     def _reply(self, strict: bool = False) -> bool:
         """Print a reply. What goes wrong is said and the turn taken back, or raised if strict."""
         from pyggml.errors import Aborted, PyggmlError
+        from pyllama.errors import ContextFull
 
         last, shown = "", False
         self._timings.reset()
@@ -225,7 +226,10 @@ class _Talk:
             except PyggmlError as error:
                 if strict:
                     raise
-                note(f"error: {error}")
+                hint = (
+                    "; /clear begins a new conversation" if isinstance(error, ContextFull) else ""
+                )
+                note(f"error: {error}{hint}")
         if not shown and not self._dialogue.can_regenerate():
             self._dialogue.unsay()
             return False
