@@ -45,13 +45,20 @@ _MOST_FILES = 100
 
 
 def converse(
-    context: Context, mode: Mode, options: ConversationOptions, params: SamplingParams, prompt: str
+    context: Context,
+    mode: Mode,
+    options: ConversationOptions,
+    params: SamplingParams,
+    prompt: str,
+    *,
+    load_ms: float = 0.0,
 ) -> None:
     """Talk until the user leaves.
 
     Args:
         mode: "talk" in a chat format, or "write" one text in turns.
         prompt: the first thing the user says, or the beginning of the text.
+        load_ms: what loading took.
 
     Raises:
         TemplateError: the chat template is wrong, or refuses the first message.
@@ -61,7 +68,7 @@ def converse(
     from pyllama.evaluated import Evaluated
     from pyllama.timings import Timings
 
-    timings = Timings()
+    timings = Timings(load_ms=load_ms)
     state = Evaluated(context, logits_all=False, timings=timings)
     settings = Settings(
         params,
@@ -86,7 +93,7 @@ def converse(
         with reader as lines:
             _Talk(dialogue, mode, settings, timings, lines, options).run(prompt)
     finally:
-        if options.perf and not is_terminal():
+        if options.perf and timings.n_sample and not is_terminal():
             for line in timings.lines():
                 note(line)
 
