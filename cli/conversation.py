@@ -45,13 +45,20 @@ _MOST_FILES = 100
 
 
 def converse(
-    context: Context, mode: Mode, options: ConversationOptions, params: SamplingParams, prompt: str
+    context: Context,
+    mode: Mode,
+    options: ConversationOptions,
+    params: SamplingParams,
+    prompt: str,
+    *,
+    load_ms: float = 0.0,
 ) -> None:
     """Talk until the user leaves.
 
     Args:
         mode: "talk" in a chat format, or "write" one text in turns.
         prompt: the first thing the user says, or the beginning of the text.
+        load_ms: what loading took.
 
     Raises:
         TemplateError: the chat template is wrong, or refuses the first message.
@@ -61,7 +68,7 @@ def converse(
     from pyllama.evaluated import Evaluated
     from pyllama.timings import Timings
 
-    timings = Timings()
+    timings = Timings(load_ms=load_ms)
     state = Evaluated(context, logits_all=False, timings=timings)
     settings = Settings(
         params,
@@ -86,7 +93,7 @@ def converse(
         with reader as lines:
             _Talk(dialogue, mode, settings, timings, lines, options).run(prompt)
     finally:
-        if options.perf and not is_terminal():
+        if options.perf and timings.n_sample and not is_terminal():
             for line in timings.lines():
                 note(line)
 
@@ -209,6 +216,7 @@ class _Talk:
     def _reply(self, strict: bool = False) -> bool:
         """Print a reply. What goes wrong is said and the turn taken back, or raised if strict."""
         from pyggml.errors import Aborted, PyggmlError
+        from pyllama.errors import ContextFull
 
         last, shown = "", False
         self._timings.reset()
@@ -225,7 +233,10 @@ class _Talk:
             except PyggmlError as error:
                 if strict:
                     raise
-                note(f"error: {error}")
+                hint = (
+                    "; /clear begins a new conversation" if isinstance(error, ContextFull) else ""
+                )
+                note(f"error: {error}{hint}")
         if not shown and not self._dialogue.can_regenerate():
             self._dialogue.unsay()
             return False

@@ -75,8 +75,9 @@ class Hub:
         return self.token or env.HF_TOKEN.get()
 
     def _cached(self, repo: str) -> list[str]:
-        hf = _huggingface_hub()
-        root = Path(self.cache_dir or hf.constants.HF_HUB_CACHE)
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        root = Path(self.cache_dir or HF_HUB_CACHE)
         snapshots = root / f"models--{repo.replace('/', '--')}" / "snapshots"
         found = (p for p in snapshots.glob("*/**/*.gguf") if p.is_file())
         return sorted({Path(*p.relative_to(snapshots).parts[1:]).as_posix() for p in found})

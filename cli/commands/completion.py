@@ -127,7 +127,9 @@ def command(**options: Any) -> None:
     talk = ConversationOptions.take(options)
     model = load_model(ModelOptions.take(options), sizes.n_threads)
     if (mode := talk.mode(model.tokenizer.chat_template is not None)) != "complete":
-        converse(make_context(model, sizes), mode, talk, params, prompt)
+        context = make_context(model, sizes)
+        load_ms = 1e3 * (time.perf_counter() - start)
+        converse(context, mode, talk, params, prompt, load_ms=load_ms)
         return
     tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
     if not tokens:

@@ -26,12 +26,14 @@ class Limits:
 
     Attributes:
         time_s: processor time of the rendering thread, so that a busy machine fails nobody.
+        message_s: more of it for each message and tool; some templates read all for each one.
         size: characters of text and items of values; to it comes ``growth`` times the input's.
         growth: how many times a template may repeat its input.
         source: characters of the template itself.
     """
 
     time_s: float = 3.0
+    message_s: float = 0.01
     size: int = 1 << 20
     growth: int = 8
     source: int = 1 << 18
@@ -49,11 +51,13 @@ class Budget:
     """
 
     def __init__(self, limits: Limits, given: Iterable[Any] = ()) -> None:
-        self._ends_s = time.thread_time() + limits.time_s
-        self._time_s = limits.time_s
+        given = list(given)
+        n_items = sum(len(value) for value in given if isinstance(value, list))
+        self._time_s = limits.time_s + limits.message_s * n_items
+        self._ends_s = time.thread_time() + self._time_s
         self._written = 0
         self.size = 1 << 40  # the input itself is not limited
-        self.size = limits.size + limits.growth * self.weigh(list(given))
+        self.size = limits.size + limits.growth * self.weigh(given)
 
     def check(self) -> None:
         """Raise TemplateError once the time is up."""

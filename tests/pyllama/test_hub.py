@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +97,14 @@ def test_without_a_network_the_cache_is_used(server: HubServer, tmp_path: Path) 
     assert hub_model("user/model", hub=Hub(cache_dir=tmp_path)) == path
     with pytest.raises(HubError, match="cannot be fetched"):
         hub_model("user/other", hub=Hub(cache_dir=tmp_path))
+
+
+def test_offline_in_a_fresh_process(tmp_path: Path) -> None:
+    """huggingface_hub loads its parts when they are first used: others may hide that one is not."""
+    code = "from pyllama.hub import Hub; print(Hub(offline=True).files('user/model'))"
+    environ = {**os.environ, "HF_HOME": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert (run.stdout, run.returncode) == ("[]\n", 0), run.stderr
 
 
 def test_tokens(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,6 +155,12 @@ def test_limits_grow_with_a_long_conversation() -> None:
     messages = [{"role": "user", "content": "x" * 500_000}] * 6
     text = render("{% for m in messages %}{{ m.content | trim }}{% endfor %}", messages)
     assert len(text) == 3_000_000
+    template = JinjaTemplate(
+        "{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}",
+        limits=Limits(time_s=0.05, message_s=0.0001),
+    )
+    with pytest.raises(TemplateError, match=r"not done after 0\.25 s"):
+        template.render(USER * 2000)
 
 
 def test_errors_say_what_and_where() -> None:
