@@ -73,7 +73,7 @@ class Camera {
 }
 // Bounds are known: asking the browser would make it lay everything out before it shows anything.
 let height = groups.length ? +groups.at(-1).dataset.y + +groups.at(-1).dataset.h : 0;
-const side = Math.max(150, ...blocks.map((b) => Math.max(-b.x0, b.x1)));
+let side = Math.max(150, ...blocks.map((b) => Math.max(-b.x0, b.x1)));
 const graphView = new Camera(stage, stage.querySelector(".camera"),
   () => ({ x: -side, y: 0, width: 2 * side, height }));
 let memoryView = null;
@@ -156,6 +156,7 @@ function setFolded(which, on) {
     }
   });
   height = y - GAP;
+  side = Math.max(150, ...blocks.map((b, i) => (folded[i] ? 0 : Math.max(-b.x0, b.x1))));
   for (const e of stage.querySelectorAll(".against")) e.style.display = folded.some(Boolean) ? "none" : "";
   $("fold").textContent = folded.some(Boolean) ? "Unfold layers" : "Fold layers";
 }
