@@ -32,6 +32,7 @@ class Coloring(NamedTuple):
     painter: Painter
     tag: Callable[[Tensor], str]
     heat: Callable[[NodeTime], Look] | None = None  # for boxes of several nodes
+    scale: tuple[Look, ...] = ()  # looks that the legend has although no box may
 
 
 def coloring(graph: CGraph, written: Collection[Tensor], options: Options) -> Coloring:
@@ -121,7 +122,7 @@ def by_time(times: Times) -> Coloring:
             return time_tag(times[tensor])
         return f"in {holders[tensor].name}" if tensor in holders else ""
 
-    return Coloring(look, tag, heat)
+    return Coloring(look, tag, heat, tuple(looks))
 
 
 def time_tag(time: NodeTime) -> str:

@@ -62,7 +62,7 @@ class Drawing:
 
     def looks(self) -> dict[Look, int]:
         """The legend: looks in order, and their numbers of boxes."""
-        counts: dict[Look, int] = {}
+        counts = dict.fromkeys(self.picture.coloring.scale, 0)
         for box in self.boxes:
             if box.look is not None:
                 counts[box.look] = counts.get(box.look, 0) + 1

@@ -220,11 +220,14 @@ def _folded(drawing: Drawing, block: Block) -> dict[str, Any]:
     members = [t for id in block.boxes for t in picture.boxes[id].members]
     said = f"{sum(t.op is not None and not t.op.is_view for t in members)} nodes"
     parts = [picture.times[t] for t in members if t in picture.times]
-    if not parts:
-        return {"layer": block.layer, "said": said, "paint": None}
     time = summed(parts)
-    paint = None if heat is None else heat(time).paint
-    return {"layer": block.layer, "said": f"{said}, {time_tag(time)}", "paint": paint}
+    return {
+        "layer": block.layer,
+        "x0": round(block.x0, 1),
+        "x1": round(block.x1, 1),
+        "said": f"{said}, {time_tag(time)}" if parts else said,
+        "paint": heat(time).paint if heat is not None and parts else None,
+    }
 
 
 def _facts(

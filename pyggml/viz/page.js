@@ -13,8 +13,8 @@ let selected = -1;
 
 // --- cameras: a group's transform in an svg ---------------------------------------------------
 class Camera {
-  constructor(svg, camera) {
-    Object.assign(this, { svg, camera, x: 0, y: 0, k: 1, pointers: new Map() });
+  constructor(svg, camera, bounds) {
+    Object.assign(this, { svg, camera, bounds, x: 0, y: 0, k: 1, pointers: new Map() });
     svg.addEventListener("wheel", (e) => {
       e.preventDefault();
       const [x, y] = this.at(e);
@@ -62,7 +62,7 @@ class Camera {
     this.show();
   }
   fit(whole = true) {
-    const b = this.camera.getBBox(), w = this.svg.clientWidth, h = this.svg.clientHeight;
+    const b = this.bounds(), w = this.svg.clientWidth, h = this.svg.clientHeight;
     if (!b.width || !w) return;
     const wide = (w - 32) / b.width, high = (h - 32) / b.height;
     this.k = Math.min(1.4, whole ? Math.min(wide, high) : Math.max(Math.min(wide, 1), high));
@@ -71,7 +71,11 @@ class Camera {
     this.show();
   }
 }
-const graphView = new Camera(stage, stage.querySelector(".camera"));
+// Bounds are known: asking the browser would make it lay everything out before it shows anything.
+let height = groups.length ? +groups.at(-1).dataset.y + +groups.at(-1).dataset.h : 0;
+let side = Math.max(150, ...blocks.map((b) => Math.max(-b.x0, b.x1)));
+const graphView = new Camera(stage, stage.querySelector(".camera"),
+  () => ({ x: -side, y: 0, width: 2 * side, height }));
 let memoryView = null;
 const memorySvg = document.querySelector("#tab-memory svg");
 if (memorySvg) {
@@ -81,7 +85,7 @@ if (memorySvg) {
   for (const name of ["width", "height", "viewBox"]) memorySvg.removeAttribute(name);
   memorySvg.setAttribute("tabindex", "0");
   memorySvg.setAttribute("aria-label", "The memory plan: addresses against the order of nodes");
-  memoryView = new Camera(memorySvg, camera);
+  memoryView = new Camera(memorySvg, camera, () => camera.getBBox());
   memorySvg.addEventListener("click", (e) => {
     const block = e.target.closest("[data-n]");
     if (block && memoryView.moved < 4) select(+block.dataset.n, false);
@@ -151,6 +155,8 @@ function setFolded(which, on) {
       link.setAttribute("d", `M${a} ${-GAP}C${a} ${m} ${b} ${m} ${b} 0`);
     }
   });
+  height = y - GAP;
+  side = Math.max(150, ...blocks.map((b, i) => (folded[i] ? 0 : Math.max(-b.x0, b.x1))));
   for (const e of stage.querySelectorAll(".against")) e.style.display = folded.some(Boolean) ? "none" : "";
   $("fold").textContent = folded.some(Boolean) ? "Unfold layers" : "Fold layers";
 }

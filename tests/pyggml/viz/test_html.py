@@ -72,6 +72,14 @@ def test_one_file_with_every_box_and_no_address() -> None:
     assert names[node["src"][1][1]] == "inp_pos"
 
 
+def test_a_page_can_open_folded() -> None:
+    graph = llama_graph(2)
+    assert 'data-folded="0"' in graph_html(graph)
+    text = graph_html(graph, fold="layers")
+    assert 'data-folded="1"' in text and "ffn_up-1" in text
+    assert "alike, drawn once" in graph_html(graph, fold="repeats")
+
+
 def test_the_same_file_on_every_run(tmp_path: Path) -> None:
     pages = []
     for _ in range(2):
