@@ -22,7 +22,7 @@ from benchmarks.roof import mac_roof, read_roof
 from pyggml.backend.cpu.profile import PhaseTime, profile
 from pyggml.dtype import GGMLType
 from pyllama.batch import Batch
-from pyllama.bench import _cpu_info
+from pyllama.bench import cpu_info
 from pyllama.context import Context
 from pyllama.demo import demo_model_path
 from pyllama.generate import generate
@@ -132,7 +132,7 @@ def main() -> None:
     token_ns = sum(t.ns for t in token)
     result = {
         "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "cpu": _cpu_info(),
+        "cpu": cpu_info(),
         "threads": threads,
         "model": model.desc,
         "weights_bytes": weights,

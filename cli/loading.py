@@ -59,8 +59,8 @@ def load_vocab(given: Path | None) -> Model:
     return Model.load(path, vocab_only=True)
 
 
-def make_context(model: Model, options: ContextOptions) -> Context:
-    """A context of the sizes and threads that the options name."""
+def make_context(model: Model, options: ContextOptions, *, n_seq_max: int = 1) -> Context:
+    """A context of the sizes and threads that the options name, for so many sequences."""
     from pyggml.dtype import GGMLType
     from pyllama.context import Context
 
@@ -69,9 +69,12 @@ def make_context(model: Model, options: ContextOptions) -> Context:
         n_ctx=options.ctx_size,
         n_batch=options.batch_size,
         n_ubatch=options.ubatch_size,
+        n_seq_max=n_seq_max,
+        swa_full=options.swa_full,
         n_threads=options.n_threads,
         n_threads_batch=options.n_threads_batch,
-        kv_type=GGMLType[options.cache_type_k.upper()],
+        type_k=GGMLType[options.cache_type_k.upper()],
+        type_v=GGMLType[options.cache_type_v.upper()],
     )
 
 

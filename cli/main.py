@@ -15,8 +15,12 @@ from .tool import LazyGroup, version_option
 TABLE = {
     "completion": ".commands.completion:command",
     "bench": ".commands.bench:command",
+    "batched-bench": ".commands.batched_bench:command",
+    "parallel": ".commands.parallel:command",
     "perplexity": ".commands.perplexity:command",
     "tokenize": ".commands.tokenize:command",
+    "info": ".commands.info:command",
+    "eval-callback": ".commands.eval_callback:command",
     "graph": ".commands.graph:command",
 }
 

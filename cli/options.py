@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import click
 
 from .hub_options import hub_options
+from .machine import machine_options
 from .output import note
 from .tool import ignored_option
 
@@ -168,11 +169,7 @@ class ContextOptions(Group):
     threads_batch: int
     cache_type_k: str
     cache_type_v: str
-
-    def __post_init__(self) -> None:
-        k, v = self.cache_type_k, self.cache_type_v
-        if k != v:
-            raise click.UsageError(f"-ctk {k} with -ctv {v}: keys and values need the same type.")
+    swa_full: bool
 
     @property
     def n_threads(self) -> int | None:
@@ -237,25 +234,29 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
         click.option(
             "-ctk",
             "--cache-type-k",
-            type=click.Choice(["f16", "f32"]),
+            type=click.Choice(["f16", "f32", "bf16", "q8_0"]),
             default="f16",
             show_default=True,
-            help="Type of cached keys, the same for both; f32 is exact and twice as large.",
+            help="Type of cached keys. f32: exact, twice as large. q8_0: half as large.",
         ),
         click.option(
             "-ctv",
             "--cache-type-v",
-            type=click.Choice(["f16", "f32"]),
+            type=click.Choice(["f16", "f32", "bf16", "q8_0"]),
             default="f16",
             show_default=True,
-            help="Type of cached values, the same for both; f32 is exact and twice as large.",
+            help="Type of cached values.",
+        ),
+        click.option(
+            "--swa-full",
+            is_flag=True,
+            help="Keep all keys and values of layers that see only a window of tokens.",
         ),
         ignored_option("-ngl", "--gpu-layers", "--n-gpu-layers", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-sm", "--split-mode", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-mg", "--main-gpu", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-nkvo", "--no-kv-offload", why=_ONE_DEVICE),
-        ignored_option("--poll", takes_value=True, why="waiting threads spin, yield, then sleep"),
-        ignored_option("--prio", takes_value=True, why="start the process with nice(1)"),
+        machine_options,
         ignored_option("--numa", takes_value=True, why="start the process with numactl(8)"),
     )
 

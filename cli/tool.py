@@ -23,7 +23,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from .environment import PREFIX, bind_environment, variables
+from .machine import apply
 from .output import note, report
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +44,29 @@ class Tool(click.Command):
         """Refuse flags that are not spelled out before click takes them apart."""
         if not ctx.resilient_parsing:
             _check_flags(_flags(self, ctx), args)
-        return super().parse_args(ctx, args)
+            ctx.default_map = {**(ctx.default_map or {}), **bind_environment(self)}
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as e:
+            option = e.param
+            given = option and ctx.get_parameter_source(option.name or "")
+            if isinstance(option, click.Option) and given is ParameterSource.DEFAULT_MAP:
+                names = " or ".join(variables(option))
+                text = f"{e.message} It is from the environment: {names}."
+                raise click.BadParameter(text, ctx, option) from None
+            raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run, on the CPUs and with the priority that the options name."""
+        apply(ctx)
+        return super().invoke(ctx)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Say where else options come from."""
+        formatter.write_paragraph()
+        formatter.write_text(
+            f"Any option may come from the environment too: {PREFIX}CTX_SIZE for --ctx-size."
+        )
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run and exit, as a program."""

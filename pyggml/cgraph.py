@@ -48,6 +48,26 @@ class CGraph:
             if not seen:
                 stack.append((source, _sources(source)))
 
+    @classmethod
+    def in_order(cls, nodes: list[Tensor], leafs: list[Tensor]) -> CGraph:
+        """A graph of just these tensors, the nodes in this order."""
+        graph = cls()
+        graph.nodes, graph.leafs = nodes, leafs
+        graph._use_counts = dict.fromkeys((*leafs, *nodes), 0)
+        for node in nodes:
+            for source in _sources(node):
+                graph._use_counts[source] = graph._use_counts.get(source, 0) + 1
+        return graph
+
+    def part(self, nodes: list[Tensor]) -> CGraph:
+        """A graph of only these nodes, for which ``use_count`` still counts all readers.
+
+        Source: ggml, ``ggml_graph_view``.
+        """
+        graph = CGraph()
+        graph.nodes, graph.leafs, graph._use_counts = nodes, self.leafs, self._use_counts
+        return graph
+
     def use_count(self, tensor: Tensor) -> int:
         """How many times nodes of the graph read ``tensor`` as a source."""
         return self._use_counts.get(tensor, 0)

@@ -134,7 +134,7 @@ def _samples_ns(context: Context, case: BenchCase, repetitions: int, warmup: boo
     """Nanoseconds of each repetition."""
     model = context.model
     depth, prompt, generated = (
-        _tokens(model, n, stream)
+        bench_tokens(model, n, stream)
         for stream, n in enumerate((case.n_depth, case.n_prompt, case.n_gen))
     )
     if warmup:
@@ -157,7 +157,7 @@ def _run(context: Context, prompt: Sequence[int], generated: Sequence[int]) -> N
         context.decode(Batch((token,)))
 
 
-def _tokens(model: Model, n: int, stream: int) -> list[int]:
+def bench_tokens(model: Model, n: int, stream: int) -> list[int]:
     """Random ids, the same on every run; the first is BOS where the model wants one."""
     rng = np.random.default_rng((SEED, stream))
     tokens: list[int] = rng.integers(model.hparams.n_vocab, size=n).tolist()
@@ -174,7 +174,7 @@ def _row(context: Context, case: BenchCase, test_time: str, samples: list[int]) 
     return BenchRow(
         build_commit=__version__,
         build_number=0,
-        cpu_info=_cpu_info(),
+        cpu_info=cpu_info(),
         gpu_info="",
         backends="CPU",
         model_filename=str(model.path),
@@ -201,7 +201,7 @@ def _row(context: Context, case: BenchCase, test_time: str, samples: list[int]) 
     )
 
 
-def _cpu_info() -> str:
+def cpu_info() -> str:
     """The processor's name, as the system gives it."""
     try:
         for line in (

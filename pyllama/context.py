@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +28,17 @@ from pyggml.errors import Aborted
 from pyggml.tensor import Tensor
 
 from .batch import Batch
-from .errors import BatchError, ContextFull
+from .errors import BatchError
 from .graph.builder import GraphBuilder
-from .kv_cache import KVCache
+from .kv_cache import KV_TYPES
+from .kv_cells import Ints, Seqs, each
+from .memory import Memory
 from .model import Model
 
 if TYPE_CHECKING:
     from pyggml.backend.cpu.program import Program
+
+    from .observe import Runner
 
 _MAX_PROGRAMS = 64
 _MAX_SEQ = 256
@@ -45,38 +50,44 @@ class _Compiled:
 
     def __init__(self, builder: GraphBuilder, logits: Tensor, program: Program) -> None:
         self.builder, self.program = builder, program
-        self.tokens, self.positions, self.kv_index, self.out_ids = (
-            t.numpy(squeeze=False).reshape(-1)
-            for t in (builder.tokens, builder.positions, builder.kv_index, builder.out_ids)
+        self.tokens, self.positions, self.out_ids = (
+            _array(t) for t in (builder.tokens, builder.positions, builder.out_ids)
         )
-        self.rows = builder.rows.numpy(squeeze=False)[0, 0]  # [T, 4]
+        self.kv_index = [_array(t) for t in builder.kv_index]
+        self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 4] of each cache
         self.logits: npt.NDArray[np.float32] = logits.numpy(squeeze=False)[0, 0]
 
     def fill(
         self,
         tokens: list[int],
-        seqs: list[int],
         positions: list[int],
-        cells: list[int],
-        places: list[int],
+        cells: Sequence[list[int]],
+        rows: Sequence[Ints],
         outputs: list[int],
     ) -> None:
-        """Write the inputs of a ubatch; padding writes no cell and attends to nothing."""
-        n, n_outputs, rows = len(tokens), len(outputs), self.rows
+        """Write the inputs of a ubatch, ``cells`` and ``rows`` for each cache.
+
+        Padding writes no cell and attends to nothing.
+        """
+        n, n_outputs = len(tokens), len(outputs)
         self.tokens[:n], self.tokens[n:] = tokens, 0
         self.positions[:n], self.positions[n:] = positions, 0
-        self.kv_index[:n], self.kv_index[n:] = cells, -1
         self.out_ids[:n_outputs], self.out_ids[n_outputs:] = outputs, 0
-        rows[:n, 0], rows[:n, 1], rows[:n, 3] = seqs, 0, positions
-        rows[:n, 2] = [place + 1 for place in places]
-        rows[n:] = 0
+        for index, new in zip(self.kv_index, cells, strict=True):
+            index[:n], index[n:] = new, -1
+        for row, attended in zip(self.rows, rows, strict=True):
+            row[:n], row[n:] = attended, 0
 
     def fill_one(self, token: int, seq: int, position: int, cell: int, place: int) -> None:
-        """The same for one token, the common case."""
-        self.tokens[0], self.positions[0], self.kv_index[0] = token, position, cell
+        """The same for one token and one cache that hides nothing, the common case."""
+        self.tokens[0], self.positions[0], self.kv_index[0][0] = token, position, cell
         self.out_ids[:] = 0
-        row = self.rows[0]
+        row = self.rows[0][0]
         row[0], row[1], row[2], row[3] = seq, 0, place + 1, position
+
+
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    return tensor.numpy(squeeze=False).reshape(-1)
 
 
 class Context:
@@ -86,7 +97,10 @@ class Context:
         n_ctx: cells of the KV cache; 0 for what the model was trained with.
         n_batch: most tokens of a ``decode``; n_ubatch: most tokens computed at once.
         n_seq_max: sequences that share the cache, at most 256.
-        kv_type: of the cache, F16, or F32 for results as exact as float32 is.
+        type_k, type_v: of keys and values, one of ``KV_TYPES``: F32 is as exact as float32 is,
+            Q8_0 takes about half of F16's memory.
+        unified: whether sequences share the cells; otherwise each has ``n_ctx / n_seq_max``.
+        swa_full: layers that see a window of positions keep all keys and values nevertheless.
         n_threads, n_threads_batch: threads for one token and for several; None chooses.
 
     Raises:
@@ -102,7 +116,10 @@ class Context:
         n_batch: int = 2048,
         n_ubatch: int = 512,
         n_seq_max: int = 1,
-        kv_type: GGMLType = GGMLType.F16,
+        type_k: GGMLType = GGMLType.F16,
+        type_v: GGMLType = GGMLType.F16,
+        unified: bool = True,
+        swa_full: bool = False,
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
     ) -> None:
@@ -113,8 +130,10 @@ class Context:
             raise BatchError(f"n_seq_max is {n_seq_max}, want at most {_MAX_SEQ}")
         if n_ctx < 0:
             raise BatchError(f"n_ctx is {n_ctx}, want 0 (as trained) or more")
-        if kv_type not in (GGMLType.F16, GGMLType.F32):
-            raise BatchError(f"kv_type is {GGMLType(kv_type).name}, want F16 or F32")
+        for name, type in (("type_k", type_k), ("type_v", type_v)):
+            if type not in KV_TYPES:
+                want = ", ".join(t.name for t in KV_TYPES)
+                raise BatchError(f"{name} is {GGMLType(type).name}, want one of {want}")
         self.model = model
         self.n_ctx = n_ctx or model.hparams.n_ctx_train
         self.n_batch = min(n_batch, self.n_ctx)
@@ -122,7 +141,12 @@ class Context:
         self._backend = CpuBackend(n_threads)
         self.n_threads = self._backend.n_threads
         self.n_threads_batch = max(0, n_threads_batch or 0) or self.n_threads
-        self.kv = KVCache(model.hparams, self.n_ctx, n_seq_max, kv_type)
+        self.kv = Memory(
+            model.hparams, self.n_ctx, n_seq_max, type_k, type_v,
+            n_ubatch=self.n_ubatch, swa_full=swa_full, unified=unified,
+        )  # fmt: skip
+        self.n_ctx_seq = self.n_ctx if unified else self.n_ctx // n_seq_max
+        self._plain = len(self.kv.caches) == 1 and not self.kv.caches[0].window
         self.n_reused = 0
         self._reuse = env.GRAPH_REUSE.enabled()
         self._allocator = GraphAllocator(HOST)
@@ -130,6 +154,7 @@ class Context:
         self._logits: npt.NDArray[np.float32] = np.empty((0, model.hparams.n_vocab), np.float32)
         self._lock = threading.RLock()
         self._stop = self._running = False
+        self._runner: Runner | None = None
         self._reserve()
         for n in (1, min(2, self.n_ubatch)):  # kernels load or compile here, not in a timed decode
             self._compiled(n, 1)
@@ -159,49 +184,93 @@ class Context:
         with self._lock:
             tokens, seqs, positions = self._validate(batch)
             wanted, n = batch.outputs(), len(tokens)
-            parts, done = [], 0
+            parts, start = [], 0
+            self.apply_pending()
+            self.kv.check_room(seqs, positions)
             self._stop, self._running = False, True
             try:
-                cells, places = self.kv.place(seqs, positions)
                 for start in range(0, n, self.n_ubatch):
                     if self._stop:  # it came between two ubatches, where nothing runs
                         raise Aborted("the decode was aborted")
                     stop = min(n, start + self.n_ubatch)
                     part = slice(start, stop)
                     outputs = [i - start for i in wanted if start <= i < stop]
-                    logits = self._run(
-                        tokens[part], seqs[part], positions[part], cells[part], places[part],
-                        outputs,
-                    )  # fmt: skip
+                    logits = self._run(tokens[part], seqs[part], positions[part], outputs)
                     parts.append(logits if stop == n else logits.copy())
-                    done = stop
-            except ContextFull:
-                raise
             except BaseException:
                 self._logits = self._logits[:0]
-                for seq in set(seqs[done:]):
-                    self.kv.seq_rm(seq, positions[seqs.index(seq, done)])
+                self._forget(seqs[start:], positions[start:])
                 raise
             finally:
                 self._running = False
             self._logits = parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def _forget(self, seqs: Seqs, positions: list[int]) -> None:
+        """Take tokens of a ubatch that failed, and of those behind it, out of the memory."""
+        first: dict[int, int] = {}
+        for group, position in zip(seqs, positions, strict=True):
+            for seq in group if isinstance(group, tuple) else (group,):
+                first.setdefault(seq, position)
+        for seq, position in first.items():
+            self.kv.seq_rm(seq, position)
+
+    def apply_pending(self) -> None:
+        """Copy and rotate keys and values as operations on the memory's sequences demand.
+
+        ``decode`` does it; whoever looks at keys and values themselves calls it before.
+        """
+        for i, cache in enumerate(self.kv.caches):
+            pending = cache.pending
+            for source, target in pending.copies:
+                cache.copy_cells(source, target)
+            pending.copies = []
+            moved = np.flatnonzero(pending.shift)
+            for start in range(0, len(moved), self.n_ubatch):
+                cells = moved[start : start + self.n_ubatch]
+                self._shift_keys(i, cells, pending.shift[cells])
+                pending.shift[cells] = 0
+
+    def _shift_keys(self, i: int, cells: npt.NDArray[Any], shift: Ints) -> None:
+        """Rotate the keys in some cells of cache ``i``."""
+        cache, n = self.kv.caches[i], len(cells)
+        b = GraphBuilder(self.model.hparams, self.model.weights, self.kv, bucket(n), 1)
+        ids = b.ctx.new_tensor_2d(GGMLType.I32, bucket(n), self.model.hparams.n_head_kv)
+        b.shift_keys(cache, ids.set_name("k_shift_cells").set_input())
+        self._allocator.alloc_graph(b.graph)
+        _array(b.positions)[:] = np.pad(shift, (0, bucket(n) - n))
+        ids.numpy(squeeze=False)[0, 0, :, :] = np.pad(cells, (0, bucket(n) - n))
+        _array(b.kv_index[i])[:] = np.pad(cells, (0, bucket(n) - n), constant_values=-1)
+        program = self._backend.compile(b.graph, self.n_threads_batch)
+        program.seconds = 0.0  # Ctrl-C waits: half of the keys rotated would be of no use
+        self._backend.run(program)
+
     def abort(self) -> None:
         """Stop the running decode, from any thread; it raises Aborted."""
         if self._running:
             self._stop = True
-            self._backend.abort()
+            (self._runner or self._backend).abort()
 
     def close(self) -> None:
         """Let go of programs and memory."""
         with self._lock:
             self._programs.clear()
 
+    @contextmanager
+    def running_on(self, runner: Runner) -> Iterator[None]:
+        """Let ``runner`` allocate and run the graphs of decodes meanwhile; they are not padded."""
+        with self._lock:
+            kept = self._runner, self._programs
+            self._runner, self._programs = runner, OrderedDict()
+            try:
+                yield
+            finally:
+                self._runner, self._programs = kept
+
     def graph(self, n_tokens: int = 1, n_outputs: int = 1) -> GraphBuilder:
         """A fresh graph of so many tokens, without memory (for pictures and tests)."""
         return self._build(n_tokens, n_outputs)[0]
 
-    def _validate(self, batch: Batch) -> tuple[list[int], list[int], list[int]]:
+    def _validate(self, batch: Batch) -> tuple[list[int], Seqs, list[int]]:
         n_vocab, seq = self.model.hparams.n_vocab, batch.seq_id
         if len(batch.tokens) == 1 and batch.pos is None and type(seq) is int:
             token = int(batch.tokens[0])
@@ -210,19 +279,16 @@ class Context:
                 if last < _MAX_POSITION:
                     return [token], [seq], [last + 1]
         tokens, seqs = [int(t) for t in batch.tokens], batch.seqs()
-        if not 1 <= len(tokens) <= self.n_batch:
-            raise BatchError(f"a batch of {len(tokens)} tokens: want 1 to n_batch = {self.n_batch}")
+        most = self.n_batch if self.model.hparams.causal else self.n_ubatch
+        if not 1 <= len(tokens) <= most:
+            name = "n_batch" if self.model.hparams.causal else "n_ubatch"
+            raise BatchError(f"a batch of {len(tokens)} tokens: want 1 to {name} = {most}")
         if min(tokens) < 0 or max(tokens) >= n_vocab:
             bad = next(t for t in tokens if not 0 <= t < n_vocab)
             raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
-        if min(seqs) < 0 or max(seqs) >= self.kv.n_seq_max:
-            raise BatchError(
-                f"sequence {next(s for s in seqs if not 0 <= s < self.kv.n_seq_max)}: this context "
-                f"has 0 to {self.kv.n_seq_max - 1} (n_seq_max)"
-            )
-        ends = {seq: self.kv.seq_pos_max(seq) for seq in set(seqs)}
+        ends = {s: self._end(s) for seq in set(seqs) for s in each(seq)}
         if len(ends) == 1 and batch.pos is None:
-            start = ends[seqs[0]] + 1
+            start = next(iter(ends.values())) + 1
             positions = list(range(start, start + len(tokens)))
         else:
             positions = _positions(seqs, batch.pos, ends)
@@ -230,23 +296,33 @@ class Context:
             raise BatchError(f"position {max(positions)}: the last one is {_MAX_POSITION}")
         return tokens, seqs, positions
 
+    def _end(self, seq: int) -> int:
+        if not 0 <= seq < self.kv.n_seq_max:
+            raise BatchError(
+                f"sequence {seq}: this context has 0 to {self.kv.n_seq_max - 1} (n_seq_max)"
+            )
+        return self.kv.seq_pos_max(seq)
+
     def _run(
-        self,
-        tokens: list[int],
-        seqs: list[int],
-        positions: list[int],
-        cells: list[int],
-        places: list[int],
-        outputs: list[int],
+        self, tokens: list[int], seqs: Seqs, positions: list[int], outputs: list[int]
     ) -> npt.NDArray[np.float32]:
         """One ubatch; the logits of the wanted tokens, overwritten by the next."""
         n, n_outputs = len(tokens), len(outputs)
-        c = self._compiled(bucket(n), max(1, bucket(n_outputs)))  # a graph needs a result
-        if n == 1:
-            c.fill_one(tokens[0], seqs[0], positions[0], cells[0], places[0])
+        size = bucket if self._runner is None else int
+        c = self._compiled(size(n), max(1, size(n_outputs)))  # a graph needs a result
+        if n == 1 and self._plain:
+            seq = seqs[0]
+            (cell,), (place,) = self.kv.caches[0].place(seqs, positions)
+            c.fill_one(tokens[0], each(seq)[0], positions[0], cell, place)
         else:
-            c.fill(tokens, seqs, positions, cells, places, outputs)
-        self._backend.run(c.program)
+            causal = self.model.hparams.causal
+            cells, rows = [], []
+            for cache in self.kv.caches:
+                new, places = cache.place(seqs, positions)
+                cells.append(new)
+                rows.append(cache.rows(seqs, positions, places, causal))
+            c.fill(tokens, positions, cells, rows, outputs)
+        (self._runner or self._backend).run(c.program)
         return c.logits[:n_outputs]
 
     def _build(self, n_tokens: int, n_outputs: int) -> tuple[GraphBuilder, Tensor]:
@@ -267,9 +343,10 @@ class Context:
             self.n_reused += 1
             return found
         builder, logits = self._build(n_tokens, n_outputs)
-        self._allocator.alloc_graph(builder.graph)
+        (self._runner or self._allocator).alloc_graph(builder.graph)
         threads = self.n_threads if n_tokens == 1 else self.n_threads_batch
-        made = _Compiled(builder, logits, self._backend.compile(builder.graph, threads))
+        program = (self._runner or self._backend).compile(builder.graph, threads)
+        made = _Compiled(builder, logits, program)
         self._programs[key] = made
         if len(self._programs) > _MAX_PROGRAMS:
             self._programs.popitem(last=False)
@@ -284,16 +361,18 @@ def bucket(n: int) -> int:
     return -(-n // step) * step
 
 
-def _positions(seqs: list[int], given: Sequence[int] | None, ends: dict[int, int]) -> list[int]:
-    """Checked positions: each follows its sequence's last (``ends``) or starts an empty one."""
+def _positions(seqs: Seqs, given: Sequence[int] | None, ends: dict[int, int]) -> list[int]:
+    """Checked positions: each follows its sequences' last (``ends``) or starts empty ones."""
     positions = []
     for i, seq in enumerate(seqs):
-        wanted = ends[seq] + 1
+        wanted = max(ends[s] for s in each(seq)) + 1
         position = wanted if given is None else int(given[i])
-        if position != wanted and (position < wanted or ends[seq] >= 0):
-            raise BatchError(
-                f"token {i} of the batch: position {position} in sequence {seq}, want {wanted}"
-            )
-        ends[seq] = position
+        for s in each(seq):
+            if position != ends[s] + 1 and (position <= ends[s] or ends[s] >= 0):
+                raise BatchError(
+                    f"token {i} of the batch: position {position} in sequence {s}, want "
+                    f"{ends[s] + 1}"
+                )
+            ends[s] = position
         positions.append(position)
     return positions

@@ -5,6 +5,7 @@
     ├── TokenizerError       (ValueError)   a vocabulary we cannot use, or text it cannot encode
     ├── ContextFull          (ValueError)   more tokens than the context has cells
     ├── BatchError           (ValueError)   a batch with bad ids, positions or sequences
+    ├── StateError           (ValueError)   a saved state that is damaged or of something else
     ├── TemplateError        (ValueError)   a chat template that is wrong, refuses, or does not end
     └── HubError             (ValueError)   a model that cannot be had from the model hub
 
@@ -32,6 +33,10 @@ class ContextFull(PyllamaError, ValueError):
 
 class BatchError(PyllamaError, ValueError):
     """A batch with bad token ids, positions or sequences."""
+
+
+class StateError(PyllamaError, ValueError):
+    """A saved state that is damaged, of another model, or too large."""
 
 
 class TemplateError(PyllamaError, ValueError):

@@ -10,6 +10,7 @@ until the next one is asked for. Not thread-safe: one run per context at a time.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from .tokenizer import TokenStream
 if TYPE_CHECKING:
     from .context import Context
 
+FILL = -2  # of n_predict: as many tokens as the context takes
 MIN_ROOM = 4  # cells that a prompt must leave free, as in llama.cpp
 
 
@@ -36,6 +38,8 @@ def generate(
     *,
     n_predict: int = -1,
     n_past: int = 0,
+    n_keep: int | None = None,
+    past: Sequence[int] = (),
     logits_processors: Iterable[LogitsProcessor] = (),
     timings: Timings | None = None,
 ) -> Iterator[int]:
@@ -45,8 +49,12 @@ def generate(
         context: evaluates in sequence 0.
         tokens: what to continue, at least one; evaluated at the first ``next``.
         params: how to choose; None for llama.cpp's defaults.
-        n_predict: tokens at most; -1 or -2 for as many as the context takes.
+        n_predict: tokens at most; -2 for as many as the context takes, -1 the same unless it
+            shifts (``n_keep``): then there is no end.
         n_past: tokens that sequence 0 already holds and keeps; what lies behind them goes.
+        n_keep: when the context is full, half of what lies behind its first ``n_keep`` tokens
+            makes room (context shift); None ends there.
+        past: the tokens that sequence 0 already holds, where the penalties should count them.
         logits_processors: called with all ids from ``n_past`` on and the logits, before sampling.
         timings: counts what is done.
 
@@ -65,16 +73,19 @@ def generate(
         raise BatchError(f"n_past is {n_past}, but sequence 0 holds {held} tokens")
     model = context.model
     chain = Chain(params or SamplingParams(), model.hparams.n_vocab, model.tokenizer.eog)
+    for token in past:
+        chain.accept(token)
     context.kv.seq_rm(0, n_past, -1)
+    # a context of n cells can choose one token more than it can hold
+    most = context.n_ctx - n_past - len(tokens) + 1 if n_keep is None else sys.maxsize
+    if n_predict == FILL:
+        most, n_keep = context.n_ctx - n_past - len(tokens) + 1, None
     return _loop(
         context,
         list(tokens),
         chain,
-        # a context of n cells can choose one token more than it can hold
-        n_left=min(
-            n_predict if n_predict >= 0 else context.n_ctx,
-            context.n_ctx - n_past - len(tokens) + 1,
-        ),
+        n_left=min(n_predict, most) if n_predict >= 0 else most,
+        n_keep=n_keep,
         processors=list(logits_processors),
         timings=timings or Timings(),
     )
@@ -133,6 +144,7 @@ def _loop(
     chain: Chain,
     *,
     n_left: int,
+    n_keep: int | None,
     processors: list[LogitsProcessor],
     timings: Timings,
 ) -> Iterator[int]:
@@ -158,7 +170,32 @@ def _loop(
         if n_left == 0 or is_eog(token):
             return
         ids.append(token)
+        if n_keep is not None and context.kv.length(0) >= context.n_ctx:
+            shift(context, n_keep)
         timings.decode(context, Batch((token,)))
+
+
+def shift(context: Context, n_keep: int) -> int:
+    """Forget half of what lies behind the first ``n_keep`` tokens of sequence 0; the rest moves up.
+
+    Returns:
+        How many tokens are forgotten.
+
+    Raises:
+        ContextFull: there is nothing behind them.
+    """
+    kv = context.kv
+    first, n = kv.seq_pos_min(0), kv.length(0)
+    discard = (n - n_keep) // 2
+    if discard < 1:
+        raise ContextFull(
+            f"the context of {n} tokens is full, and all {n_keep} tokens to keep are in it; "
+            "use a smaller --keep or a larger context (-c, n_ctx)"
+        )
+    start = first + n_keep
+    kv.seq_rm(0, start, start + discard)
+    kv.seq_add(0, start + discard, -1, -discard)
+    return discard
 
 
 def _text(ids: Iterator[int], stream: TokenStream, stops: StopStrings) -> Iterator[str]:

@@ -46,6 +46,17 @@ class HParams:
     norm_eps: float
     rope_freq_base: float
     rope_freq_scale: float
+    n_swa: int = 0  # positions that a sliding layer sees, its own included
+    swa_period: int = 1  # every layer of so many slides, but the last; 0: all do
+    causal: bool = True
+    max_alibi_bias: float = 0.0
+    attn_logit_softcap: float = 0.0
+
+    def window(self, layer: int) -> int:
+        """Positions that a layer's tokens see, 0 for all."""
+        period = self.swa_period
+        slides = period == 0 or layer % period < period - 1
+        return self.n_swa if slides else 0
 
     @property
     def n_embd_q(self) -> int:

@@ -87,7 +87,7 @@ class LlamaBase:
         self._lock = CallLock("this Llama object")
         self._evaluated: Evaluated | None = None
         check_arguments("Llama", locals())
-        kv_type = cache_type(type_k, type_v)
+        types = cache_type("type_k", type_k), cache_type("type_v", type_v)
         self.model_path = os.fspath(model_path)
         if not os.path.exists(model_path):
             raise ModelError(f"Model path does not exist: {self.model_path}")
@@ -112,7 +112,8 @@ class LlamaBase:
                 n_ubatch=n_ubatch,
                 n_threads=n_threads,
                 n_threads_batch=n_threads_batch,
-                kv_type=kv_type,
+                type_k=types[0],
+                type_v=types[1],
             )
             self._evaluated = Evaluated(
                 context, logits_all=logits_all, timings=self._timings, on_reuse=self._say_reuse

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -103,6 +105,15 @@ class Model:
         factor, suffix = next(((f, s) for f, s in _SUFFIXES if self.n_params >= f), (1, ""))
         kind = self._types.most_common(1)[0][0] if self._types else "vocab"
         return f"{self.hparams.arch} {self.n_params / factor:.0f}{suffix} {kind}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the sizes and of all small weights, to tell models apart (saved states)."""
+        digest = sha256(repr(self.hparams).encode())
+        for name in sorted(self.weights):
+            if self.weights[name].n_dims == 1:
+                digest.update(name.encode() + self.weights[name].bytes().tobytes())
+        return digest.hexdigest()
 
     def close(self) -> None:
         """Let go of the weights; contexts that still use them keep them alive."""

@@ -90,7 +90,7 @@ def test_ci_runs_readmes_second_command() -> None:
 
 
 def test_shell_blocks_use_commands_that_exist() -> None:
-    from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
+    from pyllama_cli.commands import bench, completion, eval_callback, graph, perplexity, tokenize
 
     tools = {
         "pyllama-cli": completion,
@@ -98,6 +98,7 @@ def test_shell_blocks_use_commands_that_exist() -> None:
         "pyllama-perplexity": perplexity,
         "pyllama-tokenize": tokenize,
         "pyllama-graph": graph,
+        "pyllama-eval-callback": eval_callback,
     }
     for page in PAGES:
         for language, _, code in blocks(page):

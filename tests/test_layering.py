@@ -13,7 +13,9 @@ PACKAGES = {"pyggml": "pyggml", "pyllama": "pyllama", "cli": "pyllama_cli"}
 
 # The longest prefix of a module's name counts. A package's own __init__ is on its package's floor.
 FLOORS = {
-    **dict.fromkeys(["pyggml.errors", "pyggml.env", "pyggml.dtype", "pyggml.jit"], 0),
+    **dict.fromkeys(
+        ["pyggml.errors", "pyggml.env", "pyggml.dtype", "pyggml.jit", "pyggml.files"], 0
+    ),
     **dict.fromkeys(["pyggml.buffer", "pyggml.tensor", "pyggml.context", "pyggml.cgraph"], 1),
     "pyggml.gguf": 1,
     **dict.fromkeys(["pyggml.ops", "pyggml.quants"], 2),
@@ -24,6 +26,7 @@ FLOORS = {
     **dict.fromkeys(["pyllama.errors", "pyllama.demo", "pyllama.hparams", "pyllama.loader"], 6),
     **dict.fromkeys(["pyllama.arch", "pyllama.graph", "pyllama.tokenizer", "pyllama.convert"], 6),
     **dict.fromkeys(["pyllama.model", "pyllama.context", "pyllama.batch", "pyllama.kv_cache"], 6),
+    **dict.fromkeys(["pyllama.memory", "pyllama.state", "pyllama.kv_cells"], 6),
     **dict.fromkeys(["pyllama.sparsity", "pyllama.quantize"], 6),
     "pyllama": 7,  # the runtime, and the public face
     "pyllama_cli": 8,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,6 +35,7 @@ from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.context import Context
+    from pyllama.prompt_cache import PromptCache
     from pyllama.sampling import SamplingParams
     from pyllama.timings import Timings
 
@@ -48,6 +50,11 @@ class RunOptions(Group):
     special: bool
     perf: bool
     verbose: bool
+    context_shift: bool
+    keep: int
+    prompt_cache: Path | None
+    prompt_cache_all: bool
+    prompt_cache_ro: bool
 
 
 run_options = stack(
@@ -71,13 +78,33 @@ run_options = stack(
         default=True,
         help="Show the prompt, or only what follows.",
     ),
+    click.option(
+        "--context-shift/--no-context-shift",
+        default=False,
+        show_default=True,
+        help="When the context is full, forget half of it and go on, or stop.",
+    ),
+    click.option(
+        "--keep",
+        type=Number(-1, INT32_MAX),
+        default=0,
+        show_default=True,
+        help="Tokens of the prompt that a context shift never forgets. -1: all.",
+    ),
+    click.option(
+        "--prompt-cache",
+        type=click.Path(path_type=Path),
+        help="File that keeps the evaluated prompt for the next run.",
+    ),
+    click.option(
+        "--prompt-cache-all", is_flag=True, help="Keep the text that was made in it as well."
+    ),
+    click.option("--prompt-cache-ro", is_flag=True, help="Use the file, but do not change it."),
     click.option("-sp", "--special", is_flag=True, help="Show special tokens too."),
     click.option("--perf/--no-perf", default=True, help="Show timings at the end."),
     click.option("-v", "--verbose", is_flag=True, help="Say what is loaded and run, on stderr."),
     ignored_option("--no-warmup", "--warmup"),
-    ignored_option("--no-context-shift"),
     ignored_option("--log-disable"),
-    ignored_option("--keep", takes_value=True, why="nothing is discarded when a context is full"),
 )
 
 
@@ -133,14 +160,28 @@ def _stream(
     from pyllama.tokenizer import TokenStream
 
     tokenizer = context.model.tokenizer
+    cache, n_past = _load_prompt(context, tokens, run)
     decoder = TokenStream(tokenizer, special=run.special)
     shown = "".join(map(decoder.push, tokens))
     if run.display_prompt:
         write(shown)
-    token = -1
+    made: list[int] = []
     tail = ""
     keep = max(map(len, run.reverse_prompt), default=1) - 1
-    for token in generate(context, tokens, params, n_predict=run.predict, timings=timings):
+    stream = generate(
+        context,
+        tokens[n_past:],
+        params,
+        n_predict=run.predict,
+        n_past=n_past,
+        past=tokens[:n_past],
+        n_keep=_n_keep(context, tokens, run),
+        timings=timings,
+    )
+    for token in stream:
+        if cache is not None and not made and not run.prompt_cache_ro:
+            cache.save(context, tokens)  # the prompt is evaluated, and nothing more
+        made.append(token)
         text = decoder.push(token)
         write(text)
         tail += text
@@ -148,7 +189,37 @@ def _stream(
             break
         tail = tail[-keep:] if keep else ""
     write(decoder.flush())
-    write(" [end of text]\n" if tokenizer.is_eog(token) else "\n")
+    write(" [end of text]\n" if made and tokenizer.is_eog(made[-1]) else "\n")
+    if cache is not None and run.prompt_cache_all and not run.prompt_cache_ro:
+        held = [*tokens, *made][: context.kv.length(0)]
+        if context.kv.length(0) == len(held):  # not after a context shift
+            cache.save(context, held)
+
+
+def _load_prompt(
+    context: Context, tokens: list[int], run: RunOptions
+) -> tuple[PromptCache | None, int]:
+    """The prompt cache, and how many tokens of the prompt came from it."""
+    if run.prompt_cache is None:
+        return None, 0
+    from pyllama.prompt_cache import PromptCache
+
+    cache = PromptCache(run.prompt_cache)
+    n_past = cache.load(context, tokens)
+    if cache.tokens:
+        note(f"prompt cache: {n_past} of {len(tokens)} prompt tokens from {cache.path}")
+    else:
+        note(f"prompt cache: {cache.path} does not exist yet, or is empty")
+    return cache, n_past
+
+
+def _n_keep(context: Context, tokens: list[int], run: RunOptions) -> int | None:
+    """What a context shift keeps: as llama.cpp, the BOS token always; None without shifts."""
+    if not run.context_shift:
+        return None
+    if not 0 <= run.keep <= len(tokens):
+        return len(tokens)
+    return run.keep + int(bool(context.model.tokenizer.add_bos) and run.keep < len(tokens))
 
 
 def _describe(context: Context, params: SamplingParams, n_predict: int) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakSet
@@ -89,32 +90,39 @@ class GraphAllocator:
         self.generation = 0
         self._buffers: WeakSet[Buffer] = WeakSet()  # old ones too: their tensors are ours to move
 
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether the tensor's memory came from here, so that it may be placed anew."""
+        return tensor.buffer in self._buffers
+
     @property
     def buffer_size(self) -> int:
         """Bytes of the buffer."""
         return 0 if self.buffer is None else self.buffer.size
 
-    def plan(self, graph: CGraph) -> Plan:
+    def plan(self, graph: CGraph, only: Set[Tensor] | None = None) -> Plan:
         """Lifetimes, in-place reuse and offsets of a graph; touches no memory and no tensor.
 
         The same graph gives the same plan.
+
+        Args:
+            only: the tensors to plan for (no views); the others get memory elsewhere.
         """
-        blocks = self._lifetimes(graph)
+        blocks = self._lifetimes(graph, only)
         _share_in_place(graph, blocks)
         owned = tuple(block for tensor, block in blocks.items() if block.tensors[0] is tensor)
         size, peak = _place(owned)
         return Plan(owned, size, peak)
 
-    def reserve(self, graph: CGraph) -> int:
+    def reserve(self, graph: CGraph, only: Set[Tensor] | None = None) -> int:
         """Make the buffer large enough for ``graph``, the worst case; returns its bytes.
 
         Raises:
             AllocError: no memory; the buffer of before stays.
         """
-        self._grow(self.plan(graph).size)
+        self._grow(self.plan(graph, only).size)
         return self.buffer_size
 
-    def alloc_graph(self, graph: CGraph) -> Plan:
+    def alloc_graph(self, graph: CGraph, only: Set[Tensor] | None = None) -> Plan:
         """Give every tensor of ``graph`` that has no memory of its own a place in the buffer.
 
         Allocates only if the plan does not fit into the buffer.
@@ -122,7 +130,7 @@ class GraphAllocator:
         Raises:
             AllocError: no memory; the buffer and all tensors stay as they were.
         """
-        plan = self.plan(graph)
+        plan = self.plan(graph, only)
         buffer = self._grow(plan.size)
         for block in plan.blocks:
             for tensor in block.tensors:
@@ -147,12 +155,12 @@ class GraphAllocator:
         self.generation += 1
         return buffer
 
-    def _lifetimes(self, graph: CGraph) -> dict[Tensor, Block]:
+    def _lifetimes(self, graph: CGraph, only: Set[Tensor] | None) -> dict[Tensor, Block]:
         """A block for each root without memory, in the order of their birth."""
         blocks: dict[Tensor, Block] = {}
         for tensor in (*graph.leafs, *(n for n in graph.nodes if n.flags and _is_given(n))):
             root = _root(tensor)
-            if root not in blocks and self._is_ours(root):
+            if root not in blocks and self._is_ours(root, only):
                 blocks[root] = self._block(root, BEFORE, FOREVER)
         read = {source for node in graph.nodes for source in node.src}
         for step, node in enumerate(graph.nodes):
@@ -166,11 +174,13 @@ class GraphAllocator:
             block = blocks.get(root)
             if block is not None:
                 block.end = max(block.end, end)
-            elif root is node and self._is_ours(node):
+            elif root is node and self._is_ours(node, only):
                 blocks[node] = self._block(node, step, end)
         return blocks
 
-    def _is_ours(self, root: Tensor) -> bool:
+    def _is_ours(self, root: Tensor, only: Set[Tensor] | None) -> bool:
+        if only is not None and root not in only:
+            return False
         return not root.data or root.buffer in self._buffers
 
     def _block(self, tensor: Tensor, start: int, end: int) -> Block:

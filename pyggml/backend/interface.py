@@ -6,14 +6,17 @@
     backend.close()
 
 A backend computes the nodes of an allocated graph in order (or in any order with the same result).
-``graph_compute`` blocks until the results are in memory; calls from several threads wait for each
-other.
+``graph_compute`` blocks until the results are in memory, unless the backend has ``synchronize``;
+calls from several threads wait for each other.
+
+Two abilities are optional, each a protocol of its own: a ``CompilingBackend`` prepares a graph once
+and runs it many times; an ``AsyncBackend`` returns from a compute when the work is queued.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..buffer import BufferType
 from ..cgraph import CGraph
@@ -42,6 +45,10 @@ class Backend(Protocol):
         """The layout that all kernels of this backend read and write."""
         ...
 
+    def supports_buft(self, buft: BufferType) -> bool:
+        """Whether kernels of this backend read and write buffers of that type where they are."""
+        ...
+
     def supports_op(self, node: Tensor) -> bool:
         """Whether this backend computes a node of this op with these types and strides."""
         ...
@@ -58,6 +65,32 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release threads and memory; a second call does nothing."""
+        ...
+
+
+@runtime_checkable
+class CompilingBackend(Protocol):
+    """A backend that can prepare an allocated graph, to run it many times."""
+
+    def compile(self, graph: CGraph) -> Any:
+        """The graph in the backend's own form. Raises: UnsupportedOp."""
+        ...
+
+    def run(self, program: Any) -> None:
+        """Run what ``compile`` made. Raises: as ``graph_compute``."""
+        ...
+
+
+@runtime_checkable
+class AsyncBackend(Protocol):
+    """A backend whose computes (``graph_compute``, ``run``) return when the work is queued.
+
+    Queued work runs in order. Whoever reads or overwrites memory of this backend synchronizes
+    first; the scheduler does.
+    """
+
+    def synchronize(self) -> None:
+        """Wait for all queued work. Raises: as ``graph_compute``, for any of it."""
         ...
 
 

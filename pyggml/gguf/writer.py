@@ -11,9 +11,7 @@ The file is written beside its place under a temporary name and renamed, so nobo
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ import numpy.typing as npt
 
 from ..dtype import GGMLType, from_numpy_dtype, row_size
 from ..errors import GGUFError, TypeMismatch
+from ..files import replacing
 from . import limits
 from .header import ALIGNMENT_KEY
 from .types import GGUFStrings, ValueType
@@ -71,20 +70,16 @@ def write_gguf(
 
 
 def _write_and_rename(writer: gguf.GGUFWriter, path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        try:
-            writer.write_header_to_file(temporary)
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-        finally:
-            writer.close()
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            try:
+                writer.write_header_to_file(temporary)
+                writer.write_kv_data_to_file()
+                writer.write_tensors_to_file()
+            finally:
+                writer.close()
     except OSError as error:
         raise GGUFError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

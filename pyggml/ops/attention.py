@@ -19,6 +19,7 @@ Source: Dao et al., "FlashAttention-2"; ggml, ``ggml_flash_attn_ext``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ from .op import (
 from .softmax import alibi_slopes, causal_mask, check_mask, check_sinks, masked, softmax
 
 _OP = "FLASH_ATTN_EXT"
+BF16, Q8_0 = GGMLType.BF16, GGMLType.Q8_0
+KV_TYPES = (F16, F32, BF16, Q8_0)  # of keys and of values, which may differ
 
 
 def _infer(
@@ -59,7 +62,7 @@ def _infer(
 ) -> Out:
     require_type(_OP, "q", q, (F32,))
     for name, x in (("k", k), ("v", v)):
-        require_type(_OP, name, x, (F16, F32))
+        require_type(_OP, name, x, KV_TYPES)
     for name, x in (("q", q), ("k", k), ("v", v)):
         require_rows(_OP, name, x)
     require(
@@ -184,19 +187,21 @@ def _rows(n_tokens: int, n_list: int, n_seq: int, window: int = 1 << 30) -> Arg:
 def _dense(hd: int, T: int, nh: int, nkv: int, n_kv: int, **kw: Any) -> Case:
     S, type, perf = kw.pop("S", 1), kw.pop("type", F16), kw.pop("perf", False)
     mask, sinks = kw.pop("mask", None), kw.pop("sinks", None)
-    kv = arg(hd, nkv, n_kv, S, type=type, permute=(0, 2, 1, 3))
+    k = arg(hd, nkv, n_kv, S, type=type, permute=(0, 2, 1, 3))
+    v = replace(k, type=kw.pop("type_v", type))
     q = arg(hd, nh, T, S, permute=(0, 2, 1, 3))
-    return case(q, kv, kv, mask, sinks, scale=hd**-0.5, perf=perf, **kw)
+    return case(q, k, v, mask, sinks, scale=hd**-0.5, perf=perf, **kw)
 
 
 def _indexed(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int, int], **kw: Any) -> Case:
     """``n`` = entries of a list, cells of the cache, sequences."""
     n_list, n_cells, n_seq = n
     type, perf, sinks = kw.pop("type", F16), kw.pop("perf", False), kw.pop("sinks", None)
-    kv = arg(hd, nkv, n_cells, type=type, permute=(0, 2, 1, 3))
+    k = arg(hd, nkv, n_cells, type=type, permute=(0, 2, 1, 3))
+    v = replace(k, type=kw.pop("type_v", type))
     q = arg(hd, nh, T, permute=(0, 2, 1, 3))
     lists = (_cells(*n), _rows(T, n_list, n_seq, kw.pop("window", 1 << 30)))
-    return case(q, kv, kv, None, sinks, *lists, scale=hd**-0.5, perf=perf, **kw)
+    return case(q, k, v, None, sinks, *lists, scale=hd**-0.5, perf=perf, **kw)
 
 
 _ALIBI = arg(33, 5, low=-8, high=0)
@@ -206,7 +211,7 @@ _CASES: list[Case] = [
     case(arg(17, 3, 4, 2), arg(17, 65, 2, 1), arg(17, 65, 2, 1), scale=0.2),
     *(
         _dense(64, T, 9, 3, n_kv, mask=causal_mask(n_kv, T, type=F16), type=type)
-        for type in (F16, F32)
+        for type in KV_TYPES
         for T, n_kv in ((1, 1), (1, 17), (1, 300), (3, 65), (17, 65), (33, 513))
     ),
     _dense(64, 5, 4, 4, 33, mask=causal_mask(33, 5)),
@@ -218,7 +223,7 @@ _CASES: list[Case] = [
     _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5, hidden_row=True), sinks=arg(9)),
     *(
         _indexed(64, T, 9, 3, (n_list, 600, 1), type=type)
-        for type in (F16, F32)
+        for type in KV_TYPES
         for T, n_list in ((1, 1), (1, 17), (1, 300), (2, 65), (9, 257), (33, 513))
     ),
     _indexed(64, 7, 4, 4, (40, 130, 3)),
@@ -226,7 +231,18 @@ _CASES: list[Case] = [
     _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0),
     _indexed(64, 7, 9, 3, (40, 130, 2), logit_softcap=2.0),
     _indexed(64, 7, 9, 3, (40, 130, 2), sinks=arg(9), window=16),
+    *(
+        _indexed(64, T, 9, 3, (40, 130, 3), type=type, type_v=type_v)
+        for type, type_v in ((Q8_0, F16), (BF16, Q8_0), (F32, BF16))
+        for T in (1, 12)
+    ),
+    *(_indexed(hd, 7, 4, 2, (40, 130, 2), type=type) for hd in (20, 33) for type in (F16, F32)),
+    _indexed(33, 1, 4, 2, (40, 130, 2), type=BF16),
+    _dense(96, 9, 8, 2, 300, mask=causal_mask(300, 9), type=Q8_0),
+    _indexed(64, 8, 9, 3, (300, 2400, 8), type=Q8_0),
     _indexed(64, 1, 9, 3, (512, 2048, 1), perf=True),
+    _indexed(64, 1, 9, 3, (512, 2048, 1), type=Q8_0, perf=True),
+    _indexed(64, 8, 9, 3, (256, 2048, 8), perf=True),
     _indexed(64, 512, 9, 3, (512, 2048, 1), perf=True),
     _dense(64, 512, 9, 3, 512, mask=causal_mask(512, 512, type=F16), perf=True),
 ]
@@ -265,7 +281,7 @@ def flash_attn_ext(
         sinks: a score for each head that takes part in the sum but has no value.
 
     Shape:
-        q F32 [hd, T, nh, S], k F16 or F32 [hd, n_kv, nkv, S'], v F16 or F32 [hdv, n_kv, nkv, S']
+        q F32 [hd, T, nh, S], k [hd, n_kv, nkv, S'] and v [hdv, n_kv, nkv, S'] of ``KV_TYPES``
         (not transposed; any strides with rows without gaps), mask as in ``soft_max_ext``,
         sinks F32 [nh] -> F32 [hdv, nh, T, S]
 
@@ -293,7 +309,7 @@ def flash_attn_cells(
     """Attention over lists of cells (see the module): other arguments as ``flash_attn_ext``.
 
     Shape:
-        q F32 [hd, T, nh], k F16 or F32 [hd, n_cells, nkv], v F16 or F32 [hdv, n_cells, nkv],
+        q F32 [hd, T, nh], k [hd, n_cells, nkv] and v [hdv, n_cells, nkv] of ``KV_TYPES``,
         cells I32 [2, n_list, n_seq], rows I32 [4, T] -> F32 [hdv, nh, T]
 
     Raises:

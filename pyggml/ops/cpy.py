@@ -35,8 +35,9 @@ from .op import (
     same,
 )
 
-_Q = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
-_FLOATS = (F32, F16, GGMLType.BF16)
+BF16 = GGMLType.BF16
+_Q = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1)
+_FLOATS = (F32, F16, BF16)
 _cost = lambda node: Cost(node.nbytes + node.src[0].nbytes)  # noqa: E731
 
 
@@ -44,7 +45,7 @@ def _check(op: str, a: Tensor, type: GGMLType) -> None:
     ok = (
         (a.type == type and not type.is_quantized)
         or (a.type in _FLOATS and (type in _FLOATS or type.is_quantized))
-        or (a.type.is_quantized and type in (F32, F16))
+        or (a.type.is_quantized and type in _FLOATS)
         or {a.type, type} == {F32, I32}
     )
     if not ok:
@@ -90,14 +91,14 @@ CPY = define_op(
         case(arg(17, 3, 5, permute=(2, 0, 1, 3)), arg(3, 5, 17)),
         case(arg(17, 3, 5, permute=(1, 0, 2, 3)), arg(3, 17, 5, type=F16)),
         case(arg(17, 65), arg(65, 17, permute=(1, 0, 2, 3))),
-        *(case(arg(65, 3, type=s), arg(65, 3, type=d)) for s in (F32, F16) for d in (F32, F16)),
+        *(case(arg(65, 3, type=s), arg(65, 3, type=d)) for s in _FLOATS for d in _FLOATS),
         case(arg(65, 3), type=F16),
-        case(arg(65, 3), arg(65, 3, type=GGMLType.BF16)),
-        case(arg(65, 3, type=GGMLType.BF16), arg(65, 3)),
         case(arg(65, 3, low=-100, high=100), arg(65, 3, type=I32, low=0, high=9)),
         case(arg(65, 3, type=I32, low=-100, high=100), arg(65, 3)),
         *(case(arg(96, 17), arg(96, 17, type=t)) for t in _Q),
         *(case(arg(96, 17, type=t), arg(96, 17)) for t in _Q),
+        *(case(arg(96, 3, type=h), arg(96, 3, type=t)) for h in (F16, BF16) for t in _Q),
+        *(case(arg(96, 3, type=t), arg(96, 3, type=h)) for h in (F16, BF16) for t in _Q),
         case(arg(64, 3, 5, permute=(0, 2, 1, 3)), arg(64, 5, 3, type=GGMLType.Q8_0)),
         case(arg(576, 512), arg(576, 512, type=F16), perf=True),
         case(arg(4096, 65, permute=(1, 0, 2, 3)), arg(65, 4096), perf=True),

@@ -3,12 +3,14 @@
     y = swiglu_split(ctx, gate, up)                # silu(gate) * up
     y = swiglu(ctx, both)                          # first half of each row is the gate
 
+``swiglu_oai`` (gpt-oss) and ``swiglu_clamp`` limit the gate from above and ``up`` on both sides.
 Source: Shazeer, "GLU Variants Improve Transformer".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from ..context import Context
 from ..tensor import Tensor
 from .op import (
     F16,
+    F32,
     FLOATS,
     Array,
     Case,
@@ -29,7 +32,7 @@ from .op import (
     require_type,
     same,
 )
-from .unary import KINDS
+from .unary import KINDS as UNARY_KINDS
 
 # kind -> the unary kind that acts on the gate
 ACTIVATIONS = {
@@ -39,13 +42,18 @@ ACTIVATIONS = {
     "geglu_erf": "gelu_erf",
     "geglu_quick": "gelu_quick",
 }
+OAI, CLAMP = "swiglu_oai", "swiglu_clamp"  # the kinds with a limit
+KINDS = (*ACTIVATIONS, OAI, CLAMP)
 
 
-def _infer(a: Tensor, b: Tensor | None, kind: str, swapped: bool) -> Out:
-    require(kind in ACTIVATIONS, "GLU", f"no kind {kind!r}; there are {[*ACTIVATIONS]}")
+def _infer(
+    a: Tensor, b: Tensor | None, kind: str, swapped: bool, alpha: float, limit: float
+) -> Out:
+    require(kind in KINDS, "GLU", f"no kind {kind!r}; there are {[*KINDS]}")
+    require(kind in ACTIVATIONS or limit >= 0, "GLU", f"limit of {kind} is {limit}, want 0 or more")
     for source, x in (("a", a), ("b", b)):
         if x is not None:
-            require_type("GLU", source, x, FLOATS)
+            require_type("GLU", source, x, (F32,) if kind == OAI else FLOATS)
             require_rows("GLU", source, x)
     if b is not None:
         require(
@@ -58,23 +66,34 @@ def _infer(a: Tensor, b: Tensor | None, kind: str, swapped: bool) -> Out:
     return Out(a.type, (a.ne[0] // 2, *a.ne[1:]))
 
 
-def _glu(a: Array, b: Array | None, kind: str, swapped: bool) -> Array:
+def _glu(a: Array, b: Array | None, kind: str, swapped: bool, alpha: float, limit: float) -> Array:
     if b is None:
         a, b = np.split(a, 2, axis=-1)
         if swapped:
             a, b = b, a
-    return KINDS[ACTIVATIONS[kind]](a.astype(np.float64)) * b
+    a = a.astype(np.float64)
+    if kind in ACTIVATIONS:
+        return UNARY_KINDS[ACTIVATIONS[kind]](a) * b
+    a, b = np.minimum(a, limit), np.clip(b, -limit, limit)
+    if kind == CLAMP:
+        return UNARY_KINDS["silu"](a) * b
+    out: Array = a * UNARY_KINDS["sigmoid"](alpha * a) * (b + 1)
+    return out
 
 
 def _cases() -> list[Case]:
     cases = []
-    for kind in ACTIVATIONS:
+    numbers: dict[str, dict[str, Any]] = {
+        OAI: {"alpha": 1.702, "limit": 4.0},
+        CLAMP: {"limit": 4.0},
+    }
+    for kind in KINDS:
         a = arg(130, 17, low=-6, high=6)
         half = arg(65, 17, low=-6, high=6)
         cases += [
-            case(a, kind=kind),
-            case(a, kind=kind, swapped=True),
-            case(half, half, kind=kind),
+            case(a, kind=kind, **numbers.get(kind, {})),
+            case(a, kind=kind, swapped=True, **numbers.get(kind, {})),
+            case(half, half, kind=kind, **numbers.get(kind, {})),
         ]
     view = arg(64, 3, 5, permute=(0, 2, 1, 3))
     cases += [
@@ -85,6 +104,8 @@ def _cases() -> list[Case]:
         case(view, kind="swiglu"),
         case(arg(66, 3, type=F16), kind="swiglu"),
         case(arg(65, 3, type=F16), arg(65, 3, type=F16), kind="geglu"),
+        case(arg(65, 3, type=F16), arg(65, 3, type=F16), kind=CLAMP, limit=0.5),
+        case(view, view, kind=OAI, alpha=1.702, limit=float("inf")),
         case(arg(1536, 1), arg(1536, 1), kind="swiglu", perf=True),
         case(arg(1536, 512), arg(1536, 512), kind="swiglu", perf=True),
         case(arg(3072, 512), kind="swiglu", perf=True),
@@ -95,7 +116,7 @@ def _cases() -> list[Case]:
 GLU = define_op(
     "GLU",
     src=("a", "b?"),
-    params={"kind": "", "swapped": False},
+    params={"kind": "", "swapped": False, "alpha": 0.0, "limit": 0.0},
     infer=_infer,
     reference=_glu,
     cases=_cases(),
@@ -146,3 +167,24 @@ geglu, geglu_swapped, geglu_split = _builders("geglu")
 swiglu, swiglu_swapped, swiglu_split = _builders("swiglu")
 geglu_erf, geglu_erf_swapped, geglu_erf_split = _builders("geglu_erf")
 geglu_quick, geglu_quick_swapped, geglu_quick_split = _builders("geglu_quick")
+
+
+def swiglu_oai(ctx: Context, a: Tensor, b: Tensor | None, alpha: float, limit: float) -> Tensor:
+    """``g * sigmoid(alpha * g) * (u + 1)``: g is ``a`` up to ``limit``, u ``b`` within +-limit.
+
+    Args:
+        b: as in ``glu_split``; None for a packed ``a``.
+
+    Raises:
+        ShapeError, TypeMismatch: as ``glu``; also for F16, or a negative limit.
+    """
+    return GLU.build(ctx, a, b, kind=OAI, alpha=float(alpha), limit=float(limit))
+
+
+def swiglu_clamp(ctx: Context, a: Tensor, b: Tensor | None, limit: float) -> Tensor:
+    """``silu(g) * u``: g is ``a`` up to ``limit``, u is ``b`` within +-limit; b as ``swiglu_oai``.
+
+    Raises:
+        ShapeError, TypeMismatch: as ``glu``; also for a negative limit.
+    """
+    return GLU.build(ctx, a, b, kind=CLAMP, limit=float(limit))

@@ -27,8 +27,9 @@ from ..dtype import GGMLType
 from ..errors import ShapeError, TypeMismatch
 from ..tensor import NO_PARAMS, Dims, Tensor
 
-F32, F16, I32 = GGMLType.F32, GGMLType.F16, GGMLType.I32
-FLOATS = (F32, F16)  # what element-wise ops read and write
+F32, F16, BF16, I32 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.I32
+FLOATS = (F32, F16)  # what ops of a model's hot path read and write
+ALL_FLOATS = (F32, F16, BF16)  # what plain element-wise ops read and write
 
 Array = npt.NDArray[Any]
 
@@ -228,8 +229,8 @@ def require_rows(op: str, source: str, x: Tensor) -> None:
 
 
 def half_nmse(node: Tensor) -> float:
-    """1e-7, but 1e-6 for a result that is rounded to F16."""
-    return 1e-6 if node.type == F16 else 1e-7
+    """1e-7, but 1e-6 for a result that is rounded to 16 bits."""
+    return 1e-6 if node.type in (F16, BF16) else 1e-7
 
 
 def derive_name(node: Tensor, src: Tensor, what: str) -> Tensor:

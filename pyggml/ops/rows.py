@@ -32,7 +32,9 @@ from .op import (
 )
 
 I64 = GGMLType.I64
-_ROW_TYPES = (F32, F16, GGMLType.BF16, I32)
+BF16 = GGMLType.BF16
+_ROW_TYPES = (F32, F16, BF16, I32)
+_BLOCKS = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1)
 
 
 def _ids(*ne: int, n_rows: int, type: GGMLType = I32, unique: bool = False, skip: int = 0) -> Arg:
@@ -81,10 +83,11 @@ GET_ROWS = define_op(
         case(arg(65, 17, 3, 2), _ids(5, 3, 2, n_rows=17)),
         case(arg(64, 3, 7, permute=(0, 2, 1, 3)), _ids(5, 3, n_rows=7)),
         case(arg(17, 9, type=F16), _ids(20, n_rows=9)),
+        case(arg(17, 9, type=BF16), _ids(20, n_rows=9)),
         case(arg(17, 9, type=I32, low=-100, high=100), _ids(4, n_rows=9)),
         *(
             case(arg(ne0, 65, type=t), _ids(n, n_rows=65))
-            for t in (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
+            for t in _BLOCKS
             for ne0, n in ((32, 1), (96, 17), (576, 3))
         ),
         case(arg(576, 49152, type=GGMLType.Q8_0), _ids(1, n_rows=49152), perf=True),
@@ -114,7 +117,7 @@ def _infer_set_rows(b: Tensor, idx: Tensor, a: Tensor) -> View:
     require_type(op, "b", b, (F32, F16))
     require_type(op, "idx", idx, (I64, I32))
     if not a.type.is_quantized:
-        require_type(op, "a", a, (F32, F16, GGMLType.BF16))
+        require_type(op, "a", a, (F32, F16, BF16))
     require_rows(op, "a", a)
     require_rows(op, "b", b)
     require(
@@ -161,7 +164,21 @@ SET_ROWS = define_op(
             _ids(5, n_rows=9, unique=True),
             arg(64, 3, 9, type=F16, permute=(0, 2, 1, 3)),
         ),
-        case(arg(64, 3), _ids(3, n_rows=9, unique=True), arg(64, 9, type=GGMLType.Q8_0)),
+        case(arg(17, 5), _ids(5, n_rows=9, unique=True), arg(17, 9, type=BF16)),
+        case(arg(17, 5, type=F16), _ids(5, n_rows=9, unique=True), arg(17, 9, type=BF16)),
+        *(
+            case(arg(64, 3, type=s), _ids(3, n_rows=9, unique=True), arg(64, 9, type=t))
+            for t in _BLOCKS
+            for s in (F32, F16)
+        ),
+        *(
+            case(
+                arg(64, 3, 5, permute=(0, 2, 1, 3)),
+                _ids(5, n_rows=9, unique=True, skip=2),
+                arg(64, 3, 9, type=t, permute=(0, 2, 1, 3)),
+            )
+            for t in (BF16, GGMLType.Q8_0)
+        ),
         case(arg(192, 1), _ids(1, n_rows=2048, unique=True), arg(192, 2048, type=F16), perf=True),
         case(
             arg(192, 512), _ids(512, n_rows=2048, unique=True), arg(192, 2048, type=F16), perf=True

@@ -17,8 +17,9 @@ import numpy as np
 from ..context import Context
 from ..tensor import Tensor
 from .op import (
+    ALL_FLOATS,
+    BF16,
     F16,
-    FLOATS,
     Array,
     Case,
     Out,
@@ -75,7 +76,7 @@ _XIELU_PARAMS = {"alpha_n": 0.0, "alpha_p": 0.0, "beta": 0.0, "eps": 0.0}
 
 def _infer(x: Tensor, kind: str, **params: float) -> Out:
     require(kind in KINDS or kind == XIELU, "UNARY", f"no kind {kind!r}; there are {[*KINDS]}")
-    require_type("UNARY", "x", x, FLOATS)
+    require_type("UNARY", "x", x, ALL_FLOATS)
     require_rows("UNARY", "x", x)
     return same(x)
 
@@ -99,6 +100,7 @@ def _cases() -> list[Case]:
             case(arg(17, 3, 5, 2, low=-100, high=100), kind=kind),
             case(arg(64, 3, 5, permute=(0, 2, 1, 3)), kind=kind),
             case(arg(65, 3, type=F16, low=-4, high=4), kind=kind),
+            case(arg(65, 3, type=BF16, low=-4, high=4), kind=kind),
             case(arg(1536, 1), kind=kind, perf=True),
             case(arg(1536, 512), kind=kind, perf=True),
         ]
@@ -119,7 +121,7 @@ UNARY = define_op(
 
 
 def unary(ctx: Context, x: Tensor, kind: str) -> Tensor:
-    """An element-wise function of ``x`` (F32 or F16, any shape with rows without gaps).
+    """An element-wise function of ``x`` (F32, F16 or BF16, any shape with rows without gaps).
 
     Args:
         kind: a key of ``KINDS``.

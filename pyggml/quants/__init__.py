@@ -22,17 +22,23 @@ from .block import BLOCK_TYPES, BlockType
 from .half import bf16_from_float, bf16_to_float, f16_from_float
 from .q4_0 import Q4_0
 from .q4_1 import Q4_1
+from .q5_0 import Q5_0
+from .q5_1 import Q5_1
 from .q8_0 import Q8_0
 
 __all__ = [
     "BLOCK_TYPES",
     "Q4_0",
     "Q4_1",
+    "Q5_0",
+    "Q5_1",
     "Q8_0",
     "BlockType",
     "dequantize",
     "from_float",
+    "get_blocks",
     "quantize",
+    "set_blocks",
     "to_float",
 ]
 
@@ -111,7 +117,7 @@ def to_float(tensor: Tensor) -> npt.NDArray[Any]:
         AllocError: the tensor has no data. TypeMismatch: a format that we do not know.
     """
     if tensor.type.is_quantized:
-        return dequantize(_rows(tensor), tensor.type)
+        return dequantize(get_blocks(tensor), tensor.type)
     dtype = numpy_dtype(tensor.type)
     if tensor.is_contiguous() and dtype is not None:
         values = tensor.bytes().view(dtype).reshape(tensor.ne[::-1])  # any buffer's layout
@@ -131,7 +137,7 @@ def from_float(tensor: Tensor, values: npt.NDArray[Any]) -> None:
     if values.shape != tensor.ne[::-1]:
         raise ShapeError(f"'{tensor.name}': values {values.shape}, want {tensor.ne[::-1]}")
     if tensor.type.is_quantized:
-        _set_rows(tensor, quantize(values, tensor.type))
+        set_blocks(tensor, quantize(values, tensor.type))
         return
     target = tensor.numpy(squeeze=False)
     if tensor.type == GGMLType.BF16:
@@ -170,15 +176,16 @@ def _block_type(type: GGMLType) -> BlockType:
     return BLOCK_TYPES[type]
 
 
-def _rows(tensor: Tensor) -> Bytes:
-    """The bytes of a quantized tensor, [ne3, ne2, ne1, row bytes]."""
+def get_blocks(tensor: Tensor) -> Bytes:
+    """The bytes of a quantized tensor of any strides, uint8 [ne3, ne2, ne1, row bytes]."""
     shape = (*tensor.ne[:0:-1], row_size(tensor.type, tensor.ne[0]))
     if tensor.is_contiguous():
         return tensor.bytes().reshape(shape)
     return _strided_rows(tensor, shape)
 
 
-def _set_rows(tensor: Tensor, rows: Bytes) -> None:
+def set_blocks(tensor: Tensor, rows: Bytes) -> None:
+    """The inverse of ``get_blocks``."""
     if tensor.is_contiguous():
         tensor.set(rows.reshape(-1))
     else:

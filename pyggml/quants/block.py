@@ -65,3 +65,16 @@ def pack_nibbles(q: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 def unpack_nibbles(qs: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """The inverse of ``pack_nibbles``."""
     return np.concatenate([qs & np.uint8(15), qs >> np.uint8(4)], axis=1)
+
+
+def pack_fives(q: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+    """Codes [n, 32] -> their fifth bits [n], element j in bit j, and their nibbles [n, 16]."""
+    fifth = np.packbits(q >> np.uint8(4), axis=1, bitorder="little").view("<u4")[:, 0]
+    return fifth, pack_nibbles(q & np.uint8(15))
+
+
+def unpack_fives(qh: npt.NDArray[np.uint32], qs: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The inverse of ``pack_fives``."""
+    fifth = np.ascontiguousarray(qh, "<u4").view(np.uint8).reshape(-1, 4)
+    bits = np.unpackbits(fifth, axis=1, bitorder="little")
+    return unpack_nibbles(qs) | bits << np.uint8(4)

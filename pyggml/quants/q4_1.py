@@ -19,11 +19,13 @@ def quantize_blocks(x: Floats) -> Blocks:
     """float32 [n, 32] -> blocks [n]."""
     low = x.min(axis=1, keepdims=True)
     d = (x.max(axis=1, keepdims=True) - low) / np.float32(15)
-    q = np.trunc((x - low) * inverse(d) + np.float32(0.5))  # two roundings, as without FMA
+    with np.errstate(invalid="ignore"):  # 0 * inf where d is too small to have an inverse
+        q = np.trunc((x - low) * inverse(d) + np.float32(0.5))  # two roundings, as without FMA
+    q = np.where(np.isnan(q), np.float32(0), np.minimum(q, 15))
     blocks = np.empty(len(x), DTYPE)
     blocks["d"] = d[:, 0]
     blocks["m"] = low[:, 0]
-    blocks["qs"] = pack_nibbles(np.minimum(q, 15).astype(np.uint8))
+    blocks["qs"] = pack_nibbles(q.astype(np.uint8))
     return blocks
 
 

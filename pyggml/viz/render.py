@@ -1,4 +1,4 @@
-"""Pictures on disk: graphviz draws DOT as SVG, and a file appears whole or not at all.
+"""Pictures on disk: graphviz draws DOT as SVG.
 
     render_svg(graph_dump_dot(graph), "graph.svg")
 
@@ -7,14 +7,12 @@ Needs graphviz's program ``dot``; everything else of this package works without.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import shutil
 import subprocess
-from pathlib import Path
 
 from ..errors import PyggmlError
+from ..files import write_whole
 
 _INSTALL = "`apt-get install graphviz`, `brew install graphviz`, or https://graphviz.org/download"
 
@@ -53,15 +51,3 @@ def render_svg(dot_text: str, path: str | os.PathLike[str], *, timeout: float = 
         reason = lines[-1] if lines else f"exit code {done.returncode}"
         raise PyggmlError(f"graphviz cannot draw {os.fspath(path)}: {reason}")
     write_whole(path, done.stdout)
-
-
-def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file next to its place and rename it. Raises: OSError."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()

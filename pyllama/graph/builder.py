@@ -19,14 +19,16 @@ from pyggml.tensor import Tensor
 
 from ..hparams import HParams
 from ..kv_cache import KVCache
+from ..memory import Memory
 
 
 class GraphBuilder:
     """Builds one graph.
 
     Attributes:
-        tokens, positions: I32 [T]; kv_index: I64 [T], the cell of each token (-1: none).
-        rows: I32 [4, T], what each token attends to (see ``flash_attn_cells``).
+        tokens, positions: I32 [T].
+        kv_index: for each cache I64 [T], the cell of each token (-1: none).
+        rows: for each cache I32 [4, T], what each token attends to (see ``flash_attn_cells``).
         out_ids: I32 [n_outputs], the tokens whose logits are wanted; None for all in order.
     """
 
@@ -34,7 +36,7 @@ class GraphBuilder:
         self,
         hparams: HParams,
         weights: Mapping[str, Tensor],
-        kv: KVCache,
+        kv: Memory,
         n_tokens: int,
         n_outputs: int,
     ) -> None:
@@ -44,8 +46,11 @@ class GraphBuilder:
         self.graph = CGraph()
         self.tokens = self._input(GGMLType.I32, "inp_tokens", n_tokens)
         self.positions = self._input(GGMLType.I32, "inp_pos", n_tokens)
-        self.kv_index = self._input(GGMLType.I64, "attn_inp_kv_idxs", n_tokens)
-        self.rows = self._input(GGMLType.I32, "attn_inp_rows", 4, n_tokens)
+        self.kv_index, self.rows = [], []
+        for cache in kv.caches:
+            swa = "_swa" if cache.window else ""
+            self.kv_index.append(self._input(GGMLType.I64, f"attn_inp_kv_idxs{swa}", n_tokens))
+            self.rows.append(self._input(GGMLType.I32, f"attn_inp_rows{swa}", 4, n_tokens))
         self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs)
 
     def _input(self, type: GGMLType, name: str, *ne: int) -> Tensor:
@@ -87,24 +92,52 @@ class GraphBuilder:
             freq_scale=hp.rope_freq_scale,
         ).set_name(f"{name} (roped)")
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """Store keys and values in the cache, then attend to it.
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Store keys and values in the layer's cache, then attend to it.
+
+        Which keys a token sees, by sequence, position and window, is an input (``rows``); ALiBi's
+        bias and the soft cap of scores are hyperparameters.
 
         Shape:
-            q [head_dim, n_head, T], k [head_dim, n_head_kv, T], v [n_embd_kv, T]
+            sinks [n_head], q [head_dim, n_head, T], k [head_dim, n_head_kv, T], v [n_embd_kv, T]
             -> [n_embd_q, T]
         """
-        ctx, hp, kv = self.ctx, self.hparams, self.kv
+        ctx, hp, kv = self.ctx, self.hparams, self.kv.of_layer(layer)
+        index, rows = (x[self.kv.caches.index(kv)] for x in (self.kv_index, self.rows))
         v = ops.reshape_3d(ctx, v, hp.head_dim, hp.n_head_kv, self.n_tokens)
         self.graph.build_forward_expand(q)
         for cache, new in ((kv.k[layer], k), (kv.v[layer], v)):  # [head_dim, n_cells, n_head_kv]
             new = ops.permute(ctx, new, 0, 2, 1, 3)  # [head_dim, T, n_head_kv]
-            self.graph.build_forward_expand(ops.set_rows(ctx, cache, new, self.kv_index))
+            self.graph.build_forward_expand(ops.set_rows(ctx, cache, new, index))
         q = ops.permute(ctx, q, 0, 2, 1, 3)  # [head_dim, T, n_head]
         out = ops.flash_attn_cells(
-            ctx, q, kv.k[layer], kv.v[layer], kv.cells, self.rows, 1 / math.sqrt(hp.head_dim)
+            ctx,
+            q,
+            kv.k[layer],
+            kv.v[layer],
+            kv.cells,
+            rows,
+            1 / math.sqrt(hp.head_dim),
+            hp.max_alibi_bias,
+            hp.attn_logit_softcap,
+            sinks=sinks,
         ).set_name(f"kqv-{layer}")  # [head_dim, n_head, T]
         return ops.reshape_2d(ctx, out, hp.n_embd_q, self.n_tokens).set_name(f"kqv_out-{layer}")
+
+    def shift_keys(self, cache: KVCache, cells: Tensor) -> None:
+        """Rotate the keys in T cells of a cache by ``positions``, which are differences here.
+
+        Shape:
+            cells I32 [T, n_head_kv], each head's the same
+        """
+        ctx, index = self.ctx, self.kv_index[self.kv.caches.index(cache)]
+        for i, k in cache.k.items():
+            rows = ops.get_rows(ctx, k, cells)  # [head_dim, T, n_head_kv]
+            rows = self.rope(ops.permute(ctx, rows, 0, 2, 1, 3), f"cache_k_l{i}")
+            rows = ops.permute(ctx, rows, 0, 2, 1, 3)  # [head_dim, T, n_head_kv]
+            self.graph.build_forward_expand(ops.set_rows(ctx, k, rows, index))
 
     def select_outputs(self, x: Tensor) -> Tensor:
         """Only the tokens whose logits are wanted: [n, n_outputs]."""

@@ -106,7 +106,7 @@ def test_a_value_may_look_like_a_flag() -> None:
         ("-fa", "maybe"),
         ("-lm", "floppy"),
         ("-ctk", "q3_k"),
-        ("-ctk", "f32"),
+        ("-ctk", "q4_0"),
         ("-sys", "a", "-sysf", "b"),
         ("--chat-template-kwargs", "x"),
         ("stray",),

@@ -13,12 +13,13 @@ import platform
 import threading
 
 from ... import env
-from ...buffer import HOST, BufferType
+from ...buffer import HOST, BufferType, HostBufferType
 from ...cgraph import CGraph
 from ...errors import ComputeError
 from ...tensor import Tensor
 from ..interface import Device
 from . import kernels as kernels  # registers the lowerings
+from .buffer import RepackBufferType
 from .lowering import LOWER, SUPPORTS, reads_layout
 from .osapi import default_threads
 from .pool import get_pool
@@ -50,6 +51,9 @@ class CpuBackend:
 
     def buffer_type(self) -> BufferType:
         return HOST
+
+    def supports_buft(self, buft: BufferType) -> bool:
+        return isinstance(buft, (HostBufferType, RepackBufferType))
 
     def supports_op(self, node: Tensor) -> bool:
         """Whether a kernel takes this node's types and strides."""

@@ -3,10 +3,12 @@
     group_bytes(Q4_1, 576)                         # bytes of 16 rows of 576 columns: 5760
 
 A group is 16 rows; within it, blocks of 32 columns follow each other. A block holds the 16 scales
-(float16), for Q4_1 the 16 minima, then lines of 64 bytes: line j has 4 bytes of each row, the codes
-of columns 4j..4j+3 (four-bit formats: in the low nibbles, with 16+4j.. in the high ones). F16 and
-F32 are columns of 16 values. The bytes are ggml's, only their order differs. Rows past the last
-full group are padded with zeros.
+(float16), for Q4_1 and Q5_1 the 16 minima, then lines of 64 bytes: line j has 4 bytes of each row,
+the codes of columns 4j..4j+3 (nibbles: in the low ones, with 16+4j.. in the high ones). Five-bit
+formats have a line of fifth bits before: 32 bits of each row, where bit j of byte i is column
+4j+i, so that a shift puts four of them where they belong. F16, BF16 and F32 are columns of 16
+values. The bits are ggml's, only their order differs. Rows past the last full group are padded
+with zeros.
 """
 
 from __future__ import annotations
@@ -18,8 +20,15 @@ from ...dtype import GGMLType
 
 ROWS = 16  # rows of a group
 Q8_BLOCK = 40  # bytes of 32 quantized activations: float32 d, float32 d * sum, 32 x int8
-INTERLEAVED = (GGMLType.F32, GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
-_HEADER = {GGMLType.Q8_0: 2, GGMLType.Q4_0: 2, GGMLType.Q4_1: 4}  # bytes before a block's codes
+_HEADER = {  # bytes before a block's codes
+    GGMLType.Q8_0: 2,
+    GGMLType.Q4_0: 2,
+    GGMLType.Q4_1: 4,
+    GGMLType.Q5_0: 2,
+    GGMLType.Q5_1: 4,
+}
+INTERLEAVED = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, *_HEADER)
+FIVE_BITS = (GGMLType.Q5_0, GGMLType.Q5_1)
 
 
 def block_bytes(type: int) -> int:
@@ -43,7 +52,10 @@ def interleave(type: GGMLType, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.ui
     at = 0
     for start, stop in _fields(type):
         width = stop - start
-        out[:, :, at : at + ROWS * width] = blocks[:, :, :, start:stop].reshape(*out.shape[:2], -1)
+        part = blocks[:, :, :, start:stop]
+        if type in FIVE_BITS and start == _HEADER[type]:
+            part = _transpose_bits(part, 8, 4)
+        out[:, :, at : at + ROWS * width] = part.reshape(*out.shape[:2], -1)
         at += ROWS * width
     return out.reshape(groups, -1)
 
@@ -58,8 +70,10 @@ def deinterleave(
     at = 0
     for start, stop in _fields(type):
         width = stop - start
-        part = source[:, :, at : at + ROWS * width]
-        blocks[:, :, :, start:stop] = part.reshape(*source.shape[:2], ROWS, width)
+        part = source[:, :, at : at + ROWS * width].reshape(*source.shape[:2], ROWS, width)
+        if type in FIVE_BITS and start == _HEADER[type]:
+            part = _transpose_bits(part, 4, 8)
+        blocks[:, :, :, start:stop] = part
         at += ROWS * width
     return blocks.transpose(0, 2, 1, 3).reshape(n_groups * ROWS, -1)[:n_rows]
 
@@ -71,3 +85,10 @@ def _fields(type: GGMLType) -> list[tuple[int, int]]:
     header = _HEADER[type]
     scales = [(i, i + 2) for i in range(0, header, 2)]
     return scales + [(i, i + 4) for i in range(header, type.type_size, 4)]
+
+
+def _transpose_bits(words: npt.NDArray[np.uint8], n: int, m: int) -> npt.NDArray[np.uint8]:
+    """Words of 4 bytes: bit m * j + i becomes bit n * i + j (j < n, i < m)."""
+    bits = np.unpackbits(words, axis=-1, bitorder="little")
+    bits = bits.reshape(*words.shape[:-1], n, m).swapaxes(-1, -2)
+    return np.packbits(bits.reshape(*words.shape[:-1], 32), axis=-1, bitorder="little")

@@ -14,7 +14,9 @@ from .abi import i64_ptr
 from .atomics import atomic_add, atomic_cas, atomic_load, atomic_store, call_address, cycles, pause
 
 # Control block: one 64-byte line a word, by byte offset.
-CLAIM, TODO, ABORT, ERROR, QUIT, PROGRAM, N_THREADS, PROFILE, SCRATCH = (64 * i for i in range(9))
+CLAIM, TODO, ABORT, ERROR, QUIT, PROGRAM, N_THREADS, PROFILE, SPINS, SCRATCH = (
+    64 * i for i in range(10)
+)
 MAX_THREADS = 512
 CONTROL_BYTES = SCRATCH + 8 * MAX_THREADS  # the last line begins a table: scratch of each thread
 # The claim word: 27 bits of epoch, 16 of phase, 20 of chunks left.
@@ -24,7 +26,8 @@ END = (1 << 16) - 1  # the phase number of a finished run
 H_PHASES, H_N_PHASES, H_LAUNCHES = 0, 1, 2
 PHASE_WORDS, LAUNCH_WORDS = 3, 4  # (first launch, launches, chunks); (address, node, chunks, first)
 
-SPINS = 10000  # pause instructions before yielding: longer than Python takes between two tokens
+# A thread's pause instructions before it yields: longer than Python takes between two tokens.
+DEFAULT_SPINS = 10000
 YIELDS = 100  # yields before sleeping
 PARK_AFTER = 60  # sleeps of ~20 us or more before a worker parks
 
@@ -75,7 +78,7 @@ def work(ctl, me, epoch, sched_yield, usleep):  # type: ignore[no-untyped-def]
     """
     if me == 0:
         _open_phase(ctl, epoch, 0)
-    idle = 0
+    idle, spins = 0, atomic_load(ctl + SPINS)
     while True:
         claim = atomic_load(ctl + CLAIM)
         left = claim & MAX_CHUNKS
@@ -91,15 +94,15 @@ def work(ctl, me, epoch, sched_yield, usleep):  # type: ignore[no-untyped-def]
         if me == 0:
             if claim == pack(epoch, END, 0):
                 return 0
-            idle = min(idle, SPINS + YIELDS)  # the caller never parks
+            idle = min(idle, spins + YIELDS)  # the caller never parks
         elif atomic_load(ctl + QUIT) != 0:
             return 1
         idle += 1
-        if idle < SPINS:
+        if idle < spins:
             pause()
-        elif idle < SPINS + YIELDS:
+        elif idle < spins + YIELDS:
             call_address(sched_yield, 0, 0, 0, 0)
-        elif idle < SPINS + YIELDS + PARK_AFTER or (
+        elif idle < spins + YIELDS + PARK_AFTER or (
             (claim >> 20) & END != END and me < atomic_load(ctl + N_THREADS)
         ):
             call_address(usleep, 20, 0, 0, 0)

@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 import sys
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 
@@ -57,6 +58,72 @@ def physical_cores() -> int:
         except OSError:
             cores.add(str(cpu))
     return max(1, len(cores))
+
+
+def usable_cpus() -> list[int]:
+    """Numbers of the CPUs that this process may run on."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:
+        return list(range(os.cpu_count() or 1))
+
+
+def set_cpus(cpus: Collection[int]) -> str:
+    """Run the calling thread, and threads that it starts, on these CPUs only.
+
+    Returns:
+        An empty string, or why it could not be done.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return "this system cannot bind threads to CPUs"
+    missing = sorted(set(cpus) - set(usable_cpus()))
+    if missing or not cpus:
+        return f"CPUs {missing} are not among those of this process, {usable_cpus()}"
+    os.sched_setaffinity(0, cpus)
+    return ""
+
+
+PRIORITIES = {-1: "low", 0: "normal", 1: "medium", 2: "high", 3: "realtime"}
+
+
+def set_priority(level: int) -> str:
+    """Schedule the calling thread, and threads that it starts, at a level of ``PRIORITIES``.
+
+    Returns:
+        An empty string, or why it could not be done.
+
+    Source: ggml, ``ggml_thread_apply_priority``.
+    """
+    if not hasattr(os, "sched_setscheduler"):
+        return "this system has no scheduling classes"
+    policy, value = {
+        -1: (os.SCHED_BATCH, 0),
+        0: (os.SCHED_OTHER, 0),
+        1: (os.SCHED_FIFO, 40),
+        2: (os.SCHED_FIFO, 80),
+        3: (os.SCHED_FIFO, 90),
+    }[level]
+    try:
+        os.sched_setscheduler(0, policy, os.sched_param(value))
+    except OSError as e:
+        return f"{e.strerror}; {PRIORITIES[level]} priority needs root or CAP_SYS_NICE"
+    return ""
+
+
+def cache_sizes() -> dict[str, int]:
+    """Bytes of this machine's CPU caches by name, ``{"L1d": 32768, ...}``; empty if unknown."""
+    sizes = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size = (
+                (index / name).read_text().strip() for name in ("level", "type", "size")
+            )
+        except OSError:
+            continue
+        name = f"L{level}" + {"Data": "d", "Instruction": "i"}.get(kind, "")
+        if size[:-1].isdigit() and size[-1] in "KM":
+            sizes[name] = int(size[:-1]) << (10 if size[-1] == "K" else 20)
+    return sizes
 
 
 def cgroup_cpus() -> float:

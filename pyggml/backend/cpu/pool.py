@@ -16,8 +16,9 @@ import atexit
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from .loop import (
     ABORT,
     CLAIM,
     CONTROL_BYTES,
+    DEFAULT_SPINS,
     END,
     ERROR,
     MAX_THREADS,
@@ -39,6 +41,7 @@ from .loop import (
     PROGRAM,
     QUIT,
     SCRATCH,
+    SPINS,
     pack,
     work,
 )  # fmt: skip
@@ -50,6 +53,15 @@ if TYPE_CHECKING:
 _LONG_S = 0.05  # a program that took longer is interrupted by Ctrl-C while it runs
 
 
+class Runnable(Protocol):
+    """What runs: a program, or a traced one."""
+
+    scratch_bytes: int
+    seconds: float
+
+    def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]: ...
+
+
 class Pool:
     """Workers and the control block that they share with the caller."""
 
@@ -59,6 +71,8 @@ class Pool:
         self._scratch_table = self._control[SCRATCH:].view(np.int64)
         self.control = int(self._control.ctypes.data)
         self.error_slot = self.control + ERROR
+        self._spins = DEFAULT_SPINS
+        self._pinned: list[int] = []
         self._scratch: list[npt.NDArray[np.uint8]] = []
         self.reset()
         atexit.register(self.close)
@@ -74,15 +88,37 @@ class Pool:
         self._epoch = 1
         self.open = 0  # threads of the run that begins or goes on: they do not park
         self._set(CLAIM, pack.py_func(self._epoch, END, 0))
+        self._set(SPINS, self._spins)
 
     def _set(self, offset: int, value: int) -> None:
         self._words[offset // 64] = value
+
+    def configure(self, *, poll: int = 50, pinned: Sequence[int] = ()) -> None:
+        """How threads wait and where they run; threads that run already keep their place.
+
+        Args:
+            poll: 0 to 100: how long an idle thread spins before it yields and sleeps. 50 is longer
+                than Python takes between two tokens; 0 saves power, and costs speed.
+            pinned: thread i runs on the CPU ``pinned[i % len(pinned)]`` only; empty lets the
+                system choose.
+        """
+        self._spins = DEFAULT_SPINS * poll // 50
+        self._set(SPINS, self._spins)
+        self._pinned = list(pinned)
+
+    def cpu(self, index: int) -> list[int]:
+        """The CPU that a thread is pinned to, if any."""
+        return [self._pinned[index % len(self._pinned)]] if self._pinned else []
 
     def abort(self) -> None:
         """Stop the running compute (from any thread); it raises Aborted."""
         self._set(ABORT, 1)
 
-    def run(self, program: Program, n_threads: int) -> None:
+    def scratch_addresses(self) -> list[int]:
+        """Of each thread's scratch memory, the caller's first."""
+        return [int(s.ctypes.data) for s in self._scratch]
+
+    def run(self, program: Runnable, n_threads: int) -> None:
         """Run a program to its end. Raises: Aborted, ComputeError."""
         n_threads = min(n_threads, MAX_THREADS)
         with self._lock:
@@ -116,7 +152,7 @@ class Pool:
                     times.append(cycles * elapsed / max(1.0, cycles.sum()))
         return times
 
-    def _prepare(self, program: Program, n_threads: int) -> None:
+    def _prepare(self, program: Runnable, n_threads: int) -> None:
         ready_threads, ready_bytes = self._ready
         if n_threads > ready_threads or program.scratch_bytes > ready_bytes:
             n, size = max(n_threads, ready_threads), max(program.scratch_bytes, ready_bytes)
@@ -178,6 +214,8 @@ class _Worker:
 
     def _loop(self) -> None:
         pool, yields = self._pool, osapi.yield_addresses()
+        if pool.cpu(self._index):
+            osapi.set_cpus(pool.cpu(self._index))
         while True:
             if work(pool.control, self._index, 0, *yields):
                 return

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...buffer import HOST, BufferType
+from ...buffer import HOST, BufferType, HostBufferType
 from ...cgraph import CGraph
 from ...errors import AllocError, ComputeError, PyggmlError
 from ...ops.custom import MAP_CUSTOM, is_kernel
 from ...ops.op import Array
-from ...quants import BLOCK_TYPES, from_float, to_float
+from ...quants import BLOCK_TYPES, from_float, get_blocks, set_blocks, to_float
 from ...tensor import Tensor
 from ..interface import Device
 
@@ -31,6 +31,9 @@ class ReferenceBackend:
 
     def buffer_type(self) -> BufferType:
         return HOST
+
+    def supports_buft(self, buft: BufferType) -> bool:
+        return isinstance(buft, HostBufferType)
 
     def supports_op(self, node: Tensor) -> bool:
         if node.op is MAP_CUSTOM and is_kernel(node.op_params["fun"]):
@@ -74,11 +77,10 @@ def store(node: Tensor, result: Array) -> None:
     """Write a result into a node. Rows of a quantized view that did not change keep their bytes."""
     if node.view_src is not None and node.type.is_quantized:
         # quantizing again what was dequantized need not give the same bytes
-        old, before = to_float(node), node.bytes().reshape(*result.shape[:-1], -1).copy()
+        old, before = to_float(node), get_blocks(node).copy()
         changed = ~np.all(old == result, axis=-1)
         from_float(node, np.where(changed[..., None], result, 0))
-        rows = node.bytes().reshape(before.shape)
-        node.set(np.where(changed[..., None], rows, before).reshape(-1))
+        set_blocks(node, np.where(changed[..., None], get_blocks(node), before))
     else:
         from_float(node, result)
 

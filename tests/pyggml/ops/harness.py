@@ -66,7 +66,7 @@ class CaseRun:
     def compute(self) -> None:
         self._allocate()
         for tensor, a in self.filled:
-            tensor.set(_stored(random_values(a, self.rng), a.type))
+            tensor.set(stored(random_values(a, self.rng), a.type))
         sources = [None if s is None else np.array(to_float(s)) for s in self.node.src]
         old = np.array(to_float(self.node)) if self.node.view_src is not None else None
         assert self.op.reference is not None
@@ -124,7 +124,8 @@ class CaseRun:
         return stored.astype(np.float32) if type == GGMLType.F16 else stored
 
 
-def _stored(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:
+def stored(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:
+    """Values as what a tensor of ``type`` is set with."""
     if type == GGMLType.BF16:
         return quantize(values, type).view(np.uint16)
     return quantize(values, type) if type.is_quantized else values

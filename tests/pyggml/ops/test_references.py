@@ -149,3 +149,80 @@ def test_casts_round_trip() -> None:
     half = ops.cast(ctx, x, GGMLType.F16)
     back = compute(ctx, ops.cast(ctx, half, GGMLType.F32))
     assert np.array_equal(back, x.numpy().astype(np.float16).astype(np.float32))
+
+
+def test_set_and_acc_are_writes_through_a_view() -> None:
+    ctx = Context()
+    a, b = ctx.from_numpy(floats(3, 5, 17)), ctx.from_numpy(floats(2, 4))
+    before, offset = a.numpy().copy(), a.nb[2] + a.nb[1] + 8
+    want = before.copy()
+    want[1, 1:3, 2:6] = b.numpy()
+    assert np.array_equal(compute(ctx, ops.set_2d(ctx, a, b, a.nb[1], offset)), want)
+    want[1, 1:3, 2:6] += before[1, 1:3, 2:6]
+    assert np.array_equal(compute(ctx, ops.acc(ctx, a, b, a.nb[1:], offset)), want)
+    assert np.array_equal(a.numpy(), before)
+    y = compute(ctx, ops.acc_inplace(ctx, a, b, a.nb[1:], offset))
+    assert np.shares_memory(y, a.numpy()) and np.array_equal(a.numpy(), want)
+
+
+def test_a_diagonal_mask_is_a_causal_mask() -> None:
+    ctx = Context()
+    kq = ctx.from_numpy(floats(2, 5, 8))
+    mask = np.where(np.arange(8) <= np.arange(5)[:, None] + 3, 0, -np.inf).astype(np.float32)
+    one = compute(ctx, ops.soft_max(ctx, ops.diag_mask_inf(ctx, kq, 3)))
+    other = compute(ctx, ops.soft_max_ext(ctx, kq, ctx.from_numpy(mask)))
+    assert np.array_equal(one, other)
+    lower = compute(ctx, ops.diag_mask_zero(ctx, ops.cont(ctx, ops.repeat_4d(
+        ctx, ops.fill(ctx, ctx.from_numpy(floats(1)), 1.0), 6, 6, 1, 1)), 0))  # fmt: skip
+    assert np.array_equal(lower, np.tril(np.ones((6, 6))))
+
+
+def test_both_ways_to_the_largest_agree_and_order_the_values() -> None:
+    ctx = Context()
+    x = ctx.from_numpy(floats(3, 33))
+    places = compute(ctx, ops.top_k(ctx, x, 5))
+    assert np.array_equal(places, compute(ctx, ops.argsort_top_k(ctx, x, 5)))
+    values = np.take_along_axis(x.numpy(), places, -1)
+    assert np.array_equal(values, np.sort(x.numpy())[:, :-6:-1])
+    rising = compute(ctx, ops.argsort(ctx, x))
+    assert np.array_equal(np.take_along_axis(x.numpy(), rising, -1), np.sort(x.numpy()))
+
+
+def test_norms_have_no_mean_and_unit_size() -> None:
+    ctx = Context()
+    x = ctx.from_numpy(floats(2, 6, 4, 5) * 3 + 7)
+    y = compute(ctx, ops.norm(ctx, x, 0.0)).astype(np.float64)
+    assert y.mean(-1) == pytest.approx(0, abs=1e-6) and y.std(-1) == pytest.approx(1)
+    y = compute(ctx, ops.group_norm(ctx, x, 3, 0.0)).astype(np.float64).reshape(2, 3, -1)
+    assert y.mean(-1) == pytest.approx(0, abs=1e-6) and y.std(-1) == pytest.approx(1)
+    y = compute(ctx, ops.l2_norm(ctx, x, 0.0)).astype(np.float64)
+    assert np.linalg.norm(y, axis=-1) == pytest.approx(1)
+
+
+def test_gated_units_with_limits() -> None:
+    ctx = Context()
+    gate, up = np.array([9.0, 1, -9], np.float32), np.array([9.0, -9, 0.5], np.float32)
+    g, u = ctx.from_numpy(gate), ctx.from_numpy(up)
+    y = compute(ctx, ops.swiglu_oai(ctx, g, u, 1.702, 7.0))
+    want = [
+        7 / (1 + exp(-7 * 1.702)) * 8,
+        1 / (1 + exp(-1.702)) * -6,
+        -9 / (1 + exp(9 * 1.702)) * 1.5,
+    ]
+    assert y == pytest.approx(want, rel=1e-5)
+    y = compute(ctx, ops.swiglu_clamp(ctx, g, u, 7.0))
+    assert y == pytest.approx(
+        [49 / (1 + exp(-7)), -7 / (1 + exp(-1)), -4.5 / (1 + exp(9))], rel=1e-5
+    )
+
+
+def test_what_lies_around_a_padded_tensor() -> None:
+    ctx = Context()
+    x = ctx.from_numpy(np.arange(1, 4, dtype=np.float32))
+    assert compute(ctx, ops.pad(ctx, x, 2, 0, 0, 0)).tolist() == [1, 2, 3, 0, 0]
+    around = ops.pad_ext(ctx, x, (2, 0, 0, 0), (1, 0, 0, 0), circular=True)
+    assert compute(ctx, around).tolist() == [2, 3, 1, 2, 3, 1]
+    assert compute(ctx, ops.pad_reflect_1d(ctx, x, 2, 1)).tolist() == [3, 2, 1, 2, 3, 2]
+    assert compute(ctx, ops.roll(ctx, x, 1, 0, 0, 0)).tolist() == [3, 1, 2]
+    assert compute(ctx, ops.cumsum(ctx, x)).tolist() == [1, 3, 6]
+    assert compute(ctx, ops.arange(ctx, 0, 1, 0.25)).tolist() == [0, 0.25, 0.5, 0.75]

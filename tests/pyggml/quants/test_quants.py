@@ -20,7 +20,7 @@ from pyggml.ops import permute
 from pyggml.quants import BLOCK_TYPES, dequantize, from_float, quantize, to_float
 
 F32, F16, BF16 = GGMLType.F32, GGMLType.F16, GGMLType.BF16
-Q8_0, Q4_0, Q4_1 = GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1
+Q8_0, Q4_0, Q5_0 = GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q5_0
 TYPES = [*BLOCK_TYPES, F16, BF16, F32]
 by_name = pytest.mark.parametrize("type", TYPES, ids=lambda t: t.name)
 blocks_only = pytest.mark.parametrize("type", list(BLOCK_TYPES), ids=lambda t: t.name)
@@ -53,12 +53,25 @@ def test_bytes_are_gguf_bytes(type: GGMLType, name: str) -> None:
     got = quantize(x, type)
     assert got.dtype == np.uint8 and got.shape == (64, row_size(type, 256))
     want = gguf_quants.quantize(x, theirs(type)).view(np.uint8).reshape(got.shape)
-    if type == Q4_0:  # gguf rounds x * id + 8.5 once, in float64; ggml's C code twice, in float32
+    if type in (Q4_0, Q5_0):  # gguf rounds x * id + 8.5 once, in float64; ggml's C code twice
         codes = [dequantize(b, type) / max(np.abs(x).max(), 1e-30) for b in (got, want)]
         assert np.mean(got != want) < 1e-3
         assert np.abs(codes[0] - codes[1]).max() < 0.15  # one code
     else:
         assert np.array_equal(got, want)
+
+
+@blocks_only
+@pytest.mark.parametrize("name", samples())
+def test_bytes_are_ggml_bytes(type: GGMLType, name: str) -> None:
+    """ggml's own C functions, where the package that has them exists."""
+    libgguf = pytest.importorskip("libgguf")
+    x = samples()[name]
+    got = quantize(x, type)
+    want = np.asarray(libgguf.quantize_rows(x, theirs(type))).view(np.uint8).reshape(got.shape)
+    assert np.array_equal(got, want)
+    values = np.asarray(libgguf.dequantize_rows(got, theirs(type), 256))
+    assert np.array_equal(dequantize(got, type), values.reshape(x.shape))
 
 
 @by_name

@@ -8,29 +8,45 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
+
 from ....dtype import GGMLType
-from ....jit import Kernel, kernel
-from ....ops.glu import ACTIVATIONS
+from ....jit import Kernel, inline_strict, kernel
+from ....ops.glu import ACTIVATIONS, OAI
 from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC1, data, first_row, int_param, ne, nrows, row_address
+from ..abi import DST, SRC0, SRC1, data, first_row, float_param, int_param, ne, nrows, row_address
 from ..layout import Q8_BLOCK
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, put, take
+from ..simd.math import exp_f32
 from .quantize import BLOCK, quantize_row
 from .span import columns, split
 from .unary import IDS, function
 
 GRAIN = 768  # elements
 _TYPES = (GGMLType.F32, GGMLType.F16)
-PARTS, SWAPPED, QUANTIZE = range(3)  # parameters
+PARTS, SWAPPED, QUANTIZE, ALPHA, LIMIT, SHIFT = range(6)  # parameters; SHIFT is added to up
+ONE = np.float32(1)
+
+
+@inline_strict
+def _limited(gate, up, alpha, limit, shift):  # type: ignore[no-untyped-def]
+    """``g * sigmoid(alpha * g) * (u + shift)`` of the limited gate and up."""
+    gate = limit if gate > limit else gate
+    up = limit if up > limit else up
+    up = -limit if up < -limit else up
+    return gate / (ONE + exp_f32(-alpha * gate)) * (up + shift)
 
 
 @cache
 def glu_kernel(kind: int, fmt: int) -> Kernel:
-    """The kernel of an activation for a type; without SRC1 the rows are packed."""
+    """The kernel of an activation (-1: limited) for a type; without SRC1 the rows are packed."""
+    size = GGMLType(fmt).type_size
 
     def glu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, parts, out = ne(node, DST, 0), int_param(node, PARTS), int_param(node, QUANTIZE)
+        alpha, limit = float_param(node, ALPHA), float_param(node, LIMIT)
+        shift = float_param(node, SHIFT)
         units = nrows(node, DST) * parts
         for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
             row = u // parts
@@ -40,17 +56,22 @@ def glu_kernel(kind: int, fmt: int) -> Kernel:
             if data(node, SRC1) != 0:
                 up = row_address(node, SRC1, row)
             else:
-                first, second = gate, gate + n * (4 if fmt == F32 else 2)
+                first, second = gate, gate + n * size
                 swapped = int_param(node, SWAPPED) != 0
                 gate, up = (second, first) if swapped else (first, second)
-            for i in range(begin, end):
-                put(fmt, y, i, function(kind, take(fmt, gate, i)) * take(fmt, up, i))
+            if kind < 0:
+                for i in range(begin, end):
+                    v = _limited(take(fmt, gate, i), take(fmt, up, i), alpha, limit, shift)
+                    put(fmt, y, i, v)
+            else:
+                for i in range(begin, end):
+                    put(fmt, y, i, function(kind, take(fmt, gate, i)) * take(fmt, up, i))
             if fmt == F32 and out != 0:
                 block = row * (n // BLOCK) + begin // BLOCK
                 quantize_row(y + 4 * begin, out + block * Q8_BLOCK, end - begin)
 
     made = kernel(glu)
-    made.name = f"glu_{[*IDS][kind]}_{GGMLType(fmt).name.lower()}"
+    made.name = f"glu_{'limited' if kind < 0 else [*IDS][kind]}_{GGMLType(fmt).name.lower()}"
     return made
 
 
@@ -61,8 +82,11 @@ def _supports(node: Tensor) -> bool:
 @lowers("GLU", _supports)
 def _lower_glu(low: Lowering, node: Tensor) -> None:
     parts, chunks = split(low, node, GRAIN)
-    kind = IDS[ACTIVATIONS[node.op_params["kind"]]]
-    params = (parts, int(node.op_params["swapped"]), 0)
+    p = node.op_params
+    kind = IDS[ACTIVATIONS[p["kind"]]] if p["kind"] in ACTIVATIONS else -1
+    alpha = float(p["alpha"]) if p["kind"] == OAI else 1.0
+    shift = 1.0 if p["kind"] == OAI else 0.0
+    params = (parts, int(p["swapped"]), 0, alpha, float(p["limit"]), shift)
     src = (*node.src, None)[:2]
     launch = low.launch(glu_kernel(kind, int(node.type)), node, params, chunks, src=src)
     if node.type is GGMLType.F32:

@@ -1,7 +1,8 @@
-"""RMS_NORM, with the multiplication by a weight behind it and the quantization of the result.
+"""RMS_NORM, with the multiplication by a weight behind it and the quantization of the result; NORM,
+L2_NORM and GROUP_NORM.
 
-A row belongs to one thread, and its sum has one order, so the bits depend on the row alone.
-Access: a row is read twice (the second time from L1) and written once.
+A row (a group) belongs to one thread, and its sum has one order, so the bits depend on it alone.
+Access: a row is read twice or thrice (but the first time from L1) and written once.
 """
 
 from __future__ import annotations
@@ -13,11 +14,23 @@ import numpy as np
 from ....dtype import GGMLType
 from ....jit import inline, kernel
 from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC1, data, first_row, float_param, int_param, ne, nrows, row_address
+from ..abi import (
+    DST,
+    SRC0,
+    SRC1,
+    data,
+    first_row,
+    float_param,
+    int_param,
+    ne,
+    nrows,
+    row_address,
+)
 from ..layout import Q8_BLOCK
 from ..lowering import Lowering, all_f32, fuses, lowers
 from ..simd.element import F32, put, take
 from .quantize import BLOCK, quantize_row
+from .reduce import sum_f32
 from .span import may_write_over, repeated_row
 
 EPS, QUANTIZE = 0, 1  # parameters
@@ -76,3 +89,80 @@ def _lower_rms_norm_mul(low: Lowering, norm: Tensor, product: Tensor) -> bool:
         return False
     _launch(low, norm, product, w)
     return True
+
+
+@inline
+def centred_squares(x, n, mean):  # type: ignore[no-untyped-def]
+    """The float64 sum of squared distances from ``mean``, in one order for each ``n``."""
+    total = 0.0
+    for i in range(n):
+        v = np.float64(take(F32, x, i)) - mean
+        total += v * v
+    return total
+
+
+@kernel
+def norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Parameter: eps."""
+    n, rows, eps = ne(node, DST, 0), nrows(node, DST), np.float64(float_param(node, EPS))
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+        mean = sum_f32(x, n) / n
+        s = 1 / math.sqrt(centred_squares(x, n, mean) / n + eps)
+        for i in range(n):
+            put(F32, y, i, np.float32((np.float64(take(F32, x, i)) - mean) * s))
+
+
+@kernel
+def l2_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Parameter: eps."""
+    n, rows, eps = ne(node, DST, 0), nrows(node, DST), np.float64(float_param(node, EPS))
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+        length = math.sqrt(centred_squares(x, n, 0.0))
+        s = 1 / (eps if length < eps else length)
+        for i in range(n):
+            put(F32, y, i, np.float32(np.float64(take(F32, x, i)) * s))
+
+
+@kernel
+def group_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Parameters: eps, channels of a group, groups."""
+    n, height, channels = ne(node, DST, 0), ne(node, DST, 1), ne(node, DST, 2)
+    eps, step, groups = np.float64(float_param(node, EPS)), int_param(node, 1), int_param(node, 2)
+    units = groups * ne(node, DST, 3)
+    for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+        i3 = u // groups
+        first = (u - i3 * groups) * step
+        rows = height * (min(channels, first + step) - first)  # 0 or less: no channels are left
+        start = (i3 * channels + first) * height
+        mean = 0.0
+        for r in range(rows):
+            mean += sum_f32(row_address(node, SRC0, start + r), n)
+        mean /= n * rows
+        variance = 0.0
+        for r in range(rows):
+            variance += centred_squares(row_address(node, SRC0, start + r), n, mean)
+        s = 1 / math.sqrt(variance / (n * rows) + eps)
+        for r in range(rows):
+            x, y = row_address(node, SRC0, start + r), row_address(node, DST, start + r)
+            for i in range(n):
+                put(F32, y, i, np.float32((np.float64(take(F32, x, i)) - mean) * s))
+
+
+@lowers("NORM", all_f32)
+def _lower_norm(low: Lowering, node: Tensor) -> None:
+    low.launch(norm_f32, node, (float(node.op_params["eps"]),), low.row_chunks(node))
+
+
+@lowers("L2_NORM", all_f32)
+def _lower_l2_norm(low: Lowering, node: Tensor) -> None:
+    low.launch(l2_norm_f32, node, (float(node.op_params["eps"]),), low.row_chunks(node))
+
+
+@lowers("GROUP_NORM", all_f32)
+def _lower_group_norm(low: Lowering, node: Tensor) -> None:
+    groups = int(node.op_params["n_groups"])
+    step = -(-node.ne[2] // groups)
+    params = (float(node.op_params["eps"]), step, groups)
+    low.launch(group_norm_f32, node, params, min(groups * node.ne[3], 8 * low.n_threads))

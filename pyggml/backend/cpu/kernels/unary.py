@@ -28,15 +28,17 @@ from ..simd.math import (
     gelu_erf_f32,
     gelu_f32,
     gelu_quick_f32,
+    log_f32,
     sigmoid_f32,
     silu_f32,
+    sincos_f32,
     tanh_f32,
     with_sign,
 )
 from .span import columns, split
 
 GRAIN = 1024  # elements: a microsecond of exp
-_TYPES = (GGMLType.F32, GGMLType.F16)
+_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 ZERO, HALF, ONE, THREE, SIX = (np.float32(v) for v in (0, 0.5, 1, 3, 6))
 
 
@@ -108,6 +110,26 @@ def _round(x):  # type: ignore[no-untyped-def]
     return t + with_sign(ONE, x) if abs_f32(x - t) >= HALF else t  # half goes away from zero
 
 
+@inline_strict
+def _sqr(x):  # type: ignore[no-untyped-def]
+    return x * x
+
+
+@inline_strict
+def _sqrt(x):  # type: ignore[no-untyped-def]
+    return np.sqrt(x)
+
+
+@inline_strict
+def _sin(x):  # type: ignore[no-untyped-def]
+    return sincos_f32(x)[0]
+
+
+@inline_strict
+def _cos(x):  # type: ignore[no-untyped-def]
+    return sincos_f32(x)[1]
+
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "abs": abs_f32,
     "sgn": _sgn,
@@ -130,6 +152,11 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "ceil": _ceil,
     "round": _round,
     "trunc": _trunc,
+    "sqr": _sqr,  # from here on ops of their own, see math.py
+    "sqrt": _sqrt,
+    "log": log_f32,
+    "sin": _sin,
+    "cos": _cos,
 }
 IDS = {kind: i for i, kind in enumerate(FUNCTIONS)}
 

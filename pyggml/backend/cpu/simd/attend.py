@@ -17,14 +17,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .tile import F16, counted_loop, literals_of
+from .kv_row import BLOCK, BLOCK_BYTES, LANES, load_8, scale
+from .tile import counted_loop, literals_of
 from .vector import (
     LINE,
     at,
     broadcast,
     f32,
     fma,
-    i16,
     i32,
     i64,
     load,
@@ -36,17 +36,9 @@ from .vector import (
 )
 
 Value = Any
-LANES = 8  # partial sums of a score
 _KEYS = 4  # keys that are scored at a time
 _ROWS = 3  # query rows that one pass keeps in registers, with four keys or vectors of values
 _VALUES = 32  # columns of values that one pass keeps in registers
-
-
-def _load(b: Value, kind: int, address: Value) -> Value:
-    """Eight elements as float32."""
-    if kind == F16:
-        return vectors().half_to_float(b, load(b, address, vec(i16, LANES)))
-    return load(b, address, vec(f32, LANES))
 
 
 def _totals(b: Value, x: list[Value]) -> Value:
@@ -82,11 +74,12 @@ def score_cells(
     if literals is None:
         return None
     kind, n_rows = literals
-    step = LANES * (2 if kind == F16 else 4)
+    columns = max(LANES, BLOCK[kind])  # of a step
+    step = columns // BLOCK[kind] * BLOCK_BYTES[kind]
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
         _, _, q, q_stride, keys, nb, cells, n, d, scores, s_stride, values, nb_v, lines = args
-        steps = b.lshr(d, ir.Constant(i64, 3))
+        steps = b.udiv(d, ir.Constant(i64, columns))
         queries = [b.add(q, _scaled(b, q_stride, r)) for r in range(n_rows)]
         per_pass = n_rows if n_rows <= _ROWS else -(-n_rows // 2)
 
@@ -106,13 +99,17 @@ def score_cells(
                 some = queries[first : first + per_pass]
 
                 def body(i: Value, accs: list[Value], some: list[Value] = some) -> list[Value]:
-                    offset = _scaled(b, i, 4 * LANES)
-                    q = [load(b, b.add(x, offset), vec(f32, LANES)) for x in some]
+                    offset = _scaled(b, i, 4 * columns)
+                    blocks = [b.add(k, _scaled(b, i, step)) for k in key]
+                    scales = [scale(b, kind, x) for x in blocks]
                     after = list(accs)
-                    for c in range(_KEYS):
-                        k = _load(b, kind, b.add(key[c], _scaled(b, i, step)))
-                        for r in range(len(some)):
-                            after[r * _KEYS + c] = fma(b, q[r], k, accs[r * _KEYS + c])
+                    for e in range(0, columns, LANES):
+                        places = [at(b, b.add(x, offset), 4 * e) for x in some]
+                        q = [load(b, x, vec(f32, LANES)) for x in places]
+                        for c in range(_KEYS):
+                            k = load_8(b, kind, blocks[c], e, scales[c])
+                            for r in range(len(some)):
+                                after[r * _KEYS + c] = fma(b, q[r], k, after[r * _KEYS + c])
                     return after
 
                 zeros = [splat(f32, LANES, 0.0)] * (len(some) * _KEYS)
@@ -191,7 +188,6 @@ def weigh_cells(
     if literals is None:
         return None
     kind, n_rows = literals
-    size = LANES * (2 if kind == F16 else 4)
     n_parts = _VALUES // LANES
     per_pass = n_parts if n_rows <= _ROWS else n_parts // 2
 
@@ -205,9 +201,10 @@ def weigh_cells(
                 row = b.add(values, b.mul(cell, nb))
                 at_j = [load(b, b.add(x, _scaled(b, j, 4)), f32) for x in weights]
                 w = [broadcast(b, x, LANES) for x in at_j]
+                d = scale(b, kind, row)
                 after = list(accs)
                 for i in range(per_pass):  # one vector at a time: more would not fit registers
-                    part = _load(b, kind, at(b, row, size * (first + i)))
+                    part = load_8(b, kind, row, LANES * (first + i), d)
                     for r in range(n_rows):
                         k = r * per_pass + i
                         after[k] = fma(b, part, w[r], accs[k])

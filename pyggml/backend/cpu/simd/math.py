@@ -3,10 +3,11 @@
     y[i] = silu_f32(x[i])                         # in a jitted loop: eight lanes at a time on AVX2
 
 Every function takes and returns float32, lets NaN travel and is within 2 ulp (``exp_f32``,
-``tanh_f32``, ``erf_f32``) of the true value where the result is a normal number. Results below the
-smallest normal number are 0. Reassociation stays off in here: rounding by a magic number and split
-constants would be folded away.
-Source: polynomials of Cephes (``expf``, ``tanhf``, ``sinf``, ``cosf``) and of N. Juffa (``erff``).
+``log_f32``, ``tanh_f32``, ``erf_f32``) of the true value where the result is a normal number.
+Results below the smallest normal number are 0. Reassociation stays off in here: rounding by a magic
+number and split constants would be folded away.
+Source: polynomials of Cephes (``expf``, ``logf``, ``tanhf``, ``sinf``, ``cosf``) and of N. Juffa
+(``erff``).
 """
 
 from __future__ import annotations
@@ -49,6 +50,28 @@ def exp_f32(x):  # type: ignore[no-untyped-def]
     y = bits_f32(np.int32(f32_bits(p) + (f32_bits(t) << 23)))  # p * 2^n
     y = y if x >= EXP_MIN else ZERO
     return y if x <= EXP_MAX else x + INF  # inf, or NaN
+
+
+SQRT_HALF_BITS, MANTISSA = np.int32(0x3F3504F3), np.int32(0x7FFFFF)
+SMALLEST, UP, UP_BITS = _F(2.0**-126), _F(2.0**23), _F(23)
+NAN = _F(np.nan)
+G0, G1, G2 = _F(7.0376836292e-2), _F(-1.1514610310e-1), _F(1.1676998740e-1)
+G3, G4, G5 = _F(-1.2420140846e-1), _F(1.4249322787e-1), _F(-1.6668057665e-1)
+G6, G7, G8 = _F(2.0000714765e-1), _F(-2.4999993993e-1), _F(3.3333331174e-1)
+
+
+@_exact
+def log_f32(x):  # type: ignore[no-untyped-def]
+    """The natural logarithm: -inf of 0, NaN of negative numbers."""
+    tiny = x < SMALLEST
+    bits = np.int32(f32_bits(x * UP if tiny else x) - SQRT_HALF_BITS)
+    n = np.float32(bits >> 23) - (UP_BITS if tiny else ZERO)
+    r = bits_f32(np.int32((bits & MANTISSA) + SQRT_HALF_BITS)) - ONE  # x = (1 + r) * 2^n
+    z = r * r
+    p = (((((((G0 * r + G1) * r + G2) * r + G3) * r + G4) * r + G5) * r + G6) * r + G7) * r + G8
+    y = p * (r * z) + n * LN2_LOW - HALF * z + r + n * LN2_HIGH
+    y = y if x > ZERO else (-INF if x == ZERO else NAN)
+    return y if x < INF else x  # inf, or NaN
 
 
 @_exact

@@ -25,7 +25,6 @@ from .vector import (
     f32,
     fma,
     i8,
-    i16,
     i32,
     i64,
     load,
@@ -41,7 +40,8 @@ _AHEAD = (
     2048  # bytes between the weights in use and those that are fetched; see docs/performance.md
 )
 Q4_0, Q4_1, Q8_0 = int(GGMLType.Q4_0), int(GGMLType.Q4_1), int(GGMLType.Q8_0)
-F16, F32 = int(GGMLType.F16), int(GGMLType.F32)
+Q5_0, Q5_1 = int(GGMLType.Q5_0), int(GGMLType.Q5_1)
+F16, BF16, F32 = int(GGMLType.F16), int(GGMLType.BF16), int(GGMLType.F32)
 
 
 def literals_of(*values: Any) -> tuple[int, ...] | None:
@@ -90,37 +90,20 @@ def q_tile(
         v = vectors()
         n_parts, lanes = v.parts, v.lanes
         rows = [b.add(y, b.mul(y_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
-        four_bits = kind != Q8_0
-        codes = LINE if kind == Q4_1 else LINE // 2  # behind 16 scales (and 16 minima)
 
         def body(i: Value, accs: list[Value]) -> list[Value]:
             block = b.add(w, b.mul(i, ir.Constant(i64, block_bytes(kind))))
-            if n_tokens == 1:
-                for line in range(0, block_bytes(kind), LINE):
-                    prefetch(b, at(b, block, _AHEAD + line))
+            for line in range(0, block_bytes(kind), LINE):
+                prefetch(b, at(b, block, _AHEAD + line))
             acts = [b.add(r, b.mul(i, ir.Constant(i64, Q8_BLOCK))) for r in rows]
-            zero = v.u4_zero() if four_bits else v.s8_zero()
-            sums = [[zero] * n_parts for _ in range(n_tokens)]
-            for line in range(4 if four_bits else 8):
-                for p in range(n_parts):
-                    q = load(b, at(b, block, codes + LINE * line + v.width * p), vec(i8, v.width))
-                    if four_bits:
-                        low = b.and_(q, splat(i8, v.width, 15))
-                        high = b.lshr(q, splat(i8, v.width, 4))
-                        for t in range(n_tokens):
-                            for nibble, first in ((low, 8), (high, 24)):
-                                a = v.broadcast_bytes(b, at(b, acts[t], first + 4 * line))
-                                sums[t][p] = v.u4_add(b, sums[t][p], nibble, a)
-                    else:
-                        ready = v.s8_prepare(b, q)
-                        for t in range(n_tokens):
-                            a = v.broadcast_bytes(b, at(b, acts[t], 8 + 4 * line))
-                            sums[t][p] = v.s8_add(b, sums[t][p], ready, a)
+            code_sums = _byte_sums if kind == Q8_0 else _nibble_sums
+            totals = code_sums(b, kind, block, acts)
             scales = [v.load_half(b, at(b, block, 2 * lanes * p)) for p in range(n_parts)]
-            if kind == Q4_1:
+            if kind in (Q4_1, Q5_1):
                 offsets = [v.load_half(b, at(b, block, 32 + 2 * lanes * p)) for p in range(n_parts)]
-            elif kind == Q4_0:
-                offsets = [b.fmul(s, splat(f32, lanes, -8.0)) for s in scales]
+            elif kind in (Q4_0, Q5_0):
+                zero_code = splat(f32, lanes, -8.0 if kind == Q4_0 else -16.0)
+                offsets = [b.fmul(s, zero_code) for s in scales]
             else:
                 offsets = []
             after = []
@@ -128,8 +111,7 @@ def q_tile(
                 d = broadcast(b, load(b, acts[t], f32), lanes)
                 s = broadcast(b, load(b, at(b, acts[t], 4), f32), lanes)
                 for p in range(n_parts):
-                    total = sums[t][p] if not four_bits else v.u4_total(b, sums[t][p])
-                    product = b.sitofp(total, vec(f32, lanes))
+                    product = b.sitofp(totals[t][p], vec(f32, lanes))
                     acc = fma(b, b.fmul(scales[p], d), product, accs[t * n_parts + p])
                     after.append(fma(b, offsets[p], s, acc) if offsets else acc)
             return after
@@ -143,12 +125,76 @@ def q_tile(
     return types.void(fmt, tokens, *[types.int64] * 5), codegen
 
 
+def _byte_sums(b: Value, kind: int, block: Value, acts: list[Value]) -> list[list[Value]]:
+    """Products of Q8_0's codes and int8 over a block, as integers [token][part]."""
+    v, n_tokens = vectors(), len(acts)
+
+    def add_line(line: Value, sums: list[Value]) -> list[Value]:
+        weights = b.add(block, b.mul(line, ir.Constant(i64, LINE)))
+        slices = [b.add(x, b.mul(line, ir.Constant(i64, 4))) for x in acts]
+        after = []
+        for p in range(v.parts):
+            q = load(b, at(b, weights, LINE // 2 + v.width * p), vec(i8, v.width))
+            ready = v.s8_prepare(b, q)
+            for t in range(n_tokens):
+                a = v.broadcast_bytes(b, at(b, slices[t], 8))
+                after.append(v.s8_add(b, sums[p * n_tokens + t], ready, a))
+        return after
+
+    sums = [v.s8_zero()] * (n_tokens * v.parts)
+    if v.s8_in_turn and n_tokens > 1:
+        sums = counted_loop(b, ir.Constant(i64, 8), sums, add_line)
+    else:
+        for line in range(8):
+            sums = add_line(ir.Constant(i64, line), sums)
+    return [sums[t::n_tokens] for t in range(n_tokens)]
+
+
+def _nibble_sums(b: Value, kind: int, block: Value, acts: list[Value]) -> list[list[Value]]:
+    """Products of codes of 4 or 5 bits and int8 over a block, as integers [token][part]."""
+    v, n_tokens = vectors(), len(acts)
+    five_bits = kind in (Q5_0, Q5_1)
+    header = LINE if kind in (Q4_1, Q5_1) else LINE // 2  # 16 scales (and 16 minima)
+    codes = header + LINE if five_bits else header
+    lines = v.u5_lines if five_bits else 4  # whose products fit a sum
+    totals: list[list[Value]] = []
+    for first in range(0, 4, lines):
+        sums = [[v.u4_zero()] * v.parts for _ in acts]
+        for line in range(first, first + lines):
+            for p in range(v.parts):
+                q = load(b, at(b, block, codes + LINE * line + v.width * p), vec(i8, v.width))
+                low = b.and_(q, splat(i8, v.width, 15))
+                high = b.lshr(q, splat(i8, v.width, 4))
+                if five_bits:
+                    fifth = load(b, at(b, block, header + v.width * p), vec(i32, v.lanes))
+                    low = b.or_(low, _fifth(b, fifth, line))
+                    high = b.or_(high, _fifth(b, fifth, 4 + line))
+                for t in range(n_tokens):
+                    for nibble, behind in ((low, 8), (high, 24)):
+                        a = v.broadcast_bytes(b, at(b, acts[t], behind + 4 * line))
+                        sums[t][p] = v.u4_add(b, sums[t][p], nibble, a)
+        part = [[v.u4_total(b, x) for x in row] for row in sums]
+        totals = [
+            [b.add(x, y) for x, y in zip(*rows, strict=True)]
+            for rows in zip(totals, part, strict=True)
+        ] if totals else part  # fmt: skip
+    return totals
+
+
+def _fifth(b: Value, bits: Value, k: int) -> Value:
+    """Bit ``k`` of every byte, moved to bit 4."""
+    n = bits.type.count
+    shift = splat(i32, n, abs(4 - k))
+    moved = b.shl(bits, shift) if k < 4 else b.lshr(bits, shift)
+    return b.bitcast(b.and_(moved, splat(i32, n, 0x10101010)), vec(i8, 4 * n))
+
+
 @intrinsic(prefer_literal=True)
 def float_tile(
     typingctx: Any, fmt: Any, tokens: Any, w: Any, w_stride: Any, x: Any, x_stride: Any,
     out: Any, out_stride: Any, n: Any,
 ) -> Any:  # fmt: skip
-    """``out[t][0:16] = sum over i < n of x[t][i] * w[i][0:16]``; w is F16 or F32, the rest F32.
+    """``out[t][0:16] = sum over i < n of x[t][i] * w[i][0:16]``; w is F16, BF16 or F32.
 
     Strides in bytes: of a column of w (16 interleaved values), of a token of x and of out.
     """
@@ -162,17 +208,18 @@ def float_tile(
         v = vectors()
         n_parts, lanes = v.parts, v.lanes
         rows = [b.add(x, b.mul(x_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
-        size = 2 if kind == F16 else 4
+        size = 4 if kind == F32 else 2
 
         def body(i: Value, accs: list[Value]) -> list[Value]:
             column = b.add(w, b.mul(i, w_stride))
             parts = []
             for p in range(n_parts):
                 address = at(b, column, size * lanes * p)
-                if kind == F16:
-                    parts.append(v.load_half(b, address))
-                else:
+                if kind == F32:
                     parts.append(load(b, address, vec(f32, lanes)))
+                else:
+                    widen = v.load_half if kind == F16 else v.load_bfloat
+                    parts.append(widen(b, address))
             offset = b.mul(i, ir.Constant(i64, 4))
             after = []
             for t in range(n_tokens):
@@ -189,60 +236,3 @@ def float_tile(
         return context.get_dummy_value()
 
     return types.void(fmt, tokens, *[types.int64] * 7), codegen
-
-
-@intrinsic(prefer_literal=True)
-def transpose_8x8(
-    typingctx: Any, fmt: Any, r0: Any, r1: Any, r2: Any, r3: Any, r4: Any, r5: Any, r6: Any,
-    r7: Any, out: Any, out_stride: Any,
-) -> Any:  # fmt: skip
-    """Eight values from each of eight addresses (F16 or F32) as eight columns of float32."""
-    literals = literals_of(fmt)
-    if literals is None:
-        return None
-    (kind,) = literals
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        rows, (out, out_stride) = args[1:9], args[9:]
-        v = vectors()
-        element = i16 if kind == F16 else f32
-        columns = [load(b, r, vec(element, 8)) for r in rows]
-        for _ in range(3):  # each round rotates the bits of (row, lane) by one
-            columns = _interleave(b, columns)
-        for i, column in enumerate(columns):
-            value = v.half_to_float(b, column) if kind == F16 else column
-            store(b, value, b.add(out, b.mul(out_stride, ir.Constant(i64, i))))
-        return context.get_dummy_value()
-
-    return types.void(fmt, *[types.int64] * 10), codegen
-
-
-def _interleave(b: Value, rows: list[Value]) -> list[Value]:
-    """Rows i and i + 4 lane by lane: their low halves, then their high halves."""
-    out = []
-    for i in range(4):
-        for first in (0, 4):
-            lanes = [first + lane // 2 + 8 * (lane % 2) for lane in range(8)]
-            mask = ir.Constant(vec(i32, 8), lanes)
-            out.append(b.shuffle_vector(rows[i], rows[i + 4], mask))
-    return out
-
-
-@intrinsic(prefer_literal=True)
-def widen_8(typingctx: Any, fmt: Any, source: Any, out: Any) -> Any:
-    """Eight values (F16 or F32) as float32."""
-    literals = literals_of(fmt)
-    if literals is None:
-        return None
-    (kind,) = literals
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        v = vectors()
-        if kind == F16:
-            value = v.half_to_float(b, load(b, args[1], vec(i16, 8)))
-        else:
-            value = load(b, args[1], vec(f32, 8))
-        store(b, value, args[2])
-        return context.get_dummy_value()
-
-    return types.void(fmt, types.int64, types.int64), codegen

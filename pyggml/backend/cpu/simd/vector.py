@@ -80,6 +80,8 @@ class Generic:
     """Plain IR that runs anywhere."""
 
     width = 16  # bytes of a vector
+    u5_lines = 4  # lines of codes 0..31 whose products a sum has room for
+    s8_in_turn = False  # whether lines of int8 have to be kept apart, in a loop
 
     @property
     def parts(self) -> int:
@@ -125,13 +127,22 @@ class Generic:
         value = b.select(b.fcmp_unordered("uno", magnitude, magnitude), magnitude, value)
         return b.bitcast(b.or_(b.bitcast(value, i32), sign), f32)
 
+    def load_bfloat(self, b: Value, address: Value) -> Value:
+        """One vector of floats from bfloat16 in memory."""
+        n = self.lanes
+        bits = b.zext(load(b, address, vec(i16, n)), vec(i32, n))
+        return b.bitcast(b.shl(bits, splat(i32, n, 16)), vec(f32, n))
+
     def broadcast_bytes(self, b: Value, address: Value) -> Value:
         """Four bytes from memory in every 32-bit lane."""
         word = broadcast(b, load(b, address, i32), self.lanes)
         return b.bitcast(word, vec(i8, self.width))
 
     def u4_zero(self) -> Value:
-        """The start of a sum of products of codes 0..15 and int8 over at most 32 columns."""
+        """The start of a sum of products of codes 0..15 and int8 over at most 32 columns.
+
+        Codes 0..31 have room for ``u5_lines`` lines, 8 columns each.
+        """
         return splat(i32, self.lanes, 0)
 
     def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
@@ -164,9 +175,11 @@ class Generic:
 
 class Avx2(Generic):
     """256 bits. ``vpmaddubsw`` adds pairs in 16 bits, which 32 columns of codes 0..15 never fill:
-    8 slices * 2 * 15 * 127 = 30480."""
+    8 slices * 2 * 15 * 127 = 30480. Of codes 0..31 it is 16 columns."""
 
     width = 32
+    u5_lines = 2
+    s8_in_turn = True  # LLVM would do all tokens of a line at once and spill every weight
 
     def half_to_float(self, b: Value, x: Value) -> Value:
         n = x.type.count
@@ -202,6 +215,8 @@ class Avx512Vnni(Avx2):
     """512 bits. ``vpdpbusd`` adds four products in 32 bits without saturation."""
 
     width = 64
+    u5_lines = 4
+    s8_in_turn = False
 
     def u4_zero(self) -> Value:
         return splat(i32, 16, 0)

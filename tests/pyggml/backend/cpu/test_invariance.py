@@ -33,6 +33,16 @@ def _rope(ctx: Context, x: Tensor) -> Tensor:
     return ops.reshape_2d(ctx, ops.rope(ctx, heads, pos, 34), x.ne[0], x.ne[1])
 
 
+def _conv(ctx: Context, x: Tensor) -> Tensor:
+    kernel = ctx.from_numpy(np.array([[0.3, -0.7, 0.2]], np.float32))
+    return ops.conv_2d_direct(ctx, kernel, x, p0=1)
+
+
+def _out_prod(ctx: Context, x: Tensor) -> Tensor:
+    a = ctx.from_numpy(np.linspace(-1, 1, 1126 * 19, dtype=np.float32).reshape(1126, 19))
+    return ops.out_prod(ctx, a, ops.transpose(ctx, x))
+
+
 BUILDS: dict[str, Build] = {
     "norm": _norm,
     "soft_max": lambda ctx, x: ops.soft_max_ext(ctx, x, None, 3.0),
@@ -42,6 +52,22 @@ BUILDS: dict[str, Build] = {
     "scale": lambda ctx, x: ops.scale_bias(ctx, x, 0.3, 0.7),
     "add": lambda ctx, x: ops.add(ctx, x, x),
     "rope": _rope,
+    "conv": _conv,
+    "pool": lambda ctx, x: ops.pool_1d(ctx, x, "avg", 3, 1, 1),
+    "out_prod": _out_prod,
+    "bicubic": lambda ctx, x: ops.interpolate(ctx, x, (900, x.ne[1], 1, 1), "bicubic", True),
+    "layer norm": ops.norm,
+    "l2_norm": ops.l2_norm,
+    "sum_rows": ops.sum_rows,
+    "cumsum": ops.cumsum,
+    "log": ops.log,
+    "sin": ops.sin,
+    "argsort": ops.argsort,
+    "top_k": lambda ctx, x: ops.top_k(ctx, x, 40),
+    "clamp": lambda ctx, x: ops.clamp(ctx, x, -0.5, 0.5),
+    "repeat": lambda ctx, x: ops.repeat_4d(ctx, x, 3 * x.ne[0], x.ne[1], 1, 1),
+    "pad": lambda ctx, x: ops.pad_ext(ctx, x, (3, 0, 0, 0), (5, 0, 0, 0), circular=True),
+    "concat": lambda ctx, x: ops.concat(ctx, x, x, 0),
 }
 ROWS = np.random.default_rng(0).normal(size=(67, 1126)).astype(np.float32)  # no multiple of 32
 
@@ -78,7 +104,22 @@ def test_the_address_does_not_matter(name: str) -> None:
         assert compute(BUILDS[name], x, ctx, 1).tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("name", ["gelu", "scale", "soft_max"])
+@pytest.mark.parametrize("n_threads", [2, 7, 16])
+def test_sums_over_all_rows_do_not_depend_on_threads(n_threads: int) -> None:
+    def groups(ctx: Context, x: Tensor) -> Tensor:
+        return ops.group_norm(ctx, ops.reshape_3d(ctx, x, 1126, 1, 67), 7)
+
+    def doubled(ctx: Context, x: Tensor) -> Tensor:
+        return ops.acc(ctx, x, x, x.nb[1:], 0)
+
+    for build in (ops.sum, groups, doubled):
+        ctx = Context()
+        want = compute(build, ctx.from_numpy(ROWS), ctx, 1)
+        got = compute(build, ctx.from_numpy(ROWS), ctx, n_threads)
+        assert got.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("name", ["gelu", "scale", "soft_max", "log", "clamp"])
 def test_in_place_is_the_same(name: str) -> None:
     ctx = Context()
     want = compute(BUILDS[name], ctx.from_numpy(ROWS), ctx, 2)

@@ -39,10 +39,13 @@ def all_functions(x, y, n, unused):  # type: ignore[no-untyped-def]
         ys[7 * n + i] = simd.gelu_erf_f32(xs[i])
     for i in range(n):
         ys[8 * n + i], ys[9 * n + i] = simd.sincos_f32(xs[i])
+    for i in range(n):
+        ys[10 * n + i] = simd.log_f32(xs[i])
 
 
 NAMES = (
     "exp", "tanh", "erf", "sigmoid", "silu", "gelu", "gelu_quick", "gelu_erf", "sin", "cos",
+    "log",
 )  # fmt: skip
 _erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -109,6 +112,14 @@ def test_sincos() -> None:
         assert np.max(np.abs(y[name] - function(x.astype(np.float64)))) < 1.2e-7
 
 
+def test_log() -> None:
+    rng = np.random.default_rng(2)
+    x = np.concatenate([np.exp(rng.uniform(-r, r, 20000)) for r in (0.01, 1, 88)])
+    x = np.concatenate([x, rng.uniform(1e-45, 1e-38, 1000)]).astype(np.float32)
+    y = compute(x)["log"].astype(np.float64)
+    assert ulps(y, np.log(x.astype(np.float64))) <= 2
+
+
 def test_the_ends_of_float32() -> None:
     inf, nan = np.inf, np.nan
     x = np.array([inf, -inf, nan, 0.0, -0.0, 88.72, 88.73, -87.3, -87.4, 1e30, -1e30] * 9)
@@ -116,6 +127,8 @@ def test_the_ends_of_float32() -> None:
     want = np.array([inf, 0, nan, 1, 1, np.exp(np.float32(88.72)), inf, np.exp(-87.3), 0, inf, 0])
     np.testing.assert_allclose(y["exp"][:11], want, rtol=1e-5)
     np.testing.assert_array_equal(y["exp"], np.tile(y["exp"][:11], 9))  # body and tail agree
+    np.testing.assert_allclose(y["log"][:5], [inf, nan, nan, -inf, -inf])
+    np.testing.assert_allclose(y["log"][[9, 10]], [np.log(1e30), nan], rtol=1e-6)
     np.testing.assert_allclose(y["tanh"][:5], [1, -1, nan, 0, -0.0])
     np.testing.assert_allclose(y["erf"][:5], [1, -1, nan, 0, -0.0])
     np.testing.assert_allclose(y["sigmoid"][:5], [1, 0, nan, 0.5, 0.5])
@@ -126,4 +139,4 @@ def test_the_loops_are_vectorised() -> None:
     text = all_functions.assembly()
     register = {"generic": "xmm", "avx2": "ymm", "avx512vnni": "ymm"}[isa()]
     assert text.count(register) > 200
-    assert "expf" not in text and "sinf" not in text
+    assert not any(name in text for name in ("expf", "sinf", "logf"))

@@ -1,0 +1,104 @@
+"""``pyllama-batched-bench``: tokens per second of several sequences at once.
+
+    pyllama-batched-bench -m x.gguf -npp 128,512 -ntg 128 -npl 1,2,4,8
+
+Prompts of all sequences are evaluated together, then one token of each in every decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..loading import load_model, make_context
+from ..options import ContextOptions, ModelOptions, context_options, model_options
+from ..output import note, write
+from ..tool import Tool, ignored_option, version_option
+from .bench import IntList
+
+if TYPE_CHECKING:
+    from pyllama.batched_bench import BatchedRow
+
+_NAMES = ("PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s")
+_WIDTHS = (6, 6, 4, 6, 8, 8, 8, 8, 8, 8)
+
+
+def _list(
+    *flags: str, default: str, least: int, help: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        *flags, type=IntList(least, 1 << 20), default=default, show_default=True, help=help
+    )
+
+
+@click.command("batched-bench", cls=Tool)
+@_list("-npp", default="128", least=1, help="Prompt tokens of each sequence.")
+@_list("-ntg", default="128", least=0, help="Tokens that each sequence generates.")
+@_list("-npl", default="1,2,4,8", least=1, help="Sequences at once, at most 256.")
+@click.option("-pps", is_flag=True, help="One prompt for all sequences, evaluated once.")
+@click.option(
+    "--output-format",
+    type=click.Choice(["md", "jsonl"]),
+    default="md",
+    show_default=True,
+    help="A Markdown table, or one JSON object a line.",
+)
+@model_options
+@context_options()
+@ignored_option("--no-warmup", "--warmup")
+@version_option()
+def command(
+    npp: list[int], ntg: list[int], npl: list[int], pps: bool, output_format: str, **options: Any
+) -> None:
+    """Measure generation in several sequences at once.
+
+    -c 0 takes a context that the largest combination fits; of another size, those are left out
+    that do not fit.
+    """
+    from pyllama.batched_bench import batched_bench, cells
+
+    sizes = ContextOptions.take(options)
+    if sizes.ctx_size == 0:
+        sizes = replace(sizes, ctx_size=cells(max(npp), max(ntg), max(npl), pps))
+    model = load_model(ModelOptions.take(options), sizes.n_threads)
+    context = make_context(model, sizes, n_seq_max=max(npl))
+    if output_format == "md":
+        note(
+            f"main: n_kv_max = {context.n_ctx}, n_batch = {context.n_batch}, "
+            f"n_ubatch = {context.n_ubatch}, flash_attn = 1, is_pp_shared = {int(pps)}, "
+            f"n_gpu_layers = 0, n_threads = {context.n_threads}, "
+            f"n_threads_batch = {context.n_threads_batch}"
+        )
+        write(_line([f"{name:>{width}}" for name, width in zip(_NAMES, _WIDTHS, strict=True)]))
+        write("|" + "-|-".join("-" * width for width in _WIDTHS) + "-|\n")
+    fits = False
+    for row in batched_bench(context, npp, ntg, npl, shared=pps):
+        write(_table_row(row) if output_format == "md" else _json_row(row))
+        fits = True
+    if not fits:
+        raise click.UsageError(
+            f"no combination fits into a context of {context.n_ctx}: give a larger -c, or none"
+        )
+
+
+def _line(texts: list[str]) -> str:
+    return "|" + " | ".join(texts) + " |\n"
+
+
+def _table_row(row: BatchedRow) -> str:
+    r = row
+    values = (
+        r.pp, r.tg, r.pl, r.n_kv, r.t_pp, r.speed_pp, r.t_tg, r.speed_tg, r.t, r.speed,
+    )  # fmt: skip
+    forms = ("d", "d", "d", "d", ".3f", ".2f", ".3f", ".2f", ".3f", ".2f")
+    parts = zip(values, _WIDTHS, forms, strict=True)
+    return _line([f"{value:{width}{form}}" for value, width, form in parts])
+
+
+def _json_row(row: BatchedRow) -> str:
+    import json
+
+    return json.dumps(asdict(row)) + "\n"

@@ -1,0 +1,130 @@
+"""``pyllama-parallel``: continue many prompts at once, with continuous batching.
+
+    pyllama-parallel -m x.gguf -f prompts.txt -np 8 -n 64      # a prompt a line
+    pyllama-parallel -m x.gguf -p "Once upon a time" -np 8 -ns 32
+
+Each text goes to stdout when it has ended; what it took goes to stderr.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..loading import load_model, make_context
+from ..options import (
+    INT32_MAX,
+    ContextOptions,
+    ModelOptions,
+    Number,
+    SamplingOptions,
+    context_options,
+    model_options,
+    sampling_options,
+)
+from ..output import note, write
+from ..prompt import PromptOptions, escape_option, prompt_options
+from ..tool import Tool, ignored_option, version_option
+
+if TYPE_CHECKING:
+    from pyllama.context import Context
+    from pyllama.sampling import SamplingParams
+
+
+@click.command("parallel", cls=Tool)
+@prompt_options
+@click.option(
+    "-np",
+    "--parallel",
+    "n_parallel",
+    type=Number(1, 256),
+    default=4,
+    show_default=True,
+    help="Texts at once.",
+)
+@click.option(
+    "-ns",
+    "--sequences",
+    "n_sequences",
+    type=Number(0, INT32_MAX),
+    default=0,
+    show_default=True,
+    help="Texts in all; prompts are used again in turn. 0: each once.",
+)
+@click.option(
+    "-n",
+    "--predict",
+    "--n-predict",
+    type=Number(-1, INT32_MAX),
+    default=128,
+    show_default=True,
+    help="Tokens of each text. -1: until it ends, or an equal share of the context is full.",
+)
+@model_options
+@escape_option()
+@context_options()
+@sampling_options
+@ignored_option("-cb", "--cont-batching")
+@ignored_option("--no-warmup", "--warmup")
+@version_option()
+def command(n_parallel: int, n_sequences: int, predict: int, **options: Any) -> None:
+    """Continue many prompts at once: -p is one, -f holds one a line.
+
+    With a fixed seed, text i uses the seed plus i.
+    """
+    text = PromptOptions.take(options).text()
+    prompts = [line for line in (text or "").split("\n") if line.strip()]
+    if options["prompt"] is not None:
+        prompts = [text or ""]
+    if not prompts:
+        raise click.UsageError("there is nothing to continue: give a prompt with -p, or -f")
+    total = n_sequences or len(prompts)
+    sizes = ContextOptions.take(options)
+    params = SamplingOptions.take(options).params()
+    each = [replace(params, seed=params.seed + i if params.seed >= 0 else -1) for i in range(total)]
+    model = load_model(ModelOptions.take(options), sizes.n_threads)
+    tokens = [model.tokenizer.encode(p, add_special=True, parse_special=True) for p in prompts]
+    ids = [tokens[i % len(tokens)] for i in range(total)]
+    if sizes.ctx_size == 0:
+        sizes = replace(sizes, ctx_size=_cells(ids, min(n_parallel, total), predict))
+    context = make_context(model, sizes, n_seq_max=min(n_parallel, total))
+    for i, n, text in _texts(context, ids, each, predict):
+        write(f"--- {i}: {n} tokens ---\n{prompts[i % len(prompts)]}{text}\n\n")
+
+
+def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int) -> int:
+    """A context in which the longest prompts find room together; at least 512 cells a text."""
+    longest = sorted(map(len, prompts))[-n_parallel:]
+    each = n_predict if n_predict >= 0 else 512
+    return max(512 * n_parallel, sum(longest) + n_parallel * (each + 1))
+
+
+def _texts(
+    context: Context, prompts: list[list[int]], params: list[SamplingParams], n_predict: int
+) -> Iterator[tuple[int, int, str]]:
+    """Index, tokens and text of each prompt's continuation as it ends; then the totals."""
+    from pyllama.parallel import generate_many
+    from pyllama.tokenizer import TokenStream
+
+    is_eog = context.model.tokenizer.is_eog
+    streams = [TokenStream(context.model.tokenizer) for _ in prompts]
+    texts, counts, done = [""] * len(prompts), [0] * len(prompts), set()
+    most = n_predict if n_predict > 0 else max(1, context.n_ctx // context.kv.n_seq_max)
+    start = time.perf_counter()
+    for i, token in generate_many(context, prompts, params, n_predict=n_predict):
+        texts[i] += streams[i].push(token)
+        counts[i] += 1
+        if is_eog(token) or counts[i] == min(most, context.n_ctx - len(prompts[i])):
+            done.add(i)
+            yield i, counts[i], texts[i] + streams[i].flush()
+    seconds = time.perf_counter() - start
+    n_prompt, n_gen = sum(map(len, prompts)), sum(counts)
+    note(
+        f"{len(done)} texts, {context.kv.n_seq_max} at once: {n_prompt} prompt and {n_gen} "
+        f"generated tokens in {seconds:.2f} s, {n_gen / seconds:.2f} generated tokens per second, "
+        f"{(n_prompt + n_gen) / seconds:.2f} in all"
+    )

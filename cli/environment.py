@@ -1,0 +1,74 @@
+"""Options from the environment: ``LLAMA_ARG_CTX_SIZE=4096`` stands for ``--ctx-size 4096``.
+
+    bind_environment(command)                      # at the start of a tool
+    LLAMA_ARG_NO_MMAP=1 pyllama-cli ...            # of a pair of flags, the one that switches off
+
+Every long flag has its variable; where llama.cpp's has another name, both count. What the command
+line says wins. Nothing is read at import.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import click
+
+PREFIX = "LLAMA_ARG_"
+_OTHER_NAMES = {  # llama.cpp's, where they do not follow from the flag
+    "--predict": "N_PREDICT",
+    "--batch-size": "BATCH",
+    "--ubatch-size": "UBATCH",
+    "--parallel": "N_PARALLEL",
+    "--gpu-layers": "N_GPU_LAYERS",
+    "--hf-token": "HF_TOKEN",
+}
+_TRUE = {"1", "true", "on", "yes", "enabled"}
+_FALSE = {"0", "false", "off", "no", "disabled"}
+_NEVER = {"--help", "--version", "--list-devices"}
+
+
+def variables(option: click.Option) -> list[str]:
+    """The names of an option's environment variables."""
+    flags = [flag for flag in option.opts if flag.startswith("--") and flag not in _NEVER]
+    names = [_OTHER_NAMES[flag] for flag in flags if flag in _OTHER_NAMES]
+    names += [flag[2:].upper().replace("-", "_") for flag in flags]
+    return [PREFIX + name for name in dict.fromkeys(names)]
+
+
+def bind_environment(
+    command: click.Command, environ: Mapping[str, str] = os.environ
+) -> dict[str, object]:
+    """Values for click's ``default_map`` from the environment.
+
+    Raises:
+        click.UsageError: a variable of a flag that is neither on nor off.
+    """
+    found: dict[str, object] = {}
+    if not any(name.startswith(PREFIX) for name in environ):
+        return found
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.name is None:
+            continue
+        for name in variables(option):
+            if name in environ:
+                found[option.name] = _value(option, name, environ[name])
+                break
+        for flag in option.secondary_opts:
+            name = PREFIX + flag[2:].upper().replace("-", "_")
+            if flag.startswith("--") and name in environ:
+                found[option.name] = not _switch(name, environ[name])
+    return found
+
+
+def _value(option: click.Option, name: str, text: str) -> object:
+    if option.is_flag:
+        return _switch(name, text)
+    return [text] if option.multiple else text
+
+
+def _switch(name: str, text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise click.UsageError(f"{name}={text!r} is neither on nor off: want 1 or 0")
+    return word in _TRUE

@@ -1,0 +1,121 @@
+"""Where and how threads run: ``-C``, ``--cpu-range``, ``--cpu-strict``, ``--prio``, ``--poll``.
+
+    @machine_options                               # declares the flags
+    apply(ctx)                                     # before the command runs; ``Tool`` does it
+
+What the system refuses (real-time priority without rights) is a note, not an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from .output import note
+
+_KEY = "pyllama_cli.machine"
+Decorator = Callable[[Any], Any]
+
+
+def _mask(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Hexadecimal, the lowest bit is CPU 0."""
+    if value is None:
+        return
+    if not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,128}", value) or not int(value, 16):
+        raise click.BadParameter(
+            f"{value!r} is not a hexadecimal mask with a bit set, such as 0xf."
+        )
+    bits = int(value, 16)
+    _set(ctx, "cpus", {i for i in range(bits.bit_length()) if bits >> i & 1})
+
+
+def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """``first-last``, both of them included; one end may be left out."""
+    if value is None:
+        return
+    match = re.fullmatch(r"(\d{0,4})-(\d{0,4})", value)
+    first, last = (match[1] or "0", match[2] or "511") if match else ("1", "0")
+    if int(first) > int(last):
+        raise click.BadParameter(f"{value!r} is not a range of CPUs, such as 0-3.")
+    cpus = set(range(int(first), int(last) + 1))
+    if match and not match[2]:
+        from pyggml.backend.cpu.osapi import usable_cpus
+
+        cpus &= set(usable_cpus())
+    _set(ctx, "cpus", cpus | ctx.meta.get(_KEY, {}).get("cpus", set()))
+
+
+def _plain(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value is not None:
+            _set(ctx, name, value)
+
+    return callback
+
+
+def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        from .commands.info import devices
+
+        click.echo(devices(), nl=False)
+        ctx.exit()
+
+
+def _set(ctx: click.Context, name: str, value: Any) -> None:
+    ctx.meta.setdefault(_KEY, {})[name] = value
+
+
+def machine_options(function: Any) -> Any:
+    """Declare the flags; their values go to ``apply``, not to the command."""
+    options = (
+        click.option(
+            "--list-devices", is_flag=True, is_eager=True, expose_value=False, callback=_list,
+            help="List the devices that can compute, and exit.",
+        ),
+        click.option(
+            "-C", "--cpu-mask", metavar="HEX", expose_value=False, callback=_mask,
+            help="CPUs to run on, as a mask.  [default: all that this process may use]",
+        ),
+        click.option(
+            "-Cr", "--cpu-range", metavar="LO-HI", expose_value=False, callback=_range,
+            help="CPUs to run on, as a range; adds to the mask.",
+        ),
+        click.option(
+            "--cpu-strict", type=click.IntRange(0, 1), expose_value=False,
+            callback=_plain("strict"), help="1 binds each thread to one of these CPUs.",
+        ),
+        click.option(
+            "--prio", type=click.IntRange(-1, 3), expose_value=False, callback=_plain("prio"),
+            help="Priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime.",
+        ),
+        click.option(
+            "--poll", type=click.IntRange(0, 100), expose_value=False, callback=_plain("poll"),
+            help="How long an idle thread spins before it sleeps.  [default: 50]",
+        ),
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def apply(ctx: click.Context) -> None:
+    """Do what the flags say, if any was given; threads that start later inherit it."""
+    given: dict[str, Any] | None = ctx.meta.get(_KEY)
+    if not given:
+        return
+    from pyggml.backend.cpu import osapi
+    from pyggml.backend.cpu.pool import get_pool
+
+    if "cpus" in given:
+        problem = osapi.set_cpus(given["cpus"])
+        if problem:
+            raise click.UsageError(f"-C, -Cr: {problem}")
+    if given.get("prio"):
+        problem = osapi.set_priority(given["prio"])
+        if problem:
+            note(f"--prio {given['prio']} is ignored: {problem}")
+    pinned = osapi.usable_cpus() if given.get("strict") else []
+    get_pool().configure(poll=given.get("poll", 50), pinned=pinned)

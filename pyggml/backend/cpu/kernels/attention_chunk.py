@@ -1,0 +1,131 @@
+"""A chunk of keys and values in attention: read where they lie, or packed first and read then.
+
+    find_cells(node, sequence, first, n, cells)
+    score_direct(F16, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
+    pack(F16, F16, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values)
+    score_packed(3, q, hd, keys, n, scores)
+
+Both ways give the same bits. Packing pays for itself where many query rows read the chunk. Packed
+rows may have any length: they are filled with zeros to a multiple of 8. For jitted code.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....dtype import GGMLType
+from ....jit import inline, inline_strict
+from ..abi import SRC5, data, f32_ptr, i32_ptr, i64_ptr, nb
+from ..simd.attend import score_cells, score_tile, weigh_cells
+from ..simd.kv_row import element, transpose_8x8, widen_8
+from ..simd.tile import float_tile
+from .attention_row import CHUNK
+
+_F32 = int(GGMLType.F32)
+S_STRIDE = 4 * CHUNK  # bytes of a row of scores
+
+
+@inline
+def find_cells(node, sequence, first, n, out):  # type: ignore[no-untyped-def]
+    """The rows of ``n`` keys in the cache, as int64; the last is repeated up to a multiple of 8."""
+    rows = i64_ptr(out)
+    cells = data(node, SRC5)
+    if cells == 0:
+        for j in range(n):
+            rows[j] = first + j
+    else:
+        pairs = i32_ptr(cells + sequence * nb(node, SRC5, 2) + first * nb(node, SRC5, 1))
+        for j in range(n):
+            rows[j] = pairs[2 * j]
+    for j in range(n, (n + 7) // 8 * 8):
+        rows[j] = rows[n - 1]
+
+
+@inline
+def pack(kind_k, kind_v, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):  # type: ignore[no-untyped-def]
+    """Keys as ``keys[n/16][d][16]``, values as ``values[d/16][256][16]``, float32."""
+    rows = i64_ptr(cells)
+    whole, hd8 = hd // 8 * 8, (hd + 7) // 8 * 8
+    for j in range(0, n, 8):
+        a0, a1, a2, a3 = (
+            k + rows[j] * nb_k, k + rows[j + 1] * nb_k,
+            k + rows[j + 2] * nb_k, k + rows[j + 3] * nb_k,
+        )  # fmt: skip
+        a4, a5, a6, a7 = (
+            k + rows[j + 4] * nb_k, k + rows[j + 5] * nb_k,
+            k + rows[j + 6] * nb_k, k + rows[j + 7] * nb_k,
+        )  # fmt: skip
+        out = keys + j // 16 * 64 * hd8 + j % 16 * 4
+        for d in range(0, whole, 8):
+            transpose_8x8(kind_k, a0, a1, a2, a3, a4, a5, a6, a7, d, out + 64 * d, 64)
+        for d in range(whole, hd8):
+            for i in range(8):
+                x = element(kind_k, k + rows[j + i] * nb_k, d) if d < hd else np.float32(0)
+                f32_ptr(out + 64 * d)[i] = x
+    for j in range(n):
+        source, out = v + rows[j] * nb_v, values + 64 * j
+        whole = hdv // 8 * 8
+        for d in range(0, whole, 8):
+            widen_8(kind_v, source, d, out + d // 16 * 64 * CHUNK + d % 16 * 4)
+        for d in range(whole, (hdv + 15) // 16 * 16):
+            x = element(kind_v, source, d) if d < hdv else np.float32(0)
+            f32_ptr(out + d // 16 * 64 * CHUNK)[d % 16] = x
+
+
+@inline_strict
+def score_packed(rows, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+    """Scores of at most 4 query rows against ``n`` packed keys."""
+    for j in range(0, n, 16):
+        k, s = keys + 4 * d * j, scores + 4 * j
+        if rows == 4:
+            score_tile(4, q, 4 * d, k, d, s, S_STRIDE)
+        elif rows == 3:
+            score_tile(3, q, 4 * d, k, d, s, S_STRIDE)
+        elif rows == 2:
+            score_tile(2, q, 4 * d, k, d, s, S_STRIDE)
+        else:
+            score_tile(1, q, 4 * d, k, d, s, S_STRIDE)
+
+
+@inline_strict
+def score_direct(kind, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # type: ignore[no-untyped-def]
+    """Scores of at most 4 query rows against ``n`` keys in the cache, and their values fetched."""
+    s_row = S_STRIDE
+    if rows == 4:
+        score_cells(kind, 4, q, 4 * d, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+    elif rows == 3:
+        score_cells(kind, 3, q, 4 * d, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+    elif rows == 2:
+        score_cells(kind, 2, q, 4 * d, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+    else:
+        score_cells(kind, 1, q, 4 * d, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+
+
+@inline_strict
+def weigh_packed(rows, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
+    """Sums of packed values, weighted with at most 4 rows of probabilities."""
+    for d in range(0, padded, 16):
+        v, out = values + 4 * CHUNK * d, sums + 4 * d
+        if rows == 4:
+            float_tile(_F32, 4, v, 64, p, S_STRIDE, out, 4 * padded, n)
+        elif rows == 3:
+            float_tile(_F32, 3, v, 64, p, S_STRIDE, out, 4 * padded, n)
+        elif rows == 2:
+            float_tile(_F32, 2, v, 64, p, S_STRIDE, out, 4 * padded, n)
+        else:
+            float_tile(_F32, 1, v, 64, p, S_STRIDE, out, 4 * padded, n)
+
+
+@inline_strict
+def weigh_direct(kind, block, rows, p, v, nb_v, cells, n, hdv, sums, padded):  # type: ignore[no-untyped-def]
+    """Sums of values in the cache, weighted; ``block`` is the bytes of 32 values."""
+    for d in range(0, hdv, 32):
+        x, out = v + block * (d // 32), sums + 4 * d
+        if rows == 4:
+            weigh_cells(kind, 4, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
+        elif rows == 3:
+            weigh_cells(kind, 3, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
+        elif rows == 2:
+            weigh_cells(kind, 2, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
+        else:
+            weigh_cells(kind, 1, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded)

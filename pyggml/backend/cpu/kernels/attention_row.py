@@ -1,0 +1,172 @@
+"""A query row of attention: which keys it meets, its softmax over a chunk, and its running state.
+
+    top, total = softmax(scores, begin, end, n)    # in jitted code: over one chunk of keys
+    merge(state, top, total, values, hdv)          # state: max, sum, values[hdv], all float32
+    finish(node, state, token, head, stream, hdv)
+
+A chunk ends in (max, sum, values) of its own and chunks are merged in order, so a row's bits depend
+on its keys alone. For jitted code.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....jit import inline, inline_strict
+from ..abi import (
+    DST,
+    SRC0,
+    SRC1,
+    SRC3,
+    SRC4,
+    SRC5,
+    SRC6,
+    data,
+    f32_ptr,
+    float_param,
+    i32_ptr,
+    int_param,
+    load_f32,
+    nb,
+    ne,
+)  # fmt: skip
+from ..simd.half import load_f16
+from ..simd.math import exp_f32, tanh_f32
+
+CHUNK = 256  # keys
+# Parameters of the kernels.
+SCALE, BIAS_0, BIAS_1, N_HEAD_LOG2, SOFTCAP, TOKENS, SPLITS, PARTIAL = range(8)
+QUANTIZE, F16_MASK, DIRECT_ROWS = range(8, 11)
+
+
+@inline
+def list_begin(node, t):  # type: ignore[no-untyped-def]
+    """The first key that token ``t`` attends to, in its sequence's list."""
+    rows = data(node, SRC6)
+    return i32_ptr(rows + t * nb(node, SRC6, 1))[1] if rows != 0 else 0
+
+
+@inline
+def list_end(node, t):  # type: ignore[no-untyped-def]
+    """The key behind the last one."""
+    rows = data(node, SRC6)
+    return i32_ptr(rows + t * nb(node, SRC6, 1))[2] if rows != 0 else ne(node, SRC1, 1)
+
+
+@inline
+def sequence_of(node, t):  # type: ignore[no-untyped-def]
+    """The sequence of token ``t``."""
+    rows = data(node, SRC6)
+    return i32_ptr(rows + t * nb(node, SRC6, 1))[0] if rows != 0 else 0
+
+
+@inline
+def bias(node, s, t, head, sequence, stream, first, n):  # type: ignore[no-untyped-def]
+    """Scale, soft-cap, ALiBi and mask on one row of raw scores."""
+    scale, cap = float_param(node, SCALE), float_param(node, SOFTCAP)
+    x = f32_ptr(s)
+    for j in range(n):
+        x[j] *= scale
+    if cap != 0:
+        for j in range(n):
+            x[j] = cap * tanh_f32(x[j] / cap)
+    slope = np.float32(1)
+    m0, n2 = float_param(node, BIAS_0), int_param(node, N_HEAD_LOG2)
+    if m0 != 0:
+        if head < n2:
+            slope = np.float32(m0 ** np.float32(head + 1))
+        else:
+            slope = np.float32(float_param(node, BIAS_1) ** np.float32(2 * (head - n2) + 1))
+        if data(node, SRC6) != 0:
+            p = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[3]
+            cells = i32_ptr(data(node, SRC5) + sequence * nb(node, SRC5, 2))
+            for j in range(n):
+                x[j] -= slope * np.float32(abs(p - cells[2 * (first + j) + 1]))
+    if data(node, SRC3) != 0:
+        mask = data(node, SRC3) + t * nb(node, SRC3, 1)
+        mask += (head % ne(node, SRC3, 2)) * nb(node, SRC3, 2)
+        mask += (stream % ne(node, SRC3, 3)) * nb(node, SRC3, 3)
+        if int_param(node, F16_MASK) != 0:
+            for j in range(n):
+                x[j] += slope * load_f16(mask + 2 * (first + j))
+        else:
+            for j in range(n):
+                x[j] += slope * load_f32(mask + 4 * (first + j))
+
+
+@inline
+def softmax(s, lo, hi, n):  # type: ignore[no-untyped-def]
+    """exp(s - max) over [lo, hi), zeros elsewhere below ``n``; the maximum and the sum.
+
+    ``n`` is a multiple of 64, so the vectorised sum takes the same order for every row.
+    """
+    x = f32_ptr(s)
+    top = np.float32(-np.inf)
+    for j in range(lo, hi):
+        top = max(top, x[j])
+    if top == np.float32(-np.inf):
+        for j in range(n):
+            x[j] = np.float32(0)
+        return top, np.float32(0)
+    for j in range(lo):
+        x[j] = np.float32(-np.inf)
+    for j in range(hi, n):
+        x[j] = np.float32(-np.inf)
+    for j in range(n):
+        x[j] = exp_f32(x[j] - top)
+    total = np.float32(0)
+    for j in range(n):
+        total += x[j]
+    return top, total
+
+
+@inline_strict
+def clear(state, hdv):  # type: ignore[no-untyped-def]
+    """The state of a row that has met no key."""
+    y = f32_ptr(state)
+    y[0] = np.float32(-np.inf)
+    for d in range(1, hdv + 2):
+        y[d] = np.float32(0)
+
+
+@inline_strict
+def merge(state, top, total, values, hdv):  # type: ignore[no-untyped-def]
+    """Add a chunk's (max, sum, values) to a row's; ``state`` is max, sum, values."""
+    if top == np.float32(-np.inf):
+        return
+    y = f32_ptr(state)
+    x = f32_ptr(values)
+    new = max(y[0], top)
+    before = exp_f32(y[0] - new)
+    now = exp_f32(top - new)
+    y[0] = new
+    y[1] = y[1] * before + total * now
+    for d in range(hdv):
+        y[2 + d] = y[2 + d] * before + x[d] * now
+
+
+@inline_strict
+def finish(node, state, t, head, stream, hdv):  # type: ignore[no-untyped-def]
+    """Write a row: values over sum, with the head's sink in the sum."""
+    x = f32_ptr(state)
+    scale, total = np.float32(1), x[1]
+    if data(node, SRC4) != 0:
+        sink = f32_ptr(data(node, SRC4))[head]
+        new = max(x[0], sink)
+        scale = exp_f32(x[0] - new)
+        total = total * scale + exp_f32(sink - new)
+    y = f32_ptr(
+        data(node, DST) + head * nb(node, DST, 1) + t * nb(node, DST, 2) + stream * nb(node, DST, 3)
+    )
+    factor = np.float32(0) if total == 0 else scale / total
+    for d in range(hdv):
+        y[d] = x[2 + d] * factor
+
+
+@inline
+def partial(node, stream, token, head, chunk, state_bytes):  # type: ignore[no-untyped-def]
+    """Where the split form keeps a row's state of one chunk."""
+    keys = ne(node, SRC5, 1) if data(node, SRC5) != 0 else ne(node, SRC1, 1)
+    row = (stream * ne(node, SRC0, 1) + token) * ne(node, SRC0, 2) + head
+    n_chunks = (keys + CHUNK - 1) // CHUNK
+    return int_param(node, PARTIAL) + (row * n_chunks + chunk) * state_bytes

@@ -1,0 +1,116 @@
+"""PAD, PAD_REFLECT_1D and ROLL: rows of the result from a few runs of the source's.
+
+Access: rows of the result front to back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....jit import inline, kernel
+from ....tensor import Tensor
+from ..abi import DST, SRC0, data, first_row, int_param, nb, ne, nrows, row_address
+from ..lowering import Lowering, lowers
+from ..simd.element import F32, put, take
+
+ZERO = np.float32(0)
+CIRCULAR = 4  # parameter of PAD behind what is added before each dimension
+
+
+@inline
+def _copy_run(x, y, n):  # type: ignore[no-untyped-def]
+    for i in range(n):
+        put(F32, y, i, take(F32, x, i))
+
+
+@inline
+def _zero_run(y, n):  # type: ignore[no-untyped-def]
+    for i in range(n):
+        put(F32, y, i, ZERO)
+
+
+@inline
+def _place(i, before, n, circular):  # type: ignore[no-untyped-def]
+    """Which element of a source of ``n`` lies at ``i`` behind ``before`` others; -1 for none."""
+    i -= before
+    if circular:
+        return i % n
+    return i if 0 <= i < n else -1
+
+
+@kernel
+def pad_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Parameters: what is added before each dimension; whether around the ends."""
+    n, n_x, before = ne(node, DST, 0), ne(node, SRC0, 0), int_param(node, 0)
+    ne1, ne2, rows = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
+    circular = int_param(node, CIRCULAR) != 0
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        y, rest = row_address(node, DST, row), row // ne1
+        i1 = _place(row % ne1, int_param(node, 1), ne(node, SRC0, 1), circular)
+        i2 = _place(rest % ne2, int_param(node, 2), ne(node, SRC0, 2), circular)
+        i3 = _place(rest // ne2, int_param(node, 3), ne(node, SRC0, 3), circular)
+        if i1 < 0 or i2 < 0 or i3 < 0:
+            _zero_run(y, n)
+            continue
+        x = data(node, SRC0) + i1 * nb(node, SRC0, 1) + i2 * nb(node, SRC0, 2)
+        x += i3 * nb(node, SRC0, 3)
+        if circular:
+            i, j = 0, -before % n_x
+            while i < n:
+                run = min(n_x - j, n - i)
+                _copy_run(x + 4 * j, y + 4 * i, run)
+                i += run
+                j = 0
+        else:
+            _zero_run(y, before)
+            _copy_run(x, y + 4 * before, n_x)
+            _zero_run(y + 4 * (before + n_x), n - before - n_x)
+
+
+@lowers("PAD")
+def _lower_pad(low: Lowering, node: Tensor) -> None:
+    params = (*node.op_params["left"], int(node.op_params["circular"]))
+    low.launch(pad_f32, node, params, low.row_chunks(node))
+
+
+@kernel
+def pad_reflect_1d_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Parameters: elements before and behind each row."""
+    n, rows, before = ne(node, SRC0, 0), nrows(node, DST), int_param(node, 0)
+    behind = int_param(node, 1)
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+        for i in range(before):
+            put(F32, y, i, take(F32, x, before - i))
+        _copy_run(x, y + 4 * before, n)
+        for i in range(behind):
+            put(F32, y, before + n + i, take(F32, x, n - 2 - i))
+
+
+@lowers("PAD_REFLECT_1D")
+def _lower_pad_reflect_1d(low: Lowering, node: Tensor) -> None:
+    params = (node.op_params["p0"], node.op_params["p1"])
+    low.launch(pad_reflect_1d_f32, node, params, low.row_chunks(node))
+
+
+@kernel
+def roll_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Parameters: the shifts, from 0 to less than the sizes."""
+    n, shift = ne(node, DST, 0), int_param(node, 0)
+    ne1, ne2, ne3 = ne(node, DST, 1), ne(node, DST, 2), ne(node, DST, 3)
+    rows = nrows(node, DST)
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        y, rest = row_address(node, DST, row), row // ne1
+        i1 = (row % ne1 - int_param(node, 1)) % ne1
+        i2 = (rest % ne2 - int_param(node, 2)) % ne2
+        i3 = (rest // ne2 - int_param(node, 3)) % ne3
+        x = data(node, SRC0) + i1 * nb(node, SRC0, 1) + i2 * nb(node, SRC0, 2)
+        x += i3 * nb(node, SRC0, 3)
+        _copy_run(x + 4 * (n - shift), y, shift)
+        _copy_run(x, y + 4 * shift, n - shift)
+
+
+@lowers("ROLL")
+def _lower_roll(low: Lowering, node: Tensor) -> None:
+    shifts = [s % n for s, n in zip(node.op_params["shift"], node.ne, strict=True)]
+    low.launch(roll_f32, node, shifts, low.row_chunks(node))

@@ -1,0 +1,115 @@
+"""ARGSORT and TOP_K: an element and its place become one int64, and these are sorted.
+
+The high half orders as the floats do (or the other way round), the low half is the place; so all
+differ, and any way of sorting gives the stable order. ARGSORT merges runs between two buffers in
+thread scratch; TOP_K keeps a heap of the k best. A row belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....jit import inline_strict, kernel
+from ....tensor import Tensor
+from ..abi import DST, SRC0, first_row, i64_ptr, int_param, ne, nrows, row_address
+from ..lowering import Lowering, lowers
+from ..simd.element import F32, I32, put, take
+from .reduce import order_key
+
+_LOW = (1 << 32) - 1
+ASC, DESC = range(2)
+
+
+@inline_strict
+def ranked(order, x, i):  # type: ignore[no-untyped-def]
+    """Element ``i`` of a row and its place: the smallest comes first."""
+    key = np.int64(order_key(take(F32, x, i)))
+    key = ~key if order == DESC else key
+    return (key << 32) | i
+
+
+@inline_strict
+def _merge(source, target, begin, middle, end):  # type: ignore[no-untyped-def]
+    """Two sorted runs of ``source`` as one of ``target``."""
+    i, j = begin, middle
+    for k in range(begin, end):
+        if j >= end or (i < middle and source[i] < source[j]):
+            target[k] = source[i]
+            i += 1
+        else:
+            target[k] = source[j]
+            j += 1
+
+
+@kernel
+def argsort_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Parameter: ASC or DESC. Scratch: two int64 a column."""
+    n, rows, order = ne(node, DST, 0), nrows(node, DST), int_param(node, 0)
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+        source, target = i64_ptr(scratch), i64_ptr(scratch + 8 * n)
+        for i in range(n):
+            source[i] = ranked(order, x, i)
+        width = 1
+        while width < n:
+            for begin in range(0, n, 2 * width):
+                middle = min(n, begin + width)
+                _merge(source, target, begin, middle, min(n, middle + width))
+            source, target = target, source
+            width *= 2
+        for i in range(n):
+            put(I32, y, i, np.int32(source[i] & _LOW))
+
+
+@inline_strict
+def _sink(heap, i, n):  # type: ignore[no-untyped-def]
+    """Move element ``i`` of a heap of ``n`` down to its place; the largest is on top."""
+    value = heap[i]
+    while 2 * i + 1 < n:
+        child = 2 * i + 1
+        if child + 1 < n and heap[child + 1] > heap[child]:
+            child += 1
+        if heap[child] <= value:
+            break
+        heap[i] = heap[child]
+        i = child
+    heap[i] = value
+
+
+@kernel
+def top_k_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Scratch: one int64 for each of the k."""
+    n, k, rows = ne(node, SRC0, 0), ne(node, DST, 0), nrows(node, DST)
+    heap = i64_ptr(scratch)
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x, y = row_address(node, SRC0, row), row_address(node, DST, row)
+        for i in range(k):
+            heap[i] = ranked(DESC, x, i)
+        for i in range(k // 2):
+            _sink(heap, k // 2 - 1 - i, k)
+        for i in range(k, n):
+            value = ranked(DESC, x, i)
+            if value < heap[0]:
+                heap[0] = value
+                _sink(heap, 0, k)
+        for i in range(k):
+            last = k - 1 - i
+            put(I32, y, last, np.int32(heap[0] & _LOW))
+            heap[0] = heap[last]
+            _sink(heap, 0, last)
+
+
+def _chunks(low: Lowering, x: Tensor) -> int:
+    return max(1, min(x.nrows, x.nelements // 512, 8 * low.n_threads))
+
+
+@lowers("ARGSORT")
+def _lower_argsort(low: Lowering, node: Tensor) -> None:
+    order = ASC if node.op_params["order"] == "asc" else DESC
+    low.launch(argsort_f32, node, (order,), _chunks(low, node), scratch=16 * node.ne[0])
+
+
+@lowers("TOP_K")
+def _lower_top_k(low: Lowering, node: Tensor) -> None:
+    assert node.src[0] is not None
+    low.launch(top_k_f32, node, (), _chunks(low, node.src[0]), scratch=8 * node.ne[0])

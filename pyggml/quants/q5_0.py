@@ -1,0 +1,39 @@
+"""Q5_0: 32 codes of 5 bits with one scale, centred at 16.
+
+    x[j] = d * (q[j] - 16)
+
+Source: ggml, ``quantize_row_q5_0_ref``: the element of largest magnitude (the first of equal ones)
+becomes code 0, d = that element / -16.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..dtype import GGMLType
+from .block import Blocks, BlockType, Floats, inverse, pack_fives, register, unpack_fives
+
+DTYPE = np.dtype([("d", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)])
+
+
+def quantize_blocks(x: Floats) -> Blocks:
+    """float32 [n, 32] -> blocks [n]."""
+    top = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
+    d = (top + np.float32(0)) / np.float32(-16)  # -0 becomes 0: ggml starts its search with 0
+    with np.errstate(invalid="ignore"):  # 0 * inf where d is too small to have an inverse
+        q = np.trunc(x * inverse(d) + np.float32(16.5))  # two roundings, as without FMA
+    q = np.where(np.isnan(q), np.float32(16), np.clip(q, 0, 31))
+    blocks = np.empty(len(x), DTYPE)
+    blocks["d"] = d[:, 0]
+    blocks["qh"], blocks["qs"] = pack_fives(q.astype(np.uint8))
+    return blocks
+
+
+def dequantize_blocks(blocks: Blocks) -> Floats:
+    """Blocks [n] -> float32 [n, 32]."""
+    q = unpack_fives(blocks["qh"], blocks["qs"]).astype(np.float32) - np.float32(16)
+    out: Floats = blocks["d"].astype(np.float32)[:, None] * q
+    return out
+
+
+Q5_0 = register(BlockType(GGMLType.Q5_0, DTYPE, quantize_blocks, dequantize_blocks))

@@ -1,0 +1,39 @@
+"""Q5_1: 32 codes of 5 bits with a scale and a minimum.
+
+    x[j] = d * q[j] + m
+
+Source: ggml, ``quantize_row_q5_1_ref``: d = (max - min) / 31, m = min.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..dtype import GGMLType
+from .block import Blocks, BlockType, Floats, inverse, pack_fives, register, unpack_fives
+
+DTYPE = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)])
+
+
+def quantize_blocks(x: Floats) -> Blocks:
+    """float32 [n, 32] -> blocks [n]."""
+    low = x.min(axis=1, keepdims=True)
+    d = (x.max(axis=1, keepdims=True) - low) / np.float32(31)
+    with np.errstate(invalid="ignore"):  # 0 * inf where d is too small to have an inverse
+        q = np.trunc((x - low) * inverse(d) + np.float32(0.5))  # two roundings, as without FMA
+    q = np.where(np.isnan(q), np.float32(0), np.minimum(q, 31))
+    blocks = np.empty(len(x), DTYPE)
+    blocks["d"] = d[:, 0]
+    blocks["m"] = low[:, 0]
+    blocks["qh"], blocks["qs"] = pack_fives(q.astype(np.uint8))
+    return blocks
+
+
+def dequantize_blocks(blocks: Blocks) -> Floats:
+    """Blocks [n] -> float32 [n, 32]."""
+    d, m = (blocks[f].astype(np.float32)[:, None] for f in ("d", "m"))
+    out: Floats = d * unpack_fives(blocks["qh"], blocks["qs"]).astype(np.float32) + m
+    return out
+
+
+Q5_1 = register(BlockType(GGMLType.Q5_1, DTYPE, quantize_blocks, dequantize_blocks))

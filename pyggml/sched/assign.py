@@ -1,0 +1,223 @@
+"""Which backend computes which node, and where what has no memory yet will live.
+
+    assignment = assign(graph, backends, pins={}, is_given=lambda root: root.data != 0)
+    assignment.node[tensor]                        # index into backends
+    assignment.buft(tensor)                        # the buffer type of the tensor's memory
+
+Memory that exists decides first: a node that writes into it, or reads weights from it, goes to a
+backend that can reach it. Then come the user's pins, then the neighbours. A lower index is a higher
+priority; the last backend takes what no other one does.
+Source: ggml, ``ggml_backend_sched_split_graph`` (passes 1 to 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from ..backend.interface import Backend
+from ..buffer import BufferType
+from ..cgraph import CGraph
+from ..errors import UnsupportedOp
+from ..tensor import Flag, Tensor
+
+_TABLES = ("ROPE",)  # ops whose given source is a small table: it does not draw them to its backend
+
+
+def root_of(tensor: Tensor) -> Tensor:
+    """The tensor that owns the memory of ``tensor``."""
+    return tensor if tensor.view_src is None else tensor.view_src
+
+
+def runs(node: Tensor) -> bool:
+    """Whether a backend has something to do for the node."""
+    return node.op is not None and not node.op.is_view and node.nelements > 0
+
+
+class Assignment:
+    """The choice for a graph.
+
+    Attributes:
+        node: index of the backend for each node that runs.
+        home: index of the backend in whose memory each tensor lives that has none yet (no views).
+    """
+
+    def __init__(self, backends: Sequence[Backend], is_given: Callable[[Tensor], bool]) -> None:
+        self.backends = backends
+        self.is_given = is_given
+        self.node: dict[Tensor, int] = {}
+        self.home: dict[Tensor, int] = {}
+
+    def buft(self, tensor: Tensor) -> BufferType | None:
+        """The type of the buffer that holds the tensor or will; None if that is not known yet."""
+        root = root_of(tensor)
+        if self.is_given(root):
+            assert root.buffer is not None
+            return root.buffer.buft
+        home = self.home.get(root)
+        return None if home is None else self.backends[home].buffer_type()
+
+    def reaches(self, backend: int, tensor: Tensor) -> bool:
+        """Whether a backend works on the tensor's memory where it is."""
+        buft = self.buft(tensor)
+        return buft is not None and self.backends[backend].supports_buft(buft)
+
+    def able(self, node: Tensor) -> list[int]:
+        """The backends that compute the node and, where it has memory, can write there."""
+        given = self.is_given(root_of(node))
+        return [
+            i
+            for i, backend in enumerate(self.backends)
+            if backend.supports_op(node) and (not given or self.reaches(i, node))
+        ]
+
+
+def assign(
+    graph: CGraph,
+    backends: Sequence[Backend],
+    pins: Mapping[Tensor, int],
+    is_given: Callable[[Tensor], bool],
+) -> Assignment:
+    """Choose a backend for every node that runs, and a home for all that needs memory.
+
+    Args:
+        pins: the user's wishes; one that cannot be met is passed over.
+        is_given: whether a root has memory that must stay.
+
+    Raises:
+        UnsupportedOp: no backend computes a node, or none that reaches the memory it writes.
+    """
+    a = Assignment(backends, is_given)
+    nodes = [n for n in graph.nodes if runs(n)]
+    able = {n: _able(a, n) for n in nodes}
+    leafs = _homeless(a, graph)
+    for leaf in leafs:
+        if leaf in pins or leaf.flags & Flag.INPUT:
+            a.home[leaf] = pins.get(leaf, len(backends) - 1)
+    for node in nodes:
+        choice = _fixed(a, node, able[node], pins)
+        if choice is not None:
+            a.node[node] = choice
+    everyone = range(len(backends))
+    last = backends[-1].buffer_type()
+    apart = [i for i in everyone if not backends[i].supports_buft(last)]  # as ggml's GPUs
+    for spreading in (apart, everyone):
+        for order in (nodes, nodes[::-1]):
+            _spread(a, order, able, spreading)
+    for node in nodes:
+        _settle(a, node, able[node], pins)
+    for node in nodes:
+        for source in node.src:
+            root = None if source is None else root_of(source)
+            if root in leafs:
+                a.home.setdefault(root, a.node[node])
+    for leaf in leafs:
+        a.home.setdefault(leaf, len(backends) - 1)
+    _settle_writers(a, nodes, able)
+    return a
+
+
+def _able(a: Assignment, node: Tensor) -> list[int]:
+    found = a.able(node)
+    if found:
+        return found
+    assert node.op is not None
+    names = ", ".join(b.name for b in a.backends)
+    root = root_of(node)
+    buft = a.buft(root)
+    where = "" if buft is None else f" in the {buft.name} memory of '{root.name}'"
+    raise UnsupportedOp(
+        f"no backend ({names}) computes '{node.name}' = {node.op.name} -> {node.type.name}{where}; "
+        "add one that does, such as reference, as the last"
+    )
+
+
+def _homeless(a: Assignment, graph: CGraph) -> dict[Tensor, None]:
+    """Roots without memory that nobody computes, in order."""
+    tensors = (*graph.leafs, *(n for n in graph.nodes if n.view_src is None and not runs(n)))
+    return {root_of(t): None for t in tensors if not a.is_given(root_of(t))}
+
+
+def _fixed(
+    a: Assignment, node: Tensor, able: Sequence[int], pins: Mapping[Tensor, int]
+) -> int | None:
+    """The backend of a node that is not free to go with its neighbours."""
+    if pins.get(node, -1) in able:
+        return pins[node]
+    if a.is_given(root_of(node)):
+        return able[0]
+    assert node.op is not None
+    if node.op.name in _TABLES:
+        return None
+    given = [s for s in node.src if s is not None and s.op is None and a.is_given(root_of(s))]
+    for source in sorted(given, key=lambda s: -s.nbytes):  # the weights
+        for i in able:
+            if a.reaches(i, source):
+                return i
+    return None
+
+
+def _spread(
+    a: Assignment,
+    nodes: Iterable[Tensor],
+    able: Mapping[Tensor, Sequence[int]],
+    spreading: Collection[int],
+) -> None:
+    """Give free nodes the backend of the node before, if it is one of those and computes them."""
+    current = -1
+    for node in nodes:
+        mine = a.node.get(node)
+        if mine is not None:
+            current = mine if mine in spreading else -1
+        elif current in able[node]:
+            a.node[node] = current
+
+
+def _settle(a: Assignment, node: Tensor, able: Sequence[int], pins: Mapping[Tensor, int]) -> None:
+    """Decide a node that is still free; let a better backend on the same memory take others."""
+    sources = [s for s in node.src if s is not None]
+    mine = a.node.get(node)
+    if mine is None:
+        mine = max(able, key=lambda i: (sum(a.reaches(i, s) for s in sources), -i))
+    elif pins.get(node) != mine:
+        buft = a.backends[mine].buffer_type()
+        better = (i for i in able if i < mine and a.backends[i].buffer_type() is buft)
+        mine = next((i for i in better if _no_worse(a, i, mine, sources)), mine)
+    a.node[node] = mine
+    if node.view_src is None and not a.is_given(node):
+        a.home[node] = mine
+
+
+def _no_worse(a: Assignment, better: int, mine: int, sources: Iterable[Tensor]) -> bool:
+    """Whether ``better`` reaches all sources that ``mine`` does."""
+    return all(a.reaches(better, s) for s in sources if a.reaches(mine, s))
+
+
+def _settle_writers(
+    a: Assignment, nodes: Sequence[Tensor], able: Mapping[Tensor, Sequence[int]]
+) -> None:
+    """See to it that nodes that write into another's memory can reach it."""
+    writers: dict[Tensor, list[Tensor]] = {}
+    for node in nodes:
+        root = root_of(node)
+        if root is not node and not a.is_given(root):
+            writers.setdefault(root, []).append(node)
+    for root, family in writers.items():
+        own = [root] if runs(root) else []
+        for home in (a.home[root], *range(len(a.backends))):
+            buft = a.backends[home].buffer_type()
+            choices = [_who(a, n, able[n], buft) for n in (*own, *family)]
+            if None not in choices:
+                break
+        else:
+            names = ", ".join(f"'{n.name}'" for n in (*own, *family))
+            raise UnsupportedOp(f"{names} share memory, and no memory serves a backend for each")
+        a.home[root] = home
+        for node, choice in zip((*own, *family), choices, strict=True):
+            assert choice is not None
+            a.node[node] = choice
+
+
+def _who(a: Assignment, node: Tensor, able: Sequence[int], buft: BufferType) -> int | None:
+    """A backend for a node that writes into memory of a type; its own if that will do."""
+    reach = [i for i in able if a.backends[i].supports_buft(buft)]
+    return a.node[node] if a.node[node] in reach else next(iter(reach), None)

@@ -1,0 +1,178 @@
+"""A graph cut into splits, each for one backend, with copies of what the backend cannot reach.
+
+    schedule = cut(graph, assign(graph, backends, pins, is_given))
+    schedule.splits[0].copies                      # made before the split runs
+    schedule.whole                                 # a graph of everything, in order, for planning
+
+The user's graph is not touched: a schedule has headers of its own (``twin``), whose sources are the
+copies where there are any. A copy is made once for each content of a tensor and each kind of
+memory, however many splits read it.
+Source: ggml, ``ggml_backend_sched_split_graph`` (pass 5).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..buffer import BufferType
+from ..cgraph import CGraph
+from ..tensor import Tensor
+from .assign import Assignment, root_of, runs
+
+
+@dataclass(eq=False)
+class Copy:
+    """Bytes that move before a split: ``src`` on one backend, ``dst`` where the split reads."""
+
+    src: Tensor
+    dst: Tensor
+
+
+@dataclass(eq=False)
+class Split:
+    """Nodes in a row that one backend computes.
+
+    Attributes:
+        backend: index of the backend.
+        copies: what moves first.
+        nodes: the user's tensors, views among them.
+    """
+
+    backend: int
+    copies: list[Copy] = field(default_factory=list)
+    nodes: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Schedule:
+    """What runs where, in order.
+
+    Attributes:
+        splits: in order.
+        twin: our header for each tensor of the user's graph.
+        whole: our headers in the order of execution, copies among them.
+        homes: for each kind of memory the headers that are to be placed there.
+        windows: views into copies, to be placed after them.
+        assignment: what it was made from.
+    """
+
+    splits: list[Split]
+    twin: dict[Tensor, Tensor]
+    whole: CGraph
+    homes: dict[BufferType, set[Tensor]]
+    windows: list[Tensor]
+    assignment: Assignment
+
+    def part(self, nodes: list[Tensor]) -> CGraph:
+        """The graph that a backend gets for some nodes of a split: those with work to do."""
+        return self.whole.part([self.twin[n] for n in nodes if runs(n)])
+
+
+def cut(graph: CGraph, assignment: Assignment) -> Schedule:
+    """Cut a graph where the backend changes, and insert copies."""
+    splits = _splits(graph, assignment)
+    cutter = _Cutter(assignment)
+    leafs = [cutter.twin_of(leaf) for leaf in graph.leafs]
+    nodes: list[Tensor] = []
+    for split in splits:
+        twins = [cutter.connect(split, node) for node in split.nodes]
+        nodes += [copy.dst for copy in split.copies]
+        nodes += twins
+    whole = CGraph.in_order(nodes, leafs)
+    return Schedule(splits, cutter.twin, whole, cutter.homes(), cutter.windows, assignment)
+
+
+def _splits(graph: CGraph, assignment: Assignment) -> list[Split]:
+    splits: list[Split] = []
+    waiting: list[Tensor] = []  # views ahead of the first split
+    for node in graph.nodes:
+        backend = assignment.node.get(node)
+        if backend is not None and (not splits or splits[-1].backend != backend):
+            splits.append(Split(backend, nodes=waiting))
+            waiting = []
+        (splits[-1].nodes if splits else waiting).append(node)
+    if waiting:  # a graph of views only
+        splits.append(Split(len(assignment.backends) - 1, nodes=waiting))
+    return splits
+
+
+class _Cutter:
+    """Makes headers and copies, split by split."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.twin: dict[Tensor, Tensor] = {}
+        self.windows: list[Tensor] = []
+        self._writes: Counter[Tensor] = Counter()  # by root: how often its content changed so far
+        self._copies: dict[tuple[Tensor, int, BufferType], list[Copy]] = {}
+        self._names: Counter[str] = Counter()
+
+    def twin_of(self, tensor: Tensor) -> Tensor:
+        """Our header of a tensor; its sources come with ``connect``."""
+        known = self.twin.get(tensor)
+        if known is not None:
+            return known
+        twin = Tensor(tensor.type, tensor.ne, tensor.nb)
+        twin.op, twin.op_params = tensor.op, tensor.op_params
+        twin.flags, twin.name = tensor.flags, tensor.name
+        if tensor.view_src is not None:
+            twin.view_src, twin.view_offs = self.twin_of(tensor.view_src), tensor.view_offs
+        if self.assignment.is_given(root_of(tensor)):
+            twin.buffer, twin.data = tensor.buffer, tensor.data
+        self.twin[tensor] = twin
+        return twin
+
+    def connect(self, split: Split, node: Tensor) -> Tensor:
+        """Our header of a node, its sources replaced by copies where the split needs them."""
+        twin = self.twin_of(node)
+        if runs(node):
+            twin.src = tuple(None if s is None else self._reachable(split, s) for s in node.src)
+            if node.view_src is not None:
+                self._writes[node.view_src] += 1
+        else:
+            twin.src = tuple(None if s is None else self.twin_of(s) for s in node.src)
+        return twin
+
+    def _reachable(self, split: Split, source: Tensor) -> Tensor:
+        """The source itself, or a copy. A split never writes what it cannot reach, so a copy made
+        before it has the content that any of its nodes would see."""
+        a, twin = self.assignment, self.twin_of(source)
+        if source.nelements == 0 or a.reaches(split.backend, source):
+            return twin
+        backend, root = a.backends[split.backend], root_of(source)
+        key = (root, self._writes[root], backend.buffer_type())
+        copies = self._copies.setdefault(key, [])
+        for copy in copies:
+            first = twin.view_offs - copy.src.view_offs
+            if first >= 0 and first + twin.nbytes <= copy.src.nbytes:
+                return self._window(copy.dst, twin, first)
+        dst = Tensor(twin.type, twin.ne, twin.nb)
+        name = f"{backend.name}#{source.name}"
+        dst.set_name(f"{name}#{self._names[name]}")
+        self._names[name] += 1
+        dst.src = (twin,)
+        copies.append(Copy(twin, dst))
+        split.copies.append(copies[-1])
+        return dst
+
+    def _window(self, copy: Tensor, like: Tensor, first: int) -> Tensor:
+        """A view of a copy with the sizes of ``like``; the copy itself where it has them."""
+        if (copy.type, copy.ne, copy.nb, 0) == (like.type, like.ne, like.nb, first):
+            return copy
+        window = Tensor(like.type, like.ne, like.nb)
+        window.view_src, window.view_offs = copy, first
+        self.windows.append(window.set_name(copy.name))
+        return window
+
+    def homes(self) -> dict[BufferType, set[Tensor]]:
+        """Where everything goes that has no memory: see ``Schedule``."""
+        homes: dict[BufferType, set[Tensor]] = {}
+        for tensor, twin in self.twin.items():
+            if tensor.view_src is None and not self.assignment.is_given(tensor):
+                buft = self.assignment.buft(tensor)
+                assert buft is not None
+                homes.setdefault(buft, set()).add(twin)
+        for (_, _, buft), copies in self._copies.items():
+            homes.setdefault(buft, set()).update(copy.dst for copy in copies)
+        return homes

@@ -1,0 +1,131 @@
+"""Speed of several sequences at once: prompts, then one token of each in every decode.
+
+    for row in batched_bench(context, n_prompt=[128], n_gen=[128], n_parallel=[1, 8]): print(row)
+
+Source: llama.cpp, ``batched-bench.cpp`` (the method and the names of the fields).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .batch import Batch
+from .bench import bench_tokens
+from .context import Context
+from .errors import BatchError
+
+
+@dataclass(frozen=True)
+class BatchedRow:
+    """One result, with llama-batched-bench's names in its order; seconds and tokens a second.
+
+    ``pl`` sequences, each of ``pp`` prompt and ``tg`` generated tokens, take ``n_kv`` cells.
+    """
+
+    n_kv_max: int
+    n_batch: int
+    n_ubatch: int
+    flash_attn: int
+    is_pp_shared: int
+    n_gpu_layers: int
+    n_threads: int
+    n_threads_batch: int
+    pp: int
+    tg: int
+    pl: int
+    n_kv: int
+    t_pp: float
+    speed_pp: float
+    t_tg: float
+    speed_tg: float
+    t: float
+    speed: float
+
+
+def batched_bench(
+    context: Context,
+    n_prompt: Sequence[int],
+    n_gen: Sequence[int],
+    n_parallel: Sequence[int],
+    *,
+    shared: bool = False,
+) -> Iterator[BatchedRow]:
+    """Measure every combination that fits into the context.
+
+    Args:
+        context: with as many sequences as the largest of ``n_parallel``.
+        shared: all sequences have one prompt, evaluated once.
+
+    Raises:
+        BatchError: more sequences than the context has.
+    """
+    if max(n_parallel) > context.kv.n_seq_max:
+        raise BatchError(
+            f"{max(n_parallel)} sequences at once: this context has {context.kv.n_seq_max}"
+        )
+    _fill(context, 1, 16)  # the first run of a program is slower
+    _step(context, 1, 0)
+    for pp, tg, pl in itertools.product(n_prompt, n_gen, n_parallel):
+        if cells(pp, tg, pl, shared) <= context.n_ctx:
+            yield _measure(context, pp, tg, pl, shared)
+
+
+def cells(pp: int, tg: int, pl: int, shared: bool) -> int:
+    """Cells that a combination takes."""
+    return pp + pl * tg if shared else pl * (pp + tg)
+
+
+def _measure(context: Context, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
+    clock = time.perf_counter
+    _fill(context, 1 if shared else pl, 1)  # graphs of these sizes are made before the clock runs
+    context.decode(Batch(bench_tokens(context.model, pl, 2), seq_id=range(pl), logits="all"))
+    start = clock()
+    _fill(context, 1 if shared else pl, pp)
+    if shared:
+        for seq in range(1, pl):
+            context.kv.seq_cp(0, seq)
+    t_pp, start = clock() - start, clock()
+    for i in range(tg):
+        _step(context, pl, i)
+    t_tg = clock() - start
+    prompt = pp if shared else pl * pp
+    return BatchedRow(
+        n_kv_max=context.n_ctx,
+        n_batch=context.n_batch,
+        n_ubatch=context.n_ubatch,
+        flash_attn=1,
+        is_pp_shared=int(shared),
+        n_gpu_layers=0,
+        n_threads=context.n_threads,
+        n_threads_batch=context.n_threads_batch,
+        pp=pp,
+        tg=tg,
+        pl=pl,
+        n_kv=cells(pp, tg, pl, shared),
+        t_pp=t_pp,
+        speed_pp=prompt / t_pp,
+        t_tg=t_tg,
+        speed_tg=pl * tg / t_tg if tg else 0.0,
+        t=t_pp + t_tg,
+        speed=(prompt + pl * tg) / (t_pp + t_tg),
+    )
+
+
+def _fill(context: Context, n_seq: int, n: int) -> None:
+    """Evaluate a prompt of ``n`` tokens in each of the first sequences, all else forgotten."""
+    context.kv.clear()
+    tokens = bench_tokens(context.model, n, 0) * n_seq
+    seqs = [s for s in range(n_seq) for _ in range(n)]
+    wanted = [i % n == n - 1 for i in range(len(tokens))]
+    for i in range(0, len(tokens), context.n_batch):
+        part = slice(i, i + context.n_batch)
+        context.decode(Batch(tokens[part], seq_id=seqs[part], logits=wanted[part]))
+
+
+def _step(context: Context, n_seq: int, i: int) -> None:
+    """One more token in each of the first sequences."""
+    tokens = bench_tokens(context.model, n_seq, i + 3)
+    context.decode(Batch(tokens, seq_id=range(n_seq), logits="all"))

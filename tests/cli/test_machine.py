@@ -1,0 +1,136 @@
+"""Options from the environment, CPUs and priorities, and what ``pyllama info`` says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pyggml.backend.cpu import osapi
+from pyggml.backend.cpu.pool import get_pool
+from pyllama_cli.commands import batched_bench, bench, completion, info, parallel
+from pyllama_cli.environment import variables
+from pyllama_cli.machine import machine_options
+from pyllama_cli.tool import Tool
+
+
+@click.command("t", cls=Tool)
+@click.option("-c", "--ctx-size", type=int, default=5)
+@click.option("-b", "--batch-size", type=int, default=6)
+@click.option("--mmap/--no-mmap", default=True)
+@click.option("--mlock", is_flag=True)
+@click.option("-r", "--reverse-prompt", multiple=True)
+@machine_options
+def tool(**options: Any) -> None:
+    names = ("ctx_size", "batch_size", "mmap", "mlock", "reverse_prompt")
+    click.echo(repr([options[name] for name in names]))
+
+
+def run(*args: str, command: click.Command = tool, **env: str) -> tuple[int, str, str]:
+    result = CliRunner(env=env).invoke(command, args)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("env", "args", "values"),
+    [
+        ({}, (), [5, 6, True, False, ()]),
+        ({"CTX_SIZE": "7", "BATCH": "8", "MLOCK": "1"}, (), [7, 8, True, True, ()]),
+        ({"CTX_SIZE": "7", "BATCH_SIZE": "9"}, ("-c", "3"), [3, 9, True, False, ()]),
+        ({"MMAP": "off", "MLOCK": "no"}, (), [5, 6, False, False, ()]),
+        ({"NO_MMAP": "1", "REVERSE_PROMPT": "a b"}, (), [5, 6, False, False, ("a b",)]),
+        ({"NO_MMAP": "1"}, ("--mmap",), [5, 6, True, False, ()]),
+    ],
+)
+def test_options_from_the_environment(
+    env: dict[str, str], args: tuple[str, ...], values: list[Any]
+) -> None:
+    assert run(*args, **{f"LLAMA_ARG_{k}": v for k, v in env.items()}) == (0, f"{values}\n", "")
+
+
+def test_wrong_values_in_the_environment() -> None:
+    code, _, err = run(LLAMA_ARG_CTX_SIZE="x")
+    assert code == 2 and "It is from the environment: LLAMA_ARG_CTX_SIZE." in err
+    code, _, err = run("-c", "x", LLAMA_ARG_CTX_SIZE="x")
+    assert code == 2 and "environment" not in err
+    code, _, err = run(LLAMA_ARG_MLOCK="maybe")
+    assert code == 2 and "LLAMA_ARG_MLOCK='maybe' is neither on nor off" in err
+
+
+@pytest.mark.parametrize("module", [batched_bench, bench, completion, parallel])
+def test_no_two_options_have_one_variable(module: Any) -> None:
+    options = [p for p in module.command.params if isinstance(p, click.Option)]
+    names = [name for option in options for name in variables(option)]
+    assert len(names) == len(set(names))
+    assert "LLAMA_ARG_CTX_SIZE for --ctx-size" in run("--help", command=module.command)[1]
+
+
+@pytest.fixture
+def affinity() -> Any:
+    before = os.sched_getaffinity(0)
+    yield sorted(before)
+    os.sched_setaffinity(0, before)
+    get_pool().configure()
+
+
+def test_threads_run_where_the_flags_say(affinity: list[int]) -> None:
+    first = affinity[0]
+    assert run("-C", hex(1 << first))[0] == 0
+    assert osapi.usable_cpus() == [first] and osapi.default_threads() == 1
+    os.sched_setaffinity(0, affinity)
+    assert run("-Cr", f"{first}-{affinity[-1]}", "--cpu-strict", "1", "--poll", "0")[0] == 0
+    pool = get_pool()
+    assert [pool.cpu(i) for i in range(3)] == [[affinity[i % len(affinity)]] for i in range(3)]
+    pool.configure(poll=100)
+    assert pool.cpu(0) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (("-C", "0x0"), "is not a hexadecimal mask"),
+        (("-C", "f0g"), "is not a hexadecimal mask"),
+        (("-C", "1" + "0" * 40), "are not among those of this process"),
+        (("-Cr", "3-1"), "is not a range of CPUs"),
+        (("-Cr", "a"), "is not a range of CPUs"),
+        (("-Cr", "500-511"), "are not among those of this process"),
+        (("--prio", "4"), "--prio"),
+        (("--poll", "101"), "--poll"),
+        (("--cpu-strict", "2"), "--cpu-strict"),
+    ],
+)
+def test_places_that_are_not_there(args: tuple[str, ...], text: str) -> None:
+    code, out, err = run(*args)
+    assert (code, out) == (2, "") and text in err and len(err.splitlines()) == 1
+
+
+def test_a_priority_that_is_not_allowed_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    code, _, err = run("--prio", "3")
+    assert code == 0 and "realtime priority needs root" in err
+    monkeypatch.delattr(os, "sched_setscheduler")
+    assert "no scheduling classes" in run("--prio", "1")[2]
+    monkeypatch.delattr(os, "sched_setaffinity")
+    assert "cannot bind threads" in run("-C", "1")[2]
+
+
+def test_info_says_what_runs_here_and_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, out, _ = run(command=info.command)
+    assert code == 0
+    for word in ("pyggml", "numba", "instruction set", "threads", "compiled kernels", "cpu:"):
+        assert word in out
+    assert run("--list-devices") == run("--list-devices", command=info.command)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYGGML_CACHE_DIR", str(tmp_path / "code"))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "x").write_bytes(b"12")
+    assert "in 1 files" in run(command=info.command)[1]
+    out = run("--clear-cache", command=info.command)[1]
+    assert "deleted the compiled kernels" in out and not (tmp_path / "code").exists()

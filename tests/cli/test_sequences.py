@@ -1,0 +1,96 @@
+"""The tools that run several sequences, and the prompt cache, on a tiny model of random weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pyllama_cli.commands import batched_bench, completion, parallel
+
+from ..pyllama.models import Spec, random_weights, write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = Spec()
+    return write_model(tmp_path_factory.mktemp("m") / "x.gguf", spec, random_weights(spec))
+
+
+def run(command: click.Command, model: Path, *args: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(command, ["-m", str(model), *map(str, args)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_batched_bench_prints_llamas_table(model: Path) -> None:
+    code, out, err = run(batched_bench.command, model, "-npp", "4,8", "-ntg", 2, "-npl", "1,3")
+    lines = out.splitlines()
+    assert code == 0 and "n_kv_max = 30, n_batch = 30" in err
+    assert (
+        lines[0]
+        == (
+            "|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |"
+            "      T s |    S t/s |"
+        )[:1]
+        + lines[0][1:]
+    )
+    assert (
+        lines[1].startswith("|-------|--------|------|--------|----------|")
+        and len({len(line) for line in lines}) == 1
+    )
+    rows = [[int(x) for x in line.split("|")[1:5]] for line in lines[2:]]
+    assert rows == [[4, 2, 1, 6], [4, 2, 3, 18], [8, 2, 1, 10], [8, 2, 3, 30]]
+
+
+def test_batched_bench_as_json_lines(model: Path) -> None:
+    args = ("-npp", 8, "-ntg", 2, "-npl", 3, "-pps", "-c", 20, "--output-format", "jsonl")
+    code, out, err = run(batched_bench.command, model, *args)
+    row = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (row["pp"], row["pl"], row["n_kv"], row["is_pp_shared"]) == (8, 3, 14, 1)
+    code, out, err = run(batched_bench.command, model, *args[:6], "-c", 20)
+    assert code == 2 and "no combination fits into a context of 20" in err
+
+
+def test_parallel_continues_each_line_of_a_file(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("one\n\ntwo three\n")
+    args = ("-f", tmp_path / "p.txt", "-ns", 5, "-np", 2, "-n", 6, "--seed", 7, "--ignore-eos")
+    code, out, err = run(parallel.command, model, *args)
+    assert code == 0 and "5 texts, 2 at once" in err and " 30 generated tokens" in err
+    parts = dict(re.findall(r"--- (\d): 6 tokens ---\n(one|two three)", out))
+    assert parts == {str(i): ("one", "two three")[i % 2] for i in range(5)}
+    assert out == run(parallel.command, model, *args)[1]  # the same seed, the same texts
+    assert run(parallel.command, model, "-p", "")[0] in (0, 2)
+    code, _, err = run(parallel.command, model)
+    assert code == 2 and "nothing to continue" in err
+
+
+def test_prompt_cache(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    base = ("-p", "hello there", "-n", 5, "--temp", 0, "--no-perf", "-no-cnv", "-c", 64)
+    plain = run(completion.command, model, *base)[1]
+    first = run(completion.command, model, *base, "--prompt-cache", path)
+    assert first[0] == 0 and first[1] == plain and "does not exist yet" in first[2]
+    again = run(completion.command, model, *base, "--prompt-cache", path, "--prompt-cache-all")
+    n = int(re.search(r"(\d+) of (\d+) prompt tokens", again[2])[1])  # type: ignore[index]
+    assert again[1] == plain and n > 3
+    before = path.read_bytes()
+    run(completion.command, model, *base, "--prompt-cache", path, "--prompt-cache-ro")
+    assert path.read_bytes() == before
+    path.write_bytes(before[:100])
+    code, out, err = run(completion.command, model, *base, "--prompt-cache", path)
+    assert (code, out) == (1, "") and "is damaged" in err and len(err.splitlines()) == 1
+    code, _, err = run(completion.command, model, *base, "--prompt-cache", tmp_path / "no" / "x")
+    assert code == 1 and "no such directory to write to" in err
+
+
+def test_context_shift(model: Path) -> None:
+    base = ("-p", "ab", "-n", 50, "--temp", 0, "--no-perf", "-no-cnv", "-c", 20, "--ignore-eos")
+    short = run(completion.command, model, *base)
+    long = run(completion.command, model, *base, "--context-shift", "--keep", 2)
+    assert short[0] == long[0] == 0
+    assert long[1].startswith(short[1].rstrip("\n")[:8]) and len(long[1]) > len(short[1])

@@ -1,0 +1,115 @@
+"""Many texts at once have the tokens of each alone; context shift; the batched benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama import Context, Model
+from pyllama.batched_bench import batched_bench, cells
+from pyllama.errors import BatchError, ContextFull
+from pyllama.generate import generate
+from pyllama.parallel import generate_many
+from pyllama.prompt_cache import PromptCache
+from pyllama.sampling import SamplingParams
+
+from .models import Spec, random_weights, write_model
+
+TOKENS = np.random.default_rng(9).integers(3, 259, 400).tolist()
+Make = Callable[..., Context]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    spec = Spec()
+    path = write_model(tmp_path_factory.mktemp("m") / "x.gguf", spec, random_weights(spec))
+    model = Model.load(path)
+    return lambda **options: Context(model, **{"n_ctx": 128, "n_threads": 2, **options})
+
+
+def gathered(
+    context: Context, prompts: list[list[int]], *args: object, **kw: int
+) -> list[list[int]]:
+    made: list[list[int]] = [[] for _ in prompts]
+    for i, token in generate_many(context, prompts, *args, **kw):  # type: ignore[arg-type]
+        made[i].append(token)
+    return made
+
+
+@pytest.mark.parametrize("n_seq", [1, 2, 5])
+@pytest.mark.parametrize("n_batch", [5, 128])
+@pytest.mark.parametrize("shared", [0, 9])
+def test_texts_beside_others_are_those_of_each_alone(
+    make: Make, n_seq: int, n_batch: int, shared: int
+) -> None:
+    lengths = (3, 17, 8, 1, 30, 12, 5)
+    prompts = [TOKENS[:shared] + TOKENS[40 * i : 40 * i + n] for i, n in enumerate(lengths)]
+    params = [SamplingParams(seed=i, temp=0.0 if i % 2 else 1.0) for i in range(len(prompts))]
+    alone = [
+        list(generate(make(), prompt, p, n_predict=9))
+        for prompt, p in zip(prompts, params, strict=True)
+    ]
+    context = make(n_seq_max=n_seq, n_batch=n_batch)
+    assert gathered(context, prompts, params, n_predict=9) == alone
+    assert gathered(context, prompts, params, n_predict=9) == alone  # the same context again
+
+
+def test_prompts_wait_for_room_and_one_that_never_fits_is_refused(make: Make) -> None:
+    prompts = [TOKENS[i : i + 40] for i in range(6)]
+    greedy = SamplingParams(temp=0.0)
+    alone = [list(generate(make(n_ctx=64), p, greedy, n_predict=20)) for p in prompts]
+    assert gathered(make(n_ctx=64, n_seq_max=6), prompts, greedy, n_predict=20) == alone
+    with pytest.raises(ContextFull, match="prompt 1 has 64 tokens, a context of 64 takes 63"):
+        gathered(make(n_ctx=64, n_seq_max=2), [[1], TOKENS[:64]], greedy)
+    with pytest.raises(BatchError, match="prompt 1 is empty"):
+        gathered(make(n_seq_max=2), [[1], []], greedy)
+    with pytest.raises(BatchError, match="2 sampling parameters for 1 prompts"):
+        gathered(make(), [[1]], [greedy, greedy])
+    assert gathered(make(), [], greedy) == [] and gathered(make(), [[1]], n_predict=0) == [[]]
+
+
+def test_context_shift_goes_on_for_ever(make: Make) -> None:
+    greedy = SamplingParams(temp=0.0, ignore_eos=True)
+    context = make(n_ctx=32)
+    assert len(list(generate(context, TOKENS[:10], greedy, n_predict=100))) == 23
+    long = list(generate(make(n_ctx=256), TOKENS[:10], greedy, n_predict=100))
+    got = list(generate(context, TOKENS[:10], greedy, n_predict=100, n_keep=4))
+    assert len(got) == 100 and got[:23] == long[:23]
+    assert context.kv.seq_pos_max(0) == context.kv.length(0) - 1 < 32
+    with pytest.raises(ContextFull, match="all 31 tokens to keep"):
+        list(generate(make(n_ctx=32), TOKENS[:10], greedy, n_predict=100, n_keep=31))
+    assert len(list(generate(context, TOKENS[:10], greedy, n_predict=-2, n_keep=4))) == 23
+
+
+def test_a_prompt_cache_saves_evaluation_and_changes_nothing(make: Make, tmp_path: Path) -> None:
+    cache, greedy = PromptCache(tmp_path / "x"), SamplingParams(temp=0.0)
+    context = make()
+    assert cache.load(context, TOKENS[:20]) == 0
+    first = next(generate(context, TOKENS[:20], greedy))
+    cache.save(context, TOKENS[:20])
+    for tokens, n in ((TOKENS[:20], 19), ([*TOKENS[:12], 5, 6], 12), (TOKENS[:30], 20)):
+        other = make()
+        assert PromptCache(tmp_path / "x").load(other, tokens) == n == other.kv.length(0)
+        token = next(generate(other, tokens[n:], greedy, n_past=n, past=tokens[:n]))
+        assert token == next(generate(make(), tokens, greedy))
+        assert n != 19 or token == first
+
+
+def test_batched_bench_measures_what_fits(make: Make) -> None:
+    context = make(n_seq_max=4, n_ctx=100)
+    rows = list(batched_bench(context, [8, 16], [4], [1, 4, 2]))
+    assert [(r.pp, r.tg, r.pl, r.n_kv) for r in rows] == [
+        (8, 4, 1, 12), (8, 4, 4, 48), (8, 4, 2, 24), (16, 4, 1, 20), (16, 4, 4, 80), (16, 4, 2, 40),
+    ]  # fmt: skip
+    for r in rows:
+        assert r.speed_tg == pytest.approx(r.tg * r.pl / r.t_tg)
+        assert r.speed == pytest.approx((r.pp + r.tg) * r.pl / r.t)
+    (row,) = batched_bench(context, [60], [4], [4], shared=True)
+    assert row.n_kv == cells(60, 4, 4, True) == 76
+    assert row.speed_pp == pytest.approx(60 / row.t_pp)
+    assert not list(batched_bench(context, [60], [4], [4]))
+    with pytest.raises(BatchError, match="5 sequences at once: this context has 4"):
+        next(batched_bench(context, [8], [4], [5]))
