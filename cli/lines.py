@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -110,4 +109,6 @@ def wants_color(choice: str) -> bool:
     """Whether to colour, given ``on``, ``off`` or ``auto``."""
     if choice != "auto":
         return choice == "on"
-    return sys.stdout.isatty() and sys.stdin.isatty() and not os.environ.get("NO_COLOR")
+    from pyggml import env
+
+    return sys.stdout.isatty() and sys.stdin.isatty() and env.NO_COLOR.get() is None

@@ -88,6 +88,7 @@ HF_TOKEN = Variable(
     None,
     "Token for private and gated models of the hub. Unset: the one that `hf auth login` saved.",
 )
+NO_COLOR = Variable("NO_COLOR", None, "Anything: no colours in a terminal, unless `--color on`.")
 
 VARIABLES = (
     ISA,
@@ -101,6 +102,7 @@ VARIABLES = (
     TRACEBACK,
     HF_ENDPOINT,
     HF_TOKEN,
+    NO_COLOR,
 )
 
 
