@@ -148,12 +148,17 @@ def _fixed(
     assert node.op is not None
     if node.op.name in _TABLES:
         return None
-    given = [s for s in node.src if s is not None and s.op is None and a.is_given(root_of(s))]
-    for source in sorted(given, key=lambda s: -s.nbytes):  # the weights
+    given = [s for s in node.src if s is not None and _is_weight(a, root_of(s))]
+    for source in sorted(given, key=lambda s: -s.nbytes):
         for i in able:
             if a.reaches(i, source):
                 return i
     return None
+
+
+def _is_weight(a: Assignment, root: Tensor) -> bool:
+    """Whether it is a weight or a cache: memory that exists, and that no node computes."""
+    return root.op is None and a.is_given(root)
 
 
 def _spread(

@@ -155,6 +155,17 @@ def test_nodes_follow_their_weights(on_device: bool) -> None:
     np.testing.assert_array_equal(to_numpy(y), np.full((1, 1, 4, 8), 32.0))
 
 
+def test_nodes_follow_a_view_of_a_cache() -> None:
+    cache, ctx = Context(), Context(no_alloc=True)
+    device = FakeDevice()
+    move(table := cache.from_numpy(np.ones((6, 8), np.float32)), device)
+    rows = ops.view_2d(ctx, table, 8, 2, table.nb[1])
+    graph = graph_of(y := ops.mul_mat(ctx, rows, input_of(ctx, 8)))
+    sched = Sched([device, HostOnly()])
+    sched.alloc_graph(graph)
+    assert sched.get_tensor_backend(y) is sched.get_tensor_backend(rows) is device
+
+
 def test_a_later_buffer_of_a_copied_tensor_is_kept_until_the_copy() -> None:
     """The host's own nodes in between must not reuse memory that is still to be copied."""
     ctx = Context(no_alloc=True)
