@@ -10,11 +10,10 @@ line says wins. Nothing is read at import.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 import click
 
-PREFIX = "LLAMA_ARG_"
+PREFIX = "LLAMA_ARG_"  # not in pyggml.env, which would import NumPy for --help; docs/env.md has it
 _OTHER_NAMES = {  # llama.cpp's, where they do not follow from the flag
     "--predict": "N_PREDICT",
     "--batch-size": "BATCH",
@@ -36,28 +35,27 @@ def variables(option: click.Option) -> list[str]:
     return [PREFIX + name for name in dict.fromkeys(names)]
 
 
-def bind_environment(
-    command: click.Command, environ: Mapping[str, str] = os.environ
-) -> dict[str, object]:
+def bind_environment(command: click.Command) -> dict[str, object]:
     """Values for click's ``default_map`` from the environment.
 
     Raises:
         click.UsageError: a variable of a flag that is neither on nor off.
     """
     found: dict[str, object] = {}
-    if not any(name.startswith(PREFIX) for name in environ):
+    given = {name: text for name, text in os.environ.items() if name.startswith(PREFIX)}
+    if not given:
         return found
     for option in command.params:
         if not isinstance(option, click.Option) or option.name is None:
             continue
         for name in variables(option):
-            if name in environ:
-                found[option.name] = _value(option, name, environ[name])
+            if name in given:
+                found[option.name] = _value(option, name, given[name])
                 break
         for flag in option.secondary_opts:
             name = PREFIX + flag[2:].upper().replace("-", "_")
-            if flag.startswith("--") and name in environ:
-                found[option.name] = not _switch(name, environ[name])
+            if flag.startswith("--") and name in given:
+                found[option.name] = not _switch(name, given[name])
     return found
 
 

@@ -144,6 +144,11 @@ def markdown_table() -> str:
     """The variables as a Markdown table, for the docs."""
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     rows += [f"| `{v.name}` | {_code(v.default)} | {v.doc} |" for v in VARIABLES]
+    rows += [
+        "",
+        "Every option of the command-line tools may also come from `LLAMA_ARG_` and its long",
+        "name: `LLAMA_ARG_CTX_SIZE=4096` for `--ctx-size 4096`. The command line wins.",
+    ]
     return "\n".join(rows) + "\n"
 
 

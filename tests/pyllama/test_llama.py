@@ -355,8 +355,8 @@ def test_arguments_that_cannot_be_obeyed(make: Any) -> None:
         {"lora_path": "x"},
         {"embedding": True},
         {"rope_freq_base": 5e5},
-        {"type_k": 8},
-        {"type_k": 0, "type_v": 1},
+        {"type_k": 2},
+        {"type_v": 99},
     ):
         with pytest.raises(NotSupported, match=next(iter(options))):
             make(**options)
