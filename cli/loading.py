@@ -3,8 +3,8 @@
     model = load_model(ModelOptions.take(options))
     context = make_context(model, ContextOptions.take(options))
 
-Without ``-m`` the model is the demo model. pyllama is imported here, when it is needed, and not
-with the module: ``--help`` and ``--version`` stay fast.
+Without ``-m`` or ``-hf`` the model is the demo model. pyllama is imported here, when it is needed,
+and not with the module: ``--help`` and ``--version`` stay fast.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .hub_options import HubOptions
 from .options import ContextOptions, ModelOptions
 from .output import note, progress_bar
 
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def model_path(given: Path | None) -> Path:
-    """The file that -m names, or else the demo model's, fetched if need be."""
+    """The file that -m or -hf names, or else the demo model's, fetched if need be."""
+    hub = HubOptions.current()
+    if hub is not None:
+        return hub.path(given)
     if given is not None:
         return given
     from pyllama.demo import demo_model_path
@@ -69,7 +73,8 @@ def make_context(model: Model, options: ContextOptions, *, n_seq_max: int = 1) -
         swa_full=options.swa_full,
         n_threads=options.n_threads,
         n_threads_batch=options.n_threads_batch,
-        kv_type=GGMLType[options.cache_type_k.upper()],
+        type_k=GGMLType[options.cache_type_k.upper()],
+        type_v=GGMLType[options.cache_type_v.upper()],
     )
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
+from .hub_options import hub_options
 from .machine import machine_options
 from .output import note
 from .tool import ignored_option
@@ -121,11 +122,14 @@ class ModelOptions(Group):
         return self.mlock if self.load_mode in (None, "auto") else "mlock" in self.load_mode
 
 
-model_option = click.option(
-    "-m",
-    "--model",
-    type=click.Path(path_type=Path),
-    help="GGUF file. Without it: a small demo model, fetched once.",
+model_option = stack(
+    click.option(
+        "-m",
+        "--model",
+        type=click.Path(path_type=Path),
+        help="GGUF file. Without it: a small demo model, fetched once.",
+    ),
+    hub_options,
 )
 
 load_options = stack(
@@ -166,11 +170,6 @@ class ContextOptions(Group):
     cache_type_k: str
     cache_type_v: str
     swa_full: bool
-
-    def __post_init__(self) -> None:
-        k, v = self.cache_type_k, self.cache_type_v
-        if k != v:
-            raise click.UsageError(f"-ctk {k} with -ctv {v}: keys and values need the same type.")
 
     @property
     def n_threads(self) -> int | None:
@@ -235,18 +234,18 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
         click.option(
             "-ctk",
             "--cache-type-k",
-            type=click.Choice(["f16", "f32"]),
+            type=click.Choice(["f16", "f32", "bf16", "q8_0"]),
             default="f16",
             show_default=True,
-            help="Type of cached keys, the same for both; f32 is exact and twice as large.",
+            help="Type of cached keys. f32: exact, twice as large. q8_0: half as large.",
         ),
         click.option(
             "-ctv",
             "--cache-type-v",
-            type=click.Choice(["f16", "f32"]),
+            type=click.Choice(["f16", "f32", "bf16", "q8_0"]),
             default="f16",
             show_default=True,
-            help="Type of cached values, the same for both; f32 is exact and twice as large.",
+            help="Type of cached values.",
         ),
         click.option(
             "--swa-full",

@@ -80,6 +80,15 @@ DEMO_MODEL = Variable(
 TRACEBACK = Variable(
     "PYLLAMA_TRACEBACK", "0", "`1` lets the command-line tools show a traceback with an error."
 )
+HF_ENDPOINT = Variable(
+    "HF_ENDPOINT", None, "Address of the model hub for `-hf`. Unset: `https://huggingface.co`."
+)
+HF_TOKEN = Variable(
+    "HF_TOKEN",
+    None,
+    "Token for private and gated models of the hub. Unset: the one that `hf auth login` saved.",
+)
+NO_COLOR = Variable("NO_COLOR", None, "Anything: no colours in a terminal, unless `--color on`.")
 
 VARIABLES = (
     ISA,
@@ -91,6 +100,9 @@ VARIABLES = (
     GRAPH_REUSE,
     DEMO_MODEL,
     TRACEBACK,
+    HF_ENDPOINT,
+    HF_TOKEN,
+    NO_COLOR,
 )
 
 
@@ -109,6 +121,23 @@ def user_cache_dir(app: str) -> Path:
     if sys.platform == "darwin":
         return home / "Library" / "Caches" / app
     return home / ".cache" / app
+
+
+def user_state_dir(app: str) -> Path:
+    """The folder for what ``app`` remembers between runs, such as histories; it may not exist yet.
+
+    ``XDG_STATE_HOME`` or ``~/.local/state`` (Linux and others), ``~/Library/Application Support``
+    (macOS), ``LOCALAPPDATA`` (Windows).
+    """
+    home = Path(os.path.expanduser("~"))
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(given):
+        return Path(given) / app
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / app
+    if sys.platform == "darwin":
+        return home / "Library" / "Application Support" / app
+    return home / ".local" / "state" / app
 
 
 def markdown_table() -> str:

@@ -33,3 +33,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file that appears whole or not at all. Raises: OSError."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)

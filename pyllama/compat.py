@@ -17,6 +17,7 @@ from pyggml.dtype import GGMLType
 
 from .errors import PyllamaError
 from .hparams import HParams
+from .kv_cache import KV_TYPES
 
 # values that change nothing
 _REFUSED: dict[str, tuple[object, ...]] = {
@@ -71,19 +72,18 @@ def check_arguments(where: str, given: Mapping[str, Any], *, stacklevel: int = 3
             )
 
 
-def cache_type(type_k: int | None, type_v: int | None) -> GGMLType:
-    """The type of the KV cache, given those of keys and values (None: F16).
+def cache_type(name: str, given: int | None) -> GGMLType:
+    """A type of the KV cache by ggml's id; None is F16.
 
     Raises:
-        NotSupported: they differ, or are not F16 or F32.
+        NotSupported: not one of ``KV_TYPES``.
     """
-    k, v = (GGMLType.F16 if t is None else t for t in (type_k, type_v))
-    if k != v or k not in (GGMLType.F16, GGMLType.F32):
-        raise NotSupported(
-            f"Llama: type_k={type_k!r}, type_v={type_v!r} is not supported yet; want 1 (F16) or "
-            "0 (F32) for both"
-        )
-    return GGMLType(k)
+    if given is None:
+        return GGMLType.F16
+    if given not in KV_TYPES:
+        want = ", ".join(f"{int(t)} ({t.name})" for t in KV_TYPES)
+        raise NotSupported(f"Llama: {name}={given!r} is not supported yet; want one of {want}")
+    return GGMLType(given)
 
 
 def check_rope(hparams: HParams, freq_base: float, freq_scale: float) -> None:

@@ -30,6 +30,7 @@ from pyggml.tensor import Tensor
 from .batch import Batch
 from .errors import BatchError
 from .graph.builder import GraphBuilder
+from .kv_cache import KV_TYPES
 from .kv_cells import Ints, Seqs, each
 from .memory import Memory
 from .model import Model
@@ -96,7 +97,8 @@ class Context:
         n_ctx: cells of the KV cache; 0 for what the model was trained with.
         n_batch: most tokens of a ``decode``; n_ubatch: most tokens computed at once.
         n_seq_max: sequences that share the cache, at most 256.
-        kv_type: of the cache, F16, or F32 for results as exact as float32 is.
+        type_k, type_v: of keys and values, one of ``KV_TYPES``: F32 is as exact as float32 is,
+            Q8_0 takes about half of F16's memory.
         unified: whether sequences share the cells; otherwise each has ``n_ctx / n_seq_max``.
         swa_full: layers that see a window of positions keep all keys and values nevertheless.
         n_threads, n_threads_batch: threads for one token and for several; None chooses.
@@ -114,7 +116,8 @@ class Context:
         n_batch: int = 2048,
         n_ubatch: int = 512,
         n_seq_max: int = 1,
-        kv_type: GGMLType = GGMLType.F16,
+        type_k: GGMLType = GGMLType.F16,
+        type_v: GGMLType = GGMLType.F16,
         unified: bool = True,
         swa_full: bool = False,
         n_threads: int | None = None,
@@ -127,8 +130,10 @@ class Context:
             raise BatchError(f"n_seq_max is {n_seq_max}, want at most {_MAX_SEQ}")
         if n_ctx < 0:
             raise BatchError(f"n_ctx is {n_ctx}, want 0 (as trained) or more")
-        if kv_type not in (GGMLType.F16, GGMLType.F32):
-            raise BatchError(f"kv_type is {GGMLType(kv_type).name}, want F16 or F32")
+        for name, type in (("type_k", type_k), ("type_v", type_v)):
+            if type not in KV_TYPES:
+                want = ", ".join(t.name for t in KV_TYPES)
+                raise BatchError(f"{name} is {GGMLType(type).name}, want one of {want}")
         self.model = model
         self.n_ctx = n_ctx or model.hparams.n_ctx_train
         self.n_batch = min(n_batch, self.n_ctx)
@@ -137,7 +142,7 @@ class Context:
         self.n_threads = self._backend.n_threads
         self.n_threads_batch = max(0, n_threads_batch or 0) or self.n_threads
         self.kv = Memory(
-            model.hparams, self.n_ctx, n_seq_max, kv_type,
+            model.hparams, self.n_ctx, n_seq_max, type_k, type_v,
             n_ubatch=self.n_ubatch, swa_full=swa_full, unified=unified,
         )  # fmt: skip
         self.n_ctx_seq = self.n_ctx if unified else self.n_ctx // n_seq_max

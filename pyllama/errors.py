@@ -5,7 +5,9 @@
     ├── TokenizerError       (ValueError)   a vocabulary we cannot use, or text it cannot encode
     ├── ContextFull          (ValueError)   more tokens than the context has cells
     ├── BatchError           (ValueError)   a batch with bad ids, positions or sequences
-    └── StateError           (ValueError)   a saved state that is damaged or of something else
+    ├── StateError           (ValueError)   a saved state that is damaged or of something else
+    ├── TemplateError        (ValueError)   a chat template that is wrong, refuses, or does not end
+    └── HubError             (ValueError)   a model that cannot be had from the model hub
 
 A message says what, where, got and wanted with numbers, and the next step.
 """
@@ -35,3 +37,11 @@ class BatchError(PyllamaError, ValueError):
 
 class StateError(PyllamaError, ValueError):
     """A saved state that is damaged, of another model, or too large."""
+
+
+class TemplateError(PyllamaError, ValueError):
+    """A chat template that is wrong, refuses the messages, or exceeds its limits."""
+
+
+class HubError(PyllamaError, ValueError):
+    """A model that cannot be had from the model hub: no such file, no access, no network."""

@@ -1,6 +1,7 @@
 """A model's compute graph as a picture, without loading its weights.
 
     text = graph_dot("x.gguf", n_tokens=1, layers=(0, 2))
+    drawn = drawn_graph("x.gguf")                  # drawn.graph, drawn.plan, drawn.title
 
 Only the header of the file is read, so this takes a moment for a model of any size.
 """
@@ -8,12 +9,20 @@ Only the header of the file is read, so this takes a moment for a model of any s
 from __future__ import annotations
 
 import os
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.alloc import GraphAllocator
+from pyggml.alloc.gallocr import Plan
+from pyggml.buffer import HOST, HostBufferType
 from pyggml.cgraph import CGraph
+from pyggml.errors import AllocError
 from pyggml.gguf import GGUFFile
 from pyggml.tensor import Tensor
-from pyggml.viz import graph_dump_dot
+from pyggml.viz import NodeTime, Options, graph_dump_dot
 
 from .arch import get_arch
 from .graph.builder import GraphBuilder
@@ -21,6 +30,9 @@ from .hparams import read_hparams
 from .loader import check_tensors
 from .memory import Memory
 from .tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from pyggml.backend.cpu.trace import RunTrace
 
 _CELLS = 256  # of the drawn cache: its length does not change the graph
 
@@ -43,15 +55,77 @@ def model_graph(path: str | os.PathLike[str], n_tokens: int = 1) -> CGraph:
     return builder.graph
 
 
+@dataclass(frozen=True, eq=False)
+class DrawnGraph:
+    """A graph with everything that pictures of it tell.
+
+    Attributes:
+        plan: of its intermediate results; all tensors have their place.
+        runs, times: of real runs, empty where it was not run.
+    """
+
+    graph: CGraph
+    plan: Plan
+    title: str
+    runs: tuple[RunTrace, ...] = ()
+    times: dict[Tensor, NodeTime] | None = None
+
+
+def drawn_graph(path: str | os.PathLike[str], n_tokens: int = 1) -> DrawnGraph:
+    """``model_graph`` with places: weights as the file has them, caches, planned results.
+
+    Raises:
+        GGUFError, ModelError: the file is not a model that can be run.
+        AllocError: no memory for the results.
+    """
+    graph = model_graph(path, n_tokens)
+    file = _Unread()
+    for leaf in graph.leafs:
+        if not leaf.data and not leaf.flags:
+            file.place(leaf)
+    plan = GraphAllocator(HOST).alloc_graph(graph)
+    return DrawnGraph(graph, plan, title_of(path, n_tokens))
+
+
+def title_of(path: str | os.PathLike[str], n_tokens: int) -> str:
+    """``x.gguf, 1 token``."""
+    return f"{os.path.basename(path)}, {n_tokens} token{'s' if n_tokens > 1 else ''}"
+
+
 def graph_dot(
     path: str | os.PathLike[str],
     *,
     n_tokens: int = 1,
-    layers: tuple[int, int] | None = None,
-    color: Literal["family", "buffer"] = "family",
     out: str | os.PathLike[str] | None = None,
+    **options: Unpack[Options],
 ) -> str:
-    """DOT text of ``model_graph``, the same on every run; also written to ``out`` if given."""
-    title = f"{os.path.basename(path)}, {n_tokens} token{'s' if n_tokens > 1 else ''}"
-    graph = model_graph(path, n_tokens)
-    return graph_dump_dot(graph, out, color=color, layers=layers, title=title)
+    """DOT text of a model's graph, the same on every run; also written to ``out`` if given."""
+    drawn = drawn_graph(path, n_tokens)
+    options.setdefault("title", drawn.title)
+    return graph_dump_dot(drawn.graph, out, **options)
+
+
+class _FileType(HostBufferType):
+    name = "in the file"
+
+
+class _Unread:
+    """The weights' buffer in a picture: it has addresses, and no bytes."""
+
+    buft = _FileType()
+    base = 1 << 12
+    mem: npt.NDArray[np.uint8] | None = None
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def place(self, tensor: Tensor) -> None:
+        """Behind those placed before."""
+        tensor.buffer, tensor.data = self, self.base + self.size
+        self.size += tensor.nbytes
+
+    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8]) -> None:
+        raise AllocError(f"'{tensor.name}' is only drawn: its weights were not loaded")
+
+    def get_tensor(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+        raise AllocError(f"'{tensor.name}' is only drawn: its weights were not loaded")

@@ -23,8 +23,11 @@ from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import AllocError
 from pyggml.tensor import Tensor
 
+from .errors import BatchError
 from .hparams import HParams
 from .kv_cells import CellLists, Ints
+
+KV_TYPES = (GGMLType.F16, GGMLType.F32, GGMLType.BF16, GGMLType.Q8_0)
 
 
 class KVCache(CellLists):
@@ -32,7 +35,7 @@ class KVCache(CellLists):
 
     Args:
         n_cells: cells in all.
-        type: of keys and values.
+        type_k, type_v: of keys and values, one of ``KV_TYPES``.
         layers: those that it serves; None for all.
         window: positions that a token sees, its own included; 0 for all before it.
         unified: whether sequences share the cells; otherwise each has an equal part for itself.
@@ -43,6 +46,7 @@ class KVCache(CellLists):
 
     Raises:
         AllocError: the cache does not fit into this machine's memory.
+        BatchError: a type whose blocks do not divide a head's columns.
     """
 
     def __init__(
@@ -50,22 +54,29 @@ class KVCache(CellLists):
         hparams: HParams,
         n_cells: int,
         n_seq_max: int = 1,
-        type: GGMLType = GGMLType.F16,
+        type_k: GGMLType = GGMLType.F16,
+        type_v: GGMLType = GGMLType.F16,
         *,
         layers: Sequence[int] | None = None,
         window: int = 0,
         unified: bool = True,
     ) -> None:
         self.layers = tuple(range(hparams.n_layer) if layers is None else layers)
-        self.type = type
-        row = row_size(type, hparams.head_dim)
-        self.size_bytes = 2 * row * len(self.layers) * hparams.n_head_kv * n_cells
+        types = {"k": type_k, "v": type_v}
+        for x, type in types.items():
+            if hparams.head_dim % type.block_size:
+                raise BatchError(
+                    f"type_{x} is {type.name}, whose blocks are {type.block_size} long, but heads "
+                    f"of this model have {hparams.head_dim} columns; use F16"
+                )
+        row = sum(row_size(type, hparams.head_dim) for type in types.values())
+        self.size_bytes = row * len(self.layers) * hparams.n_head_kv * n_cells
         _check_memory(self.size_bytes + 8 * n_cells * n_seq_max, n_cells, n_seq_max)
         self._ctx = Context(no_alloc=True)
         shape = (hparams.head_dim, n_cells, hparams.n_head_kv)
         self.k, self.v = (
             {i: self._ctx.new_tensor(type, shape).set_name(f"cache_{x}_l{i}") for i in self.layers}
-            for x in "kv"
+            for x, type in types.items()
         )
         self.cells = self._ctx.new_tensor_3d(GGMLType.I32, 2, n_cells, n_seq_max)
         self.cells.set_name("cache_cells" if not window else "cache_cells_swa")

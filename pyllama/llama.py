@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 
-from .compat import NotSupported, check_arguments
+from .compat import check_arguments
 from .completion import Completion, CompletionChunk, CompletionRequest, CompletionRun, log_softmax
 from .errors import BatchError
 from .evaluated import Floats, Ids
 from .generate import check_prompt
-from .llama_base import LlamaBase
+from .llama_chat import LlamaChat
 from .sampling import RANDOM_SEED, Chain, LogitsProcessor, LogitsProcessorList, SamplingParams
 from .turns import Sampling, Steps, StoppingCriteria, locked, steps
 
@@ -38,7 +38,7 @@ class StoppingCriteriaList(list[StoppingCriteria]):
         return any(criterion(input_ids, logits) for criterion in self)
 
 
-class Llama(LlamaBase):
+class Llama(LlamaChat):
     """A model with a context, made for one text at a time.
 
     Args:
@@ -52,6 +52,9 @@ class Llama(LlamaBase):
         n_threads, n_threads_batch: for one token and for several; None chooses.
         logits_all: keep the logits of every token in ``scores``.
         last_n_tokens_size: tokens that the repeat penalty looks back on.
+        chat_format: name of a chat format, of llama.cpp or llama-cpp-python; None for the model's
+            own template.
+        chat_handler: called with ``llama=`` and all arguments instead of `create_chat_completion`.
         verbose: say on stderr what is loaded, reused and how fast; warnings come either way.
 
     Other arguments are llama-cpp-python's: refused where they would change results, warned of where
@@ -289,17 +292,6 @@ class Llama(LlamaBase):
             return result
 
     __call__ = create_completion
-
-    def create_chat_completion(self, messages: Sequence[Any], **options: Any) -> Any:
-        """Not there yet.
-
-        Raises:
-            NotSupported: always.
-        """
-        raise NotSupported(
-            "create_chat_completion: chat templates are not supported yet; "
-            "write the template into a prompt for create_completion"
-        )
 
     @staticmethod
     def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> Floats:

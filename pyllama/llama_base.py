@@ -14,12 +14,13 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
+from .chat.formats import DEFAULT, ChatFormats
 from .compat import cache_type, check_arguments, check_rope
 from .context import Context
 from .errors import ModelError
@@ -75,7 +76,7 @@ class LlamaBase:
         lora_path: str | None = None,
         numa: bool | int = False,
         chat_format: str | None = None,
-        chat_handler: object | None = None,
+        chat_handler: Callable[..., Any] | None = None,
         draft_model: object | None = None,
         tokenizer: object | None = None,
         type_k: int | None = None,
@@ -86,7 +87,7 @@ class LlamaBase:
         self._lock = CallLock("this Llama object")
         self._evaluated: Evaluated | None = None
         check_arguments("Llama", locals())
-        kv_type = cache_type(type_k, type_v)
+        types = cache_type("type_k", type_k), cache_type("type_v", type_v)
         self.model_path = os.fspath(model_path)
         if not os.path.exists(model_path):
             raise ModelError(f"Model path does not exist: {self.model_path}")
@@ -95,6 +96,12 @@ class LlamaBase:
             model_path, use_mmap=use_mmap, use_mlock=use_mlock, vocab_only=vocab_only
         )
         check_rope(self._model.hparams, rope_freq_base, rope_freq_scale)
+        self._chat_formats = ChatFormats(self._model)
+        self.chat_format, self.chat_handler = chat_format, chat_handler
+        if chat_format is not None:
+            self._chat_formats.check(chat_format)
+        elif chat_handler is None:
+            self.chat_format = DEFAULT if self._chat_formats.has_own else "llama-2"
         self._timings = Timings()
         self._n_ctx = n_ctx or self._model.hparams.n_ctx_train
         if not vocab_only:
@@ -105,7 +112,8 @@ class LlamaBase:
                 n_ubatch=n_ubatch,
                 n_threads=n_threads,
                 n_threads_batch=n_threads_batch,
-                kv_type=kv_type,
+                type_k=types[0],
+                type_v=types[1],
             )
             self._evaluated = Evaluated(
                 context, logits_all=logits_all, timings=self._timings, on_reuse=self._say_reuse
@@ -114,7 +122,7 @@ class LlamaBase:
         self._timings.load_ms = 1e3 * (time.perf_counter() - start_s)
         self.n_batch = min(n_batch, self._n_ctx)
         self.verbose, self._no_perf = verbose, no_perf
-        self.chat_format, self.last_n_tokens_size = chat_format, last_n_tokens_size
+        self.last_n_tokens_size = last_n_tokens_size
         self.metadata = _as_text(self._model.metadata)
         self.set_seed(seed)
         self._say(f"{self._model.desc}, {self._model.size_bytes / 2**20:.2f} MiB: {model_path}")

@@ -32,6 +32,7 @@ class Memory:
         unified: whether sequences share the cells; otherwise each has an equal part for itself.
 
     Attributes:
+        types: of keys and values, such as ``F16/F16``.
         caches: the first one decides whether the context is full.
 
     Raises:
@@ -43,13 +44,15 @@ class Memory:
         hparams: HParams,
         n_ctx: int,
         n_seq_max: int = 1,
-        type: GGMLType = GGMLType.F16,
+        type_k: GGMLType = GGMLType.F16,
+        type_v: GGMLType = GGMLType.F16,
         *,
         n_ubatch: int = 512,
         swa_full: bool = False,
         unified: bool = True,
     ) -> None:
-        self.n_cells, self.n_seq_max, self.type, self.unified = n_ctx, n_seq_max, type, unified
+        self.n_cells, self.n_seq_max, self.unified = n_ctx, n_seq_max, unified
+        self.types = f"{type_k.name}/{type_v.name}"
         by_window: dict[int, list[int]] = {}
         for i in range(hparams.n_layer):
             by_window.setdefault(hparams.window(i), []).append(i)
@@ -60,7 +63,7 @@ class Memory:
                 n_cells = min(n_ctx, window_cells(window, n_seq_max, n_ubatch, unified))
             self.caches.append(
                 KVCache(
-                    hparams, n_cells, n_seq_max, type,
+                    hparams, n_cells, n_seq_max, type_k, type_v,
                     layers=by_window[window], window=window, unified=unified,
                 )
             )  # fmt: skip

@@ -63,7 +63,7 @@ def dump_state(
         )
     header = {
         "model": context.model.fingerprint,
-        "type": context.kv.type.name,
+        "type": context.kv.types,
         "tokens": [int(t) for t in tokens],
         "caches": caches,
     }
@@ -238,9 +238,9 @@ def _check_fits(context: Context, header: dict[str, Any], path: str) -> None:
     kv = context.kv
     if header["model"] != context.model.fingerprint:
         raise StateError(f"{path}: saved with another model")
-    if header["type"] != kv.type.name:
+    if header["type"] != kv.types:
         raise StateError(
-            f"{path}: saved from a {header['type']} cache, this one is {kv.type.name}; "
+            f"{path}: saved from a {header['type']} cache, this one is {kv.types}; "
             "use the same -ctk and -ctv"
         )
     mine = [(cache.window, len(cache.layers)) for cache in kv.caches]

@@ -107,5 +107,6 @@ def test_shell_blocks_use_commands_that_exist() -> None:
                     ""
                 ]
                 if name in tools:
-                    flags = {f for p in tools[name].command.params for f in p.opts}
+                    params = tools[name].command.params
+                    flags = {f for p in params for f in (*p.opts, *p.secondary_opts)}
                     assert {a for a in args if a.startswith("-")} <= flags, (page, line)

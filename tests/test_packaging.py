@@ -26,6 +26,16 @@ def test_types_are_shipped() -> None:
     assert all((ROOT / name / "py.typed").exists() for name in ("pyggml", "pyllama"))
 
 
+def test_files_that_are_not_code_are_shipped() -> None:
+    """What a module reads beside itself is named in package-data."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    shipped = tool["setuptools"]["package-data"]
+    for name in ("pyggml", "pyllama"):
+        assert all((ROOT / name / path).exists() for path in shipped[name])
+        found = {p for p in (ROOT / name).rglob("*") if p.suffix in (".js", ".css", ".html")}
+        assert {p.relative_to(ROOT / name).as_posix() for p in found} <= set(shipped[name])
+
+
 @pytest.mark.parametrize("script", PROJECT["scripts"].items(), ids=lambda s: s[0])
 def test_scripts_lead_to_commands(script: tuple[str, str]) -> None:
     module, _, attribute = script[1].partition(":")

@@ -1,4 +1,4 @@
-"""``pyllama-cli``: continue a prompt, as llama.cpp's llama-completion does.
+"""``pyllama-cli``: continue a prompt, or talk, as llama.cpp's llama-completion does.
 
     pyllama-cli -m x.gguf -p "The capital of France is" -n 24 --temp 0 -no-cnv
 
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..conversation import converse
+from ..conversation_options import ConversationOptions, conversation_options
 from ..loading import load_model, make_context
 from ..options import (
     INT32_MAX,
@@ -53,11 +55,6 @@ class RunOptions(Group):
     prompt_cache: Path | None
     prompt_cache_all: bool
     prompt_cache_ro: bool
-
-
-def _refuse_chat(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value:
-        raise click.UsageError("conversation mode (-cnv) is not supported yet; leave it out")
 
 
 run_options = stack(
@@ -106,18 +103,7 @@ run_options = stack(
     click.option("-sp", "--special", is_flag=True, help="Show special tokens too."),
     click.option("--perf/--no-perf", default=True, help="Show timings at the end."),
     click.option("-v", "--verbose", is_flag=True, help="Say what is loaded and run, on stderr."),
-    click.option(
-        "-cnv",
-        "--conversation",
-        is_flag=True,
-        hidden=True,
-        expose_value=False,
-        callback=_refuse_chat,
-    ),
-    ignored_option("-no-cnv", "--no-conversation"),
     ignored_option("--no-warmup", "--warmup"),
-    ignored_option("--simple-io"),
-    ignored_option("--offline"),
     ignored_option("--log-disable"),
 )
 
@@ -125,19 +111,26 @@ run_options = stack(
 @click.command("completion", cls=Tool)
 @prompt_options
 @run_options
+@conversation_options
 @model_options
 @escape_option()
 @context_options()
 @sampling_options
 @version_option()
 def command(**options: Any) -> None:
-    """Continue a prompt with a model's text."""
+    """Continue a prompt with a model's text, or talk with the model."""
     start = time.perf_counter()
     run = RunOptions.take(options)
     prompt = PromptOptions.take(options).text() or ""
     params = SamplingOptions.take(options).params()
     sizes = ContextOptions.take(options)
+    talk = ConversationOptions.take(options)
     model = load_model(ModelOptions.take(options), sizes.n_threads)
+    if (mode := talk.mode(model.tokenizer.chat_template is not None)) != "complete":
+        context = make_context(model, sizes)
+        load_ms = 1e3 * (time.perf_counter() - start)
+        converse(context, mode, talk, params, prompt, load_ms=load_ms)
+        return
     tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
     if not tokens:
         raise click.UsageError("there is nothing to continue: give a prompt with -p or -f")

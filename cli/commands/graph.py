@@ -1,23 +1,29 @@
-"""``pyllama-graph``: draw the compute graph of a model as DOT, and as SVG with graphviz.
+"""``pyllama-graph``: draw the compute graph of a model, and what it does with memory and time.
 
-    pyllama-graph -m x.gguf --tokens 1 --dot graph.dot --layers 0:2 --color buffer
+    pyllama-graph -m x.gguf --html graph.html --layers 0:2 --color buffer
+    pyllama-graph -m x.gguf --profile --depth 512 --html times.html --trace trace.json
 
-The text is the same on every run: ids come from tensor names, not from addresses.
+Without --profile only the file's header is read, and every file is the same on every run.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..loading import model_path
-from ..options import INT32_MAX, Number, model_option
+from ..loading import load_model, model_path
+from ..options import INT32_MAX, MAX_THREADS, ModelOptions, Number, model_option
 from ..output import write
 from ..tool import Tool, version_option
+
+if TYPE_CHECKING:
+    from pyggml.viz import Options
+    from pyllama.graph_export import DrawnGraph
+
+_FILE = click.Path(path_type=Path)
 
 
 def _layers(
@@ -41,37 +47,100 @@ def _layers(
     show_default=True,
     help="Tokens in the decode that is drawn.",
 )
-@click.option("--dot", type=click.Path(path_type=Path), help="Write DOT here.  [default: stdout]")
-@click.option("--svg", type=click.Path(path_type=Path), help="Write SVG here; needs graphviz.")
+@click.option("--dot", type=_FILE, help="Write DOT, graphviz's language.  [default: stdout]")
+@click.option("--svg", type=_FILE, help="Write a picture.")
+@click.option("--html", type=_FILE, help="Write a page: pan, zoom, search, details, memory, times.")
+@click.option("--memory", type=_FILE, help="Write a picture (SVG) of the memory plan.")
+@click.option("--trace", type=_FILE, help="Run; write a Chrome trace (JSON; opens in Perfetto).")
+@click.option("--profile", is_flag=True, help="Run; colour nodes by time and list the slowest.")
+@click.option(
+    "--depth",
+    type=Number(0, INT32_MAX),
+    default=512,
+    show_default=True,
+    help="Tokens in the cache before the decode that is run.",
+)
+@click.option(
+    "-t",
+    "--threads",
+    type=Number(-1, MAX_THREADS),
+    default=-1,
+    show_default=True,
+    help="Threads of the run. -1: min(affinity, cgroup quota, physical cores).",
+)
 @click.option(
     "--layers", metavar="A:B", callback=_layers, help="Draw only layers A up to, not with, B."
 )
 @click.option(
+    "--fold",
+    is_flag=False,
+    flag_value="layers",
+    type=click.Choice(["none", "layers", "repeats"]),
+    default="none",
+    help="Draw each layer as one box (layers, also if no value follows), or layers that are alike "
+    "once (repeats).",
+)
+@click.option(
     "--color",
-    type=click.Choice(["family", "buffer"]),
-    default="family",
-    show_default=True,
-    help="Colour nodes by op family, or by the buffer that holds them.",
+    type=click.Choice(["family", "backend", "split", "buffer", "time"]),
+    help="What colours tell.  [default: family; with --profile: time]",
 )
 @version_option()
 def command(
-    model: Path | None,
-    tokens: int,
-    dot: Path | None,
-    svg: Path | None,
-    layers: tuple[int, int] | None,
-    color: Literal["family", "buffer"],
+    model: Path | None, tokens: int, depth: int, threads: int, profile: bool, **choices: Any
 ) -> None:
-    """Draw the compute graph of a model."""
-    if svg is not None and shutil.which("dot") is None:
-        raise click.UsageError("--svg needs graphviz's `dot` on the PATH; --dot FILE works without")
+    """Draw the compute graph of a model, its memory and its times."""
+    run = profile or choices["trace"] is not None
+    if choices["color"] == "time" and not run:
+        raise click.UsageError("--color time needs a run: add --profile")
     path = model_path(model)
-    from pyllama.graph_export import graph_dot
+    if run:
+        drawn = _run(path, tokens, depth, threads)
+    else:
+        from pyllama.graph_export import drawn_graph
 
-    text = graph_dot(path, n_tokens=tokens, layers=layers, color=color, out=dot)
-    if svg is not None:
-        from pyggml.viz import render_svg
+        drawn = drawn_graph(path, tokens)
+    options: Options = {
+        "title": drawn.title,
+        "color": choices["color"] or ("time" if profile else "family"),
+        "layers": choices["layers"],
+        "fold": choices["fold"],
+        "times": drawn.times,
+        "backend_of": lambda tensor: "CPU",
+        "split_of": lambda tensor: 0,
+    }
+    written = _write_files(drawn, options, choices)
+    if profile:
+        from pyggml.viz import times_table
 
-        render_svg(text, svg)
-    if dot is None and svg is None:
-        write(text)
+        write(times_table(drawn.times or {}) + "\n")
+    elif not written:
+        from pyggml.viz import graph_dump_dot
+
+        write(graph_dump_dot(drawn.graph, **options))
+
+
+def _run(path: Path, tokens: int, depth: int, threads: int) -> DrawnGraph:
+    n_threads = threads if threads > 0 else None
+    model = load_model(ModelOptions(path, None, True, False, False), n_threads)
+    from pyllama.graph_profile import profiled_graph
+
+    return profiled_graph(model, path, n_tokens=tokens, depth=depth, n_threads=n_threads)
+
+
+def _write_files(drawn: DrawnGraph, options: Options, files: dict[str, Path | None]) -> bool:
+    """Write what was asked for; whether anything was."""
+    from pyggml.viz import graph_dump_dot, graph_html, graph_svg, memory_svg, write_trace
+
+    if files["dot"] is not None:
+        graph_dump_dot(drawn.graph, files["dot"], **options)
+    if files["svg"] is not None:
+        graph_svg(drawn.graph, files["svg"], **options)
+    if files["html"] is not None:
+        graph_html(drawn.graph, files["html"], plan=drawn.plan, **options)
+    if files["memory"] is not None:
+        title, layers = f"{drawn.title}: memory plan", options["layers"]
+        memory_svg(drawn.plan, drawn.graph, files["memory"], title=title, layers=layers)
+    if files["trace"] is not None:
+        write_trace(files["trace"], drawn.runs[0], drawn.title)
+    return any(files[name] is not None for name in ("dot", "svg", "html", "memory", "trace"))

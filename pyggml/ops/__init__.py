@@ -9,8 +9,27 @@ Builders have ggml's names without the prefix. One file a family; see ``op.py`` 
 
 from .attention import FLASH_ATTN_EXT, flash_attn_cells, flash_attn_ext
 from .binary import ADD, ADD1, DIV, MUL, SUB, add, add1, add_cast, div, mul, sub
+from .conv import (
+    CONV_2D,
+    CONV_2D_DW,
+    IM2COL,
+    conv_1d,
+    conv_2d,
+    conv_2d_direct,
+    conv_2d_dw_direct,
+    conv_2d_s1_ph,
+    conv_2d_sk_p0,
+    im2col,
+)
+from .conv_transpose import (
+    CONV_TRANSPOSE_1D,
+    CONV_TRANSPOSE_2D,
+    conv_transpose_1d,
+    conv_transpose_2d_p0,
+)
 from .cpy import CONT, CPY, DUP, cast, cont, cont_2d, cont_3d, cpy, dup
 from .custom import MAP_CUSTOM, map_custom
+from .experts import ADD_ID, MUL_MAT_ID, add_id, mul_mat_id
 from .fill import ARANGE, FILL, arange, fill
 from .glu import (
     GLU,
@@ -34,6 +53,7 @@ from .glu import (
     swiglu_split,
     swiglu_swapped,
 )
+from .image import UPSCALE, WIN_PART, WIN_UNPART, interpolate, upscale, win_part, win_unpart
 from .mask import DIAG, DIAG_MASK_INF, DIAG_MASK_ZERO, TRI, diag, diag_mask_inf, diag_mask_zero, tri
 from .math import (
     CLAMP,
@@ -54,7 +74,9 @@ from .math import (
 from .matmul import MUL_MAT, mul_mat
 from .norm import GROUP_NORM, L2_NORM, NORM, RMS_NORM, group_norm, l2_norm, norm, rms_norm
 from .op import OPS, Arg, Case, Cost, Op, Out, View, arg, case, define_op
+from .out_prod import OUT_PROD, out_prod
 from .pad import PAD, PAD_REFLECT_1D, ROLL, pad, pad_circular, pad_ext, pad_reflect_1d, roll
+from .pool import POOL_1D, POOL_2D, pool_1d, pool_2d
 from .reduce import (
     ARGMAX,
     COUNT_EQUAL,
@@ -87,6 +109,7 @@ from .rows import GET_ROWS, SET_ROWS, get_rows, set_rows
 from .scale import SCALE, scale, scale_bias
 from .softmax import SOFT_MAX, soft_max, soft_max_ext
 from .sort import ARGSORT, TOP_K, argsort, argsort_top_k, top_k
+from .timestep import TIMESTEP_EMBEDDING, timestep_embedding
 from .unary import (
     UNARY,
     abs,
@@ -135,12 +158,17 @@ __all__ = [
     "ACC",
     "ADD",
     "ADD1",
+    "ADD_ID",
     "ARANGE",
     "ARGMAX",
     "ARGSORT",
     "CLAMP",
     "CONCAT",
     "CONT",
+    "CONV_2D",
+    "CONV_2D_DW",
+    "CONV_TRANSPOSE_1D",
+    "CONV_TRANSPOSE_2D",
     "COS",
     "COUNT_EQUAL",
     "CPY",
@@ -155,6 +183,7 @@ __all__ = [
     "GET_ROWS",
     "GLU",
     "GROUP_NORM",
+    "IM2COL",
     "L2_NORM",
     "LEAKY_RELU",
     "LOG",
@@ -162,11 +191,15 @@ __all__ = [
     "MEAN",
     "MUL",
     "MUL_MAT",
+    "MUL_MAT_ID",
     "NORM",
     "OPS",
+    "OUT_PROD",
     "PAD",
     "PAD_REFLECT_1D",
     "PERMUTE",
+    "POOL_1D",
+    "POOL_2D",
     "REPEAT",
     "RESHAPE",
     "RMS_NORM",
@@ -182,11 +215,15 @@ __all__ = [
     "SUB",
     "SUM",
     "SUM_ROWS",
+    "TIMESTEP_EMBEDDING",
     "TOP_K",
     "TRANSPOSE",
     "TRI",
     "UNARY",
+    "UPSCALE",
     "VIEW",
+    "WIN_PART",
+    "WIN_UNPART",
     "Arg",
     "Case",
     "Cost",
@@ -200,6 +237,7 @@ __all__ = [
     "add",
     "add1",
     "add_cast",
+    "add_id",
     "arange",
     "arg",
     "argmax",
@@ -213,6 +251,14 @@ __all__ = [
     "cont",
     "cont_2d",
     "cont_3d",
+    "conv_1d",
+    "conv_2d",
+    "conv_2d_direct",
+    "conv_2d_dw_direct",
+    "conv_2d_s1_ph",
+    "conv_2d_sk_p0",
+    "conv_transpose_1d",
+    "conv_transpose_2d_p0",
     "cos",
     "count_equal",
     "cpy",
@@ -248,6 +294,8 @@ __all__ = [
     "group_norm",
     "hardsigmoid",
     "hardswish",
+    "im2col",
+    "interpolate",
     "l2_norm",
     "leaky_relu",
     "log",
@@ -255,13 +303,17 @@ __all__ = [
     "mean",
     "mul",
     "mul_mat",
+    "mul_mat_id",
     "neg",
     "norm",
+    "out_prod",
     "pad",
     "pad_circular",
     "pad_ext",
     "pad_reflect_1d",
     "permute",
+    "pool_1d",
+    "pool_2d",
     "reglu",
     "reglu_split",
     "reglu_swapped",
@@ -306,14 +358,18 @@ __all__ = [
     "swiglu_split",
     "swiglu_swapped",
     "tanh",
+    "timestep_embedding",
     "top_k",
     "transpose",
     "tri",
     "trunc",
     "unary",
+    "upscale",
     "view_1d",
     "view_2d",
     "view_3d",
     "view_4d",
+    "win_part",
+    "win_unpart",
     "xielu",
 ]

@@ -36,7 +36,7 @@ def _infer(a: Tensor, b: Tensor) -> Out:
     op = "MUL_MAT"
     if not a.type.is_quantized:
         require_type(op, "a", a, (F32, F16, BF16))
-    require_type(op, "b", b, (F32, F16))
+    require_type(op, "b", b, (F32, F16, BF16))
     require(
         a.ne[0] == b.ne[0],
         op,
@@ -80,7 +80,14 @@ def _cases() -> list[Case]:
             case(arg(64, 17, 2, 1, type=t), arg(64, 3, 4, 3)),
             case(arg(64, 5, 17, type=t, permute=(0, 2, 1, 3)), arg(64, 5, 3, permute=(0, 2, 1, 3))),
         ]
-    cases.append(case(arg(65, 17, type=F16), arg(65, 3, type=F16)))
+    cases.append(case(arg(65, 17, type=BF16), arg(65, 3)))
+    for t in (F32, F16, BF16, *_Q):
+        for half in (F16, BF16):
+            cases.append(case(arg(64, 17, 1, 2, type=t), arg(64, 5, 3, 2, type=half)))
+    cases += [
+        case(arg(65, 17, type=F16), arg(65, 3, type=F16)),
+        case(arg(64, 17, 3, type=F16), arg(64, 3, 5, type=F16, permute=(0, 2, 1, 3))),
+    ]
     for t in (F16, BF16, *_Q):
         for k, m in ((576, 576), (576, 192), (576, 1536), (1536, 576), (576, 49152), (4096, 4096)):
             cases += [case(arg(k, m, type=t), arg(k, n), perf=True) for n in (1, 64)]
@@ -103,7 +110,7 @@ def mul_mat(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
     """Dot products of all rows of ``a`` with all rows of ``b``: ``b @ a.T`` in NumPy's order.
 
     Shape:
-        a [k, m, A2, A3], b F32 or F16 [k, n, B2, B3], where A2 divides B2 and A3 divides B3
+        a [k, m, A2, A3], b F32, F16 or BF16 [k, n, B2, B3], where A2 divides B2 and A3 divides B3
         -> F32 [m, n, B2, B3]; matrix i of b meets matrix i * A2 // B2 of a
 
     Raises:

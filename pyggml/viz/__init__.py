@@ -1,14 +1,35 @@
-"""Pictures of compute graphs: DOT text, SVG and tables.
+"""Pictures of compute graphs: DOT, SVG, a page, memory plans, times, traces and tables.
 
-    from pyggml.viz import graph_dump_dot, render_svg
+    from pyggml.viz import graph_dump_dot, graph_html, graph_svg
 
-    render_svg(graph_dump_dot(graph, title="one token"), "graph.svg")
+    graph_dump_dot(graph, "graph.dot", title="one token")
+    graph_svg(graph, "graph.svg", layers=(0, 2))
+    graph_html(graph, "graph.html", plan=allocator.plan(graph))
 
 Reads graphs, computes nothing.
 """
 
 from .dot import graph_dump_dot
+from .html import graph_html
+from .memory import memory_svg
+from .options import Options
 from .render import render_svg
+from .svg import graph_svg
 from .table import graph_print
+from .times import NodeTime, node_times, times_table
+from .trace import trace_json, write_trace
 
-__all__ = ["graph_dump_dot", "graph_print", "render_svg"]
+__all__ = [
+    "NodeTime",
+    "Options",
+    "graph_dump_dot",
+    "graph_html",
+    "graph_print",
+    "graph_svg",
+    "memory_svg",
+    "node_times",
+    "render_svg",
+    "times_table",
+    "trace_json",
+    "write_trace",
+]

@@ -31,23 +31,30 @@ def escape(text: str) -> str:
     return printable(text).translate(_ESCAPES)
 
 
-def leaf_label(tensor: Tensor) -> str:
-    """Name, type and sizes in two lines."""
-    return escape(tensor.name) + _BREAK + escape(shape(tensor))
+def leaf_label(tensor: Tensor, tag: str = "") -> str:
+    """Name, type and sizes, and what the colour tells, in lines."""
+    lines = [tensor.name, shape(tensor), *([tag] * bool(tag))]
+    return _BREAK.join(map(escape, lines))
 
 
-def node_label(node: Tensor, number: int, weights: Sequence[Tensor]) -> str:
-    """A record: name; number, symbol, type and sizes; the weights that have no box."""
+def node_label(node: Tensor, number: int, weights: Sequence[Tensor], tag: str = "") -> str:
+    """A record: name; number, symbol, type and sizes; the weights that have no box; the colour."""
     rows = [escape(node.name), f"{{{number}|{escape(symbol(node))}|{escape(shape(node))}}}"]
     rows += [escape(f"{w.name} {shape(w)}") for w in weights]
+    rows += [escape(tag)] * bool(tag)
     return f"{{{'|'.join(rows)}}}"
 
 
 def tooltip(tensor: Tensor) -> str:
-    """Everything else that a debugger asks: op, parameters, strides, memory, flags."""
+    """Everything else that a debugger asks, escaped; see ``details``."""
+    return _BREAK.join(map(escape, details(tensor)))
+
+
+def details(tensor: Tensor) -> list[str]:
+    """Name, op and parameters, sizes, strides, memory and flags, a line each."""
     lines = [tensor.name]
     if tensor.op is not None:
-        params = (f"{name}={_value(value)}" for name, value in tensor.op_params.items())
+        params = (f"{name}={plain(value)}" for name, value in tensor.op_params.items())
         lines.append(f"{tensor.op.name} {', '.join(params)}".rstrip())
     lines.append(f"{shape(tensor)}, {tensor.nbytes} bytes")
     if not tensor.is_contiguous():
@@ -59,7 +66,7 @@ def tooltip(tensor: Tensor) -> str:
         lines.append(f"buffer {root.buffer.buft.name}")
     if tensor.flags:
         lines.append("|".join(str(flag.name).lower() for flag in Flag if flag & tensor.flags))
-    return _BREAK.join(map(escape, lines))
+    return lines
 
 
 def legend(title: str, looks: Iterable[Look]) -> str:
@@ -81,7 +88,7 @@ def legend(title: str, looks: Iterable[Look]) -> str:
     return f'<table border="0" cellspacing="4" cellpadding="4">{top}{body}</table>'
 
 
-def _value(value: Any) -> str:
+def plain(value: Any) -> str:
     """A parameter without addresses: what is no plain value is named."""
     if isinstance(value, Enum):
         return value.name
@@ -90,5 +97,5 @@ def _value(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, str)):
         return str(value)
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(plain, value))}]"
     return str(getattr(value, "__name__", type(value).__name__))

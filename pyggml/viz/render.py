@@ -12,7 +12,7 @@ import shutil
 import subprocess
 
 from ..errors import PyggmlError
-from ..files import replacing
+from ..files import write_whole
 
 _INSTALL = "`apt-get install graphviz`, `brew install graphviz`, or https://graphviz.org/download"
 
@@ -50,5 +50,4 @@ def render_svg(dot_text: str, path: str | os.PathLike[str], *, timeout: float = 
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         reason = lines[-1] if lines else f"exit code {done.returncode}"
         raise PyggmlError(f"graphviz cannot draw {os.fspath(path)}: {reason}")
-    with replacing(path) as temporary:
-        temporary.write_bytes(done.stdout)
+    write_whole(path, done.stdout)

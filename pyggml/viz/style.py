@@ -10,7 +10,7 @@ Source: ggml, ``GGML_OP_SYMBOL`` and ``ggml_graph_dump_dot`` (symbols, pink leaf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from ..dtype import GGMLType
@@ -97,19 +97,6 @@ def by_family(written: Collection[Tensor]) -> Painter:
     """Colours by op family; see ``family``."""
     looks = {name: Look(i, name, paint) for i, (name, paint) in enumerate(FAMILIES.items())}
     return lambda tensor: looks[family(tensor, written)]
-
-
-def by_buffer(tensors: Iterable[Tensor]) -> Painter:
-    """Colours by the buffer that holds the data, numbered in the order of ``tensors``."""
-    looks: dict[int, Look] = {}
-    for tensor in tensors:
-        buffer = (tensor.view_src or tensor).buffer
-        if buffer is not None and id(buffer) not in looks:
-            n = len(looks)
-            name = f"{buffer.buft.name} {n}, {buffer.size / 2**20:.1f} MiB:"
-            looks[id(buffer)] = Look(n, name, BUFFERS[n % len(BUFFERS)])
-    nowhere = Look(len(looks), "not allocated", UNALLOCATED)
-    return lambda tensor: looks.get(id((tensor.view_src or tensor).buffer), nowhere)
 
 
 def symbol(node: Tensor) -> str:

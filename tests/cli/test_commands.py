@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -23,6 +24,8 @@ EOG = 0
 
 
 class FakeTokenizer:
+    chat_template = None
+
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         return [ord(c) for c in text]
 
@@ -75,11 +78,32 @@ def fake_generate(
         yield token
 
 
-def fake_dot(path: Path, *, n_tokens: int, out: Path | None, **options: Any) -> str:
-    text = f"digraph {{ {n_tokens} }}\n"
-    if out is not None:
-        out.write_text(text)
-    return text
+def fake_drawn(path: Path | None, n_tokens: int) -> SimpleNamespace:
+    """A graph of one node, named after the number of tokens."""
+    from pyggml import ops
+    from pyggml.alloc import GraphAllocator
+    from pyggml.buffer import HOST
+    from pyggml.cgraph import CGraph
+    from pyggml.context import Context
+    from pyggml.dtype import GGMLType
+
+    ctx, gf = Context(no_alloc=True), CGraph()
+    x = ctx.new_tensor_1d(GGMLType.F32, 4).set_name("x").set_input()
+    gf.build_forward_expand(ops.silu(ctx, x).set_name(f"y{n_tokens}-0"))
+    plan = GraphAllocator(HOST).alloc_graph(gf)
+    return SimpleNamespace(graph=gf, plan=plan, title="m", runs=(), times=None)
+
+
+def fake_profiled(model: Any, path: Path, *, n_tokens: int, **options: Any) -> SimpleNamespace:
+    from pyggml.backend.cpu.trace import RunTrace
+    from pyggml.viz import NodeTime
+
+    drawn = fake_drawn(path, n_tokens)
+    drawn.title = f"behind {options['depth']}"
+    none = np.zeros(0)
+    drawn.runs = (RunTrace((), none, none, none.astype(np.int64), options["n_threads"] or 7),)
+    drawn.times = {drawn.graph.nodes[0]: NodeTime(1e6, 2e6, 1.0, 4, ("silu_kernel",), ())}
+    return drawn
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +115,8 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
         "context": {"Context": FakeContext},
         "generate": {"generate": fake_generate},
         "perplexity": {"perplexity": lambda context, tokens, n_ctx, n: iter(chunk[:n])},
-        "graph_export": {"graph_dot": fake_dot},
+        "graph_export": {"drawn_graph": fake_drawn},
+        "graph_profile": {"profiled_graph": fake_profiled},
         "bench": {
             "BenchCase": lambda **case: case,
             "run_bench": lambda model, case, **o: {**row, "n_prompt": case["n_prompt"]},
@@ -180,31 +205,37 @@ def test_tokenize() -> None:
     assert run(tokenize.command)[0] == 2
 
 
-def test_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dot = tmp_path / "x.dot"
-    assert run(graph.command, "--tokens", "3", "--dot", str(dot)) == (0, "", "")
-    assert dot.read_text() == "digraph { 3 }\n"
-    assert run(graph.command)[1] == "digraph { 1 }\n"
+def test_graph_writes_what_is_asked_for(tmp_path: Path) -> None:
+    files = {name: tmp_path / f"x.{name}" for name in ("dot", "svg", "html", "memory")}
+    args = [arg for name, path in files.items() for arg in (f"--{name}", str(path))]
+    assert run(graph.command, "--tokens", "3", *args) == (0, "", "")
+    text = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    assert text["dot"].startswith("digraph") and text["html"].startswith("<!DOCTYPE html>")
+    assert text["svg"].startswith("<svg") and text["memory"].startswith("<svg")
+    assert all("y3-0" in t for t in text.values())
+    assert run(graph.command)[1].startswith("digraph ggml {")
+
+
+def test_graph_options() -> None:
+    assert "compute" in run(graph.command, "--color", "buffer")[1]
+    assert "|CPU}" in run(graph.command, "--color", "backend")[1]
+    assert "|split 0}" in run(graph.command, "--color", "split")[1]
+    assert '"layer 0"' in run(graph.command, "--fold")[1]
+    assert '"layer 0"' in run(graph.command, "--fold", "layers")[1]
+    assert 'label="layer 0"' in run(graph.command, "--fold", "repeats")[1]
     assert run(graph.command, "--layers", "2:1")[0] == 2
-    monkeypatch.setenv("PATH", str(tmp_path))
-    code, _, err = run(graph.command, "--svg", str(tmp_path / "x.svg"))
-    assert code == 2 and "graphviz" in err
+    code, _, err = run(graph.command, "--color", "time")
+    assert code == 2 and "add --profile" in err
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a shell script stands in for dot")
-def test_graph_as_svg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "dot"
-    fake.write_text(
-        '#!/bin/sh\ntext=$(cat)\ntest "$text" = "digraph { 1 }" || '
-        '{ echo "Error: syntax" >&2; exit 1; }\necho "$text"\n'
-    )
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    svg = tmp_path / "x.svg"
-    assert run(graph.command, "--svg", str(svg))[0] == 0
-    assert svg.read_text() == "digraph { 1 }\n"
-    code, _, err = run(graph.command, "--svg", str(svg), "--tokens", "2")
-    assert code == 1 and err.startswith("error: ") and "Error: syntax" in err
+def test_graph_profiles_a_run(tmp_path: Path) -> None:
+    page, trace = tmp_path / "x.html", tmp_path / "x.json"
+    code, out, _ = run(graph.command, "--profile", "--depth", "9", "--html", str(page))
+    assert code == 0 and "y1-0" in out and "silu_kernel" in out and "1.00 ms" in out
+    assert "behind 9" in page.read_text(encoding="utf-8") and 'id="tab-times"' in page.read_text()
+    assert run(graph.command, "--trace", str(trace), "-t", "2")[:2] == (0, "")
+    lanes = [e for e in json.loads(trace.read_text())["traceEvents"] if e["name"] == "thread_name"]
+    assert len(lanes) == 2
 
 
 def test_bench_runs_the_product_of_the_lists() -> None:

@@ -92,9 +92,9 @@ class FakeContext:
     def __init__(
         self, model: Any, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512,
         n_threads: int | None = None, n_threads_batch: int | None = None,
-        kv_type: GGMLType = GGMLType.F16,
+        type_k: GGMLType = GGMLType.F16, type_v: GGMLType = GGMLType.F16,
     ) -> None:  # fmt: skip
-        self.model, self.kv_type = model, kv_type
+        self.model, self.types = model, (type_k, type_v)
         self.n_ctx = n_ctx or model.hparams.n_ctx_train
         self.n_batch, self.n_ubatch = min(n_batch, self.n_ctx), n_ubatch
         self.n_threads = self.n_threads_batch = n_threads or 1

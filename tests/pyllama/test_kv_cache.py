@@ -202,7 +202,7 @@ def test_a_sequence_that_is_not_there(seq: int) -> None:
 
 @pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.F32])
 def test_what_a_head_reads_lies_together(type: GGMLType) -> None:
-    kv = KVCache(HPARAMS, CELLS, SEQS, type)
+    kv = KVCache(HPARAMS, CELLS, SEQS, type, type)
     assert [t.ne for t in (*kv.k.values(), *kv.v.values())] == [(8, CELLS, 1, 1)] * 4
     assert (
         kv.size_bytes

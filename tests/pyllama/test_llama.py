@@ -349,7 +349,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_arguments_that_cannot_be_obeyed(make: Any) -> None:
     with pytest.warns(UserWarning, match="no GPU backend"):
         make(n_gpu_layers=-1)
-    assert make(type_k=0, type_v=0).context.kv_type == GGMLType.F32
+    assert make(type_k=0, type_v=8).context.types == (GGMLType.F32, GGMLType.Q8_0)
     make(rope_freq_base=10000.0, type_k=1, chat_format="chatml", flash_attn=True)
     for options in (
         {"lora_path": "x"},
@@ -366,8 +366,8 @@ def test_arguments_that_cannot_be_obeyed(make: Any) -> None:
     for options in ({"suffix": "x"}, {"mirostat_mode": 2}, {"grammar": "g"}, {"typical_p": 0.5}):
         with pytest.raises(NotSupported):
             llama("x", **options)
-    with pytest.raises(NotImplementedError, match="chat"):
-        llama.create_chat_completion([])
+    with pytest.raises(ValueError, match="did you mean chatglm4"):
+        make(chat_format="chatlm")
 
 
 def test_only_a_verbose_one_prints(make: Any, capfd: pytest.CaptureFixture[str]) -> None:

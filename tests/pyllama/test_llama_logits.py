@@ -112,7 +112,7 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_transformers_logits_and_greedy_tokens(hf: Path, recorded: dict[str, np.ndarray]) -> None:
     model = Model.load(hf)
-    context = Context(model, kv_type=F32)
+    context = Context(model, type_k=F32, type_v=F32)
     tokens = recorded["tokens"].tolist()
     context.decode(Batch(tokens, logits="all"))
     assert np.abs(context.logits - recorded["logits"]).max() < 1e-4  # they ask for 2e-3

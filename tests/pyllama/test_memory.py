@@ -22,6 +22,7 @@ from .models import Spec, random_weights, write_model
 
 TOKENS = np.random.default_rng(8).integers(0, 261, 1400).tolist()
 Make = Callable[..., Context]
+F16, F32, BF16, Q8_0 = GGMLType.F16, GGMLType.F32, GGMLType.BF16, GGMLType.Q8_0
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +179,31 @@ def test_without_causality_the_first_token_sees_the_last(
         rows(Context(model, n_ctx=64, n_ubatch=8), TOKENS[:9])
 
 
+def test_types_of_the_cache_keep_bits_and_most_of_the_value(
+    tmp_path: Path,
+) -> None:
+    spec = Spec(head_dim=32, n_embd=64, n_ctx=512)  # Q8_0's blocks are 32 long
+    model = Model.load(write_model(tmp_path / "x.gguf", spec, random_weights(spec)))
+    exact = rows(Context(model, n_ctx=320, type_k=F32, type_v=F32), TOKENS[:300])
+    scale = np.abs(exact).max()
+    for k, v, error in (
+        (F16, F16, 1e-3),
+        (BF16, BF16, 1e-2),
+        (Q8_0, Q8_0, 2e-2),
+        (Q8_0, F16, 2e-2),
+    ):
+        options = {"n_ctx": 320, "type_k": k, "type_v": v}
+        got = rows(Context(model, **options), TOKENS[:300])
+        assert 0 < np.abs(got - exact).max() < error * scale
+        for other in ({"n_ubatch": 1, "n_threads": 1}, {"n_ubatch": 7}, {"n_batch": 64}):
+            assert np.array_equal(rows(Context(model, **options, **other), TOKENS[:300]), got)
+        moved = Context(model, **options)
+        moved.decode(Batch(TOKENS[:20], pos=list(range(9, 29))))
+        moved.kv.seq_add(0, 0, -1, -9)
+        again = rows(moved, TOKENS[20:40])
+        assert np.abs(again - exact[20:40]).max() < 2 * error * scale
+
+
 @pytest.mark.parametrize("change", [{"max_alibi_bias": 8.0}, {"attn_logit_softcap": 0.5}])
 def test_attention_of_other_models_is_invariant_too(
     model: Model, monkeypatch: pytest.MonkeyPatch, change: dict[str, float]
@@ -195,22 +221,23 @@ def test_attention_of_other_models_is_invariant_too(
 
 def test_moved_keys_are_those_of_the_new_positions(make: Make) -> None:
     """A sequence at 5... moved to 0... has the logits of one that began there, up to F16."""
-    whole = rows(make(kv_type=GGMLType.F32), TOKENS[:30])
+    exact = {"type_k": F32, "type_v": F32}
+    whole = rows(make(**exact), TOKENS[:30])
     for delta, at in ((-5, 5), (9, 0), (-20, 20)):
-        context = make(n_seq_max=2, kv_type=GGMLType.F32)
+        context = make(n_seq_max=2, **exact)
         context.decode(Batch(TOKENS[:20], pos=list(range(at, at + 20))))
         context.kv.seq_cp(0, 1)
         context.kv.seq_add(0, 0, -1, delta)
         got = rows(context, TOKENS[20:30])
         assert context.kv.seq_pos_min(0) == at + delta
         assert np.abs(got - whole[20:]).max() < 1e-4 * np.abs(whole).max()
-        same = make(n_seq_max=2, kv_type=GGMLType.F32)  # sequence 1 has not moved
+        same = make(n_seq_max=2, type_k=F32, type_v=F32)  # sequence 1 has not moved
         same.decode(Batch(TOKENS[:20], pos=list(range(at, at + 20)), seq_id=1))
         assert np.array_equal(rows(context, TOKENS[20:30], 1), rows(same, TOKENS[20:30], 1))
 
 
 def test_context_shift_forgets_the_middle(make: Make) -> None:
-    context = make(kv_type=GGMLType.F32)
+    context = make(type_k=F32, type_v=F32)
     rows(context, TOKENS[:60])
     context.kv.seq_rm(0, 4, 32)
     context.kv.seq_add(0, 32, -1, -28)
@@ -234,11 +261,11 @@ def test_divided_positions(make: Make) -> None:
 # --- saved states ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kv_type", [GGMLType.F16, GGMLType.F32])
+@pytest.mark.parametrize("types", [(F16, F16), (F32, BF16)])
 def test_a_saved_state_goes_on_with_the_same_bits(
-    make: Make, tmp_path: Path, kv_type: GGMLType
+    make: Make, tmp_path: Path, types: tuple[GGMLType, GGMLType]
 ) -> None:
-    context = make(n_ctx=96, n_seq_max=3, kv_type=kv_type)
+    context = make(n_ctx=96, n_seq_max=3, type_k=types[0], type_v=types[1])
     rows(context, TOKENS[:20])
     rows(context, TOKENS[40:50], seq=2)
     context.kv.seq_cp(0, 1, 0, 12)
@@ -248,7 +275,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(
     save_state(context, tmp_path / "one", [1, 2], seq=2)
     want = [rows(context, TOKENS[20:30], seq=s) for s in range(3)]
 
-    other = make(n_ctx=128, n_seq_max=3, kv_type=kv_type)
+    other = make(n_ctx=128, n_seq_max=3, type_k=types[0], type_v=types[1])
     rows(other, TOKENS[60:70], seq=1)
     assert load_state(other, tmp_path / "whole") == TOKENS[:20]
     assert other.kv.n_used == 18 + 12 - 3 + 10
@@ -256,7 +283,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(
     assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
     assert load_state(other, tmp_path / "one", seq=1) == [1, 2]
     assert np.array_equal(rows(other, TOKENS[20:30], seq=1), want[2])
-    split = make(n_seq_max=2, unified=False, kv_type=kv_type)
+    split = make(n_seq_max=2, unified=False, type_k=types[0], type_v=types[1])
     load_state(split, tmp_path / "one", seq=1)
     assert np.array_equal(rows(split, TOKENS[20:30], seq=1), want[2])
 
@@ -285,7 +312,11 @@ def test_states_that_do_not_fit(make: Make, model: Model, tmp_path: Path) -> Non
         (small, None, "45 tokens do not fit"),
         (make(n_seq_max=1), None, "2 sequences, this context has 1"),
         (context, 0, "2 sequences, this context has 1"),
-        (make(n_seq_max=2, kv_type=GGMLType.F32), None, "from a F16 cache, this one is F32"),
+        (
+            make(n_seq_max=2, type_k=F32, type_v=F32),
+            None,
+            "from a F16/F16 cache, this one is F32/F32",
+        ),
     ]
     for target, seq, text in cases:
         with pytest.raises(StateError, match=text):

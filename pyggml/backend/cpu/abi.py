@@ -34,7 +34,9 @@ DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6 = (TENSORS + TENSOR_WORDS * i for 
 N_HEADER = TENSORS + TENSOR_WORDS
 
 BAD_INDEX = 1
-ERRORS = {BAD_INDEX: "an index lies outside of its table (GET_ROWS, SET_ROWS)"}  # set_error's codes
+ERRORS = {  # set_error's codes
+    BAD_INDEX: "an index lies outside of its table (GET_ROWS, SET_ROWS, MUL_MAT_ID, ADD_ID)"
+}
 
 i8, i16, i32, i64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 f16, f32, f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()

@@ -25,6 +25,8 @@ from .work import WorkMemory, WorkRange
 Range = tuple[int, int]  # first byte, byte behind the last
 Params = Sequence[int | float]
 
+_READ_LAYOUT = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # ops that know interleaved first sources
+
 GRAIN = 8192  # elements: an element-wise chunk smaller than this costs more to claim than to do
 
 
@@ -43,6 +45,7 @@ class Launch:
     python: Callable[[], None] | None = None
     quantize_param: int = -1  # parameter that takes the address of the quantized result, if any
     streams: Tensor | None = None  # weights that it reads once, from memory
+    nodes: tuple[Tensor, ...] = ()  # what it computes, or helps to; several where they are fused
 
 
 Lower = Callable[["Lowering", Tensor], None]
@@ -97,7 +100,7 @@ def reads_layout(node: Tensor) -> bool:
     They are used whole: a view starts and ends inside of groups.
     """
     assert node.op is not None
-    known = node.src[0] if node.op.name in ("MUL_MAT", "GET_ROWS") else None
+    known = node.src[0] if node.op.name in _READ_LAYOUT else None
     return not any(
         s is not None and is_repacked(s) and (s is not known or s.view_src is not None)
         for s in node.src
@@ -121,6 +124,7 @@ class Lowering:
     scratch_bytes: int = 64
     _producer: dict[Tensor, int] = field(default_factory=dict)
     _quantized: dict[Tensor, tuple[WorkRange, int]] = field(default_factory=dict)
+    _widened: dict[Tensor, tuple[WorkRange, int]] = field(default_factory=dict)
 
     def launch(
         self,
@@ -196,6 +200,18 @@ class Lowering:
         self._quantized[x] = out, made
         return out
 
+    def widened(self, x: Tensor, widen: Callable[[Lowering, Tensor, WorkRange], None]) -> WorkRange:
+        """Half-float ``x`` as float32 without gaps, made once by ``widen`` like ``quantized``."""
+        if x in self._widened:
+            known, at = self._widened[x]
+            if known.held and not self._written(x, at):
+                return known
+        made = len(self.launches)
+        out = self.work.take(4 * x.nelements, made)
+        widen(self, x, out)
+        self._widened[x] = out, made
+        return out
+
     def _written(self, x: Tensor, since: int) -> bool:
         """Whether a launch behind ``since`` writes bytes of ``x``."""
         first, end = byte_range(x)
@@ -206,7 +222,11 @@ class Lowering:
         nodes = [n for n in self.graph.nodes if n.op and not n.op.is_view and n.nelements]
         i = 0
         while i < len(nodes):
-            i += self._lower_fused(nodes, i) or self._lower_one(nodes[i])
+            before = len(self.launches)
+            n = self._lower_fused(nodes, i) or self._lower_one(nodes[i])
+            for launch in self.launches[before:]:
+                launch.nodes = tuple(nodes[i : i + n])
+            i += n
 
     def _lower_one(self, node: Tensor) -> int:
         assert node.op is not None

@@ -16,9 +16,9 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,15 @@ if TYPE_CHECKING:
 
 
 _LONG_S = 0.05  # a program that took longer is interrupted by Ctrl-C while it runs
+
+
+class Runnable(Protocol):
+    """What runs: a program, or a traced one."""
+
+    scratch_bytes: int
+    seconds: float
+
+    def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]: ...
 
 
 class Pool:
@@ -105,7 +114,11 @@ class Pool:
         """Stop the running compute (from any thread); it raises Aborted."""
         self._set(ABORT, 1)
 
-    def run(self, program: Program, n_threads: int) -> None:
+    def scratch_addresses(self) -> list[int]:
+        """Of each thread's scratch memory, the caller's first."""
+        return [int(s.ctypes.data) for s in self._scratch]
+
+    def run(self, program: Runnable, n_threads: int) -> None:
         """Run a program to its end. Raises: Aborted, ComputeError."""
         n_threads = min(n_threads, MAX_THREADS)
         with self._lock:
@@ -139,7 +152,7 @@ class Pool:
                     times.append(cycles * elapsed / max(1.0, cycles.sum()))
         return times
 
-    def _prepare(self, program: Program, n_threads: int) -> None:
+    def _prepare(self, program: Runnable, n_threads: int) -> None:
         ready_threads, ready_bytes = self._ready
         if n_threads > ready_threads or program.scratch_bytes > ready_bytes:
             n, size = max(n_threads, ready_threads), max(program.scratch_bytes, ready_bytes)

@@ -92,6 +92,7 @@ class Program:
         self.scratch_bytes = lowering.scratch_bytes
         self.n_threads = lowering.n_threads
         self.seconds = float("inf")  # what the last run took
+        self.launches = lowering.launches
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
         self._parts: list[tuple[Callable[[], None] | None, list[Phase], int]] = []
         run: list[Launch] = []
@@ -112,6 +113,10 @@ class Program:
     def phase_counts(self) -> list[int]:
         """Phases of each part."""
         return [len(phases) for _, phases, _ in self._parts]
+
+    def parts(self) -> Iterator[tuple[Callable[[], None] | None, list[Phase], int]]:
+        """A Python callable, or phases and their header, in order."""
+        yield from self._parts
 
     def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]:
         """Parts to run in order: a Python callable, or the header of compiled phases."""

@@ -58,8 +58,44 @@ ARGUMENTS: dict[str, tuple[list[Any], Callable[[Params], tuple[Any, ...]]]] = {
     "ARANGE": ([F] * 3, lambda p: (p["start"], p["stop"], p["step"])),
     "FILL": ([F], lambda p: (p["c"],)),
     "GLU": ([F, F], lambda p: (p["alpha"], p["limit"])),
+    **dict.fromkeys(["MUL_MAT", "MUL_MAT_ID", "ADD_ID", "OUT_PROD"], ([], lambda p: ())),
+    "IM2COL": ([I] * 6 + [B, I], lambda p: (*_steps(p), p["is_2d"], int(p["type"]))),
+    "CONV_2D": ([I] * 6, lambda p: _steps(p)),
+    "CONV_2D_DW": ([I] * 6, lambda p: _steps(p)),
+    "CONV_TRANSPOSE_1D": ([I] * 3, lambda p: (p["s0"], 0, 1)),
+    "CONV_TRANSPOSE_2D": ([I], lambda p: (p["s0"],)),
+    "POOL_1D": ([I] * 4, lambda p: (_pool(p), p["k0"], p["s0"], p["p0"])),
+    "POOL_2D": (
+        [I] * 5 + [F] * 2,
+        lambda p: (_pool(p), *(p[k] for k in ("k0", "k1", "s0", "s1", "p0", "p1"))),
+    ),
+    "UPSCALE": ([L] * 4 + [I], lambda p: (*p["ne"], _mode(p))),
+    "TIMESTEP_EMBEDDING": ([I] * 2, lambda p: (p["dim"], p["max_period"])),
+    "WIN_PART": ([I], lambda p: (p["w"],)),
+    "WIN_UNPART": ([I] * 3, lambda p: (p["w0"], p["h0"], 0)),  # and the window: see run
 }
-_NAMES = {"REPEAT": "repeat_4d", "PAD": "pad_ext"}  # where they are not the op's
+_NAMES = {  # where they are not the op's
+    "REPEAT": "repeat_4d", "PAD": "pad_ext", "CONV_2D": "conv_2d_direct",
+    "CONV_2D_DW": "conv_2d_dw_direct", "CONV_TRANSPOSE_2D": "conv_transpose_2d_p0",
+    "UPSCALE": "interpolate",
+}  # fmt: skip
+
+
+_NO_STRIDES = "ARGSORT TOP_K LEAKY_RELU CLAMP POOL_1D WIN_PART IM2COL"  # ggml takes them as none
+
+
+def _steps(p: Params) -> tuple[int, ...]:
+    return tuple(p[k] for k in ("s0", "s1", "p0", "p1", "d0", "d1"))
+
+
+def _pool(p: Params) -> int:
+    return ["max", "avg"].index(p["pool"])
+
+
+def _mode(p: Params) -> int:
+    """``ggml_scale_mode`` with its flags."""
+    mode = {"nearest": 0, "bilinear": 1, "bicubic": 2, "antialias": 1 | 1 << 9}[p["mode"]]
+    return mode | p["align_corners"] << 8
 
 
 def differs(op: Op, case: Case) -> bool:
@@ -70,7 +106,7 @@ def differs(op: Op, case: Case) -> bool:
         (op.name == "ADD" and p["type"] is not None)  # add_cast, not add
         or (op.name == "GLU" and (p["kind"] != "swiglu_oai" or p["swapped"]))  # other builders
         or (op.name == "UNARY" and p["kind"] == "xielu")
-        or (op.name in ("ARGSORT", "TOP_K", "LEAKY_RELU", "CLAMP") and permuted)  # reads other rows
+        or (op.name in _NO_STRIDES.split() and permuted)  # reads other rows
         or (op.name in ("ARGSORT", "TOP_K") and case.args[0].values is not None)  # NaN, ties
         or (op.name == "COUNT_EQUAL" and len(case.args[0].ne) > 2)  # reads other rows
         or (op.name == "PAD" and p["circular"])  # pad_ext_circular
@@ -117,11 +153,14 @@ class GGML:
         p = case.node.op_params
         name = case.op.name
         types, values_of = ARGUMENTS[name]
+        values = values_of(p)
+        if name == "WIN_UNPART":
+            values = (*values[:2], case.case.args[0].ne[1])
         kind = p["kind"] if name in ("UNARY", "GLU") else _NAMES.get(name, name.lower())
         suffix = "_inplace" if p.get("inplace") else ""
         if name == "GLU" and len(sources) == 1:
             sources.append(0)
-        node = self.call(f"ggml_{kind}{suffix}", ctx, *sources, *values_of(p), types=types)
+        node = self.call(f"ggml_{kind}{suffix}", ctx, *sources, *values, types=types)
         graph = self.call("ggml_new_graph", ctx)
         self.call("ggml_build_forward_expand", graph, node)
         self.call("ggml_graph_compute_with_ctx", ctx, graph, 1, types=[I])

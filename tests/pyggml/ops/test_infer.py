@@ -172,6 +172,12 @@ def test_costs() -> None:
 
 
 Ctx = Callable[..., Tensor]
+
+
+def _ids(t: Ctx) -> Tensor:
+    return t(2, 7, type=I32)
+
+
 # what, expected error, part of the message
 REFUSED: list[tuple[Callable[[Context, Ctx], Any], type[Exception], str]] = [
     (lambda c, t: ops.mul_mat(c, t(64, 5), t(65, 7)), ShapeError, "64 elements"),
@@ -289,6 +295,32 @@ REFUSED: list[tuple[Callable[[Context, Ctx], Any], type[Exception], str]] = [
     (lambda c, t: ops.flash_attn_cells(
         c, t(64, 1, 1, 2), t(64), t(64), t(2, 5, type=I32), t(4, type=I32), 1.0),
      ShapeError, "ne\\[3\\]"),
+    (lambda c, t: ops.mul_mat_id(c, t(64, 5, 4), t(32, 1, 7), _ids(t)), ShapeError, "64 elements"),
+    (lambda c, t: ops.mul_mat_id(c, t(64, 5, 4), t(64, 3, 7), _ids(t)), ShapeError, "of 3"),
+    (lambda c, t: ops.mul_mat_id(c, t(64, 5, 4), t(64, 1, 6), _ids(t)), ShapeError, "ids"),
+    (lambda c, t: ops.mul_mat_id(c, t(64, 5, 4), t(64, 1, 7), t(2, 7)), TypeMismatch, "ids"),
+    (lambda c, t: ops.mul_mat_id(c, t(64, 5, 4, 2), t(64, 1, 7), _ids(t)), ShapeError, "three"),
+    (lambda c, t: ops.add_id(c, t(9, 2, 7), t(8, 4), _ids(t)), ShapeError, "one length"),
+    (lambda c, t: ops.add_id(c, t(9, 3, 7), t(9, 4), _ids(t)), ShapeError, "ids"),
+    (lambda c, t: ops.out_prod(c, t(9, 5), t(9, 4)), ShapeError, "rows to sum"),
+    (lambda c, t: ops.out_prod(c, t(9, 5, 2), t(9, 5, 3)), ShapeError, "multiples"),
+    (lambda c, t: ops.im2col(c, t(3, 3, 2), t(9, 9, 3)), ShapeError, "channels"),
+    (lambda c, t: ops.im2col(c, t(3, 3, 3), t(9, 9, 3), s0=0), ShapeError, "stride 0"),
+    (lambda c, t: ops.im2col(c, t(3, 3, 3), t(9, 9, 3), type=Q8_0), ShapeError, "Q8_0"),
+    (lambda c, t: ops.conv_2d_direct(c, t(3, 3, 3), t(2, 9, 3)), ShapeError, "no place"),
+    (lambda c, t: ops.conv_2d_direct(c, t(3, 3, 3), t(9, 9, 4)), ShapeError, "channels"),
+    (lambda c, t: ops.conv_2d_direct(c, t(3, 3, 3), t(9, 9, 3, type=F16)), TypeMismatch, "F32"),
+    (lambda c, t: ops.conv_2d_dw_direct(c, t(3, 3, 3), t(9, 9, 3)), ShapeError, "kernel"),
+    (lambda c, t: ops.conv_transpose_1d(c, t(3, 4, 5), t(9, 4), 1), ShapeError, "kernel"),
+    (lambda c, t: ops.conv_transpose_2d_p0(c, t(3, 3, 4, 5), t(9, 9, 5), 0), ShapeError, "stride"),
+    (lambda c, t: ops.conv_transpose_2d_p0(c, t(3, 3, 4), t(9, 9, 5), 1), ShapeError, "channels"),
+    (lambda c, t: ops.POOL_2D.build(c, t(9, 9), pool="min"), ShapeError, "max, avg"),
+    (lambda c, t: ops.pool_1d(c, t(3, 9), "avg", 4), ShapeError, "no place"),
+    (lambda c, t: ops.upscale(c, t(3, 9), 0), ShapeError, "scale"),
+    (lambda c, t: ops.interpolate(c, t(3), (6, 1, 1, 1), "nearest", True), ShapeError, "another"),
+    (lambda c, t: ops.win_part(c, t(3, 9, 9), 0), ShapeError, "positive"),
+    (lambda c, t: ops.win_unpart(c, t(3, 4, 4, 5), 9, 5), ShapeError, "9 by 5"),
+    (lambda c, t: ops.timestep_embedding(c, t(3, 2), 8), ShapeError, "vector"),
 ]  # fmt: skip
 
 

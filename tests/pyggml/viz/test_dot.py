@@ -18,7 +18,7 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError
 from pyggml.tensor import Flag
-from pyggml.viz import graph_dump_dot, graph_print
+from pyggml.viz import NodeTime, graph_dump_dot, graph_print
 
 from ..alloc.strategies import Recipe, build, recipes
 from .grammar import parse
@@ -131,15 +131,16 @@ def test_colours_by_buffer() -> None:
     graph = CGraph()
     graph.build_forward_expand(z)
     before = graph_dump_dot(graph, color="buffer")
-    assert "Host 0" in before and "not allocated 3<" in before
+    assert ">weights, " in before and "not allocated 3<" in before
     GraphAllocator(HOST).alloc_graph(graph)
     text = graph_dump_dot(graph, color="buffer")
     boxes = parse(text).boxes
-    assert "Host 1" in text and "not allocated" not in text
+    assert ">compute, " in text and "not allocated" not in text
     assert boxes['"x"']["color"] == boxes['"node_0"']["color"] == boxes['"z"']["color"]
     assert boxes['"w"']["color"] != boxes['"x"']["color"]
-    with pytest.raises(PyggmlError, match="'split', want 'family' or 'buffer'"):
-        graph_dump_dot(graph, color="split")  # type: ignore[arg-type]
+    assert boxes['"node_0"']["label"].endswith("|compute}")
+    with pytest.raises(PyggmlError, match="'mood', want one of family, backend, split, buffer"):
+        graph_dump_dot(graph, color="mood")  # type: ignore[typeddict-item]
 
 
 def test_names_are_escaped() -> None:
@@ -212,3 +213,14 @@ def test_graphviz_reads_any_graph(graph: CGraph) -> None:
     text = graph_dump_dot(graph, title='<"&\n\\')
     done = subprocess.run(["dot", "-Tdot"], input=text.encode(), capture_output=True, check=True)
     assert not done.stderr and done.stdout.count(b"->") == n_sources(graph)
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(graph=random_graphs(), fold=st.sampled_from(["layers", "repeats"]))
+def test_graphviz_reads_folded_graphs_with_times(graph: CGraph, fold: str) -> None:
+    last = graph.nodes[-1]
+    times = {last: NodeTime(1e3, 1e3, 0.5, 1, ('"k<|>',), tuple(graph.nodes[:-1]))}
+    text = graph_dump_dot(graph, fold=fold, times=times)  # type: ignore[arg-type]
+    done = subprocess.run(["dot", "-Tdot"], input=text.encode(), capture_output=True, check=True)
+    assert not done.stderr and done.stdout.count(b"->") == len(parse(text).edges)

@@ -2,8 +2,9 @@
 
 A chunk is a range of 16-row groups times a range of at most 64 tokens; a group's weights stay in L1
 while its tokens pass. Quantized weights meet int8 activations that are made once per source tensor;
-F16, BF16 and F32 weights meet float32. Weights in ggml's plain layout are packed a group at a time
-into thread scratch and go through the same tile, so both layouts give the same bits.
+F16, BF16 and F32 weights meet float32, which half-float activations become first. Weights in ggml's
+plain layout are packed a group at a time into thread scratch and go through the same tile, so both
+layouts give the same bits.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ from ..simd.interleave import pack_group
 from ..simd.tile import float_tile, q_tile
 from .quantize import add_quantize, quantize_row
 from .unary import IDS, function
+from .widen import add_widen
 
 _TOKENS = 64  # tokens of a chunk
 _CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
+_LEAST_MACS = 1 << 17  # and what is not worth sharing
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _QUANTIZED = tuple(t for t in INTERLEAVED if t.is_quantized)
+_ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 # Parameters
 ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS = range(6)
 
@@ -93,6 +97,9 @@ def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
             weights = data(node, SRC0) + (w3 * ne(node, SRC0, 2) + w2) * groups * blocks * block
         if quantized:
             stride = k // 32 * Q8_BLOCK
+            x = int_param(node, ACTIVATIONS) + batch * n * stride
+        elif int_param(node, ACTIVATIONS) != 0:
+            stride = 4 * k
             x = int_param(node, ACTIVATIONS) + batch * n * stride
         else:
             stride = nb(node, SRC1, 1)
@@ -187,13 +194,13 @@ def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
 
 
 def supports_mul_mat(node: Tensor) -> bool:
-    """Interleavable weights with gap-free rows, float32 activations."""
+    """Interleavable weights with gap-free rows, float activations."""
     w, x = node.src[0], node.src[1]
     assert w is not None and x is not None
     return (
         w.type in INTERLEAVED
         and (w.is_contiguous_rows() or is_repacked(w))
-        and x.type is GGMLType.F32
+        and x.type in _ACTIVATIONS
         and x.is_contiguous_rows()
         and node.type is GGMLType.F32
     )
@@ -208,7 +215,8 @@ def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[in
         return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
     token_chunks = math.ceil(n / _TOKENS)
     macs = w.ne[0] * w.ne[1] * math.ceil(n / token_chunks)
-    return max(1, min(groups, macs // _CHUNK_MACS)), token_chunks
+    few = min(2 * low.n_threads, macs // _LEAST_MACS) if token_chunks * batch == 1 else 0
+    return max(1, min(groups, max(few, macs // _CHUNK_MACS))), token_chunks
 
 
 def _streams(low: Lowering, row_chunks: int) -> int:
@@ -220,7 +228,11 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, add: Tensor | None) -> Non
     w, x = node.src[0], node.src[1]
     assert w is not None and x is not None
     plain = not is_repacked(w)
-    act = [low.quantized(x, add_quantize)] if w.type in _QUANTIZED else []
+    act = []
+    if w.type in _QUANTIZED:
+        act = [low.quantized(x, add_quantize)]
+    elif x.type is not GGMLType.F32:
+        act = [low.widened(x, add_widen)]
     address = act[0].address if act else 0
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, ROWS)

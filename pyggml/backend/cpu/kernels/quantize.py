@@ -11,17 +11,20 @@ Access: reads and writes front to back, 32 values at a time in vector registers.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ....jit import inline_strict, kernel
+from ....dtype import GGMLType
+from ....jit import Kernel, inline_strict, kernel
 from ....tensor import Tensor
 from ..abi import SRC0, first_row, int_param, ne, nrows, row_address
 from ..layout import Q8_BLOCK
 from ..lowering import Launch, Lowering, byte_range
+from ..simd.element import F32, put, take
 from ..simd.vector import at, broadcast, call, f32, i8, i32, load, splat, store, vec, vectors
 from ..work import WorkRange
 
@@ -83,10 +86,31 @@ def quantize_q8(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         first += n
 
 
+@cache
+def quantize_half_kernel(kind: int) -> Kernel:
+    """``quantize_q8`` of half-float rows, widened a block at a time in scratch."""
+
+    def quantize_half(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        blocks = ne(node, SRC0, 0) // BLOCK
+        total = nrows(node, SRC0) * blocks
+        out = int_param(node, 0)
+        for i in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            row = i // blocks
+            x = row_address(node, SRC0, row)
+            first = BLOCK * (i - row * blocks)
+            for j in range(BLOCK):
+                put(F32, scratch, j, take(kind, x, first + j))
+            quantize_row(scratch, out + Q8_BLOCK * i, BLOCK)
+
+    made = kernel(quantize_half)
+    made.name = f"quantize_q8_{GGMLType(kind).name.lower()}"
+    return made
+
+
 def add_quantize(low: Lowering, x: Tensor, out: WorkRange) -> None:
-    """Launch the quantization of ``x`` (F32, rows without gaps) into ``out``."""
+    """Launch the quantization of ``x`` (F32, F16 or BF16, rows without gaps) into ``out``."""
     launch = Launch(
-        quantize_q8,
+        quantize_q8 if x.type is GGMLType.F32 else quantize_half_kernel(int(x.type)),
         x,
         [out.address],
         max(1, min(x.nelements // _GRAIN, 8 * low.n_threads)),
@@ -95,4 +119,5 @@ def add_quantize(low: Lowering, x: Tensor, out: WorkRange) -> None:
         [byte_range(x)],
         [out.use(len(low.launches))],
     )
+    low.scratch_bytes = max(low.scratch_bytes, 4 * BLOCK)
     low.launches.append(launch)

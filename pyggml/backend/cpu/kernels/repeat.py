@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from ....dtype import GGMLType
 from ....jit import Kernel, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, first_row, int_param, ne, nrows, row_address
@@ -42,7 +43,7 @@ def repeat_kernel(raw: int) -> Kernel:
                     j = 0
 
     made = kernel(repeat)
-    made.name = f"repeat_{raw}"
+    made.name = f"repeat_{GGMLType(raw).name.lower()}"
     return made
 
 

@@ -90,48 +90,14 @@ def q_tile(
         v = vectors()
         n_parts, lanes = v.parts, v.lanes
         rows = [b.add(y, b.mul(y_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
-        nibbles, five_bits = kind != Q8_0, kind in (Q5_0, Q5_1)
-        header = LINE if kind in (Q4_1, Q5_1) else LINE // 2  # 16 scales (and 16 minima)
-        codes = header + LINE if five_bits else header
-        fold = v.u5_lines if five_bits else 4  # lines whose products fit a sum
 
         def body(i: Value, accs: list[Value]) -> list[Value]:
             block = b.add(w, b.mul(i, ir.Constant(i64, block_bytes(kind))))
-            if n_tokens == 1:
-                for line in range(0, block_bytes(kind), LINE):
-                    prefetch(b, at(b, block, _AHEAD + line))
+            for line in range(0, block_bytes(kind), LINE):
+                prefetch(b, at(b, block, _AHEAD + line))
             acts = [b.add(r, b.mul(i, ir.Constant(i64, Q8_BLOCK))) for r in rows]
-            zero = v.u4_zero() if nibbles else v.s8_zero()
-            sums = [[zero] * n_parts for _ in range(n_tokens)]
-            folded: list[list[Value]] = []
-            fifth = [load(b, at(b, block, header + v.width * p), vec(i32, lanes))
-                     for p in range(n_parts if five_bits else 0)]  # fmt: skip
-            for line in range(4 if nibbles else 8):
-                for p in range(n_parts):
-                    q = load(b, at(b, block, codes + LINE * line + v.width * p), vec(i8, v.width))
-                    if nibbles:
-                        low = b.and_(q, splat(i8, v.width, 15))
-                        high = b.lshr(q, splat(i8, v.width, 4))
-                        if five_bits:
-                            low = b.or_(low, _fifth(b, fifth[p], line))
-                            high = b.or_(high, _fifth(b, fifth[p], 4 + line))
-                        for t in range(n_tokens):
-                            for nibble, first in ((low, 8), (high, 24)):
-                                a = v.broadcast_bytes(b, at(b, acts[t], first + 4 * line))
-                                sums[t][p] = v.u4_add(b, sums[t][p], nibble, a)
-                    else:
-                        ready = v.s8_prepare(b, q)
-                        for t in range(n_tokens):
-                            a = v.broadcast_bytes(b, at(b, acts[t], 8 + 4 * line))
-                            sums[t][p] = v.s8_add(b, sums[t][p], ready, a)
-                if nibbles and (line + 1) % fold == 0:
-                    part = [[v.u4_total(b, x) for x in row] for row in sums]
-                    folded = [
-                        [b.add(x, y) for x, y in zip(*rows, strict=True)]
-                        for rows in zip(folded, part, strict=True)
-                    ] if folded else part  # fmt: skip
-                    sums = [[zero] * n_parts for _ in range(n_tokens)]
-            totals = folded if nibbles else sums
+            code_sums = _byte_sums if kind == Q8_0 else _nibble_sums
+            totals = code_sums(b, kind, block, acts)
             scales = [v.load_half(b, at(b, block, 2 * lanes * p)) for p in range(n_parts)]
             if kind in (Q4_1, Q5_1):
                 offsets = [v.load_half(b, at(b, block, 32 + 2 * lanes * p)) for p in range(n_parts)]
@@ -157,6 +123,62 @@ def q_tile(
         return context.get_dummy_value()
 
     return types.void(fmt, tokens, *[types.int64] * 5), codegen
+
+
+def _byte_sums(b: Value, kind: int, block: Value, acts: list[Value]) -> list[list[Value]]:
+    """Products of Q8_0's codes and int8 over a block, as integers [token][part]."""
+    v, n_tokens = vectors(), len(acts)
+
+    def add_line(line: Value, sums: list[Value]) -> list[Value]:
+        weights = b.add(block, b.mul(line, ir.Constant(i64, LINE)))
+        slices = [b.add(x, b.mul(line, ir.Constant(i64, 4))) for x in acts]
+        after = []
+        for p in range(v.parts):
+            q = load(b, at(b, weights, LINE // 2 + v.width * p), vec(i8, v.width))
+            ready = v.s8_prepare(b, q)
+            for t in range(n_tokens):
+                a = v.broadcast_bytes(b, at(b, slices[t], 8))
+                after.append(v.s8_add(b, sums[p * n_tokens + t], ready, a))
+        return after
+
+    sums = [v.s8_zero()] * (n_tokens * v.parts)
+    if v.s8_in_turn and n_tokens > 1:
+        sums = counted_loop(b, ir.Constant(i64, 8), sums, add_line)
+    else:
+        for line in range(8):
+            sums = add_line(ir.Constant(i64, line), sums)
+    return [sums[t::n_tokens] for t in range(n_tokens)]
+
+
+def _nibble_sums(b: Value, kind: int, block: Value, acts: list[Value]) -> list[list[Value]]:
+    """Products of codes of 4 or 5 bits and int8 over a block, as integers [token][part]."""
+    v, n_tokens = vectors(), len(acts)
+    five_bits = kind in (Q5_0, Q5_1)
+    header = LINE if kind in (Q4_1, Q5_1) else LINE // 2  # 16 scales (and 16 minima)
+    codes = header + LINE if five_bits else header
+    lines = v.u5_lines if five_bits else 4  # whose products fit a sum
+    totals: list[list[Value]] = []
+    for first in range(0, 4, lines):
+        sums = [[v.u4_zero()] * v.parts for _ in acts]
+        for line in range(first, first + lines):
+            for p in range(v.parts):
+                q = load(b, at(b, block, codes + LINE * line + v.width * p), vec(i8, v.width))
+                low = b.and_(q, splat(i8, v.width, 15))
+                high = b.lshr(q, splat(i8, v.width, 4))
+                if five_bits:
+                    fifth = load(b, at(b, block, header + v.width * p), vec(i32, v.lanes))
+                    low = b.or_(low, _fifth(b, fifth, line))
+                    high = b.or_(high, _fifth(b, fifth, 4 + line))
+                for t in range(n_tokens):
+                    for nibble, behind in ((low, 8), (high, 24)):
+                        a = v.broadcast_bytes(b, at(b, acts[t], behind + 4 * line))
+                        sums[t][p] = v.u4_add(b, sums[t][p], nibble, a)
+        part = [[v.u4_total(b, x) for x in row] for row in sums]
+        totals = [
+            [b.add(x, y) for x, y in zip(*rows, strict=True)]
+            for rows in zip(totals, part, strict=True)
+        ] if totals else part  # fmt: skip
+    return totals
 
 
 def _fifth(b: Value, bits: Value, k: int) -> Value:

@@ -33,6 +33,16 @@ def _rope(ctx: Context, x: Tensor) -> Tensor:
     return ops.reshape_2d(ctx, ops.rope(ctx, heads, pos, 34), x.ne[0], x.ne[1])
 
 
+def _conv(ctx: Context, x: Tensor) -> Tensor:
+    kernel = ctx.from_numpy(np.array([[0.3, -0.7, 0.2]], np.float32))
+    return ops.conv_2d_direct(ctx, kernel, x, p0=1)
+
+
+def _out_prod(ctx: Context, x: Tensor) -> Tensor:
+    a = ctx.from_numpy(np.linspace(-1, 1, 1126 * 19, dtype=np.float32).reshape(1126, 19))
+    return ops.out_prod(ctx, a, ops.transpose(ctx, x))
+
+
 BUILDS: dict[str, Build] = {
     "norm": _norm,
     "soft_max": lambda ctx, x: ops.soft_max_ext(ctx, x, None, 3.0),
@@ -42,6 +52,10 @@ BUILDS: dict[str, Build] = {
     "scale": lambda ctx, x: ops.scale_bias(ctx, x, 0.3, 0.7),
     "add": lambda ctx, x: ops.add(ctx, x, x),
     "rope": _rope,
+    "conv": _conv,
+    "pool": lambda ctx, x: ops.pool_1d(ctx, x, "avg", 3, 1, 1),
+    "out_prod": _out_prod,
+    "bicubic": lambda ctx, x: ops.interpolate(ctx, x, (900, x.ne[1], 1, 1), "bicubic", True),
     "layer norm": ops.norm,
     "l2_norm": ops.l2_norm,
     "sum_rows": ops.sum_rows,

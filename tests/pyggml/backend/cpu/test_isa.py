@@ -18,13 +18,22 @@ from numba import types
 
 from pyggml import jit
 from pyggml.backend.cpu import selftest
-from pyggml.backend.cpu.simd import tile
+from pyggml.backend.cpu.simd import attend, kv_row, tile
 from pyggml.backend.cpu.simd.vector import Avx2, Avx512Vnni, Generic
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, PyggmlError
 
 ROOT = Path(__file__).parents[4]
-FAMILIES = ("MUL_MAT", "FLASH_ATTN_EXT", "RMS_NORM", "ROPE", "GLU", "GET_ROWS", "SET_ROWS")
+FAMILIES = (
+    "MUL_MAT",
+    "MUL_MAT_ID",
+    "FLASH_ATTN_EXT",
+    "RMS_NORM",
+    "ROPE",
+    "GLU",
+    "GET_ROWS",
+    "SET_ROWS",
+)
 CASES_OF_AN_OP = 12
 
 
@@ -129,17 +138,19 @@ FLOATS = (GGMLType.F16, GGMLType.BF16, GGMLType.F32)
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
 
-def assembly(intrinsic: Any, kind: GGMLType, n_args: int, cpu: str, triple: str) -> str:
-    """The machine code of a tile for 4 tokens, as text."""
+def assembly(
+    intrinsic: Any, kind: GGMLType, n_args: int, cpu: str, triple: str, rows: tuple[int, ...] = (4,)
+) -> str:
+    """The machine code of a tile for 4 tokens (or other literals), as text."""
     module = ir.Module("tile")
     module.triple = triple
     i64 = ir.IntType(64)
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [i64] * n_args), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
-    literals = [types.literal(int(kind)), types.literal(4)]
+    literals = [types.literal(int(kind)), *(types.literal(n) for n in rows)]
     _, codegen = intrinsic._defn(None, *literals, *[types.int64] * n_args)
     context = SimpleNamespace(get_dummy_value=lambda: None)
-    codegen(context, builder, None, [None, None, *function.args])
+    codegen(context, builder, None, [*(None for _ in literals), *function.args])
     builder.ret_void()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
@@ -165,7 +176,10 @@ def test_quantized_tiles(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(tile, "vectors", vectors)
     text = assembly(tile.q_tile, kind, 5, cpu, triple)
-    assert len(re.findall(dot, text)) >= 4 * (1 if vectors is Generic else 8)
+    in_turn = vectors.s8_in_turn and kind == GGMLType.Q8_0  # a loop over lines
+    assert len(re.findall(dot, text)) >= 4 * (1 if vectors is Generic else 2 if in_turn else 8)
+    if in_turn:  # weights stay in registers: only the float sums are spilled
+        assert len(re.findall(r"vmov\S+\s+%ymm\d+, -?\d*\(%rsp\)", text)) <= 16
     assert not re.search(r"\t(call|bl)\b", text)
     if vectors is Avx512Vnni:  # 8 lines of 64 codes, 4 tokens: and nothing narrower
         assert len(re.findall(dot, text)) == 32 and "ymm" not in text
@@ -190,3 +204,33 @@ def test_float_tiles(
     assert len(re.findall(add, text)) >= 4 * vectors().parts
     assert not re.search(r"\t(call|bl)\b", text)
     assert ("vcvtph2ps" in text) == (kind == GGMLType.F16 and triple == X86)
+
+
+@pytest.mark.parametrize("kind", kv_row.KINDS, ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    ("vectors", "cpu", "triple", "add"),
+    [
+        (Avx512Vnni, "cascadelake", X86, r"vfmadd\S+ps\s.*ymm"),
+        (Avx2, "haswell", X86, r"vfmadd\S+ps\s.*ymm"),
+        (Generic, "generic", ARM, r"fmla\s+v\d+\.4s"),
+    ],
+    ids=["avx512vnni", "avx2", "aarch64"],
+)
+def test_rows_of_the_cache(
+    kind: GGMLType, vectors: type[Generic], cpu: str, triple: str, add: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for module in (attend, kv_row):
+        monkeypatch.setattr(module, "vectors", vectors)
+    for intrinsic, n_args, rows, least in (
+        (attend.score_cells, 12, (3,), 12),
+        (attend.weigh_cells, 8, (4,), 16),
+        (kv_row.transpose_8x8, 11, (), 0),
+        (kv_row.widen_8, 3, (), 0),
+    ):
+        text = assembly(intrinsic, kind, n_args, cpu, triple, rows)
+        assert len(re.findall(add, text)) >= least
+        assert not re.search(r"\t(call|bl)\b", text)
+        if triple == X86:
+            assert ("vcvtph2ps" in text) == (kind in (GGMLType.F16, GGMLType.Q8_0))
+            assert ("vpmovsxbd" in text) == (kind == GGMLType.Q8_0)

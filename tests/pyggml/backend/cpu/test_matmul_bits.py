@@ -141,3 +141,29 @@ def test_batches_share_and_repeat_weights(kind: GGMLType) -> None:
     for batch in range(4):
         tokens = np.ascontiguousarray(X[:20].reshape(5, 4, N)[:, batch])
         assert node.numpy()[batch].tobytes() == product(kind, rows[batch // 2], tokens).tobytes()
+
+
+@types
+@pytest.mark.parametrize("half", [GGMLType.F16, GGMLType.BF16], ids=lambda t: t.name)
+def test_half_float_activations_are_those_values_in_float32(kind: GGMLType, half: GGMLType) -> None:
+    """Alone, with a bias behind, and with two readers of one activation."""
+    stored = quantize(X[:7], half)
+    values = dequantize(stored, half)
+    results = []
+    for type in (half, GGMLType.F32):
+        ctx = Context()
+        w, v = (ctx.new_tensor_2d(kind, N, M) for _ in range(2))
+        for t in (w, v):
+            assert t.buffer is not None
+            t.buffer.set_tensor(t, random_rows(kind).reshape(-1).view(np.uint8))
+        x = ctx.new_tensor_2d(type, N, 7)
+        assert x.buffer is not None
+        x.buffer.set_tensor(x, (stored if type is half else values).reshape(-1).view(np.uint8))
+        bias = ctx.from_numpy(np.linspace(-1, 1, M, dtype=np.float32))
+        first = ops.add(ctx, ops.mul_mat(ctx, w, x), bias)
+        both = ops.add(ctx, first, ops.mul_mat(ctx, v, x))
+        graph = CGraph()
+        graph.build_forward_expand(both)
+        get_pool().run(compile_program(graph, 2, get_pool().error_slot, WorkStore()), 2)
+        results.append(both.numpy().tobytes())
+    assert results[0] == results[1]

@@ -1,0 +1,286 @@
+"""Conversation mode of ``pyllama-cli``: the user and the model in turns.
+
+    talk = ConversationOptions.take(options)
+    converse(context, talk.mode(has_template), talk, params, prompt)
+
+Replies go to stdout as they are made; all else that is said goes to stderr, except a terminal's
+prompt. Ctrl-C stops a reply and gives the prompt back; at the prompt it leaves, as the end of input
+does. From a pipe each line is a turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .conversation_options import ConversationOptions, Mode, is_terminal
+from .lines import LineReader, wants_color
+from .output import note, write
+
+if TYPE_CHECKING:
+    from pyllama.chat.conversation import Conversation
+    from pyllama.chat.reply import Settings
+    from pyllama.chat.transcript import Transcript
+    from pyllama.context import Context
+    from pyllama.evaluated import Evaluated
+    from pyllama.sampling import SamplingParams
+    from pyllama.timings import Timings
+
+    Dialogue = Conversation | Transcript
+
+_HELP = r"""  /regen           make the last reply again
+  /clear           forget the conversation
+  /read FILE       add a text file to what you say next
+  /glob PATTERN    add text files
+  /exit            leave, as Ctrl-D does
+Ctrl-C stops a reply. A \ at the end of a line goes on to the next."""
+_MOST_FILES = 100
+
+
+def converse(
+    context: Context,
+    mode: Mode,
+    options: ConversationOptions,
+    params: SamplingParams,
+    prompt: str,
+    *,
+    load_ms: float = 0.0,
+) -> None:
+    """Talk until the user leaves.
+
+    Args:
+        mode: "talk" in a chat format, or "write" one text in turns.
+        prompt: the first thing the user says, or the beginning of the text.
+        load_ms: what loading took.
+
+    Raises:
+        TemplateError: the chat template is wrong, or refuses the first message.
+        KeyboardInterrupt: Ctrl-C at the prompt, or a second one.
+    """
+    from pyllama.chat.reply import Settings
+    from pyllama.evaluated import Evaluated
+    from pyllama.timings import Timings
+
+    timings = Timings(load_ms=load_ms)
+    state = Evaluated(context, logits_all=False, timings=timings)
+    settings = Settings(
+        params,
+        n_predict=options.predict,
+        stop=options.reverse_prompt,
+        show_stop=mode == "write",
+        special=options.special,
+    )
+    if is_terminal() and not options.single_turn:
+        what = "Talk with the model" if mode == "talk" else "Write one text in turns with the model"
+        note(f"{what}; /help says what else there is, /exit or Ctrl-D leaves.")
+    if mode == "talk":
+        dialogue: Dialogue = _conversation(state, options)
+    else:
+        dialogue = _transcript(state, options, prompt)
+    reader = LineReader(
+        editing=not options.simple_io,
+        color=wants_color(options.color),
+        multiline=options.multiline_input,
+    )
+    try:
+        with reader as lines:
+            _Talk(dialogue, mode, settings, timings, lines, options).run(prompt)
+    finally:
+        if options.perf and timings.n_sample and not is_terminal():
+            for line in timings.lines():
+                note(line)
+
+
+def _conversation(state: Evaluated, options: ConversationOptions) -> Conversation:
+    from pyllama.chat.conversation import Conversation
+    from pyllama.chat.formats import ChatFormats
+
+    formats, name = ChatFormats(state.context.model), options.template()
+    if name is None and not formats.has_own:
+        note("the model has no chat template: chatml is used, which it may not know")
+    values = options.chat_template_kwargs
+    return Conversation(state, formats.get(name), system=options.system(), values=values)
+
+
+def _transcript(state: Evaluated, options: ConversationOptions, prompt: str) -> Transcript:
+    from pyllama.chat.transcript import Transcript
+
+    if options.display_prompt:
+        write(prompt)
+    return Transcript(state, prompt, between=options.between(), bos=options.in_prefix_bos)
+
+
+class _Talk:
+    """The loop, and what the user may ask of it."""
+
+    def __init__(
+        self,
+        dialogue: Dialogue,
+        mode: Mode,
+        settings: Settings,
+        timings: Timings,
+        lines: LineReader,
+        options: ConversationOptions,
+    ) -> None:
+        self._dialogue, self._settings, self._timings = dialogue, settings, timings
+        self._lines, self._options, self._talks = lines, options, mode == "talk"
+        self._terminal = is_terminal()
+        self._marker = "> " if self._terminal and self._talks else ""
+        self._files = ""  # read for the next turn
+        self._n_replies = 0
+
+    def run(self, prompt: str) -> None:
+        """Take turns, the first with what the command line holds."""
+        replied = self._first(prompt)
+        while not (replied and self._options.single_turn):
+            text = self._lines.read(f"\n{self._marker}" if self._marker else "")
+            if text is None:
+                if self._terminal:
+                    write("\n")
+                return
+            asked = self._command(text)
+            if asked is None:
+                return
+            replied = asked and self._reply()
+
+    def _first(self, prompt: str) -> bool:
+        if not prompt or (not self._talks and self._options.interactive_first):
+            return False
+        if self._marker:
+            write(f"\n{self._marker}{prompt}\n")
+        if self._talks:
+            self._dialogue.say(prompt)
+        return self._reply(strict=True)
+
+    def _command(self, text: str) -> bool | None:
+        """Obey a command or take a turn: whether to reply now, None to leave."""
+        word, _, rest = text.strip().partition(" ")
+        if word in ("/exit", "/quit"):
+            return None
+        if word == "/regen" and not rest:
+            return self._regenerate()
+        if word == "/clear" and not rest:
+            self._dialogue.clear()
+            self._files = ""
+            note("The conversation is forgotten.")
+        elif word == "/help" and not rest:
+            note(_HELP)
+        elif word == "/read" and rest:
+            self._read(rest.strip())
+        elif word == "/glob" and rest:
+            self._glob(rest.strip())
+        elif re.fullmatch(r"/[a-z]+", text) and self._terminal:
+            note(
+                f"There is no command {text}; /help lists them. With a space before it, it is sent."
+            )
+        elif text.strip() or (self._files and not text) or not self._talks:
+            self._dialogue.say(self._files + text)
+            self._files = ""
+            return True
+        return False
+
+    def _regenerate(self) -> bool:
+        if not self._dialogue.can_regenerate():
+            note("There is no reply to make again.")
+            return False
+        self._dialogue.unsay()
+        return True
+
+    def _read(self, name: str) -> bool:
+        try:
+            text = Path(name).expanduser().read_text("utf-8", "replace")
+        except OSError as error:
+            note(f"{name}: {error.strerror or error}")
+            return False
+        self._files += f"--- File: {name} ---\n{text}\n"
+        note(f"{name}: {len(text)} characters go with what you say next")
+        return True
+
+    def _glob(self, pattern: str) -> None:
+        names = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
+        files = [name for name in names if Path(name).is_file()]
+        if not files:
+            note(f"no file matches {pattern}")
+        if len(files) > _MOST_FILES:
+            note(f"only the first {_MOST_FILES} of {len(files)} files are read")
+        for name in files[:_MOST_FILES]:
+            self._read(name)
+
+    def _reply(self, strict: bool = False) -> bool:
+        """Print a reply. What goes wrong is said and the turn taken back, or raised if strict."""
+        from pyggml.errors import Aborted, PyggmlError
+        from pyllama.errors import ContextFull
+
+        last, shown = "", False
+        self._timings.reset()
+        with _ctrl_c_stops() as stopped:
+            try:
+                for text in self._dialogue.reply(self._next_settings()):
+                    write(text)
+                    last, shown = text, True
+                    if stopped:
+                        break
+            except Aborted:
+                if not stopped:
+                    raise
+            except PyggmlError as error:
+                if strict:
+                    raise
+                hint = (
+                    "; /clear begins a new conversation" if isinstance(error, ContextFull) else ""
+                )
+                note(f"error: {error}{hint}")
+        if not shown and not self._dialogue.can_regenerate():
+            self._dialogue.unsay()
+            return False
+        if self._talks and not last.endswith("\n"):
+            write("\n")
+        self._say_speed()
+        return True
+
+    def _next_settings(self) -> Settings:
+        """A fixed seed gives the same conversation, but not the same reply again and again."""
+        params, self._n_replies = self._settings.params, self._n_replies + 1
+        if params.seed in (-1, 0xFFFFFFFF):
+            return self._settings
+        seed = (params.seed + self._n_replies - 1) % 0xFFFFFFFF
+        return replace(self._settings, params=replace(params, seed=seed))
+
+    def _say_speed(self) -> None:
+        timings = self._timings
+        if self._options.perf and self._terminal and self._talks:
+            rates = (
+                ("Prompt", timings.n_prompt_eval, timings.prompt_eval_ms),
+                ("Generation", timings.n_eval, timings.eval_ms),
+            )
+            shown = [f"{name}: {1e3 * n / ms:.1f} t/s" for name, n, ms in rates if n and ms]
+            note(f"\n[ {' | '.join(shown)} ]" if shown else "")
+
+
+@contextlib.contextmanager
+def _ctrl_c_stops() -> Iterator[list[bool]]:
+    """A list that is not empty after a Ctrl-C; a second one raises KeyboardInterrupt."""
+    stopped: list[bool] = []
+
+    def handle(number: int, frame: Any) -> None:
+        if stopped:
+            raise KeyboardInterrupt
+        stopped.append(True)
+
+    try:
+        before = signal.signal(signal.SIGINT, handle)
+    except ValueError:  # not the main thread
+        yield stopped
+        return
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sys.stdout.flush()

@@ -1,0 +1,190 @@
+"""The options of conversation mode, and when it is on.
+
+@conversation_options
+def command(**options: Any) -> None:
+    talk = ConversationOptions.take(options)
+    mode = talk.mode(has_template)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from .options import Group, stack
+from .output import note
+from .prompt import process_escapes
+from .tool import ignored_option
+
+Mode = Literal["complete", "talk", "write"]
+
+
+def is_terminal() -> bool:
+    """Whether a person sits at both ends: stdin and stdout are a terminal."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+@dataclass(frozen=True)
+class ConversationOptions(Group):
+    """How to talk with the model. ``conversation`` None lets the model and the terminal decide.
+
+    The last six are other groups' options, which count here too.
+    """
+
+    conversation: bool | None
+    single_turn: bool
+    interactive: bool
+    interactive_first: bool
+    system_prompt: str | None
+    system_prompt_file: Path | None
+    in_prefix: str
+    in_prefix_bos: bool
+    in_suffix: str
+    multiline_input: bool
+    color: str
+    simple_io: bool
+    chat_template: str | None
+    chat_template_file: Path | None
+    chat_template_kwargs: Mapping[str, Any]
+    reverse_prompt: tuple[str, ...]
+    predict: int
+    special: bool
+    display_prompt: bool
+    perf: bool
+    escape: bool
+
+    def __post_init__(self) -> None:
+        for flag, text, file in (
+            ("-sys", self.system_prompt, self.system_prompt_file),
+            ("--chat-template", self.chat_template, self.chat_template_file),
+        ):
+            if text is not None and file is not None:
+                raise click.UsageError(f"give {flag} as text or as a file, not both")
+
+    def mode(self, has_template: bool) -> Mode:
+        """What to do with a model.
+
+        A script never gets into a conversation by itself: only -cnv, -i or -st lead there without
+        a terminal. Text around what the user says takes the place of a chat format.
+        """
+        has_template = has_template or self._names_template
+        turns = self.interactive or self.interactive_first
+        by_itself = self.conversation is None and has_template and is_terminal()
+        if self.in_prefix or self.in_suffix or self.in_prefix_bos:
+            return "write" if turns or self.conversation or by_itself else "complete"
+        if self.conversation or (self.conversation is None and self.single_turn) or by_itself:
+            return "talk"
+        if turns:
+            return "talk" if self.conversation is None and has_template else "write"
+        if self.system_prompt is not None or self.system_prompt_file or self._names_template:
+            note("-sys and --chat-template are for conversations; -cnv makes this one")
+        return "complete"
+
+    @property
+    def _names_template(self) -> bool:
+        return self.chat_template is not None or self.chat_template_file is not None
+
+    def between(self) -> tuple[str, str]:
+        """What comes before and after what the user says."""
+        return self._read(self.in_prefix), self._read(self.in_suffix)
+
+    def _read(self, text: str) -> str:
+        """Text of the command line, with its escapes."""
+        if not self.escape:
+            return text
+        data = text.encode("utf-8", "surrogateescape")
+        return process_escapes(data).decode("utf-8", "replace")
+
+    def system(self) -> str:
+        """What the model is told first."""
+        if self.system_prompt_file is not None:
+            return self.system_prompt_file.read_text("utf-8", "replace").removesuffix("\n")
+        return self._read(self.system_prompt or "")
+
+    def template(self) -> str | None:
+        """Name or source of the chat format that was asked for."""
+        if self.chat_template_file is not None:
+            return self.chat_template_file.read_text("utf-8", "replace")
+        return self.chat_template
+
+
+def _json(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:
+    try:
+        values = json.loads(value or "{}")
+    except json.JSONDecodeError as error:
+        raise click.BadParameter(f"it is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise click.BadParameter('it is not a JSON object, such as {"enable_thinking": false}')
+    return values
+
+
+conversation_options = stack(
+    click.option(
+        "-cnv/-no-cnv",
+        "--conversation/--no-conversation",
+        "conversation",
+        default=None,
+        help="Talk with the model in its chat format, or complete one text.  [default: talk, if "
+        "the model has a chat template and stdin and stdout are a terminal]",
+    ),
+    click.option("-st", "--single-turn", is_flag=True, help="Talk for one turn, then exit."),
+    click.option("-sys", "--system-prompt", help="What the model is told first."),
+    click.option("-sysf", "--system-prompt-file", type=click.Path(path_type=Path)),
+    click.option(
+        "-i",
+        "--interactive",
+        is_flag=True,
+        help="Write one text in turns with the model; after -r it is your turn.",
+    ),
+    click.option(
+        "-if", "--interactive-first", is_flag=True, help="As -i, and the first turn is yours."
+    ),
+    click.option(
+        "-mli",
+        "--multiline-input",
+        is_flag=True,
+        help=r"Enter goes on to the next line; \ at a line's end sends.",
+    ),
+    click.option(
+        "--in-prefix", default="", help="Text before what you say; without a chat template."
+    ),
+    click.option("--in-prefix-bos", is_flag=True, help="A BOS token before that."),
+    click.option(
+        "--in-suffix", default="", help="Text after what you say; without a chat template."
+    ),
+    click.option(
+        "-co",
+        "--color",
+        type=click.Choice(["on", "off", "auto"]),
+        is_flag=False,
+        flag_value="on",
+        default="auto",
+        show_default=True,
+        help="Colour what you say; auto: in a terminal, unless NO_COLOR is set.",
+    ),
+    click.option("--simple-io", is_flag=True, help="No line editing and no history."),
+    click.option(
+        "--chat-template",
+        metavar="NAME|JINJA",
+        help="Chat format by llama.cpp's name (chatml, llama3, gemma, ...) or as a template.",
+    ),
+    click.option(
+        "--chat-template-file",
+        type=click.Path(path_type=Path),
+        help="A file that holds the template.",
+    ),
+    click.option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        callback=_json,
+        help='Values for the template, such as {"enable_thinking": false}.',
+    ),
+    ignored_option("--jinja"),
+    ignored_option("--no-jinja", why="templates are always read as Jinja"),
+)

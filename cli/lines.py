@@ -1,0 +1,114 @@
+"""What a user types: lines with editing and history in a terminal, plain lines from a pipe.
+
+    with LineReader(editing=True) as lines:
+        text = lines.read("> ")                    # None at the end of input
+
+History is kept in the user's state folder, 1000 lines of it. Ctrl-C raises KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+from types import ModuleType
+
+_MOST_LINES = 1000
+_BOLD_GREEN, _RESET = "\x1b[1m\x1b[32m", "\x1b[0m"
+
+
+class LineReader:
+    r"""Reads what a user says, in one line or several.
+
+    Args:
+        editing: with readline's keys and history, where there is readline.
+        color: show what is typed in bold green.
+        multiline: a line goes on until one ends in ``\``; else it goes on after one that does.
+    """
+
+    def __init__(
+        self, *, editing: bool = True, color: bool = False, multiline: bool = False
+    ) -> None:
+        self._multiline, self._color = multiline, color
+        self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self._readline = _find_readline() if editing and self._terminal else None
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")
+
+    def __enter__(self) -> LineReader:
+        if self._readline is not None:
+            with contextlib.suppress(OSError):
+                self._readline.read_history_file(str(_history()))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._readline is None:
+            return
+        with contextlib.suppress(OSError):  # a history is not worth an error
+            path = _history()
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            self._readline.set_history_length(_MOST_LINES)
+            self._readline.write_history_file(str(path))
+
+    def read(self, prompt: str) -> str | None:
+        r"""What the user says next, None at the end of input.
+
+        A ``/`` at the end of a line sends it as it is, without the slash, as in llama.cpp.
+        """
+        lines: list[str] = []
+        while True:
+            line = self._line(prompt if not lines else "")
+            if line is None:
+                return "\n".join(lines) if lines else None
+            goes_on = line.endswith("\\") != self._multiline
+            if line.endswith("\\"):
+                line = line[:-1]
+            elif self._multiline and line.endswith("/"):
+                line, goes_on = line[:-1], False
+            lines.append(line)
+            if not goes_on:
+                return "\n".join(lines)
+
+    def _line(self, prompt: str) -> str | None:
+        if not self._terminal:
+            line = sys.stdin.readline()
+            return line.rstrip("\r\n") if line else None
+        try:
+            return input(self._painted(prompt))
+        except EOFError:
+            return None
+        finally:
+            if self._color:
+                sys.stdout.write(_RESET)
+                sys.stdout.flush()
+
+    def _painted(self, prompt: str) -> str:
+        if not self._color:
+            return prompt
+        # readline counts the columns of what is not between \1 and \2
+        return f"{prompt}\1{_BOLD_GREEN}\2" if self._readline is not None else prompt + _BOLD_GREEN
+
+
+def _find_readline() -> ModuleType | None:
+    try:
+        import readline
+    except ImportError:  # Windows
+        return None
+    return readline
+
+
+def _history() -> Path:
+    from pyggml.env import user_state_dir
+
+    return user_state_dir("pyllama") / "history"
+
+
+def wants_color(choice: str) -> bool:
+    """Whether to colour, given ``on``, ``off`` or ``auto``."""
+    if choice != "auto":
+        return choice == "on"
+    from pyggml import env
+
+    return sys.stdout.isatty() and sys.stdin.isatty() and env.NO_COLOR.get() is None

@@ -1,0 +1,232 @@
+"""MUL_MAT_ID and ADD_ID: a matmul whose matrix each token picks, and the bias behind it.
+
+A chunk of MUL_MAT_ID is a range of 16-row groups times one use of an expert; where there are more
+uses than experts, times one expert, whose uses a launch before it has listed. At most 16 of their
+rows at a time are gathered into thread scratch, so that they pass through MUL_MAT's tile while the
+chunk's weights stay in cache. An id that names no expert writes nothing and reports an error.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ....dtype import GGMLType
+from ....jit import Kernel, inline, kernel
+from ....tensor import Tensor
+from ..abi import (
+    BAD_INDEX,
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    data,
+    first_row,
+    i32_ptr,
+    i64_ptr,
+    int_param,
+    nb,
+    ne,
+    nrows,
+    row_address,
+    set_error,
+)
+from ..buffer import is_repacked
+from ..layout import INTERLEAVED, Q8_BLOCK, ROWS, block_bytes, group_bytes
+from ..lowering import Launch, Lowering, byte_range, lowers
+from ..simd.element import F32, put, take
+from ..simd.interleave import pack_group
+from ..simd.tile import float_tile, q_tile
+from ..work import WorkRange
+from .quantize import add_quantize
+
+_QUANTIZED = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
+_GATHER = 16  # rows that are gathered at a time
+_TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
+_CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 while an expert's tokens pass
+# Parameters
+ROW_CHUNKS, LISTS, ACTIVATIONS, ROW_BYTES = range(4)
+
+
+@inline
+def _id(node, use):  # type: ignore[no-untyped-def]
+    """The expert of a use, counted over uses and tokens; -1 where there is no such expert."""
+    n_used = ne(node, DST, 1)
+    token = use // n_used
+    ids = data(node, SRC2) + token * nb(node, SRC2, 1) + (use - token * n_used) * nb(node, SRC2, 0)
+    expert = i32_ptr(ids)[0] + 0
+    return expert if 0 <= expert < ne(node, SRC0, 2) else -1
+
+
+@inline
+def _copy(source, target, n_words):  # type: ignore[no-untyped-def]
+    x, y = i32_ptr(source), i32_ptr(target)
+    for i in range(n_words):
+        y[i] = x[i]
+
+
+@kernel
+def list_uses(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """The uses by expert: the first place of each expert's and the end, then the uses in order."""
+    starts, n_expert = i64_ptr(int_param(node, 0)), ne(node, SRC0, 2)
+    order, uses = i64_ptr(int_param(node, 0) + 8 * (n_expert + 1)), nrows(node, DST)
+    for e in range(n_expert + 1):
+        starts[e] = 0
+    for use in range(uses):
+        e = _id(node, use)
+        if e < 0:
+            set_error(node, BAD_INDEX)
+        elif e + 2 <= n_expert:
+            starts[e + 2] += 1  # moved on by one while the uses are put down
+    for e in range(2, n_expert + 1):
+        starts[e] += starts[e - 1]
+    for use in range(uses):
+        e = _id(node, use)
+        if e >= 0:
+            order[starts[e + 1]] = use
+            starts[e + 1] += 1
+
+
+@cache
+def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
+    """The kernel of a weight type in the plain or the interleaved layout.
+
+    Scratch: a tile, the numbers of the gathered uses, their rows, and a packed group.
+    """
+    quantized = kind in _QUANTIZED
+    block = block_bytes(kind)
+    columns = GGMLType(kind).block_size
+
+    def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        row_chunks, row_bytes = int_param(node, ROW_CHUNKS), int_param(node, ROW_BYTES)
+        m, k, n_b, n_used = ne(node, DST, 0), ne(node, SRC0, 0), ne(node, SRC1, 1), ne(node, DST, 1)
+        groups, blocks, lists = (m + ROWS - 1) // ROWS, k // columns, int_param(node, LISTS)
+        unit = chunk // row_chunks
+        g0 = first_row(groups, chunk % row_chunks, row_chunks)
+        g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
+        order = i64_ptr(lists + 8 * (ne(node, SRC0, 2) + 1))
+        if lists == 0:
+            first, end, expert = unit, unit + 1, _id(node, unit)
+            if expert < 0:
+                set_error(node, BAD_INDEX)
+                return
+        else:
+            first, end, expert = i64_ptr(lists)[unit], i64_ptr(lists)[unit + 1], unit
+        listed = i64_ptr(scratch + _TILE_BYTES)
+        gathered = scratch + _TILE_BYTES + 8 * _GATHER
+        packed = gathered + _GATHER * row_bytes
+        if plain:
+            weights = data(node, SRC0) + expert * nb(node, SRC0, 2)
+        else:
+            weights = data(node, SRC0) + expert * groups * blocks * block
+        while first < end:
+            n = min(_GATHER, end - first)
+            for i in range(n):
+                use = first if lists == 0 else order[first + i]
+                token = use // n_used
+                row = (use - token * n_used) % n_b
+                if quantized:
+                    x = int_param(node, ACTIVATIONS) + (token * n_b + row) * row_bytes
+                else:
+                    x = data(node, SRC1) + token * nb(node, SRC1, 2) + row * nb(node, SRC1, 1)
+                _copy(x, gathered + i * row_bytes, row_bytes // 4)
+                listed[i] = use
+            first += n
+            for g in range(g0, g1):
+                row = g * ROWS
+                rows = min(ROWS, m - row)
+                if plain:
+                    w = packed
+                    stride = nb(node, SRC0, 1)
+                    pack_group(kind, weights + row * stride, stride, rows, k, packed)
+                else:
+                    w = weights + g * blocks * block
+                t = 0
+                while t < n:
+                    tokens = 4 if t + 4 <= n else 1
+                    x = gathered + t * row_bytes
+                    if tokens == 4:
+                        if quantized:
+                            q_tile(kind, 4, w, x, row_bytes, scratch, blocks)
+                        else:
+                            float_tile(kind, 4, w, block, x, row_bytes, scratch, 64, k)
+                    elif quantized:
+                        q_tile(kind, 1, w, x, row_bytes, scratch, blocks)
+                    else:
+                        float_tile(kind, 1, w, block, x, row_bytes, scratch, 64, k)
+                    for i in range(tokens):
+                        y = data(node, DST) + listed[t + i] * nb(node, DST, 1) + 4 * row
+                        _copy(scratch + 4 * ROWS * i, y, rows)
+                    t += tokens
+
+    made = kernel(mul_mat_id)
+    made.name = f"mul_mat_id_{GGMLType(kind).name.lower()}_{'plain' if plain else 'x16'}"
+    return made
+
+
+def _supports_mul_mat_id(node: Tensor) -> bool:
+    w, x = node.src[0], node.src[1]
+    assert w is not None and x is not None
+    return (
+        w.type in INTERLEAVED
+        and (w.is_contiguous_rows() or is_repacked(w))
+        and x.type is GGMLType.F32
+        and x.is_contiguous_rows()
+    )
+
+
+def _listed(low: Lowering, node: Tensor) -> WorkRange:
+    """Launch the listing of uses by expert into work memory."""
+    w, _, ids = node.src
+    assert w is not None and ids is not None
+    i = len(low.launches)
+    out = low.work.take(8 * (w.ne[2] + 1 + node.nrows), i)
+    reads, writes = [byte_range(ids)], [out.use(i)]
+    low.launches.append(Launch(list_uses, node, [out.address], 1, node, node.src, reads, writes))
+    return out
+
+
+@lowers("MUL_MAT_ID", _supports_mul_mat_id)
+def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
+    w, x = node.src[0], node.src[1]
+    assert w is not None and x is not None
+    plain, quantized = not is_repacked(w), w.type in _QUANTIZED
+    by_use = node.nrows <= w.ne[2]
+    act = [low.quantized(x, add_quantize)] if quantized else []
+    for made in act:
+        made.use(len(low.launches) + 1)  # the lists, made in between, must not take its memory
+    lists = [] if by_use else [_listed(low, node)]
+    row_bytes = w.ne[0] // 32 * Q8_BLOCK if quantized else 4 * w.ne[0]
+    one_group = group_bytes(w.type, w.ne[0])
+    groups = -(-w.ne[1] // ROWS)
+    row_chunks = max(1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * low.n_threads)))
+    addresses = [a[0].address if a else 0 for a in (lists, act)]
+    low.launch(
+        mul_mat_id_kernel(int(w.type), plain),
+        node,
+        [row_chunks, *addresses, row_bytes],
+        row_chunks * (node.nrows if by_use else w.ne[2]),
+        work=act + lists,
+        scratch=_TILE_BYTES + (8 + row_bytes) * _GATHER + (one_group if plain else 0),
+    )
+
+
+@kernel
+def add_id_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Rows of the result, front to back."""
+    n, n_used, total = ne(node, DST, 0), ne(node, DST, 1), nrows(node, DST)
+    for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+        token = r // n_used
+        ids = data(node, SRC2) + token * nb(node, SRC2, 1)
+        expert = i32_ptr(ids + (r - token * n_used) * nb(node, SRC2, 0))[0] + 0
+        if expert < 0 or expert >= ne(node, SRC1, 1):
+            set_error(node, BAD_INDEX)
+            continue
+        x, y = row_address(node, SRC0, r), row_address(node, DST, r)
+        z = data(node, SRC1) + expert * nb(node, SRC1, 1)
+        for i in range(n):
+            put(F32, y, i, take(F32, x, i) + take(F32, z, i))
+
+
+@lowers("ADD_ID")
+def _lower_add_id(low: Lowering, node: Tensor) -> None:
+    low.launch(add_id_f32, node, (), low.row_chunks(node))

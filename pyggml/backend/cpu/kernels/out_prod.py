@@ -1,0 +1,71 @@
+"""OUT_PROD: a row of the result is a sum of rows of ``a``, weighted by a column of ``b``.
+
+Access: the result's row stays in cache while the rows of ``a`` pass front to back; ``b`` is read
+with any strides. Quantized rows are decoded a block at a time, for each row of the result anew.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ....dtype import GGMLType
+from ....jit import Kernel, kernel
+from ....tensor import Tensor
+from ..abi import DST, SRC0, SRC1, data, f32_ptr, first_row, load_f32, nb, ne, nrows, row_address
+from ..lowering import Lowering, lowers
+from ..simd.block import BLOCK, TYPES, decode_block
+from ..simd.element import F16, F32, put, take
+
+_BLOCKS = tuple(int(t) for t in TYPES)
+
+
+@cache
+def out_prod_kernel(kind: int) -> Kernel:
+    """The kernel of ``a``'s type."""
+    blocks = kind in _BLOCKS
+    block_bytes = GGMLType(kind).type_size
+
+    def out_prod(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        m, p, n, total = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1), nrows(node, DST)
+        n2, n3 = ne(node, DST, 2), ne(node, DST, 3)
+        for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            rest = r // p
+            i1, i2, i3 = r - rest * p, rest % n2, rest // n2
+            x = data(node, SRC0) + i2 // (n2 // ne(node, SRC0, 2)) * nb(node, SRC0, 2)
+            x += i3 // (n3 // ne(node, SRC0, 3)) * nb(node, SRC0, 3)
+            weights = data(node, SRC1) + i1 * nb(node, SRC1, 0)
+            weights += i2 * nb(node, SRC1, 2) + i3 * nb(node, SRC1, 3)
+            y = row_address(node, DST, r)
+            total_row = f32_ptr(y)
+            for i in range(m):
+                total_row[i] = 0.0
+            for j in range(n):
+                w = load_f32(weights + j * nb(node, SRC1, 1))
+                row = x + j * nb(node, SRC0, 1)
+                if blocks:
+                    decoded = f32_ptr(scratch)
+                    for k in range(m // BLOCK):
+                        decode_block(kind, row + k * block_bytes, scratch)
+                        for i in range(BLOCK):
+                            total_row[BLOCK * k + i] += w * decoded[i]
+                else:
+                    for i in range(m):
+                        put(F32, y, i, total_row[i] + w * take(kind, row, i))
+
+    made = kernel(out_prod)
+    made.name = f"out_prod_{GGMLType(kind).name.lower()}"
+    return made
+
+
+def _supports(node: Tensor) -> bool:
+    a = node.src[0]
+    assert a is not None
+    return int(a.type) in (F32, F16, *_BLOCKS) and a.is_contiguous_rows()
+
+
+@lowers("OUT_PROD", _supports)
+def _lower_out_prod(low: Lowering, node: Tensor) -> None:
+    a = node.src[0]
+    assert a is not None
+    chunks = max(1, min(node.nrows, node.nelements * a.ne[1] // (1 << 16), 8 * low.n_threads))
+    low.launch(out_prod_kernel(int(a.type)), node, (), chunks, scratch=4 * BLOCK)

@@ -1,0 +1,41 @@
+"""Half-float activations as float32 in work memory: what F16 and F32 weights are multiplied with.
+
+    low.widened(x, add_widen)                      # in a lowering: made once for all readers
+
+Access: rows front to back, written without gaps.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ....dtype import GGMLType
+from ....jit import Kernel, kernel
+from ....tensor import Tensor
+from ..abi import SRC0, first_row, int_param, ne, nrows, row_address
+from ..lowering import Launch, Lowering, byte_range
+from ..simd.element import F32, put, take
+from ..work import WorkRange
+
+
+@cache
+def widen_kernel(kind: int) -> Kernel:
+    """The kernel of a half-float type. Parameter: the address of the result."""
+
+    def widen(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        n, total = ne(node, SRC0, 0), nrows(node, SRC0)
+        for row in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            x, y = row_address(node, SRC0, row), int_param(node, 0) + 4 * n * row
+            for i in range(n):
+                put(F32, y, i, take(kind, x, i))
+
+    made = kernel(widen)
+    made.name = f"widen_{GGMLType(kind).name.lower()}"
+    return made
+
+
+def add_widen(low: Lowering, x: Tensor, out: WorkRange) -> None:
+    """Launch the conversion of ``x`` (F16 or BF16, rows without gaps) into ``out``."""
+    reads, writes = [byte_range(x)], [out.use(len(low.launches))]
+    made = widen_kernel(int(x.type))
+    low.launches.append(Launch(made, x, [out.address], low.row_chunks(x), x, (x,), reads, writes))

@@ -1,0 +1,176 @@
+"""When each chunk of a program ran, and on which thread.
+
+    runs = trace(program, n_threads=2, repeats=5)
+    runs[0].wall_ns, runs[0].launches[3].launch.kernel.name, runs[0].start_ns[7], runs[0].thread[7]
+
+The pool knows nothing of this: a traced program is the same program with another table of launches,
+whose kernel stamps the cycle counter, calls the real one and stamps again. So an untraced run pays
+nothing, and a traced one about 0.1 us a chunk. Runs a program again on the inputs that it has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import ComputeError
+from .loop import H_LAUNCHES, H_N_PHASES, H_PHASES, LAUNCH_WORDS, PHASE_WORDS
+from .lowering import Launch
+from .pool import get_pool
+from .program import Program
+from .stamp import STAMP_WORDS, read_cycles, traced_chunk
+
+_ALIGN_S = 0.005  # the least time between two looks at both clocks
+
+Longs = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class TracedLaunch:
+    """A launch, the phase it ran in (counted over the program), and where its chunks are."""
+
+    launch: Launch
+    phase: int
+    first: int
+
+
+@dataclass(frozen=True, eq=False)
+class RunTrace:
+    """One run.
+
+    Attributes:
+        launches: in order of phases; ``start_ns[first + i]`` is chunk ``i`` of one.
+        start_ns, end_ns: of each chunk, from the run's begin.
+        thread: who ran it; 0 is the caller. -1: nobody, the run was stopped.
+    """
+
+    launches: tuple[TracedLaunch, ...]
+    start_ns: npt.NDArray[np.float64]
+    end_ns: npt.NDArray[np.float64]
+    thread: npt.NDArray[np.int64]
+    n_threads: int
+
+    @property
+    def wall_ns(self) -> float:
+        """From the first chunk's begin to the last one's end."""
+        return float(self.end_ns.max() - self.start_ns.min()) if len(self.end_ns) else 0.0
+
+    @property
+    def busy_ns(self) -> float:
+        """Time of all threads inside of kernels."""
+        return float((self.end_ns - self.start_ns).sum())
+
+
+class _TracedProgram:
+    """A program with stamps; what ``Pool.run`` needs of one."""
+
+    def __init__(self, program: Program) -> None:
+        self.scratch_bytes, self.seconds = program.scratch_bytes, float("inf")
+        self.launches: list[TracedLaunch] = []
+        self._keep: list[object] = [program]
+        self._segments: list[tuple[Callable[[], None] | None, int]] = []
+        order = _launches(program)
+        n_chunks = sum(launch.chunks for part, _ in order for phase in part for launch in phase)
+        self.stamps: Longs = np.zeros((n_chunks, STAMP_WORDS), np.int64)
+        first = phase_number = 0
+        for phases, header in order:
+            if header == 0:
+                ((launch,),) = phases
+                self.launches.append(TracedLaunch(launch, phase_number, first))
+                self._segments.append((self._call(launch, first), 0))
+                first, phase_number = first + 1, phase_number + 1
+                continue
+            begin = first
+            for phase in phases:
+                for launch in phase:
+                    self.launches.append(TracedLaunch(launch, phase_number, first))
+                    first += launch.chunks
+                phase_number += 1
+            self._segments.append((None, self._encode(header, begin)))
+
+    def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]:
+        """As a program's."""
+        yield from self._segments
+
+    def _call(self, launch: Launch, at: int) -> Callable[[], None]:
+        def call() -> None:
+            assert launch.python is not None
+            begin = read_cycles()
+            launch.python()
+            self.stamps[at] = begin, read_cycles(), 0
+
+        return call
+
+    def _encode(self, header: int, first: int) -> int:
+        """A header like ``header`` whose launches go through ``traced_chunk``."""
+        words = _words(header, 3)
+        n_phases = int(words[H_N_PHASES])
+        phases = _words(int(words[H_PHASES]), n_phases * PHASE_WORDS).reshape(-1, PHASE_WORDS)
+        n = int(phases[-1, 0] + phases[-1, 1])
+        table = _words(int(words[H_LAUNCHES]), n * LAUNCH_WORDS).reshape(-1, LAUNCH_WORDS).copy()
+        records = np.zeros((n, 3), np.int64)
+        records[:, :2] = table[:, :2]
+        starts = first + np.cumsum(table[:, 2]) - table[:, 2]
+        records[:, 2] = self.stamps.ctypes.data + 8 * STAMP_WORDS * starts
+        table[:, 0] = traced_chunk.address
+        table[:, 1] = records.ctypes.data + 8 * 3 * np.arange(n)
+        made = words.copy()
+        made[H_LAUNCHES] = table.ctypes.data
+        self._keep.append((table, records, made))
+        return int(made.ctypes.data)
+
+
+def trace(program: Program, n_threads: int, repeats: int = 1) -> list[RunTrace]:
+    """Run a program some times, on the inputs of its last run.
+
+    Raises:
+        ComputeError: this machine has no cycle counter, or a kernel failed.
+        Aborted: the compute was stopped.
+    """
+    traced, pool = _TracedProgram(program), get_pool()
+    runs: list[tuple[Longs, list[int]]] = []
+    before = time.perf_counter_ns(), read_cycles()
+    for _ in range(repeats):
+        traced.stamps[:] = 0
+        pool.run(traced, n_threads)
+        runs.append((traced.stamps.copy(), pool.scratch_addresses()))
+    while time.perf_counter_ns() - before[0] < 1e9 * _ALIGN_S:
+        pass
+    elapsed, counted = time.perf_counter_ns() - before[0], read_cycles() - before[1]
+    if counted <= 0:
+        raise ComputeError("this machine has no cycle counter that a program may read: no trace")
+    return [_run_trace(traced, n_threads, *run, elapsed / counted) for run in runs]
+
+
+def _run_trace(
+    traced: _TracedProgram, n_threads: int, stamps: Longs, scratch: list[int], ns: float
+) -> RunTrace:
+    ran = stamps[:, 1] != 0
+    origin = int(stamps[ran, 0].min()) if ran.any() else 0
+    times = np.where(ran[:, None], stamps[:, :2] - origin, 0) * ns
+    numbers = {address: i for i, address in enumerate(scratch)} | {0: 0}
+    thread = np.array([numbers.get(int(s), 0) for s in stamps[:, 2]], np.int64)
+    thread[~ran] = -1
+    return RunTrace(
+        tuple(traced.launches), times[:, 0].copy(), times[:, 1].copy(), thread, n_threads
+    )
+
+
+def _launches(program: Program) -> list[tuple[list[list[Launch]], int]]:
+    """Launches by phase of each part, and the part's header (0: a Python callable)."""
+    python = iter([launch for launch in program.launches if launch.python is not None])
+    return [
+        ([[next(python)]], 0)
+        if call is not None
+        else ([phase.launches for phase in phases], header)
+        for call, phases, header in program.parts()
+    ]
+
+
+def _words(address: int, n: int) -> Longs:
+    return np.ctypeslib.as_array((ctypes.c_int64 * n).from_address(address))

@@ -1,0 +1,128 @@
+"""How long each node of a run took, from traces of it.
+
+    times = node_times(trace(program, n_threads=2, repeats=20))
+    times[node].ns, times[node].share, times[node].kernels
+
+A launch's time is its share of the wall time of its phase, so that the times of all nodes sum up to
+the run's; the median over the runs counts. It belongs to the last node that the launch computes:
+nodes that are fused into it have none of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tensor import Tensor
+from .label import printable
+
+if TYPE_CHECKING:
+    from ..backend.cpu.trace import RunTrace
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """The time of one node.
+
+    Attributes:
+        ns: wall time; busy_ns: time of all threads in its kernels.
+        share: of the run's wall time.
+        fused: the nodes before it that its launch computes too.
+    """
+
+    ns: float
+    busy_ns: float
+    share: float
+    chunks: int
+    kernels: tuple[str, ...]
+    fused: tuple[Tensor, ...]
+
+    @property
+    def us(self) -> float:
+        return self.ns / 1e3
+
+
+Times = Mapping[Tensor, NodeTime]
+
+
+def node_times(runs: Sequence[RunTrace]) -> dict[Tensor, NodeTime]:
+    """Times of the nodes that launches end in, in the order of execution."""
+    walls = np.median([_wall_ns(run) for run in runs], axis=0)
+    busy = np.median([_busy_ns(run) for run in runs], axis=0)
+    total = max(float(walls.sum()), 1e-9)
+    times: dict[Tensor, NodeTime] = {}
+    for traced, ns, busy_ns in zip(runs[0].launches, walls, busy, strict=True):
+        launch = traced.launch
+        *fused, node = launch.nodes or (launch.node,)
+        name = "Python" if launch.kernel is None else launch.kernel.name
+        old = times.get(node, NodeTime(0.0, 0.0, 0.0, 0, (), ()))
+        times[node] = NodeTime(
+            old.ns + float(ns),
+            old.busy_ns + float(busy_ns),
+            old.share + float(ns) / total,
+            old.chunks + launch.chunks,
+            (*old.kernels, name),
+            tuple(dict.fromkeys((*old.fused, *fused))),
+        )
+    return times
+
+
+def fused_into(times: Times) -> dict[Tensor, Tensor]:
+    """The node that a fused one's time belongs to."""
+    return {part: node for node, time in times.items() for part in time.fused}
+
+
+def summed(parts: Sequence[NodeTime]) -> NodeTime:
+    """Several nodes as one: a layer, or a node of layers that are drawn once."""
+    return NodeTime(
+        sum(p.ns for p in parts),
+        sum(p.busy_ns for p in parts),
+        sum(p.share for p in parts),
+        sum(p.chunks for p in parts),
+        tuple(dict.fromkeys(k for p in parts for k in p.kernels)),
+        tuple(dict.fromkeys(t for p in parts for t in p.fused)),
+    )
+
+
+def duration(ns: float) -> str:
+    """``12.3 us`` or ``4.56 ms``."""
+    return f"{ns / 1e6:.2f} ms" if ns >= 1e6 else f"{ns / 1e3:.1f} us"
+
+
+def times_table(times: Times, n: int = 15) -> str:
+    """The slowest nodes as text, without a final newline."""
+    rows = sorted(times.items(), key=lambda item: -item[1].ns)[:n]
+    width = max((len(printable(node.name)) for node, _ in rows), default=4)
+    lines = [f"{'node':<{width}}  {'time':>9}  share  kernels"]
+    for node, time in rows:
+        kernels = " + ".join(dict.fromkeys(time.kernels))
+        fused = ", ".join(printable(t.name) for t in time.fused)
+        line = f"{printable(node.name):<{width}}  {duration(time.ns):>9}  {time.share:5.1%}"
+        lines.append(f"{line}  {kernels}{f'  (with {fused})' if fused else ''}")
+    total = sum(time.ns for time in times.values())
+    return "\n".join((*lines, f"{len(times)} nodes with a time of their own: {duration(total)}"))
+
+
+def _busy_ns(run: RunTrace) -> npt.NDArray[np.float64]:
+    spent = run.end_ns - run.start_ns
+    return np.array([spent[la.first : la.first + la.launch.chunks].sum() for la in run.launches])
+
+
+def _wall_ns(run: RunTrace) -> npt.NDArray[np.float64]:
+    """The time from a phase's begin to the next one's, shared out by busy time."""
+    starts: list[float] = []
+    for la in run.launches:
+        begin = float(run.start_ns[la.first : la.first + la.launch.chunks].min())
+        if la.phase == len(starts):
+            starts.append(begin)
+        starts[-1] = min(starts[-1], begin)
+    lengths = np.diff([*starts, float(run.end_ns.max())])
+    phases = np.array([la.phase for la in run.launches])
+    busy = _busy_ns(run)
+    in_phase = np.bincount(phases, busy, len(starts))
+    wall: npt.NDArray[np.float64] = busy / np.maximum(in_phase[phases], 1e-9) * lengths[phases]
+    return wall

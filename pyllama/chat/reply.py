@@ -1,0 +1,103 @@
+"""One turn of the model's: from the tokens of a dialogue to text, piece by piece.
+
+    reply = Reply(Settings(params, stop=("User:",)))
+    for text in reply.stream(state, tokens): print(text, end="")
+    reply.text, reply.tokens, reply.ended
+
+Only the tokens that ``state`` does not hold are evaluated. A stream may be left or closed at any
+point; the reply then holds what there is. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..evaluated import Evaluated
+from ..generate import check_prompt
+from ..sampling import Chain, SamplingParams
+from ..stopping import StopStrings
+from ..tokenizer import TokenStream
+from ..turns import Sampling, steps
+
+Ended = Literal["", "eog", "stop", "length", "full"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How replies are made.
+
+    Args:
+        params: how tokens are chosen.
+        n_predict: tokens at most; negative for as many as the context takes.
+        stop: texts that end a reply.
+        show_stop: keep the text that ended it; else it is not part of the reply.
+        special: spell special tokens out.
+    """
+
+    params: SamplingParams
+    n_predict: int = -1
+    stop: tuple[str, ...] = ()
+    show_stop: bool = False
+    special: bool = False
+
+
+@dataclass
+class Reply:
+    """A reply, as far as it is made.
+
+    Attributes:
+        text, tokens: what was made; the end-of-generation token is in neither.
+        ended: by an end-of-generation token, a stop text, the number of tokens, a full context;
+            empty while it is made, or where it was left.
+    """
+
+    settings: Settings
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    ended: Ended = ""
+
+    def stream(
+        self, state: Evaluated, tokens: Sequence[int], stop: Sequence[str] = ()
+    ) -> Iterator[str]:
+        """Make it; the text comes in whole characters.
+
+        Args:
+            stop: more texts that end it, never shown.
+
+        Raises:
+            ContextFull, BatchError: at the first step; there is no room for a reply.
+            Aborted: the decode was stopped.
+        """
+        for piece in self._pieces(state, list(tokens), tuple(stop)):
+            if piece:
+                self.text += piece
+                yield piece
+
+    def _pieces(self, state: Evaluated, ids: list[int], stop: tuple[str, ...]) -> Iterator[str]:
+        check_prompt(len(ids), 0, state.context.n_ctx, min_room=1)
+        settings, model = self.settings, state.context.model
+        decoder = TokenStream(model.tokenizer, settings.special)
+        stops = StopStrings((*settings.stop, *stop))
+        chain = Chain(settings.params, model.hparams.n_vocab, model.tokenizer.eog)
+        if settings.n_predict == 0:
+            self.ended = "length"
+            return
+        for token in steps(state, ids, Sampling(chain, state.timings)):
+            if model.tokenizer.is_eog(token):
+                self.ended = "eog"
+                break
+            self.tokens.append(token)
+            text, stopped = stops.push(decoder.push(token))
+            yield text
+            if stopped:
+                self.ended = "stop"
+                yield stops.matched or "" if settings.show_stop else ""
+                return
+            if len(self.tokens) == settings.n_predict:
+                self.ended = "length"
+                break
+        self.ended = self.ended or "full"
+        text, _ = stops.push(decoder.flush())
+        yield text + stops.flush()

@@ -1,0 +1,95 @@
+"""FLASH_ATTN_EXT: a token's bits depend on its keys alone, however they are read or spread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyggml import ops
+from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
+from pyggml.backend.cpu.kernels import attention
+from pyggml.backend.cpu.pool import get_pool
+from pyggml.backend.cpu.program import compile_program
+from pyggml.backend.cpu.simd.kv_row import KINDS
+from pyggml.backend.cpu.work import WorkStore
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.quants import from_float
+from pyggml.tensor import Tensor
+
+Array = npt.NDArray[Any]
+HD, HEADS, KV_HEADS, CELLS, LIST, SEQS = 64, 6, 2, 900, 290, 3
+F16, Q8_0, BF16, F32 = GGMLType.F16, GGMLType.Q8_0, GGMLType.BF16, GGMLType.F32
+RNG = np.random.default_rng(0)
+K, V = (RNG.standard_normal((1, KV_HEADS, CELLS, HD)).astype(np.float32) for _ in range(2))
+Q = RNG.standard_normal((HEADS, 24, HD)).astype(np.float32)
+LISTS = np.stack(
+    [np.stack([RNG.permutation(CELLS)[:LIST], np.arange(LIST)], -1) for _ in range(SEQS)]
+).astype(np.int32)
+DIRECT, PACKED = 1 << 30, 0
+
+
+def rows_of(t: int, in_turn: bool) -> list[int]:
+    """Tokens at the ends of lists; sequences in turn, or in runs of eight."""
+    end = LIST - 3 * (23 - t) % LIST
+    return [t % SEQS if in_turn else t // 8, max(0, end - 270), end, end - 1]
+
+
+def attend(
+    kinds: tuple[GGMLType, GGMLType], tokens: list[int], n_threads: int = 1, in_turn: bool = True,
+    dense: bool = False,
+) -> Array:  # fmt: skip
+    """float32[tokens, heads * hd]."""
+    ctx = Context()
+    caches: list[Tensor] = []
+    for kind, values in zip(kinds, (K, V), strict=True):
+        cache = ctx.new_tensor_3d(kind, HD, CELLS, KV_HEADS)
+        from_float(cache, values)
+        caches.append(cache)
+    q = ctx.from_numpy(np.ascontiguousarray(Q[:, tokens]))
+    if dense:
+        mask = np.where(np.arange(CELLS) <= 600 + 9 * np.array(tokens)[:, None], 0, -np.inf)
+        last = ctx.from_numpy(mask.astype(np.float32))
+        node = ops.flash_attn_ext(ctx, q, *caches, last, 0.125)
+    else:
+        rows = np.array([rows_of(t, in_turn) for t in tokens], np.int32)
+        lists = [ctx.from_numpy(x) for x in (LISTS, rows)]
+        node = ops.flash_attn_cells(ctx, q, *caches, *lists, 0.125)
+    graph = CGraph()
+    graph.build_forward_expand(node)
+    program = compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
+    get_pool().run(program, n_threads)
+    return node.numpy().reshape(len(tokens), -1).copy()
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [*((k, k) for k in KINDS), (Q8_0, F16), (BF16, Q8_0), (F32, BF16)],
+    ids=lambda p: "-".join(k.name for k in p),
+)
+def test_bits_depend_on_the_token_alone(
+    kinds: tuple[GGMLType, GGMLType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for in_turn in (True, False):
+        alone = np.concatenate([attend(kinds, [t], 1, in_turn) for t in range(24)])
+        for limit in (DIRECT, PACKED, 9):
+            monkeypatch.setattr(attention, "_direct_rows", lambda k, v, limit=limit: limit)
+            for i, n in enumerate((1, 2, 3, 8, 9, 24)):
+                first = 24 - n  # where the lists are long
+                got = attend(kinds, list(range(first, 24)), 1 + i % 3, in_turn)
+                assert got.tobytes() == alone[first:].tobytes(), (limit, n, in_turn)
+            monkeypatch.undo()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+def test_the_dense_form_too(kind: GGMLType, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = np.concatenate([attend((kind, kind), [t], dense=True) for t in range(24)])
+    for limit in (DIRECT, PACKED, 9):
+        monkeypatch.setattr(attention, "_direct_rows", lambda k, v, limit=limit: limit)
+        for n_threads, n in ((1, 5), (2, 9), (3, 24)):
+            got = attend((kind, kind), list(range(n)), n_threads, dense=True)
+            assert got.tobytes() == alone[:n].tobytes(), (limit, n)

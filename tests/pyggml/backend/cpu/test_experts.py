@@ -1,0 +1,92 @@
+"""MUL_MAT_ID: MUL_MAT's bits, for every batch, thread count and layout; and what ids may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyggml import ops
+from pyggml.alloc.tallocr import alloc_ctx_tensors
+from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
+from pyggml.backend.cpu.buffer import REPACK
+from pyggml.backend.cpu.layout import INTERLEAVED
+from pyggml.backend.cpu.pool import get_pool
+from pyggml.backend.cpu.program import compile_program
+from pyggml.backend.cpu.work import WorkStore
+from pyggml.buffer import HOST
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.errors import ComputeError
+from pyggml.quants import quantize
+from pyggml.tensor import Tensor
+
+Array = npt.NDArray[Any]
+K, M, N_EXPERT, N_USED = 96, 83, 5, 2  # columns, and rows with a part of a group
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((70, K)).astype(np.float32)
+IDS = np.stack([RNG.permutation(N_EXPERT)[:N_USED] for _ in X]).astype(np.int32)
+
+
+def compute(node: Tensor, n_threads: int) -> Array:
+    graph = CGraph()
+    graph.build_forward_expand(node)
+    program = compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
+    get_pool().run(program, n_threads)
+    return node.numpy().copy()
+
+
+def stack(kind: GGMLType, buft: Any, *ne: int) -> Tensor:
+    """The experts' weights, as one matrix or as many."""
+    weights = Context(no_alloc=True)
+    values = np.random.default_rng(int(kind)).standard_normal((N_EXPERT * M, K)).astype(np.float32)
+    w = weights.new_tensor(kind, ne)
+    buffer = alloc_ctx_tensors(weights, buft)
+    buffer.set_tensor(w, quantize(values, kind).reshape(-1).view(np.uint8))
+    return w
+
+
+def product(
+    kind: GGMLType, n: int, n_threads: int = 1, buft: Any = REPACK, ids: Array = IDS
+) -> Array:
+    """The first ``n`` tokens through their experts, [n, N_USED, M]."""
+    ctx, w = Context(), stack(kind, buft, K, M, N_EXPERT)
+    x = ctx.from_numpy(X[:n, None])
+    node = ops.mul_mat_id(ctx, w, x, ctx.from_numpy(ids[:n]))
+    return compute(node, n_threads).reshape(n, N_USED, M)
+
+
+@pytest.mark.parametrize("kind", INTERLEAVED, ids=lambda t: t.name)
+def test_bits_are_those_of_one_token_alone_and_of_mul_mat(kind: GGMLType) -> None:
+    whole = product(kind, len(X))
+    for i, n in enumerate((1, 2, 3, 5, 17, 64, 70)):
+        for buft in (REPACK, HOST):
+            got = product(kind, n, 1 + i % 3, buft)
+            assert got.tobytes() == whole[:n].tobytes(), (n, buft.name)
+    ctx, w = Context(), stack(kind, REPACK, K, M * N_EXPERT)
+    every = compute(ops.mul_mat(ctx, w, ctx.from_numpy(X)), 2).reshape(len(X), N_EXPERT, M)
+    assert np.take_along_axis(every, IDS[..., None], 1).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("bad", [-1, N_EXPERT, 2**31 - 1])
+@pytest.mark.parametrize("n", [1, 70])
+def test_an_id_that_names_no_expert_is_an_error(bad: int, n: int) -> None:
+    ids = IDS.copy()
+    ids[n - 1, 1] = bad
+    with pytest.raises(ComputeError, match="MUL_MAT_ID"):
+        product(GGMLType.Q8_0, n, 2, ids=ids)
+    ctx = Context()
+    bias = ctx.from_numpy(np.ones((N_EXPERT, M), np.float32))
+    x = ctx.from_numpy(np.zeros((n, N_USED, M), np.float32))
+    with pytest.raises(ComputeError, match="ADD_ID"):
+        compute(ops.add_id(ctx, x, bias, ctx.from_numpy(ids[:n])), 2)
+
+
+def test_ids_may_repeat_and_experts_may_be_unused() -> None:
+    ids = np.full_like(IDS, 3)
+    got = product(GGMLType.Q8_0, 70, 2, ids=ids)
+    assert np.array_equal(got[:, 0], got[:, 1])
+    assert got[:1].tobytes() == product(GGMLType.Q8_0, 1, ids=ids).tobytes()

@@ -1,0 +1,29 @@
+"""The page of ops is made from the declarations, and says why an op of ggml is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyggml import op_table
+from pyggml.ggml_ops import GGML_OPS, REASONS
+from pyggml.ops import OPS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
+    assert page.endswith(op_table.markdown()), "run: python -m pyggml.op_table > docs/ops.md"
+
+
+def test_missing_ops_have_a_reason_and_only_they() -> None:
+    assert len(GGML_OPS) == len(set(GGML_OPS)) == 101
+    assert set(REASONS) <= set(GGML_OPS)
+    stale = set(REASONS) & set(OPS)
+    assert not stale, f"remove from REASONS: {stale}"
+
+
+def test_every_case_can_be_built_without_memory() -> None:
+    for op in OPS.values():
+        for case in op.cases:
+            assert op_table.case_node(op, case).op is op

@@ -1,0 +1,131 @@
+"""Turns on a fake context: what is evaluated, what is said, what an interrupt leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyggml.errors import Aborted
+from pyllama.chat.builtin import FORMATS
+from pyllama.chat.conversation import Conversation
+from pyllama.chat.formats import ChatFormat
+from pyllama.chat.reply import Reply, Settings
+from pyllama.chat.transcript import Transcript
+from pyllama.errors import ContextFull
+from pyllama.evaluated import Evaluated
+from pyllama.sampling import SamplingParams
+from pyllama.timings import Timings
+
+from ..fake_context import EOS, TOKENIZER, FakeContext, FakeModel, ids
+
+GREEDY = Settings(SamplingParams(temp=0))
+
+
+def state_of(text: str, n_ctx: int = 256) -> Any:
+    context: Any = FakeContext(FakeModel(text), n_ctx=n_ctx)
+    return Evaluated(context, logits_all=False, timings=Timings())
+
+
+def talk(state: Evaluated, name: str = "vicuna", **options: Any) -> Conversation:
+    return Conversation(state, ChatFormat(name, FORMATS[name], TOKENIZER), **options)
+
+
+def said(dialogue: Conversation | Transcript, settings: Settings = GREEDY) -> str:
+    return "".join(dialogue.reply(settings))
+
+
+def test_only_what_is_new_is_evaluated() -> None:
+    state = state_of("USER: Hi\nASSISTANT: naïve 🙂")
+    dialogue = talk(state)
+    dialogue.say("Hi")
+    assert said(dialogue) == " naïve 🙂"
+    held = state.n_tokens
+    assert held == len(ids("USER: Hi\nASSISTANT: naïve 🙂"))
+    decoded = state.context.decoded
+    decoded.clear()
+    dialogue.say("And?")
+    said(dialogue, Settings(SamplingParams(temp=0), n_predict=1))
+    assert decoded == [len(TOKENIZER.encode("\nUSER: And?\nASSISTANT:", False)) + 1]
+    assert state.ids()[held] == EOS
+    assert [m["role"] for m in dialogue.messages] == ["user", "assistant", "user", "assistant"]
+
+
+def test_regenerate_and_clear() -> None:
+    dialogue = talk(state_of("SYSTEM: s\nUSER: Hi\nASSISTANT: x"), "vicuna-orca", system="s")
+    assert not dialogue.can_regenerate()
+    dialogue.unsay()
+    dialogue.say("Hi")
+    first = said(dialogue)
+    assert dialogue.messages[-1]["content"] == "x"  # the format writes the space
+    assert first == " x" and dialogue.can_regenerate()
+    dialogue.unsay()
+    assert not dialogue.can_regenerate()
+    assert said(dialogue) == first
+    dialogue.clear()
+    assert [m["content"] for m in dialogue.messages] == ["s"]
+
+
+def test_a_reply_that_is_left_counts_as_far_as_it_was_shown() -> None:
+    dialogue = talk(state_of("USER: Hi\nASSISTANT: a long reply"))
+    dialogue.say("Hi")
+    stream = dialogue.reply(GREEDY)
+    shown = "".join(next(stream) for _ in range(7))
+    stream.close()  # type: ignore[attr-defined]
+    assert dialogue.messages[-1] == {"role": "assistant", "content": shown.lstrip()}
+    dialogue.say("Go on")
+    assert isinstance(said(dialogue, Settings(SamplingParams(temp=0), n_predict=2)), str)
+
+
+def test_an_abort_while_the_prompt_is_read_says_nothing() -> None:
+    state = state_of("USER: Hi\nASSISTANT: x")
+    dialogue = talk(state)
+    dialogue.say("Hi")
+    state.context.fail_after = 0
+    with pytest.raises(Aborted):
+        said(dialogue)
+    assert not dialogue.can_regenerate()
+    assert said(dialogue) == " x"
+
+
+def test_how_replies_end() -> None:
+    prompt = ids("ab")
+    for settings, stop, text, ended in (
+        (GREEDY, (), "cd. End", "eog"),
+        (Settings(SamplingParams(temp=0), n_predict=2), (), "cd", "length"),
+        (Settings(SamplingParams(temp=0), n_predict=0), (), "", "length"),
+        (Settings(SamplingParams(temp=0), stop=(". E",)), (), "cd", "stop"),
+        (Settings(SamplingParams(temp=0), stop=(". E",), show_stop=True), (), "cd. E", "stop"),
+        (GREEDY, ("d.",), "c", "stop"),
+    ):
+        reply = Reply(settings)
+        assert "".join(reply.stream(state_of("abcd. End"), prompt, stop)) == text == reply.text
+        assert reply.ended == ended
+    full = Reply(GREEDY)
+    assert "".join(full.stream(state_of("abcdefgh", n_ctx=6), prompt)) == "cdef"
+    assert full.ended == "full"
+    with pytest.raises(ContextFull):
+        list(Reply(GREEDY).stream(state_of("abcd", n_ctx=3), prompt))
+
+
+def test_a_transcript_grows_by_turns() -> None:
+    state = state_of("Bob: Hi. User: Who? Bob: Me. User:")
+    dialogue = Transcript(state, "Bob: Hi.", between=(" ", " Bob:"))
+    stops = Settings(SamplingParams(temp=0), stop=("User:",), show_stop=True)
+    assert said(dialogue, stops) == " User:"
+    state.context.decoded.clear()
+    dialogue.say("Who?")
+    assert said(dialogue, stops) == " Me. User:"
+    assert state.context.decoded[0] == len(" Who? Bob:") + 1
+    assert dialogue.can_regenerate()
+    dialogue.unsay()
+    assert said(dialogue, stops) == " Me. User:"
+    dialogue.say("")
+    assert not dialogue.can_regenerate()
+    dialogue.clear()
+    assert said(dialogue, stops) == " User:"
+
+
+def test_a_transcript_that_ends_goes_on_with_the_users_name() -> None:
+    dialogue = Transcript(state_of("a b"), "a")
+    assert said(dialogue, Settings(SamplingParams(temp=0), stop=("\nUser:",))) == " b\nUser:"
