@@ -155,6 +155,26 @@ def test_nodes_follow_their_weights(on_device: bool) -> None:
     np.testing.assert_array_equal(to_numpy(y), np.full((1, 1, 4, 8), 32.0))
 
 
+def test_what_another_split_reads_is_not_fused_away() -> None:
+    ctx = Context(no_alloc=True)
+    x = input_of(ctx)
+    norm = ops.rms_norm(ctx, x)
+    scaled = ops.scale(ctx, norm, 2.0)
+    graph = graph_of(product := ops.mul(ctx, norm, x), scaled)  # norm and mul could be one kernel
+    sched = Sched([FakeDevice({"SCALE"}), HostOnly()])
+    prefer(sched, graph)
+    sched.alloc_graph(graph)
+    assert [[n.op.name for n in s.nodes if n.op] for s in sched.splits] == [
+        ["RMS_NORM", "MUL"], ["SCALE"],
+    ]  # fmt: skip
+    x.set(np.arange(256) + 1)
+    sched.graph_compute(graph)
+    rows = np.arange(256.0).reshape(4, 64) + 1
+    want = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(to_numpy(scaled)[0, 0], 2 * want, rtol=1e-5)
+    np.testing.assert_allclose(to_numpy(product)[0, 0], rows * want, rtol=1e-5)
+
+
 def test_nodes_follow_a_view_of_a_cache() -> None:
     cache, ctx = Context(), Context(no_alloc=True)
     device = FakeDevice()
@@ -200,6 +220,27 @@ def test_the_reference_takes_what_the_others_lack() -> None:
     assert [b.name for b in took if b] == ["fake", "reference", "cpu"]
     with pytest.raises(UnsupportedOp, match=r"\(fake, cpu\) computes '.*' = SOFT_MAX"):
         Sched([FakeDevice({"RMS_NORM"}), HostOnly({"ADD"})]).alloc_graph(norm_soft_max_add())
+
+
+@pytest.mark.parametrize("lacks", ["CPY", "SCALE"])
+def test_a_computed_tensor_lives_where_all_that_write_it_can_be_run(lacks: str) -> None:
+    ctx = Context(no_alloc=True)
+    x, y = input_of(ctx), input_of(ctx, name="y")
+    target = ops.scale(ctx, x, 2.0)
+    graph = CGraph()
+    graph.build_forward_expand(target)
+    graph.build_forward_expand(write := ops.cpy(ctx, y, target))
+    graph.build_forward_expand(result := ops.cont(ctx, write))
+    device, host = FakeDevice({"CPY", "SCALE", "CONT"} - {lacks}), HostOnly()
+    sched = Sched([device, host])
+    prefer(sched, graph)
+    sched.alloc_graph(graph)
+    assert sched.get_tensor_backend(target) is sched.get_tensor_backend(write) is host
+    assert sched.get_tensor_backend(result) is device
+    x.set(np.zeros(256))
+    y.set(np.ones(256))
+    sched.graph_compute(graph)
+    assert (to_numpy(result) == 1).all()
 
 
 def test_a_write_that_no_backend_can_do_where_the_memory_is() -> None:
