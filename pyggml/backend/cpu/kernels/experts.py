@@ -146,11 +146,11 @@ def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
                     x = gathered + t * row_bytes
                     if tokens == 4:
                         if quantized:
-                            q_tile(kind, 4, w, x, row_bytes, scratch, blocks)
+                            q_tile(kind, 4, w, x, row_bytes, scratch, blocks, 0)
                         else:
                             float_tile(kind, 4, w, block, x, row_bytes, scratch, 64, k)
                     elif quantized:
-                        q_tile(kind, 1, w, x, row_bytes, scratch, blocks)
+                        q_tile(kind, 1, w, x, row_bytes, scratch, blocks, 0)
                     else:
                         float_tile(kind, 1, w, block, x, row_bytes, scratch, 64, k)
                     for i in range(tokens):

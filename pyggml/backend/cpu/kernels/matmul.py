@@ -33,7 +33,8 @@ from ..layout import INTERLEAVED, Q8_BLOCK, ROWS, block_bytes, group_bytes
 from ..lowering import Lowering, byte_range, fuses, lowers
 from ..simd.element import F32, put, take
 from ..simd.interleave import pack_group
-from ..simd.tile import float_tile, q_tile
+from ..simd.tile import fetch_ahead, fetched_lines, float_tile, q_tile
+from ..simd.vector import LINE
 from .quantize import add_quantize, quantize_row
 from .unary import IDS, function
 from .widen import add_widen
@@ -78,7 +79,7 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no
 def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
     """The kernel of a weight type in the plain or the interleaved layout."""
     quantized = kind in _QUANTIZED
-    block = block_bytes(kind)
+    block, half = block_bytes(kind), LINE * fetched_lines(kind, 4)
     columns = GGMLType(kind).block_size
 
     def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
@@ -122,14 +123,16 @@ def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
             t = t0
             while t + 4 <= t1:
                 if quantized:
-                    q_tile(kind, 4, w, x + t * stride, stride, scratch, blocks)
+                    ahead = fetch_ahead(t - t0, t1 - t, blocks * block, half)
+                    q_tile(kind, 4, w, x + t * stride, stride, scratch, blocks, ahead)
                 else:
                     float_tile(kind, 4, w, block, x + t * stride, stride, scratch, 64, k)
                 emit_tile(node, scratch, 4, t, row, rows, out, out_stride)
                 t += 4
             while t < t1:
                 if quantized:
-                    q_tile(kind, 1, w, x + t * stride, stride, scratch, blocks)
+                    ahead = fetch_ahead(t - t0, t1 - t, 0, 0)
+                    q_tile(kind, 1, w, x + t * stride, stride, scratch, blocks, ahead)
                 else:
                     float_tile(kind, 1, w, block, x + t * stride, stride, scratch, 64, k)
                 emit_tile(node, scratch, 1, t, row, rows, out, out_stride)
@@ -146,7 +149,7 @@ def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
 
     A chunk's unit is 32 rows, one block of the result's quantized form, written if asked for.
     """
-    block = block_bytes(kind)
+    block, half = block_bytes(kind), LINE * fetched_lines(kind, 4)
 
     def mul_mat_glu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         row_chunks, token_chunks = int_param(node, ROW_CHUNKS), int_param(node, TOKEN_CHUNKS)
@@ -169,12 +172,13 @@ def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
                 for g in range(2 * u, 2 * u + 2):
                     gate_w = data(node, SRC0) + g * blocks * block
                     up_w = data(node, SRC2) + g * blocks * block
+                    ahead = fetch_ahead(t - t0, t1 - t, blocks * block, half)
                     if tokens == 4:
-                        q_tile(kind, 4, gate_w, x, stride, scratch, blocks)
-                        q_tile(kind, 4, up_w, x, stride, up, blocks)
+                        q_tile(kind, 4, gate_w, x, stride, scratch, blocks, ahead)
+                        q_tile(kind, 4, up_w, x, stride, up, blocks, ahead)
                     else:
-                        q_tile(kind, 1, gate_w, x, stride, scratch, blocks)
-                        q_tile(kind, 1, up_w, x, stride, up, blocks)
+                        q_tile(kind, 1, gate_w, x, stride, scratch, blocks, ahead)
+                        q_tile(kind, 1, up_w, x, stride, up, blocks, ahead)
                     for i in range(tokens):
                         a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
                         y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g

@@ -17,6 +17,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from ....dtype import GGMLType
+from ....jit import inline
 from ..layout import Q8_BLOCK, block_bytes
 from .vector import (
     LINE,
@@ -77,24 +78,30 @@ def counted_loop(b: Value, n: Value, carried: list[Value], body: Any) -> list[Va
 
 @intrinsic(prefer_literal=True)
 def q_tile(
-    typingctx: Any, fmt: Any, tokens: Any, w: Any, y: Any, y_stride: Any, out: Any, n_blocks: Any
-) -> Any:
-    """Interleaved quantized rows times int8 activations of ``tokens`` (a literal) tokens."""
+    typingctx: Any, fmt: Any, tokens: Any, w: Any, y: Any, y_stride: Any, out: Any, n_blocks: Any,
+    ahead: Any,
+) -> Any:  # fmt: skip
+    """Interleaved quantized rows times int8 activations of ``tokens`` (a literal) tokens.
+
+    Meanwhile memory is asked for what lies ``ahead`` bytes behind each block: all of a block's
+    lines for one token, half of them for several, see ``fetch_ahead``.
+    """
     literals = literals_of(fmt, tokens)
     if literals is None:
         return None
     kind, n_tokens = literals
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _, _, w, y, y_stride, out, n_blocks = args
+        _, _, w, y, y_stride, out, n_blocks, ahead = args
+        lines = fetched_lines(kind, n_tokens)
         v = vectors()
         n_parts, lanes = v.parts, v.lanes
         rows = [b.add(y, b.mul(y_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
 
         def body(i: Value, accs: list[Value]) -> list[Value]:
             block = b.add(w, b.mul(i, ir.Constant(i64, block_bytes(kind))))
-            for line in range(0, block_bytes(kind), LINE):
-                prefetch(b, at(b, block, _AHEAD + line))
+            for line in range(lines):
+                prefetch(b, b.add(at(b, block, LINE * line), ahead))
             acts = [b.add(r, b.mul(i, ir.Constant(i64, Q8_BLOCK))) for r in rows]
             code_sums = _byte_sums if kind == Q8_0 else _nibble_sums
             totals = code_sums(b, kind, block, acts)
@@ -122,7 +129,25 @@ def q_tile(
             store(b, acc, at(b, out, 4 * lanes * k))
         return context.get_dummy_value()
 
-    return types.void(fmt, tokens, *[types.int64] * 5), codegen
+    return types.void(fmt, tokens, *[types.int64] * 6), codegen
+
+
+def fetched_lines(kind: int, n_tokens: int) -> int:
+    """Cache lines for each block that ``q_tile`` asks of memory."""
+    lines = -(-block_bytes(kind) // LINE)
+    return lines if n_tokens == 1 else -(-lines // 2)
+
+
+@inline
+def fetch_ahead(passed, left, group_bytes, half_bytes):  # type: ignore[no-untyped-def]
+    """What a pass over a group of weights fetches, given the tokens that passed and that are left.
+
+    Several passes over a group leave memory idle but for the first: the first two fetch half of
+    the next group each. A single pass fetches what it is about to read.
+    """
+    if passed + left < 8:
+        return _AHEAD if passed == 0 else 0
+    return group_bytes + passed // 4 * half_bytes if passed < 8 else 0
 
 
 def _byte_sums(b: Value, kind: int, block: Value, acts: list[Value]) -> list[list[Value]]:
