@@ -22,6 +22,7 @@ from .op import (
     F16,
     F32,
     I32,
+    QUANTS,
     Array,
     Cost,
     Out,
@@ -36,7 +37,6 @@ from .op import (
 )
 
 BF16 = GGMLType.BF16
-_Q = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1)
 _FLOATS = (F32, F16, BF16)
 _cost = lambda node: Cost(node.nbytes + node.src[0].nbytes)  # noqa: E731
 
@@ -95,10 +95,10 @@ CPY = define_op(
         case(arg(65, 3), type=F16),
         case(arg(65, 3, low=-100, high=100), arg(65, 3, type=I32, low=0, high=9)),
         case(arg(65, 3, type=I32, low=-100, high=100), arg(65, 3)),
-        *(case(arg(96, 17), arg(96, 17, type=t)) for t in _Q),
-        *(case(arg(96, 17, type=t), arg(96, 17)) for t in _Q),
-        *(case(arg(96, 3, type=h), arg(96, 3, type=t)) for h in (F16, BF16) for t in _Q),
-        *(case(arg(96, 3, type=t), arg(96, 3, type=h)) for h in (F16, BF16) for t in _Q),
+        *(case(arg(96, 17), arg(96, 17, type=t)) for t in QUANTS),
+        *(case(arg(96, 17, type=t), arg(96, 17)) for t in QUANTS),
+        *(case(arg(96, 3, type=h), arg(96, 3, type=t)) for h in (F16, BF16) for t in QUANTS),
+        *(case(arg(96, 3, type=t), arg(96, 3, type=h)) for h in (F16, BF16) for t in QUANTS),
         case(arg(64, 3, 5, permute=(0, 2, 1, 3)), arg(64, 5, 3, type=GGMLType.Q8_0)),
         case(arg(576, 512), arg(576, 512, type=F16), perf=True),
         case(arg(4096, 65, permute=(1, 0, 2, 3)), arg(65, 4096), perf=True),

@@ -18,6 +18,7 @@ from .op import (
     F16,
     F32,
     I32,
+    QUANTS,
     Arg,
     Array,
     Case,
@@ -32,13 +33,13 @@ from .op import (
     same,
 )
 
-_Q = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
+BF16 = GGMLType.BF16
 
 
 def _infer_mul_mat_id(a: Tensor, b: Tensor, ids: Tensor) -> Out:
     op = "MUL_MAT_ID"
     if not a.type.is_quantized:
-        require_type(op, "as", a, (F32, F16))
+        require_type(op, "as", a, (F32, F16, BF16))
     require_type(op, "b", b, (F32,))
     require_type(op, "ids", ids, (I32,))
     require(
@@ -112,7 +113,7 @@ MUL_MAT_ID = define_op(
         case(arg(64, 17, 4), arg(64, 3, 2, permute=(0, 2, 1, 3)), _ids(2, 3, 4)),
         *(
             _routed(64, 17, n_expert, n_used, n_tokens, type, shared)
-            for type in (F32, F16, *_Q)
+            for type in (F32, F16, BF16, *QUANTS)
             for n_expert, n_used, n_tokens, shared in (
                 (8, 2, 1, True), (4, 2, 1, False), (4, 1, 32, False), (4, 4, 45, True),
                 (8, 2, 129, False),
@@ -120,7 +121,7 @@ MUL_MAT_ID = define_op(
         ),
         *(
             _routed(2048, 768, 128, 8, n_tokens, type, True, perf=True)
-            for type in (F16, *_Q)
+            for type in (F16, BF16, *QUANTS)
             for n_tokens in (1, 64)
         ),
     ],

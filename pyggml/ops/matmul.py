@@ -16,6 +16,7 @@ from ..tensor import Tensor
 from .op import (
     F16,
     F32,
+    QUANTS,
     Array,
     Case,
     Cost,
@@ -29,7 +30,6 @@ from .op import (
 )
 
 BF16 = GGMLType.BF16
-_Q = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1)
 
 
 def _infer(a: Tensor, b: Tensor) -> Out:
@@ -71,7 +71,7 @@ def _cases() -> list[Case]:
             (1, 1, 1), (3, 17, 1), (17, 3, 5), (65, 33, 2), (65, 17, 9), (128, 65, 33),
         )
     ]  # fmt: skip
-    for t in (F32, F16, BF16, *_Q):
+    for t in (F32, F16, BF16, *QUANTS):
         cases += [case(arg(64, 17, type=t), arg(64, n)) for n in (1, 2, 3, 4, 5, 8, 9, 17)]
         cases += [
             case(arg(32, 1, type=t, low=0), arg(32, 1, low=0)),  # one sum: it must not cancel
@@ -81,14 +81,14 @@ def _cases() -> list[Case]:
             case(arg(64, 5, 17, type=t, permute=(0, 2, 1, 3)), arg(64, 5, 3, permute=(0, 2, 1, 3))),
         ]
     cases.append(case(arg(65, 17, type=BF16), arg(65, 3)))
-    for t in (F32, F16, BF16, *_Q):
+    for t in (F32, F16, BF16, *QUANTS):
         for half in (F16, BF16):
             cases.append(case(arg(64, 17, 1, 2, type=t), arg(64, 5, 3, 2, type=half)))
     cases += [
         case(arg(65, 17, type=F16), arg(65, 3, type=F16)),
         case(arg(64, 17, 3, type=F16), arg(64, 3, 5, type=F16, permute=(0, 2, 1, 3))),
     ]
-    for t in (F16, BF16, *_Q):
+    for t in (F16, BF16, *QUANTS):
         for k, m in ((576, 576), (576, 192), (576, 1536), (1536, 576), (576, 49152), (4096, 4096)):
             cases += [case(arg(k, m, type=t), arg(k, n), perf=True) for n in (1, 64)]
     return cases

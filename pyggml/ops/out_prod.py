@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from ..context import Context
-from ..dtype import GGMLType
 from ..tensor import Tensor
 from .op import (
     F16,
     F32,
+    QUANTS,
     Array,
     Cost,
     Out,
@@ -23,8 +23,6 @@ from .op import (
     require_rows,
     require_type,
 )
-
-_Q = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
 
 
 def _infer(a: Tensor, b: Tensor) -> Out:
@@ -64,7 +62,7 @@ OUT_PROD = define_op(
         case(arg(65, 17), arg(17, 33, permute=(1, 0, 2, 3))),
         case(arg(32, 3, 7, permute=(0, 2, 1, 3)), arg(9, 7, 3)),
         case(arg(65, 17, type=F16), arg(33, 17)),
-        *(case(arg(64, 17, 1, 2, type=t), arg(5, 17, 2, 2)) for t in _Q),
+        *(case(arg(64, 17, 1, 2, type=t), arg(5, 17, 2, 2)) for t in QUANTS),
         case(arg(256, 16), arg(16, 16), perf=True),
         case(arg(576, 512), arg(576, 512), perf=True),
     ],

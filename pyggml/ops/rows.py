@@ -17,6 +17,7 @@ from .op import (
     F16,
     F32,
     I32,
+    QUANTS,
     Arg,
     Array,
     Cost,
@@ -34,7 +35,6 @@ from .op import (
 I64 = GGMLType.I64
 BF16 = GGMLType.BF16
 _ROW_TYPES = (F32, F16, BF16, I32)
-_BLOCKS = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1)
 
 
 def _ids(*ne: int, n_rows: int, type: GGMLType = I32, unique: bool = False, skip: int = 0) -> Arg:
@@ -87,7 +87,7 @@ GET_ROWS = define_op(
         case(arg(17, 9, type=I32, low=-100, high=100), _ids(4, n_rows=9)),
         *(
             case(arg(ne0, 65, type=t), _ids(n, n_rows=65))
-            for t in _BLOCKS
+            for t in QUANTS
             for ne0, n in ((32, 1), (96, 17), (576, 3))
         ),
         case(arg(576, 49152, type=GGMLType.Q8_0), _ids(1, n_rows=49152), perf=True),
@@ -168,7 +168,7 @@ SET_ROWS = define_op(
         case(arg(17, 5, type=F16), _ids(5, n_rows=9, unique=True), arg(17, 9, type=BF16)),
         *(
             case(arg(64, 3, type=s), _ids(3, n_rows=9, unique=True), arg(64, 9, type=t))
-            for t in _BLOCKS
+            for t in QUANTS
             for s in (F32, F16)
         ),
         *(

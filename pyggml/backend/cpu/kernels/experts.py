@@ -39,7 +39,7 @@ from ..simd.tile import float_tile, q_tile
 from ..work import WorkRange
 from .quantize import add_quantize
 
-_QUANTIZED = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1)
+_QUANTIZED = tuple(t for t in INTERLEAVED if t.is_quantized)
 _GATHER = 16  # rows that are gathered at a time
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 while an expert's tokens pass
