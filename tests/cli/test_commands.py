@@ -126,7 +126,6 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
         module = ModuleType(f"pyllama.{name}")
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, f"pyllama.{name}", module)
-    monkeypatch.setattr("pyggml.jit.on_compile", None)  # commands set it: put it back afterwards
 
 
 def run(command: click.Command, *args: str, stdin: str | None = None) -> tuple[int, str, str]:

@@ -17,7 +17,7 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import ShapeError, TypeMismatch
 from pyggml.tensor import Tensor
 
-F32, F16, I32, I64, Q8_0 = (GGMLType[n] for n in ("F32", "F16", "I32", "I64", "Q8_0"))
+F32, F16, I32, I64, Q8_0, Q4_0 = (GGMLType[n] for n in ("F32", "F16", "I32", "I64", "Q8_0", "Q4_0"))
 dims = st.tuples(*(st.integers(1, 5) for _ in range(4)))
 axes = st.permutations(range(4))
 
@@ -282,8 +282,8 @@ REFUSED: list[tuple[Callable[[Context, Ctx], Any], type[Exception], str]] = [
      ShapeError, "multiples"),
     (lambda c, t: ops.flash_attn_ext(c, t(64, 1, 4), t(63, 9, 4), t(64, 9, 4), None, 1.0),
      ShapeError, "as long"),
-    (lambda c, t: ops.flash_attn_ext(c, t(64), t(64, type=Q8_0), t(64), None, 1.0), TypeMismatch,
-     "Q8_0"),
+    (lambda c, t: ops.flash_attn_ext(c, t(64), t(64, type=Q4_0), t(64), None, 1.0), TypeMismatch,
+     "Q4_0"),
     (lambda c, t: ops.flash_attn_ext(c, t(64), t(64), t(64), None, 1.0, 8.0), ShapeError,
      "max_bias"),
     (lambda c, t: ops.flash_attn_cells(c, t(64), t(64), t(64), t(2, 5, type=I32), None, 1.0),

@@ -175,7 +175,7 @@ def test_quantized_tiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(tile, "vectors", vectors)
-    text = assembly(tile.q_tile, kind, 5, cpu, triple)
+    text = assembly(tile.q_tile, kind, 6, cpu, triple)
     in_turn = vectors.s8_in_turn and kind == GGMLType.Q8_0  # a loop over lines
     assert len(re.findall(dot, text)) >= 4 * (1 if vectors is Generic else 2 if in_turn else 8)
     if in_turn:  # weights stay in registers: only the float sums are spilled
