@@ -221,6 +221,8 @@ class Context:
         """
         for i, cache in enumerate(self.kv.caches):
             pending = cache.pending
+            if not pending.any:
+                continue
             for source, target in pending.copies:
                 cache.copy_cells(source, target)
             pending.copies = []
@@ -229,6 +231,7 @@ class Context:
                 cells = moved[start : start + self.n_ubatch]
                 self._shift_keys(i, cells, pending.shift[cells])
                 pending.shift[cells] = 0
+            pending.any = False
 
     def _shift_keys(self, i: int, cells: npt.NDArray[Any], shift: Ints) -> None:
         """Rotate the keys in some cells of cache ``i``."""

@@ -38,18 +38,19 @@ class Pending:
     Attributes:
         copies: pairs of cells, source and target, to be copied in this order.
         shift: for each cell, by how many positions its keys have to be rotated afterwards.
+        any: whether there may be something: what every decode asks.
     """
 
     shift: Ints
     copies: list[tuple[Ints, Ints]] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.copies) or bool(self.shift.any())
+    any: bool = False
 
     def clear(self) -> None:
         """Everything is done."""
-        self.copies = []
-        self.shift[:] = 0
+        if self.any:
+            self.copies = []
+            self.shift[:] = 0
+            self.any = False
 
 
 class CellLists:
@@ -415,6 +416,7 @@ class CellLists:
             part[shared, 0] = copies
             self._own(copies)
         self.pending.shift[part[:, 0]] += kept - part[:, 1]
+        self.pending.any = True
         part[:, 1] = kept
         old[first + gone : last] = part
         if gone:
@@ -427,6 +429,7 @@ class CellLists:
         self._check_free(len(cells), len(free), stream.stop - stream.start)
         new: Ints = free.astype(np.int32)
         self.pending.copies.append((cells.copy(), new))
+        self.pending.any = True
         self.pending.shift[new] = self.pending.shift[cells]
         return new
 

@@ -219,14 +219,14 @@ def test_a_shared_cell_that_moves_again_before_it_was_rotated() -> None:
     kv.seq_cp(0, 1)
     kv.seq_add(1, 0, -1, 2)
     copy = int(kv.entries(1)[0, 0])
-    assert kv.pending and copy != cell
+    assert kv.pending.any and copy != cell
     assert [(int(a[0]), int(b[0])) for a, b in kv.pending.copies] == [(cell, copy)]
     assert (kv.pending.shift[cell], kv.pending.shift[copy]) == (3, 5)
     assert (kv.entries(0)[0, 1], kv.entries(1)[0, 1]) == (8, 10)
     kv.seq_rm(1)
     assert kv.n_used == 1 and kv.pending.shift[copy] == 0
     kv.clear()
-    assert not kv.pending
+    assert not kv.pending.any and not kv.pending.shift.any()
 
 
 def window(cells: int, seqs: int = 1, size: int = 3) -> KVCache:

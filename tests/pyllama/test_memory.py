@@ -372,4 +372,4 @@ def test_operations_on_all_caches_or_none(windowed: Make) -> None:
     with pytest.raises(BatchError, match="cannot become"):
         memory.seq_add(0, 0, 9, 9)
     assert memory.caches[0].entries(0)[:, 1].tolist() == [0, 1, 2, 3]
-    assert not memory.caches[0].pending
+    assert not memory.caches[0].pending.any
