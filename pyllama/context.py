@@ -28,7 +28,7 @@ from pyggml.errors import Aborted
 from pyggml.tensor import Tensor
 
 from .batch import Batch
-from .errors import BatchError
+from .errors import BatchError, ContextFull
 from .graph.builder import GraphBuilder
 from .kv_cache import KV_TYPES
 from .kv_cells import Ints, Seqs, each
@@ -185,8 +185,11 @@ class Context:
             tokens, seqs, positions = self._validate(batch)
             wanted, n = batch.outputs(), len(tokens)
             parts, start = [], 0
-            self.apply_pending()
-            self.kv.check_room(seqs, positions)
+            for cache in self.kv.caches:
+                if cache.pending.any:
+                    self.apply_pending()
+            if n > self.n_ubatch or not self._plain:  # otherwise placing them finds out in time
+                self.kv.check_room(seqs, positions)
             self._stop, self._running = False, True
             try:
                 for start in range(0, n, self.n_ubatch):
@@ -197,6 +200,8 @@ class Context:
                     outputs = [i - start for i in wanted if start <= i < stop]
                     logits = self._run(tokens[part], seqs[part], positions[part], outputs)
                     parts.append(logits if stop == n else logits.copy())
+            except ContextFull:
+                raise
             except BaseException:
                 self._logits = self._logits[:0]
                 self._forget(seqs[start:], positions[start:])
@@ -209,7 +214,7 @@ class Context:
         """Take tokens of a ubatch that failed, and of those behind it, out of the memory."""
         first: dict[int, int] = {}
         for group, position in zip(seqs, positions, strict=True):
-            for seq in group if isinstance(group, tuple) else (group,):
+            for seq in each(group):
                 first.setdefault(seq, position)
         for seq, position in first.items():
             self.kv.seq_rm(seq, position)
@@ -314,9 +319,9 @@ class Context:
         size = bucket if self._runner is None else int
         c = self._compiled(size(n), max(1, size(n_outputs)))  # a graph needs a result
         if n == 1 and self._plain:
-            seq = seqs[0]
+            seq = seqs[0] if isinstance(seqs[0], int) else seqs[0][0]
             (cell,), (place,) = self.kv.caches[0].place(seqs, positions)
-            c.fill_one(tokens[0], each(seq)[0], positions[0], cell, place)
+            c.fill_one(tokens[0], seq, positions[0], cell, place)
         else:
             causal = self.model.hparams.causal
             cells, rows = [], []

@@ -162,7 +162,7 @@ class CellLists:
         n = len(seqs)
         if n == 1 and self._next < self.n_cells and not self._owners[self._next]:
             seq = seqs[0]
-            if isinstance(seq, int) and self.unified and self.sees(seq, positions[0]):
+            if isinstance(seq, int) and self.unified and not self.window:
                 return self._place_one(seq, positions[0])
         self.check_room(seqs, positions)
         if self.window:

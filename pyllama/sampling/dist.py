@@ -41,7 +41,7 @@ class Dist:
 
     def skip(self) -> None:
         """Use up the random numbers of one pick, which keeps step with llama.cpp."""
-        self._rng.uniform_double()
+        self._rng.skip(2)  # words of a double
 
     def reset(self) -> None:
         """Start the random stream again, with a new seed where it is random."""

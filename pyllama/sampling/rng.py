@@ -31,6 +31,7 @@ class Mt19937:
         self._requested = seed & 0xFFFFFFFF
         self._bits = np.random.MT19937()
         self.seed = 0
+        self._skipped = 0  # words that nobody looked at, not drawn yet
         self.reset()
 
     def reset(self) -> None:
@@ -41,9 +42,17 @@ class Mt19937:
         # RandomState is the public way to the classic seeding: MT19937(seed) hashes its seed.
         state: Any = np.random.RandomState(self.seed).get_state(legacy=False)
         self._bits.state = state
+        self._skipped = 0
+
+    def skip(self, n: int) -> None:
+        """Pass over ``n`` words; costs nothing until the next one is wanted."""
+        self._skipped += n
 
     def raw(self) -> int:
         """The next 32-bit word."""
+        if self._skipped:
+            self._bits.random_raw(self._skipped, output=False)
+            self._skipped = 0
         return int(self._bits.random_raw())
 
     def uniform_double(self) -> float:

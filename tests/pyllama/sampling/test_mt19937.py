@@ -78,3 +78,16 @@ def test_a_random_seed_is_drawn_on_every_reset(seed: int, monkeypatch: pytest.Mo
     assert rng.seed == 11 and rng.raw() == Mt19937(11).raw()
     rng.reset()
     assert rng.seed == 12 and rng.raw() == Mt19937(12).raw()
+
+
+def test_words_that_are_passed_over() -> None:
+    drawn, skipped = Mt19937(7), Mt19937(7)
+    words = [drawn.raw() for _ in range(40)]
+    skipped.skip(2)
+    assert skipped.raw() == words[2]
+    skipped.skip(3)
+    skipped.skip(30)
+    assert [skipped.raw(), skipped.raw()] == words[36:38]
+    skipped.skip(5)
+    skipped.reset()
+    assert skipped.raw() == words[0]
