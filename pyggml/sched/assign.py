@@ -4,9 +4,9 @@
     assignment.node[tensor]                        # index into backends
     assignment.buft(tensor)                        # the buffer type of the tensor's memory
 
-Memory that exists decides first: a node that writes into it, or reads weights from it, goes to a
-backend that can reach it. Then come the user's pins, then the neighbours. A lower index is a higher
-priority; the last backend takes what no other one does.
+Memory that exists decides first: a node that writes into it goes to a backend that can reach it.
+Then come the user's pins, then the weights that a node reads, then the neighbours. A lower index is
+a higher priority; the last backend takes what no other one does.
 Source: ggml, ``ggml_backend_sched_split_graph`` (passes 1 to 4).
 """
 

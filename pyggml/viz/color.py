@@ -50,7 +50,10 @@ def coloring(graph: CGraph, written: Collection[Tensor], options: Options) -> Co
         return _tagged(_numbered(tensors, backend_of))
     if color == "split" and split_of is not None:
         number = split_of
-        return _tagged(_numbered(graph.nodes, lambda tensor: f"split {number(tensor)}"))
+        nodes = set(graph.nodes)  # leafs are read by several splits, and belong to none
+        return _tagged(
+            _numbered(graph.nodes, lambda t: f"split {number(t)}" if t in nodes else "no split")
+        )
     if color == "time" and times is not None:
         return by_time(times)
     if color in COLORS:

@@ -2,7 +2,7 @@
 
     picture = Picture(graph, layers=(0, 2))
     picture.boxes["ffn_up-0"].tensor               # in order of execution
-    picture.edges[0].source, picture.edges[0].reader
+    picture.arrows[0].source, picture.arrows[0].reader
 
 Ids are names, never addresses, so pictures of the same graph are equal.
 """
