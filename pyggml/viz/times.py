@@ -51,6 +51,8 @@ Times = Mapping[Tensor, NodeTime]
 
 def node_times(runs: Sequence[RunTrace]) -> dict[Tensor, NodeTime]:
     """Times of the nodes that launches end in, in the order of execution."""
+    if not runs[0].launches:  # views only
+        return {}
     walls = np.median([_wall_ns(run) for run in runs], axis=0)
     busy = np.median([_busy_ns(run) for run in runs], axis=0)
     total = max(float(walls.sum()), 1e-9)

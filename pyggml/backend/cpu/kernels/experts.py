@@ -35,7 +35,8 @@ from ..layout import INTERLEAVED, Q8_BLOCK, ROWS, block_bytes, group_bytes
 from ..lowering import Launch, Lowering, byte_range, lowers
 from ..simd.element import F32, put, take
 from ..simd.interleave import pack_group
-from ..simd.tile import float_tile, q_tile
+from ..simd.tile import fetch_ahead, fetched_lines, float_tile, q_tile
+from ..simd.vector import LINE
 from ..work import WorkRange
 from .quantize import add_quantize
 
@@ -94,6 +95,7 @@ def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
     """
     quantized = kind in _QUANTIZED
     block = block_bytes(kind)
+    half = LINE * fetched_lines(kind, 4) if quantized else 0
     columns = GGMLType(kind).block_size
 
     def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
@@ -144,13 +146,14 @@ def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
                 while t < n:
                     tokens = 4 if t + 4 <= n else 1
                     x = gathered + t * row_bytes
+                    ahead = 0 if plain else fetch_ahead(t, n - t, blocks * block, half)
                     if tokens == 4:
                         if quantized:
-                            q_tile(kind, 4, w, x, row_bytes, scratch, blocks, 0)
+                            q_tile(kind, 4, w, x, row_bytes, scratch, blocks, ahead)
                         else:
                             float_tile(kind, 4, w, block, x, row_bytes, scratch, 64, k)
                     elif quantized:
-                        q_tile(kind, 1, w, x, row_bytes, scratch, blocks, 0)
+                        q_tile(kind, 1, w, x, row_bytes, scratch, blocks, ahead)
                     else:
                         float_tile(kind, 1, w, block, x, row_bytes, scratch, 64, k)
                     for i in range(tokens):

@@ -37,9 +37,8 @@ from .vector import (
 )  # fmt: skip
 
 Value = Any
-_AHEAD = (
-    2048  # bytes between the weights in use and those that are fetched; see docs/performance.md
-)
+# Bytes between the weights in use and those that are fetched; see docs/performance.md.
+_AHEAD = 2048
 Q4_0, Q4_1, Q8_0 = int(GGMLType.Q4_0), int(GGMLType.Q4_1), int(GGMLType.Q8_0)
 Q5_0, Q5_1 = int(GGMLType.Q5_0), int(GGMLType.Q5_1)
 F16, BF16, F32 = int(GGMLType.F16), int(GGMLType.BF16), int(GGMLType.F32)
@@ -143,7 +142,7 @@ def fetch_ahead(passed, left, group_bytes, half_bytes):  # type: ignore[no-untyp
     """What a pass over a group of weights fetches, given the tokens that passed and that are left.
 
     Several passes over a group leave memory idle but for the first: the first two fetch half of
-    the next group each. A single pass fetches what it is about to read.
+    the next group each. Of fewer than 8 tokens the first fetch what they are about to read.
     """
     if passed + left < 8:
         return _AHEAD if passed == 0 else 0
