@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import os
 import re
 import signal
 import sys
@@ -195,16 +196,16 @@ class _Talk:
 
     def _read(self, name: str) -> bool:
         try:
-            text = Path(name).expanduser().read_text("utf-8", "replace")
-        except OSError as error:
-            note(f"{name}: {error.strerror or error}")
+            text = Path(os.path.expanduser(name)).read_text("utf-8", "replace")
+        except (OSError, ValueError) as error:
+            note(f"{name}: {getattr(error, 'strerror', None) or error}")
             return False
         self._files += f"--- File: {name} ---\n{text}\n"
         note(f"{name}: {len(text)} characters go with what you say next")
         return True
 
     def _glob(self, pattern: str) -> None:
-        names = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
+        names = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
         files = [name for name in names if Path(name).is_file()]
         if not files:
             note(f"no file matches {pattern}")

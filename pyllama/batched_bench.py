@@ -66,8 +66,9 @@ def batched_bench(
         raise BatchError(
             f"{max(n_parallel)} sequences at once: this context has {context.kv.n_seq_max}"
         )
-    _fill(context, 1, 16)  # the first run of a program is slower
-    _step(context, 1, 0)
+    if context.n_ctx > 1:  # the first run of a program is slower
+        _fill(context, 1, min(16, context.n_ctx - 1))
+        _step(context, 1, 0)
     for pp, tg, pl in itertools.product(n_prompt, n_gen, n_parallel):
         if cells(pp, tg, pl, shared) <= context.n_ctx:
             yield _measure(context, pp, tg, pl, shared)
@@ -81,7 +82,8 @@ def cells(pp: int, tg: int, pl: int, shared: bool) -> int:
 def _measure(context: Context, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
     clock = time.perf_counter
     _fill(context, 1 if shared else pl, 1)  # graphs of these sizes are made before the clock runs
-    context.decode(Batch(bench_tokens(context.model, pl, 2), seq_id=range(pl), logits="all"))
+    if tg:
+        _step(context, pl, 0)
     start = clock()
     _fill(context, 1 if shared else pl, pp)
     if shared:

@@ -142,9 +142,8 @@ class Evaluated:
         n = min(self.n_tokens, len(ids) - 1)
         differ = np.flatnonzero(self.input_ids[:n] != np.array(ids[:n], np.int64))
         n_kept = int(differ[0]) if differ.size else n
-        if n_kept < self.n_tokens:  # a sliding window may not have kept enough to go back there
-            n_kept = self.context.kv.rewind(0, n_kept)
-        self.n_tokens = n_kept
+        # a sliding window may not have kept enough to go back there
+        self.n_tokens = n_kept = self.context.kv.rewind(0, n_kept)
         if n_kept and self.on_reuse is not None:
             self.on_reuse(n_kept, len(ids) - n_kept)
         self.evaluate(ids[n_kept:])

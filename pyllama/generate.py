@@ -185,7 +185,7 @@ def shift(context: Context, n_keep: int) -> int:
         ContextFull: there is nothing behind them.
     """
     kv = context.kv
-    first, n = kv.seq_pos_min(0), kv.length(0)
+    first, n = kv.caches[0].seq_pos_min(0), kv.length(0)
     discard = (n - n_keep) // 2
     if discard < 1:
         raise ContextFull(

@@ -224,6 +224,8 @@ class CellLists:
 
         Attention cuts lists at multiples of a chunk, so the bits stay those of a full cache.
         """
+        if self.unified and self.n_cells - self._n_used >= len(seqs):
+            return
         starts = {s: self.seq_pos_max(s) + 1 for s in range(self.n_seq_max)}
         for seq, position in zip(seqs, positions, strict=True):
             for s in each(seq):

@@ -191,9 +191,9 @@ def _stream(
     write(decoder.flush())
     write(" [end of text]\n" if made and tokenizer.is_eog(made[-1]) else "\n")
     if cache is not None and run.prompt_cache_all and not run.prompt_cache_ro:
-        held = [*tokens, *made][: context.kv.length(0)]
-        if context.kv.length(0) == len(held):  # not after a context shift
-            cache.save(context, held)
+        ids, n = [*tokens, *made], context.kv.seq_pos_max(0) + 1
+        if n >= len(ids) - 1:  # not after a context shift
+            cache.save(context, ids[:n])
 
 
 def _load_prompt(
