@@ -1,19 +1,44 @@
 """A model's hyperparameters, read from GGUF metadata and checked before anything uses them.
 
-    hp = read_hparams(gguf_file)
+    hp = read_hparams(gguf_file, n_vocab)
     hp.n_embd, hp.n_layer, hp.head_dim             # 576, 30, 64
 
+A field is read from the key that ``KEYS`` names, or that the architecture's ``HPARAMS`` names in
+its place; an architecture may also fix it.
 Source: llama.cpp, ``llama_hparams`` and the ``{arch}.*`` keys of GGUF.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from pyggml.gguf import GGUFFile
 
+from .arch import get_arch
 from .errors import ModelError
 
+
+class Key(NamedTuple):
+    """Where a hyperparameter stands in a file: ``{arch}.{name}``; without a default it must."""
+
+    name: str
+    default: int | float | str | bool | None = None
+
+
+Values = Mapping[str, Key | int | float | str | bool]  # by field of HParams
+
+KEYS: Values = {
+    "n_ctx_train": Key("context_length"),
+    "n_embd": Key("embedding_length"),
+    "n_layer": Key("block_count"),
+    "n_ff": Key("feed_forward_length"),
+    "n_head": Key("attention.head_count"),
+    "norm_eps": Key("attention.layer_norm_rms_epsilon", 1e-5),
+    "rope_freq_base": Key("rope.freq_base", 10000.0),
+    "hidden_act": Key("hidden_act", ""),
+}
 # Far beyond any model that exists: a damaged file must not make us reserve or loop for ever.
 _LIMITS = {
     "n_layer": 4096,
@@ -46,11 +71,17 @@ class HParams:
     norm_eps: float
     rope_freq_base: float
     rope_freq_scale: float
+    rope_neox: bool = False  # pairs are half a head apart, not neighbours
+    rope_freq_base_swa: float = 0.0  # of layers that slide; 0: the same
+    hidden_act: str = ""  # of the feed-forward part; empty: the architecture's
     n_swa: int = 0  # positions that a sliding layer sees, its own included
     swa_period: int = 1  # every layer of so many slides, but the last; 0: all do
     causal: bool = True
     max_alibi_bias: float = 0.0
     attn_logit_softcap: float = 0.0
+    attn_scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
+    clamp_kqv: float = 0.0  # queries, keys and values lie within +- this; 0: anywhere
+    parallel_residual: bool = True  # attention and feed-forward read the same, where either may be
 
     def window(self, layer: int) -> int:
         """Positions that a layer's tokens see, 0 for all."""
@@ -73,41 +104,36 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
     """The hyperparameters of a file.
 
     Raises:
-        ModelError, GGUFError: a key is missing, of another type, or out of its range.
+        ModelError, GGUFError: the architecture is unknown; a key is missing, of another type, or
+            out of its range.
     """
     arch = file.get_str("general.architecture")
+    getters: Mapping[str, Any] = {
+        "int": file.get_int, "float": file.get_float, "str": file.get_str, "bool": file.get_bool,
+    }  # fmt: skip
 
-    def integer(key: str, default: int | None = None) -> int:
-        name = f"{arch}.{key}"
-        return file.get_int(name) if default is None else file.get_int(name, default)
+    def read(field: str, key: Key) -> Any:
+        default = () if key.default is None else (key.default,)
+        return getters[_TYPES[field]](f"{arch}.{key.name}", *default)
 
-    def number(key: str, default: float) -> float:
-        return file.get_float(f"{arch}.{key}", default)
-
-    n_embd, n_head = integer("embedding_length"), integer("attention.head_count")
+    got: dict[str, Any] = {"arch": arch, "n_vocab": n_vocab}
+    for field, value in {**KEYS, **get_arch(arch).HPARAMS}.items():
+        got[field] = read(field, value) if isinstance(value, Key) else value
+    n_head = got["n_head"]
     _check(file, arch, n_head >= 1, f"attention.head_count = {n_head}", "at least 1")
-    head_dim = integer("attention.key_length", n_embd // n_head)
+    for field, key in (
+        ("n_head_kv", Key("attention.head_count_kv", n_head)),
+        ("head_dim", Key("attention.key_length", got["n_embd"] // n_head)),
+    ):
+        got.setdefault(field, read(field, key))
+    got.setdefault("n_rot", read("n_rot", Key("rope.dimension_count", got["head_dim"])))
     scaling = file.get_str(f"{arch}.rope.scaling.type", "linear")
     _check(file, arch, scaling in ("none", "linear"), f"rope scaling {scaling!r}", "none or linear")
-    factor = number("rope.scaling.factor", 1.0)
+    factor = file.get_float(f"{arch}.rope.scaling.factor", 1.0)
     _check_float(file, arch, "rope.scaling.factor", factor)
-    experts = integer("expert_count", 0)
+    experts = file.get_int(f"{arch}.expert_count", 0)
     _check(file, arch, experts == 0, f"{experts} experts", "none")
-    hp = HParams(
-        arch=arch,
-        n_ctx_train=integer("context_length"),
-        n_embd=n_embd,
-        n_layer=integer("block_count"),
-        n_ff=integer("feed_forward_length"),
-        n_head=n_head,
-        n_head_kv=integer("attention.head_count_kv", n_head),
-        head_dim=head_dim,
-        n_rot=integer("rope.dimension_count", head_dim),
-        n_vocab=n_vocab,
-        norm_eps=number("attention.layer_norm_rms_epsilon", 1e-5),
-        rope_freq_base=number("rope.freq_base", 10000.0),
-        rope_freq_scale=1.0 if scaling == "none" else 1.0 / factor,
-    )
+    hp = HParams(**got, rope_freq_scale=1.0 if scaling == "none" else 1.0 / factor)
     for name, most in _LIMITS.items():
         value = getattr(hp, name)
         _check(file, arch, 1 <= value <= most, f"{name} = {value}", f"1 to {most}")
@@ -123,6 +149,9 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
     _check_float(file, arch, "norm epsilon", hp.norm_eps)
     _check_float(file, arch, "rope.freq_base", hp.rope_freq_base)
     return hp
+
+
+_TYPES = {field.name: str(field.type) for field in fields(HParams)}
 
 
 def _check(file: GGUFFile, arch: str, ok: bool, got: str, wanted: str) -> None:

@@ -3,8 +3,14 @@
     arch = get_arch("llama")
     arch.TENSORS, arch.build_graph
 
-A file has ``TENSORS`` (name pattern -> sizes in ne order, ``?`` marks an optional tensor) and
-``build_graph(b)``, which reads sizes and weights from the builder and returns the logits.
+A file has
+
+- ``HPARAMS``: the keys of hyperparameters that stand elsewhere than ``hparams.KEYS`` say, and the
+  values that are always the same;
+- ``TENSORS``: name pattern -> sizes in ne order; ``{i}`` is the layer, ``?`` marks an optional one;
+- ``build_graph(b)``, which reads sizes and weights from the builder and returns the logits;
+- ``CONVERT``: how a checkpoint from Hugging Face becomes a GGUF file (``convert.mapping``);
+- ``TINY``: by name of a variant, the config.json of a tiny checkpoint, for tests.
 """
 
 from __future__ import annotations
@@ -12,21 +18,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..errors import ModelError
 
 if TYPE_CHECKING:
     from pyggml.tensor import Tensor
 
+    from ..convert.mapping import Convert
     from ..graph.builder import GraphBuilder
+    from ..hparams import Values
 
 
 class Arch(Protocol):
     """What an architecture's module has."""
 
+    HPARAMS: Values
     TENSORS: Mapping[str, tuple[str, ...]]
     build_graph: Callable[[GraphBuilder], Tensor]
+    CONVERT: Convert
+    TINY: Mapping[str, Mapping[str, Any]]
 
 
 def arch_names() -> list[str]:

@@ -8,10 +8,23 @@ Source: Touvron et al. 2023, "LLaMA"; llama.cpp, ``llm_build_llama``.
 
 from __future__ import annotations
 
-from pyggml import ops
+from typing import Any
+
 from pyggml.tensor import Tensor
 
+from ..convert.mapping import (
+    Array,
+    Config,
+    Convert,
+    Tensors,
+    base_keys,
+    interleave_rope,
+    kv_heads,
+)
 from ..graph.builder import GraphBuilder
+from ..hparams import Values
+
+HPARAMS: Values = {}
 
 TENSORS = {  # a layer's weights in the order of their use
     "blk.{i}.attn_norm.weight": ("n_embd",),
@@ -39,26 +52,60 @@ TENSORS = {  # a layer's weights in the order of their use
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    hp, ctx = b.hparams, b.ctx
+    n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(hp.n_layer):
-        cur = b.rms_norm(inp, f"blk.{i}.attn_norm.weight", f"attn_norm-{i}")
-        q = b.linear(cur, f"blk.{i}.attn_q", f"Qcur-{i}")
-        k = b.linear(cur, f"blk.{i}.attn_k", f"Kcur-{i}")
-        v = b.linear(cur, f"blk.{i}.attn_v", f"Vcur-{i}")
-        q = b.rope(ops.reshape_3d(ctx, q, hp.head_dim, hp.n_head, b.n_tokens), f"Qcur-{i}")
-        k = b.rope(ops.reshape_3d(ctx, k, hp.head_dim, hp.n_head_kv, b.n_tokens), f"Kcur-{i}")
-        cur = b.attention(q, k, v, i)  # [n_embd_q, T]
-        if i == hp.n_layer - 1:
+    for i in range(n_layer):
+        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(cur, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}"), b.rope(k, f"Kcur-{i}"), v, i)  # [n_embd_q, T]
+        if i == n_layer - 1:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = cur.set_name(f"ffn_inp-{i}")
-        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm.weight", f"ffn_norm-{i}")
-        gate = b.linear(cur, f"blk.{i}.ffn_gate", f"ffn_gate-{i}")
-        up = b.linear(cur, f"blk.{i}.ffn_up", f"ffn_up-{i}")
-        cur = ops.swiglu_split(ctx, gate, up).set_name(f"ffn_swiglu-{i}")
-        cur = b.linear(cur, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=inp)
-        inp = cur.set_name(f"l_out-{i}")
-    cur = b.rms_norm(inp, "output_norm.weight", "result_norm")
-    output = "output" if "output.weight" in b.weights else "token_embd"
-    return b.linear(cur, output, "result_output")
+        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        inp = b.ffn(cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    return base_keys(config) | {"vocab_size": config["vocab_size"]}
+
+
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": kv_heads(config)}
+    part = name.split(".")[-2]
+    return {name: interleave_rope(x, heads[part]) if part in heads else x}
+
+
+CONVERT = Convert(
+    models=("LlamaForCausalLM", "MistralForCausalLM"),
+    tensors={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
+        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
+        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
+        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        "model.layers.{i}.self_attn.o_proj.*": "blk.{i}.attn_output.*",
+        "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
+        "model.layers.{i}.mlp.gate_proj.*": "blk.{i}.ffn_gate.*",
+        "model.layers.{i}.mlp.up_proj.*": "blk.{i}.ffn_up.*",
+        "model.layers.{i}.mlp.down_proj.*": "blk.{i}.ffn_down.*",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+    change=_change,
+)
+TINY = {
+    "llama": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "vocab_size": 512,
+    },
+}

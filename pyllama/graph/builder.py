@@ -15,11 +15,14 @@ from pyggml import ops
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
+from pyggml.ops.glu import ACTIVATIONS
 from pyggml.tensor import Tensor
 
 from ..hparams import HParams
 from ..kv_cache import KVCache
 from ..memory import Memory
+
+_GLU_OF = {act: kind for kind, act in ACTIVATIONS.items()}
 
 
 class GraphBuilder:
@@ -60,10 +63,19 @@ class GraphBuilder:
         """Rows of the embedding for the ubatch's tokens: [n_embd, T]."""
         return ops.get_rows(self.ctx, self.weights[name], self.tokens).set_name("inp_embd")
 
-    def rms_norm(self, x: Tensor, weight: str, name: str) -> Tensor:
-        """RMS norm times its weight."""
+    def rms_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
+        """RMS norm of rows times its weight."""
         norm = ops.rms_norm(self.ctx, x, self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
-        return ops.mul(self.ctx, norm, self.weights[weight]).set_name(name)
+        return ops.mul(self.ctx, norm, self.weights[f"{prefix}.weight"]).set_name(name)
+
+    def layer_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
+        """Layer norm times its weight, plus its bias if the model has one."""
+        norm = ops.norm(self.ctx, x, self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
+        y = ops.mul(self.ctx, norm, self.weights[f"{prefix}.weight"])
+        bias = self.weights.get(f"{prefix}.bias")
+        if bias is not None:
+            y = ops.add(self.ctx, y.set_name(f"{name}_w"), bias)
+        return y.set_name(name)
 
     def linear(self, x: Tensor, prefix: str, name: str, residual: Tensor | None = None) -> Tensor:
         """``weight @ x``, plus the bias if the model has one, plus the residual if given."""
@@ -76,6 +88,52 @@ class GraphBuilder:
         self.graph.build_forward_expand(y)
         return y
 
+    def qkv(self, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of layer ``i``, from one matrix (``attn_qkv``) or from three.
+
+        Shape:
+            x [n_embd, T] -> q [head_dim, n_head, T], k and v [head_dim, n_head_kv, T]
+        """
+        hp, ctx = self.hparams, self.ctx
+        if f"blk.{i}.attn_qkv.weight" in self.weights:
+            whole = self._clamped(self.linear(x, f"blk.{i}.attn_qkv", f"wqkv-{i}"))
+            parts, start = [], 0
+            for heads in (hp.n_head, hp.n_head_kv, hp.n_head_kv):
+                size, row = whole.nb[0], whole.nb[1]
+                ne = (hp.head_dim, heads, self.n_tokens)
+                parts.append(ops.view_3d(ctx, whole, ne, (hp.head_dim * size, row), start))
+                start += heads * hp.head_dim * size
+        else:
+            parts = []
+            for part, heads in (("q", hp.n_head), ("k", hp.n_head_kv), ("v", hp.n_head_kv)):
+                y = self._clamped(self.linear(x, f"blk.{i}.attn_{part}", f"{part.upper()}cur-{i}"))
+                parts.append(ops.reshape_3d(ctx, y, hp.head_dim, heads, self.n_tokens))
+        q, k, v = parts
+        return q, k, v
+
+    def _clamped(self, x: Tensor) -> Tensor:
+        most = self.hparams.clamp_kqv
+        return ops.clamp(self.ctx, x, -most, most) if most else x
+
+    def ffn(self, x: Tensor, i: int, act: str, residual: Tensor | None = None) -> Tensor:
+        """``down(act(up(x)))``, or ``down(act(gate(x)) * up(x))`` if the model has gates.
+
+        Args:
+            act: a kind of ``UNARY``, unless the model names another (``hidden_act``).
+
+        Shape:
+            x [n_embd, T] -> [n_embd, T]
+        """
+        ctx, act = self.ctx, self.hparams.hidden_act or act
+        if f"blk.{i}.ffn_gate.weight" in self.weights:
+            gate = self.linear(x, f"blk.{i}.ffn_gate", f"ffn_gate-{i}")
+            up = self.linear(x, f"blk.{i}.ffn_up", f"ffn_up-{i}")
+            cur = ops.glu_split(ctx, gate, up, _GLU_OF[act]).set_name(f"ffn_{_GLU_OF[act]}-{i}")
+        else:
+            up = self.linear(x, f"blk.{i}.ffn_up", f"ffn_up-{i}")
+            cur = ops.unary(ctx, up, act).set_name(f"ffn_{act}-{i}")
+        return self.linear(cur, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=residual)
+
     def rope(self, x: Tensor, name: str) -> Tensor:
         """Rotate by position: [head_dim, n_head, T]."""
         hp = self.hparams
@@ -86,7 +144,7 @@ class GraphBuilder:
             self.positions,
             freqs,
             n_dims=hp.n_rot,
-            mode=int(ops.RopeMode.NORMAL),
+            mode=int(ops.RopeMode.NEOX if hp.rope_neox else ops.RopeMode.NORMAL),
             n_ctx_orig=hp.n_ctx_train,
             freq_base=hp.rope_freq_base,
             freq_scale=hp.rope_freq_scale,
@@ -101,12 +159,11 @@ class GraphBuilder:
         bias and the soft cap of scores are hyperparameters.
 
         Shape:
-            sinks [n_head], q [head_dim, n_head, T], k [head_dim, n_head_kv, T], v [n_embd_kv, T]
+            sinks [n_head], q [head_dim, n_head, T], k and v [head_dim, n_head_kv, T]
             -> [n_embd_q, T]
         """
         ctx, hp, kv = self.ctx, self.hparams, self.kv.of_layer(layer)
         index, rows = (x[self.kv.caches.index(kv)] for x in (self.kv_index, self.rows))
-        v = ops.reshape_3d(ctx, v, hp.head_dim, hp.n_head_kv, self.n_tokens)
         self.graph.build_forward_expand(q)
         for cache, new in ((kv.k[layer], k), (kv.v[layer], v)):  # [head_dim, n_cells, n_head_kv]
             new = ops.permute(ctx, new, 0, 2, 1, 3)  # [head_dim, T, n_head_kv]
@@ -119,7 +176,7 @@ class GraphBuilder:
             kv.v[layer],
             kv.cells,
             rows,
-            1 / math.sqrt(hp.head_dim),
+            hp.attn_scale or 1 / math.sqrt(hp.head_dim),
             hp.max_alibi_bias,
             hp.attn_logit_softcap,
             sinks=sinks,
@@ -142,6 +199,11 @@ class GraphBuilder:
     def select_outputs(self, x: Tensor) -> Tensor:
         """Only the tokens whose logits are wanted: [n, n_outputs]."""
         return ops.get_rows(self.ctx, x, self.out_ids)
+
+    def output(self, x: Tensor) -> Tensor:
+        """Logits, by the embedding's matrix where the model has no ``output.weight``."""
+        prefix = "output" if "output.weight" in self.weights else "token_embd"
+        return self.linear(x, prefix, "result_output")
 
     def finish(self, logits: Tensor) -> Tensor:
         """Complete the graph with its result."""

@@ -1,0 +1,1 @@
+"""From a Hugging Face folder to a GGUF file."""

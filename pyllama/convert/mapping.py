@@ -1,0 +1,96 @@
+"""What an architecture says about its checkpoints: names, keys, and tensors that change.
+
+    CONVERT = Convert(
+        models=("GPT2LMHeadModel",),
+        tensors={"transformer.wte.weight": "token_embd.weight", ...},
+        keys=lambda config: base_keys(config) | {"attention.layer_norm_epsilon": 1e-5},
+    )
+
+Only declarations and pure functions of arrays: reading and writing files is ``convert.convert``'s.
+Names of keys are llama.cpp's, without ``{arch}.``.
+Source: llama.cpp, ``convert_hf_to_gguf.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ModelError
+
+Array = npt.NDArray[Any]
+Config = Mapping[str, Any]  # a parsed config.json
+Tensors = dict[str, Array]
+
+
+def _unchanged(name: str, x: Array, config: Config) -> Tensors:
+    return {name: x}
+
+
+@dataclass(frozen=True)
+class Convert:
+    """How checkpoints of an architecture are converted.
+
+    Attributes:
+        models: the classes that config.json's ``architectures`` may name.
+        tensors: checkpoint's name -> GGUF's name. ``{i}`` is the layer; ``{e}`` an expert, whose
+            matrices are stacked into one tensor; ``*`` stands for ``weight`` and ``bias``.
+        keys: the metadata of config.json, without ``{arch}.``.
+        change: the tensors that one of the checkpoint's (under its new name) becomes.
+        ignored: patterns of names that are not needed (``fnmatch``).
+    """
+
+    models: tuple[str, ...]
+    tensors: Mapping[str, str]
+    keys: Callable[[Config], dict[str, Any]]
+    change: Callable[[str, Array, Config], Tensors] = _unchanged
+    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
+
+
+# GGUF's key -> the names that configs have for it
+_SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
+    "embedding_length": ("hidden_size", "n_embd", "d_model"),
+    "block_count": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "feed_forward_length": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.key_length": ("head_dim",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+}
+
+
+def base_keys(config: Config) -> dict[str, Any]:
+    """The keys that most architectures read, where config.json has them under a usual name."""
+    keys: dict[str, Any] = {}
+    for key, names in _SYNONYMS.items():
+        value = next((config[name] for name in names if config.get(name) is not None), None)
+        if value is not None:
+            keys[key] = np.float32(value) if key.endswith("epsilon") else int(value)
+    if "attention.key_length" in keys:
+        keys["attention.value_length"] = keys["attention.key_length"]
+    return keys
+
+
+def kv_heads(config: Config) -> int:
+    """Heads of keys and values."""
+    return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+
+
+def interleave_rope(x: Array, n_head: int) -> Array:
+    """Rows of a query or key matrix (or its bias) for rope on neighbours.
+
+    Checkpoints rotate the two halves of a head; ``llama`` in GGUF rotates neighbours.
+
+    Shape:
+        NumPy order, x [n_head * head_dim, ...] -> the same
+    """
+    if n_head < 1 or x.shape[0] % (2 * n_head):
+        raise ModelError(f"{x.shape[0]} rows do not divide into {n_head} heads of even size")
+    halves = x.reshape(n_head, 2, -1, *x.shape[1:])  # [n_head, 2, head_dim / 2, ...]
+    return halves.swapaxes(1, 2).reshape(x.shape)
