@@ -154,7 +154,7 @@ def _run(context: Context, prompt: Sequence[int], generated: Sequence[int]) -> N
     for start in range(0, len(prompt), context.n_batch):
         context.decode(Batch(prompt[start : start + context.n_batch]))
     for token in generated:
-        context.decode(Batch((token,)))
+        context.decode_token(token)
 
 
 def bench_tokens(model: Model, n: int, stream: int) -> list[int]:

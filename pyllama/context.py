@@ -31,7 +31,7 @@ from .batch import Batch
 from .errors import BatchError, ContextFull
 from .graph.builder import GraphBuilder
 from .kv_cache import KV_TYPES
-from .kv_cells import Ints, Seqs, each
+from .kv_cells import MAX_POSITION, Ints, Seqs, each
 from .memory import Memory
 from .model import Model
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _MAX_PROGRAMS = 64
 _MAX_SEQ = 256
-_MAX_POSITION = (1 << 31) - 1
 
 
 class _Compiled:
@@ -56,6 +55,13 @@ class _Compiled:
         self.kv_index = [_array(t) for t in builder.kv_index]
         self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 4] of each cache
         self.logits: npt.NDArray[np.float32] = logits.numpy(squeeze=False)[0, 0]
+        best = builder.best
+        here = best is not None and best.buffer is not None and best.buffer.mem is not None
+        self.best = _array(best).data if best is not None and here else None
+        first = (
+            self.tokens, self.positions, self.out_ids, self.kv_index[0], self.rows[0].reshape(-1)
+        )  # fmt: skip
+        self._first = tuple(a.data for a in first)  # NumPy's items cost more
 
     def fill(
         self,
@@ -78,11 +84,11 @@ class _Compiled:
         for row, attended in zip(self.rows, rows, strict=True):
             row[:n], row[n:] = attended, 0
 
-    def fill_one(self, token: int, seq: int, position: int, cell: int, place: int) -> None:
-        """The same for one token and one cache that hides nothing, the common case."""
-        self.tokens[0], self.positions[0], self.kv_index[0][0] = token, position, cell
-        self.out_ids[:] = 0
-        row = self.rows[0][0]
+    def fill_one(self, token: int, seq: int, placed: tuple[int, int, int]) -> None:
+        """The same for one token and one cache without a window (see ``CellLists.append``)."""
+        cell, place, position = placed
+        tokens, positions, out_ids, index, row = self._first
+        tokens[0], positions[0], out_ids[0], index[0] = token, position, 0, cell
         row[0], row[1], row[2], row[3] = seq, 0, place + 1, position
 
 
@@ -146,11 +152,12 @@ class Context:
             n_ubatch=self.n_ubatch, swa_full=swa_full, unified=unified,
         )  # fmt: skip
         self.n_ctx_seq = self.n_ctx if unified else self.n_ctx // n_seq_max
-        self._plain = len(self.kv.caches) == 1 and not self.kv.caches[0].window
-        self.n_reused = 0
+        self.n_reused, self._n_vocab = 0, model.hparams.n_vocab
         self._reuse = env.GRAPH_REUSE.enabled()
+        self._steps = self._reuse and len(self.kv.caches) == 1  # see decode_token
         self._allocator = GraphAllocator(HOST)
         self._programs: OrderedDict[tuple[int, int], _Compiled] = OrderedDict()
+        self._best: memoryview | None = None  # of each output, where the graph found it
         self._logits: npt.NDArray[np.float32] = np.empty((0, model.hparams.n_vocab), np.float32)
         self._lock = threading.RLock()
         self._stop = self._running = False
@@ -172,6 +179,14 @@ class Context:
         row: npt.NDArray[np.float32] = self._logits[i]
         return row
 
+    def best_ith(self, i: int) -> int:
+        """The token of the largest logit of output ``i``, the first of equal ones.
+
+        The graph itself finds it, which costs less than a look at all logits. Raises: BatchError.
+        """
+        row = self.logits_ith(i)
+        return int(row.argmax()) if self._best is None else self._best[i % len(self._logits)]
+
     def decode(self, batch: Batch) -> None:
         """Run a batch; its keys and values join the cache.
 
@@ -188,7 +203,7 @@ class Context:
             for cache in self.kv.caches:
                 if cache.pending.any:
                     self.apply_pending()
-            if n > self.n_ubatch or not self._plain:  # otherwise placing them finds out in time
+            if n > self.n_ubatch or len(self.kv.caches) > 1:  # otherwise placing them finds out
                 self.kv.check_room(seqs, positions)
             self._stop, self._running = False, True
             try:
@@ -208,7 +223,35 @@ class Context:
                 raise
             finally:
                 self._running = False
-            self._logits = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            if len(parts) > 1:
+                self._logits, self._best = np.concatenate(parts), None
+            else:
+                self._logits = parts[0]
+
+    def decode_token(self, token: int, seq: int = 0) -> None:
+        """``decode(Batch([token], seq_id=seq))``: the step from one token to the next.
+
+        Python runs with cold caches between two tokens, so there is little of it here.
+        """
+        with self._lock:
+            c, cache = self._programs.get((1, 1)), self.kv.caches[0]
+            usual = self._steps and not cache.pending.any and self._runner is None
+            legal = 0 <= token < self._n_vocab and 0 <= seq < cache.n_seq_max
+            placed = cache.append(seq) if usual and legal else None
+            if placed is None or c is None:
+                return self.decode(Batch((token,), seq_id=seq))
+            self._stop, self._running = False, True
+            try:
+                c.fill_one(token, seq, placed)
+                self._backend.run(c.program)
+            except BaseException:
+                self._logits = self._logits[:0]
+                self.kv.seq_rm(seq, placed[2])
+                raise
+            finally:
+                self._running = False
+            self.n_reused += 1
+            self._logits, self._best = c.logits, c.best
 
     def _forget(self, seqs: Seqs, positions: list[int]) -> None:
         """Take tokens of a ubatch that failed, and of those behind it, out of the memory."""
@@ -279,13 +322,7 @@ class Context:
         return self._build(n_tokens, n_outputs)[0]
 
     def _validate(self, batch: Batch) -> tuple[list[int], Seqs, list[int]]:
-        n_vocab, seq = self.model.hparams.n_vocab, batch.seq_id
-        if len(batch.tokens) == 1 and batch.pos is None and type(seq) is int:
-            token = int(batch.tokens[0])
-            if 0 <= token < n_vocab and 0 <= seq < self.kv.n_seq_max:
-                last = self.kv.seq_pos_max(seq)
-                if last < _MAX_POSITION:
-                    return [token], [seq], [last + 1]
+        n_vocab = self.model.hparams.n_vocab
         tokens, seqs = [int(t) for t in batch.tokens], batch.seqs()
         most = self.n_batch if self.model.hparams.causal else self.n_ubatch
         if not 1 <= len(tokens) <= most:
@@ -300,8 +337,8 @@ class Context:
             positions = list(range(start, start + len(tokens)))
         else:
             positions = _positions(seqs, batch.pos, ends)
-        if max(positions) > _MAX_POSITION:
-            raise BatchError(f"position {max(positions)}: the last one is {_MAX_POSITION}")
+        if max(positions) > MAX_POSITION:
+            raise BatchError(f"position {max(positions)}: the last one is {MAX_POSITION}")
         return tokens, seqs, positions
 
     def _end(self, seq: int) -> int:
@@ -318,19 +355,15 @@ class Context:
         n, n_outputs = len(tokens), len(outputs)
         size = bucket if self._runner is None else int
         c = self._compiled(size(n), max(1, size(n_outputs)))  # a graph needs a result
-        if n == 1 and self._plain:
-            seq = seqs[0] if isinstance(seqs[0], int) else seqs[0][0]
-            (cell,), (place,) = self.kv.caches[0].place(seqs, positions)
-            c.fill_one(tokens[0], seq, positions[0], cell, place)
-        else:
-            causal = self.model.hparams.causal
-            cells, rows = [], []
-            for cache in self.kv.caches:
-                new, places = cache.place(seqs, positions)
-                cells.append(new)
-                rows.append(cache.rows(seqs, positions, places, causal))
-            c.fill(tokens, positions, cells, rows, outputs)
+        causal = self.model.hparams.causal
+        cells, rows = [], []
+        for cache in self.kv.caches:
+            new, places = cache.place(seqs, positions)
+            cells.append(new)
+            rows.append(cache.rows(seqs, positions, places, causal))
+        c.fill(tokens, positions, cells, rows, outputs)
         (self._runner or self._backend).run(c.program)
+        self._best = c.best
         return c.logits[:n_outputs]
 
     def _build(self, n_tokens: int, n_outputs: int) -> tuple[GraphBuilder, Tensor]:

@@ -124,7 +124,10 @@ class Evaluated:
             is_last = start + len(part) == len(tokens)
             wanted = "all" if self.logits_all else "last" if is_last else "none"
             self._unsaved_row = None
-            self.timings.decode(context, Batch(part, logits=wanted))
+            if len(part) == 1 and wanted == "last":
+                self.timings.decode_token(context, part[0])
+            else:
+                self.timings.decode(context, Batch(part, logits=wanted))
             first, self.n_tokens = self.n_tokens, self.n_tokens + len(part)
             self.input_ids[first : self.n_tokens] = part
             if self.logits_all:

@@ -159,10 +159,12 @@ def _loop(
         chain.accept(token)
     while True:
         start_s = clock()
-        logits = context.logits_ith(-1)
+        logits, best = context.logits_ith(-1), None
         if processors:
             logits = apply_logits_processors(processors, np.array(ids, np.intc), logits)
-        token = chain.sample(logits)
+        elif chain.is_greedy:
+            best = context.best_ith(-1)
+        token = chain.sample(logits, best)
         chain.accept(token)
         timings.count_sample(clock() - start_s)
         yield token
@@ -172,7 +174,7 @@ def _loop(
         ids.append(token)
         if n_keep is not None and context.kv.length(0) >= context.n_ctx:
             shift(context, n_keep)
-        timings.decode(context, Batch((token,)))
+        timings.decode_token(context, token)
 
 
 def shift(context: Context, n_keep: int) -> int:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from .errors import BatchError, ContextFull
 
+MAX_POSITION = (1 << 31) - 1
 CHUNK = 256  # entries that attention takes at a time: lists are cut at multiples of it only
 Ints = npt.NDArray[np.int32]
 _STATE = ("_lists", "_lengths", "_lost", "_owners", "_n_used", "_next", "pending")
@@ -160,10 +161,6 @@ class CellLists:
             ContextFull, BatchError: as `check_room`; nothing has changed.
         """
         n = len(seqs)
-        if n == 1 and self._next < self.n_cells and not self._owners[self._next]:
-            seq = seqs[0]
-            if isinstance(seq, int) and self.unified and not self.window:
-                return self._place_one(seq, positions[0])
         self.check_room(seqs, positions)
         if self.window:
             self._make_room(seqs, positions)
@@ -184,15 +181,24 @@ class CellLists:
         self._next = cells[-1] + 1 if n else self._next
         return cells, places
 
-    def _place_one(self, seq: int, position: int) -> tuple[list[int], list[int]]:
-        """``place`` of a token that continues in the next cell: the step between two tokens."""
+    def append(self, seq: int) -> tuple[int, int, int] | None:
+        """``place`` of a sequence's next token in the next cell: the step between two tokens.
+
+        Returns:
+            Cell, place and position; None where finding a cell takes more thought.
+        """
         cell, place = self._next, self._lengths[seq]
-        self._lists[seq, place] = cell, position
+        if cell >= self.n_cells or self._owners[cell] or self.window or not self.unified:
+            return None
+        position = int(self._lists[seq, place - 1, 1]) + 1 if place else 0
+        if position > MAX_POSITION:
+            return None
+        self._lists[seq, place, 0], self._lists[seq, place, 1] = cell, position
         self._owners[cell] = 1
         self._n_used += 1
         self._lengths[seq] = place + 1
         self._next = cell + 1
-        return [cell], [place]
+        return cell, place, position
 
     def _stream(self, seq: int | tuple[int, ...]) -> slice:
         """The cells that a sequence may use."""

@@ -98,7 +98,8 @@ class _Run:
             for slot in list(self._slots):
                 if slot.output < 0:
                     continue
-                token = slot.chain.sample(context.logits_ith(slot.output))
+                best = context.best_ith(slot.output) if slot.chain.is_greedy else None
+                token = slot.chain.sample(context.logits_ith(slot.output), best)
                 slot.chain.accept(token)
                 slot.n_left -= 1
                 yield slot.index, token

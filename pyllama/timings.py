@@ -63,6 +63,14 @@ class Timings:
             self.prompt_eval_ms += ms
             self.n_prompt_eval += len(batch.tokens)
 
+    def decode_token(self, context: Context, token: int) -> None:
+        """``context.decode_token(token)``, counted; one that raises is not."""
+        reused, start = context.n_reused, time.perf_counter()
+        context.decode_token(token)
+        self.eval_ms += 1e3 * (time.perf_counter() - start)
+        self.n_eval += 1
+        self.n_reused += context.n_reused - reused
+
     def count_sample(self, seconds: float) -> None:
         """One token was chosen."""
         self.sample_ms += 1e3 * seconds

@@ -79,12 +79,16 @@ class Sampling:
     processors: Sequence[LogitsProcessor] = ()
     criteria: Sequence[StoppingCriteria] = ()
 
-    def choose(self, logits: Floats, state: Evaluated) -> int:
-        """A token; the chain takes note of it only by ``accept``."""
+    def choose(self, logits: Floats, state: Evaluated, best: int | None = None) -> int:
+        """A token; the chain takes note of it only by ``accept``.
+
+        Args:
+            best: where the largest logit is, if that is known.
+        """
         start_s = time.perf_counter()
         if self.processors:
-            logits = apply_logits_processors(self.processors, state.ids(), logits)
-        token = self.chain.sample(logits)
+            logits, best = apply_logits_processors(self.processors, state.ids(), logits), None
+        token = self.chain.sample(logits, best)
         self.timings.count_sample(time.perf_counter() - start_s)
         return token
 
@@ -105,7 +109,8 @@ def steps(state: Evaluated, ids: list[int], sampling: Sampling) -> Steps[int]:
             state.catch_up(ids)
             state.holder = me
         logits = state.context.logits_ith(-1)
-        token = sampling.choose(logits, state)
+        best = state.context.best_ith(-1) if chain.is_greedy else None
+        token = sampling.choose(logits, state, best)
         chain.accept(token)
         if sampling.criteria:
             given = state.ids()

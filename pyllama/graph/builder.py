@@ -22,6 +22,7 @@ from ..hparams import HParams
 from ..kv_cache import KVCache
 from ..memory import Memory
 
+MOST_BEST = 16  # outputs: more are read for all of their logits, as by perplexity
 _GLU_OF = {act: kind for kind, act in ACTIVATIONS.items()}
 
 
@@ -32,7 +33,8 @@ class GraphBuilder:
         tokens, positions: I32 [T].
         kv_index: for each cache I64 [T], the cell of each token (-1: none).
         rows: for each cache I32 [4, T], what each token attends to (see ``flash_attn_cells``).
-        out_ids: I32 [n_outputs], the tokens whose logits are wanted; None for all in order.
+        out_ids: I32 [n_outputs], the tokens whose logits are wanted.
+        best: I32 [n_outputs], where each one's largest logit is; None for many outputs.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class GraphBuilder:
             self.kv_index.append(self._input(GGMLType.I64, f"attn_inp_kv_idxs{swa}", n_tokens))
             self.rows.append(self._input(GGMLType.I32, f"attn_inp_rows{swa}", 4, n_tokens))
         self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs)
+        self.best: Tensor | None = None
 
     def _input(self, type: GGMLType, name: str, *ne: int) -> Tensor:
         return self.ctx.new_tensor(type, ne).set_name(name).set_input()
@@ -209,6 +212,9 @@ class GraphBuilder:
         """Complete the graph with its result."""
         logits.set_output()
         self.graph.build_forward_expand(logits)
+        if self.n_outputs <= MOST_BEST:
+            self.best = ops.argmax(self.ctx, logits).set_name("result_argmax").set_output()
+            self.graph.build_forward_expand(self.best)
         return logits
 
 

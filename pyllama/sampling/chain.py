@@ -77,11 +77,17 @@ class Chain:
         """The seed in use, also where it was drawn from the system."""
         return self._dist.seed
 
-    def sample(self, logits: Floats) -> int:
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the largest logit is chosen unless a bias forbids it."""
+        return self._biases is not None
+
+    def sample(self, logits: Floats, best: int | None = None) -> int:
         """Choose a token; the chain takes note of it only by `accept`.
 
         Args:
             logits: float32[n_vocab], only read.
+            best: where the largest one is, the first of equal ones, if that is known.
 
         Raises:
             SamplingError: another number of logits.
@@ -90,7 +96,8 @@ class Chain:
             return self._dist.pick(self.apply(logits))
         self._dist.skip()
         if self._biases is not None and logits.shape == (self._n_vocab,):
-            best = int(logits.argmax())  # often enough: no copy of all logits to edit
+            # often enough: no copy of all logits to edit
+            best = int(logits.argmax()) if best is None else best
             if logits[best] > -np.inf and all(bias.spares(best) for bias in self._biases):
                 return best
         candidates = self._run(self._greedy, logits)

@@ -126,8 +126,14 @@ class FakeContext:
         self.decoded.append(len(batch.tokens))
         self.n_reused += 1
 
+    def decode_token(self, token: int) -> None:
+        self.decode(Batch([token]))
+
     def logits_ith(self, i: int) -> np.ndarray:
         return self.logits[i]
+
+    def best_ith(self, i: int) -> int:
+        return int(self.logits[i].argmax())
 
     def close(self) -> None:
         self.closed = True

@@ -130,6 +130,37 @@ def test_outputs_that_are_wanted_and_no_others(make: Callable[..., Context]) -> 
     assert np.array_equal(context.logits, whole[19:])
 
 
+def test_one_token_on_is_a_batch_of_one(make: Callable[..., Context]) -> None:
+    whole, context = rows(make(), TOKENS[:20]), make()
+    context.decode(Batch(TOKENS[:8]))
+    for i, token in enumerate(TOKENS[8:20], 8):
+        context.decode_token(token)
+        assert np.array_equal(context.logits, whole[i : i + 1])
+        assert context.best_ith(-1) == context.best_ith(0) == whole[i].argmax()
+    for token, seq in ((-1, 0), (10**6, 0), (1, 1), (1, -1)):
+        with pytest.raises(BatchError):
+            context.decode_token(token, seq)
+    assert np.array_equal(context.logits, whole[19:]) and context.kv.seq_pos_max(0) == 19
+    context.kv.seq_rm(0, 5, 9)  # the free cells lie in between
+    context.decode_token(TOKENS[20])
+    assert context.kv.seq_pos_max(0) == 20
+    with pytest.raises(ContextFull):
+        for token in TOKENS * 9:
+            context.decode_token(token)
+    assert context.kv.length(0) == context.n_ctx
+
+
+def test_where_the_largest_logit_is(make: Callable[..., Context]) -> None:
+    for options in ({}, {"n_ubatch": 6}):
+        context = make(**options)
+        for part in (TOKENS[:20], TOKENS[20:23]):
+            context.decode(Batch(part, logits="all"))
+            best = [context.best_ith(i) for i in range(len(part))]
+            assert best == context.logits.argmax(axis=1).tolist()
+            with pytest.raises(BatchError):
+                context.best_ith(len(part))
+
+
 # --- reuse ----------------------------------------------------------------------------------------
 
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .program import Program
 
 
+_UNWATCHED = nullcontext()
 _LONG_S = 0.05  # a program that took longer is interrupted by Ctrl-C while it runs
 
 
@@ -172,7 +173,7 @@ class Pool:
         self._epoch = (self._epoch + 1) & ((1 << 27) - 1)
         self._set(PROGRAM, header)
         self._set(N_THREADS, n_threads)
-        with self._watcher if watch else nullcontext():
+        with self._watcher if watch else _UNWATCHED:
             self.open = n_threads
             try:
                 for worker in self._workers[: n_threads - 1]:
@@ -233,6 +234,8 @@ _pool_lock = threading.Lock()
 def get_pool() -> Pool:
     """The process's pool; a forked child has it without its workers."""
     global _pool
+    if _pool is not None:
+        return _pool
     with _pool_lock:
         if _pool is None:
             _pool = Pool()
