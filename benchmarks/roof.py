@@ -62,7 +62,7 @@ def mac_roof(kind: GGMLType, n_threads: int, tries: int = 5) -> float:
     @nb.njit(nogil=True)
     def tiles(w, y, stride, out, repeats):  # type: ignore[no-untyped-def]
         for _ in range(repeats):
-            q_tile(number, 4, w, y, stride, out, 16)  # type: ignore[call-arg]
+            q_tile(number, 4, w, y, stride, out, 16, 0)  # type: ignore[call-arg]
 
     stride = _BLOCKS * Q8_BLOCK
     weights = _BLOCKS * block_bytes(number)

@@ -1,6 +1,6 @@
 """The register tile of every matmul: 16 interleaved rows times a few tokens.
 
-    q_tile(Q4_1, 4, weights, activations, stride, out, n_blocks)     # in jitted code
+    q_tile(Q4_1, 4, weights, acts, stride, out, n_blocks, ahead)      # in jitted code
     float_tile(F16, 4, weights, w_stride, x, x_stride, out, out_stride, n)
 
 ``out`` gets 16 floats a token. A row's sum runs over its blocks in order whatever the number of
@@ -83,7 +83,8 @@ def q_tile(
     """Interleaved quantized rows times int8 activations of ``tokens`` (a literal) tokens.
 
     Meanwhile memory is asked for what lies ``ahead`` bytes behind each block: all of a block's
-    lines for one token, half of them for several, see ``fetch_ahead``.
+    lines for one token, half of them for several, see ``fetch_ahead``. Where registers do not hold
+    the sums of a block and those of the row, the latter stay in ``out``.
     """
     literals = literals_of(fmt, tokens)
     if literals is None:
@@ -95,6 +96,9 @@ def q_tile(
         lines = fetched_lines(kind, n_tokens)
         v = vectors()
         n_parts, lanes = v.parts, v.lanes
+        n_sums = n_tokens * n_parts
+        in_memory = n_sums > v.row_sums
+        sums_at = [at(b, out, 4 * lanes * k) for k in range(n_sums)]
         rows = [b.add(y, b.mul(y_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
 
         def body(i: Value, accs: list[Value]) -> list[Value]:
@@ -117,15 +121,23 @@ def q_tile(
                 d = broadcast(b, load(b, acts[t], f32), lanes)
                 s = broadcast(b, load(b, at(b, acts[t], 4), f32), lanes)
                 for p in range(n_parts):
+                    k = t * n_parts + p
+                    acc = load(b, sums_at[k], vec(f32, lanes)) if in_memory else accs[k]
                     product = b.sitofp(totals[t][p], vec(f32, lanes))
-                    acc = fma(b, b.fmul(scales[p], d), product, accs[t * n_parts + p])
-                    after.append(fma(b, offsets[p], s, acc) if offsets else acc)
-            return after
+                    acc = fma(b, b.fmul(scales[p], d), product, acc)
+                    acc = fma(b, offsets[p], s, acc) if offsets else acc
+                    if in_memory:
+                        store(b, acc, sums_at[k])
+                    after.append(acc)
+            return [] if in_memory else after
 
-        zero = splat(f32, lanes, 0.0)
-        accs = counted_loop(b, n_blocks, [zero] * (n_tokens * n_parts), body)
-        for k, acc in enumerate(accs):
-            store(b, acc, at(b, out, 4 * lanes * k))
+        zeros = [splat(f32, lanes, 0.0)] * n_sums
+        if in_memory:
+            for zero, place in zip(zeros, sums_at, strict=True):
+                store(b, zero, place)
+            zeros = []
+        for acc, place in zip(counted_loop(b, n_blocks, zeros, body), sums_at, strict=False):
+            store(b, acc, place)
         return context.get_dummy_value()
 
     return types.void(fmt, tokens, *[types.int64] * 6), codegen
@@ -153,25 +165,15 @@ def _byte_sums(b: Value, kind: int, block: Value, acts: list[Value]) -> list[lis
     """Products of Q8_0's codes and int8 over a block, as integers [token][part]."""
     v, n_tokens = vectors(), len(acts)
 
-    def add_line(line: Value, sums: list[Value]) -> list[Value]:
-        weights = b.add(block, b.mul(line, ir.Constant(i64, LINE)))
-        slices = [b.add(x, b.mul(line, ir.Constant(i64, 4))) for x in acts]
-        after = []
+    sums = [[v.s8_zero()] * v.parts for _ in acts]
+    for line in range(8):
         for p in range(v.parts):
-            q = load(b, at(b, weights, LINE // 2 + v.width * p), vec(i8, v.width))
+            q = load(b, at(b, block, LINE // 2 + LINE * line + v.width * p), vec(i8, v.width))
             ready = v.s8_prepare(b, q)
             for t in range(n_tokens):
-                a = v.broadcast_bytes(b, at(b, slices[t], 8))
-                after.append(v.s8_add(b, sums[p * n_tokens + t], ready, a))
-        return after
-
-    sums = [v.s8_zero()] * (n_tokens * v.parts)
-    if v.s8_in_turn and n_tokens > 1:
-        sums = counted_loop(b, ir.Constant(i64, 8), sums, add_line)
-    else:
-        for line in range(8):
-            sums = add_line(ir.Constant(i64, line), sums)
-    return [sums[t::n_tokens] for t in range(n_tokens)]
+                a = v.broadcast_bytes(b, at(b, acts[t], 8 + 4 * line))
+                sums[t][p] = v.s8_add(b, sums[t][p], ready, a)
+    return sums
 
 
 def _nibble_sums(b: Value, kind: int, block: Value, acts: list[Value]) -> list[list[Value]]:
@@ -181,22 +183,27 @@ def _nibble_sums(b: Value, kind: int, block: Value, acts: list[Value]) -> list[l
     header = LINE if kind in (Q4_1, Q5_1) else LINE // 2  # 16 scales (and 16 minima)
     codes = header + LINE if five_bits else header
     lines = v.u5_lines if five_bits else 4  # whose products fit a sum
+
+    def nibbles(line: int, p: int) -> tuple[Value, Value]:
+        q = load(b, at(b, block, codes + LINE * line + v.width * p), vec(i8, v.width))
+        low = b.and_(q, splat(i8, v.width, 15))
+        high = b.lshr(q, splat(i8, v.width, 4))
+        if five_bits:
+            fifth = load(b, at(b, block, header + v.width * p), vec(i32, v.lanes))
+            low = b.or_(low, _fifth(b, fifth, line))
+            high = b.or_(high, _fifth(b, fifth, 4 + line))
+        return low, high
+
     totals: list[list[Value]] = []
     for first in range(0, 4, lines):
         sums = [[v.u4_zero()] * v.parts for _ in acts]
         for line in range(first, first + lines):
-            for p in range(v.parts):
-                q = load(b, at(b, block, codes + LINE * line + v.width * p), vec(i8, v.width))
-                low = b.and_(q, splat(i8, v.width, 15))
-                high = b.lshr(q, splat(i8, v.width, 4))
-                if five_bits:
-                    fifth = load(b, at(b, block, header + v.width * p), vec(i32, v.lanes))
-                    low = b.or_(low, _fifth(b, fifth, line))
-                    high = b.or_(high, _fifth(b, fifth, 4 + line))
-                for t in range(n_tokens):
-                    for nibble, behind in ((low, 8), (high, 24)):
-                        a = v.broadcast_bytes(b, at(b, acts[t], behind + 4 * line))
-                        sums[t][p] = v.u4_add(b, sums[t][p], nibble, a)
+            codes_of = [nibbles(line, p) for p in range(v.parts)]
+            for t in range(n_tokens):
+                acts_of = [v.broadcast_bytes(b, at(b, acts[t], 4 * line + n)) for n in (8, 24)]
+                for p in range(v.parts):
+                    for n, a in zip(codes_of[p], acts_of, strict=True):
+                        sums[t][p] = v.u4_add(b, sums[t][p], n, a)
         part = [[v.u4_total(b, x) for x in row] for row in sums]
         totals = [
             [b.add(x, y) for x, y in zip(*rows, strict=True)]

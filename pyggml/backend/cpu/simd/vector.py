@@ -81,7 +81,7 @@ class Generic:
 
     width = 16  # bytes of a vector
     u5_lines = 4  # lines of codes 0..31 whose products a sum has room for
-    s8_in_turn = False  # whether lines of int8 have to be kept apart, in a loop
+    row_sums = 4  # vectors of a tile's results that stay in registers
 
     @property
     def parts(self) -> int:
@@ -179,7 +179,6 @@ class Avx2(Generic):
 
     width = 32
     u5_lines = 2
-    s8_in_turn = True  # LLVM would do all tokens of a line at once and spill every weight
 
     def half_to_float(self, b: Value, x: Value) -> Value:
         n = x.type.count
@@ -216,7 +215,6 @@ class Avx512Vnni(Avx2):
 
     width = 64
     u5_lines = 4
-    s8_in_turn = False
 
     def u4_zero(self) -> Value:
         return splat(i32, 16, 0)
