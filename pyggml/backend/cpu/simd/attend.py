@@ -36,6 +36,8 @@ from .vector import (
 )
 
 Value = Any
+_AHEAD = 32  # keys between those in use and those that are fetched: cells may lie anywhere
+_AHEAD_LINES = 2  # of each: the rest follows by itself
 _KEYS = 4  # keys that are scored at a time
 _ROWS = 3  # query rows that one pass keeps in registers, with four keys or vectors of values
 _VALUES = 32  # columns of values that one pass keeps in registers
@@ -67,8 +69,9 @@ def score_cells(
 ) -> Any:  # fmt: skip
     """Scores of ``rows`` queries (a literal) against ``n`` keys where they lie in the cache.
 
-    Four keys at a time: ``cells`` and ``scores`` go on to the next multiple of four. The first
-    ``lines`` cache lines of each key's row of values, which are wanted next, are asked of memory.
+    Four keys at a time: ``scores`` go on to the next multiple of four, and memory may be read
+    ``_AHEAD`` behind ``cells``. Keys that lie ahead are asked of memory, and the first ``lines``
+    cache lines of each key's row of values, which are wanted next.
     """
     literals = literals_of(fmt, rows)
     if literals is None:
@@ -95,6 +98,10 @@ def score_cells(
                     return []
 
                 counted_loop(b, lines, [], fetch)
+                place = at(b, b.add(cells, _scaled(b, j, 8 * _KEYS)), 8 * (i + _AHEAD))
+                later = b.add(keys, b.mul(load(b, place, i64, 8), nb))
+                for line in range(_AHEAD_LINES):
+                    prefetch(b, at(b, later, LINE * line))
             for first in range(0, n_rows, per_pass):
                 some = queries[first : first + per_pass]
 

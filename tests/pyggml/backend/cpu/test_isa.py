@@ -176,10 +176,9 @@ def test_quantized_tiles(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(tile, "vectors", vectors)
     text = assembly(tile.q_tile, kind, 6, cpu, triple)
-    in_turn = vectors.s8_in_turn and kind == GGMLType.Q8_0  # a loop over lines
-    assert len(re.findall(dot, text)) >= 4 * (1 if vectors is Generic else 2 if in_turn else 8)
-    if in_turn:  # weights stay in registers: only the float sums are spilled
-        assert len(re.findall(r"vmov\S+\s+%ymm\d+, -?\d*\(%rsp\)", text)) <= 16
+    assert len(re.findall(dot, text)) >= 4 * (1 if vectors is Generic else 8)
+    spilled = len(re.findall(r"vmov\S+\s+%[yz]mm\d+, -?\d*\(%rsp\)", text))
+    assert spilled <= (18 if vectors is Avx2 else 0)  # a block's sums stay in registers
     assert not re.search(r"\t(call|bl)\b", text)
     if vectors is Avx512Vnni:  # 8 lines of 64 codes, 4 tokens: and nothing narrower
         assert len(re.findall(dot, text)) == 32 and "ymm" not in text
