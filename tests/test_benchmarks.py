@@ -1,4 +1,4 @@
-"""Benchmarks can still run: their grids name ops that exist, their roofs call kernels as they are."""
+"""Benchmarks still run: their grids name ops that exist, their roofs call kernels as they are."""
 
 from __future__ import annotations
 
