@@ -31,7 +31,7 @@ from .batch import Batch
 from .errors import BatchError, ContextFull
 from .graph.builder import GraphBuilder
 from .kv_cache import KV_TYPES
-from .kv_cells import Ints, Seqs, each
+from .kv_table import Ints, Seqs, each
 from .memory import Memory
 from .model import Model
 
