@@ -248,11 +248,9 @@ class _Talk:
 
     def _next_settings(self) -> Settings:
         """A fixed seed gives the same conversation, but not the same reply again and again."""
-        params, self._n_replies = self._settings.params, self._n_replies + 1
-        if params.seed in (-1, 0xFFFFFFFF):
-            return self._settings
-        seed = (params.seed + self._n_replies - 1) % 0xFFFFFFFF
-        return replace(self._settings, params=replace(params, seed=seed))
+        self._n_replies += 1
+        params = self._settings.params.for_text(self._n_replies - 1)
+        return replace(self._settings, params=params)
 
     def _say_speed(self) -> None:
         timings = self._timings

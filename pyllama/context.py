@@ -103,6 +103,9 @@ class Context:
         swa_full: layers that see a window of positions keep all keys and values nevertheless.
         n_threads, n_threads_batch: threads for one token and for several; None chooses.
 
+    Attributes:
+        n_ctx_seq: cells that one sequence may take.
+
     Raises:
         AllocError: the KV cache does not fit into memory.
         BatchError: a size out of its range.
@@ -259,7 +262,7 @@ class Context:
             (self._runner or self._backend).abort()
 
     def close(self) -> None:
-        """Let go of programs and memory."""
+        """Let go of the compiled programs; the cache goes with the object, which stays usable."""
         with self._lock:
             self._programs.clear()
 

@@ -37,7 +37,7 @@ class Evaluated:
 
     Attributes:
         n_tokens: tokens evaluated; lower it to forget the last ones.
-        input_ids: int32[n_ctx], of which the first ``n_tokens`` count.
+        input_ids: int32[n_ctx_seq], of which the first ``n_tokens`` count.
         holder: whoever's tokens these are; None after anybody else's.
     """
 
@@ -53,13 +53,13 @@ class Evaluated:
         self.on_reuse = on_reuse
         self.n_tokens = 0
         self.holder: object = None
-        self.input_ids: Ids = np.zeros(context.n_ctx, np.intc)
+        self.input_ids: Ids = np.zeros(context.n_ctx_seq, np.intc)
         self._scores: Floats | None = None
         self._unsaved_row: int | None = None  # of scores: the context still has its logits
 
     @property
     def scores(self) -> Floats:
-        """float32[n_ctx, n_vocab]: the logits after each token, where they were kept.
+        """float32[n_ctx_seq, n_vocab]: the logits after each token, where they were kept.
 
         Memory is taken for filled rows only.
 
@@ -67,7 +67,7 @@ class Evaluated:
             AllocError: so large an array cannot even be reserved.
         """
         if self._scores is None:
-            shape = (self.context.n_ctx, self.context.model.hparams.n_vocab)
+            shape = (self.context.n_ctx_seq, self.context.model.hparams.n_vocab)
             try:
                 self._scores = np.zeros(shape, np.float32)
             except MemoryError:
@@ -112,10 +112,10 @@ class Evaluated:
         """
         context = self.context
         n_wanted = self.n_tokens + len(tokens)
-        if n_wanted > context.n_ctx:
+        if n_wanted > context.n_ctx_seq:
             raise ContextFull(
                 f"{len(tokens)} tokens behind {self.n_tokens} do not fit into a context of "
-                f"{context.n_ctx}; use n_ctx={n_wanted} or more, or reset()"
+                f"{context.n_ctx_seq}; use n_ctx={n_wanted} or more, or reset()"
             )
         if context.kv.seq_pos_max(0) + 1 != self.n_tokens:
             context.kv.seq_rm(0, self.n_tokens, -1)

@@ -94,7 +94,7 @@ def steps(state: Evaluated, ids: list[int], sampling: Sampling) -> Steps[int]:
 
     Tokens that are sent to the generator follow the one it gave.
     """
-    chain, n_ctx = sampling.chain, state.context.n_ctx
+    chain, n_ctx = sampling.chain, state.context.n_ctx_seq
     for token in ids:
         chain.accept(token)
     me = object()

@@ -76,7 +76,7 @@ class Reply:
                 yield piece
 
     def _pieces(self, state: Evaluated, ids: list[int], stop: tuple[str, ...]) -> Iterator[str]:
-        check_prompt(len(ids), 0, state.context.n_ctx, min_room=1)
+        check_prompt(len(ids), 0, state.context.n_ctx_seq, min_room=1)
         settings, model = self.settings, state.context.model
         decoder = TokenStream(model.tokenizer, settings.special)
         stops = StopStrings((*settings.stop, *stop))

@@ -65,6 +65,10 @@ def test_parallel_continues_each_line_of_a_file(model: Path, tmp_path: Path) -> 
     assert parts == {str(i): ("one", "two three")[i % 2] for i in range(5)}
     assert out == run(parallel.command, model, *args)[1]  # the same seed, the same texts
     assert run(parallel.command, model, "-p", "")[0] in (0, 2)
+    top = run(parallel.command, model, "-f", tmp_path / "p.txt", "-n", 1, "--seed", 2**32 - 2)
+    assert top[0] == 0 and "2 texts" in top[2]
+    code, _, err = run(parallel.command, model, "-p", "x", "-ns", 2**31 - 1)
+    assert code == 2 and "2147483647 is not a whole number from 0 to 100000" in err
     code, _, err = run(parallel.command, model)
     assert code == 2 and "nothing to continue" in err
 

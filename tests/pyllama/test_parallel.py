@@ -11,10 +11,12 @@ import pytest
 from pyllama import Context, Model
 from pyllama.batched_bench import batched_bench, cells
 from pyllama.errors import BatchError, ContextFull
+from pyllama.evaluated import Evaluated
 from pyllama.generate import generate
 from pyllama.parallel import generate_many
 from pyllama.prompt_cache import PromptCache
 from pyllama.sampling import SamplingParams
+from pyllama.timings import Timings
 
 from .models import Spec, random_weights, write_model
 
@@ -69,6 +71,38 @@ def test_prompts_wait_for_room_and_one_that_never_fits_is_refused(make: Make) ->
     with pytest.raises(BatchError, match="2 sampling parameters for 1 prompts"):
         gathered(make(), [[1]], [greedy, greedy])
     assert gathered(make(), [], greedy) == [] and gathered(make(), [[1]], n_predict=0) == [[]]
+
+
+def test_sequences_with_cells_of_their_own_end_where_these_do(make: Make) -> None:
+    split = {"n_ctx": 64, "n_seq_max": 2, "unified": False}
+    greedy = SamplingParams(temp=0.0, ignore_eos=True)
+    alone = [list(generate(make(n_ctx=32), TOKENS[i : i + 9], greedy)) for i in range(5)]
+    assert list(generate(make(**split), TOKENS[:9], greedy)) == alone[0] and len(alone[0]) == 24
+    assert list(generate(make(**split), TOKENS[:9], greedy, n_predict=-2)) == alone[0]
+    shifted = list(generate(make(**split), TOKENS[:9], greedy, n_predict=40, n_keep=4))
+    assert len(shifted) == 40 and shifted[:24] == alone[0]
+    with pytest.raises(ContextFull, match="29 tokens, a context of 32 takes 28"):
+        generate(make(**split), TOKENS[:29], greedy)
+    prompts = [TOKENS[i : i + 9] for i in range(5)]
+    assert gathered(make(**split), prompts, greedy, n_predict=99) == [text[:23] for text in alone]
+    with pytest.raises(ContextFull, match="prompt 0 has 32 tokens, a context of 32 takes 31"):
+        gathered(make(**split), [TOKENS[:32]], greedy)
+    state = Evaluated(make(**split), logits_all=True, timings=Timings())
+    with pytest.raises(ContextFull, match="33 tokens behind 0 do not fit into a context of 32"):
+        state.evaluate(TOKENS[:33])
+    state.evaluate(TOKENS[:32])
+    assert state.scores.shape[0] == len(state.input_ids) == 32
+
+
+def test_a_shared_prefix_that_a_window_lost_is_evaluated_again(windowed: Make) -> None:
+    shared, most = TOKENS[:200], 480
+    prompts = [shared + TOKENS[200 + i : 210 + i] for i in range(4)]
+    greedy = SamplingParams(temp=0.0, ignore_eos=True)
+    sizes = {"n_ctx": 200 + 2 * (10 + most), "n_seq_max": 2, "n_ubatch": 8}
+    got = gathered(windowed(**sizes), prompts, greedy, n_predict=most)
+    assert [len(text) for text in got] == [most] * 4
+    last = list(generate(windowed(n_ctx=1024, n_ubatch=8), prompts[3], greedy, n_predict=most))
+    assert got[3] == last
 
 
 def test_context_shift_goes_on_for_ever(make: Make) -> None:
