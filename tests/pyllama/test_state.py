@@ -12,7 +12,8 @@ import pytest
 
 from pyggml.dtype import GGMLType
 from pyllama import Context, Model
-from pyllama.errors import StateError
+from pyllama.errors import BatchError, StateError
+from pyllama.kv_table import CHUNK
 from pyllama.state import _HEAD, load_state, save_state
 
 from .models import Spec, random_weights, rows, write_model
@@ -61,6 +62,23 @@ def test_a_saved_window(windowed: Make, tmp_path: Path) -> None:
     assert np.array_equal(rows(other, TOKENS[900:]), want)
 
 
+def test_a_window_takes_what_it_sees_of_a_larger_one(windowed: Make, tmp_path: Path) -> None:
+    whole = windowed(swa_full=True, n_seq_max=2)
+    rows(whole, TOKENS[:900], seq=1)
+    rows(whole, TOKENS[50:70])
+    save_state(whole, tmp_path / "all")
+    save_state(whole, tmp_path / "one", seq=1)
+    want = rows(whole, TOKENS[900:920], seq=1)
+    small = windowed(n_ubatch=64, n_seq_max=2)
+    assert small.kv.caches[1].n_cells < 900
+    load_state(small, tmp_path / "all")
+    assert small.kv.caches[1].lost(1) == 3 * CHUNK - 1 == small.kv.seq_pos_min(1) - 1
+    assert np.array_equal(rows(small, TOKENS[900:920], seq=1), want)
+    rows(small, TOKENS[:600])  # what sequence 0 has behind its window makes room
+    load_state(small, tmp_path / "one", seq=1)
+    assert np.array_equal(rows(small, TOKENS[900:920], seq=1), want)
+
+
 def test_states_that_do_not_fit(make: Make, model: Model, tmp_path: Path) -> None:
     path, context = tmp_path / "x", make(n_seq_max=2)
     rows(context, TOKENS[:40])
@@ -89,6 +107,12 @@ def test_states_that_do_not_fit(make: Make, model: Model, tmp_path: Path) -> Non
     write_model(tmp_path / "y.gguf", Spec(n_ctx=2048, n_layer=3), other)
     with pytest.raises(StateError, match="saved with another model"):
         load_state(Context(Model.load(tmp_path / "y.gguf"), n_ctx=64, n_seq_max=2), path)
+    with pytest.raises(BatchError, match="sequence 2: this context has 0 to 1"):
+        save_state(context, path, seq=2)
+    save_state(context, tmp_path / "one", seq=1)
+    with pytest.raises(BatchError, match="sequence 2: this context has 0 to 1"):
+        load_state(context, tmp_path / "one", seq=2)
+    assert context.kv.n_used == 45
     with pytest.raises(FileNotFoundError):
         load_state(context, tmp_path / "none")
 
