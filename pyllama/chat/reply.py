@@ -48,7 +48,8 @@ class Reply:
     """A reply, as far as it is made.
 
     Attributes:
-        text, tokens: what was made; the end-of-generation token is in neither.
+        text, tokens: what was made; the end-of-generation token is in neither. Where it was left,
+            what had not been shown yet is in neither.
         ended: by an end-of-generation token, a stop text, the number of tokens, a full context;
             empty while it is made, or where it was left.
     """
@@ -57,6 +58,12 @@ class Reply:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     ended: Ended = ""
+    _ends: list[int] = field(default_factory=list, repr=False)  # of each token, in characters
+
+    @property
+    def rest(self) -> str:
+        """Text of the last token, where only its beginning was shown; it is not in ``tokens``."""
+        return self.text[self._ends[-1] if self._ends else 0 :] if not self.ended else ""
 
     def stream(
         self, state: Evaluated, tokens: Sequence[int], stop: Sequence[str] = ()
@@ -70,10 +77,15 @@ class Reply:
             ContextFull, BatchError: at the first step; there is no room for a reply.
             Aborted: the decode was stopped.
         """
-        for piece in self._pieces(state, list(tokens), tuple(stop)):
-            if piece:
-                self.text += piece
-                yield piece
+        try:
+            for piece in self._pieces(state, list(tokens), tuple(stop)):
+                if piece:
+                    self.text += piece
+                    yield piece
+        finally:
+            while not self.ended and self._ends and self._ends[-1] > len(self.text):
+                self._ends.pop()
+                self.tokens.pop()
 
     def _pieces(self, state: Evaluated, ids: list[int], stop: tuple[str, ...]) -> Iterator[str]:
         check_prompt(len(ids), 0, state.context.n_ctx_seq, min_room=1)
@@ -84,12 +96,16 @@ class Reply:
         if settings.n_predict == 0:
             self.ended = "length"
             return
+        n_chars = 0
         for token in steps(state, ids, Sampling(chain, state.timings)):
             if model.tokenizer.is_eog(token):
                 self.ended = "eog"
                 break
             self.tokens.append(token)
-            text, stopped = stops.push(decoder.push(token))
+            piece = decoder.push(token)
+            n_chars += len(piece)
+            self._ends.append(n_chars + decoder.waits)
+            text, stopped = stops.push(piece)
             yield text
             if stopped:
                 self.ended = "stop"

@@ -81,7 +81,8 @@ class Transcript:
                 reply.tokens += self._tokenizer.encode(settings.stop[0], False, True)
                 yield settings.stop[0]
         finally:
-            if reply.tokens:
+            made = reply.tokens + self._tokenizer.encode(reply.rest, False, True)
+            if made:
                 self._turns.append(begin)
-                self._ids += reply.tokens
+                self._ids += made
                 self._replied = True
