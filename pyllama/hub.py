@@ -96,7 +96,7 @@ def hub_model(name: str, file: str | None = None, hub: Hub | None = None) -> Pat
         Its path in the cache; the first of several parts, all of which are there.
 
     Raises:
-        HubError: no such repository, file or quantization; no access; no network; no room on the disk; or
+        HubError: no such repository, file or quantization; no access; no network; a full disk; or
             huggingface_hub is not installed.
 
     Source: llama.cpp, ``common_download_get_hf_plan``.
