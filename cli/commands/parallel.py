@@ -23,6 +23,7 @@ from ..options import (
     Number,
     SamplingOptions,
     context_options,
+    kv_unified_option,
     model_options,
     sampling_options,
 )
@@ -69,11 +70,14 @@ _MOST_TEXTS = 100_000
 @model_options
 @escape_option()
 @context_options()
+@kv_unified_option
 @sampling_options
 @ignored_option("-cb", "--cont-batching")
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
-def command(n_parallel: int, n_sequences: int, predict: int, **options: Any) -> None:
+def command(
+    n_parallel: int, n_sequences: int, predict: int, kv_unified: bool, **options: Any
+) -> None:
     """Continue many prompts at once: -p is one, -f holds one a line.
 
     With a fixed seed, text i uses the seed plus i.
@@ -91,16 +95,19 @@ def command(n_parallel: int, n_sequences: int, predict: int, **options: Any) -> 
     model = load_model(ModelOptions.take(options), sizes.n_threads)
     tokens = [model.tokenizer.encode(p, add_special=True, parse_special=True) for p in prompts]
     ids = [tokens[i % len(tokens)] for i in range(total)]
+    n_seq = min(n_parallel, total)
     if sizes.ctx_size == 0:
-        sizes = replace(sizes, ctx_size=_cells(ids, min(n_parallel, total), predict))
-    context = make_context(model, sizes, n_seq_max=min(n_parallel, total))
+        sizes = replace(sizes, ctx_size=_cells(ids, n_seq, predict, kv_unified))
+    context = make_context(model, sizes, n_seq_max=n_seq, unified=kv_unified)
     for i, n, text in _texts(context, ids, each, predict):
         write(f"--- {i}: {n} tokens ---\n{prompts[i % len(prompts)]}{text}\n\n")
 
 
-def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int) -> int:
+def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int, unified: bool) -> int:
     """A context in which the longest prompts find room together; at least 512 cells a text."""
     longest = sorted(map(len, prompts))[-n_parallel:]
+    if not unified:
+        longest = longest[-1:] * n_parallel
     each = n_predict if n_predict >= 0 else 512
     return max(512 * n_parallel, sum(longest) + n_parallel * (each + 1))
 

@@ -73,6 +73,23 @@ def test_parallel_continues_each_line_of_a_file(model: Path, tmp_path: Path) -> 
     assert code == 2 and "nothing to continue" in err
 
 
+def test_sequences_with_cells_of_their_own(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("one\n\ntwo three four\n")
+    args = ("-f", tmp_path / "p.txt", "-np", 2, "-n", 6, "--temp", 0, "--ignore-eos")
+    shared = run(parallel.command, model, *args)
+    assert shared[0] == 0 and run(parallel.command, model, *args, "-no-kvu")[1] == shared[1]
+    assert run(parallel.command, model, *args, "-kvu", "-c", 40)[0] == 0
+    code, _, err = run(parallel.command, model, *args, "--no-kv-unified", "-c", 24)
+    assert code == 1 and "a context of 12 takes 11" in err
+    args = ("-npp", "4,8", "-ntg", 2, "-npl", "1,3", "-pps", "-no-kvu")
+    code, out, err = run(batched_bench.command, model, *args)
+    rows = [[int(x) for x in line.split("|")[1:5]] for line in out.splitlines()[2:]]
+    assert rows == [[4, 2, 1, 6], [4, 2, 3, 18], [8, 2, 1, 10], [8, 2, 3, 30]]
+    assert "n_kv_max = 30" in err
+    code, out, _ = run(batched_bench.command, model, *args, "-c", 24)  # 8 cells each
+    assert code == 0 and len(out.splitlines()) == 2 + 2
+
+
 def test_prompt_cache(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "cache"
     base = ("-p", "hello there", "-n", 5, "--temp", 0, "--no-perf", "-no-cnv", "-c", 64)
