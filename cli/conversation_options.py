@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +34,7 @@ def is_terminal() -> bool:
 class ConversationOptions(Group):
     """How to talk with the model. ``conversation`` None lets the model and the terminal decide.
 
-    The last six are other groups' options, which count here too.
+    From ``reverse_prompt`` on they are other groups' options, which count here too.
     """
 
     conversation: bool | None
@@ -58,6 +58,11 @@ class ConversationOptions(Group):
     display_prompt: bool
     perf: bool
     escape: bool
+    context_shift: bool
+    keep: int
+    prompt_cache: Path | None
+    prompt_cache_all: bool
+    prompt_cache_ro: bool
 
     def __post_init__(self) -> None:
         for flag, text, file in (
@@ -66,6 +71,20 @@ class ConversationOptions(Group):
         ):
             if text is not None and file is not None:
                 raise click.UsageError(f"give {flag} as text or as a file, not both")
+
+        if self.prompt_cache_all and (self.interactive or self.interactive_first):
+            raise click.UsageError("--prompt-cache-all is not for -i and -if; leave one out")
+
+    def n_keep(self, tokens: Sequence[int], adds_bos: bool) -> int | None:
+        """What a context shift keeps of a beginning; None without shifts.
+
+        As in llama.cpp, -1 and what is too long is all of it, and a BOS token is always kept.
+        """
+        if not self.context_shift:
+            return None
+        if not 0 <= self.keep <= len(tokens):
+            return len(tokens)
+        return self.keep + int(adds_bos and self.keep < len(tokens))
 
     def mode(self, has_template: bool) -> Mode:
         """What to do with a model.

@@ -50,6 +50,19 @@ class Conversation:
         self.messages: list[dict[str, Any]] = list(self._system)
         self._read: tuple[str, list[int]] = ("", [])  # text up to the last reply's end, and tokens
 
+    def opening(self, text: str = "") -> list[int]:
+        """Tokens that the prompts begin with: the system's message, and ``text`` of the user's.
+
+        There are none where the template refuses such a beginning.
+        """
+        messages = [*self._system, *([{"role": "user", "content": text}] if text else [])]
+        if not messages:
+            return []
+        with contextlib.suppress(TemplateError):
+            values = {**self._values, "add_generation_prompt": bool(text)}
+            return self._format.prompt(messages, **values).tokens
+        return []
+
     def say(self, text: str) -> None:
         """The user's turn."""
         self.messages.append({"role": "user", "content": text})
@@ -83,7 +96,7 @@ class Conversation:
                 self.messages.append(self._said(prompt.text, reply.text))
                 # where the text is not the tokens', it is read again
                 cut = reply.ended == "stop" or settings.special or bool(reply.rest)
-                self._read = ("", []) if cut else (prompt.text + reply.text, tokens + reply.tokens)
+                self._read = ("", []) if cut else (prompt.text + reply.text, reply.ids)
 
     def _said(self, prompt: str, text: str) -> dict[str, Any]:
         """The reply as a message. A format may write a space before it that the model wrote too."""

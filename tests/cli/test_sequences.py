@@ -21,8 +21,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("m") / "x.gguf", spec, random_weights(spec))
 
 
-def run(command: click.Command, model: Path, *args: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(command, ["-m", str(model), *map(str, args)])
+def run(
+    command: click.Command, model: Path, *args: object, stdin: str = ""
+) -> tuple[int, str, str]:
+    result = CliRunner().invoke(command, ["-m", str(model), *map(str, args)], input=stdin)
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -115,3 +117,51 @@ def test_context_shift(model: Path) -> None:
     long = run(completion.command, model, *base, "--context-shift", "--keep", 2)
     assert short[0] == long[0] == 0
     assert long[1].startswith(short[1].rstrip("\n")[:8]) and len(long[1]) > len(short[1])
+
+
+TALK = ("-cnv", "--chat-template", "vicuna", "--temp", 0, "--no-perf", "--ignore-eos")
+
+
+def test_a_conversation_goes_on_when_its_context_is_full(model: Path) -> None:
+    args, stdin = (*TALK, "-sys", "Be brief.", "-n", 20, "-c", 100), "one\ntwo\nthree\nfour\n"
+    code, out, err = run(completion.command, model, *args, stdin=stdin)
+    assert code == 0 and "error: the prompt has" in err and "use a context of" in err
+    first = out.splitlines()[0]
+    for keep in (0, 12, -1):
+        shifted = ("--context-shift", "--keep", keep)
+        code, out, err = run(completion.command, model, *args, *shifted, stdin=stdin)
+        assert (code, err) == (0, "") and out.splitlines()[0] == first
+    args = (*TALK, "-n", 150, "-c", 60)
+    assert (
+        run(completion.command, model, *args, "-p", "Hi", "-st")[1]
+        < run(completion.command, model, *args, "-p", "Hi", "-st", "--context-shift")[1]
+    )
+    code, _, err = run(
+        completion.command, model, *args, "--context-shift", "--keep", -1, "-p", "x" * 70, "-st"
+    )
+    assert code == 1 and "tokens to keep fill the context of 60" in err
+
+
+def test_the_prompt_cache_of_a_conversation(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    args, stdin = (*TALK, "-sys", "Be brief.", "-n", 8, "-c", 200), "one\ntwo\n"
+    plain = run(completion.command, model, *args, stdin=stdin)[1]
+    args = (*args, "--prompt-cache", path)
+    first = run(completion.command, model, *args, stdin=stdin)
+    assert first[:2] == (0, plain) and "does not exist yet" in first[2]
+    size = path.stat().st_size
+    again = run(completion.command, model, *args, "--prompt-cache-all", stdin=stdin)
+    match = re.search(r"(\d+) of (\d+) prompt tokens", again[2])
+    assert again[1] == plain and match and match[1] == match[2] != "0"
+    assert path.stat().st_size > 2 * size  # the whole conversation
+    before = path.read_bytes()
+    more = (*args, "--prompt-cache-ro", "--prompt-cache-all")
+    assert run(completion.command, model, *more, stdin=stdin)[1] == plain
+    assert path.read_bytes() == before
+    path.write_bytes(before[:100])
+    code, out, err = run(completion.command, model, *args, stdin=stdin)
+    assert (code, out) == (1, "") and "is damaged" in err and len(err.splitlines()) == 1
+    code, _, err = run(
+        completion.command, model, "-i", "--prompt-cache", path, "--prompt-cache-all"
+    )
+    assert code == 2 and "--prompt-cache-all is not for -i" in err

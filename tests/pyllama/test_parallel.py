@@ -118,6 +118,24 @@ def test_context_shift_goes_on_for_ever(make: Make) -> None:
     assert len(list(generate(context, TOKENS[:10], greedy, n_predict=-2, n_keep=4))) == 23
 
 
+def test_room_is_made_in_the_tokens_that_a_context_holds(make: Make) -> None:
+    state = Evaluated(make(n_ctx=64), logits_all=False, timings=Timings())
+    state.evaluate(TOKENS[:44])
+    ids = TOKENS[:74]
+    state.make_room(ids, 4)
+    assert ids == [*TOKENS[:4], *TOKENS[24:74]] and state.n_forgotten == 20
+    assert state.ids().tolist() == ids[:24] and state.context.kv.length(0) == 24
+    assert state.context.kv.seq_pos_max(0) == 23
+    before = state.timings.n_prompt_eval
+    state.catch_up(ids)
+    assert state.timings.n_prompt_eval - before == 30  # what it held is not read again
+    other = [*TOKENS[:3], *TOKENS[100:190]]  # of another text it holds too little
+    state.make_room(other, 3)
+    assert other == [*TOKENS[:3], *TOKENS[145:190]] and state.n_tokens == 3
+    with pytest.raises(ContextFull, match="all 64 tokens to keep fill the context of 64"):
+        state.make_room(TOKENS[:70], 64)
+
+
 def test_a_prompt_cache_saves_evaluation_and_changes_nothing(make: Make, tmp_path: Path) -> None:
     cache, greedy = PromptCache(tmp_path / "x"), SamplingParams(temp=0.0)
     context = make()
