@@ -86,7 +86,7 @@ def converse(
         stop=options.reverse_prompt,
         show_stop=mode == "write",
         special=options.special,
-        n_keep=options.n_keep(opening, bool(context.model.tokenizer.add_bos)),
+        n_keep=options.n_keep(opening, context.model.tokenizer),
     )
     cache = _prompt_cache(state, opening, options)
     reader = LineReader(

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -21,6 +21,9 @@ from .options import Group, stack
 from .output import note
 from .prompt import process_escapes
 from .tool import ignored_option
+
+if TYPE_CHECKING:
+    from pyllama.tokenizer import Tokenizer
 
 Mode = Literal["complete", "talk", "write"]
 
@@ -75,7 +78,7 @@ class ConversationOptions(Group):
         if self.prompt_cache_all and (self.interactive or self.interactive_first):
             raise click.UsageError("--prompt-cache-all is not for -i and -if; leave one out")
 
-    def n_keep(self, tokens: Sequence[int], adds_bos: bool) -> int | None:
+    def n_keep(self, tokens: Sequence[int], tokenizer: Tokenizer) -> int | None:
         """What a context shift keeps of a beginning; None without shifts.
 
         As in llama.cpp, -1 and what is too long is all of it, and a BOS token is always kept.
@@ -84,7 +87,7 @@ class ConversationOptions(Group):
             return None
         if not 0 <= self.keep <= len(tokens):
             return len(tokens)
-        return self.keep + int(adds_bos and self.keep < len(tokens))
+        return self.keep + int(bool(tokenizer.add_bos) and self.keep < len(tokens))
 
     def mode(self, has_template: bool) -> Mode:
         """What to do with a model.

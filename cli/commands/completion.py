@@ -139,7 +139,7 @@ def command(**options: Any) -> None:
 
     timings = Timings(load_ms=1e3 * (time.perf_counter() - start))
     try:
-        n_keep = talk.n_keep(tokens, bool(model.tokenizer.add_bos))
+        n_keep = talk.n_keep(tokens, model.tokenizer)
         _stream(context, tokens, params, run, timings, n_keep)
     finally:  # also after Ctrl-C
         if run.perf:
