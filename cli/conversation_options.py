@@ -79,11 +79,11 @@ class ConversationOptions(Group):
             raise click.UsageError("--prompt-cache-all is not for -i and -if; leave one out")
 
     def n_keep(self, tokens: Sequence[int], tokenizer: Tokenizer) -> int | None:
-        """What a context shift keeps of a beginning; None without shifts.
+        """What a context shift keeps of a beginning; None without shifts, which -n -2 asks for too.
 
         As in llama.cpp, -1 and what is too long is all of it, and a BOS token is always kept.
         """
-        if not self.context_shift:
+        if not self.context_shift or self.predict == -2:
             return None
         if not 0 <= self.keep <= len(tokens):
             return len(tokens)

@@ -136,6 +136,8 @@ def test_a_conversation_goes_on_when_its_context_is_full(model: Path) -> None:
         run(completion.command, model, *args, "-p", "Hi", "-st")[1]
         < run(completion.command, model, *args, "-p", "Hi", "-st", "--context-shift")[1]
     )
+    filled = (*TALK, "-n", -2, "-c", 60, "-p", "Hi", "-st", "--context-shift")
+    assert run(completion.command, model, *filled)[0] == 0  # it ends
     code, _, err = run(
         completion.command, model, *args, "--context-shift", "--keep", -1, "-p", "x" * 70, "-st"
     )
