@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyllama.chat.transcript import Transcript
     from pyllama.context import Context
     from pyllama.evaluated import Evaluated
+    from pyllama.prompt_cache import PromptCache
     from pyllama.sampling import SamplingParams
     from pyllama.timings import Timings
 
@@ -71,13 +72,6 @@ def converse(
 
     timings = Timings(load_ms=load_ms)
     state = Evaluated(context, logits_all=False, timings=timings)
-    settings = Settings(
-        params,
-        n_predict=options.predict,
-        stop=options.reverse_prompt,
-        show_stop=mode == "write",
-        special=options.special,
-    )
     if is_terminal() and not options.single_turn:
         what = "Talk with the model" if mode == "talk" else "Write one text in turns with the model"
         note(f"{what}; /help says what else there is, /exit or Ctrl-D leaves.")
@@ -85,6 +79,16 @@ def converse(
         dialogue: Dialogue = _conversation(state, options)
     else:
         dialogue = _transcript(state, options, prompt)
+    opening = dialogue.opening(prompt if mode == "talk" else "")
+    settings = Settings(
+        params,
+        n_predict=options.predict,
+        stop=options.reverse_prompt,
+        show_stop=mode == "write",
+        special=options.special,
+        n_keep=options.n_keep(opening, context.model.tokenizer),
+    )
+    cache = _prompt_cache(state, opening, options)
     reader = LineReader(
         editing=not options.simple_io,
         color=wants_color(options.color),
@@ -94,9 +98,41 @@ def converse(
         with reader as lines:
             _Talk(dialogue, mode, settings, timings, lines, options).run(prompt)
     finally:
+        writes = options.prompt_cache_all and not options.prompt_cache_ro
+        if cache is not None and writes and state.n_tokens and not state.n_forgotten:
+            context.kv.seq_rm(0, state.n_tokens, -1)
+            cache.save(context, state.ids().tolist())
         if options.perf and timings.n_sample and not is_terminal():
             for line in timings.lines():
                 note(line)
+
+
+def _prompt_cache(
+    state: Evaluated, opening: list[int], options: ConversationOptions
+) -> PromptCache | None:
+    """The prompt cache, read; the beginning of the dialogue is written to it if it lacks that."""
+    if options.prompt_cache is None:
+        return None
+    from pyllama.generate import check_prompt
+    from pyllama.prompt_cache import PromptCache
+
+    cache = PromptCache(options.prompt_cache)
+    state.adopt(cache.load_all(state.context))
+    n = cache.matching(opening)
+    note_cache(cache, n, len(opening))
+    if n < len(opening) and not options.prompt_cache_ro:
+        check_prompt(len(opening), 0, state.context.n_ctx_seq, min_room=1)
+        state.catch_up(opening)
+        cache.save(state.context, opening)
+    return cache
+
+
+def note_cache(cache: PromptCache, n: int, n_prompt: int) -> None:
+    """Say what came from a prompt cache."""
+    if cache.tokens:
+        note(f"prompt cache: {n} of {n_prompt} prompt tokens from {cache.path}")
+    else:
+        note(f"prompt cache: {cache.path} does not exist yet, or is empty")
 
 
 def _conversation(state: Evaluated, options: ConversationOptions) -> Conversation:
@@ -248,11 +284,9 @@ class _Talk:
 
     def _next_settings(self) -> Settings:
         """A fixed seed gives the same conversation, but not the same reply again and again."""
-        params, self._n_replies = self._settings.params, self._n_replies + 1
-        if params.seed in (-1, 0xFFFFFFFF):
-            return self._settings
-        seed = (params.seed + self._n_replies - 1) % 0xFFFFFFFF
-        return replace(self._settings, params=replace(params, seed=seed))
+        self._n_replies += 1
+        params = self._settings.params.for_text(self._n_replies - 1)
+        return replace(self._settings, params=params)
 
     def _say_speed(self) -> None:
         timings = self._timings

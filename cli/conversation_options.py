@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -21,6 +21,9 @@ from .options import Group, stack
 from .output import note
 from .prompt import process_escapes
 from .tool import ignored_option
+
+if TYPE_CHECKING:
+    from pyllama.tokenizer import Tokenizer
 
 Mode = Literal["complete", "talk", "write"]
 
@@ -34,7 +37,7 @@ def is_terminal() -> bool:
 class ConversationOptions(Group):
     """How to talk with the model. ``conversation`` None lets the model and the terminal decide.
 
-    The last six are other groups' options, which count here too.
+    From ``reverse_prompt`` on they are other groups' options, which count here too.
     """
 
     conversation: bool | None
@@ -58,6 +61,11 @@ class ConversationOptions(Group):
     display_prompt: bool
     perf: bool
     escape: bool
+    context_shift: bool
+    keep: int
+    prompt_cache: Path | None
+    prompt_cache_all: bool
+    prompt_cache_ro: bool
 
     def __post_init__(self) -> None:
         for flag, text, file in (
@@ -66,6 +74,20 @@ class ConversationOptions(Group):
         ):
             if text is not None and file is not None:
                 raise click.UsageError(f"give {flag} as text or as a file, not both")
+
+        if self.prompt_cache_all and (self.interactive or self.interactive_first):
+            raise click.UsageError("--prompt-cache-all is not for -i and -if; leave one out")
+
+    def n_keep(self, tokens: Sequence[int], tokenizer: Tokenizer) -> int | None:
+        """What a context shift keeps of a beginning; None without shifts, which -n -2 asks for too.
+
+        As in llama.cpp, -1 and what is too long is all of it, and a BOS token is always kept.
+        """
+        if not self.context_shift or self.predict == -2:
+            return None
+        if not 0 <= self.keep <= len(tokens):
+            return len(tokens)
+        return self.keep + int(bool(tokenizer.add_bos) and self.keep < len(tokens))
 
     def mode(self, has_template: bool) -> Mode:
         """What to do with a model.

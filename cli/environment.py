@@ -20,7 +20,6 @@ _OTHER_NAMES = {  # llama.cpp's, where they do not follow from the flag
     "--ubatch-size": "UBATCH",
     "--parallel": "N_PARALLEL",
     "--gpu-layers": "N_GPU_LAYERS",
-    "--hf-token": "HF_TOKEN",
 }
 _TRUE = {"1", "true", "on", "yes", "enabled"}
 _FALSE = {"0", "false", "off", "no", "disabled"}

@@ -59,7 +59,9 @@ def load_vocab(given: Path | None) -> Model:
     return Model.load(path, vocab_only=True)
 
 
-def make_context(model: Model, options: ContextOptions, *, n_seq_max: int = 1) -> Context:
+def make_context(
+    model: Model, options: ContextOptions, *, n_seq_max: int = 1, unified: bool = True
+) -> Context:
     """A context of the sizes and threads that the options name, for so many sequences."""
     from pyggml.dtype import GGMLType
     from pyllama.context import Context
@@ -70,6 +72,7 @@ def make_context(model: Model, options: ContextOptions, *, n_seq_max: int = 1) -
         n_batch=options.batch_size,
         n_ubatch=options.ubatch_size,
         n_seq_max=n_seq_max,
+        unified=unified,
         swa_full=options.swa_full,
         n_threads=options.n_threads,
         n_threads_batch=options.n_threads_batch,

@@ -261,6 +261,15 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
     )
 
 
+kv_unified_option = click.option(
+    "-kvu/-no-kvu",
+    "--kv-unified/--no-kv-unified",
+    default=True,
+    show_default="on",
+    help="Sequences share the context's cells, or each has an equal part for itself.",
+)
+
+
 @dataclass(frozen=True)
 class SamplingOptions(Group):
     """llama.cpp's sampling parameters, under the names of ``SamplingParams``."""

@@ -112,15 +112,7 @@ def user_cache_dir(app: str) -> Path:
     ``XDG_CACHE_HOME`` or ``~/.cache`` (Linux and others), ``~/Library/Caches`` (macOS),
     ``LOCALAPPDATA`` (Windows).
     """
-    home = Path(os.path.expanduser("~"))
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):  # the XDG rule: a relative path counts as not set
-        return Path(given) / app
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / app
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches" / app
-    return home / ".cache" / app
+    return _user_dir("XDG_CACHE_HOME", ".cache", "Library/Caches") / app
 
 
 def user_state_dir(app: str) -> Path:
@@ -129,15 +121,23 @@ def user_state_dir(app: str) -> Path:
     ``XDG_STATE_HOME`` or ``~/.local/state`` (Linux and others), ``~/Library/Application Support``
     (macOS), ``LOCALAPPDATA`` (Windows).
     """
+    return _user_dir("XDG_STATE_HOME", ".local/state", "Library/Application Support") / app
+
+
+def _user_dir(variable: str, usual: str, macos: str) -> Path:
     home = Path(os.path.expanduser("~"))
-    given = os.environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(given):
-        return Path(given) / app
+    given = os.environ.get(variable, "")
+    if os.path.isabs(given):  # the XDG rule: a relative path counts as not set
+        return Path(given)
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / app
-    if sys.platform == "darwin":
-        return home / "Library" / "Application Support" / app
-    return home / ".local" / "state" / app
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    return home / (macos if sys.platform == "darwin" else usual)
+
+
+def code_dir() -> Path:
+    """The folder of compiled kernels; it may not exist yet."""
+    given = CACHE_DIR.get()
+    return Path(given) if given else user_cache_dir("pyggml") / "code"
 
 
 def markdown_table() -> str:

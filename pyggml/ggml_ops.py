@@ -43,4 +43,3 @@ _WHY = {
     "of one vision tower, which is not supported": "GET_REL_POS ADD_REL_POS",
 }
 REASONS = {name: why for why, names in _WHY.items() for name in names.split()}
-LATER = "not written yet"

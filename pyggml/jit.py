@@ -110,8 +110,7 @@ def cache_dir(isa_name: str) -> Path:
     digest.update(
         repr((nb.__version__, llvmlite.__version__, sys.version_info[:3], isa_name)).encode()
     )
-    given = env.CACHE_DIR.get()
-    base = Path(given) if given else env.user_cache_dir("pyggml") / "code"
+    base = env.code_dir()
     path = base / digest.hexdigest()[:16]
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

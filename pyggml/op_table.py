@@ -16,7 +16,7 @@ from .backend.interface import Backend
 from .backend.registry import init_backend
 from .context import Context
 from .dtype import GGMLType
-from .ggml_ops import GGML_OPS, LATER, REASONS
+from .ggml_ops import GGML_OPS, REASONS
 from .ops import OPS, PERMUTE, Arg, Case, Op
 from .tensor import Tensor
 
@@ -25,7 +25,7 @@ BACKENDS = ("reference", "cpu")
 
 def missing() -> dict[str, str]:
     """The ops of ggml's list that we lack, with the reason."""
-    return {name: REASONS.get(name, LATER) for name in GGML_OPS if name not in OPS}
+    return {name: REASONS[name] for name in GGML_OPS if name not in OPS}
 
 
 def case_node(op: Op, case: Case) -> Tensor:

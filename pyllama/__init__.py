@@ -17,12 +17,19 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .context import Context
     from .llama import Llama
+    from .llama_state import LlamaState
     from .model import Model
 
 __version__ = "0.1.0"
-__all__ = ["Batch", "Context", "Llama", "Model", "__version__"]
+__all__ = ["Batch", "Context", "Llama", "LlamaState", "Model", "__version__"]
 
-_HOMES = {"Batch": "batch", "Context": "context", "Llama": "llama", "Model": "model"}
+_HOMES = {
+    "Batch": "batch",
+    "Context": "context",
+    "Llama": "llama",
+    "LlamaState": "llama_state",
+    "Model": "model",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -66,11 +66,12 @@ def batched_bench(
         raise BatchError(
             f"{max(n_parallel)} sequences at once: this context has {context.kv.n_seq_max}"
         )
-    if context.n_ctx > 1:  # the first run of a program is slower
-        _fill(context, 1, min(16, context.n_ctx - 1))
+    if context.n_ctx_seq > 1:  # the first run of a program is slower
+        _fill(context, 1, min(16, context.n_ctx_seq - 1))
         _step(context, 1, 0)
     for pp, tg, pl in itertools.product(n_prompt, n_gen, n_parallel):
-        if cells(pp, tg, pl, shared) <= context.n_ctx:
+        n_cells = cells(pp, tg, pl, shared and context.kv.unified)
+        if n_cells <= context.n_ctx and pp + tg <= context.n_ctx_seq:
             yield _measure(context, pp, tg, pl, shared)
 
 
@@ -106,7 +107,7 @@ def _measure(context: Context, pp: int, tg: int, pl: int, shared: bool) -> Batch
         pp=pp,
         tg=tg,
         pl=pl,
-        n_kv=cells(pp, tg, pl, shared),
+        n_kv=cells(pp, tg, pl, shared and context.kv.unified),
         t_pp=t_pp,
         speed_pp=prompt / t_pp,
         t_tg=t_tg,

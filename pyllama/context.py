@@ -31,7 +31,7 @@ from .batch import Batch
 from .errors import BatchError, ContextFull
 from .graph.builder import GraphBuilder
 from .kv_cache import KV_TYPES
-from .kv_cells import MAX_POSITION, Ints, Seqs, each
+from .kv_table import MAX_POSITION, Ints, Seqs, each
 from .memory import Memory
 from .model import Model
 
@@ -108,6 +108,9 @@ class Context:
         unified: whether sequences share the cells; otherwise each has ``n_ctx / n_seq_max``.
         swa_full: layers that see a window of positions keep all keys and values nevertheless.
         n_threads, n_threads_batch: threads for one token and for several; None chooses.
+
+    Attributes:
+        n_ctx_seq: cells that one sequence may take.
 
     Raises:
         AllocError: the KV cache does not fit into memory.
@@ -302,7 +305,7 @@ class Context:
             (self._runner or self._backend).abort()
 
     def close(self) -> None:
-        """Let go of programs and memory."""
+        """Let go of the compiled programs; the cache goes with the object, which stays usable."""
         with self._lock:
             self._programs.clear()
 

@@ -20,6 +20,7 @@ from pyggml.errors import AllocError
 from .batch import Batch
 from .context import Context
 from .errors import BatchError, ContextFull
+from .generate import shift
 from .timings import Timings
 
 Floats = npt.NDArray[np.float32]
@@ -37,7 +38,8 @@ class Evaluated:
 
     Attributes:
         n_tokens: tokens evaluated; lower it to forget the last ones.
-        input_ids: int32[n_ctx], of which the first ``n_tokens`` count.
+        n_forgotten: tokens that context shifts took out of the middle.
+        input_ids: int32[n_ctx_seq], of which the first ``n_tokens`` count.
         holder: whoever's tokens these are; None after anybody else's.
     """
 
@@ -51,15 +53,15 @@ class Evaluated:
     ) -> None:
         self.context, self.logits_all, self.timings = context, logits_all, timings
         self.on_reuse = on_reuse
-        self.n_tokens = 0
+        self.n_tokens = self.n_forgotten = 0
         self.holder: object = None
-        self.input_ids: Ids = np.zeros(context.n_ctx, np.intc)
+        self.input_ids: Ids = np.zeros(context.n_ctx_seq, np.intc)
         self._scores: Floats | None = None
         self._unsaved_row: int | None = None  # of scores: the context still has its logits
 
     @property
     def scores(self) -> Floats:
-        """float32[n_ctx, n_vocab]: the logits after each token, where they were kept.
+        """float32[n_ctx_seq, n_vocab]: the logits after each token, where they were kept.
 
         Memory is taken for filled rows only.
 
@@ -67,7 +69,7 @@ class Evaluated:
             AllocError: so large an array cannot even be reserved.
         """
         if self._scores is None:
-            shape = (self.context.n_ctx, self.context.model.hparams.n_vocab)
+            shape = (self.context.n_ctx_seq, self.context.model.hparams.n_vocab)
             try:
                 self._scores = np.zeros(shape, np.float32)
             except MemoryError:
@@ -112,10 +114,10 @@ class Evaluated:
         """
         context = self.context
         n_wanted = self.n_tokens + len(tokens)
-        if n_wanted > context.n_ctx:
+        if n_wanted > context.n_ctx_seq:
             raise ContextFull(
                 f"{len(tokens)} tokens behind {self.n_tokens} do not fit into a context of "
-                f"{context.n_ctx}; use n_ctx={n_wanted} or more, or reset()"
+                f"{context.n_ctx_seq}; use n_ctx={n_wanted} or more, or reset()"
             )
         if context.kv.seq_pos_max(0) + 1 != self.n_tokens:
             context.kv.seq_rm(0, self.n_tokens, -1)
@@ -142,11 +144,47 @@ class Evaluated:
             As `evaluate`.
         """
         self.holder = None
-        n = min(self.n_tokens, len(ids) - 1)
-        differ = np.flatnonzero(self.input_ids[:n] != np.array(ids[:n], np.int64))
-        n_kept = int(differ[0]) if differ.size else n
-        # a sliding window may not have kept enough to go back there
-        self.n_tokens = n_kept = self.context.kv.rewind(0, n_kept)
+        n_kept = self._keep(ids)
         if n_kept and self.on_reuse is not None:
             self.on_reuse(n_kept, len(ids) - n_kept)
         self.evaluate(ids[n_kept:])
+
+    def _keep(self, ids: Sequence[int]) -> int:
+        """Forget what is not the beginning of ``ids``, or is all of it; how many tokens stay."""
+        n = min(self.n_tokens, len(ids) - 1)
+        differ = np.flatnonzero(self.input_ids[:n] != np.array(ids[:n], np.int64))
+        # a sliding window may not have kept enough to go back there
+        self.n_tokens = self.context.kv.rewind(0, int(differ[0]) if differ.size else n)
+        return self.n_tokens
+
+    def adopt(self, tokens: Sequence[int]) -> None:
+        """Take note that the context holds these tokens, such as those of a loaded state."""
+        self.holder, self.n_tokens, self._unsaved_row = None, len(tokens), None
+        self.input_ids[: len(tokens)] = tokens
+
+    def make_room(self, ids: list[int], n_keep: int) -> None:
+        """Take tokens out of ``ids`` until the context can hold them (context shift).
+
+        Half of what the context holds of them behind the first ``n_keep`` goes and the rest moves
+        up; where it holds no more than these, half of all. Logits of before count no more.
+
+        Raises:
+            ContextFull: there is nothing behind them.
+        """
+        while len(ids) > self.context.n_ctx_seq:
+            if self._keep(ids) - n_keep >= 2:
+                n = shift(self.context, n_keep)
+                self.n_tokens -= n
+                self.input_ids[n_keep : self.n_tokens] = self.input_ids[n_keep + n :][
+                    : self.n_tokens - n_keep
+                ]
+            else:
+                n = (len(ids) - n_keep) // 2
+                if n < 1 or n_keep >= self.context.n_ctx_seq:
+                    raise ContextFull(
+                        f"all {n_keep} tokens to keep fill the context of "
+                        f"{self.context.n_ctx_seq}; use a smaller --keep or a larger context"
+                    )
+            del ids[n_keep : n_keep + n]
+            self.n_forgotten += n
+            self._unsaved_row = None

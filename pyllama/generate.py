@@ -67,7 +67,7 @@ def generate(
         BatchError: no tokens, an unknown token, or ``n_past`` that the sequence does not hold.
         Aborted: the decode was stopped.
     """
-    check_prompt(len(tokens), n_past, context.n_ctx)
+    check_prompt(len(tokens), n_past, context.n_ctx_seq)
     held = context.kv.seq_pos_max(0) + 1
     if not 0 <= n_past <= held:
         raise BatchError(f"n_past is {n_past}, but sequence 0 holds {held} tokens")
@@ -77,9 +77,9 @@ def generate(
         chain.accept(token)
     context.kv.seq_rm(0, n_past, -1)
     # a context of n cells can choose one token more than it can hold
-    most = context.n_ctx - n_past - len(tokens) + 1 if n_keep is None else sys.maxsize
+    most = context.n_ctx_seq - n_past - len(tokens) + 1 if n_keep is None else sys.maxsize
     if n_predict == FILL:
-        most, n_keep = context.n_ctx - n_past - len(tokens) + 1, None
+        most, n_keep = context.n_ctx_seq - n_past - len(tokens) + 1, None
     return _loop(
         context,
         list(tokens),
@@ -172,7 +172,7 @@ def _loop(
         if n_left == 0 or is_eog(token):
             return
         ids.append(token)
-        if n_keep is not None and context.kv.length(0) >= context.n_ctx:
+        if n_keep is not None and context.kv.length(0) >= context.n_ctx_seq:
             shift(context, n_keep)
         timings.decode_token(context, token)
 

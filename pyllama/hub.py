@@ -10,6 +10,7 @@ that package (the extra ``hf``).
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -20,12 +21,12 @@ from pyggml import env
 
 from .errors import HubError
 
-Progress = Callable[[float], None]
 _PREFERRED = ("Q4_K_M", "Q8_0")
 _NO_MODEL = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _MOST_SHOWN = 12
 _TIMEOUT_S = 10.0
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def hub_model(name: str, file: str | None = None, hub: Hub | None = None) -> Pat
         Its path in the cache; the first of several parts, all of which are there.
 
     Raises:
-        HubError: no such repository, file or quantization; no access; no network; or
+        HubError: no such repository, file or quantization; no access; no network; a full disk; or
             huggingface_hub is not installed.
 
     Source: llama.cpp, ``common_download_get_hf_plan``.
@@ -214,6 +215,12 @@ class _errors:
             raise HubError(f"{self._what} does not exist") from None
         if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
             raise HubError(f"{self._what}: {text}") from None
+        if isinstance(error, errors.HFValidationError):
+            raise HubError(f"{self._repo!r} is not a repository: {text}") from None
+        if isinstance(error, OSError) and error.errno in _DISK:
+            raise HubError(
+                f"{self._what} cannot be kept: {text}; HF_HOME names another place for the cache"
+            ) from None
         raise _Unreachable(f"{self._what} cannot be fetched: {text}; is there a network?") from None
 
 

@@ -25,7 +25,8 @@ from pyggml.tensor import Tensor
 
 from .errors import BatchError
 from .hparams import HParams
-from .kv_cells import CellLists, Ints
+from .kv_cells import CellLists
+from .kv_table import Ints
 
 KV_TYPES = (GGMLType.F16, GGMLType.F32, GGMLType.BF16, GGMLType.Q8_0)
 

@@ -16,137 +16,61 @@ Source: llama.cpp, ``llama_kv_cells`` (names of the operations, lazy K-shift).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from .errors import BatchError, ContextFull
-
-MAX_POSITION = (1 << 31) - 1
-CHUNK = 256  # entries that attention takes at a time: lists are cut at multiples of it only
-Ints = npt.NDArray[np.int32]
-_STATE = ("_lists", "_lengths", "_lost", "_owners", "_n_used", "_next", "pending")
-Seqs = Sequence[int | tuple[int, ...]]  # of each token: its sequence, or several
+from .errors import BatchError
+from .kv_table import MAX_POSITION, CellTable, Ints, Seqs, each
 
 
-@dataclass
-class Pending:
-    """What has to happen to keys and values before the next decode.
-
-    Attributes:
-        copies: pairs of cells, source and target, to be copied in this order.
-        shift: for each cell, by how many positions its keys have to be rotated afterwards.
-        any: whether there may be something: what every decode asks.
-    """
-
-    shift: Ints
-    copies: list[tuple[Ints, Ints]] = field(default_factory=list)
-    any: bool = False
-
-    def clear(self) -> None:
-        """Everything is done."""
-        if self.any:
-            self.copies = []
-            self.shift[:] = 0
-            self.any = False
-
-
-class CellLists:
-    """The lists of all sequences.
+class CellLists(CellTable):
+    """What sequences can do: take new tokens, and the operations of llama.h.
 
     Args:
-        table: int32[n_seq_max, n_cells, 2], where the lists are kept.
-        window: positions that a token sees, its own included; 0 for all before it.
-        unified: whether sequences share the cells; otherwise each has an equal part for itself.
-
-    Attributes:
-        pending: see ``Pending``.
+        table, window, unified: see `CellTable`.
     """
 
-    def __init__(self, table: Ints, *, window: int = 0, unified: bool = True) -> None:
-        self.n_seq_max, self.n_cells = int(table.shape[0]), int(table.shape[1])
-        self.window, self.unified = window, unified or self.n_seq_max == 1
-        self._lists = table
-        self._lengths = [0] * self.n_seq_max
-        self._lost = [-1] * self.n_seq_max  # the last position that made room for others
-        self._owners = np.zeros(self.n_cells, np.int32)  # sequences that a cell belongs to
-        self._n_used = 0
-        self._next = 0  # cells below are probably taken
-        self.pending = Pending(np.zeros(self.n_cells, np.int32))
-
-    @property
-    def n_used(self) -> int:
-        """Cells that belong to a sequence."""
-        return self._n_used
-
-    def length(self, seq: int) -> int:
-        """Cells of a sequence."""
-        self._check_seq(seq)
-        return self._lengths[seq]
-
-    def entries(self, seq: int) -> Ints:
-        """(cell, position) of a sequence in order, int32[n, 2]; a view."""
-        self._check_seq(seq)
-        entries: Ints = self._lists[seq, : self._lengths[seq]]
-        return entries
-
-    def seq_pos_max(self, seq: int) -> int:
-        """The last position of a sequence, -1 where it is empty."""
-        self._check_seq(seq)
-        n = self._lengths[seq]
-        return int(self._lists[seq, n - 1, 1]) if n else -1
-
-    def seq_pos_min(self, seq: int) -> int:
-        """The first position of a sequence, -1 where it is empty."""
-        self._check_seq(seq)
-        return int(self._lists[seq, 0, 1]) if self._lengths[seq] else -1
-
-    def index(self, seq: int, position: int) -> int:
-        """How many cells of a sequence lie before a position."""
-        n = self._lengths[seq]
-        return int(np.searchsorted(self._lists[seq, :n, 1], position))
+    # -- new tokens ------------------------------------------------------------------------------
 
     def sees(self, seq: int, position: int) -> bool:
         """Whether all that a token at this position attends to is still here."""
         return self._lost[seq] < 0 or self._lost[seq] <= position - self.window
 
-    # -- new tokens ------------------------------------------------------------------------------
+    def check_window(self, seqs: Seqs, positions: Sequence[int]) -> None:
+        """Whether all that these tokens attend to is still here. Raises: BatchError."""
+        if not self.window:
+            return
+        first = dict(zip(reversed(seqs), reversed(positions), strict=True))
+        for seq, position in first.items():
+            for s in each(seq):
+                if not self.sees(s, position):
+                    raise BatchError(
+                        f"position {position} of sequence {s}: the cache of {self.n_cells} "
+                        f"cells for a window of {self.window} kept only positions from "
+                        f"{self._lost[s] + 1} on; start the sequence again, or use --swa-full"
+                    )
 
     def check_room(self, seqs: Seqs, positions: Sequence[int]) -> None:
         """Whether ``place`` will succeed.
 
         Raises:
-            ContextFull: too few free cells.
+            ContextFull: too few free cells, also when what a window hides has made room.
             BatchError: a position whose window is no longer here.
         """
-        if self.window:
-            first = dict(zip(reversed(seqs), reversed(positions), strict=True))
-            for seq, position in first.items():
-                for s in each(seq):
-                    if not self.sees(s, position):
-                        raise BatchError(
-                            f"position {position} of sequence {s}: the cache of {self.n_cells} "
-                            f"cells for a window of {self.window} kept only positions from "
-                            f"{self._lost[s] + 1} on; start the sequence again, or use --swa-full"
-                        )
-            return  # what is hidden makes room, and the cache is large enough for the rest
+        self.check_window(seqs, positions)
         if self.unified:
-            self._check_free(len(seqs), self.n_cells - self._n_used, self.n_cells)
+            free = self.n_cells - self._n_used
+            if len(seqs) > free and self.window:
+                free = self._n_free(self._starts(seqs, positions), self._owners)
+            self._check_free(len(seqs), free, self.n_cells)
             return
         size = self.n_cells // self.n_seq_max
+        starts = self._starts(seqs, positions) if self.window else {}
         for seq in set(seqs):
             free = int((self._owners[self._stream(seq)] == 0).sum())
+            for s in each(seq) if self.window else ():
+                free += self.n_hidden(self.entries(s), starts[s])
             self._check_free(sum(s == seq for s in seqs), free, size)
-
-    def _check_free(self, n: int, free: int, of: int) -> None:
-        if n > free:
-            raise ContextFull(
-                f"the context is full: {n} tokens wanted, {free} of {of} cells free; "
-                "use a larger context (-c, n_ctx) or a shorter prompt"
-            )
 
     def place(self, seqs: Seqs, positions: Sequence[int]) -> tuple[list[int], list[int]]:
         """Cells for new tokens, which are appended to their sequences' lists.
@@ -162,8 +86,8 @@ class CellLists:
         """
         n = len(seqs)
         self.check_room(seqs, positions)
-        if self.window:
-            self._make_room(seqs, positions)
+        if self.window and not (self.unified and self.n_cells - self._n_used >= n):
+            self._make_room(n, self._starts(seqs, positions))
         cells = self._free_cells(seqs)
         lengths, places = self._lengths.copy(), []
         owners = np.ones(n, np.int32)
@@ -200,14 +124,13 @@ class CellLists:
         self._next = cell + 1
         return cell, place, position
 
-    def _stream(self, seq: int | tuple[int, ...]) -> slice:
-        """The cells that a sequence may use."""
-        if self.unified:
-            return slice(0, self.n_cells)
-        if not isinstance(seq, int):
-            raise BatchError(f"a token of sequences {seq}: they must share cells (kv_unified)")
-        size = self.n_cells // self.n_seq_max
-        return slice(seq * size, (seq + 1) * size)
+    def _starts(self, seqs: Seqs, positions: Sequence[int]) -> dict[int, int]:
+        """Where each sequence goes on, with these tokens."""
+        starts = self._ends()
+        for seq, position in zip(seqs, positions, strict=True):
+            for s in each(seq):
+                starts[s] = min(starts[s], position)
+        return starts
 
     def _free_cells(self, seqs: Seqs) -> list[int]:
         """Free cells, in one run where that is easy."""
@@ -225,25 +148,6 @@ class CellLists:
             free[seq] = found[::-1].tolist()
         return [free[seq].pop() for seq in seqs]
 
-    def _make_room(self, seqs: Seqs, positions: Sequence[int]) -> None:
-        """Let go of what no later token sees, if cells are wanted; in whole chunks of the lists.
-
-        Attention cuts lists at multiples of a chunk, so the bits stay those of a full cache.
-        """
-        if self.unified and self.n_cells - self._n_used >= len(seqs):
-            return
-        starts = {s: self.seq_pos_max(s) + 1 for s in range(self.n_seq_max)}
-        for seq, position in zip(seqs, positions, strict=True):
-            for s in each(seq):
-                starts[s] = min(starts[s], position)
-        for s, start in starts.items():
-            if self.unified and self.n_cells - self._n_used >= len(seqs):
-                return
-            hidden = self.index(s, start - self.window + 1) // CHUNK * CHUNK
-            if hidden:
-                self._lost[s] = int(self._lists[s, hidden - 1, 1])
-                self._remove(s, 0, hidden)
-
     def rows(
         self, seqs: Seqs, positions: Sequence[int], places: Sequence[int], causal: bool = True
     ) -> Ints:
@@ -258,14 +162,6 @@ class CellLists:
         return rows
 
     # -- operations on sequences -----------------------------------------------------------------
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._lengths = [0] * self.n_seq_max
-        self._lost = [-1] * self.n_seq_max
-        self._owners[:] = 0
-        self._n_used = self._next = 0
-        self.pending.clear()
 
     def seq_rm(self, seq: int, p0: int = 0, p1: int = -1) -> None:
         """Forget positions p0 up to, not with, p1 (-1: the end) of a sequence (-1: of all)."""
@@ -320,7 +216,7 @@ class CellLists:
         self._check_seq(seq)
         first, last = self._range(seq, p0, p1)
         self._move(seq, first, last, self._lists[seq, first:last, 1] + np.int32(delta))
-        if p0 <= self._lost[seq] and (p1 < 0 or self._lost[seq] < p1):
+        if self._is_lost_in(seq, p0, p1):
             self._lost[seq] = max(-1, self._lost[seq] + delta)
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
@@ -333,77 +229,12 @@ class CellLists:
             raise BatchError(f"seq_div by {d}, want 1 or more")
         first, last = self._range(seq, p0, p1)
         self._move(seq, first, last, self._lists[seq, first:last, 1] // np.int32(d))
+        if self._is_lost_in(seq, p0, p1):
+            self._lost[seq] //= d
 
-    def snapshot(self) -> dict[str, Any]:
-        """The lists as they are, for ``restore``; not the keys and values."""
-        return deepcopy({name: getattr(self, name) for name in _STATE})
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a snapshot."""
-        self._lists[:] = state["_lists"]
-        for name in _STATE[1:]:
-            setattr(self, name, state[name])
-
-    def lost(self, seq: int) -> int:
-        """The last position of a sequence that has made room for others, -1 for none."""
-        return self._lost[seq]
-
-    def take_lists(self, seqs: Sequence[int]) -> tuple[Ints, list[Ints]]:
-        """The cells of some sequences, and (index into these, position) of each sequence."""
-        entries = [self.entries(s) for s in seqs]
-        cells = np.unique(np.concatenate([e[:, 0] for e in entries]))
-        lists = [np.stack([np.searchsorted(cells, e[:, 0]), e[:, 1]], 1) for e in entries]
-        return cells, [x.astype(np.int32) for x in lists]
-
-    def room_for(self, lists: Sequence[Ints], n: int, replaced: int | None) -> bool:
-        """Whether ``put_lists`` will find cells, once sequence ``replaced`` (None: all) is gone."""
-        if not self.unified:
-            size = self.n_cells // self.n_seq_max
-            return sum(map(len, lists)) == n and all(len(x) <= size for x in lists)
-        if replaced is None:
-            return bool(n <= self.n_cells)
-        freed = int((self._owners[self.entries(replaced)[:, 0]] == 1).sum())
-        return bool(n <= self.n_cells - self._n_used + freed)
-
-    def put_lists(
-        self, seqs: Sequence[int], lists: Sequence[Ints], lost: Sequence[int], n: int
-    ) -> Ints:
-        """Give empty sequences the lists of ``take_lists``; returns the cells to be filled."""
-        cells = np.flatnonzero(self._owners == 0)[:n].astype(np.int32)
-        for seq, entries, gone in zip(seqs, lists, lost, strict=False):
-            if not self.unified:
-                stream = self._stream(seq)
-                free = np.flatnonzero(self._owners[stream] == 0) + stream.start
-                cells = np.resize(cells, n)
-                cells[entries[:, 0]] = free[: len(entries)]
-            own = cells[entries[:, 0]]
-            self._lists[seq, : len(entries), 0] = own
-            self._lists[seq, : len(entries), 1] = entries[:, 1]
-            self._lengths[seq], self._lost[seq] = len(entries), gone
-            self._own(own)
-        return cells
-
-    def _range(self, seq: int, p0: int, p1: int) -> tuple[int, int]:
-        """Indices in a sequence's list of positions p0 up to p1 (-1: the end)."""
-        first = self.index(seq, max(p0, 0))
-        return first, self._lengths[seq] if p1 < 0 else max(first, self.index(seq, p1))
-
-    def _remove(self, seq: int, first: int, last: int) -> None:
-        """Take entries out of a list; cells of no sequence are free again."""
-        n = self._lengths[seq]
-        cells = self._lists[seq, first:last, 0].copy()
-        self._lists[seq, first : n - (last - first)] = self._lists[seq, last:n].copy()
-        self._lengths[seq] = n - (last - first)
-        self._owners[cells] -= 1
-        freed = cells[self._owners[cells] == 0]
-        self._n_used -= len(freed)
-        if len(freed):
-            self.pending.shift[freed] = 0
-            self._next = min(self._next, int(freed.min()))
-
-    def _own(self, cells: Ints) -> None:
-        self._n_used += int((self._owners[cells] == 0).sum())
-        self._owners[cells] += 1
+    def _is_lost_in(self, seq: int, p0: int, p1: int) -> bool:
+        """Whether the last position that made room is one of p0 up to p1."""
+        return p0 <= self._lost[seq] and (p1 < 0 or self._lost[seq] < p1)
 
     def _move(self, seq: int, first: int, last: int, positions: Ints) -> None:
         """Give the entries from first up to last new positions."""
@@ -429,23 +260,3 @@ class CellLists:
         old[first + gone : last] = part
         if gone:
             self._remove(seq, first, first + gone)
-
-    def _copied(self, seq: int, cells: Ints) -> Ints:
-        """Free cells that will hold copies of ``cells``."""
-        stream = self._stream(seq)
-        free = np.flatnonzero(self._owners[stream] == 0)[: len(cells)] + stream.start
-        self._check_free(len(cells), len(free), stream.stop - stream.start)
-        new: Ints = free.astype(np.int32)
-        self.pending.copies.append((cells.copy(), new))
-        self.pending.any = True
-        self.pending.shift[new] = self.pending.shift[cells]
-        return new
-
-    def _check_seq(self, seq: int) -> None:
-        if not 0 <= seq < self.n_seq_max:
-            raise BatchError(f"sequence {seq}: this context has 0 to {self.n_seq_max - 1}")
-
-
-def each(seq: int | tuple[int, ...]) -> tuple[int, ...]:
-    """The sequences of a token."""
-    return seq if isinstance(seq, tuple) else (seq,)

@@ -25,6 +25,7 @@ from .compat import cache_type, check_arguments, check_rope
 from .context import Context
 from .errors import ModelError
 from .evaluated import Evaluated, Floats, Ids
+from .llama_state import LlamaState, put_state, take_state
 from .llama_tokenizer import LlamaTokenizer
 from .model import Model
 from .sampling import RANDOM_SEED
@@ -270,6 +271,22 @@ class LlamaBase:
             self._state.holder = None
             self._state.evaluate(tokens)
             _ = self._state.scores  # keeps the last row
+
+    def save_state(self) -> LlamaState:
+        """A copy of tokens, logits and cache, for `load_state`."""
+        with self._lock:
+            return take_state(self._state, self._seed)
+
+    def load_state(self, state: LlamaState) -> None:
+        """Go on where `save_state` was called, on this or another object with the same model.
+
+        Raises:
+            StateError: of another model or cache type, damaged, or more than this context takes.
+                Nothing has changed then.
+        """
+        with self._lock:
+            put_state(self._state, state)
+            self.set_seed(state.seed)
 
     def _say(self, text: str) -> None:
         if self.verbose:

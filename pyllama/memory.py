@@ -19,7 +19,7 @@ from pyggml.dtype import GGMLType
 from .errors import PyllamaError
 from .hparams import HParams
 from .kv_cache import KVCache
-from .kv_cells import CHUNK, Seqs
+from .kv_table import CHUNK, Seqs
 
 
 class Memory:
@@ -52,6 +52,7 @@ class Memory:
         unified: bool = True,
     ) -> None:
         self.n_cells, self.n_seq_max, self.unified = n_ctx, n_seq_max, unified
+        self._n_ubatch = n_ubatch
         self.types = f"{type_k.name}/{type_v.name}"
         by_window: dict[int, list[int]] = {}
         for i in range(hparams.n_layer):
@@ -102,7 +103,11 @@ class Memory:
             ContextFull, BatchError: see ``KVCache.check_room``.
         """
         for cache in self.caches:
-            cache.check_room(seqs, positions)
+            enough = window_cells(cache.window, self.n_seq_max, self._n_ubatch, self.unified)
+            if cache.window and cache.n_cells >= enough:
+                cache.check_window(seqs, positions)
+            else:
+                cache.check_room(seqs, positions)
 
     def rewind(self, seq: int, position: int) -> int:
         """Forget a sequence from ``position`` on, to continue it there.

@@ -28,6 +28,7 @@ class _Slot:
     chain: Chain
     waiting: list[int]  # tokens that are not evaluated yet
     n_left: int
+    need: int  # cells that it may take, beside what all prompts share
     output: int = field(default=-1)  # row of its logits in the decode that ran
 
 
@@ -56,18 +57,22 @@ def generate_many(
     each = _params(params, len(prompts))
     if n_predict == 0 or not prompts:
         return
-    n_shared = _shared(prompts)
-    most = n_predict if n_predict > 0 else max(1, context.n_ctx // context.kv.n_seq_max)
-    needs = [len(prompt) - n_shared + most for prompt in prompts]
     for i, prompt in enumerate(prompts):
         if not len(prompt):
             raise BatchError(f"prompt {i} is empty: begin with the BOS token, or a text")
-        if len(prompt) >= context.n_ctx:
+        if len(prompt) >= context.n_ctx_seq:
             raise ContextFull(
-                f"prompt {i} has {len(prompt)} tokens, a context of {context.n_ctx} takes "
-                f"{context.n_ctx - 1}; use a larger one (-c, n_ctx)"
+                f"prompt {i} has {len(prompt)} tokens, a context of {context.n_ctx_seq} takes "
+                f"{context.n_ctx_seq - 1}; use a larger one (-c, n_ctx)"
             )
-    yield from _Run(context, prompts, each, needs, n_shared, most).tokens()
+    most = [most_tokens(context, len(prompt), n_predict) for prompt in prompts]
+    yield from _Run(context, prompts, each, most).tokens()
+
+
+def most_tokens(context: Context, n_prompt: int, n_predict: int = -1) -> int:
+    """Tokens that `generate_many` makes of a prompt of ``n_prompt`` tokens, at most."""
+    most = n_predict if n_predict >= 0 else max(1, context.n_ctx // context.kv.n_seq_max)
+    return min(most, context.n_ctx_seq - n_prompt)
 
 
 class _Run:
@@ -76,16 +81,14 @@ class _Run:
         context: Context,
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
-        needs: Sequence[int],
-        n_shared: int,
-        most: int,
+        most: Sequence[int],
     ) -> None:
         self._context, self._prompts, self._params = context, prompts, params
-        self._needs, self._n_shared, self._most = needs, n_shared, most
+        self._most, self._n_shared = most, _shared(prompts)
         self._queue = list(range(len(prompts)))[::-1]
         self._slots: list[_Slot] = []
         self._free = list(range(context.kv.n_seq_max))[::-1]
-        self._held = [n_shared] * context.kv.n_seq_max  # tokens that a free sequence has
+        self._held = [self._n_shared] * context.kv.n_seq_max  # tokens that a free sequence has
 
     def tokens(self) -> Iterator[tuple[int, int]]:
         context = self._context
@@ -119,23 +122,23 @@ class _Run:
 
     def _admit(self) -> None:
         """Begin waiting prompts while there are sequences and cells for all of their tokens."""
-        room = self._context.n_ctx - self._n_shared
-        room -= sum(self._needs[slot.index] for slot in self._slots)
+        room = self._context.n_ctx - self._n_shared - sum(slot.need for slot in self._slots)
         while self._queue and self._free:
             i = self._queue[-1]
-            if self._needs[i] > room and self._slots:
+            prompt, n_left = self._prompts[i], self._most[i]
+            seq = max(self._free, key=self._held.__getitem__)  # of a window, some may have lost it
+            need = len(prompt) - self._held[seq] + n_left
+            if need > room and self._slots and self._context.kv.unified:
                 return
             self._queue.pop()
-            prompt = self._prompts[i]
-            n_left = min(self._most, self._context.n_ctx - len(prompt))
+            self._free.remove(seq)
             hparams, tokenizer = self._context.model.hparams, self._context.model.tokenizer
             chain = Chain(self._params[i], hparams.n_vocab, tokenizer.eog)
             for token in prompt:
                 chain.accept(token)
-            seq = self._free.pop()
             waiting = [int(t) for t in prompt[self._held[seq] :]]
-            self._slots.append(_Slot(seq, i, chain, waiting, n_left))
-            room -= self._needs[i]
+            self._slots.append(_Slot(seq, i, chain, waiting, n_left, need))
+            room -= need
 
     def _decode(self) -> None:
         """Evaluate waiting tokens of all slots, the short ones first, up to a batch."""

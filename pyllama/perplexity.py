@@ -87,10 +87,10 @@ def perplexity(
 
     Source: llama.cpp, ``perplexity.cpp``, ``perplexity``.
     """
-    n_ctx = context.n_ctx if n_ctx is None else n_ctx
-    if n_ctx > context.n_ctx:
+    n_ctx = context.n_ctx_seq if n_ctx is None else n_ctx
+    if n_ctx > context.n_ctx_seq:
         raise ContextFull(
-            f"chunks of {n_ctx} tokens in a context of {context.n_ctx}; "
+            f"chunks of {n_ctx} tokens in a context of {context.n_ctx_seq}; "
             f"use a context of {n_ctx} (-c, n_ctx)"
         )
     if n_ctx < 4:

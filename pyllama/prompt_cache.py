@@ -43,14 +43,21 @@ class PromptCache:
         Raises:
             StateError, OSError: see ``load_state``.
         """
-        if not self.path.exists() or not self.path.stat().st_size:
-            return 0
-        self.tokens = load_state(context, self.path)
+        self.load_all(context)
+        return context.kv.rewind(0, min(self.matching(tokens), len(tokens) - 1))
+
+    def load_all(self, context: Context) -> list[int]:
+        """Put all that the file holds into sequence 0; its tokens. Raises: as `load`."""
+        if self.path.exists() and self.path.stat().st_size:
+            self.tokens = load_state(context, self.path)
+        return self.tokens
+
+    def matching(self, tokens: Sequence[int]) -> int:
+        """How many of ``tokens`` the file holds, from the first on."""
         n = 0
-        most = min(len(self.tokens), len(tokens) - 1)
-        while n < most and self.tokens[n] == tokens[n]:
+        while n < min(len(self.tokens), len(tokens)) and self.tokens[n] == tokens[n]:
             n += 1
-        return context.kv.rewind(0, n)
+        return n
 
     def save(self, context: Context, tokens: Sequence[int]) -> None:
         """Keep sequence 0, which holds ``tokens``. Raises: OSError."""

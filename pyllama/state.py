@@ -44,6 +44,9 @@ def dump_state(
 
     Args:
         tokens: kept with it, and given back by ``restore_state``.
+
+    Raises:
+        BatchError: a sequence that the context does not have.
     """
     context.apply_pending()
     seqs = range(context.kv.n_seq_max) if seq is None else [seq]
@@ -83,6 +86,7 @@ def save_state(
     """Write ``dump_state`` to a file.
 
     Raises:
+        BatchError: as `dump_state`.
         OSError: the file cannot be written; an old one of that name stays.
     """
     parts = dump_state(context, tokens, seq=seq)
@@ -94,7 +98,7 @@ def save_state(
 def load_state(
     context: Context, path: str | os.PathLike[str], *, seq: int | None = None
 ) -> list[int]:
-    """``restore_state`` from a file. Raises: StateError, OSError."""
+    """``restore_state`` from a file. Raises: StateError, BatchError, OSError."""
     with open(path, "rb") as file:
         if file.read(len(MAGIC)) != MAGIC:  # before a wrong file of any size is read
             raise StateError(f"{os.fspath(path)}: not a saved state")
@@ -118,6 +122,7 @@ def restore_state(
     Raises:
         StateError: not a state, of another version, model or cache type, damaged, or more than
             the context can hold. The context is unchanged.
+        BatchError: a sequence that the context does not have.
     """
     header, rest = _read(data, name)
     _check_fits(context, header, name)
@@ -176,11 +181,26 @@ class _Part:
                 raise StateError(f"{path}: cells or positions out of order; the file is damaged")
 
     def check_room(self, seq: int | None) -> None:
+        """Whether the context has cells for it; what no later token sees is left out if not."""
+        if not self._cache.room_for(self._lists, self._n, seq):
+            self._leave_hidden_out()
         if not self._cache.room_for(self._lists, self._n, seq):
             raise StateError(
                 f"{self._path}: the saved {self._n} tokens do not fit beside what this context "
                 f"of {self._cache.n_cells} holds; use a larger one (-c, n_ctx)"
             )
+
+    def _leave_hidden_out(self) -> None:
+        for i, entries in enumerate(self._lists):
+            start = int(entries[-1, 1]) + 1 if len(entries) else 0
+            n = self._cache.n_hidden(entries, start)
+            if n:
+                self._lost[i], self._lists[i] = int(entries[n - 1, 1]), entries[n:]
+        kept = np.unique(np.concatenate([entries[:, 0] for entries in self._lists]))
+        self._n = len(kept)
+        self._values = [(t, values[:, kept]) for t, values in self._values]
+        for i, entries in enumerate(self._lists):
+            self._lists[i] = np.stack([np.searchsorted(kept, entries[:, 0]), entries[:, 1]], 1)
 
     def put(self, seqs: Sequence[int]) -> None:
         cells = self._cache.put_lists(seqs, self._lists, self._lost, self._n)

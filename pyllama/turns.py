@@ -93,16 +93,21 @@ class Sampling:
         return token
 
 
-def steps(state: Evaluated, ids: list[int], sampling: Sampling) -> Steps[int]:
+def steps(
+    state: Evaluated, ids: list[int], sampling: Sampling, n_keep: int | None = None
+) -> Steps[int]:
     """Continue ``ids`` until the context is full or a criterion says stop.
 
-    Tokens that are sent to the generator follow the one it gave.
+    Tokens that are made, or sent to the generator, are put behind ``ids``. With ``n_keep`` a full
+    context makes room, see ``Evaluated.make_room``, in ``ids`` too.
     """
-    chain, n_ctx = sampling.chain, state.context.n_ctx
+    chain, n_ctx = sampling.chain, state.context.n_ctx_seq
     for token in ids:
         chain.accept(token)
     me = object()
-    while len(ids) <= n_ctx:
+    while n_keep is not None or len(ids) <= n_ctx:
+        if n_keep is not None and len(ids) > n_ctx:
+            state.make_room(ids, n_keep)
         if state.holder is me and state.n_tokens < len(ids):
             state.evaluate(ids[state.n_tokens :])
         else:  # the first step, or another call came between
@@ -116,8 +121,8 @@ def steps(state: Evaluated, ids: list[int], sampling: Sampling) -> Steps[int]:
             given = state.ids()
             if any(stop(given, logits) for stop in sampling.criteria):
                 return
-        sent = yield token
         ids.append(token)
+        sent = yield token
         ids.extend(sent or ())
 
 

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..loading import load_model, make_context
-from ..options import ContextOptions, ModelOptions, context_options, model_options
+from ..options import (
+    ContextOptions,
+    ModelOptions,
+    context_options,
+    kv_unified_option,
+    model_options,
+)
 from ..output import note, write
 from ..tool import Tool, ignored_option, version_option
 from .bench import IntList
@@ -48,10 +54,17 @@ def _list(
 )
 @model_options
 @context_options()
+@kv_unified_option
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
 def command(
-    npp: list[int], ntg: list[int], npl: list[int], pps: bool, output_format: str, **options: Any
+    npp: list[int],
+    ntg: list[int],
+    npl: list[int],
+    pps: bool,
+    output_format: str,
+    kv_unified: bool,
+    **options: Any,
 ) -> None:
     """Measure generation in several sequences at once.
 
@@ -62,9 +75,9 @@ def command(
 
     sizes = ContextOptions.take(options)
     if sizes.ctx_size == 0:
-        sizes = replace(sizes, ctx_size=cells(max(npp), max(ntg), max(npl), pps))
+        sizes = replace(sizes, ctx_size=cells(max(npp), max(ntg), max(npl), pps and kv_unified))
     model = load_model(ModelOptions.take(options), sizes.n_threads)
-    context = make_context(model, sizes, n_seq_max=max(npl))
+    context = make_context(model, sizes, n_seq_max=max(npl), unified=kv_unified)
     if output_format == "md":
         note(
             f"main: n_kv_max = {context.n_ctx}, n_batch = {context.n_batch}, "

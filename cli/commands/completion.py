@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..conversation import converse
+from ..conversation import converse, note_cache
 from ..conversation_options import ConversationOptions, conversation_options
 from ..loading import load_model, make_context
 from ..options import (
@@ -50,8 +50,6 @@ class RunOptions(Group):
     special: bool
     perf: bool
     verbose: bool
-    context_shift: bool
-    keep: int
     prompt_cache: Path | None
     prompt_cache_all: bool
     prompt_cache_ro: bool
@@ -141,7 +139,8 @@ def command(**options: Any) -> None:
 
     timings = Timings(load_ms=1e3 * (time.perf_counter() - start))
     try:
-        _stream(context, tokens, params, run, timings)
+        n_keep = talk.n_keep(tokens, model.tokenizer)
+        _stream(context, tokens, params, run, timings, n_keep)
     finally:  # also after Ctrl-C
         if run.perf:
             for line in timings.lines():
@@ -154,6 +153,7 @@ def _stream(
     params: SamplingParams,
     run: RunOptions,
     timings: Timings,
+    n_keep: int | None,
 ) -> None:
     """Print the prompt and what follows it, token by token."""
     from pyllama.generate import generate
@@ -175,7 +175,7 @@ def _stream(
         n_predict=run.predict,
         n_past=n_past,
         past=tokens[:n_past],
-        n_keep=_n_keep(context, tokens, run),
+        n_keep=n_keep,
         timings=timings,
     )
     for token in stream:
@@ -206,20 +206,8 @@ def _load_prompt(
 
     cache = PromptCache(run.prompt_cache)
     n_past = cache.load(context, tokens)
-    if cache.tokens:
-        note(f"prompt cache: {n_past} of {len(tokens)} prompt tokens from {cache.path}")
-    else:
-        note(f"prompt cache: {cache.path} does not exist yet, or is empty")
+    note_cache(cache, n_past, len(tokens))
     return cache, n_past
-
-
-def _n_keep(context: Context, tokens: list[int], run: RunOptions) -> int | None:
-    """What a context shift keeps: as llama.cpp, the BOS token always; None without shifts."""
-    if not run.context_shift:
-        return None
-    if not 0 <= run.keep <= len(tokens):
-        return len(tokens)
-    return run.keep + int(bool(context.model.tokenizer.add_bos) and run.keep < len(tokens))
 
 
 def _describe(context: Context, params: SamplingParams, n_predict: int) -> None:

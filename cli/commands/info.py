@@ -70,9 +70,7 @@ def _threads() -> str:
 def _folders() -> dict[str, Path]:
     from pyggml import env
 
-    given = env.CACHE_DIR.get()
-    code = Path(given) if given else env.user_cache_dir("pyggml") / "code"
-    return {"compiled kernels": code, "models": env.user_cache_dir("pyllama")}
+    return {"compiled kernels": env.code_dir(), "models": env.user_cache_dir("pyllama")}
 
 
 def _caches() -> str:

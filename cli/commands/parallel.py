@@ -23,6 +23,7 @@ from ..options import (
     Number,
     SamplingOptions,
     context_options,
+    kv_unified_option,
     model_options,
     sampling_options,
 )
@@ -33,6 +34,8 @@ from ..tool import Tool, ignored_option, version_option
 if TYPE_CHECKING:
     from pyllama.context import Context
     from pyllama.sampling import SamplingParams
+
+_MOST_TEXTS = 100_000
 
 
 @click.command("parallel", cls=Tool)
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
     "-ns",
     "--sequences",
     "n_sequences",
-    type=Number(0, INT32_MAX),
+    type=Number(0, _MOST_TEXTS),
     default=0,
     show_default=True,
     help="Texts in all; prompts are used again in turn. 0: each once.",
@@ -67,11 +70,14 @@ if TYPE_CHECKING:
 @model_options
 @escape_option()
 @context_options()
+@kv_unified_option
 @sampling_options
 @ignored_option("-cb", "--cont-batching")
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
-def command(n_parallel: int, n_sequences: int, predict: int, **options: Any) -> None:
+def command(
+    n_parallel: int, n_sequences: int, predict: int, kv_unified: bool, **options: Any
+) -> None:
     """Continue many prompts at once: -p is one, -f holds one a line.
 
     With a fixed seed, text i uses the seed plus i.
@@ -85,20 +91,23 @@ def command(n_parallel: int, n_sequences: int, predict: int, **options: Any) -> 
     total = n_sequences or len(prompts)
     sizes = ContextOptions.take(options)
     params = SamplingOptions.take(options).params()
-    each = [replace(params, seed=params.seed + i if params.seed >= 0 else -1) for i in range(total)]
+    each = [params.for_text(i) for i in range(total)]
     model = load_model(ModelOptions.take(options), sizes.n_threads)
     tokens = [model.tokenizer.encode(p, add_special=True, parse_special=True) for p in prompts]
     ids = [tokens[i % len(tokens)] for i in range(total)]
+    n_seq = min(n_parallel, total)
     if sizes.ctx_size == 0:
-        sizes = replace(sizes, ctx_size=_cells(ids, min(n_parallel, total), predict))
-    context = make_context(model, sizes, n_seq_max=min(n_parallel, total))
+        sizes = replace(sizes, ctx_size=_cells(ids, n_seq, predict, kv_unified))
+    context = make_context(model, sizes, n_seq_max=n_seq, unified=kv_unified)
     for i, n, text in _texts(context, ids, each, predict):
         write(f"--- {i}: {n} tokens ---\n{prompts[i % len(prompts)]}{text}\n\n")
 
 
-def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int) -> int:
+def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int, unified: bool) -> int:
     """A context in which the longest prompts find room together; at least 512 cells a text."""
     longest = sorted(map(len, prompts))[-n_parallel:]
+    if not unified:
+        longest = longest[-1:] * n_parallel
     each = n_predict if n_predict >= 0 else 512
     return max(512 * n_parallel, sum(longest) + n_parallel * (each + 1))
 
@@ -107,18 +116,18 @@ def _texts(
     context: Context, prompts: list[list[int]], params: list[SamplingParams], n_predict: int
 ) -> Iterator[tuple[int, int, str]]:
     """Index, tokens and text of each prompt's continuation as it ends; then the totals."""
-    from pyllama.parallel import generate_many
+    from pyllama.parallel import generate_many, most_tokens
     from pyllama.tokenizer import TokenStream
 
     is_eog = context.model.tokenizer.is_eog
     streams = [TokenStream(context.model.tokenizer) for _ in prompts]
     texts, counts, done = [""] * len(prompts), [0] * len(prompts), set()
-    most = n_predict if n_predict > 0 else max(1, context.n_ctx // context.kv.n_seq_max)
+    most = [most_tokens(context, len(prompt), n_predict) for prompt in prompts]
     start = time.perf_counter()
     for i, token in generate_many(context, prompts, params, n_predict=n_predict):
         texts[i] += streams[i].push(token)
         counts[i] += 1
-        if is_eog(token) or counts[i] == min(most, context.n_ctx - len(prompts[i])):
+        if is_eog(token) or counts[i] == most[i]:
             done.add(i)
             yield i, counts[i], texts[i] + streams[i].flush()
     seconds = time.perf_counter() - start

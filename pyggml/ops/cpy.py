@@ -19,6 +19,7 @@ from ..dtype import GGMLType
 from ..errors import TypeMismatch
 from ..tensor import Dims, Tensor
 from .op import (
+    ALL_FLOATS,
     F16,
     F32,
     I32,
@@ -37,15 +38,14 @@ from .op import (
 )
 
 BF16 = GGMLType.BF16
-_FLOATS = (F32, F16, BF16)
 _cost = lambda node: Cost(node.nbytes + node.src[0].nbytes)  # noqa: E731
 
 
 def _check(op: str, a: Tensor, type: GGMLType) -> None:
     ok = (
         (a.type == type and not type.is_quantized)
-        or (a.type in _FLOATS and (type in _FLOATS or type.is_quantized))
-        or (a.type.is_quantized and type in _FLOATS)
+        or (a.type in ALL_FLOATS and (type in ALL_FLOATS or type.is_quantized))
+        or (a.type.is_quantized and type in ALL_FLOATS)
         or {a.type, type} == {F32, I32}
     )
     if not ok:
@@ -91,7 +91,7 @@ CPY = define_op(
         case(arg(17, 3, 5, permute=(2, 0, 1, 3)), arg(3, 5, 17)),
         case(arg(17, 3, 5, permute=(1, 0, 2, 3)), arg(3, 17, 5, type=F16)),
         case(arg(17, 65), arg(65, 17, permute=(1, 0, 2, 3))),
-        *(case(arg(65, 3, type=s), arg(65, 3, type=d)) for s in _FLOATS for d in _FLOATS),
+        *(case(arg(65, 3, type=s), arg(65, 3, type=d)) for s in ALL_FLOATS for d in ALL_FLOATS),
         case(arg(65, 3), type=F16),
         case(arg(65, 3, low=-100, high=100), arg(65, 3, type=I32, low=0, high=9)),
         case(arg(65, 3, type=I32, low=-100, high=100), arg(65, 3)),

@@ -4,7 +4,8 @@
     y = pool_1d(ctx, x, "avg", 3, s0=1, p0=1)
 
 As in ggml, a mean at the border differs: POOL_2D divides by the window's size, POOL_1D by the
-elements that are inside. A window without an element has the maximum -3.4e38.
+elements that are inside. The maximum of a window passes over NaN,
+and is -3.4e38 where there is nothing larger.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def _infer_2d(x: Tensor, pool: str, k0: int, k1: int, s0: int, s1: int, p0: int,
 def _pool_2d(x: Array, pool: str, k0: int, k1: int, **v: int) -> Array:
     steps = {**v, "d0": 1, "d1": 1}
     if pool == "max":
-        out: Array = patches(x, k1, k0, steps, LOWEST).max(axis=(2, 3))
+        seen = patches(x, k1, k0, steps, LOWEST)
+        out: Array = np.fmax.reduce(seen, axis=(2, 3), initial=np.float32(LOWEST))
         return out
     out = patches(x.astype(np.float64), k1, k0, steps).sum(axis=(2, 3)) / (k0 * k1)
     return out

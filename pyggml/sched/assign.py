@@ -61,15 +61,6 @@ class Assignment:
         buft = self.buft(tensor)
         return buft is not None and self.backends[backend].supports_buft(buft)
 
-    def able(self, node: Tensor) -> list[int]:
-        """The backends that compute the node and, where it has memory, can write there."""
-        given = self.is_given(root_of(node))
-        return [
-            i
-            for i, backend in enumerate(self.backends)
-            if backend.supports_op(node) and (not given or self.reaches(i, node))
-        ]
-
 
 def assign(
     graph: CGraph,
@@ -117,12 +108,18 @@ def assign(
 
 
 def _able(a: Assignment, node: Tensor) -> list[int]:
-    found = a.able(node)
+    """The backends that compute the node and, where it has memory, can write there."""
+    root = root_of(node)
+    given = a.is_given(root)
+    found = [
+        i
+        for i, backend in enumerate(a.backends)
+        if backend.supports_op(node) and (not given or a.reaches(i, node))
+    ]
     if found:
         return found
     assert node.op is not None
     names = ", ".join(b.name for b in a.backends)
-    root = root_of(node)
     buft = a.buft(root)
     where = "" if buft is None else f" in the {buft.name} memory of '{root.name}'"
     raise UnsupportedOp(

@@ -49,6 +49,7 @@ class Drawing:
 
     Attributes:
         boxes: in order of execution, leafs before their first reader.
+        index: of each box, by id; box_of: of the box that stands for a tensor.
         layout: where they are.
     """
 
@@ -56,6 +57,7 @@ class Drawing:
         self.picture = picture
         self.boxes = [_drawn(picture, i, id) for i, id in enumerate(picture.boxes)]
         self.index = {box.id: box.index for box in self.boxes}
+        self.box_of = {t: box.index for box in self.boxes for t in box.box.members}
         sizes = {box.id: (box.width, box.height) for box in self.boxes}
         arrows = [(a.source, a.reader) for a in picture.arrows]
         self.layout: Layout = lay_out(sizes, arrows, _blocks(picture))

@@ -22,7 +22,6 @@ from .color import time_tag
 from .drawing import Drawing, DrawnBox
 from .label import plain, printable
 from .layout import Block
-from .memory import CSS as MEMORY_CSS
 from .memory import memory_svg
 from .options import Options
 from .picture import Picture
@@ -65,10 +64,9 @@ def graph_html(
 def _page(drawing: Drawing, plan: Plan | None, folded: bool, layers: tuple[int, int] | None) -> str:
     picture, looks = drawing.picture, list(drawing.looks())
     title = picture.title or "Compute graph"
-    tensors = {t: box.index for box in drawing.boxes for t in box.box.members}
     memory = (
         "" if plan is None
-        else memory_svg(plan, picture.graph, title=" ", layers=layers, index=tensors)
+        else memory_svg(plan, picture.graph, title=" ", layers=layers, index=drawing.box_of)
     )  # fmt: skip
     table = _table(drawing)
     tabs = [("graph", "Graph")]
@@ -120,10 +118,9 @@ def _file(name: str) -> str:
 
 
 def _css(looks: list[Look]) -> str:
-    light = "".join(
+    return "".join(
         f".k{i}{{--f:{look.paint.fill};--l:{look.paint.line}}}\n" for i, look in enumerate(looks)
     )
-    return light + MEMORY_CSS
 
 
 def _tab(i: int, id: str, name: str) -> str:
@@ -162,8 +159,7 @@ def _table(drawing: Drawing) -> str:
         return ""
     rows = sorted(times.items(), key=lambda item: -item[1].ns)[:_TOP_NODES]
     most = rows[0][1].share or 1.0
-    index = {t: box.index for box in drawing.boxes for t in box.box.members}
-    lines = [_row(i, node, time, most, index) for i, (node, time) in enumerate(rows, 1)]
+    lines = [_row(i, node, time, most, drawing.box_of) for i, (node, time) in enumerate(rows, 1)]
     total = sum(t.ns for t in times.values())
     more = f"The slowest {len(rows)} of {len(times)} that" if len(rows) < len(times) else "All that"
     return (

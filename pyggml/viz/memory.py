@@ -24,7 +24,7 @@ from .svg import escape, look_css
 _W, _H = 1500.0, 640.0  # of the plotted area
 _LEFT, _TOP = 90.0, 86.0
 _CUT = 3.0  # times nearly all others: what is so high is cut off
-CSS = """\
+_CSS = """\
 .mem{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}
 .mem text{font-size:11px;fill:#212529}.mem .heading{font-size:16px;font-weight:600}
 .mem .axis{stroke:#adb5bd;fill:none}.mem .faint{stroke:#dee2e6}.mem .quiet{fill:#6c757d}
@@ -60,7 +60,7 @@ def memory_svg(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="mem" width="{_LEFT + _W + 40:.0f}" '
             f'height="{height:.0f}" viewBox="0 0 {_LEFT + _W + 40:.0f} {height:.0f}">',
-            f"<style>{CSS}{look_css(drawing.looks, '.mem .m')}</style>",
+            f"<style>{_CSS}{look_css(drawing.looks, '.mem .m')}</style>",
             *drawing.lines(title),
             "</svg>",
             "",

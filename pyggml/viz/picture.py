@@ -10,7 +10,7 @@ Ids are names, never addresses, so pictures of the same graph are equal.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Unpack
 
@@ -197,7 +197,7 @@ class Picture:
         self.arrows = list(arrows.values())
 
 
-def _unique(name: str, taken: Sequence[str] | dict[str, Box]) -> str:
+def _unique(name: str, taken: Container[str]) -> str:
     id, n = name, 1
     while id in taken:
         n += 1

@@ -38,6 +38,7 @@ FAMILIES = {  # in the legend's order
     "input": Paint("#fff3bf", "#e67700"),
     "weight": Paint("#ffdeeb", "#d6336c"),
     "matmul": Paint("#d0ebff", "#1971c2"),
+    "convolution": Paint("#c3fae8", "#099268"),
     "norm": Paint("#d3f9d8", "#2f9e44"),
     "rope": Paint("#ffe8cc", "#e8590c"),
     "cache": Paint("#c5f6fa", "#0c8599"),
@@ -55,12 +56,18 @@ BUFFERS = tuple(
 )  # one after the other, then from the start again
 
 _FAMILY_OF_OP = {
-    **dict.fromkeys(["MUL_MAT", "MUL_MAT_ID", "MUL_MAT_SPARSE", "AXPY", "OUT_PROD"], "matmul"),
+    **dict.fromkeys(["MUL_MAT", "MUL_MAT_ID", "OUT_PROD"], "matmul"),
+    **dict.fromkeys(["CONV_2D", "CONV_2D_DW", "IM2COL", "POOL_1D", "POOL_2D"], "convolution"),
+    **dict.fromkeys(["CONV_TRANSPOSE_1D", "CONV_TRANSPOSE_2D"], "convolution"),
     **dict.fromkeys(["NORM", "RMS_NORM", "GROUP_NORM", "L2_NORM"], "norm"),
     **dict.fromkeys(["FLASH_ATTN_EXT", "SOFT_MAX"], "attention"),
     **dict.fromkeys(["ROPE"], "rope"),
-    **dict.fromkeys(["ADD", "SUB", "MUL", "DIV", "SCALE", "UNARY", "GLU", "CLAMP"], "element-wise"),
-    **dict.fromkeys(["CPY", "CONT", "DUP", "GET_ROWS", "CONCAT", "REPEAT"], "copy, gather"),
+    **dict.fromkeys(["ADD", "ADD1", "ADD_ID", "ACC", "SUB", "MUL", "DIV"], "element-wise"),
+    **dict.fromkeys(["SCALE", "UNARY", "GLU", "CLAMP", "LEAKY_RELU"], "element-wise"),
+    **dict.fromkeys(["SQR", "SQRT", "LOG", "SIN", "COS"], "element-wise"),
+    **dict.fromkeys(["CPY", "CONT", "DUP", "GET_ROWS", "SET_ROWS", "SET"], "copy, gather"),
+    **dict.fromkeys(["CONCAT", "REPEAT", "PAD", "PAD_REFLECT_1D", "ROLL"], "copy, gather"),
+    **dict.fromkeys(["WIN_PART", "WIN_UNPART"], "copy, gather"),
 }
 _SYMBOLS = {
     "ADD": "x+y",

@@ -53,6 +53,7 @@ class NamedFormat:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         **values: Any,

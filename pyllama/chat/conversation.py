@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import TemplateError
 from ..evaluated import Evaluated
 from ..tokenizer.special import CONTROL, USER_DEFINED
-from .formats import ChatFormat, ChatPrompt
+from .formats import ChatFormat, ChatPrompt, check_values
 from .reply import Reply, Settings
 
 
@@ -28,6 +28,9 @@ class Conversation:
         format: how messages are written.
         system: what the model is told first.
         values: more that the template may look at.
+
+    Raises:
+        TemplateError: a value by a name that is taken.
 
     Attributes:
         messages: all that was said, as dictionaries with role and content.
@@ -42,9 +45,23 @@ class Conversation:
         values: Mapping[str, Any] | None = None,
     ) -> None:
         self._state, self._format, self._values = state, format, dict(values or {})
+        check_values(self._values)
         self._system = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, Any]] = list(self._system)
         self._read: tuple[str, list[int]] = ("", [])  # text up to the last reply's end, and tokens
+
+    def opening(self, text: str = "") -> list[int]:
+        """Tokens that the prompts begin with: the system's message, and ``text`` of the user's.
+
+        There are none where the template refuses such a beginning.
+        """
+        messages = [*self._system, *([{"role": "user", "content": text}] if text else [])]
+        if not messages:
+            return []
+        with contextlib.suppress(TemplateError):
+            values = {**self._values, "add_generation_prompt": bool(text)}
+            return self._format.prompt(messages, **values).tokens
+        return []
 
     def say(self, text: str) -> None:
         """The user's turn."""
@@ -77,8 +94,9 @@ class Conversation:
         finally:
             if reply.text or reply.ended:
                 self.messages.append(self._said(prompt.text, reply.text))
-                cut = reply.ended == "stop" or settings.special  # the text is not the tokens'
-                self._read = ("", []) if cut else (prompt.text + reply.text, tokens + reply.tokens)
+                # where the text is not the tokens', it is read again
+                cut = reply.ended == "stop" or settings.special or bool(reply.rest)
+                self._read = ("", []) if cut else (prompt.text + reply.text, reply.ids)
 
     def _said(self, prompt: str, text: str) -> dict[str, Any]:
         """The reply as a message. A format may write a space before it that the model wrote too."""

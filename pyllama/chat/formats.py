@@ -26,6 +26,7 @@ DEFAULT = "chat_template.default"
 """llama-cpp-python's name for a model's own template."""
 
 _KEY = "tokenizer.chat_template"
+_TAKEN = {"messages": "it has the conversation's", "self": "Jinja has the template itself there"}
 _PROBE = "\u241f probe \u241f"
 
 
@@ -57,7 +58,7 @@ class ChatFormat:
         self.name, self._writer, self._tokenizer = name, writer, tokenizer
         self._knows_system: bool | None = None
 
-    def prompt(self, messages: Messages, **values: Any) -> ChatPrompt:
+    def prompt(self, messages: Messages, /, **values: Any) -> ChatPrompt:
         """Write messages down.
 
         Args:
@@ -65,8 +66,10 @@ class ChatFormat:
             values: ``add_generation_prompt``, ``tools``, and whatever else the template takes.
 
         Raises:
-            TemplateError: a message that is none, or the template's; see `JinjaTemplate`.
+            TemplateError: a message that is none, a value by a name that is taken, or the
+                template's; see `JinjaTemplate`.
         """
+        check_values(values)
         checked = [_checked(i, message) for i, message in enumerate(messages)]
         if any(m["role"] == "system" for m in checked) and not self._takes_system():
             checked = _system_into_user(checked)
@@ -153,6 +156,15 @@ class ChatFormats:
             return ChatFormat(label, template, self._tokenizer)
         self.check(name)
         return ChatFormat(name, FORMATS[ALIASES.get(name, name)], self._tokenizer)
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """Raise TemplateError for a value by a name that templates have for something else."""
+    for name in _TAKEN.keys() & values.keys():
+        raise TemplateError(
+            f"a chat template cannot be given a value called {name!r}: {_TAKEN[name]}; "
+            "use another name"
+        )
 
 
 def _sources(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -34,6 +34,8 @@ class Settings:
         stop: texts that end a reply.
         show_stop: keep the text that ended it; else it is not part of the reply.
         special: spell special tokens out.
+        n_keep: first tokens of the dialogue that a full context keeps when it forgets half of the
+            others (context shift); None ends the reply there.
     """
 
     params: SamplingParams
@@ -41,6 +43,7 @@ class Settings:
     stop: tuple[str, ...] = ()
     show_stop: bool = False
     special: bool = False
+    n_keep: int | None = None
 
 
 @dataclass
@@ -48,7 +51,9 @@ class Reply:
     """A reply, as far as it is made.
 
     Attributes:
-        text, tokens: what was made; the end-of-generation token is in neither.
+        text, tokens: what was made; the end-of-generation token is in neither. Where it was left,
+            what had not been shown yet is in neither.
+        ids: the tokens of the dialogue and the reply, as far as the context has not forgotten them.
         ended: by an end-of-generation token, a stop text, the number of tokens, a full context;
             empty while it is made, or where it was left.
     """
@@ -57,6 +62,13 @@ class Reply:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     ended: Ended = ""
+    ids: list[int] = field(default_factory=list)
+    _ends: list[int] = field(default_factory=list, repr=False)  # of each token, in characters
+
+    @property
+    def rest(self) -> str:
+        """Text of the last token, where only its beginning was shown; it is not in ``tokens``."""
+        return self.text[self._ends[-1] if self._ends else 0 :] if not self.ended else ""
 
     def stream(
         self, state: Evaluated, tokens: Sequence[int], stop: Sequence[str] = ()
@@ -70,26 +82,39 @@ class Reply:
             ContextFull, BatchError: at the first step; there is no room for a reply.
             Aborted: the decode was stopped.
         """
-        for piece in self._pieces(state, list(tokens), tuple(stop)):
-            if piece:
-                self.text += piece
-                yield piece
+        try:
+            self.ids = list(tokens)
+            for piece in self._pieces(state, self.ids, tuple(stop)):
+                if piece:
+                    self.text += piece
+                    yield piece
+        finally:
+            while not self.ended and self._ends and self._ends[-1] > len(self.text):
+                self._ends.pop()
+                self.tokens.pop()
+                self.ids.pop()
 
     def _pieces(self, state: Evaluated, ids: list[int], stop: tuple[str, ...]) -> Iterator[str]:
-        check_prompt(len(ids), 0, state.context.n_ctx, min_room=1)
         settings, model = self.settings, state.context.model
         decoder = TokenStream(model.tokenizer, settings.special)
+        if settings.n_keep is None or not ids:
+            check_prompt(len(ids), 0, state.context.n_ctx_seq, min_room=1)
         stops = StopStrings((*settings.stop, *stop))
         chain = Chain(settings.params, model.hparams.n_vocab, model.tokenizer.eog)
         if settings.n_predict == 0:
             self.ended = "length"
             return
-        for token in steps(state, ids, Sampling(chain, state.timings)):
+        n_chars = 0
+        for token in steps(state, ids, Sampling(chain, state.timings), settings.n_keep):
             if model.tokenizer.is_eog(token):
                 self.ended = "eog"
+                ids.pop()
                 break
             self.tokens.append(token)
-            text, stopped = stops.push(decoder.push(token))
+            piece = decoder.push(token)
+            n_chars += len(piece)
+            self._ends.append(n_chars + decoder.waits)
+            text, stopped = stops.push(piece)
             yield text
             if stopped:
                 self.ended = "stop"

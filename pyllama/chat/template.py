@@ -55,7 +55,7 @@ class JinjaTemplate:
             raise _described(error) from None
 
     def render(
-        self, messages: Messages, *, add_generation_prompt: bool = True, **values: Any
+        self, messages: Messages, /, *, add_generation_prompt: bool = True, **values: Any
     ) -> str:
         """The prompt.
 

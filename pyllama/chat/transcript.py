@@ -40,6 +40,10 @@ class Transcript:
         self._turns: list[int] = []  # where each turn begins in the tokens
         self._replied = False
 
+    def opening(self, text: str = "") -> list[int]:
+        """Tokens of the prompt."""
+        return list(self._prompt)
+
     def say(self, text: str) -> None:
         """The user's turn; no text lets the model go on where it is."""
         self._turns.append(len(self._ids))
@@ -78,10 +82,15 @@ class Transcript:
         try:
             yield from reply.stream(self._state, self._ids)
             if reply.ended == "eog" and settings.stop:
-                reply.tokens += self._tokenizer.encode(settings.stop[0], False, True)
+                behind = self._tokenizer.encode(settings.stop[0], False, True)
+                reply.tokens += behind
+                reply.ids += behind
                 yield settings.stop[0]
         finally:
-            if reply.tokens:
-                self._turns.append(begin)
-                self._ids += reply.tokens
+            rest = self._tokenizer.encode(reply.rest, False, True)
+            if reply.tokens or rest:
+                forgotten = begin + len(reply.tokens) - len(reply.ids)
+                least = settings.n_keep or 0
+                self._turns = [max(t - forgotten, least) for t in (*self._turns, begin)]
+                self._ids = reply.ids + rest
                 self._replied = True

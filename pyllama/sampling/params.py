@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyllama.errors import PyllamaError
 
@@ -80,6 +80,12 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _check(token >= 0, "logit_bias", token, "token ids of 0 or more")
             _check(not math.isnan(bias), f"logit_bias[{token}]", bias, "a number")
+
+    def for_text(self, i: int) -> SamplingParams:
+        """The same for the i-th of several texts: a fixed seed gives each a stream of its own."""
+        if self.seed in (-1, RANDOM_SEED):
+            return self
+        return replace(self, seed=(self.seed + i) % RANDOM_SEED)
 
     def describe(self) -> str:
         """The values in llama.cpp's words, as its tools print them at start."""

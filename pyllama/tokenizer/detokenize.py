@@ -74,6 +74,11 @@ class TokenStream:
         """
         return self._decoder.decode(self._tokenizer.token_to_piece(token, self._special))
 
+    @property
+    def waits(self) -> bool:
+        """Whether a character is unfinished."""
+        return bool(self._decoder.getstate()[0])
+
     def flush(self) -> str:
         """U+FFFD if a character was left unfinished, else nothing; the stream starts afresh."""
         rest = self._decoder.decode(b"", final=True)

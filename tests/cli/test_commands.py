@@ -54,7 +54,8 @@ class FakeModel:
 class FakeContext:
     def __init__(self, model: FakeModel, **options: Any) -> None:
         self.model = model
-        self.n_ctx, self.n_batch = options["n_ctx"], options["n_batch"]
+        self.n_ctx = self.n_ctx_seq = options["n_ctx"]
+        self.n_batch = options["n_batch"]
         self.n_threads = self.n_threads_batch = 2
 
 

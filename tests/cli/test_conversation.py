@@ -108,6 +108,10 @@ def test_templates(talk: Any, tmp_path: Path) -> None:
     assert talk("Hi!yes", "-st", "-p", "Hi", *args)[1] == "yes\n"
     code, out, err = talk("", "-st", "-p", "Hi", "--chat-template", "nosuch")
     assert (code, out) == (1, "") and err.startswith("error: there is no chat format")
+    for name in ("messages", "self"):
+        args = ("--chat-template-kwargs", f'{{"{name}": []}}')
+        code, out, err = talk("", "-cnv", *args)
+        assert (code, out) == (1, "") and err.count("\n") == 1 and f"called '{name}'" in err
     endless = "{% for i in range(9**9) %}{% endfor %}"
     code, out, err = talk("", "-st", "-p", "Hi", template=endless)
     assert (code, out) == (1, "") and err.count("\n") == 1 and "chat template was stopped" in err

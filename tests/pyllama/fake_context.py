@@ -95,7 +95,7 @@ class FakeContext:
         type_k: GGMLType = GGMLType.F16, type_v: GGMLType = GGMLType.F16,
     ) -> None:  # fmt: skip
         self.model, self.types = model, (type_k, type_v)
-        self.n_ctx = n_ctx or model.hparams.n_ctx_train
+        self.n_ctx = self.n_ctx_seq = n_ctx or model.hparams.n_ctx_train
         self.n_batch, self.n_ubatch = min(n_batch, self.n_ctx), n_ubatch
         self.n_threads = self.n_threads_batch = n_threads or 1
         self.kv = FakeKV()

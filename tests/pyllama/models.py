@@ -17,6 +17,7 @@ import numpy as np
 from pyggml.dtype import GGMLType
 from pyggml.gguf import write_gguf
 from pyggml.quants import quantize
+from pyllama import Batch, Context
 
 from .tokenizer.vocabularies import DATA, spm, spm_metadata
 
@@ -120,6 +121,22 @@ def write_model(
 def tokenizer() -> dict[str, Any]:
     """Metadata of the checkpoint's tokenizer."""
     return spm_metadata(DATA / "llama" / "tokenizer.model")
+
+
+def rows(context: Context, *parts: list[int], seq: int = 0) -> np.ndarray:
+    """Logits of all tokens of a sequence that is decoded in parts, ``n_batch`` at a time."""
+    out = []
+    for part in parts:
+        for i in range(0, len(part), context.n_batch):
+            context.decode(Batch(part[i : i + context.n_batch], seq_id=seq, logits="all"))
+            out.append(context.logits.copy())
+    return np.concatenate(out)
+
+
+def state(context: Context) -> tuple[Any, ...]:
+    """Cells in use, and length, first and last position of each sequence."""
+    kv, seqs = context.kv, range(context.kv.n_seq_max)
+    return kv.n_used, [(kv.length(s), kv.seq_pos_min(s), kv.seq_pos_max(s)) for s in seqs]
 
 
 # --- the checkpoint: transformers' LLaMA with recorded logits ------------------------------------

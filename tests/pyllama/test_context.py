@@ -1,12 +1,7 @@
-"""Contexts: sequences, rollback, reuse, errors without side effects, stops, threads and fork."""
+"""Contexts: sequences, rollback, reuse, errors without side effects."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +11,12 @@ import numpy as np
 import pytest
 
 from pyggml.dtype import GGMLType
-from pyggml.errors import Aborted, AllocError, ComputeError
+from pyggml.errors import AllocError
 from pyllama import Batch, Context, Model
 from pyllama.context import bucket
 from pyllama.errors import BatchError, ContextFull
 
-from .models import Spec, random_weights, write_model
+from .models import Spec, random_weights, rows, state, write_model
 
 TOKENS = np.random.default_rng(7).integers(0, 261, 64).tolist()
 
@@ -40,20 +35,6 @@ def model(path: Path) -> Model:
 @pytest.fixture
 def make(model: Model) -> Callable[..., Context]:
     return lambda **options: Context(model, **{"n_ctx": 64, **options})
-
-
-def rows(context: Context, *parts: list[int], seq: int = 0) -> np.ndarray:
-    """Logits of all tokens of a sequence that is decoded in parts."""
-    out = []
-    for part in parts:
-        context.decode(Batch(part, seq_id=seq, logits="all"))
-        out.append(context.logits.copy())
-    return np.concatenate(out)
-
-
-def state(context: Context) -> tuple[Any, ...]:
-    kv, seqs = context.kv, range(context.kv.n_seq_max)
-    return kv.n_used, [(kv.length(s), kv.seq_pos_min(s), kv.seq_pos_max(s)) for s in seqs]
 
 
 # --- sequences ------------------------------------------------------------------------------------
@@ -282,151 +263,3 @@ def test_a_cache_larger_than_the_machine_is_refused_before_it_is_touched(
     monkeypatch.setattr("pyllama.kv_cache.available_memory", lambda: 1 << 30)
     with pytest.raises(AllocError, match=r"1073741824 tokens .* needs \d+ bytes .* -c \(n_ctx\)"):
         Context(model, n_ctx=1 << 30)
-
-
-# --- stops ----------------------------------------------------------------------------------------
-
-LONG = TOKENS * 192  # attention of 12,288 tokens: seconds
-
-
-def stop_a_long_decode(
-    context: Context, stop: Callable[[], None], error: type[BaseException]
-) -> None:
-    """Decode, be stopped, and go on from the finished ubatches with the bits of a fresh run."""
-    rows(context, TOKENS[:5])
-    timer = threading.Timer(0.1, stop)
-    timer.start()
-    with pytest.raises(error):
-        context.decode(Batch(LONG))
-    assert context.kv.length(0) == context.kv.n_used < 5 + len(LONG)
-    assert (context.kv.length(0) - 5) % context.n_ubatch == 0 and len(context.logits) == 0
-    context.kv.seq_rm(0, 5)
-    fresh = Context(context.model, n_ctx=64)
-    assert np.array_equal(rows(context, TOKENS[:9]), rows(fresh, TOKENS[:5], TOKENS[:9])[5:])
-
-
-def test_abort_from_another_thread(make: Callable[..., Context]) -> None:
-    context = make(n_ctx=16384, n_batch=16384)
-    stop_a_long_decode(context, context.abort, Aborted)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="os.kill is another thing there")
-def test_ctrl_c(make: Callable[..., Context]) -> None:
-    context = make(n_ctx=16384, n_batch=16384)
-    stop_a_long_decode(context, lambda: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt)
-
-
-@pytest.mark.parametrize("error", [ComputeError("a kernel"), KeyboardInterrupt(), Aborted()])
-def test_a_stop_in_any_ubatch_rolls_back_to_it(
-    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    context = make(n_ubatch=4, n_seq_max=2)
-    rows(context, TOKENS[:3])
-    run, calls = context._backend.run, []
-
-    def fail_third(program: Any) -> None:
-        calls.append(program)
-        if len(calls) == 3:
-            raise error
-        run(program)
-
-    monkeypatch.setattr(context._backend, "run", fail_third)
-    with pytest.raises(type(error)):
-        context.decode(Batch(TOKENS[3:19], seq_id=[0, 1] * 8))
-    assert state(context) == (3 + 8, [(7, 0, 6), (4, 0, 3)]) and len(context.logits) == 0
-    again = rows(context, TOKENS[20:24])
-    assert np.array_equal(again, rows(make(), TOKENS[:3] + TOKENS[3:11:2] + TOKENS[20:24])[7:])
-
-
-def test_an_abort_between_two_ubatches_counts(
-    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    context = make(n_ubatch=4)
-    run = context._backend.run
-    with monkeypatch.context() as patch:  # nothing runs: others that use the pool are left alone
-        patch.setattr(context._backend, "abort", lambda: pytest.fail("it stopped another"))
-        context.abort()
-
-    def run_then_abort(program: Any) -> None:
-        run(program)
-        context.abort()
-
-    monkeypatch.setattr(context._backend, "run", run_then_abort)
-    with pytest.raises(Aborted):
-        context.decode(Batch(TOKENS[:12]))
-    assert context.kv.length(0) == 4
-
-
-# --- threads and processes ------------------------------------------------------------------------
-
-
-def both(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def test_two_contexts_of_a_model_in_two_threads(make: Callable[..., Context]) -> None:
-    parts = [TOKENS[:20], *([t] for t in TOKENS[20:50])]
-    wanted, got = rows(make(), *parts), []
-
-    def work() -> None:
-        got.extend(rows(make(n_threads=2), *parts) for _ in range(4))
-
-    both([threading.Thread(target=work) for _ in range(2)])
-    assert len(got) == 8 and all(np.array_equal(rows_, wanted) for rows_ in got)
-
-
-def test_one_context_in_two_threads_queues(make: Callable[..., Context]) -> None:
-    context = make(n_seq_max=2)
-    threads = [
-        threading.Thread(
-            target=rows, args=(context, *([t] for t in TOKENS[:25])), kwargs={"seq": s}
-        )
-        for s in range(2)
-    ]
-    both(threads)
-    wanted = rows(make(), TOKENS[:26])[25:]
-    assert all(np.array_equal(rows(context, TOKENS[25:26], seq=s), wanted) for s in range(2))
-
-
-FORK = """
-import os, sys
-import numpy as np
-from pyllama import Batch, Context, Model
-
-model = Model.load(sys.argv[1])
-context = Context(model, n_ctx=64, n_threads=2)
-context.decode(Batch(list(range(40))))
-
-def go_on(context):
-    context.decode(Batch([7, 8, 9], logits="all"))
-    return context.logits.tobytes()
-
-read, write = os.pipe()
-if os.fork() == 0:
-    fresh = Context(model, n_ctx=64, n_threads=2)
-    fresh.decode(Batch(list(range(40))))
-    os.write(write, go_on(context)[-500:] + go_on(fresh)[-500:])
-    os._exit(0)
-mine = go_on(context)[-500:]
-print(os.read(read, 1000) == mine + mine, os.wait()[1])
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_parent_and_child_of_a_fork_go_on(path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, str(path)],
-        capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("True 0\n", "")
-
-
-def test_a_closed_model_and_context_stay_usable_for_who_has_them(path: Path) -> None:
-    with Model.load(path) as model:
-        context = Context(model, n_ctx=64)
-        first = rows(context, TOKENS[:4])
-    context.kv.clear()
-    assert np.array_equal(rows(context, TOKENS[:4]), first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -97,6 +98,24 @@ def test_without_a_network_the_cache_is_used(server: HubServer, tmp_path: Path) 
     assert hub_model("user/model", hub=Hub(cache_dir=tmp_path)) == path
     with pytest.raises(HubError, match="cannot be fetched"):
         hub_model("user/other", hub=Hub(cache_dir=tmp_path))
+
+
+def test_a_disk_that_is_full_and_a_name_that_is_none(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
+
+    def fail(*args: object, **options: object) -> None:
+        raise full
+
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.hf_hub_download", fail)
+        with pytest.raises(HubError, match=r"gguf cannot be kept: .*No space left.*; HF_HOME"):
+            hub_model("user/model", hub=Hub(cache_dir=tmp_path))
+    for name in ("user/-model", "user/a..b", "u/" + "x" * 100):
+        with pytest.raises(HubError, match=f"'{name}' is not a repository: ") as error:
+            hub_model(name, hub=Hub(cache_dir=tmp_path))
+        assert "\n" not in str(error.value) and "network" not in str(error.value)
 
 
 def test_offline_in_a_fresh_process(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pyggml.dtype import GGMLType
 from pyllama.errors import BatchError, ContextFull
 from pyllama.hparams import HParams
 from pyllama.kv_cache import KVCache
-from pyllama.kv_cells import CHUNK
+from pyllama.kv_table import CHUNK
 
 SEQS = 3
 CELLS = 13
@@ -256,6 +256,41 @@ def test_an_idle_sequence_makes_room_for_another() -> None:
     kv.place([0] * 2 * CHUNK, list(range(2 * CHUNK)))
     kv.place([1] * 2 * CHUNK, list(range(2 * CHUNK)))
     assert kv.seq_pos_min(0) == CHUNK and kv.seq_pos_min(1) == 0
+
+
+def test_a_context_smaller_than_its_window_is_full_at_its_end() -> None:
+    kv = window(CHUNK, size=CHUNK + 9)
+    kv.place([0] * CHUNK, list(range(CHUNK)))
+    with pytest.raises(ContextFull, match="1 tokens wanted, 0 of 256 cells free"):
+        kv.place([0], [CHUNK])
+    split = KVCache(HPARAMS, 2 * CHUNK, 2, window=CHUNK + 9, unified=False)
+    split.place([0] * CHUNK, list(range(CHUNK)))
+    with pytest.raises(ContextFull, match="1 tokens wanted, 0 of 256 cells free"):
+        split.place([0], [CHUNK])
+    assert kv.n_used == split.n_used == CHUNK and split.place([1], [0])
+
+
+@pytest.mark.parametrize("d", [1, 2, 300])
+def test_divided_positions_divide_what_is_lost(d: int) -> None:
+    kv = window(2 * CHUNK)
+    for start in range(0, 3 * CHUNK, 8):
+        kv.place([0] * 8, list(range(start, start + 8)))
+    lost, end = kv.lost(0), kv.seq_pos_max(0)
+    assert lost > 0
+    kv.seq_div(0, 0, -1, d)
+    assert kv.lost(0) == lost // d
+    assert not kv.sees(0, lost // d + 2) and kv.sees(0, lost // d + 3) and end // d
+
+
+def test_a_saved_list_finds_room_behind_a_window() -> None:
+    kv = window(2 * CHUNK, seqs=2)
+    kv.place([0] * (2 * CHUNK), list(range(2 * CHUNK)))
+    kept = kv.entries(0)[CHUNK:].copy()
+    new = np.stack([np.arange(9), np.arange(9)], 1).astype(np.int32)
+    assert kv.room_for([new], 9, 1) and not kv.room_for([new], CHUNK + 1, 1)
+    assert kv.put_lists([1], [new], [-1], 9).tolist() == list(range(9))
+    assert kv.entries(0).tolist() == kept.tolist() and kv.lost(0) == CHUNK - 1
+    assert kv.n_used == CHUNK + 9
 
 
 def test_a_shared_token_and_cells_of_ones_own() -> None:

@@ -11,10 +11,12 @@ import pytest
 from pyllama import Context, Model
 from pyllama.batched_bench import batched_bench, cells
 from pyllama.errors import BatchError, ContextFull
+from pyllama.evaluated import Evaluated
 from pyllama.generate import generate
 from pyllama.parallel import generate_many
 from pyllama.prompt_cache import PromptCache
 from pyllama.sampling import SamplingParams
+from pyllama.timings import Timings
 
 from .models import Spec, random_weights, write_model
 
@@ -71,6 +73,38 @@ def test_prompts_wait_for_room_and_one_that_never_fits_is_refused(make: Make) ->
     assert gathered(make(), [], greedy) == [] and gathered(make(), [[1]], n_predict=0) == [[]]
 
 
+def test_sequences_with_cells_of_their_own_end_where_these_do(make: Make) -> None:
+    split = {"n_ctx": 64, "n_seq_max": 2, "unified": False}
+    greedy = SamplingParams(temp=0.0, ignore_eos=True)
+    alone = [list(generate(make(n_ctx=32), TOKENS[i : i + 9], greedy)) for i in range(5)]
+    assert list(generate(make(**split), TOKENS[:9], greedy)) == alone[0] and len(alone[0]) == 24
+    assert list(generate(make(**split), TOKENS[:9], greedy, n_predict=-2)) == alone[0]
+    shifted = list(generate(make(**split), TOKENS[:9], greedy, n_predict=40, n_keep=4))
+    assert len(shifted) == 40 and shifted[:24] == alone[0]
+    with pytest.raises(ContextFull, match="29 tokens, a context of 32 takes 28"):
+        generate(make(**split), TOKENS[:29], greedy)
+    prompts = [TOKENS[i : i + 9] for i in range(5)]
+    assert gathered(make(**split), prompts, greedy, n_predict=99) == [text[:23] for text in alone]
+    with pytest.raises(ContextFull, match="prompt 0 has 32 tokens, a context of 32 takes 31"):
+        gathered(make(**split), [TOKENS[:32]], greedy)
+    state = Evaluated(make(**split), logits_all=True, timings=Timings())
+    with pytest.raises(ContextFull, match="33 tokens behind 0 do not fit into a context of 32"):
+        state.evaluate(TOKENS[:33])
+    state.evaluate(TOKENS[:32])
+    assert state.scores.shape[0] == len(state.input_ids) == 32
+
+
+def test_a_shared_prefix_that_a_window_lost_is_evaluated_again(windowed: Make) -> None:
+    shared, most = TOKENS[:200], 480
+    prompts = [shared + TOKENS[200 + i : 210 + i] for i in range(4)]
+    greedy = SamplingParams(temp=0.0, ignore_eos=True)
+    sizes = {"n_ctx": 200 + 2 * (10 + most), "n_seq_max": 2, "n_ubatch": 8}
+    got = gathered(windowed(**sizes), prompts, greedy, n_predict=most)
+    assert [len(text) for text in got] == [most] * 4
+    last = list(generate(windowed(n_ctx=1024, n_ubatch=8), prompts[3], greedy, n_predict=most))
+    assert got[3] == last
+
+
 def test_context_shift_goes_on_for_ever(make: Make) -> None:
     greedy = SamplingParams(temp=0.0, ignore_eos=True)
     context = make(n_ctx=32)
@@ -82,6 +116,24 @@ def test_context_shift_goes_on_for_ever(make: Make) -> None:
     with pytest.raises(ContextFull, match="all 31 tokens to keep"):
         list(generate(make(n_ctx=32), TOKENS[:10], greedy, n_predict=100, n_keep=31))
     assert len(list(generate(context, TOKENS[:10], greedy, n_predict=-2, n_keep=4))) == 23
+
+
+def test_room_is_made_in_the_tokens_that_a_context_holds(make: Make) -> None:
+    state = Evaluated(make(n_ctx=64), logits_all=False, timings=Timings())
+    state.evaluate(TOKENS[:44])
+    ids = TOKENS[:74]
+    state.make_room(ids, 4)
+    assert ids == [*TOKENS[:4], *TOKENS[24:74]] and state.n_forgotten == 20
+    assert state.ids().tolist() == ids[:24] and state.context.kv.length(0) == 24
+    assert state.context.kv.seq_pos_max(0) == 23
+    before = state.timings.n_prompt_eval
+    state.catch_up(ids)
+    assert state.timings.n_prompt_eval - before == 30  # what it held is not read again
+    other = [*TOKENS[:3], *TOKENS[100:190]]  # of another text it holds too little
+    state.make_room(other, 3)
+    assert other == [*TOKENS[:3], *TOKENS[145:190]] and state.n_tokens == 3
+    with pytest.raises(ContextFull, match="all 64 tokens to keep fill the context of 64"):
+        state.make_room(TOKENS[:70], 64)
 
 
 def test_a_prompt_cache_saves_evaluation_and_changes_nothing(make: Make, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ _HEADER = {  # bytes before a block's codes
     GGMLType.Q5_1: 4,
 }
 INTERLEAVED = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, *_HEADER)
+QUANTIZED = tuple(_HEADER)
 FIVE_BITS = (GGMLType.Q5_0, GGMLType.Q5_1)
 
 

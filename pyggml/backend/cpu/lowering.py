@@ -20,6 +20,7 @@ from ...errors import UnsupportedOp
 from ...jit import Kernel
 from ...tensor import Tensor
 from .buffer import is_repacked
+from .layout import Q8_BLOCK
 from .work import WorkMemory, WorkRange
 
 Range = tuple[int, int]  # first byte, byte behind the last
@@ -166,6 +167,10 @@ class Lowering:
         """Chunks for a kernel that splits rows: enough for the threads, none too small."""
         return max(1, min(node.nrows, node.nelements // GRAIN, 8 * self.n_threads))
 
+    def mac_chunks(self, node: Tensor, macs: int, least: int = 1 << 17) -> int:
+        """Chunks of rows for a kernel of so many multiply-adds, of about ``least`` or more each."""
+        return max(1, min(node.nrows, macs // least, 16 * self.n_threads))
+
     def quantized(
         self, x: Tensor, quantize: Callable[[Lowering, Tensor, WorkRange], None]
     ) -> WorkRange:
@@ -179,7 +184,7 @@ class Lowering:
             known, at = self._quantized[x]
             if known.held and not self._written(x, at):
                 return known
-        n_bytes = x.nrows * (x.ne[0] // 32) * 40
+        n_bytes = x.nrows * (x.ne[0] // 32) * Q8_BLOCK
         producer = self._producer.get(_same_rows(x))
         launch = None if producer is None else self.launches[producer]
         if (

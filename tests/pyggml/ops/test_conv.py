@@ -126,3 +126,15 @@ def test_bicubic_weights_are_those_of_opencv(backend: str) -> None:
     known = [-0.03515625, -0.10546875, 0.26171875, 0.87890625]  # quarters of a pixel away
     assert seen[3:11] == pytest.approx(known + known[::-1])
     assert not seen[:3].any() and not seen[11:].any()
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_the_largest_of_a_window_passes_over_nan(backend: str) -> None:
+    nan, inf, least = np.nan, np.inf, np.finfo(np.float32).min
+    rows = np.array([[nan, 1, 2, nan, nan, nan, -inf, -inf, inf, nan]], np.float32)
+    ctx = Context()
+    got = compute(ctx, ops.pool_1d(ctx, ctx.from_numpy(rows), "max", 2), backend)
+    assert got.ravel().tolist() == [1, 2, least, least, inf]
+    image = ctx.from_numpy(rows.reshape(1, 1, 2, 5))
+    got = compute(ctx, ops.pool_2d(ctx, image, "max", 2, 2, 1, 1), backend)
+    assert got.ravel().tolist() == [1, 2, inf, inf]

@@ -17,8 +17,10 @@ from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError
+from pyggml.ops import OPS
 from pyggml.tensor import Flag
 from pyggml.viz import NodeTime, graph_dump_dot, graph_print
+from pyggml.viz.style import _FAMILY_OF_OP, FAMILIES
 
 from ..alloc.strategies import Recipe, build, recipes
 from .grammar import parse
@@ -111,6 +113,11 @@ def test_families_have_colours_and_views_are_dashed() -> None:
     assert boxes['"node_27"']["label"] == "{node_27|{27|swiglu(a, b)|f32 [1536, 5]}}"
     assert boxes['"kqv-0"']["label"].startswith("{kqv-0|{19|flash_attn_ext(q, k, v, mask)|f32 [64,")
     assert r"memory of kqv-0 at 0 bytes" in boxes['"kqv_out-0"']["tooltip"]
+
+
+def test_families_name_ops_that_there_are() -> None:
+    assert set(_FAMILY_OF_OP) <= set(OPS) and set(_FAMILY_OF_OP.values()) <= set(FAMILIES)
+    assert _FAMILY_OF_OP["CONV_2D"] == _FAMILY_OF_OP["POOL_2D"] == "convolution"
 
 
 def test_weights_inside_their_readers() -> None:

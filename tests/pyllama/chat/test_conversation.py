@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyggml.errors import Aborted
@@ -75,6 +77,39 @@ def test_a_reply_that_is_left_counts_as_far_as_it_was_shown() -> None:
     assert dialogue.messages[-1] == {"role": "assistant", "content": shown.lstrip()}
     dialogue.say("Go on")
     assert isinstance(said(dialogue, Settings(SamplingParams(temp=0), n_predict=2)), str)
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_reply_that_is_left_has_no_tokens_that_were_held_back(aborted: bool) -> None:
+    """Of "xxxy" the second x may begin "xxz", and the é has only its first byte."""
+    state = state_of("abcd xxxé")
+    if aborted:
+        state.context.fail_after = 7  # decodes up to the first byte of é
+    reply = Reply(Settings(SamplingParams(temp=0), stop=("xxz",)))
+    stream = reply.stream(state, ids("ab"))
+    if aborted:
+        with pytest.raises(Aborted):
+            list(stream)
+    else:
+        assert "".join(next(stream) for _ in range(4)) == "cd x"
+        stream.close()  # type: ignore[attr-defined]
+    assert (reply.text, reply.ended, reply.rest) == ("cd x", "", "")
+    assert reply.tokens == ids("abcd x")[3:]
+
+
+def test_a_token_of_which_a_part_was_shown() -> None:
+    tokens = {7: b"one", 8: b" two \xc3", 9: b"\xa9", 10: b"."}
+    reply = Reply(Settings(SamplingParams(temp=0), stop=("two x",)))
+    fake: Any = SimpleNamespace(
+        token_to_piece=lambda token, special: tokens[token], is_eog=lambda t: False, eog=()
+    )
+    state = state_of("")
+    state.context.model.tokenizer = fake
+    state.context.model.logits = lambda past: np.eye(260, dtype=np.float32)[7 + len(past) - 3]
+    stream = reply.stream(state, ids("ab"))
+    assert [next(stream), next(stream)] == ["one", " "]
+    stream.close()  # type: ignore[attr-defined]
+    assert (reply.text, reply.tokens, reply.rest) == ("one ", [7], " ")
 
 
 def test_an_abort_while_the_prompt_is_read_says_nothing() -> None:

@@ -50,6 +50,13 @@ def test_whose_format() -> None:
         none.get("???")
 
 
+@pytest.mark.parametrize("name", ["messages", "self"])
+@pytest.mark.parametrize("format", [None, "vicuna"])
+def test_names_that_templates_have_taken(name: str, format: str | None) -> None:
+    with pytest.raises(TemplateError, match=f"a value called '{name}': .*; use another name"):
+        formats(SIMPLE).get(format).prompt(USER, **{name: []})
+
+
 def test_ends_that_are_no_tokens_are_stop_texts() -> None:
     assert formats().get("chatml").prompt(USER).stop == ("<|im_end|>",)
     assert formats().get("vicuna").prompt(USER).stop == ()  # </s> is this vocabulary's EOS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyllama.errors import PyllamaError
-from pyllama.sampling import SamplingError, SamplingParams
+from pyllama.sampling import RANDOM_SEED, SamplingError, SamplingParams
 
 DEFAULTS = {
     "seed": 0xFFFFFFFF,
@@ -73,3 +73,14 @@ def test_describe_names_every_number() -> None:
     text = SamplingParams(top_k=7, repeat_penalty=1.1).describe()
     assert "top_k = 7, top_p = 0.950, min_p = 0.050" in text
     assert text.startswith("\trepeat_last_n = 64, repeat_penalty = 1.100, ")
+
+
+def test_texts_have_seeds_of_their_own() -> None:
+    assert [SamplingParams(seed=7, top_k=3).for_text(i).seed for i in (0, 1, 9)] == [7, 8, 16]
+    assert SamplingParams(seed=7, top_k=3).for_text(2).top_k == 3
+    last = SamplingParams(seed=RANDOM_SEED - 1)
+    assert (last.for_text(0).seed, last.for_text(1).seed) == (
+        RANDOM_SEED - 1,
+        0,
+    )  # never a random one
+    assert all(SamplingParams(seed=seed).for_text(5).seed == seed for seed in (-1, RANDOM_SEED))

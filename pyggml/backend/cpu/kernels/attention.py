@@ -15,6 +15,7 @@ from ....dtype import GGMLType
 from ....jit import Kernel, isa, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, int_param, nb, ne
+from ..layout import Q8_BLOCK
 from ..lowering import Lowering, lowers
 from ..simd.kv_row import BLOCK, BLOCK_BYTES, KINDS
 from .attention_chunk import (
@@ -178,7 +179,7 @@ def flash_attn_merge(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped
     if int_param(node, QUANTIZE) != 0:
         n = n_head * hdv
         row = data(node, DST) + token * nb(node, DST, 2) + stream * nb(node, DST, 3)
-        quantize_row(row, int_param(node, QUANTIZE) + chunk * (n // 32) * 40, n)
+        quantize_row(row, int_param(node, QUANTIZE) + chunk * (n // 32) * Q8_BLOCK, n)
 
 
 def _supports(node: Tensor) -> bool:

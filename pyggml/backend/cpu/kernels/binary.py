@@ -10,6 +10,7 @@ from functools import cache
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline_strict, kernel
+from ....ops.op import ALL_FLOATS
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, first_row, int_param, nb, ne, nrows, row_address
 from ..lowering import GRAIN, Lowering, lowers
@@ -18,7 +19,6 @@ from .span import columns, repeated_row, split
 
 ADD, SUB, MUL, DIV = range(4)
 _OPS = {"ADD": ADD, "SUB": SUB, "MUL": MUL, "DIV": DIV, "ADD1": ADD}
-_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
 
 @inline_strict
@@ -70,7 +70,7 @@ def binary_kernel(op: int, a: int, b: int, result: int) -> Kernel:
 def _supports(node: Tensor) -> bool:
     a, b = node.src
     assert a is not None and b is not None
-    return a.type in _TYPES and b.type in _TYPES and a.is_contiguous_rows()
+    return a.type in ALL_FLOATS and b.type in ALL_FLOATS and a.is_contiguous_rows()
 
 
 def _lower(low: Lowering, node: Tensor) -> None:

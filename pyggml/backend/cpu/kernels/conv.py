@@ -36,7 +36,6 @@ from ..simd.element import F32, put, take
 S0, S1, P0, P1, D0, D1, KW, KH, CHANNELS, IS_2D = range(10)
 _STEPS = ("s0", "s1", "p0", "p1", "d0", "d1")
 _ZERO = np.float32(0)
-_MACS = 1 << 17  # multiply-adds of a chunk, about
 
 
 @cache
@@ -145,6 +144,5 @@ def _lower_conv_2d(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
     assert a is not None and node.op is not None
     macs = node.nelements * (a.nelements // a.ne[3])
-    chunks = max(1, min(node.nrows, macs // _MACS, 16 * low.n_threads))
     made = conv_2d_kernel(int(a.type), node.op.name == "CONV_2D_DW")
-    low.launch(made, node, [node.op_params[s] for s in _STEPS], chunks)
+    low.launch(made, node, [node.op_params[s] for s in _STEPS], low.mac_chunks(node, macs))

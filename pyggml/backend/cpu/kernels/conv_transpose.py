@@ -17,7 +17,6 @@ from ..abi import DST, SRC0, SRC1, data, f32_ptr, first_row, int_param, nb, ne, 
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, put, take
 
-_MACS = 1 << 17  # multiply-adds of a chunk, about
 _ZERO = np.float32(0)
 
 
@@ -65,6 +64,6 @@ def _lower_conv_transpose(low: Lowering, node: Tensor) -> None:
     a, b = node.src
     assert a is not None and b is not None and node.op is not None
     axes = 2 if node.op.name == "CONV_TRANSPOSE_2D" else 1
-    chunks = max(1, min(node.nrows, a.nelements * b.nelements // _MACS, 16 * low.n_threads))
+    chunks = low.mac_chunks(node, a.nelements * b.nelements)
     made = conv_transpose_kernel(int(a.type), axes)
     low.launch(made, node, [node.op_params["s0"]], chunks)

@@ -11,14 +11,13 @@ from functools import cache
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
+from ....ops.op import ALL_FLOATS
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, f32_ptr, first_row, int_param, nb, ne, row_address
 from ..lowering import GRAIN, Lowering, lowers
-from ..simd.block import BLOCK, TYPES, decode_block, encode_block
-from ..simd.element import BF16, F16, F32, I8, I16, I32, I64, put, take
+from ..simd.block import BLOCK, BLOCKS, decode_block, encode_block
+from ..simd.element import F32, I8, I16, I32, I64, put, take
 
-_BLOCKS = tuple(int(t) for t in TYPES)
-_FLOATS = (F32, F16, BF16)
 _RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies of one type move bits
 FLAT, ELEMENTS = range(2)  # parameters: no gaps on either side, number of elements
 
@@ -115,11 +114,11 @@ def _kernel(source: GGMLType, kind: GGMLType) -> Kernel | None:
     if source == kind and not kind.is_quantized and kind.type_size in _RAW:
         raw = _RAW[kind.type_size]
         return copy_kernel(raw, raw)
-    if int(source) in _FLOATS and int(kind) in _BLOCKS:
+    if int(source) in ALL_FLOATS and int(kind) in BLOCKS:
         return encode_kernel(int(source), int(kind))
-    if int(source) in _BLOCKS and int(kind) in _FLOATS:
+    if int(source) in BLOCKS and int(kind) in ALL_FLOATS:
         return decode_kernel(int(source), int(kind))
-    if {source, kind} <= {*_FLOATS} or {source, kind} == {F32, I32}:
+    if {source, kind} <= {*ALL_FLOATS} or {source, kind} == {F32, I32}:
         return copy_kernel(int(source), int(kind))
     return None
 

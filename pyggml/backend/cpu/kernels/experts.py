@@ -31,16 +31,16 @@ from ..abi import (
     set_error,
 )
 from ..buffer import is_repacked
-from ..layout import INTERLEAVED, Q8_BLOCK, ROWS, block_bytes, group_bytes
+from ..layout import Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
 from ..lowering import Launch, Lowering, byte_range, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, copy_run, put, take
 from ..simd.interleave import pack_group
 from ..simd.tile import fetch_ahead, fetched_lines, float_tile, q_tile
 from ..simd.vector import LINE
 from ..work import WorkRange
+from .matmul import supports_mul_mat
 from .quantize import add_quantize
 
-_QUANTIZED = tuple(t for t in INTERLEAVED if t.is_quantized)
 _GATHER = 16  # rows that are gathered at a time
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 while an expert's tokens pass
@@ -56,13 +56,6 @@ def _id(node, use):  # type: ignore[no-untyped-def]
     ids = data(node, SRC2) + token * nb(node, SRC2, 1) + (use - token * n_used) * nb(node, SRC2, 0)
     expert = i32_ptr(ids)[0] + 0
     return expert if 0 <= expert < ne(node, SRC0, 2) else -1
-
-
-@inline
-def _copy(source, target, n_words):  # type: ignore[no-untyped-def]
-    x, y = i32_ptr(source), i32_ptr(target)
-    for i in range(n_words):
-        y[i] = x[i]
 
 
 @kernel
@@ -93,7 +86,7 @@ def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
 
     Scratch: a tile, the numbers of the gathered uses, their rows, and a packed group.
     """
-    quantized = kind in _QUANTIZED
+    quantized = kind in QUANTIZED
     block = block_bytes(kind)
     half = LINE * fetched_lines(kind, 4) if quantized else 0
     columns = GGMLType(kind).block_size
@@ -130,7 +123,7 @@ def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
                     x = int_param(node, ACTIVATIONS) + (token * n_b + row) * row_bytes
                 else:
                     x = data(node, SRC1) + token * nb(node, SRC1, 2) + row * nb(node, SRC1, 1)
-                _copy(x, gathered + i * row_bytes, row_bytes // 4)
+                copy_run(x, gathered + i * row_bytes, row_bytes // 4)
                 listed[i] = use
             first += n
             for g in range(g0, g1):
@@ -158,23 +151,12 @@ def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
                         float_tile(kind, 1, w, block, x, row_bytes, scratch, 64, k)
                     for i in range(tokens):
                         y = data(node, DST) + listed[t + i] * nb(node, DST, 1) + 4 * row
-                        _copy(scratch + 4 * ROWS * i, y, rows)
+                        copy_run(scratch + 4 * ROWS * i, y, rows)
                     t += tokens
 
     made = kernel(mul_mat_id)
     made.name = f"mul_mat_id_{GGMLType(kind).name.lower()}_{'plain' if plain else 'x16'}"
     return made
-
-
-def _supports_mul_mat_id(node: Tensor) -> bool:
-    w, x = node.src[0], node.src[1]
-    assert w is not None and x is not None
-    return (
-        w.type in INTERLEAVED
-        and (w.is_contiguous_rows() or is_repacked(w))
-        and x.type is GGMLType.F32
-        and x.is_contiguous_rows()
-    )
 
 
 def _listed(low: Lowering, node: Tensor) -> WorkRange:
@@ -188,11 +170,11 @@ def _listed(low: Lowering, node: Tensor) -> WorkRange:
     return out
 
 
-@lowers("MUL_MAT_ID", _supports_mul_mat_id)
+@lowers("MUL_MAT_ID", supports_mul_mat)
 def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     w, x = node.src[0], node.src[1]
     assert w is not None and x is not None
-    plain, quantized = not is_repacked(w), w.type in _QUANTIZED
+    plain, quantized = not is_repacked(w), w.type in QUANTIZED
     by_use = node.nrows <= w.ne[2]
     act = [low.quantized(x, add_quantize)] if quantized else []
     for made in act:

@@ -19,9 +19,9 @@ from ..layout import Q8_BLOCK
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, put, take
 from ..simd.math import exp_f32
+from .elementwise import IDS, function
 from .quantize import BLOCK, quantize_row
 from .span import columns, split
-from .unary import IDS, function
 
 GRAIN = 768  # elements
 _TYPES = (GGMLType.F32, GGMLType.F16)

@@ -26,7 +26,7 @@ from ..abi import (
     row_address,
 )
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, copy_run, put, zero_run
 from ..simd.math import abs_f32
 
 F0, F1, F2, F3, OFFSET = range(5)  # parameters of UPSCALE
@@ -164,13 +164,6 @@ def _lower_upscale(low: Lowering, node: Tensor) -> None:
 _KERNELS = {"nearest": upscale_nearest, "bilinear": upscale_bilinear}
 
 
-@inline_strict
-def copy_row(x, y, n, inside):  # type: ignore[no-untyped-def]
-    """``n`` elements, or zeros."""
-    for i in range(n):
-        put(F32, y, i, take(F32, x, i) if inside else _ZERO)
-
-
 @kernel
 def win_part_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """A range of rows of the windows."""
@@ -182,9 +175,11 @@ def win_part_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def
         window = rest // w
         i1 = window % nx * w + r - rest * w
         i2 = window // nx * w + rest - window * w
-        inside = i1 < width and i2 < height
         x = data(node, SRC0) + i1 * nb(node, SRC0, 1) + i2 * nb(node, SRC0, 2)
-        copy_row(x if inside else data(node, SRC0), row_address(node, DST, r), c, inside)
+        if i1 < width and i2 < height:
+            copy_run(x, row_address(node, DST, r), c)
+        else:
+            zero_run(row_address(node, DST, r), c)
 
 
 @kernel
@@ -197,7 +192,7 @@ def win_unpart_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-d
         i1 = r - i2 * width
         x = data(node, SRC0) + i1 % w * nb(node, SRC0, 1) + i2 % w * nb(node, SRC0, 2)
         x += (i2 // w * nx + i1 // w) * nb(node, SRC0, 3)
-        copy_row(x, row_address(node, DST, r), c, True)
+        copy_run(x, row_address(node, DST, r), c)
 
 
 @lowers("WIN_PART")

@@ -29,14 +29,14 @@ from ..abi import (
     ne,
 )  # fmt: skip
 from ..buffer import is_repacked
-from ..layout import INTERLEAVED, Q8_BLOCK, ROWS, block_bytes, group_bytes
+from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
 from ..lowering import Lowering, byte_range, fuses, lowers
 from ..simd.element import F32, put, take
 from ..simd.interleave import pack_group
 from ..simd.tile import fetch_ahead, fetched_lines, float_tile, q_tile
 from ..simd.vector import LINE
+from .elementwise import IDS, function
 from .quantize import add_quantize, quantize_row
-from .unary import IDS, function
 from .widen import add_widen
 
 _TOKENS = 64  # tokens of a chunk
@@ -44,7 +44,6 @@ _CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _LEAST_MACS = 1 << 17  # and what is not worth sharing
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
-_QUANTIZED = tuple(t for t in INTERLEAVED if t.is_quantized)
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 # Parameters
 ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS = range(6)
@@ -78,7 +77,7 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no
 @cache
 def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
     """The kernel of a weight type in the plain or the interleaved layout."""
-    quantized = kind in _QUANTIZED
+    quantized = kind in QUANTIZED
     block, half = block_bytes(kind), LINE * fetched_lines(kind, 4)
     columns = GGMLType(kind).block_size
 
@@ -233,7 +232,7 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, add: Tensor | None) -> Non
     assert w is not None and x is not None
     plain = not is_repacked(w)
     act = []
-    if w.type in _QUANTIZED:
+    if w.type in QUANTIZED:
         act = [low.quantized(x, add_quantize)]
     elif x.type is not GGMLType.F32:
         act = [low.widened(x, add_widen)]
@@ -275,7 +274,7 @@ def _lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
         return False
     if other.type is not GGMLType.F32 or other.nb[0] != 4 or total.nb != node.nb:
         return False
-    read = [w] if w.type in _QUANTIZED else [w, x]  # by other chunks, while this one writes
+    read = [w] if w.type in QUANTIZED else [w, x]  # by other chunks, while this one writes
     if any(_overlap(total, t) for t in read):
         return False
     _launch(low, node, total, other)
@@ -293,7 +292,7 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
         return False
     if glu.op_params["kind"] not in GLU_ACTIVATIONS:
         return False
-    if gate_w.type not in _QUANTIZED or up_w.type is not gate_w.type:
+    if gate_w.type not in QUANTIZED or up_w.type is not gate_w.type:
         return False
     if not (is_repacked(gate_w) and is_repacked(up_w) and supports_mul_mat(gate)):
         return False

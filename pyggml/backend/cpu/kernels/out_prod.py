@@ -13,16 +13,14 @@ from ....jit import Kernel, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, data, f32_ptr, first_row, load_f32, nb, ne, nrows, row_address
 from ..lowering import Lowering, lowers
-from ..simd.block import BLOCK, TYPES, decode_block
+from ..simd.block import BLOCK, BLOCKS, decode_block
 from ..simd.element import F16, F32, put, take
-
-_BLOCKS = tuple(int(t) for t in TYPES)
 
 
 @cache
 def out_prod_kernel(kind: int) -> Kernel:
     """The kernel of ``a``'s type."""
-    blocks = kind in _BLOCKS
+    blocks = kind in BLOCKS
     block_bytes = GGMLType(kind).type_size
 
     def out_prod(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
@@ -60,12 +58,12 @@ def out_prod_kernel(kind: int) -> Kernel:
 def _supports(node: Tensor) -> bool:
     a = node.src[0]
     assert a is not None
-    return int(a.type) in (F32, F16, *_BLOCKS) and a.is_contiguous_rows()
+    return int(a.type) in (F32, F16, *BLOCKS) and a.is_contiguous_rows()
 
 
 @lowers("OUT_PROD", _supports)
 def _lower_out_prod(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
     assert a is not None
-    chunks = max(1, min(node.nrows, node.nelements * a.ne[1] // (1 << 16), 8 * low.n_threads))
+    chunks = low.mac_chunks(node, node.nelements * a.ne[1], 1 << 16)
     low.launch(out_prod_kernel(int(a.type)), node, (), chunks, scratch=4 * BLOCK)

@@ -5,28 +5,13 @@ Access: rows of the result front to back.
 
 from __future__ import annotations
 
-import numpy as np
-
 from ....jit import inline, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, int_param, nb, ne, nrows, row_address
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, copy_run, put, take, zero_run
 
-ZERO = np.float32(0)
 CIRCULAR = 4  # parameter of PAD behind what is added before each dimension
-
-
-@inline
-def _copy_run(x, y, n):  # type: ignore[no-untyped-def]
-    for i in range(n):
-        put(F32, y, i, take(F32, x, i))
-
-
-@inline
-def _zero_run(y, n):  # type: ignore[no-untyped-def]
-    for i in range(n):
-        put(F32, y, i, ZERO)
 
 
 @inline
@@ -50,7 +35,7 @@ def pad_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         i2 = _place(rest % ne2, int_param(node, 2), ne(node, SRC0, 2), circular)
         i3 = _place(rest // ne2, int_param(node, 3), ne(node, SRC0, 3), circular)
         if i1 < 0 or i2 < 0 or i3 < 0:
-            _zero_run(y, n)
+            zero_run(y, n)
             continue
         x = data(node, SRC0) + i1 * nb(node, SRC0, 1) + i2 * nb(node, SRC0, 2)
         x += i3 * nb(node, SRC0, 3)
@@ -58,13 +43,13 @@ def pad_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             i, j = 0, -before % n_x
             while i < n:
                 run = min(n_x - j, n - i)
-                _copy_run(x + 4 * j, y + 4 * i, run)
+                copy_run(x + 4 * j, y + 4 * i, run)
                 i += run
                 j = 0
         else:
-            _zero_run(y, before)
-            _copy_run(x, y + 4 * before, n_x)
-            _zero_run(y + 4 * (before + n_x), n - before - n_x)
+            zero_run(y, before)
+            copy_run(x, y + 4 * before, n_x)
+            zero_run(y + 4 * (before + n_x), n - before - n_x)
 
 
 @lowers("PAD")
@@ -82,7 +67,7 @@ def pad_reflect_1d_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyp
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
         for i in range(before):
             put(F32, y, i, take(F32, x, before - i))
-        _copy_run(x, y + 4 * before, n)
+        copy_run(x, y + 4 * before, n)
         for i in range(behind):
             put(F32, y, before + n + i, take(F32, x, n - 2 - i))
 
@@ -106,8 +91,8 @@ def roll_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         i3 = (rest // ne2 - int_param(node, 3)) % ne3
         x = data(node, SRC0) + i1 * nb(node, SRC0, 1) + i2 * nb(node, SRC0, 2)
         x += i3 * nb(node, SRC0, 3)
-        _copy_run(x + 4 * (n - shift), y, shift)
-        _copy_run(x, y + 4 * shift, n - shift)
+        copy_run(x + 4 * (n - shift), y, shift)
+        copy_run(x, y + 4 * shift, n - shift)
 
 
 @lowers("ROLL")

@@ -10,6 +10,7 @@ from functools import cache
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
+from ....ops.op import ALL_FLOATS
 from ....tensor import Tensor
 from ..abi import (
     BAD_INDEX,
@@ -30,18 +31,15 @@ from ..abi import (
 from ..buffer import is_repacked
 from ..layout import ROWS
 from ..lowering import Lowering, lowers
-from ..simd.block import BLOCK, TYPES, decode_block, encode_block
-from ..simd.element import BF16, F16, F32, I32, put, take
+from ..simd.block import BLOCK, BLOCKS, decode_block, encode_block
+from ..simd.element import F16, F32, I32, put, take
 from ..simd.interleave import take_block
-
-_BLOCKS = tuple(int(t) for t in TYPES)
-_FLOATS = (F32, F16, BF16)
 
 
 @cache
 def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
     """The kernel of a source type and layout; the result is F32 (I32 of I32)."""
-    blocks, result = kind in _BLOCKS, I32 if kind == I32 else F32
+    blocks, result = kind in BLOCKS, I32 if kind == I32 else F32
     block_bytes = GGMLType(kind).type_size
     group_bytes = ROWS * block_bytes // GGMLType(kind).block_size  # a column of a group
 
@@ -85,7 +83,7 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
 def _supports_get_rows(node: Tensor) -> bool:
     a = node.src[0]
     assert a is not None
-    return (a.is_contiguous_rows() or is_repacked(a)) and int(a.type) in (*_BLOCKS, *_FLOATS, I32)
+    return (a.is_contiguous_rows() or is_repacked(a)) and int(a.type) in (*BLOCKS, *ALL_FLOATS, I32)
 
 
 @lowers("GET_ROWS", _supports_get_rows)
@@ -106,7 +104,7 @@ def _index(node, address):  # type: ignore[no-untyped-def]
 @cache
 def set_rows_kernel(source: int, kind: int) -> Kernel:
     """The kernel of a source and a target type. Parameter: bytes of an index."""
-    blocks = kind in _BLOCKS
+    blocks = kind in BLOCKS
     block_bytes = GGMLType(kind).type_size
 
     def set_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
@@ -146,7 +144,7 @@ def _supports_set_rows(node: Tensor) -> bool:
     b, _, a = node.src
     assert b is not None and a is not None
     rows = b.is_contiguous_rows() and a.is_contiguous_rows()
-    return rows and int(b.type) in (F32, F16) and int(a.type) in (*_BLOCKS, *_FLOATS)
+    return rows and int(b.type) in (F32, F16) and int(a.type) in (*BLOCKS, *ALL_FLOATS)
 
 
 @lowers("SET_ROWS", _supports_set_rows)

@@ -1,4 +1,4 @@
-"""Half-float activations as float32 in work memory: what F16 and F32 weights are multiplied with.
+"""Half-float activations as float32 in work memory, for weights of F16, BF16 and F32.
 
     low.widened(x, add_widen)                      # in a lowering: made once for all readers
 

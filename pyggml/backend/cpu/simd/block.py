@@ -19,7 +19,7 @@ from .half import load_f16, store_f16
 from .math import HALF, ONE, ZERO, abs_f32, with_sign
 
 TYPES = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1)
-Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 = (int(t) for t in TYPES)
+Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 = BLOCKS = tuple(int(t) for t in TYPES)
 BLOCK = 32
 _127 = np.float32(127)
 

@@ -18,6 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from ....dtype import GGMLType
+from ....jit import inline
 from .half import narrow_bf16, narrow_f16, widen_bf16, widen_f16
 from .vector import call
 
@@ -90,3 +91,17 @@ def put(typingctx: Any, fmt: Any, base: Any, i: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(fmt, types.int64, types.int64, value if to_integer else given), codegen
+
+
+@inline
+def copy_run(x, y, n):  # type: ignore[no-untyped-def]
+    """``n`` words of four bytes from x to y."""
+    for i in range(n):
+        put(I32, y, i, take(I32, x, i))
+
+
+@inline
+def zero_run(y, n):  # type: ignore[no-untyped-def]
+    """``n`` zeros of four bytes."""
+    for i in range(n):
+        put(I32, y, i, 0)

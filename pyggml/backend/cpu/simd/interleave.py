@@ -95,7 +95,7 @@ def pack_group(kind, source, stride, rows, n, out):  # type: ignore[no-untyped-d
 
 @inline
 def take_block(kind, group, lane, i, out):  # type: ignore[no-untyped-def]
-    """Block ``i`` of row ``lane`` of a group, as ggml's bytes (one value for F16 and F32)."""
+    """Block ``i`` of row ``lane`` of a group, as ggml's bytes (one value for F16, BF16 and F32)."""
     if kind == _F32:
         i32_ptr(out)[0] = i32_ptr(group + 4 * ROWS * i)[lane]
         return
