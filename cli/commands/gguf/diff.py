@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-values", is_flag=True, help="Compare metadata, types and shapes only.")
 @version_option()
-@click.pass_context
-def command(ctx: click.Context, a: Path, b: Path, as_json: bool, no_values: bool) -> None:
+def command(a: Path, b: Path, as_json: bool, no_values: bool) -> None:
     """Compare the files A and B. Exit code 1 where they differ."""
     from pyggml.gguf import GGUFFile
     from pyllama.gguf_tools.diff import diff
@@ -42,7 +41,7 @@ def command(ctx: click.Context, a: Path, b: Path, as_json: bool, no_values: bool
         for line in _text(found):
             write(line + "\n")
     if not found.same:
-        ctx.exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def _text(found: Diff) -> Iterator[str]:
