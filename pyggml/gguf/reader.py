@@ -127,9 +127,7 @@ class GGUFFile:
             kind = self.value_types.get(key)
             simple = isinstance(value, bool | int | float | str)
             if not simple or (kind is not None and not fits(kind, value)):
-                has = (
-                    f"is {self._kind(key)}" if kind is not None else "can be int, float, bool, str"
-                )
+                has = "can be int, float, bool or str" if kind is None else f"is {self._kind(key)}"
                 raise GGUFError(
                     f"{self.path}: metadata key {key!r} {has}: it cannot be overridden with "
                     f"{type(value).__name__} {value!r:.80}"

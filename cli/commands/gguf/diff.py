@@ -7,6 +7,7 @@ pyllama-gguf diff --json --no-values x-f16.gguf x-q8_0.gguf
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,10 +98,14 @@ def _plain(found: Diff) -> dict[str, Any]:
             "equal": found.n_equal,
         },
         "values": {
-            name: {"n_changed": v.n_changed, "max_abs": v.max_abs, "nmse": v.nmse}
+            name: {"n_changed": v.n_changed, "max_abs": _finite(v.max_abs), "nmse": _finite(v.nmse)}
             for name, v in found.values.items()
         },
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no NaN
 
 
 def _value(value: Any) -> Any:
