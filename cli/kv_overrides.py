@@ -48,7 +48,7 @@ def parse_overrides(
     return found
 
 
-def override_option(function: Any) -> Any:
+def override_kv_option(function: Any) -> Any:
     """``--override-kv``."""
     return click.option(
         "--override-kv",
