@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
 from .hub_options import hub_options
+from .kv_overrides import Value, override_kv_option
 from .machine import machine_options
 from .output import note
 from .tool import ignored_option
@@ -112,6 +113,8 @@ class ModelOptions(Group):
     mmap: bool
     mlock: bool
     no_repack: bool
+    override_kv: Mapping[str, Value] = field(default_factory=dict)
+    check_tensors: bool = False
 
     @property
     def use_mmap(self) -> bool:
@@ -127,7 +130,8 @@ model_option = stack(
         "-m",
         "--model",
         type=click.Path(path_type=Path),
-        help="GGUF file. Without it: a small demo model, fetched once.",
+        help="GGUF file, or the first part of several. Without it: a small demo model, fetched "
+        "once.",
     ),
     hub_options,
 )
@@ -152,6 +156,12 @@ load_options = stack(
         "--no-repack",
         is_flag=True,
         help="Keep the weights as they are in the file: loads faster, computes slower.",
+    ),
+    override_kv_option,
+    click.option(
+        "--check-tensors",
+        is_flag=True,
+        help="Look for NaN, infinity and illegal scales among the weights before all else.",
     ),
 )
 
