@@ -16,12 +16,15 @@ from ..errors import ModelError
 from .folder import read_json
 from .safetensors import read_safetensors
 from .stored import Stored
+from .torch_files import read_torch
 
 Reader = Callable[[Path], dict[str, Stored]]
 
 # index, files without one, and how such files are read
-_FORMS: tuple[tuple[str, str, Reader], ...] = (
+_FORMS: tuple[tuple[str | None, str, Reader], ...] = (
     ("model.safetensors.index.json", "model*.safetensors", read_safetensors),
+    ("pytorch_model.bin.index.json", "pytorch_model*.bin", read_torch),
+    (None, "*.pt", read_torch),
 )
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
 
@@ -34,9 +37,8 @@ def read_checkpoint(folder: Path) -> dict[str, Stored]:
             twice.
     """
     for index, pattern, read in _FORMS:
-        path = folder / index
-        if path.is_file():
-            return _read_indexed(path, read)
+        if index is not None and (folder / index).is_file():
+            return _read_indexed(folder / index, read)
         files = sorted(folder.glob(pattern))
         if files:
             _check_complete(files)

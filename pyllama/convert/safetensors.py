@@ -18,8 +18,15 @@ from .folder import parse_json
 from .stored import DTYPES, Stored
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_LFS = b"version https://git-lfs"
+LFS_POINTER = b"version https://git-lfs"
 INCOMPLETE = "the file is incomplete: fetch it again"
+
+
+def lfs_error(path: Path) -> ModelError:
+    """What to say of a file that was cloned without its contents."""
+    return ModelError(
+        f"{path}: a pointer of git-lfs, not the file: run 'git lfs pull' in the folder"
+    )
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
@@ -34,14 +41,12 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
             file.seek(0)
             head = file.read(8)
             n = int.from_bytes(head, "little")
-            if len(head) < 8 or (n > size - 8 and head != _LFS[:8]):
+            if head == LFS_POINTER[:8]:
+                raise lfs_error(path)
+            if len(head) < 8 or n > size - 8:
                 raise ModelError(
                     f"{path}: {size} bytes, the header alone should have {n}; {INCOMPLETE}, "
                     "or it is no safetensors file"
-                )
-            if head == _LFS[:8]:
-                raise ModelError(
-                    f"{path}: a pointer of git-lfs, not the file: run 'git lfs pull' in the folder"
                 )
             if n > _MAX_HEADER_BYTES:
                 raise ModelError(f"{path}: a header of {n} bytes, {_MAX_HEADER_BYTES} are legal")
