@@ -8,6 +8,7 @@ or not at all, and only what pyllama can load is written.
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from .mapping import Config
 from .outtype import OUTTYPES, auto, pieces, type_of
 from .plan import Planned, check_missing, find_arch, plan_tensors
 from .vocabulary import read_vocabulary
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,7 @@ def _trial(
     entries = []
     for one, type in zip(planned, types, strict=True):
         ne = one.shape[::-1]
+        log.info("%s %s: %s -> %s", one.name, list(ne), "/".join(sorted(one.dtypes)), type.name)
         entries.append(Entry(one.name, ne, type, row_size(type, ne[0]) * prod(ne[1:])))
     encoded = {key: encode_value(key, value) for key, value in metadata.items()}
     header = encode_header(encoded, entries, DEFAULT_ALIGNMENT)

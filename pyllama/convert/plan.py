@@ -111,15 +111,13 @@ def check_missing(folder: Path, planned: list[Planned], n_layer: int, arch: Arch
             if name.endswith("?") or name in have:
                 continue
             stem, _, end = pattern.rpartition(".")
-            theirs = next(
-                (
-                    their_name.replace("{i}", str(i)).replace("*", end).replace("{e}", "0")
-                    for their_name, ours in arch.CONVERT.tensors.items()
-                    if ours in (pattern, f"{stem}.*")
-                ),
-                name,
-            )
-            raise ModelError(f"{folder}: tensor {theirs!r} is missing, which {name!r} is made of")
+            theirs = [
+                their_name.replace("{i}", str(i)).replace("*", end).replace("{e}", "0")
+                for their_name, ours in arch.CONVERT.tensors.items()
+                if ours in (pattern, f"{stem}.*")
+            ]
+            which = f", such as {theirs[0]!r}" if theirs else ""
+            raise ModelError(f"{folder}: no tensor becomes {name!r}{which}: one is missing")
 
 
 def _sources(folder: Path, checkpoint: Mapping[str, Stored], arch: Arch) -> dict[str, _Source]:

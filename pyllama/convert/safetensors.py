@@ -70,7 +70,7 @@ def _read_entry(path: Path, name: str, entry: Any, start: int) -> tuple[Stored, 
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     places: Any = entry.get("data_offsets")
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ModelError(f"{who} is {dtype!r:.20}, known are: {', '.join(DTYPES)}")
     if not _are_sizes(shape) or len(shape) > 8:
         raise ModelError(f"{who} has the shape {shape!r:.80}, want a list of sizes")

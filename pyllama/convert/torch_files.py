@@ -21,7 +21,9 @@ from .torch_pickle import View, read_pickle
 
 _MAX_PICKLE_BYTES = 64 << 20  # a table of 10,000 tensors has 2 MB
 _LOCAL = struct.Struct("<4s22xHH")  # a zip entry's own header: signature, lengths of name and extra
-_DAMAGED = (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError)
+_DAMAGED = (
+    zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, struct.error,
+)  # fmt: skip
 
 
 def read_torch(path: Path) -> dict[str, Stored]:

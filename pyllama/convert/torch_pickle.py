@@ -211,9 +211,9 @@ def _view(storage: Any, offset: Any, shape: Any, strides: Any) -> View:
         raise ModelError(f"makes a tensor of {_kind(storage)}, want a storage")
     if not _are_sizes(shape) or not _are_sizes(strides) or not _are_sizes((offset,)):
         raise ModelError(f"a tensor has the shape {shape!r:.40} and strides {strides!r:.40}")
-    span = 0
+    span = offset
     if len(shape) == len(strides) and math.prod(shape):
-        span = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        span += 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     if len(shape) != len(strides) or max(span, math.prod(shape)) > storage.size:
         raise ModelError(
             f"a tensor of shape {shape}, strides {strides} at {offset} is not within its storage "
