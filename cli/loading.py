@@ -9,12 +9,14 @@ and not with the module: ``--help`` and ``--version`` stay fast.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .hub_options import HubOptions
 from .options import ContextOptions, ModelOptions
 from .output import note, progress_bar
+from .overrides import Value
 
 if TYPE_CHECKING:
     from pyllama.context import Context
@@ -46,17 +48,19 @@ def load_model(options: ModelOptions, n_threads: int | None = None) -> Model:
             use_mmap=options.use_mmap,
             use_mlock=options.use_mlock,
             repack=not options.no_repack,
+            kv_overrides=options.override_kv,
+            check_tensors=options.check_tensors,
             n_threads=n_threads,
             progress=progress,
         )
 
 
-def load_vocab(given: Path | None) -> Model:
+def load_vocab(given: Path | None, override_kv: Mapping[str, Value] | None = None) -> Model:
     """Load hyperparameters and tokenizer only."""
     path = model_path(given)
     from pyllama.model import Model
 
-    return Model.load(path, vocab_only=True)
+    return Model.load(path, vocab_only=True, kv_overrides=override_kv)
 
 
 def make_context(model: Model, options: ContextOptions, *, n_seq_max: int = 1) -> Context:

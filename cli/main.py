@@ -23,6 +23,7 @@ TABLE = {
     "eval-callback": ".commands.eval_callback:command",
     "graph": ".commands.graph:command",
     "convert": ".commands.convert:command",
+    "gguf": ".commands.gguf:command",
 }
 
 

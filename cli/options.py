@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -25,6 +25,7 @@ import click
 from .hub_options import hub_options
 from .machine import machine_options
 from .output import note
+from .overrides import Value, override_option
 from .tool import ignored_option
 
 if TYPE_CHECKING:
@@ -63,6 +64,19 @@ class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         if self.most == math.inf:
             return what if self.least == -math.inf else f"{what} of at least {self.least:g}"
         return f"{what} from {self.least:.10g} to {self.most:.10g}"
+
+
+class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number of bytes in M (10**6) or G (10**9), as llama.cpp splits files."""
+
+    name = "N(M|G)"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The bytes."""
+        match = re.fullmatch(r"([1-9]\d{0,8})([MG])", str(value))
+        if match is None:
+            self.fail(f"{value!r} is not a number of M (10**6) or G (10**9) bytes: 2G.", param, ctx)
+        return int(match[1]) * {"M": 1000**2, "G": 1000**3}[match[2]]
 
 
 def _logit_bias(
@@ -112,6 +126,8 @@ class ModelOptions(Group):
     mmap: bool
     mlock: bool
     no_repack: bool
+    override_kv: Mapping[str, Value] = field(default_factory=dict)
+    check_tensors: bool = False
 
     @property
     def use_mmap(self) -> bool:
@@ -127,7 +143,8 @@ model_option = stack(
         "-m",
         "--model",
         type=click.Path(path_type=Path),
-        help="GGUF file. Without it: a small demo model, fetched once.",
+        help="GGUF file, or the first part of several. Without it: a small demo model, fetched "
+        "once.",
     ),
     hub_options,
 )
@@ -152,6 +169,12 @@ load_options = stack(
         "--no-repack",
         is_flag=True,
         help="Keep the weights as they are in the file: loads faster, computes slower.",
+    ),
+    override_option,
+    click.option(
+        "--check-tensors",
+        is_flag=True,
+        help="Look for NaN, infinity and illegal scales among the weights before all else.",
     ),
 )
 

@@ -22,7 +22,6 @@ from .kv_cache import KV_TYPES
 # values that change nothing
 _REFUSED: dict[str, tuple[object, ...]] = {
     # of the constructor
-    "kv_overrides": (None, {}),
     "rope_scaling_type": (-1,),
     "pooling_type": (-1,),
     "attention_type": (-1,),

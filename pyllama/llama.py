@@ -42,10 +42,11 @@ class Llama(LlamaChat):
     """A model with a context, made for one text at a time.
 
     Args:
-        model_path: GGUF file.
+        model_path: GGUF file, or the first part of several.
         vocab_only: tokenizer and metadata only.
         use_mmap: map the file; False reads it into memory.
         use_mlock: keep the weights in RAM.
+        kv_overrides: metadata to change or add, by key.
         seed: of all completions that are given none; 0xFFFFFFFF for a new one each time.
         n_ctx: tokens of context; 0 for what the model was trained with.
         n_batch: tokens of a prompt in one decode; n_ubatch: computed at once.

@@ -93,7 +93,11 @@ class LlamaBase:
             raise ModelError(f"Model path does not exist: {self.model_path}")
         start_s = time.perf_counter()
         self._model = Model.load(
-            model_path, use_mmap=use_mmap, use_mlock=use_mlock, vocab_only=vocab_only
+            model_path,
+            use_mmap=use_mmap,
+            use_mlock=use_mlock,
+            vocab_only=vocab_only,
+            kv_overrides=kv_overrides,
         )
         check_rope(self._model.hparams, rope_freq_base, rope_freq_scale)
         self._chat_formats = ChatFormats(self._model)

@@ -10,7 +10,7 @@ allocated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu import osapi
@@ -23,6 +23,7 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyggml.gguf import GGUFFile, TensorInfo
+from pyggml.quants.validity import count_invalid
 from pyggml.tensor import Tensor
 
 from .errors import ModelError
@@ -77,7 +78,24 @@ def check_tensors(
     file: GGUFFile, patterns: Mapping[str, tuple[str, ...]], hparams: HParams
 ) -> dict[str, TensorInfo]:
     """The tensors of a file that an architecture wants, by name. Raises: ModelError."""
-    infos = {}
+    infos, faults = match_tensors(file, patterns, hparams)
+    faults += [
+        f"tensor '{info.name}' is {info.type.name}, which cannot be run yet; "
+        f"there are: {', '.join(t.name for t in INTERLEAVED)}"
+        for info in infos.values()
+        if info.type not in INTERLEAVED
+    ]
+    if faults:
+        raise ModelError(f"{file.path}: {faults[0]}")
+    return infos
+
+
+def match_tensors(
+    file: GGUFFile, patterns: Mapping[str, tuple[str, ...]], hparams: HParams
+) -> tuple[dict[str, TensorInfo], list[str]]:
+    """The tensors that an architecture wants, by name, and all that is wrong with them."""
+    infos: dict[str, TensorInfo] = {}
+    faults: list[str] = []
     whole = [(pattern, pattern) for pattern in patterns if "{i}" not in pattern]
     layers = [
         (pattern, pattern.replace("{i}", str(i)))
@@ -88,39 +106,54 @@ def check_tensors(
     for pattern, name in layers + whole:  # in the order of use: memory streams from one to the next
         optional, name = name.endswith("?"), name.rstrip("?")
         info = file.tensors.get(name)
-        if info is None:
-            if optional:
-                continue
-            raise ModelError(
-                f"{file.path}: tensor '{name}' is missing; the file is not a whole "
-                f"{hparams.arch} model"
+        if info is not None:
+            faults += _wrong_sizes(info, tuple(_size(hparams, s) for s in patterns[pattern]))
+            infos[name] = info
+        elif not optional:
+            faults.append(
+                f"tensor '{name}' is missing; the file is not a whole {hparams.arch} model"
             )
-        _check_tensor(file, info, tuple(_size(hparams, s) for s in patterns[pattern]))
-        infos[name] = info
     unknown = [n for n in file.tensors if n not in infos]
     if unknown:
-        raise ModelError(
-            f"{file.path}: {len(unknown)} tensors that a {hparams.arch} model does not have, such "
-            f"as '{unknown[0]}'; this variant is not supported"
+        faults.append(
+            f"{len(unknown)} tensors that a {hparams.arch} model does not have, such as "
+            f"'{unknown[0]}'; this variant is not supported"
         )
-    return infos
+    return infos, faults
 
 
-def _check_tensor(file: GGUFFile, info: TensorInfo, ne: tuple[int, ...]) -> None:
+def _wrong_sizes(info: TensorInfo, ne: tuple[int, ...]) -> list[str]:
     wanted = (*ne, *(1,) * (4 - len(ne)))
     if info.ne != wanted:
-        raise ModelError(
-            f"{file.path}: tensor '{info.name}' has sizes {list(info.ne)}, want {list(wanted)}"
-        )
+        return [f"tensor '{info.name}' has sizes {list(info.ne)}, want {list(wanted)}"]
     if len(ne) == 1 and info.type is not GGMLType.F32:
-        raise ModelError(
-            f"{file.path}: tensor '{info.name}' is {info.type.name}, want F32 for a vector"
-        )
-    if info.type not in INTERLEAVED:
-        raise ModelError(
-            f"{file.path}: tensor '{info.name}' is {info.type.name}, which cannot be run yet; "
-            f"there are: {', '.join(t.name for t in INTERLEAVED)}"
-        )
+        return [f"tensor '{info.name}' is {info.type.name}, want F32 for a vector"]
+    return []
+
+
+def check_data(file: GGUFFile, progress: Progress | None = None) -> Iterator[str]:
+    """What is wrong with the weights of a file: a line for each tensor with NaN, infinity or a
+    scale that is none.
+
+    They are read once, a few megabytes at a time.
+    """
+    total, done = sum(info.nbytes for info in file.tensors.values()) or 1, 0
+    for info in file.tensors.values():
+        n_bad, first, before = 0, 0, 0
+        for piece in file.chunks(info.name):
+            n, at = count_invalid(piece, info.type)
+            first = before + at if n and not n_bad else first
+            n_bad += n
+            before += piece.size // info.type.type_size
+            done += piece.size
+            if progress is not None:
+                progress(done / total)
+        if n_bad:
+            what = "blocks with an illegal scale" if info.type.is_quantized else "NaN or infinite"
+            yield (
+                f"tensor '{info.name}' ({info.type.name}): {n_bad} of {before} {what}, the first "
+                f"at {first}"
+            )
 
 
 def _size(hparams: HParams, name: str) -> int:

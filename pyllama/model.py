@@ -58,16 +58,20 @@ class Model:
         use_mlock: bool = False,
         repack: bool = True,
         vocab_only: bool = False,
+        kv_overrides: Mapping[str, bool | int | float | str] | None = None,
+        check_tensors: bool = False,
         n_threads: int | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Model:
-        """Load a GGUF file.
+        """Load a GGUF file; the first part of several loads them all.
 
         Args:
             use_mmap: map the file; False reads it into memory.
             use_mlock: pin the weights in RAM (a warning if the system refuses).
             repack: lay matrices out for fast kernels; False reads them where they are.
             vocab_only: no weights.
+            kv_overrides: metadata to change or add, by key.
+            check_tensors: look for NaN, infinity and illegal scales among the weights first.
             n_threads: threads that repack.
             progress: told the fraction that is done.
 
@@ -77,6 +81,7 @@ class Model:
             AllocError: not enough memory.
         """
         file = GGUFFile(path, mmap=use_mmap)
+        file.override(kv_overrides or {})
         tokenizer = load_tokenizer(file.metadata)
         hparams = read_hparams(file, tokenizer.n_vocab)
         model = cls(file, hparams, tokenizer)
@@ -86,8 +91,10 @@ class Model:
             raise ModelError(f"{file.path}: there are no weights in this file (a vocabulary only)")
         from pyggml.backend.cpu.backend import CpuBackend
 
-        from .loader import load_weights
+        from .loader import check_data, load_weights
 
+        for fault in check_data(file) if check_tensors else ():
+            raise ModelError(f"{file.path}: {fault}; fetch the file again")
         model.weights = load_weights(
             file,
             model.arch.TENSORS,

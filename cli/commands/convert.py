@@ -7,26 +7,14 @@ pyllama-convert Llama-3.2-1B --dry-run                       # only check it
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..options import INT32_MAX, Number
+from ..options import INT32_MAX, ByteCount, Number
 from ..output import note, progress_bar, write
 from ..tool import Tool, version_option
-
-_UNITS = {"M": 1000**2, "G": 1000**3}
-
-
-def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    match = re.fullmatch(r"([1-9]\d{0,8})([MG])", value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a number of M (10**6) or G (10**9) bytes: 2G.")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 @click.command("convert", cls=Tool)
@@ -50,9 +38,7 @@ def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int
     type=click.Path(path_type=Path),
     help="JSON file of general.* keys that take precedence.",
 )
-@click.option(
-    "--split-max-size", metavar="N(M|G)", callback=_bytes, help="Most bytes of tensors in a part."
-)
+@click.option("--split-max-size", type=ByteCount(), help="Most bytes of tensors in a part.")
 @click.option("--split-max-tensors", type=Number(1, INT32_MAX), help="Most tensors in a part.")
 @click.option("--dry-run", is_flag=True, help="Check everything, write nothing.")
 @click.option("--verbose", is_flag=True, help="Say what each tensor becomes.")

@@ -15,6 +15,7 @@ import click
 from ..loading import load_vocab
 from ..options import model_option
 from ..output import write
+from ..overrides import override_option
 from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, version_option
 
@@ -28,6 +29,7 @@ from ..tool import Tool, version_option
 @click.option("--no-parse-special", is_flag=True, help="Read special tokens as plain text.")
 @click.option("--show-count", is_flag=True, help="Print the number of tokens too.")
 @escape_option()
+@override_option
 @version_option()
 def command(
     model: Path | None,
@@ -42,7 +44,7 @@ def command(
     source = PromptOptions.take(options)
     if not stdin and source.prompt is None and source.file is None:
         raise click.UsageError("give the text with -p, -f or --stdin")
-    tokenizer = load_vocab(model).tokenizer
+    tokenizer = load_vocab(model, options["override_kv"]).tokenizer
     text = source.text(sys.stdin.buffer.read() if stdin else None, whole_file=True)
     assert text is not None
     tokens = tokenizer.encode(text, add_special=not no_bos, parse_special=not no_parse_special)

@@ -10,7 +10,7 @@ Importing it loads NumPy and nothing else.
 
 from ..errors import GGUFError
 from .reader import GGUFFile
-from .split import copy_gguf, merge, plan_split, write_split
+from .split import copy_gguf, merge, plan_split, whole_metadata, write_split
 from .types import GGUFStrings, TensorInfo, Value, ValueType
 from .writer import write_gguf
 
@@ -24,6 +24,7 @@ __all__ = [
     "copy_gguf",
     "merge",
     "plan_split",
+    "whole_metadata",
     "write_gguf",
     "write_split",
 ]

@@ -1,0 +1,23 @@
+"""``pyllama-gguf``: look into GGUF files, change them, cut them, compare them.
+
+pyllama-gguf dump x.gguf
+pyllama-gguf set x.gguf tokenizer.ggml.add_bos_token false
+pyllama-gguf split --split-max-size 2G x.gguf x
+"""
+
+from __future__ import annotations
+
+import click
+
+from ...tool import LazyGroup, version_option
+
+TABLE = {
+    name: f".commands.gguf.{name}:command"
+    for name in ("dump", "set", "new", "split", "merge", "hash", "validate", "diff")
+}
+
+
+@click.group("gguf", cls=LazyGroup, table=TABLE)
+@version_option()
+def command() -> None:
+    """Look into GGUF files, change them, cut them, compare them."""

@@ -1,0 +1,147 @@
+"""``pyllama-gguf dump``: metadata and tensors of a file, as text, Markdown or JSON.
+
+pyllama-gguf dump x.gguf
+pyllama-gguf dump --json --no-tensors x.gguf
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...output import write
+from ...tool import Tool, version_option
+from .files import gguf_argument
+
+if TYPE_CHECKING:
+    pass
+
+_FEW, _SHORT = 6, 60  # elements of an array and characters of a string that are shown
+
+
+@click.command("dump", cls=Tool)
+@gguf_argument()
+@click.option("--no-tensors", is_flag=True, help="Only metadata and totals.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--markdown", is_flag=True, help="Print Markdown tables.")
+@click.option("--json-array", "--arrays", "arrays", is_flag=True, help="Show arrays in full.")
+@click.option("--data-offset", is_flag=True, help="Print only where the tensors' data begin.")
+@click.option("--data-alignment", is_flag=True, help="Print only the alignment of the data.")
+@version_option()
+def command(
+    model: Path,
+    no_tensors: bool,
+    as_json: bool,
+    markdown: bool,
+    arrays: bool,
+    data_offset: bool,
+    data_alignment: bool,
+) -> None:
+    """Print what is in a GGUF file; the first part of several stands for all."""
+    from pyggml.gguf import GGUFFile
+    from pyllama.gguf_tools.describe import describe
+
+    if as_json and markdown:
+        raise click.UsageError("choose --json or --markdown, not both")
+    with GGUFFile(model) as file:
+        found = describe(file, arrays=arrays or not as_json, tensors=not no_tensors)
+        if data_offset or data_alignment:
+            write(f"{file.data_offset if data_offset else file.alignment}\n")
+        elif as_json:
+            write(json.dumps(found, indent=1) + "\n")
+        else:
+            lines = _markdown if markdown else _text
+            for line in lines(found, arrays):
+                write(line + "\n")
+
+
+def _text(found: dict[str, Any], arrays: bool) -> Iterator[str]:
+    yield _headline(found)
+    yield f"* {len(found['metadata'])} metadata entries"
+    for key, entry in found["metadata"].items():
+        kind, n, value = _shown(entry, arrays)
+        yield f"  {entry['index'] + 1:5}: {kind:9} | {n:8} | {key} = {value}"
+    if "tensors" in found:
+        yield f"* {len(found['tensors'])} tensors: type | ne | offset | bytes | name"
+        for name, t in found["tensors"].items():
+            ne = ", ".join(f"{n:6}" for n in t["shape"])
+            part = f" | part {t['part'] + 1}" if "part" in t else ""
+            yield (
+                f"  {t['index'] + 1:5}: {t['type']:7} | {ne:22} | {t['offset']:12} | "
+                f"{t['bytes']:11} | {name}{part}"
+            )
+    yield "* totals by type: tensors | parameters | bytes"
+    for name, total in _totals(found).items():
+        yield (
+            f"  {name:8} {total['tensors']:6} | {total['parameters']:14} | {total['bytes']:14} "
+            f"({total['bytes'] / 2**20:.2f} MiB)"
+        )
+
+
+def _markdown(found: dict[str, Any], arrays: bool) -> Iterator[str]:
+    yield f"# {Path(found['filename']).name}\n\n{_headline(found)[2:]}\n\n## Metadata\n"
+    rows = []
+    for key, entry in found["metadata"].items():
+        kind, n, value = _shown(entry, arrays)
+        rows.append((str(entry["index"] + 1), kind, str(n), f"`{key}`", value))
+    yield from _table(("", "type", "count", "key", "value"), rows)
+    if "tensors" in found:
+        yield "\n## Tensors\n"
+        heads = ("", "name", "type", "ne", "offset", "bytes", "part")
+        tensors = []
+        for name, t in found["tensors"].items():
+            row = (t["index"] + 1, f"`{name}`", t["type"], " × ".join(map(str, t["shape"])))
+            tensors.append((*map(str, row), str(t["offset"]), str(t["bytes"]), _part(t)))
+        yield from _table(heads, tensors)
+    yield "\n## Totals\n"
+    totals = [(name, *map(str, total.values())) for name, total in _totals(found).items()]
+    yield from _table(("type", "tensors", "parameters", "bytes"), totals)
+
+
+def _part(tensor: dict[str, Any]) -> str:
+    return str(tensor.get("part", 0) + 1)
+
+
+def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield "|" + "---|" * len(heads)
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def _headline(found: dict[str, Any]) -> str:
+    parts = f" in {len(found['parts'])} parts" if len(found["parts"]) > 1 else ""
+    return (
+        f"* {found['filename']}: GGUF version {found['version']}, little endian{parts}, "
+        f"alignment {found['alignment']}, data from byte {found['data_offset']}"
+    )
+
+
+def _totals(found: dict[str, Any]) -> dict[str, dict[str, int]]:
+    types: dict[str, dict[str, int]] = found["types"]
+    names = ("tensors", "parameters", "bytes")
+    return {**types, "all": {n: sum(total[n] for total in types.values()) for n in names}}
+
+
+def _shown(entry: dict[str, Any], arrays: bool) -> tuple[str, int, str]:
+    """Type, number of values, and the value on one line: cut, unless ``arrays``."""
+    value = entry["value"]
+    if "array_types" in entry:
+        few = value if arrays else value[:_FEW]
+        text = ", ".join(_one(item, arrays) for item in few)
+        return (
+            f"[{entry['array_types'][0]}]",
+            entry["length"],
+            (f"[{text}]" if len(few) == entry["length"] else f"[{text}, ...]"),
+        )
+    return entry["type"], 1, _one(value, arrays)
+
+
+def _one(value: Any, whole: bool) -> str:
+    if isinstance(value, str) and len(value) > _SHORT and not whole:
+        value = value[: _SHORT - 3] + "..."
+    return repr(value)

@@ -1,0 +1,32 @@
+"""``pyllama-gguf merge``: put the parts of a model together, as llama-gguf-split --merge does.
+
+pyllama-gguf merge x-00001-of-00003.gguf x.gguf
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...output import progress_bar, write
+from ...tool import Tool, version_option
+from .files import gguf_argument
+
+
+@click.command("merge", cls=Tool)
+@gguf_argument()
+@gguf_argument("output")
+@click.option("--dry-run", is_flag=True, help="Only check that the parts are there and fit.")
+@version_option()
+def command(model: Path, output: Path, dry_run: bool) -> None:
+    """Write all parts of the model whose first is MODEL to OUTPUT."""
+    from pyggml.gguf import GGUFFile, merge
+
+    if output.exists():
+        raise click.ClickException(f"{output} exists: remove it, or name another file")
+    with GGUFFile(model) as file:
+        write(f"{len(file.parts)} parts with {len(file.tensors)} tensors\n")
+        if not dry_run:
+            with progress_bar(f"writing {output}") as progress:
+                merge(file, output, progress)

@@ -1,0 +1,137 @@
+"""``pyllama-gguf new``: a copy of a file with other metadata.
+
+pyllama-gguf new x.gguf y.gguf --general-name "Mine" --chat-template-file chat.jinja
+pyllama-gguf new x.gguf y.gguf --set llama.rope.freq_base=f32:1e6 --remove-metadata general.url
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...output import note, progress_bar
+from ...tool import Tool, version_option
+from .files import confirm, gguf_argument
+
+if TYPE_CHECKING:
+    from pyggml.gguf import GGUFFile
+
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_SIMPLE = {
+    "general_name": "general.name",
+    "general_description": "general.description",
+    "pre_tokenizer": "tokenizer.ggml.pre",
+}
+
+
+def _settings(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, Any]:
+    from pyllama.gguf_tools.edit import parse_setting
+
+    try:
+        return dict(parse_setting(value) for value in values)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command("new", cls=Tool)
+@gguf_argument("source")
+@gguf_argument("output")
+@click.option("--general-name", help="general.name.")
+@click.option("--general-description", help="general.description.")
+@click.option("--chat-template", help="The chat template, or a JSON list of named ones.")
+@click.option("--chat-template-config", type=_FILE, help="A tokenizer_config.json that has it.")
+@click.option("--chat-template-file", type=_FILE, help="A Jinja file that is it.")
+@click.option("--pre-tokenizer", help="tokenizer.ggml.pre.")
+@click.option("--remove-metadata", multiple=True, metavar="KEY", help="Leave out. Repeatable.")
+@click.option("--special-token", multiple=True, nargs=2, metavar="NAME TEXT",
+              help="The token with that text is bos, eos, ... Repeatable.")  # fmt: skip
+@click.option("--special-token-by-id", multiple=True, type=(str, int), metavar="NAME ID",
+              help="The same by its id.")  # fmt: skip
+@click.option("--set", "settings", multiple=True, metavar="KEY=TYPE:VALUE", callback=_settings,
+              help="Any other key: TYPE is u8 ... u64, i8 ... i64, f32, f64, bool, str; [TYPE] for "
+              "a JSON array of such. Repeatable.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Do not ask.")
+@click.option("--verbose", is_flag=True, help="Say what is changed.")
+@version_option()
+def command(source: Path, output: Path, force: bool, verbose: bool, **options: Any) -> None:
+    """Write a copy of SOURCE with other metadata to OUTPUT."""
+    from pyggml.gguf import GGUFFile, copy_gguf, whole_metadata
+
+    with GGUFFile(source) as file:
+        old = whole_metadata(file)
+        metadata = _changed(file, old, options)
+        if verbose:
+            _say_changes(old, metadata)
+        if not force and any(key in old for key in options["remove_metadata"]):
+            confirm("Most metadata is needed: without it the new file may not work.")
+        if not force and output.exists():
+            confirm(f"{output} exists and will be overwritten.")
+        with progress_bar(f"writing {output}") as progress:
+            copy_gguf(file, output, metadata, progress=progress)
+
+
+def _changed(file: GGUFFile, old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The metadata of the copy."""
+    import numpy as np
+
+    from pyllama.gguf_tools import edit
+
+    metadata = dict(old)
+    for key in options["remove_metadata"]:
+        if metadata.pop(key, None) is None:
+            note(f"{key} is not there to be removed")
+    template = _template(options)
+    if template is not None:
+        edit.set_chat_template(metadata, template)
+    for name, key in _SIMPLE.items():
+        if options[name] is not None:
+            metadata[key] = options[name]
+    for name, text in options["special_token"]:
+        ids = edit.token_ids(file, text)
+        if len(ids) > 1:
+            note(f"{len(ids)} tokens are {text!r}, the first is taken: {', '.join(map(str, ids))}")
+        metadata[edit.special_token_key(name)] = np.uint32(ids[0])
+    for name, id in options["special_token_by_id"]:
+        edit.check_token_id(file, id)
+        metadata[edit.special_token_key(name)] = np.uint32(id)
+    return metadata | options["settings"]
+
+
+def _template(options: dict[str, Any]) -> Any:
+    """The chat template that the options name: text, a list of named ones, or None."""
+    found: Any = None
+    if options["chat_template"] is not None:
+        found = options["chat_template"]
+        if found.startswith("["):
+            found = _json(found, "--chat-template")
+    if options["chat_template_config"] is not None:
+        path = options["chat_template_config"]
+        config = _json(path.read_text(encoding="utf-8"), str(path))
+        found = config.get("chat_template") if isinstance(config, dict) else None
+        if found is None:
+            raise click.UsageError(f"{path} has no chat_template")
+    if options["chat_template_file"] is not None:
+        found = options["chat_template_file"].read_text(encoding="utf-8")
+    return found
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise click.UsageError(f"{where} is not JSON: {error}") from None
+
+
+def _say_changes(old: dict[str, Any], new: dict[str, Any]) -> None:
+    for key in [*old, *(key for key in new if key not in old)]:
+        if key not in new:
+            note(f"removed {key}")
+        elif key not in old:
+            note(f"added {key} = {new[key]!r:.80}")
+        elif new[key] is not old[key]:
+            note(f"changed {key}: {old[key]!r:.80} -> {new[key]!r:.80}")

@@ -1,0 +1,34 @@
+"""``pyllama-gguf validate``: what is wrong with a file, without running it.
+
+pyllama-gguf validate x.gguf && echo good
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...output import FAILED, note, progress_bar, write
+from ...tool import Tool, version_option
+from .files import gguf_argument
+
+
+@click.command("validate", cls=Tool)
+@gguf_argument()
+@version_option()
+@click.pass_context
+def command(ctx: click.Context, model: Path) -> None:
+    """Check MODEL: its layout, its shapes and all weights. Exit code 1 where there is a fault."""
+    from pyllama.gguf_tools.validate import validate
+
+    with progress_bar(f"checking {model}") as progress:
+        report = validate(model, progress)
+    for text in report.notes:
+        note(f"note: {text}")
+    for fault in report.faults:
+        write(fault + "\n")
+    if report.faults:
+        note(f"error: {model}: faults: {len(report.faults)}")
+        ctx.exit(FAILED)
+    write(f"{model}: no faults in {report.n_tensors} tensors\n")

@@ -1,0 +1,83 @@
+"""A GGUF file as plain data: what ``gguf-dump --json`` tells, and sizes.
+
+    found = describe(GGUFFile("x.gguf"))
+    found["types"]["Q4_1"]                         # {'tensors': 181, 'parameters': ..., ...}
+
+Source: gguf-py, ``gguf_dump``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pyggml.gguf import GGUFFile, GGUFStrings, ValueType
+
+
+def describe(file: GGUFFile, *, arrays: bool = False, tensors: bool = True) -> dict[str, Any]:
+    """Metadata, tensors and totals, ready for JSON.
+
+    Args:
+        arrays: with the values of arrays, not only their types and lengths.
+        tensors: with an entry for each tensor.
+    """
+    found: dict[str, Any] = {
+        "filename": str(file.path),
+        "version": file.version,
+        "endian": "LITTLE",
+        "alignment": file.alignment,
+        "data_offset": file.data_offset,
+        "parts": [str(part.path) for part in file.parts],
+        "metadata": {key: _entry(file, i, key, arrays) for i, key in enumerate(file.value_types)},
+        "types": _totals(file),
+    }
+    if tensors:
+        found["tensors"] = {
+            t.name: {
+                "index": i,
+                "shape": list(t.ne[: t.n_dims]),
+                "type": t.type.name,
+                "offset": t.offset,
+                "bytes": t.nbytes,
+                **({"part": t.part} if len(file.parts) > 1 else {}),
+            }
+            for i, t in enumerate(file.tensors.values())
+        }
+    return found
+
+
+def element_type(value: Any) -> str:
+    """The name of the type of an array's elements."""
+    if isinstance(value, GGUFStrings):
+        return ValueType.STRING.name
+    return next(t.name for t in ValueType if t.code and t.dtype == value.dtype)
+
+
+def first_values(value: Any, n: int | None = None) -> list[Any]:
+    """The first ``n`` elements of an array of a file, all of them without ``n``."""
+    return list(value[:n]) if isinstance(value, GGUFStrings) else value[:n].tolist()
+
+
+def _entry(file: GGUFFile, index: int, key: str, arrays: bool) -> dict[str, Any]:
+    value: Any = file.metadata[key]
+    kind = file.value_types[key]
+    entry: dict[str, Any] = {"index": index, "type": kind.name}
+    if isinstance(value, np.ndarray | GGUFStrings):
+        entry |= {"array_types": [element_type(value)], "length": len(value)}
+        if not arrays:
+            return entry
+        value = first_values(value)
+    return entry | {"value": value}
+
+
+def _totals(file: GGUFFile) -> dict[str, dict[str, int]]:
+    """Tensors, parameters and bytes of each type, the largest first."""
+    totals: dict[str, dict[str, int]] = {}
+    for info in file.tensors.values():
+        new = {"tensors": 0, "parameters": 0, "bytes": 0}
+        total = totals.setdefault(info.type.name, new)
+        total["tensors"] += 1
+        total["parameters"] += info.n_elements
+        total["bytes"] += info.nbytes
+    return dict(sorted(totals.items(), key=lambda item: -item[1]["bytes"]))

@@ -1,0 +1,101 @@
+"""Hashes of a file's weights, tensor by tensor and of all, and the check of a list of them.
+
+    for line in digests(file, ("sha256",)):
+        print(line.kind, line.digest, line.name)   # the last one is of all tensors: no name
+
+Hashes are of the tensors' bytes in the file's order, so metadata and the cut into parts do not
+matter.
+Source: llama.cpp, ``gguf-hash``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from pyggml.gguf import GGUFError, GGUFFile
+
+from ..loader import Progress
+
+KINDS = ("xxh64", "sha1", "sha256", "uuid")
+# of the URL en.wikipedia.org/wiki/Llama.cpp
+_NAMESPACE = uuid.UUID("ef001206-dadc-5f6d-a15f-3359e577d4e5")
+
+
+class Digest(NamedTuple):
+    """A hash in hexadecimal; ``name`` None is of all tensors."""
+
+    kind: str
+    digest: str
+    name: str | None
+
+
+class _State(Protocol):
+    def update(self, data: memoryview, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+def digests(
+    file: GGUFFile,
+    kinds: Sequence[str],
+    *,
+    layers: bool = True,
+    progress: Progress | None = None,
+) -> Iterator[Digest]:
+    """Hash all weights in one pass: each tensor (not as a uuid; with ``layers``), then all."""
+    whole = {kind: _new(kind) for kind in kinds}
+    if "uuid" in whole:
+        whole["uuid"].update(_NAMESPACE.bytes)
+    total, done = sum(info.nbytes for info in file.tensors.values()) or 1, 0
+    for name in file.tensors:
+        own = {kind: _new(kind) for kind in kinds if layers and kind != "uuid"}
+        for piece in file.chunks(name):
+            for state in (*whole.values(), *own.values()):
+                state.update(piece.data)
+            done += piece.size
+            if progress is not None:
+                progress(done / total)
+        for kind, state in own.items():
+            yield Digest(kind, state.hexdigest(), name)
+    for kind, state in whole.items():
+        if kind == "uuid":
+            sha1 = bytes.fromhex(state.hexdigest())
+            yield Digest(kind, str(uuid.UUID(bytes=sha1[:16], version=5)), None)
+        else:
+            yield Digest(kind, state.hexdigest(), None)
+
+
+def _new(kind: str) -> _State:
+    if kind == "xxh64":
+        from .xxh64 import XXH64  # Numba is slow to import
+
+        return XXH64()
+    return hashlib.new("sha1" if kind == "uuid" else kind)
+
+
+Manifest = dict[tuple[str, str | None], str]
+
+
+def read_manifest(path: Path, model: Path) -> Manifest:
+    """The hashes that a list, as ``gguf-hash`` prints it, has for a file of that name.
+
+    Raises:
+        GGUFError: it cannot be read, or has none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GGUFError(f"{path}: cannot be read as a list of hashes: {error}") from error
+    line_of_model = re.compile(rf"(\w+)\s+([-\w]+)\s+(?:.*[/\\])?{re.escape(model.name)}(?::(.*))?")
+    found = (line_of_model.fullmatch(line.strip()) for line in lines)
+    manifest = {(m[1], m[3]): m[2].lower() for m in found if m is not None and m[1] in KINDS}
+    if not manifest:
+        raise GGUFError(
+            f"{path}: has no {', '.join(KINDS)} hash of a file named {model.name}; make it with "
+            f"`pyllama-gguf hash {model.name}`"
+        )
+    return manifest

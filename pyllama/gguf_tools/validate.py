@@ -1,0 +1,93 @@
+"""Everything that can be said to be wrong with a GGUF file without running it.
+
+    report = validate("x.gguf")
+    report.faults                                  # a line each; empty: none found
+
+The container (alignment, types, offsets, sizes), the vocabulary, the shapes of the tensors against
+the architecture, and the weights themselves: NaN, infinity, illegal scales of blocks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pyggml.errors import PyggmlError
+from pyggml.gguf import GGUFError, GGUFFile
+
+from ..arch import get_arch
+from ..errors import ModelError
+from ..hparams import read_hparams
+from ..loader import Progress, check_data, match_tensors
+
+_TOKENS = "tokenizer.ggml.tokens"
+
+
+@dataclass
+class Report:
+    """What was found.
+
+    Attributes:
+        faults: what is wrong.
+        notes: what was not checked, and why.
+        n_tensors: whose weights were read.
+    """
+
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    n_tensors: int = 0
+
+
+def validate(path: str | os.PathLike[str], progress: Progress | None = None) -> Report:
+    """Check a file, or all parts of one; weights are read once."""
+    report = Report()
+    try:
+        file = GGUFFile(path)
+    except GGUFError as error:  # the first fault of a container makes all that follows a guess
+        report.faults.append(str(error))
+        return report
+    try:
+        with file:
+            report.faults += _vocabulary(file)
+            _architecture(file, report)
+            report.faults += check_data(file, progress)
+            report.n_tensors = len(file.tensors)
+    except GGUFError as error:
+        report.faults.append(str(error))
+    return report
+
+
+def _vocabulary(file: GGUFFile) -> Iterator[str]:
+    """Arrays of other lengths than the tokens, ids that no token has."""
+    if _TOKENS not in file.metadata:
+        return
+    n = len(file.get_strings(_TOKENS))
+    for key in ("tokenizer.ggml.token_type", "tokenizer.ggml.scores"):
+        if key in file.metadata and len(file.get_numbers(key)) != n:
+            yield f"{key} has {len(file.get_numbers(key))} entries for {n} tokens"
+    for key, value in file.metadata.items():
+        is_id = key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
+        if is_id and not (isinstance(value, int) and 0 <= value < n):
+            yield f"{key} is {value!r:.40}, the vocabulary has {n} tokens"
+
+
+def _architecture(file: GGUFFile, report: Report) -> None:
+    """Hyperparameters, and shapes against them, where the architecture is one that we know."""
+    if not file.tensors:
+        report.notes.append("shapes are not checked: there are no tensors (a vocabulary only)")
+        return
+    try:
+        patterns = get_arch(file.get_str("general.architecture")).TENSORS
+    except (ModelError, GGUFError) as error:
+        report.notes.append(f"shapes are not checked: {error}")
+        return
+    if _TOKENS not in file.metadata:
+        report.notes.append(f"shapes are not checked: there is no {_TOKENS}")
+        return
+    try:
+        hparams = read_hparams(file, len(file.get_strings(_TOKENS)))
+    except PyggmlError as error:
+        report.faults.append(str(error).removeprefix(f"{file.path}: "))
+        return
+    report.faults += match_tensors(file, patterns, hparams)[1]
