@@ -50,6 +50,12 @@ def read_json(path: Path, *, must: bool = False) -> dict[str, Any]:
     return parse_json(path, read_bytes(path))
 
 
+def objects(value: Any) -> list[dict[str, Any]]:
+    """The objects in a JSON array, or the one that ``value`` is; whatever else it is, none."""
+    items = value if isinstance(value, list) else [value]
+    return [item for item in items if isinstance(item, dict)]
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json; of a model of several media, that of its text part.
 

@@ -8,16 +8,22 @@ The ``gguf`` package reads and guesses, by llama.cpp's conventions.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import ModelError
 from .folder import read_json
+
+if TYPE_CHECKING:
+    import gguf
+
+log = logging.getLogger(__name__)
 
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "UINT32": np.uint32,
@@ -60,7 +66,7 @@ def read_general(
         metadata: a JSON file of ``general.*`` keys that take precedence.
 
     Raises:
-        ModelError: the README or ``metadata`` cannot be read.
+        ModelError: ``metadata`` cannot be read, or has other keys or values.
     """
     import gguf  # slow to import
 
@@ -70,24 +76,42 @@ def read_general(
             raise ModelError(f"{metadata}: {unknown[0]!r:.80} is no general.* key")
     counts = _count(tensors)
     writer = gguf.GGUFWriter(None, arch)
+    found = _load(folder, model_name, metadata, counts[0])
+    found.name = found.name or folder.absolute().name
+    if found.size_label is None and counts[0]:
+        found.size_label = gguf.size_label(*counts)
+    writer.add_type(gguf.GGUFType.MODEL)
     try:
-        found = gguf.Metadata.load(metadata, folder.absolute(), model_name, counts[0])
-        found.name = found.name or folder.absolute().name
-        if found.size_label is None and counts[0]:
-            found.size_label = gguf.size_label(*counts)
-        writer.add_type(gguf.GGUFType.MODEL)
         found.set_gguf_meta_model(writer)
-    except Exception as error:  # of YAML, JSON, and of values of any type in them
-        text = " ".join(str(error).split())
+        keys = {k: _plain(v.type.name, v.value) for k, v in writer.kv_data[0].items()}
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise ModelError(
-            f"{folder}: README.md or the metadata is not as expected ({text:.120})"
+            f"{metadata or folder}: a general.* key is not as it must be: {error}"
         ) from None
-    keys = {
-        key: _NUMBERS[value.type.name](value.value) if value.type.name in _NUMBERS else value.value
-        for key, value in writer.kv_data[0].items()
-    }
     parts = (found.name, found.basename, found.finetune, found.version, found.size_label)
-    return General(keys, parts)
+    return General(keys, tuple(None if part is None else str(part) for part in parts))
+
+
+def _load(
+    folder: Path, model_name: str | None, metadata: Path | None, n_params: int
+) -> gguf.Metadata:
+    """What the files say; a README that cannot be understood says nothing."""
+    import gguf
+
+    try:
+        return gguf.Metadata.load(metadata, folder.absolute(), model_name, n_params)
+    except Exception as error:  # of YAML, or of values of any type in it
+        log.warning("%s: left out, since it cannot be read: %.200s", folder / "README.md", error)
+        return gguf.Metadata.load(metadata, None, model_name, n_params)
+
+
+def _plain(kind: str, value: Any) -> Any:
+    """A value of the type that its key has; YAML makes dates of versions and False of Norwegian."""
+    if kind in _NUMBERS:
+        return _NUMBERS[kind](value)
+    if isinstance(value, list):
+        return ["no" if item is False else str(item) for item in value]
+    return str(value)
 
 
 def _count(tensors: Mapping[str, tuple[int, ...]]) -> tuple[int, int, int, int]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..tokenizer.special import find_eog
-from .folder import read_bytes, read_json
+from .folder import objects, read_bytes, read_json
 from .mapping import Config
 from .vocabulary_tokens import Vocabulary
 
@@ -47,9 +47,8 @@ def special_keys(
     template = _template(folder)
 
     def named(role: str) -> Iterator[Any]:
-        yield from (ids.get(_text(file.get(f"{role}_token")) or "") for file in texts)
-        if role in template:
-            yield ids.get(template[role])
+        names = [_text(file.get(f"{role}_token")) for file in texts]
+        yield from (ids.get(name) for name in [*names, template.get(role)] if name is not None)
         for file in numbers:
             value = file.get(f"{role}_token_id")
             yield from value if isinstance(value, list) else [value]
@@ -79,16 +78,16 @@ def _text(token: Any) -> str | None:
 
 def _template(folder: Path) -> dict[str, str]:
     """The special tokens that tokenizer.json puts around a text, by role bos and eos."""
-    processor = read_json(folder / "tokenizer.json").get("post_processor") or {}
     found: dict[str, str] = {}
-    for part in [processor, *(processor.get("processors") or [])]:
-        single = part.get("single")
-        if part.get("type") != "TemplateProcessing" or not isinstance(single, list):
-            continue
-        for role, piece in (("bos", single[0]), ("eos", single[-1])) if len(single) > 1 else ():
-            text = piece.get("SpecialToken", {}).get("id")
-            if isinstance(text, str):
-                found[role] = text
+    for processor in objects(read_json(folder / "tokenizer.json").get("post_processor")):
+        for part in [processor, *objects(processor.get("processors"))]:
+            single = objects(part.get("single"))
+            if part.get("type") != "TemplateProcessing" or len(single) < 2:
+                continue
+            for role, piece in (("bos", single[0]), ("eos", single[-1])):
+                for token in objects(piece.get("SpecialToken")):
+                    if isinstance(token.get("id"), str):
+                        found[role] = token["id"]
     return found
 
 
@@ -115,9 +114,10 @@ def _chat_templates(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
             raise ModelError(f"{folder / 'chat_template.jinja'}: not UTF-8 ({error})") from None
     if template is None:
         template = read_json(folder / "chat_template.json").get("chat_template")
-    named = template if isinstance(template, list) else [{"name": "default", "template": template}]
+    if isinstance(template, str):
+        template = [{"name": "default", "template": template}]
     keys: dict[str, Any] = {}
-    for entry in named:
+    for entry in objects(template):
         name, text = entry.get("name"), entry.get("template")
         if isinstance(name, str) and name and isinstance(text, str):
             name = re.sub(r"[^A-Za-z0-9]", "_", name)

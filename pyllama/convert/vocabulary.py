@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import TokenizerError
 from ..tokenizer.special import CONTROL, NORMAL, UNUSED, USER_DEFINED
-from .folder import read_json
+from .folder import objects, read_json
 from .mapping import Config
 from .special_tokens import special_keys
 from .vocabulary_bpe import read_tokenizer_json, read_vocab_json
@@ -107,17 +107,18 @@ def _added(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[int, str, boo
     for text, i in read_json(folder / "added_tokens.json").items():
         if type(i) is int:
             yield i, text, False
-    listed = read_json(folder / "tokenizer.json").get("added_tokens") or []
-    decoder = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
-    if isinstance(decoder, dict):
-        listed = [
-            *listed,
-            *({**entry, "id": int(i)} for i, entry in decoder.items() if i.isdecimal()),
+    listed = objects(read_json(folder / "tokenizer.json").get("added_tokens"))
+    for decoder in objects(read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")):
+        listed += [
+            {**entry, "id": int(i)}
+            for i, value in decoder.items()
+            if i.isdecimal() and len(i) < 10
+            for entry in objects(value)
         ]
     for entry in listed:
-        i, text = entry.get("id"), entry.get("content")
-        if type(i) is int and isinstance(text, str):
-            yield i, text, bool(entry.get("special"))
+        match entry:
+            case {"id": int(i), "content": str(text)}:
+                yield i, text, entry.get("special") is True
 
 
 def _looks_special(text: str) -> bool:

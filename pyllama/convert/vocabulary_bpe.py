@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import TokenizerError
 from ..tokenizer.special import BYTE, NORMAL, UNKNOWN
-from .folder import read_bytes, read_json
+from .folder import objects, read_bytes, read_json
 from .vocabulary_tokens import MAX_TOKENS, Token, Vocabulary
 
 _SPACE = "\u2581"
@@ -47,7 +47,8 @@ def read_tokenizer_json(path: Path) -> Vocabulary:
             f"{path}: a tokenizer of the type {kind!r:.40}; BPE and SentencePiece can be converted"
         )
     tokens = _tokens(path, model.get("vocab"))
-    merges = [_merge(path, pair) for pair in model.get("merges") or []]
+    pairs = model.get("merges")
+    merges = [_merge(path, pair) for pair in (pairs if isinstance(pairs, list) else [])]
     parts = list(_parts(root))
     if any(part.get("type") == "ByteLevel" for part in parts):
         return Vocabulary(model="gpt2", tokens=tokens, pre="gpt-2", merges=merges)
@@ -87,10 +88,9 @@ def _as_sentencepiece(
 def _parts(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The normalizers, pre-tokenizers and decoders, out of their sequences."""
     for key in ("normalizer", "pre_tokenizer", "decoder"):
-        part = root.get(key)
-        if isinstance(part, dict):
-            inner = next((v for k, v in part.items() if k.endswith("s") and type(v) is list), [])
-            yield from (p for p in [part, *inner] if isinstance(p, dict))
+        for part in objects(root.get(key)):
+            yield part
+            yield from objects(part.get(f"{key.replace('_', '')}s"))
 
 
 def _tokens(path: Path, vocab: Any) -> dict[int, Token]:
