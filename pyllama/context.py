@@ -10,6 +10,7 @@ inputs, so a decode step rewrites a few small arrays and runs. One lock: a secon
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from .observe import Runner
 
+log = logging.getLogger(__name__)
 _MAX_PROGRAMS = 64
 _MAX_SEQ = 256
 _MAX_POSITION = (1 << 31) - 1
@@ -135,7 +137,13 @@ class Context:
                 want = ", ".join(t.name for t in KV_TYPES)
                 raise BatchError(f"{name} is {GGMLType(type).name}, want one of {want}")
         self.model = model
-        self.n_ctx = n_ctx or model.hparams.n_ctx_train
+        self.n_ctx, most = n_ctx or model.hparams.n_ctx_train, _MAX_POSITION + 1
+        if model.hparams.learned_positions:
+            most = model.hparams.n_ctx_train
+            if self.n_ctx > most * n_seq_max:
+                log.warning("n_ctx %d: this model has learned %d positions", self.n_ctx, most)
+                self.n_ctx = most * n_seq_max
+        self._last_position = most - 1
         self.n_batch = min(n_batch, self.n_ctx)
         self.n_ubatch = min(n_ubatch, self.n_batch)
         self._backend = CpuBackend(n_threads)
@@ -231,6 +239,8 @@ class Context:
             for source, target in pending.copies:
                 cache.copy_cells(source, target)
             pending.copies = []
+            if not self.model.hparams.n_rot:  # keys do not depend on positions
+                pending.shift[:] = 0
             moved = np.flatnonzero(pending.shift)
             for start in range(0, len(moved), self.n_ubatch):
                 cells = moved[start : start + self.n_ubatch]
@@ -284,7 +294,7 @@ class Context:
             token = int(batch.tokens[0])
             if 0 <= token < n_vocab and 0 <= seq < self.kv.n_seq_max:
                 last = self.kv.seq_pos_max(seq)
-                if last < _MAX_POSITION:
+                if last < self._last_position:
                     return [token], [seq], [last + 1]
         tokens, seqs = [int(t) for t in batch.tokens], batch.seqs()
         most = self.n_batch if self.model.hparams.causal else self.n_ubatch
@@ -300,8 +310,8 @@ class Context:
             positions = list(range(start, start + len(tokens)))
         else:
             positions = _positions(seqs, batch.pos, ends)
-        if max(positions) > _MAX_POSITION:
-            raise BatchError(f"position {max(positions)}: the last one is {_MAX_POSITION}")
+        if max(positions) > self._last_position:
+            raise BatchError(f"position {max(positions)}: the last one is {self._last_position}")
         return tokens, seqs, positions
 
     def _end(self, seq: int) -> int:

@@ -49,7 +49,6 @@ _LIMITS = {
     "n_ctx_train": 1 << 30,
     "n_vocab": 1 << 24,
     "head_dim": 1 << 14,
-    "n_rot": 1 << 14,
 }
 _MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30  # float32 holds it, and its inverse; nan is outside
 
@@ -78,16 +77,32 @@ class HParams:
     swa_period: int = 1  # every layer of so many slides, but the last; 0: all do
     causal: bool = True
     max_alibi_bias: float = 0.0
+    alibi_scaled: bool = False  # its bias is scaled as scores are
+    learned_positions: bool = False  # there is a table of them: position_embd.weight
     attn_logit_softcap: float = 0.0
     attn_scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
     clamp_kqv: float = 0.0  # queries, keys and values lie within +- this; 0: anywhere
     parallel_residual: bool = True  # attention and feed-forward read the same, where either may be
+    post_norm: bool = False  # norms stand behind attention and feed-forward, where either may be
+    n_embd_token: int = (
+        0  # columns of an embedding that a matrix widens; 0: n_embd
+    )
 
     def window(self, layer: int) -> int:
         """Positions that a layer's tokens see, 0 for all."""
         period = self.swa_period
         slides = period == 0 or layer % period < period - 1
         return self.n_swa if slides else 0
+
+    @property
+    def n_embd_inp(self) -> int:
+        """Columns of the embedding."""
+        return self.n_embd_token or self.n_embd
+
+    @property
+    def n_embd_qkv(self) -> int:
+        """Columns of all queries, keys and values."""
+        return self.n_embd_q + 2 * self.n_embd_kv
 
     @property
     def n_embd_q(self) -> int:
@@ -119,6 +134,7 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
     got: dict[str, Any] = {"arch": arch, "n_vocab": n_vocab}
     for field, value in {**KEYS, **get_arch(arch).HPARAMS}.items():
         got[field] = read(field, value) if isinstance(value, Key) else value
+    got["learned_positions"] = "position_embd.weight" in file.tensors
     n_head = got["n_head"]
     _check(file, arch, n_head >= 1, f"attention.head_count = {n_head}", "at least 1")
     for field, key in (

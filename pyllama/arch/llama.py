@@ -18,6 +18,7 @@ from ..convert.mapping import (
     Convert,
     Tensors,
     base_keys,
+    hidden_act,
     interleave_rope,
     kv_heads,
 )
@@ -52,6 +53,11 @@ TENSORS = {  # a layer's weights in the order of their use
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return decoder(b, "silu")
+
+
+def decoder(b: GraphBuilder, act: str, up_act: str = "") -> Tensor:
+    """``build_graph`` with other activations; see ``GraphBuilder.ffn``."""
     n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(n_layer):
@@ -63,12 +69,12 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = cur.set_name(f"ffn_inp-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
+        inp = b.ffn(cur, i, act, residual=inp, up_act=up_act).set_name(f"l_out-{i}")
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    return base_keys(config) | {"vocab_size": config["vocab_size"]}
+    return base_keys(config) | {"vocab_size": config["vocab_size"]} | hidden_act(config, "silu")
 
 
 def _change(name: str, x: Array, config: Config) -> Tensors:
@@ -105,7 +111,9 @@ TINY = {
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
         "max_position_embeddings": 256,
         "vocab_size": 512,
     },
 }
+TINY["llama_relu"] = TINY["llama"] | {"hidden_act": "relu", "num_key_value_heads": 4}

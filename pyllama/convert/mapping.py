@@ -6,7 +6,7 @@
         keys=lambda config: base_keys(config) | {"attention.layer_norm_epsilon": 1e-5},
     )
 
-Only declarations and pure functions of arrays: reading and writing files is ``convert.convert``'s.
+Only declarations and pure functions of arrays: reading and writing files is ``conversion``'s.
 Names of keys are llama.cpp's, without ``{arch}.``.
 Source: llama.cpp, ``convert_hf_to_gguf.py``.
 """
@@ -31,6 +31,10 @@ def _unchanged(name: str, x: Array, config: Config) -> Tensors:
     return {name: x}
 
 
+def _nothing(config: Config) -> Tensors:
+    return {}
+
+
 @dataclass(frozen=True)
 class Convert:
     """How checkpoints of an architecture are converted.
@@ -40,15 +44,23 @@ class Convert:
         tensors: checkpoint's name -> GGUF's name. ``{i}`` is the layer; ``{e}`` an expert, whose
             matrices are stacked into one tensor; ``*`` stands for ``weight`` and ``bias``.
         keys: the metadata of config.json, without ``{arch}.``.
-        change: the tensors that one of the checkpoint's (under its new name) becomes.
+        change: the tensors that one of the checkpoint's (float32, under its new name; an expert's
+            before it is stacked) becomes. It must not write to what it is given, and names and
+            shapes must not depend on the layer.
+        extra: tensors that are made of config.json alone.
         ignored: patterns of names that are not needed (``fnmatch``).
+        prefix: what some checkpoints leave out at the beginning of every name.
+        add_bos: whether a text begins with BOS where the tokenizer's files do not say.
     """
 
     models: tuple[str, ...]
     tensors: Mapping[str, str]
     keys: Callable[[Config], dict[str, Any]]
     change: Callable[[str, Array, Config], Tensors] = _unchanged
+    extra: Callable[[Config], Tensors] = _nothing
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
+    prefix: str = ""
+    add_bos: bool | None = None
 
 
 # GGUF's key -> the names that configs have for it
@@ -62,7 +74,10 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "attention.key_length": ("head_dim",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    "rope.freq_base": ("rope_theta", "rotary_emb_base"),
+    "vocab_size": ("vocab_size",),
 }
+_FLOATS = ("epsilon", "freq_base")
 
 
 def base_keys(config: Config) -> dict[str, Any]:
@@ -71,15 +86,55 @@ def base_keys(config: Config) -> dict[str, Any]:
     for key, names in _SYNONYMS.items():
         value = next((config[name] for name in names if config.get(name) is not None), None)
         if value is not None:
-            keys[key] = np.float32(value) if key.endswith("epsilon") else int(value)
+            keys[key] = np.float32(value) if key.endswith(_FLOATS) else int(value)
     if "attention.key_length" in keys:
         keys["attention.value_length"] = keys["attention.key_length"]
+    return keys | _rope_scaling(config)
+
+
+def _rope_scaling(config: Config) -> dict[str, Any]:
+    """The keys of scaled rotary positions, where there are any in the whole trained context."""
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind not in ("linear", "yarn", "longrope"):  # llama3's are a tensor
+        return {}
+    keys: dict[str, Any] = {"rope.scaling.type": kind}
+    if "factor" in scaling:
+        keys["rope.scaling.factor"] = np.float32(scaling["factor"])
+    if "original_max_position_embeddings" in scaling:
+        original = int(scaling["original_max_position_embeddings"])
+        keys["rope.scaling.original_context_length"] = original
     return keys
 
 
 def kv_heads(config: Config) -> int:
     """Heads of keys and values."""
     return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+
+
+def head_size(config: Config) -> int:
+    """Columns of a head."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def llama3_rope_freqs(config: Config) -> Tensors:
+    """``rope_freqs.weight``: what llama-3.1 divides its rotary frequencies by, if config.json says.
+
+    Source: llama.cpp, ``LlamaModel.generate_extra_tensors``; Meta, llama-models ``apply_scaling``.
+    """
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("rope_type", scaling.get("type")) != "llama3":
+        return {}
+    d = head_size(config)
+    base, factor = float(config.get("rope_theta", 10000.0)), float(scaling.get("factor", 8.0))
+    low, high = (float(scaling.get(f"{k}_freq_factor", v)) for k, v in (("low", 1), ("high", 4)))
+    turns = (  # of a pair within the context that was trained first
+        float(scaling.get("original_max_position_embeddings", 8192))
+        * base ** -(np.arange(0, d, 2) / d)
+        / (2 * np.pi)
+    )
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return {"rope_freqs.weight": (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)}
 
 
 def interleave_rope(x: Array, n_head: int) -> Array:
@@ -94,3 +149,63 @@ def interleave_rope(x: Array, n_head: int) -> Array:
         raise ModelError(f"{x.shape[0]} rows do not divide into {n_head} heads of even size")
     halves = x.reshape(n_head, 2, -1, *x.shape[1:])  # [n_head, 2, head_dim / 2, ...]
     return halves.swapaxes(1, 2).reshape(x.shape)
+
+
+_ACTS = {  # Hugging Face's names of activations -> ``UNARY``'s
+    "gelu": "gelu_erf",
+    "gelu_fast": "gelu",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "quick_gelu": "gelu_quick",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+def hidden_act(config: Config, usual: str) -> dict[str, str]:
+    """The key of the feed-forward part's activation, where it is not the architecture's usual one.
+
+    Args:
+        usual: a kind of ``UNARY``; also what a config that says nothing has.
+
+    Raises:
+        ModelError: the activation is unknown.
+    """
+    names = ("hidden_act", "hidden_activation", "activation_function", "activation")
+    given = next((config[name] for name in names if config.get(name) is not None), None)
+    if given is not None and given not in _ACTS:
+        raise ModelError(
+            f"config.json: activation {given!r} is not supported; there are: {', '.join(_ACTS)}"
+        )
+    act = usual if given is None else _ACTS[given]
+    return {} if act == usual else {"hidden_act": act}
+
+
+def check_config(config: Config, **wanted: Any) -> None:
+    """Refuse a variant: what config.json says must be as wanted, or missing. Raises: ModelError."""
+    for name, value in wanted.items():
+        got = config.get(name)
+        if got is not None and got != value:
+            raise ModelError(
+                f"config.json: {name} is {got!r}, want {value!r}; this variant is not supported"
+            )
+
+
+def regroup_qkv(x: Array, n_head: int, n_head_kv: int) -> Array:
+    """Rows of a fused matrix (or bias), so that all queries come first, then keys, then values.
+
+    Checkpoints have a group for each head of keys: its queries, its key, its value.
+
+    Shape:
+        NumPy order, x [(n_head + 2 * n_head_kv) * head_dim, ...] -> the same
+    """
+    heads = n_head + 2 * n_head_kv
+    if min(n_head, n_head_kv) < 1 or n_head % n_head_kv or x.shape[0] % heads:
+        raise ModelError(
+            f"{x.shape[0]} rows do not divide into {n_head} heads of queries and {n_head_kv} of "
+            "keys and of values"
+        )
+    groups = x.reshape(n_head_kv, heads // n_head_kv, -1, *x.shape[1:])
+    parts = groups[:, :-2], groups[:, -2], groups[:, -1]
+    return np.concatenate([part.reshape(-1, *x.shape[1:]) for part in parts])

@@ -18,6 +18,7 @@ from pyggml.dtype import GGMLType
 from pyggml.ops.glu import ACTIVATIONS
 from pyggml.tensor import Tensor
 
+from ..errors import ModelError
 from ..hparams import HParams
 from ..kv_cache import KVCache
 from ..memory import Memory
@@ -63,6 +64,18 @@ class GraphBuilder:
         """Rows of the embedding for the ubatch's tokens: [n_embd, T]."""
         return ops.get_rows(self.ctx, self.weights[name], self.tokens).set_name("inp_embd")
 
+    def add_positions(self, x: Tensor) -> Tensor:
+        """``x`` plus the learned vectors of the tokens' positions: [n_embd, T]."""
+        table = self.weight("position_embd.weight")  # [n_embd, n_ctx_train]
+        rows = ops.get_rows(self.ctx, table, self.positions).set_name("pos_embd")
+        return ops.add(self.ctx, x, rows).set_name("inpL")
+
+    def weight(self, name: str) -> Tensor:
+        """A weight that this variant needs. Raises: ModelError."""
+        if name not in self.weights:
+            raise ModelError(f"tensor '{name}' is missing, which this {self.hparams.arch} needs")
+        return self.weights[name]
+
     def rms_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
         """RMS norm of rows times its weight."""
         norm = ops.rms_norm(self.ctx, x, self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
@@ -71,7 +84,7 @@ class GraphBuilder:
     def layer_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
         """Layer norm times its weight, plus its bias if the model has one."""
         norm = ops.norm(self.ctx, x, self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
-        y = ops.mul(self.ctx, norm, self.weights[f"{prefix}.weight"])
+        y = ops.mul(self.ctx, norm, self.weight(f"{prefix}.weight"))
         bias = self.weights.get(f"{prefix}.bias")
         if bias is not None:
             y = ops.add(self.ctx, y.set_name(f"{name}_w"), bias)
@@ -115,11 +128,14 @@ class GraphBuilder:
         most = self.hparams.clamp_kqv
         return ops.clamp(self.ctx, x, -most, most) if most else x
 
-    def ffn(self, x: Tensor, i: int, act: str, residual: Tensor | None = None) -> Tensor:
+    def ffn(
+        self, x: Tensor, i: int, act: str, residual: Tensor | None = None, up_act: str = ""
+    ) -> Tensor:
         """``down(act(up(x)))``, or ``down(act(gate(x)) * up(x))`` if the model has gates.
 
         Args:
             act: a kind of ``UNARY``, unless the model names another (``hidden_act``).
+            up_act: a kind for ``up(x)`` behind gates; empty for none.
 
         Shape:
             x [n_embd, T] -> [n_embd, T]
@@ -128,6 +144,8 @@ class GraphBuilder:
         if f"blk.{i}.ffn_gate.weight" in self.weights:
             gate = self.linear(x, f"blk.{i}.ffn_gate", f"ffn_gate-{i}")
             up = self.linear(x, f"blk.{i}.ffn_up", f"ffn_up-{i}")
+            if up_act:
+                up = ops.unary(ctx, up, up_act).set_name(f"ffn_up_{up_act}-{i}")
             cur = ops.glu_split(ctx, gate, up, _GLU_OF[act]).set_name(f"ffn_{_GLU_OF[act]}-{i}")
         else:
             up = self.linear(x, f"blk.{i}.ffn_up", f"ffn_up-{i}")
@@ -135,8 +153,10 @@ class GraphBuilder:
         return self.linear(cur, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=residual)
 
     def rope(self, x: Tensor, name: str) -> Tensor:
-        """Rotate by position: [head_dim, n_head, T]."""
+        """Rotate by position, where the model does: [head_dim, n_head, T]."""
         hp = self.hparams
+        if not hp.n_rot:
+            return x
         freqs = self.weights.get("rope_freqs.weight")
         return ops.rope_ext(
             self.ctx,
@@ -169,6 +189,7 @@ class GraphBuilder:
             new = ops.permute(ctx, new, 0, 2, 1, 3)  # [head_dim, T, n_head_kv]
             self.graph.build_forward_expand(ops.set_rows(ctx, cache, new, index))
         q = ops.permute(ctx, q, 0, 2, 1, 3)  # [head_dim, T, n_head]
+        scale = hp.attn_scale or 1 / math.sqrt(hp.head_dim)
         out = ops.flash_attn_cells(
             ctx,
             q,
@@ -176,10 +197,11 @@ class GraphBuilder:
             kv.v[layer],
             kv.cells,
             rows,
-            hp.attn_scale or 1 / math.sqrt(hp.head_dim),
+            scale,
             hp.max_alibi_bias,
             hp.attn_logit_softcap,
             sinks=sinks,
+            bias_scale=scale if hp.alibi_scaled else 1.0,
         ).set_name(f"kqv-{layer}")  # [head_dim, n_head, T]
         return ops.reshape_2d(ctx, out, hp.n_embd_q, self.n_tokens).set_name(f"kqv_out-{layer}")
 
@@ -207,6 +229,7 @@ class GraphBuilder:
 
     def finish(self, logits: Tensor) -> Tensor:
         """Complete the graph with its result."""
+        self.graph.build_forward_expand(self.positions)  # an input even where nobody reads it
         logits.set_output()
         self.graph.build_forward_expand(logits)
         return logits
