@@ -84,9 +84,7 @@ class HParams:
     clamp_kqv: float = 0.0  # queries, keys and values lie within +- this; 0: anywhere
     parallel_residual: bool = True  # attention and feed-forward read the same, where either may be
     post_norm: bool = False  # norms stand behind attention and feed-forward, where either may be
-    n_embd_token: int = (
-        0  # columns of an embedding that a matrix widens; 0: n_embd
-    )
+    n_embd_token: int = 0  # columns of an embedding that a matrix widens; 0: n_embd
 
     def window(self, layer: int) -> int:
         """Positions that a layer's tokens see, 0 for all."""

@@ -10,7 +10,7 @@ allocated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu import osapi
@@ -94,7 +94,7 @@ def check_tensors(
                 f"{file.path}: tensor '{name}' is missing; the file is not a whole "
                 f"{hparams.arch} model"
             )
-        _check_tensor(file, info, tuple(_size(hparams, s) for s in patterns[pattern]))
+        _check_tensor(file, info, tensor_sizes(hparams, patterns[pattern]))
         infos[name] = info
     unknown = [n for n in file.tensors if n not in infos]
     if unknown:
@@ -122,10 +122,12 @@ def _check_tensor(file: GGUFFile, info: TensorInfo, ne: tuple[int, ...]) -> None
         )
 
 
-def _size(hparams: HParams, name: str) -> int:
-    if name.endswith("/2"):
-        return int(getattr(hparams, name[:-2])) // 2
-    return int(getattr(hparams, name))
+def tensor_sizes(hparams: HParams, names: Sequence[str]) -> tuple[int, ...]:
+    """The sizes, in ne order, that an architecture's ``TENSORS`` names."""
+    return tuple(
+        int(getattr(hparams, name.removesuffix("/2"))) // (2 if name.endswith("/2") else 1)
+        for name in names
+    )
 
 
 def _is_matrix(info: TensorInfo) -> bool:
