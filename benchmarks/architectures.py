@@ -28,9 +28,10 @@ from pyggml.quants import quantize
 from pyllama import Batch, Context, Model
 from pyllama.arch import get_arch
 from pyllama.bench import cpu_info
+from pyllama.convert import convert
 from pyllama.hparams import HParams, read_hparams
 from pyllama.loader import tensor_sizes
-from tests.pyllama.arch.checkpoints import N_VOCAB, convert, variants, write_checkpoint
+from tests.pyllama.arch.checkpoints import N_VOCAB, variants, write_checkpoint
 
 RESULTS = Path(__file__).parent / "results" / "architectures.jsonl"
 PEER = "llama"

@@ -52,11 +52,12 @@ def load_weights(
     matrices = {n: info for n, info in infos.items() if repack and _is_matrix(info)}
     _check_memory(sum(info.nbytes for info in matrices.values()))
     ctx, weights = Context(no_alloc=True), {}
-    mapped = HostBuffer(file.data, HOST)
+    mapped = [HostBuffer(part.data, HOST) for part in file.parts]
     for name, info in infos.items():
         if name not in matrices:
             tensor = Tensor(info.type, info.ne).set_name(name)
-            tensor.buffer, tensor.data = mapped, mapped.base + info.offset
+            buffer = mapped[info.part]
+            tensor.buffer, tensor.data = buffer, buffer.base + info.offset
             weights[name] = tensor
     for name, info in matrices.items():
         weights[name] = ctx.new_tensor(info.type, info.ne).set_name(name)

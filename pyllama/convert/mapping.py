@@ -74,10 +74,8 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "attention.key_length": ("head_dim",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
-    "rope.freq_base": ("rope_theta", "rotary_emb_base"),
     "vocab_size": ("vocab_size",),
 }
-_FLOATS = ("epsilon", "freq_base")
 
 
 def base_keys(config: Config) -> dict[str, Any]:
@@ -86,55 +84,15 @@ def base_keys(config: Config) -> dict[str, Any]:
     for key, names in _SYNONYMS.items():
         value = next((config[name] for name in names if config.get(name) is not None), None)
         if value is not None:
-            keys[key] = np.float32(value) if key.endswith(_FLOATS) else int(value)
+            keys[key] = np.float32(value) if key.endswith("epsilon") else int(value)
     if "attention.key_length" in keys:
         keys["attention.value_length"] = keys["attention.key_length"]
-    return keys | _rope_scaling(config)
-
-
-def _rope_scaling(config: Config) -> dict[str, Any]:
-    """The keys of scaled rotary positions, where there are any in the whole trained context."""
-    scaling = config.get("rope_scaling") or {}
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if kind not in ("linear", "yarn", "longrope"):  # llama3's are a tensor
-        return {}
-    keys: dict[str, Any] = {"rope.scaling.type": kind}
-    if "factor" in scaling:
-        keys["rope.scaling.factor"] = np.float32(scaling["factor"])
-    if "original_max_position_embeddings" in scaling:
-        original = int(scaling["original_max_position_embeddings"])
-        keys["rope.scaling.original_context_length"] = original
     return keys
 
 
 def kv_heads(config: Config) -> int:
     """Heads of keys and values."""
     return int(config.get("num_key_value_heads") or config["num_attention_heads"])
-
-
-def head_size(config: Config) -> int:
-    """Columns of a head."""
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-
-
-def llama3_rope_freqs(config: Config) -> Tensors:
-    """``rope_freqs.weight``: what llama-3.1 divides its rotary frequencies by, if config.json says.
-
-    Source: llama.cpp, ``LlamaModel.generate_extra_tensors``; Meta, llama-models ``apply_scaling``.
-    """
-    scaling = config.get("rope_scaling") or {}
-    if scaling.get("rope_type", scaling.get("type")) != "llama3":
-        return {}
-    d = head_size(config)
-    base, factor = float(config.get("rope_theta", 10000.0)), float(scaling.get("factor", 8.0))
-    low, high = (float(scaling.get(f"{k}_freq_factor", v)) for k, v in (("low", 1), ("high", 4)))
-    turns = (  # of a pair within the context that was trained first
-        float(scaling.get("original_max_position_embeddings", 8192))
-        * base ** -(np.arange(0, d, 2) / d)
-        / (2 * np.pi)
-    )
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return {"rope_freqs.weight": (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)}
 
 
 def interleave_rope(x: Array, n_head: int) -> Array:

@@ -93,28 +93,3 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     for file in _TOKENIZER_FILES[tokenizer]:
         shutil.copy(DATA / "tokenizer" / tokenizer / file, folder)
     return folder
-
-
-def convert(folder: Path, path: Path, outtype: str) -> None:
-    import pyllama.convert.plan as plan
-    from pyggml.dtype import GGMLType
-    from pyggml.gguf import write_gguf
-    from pyggml.quants import quantize
-    from pyllama.convert.checkpoint import read_checkpoint
-
-    from ..tokenizer.vocabularies import gpt2_metadata, spm_metadata
-
-    config = json.loads((folder / "config.json").read_text())
-    name, arch = plan.find_arch(folder, config)
-    planned = plan.plan_tensors(folder, read_checkpoint(folder), config, arch)
-    keys = {f"{name}.{k}": v for k, v in arch.CONVERT.keys(config).items()}
-    spm = folder / "tokenizer.model"
-    vocab = spm_metadata(spm) if spm.exists() else gpt2_metadata(folder)
-    kind = GGMLType[outtype.upper()]
-    tensors = {}
-    for p in planned:
-        x = np.concatenate([np.ascontiguousarray(f(), np.float32).reshape(-1) for f in p.parts])
-        x = x.reshape(p.shape)
-        t = kind if len(p.shape) > 1 and "position" not in p.name else GGMLType.F32
-        tensors[p.name] = (quantize(x, t), t, p.shape[::-1])
-    write_gguf(path, {"general.architecture": name, **keys, **vocab}, tensors)

@@ -17,9 +17,10 @@ from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.viz import graph_dump_dot
 from pyllama import Batch, Context, Model
+from pyllama.convert import convert
 from pyllama.errors import ModelError
 
-from .checkpoints import convert, recorded, variants, write_checkpoint
+from .checkpoints import recorded, variants, write_checkpoint
 
 F32 = GGMLType.F32
 NAMES = sorted(variants())

@@ -36,6 +36,8 @@ from ..simd.element import F32, put, take
 from ..simd.interleave import pack_group
 from ..simd.tile import fetch_ahead, fetched_lines, float_tile, q_tile
 from ..simd.vector import LINE
+from .binary import ADD as SUM
+from .binary import combine
 from .quantize import add_quantize, quantize_row
 from .span import overlap
 from .unary import IDS, function
@@ -73,7 +75,7 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no
             if int_param(node, ADD) == 2:
                 u = f32_ptr(data(node, SRC3) + (t + k) * nb(node, SRC3, 1) + 4 * row)
                 for r in range(rows):
-                    y[r] = x[r] + z[r] + u[r]
+                    y[r] = combine(SUM, combine(SUM, x[r], z[r]), u[r])
             else:
                 for r in range(rows):
                     y[r] = x[r] + z[r]

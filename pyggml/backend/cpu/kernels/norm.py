@@ -30,6 +30,7 @@ from ..abi import (
 from ..layout import Q8_BLOCK
 from ..lowering import Lowering, all_f32, fuses, lowers
 from ..simd.element import F32, put, take
+from .binary import ADD, MUL, combine
 from .quantize import BLOCK, quantize_row
 from .reduce import sum_f32
 from .span import may_write_over, overlap, repeated_row
@@ -124,11 +125,12 @@ def norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 b = repeated_row(node, DST, SRC2, row)
                 for i in range(n):
                     v = np.float32((np.float64(take(F32, x, i)) - mean) * s)
-                    put(F32, y, i, v * take(F32, w, i) + take(F32, b, i))
+                    v = combine(MUL, v, take(F32, w, i))
+                    put(F32, y, i, combine(ADD, v, take(F32, b, i)))
             else:
                 for i in range(n):
                     v = np.float32((np.float64(take(F32, x, i)) - mean) * s)
-                    put(F32, y, i, v * take(F32, w, i))
+                    put(F32, y, i, combine(MUL, v, take(F32, w, i)))
         else:
             for i in range(n):
                 put(F32, y, i, np.float32((np.float64(take(F32, x, i)) - mean) * s))
