@@ -10,11 +10,11 @@ inputs, so a decode step rewrites a few small arrays and runs. One lock: a secon
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from .observe import Runner
 
+log = logging.getLogger(__name__)
 _MAX_PROGRAMS = 64
 _MAX_SEQ = 256
 _MAX_POSITION = (1 << 31) - 1
-_AS_THE_MODEL = Overrides()
 
 
 class _Compiled:
@@ -124,7 +124,7 @@ class Context:
         type_v: GGMLType = GGMLType.F16,
         unified: bool = True,
         swa_full: bool = False,
-        overrides: Overrides = _AS_THE_MODEL,
+        overrides: Overrides | None = None,
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
     ) -> None:
@@ -139,8 +139,16 @@ class Context:
             if type not in KV_TYPES:
                 want = ", ".join(t.name for t in KV_TYPES)
                 raise BatchError(f"{name} is {GGMLType(type).name}, want one of {want}")
-        self.model, self.hparams = model, overrides.apply(model.hparams)
-        self.n_ctx = n_ctx or model.hparams.n_ctx_train
+        self.model = model
+        self.n_ctx, most = n_ctx or model.hparams.n_ctx_train, _MAX_POSITION + 1
+        if model.hparams.learned_positions:
+            most = model.hparams.n_ctx_train
+            if self.n_ctx > most * n_seq_max:
+                log.warning("n_ctx %d: this model has learned %d positions", self.n_ctx, most)
+                self.n_ctx = most * n_seq_max
+        self._last_position = most - 1
+        self.n_ctx_seq = self.n_ctx if unified else self.n_ctx // n_seq_max
+        self.hparams = (overrides or Overrides()).apply(model.hparams, self.n_ctx_seq)
         self.n_batch = min(n_batch, self.n_ctx)
         self.n_ubatch = min(n_ubatch, self.n_batch)
         self._backend = CpuBackend(n_threads)
@@ -150,10 +158,6 @@ class Context:
             self.hparams, self.n_ctx, n_seq_max, type_k, type_v,
             n_ubatch=self.n_ubatch, swa_full=swa_full, unified=unified,
         )  # fmt: skip
-        self.n_ctx_seq = self.n_ctx if unified else self.n_ctx // n_seq_max
-        if "rope_factors_long.weight" in model.weights:
-            long = self.n_ctx_seq > self.hparams.n_ctx_orig
-            self.hparams = replace(self.hparams, rope_long=long)
         self._plain = len(self.kv.caches) == 1 and not self.kv.caches[0].window
         self.n_reused = 0
         self._reuse = env.GRAPH_REUSE.enabled()
@@ -239,6 +243,8 @@ class Context:
             for source, target in pending.copies:
                 cache.copy_cells(source, target)
             pending.copies = []
+            if not self.model.hparams.n_rot:  # keys do not depend on positions
+                pending.shift[:] = 0
             moved = np.flatnonzero(pending.shift)
             for start in range(0, len(moved), self.n_ubatch):
                 cells = moved[start : start + self.n_ubatch]
@@ -292,7 +298,7 @@ class Context:
             token = int(batch.tokens[0])
             if 0 <= token < n_vocab and 0 <= seq < self.kv.n_seq_max:
                 last = self.kv.seq_pos_max(seq)
-                if last < _MAX_POSITION:
+                if last < self._last_position:
                     return [token], [seq], [last + 1]
         tokens, seqs = [int(t) for t in batch.tokens], batch.seqs()
         most = self.n_batch if self.hparams.causal else self.n_ubatch
@@ -308,8 +314,8 @@ class Context:
             positions = list(range(start, start + len(tokens)))
         else:
             positions = _positions(seqs, batch.pos, ends)
-        if max(positions) > _MAX_POSITION:
-            raise BatchError(f"position {max(positions)}: the last one is {_MAX_POSITION}")
+        if max(positions) > self._last_position:
+            raise BatchError(f"position {max(positions)}: the last one is {self._last_position}")
         return tokens, seqs, positions
 
     def _end(self, seq: int) -> int:

@@ -63,7 +63,7 @@ _RANGES = {
     "n_ctx_train": (1, 1 << 30),
     "n_vocab": (1, 1 << 24),
     "head_dim": (1, 1 << 14),
-    "n_rot": (1, 1 << 14),
+    "n_rot": (0, 1 << 14),
     "rope_orig_ctx": (0, 1 << 30),
     "n_swa": (0, 1 << 30),
     "swa_period": (0, 4096),
@@ -109,6 +109,8 @@ class HParams:
     swa_period: int = 1  # every layer of so many slides, but the last; 0: all do
     causal: bool = True
     max_alibi_bias: float = 0.0
+    alibi_scaled: bool = False  # its bias is scaled as scores are
+    learned_positions: bool = False  # there is a table of them: position_embd.weight
     attn_logit_softcap: float = 0.0
     final_logit_softcap: float = 0.0  # logits lie within +- this; 0: anywhere
     attn_scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
@@ -119,6 +121,8 @@ class HParams:
     n_ff_exp: int = 0  # columns of an expert; n_ff is 0 then
     expert_weights_norm: bool = True  # the weights of a token's experts sum to 1
     expert_weights_scale: float = 1.0
+    post_norm: bool = False  # norms stand behind attention and feed-forward, where either may be
+    n_embd_token: int = 0  # columns of an embedding that a matrix widens; 0: n_embd
 
     def window(self, layer: int) -> int:
         """Positions that a layer's tokens see, 0 for all."""
@@ -148,14 +152,19 @@ class HParams:
         return self.rope_orig_ctx or self.n_ctx_train
 
     @property
-    def n_embd_q(self) -> int:
-        """Columns of all queries."""
-        return self.n_head * self.head_dim
+    def n_embd_inp(self) -> int:
+        """Columns of the embedding."""
+        return self.n_embd_token or self.n_embd
 
     @property
     def n_embd_qkv(self) -> int:
-        """Columns of queries, keys and values together."""
+        """Columns of all queries, keys and values."""
         return self.n_embd_q + 2 * self.n_embd_kv
+
+    @property
+    def n_embd_q(self) -> int:
+        """Columns of all queries."""
+        return self.n_head * self.head_dim
 
     @property
     def n_embd_kv(self) -> int:
@@ -182,6 +191,7 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
     got: dict[str, Any] = {"arch": arch, "n_vocab": n_vocab}
     for field, value in {**KEYS, **get_arch(arch).HPARAMS}.items():
         got[field] = read(field, value) if isinstance(value, Key) else value
+    got["learned_positions"] = "position_embd.weight" in file.tensors
     n_head = got["n_head"]
     _check(file, arch, n_head >= 1, f"attention.head_count = {n_head}", "at least 1")
     for field, key in (

@@ -10,7 +10,7 @@ allocated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu import osapi
@@ -52,11 +52,12 @@ def load_weights(
     matrices = {n: info for n, info in infos.items() if repack and _is_matrix(info)}
     _check_memory(sum(info.nbytes for info in matrices.values()))
     ctx, weights = Context(no_alloc=True), {}
-    mapped = HostBuffer(file.data, HOST)
+    mapped = [HostBuffer(part.data, HOST) for part in file.parts]
     for name, info in infos.items():
         if name not in matrices:
             tensor = Tensor(info.type, info.ne).set_name(name)
-            tensor.buffer, tensor.data = mapped, mapped.base + info.offset
+            buffer = mapped[info.part]
+            tensor.buffer, tensor.data = buffer, buffer.base + info.offset
             weights[name] = tensor
     for name, info in matrices.items():
         weights[name] = ctx.new_tensor(info.type, info.ne).set_name(name)
@@ -85,7 +86,7 @@ def check_tensors(
         if "{i}" in pattern
     ]
     for pattern, name in layers + whole:  # in the order of use: memory streams from one to the next
-        ne = tuple(_size(hparams, size) for size in patterns[pattern])
+        ne = tensor_sizes(hparams, patterns[pattern])
         if 0 in ne:  # experts of a model without, or what they replace
             continue
         optional, name = name.endswith("?"), name.rstrip("?")
@@ -125,10 +126,12 @@ def _check_tensor(file: GGUFFile, info: TensorInfo, ne: tuple[int, ...]) -> None
         )
 
 
-def _size(hparams: HParams, name: str) -> int:
-    if name.endswith("/2"):
-        return int(getattr(hparams, name[:-2])) // 2
-    return int(getattr(hparams, name))
+def tensor_sizes(hparams: HParams, names: Sequence[str]) -> tuple[int, ...]:
+    """The sizes, in ne order, that an architecture's ``TENSORS`` names."""
+    return tuple(
+        int(getattr(hparams, name.removesuffix("/2"))) // (2 if name.endswith("/2") else 1)
+        for name in names
+    )
 
 
 def _is_matrix(info: TensorInfo) -> bool:

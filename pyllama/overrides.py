@@ -46,8 +46,12 @@ class Overrides:
     yarn_beta_slow: float | None = None
     hidden_act: str | None = None
 
-    def apply(self, hparams: HParams) -> HParams:
-        """The hyperparameters of a context. Raises: BatchError."""
+    def apply(self, hparams: HParams, n_ctx: int) -> HParams:
+        """The hyperparameters of a context with ``n_ctx`` tokens for a sequence.
+
+        Raises:
+            BatchError: a value that is unknown or out of its range.
+        """
         given = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
         for name, choices in (("rope_scaling", ROPE_SCALINGS), ("hidden_act", ACTS)):
             if given.get(name, choices[0]) not in choices:
@@ -66,6 +70,8 @@ class Overrides:
         changed = dataclasses.replace(hparams, **given)
         if changed.rope_scaling == "none":
             changed = dataclasses.replace(changed, rope_freq_scale=1.0)
+        if changed.rope_scaling == "longrope":
+            changed = dataclasses.replace(changed, rope_long=n_ctx > changed.n_ctx_orig)
         problem = yarn_problem(changed)
         if problem:
             raise BatchError(f"{problem}: this rope cannot be computed; leave one of them out")

@@ -10,6 +10,7 @@ Importing it loads NumPy and nothing else.
 
 from ..errors import GGUFError
 from .reader import GGUFFile
+from .split import copy_gguf, merge, plan_split, write_split
 from .types import GGUFStrings, TensorInfo, Value, ValueType
 from .writer import write_gguf
 
@@ -20,5 +21,9 @@ __all__ = [
     "TensorInfo",
     "Value",
     "ValueType",
+    "copy_gguf",
+    "merge",
+    "plan_split",
     "write_gguf",
+    "write_split",
 ]

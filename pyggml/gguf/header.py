@@ -46,6 +46,7 @@ class Header:
     alignment: int
     metadata: dict[str, Value]
     value_types: dict[str, ValueType]
+    value_offsets: dict[str, int]
     tensors: dict[str, TensorInfo]
     data_offset: int
 
@@ -60,22 +61,25 @@ def parse_header(data: npt.NDArray[np.uint8], path: str) -> Header:
     version, n_tensors, n_kv = _read_counts(cur)
     metadata: dict[str, Value] = {}
     value_types: dict[str, ValueType] = {}
+    value_offsets: dict[str, int] = {}
     for i in range(n_kv):
         at = cur.pos
         key = cur.name(f"the key of metadata entry {i}", limits.MAX_KEY_BYTES)
         if key in metadata:
             cur.fail(f"metadata key {clip(key)} occurs twice; {DAMAGED}", at)
         value_types[key] = cur.value_type(clip(key))
+        value_offsets[key] = cur.pos
         metadata[key] = _read_value(cur, value_types[key], clip(key))
     alignment = _alignment(cur, metadata, value_types)
     cur.check_count(n_tensors, "tensors", limits.MIN_TENSOR_BYTES, limits.MAX_TENSORS)
     entries = [_read_tensor(cur, i) for i in range(n_tensors)]
-    data_offset = _pad(cur.pos, alignment)
+    data_offset = padded(cur.pos, alignment)
     tensors = _place(cur, entries, data_offset, alignment)
-    return Header(version, alignment, metadata, value_types, tensors, data_offset)
+    return Header(version, alignment, metadata, value_types, value_offsets, tensors, data_offset)
 
 
-def _pad(n: int, alignment: int) -> int:
+def padded(n: int, alignment: int) -> int:
+    """The first multiple of ``alignment`` that is not below ``n``."""
     return -(-n // alignment) * alignment
 
 
@@ -245,7 +249,7 @@ def _place(
         tensors[info.name] = TensorInfo(
             info.name, info.ne, info.n_dims, info.type, data_offset + expected, info.nbytes
         )
-        expected += _pad(info.nbytes, alignment)
+        expected += padded(info.nbytes, alignment)
     if first_cut is not None:
         raise GGUFError(
             f"{cur.path}: the file has {cur.size} bytes, its {len(entries)} tensors end at byte "

@@ -6,19 +6,17 @@
         f.tensor_bytes("output_norm.weight")       # uint8 view into the mapped file, zero copy
 
 Opening maps the file and parses its header (about 20 ms for 100,000 vocabulary strings); a file
-that is not legal ends in a GGUFError of one line. Metadata owns its memory; ``data`` and
-``tensor_bytes`` are views of the mapping, which lives as long as any of them. Read-only, so safe
-between threads. If another process truncates a mapped file, touching the lost pages kills the
-process (SIGBUS); ``mmap=False`` reads the file into memory instead.
+that is not legal ends in a GGUFError of one line. The first of several parts opens them all, and
+nothing but ``TensorInfo.part`` tells the difference. Metadata owns its memory; ``tensor_bytes`` is
+a view of a mapping, which lives as long as any view of it. Read-only, so safe between threads. If
+another process truncates a mapped file, touching the lost pages kills the process (SIGBUS);
+``mmap=False`` reads the file into memory instead.
 """
 
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Mapping
-from mmap import ACCESS_READ
-from mmap import mmap as MemoryMap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar, overload
@@ -26,10 +24,10 @@ from typing import Any, Self, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import AllocError, GGUFError
-from .cursor import INCOMPLETE
-from .header import parse_header
-from .types import GGUFStrings, NumberArray, Value, ValueType
+from ..errors import GGUFError
+from .mapped import Mapped
+from .parts import all_tensors, read_parts
+from .types import GGUFStrings, NumberArray, Value, ValueType, fits, natural_type
 
 T = TypeVar("T")
 
@@ -42,10 +40,10 @@ _REQUIRED = _Required()
 
 
 class GGUFFile:
-    """A GGUF file (version 2 or 3, little endian) that passed every check.
+    """A GGUF file (version 2 or 3, little endian), or all parts of one, that passed every check.
 
     Args:
-        path: the file.
+        path: the file, or the first part of several (``x-00001-of-00003.gguf``).
         mmap: map the file (False: read all of it into memory).
 
     Attributes:
@@ -54,8 +52,9 @@ class GGUFFile:
         alignment: of the tensors' data, in bytes.
         metadata: key -> int, float, bool, str, NumPy array (read-only) or ``GGUFStrings``.
         value_types: key -> the type in the file.
+        value_offsets: key -> where its value begins in the (first) file, behind the type, in bytes.
         tensors: name -> ``TensorInfo``, in the file's order.
-        data_offset: where tensor data begins, in bytes.
+        data_offset: where tensor data begins in the (first) file, in bytes.
 
     Raises:
         GGUFError: it cannot be opened, is not a GGUF file, is damaged or incomplete.
@@ -64,13 +63,15 @@ class GGUFFile:
 
     def __init__(self, path: str | os.PathLike[str], *, mmap: bool = True) -> None:
         self.path = Path(path)
-        self._data: npt.NDArray[np.uint8] | None = _read(self.path, mmap)
-        header = parse_header(self._data, str(self.path))
+        parts = read_parts(self.path, mmap=mmap)
+        self._parts: tuple[Mapped, ...] = tuple(mapped for mapped, _ in parts)
+        header = parts[0][1]
         self.version = header.version
         self.alignment = header.alignment
         self.metadata: Mapping[str, Value] = MappingProxyType(header.metadata)
         self.value_types: Mapping[str, ValueType] = MappingProxyType(header.value_types)
-        self.tensors = header.tensors
+        self.value_offsets: Mapping[str, int] = MappingProxyType(header.value_offsets)
+        self.tensors = all_tensors(parts)
         self.data_offset = header.data_offset
 
     @classmethod
@@ -79,18 +80,18 @@ class GGUFFile:
         return cls(path, mmap=mmap)
 
     @property
-    def data(self) -> npt.NDArray[np.uint8]:
-        """The whole file, read-only.
+    def parts(self) -> tuple[Mapped, ...]:
+        """The files, in order: ``path`` and ``data`` (all bytes, read-only) of each.
 
         Raises:
             GGUFError: the file is closed.
         """
-        if self._data is None:
+        if not self._parts:
             raise GGUFError(f"{self.path}: the file is closed; open it again to read tensors")
-        return self._data
+        return self._parts
 
     def tensor_bytes(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor: a read-only view, aligned to ``alignment`` within the file.
+        """The bytes of a tensor: a read-only view, aligned to ``alignment`` within its file.
 
         Raises:
             GGUFError: there is no such tensor, or the file is closed.
@@ -98,11 +99,44 @@ class GGUFFile:
         info = self.tensors.get(name)
         if info is None:
             raise GGUFError(f"{self.path}: no tensor {name!r} among its {len(self.tensors)}")
-        return self.data[info.offset : info.offset + info.nbytes]
+        return self.parts[info.part].data[info.offset : info.offset + info.nbytes]
+
+    def chunks(self, name: str, max_bytes: int = 8 << 20) -> Iterator[npt.NDArray[np.uint8]]:
+        """The bytes of a tensor in pieces of whole blocks, for one pass over a large file.
+
+        The pages of a mapped file are given back behind each piece, so memory stays small.
+
+        Raises:
+            GGUFError: as ``tensor_bytes``.
+        """
+        data, info = self.tensor_bytes(name), self.tensors[name]
+        part, unit = self.parts[info.part], info.type.type_size
+        step = max(max_bytes // unit, 1) * unit
+        for start in range(0, info.nbytes, step):
+            piece = data[start : start + step]
+            yield piece
+            part.release(info.offset + start, info.offset + start + piece.size)
+
+    def override(self, values: Mapping[str, bool | int | float | str]) -> None:
+        """Change or add simple metadata in memory; the file stays as it is.
+
+        Raises:
+            GGUFError: a value of another type than the file's.
+        """
+        for key, value in values.items():
+            kind = self.value_types.get(key)
+            if kind is not None and not fits(kind, value):
+                raise GGUFError(
+                    f"{self.path}: metadata key {key!r} is {self._kind(key)}: it cannot be "
+                    f"overridden with {type(value).__name__} {value!r:.80}"
+                )
+        new = {k: natural_type(v) for k, v in values.items() if k not in self.value_types}
+        self.metadata = MappingProxyType({**self.metadata, **values})
+        self.value_types = MappingProxyType({**self.value_types, **new})
 
     def close(self) -> None:
         """Let go of the data; it is unmapped as soon as no view of it is left."""
-        self._data = None
+        self._parts = ()
 
     def __enter__(self) -> Self:
         return self
@@ -212,36 +246,3 @@ class GGUFFile:
             key: kind.dtype.type(self.metadata[key]) if kind.code else self.metadata[key]
             for key, kind in self.value_types.items()
         }
-
-
-def _read(path: Path, map_it: bool) -> npt.NDArray[np.uint8]:
-    """The file's bytes, read-only; errors of the operating system become one line."""
-    try:
-        mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            raise GGUFError(f"{path}: is a directory; name a .gguf file in it")
-        if not stat.S_ISREG(mode):  # opening a pipe would block for ever
-            raise GGUFError(f"{path}: is not a regular file; name a .gguf file")
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if map_it and size:
-                return np.frombuffer(MemoryMap(file.fileno(), size, access=ACCESS_READ), np.uint8)
-            data = np.empty(size, np.uint8)
-            got = file.readinto(data.data)
-    except FileNotFoundError:
-        raise GGUFError(f"{path}: no such file; check the path") from None
-    except PermissionError:
-        raise GGUFError(
-            f"{path}: no permission to read the file; check its owner and mode"
-        ) from None
-    except MemoryError:
-        raise AllocError(f"{path}: no memory for the file's {size} bytes; map it instead") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        if isinstance(error, GGUFError):
-            raise
-        hint = "read it instead of mapping it (mmap=False)" if map_it else "check the disk"
-        raise GGUFError(f"{str(path)!r}: cannot be opened: {error}; {hint}") from error
-    if got != size:
-        raise GGUFError(f"{path}: read {got} of {size} bytes; {INCOMPLETE}")
-    data.flags.writeable = False
-    return data

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
+from math import inf
 from typing import Any, overload
 
 import numpy as np
@@ -60,6 +61,60 @@ class ValueType(IntEnum):
     def dtype(self) -> np.dtype[Any]:
         """The NumPy dtype of a number or bool, in the file's byte order."""
         return np.dtype("<" + self.code)
+
+
+_NATURAL = {
+    bool: ValueType.BOOL,
+    int: ValueType.INT64,
+    float: ValueType.FLOAT64,
+    str: ValueType.STRING,
+}
+
+
+def natural_type(value: bool | int | float | str) -> ValueType:
+    """The widest type of a simple value."""
+    return _NATURAL[type(value)]
+
+
+def fits(kind: ValueType, value: bool | int | float | str) -> bool:
+    """Whether a metadata value of type ``kind`` can become ``value``; integers count as floats."""
+    if isinstance(value, bool):
+        return kind is ValueType.BOOL
+    if isinstance(value, str):
+        return kind is ValueType.STRING
+    if kind in (ValueType.FLOAT32, ValueType.FLOAT64):
+        return bool(np.isnan(value)) or abs(value) in (inf, 0) or abs(value) <= _most(kind)
+    if isinstance(value, float) or not kind.code or kind is ValueType.BOOL:
+        return False
+    info = np.iinfo(kind.dtype)
+    return bool(info.min <= value <= info.max)
+
+
+def _most(kind: ValueType) -> float:
+    return float(np.finfo(kind.dtype).max)
+
+
+def parse_value(kind: ValueType, text: str) -> bool | int | float | str:
+    """A simple value of that type from its text.
+
+    Raises:
+        ValueError: the text is no such value, or does not fit.
+    """
+    value: bool | int | float | str
+    if kind is ValueType.STRING:
+        return text
+    if kind is ValueType.BOOL:
+        if text not in ("true", "false"):
+            raise ValueError(f"{text!r} is not true or false")
+        return text == "true"
+    try:
+        whole = kind not in (ValueType.FLOAT32, ValueType.FLOAT64)
+        value = int(text, 0) if whole else float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number of type {kind.name}") from None
+    if not fits(kind, value):
+        raise ValueError(f"{text} does not fit {kind.name}")
+    return value
 
 
 class GGUFStrings(Sequence[str]):
@@ -121,6 +176,7 @@ class TensorInfo:
         n_dims: how many of them the file names.
         offset: of the data, in bytes from the start of the file.
         nbytes: of the data, without padding.
+        part: number of the file that holds it, from 0, where a model has several.
     """
 
     name: str
@@ -129,3 +185,9 @@ class TensorInfo:
     type: GGMLType
     offset: int
     nbytes: int
+    part: int = 0
+
+    @property
+    def n_elements(self) -> int:
+        """How many numbers it holds."""
+        return self.ne[0] * self.ne[1] * self.ne[2] * self.ne[3]

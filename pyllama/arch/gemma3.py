@@ -56,8 +56,6 @@ def build_graph(b: GraphBuilder) -> Tensor:
     for i in range(hp.n_layer):
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(cur, i)
-        q = b.rms_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
-        k = b.rms_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
         if hp.n_layer == _LAYERS_27B and not hp.attn_scale:  # a file that does not say it
             q = ops.scale(ctx, q, math.sqrt(hp.head_dim * hp.n_head / hp.n_embd))
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
@@ -142,7 +140,7 @@ _TINY = {
 }
 TINY = {
     "gemma3": {**_TINY, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
-    "gemma3-capped": {
+    "gemma3_capped": {
         **_TINY,
         "num_hidden_layers": 3,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],

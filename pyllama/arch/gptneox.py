@@ -104,6 +104,6 @@ _TINY = {
 }
 TINY = {
     "gptneox": _TINY,
-    "gptneox-sequential": {**_TINY, "use_parallel_residual": False, "rotary_pct": 1.0},
-    "gptneox-no-biases": {**_TINY, "attention_bias": False, "hidden_act": "gelu_new"},
+    "gptneox_sequential": {**_TINY, "use_parallel_residual": False, "rotary_pct": 1.0},
+    "gptneox_no_biases": {**_TINY, "attention_bias": False, "hidden_act": "gelu_new"},
 }

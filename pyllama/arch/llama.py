@@ -62,6 +62,11 @@ TENSORS = {  # a layer's weights in the order of their use
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return decoder(b, "silu")
+
+
+def decoder(b: GraphBuilder, act: str, up_act: str = "") -> Tensor:
+    """``build_graph`` with other activations; see ``GraphBuilder.ffn``."""
     n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(n_layer):
@@ -73,7 +78,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = cur.set_name(f"ffn_inp-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
+        inp = b.ffn(cur, i, act, residual=inp, up_act=up_act).set_name(f"l_out-{i}")
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
@@ -123,7 +128,7 @@ _TINY = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "vocab_size": 512,
-    "rms_norm_eps": 1e-5,
+    "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
 _MISTRAL = {
@@ -140,25 +145,25 @@ def _scaled(**rope: Any) -> dict[str, Any]:
 
 TINY = {
     "llama": _TINY,
-    "llama-biases": {
+    "llama_biases": {
         **_TINY,
         "attention_bias": True,
         "mlp_bias": True,
         "tie_word_embeddings": True,
         "head_dim": 32,
     },
-    "llama-relu": {**_TINY, "hidden_act": "relu"},
-    "llama-linear": _scaled(rope_type="linear", factor=4.0),
-    "llama-dynamic": _scaled(rope_type="dynamic", factor=2.0),
-    "llama-llama3": _scaled(
+    "llama_relu": {**_TINY, "hidden_act": "relu", "num_key_value_heads": 4},
+    "llama_linear": _scaled(rope_type="linear", factor=4.0),
+    "llama_dynamic": _scaled(rope_type="dynamic", factor=2.0),
+    "llama_llama3": _scaled(
         rope_type="llama3",
         factor=8.0,
         low_freq_factor=1.0,
         high_freq_factor=4.0,
         original_max_position_embeddings=32,
     ),
-    "llama-yarn": _scaled(rope_type="yarn", factor=8.0, original_max_position_embeddings=32),
-    "llama-yarn-attention": _scaled(
+    "llama_yarn": _scaled(rope_type="yarn", factor=8.0, original_max_position_embeddings=32),
+    "llama_yarn_attention": _scaled(
         rope_type="yarn",
         factor=4.0,
         original_max_position_embeddings=64,
@@ -166,7 +171,7 @@ TINY = {
         beta_fast=4.0,
         beta_slow=0.5,
     ),
-    "llama-longrope": _scaled(
+    "llama_longrope": _scaled(
         rope_type="longrope",
         factor=16.0,
         original_max_position_embeddings=16,

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.tensor import Tensor
-
 from ..convert.mapping import Config, Convert, base_keys, check_config, hidden_act
-from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.builder import ROPE_FACTORS
 from ..hparams import Values
+from . import llama
 
 HPARAMS: Values = {"rope_neox": True}
 
@@ -35,21 +34,7 @@ TENSORS = {
 }
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
-        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(cur, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
-        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        inp = cur.set_name(f"ffn_inp-{i}")
-        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
-    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+build_graph = llama.build_graph
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -91,5 +76,5 @@ _TINY = {
 }
 TINY = {
     "qwen2": {**_TINY, "tie_word_embeddings": False},
-    "qwen2-tied": {**_TINY, "tie_word_embeddings": True},
+    "qwen2_tied": {**_TINY, "tie_word_embeddings": True},
 }

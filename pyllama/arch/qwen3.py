@@ -5,10 +5,7 @@ Source: Yang et al. 2025, "Qwen3 Technical Report"; llama.cpp, ``llm_build_qwen3
 
 from __future__ import annotations
 
-from pyggml.tensor import Tensor
-
 from ..convert.mapping import Convert
-from ..graph.builder import GraphBuilder
 from ..hparams import Values
 from . import qwen2
 
@@ -22,24 +19,7 @@ TENSORS = {
 }
 
 
-def build_graph(b: GraphBuilder) -> Tensor:
-    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
-    n_layer = b.hparams.n_layer
-    inp = b.embed("token_embd.weight")  # [n_embd, T]
-    for i in range(n_layer):
-        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
-        q, k, v = b.qkv(cur, i)
-        q = b.rms_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
-        k = b.rms_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
-        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
-        if i == n_layer - 1:
-            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
-        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        inp = cur.set_name(f"ffn_inp-{i}")
-        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
-    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
-
+build_graph = qwen2.build_graph
 
 CONVERT = Convert(
     models=("Qwen3ForCausalLM",),
@@ -59,5 +39,5 @@ _TINY = {
 }
 TINY = {
     "qwen3": _TINY,
-    "qwen3-biases": {**_TINY, "attention_bias": True, "tie_word_embeddings": True},
+    "qwen3_biases": {**_TINY, "attention_bias": True, "tie_word_embeddings": True},
 }

@@ -6,7 +6,7 @@
         keys=lambda config: base_keys(config) | {"attention.layer_norm_epsilon": 1e-5},
     )
 
-Only declarations and pure functions of arrays: reading and writing files is ``convert.convert``'s.
+Only declarations and pure functions of arrays: reading and writing files is ``conversion``'s.
 Names of keys are llama.cpp's, without ``{arch}.``.
 Source: llama.cpp, ``convert_hf_to_gguf.py``.
 """
@@ -41,17 +41,23 @@ class Convert:
         tensors: checkpoint's name -> GGUF's name. ``{i}`` is the layer; ``{e}`` an expert, whose
             matrices are stacked into one tensor; ``*`` stands for ``weight`` and ``bias``.
         keys: the metadata of config.json, without ``{arch}.``.
-        change: the tensors that one of the checkpoint's (under its new name) becomes.
+        change: the tensors that one of the checkpoint's (float32, under its new name; an expert's
+            before it is stacked) becomes. It must not write to what it is given, and names and
+            shapes must not depend on the layer.
+        extra: tensors that are made of config.json alone.
         ignored: patterns of names that are not needed (``fnmatch``).
-        extra: tensors that come of config.json alone.
+        prefix: what some checkpoints leave out at the beginning of every name.
+        add_bos: whether a text begins with BOS where the tokenizer's files do not say.
     """
 
     models: tuple[str, ...]
     tensors: Mapping[str, str]
     keys: Callable[[Config], dict[str, Any]]
     change: Callable[[str, Array, Config], Tensors] = _unchanged
-    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
     extra: Callable[[Config], Tensors] = rope_factors
+    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
+    prefix: str = ""
+    add_bos: bool | None = None
 
 
 # GGUF's key -> the names that configs have for it
@@ -68,6 +74,7 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "attention.key_length": ("head_dim",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    "vocab_size": ("vocab_size",),
 }
 
 

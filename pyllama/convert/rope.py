@@ -65,17 +65,21 @@ def rope_factors(config: Config) -> dict[str, npt.NDArray[np.float32]]:
 
 def _parameters(config: Config) -> Config:
     """The parameters of layers that see everything."""
-    params: Config = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    whole: Config = params.get("full_attention", params)
-    return whole
+    params = _mapping(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    return _mapping(params.get("full_attention", params))
+
+
+def _mapping(params: Any) -> Config:
+    if not isinstance(params, Mapping):
+        raise ModelError(f"rope's parameters are {params!r:.80}, want names and values")
+    return params
 
 
 def _sliding(config: Config) -> Config:
     """The parameters of layers with a window, where they have some of their own."""
-    params = config.get("rope_parameters") or {}
-    own: Config = params.get("sliding_attention") or {
-        "rope_theta": config.get("rope_local_base_freq")
-    }
+    params = _mapping(config.get("rope_parameters") or {})
+    local = {"rope_theta": config.get("rope_local_base_freq")}
+    own = _mapping(params.get("sliding_attention") or local)
     if _kind(own) != "default":
         raise ModelError(f"rope_type {_kind(own)!r} in layers with a window, want 'default'")
     return own
@@ -154,6 +158,8 @@ def _llama3(config: Config, params: Config, n: int) -> npt.NDArray[np.float32]:
     factor, original = float(params.get("factor") or 8.0), _original(config, params)
     low = float(params.get("low_freq_factor") or 1.0)
     high = float(params.get("high_freq_factor") or 4.0)
+    if not (min(base, factor, original) > 0 and high > low):
+        raise ModelError("rope of type llama3: its parameters make no sense")
     turns = original / (2 * math.pi * base ** (np.arange(n) / n))  # within the original context
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)

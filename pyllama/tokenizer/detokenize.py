@@ -12,8 +12,9 @@ import codecs
 from typing import Protocol
 
 from .bpe import BYTE_OF_CHAR
+from .rwkv import unescape
+from .spaces import SPACE
 from .special import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
-from .spm import SPACE
 from .vocab import Vocab
 
 
@@ -23,6 +24,8 @@ def token_bytes(vocab: Vocab, token: int) -> bytes:
     Source: llama.cpp, ``llama_vocab::impl::token_to_piece``.
     """
     text, kind = vocab.tokens[token], vocab.types[token]
+    if vocab.model == "rwkv":
+        return unescape(text)
     if kind == BYTE:
         return _byte_token(text)
     if kind == NORMAL and vocab.pre is not None and vocab.pre.byte_level:
@@ -31,7 +34,7 @@ def token_bytes(vocab: Vocab, token: int) -> bytes:
             bytes((BYTE_OF_CHAR[char],)) if char in BYTE_OF_CHAR else _utf8(char) for char in text
         )
     if kind == NORMAL:
-        return _utf8(text.replace(SPACE, " "))
+        return _utf8(text if vocab.model == "plamo2" else text.replace(SPACE, " "))
     return _utf8(text) if kind in (CONTROL, UNKNOWN, USER_DEFINED) else b""
 
 

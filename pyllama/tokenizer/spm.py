@@ -13,16 +13,13 @@ import numpy as np
 
 from ..errors import TokenizerError
 from .merge import merge
+from .spaces import SPACE, word_pattern
 from .vocab import Vocab
 from .words import WordEncoder
 
-SPACE = "\u2581"
-_SPACE_INSIDE = re.compile(f"[^{SPACE}]{SPACE}")
-_WORD = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
-
 
 class SPM(WordEncoder):
-    """Encoder of a "llama" vocabulary. The space before a text is the caller's to add.
+    """Encoder of a "llama" vocabulary.
 
     Source: llama.cpp, ``llm_tokenizer_spm_session``.
     """
@@ -34,14 +31,14 @@ class SPM(WordEncoder):
         # equal scores get equal ranks; of equal texts the last token counts, as in `ids`
         self._ranks: dict[str, int] = dict(zip(vocab.tokens, ranks.tolist(), strict=True))
         self._unk = vocab.roles.get("unk")
-        # Where no token has a space after another character, no merge can cross from a word
-        # into the next one's space, and words can be encoded (and cached) one by one.
-        self._has_words = not any(map(_SPACE_INSIDE.search, vocab.tokens))
+        self._words = re.compile(word_pattern(vocab.tokens))
+        self._prefix = " " if vocab.add_space_prefix else ""
 
-    def split(self, text: str) -> list[str]:
-        """Words with the spaces before them, or the whole text if tokens may span words."""
-        text = text.replace(" ", SPACE)
-        return _WORD.findall(text) if self._has_words else [text]
+    def split(self, text: str, begins: bool) -> list[str]:
+        """Words with the spaces before them."""
+        if begins:
+            text = self._prefix + text
+        return self._words.findall(text.replace(" ", SPACE))
 
     def encode_word(self, word: str) -> tuple[int, ...]:
         """Token ids of one word."""

@@ -1,37 +1,62 @@
-"""What all encoders are: a way to cut text into words, and a cached way to encode one word.
+"""What all encoders are: a way to cut text into words, and a remembered way to encode one word.
 
     class Letters(WordEncoder):
-        def split(self, text): return list(text)
+        def split(self, text, begins): return list(text)
         def encode_word(self, word): return (ord(word),)
 
-The cache holds a bounded number of words of bounded length; threads may share an encoder.
+What is remembered is a bounded number of words of bounded length; threads may share an encoder.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import lru_cache
+from collections.abc import Callable
+from itertools import chain
+from typing import TypeVar
 
-CACHED_WORDS = 1 << 15
-CACHED_CHARS = 64
+KEPT_WORDS = 1 << 15
+KEPT_CHARS = 64
+
+T = TypeVar("T")
+
+
+class Memo(dict[str, T]):
+    """Results of a pure function of a string; begins afresh when it is full.
+
+    A dictionary, since looking up what is known then stays in C: ``map(memo.__getitem__, words)``.
+    """
+
+    def __init__(self, function: Callable[[str], T]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, word: str) -> T:
+        result = self._function(word)
+        if len(word) <= KEPT_CHARS:
+            if len(self) >= KEPT_WORDS:
+                self.clear()
+            self[word] = result
+        return result
 
 
 class WordEncoder(ABC):
     """Encodes text word by word; the words of a text do not influence each other."""
 
     def __init__(self) -> None:
-        self._cached = lru_cache(CACHED_WORDS)(self.encode_word)
+        self._known = Memo(self.encode_word)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text without special tokens."""
-        cached, encode_word = self._cached, self.encode_word
-        ids: list[int] = []
-        for word in self.split(text):
-            ids += cached(word) if len(word) <= CACHED_CHARS else encode_word(word)
-        return ids
+    def encode(self, text: str, begins: bool = True) -> list[int]:
+        """Token ids of a text without special tokens.
+
+        Args:
+            text: What to encode.
+            begins: It stands first or behind a special token, where SPM puts a space.
+        """
+        words = self.split(text, begins)
+        return list(chain.from_iterable(map(self._known.__getitem__, words)))
 
     @abstractmethod
-    def split(self, text: str) -> list[str]:
+    def split(self, text: str, begins: bool) -> list[str]:
         """Cut a text into the words that `encode_word` takes."""
 
     @abstractmethod

@@ -16,7 +16,7 @@ import pytest
 
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import AllocError
-from pyggml.gguf import GGUFError, GGUFFile, GGUFStrings, ValueType, limits, reader, write_gguf
+from pyggml.gguf import GGUFError, GGUFFile, GGUFStrings, ValueType, limits, mapped, write_gguf
 from tests.pyggml.gguf.sample import (
     METADATA,
     demo_model,
@@ -68,7 +68,7 @@ def test_agrees_with_the_gguf_package(sample: Path, mmap: bool) -> None:
             assert (info.offset, info.nbytes) == (t.data_offset, t.n_bytes)
             assert f.tensor_bytes(t.name).tobytes() == t.data.tobytes()
         assert (f.data_offset, f.alignment, f.version) == (oracle.data_offset, 32, 3)
-        assert f.data.tobytes() == sample.read_bytes()
+        assert f.parts[0].data.tobytes() == sample.read_bytes()
 
 
 def test_exact_types_survive_a_copy(sample: Path, tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_views_are_read_only_and_outlive_close(sample: Path) -> None:
     f = GGUFFile(sample)
     view, tokens = f.tensor_bytes("weight"), f.get_strings("tokens")
     ids = f.get_numbers("ids.i32")
-    assert np.shares_memory(view, f.data)
-    for array in (view, f.data, ids):
+    assert np.shares_memory(view, f.parts[0].data)
+    for array in (view, f.parts[0].data, ids):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
     f.close()
@@ -352,8 +352,8 @@ def test_failures_of_the_system(sample: Path, monkeypatch: pytest.MonkeyPatch) -
         def fail(*_: object, **__: object) -> None:
             raise error
 
-        patch.setattr(reader, "MemoryMap", fail)
-        patch.setattr(reader.np, "empty", fail)
+        patch.setattr(mapped, "MemoryMap", fail)
+        patch.setattr(mapped.np, "empty", fail)
 
     with monkeypatch.context() as patch:
         fail_with(OSError(19, "No such device"))
@@ -385,5 +385,42 @@ def test_demo_model() -> None:
         assert len(f.get_strings("tokenizer.ggml.merges")) == 48_900
         assert f.get_numbers("tokenizer.ggml.token_type").shape == (49_152,)
         last = list(f.tensors.values())[-1]
-        assert last.offset + last.nbytes <= f.data.size and len(f.tensors) == 272
+        assert last.offset + last.nbytes <= f.parts[0].data.size and len(f.tensors) == 272
         assert f.value_types["llama.block_count"] is ValueType.UINT32
+
+
+def test_chunks_are_whole_blocks_and_all_of_it(sample: Path) -> None:
+    for mmap in (True, False):
+        with GGUFFile(sample, mmap=mmap) as f:
+            for name, info in f.tensors.items():
+                pieces = [piece.tobytes() for piece in f.chunks(name, 100)]
+                assert b"".join(pieces) == f.tensor_bytes(name).tobytes()
+                assert all(len(p) <= max(100, info.type.type_size) for p in pieces)
+                assert not any(len(p) % info.type.type_size for p in pieces)
+
+
+# --- overrides ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("u8", 7), ("i8", -1), ("f32", 2), ("f64", 0.5), ("yes", False), ("name", "x"), ("new", 1.5)],
+)
+def test_overrides(sample: Path, key: str, value: bool | int | float | str) -> None:
+    before = sample.read_bytes()
+    with GGUFFile(sample) as f:
+        f.override({key: value})
+        assert f.metadata[key] == value and key in f.value_types
+    assert sample.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("u8", 256), ("u8", -1), ("i8", 1.0), ("u8", True), ("yes", 1), ("name", 1)],
+        *[("tokens", "x"), ("f32", 1e300), ("f32", "x"), ("all.f4", 1.0)],
+    ],
+)
+def test_overrides_of_another_type(sample: Path, key: str, value: bool | int | float | str) -> None:
+    with GGUFFile(sample) as f, pytest.raises(GGUFError, match=f"'{key}' is .* cannot be over"):
+        f.override({key: value})

