@@ -86,6 +86,9 @@ def check_tensors(
         if "{i}" in pattern
     ]
     for pattern, name in layers + whole:  # in the order of use: memory streams from one to the next
+        ne = tensor_sizes(hparams, patterns[pattern])
+        if 0 in ne:  # experts of a model without, or what they replace
+            continue
         optional, name = name.endswith("?"), name.rstrip("?")
         info = file.tensors.get(name)
         if info is None:
@@ -95,7 +98,7 @@ def check_tensors(
                 f"{file.path}: tensor '{name}' is missing; the file is not a whole "
                 f"{hparams.arch} model"
             )
-        _check_tensor(file, info, tensor_sizes(hparams, patterns[pattern]))
+        _check_tensor(file, info, ne)
         infos[name] = info
     unknown = [n for n in file.tensors if n not in infos]
     if unknown:

@@ -21,18 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError
+from .rope import Config as Config
+from .rope import rope_factors, rope_keys
 
 Array = npt.NDArray[Any]
-Config = Mapping[str, Any]  # a parsed config.json
 Tensors = dict[str, Array]
 
 
 def _unchanged(name: str, x: Array, config: Config) -> Tensors:
     return {name: x}
-
-
-def _nothing(config: Config) -> Tensors:
-    return {}
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Convert:
     tensors: Mapping[str, str]
     keys: Callable[[Config], dict[str, Any]]
     change: Callable[[str, Array, Config], Tensors] = _unchanged
-    extra: Callable[[Config], Tensors] = _nothing
+    extra: Callable[[Config], Tensors] = rope_factors
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
     prefix: str = ""
     add_bos: bool | None = None
@@ -71,6 +68,9 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "feed_forward_length": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
     "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
     "attention.head_count_kv": ("num_key_value_heads",),
+    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
     "attention.key_length": ("head_dim",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
@@ -87,7 +87,7 @@ def base_keys(config: Config) -> dict[str, Any]:
             keys[key] = np.float32(value) if key.endswith("epsilon") else int(value)
     if "attention.key_length" in keys:
         keys["attention.value_length"] = keys["attention.key_length"]
-    return keys
+    return keys | rope_keys(config)
 
 
 def kv_heads(config: Config) -> int:

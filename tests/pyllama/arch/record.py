@@ -13,21 +13,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MethodType
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from safetensors import safe_open
 
-from .checkpoints import DATA, N_VOCAB, variants, weights
+from .checkpoints import DATA, N_VOCAB, Shapes, variants, weights, write_safetensors
 
 N_TOKENS, N_GREEDY, SPREAD, GAP = 40, 16, 1.5, 0.02
 
 
-def _bamboo(config: dict[str, Any]) -> Any:
-    """Mistral whose ReLU is on both sides, as Bamboo's own code has it."""
-    model = _model(config | {"model_type": "mistral"})
+def _bamboo(model: Any) -> Any:
+    """ReLU on both sides of Mistral's feed-forward part, as Bamboo's own code has it."""
 
     def forward(self: Any, x: Any) -> Any:
         return self.down_proj(torch.relu(self.gate_proj(x)) * torch.relu(self.up_proj(x)))
@@ -37,26 +39,28 @@ def _bamboo(config: dict[str, Any]) -> Any:
     return model
 
 
-# model types that transformers does not have
-_OWN: dict[str, Callable[[dict[str, Any]], Any]] = {"bamboo": _bamboo}
+# model types that transformers does not have: one that it has, and what makes it the other
+_OWN: dict[str, tuple[str, Callable[[Any], Any]]] = {"bamboo": ("mistral", _bamboo)}
 
 
-def _model(config: dict[str, Any]) -> Any:
-    kind = config["model_type"]
-    if kind in _OWN:
-        return _OWN[kind](config)
+def _save(config: dict[str, Any], folder: Path) -> Shapes:
+    """A checkpoint as transformers writes it; the shapes by the names in its file."""
+    kind, _ = _OWN.get(config["model_type"], (config["model_type"], None))
     rest = {k: v for k, v in config.items() if k != "model_type"}
     parsed = transformers.AutoConfig.for_model(kind, **rest)
-    # eager Falcon adds ALiBi twice, to the scores and to the mask
-    attention = "sdpa" if config.get("alibi") else "eager"
-    model = transformers.AutoModelForCausalLM.from_config(parsed, attn_implementation=attention)
-    return model.float().eval()
+    transformers.AutoModelForCausalLM.from_config(parsed).float().save_pretrained(folder)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
-def _fill(model: Any, shapes: dict[str, tuple[int, ...]], scale: float) -> None:
-    made = weights(shapes, scale)
-    for name, parameter in model.named_parameters():
-        parameter.copy_(torch.from_numpy(made[name]))
+def _load(config: dict[str, Any], folder: Path, shapes: Shapes, scale: float) -> Any:
+    """The model with the weights that the tests will give it."""
+    write_safetensors(folder / "model.safetensors", weights(shapes, scale))
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    )
+    _, change = _OWN.get(config["model_type"], ("", None))
+    return (model if change is None else change(model)).eval()
 
 
 def _logits(model: Any, tokens: list[int]) -> np.ndarray:
@@ -77,16 +81,14 @@ def _greedy(model: Any, tokens: list[int]) -> tuple[list[int], float]:
 
 
 @torch.no_grad()
-def record(name: str, config: dict[str, Any]) -> None:
-    model = _model(config)
-    shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
-    scale = 1.0
+def record(name: str, config: dict[str, Any], folder: Path) -> None:
+    shapes, scale = _save(config, folder), 1.0
     tokens = np.random.default_rng(0).integers(4, N_VOCAB, N_TOKENS).tolist()
     for _ in range(20):  # the embedding's own size may matter too
-        _fill(model, shapes, scale)
+        model = _load(config, folder, shapes, scale)
         scale *= (SPREAD / float(_logits(model, tokens).std())) ** 0.7
     scale = float(np.float32(scale))
-    _fill(model, shapes, scale)
+    model = _load(config, folder, shapes, scale)
     for seed in range(100):
         tokens = np.random.default_rng(seed).integers(4, N_VOCAB, N_TOKENS).tolist()
         greedy, gap = _greedy(model, tokens)
@@ -109,4 +111,5 @@ def record(name: str, config: dict[str, Any]) -> None:
 if __name__ == "__main__":
     for name, (_, config) in variants().items():
         if name in sys.argv[1:] or len(sys.argv) == 1:
-            record(name, config)
+            with TemporaryDirectory() as directory:
+                record(name, config, Path(directory))
