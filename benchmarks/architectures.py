@@ -3,8 +3,8 @@
     python -m benchmarks.architectures [NAME...] [--type q8_0] [--tokens 512] [--profile]
 
 A variant of the tests is blown up: random weights, the sizes below. The ratio is of multiplications
-a second (matrices and attention of the layers), since a feed-forward part without gates has fewer of them;
-both run in turns, so that a busy machine slows both.
+a second (matrices and attention of the layers), since a feed-forward part without gates has fewer
+of them. Both run in turns, so that a busy machine slows both.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Runner:
         program = self.context._compiled(len(self.tokens), 1).program
         rows = rows_of(profile(program, self.context.n_threads, 3))
         return "\n".join(
-            f"    {r['share']:6.1%} {r['us']:8.1f} us x {r['phases']:3} {r['kernels']} {r['shapes']}"
+            f"    {r['share']:6.1%} {r['us']:8.1f} us x {r['phases']:3} "
+            f"{r['kernels']} {r['shapes']}"
             for r in rows[:14]
         )
 

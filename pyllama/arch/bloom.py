@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from pyggml.tensor import Tensor
 
 from ..convert.mapping import (
@@ -73,6 +75,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "context_length": int(config.get("seq_length") or 2048),  # ALiBi has no limit of its own
         "embedding_length": int(n_embd),
         "feed_forward_length": 4 * int(n_embd),
+        "attention.layer_norm_epsilon": np.float32(1e-5),
     } | base_keys(config)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from pyggml.tensor import Tensor
 
 from ..convert.mapping import (
@@ -66,7 +68,10 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 def _keys(config: Config) -> dict[str, Any]:
     check_config(config, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
-    keys = {"feed_forward_length": 4 * int(config["n_embd"])} | base_keys(config)
+    keys = {
+        "feed_forward_length": 4 * int(config["n_embd"]),
+        "attention.layer_norm_epsilon": np.float32(1e-5),
+    } | base_keys(config)
     if not config.get("scale_attn_weights", True):
         keys["attention.scale"] = 1.0
     return keys | hidden_act(config, "gelu")

@@ -69,7 +69,7 @@ def rms_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def
 
 def _launch(low: Lowering, kernel: Kernel, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
     params = (float(norm.op_params["eps"]), 0)
-    src = (norm.src[0], *rows)
+    src = (norm.src[0], *rows, None, None)[:3]  # kernels ask for all
     launch = low.launch(kernel, dst, params, low.row_chunks(dst), src=src)
     launch.quantize_param = QUANTIZE
 
