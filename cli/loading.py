@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from .hub_options import HubOptions
 from .options import ContextOptions, ModelOptions
 from .output import note, progress_bar
+from .override_options import current_overrides
 from .overrides import Value
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def make_context(model: Model, options: ContextOptions, *, n_seq_max: int = 1) -
         n_ubatch=options.ubatch_size,
         n_seq_max=n_seq_max,
         swa_full=options.swa_full,
+        overrides=current_overrides(),
         n_threads=options.n_threads,
         n_threads_batch=options.n_threads_batch,
         type_k=GGMLType[options.cache_type_k.upper()],

@@ -25,6 +25,7 @@ import click
 from .hub_options import hub_options
 from .machine import machine_options
 from .output import note
+from .override_options import override_options
 from .overrides import Value, override_option
 from .tool import ignored_option
 
@@ -275,6 +276,7 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             is_flag=True,
             help="Keep all keys and values of layers that see only a window of tokens.",
         ),
+        override_options,
         ignored_option("-ngl", "--gpu-layers", "--n-gpu-layers", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-sm", "--split-mode", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-mg", "--main-gpu", takes_value=True, why=_ONE_DEVICE),

@@ -26,7 +26,9 @@ FLOORS = {
     **dict.fromkeys(["pyllama.errors", "pyllama.demo", "pyllama.hparams", "pyllama.loader"], 6),
     **dict.fromkeys(["pyllama.arch", "pyllama.graph", "pyllama.tokenizer", "pyllama.convert"], 6),
     **dict.fromkeys(["pyllama.model", "pyllama.context", "pyllama.batch", "pyllama.kv_cache"], 6),
-    **dict.fromkeys(["pyllama.memory", "pyllama.state", "pyllama.kv_cells"], 6),
+    **dict.fromkeys(
+        ["pyllama.memory", "pyllama.state", "pyllama.kv_cells", "pyllama.overrides"], 6
+    ),
     **dict.fromkeys(["pyllama.sparsity", "pyllama.quantize"], 6),
     "pyllama": 7,  # the runtime, and the public face
     "pyllama_cli": 8,

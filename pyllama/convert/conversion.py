@@ -93,7 +93,6 @@ def convert(
     planned: list[Planned] = []
     if not options.vocab_only:
         planned = plan_tensors(folder, read_checkpoint(folder), config, arch)
-        check_missing(folder, planned, keys["block_count"], arch)
     outtype = auto(planned) if outtype == "auto" else outtype
     matrices, file_type = OUTTYPES[outtype]
     shapes = {one.name: one.shape for one in planned}
@@ -112,6 +111,7 @@ def convert(
     with _trial(folder, metadata, planned, types) as file:
         hparams = read_hparams(file, load_tokenizer(file.metadata).n_vocab)
         if planned:
+            check_missing(folder, planned, hparams, arch)
             check_tensors(file, arch.TENSORS, hparams)
         data = {p.name: pieces(p, type) for p, type in zip(planned, types, strict=True)}
         return _write(file, metadata, path, data, options, progress)

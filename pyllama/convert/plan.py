@@ -21,6 +21,8 @@ import numpy as np
 
 from ..arch import Arch, arch_names, get_arch
 from ..errors import ModelError
+from ..hparams import HParams
+from ..loader import tensor_sizes
 from .mapping import Array, Config, Tensors
 from .stored import Stored
 
@@ -102,11 +104,13 @@ def plan_tensors(
     return sorted(planned.values(), key=lambda one: place(one.name))
 
 
-def check_missing(folder: Path, planned: list[Planned], n_layer: int, arch: Arch) -> None:
+def check_missing(folder: Path, planned: list[Planned], hparams: HParams, arch: Arch) -> None:
     """Raise ModelError for the first tensor that ``arch.TENSORS`` requires and nothing becomes."""
     have = {one.name for one in planned}
-    for pattern in arch.TENSORS:
-        for i in range(n_layer if "{i}" in pattern else 1):
+    for pattern, sizes in arch.TENSORS.items():
+        if 0 in tensor_sizes(hparams, sizes):
+            continue
+        for i in range(hparams.n_layer if "{i}" in pattern else 1):
             name = pattern.replace("{i}", str(i))
             if name.endswith("?") or name in have:
                 continue

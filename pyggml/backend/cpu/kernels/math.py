@@ -75,7 +75,7 @@ def _lower_function(low: Lowering, node: Tensor) -> None:
     assert node.op is not None
     parts, chunks = split(low, node, FUNCTION_GRAIN)
     made = unary_kernel(IDS[node.op.name.lower()], int(node.type))
-    low.launch(made, node, (parts,), chunks)
+    low.launch(made, node, (parts, 0), chunks)
 
 
 for _op in _FUNCTIONS:

@@ -1,7 +1,7 @@
-"""UNARY: one function for every element, one kernel for each kind and type.
+"""UNARY: one function for every element, with the quantization of the result.
 
-Access: rows front to back, split inside long rows. The kinds that models use vectorise; ``elu``,
-``expm1``, ``softplus`` and ``xielu`` call libm.
+There is a kernel for each kind and type. The kinds that models use vectorise; ``elu``, ``expm1``,
+``softplus`` and ``xielu`` call libm. Access: rows front to back, split inside long rows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from ....jit import Kernel, inline_strict, kernel
 from ....ops.unary import XIELU
 from ....tensor import Tensor
 from ..abi import DST, SRC0, first_row, float_param, int_param, ne, nrows, row_address
+from ..layout import Q8_BLOCK
 from ..lowering import Lowering, lowers
-from ..simd.element import put, take
+from ..simd.element import F32, put, take
 from ..simd.math import (
     abs_f32,
     exp_f32,
@@ -35,9 +36,11 @@ from ..simd.math import (
     tanh_f32,
     with_sign,
 )
+from .quantize import BLOCK, quantize_row
 from .span import columns, split
 
 GRAIN = 1024  # elements: a microsecond of exp
+QUANTIZE = 1  # parameter
 _TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 ZERO, HALF, ONE, THREE, SIX = (np.float32(v) for v in (0, 0.5, 1, 3, 6))
 
@@ -176,10 +179,10 @@ def _function(kind, x):  # type: ignore[no-untyped-def]
 
 @cache
 def unary_kernel(kind: int, fmt: int) -> Kernel:
-    """The kernel of a kind for a type. Parameter: parts of a row."""
+    """The kernel of a kind for a type. Parameters: parts of a row, where to quantize to (or 0)."""
 
     def unary(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n, parts = ne(node, DST, 0), int_param(node, 0)
+        n, parts, out = ne(node, DST, 0), int_param(node, 0), int_param(node, QUANTIZE)
         units = nrows(node, DST) * parts
         for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
             row = u // parts
@@ -187,6 +190,9 @@ def unary_kernel(kind: int, fmt: int) -> Kernel:
             x, y = row_address(node, SRC0, row), row_address(node, DST, row)
             for i in range(begin, end):
                 put(fmt, y, i, function(kind, take(fmt, x, i)))
+            if fmt == F32 and out != 0:
+                block = row * (n // BLOCK) + begin // BLOCK
+                quantize_row(y + 4 * begin, out + block * Q8_BLOCK, end - begin)
 
     made = kernel(unary)
     made.name = f"{[*IDS][kind]}_{GGMLType(fmt).name.lower()}"
@@ -234,4 +240,7 @@ def _lower_unary(low: Lowering, node: Tensor) -> None:
         numbers = [float(p[k]) for k in ("alpha_n", "alpha_p", "beta", "eps")]
         low.launch(xielu_kernel(int(node.type)), node, (parts, *numbers), chunks)
     else:
-        low.launch(unary_kernel(IDS[p["kind"]], int(node.type)), node, (parts,), chunks)
+        made = unary_kernel(IDS[p["kind"]], int(node.type))
+        launch = low.launch(made, node, (parts, 0), chunks)
+        if node.type is GGMLType.F32:
+            launch.quantize_param = QUANTIZE
