@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .hub_options import HubOptions
+from .kv_overrides import Value
 from .options import ContextOptions, ModelOptions
 from .output import note, progress_bar
 from .override_options import current_overrides
-from .overrides import Value
 
 if TYPE_CHECKING:
     from pyllama.context import Context

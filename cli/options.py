@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import click
 
 from .hub_options import hub_options
+from .kv_overrides import Value, override_kv_option
 from .machine import machine_options
 from .output import note
 from .override_options import override_options
-from .overrides import Value, override_option
 from .tool import ignored_option
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ load_options = stack(
         is_flag=True,
         help="Keep the weights as they are in the file: loads faster, computes slower.",
     ),
-    override_option,
+    override_kv_option,
     click.option(
         "--check-tensors",
         is_flag=True,

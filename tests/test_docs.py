@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,7 +91,15 @@ def test_ci_runs_readmes_second_command() -> None:
 
 
 def test_shell_blocks_use_commands_that_exist() -> None:
-    from pyllama_cli.commands import bench, completion, eval_callback, graph, perplexity, tokenize
+    from pyllama_cli.commands import (
+        bench,
+        completion,
+        eval_callback,
+        gguf,
+        graph,
+        perplexity,
+        tokenize,
+    )
 
     tools = {
         "pyllama-cli": completion,
@@ -106,7 +115,11 @@ def test_shell_blocks_use_commands_that_exist() -> None:
                 name, *args = re.findall(r"(?<!\S)(?:\"[^\"]*\"|\S+)", line.split("/bin/")[-1]) or [
                     ""
                 ]
-                if name in tools:
-                    params = tools[name].command.params
+                tool = tools[name].command if name in tools else None
+                if name == "pyllama-gguf":
+                    tool = gguf.command.get_command(click.Context(gguf.command), args[0])
+                    assert tool is not None, (page, line)
+                if tool is not None:
+                    params = tool.params
                     flags = {f for p in params for f in (*p.opts, *p.secondary_opts)}
                     assert {a for a in args if a.startswith("-")} <= flags, (page, line)

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
+from ..kv_overrides import override_kv_option
 from ..loading import load_vocab
 from ..options import model_option
 from ..output import write
-from ..overrides import override_option
 from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, version_option
 
@@ -29,7 +29,7 @@ from ..tool import Tool, version_option
 @click.option("--no-parse-special", is_flag=True, help="Read special tokens as plain text.")
 @click.option("--show-count", is_flag=True, help="Print the number of tokens too.")
 @escape_option()
-@override_option
+@override_kv_option
 @version_option()
 def command(
     model: Path | None,

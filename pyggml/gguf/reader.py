@@ -125,10 +125,12 @@ class GGUFFile:
         """
         for key, value in values.items():
             kind = self.value_types.get(key)
-            if kind is not None and not fits(kind, value):
+            simple = isinstance(value, bool | int | float | str)
+            if not simple or (kind is not None and not fits(kind, value)):
+                has = "can be int, float, bool or str" if kind is None else f"is {self._kind(key)}"
                 raise GGUFError(
-                    f"{self.path}: metadata key {key!r} is {self._kind(key)}: it cannot be "
-                    f"overridden with {type(value).__name__} {value!r:.80}"
+                    f"{self.path}: metadata key {key!r} {has}: it cannot be overridden with "
+                    f"{type(value).__name__} {value!r:.80}"
                 )
         new = {k: natural_type(v) for k, v in values.items() if k not in self.value_types}
         self.metadata = MappingProxyType({**self.metadata, **values})

@@ -86,8 +86,10 @@ def plan_split(
         tensors_in_first: False leaves only metadata in the first part.
 
     Raises:
-        GGUFError: there would be too many parts.
+        GGUFError: there would be too many parts, or they would have no name.
     """
+    if not prefix.name:
+        raise GGUFError(f"'{prefix}' is no beginning of a file name: give one such as 'model'")
     groups: list[list[str]] = [[]] if tensors_in_first else [[], []]
     size = 0
     for i, info in enumerate(file.tensors.values()):

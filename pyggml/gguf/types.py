@@ -63,7 +63,7 @@ class ValueType(IntEnum):
         return np.dtype("<" + self.code)
 
 
-_NATURAL = {
+_NATURAL = {  # a bool is an int too, so it comes first
     bool: ValueType.BOOL,
     int: ValueType.INT64,
     float: ValueType.FLOAT64,
@@ -73,7 +73,7 @@ _NATURAL = {
 
 def natural_type(value: bool | int | float | str) -> ValueType:
     """The widest type of a simple value."""
-    return _NATURAL[type(value)]
+    return next(kind for python, kind in _NATURAL.items() if isinstance(value, python))
 
 
 def fits(kind: ValueType, value: bool | int | float | str) -> bool:
@@ -83,7 +83,7 @@ def fits(kind: ValueType, value: bool | int | float | str) -> bool:
     if isinstance(value, str):
         return kind is ValueType.STRING
     if kind in (ValueType.FLOAT32, ValueType.FLOAT64):
-        return bool(np.isnan(value)) or abs(value) in (inf, 0) or abs(value) <= _most(kind)
+        return value != value or abs(value) == inf or abs(value) <= _most(kind)
     if isinstance(value, float) or not kind.code or kind is ValueType.BOOL:
         return False
     info = np.iinfo(kind.dtype)

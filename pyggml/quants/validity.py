@@ -2,8 +2,8 @@
 
     n_bad, first = count_invalid(file.tensor_bytes(name), info.type)
 
-Every format that ggml has is covered, those too that nothing here computes with. NumPy only, about
-1 GB/s; memory for a bit or two of each block.
+Every format that ggml has is covered, those too that nothing here computes with. NumPy only; it
+allocates a few bytes for each block.
 Source: ggml, ``ggml_validate_row_data`` and the block structures.
 """
 

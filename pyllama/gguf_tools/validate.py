@@ -47,14 +47,14 @@ def validate(path: str | os.PathLike[str], progress: Progress | None = None) -> 
     except GGUFError as error:  # the first fault of a container makes all that follows a guess
         report.faults.append(str(error))
         return report
-    try:
-        with file:
-            report.faults += _vocabulary(file)
-            _architecture(file, report)
-            report.faults += check_data(file, progress)
-            report.n_tensors = len(file.tensors)
-    except GGUFError as error:
-        report.faults.append(str(error))
+    with file:
+        report.n_tensors = len(file.tensors)
+        checks = (_vocabulary(file), _architecture(file, report.notes), check_data(file, progress))
+        for check in checks:
+            try:
+                report.faults += check
+            except PyggmlError as error:  # metadata of another type: the other checks go on
+                report.faults.append(str(error).removeprefix(f"{path}: "))
     return report
 
 
@@ -72,22 +72,18 @@ def _vocabulary(file: GGUFFile) -> Iterator[str]:
             yield f"{key} is {value!r:.40}, the vocabulary has {n} tokens"
 
 
-def _architecture(file: GGUFFile, report: Report) -> None:
+def _architecture(file: GGUFFile, notes: list[str]) -> Iterator[str]:
     """Hyperparameters, and shapes against them, where the architecture is one that we know."""
     if not file.tensors:
-        report.notes.append("shapes are not checked: there are no tensors (a vocabulary only)")
+        notes.append("shapes are not checked: there are no tensors (a vocabulary only)")
         return
     try:
         patterns = get_arch(file.get_str("general.architecture")).TENSORS
     except (ModelError, GGUFError) as error:
-        report.notes.append(f"shapes are not checked: {error}")
+        notes.append(f"shapes are not checked: {error}")
         return
     if _TOKENS not in file.metadata:
-        report.notes.append(f"shapes are not checked: there is no {_TOKENS}")
+        notes.append(f"shapes are not checked: there is no {_TOKENS}")
         return
-    try:
-        hparams = read_hparams(file, len(file.get_strings(_TOKENS)))
-    except PyggmlError as error:
-        report.faults.append(str(error).removeprefix(f"{file.path}: "))
-        return
-    report.faults += match_tensors(file, patterns, hparams)[1]
+    hparams = read_hparams(file, len(file.get_strings(_TOKENS)))
+    yield from match_tensors(file, patterns, hparams)[1]

@@ -4,8 +4,8 @@
     state.update(data)
     state.hexdigest()                              # '44bc2cf5ad770999' of b"abc"
 
-Behaves like an object of `hashlib`. About 10 GB/s: the main loop is compiled, at the first use on a
-machine. It protects from accidents, not from forgery.
+Behaves like an object of `hashlib`; the main loop is compiled at the first use on a machine. It
+protects from accidents, not from forgery.
 Source: the XXH64 specification of the xxHash project.
 """
 

@@ -125,3 +125,29 @@ def test_prompts(tmp_path: Path) -> None:
     assert whole.text(b"from stdin") == "from stdin"
     with pytest.raises(OSError):
         text("-f", str(tmp_path / "missing"))
+
+
+def test_overrides_of_metadata() -> None:
+    quoted = '"s=str:with, a comma",n=float:2.5'
+    options = take("--override-kv", "a=int:-3,b=bool:false", "--override-kv", quoted)
+    model = ModelOptions.take(options)
+    assert model.override_kv == {"a": -3, "b": False, "s": "with, a comma", "n": 2.5}
+    assert type(model.override_kv["b"]) is bool and not model.check_tensors
+    assert ModelOptions.take(take("--check-tensors")).check_tensors
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a", "'a' is not KEY=TYPE:VALUE"),
+        ("a=u8:1", "TYPE one of int, float, bool, str"),
+        ("a=int:1.5", "'1.5' is not of type int"),
+        ("a=bool:1", "'1' is not of type bool"),
+        ('"a=str:x', "is not a list with commas"),
+    ],
+)
+def test_overrides_that_are_none(text: str, message: str) -> None:
+    result = CliRunner().invoke(
+        click.command("x", cls=Tool)(model_options(lambda **_: None)), ["--override-kv", text]
+    )
+    assert result.exit_code == 2 and message in result.stderr

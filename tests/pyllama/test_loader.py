@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError, GGUFError
-from pyggml.gguf import GGUFFile, write_gguf
+from pyggml.gguf import GGUFFile, plan_split, write_gguf, write_split
 from pyggml.quants import quantize
-from pyllama import Batch, Context, Model
+from pyllama import Batch, Context, Llama, Model
 from pyllama.errors import ModelError
 
 from .models import Spec, Weights, random_weights, tokenizer, write_model
@@ -154,3 +155,52 @@ def test_weights_outlive_the_model(tmp_path: Path) -> None:
     with Model.load(write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC))) as model:
         tensor = model.weights["token_embd.weight"]
     assert model.weights == {} and np.isfinite(tensor.bytes().view(np.float32)).all()
+
+
+# --- parts, overrides, checked weights ------------------------------------------------------------
+
+
+def logits(model: Model) -> np.ndarray:
+    context = Context(model, n_ctx=64, n_threads=1)
+    context.decode(Batch([5, 6, 7], logits=[False, False, True]))
+    return context.logits.copy()
+
+
+@pytest.mark.parametrize("repack", [True, False])
+def test_a_model_in_parts(tmp_path: Path, repack: bool) -> None:
+    path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC), Q4_0)
+    with GGUFFile(path) as f:
+        plans = plan_split(f, tmp_path / "x", max_tensors=7)
+        write_split(f, plans)
+    whole, parts = (Model.load(p, repack=repack) for p in (path, plans[0].path))
+    assert parts.n_params == whole.n_params and parts.size_bytes == whole.size_bytes
+    np.testing.assert_array_equal(logits(parts), logits(whole))
+    plans[1].path.unlink()
+    with pytest.raises(GGUFError, match="part 2 of 3 is missing"):
+        Model.load(plans[0].path)
+
+
+def test_overrides_are_what_the_file_would_say(tmp_path: Path) -> None:
+    weights = random_weights(SPEC)
+    path = write_model(tmp_path / "x.gguf", SPEC, weights)
+    other = write_model(tmp_path / "y.gguf", replace(SPEC, freq_base=100.0, n_ctx=99), weights)
+    overrides = {"llama.rope.freq_base": 100.0, "llama.context_length": 99}
+    model = Model.load(path, kv_overrides=overrides)
+    assert model.hparams == Model.load(other).hparams
+    np.testing.assert_array_equal(logits(model), logits(Model.load(other)))
+    assert not np.array_equal(logits(model), logits(Model.load(path)))
+    llama = Llama(path, kv_overrides=overrides, verbose=False)
+    assert llama.metadata["llama.context_length"] == "99" and llama.model.hparams == model.hparams
+    vocabulary = Model.load(path, vocab_only=True, kv_overrides={"tokenizer.chat_template": "x"})
+    assert vocabulary.metadata["tokenizer.chat_template"] == "x"
+    with pytest.raises(GGUFError, match=r"'llama.context_length' is UINT32 256: it cannot be over"):
+        Model.load(path, kv_overrides={"llama.context_length": "long"})
+
+
+def test_weights_are_checked_on_demand(tmp_path: Path) -> None:
+    weights = random_weights(SPEC)
+    weights["blk.1.ffn_norm.weight"][3] = np.inf
+    path = write_model(tmp_path / "x.gguf", SPEC, weights, Q4_0)
+    Model.load(path)
+    with pytest.raises(ModelError, match=r"'blk.1.ffn_norm.weight' \(F32\): 1 of 64 NaN"):
+        Model.load(path, check_tensors=True)

@@ -7,6 +7,7 @@ pyllama-gguf diff --json --no-values x-f16.gguf x-q8_0.gguf
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-values", is_flag=True, help="Compare metadata, types and shapes only.")
 @version_option()
-@click.pass_context
-def command(ctx: click.Context, a: Path, b: Path, as_json: bool, no_values: bool) -> None:
+def command(a: Path, b: Path, as_json: bool, no_values: bool) -> None:
     """Compare the files A and B. Exit code 1 where they differ."""
     from pyggml.gguf import GGUFFile
     from pyllama.gguf_tools.diff import diff
@@ -42,7 +42,7 @@ def command(ctx: click.Context, a: Path, b: Path, as_json: bool, no_values: bool
         for line in _text(found):
             write(line + "\n")
     if not found.same:
-        ctx.exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def _text(found: Diff) -> Iterator[str]:
@@ -98,10 +98,14 @@ def _plain(found: Diff) -> dict[str, Any]:
             "equal": found.n_equal,
         },
         "values": {
-            name: {"n_changed": v.n_changed, "max_abs": v.max_abs, "nmse": v.nmse}
+            name: {"n_changed": v.n_changed, "max_abs": _finite(v.max_abs), "nmse": _finite(v.nmse)}
             for name, v in found.values.items()
         },
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no NaN
 
 
 def _value(value: Any) -> Any:

@@ -7,7 +7,7 @@ pyllama-gguf dump --json --no-tensors x.gguf
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,7 @@ def _part(tensor: dict[str, Any]) -> str:
     return str(tensor.get("part", 0) + 1)
 
 
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     yield f"| {' | '.join(heads)} |"
     yield "|" + "---|" * len(heads)
     for row in rows:

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 @click.option("-c", "--check", "manifest", type=click.Path(path_type=Path), metavar="FILE",
               help="Compare with hashes that were printed before.")  # fmt: skip
 @version_option()
-@click.pass_context
 def command(
-    ctx: click.Context,
     model: Path,
     all_kinds: bool,
     no_layer: bool,
@@ -58,7 +56,7 @@ def command(
             write(f"{found.kind:8}  {found.digest}  {where}{ending}\n")
     if manifest is not None and (n_bad or not n_good):
         note(f"error: {model}: {n_bad} hashes differ from {manifest}, {n_good} are the same")
-        ctx.exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def _verdict(found: Digest, wanted: dict[tuple[str, str | None], str]) -> str:

@@ -99,7 +99,8 @@ def _changed(file: GGUFFile, old: dict[str, Any], options: dict[str, Any]) -> di
     for name, id in options["special_token_by_id"]:
         edit.check_token_id(file, id)
         metadata[edit.special_token_key(name)] = np.uint32(id)
-    return metadata | options["settings"]
+    metadata |= options["settings"]
+    return metadata
 
 
 def _template(options: dict[str, Any]) -> Any:
@@ -132,6 +133,6 @@ def _say_changes(old: dict[str, Any], new: dict[str, Any]) -> None:
         if key not in new:
             note(f"removed {key}")
         elif key not in old:
-            note(f"added {key} = {new[key]!r:.80}")
+            note(f"added {key} = {new[key]!s:.80}")
         elif new[key] is not old[key]:
-            note(f"changed {key}: {old[key]!r:.80} -> {new[key]!r:.80}")
+            note(f"changed {key}: {old[key]!s:.80} -> {new[key]!s:.80}")

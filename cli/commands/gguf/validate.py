@@ -17,8 +17,7 @@ from .files import gguf_argument
 @click.command("validate", cls=Tool)
 @gguf_argument()
 @version_option()
-@click.pass_context
-def command(ctx: click.Context, model: Path) -> None:
+def command(model: Path) -> None:
     """Check MODEL: its layout, its shapes and all weights. Exit code 1 where there is a fault."""
     from pyllama.gguf_tools.validate import validate
 
@@ -30,5 +29,5 @@ def command(ctx: click.Context, model: Path) -> None:
         write(fault + "\n")
     if report.faults:
         note(f"error: {model}: faults: {len(report.faults)}")
-        ctx.exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
     write(f"{model}: no faults in {report.n_tensors} tensors\n")

@@ -40,14 +40,15 @@ def parse_overrides(
                 raise click.BadParameter(
                     f"{item!r} is not KEY=TYPE:VALUE, TYPE one of {', '.join(_READ)}."
                 )
+            key, kind, value = match.groups()
             try:
-                found[match[1]] = _READ[match[2]](match[3])
+                found[key] = _READ[kind](value)
             except (ValueError, KeyError):
-                raise click.BadParameter(f"{item!r}: {match[3]!r} is not a {match[2]}.") from None
+                raise click.BadParameter(f"{item!r}: {value!r} is not of type {kind}.") from None
     return found
 
 
-def override_option(function: Any) -> Any:
+def override_kv_option(function: Any) -> Any:
     """``--override-kv``."""
     return click.option(
         "--override-kv",

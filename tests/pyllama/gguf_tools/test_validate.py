@@ -1,0 +1,111 @@
+"""Validation: every fault that is put into a good file is named, and a good file has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from pyggml.dtype import GGMLType
+from pyggml.gguf import GGUFFile, write_gguf
+from pyllama.gguf_tools.validate import validate
+
+from ..models import Spec, Weights, random_weights, write_model
+
+SPEC = Spec(n_ff=64)
+Change = Callable[[Weights], Weights]
+
+
+def good(path: Path, weights: Weights | None = None, **metadata: Any) -> Path:
+    keys = {key.replace("__", "."): value for key, value in metadata.items()}
+    return write_model(path, SPEC, weights or random_weights(SPEC), GGMLType.Q4_0, keys)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "x.gguf"
+
+
+def spoil(path: Path, name: str, at: int, value: bytes) -> None:
+    """Write over bytes of a tensor."""
+    with GGUFFile(path) as f:
+        start = f.tensors[name].offset + at
+    data = bytearray(path.read_bytes())
+    data[start : start + len(value)] = value
+    path.write_bytes(data)
+
+
+def test_a_good_file_has_no_fault(path: Path) -> None:
+    done: list[float] = []
+    report = validate(good(path), done.append)
+    assert (report.faults, report.notes, report.n_tensors) == ([], [], 20)
+    assert done == sorted(done) and done[-1] == 1
+
+
+def test_all_bad_weights_are_found(path: Path) -> None:
+    good(path)
+    spoil(path, "blk.0.attn_norm.weight", 8, np.float32(np.nan).tobytes())
+    spoil(path, "blk.1.ffn_up.weight", 18 * 5, np.float16(-np.inf).tobytes())
+    spoil(path, "blk.1.ffn_up.weight", 18 * 9, np.float16(np.nan).tobytes())
+    assert validate(path).faults == [
+        "tensor 'blk.0.attn_norm.weight' (F32): 1 of 32 NaN or infinite, the first at 2",
+        "tensor 'blk.1.ffn_up.weight' (Q4_0): 2 of 64 blocks with an illegal scale, the first at 5",
+    ]
+
+
+def test_all_wrong_shapes_are_found(path: Path) -> None:
+    weights = random_weights(SPEC)
+    weights["blk.0.attn_q.weight"] = np.ones((64, 32), np.float32)
+    weights["odd.weight"] = weights.pop("blk.1.ffn_down.weight")
+    faults = "\n".join(validate(good(path, weights)).faults)
+    for text in ("'blk.0.attn_q.weight' has sizes", "'blk.1.ffn_down.weight' is missing", "odd"):
+        assert text in faults
+
+
+@pytest.mark.parametrize(
+    ("metadata", "fault"),
+    [
+        ({"tokenizer__ggml__bos_token_id": 261}, "bos_token_id is 261, the vocabulary has 261"),
+        ({"tokenizer__ggml__scores": np.zeros(3, np.float32)}, "scores has 3 entries for 261"),
+        ({"tokenizer__ggml__token_type": "x"}, "token_type' is STRING"),
+        ({"llama__attention__head_count": 0}, "attention.head_count = 0"),
+    ],
+)
+def test_metadata(path: Path, metadata: dict[str, Any], fault: str) -> None:
+    assert any(fault in line for line in validate(good(path, **metadata)).faults)
+
+
+def test_what_is_no_model_we_know_is_checked_as_far_as_it_goes(path: Path) -> None:
+    values = np.array([1, np.inf], np.float32)
+    for metadata, note in (
+        ({"general.architecture": "clip"}, "clip"),
+        ({"general.architecture": "llama"}, "there is no tokenizer.ggml.tokens"),
+    ):
+        write_gguf(path, metadata, {"w": values})
+        report = validate(path)
+        assert len(report.faults) == 1 and "NaN or infinite" in report.faults[0]
+        assert note in report.notes[0]
+    write_gguf(path, {}, {})
+    report = validate(path)
+    assert not report.faults and "there are no tensors" in report.notes[0]
+
+
+def test_a_type_that_is_not_run_here_is_no_fault(path: Path) -> None:
+    """Rows of 256: a K-quantized matrix is legal wherever its shape is."""
+    spec = Spec(n_embd=256, n_ff=256)
+    weights = random_weights(spec)
+    name = "blk.0.ffn_up.weight"
+    with GGUFFile(write_model(path, spec, weights, GGMLType.F16)) as f:
+        tensors: dict[str, Any] = {
+            n: (f.tensor_bytes(n).tobytes(), t.type, t.ne[: t.n_dims]) for n, t in f.tensors.items()
+        }
+        metadata = f.typed_metadata()
+    kind = gguf.GGMLQuantizationType.Q4_K
+    n_bytes = gguf.quant_shape_to_byte_shape((256, 256), kind)
+    tensors[name] = (np.zeros(n_bytes, np.uint8), GGMLType.Q4_K, (256, 256))
+    write_gguf(path, metadata, tensors)
+    assert not validate(path).faults
