@@ -14,6 +14,7 @@ from pyllama.convert.mapping import Array, Config, Convert, Tensors
 from pyllama.convert.plan import Planned, check_missing, find_arch, plan_tensors
 from pyllama.convert.safetensors import read_safetensors
 from pyllama.errors import ModelError
+from pyllama.hparams import HParams
 
 from .folders import write_safetensors
 
@@ -51,6 +52,9 @@ CONVERT = Convert(
     ("Mine",), NAMES, lambda config: {}, change, extra=extra, ignored=("*.inv_freq",), prefix="m."
 )
 ARCH = cast(Arch, SimpleNamespace(TENSORS=TENSORS, CONVERT=CONVERT))
+
+
+HPARAMS = cast(HParams, SimpleNamespace(n_layer=2, n_embd=4, n_ff=6, n_expert=3, n_vocab=8))
 
 
 def checkpoint(n_layer: int = 2, n_expert: int = 3) -> dict[str, np.ndarray]:
@@ -118,7 +122,7 @@ def test_tensors_that_are_wrong(tmp_path: Path) -> None:
 
     def refused(tensors: dict[str, np.ndarray], message: str) -> None:
         with pytest.raises(ModelError, match=message):
-            check_missing(tmp_path, plan(tmp_path, tensors), 2, ARCH)
+            check_missing(tmp_path, plan(tmp_path, tensors), HPARAMS, ARCH)
 
     refused(good | {"m.layers.0.gate.weight": x}, "'m.layers.0.gate.weight' has no place in a Mine")
     refused(good | {"m.layers.01.norm.weight": x}, "has no place")
