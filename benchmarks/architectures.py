@@ -89,9 +89,12 @@ class Runner:
         model = Model.load(path)
         self.context = Context(model, n_ctx=N_CTX)
         self.tokens = np.random.default_rng(0).integers(4, N_VOCAB, n_tokens).tolist()
-        layers = (t for n, t in model.weights.items() if n.startswith("blk.") and t.n_dims > 1)
-        attention = (n_tokens + 1) * model.hparams.n_embd_q * model.hparams.n_layer
-        self.macs = n_tokens * (sum(t.nelements for t in layers) + attention)
+        hp = model.hparams
+        layers = [t for n, t in model.weights.items() if n.startswith("blk.")]
+        attention = (n_tokens + 1) * hp.n_embd_q * hp.n_layer
+        matrices = sum(t.nelements for t in layers if t.n_dims == 2)
+        experts = sum(t.nelements for t in layers if t.n_dims == 3) * hp.n_expert_used
+        self.macs = n_tokens * (matrices + experts // max(1, hp.n_expert) + attention)
         self.run()
 
     def run(self) -> float:
