@@ -68,11 +68,13 @@ _RANGES = {
     "n_swa": (0, 1 << 30),
     "swa_period": (0, 4096),
     "n_expert": (0, 4096),
+    "n_embd_token": (0, 1 << 20),
 }
 _FLOATS = (  # larger than 0; and those that may be 0
     ("norm_eps", "rope_freq_base", "rope_attn_factor", "yarn_attn_factor", "yarn_beta_fast",
      "yarn_beta_slow", "expert_weights_scale"),
-    ("rope_freq_base_swa", "attn_scale", "attn_logit_softcap", "final_logit_softcap"),
+    ("rope_freq_base_swa", "attn_scale", "attn_logit_softcap", "final_logit_softcap",
+     "max_alibi_bias", "clamp_kqv"),
 )  # fmt: skip
 _MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30  # float32 holds it, and its inverse; nan is outside
 
@@ -230,6 +232,8 @@ def _check_heads(file: GGUFFile, hp: HParams) -> None:
         file, hp.arch, hp.n_head % hp.n_head_kv == 0,
         f"{hp.n_head} heads over {hp.n_head_kv} key-value heads", "a multiple",
     )  # fmt: skip
+    still = hp.max_alibi_bias or get_arch(hp.arch).HPARAMS.get("n_rot") == 0
+    _check(file, hp.arch, hp.n_rot > 0 or bool(still), "nothing rotated", "positions to tell")
     _check(
         file, hp.arch, hp.n_rot <= hp.head_dim and hp.n_rot % 2 == 0 and hp.head_dim % 8 == 0,
         f"head size {hp.head_dim}, {hp.n_rot} rotated",

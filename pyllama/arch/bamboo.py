@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from pyggml.tensor import Tensor
 
-from ..convert.mapping import Config
 from ..graph.builder import GraphBuilder
 from . import llama
 
@@ -23,13 +22,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return llama.decoder(b, "relu", up_act="relu")
 
 
-def _keys(config: Config) -> dict[str, object]:
-    keys = llama.CONVERT.keys(config)
-    keys.pop("hidden_act", None)
-    return keys
-
-
-CONVERT = replace(llama.CONVERT, models=("BambooForCausalLM",), keys=_keys)
+CONVERT = replace(llama.CONVERT, models=("BambooForCausalLM",))
 TINY = {
     "bamboo": llama.TINY["llama"]
     | {"architectures": ["BambooForCausalLM"], "model_type": "bamboo", "hidden_act": "relu"}

@@ -66,9 +66,10 @@ def _keys(config: Config) -> dict[str, Any]:
     attn = config.get("attn_config") or {}
     check_config(attn, qk_ln=False, rope=False, prefix_lm=False)
     d_model = int(config["d_model"])
-    keys = {"feed_forward_length": int(config.get("expansion_ratio", 4) * d_model)}
-    keys |= base_keys(config)
-    keys["attention.layer_norm_epsilon"] = np.float32(config.get("layer_norm_epsilon") or 1e-5)
+    keys = {
+        "feed_forward_length": int(config.get("expansion_ratio", 4) * d_model),
+        "attention.layer_norm_epsilon": np.float32(1e-5),
+    } | base_keys(config)
     if attn.get("kv_n_heads"):
         keys["attention.head_count_kv"] = int(attn["kv_n_heads"])
     for key, value in (

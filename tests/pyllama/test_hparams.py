@@ -106,6 +106,36 @@ def test_a_value_out_of_range(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert "\n" not in message and "x.gguf" in message and "want" in message
 
 
+OWN = {  # keys that only some architectures read
+    "gpt2": {"attention.scale": "float", "attention.layer_norm_epsilon": "float"},
+    "mpt": {"attention.max_alibi_bias": "float", "attention.clamp_kqv": "float"},
+    "opt": {"token_embedding_length": "int", "attention.post_norm": "bool"},
+    "falcon": {"attention.max_alibi_bias": "float", "use_parallel_residual": "bool"},
+}
+HOSTILE: dict[str, list[Any]] = {
+    "float": [*(f64(x) for x in ("nan", "inf", "-inf", "-1", "1e-300", "1e300")), "much"],
+    "int": [-1, 1 << 31, 1 << 62, "many", 0.5],
+    "bool": [2, "yes", 0.0],
+}
+CASES = [
+    (arch, key, value)
+    for arch, keys in OWN.items()
+    for key, kind in keys.items()
+    for value in HOSTILE[kind]
+]
+
+
+@pytest.mark.parametrize(("arch", "key", "value"), CASES, ids=lambda x: str(x))
+def test_keys_of_some_architectures(tmp_path: Path, arch: str, key: str, value: Any) -> None:
+    metadata = {k.replace("llama.", f"{arch}."): v for k, v in Spec().metadata().items()}
+    metadata |= {"general.architecture": arch}
+    assert read(tmp_path / "x.gguf", metadata).arch == arch
+    with pytest.raises((ModelError, GGUFError)) as error:
+        read(tmp_path / "x.gguf", metadata | {f"{arch}.{key}": value})
+    message = str(error.value)
+    assert "\n" not in message and "x.gguf" in message and ("want" in message or key in message)
+
+
 @pytest.mark.parametrize(
     "changes", [{"block_count": "two"}, {"block_count": 2.0}, {"feed_forward_length": [48, 48]}]
 )
