@@ -55,7 +55,8 @@ def _save(config: dict[str, Any], folder: Path) -> Shapes:
 
 def _load(config: dict[str, Any], folder: Path, shapes: Shapes, scale: float) -> Any:
     """The model with the weights that the tests will give it."""
-    write_safetensors(folder / "model.safetensors", weights(shapes, scale))
+    made = weights(config["model_type"], shapes, scale)
+    write_safetensors(folder / "model.safetensors", made)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     )
