@@ -29,6 +29,7 @@ from pyllama import Batch, Context, Model
 from pyllama.arch import get_arch
 from pyllama.bench import cpu_info
 from pyllama.convert import convert
+from pyllama.convert.outtype import type_of
 from pyllama.hparams import HParams, read_hparams
 from pyllama.loader import tensor_sizes
 from tests.pyllama.arch.checkpoints import N_VOCAB, variants, write_checkpoint
@@ -57,6 +58,8 @@ def blown_up(folder: Path, name: str, type: GGMLType) -> Path:
         "attention.value_length": N_EMBD // N_HEAD,
         "block_count": N_LAYER,
     }
+    if old.n_expert:
+        sizes["expert_feed_forward_length"] = N_FF // old.n_expert_used
     if old.n_head_kv == 1 < old.n_head:
         sizes["attention.head_count_kv"] = 1
     if old.n_rot:
@@ -77,7 +80,7 @@ def _tensors(hp: HParams, names: set[str], type: GGMLType) -> dict[str, Any]:
                 continue
             ne = tensor_sizes(hp, sizes)
             x = rng.uniform(-1, 1, ne[::-1]).astype(np.float32) / np.sqrt(ne[0])
-            kind = type if len(ne) > 1 and ne[0] % type.block_size == 0 else GGMLType.F32
+            kind = type_of(name, ne[::-1], type)
             made[name.replace("{i}", str(i))] = (quantize(x, kind), kind, ne)
     return made
 
@@ -89,9 +92,10 @@ class Runner:
         model = Model.load(path)
         self.context = Context(model, n_ctx=N_CTX)
         self.tokens = np.random.default_rng(0).integers(4, N_VOCAB, n_tokens).tolist()
+        hp = model.hparams
         layers = (t for n, t in model.weights.items() if n.startswith("blk.") and t.n_dims > 1)
-        attention = (n_tokens + 1) * model.hparams.n_embd_q * model.hparams.n_layer
-        self.macs = n_tokens * (sum(t.nelements for t in layers) + attention)
+        used = sum(t.ne[0] * t.ne[1] * min(t.ne[2], hp.n_expert_used or 1) for t in layers)
+        self.macs = n_tokens * (used + (n_tokens + 1) * hp.n_embd_q * hp.n_layer)
         self.run()
 
     def run(self) -> float:

@@ -136,7 +136,7 @@ _TINY = {
     "hidden_activation": "gelu_pytorch_tanh",
     "rms_norm_eps": 1e-6,
     "sliding_window": 16,
-    "query_pre_attn_scalar": 256,
+    "query_pre_attn_scalar": 32,
 }
 TINY = {
     "gemma3": {**_TINY, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},

@@ -23,6 +23,7 @@ from pyllama.arch import arch_names, get_arch
 DATA = Path(__file__).parents[2] / "data"
 N_VOCAB = 512
 _SENTENCEPIECE = {"llama", "mistral", "mixtral", "bamboo", "gemma3_text"}  # model types
+_ADD_ONE = {"gemma3_text"}  # the norms of these add 1 to their weights
 _TOKENIZER_FILES = {"llama": ("tokenizer.model",), "gpt2": ("vocab.json", "merges.txt")}
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -49,12 +50,13 @@ def shapes_of(record: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(shape) for name, shape in found.items()}
 
 
-def weights(shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
+def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
     """A checkpoint's parameters, float32, each from a generator that its name seeds.
 
     Biases and the weights of norms are random too, so nothing that is forgotten goes unnoticed.
 
     Args:
+        kind: the model type.
         scale: of the embedding and the output matrix, which decides how far logits spread.
     """
     made = {}
@@ -64,7 +66,7 @@ def weights(shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
         if len(shape) > 1:
             x *= np.sqrt(3 / min(shape[-2:])) * (scale if N_VOCAB in shape else 1.0)
         else:
-            x = x / 2 + (0 if name.endswith("bias") else 1)
+            x = x / 2 + (0 if name.endswith("bias") or kind in _ADD_ONE else 1)
         made[name] = x.astype(np.float32)
     return made
 
@@ -87,7 +89,7 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     record = recorded(name)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    made = weights(shapes_of(record), float(record["scale"]))
+    made = weights(config["model_type"], shapes_of(record), float(record["scale"]))
     write_safetensors(folder / "model.safetensors", made)
     tokenizer = "llama" if config["model_type"] in _SENTENCEPIECE else "gpt2"
     for file in _TOKENIZER_FILES[tokenizer]:
