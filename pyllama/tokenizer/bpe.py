@@ -9,11 +9,12 @@ encoding is pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
+from .boundaries import SPACE, Joints, word_pattern
 from .characters import LOWER, WHITE
 from .merge import merge
-from .pretokenize import word_cutters
-from .spaces import SPACE, word_pattern
+from .pretokenize import Cutter, word_cutters
 from .vocab import Vocab
 from .words import WordEncoder
 
@@ -45,13 +46,17 @@ class BPE(WordEncoder):
         self._pre = pre
         self._ids = vocab.ids
         self._lowercase = vocab.lowercase and pre.drop_spaces
+        self._cut_word: Callable[[str], list[str]]
         n = len(vocab.merges)
         # reversed, so that of equal merges the first one's rank stays
         self._ranks = dict(zip(reversed(vocab.merges), range(n - 1, -1, -1), strict=True))
-        regexes = pre.regexes
-        if not pre.byte_level:
-            regexes += (word_pattern(merge.replace(" ", "") for merge in vocab.merges),)
-        self._cut_text, self._cut_word = word_cutters(regexes)
+        if pre.byte_level:
+            self._cut_text, self._cut_word = word_cutters(pre.regexes)
+        else:
+            merged = [merge.replace(" ", "") for merge in vocab.merges]
+            self._cut_text = Cutter((*pre.regexes, word_pattern(merged)))
+            # a run of newlines may be a token that no merge makes
+            self._cut_word = Joints([*merged, "\n\n"]).cut
 
     def split(self, text: str, begins: bool) -> list[str]:
         """Words of a text, in its own spelling."""
@@ -65,14 +70,12 @@ class BPE(WordEncoder):
             text = _LINE_WITHOUT_SPACE.sub(SPACE, text)
         return self._cut_text(text)
 
-    def encode_word(self, word: str) -> tuple[int, ...]:
-        """Token ids of one word."""
-        ids: list[int] = []
-        for piece in self._cut_word(word):
-            ids += self._encode_piece(piece)
-        return tuple(ids)
+    def cut(self, word: str) -> list[str]:
+        """Pieces of a word."""
+        return self._cut_word(word)
 
-    def _encode_piece(self, piece: str) -> list[int]:
+    def encode_piece(self, piece: str) -> list[int]:
+        """Token ids of one piece."""
         pre, ids = self._pre, self._ids
         if pre.byte_level:
             piece = piece.encode().decode("latin-1").translate(CHAR_OF_BYTE)

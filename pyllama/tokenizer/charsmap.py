@@ -40,8 +40,9 @@ class Charsmap:
         self._nodes, self._texts = _read(packed)
         self._known = Memo(self._rewrite)
         # Text that is ASCII alone takes a shortcut: there, no rule spans two characters.
-        self._ascii = {code: self._rewrite(chr(code)) for code in range(1, _N_ASCII)}
-        self._has_shortcut = not any(map(self._goes_on_in_ascii, range(1, _N_ASCII)))
+        codes = range(1, _N_ASCII) if self._nodes else ()
+        self._ascii = {code: self._rewrite(chr(code)) for code in codes}
+        self._has_shortcut = not any(map(self._goes_on_in_ascii, codes))
 
     def normalize(self, text: str) -> str:
         """The text with every rule applied once, from the left.
@@ -76,7 +77,7 @@ class Charsmap:
     def _longest(self, data: bytes, start: int) -> tuple[int, bytes]:
         """End and replacement of the longest rule at ``start``; ``start`` itself if none fits."""
         end, value = start, 0
-        at = self._base(0) if self._nodes else 0
+        at = self._base(0)
         for i in range(start, len(data)):
             at ^= data[i]
             node = self._node(at)
@@ -95,8 +96,6 @@ class Charsmap:
 
     def _goes_on_in_ascii(self, code: int) -> bool:
         """Whether a rule, or a part of one, begins with this character and another of ASCII."""
-        if not self._nodes:
-            return False
         at = self._base(0) ^ code
         if self._node(at) & (_IS_VALUE | 0xFF) != code:
             return False

@@ -9,13 +9,30 @@ A stream keeps at most three bytes back.
 from __future__ import annotations
 
 import codecs
+import re
 from typing import Protocol
 
+from .boundaries import SPACE
 from .bpe import BYTE_OF_CHAR
 from .rwkv import unescape
-from .spaces import SPACE
 from .special import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from .vocab import Vocab
+
+_CLEANING = (
+    (re.compile(r" (?=[?!.,])"), ""),
+    (re.compile(" ' "), "'"),
+    (re.compile(" (?='(?:[sm]|re|ve))"), ""),
+)
+
+
+def clean(text: str) -> str:
+    """A text without the spaces before punctuation and English endings.
+
+    Source: llama.cpp, ``llama_vocab::impl::detokenize``.
+    """
+    for pattern, replacement in _CLEANING:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def token_bytes(vocab: Vocab, token: int) -> bytes:

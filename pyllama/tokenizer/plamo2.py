@@ -46,13 +46,13 @@ class Plamo2(WordEncoder):
         """The whole text: tokens reach across words."""
         return [text.removeprefix("\ufeff")]
 
-    def encode_word(self, word: str) -> tuple[int, ...]:
+    def encode_piece(self, piece: str) -> list[int]:
         """Token ids of a text: of equally cheap ways the one with the longer tokens."""
-        costs = [0] * (len(word) + 1)
-        best: list[tuple[int, int]] = [(0, -1)] * len(word)
-        for start in reversed(range(len(word))):
+        costs = [0] * (len(piece) + 1)
+        best: list[tuple[int, int]] = [(0, -1)] * len(piece)
+        for start in reversed(range(len(piece))):
             cost, found = math.inf, (start + 1, -1)
-            for end, token in self._matcher.at(word, start):
+            for end, token in self._matcher.at(piece, start):
                 if costs[end] + self._costs[token] < cost:
                     cost, found = costs[end] + self._costs[token], (end, token)
             if costs[start + 1] - _UNKNOWN < cost:
@@ -60,11 +60,11 @@ class Plamo2(WordEncoder):
             costs[start], best[start] = int(cost), found
         ids: list[int] = []
         start = 0
-        while start < len(word):
+        while start < len(piece):
             end, token = best[start]
-            ids += [self._bytes[byte] for byte in word[start].encode()] if token < 0 else [token]
+            ids += [self._bytes[byte] for byte in piece[start].encode()] if token < 0 else [token]
             start = end
-        return tuple(ids)
+        return ids
 
 
 def _whole(score: float) -> int:

@@ -258,6 +258,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = _families(
         "mmbert",
         PreTokenizer(
             (_LINES, "\u2581[^\u2581]*"),
+            originals=("\u2581[^\u2581]*",),
             byte_level=False,
             clean_spaces=True,
             whole_newlines=True,

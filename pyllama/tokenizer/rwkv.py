@@ -45,10 +45,10 @@ class RWKV(WordEncoder):
         """The whole text: tokens reach across words."""
         return [text]
 
-    def encode_word(self, word: str) -> tuple[int, ...]:
+    def encode_piece(self, piece: str) -> list[int]:
         """Token ids of a text."""
         ids: list[int] = []
-        data = word.encode()
+        data = piece.encode()
         end = 0
         while end < len(data):
             found = self._matcher.longest(data, end) or (end + 1, self._unk)
@@ -59,4 +59,4 @@ class RWKV(WordEncoder):
                     "token for it nor an unknown token"
                 )
             ids.append(token)
-        return tuple(ids)
+        return ids

@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import TokenizerError
 from .bpe import BPE
 from .cut import SpecialCutter
-from .detokenize import token_bytes
+from .detokenize import clean, token_bytes
 from .metadata import Metadata
 from .plamo2 import Plamo2
 from .rwkv import RWKV
@@ -146,25 +146,37 @@ class Tokenizer:
                 ids.append(end)
         return ids
 
-    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
+    def decode(
+        self, tokens: Iterable[int], *, special: bool = False, clean_spaces: bool | None = None
+    ) -> str:
         """Text of tokens: the inverse of `encode`.
 
-        The space that SPM puts before a text is taken off again, whether or not BOS precedes it.
+        The space that a vocabulary puts before a text is taken off again, whether or not BOS
+        precedes it.
 
         Args:
             tokens: Token ids.
             special: Spell special tokens out instead of leaving them out.
+            clean_spaces: Take out spaces before punctuation and "'s". By default only for
+                WordPiece, whose tokens do not know where spaces were; llama.cpp does so wherever
+                `Vocab.clean_spaces` says, and then loses spaces that were in the text.
 
         Raises:
             TokenizerError: The vocabulary has no such token.
         """
+        is_wordpiece = self.vocab.model == "bert"
         tokens = list(tokens)
-        head = tokens[:1] if tokens[:1] == [self.bos] else []
-        rest = b"".join(self.token_to_piece(token, special) for token in tokens[len(head) :])
-        if self.vocab.add_space_prefix:
-            rest = rest.removeprefix(b" ")
-        begin = b"".join(self.token_to_piece(token, special) for token in head)
-        return (begin + rest).decode("utf-8", "replace")
+        n_head = int(tokens[:1] == [self.bos])
+        head, text = (
+            b"".join(self.token_to_piece(token, special) for token in part).decode(
+                "utf-8", "replace"
+            )
+            for part in (tokens[:n_head], tokens[n_head:])
+        )
+        if clean_spaces or (clean_spaces is None and is_wordpiece):
+            text = clean(text)
+        prefixed = self.vocab.add_space_prefix or is_wordpiece
+        return head + (text.removeprefix(" ") if prefixed else text)
 
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
         """Bytes of one token; often no whole characters, see `TokenStream`.

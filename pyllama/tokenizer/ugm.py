@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 
 from ..errors import TokenizerError
+from .boundaries import SPACE, Joints, word_pattern
 from .charsmap import Charsmap
 from .match import Matcher
-from .spaces import SPACE, word_pattern
 from .special import NORMAL, UNUSED, USER_DEFINED
 from .vocab import Vocab
 from .words import WordEncoder
@@ -48,7 +48,8 @@ class UGM(WordEncoder):
         self._unk_score = min(normal, default=0.0) - _PENALTY
         self._add_space_prefix, self._merge_spaces = vocab.add_space_prefix, vocab.merge_spaces
         self._charsmap = Charsmap(vocab.charsmap)
-        self._words = re.compile(word_pattern(usable))
+        self._find_words = re.compile(word_pattern(usable)).findall
+        self._joints = Joints(usable)
 
     def encode(self, text: str, begins: bool = True) -> list[int]:
         """As `WordEncoder.encode`; unknown tokens next to each other become one."""
@@ -66,15 +67,19 @@ class UGM(WordEncoder):
         else:
             prefix = SPACE if self._add_space_prefix and text.strip(" ") else ""
             text = prefix + text.replace(" ", SPACE)
-        return self._words.findall(text)
+        return self._find_words(text)
 
-    def encode_word(self, word: str) -> tuple[int, ...]:
-        """Token ids of one word: the path of highest score, of equal ones the first found."""
-        scores = [0.0] + [-float("inf")] * len(word)
-        best: list[tuple[int, int | None]] = [(0, None)] * (len(word) + 1)
-        for start in range(len(word)):
+    def cut(self, word: str) -> list[str]:
+        """Pieces of a word."""
+        return self._joints.cut(word)
+
+    def encode_piece(self, piece: str) -> list[int]:
+        """Token ids of one piece: the path of highest score, of equal ones the first found."""
+        scores = [0.0] + [-float("inf")] * len(piece)
+        best: list[tuple[int, int | None]] = [(0, None)] * (len(piece) + 1)
+        for start in range(len(piece)):
             known = False
-            for end, token in self._matcher.at(word, start):
+            for end, token in self._matcher.at(piece, start):
                 known = known or end == start + 1
                 score = scores[start] + self._scores[token]
                 if score > scores[end]:
@@ -83,13 +88,13 @@ class UGM(WordEncoder):
                 scores[start + 1] = scores[start] + self._unk_score
                 best[start + 1] = (start, self._unk)
         ids: list[int] = []
-        end = len(word)
+        end = len(piece)
         while end:
             end, token_or_none = best[end]
             if token_or_none is None:
                 raise TokenizerError(
-                    f"{word!r} cannot be encoded: the vocabulary has neither tokens for it nor an "
+                    f"{piece!r} cannot be encoded: the vocabulary has neither tokens for it nor an "
                     "unknown token"
                 )
             ids.append(token_or_none)
-        return tuple(reversed(ids))
+        return ids[::-1]

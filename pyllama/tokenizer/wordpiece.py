@@ -11,9 +11,9 @@ from __future__ import annotations
 import unicodedata
 
 from ..errors import TokenizerError
+from .boundaries import SPACE
 from .characters import LOWER, WHITE, CharacterMap
 from .match import Matcher
-from .spaces import SPACE
 from .vocab import Vocab
 from .words import WordEncoder
 
@@ -47,17 +47,17 @@ class WordPiece(WordEncoder):
         """Words in the vocabulary's own spelling; every punctuation mark is one."""
         return [SPACE + word for word in text.translate(self._clean).split(" ") if word]
 
-    def encode_word(self, word: str) -> tuple[int, ...]:
+    def encode_piece(self, piece: str) -> list[int]:
         """Token ids of one word: all of its tokens, or the unknown token."""
         ids: list[int] = []
         end = 0
-        while end < len(word):
-            found = self._matcher.longest(word, end)
+        while end < len(piece):
+            found = self._matcher.longest(piece, end)
             if found is None:
-                return (self._unknown(word),)
+                return [self._unknown(piece)]
             end, token = found
             ids.append(token)
-        return tuple(ids)
+        return ids
 
     def _unknown(self, word: str) -> int:
         if self._unk is None:

@@ -1,8 +1,8 @@
-"""What all encoders are: a way to cut text into words, and a remembered way to encode one word.
+"""What all encoders are: a way to cut text into words, and a remembered way to encode one.
 
     class Letters(WordEncoder):
         def split(self, text, begins): return list(text)
-        def encode_word(self, word): return (ord(word),)
+        def encode_piece(self, piece): return (ord(piece),)
 
 What is remembered is a bounded number of words of bounded length; threads may share an encoder.
 """
@@ -10,7 +10,7 @@ What is remembered is a bounded number of words of bounded length; threads may s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -40,10 +40,14 @@ class Memo(dict[str, T]):
 
 
 class WordEncoder(ABC):
-    """Encodes text word by word; the words of a text do not influence each other."""
+    """Encodes text word by word; the words of a text do not influence each other.
+
+    So it is with the pieces of a word, if an encoder can cut its words further.
+    """
 
     def __init__(self) -> None:
-        self._known = Memo(self.encode_word)
+        self._words = Memo(self._encode_word)
+        self._pieces = Memo(self.encode_piece)
 
     def encode(self, text: str, begins: bool = True) -> list[int]:
         """Token ids of a text without special tokens.
@@ -53,12 +57,22 @@ class WordEncoder(ABC):
             begins: It stands first or behind a special token, where SPM puts a space.
         """
         words = self.split(text, begins)
-        return list(chain.from_iterable(map(self._known.__getitem__, words)))
+        return list(chain.from_iterable(map(self._words.__getitem__, words)))
+
+    def _encode_word(self, word: str) -> Sequence[int]:
+        pieces = self.cut(word)
+        if len(pieces) == 1:
+            return self.encode_piece(word)
+        return tuple(chain.from_iterable(map(self._pieces.__getitem__, pieces)))
 
     @abstractmethod
     def split(self, text: str, begins: bool) -> list[str]:
-        """Cut a text into the words that `encode_word` takes."""
+        """Cut a text into words."""
+
+    def cut(self, word: str) -> list[str]:
+        """Cut a word into the pieces that `encode_piece` takes."""
+        return [word]
 
     @abstractmethod
-    def encode_word(self, word: str) -> tuple[int, ...]:
-        """Token ids of one word."""
+    def encode_piece(self, piece: str) -> Sequence[int]:
+        """Token ids of one piece."""
