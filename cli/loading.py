@@ -17,6 +17,7 @@ from .hub_options import HubOptions
 from .kv_overrides import Value
 from .options import ContextOptions, ModelOptions
 from .output import note, progress_bar
+from .override_options import current_overrides
 
 if TYPE_CHECKING:
     from pyllama.context import Context
@@ -78,6 +79,7 @@ def make_context(
         n_seq_max=n_seq_max,
         unified=unified,
         swa_full=options.swa_full,
+        overrides=current_overrides(),
         n_threads=options.n_threads,
         n_threads_batch=options.n_threads_batch,
         type_k=GGMLType[options.cache_type_k.upper()],

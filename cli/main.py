@@ -22,6 +22,7 @@ TABLE = {
     "info": ".commands.info:command",
     "eval-callback": ".commands.eval_callback:command",
     "graph": ".commands.graph:command",
+    "convert": ".commands.convert:command",
     "gguf": ".commands.gguf:command",
 }
 

@@ -26,6 +26,7 @@ from .hub_options import hub_options
 from .kv_overrides import Value, override_kv_option
 from .machine import machine_options
 from .output import note
+from .override_options import override_options
 from .tool import ignored_option
 
 if TYPE_CHECKING:
@@ -64,6 +65,19 @@ class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         if self.most == math.inf:
             return what if self.least == -math.inf else f"{what} of at least {self.least:g}"
         return f"{what} from {self.least:.10g} to {self.most:.10g}"
+
+
+class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number of bytes in M (10**6) or G (10**9), as llama.cpp splits files."""
+
+    name = "N(M|G)"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The bytes."""
+        match = re.fullmatch(r"([1-9]\d{0,8})([MG])", str(value))
+        if match is None:
+            self.fail(f"{value!r} is not a number of M (10**6) or G (10**9) bytes: 2G.", param, ctx)
+        return int(match[1]) * {"M": 1000**2, "G": 1000**3}[match[2]]
 
 
 def _logit_bias(
@@ -262,6 +276,7 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             is_flag=True,
             help="Keep all keys and values of layers that see only a window of tokens.",
         ),
+        override_options,
         ignored_option("-ngl", "--gpu-layers", "--n-gpu-layers", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-sm", "--split-mode", takes_value=True, why=_ONE_DEVICE),
         ignored_option("-mg", "--main-gpu", takes_value=True, why=_ONE_DEVICE),

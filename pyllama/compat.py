@@ -16,20 +16,15 @@ from typing import Any
 from pyggml.dtype import GGMLType
 
 from .errors import PyllamaError
-from .hparams import HParams
+from .hparams import ROPE_SCALINGS
 from .kv_cache import KV_TYPES
+from .overrides import Overrides
 
 # values that change nothing
 _REFUSED: dict[str, tuple[object, ...]] = {
     # of the constructor
-    "rope_scaling_type": (-1,),
     "pooling_type": (-1,),
     "attention_type": (-1,),
-    "yarn_ext_factor": (-1.0,),
-    "yarn_attn_factor": (1.0, -1.0),
-    "yarn_beta_fast": (32.0, -1.0),
-    "yarn_beta_slow": (1.0, -1.0),
-    "yarn_orig_ctx": (0,),
     "embedding": (False,),
     "lora_base": (None,),
     "lora_path": (None,),
@@ -85,15 +80,29 @@ def cache_type(name: str, given: int | None) -> GGMLType:
     return GGMLType(given)
 
 
-def check_rope(hparams: HParams, freq_base: float, freq_scale: float) -> None:
-    """Refuse values that are not 0 (the model's own) or what the model has anyway.
+# arguments of rope, and their values that leave the model's
+_ROPE: dict[str, tuple[float, ...]] = {
+    "rope_freq_base": (0.0,),
+    "rope_freq_scale": (0.0,),
+    "yarn_ext_factor": (-1.0,),
+    "yarn_attn_factor": (1.0, -1.0),
+    "yarn_beta_fast": (32.0, -1.0),
+    "yarn_beta_slow": (1.0, -1.0),
+    "yarn_orig_ctx": (0,),
+}
+
+
+def overrides(given: Mapping[str, Any]) -> Overrides:
+    """A context's rope from the constructor's arguments; a default is the model's own value.
 
     Raises:
-        NotSupported: any other value.
+        NotSupported: a type of scaling that is not llama.cpp's.
     """
-    for name, given in (("rope_freq_base", freq_base), ("rope_freq_scale", freq_scale)):
-        own = getattr(hparams, name)
-        if given not in (0.0, own):
-            raise NotSupported(
-                f"Llama: {name}={given} is not supported yet, this model has {own}; leave it out"
-            )
+    kind = given["rope_scaling_type"]
+    if kind not in range(-1, len(ROPE_SCALINGS)):
+        raise NotSupported(
+            f"Llama: rope_scaling_type={kind!r} is not known; want -1 (the model's), 0 (none), "
+            f"1 (linear), 2 (yarn) or 3 (longrope)"
+        )
+    values = {name: given[name] for name, same in _ROPE.items() if given[name] not in same}
+    return Overrides(rope_scaling=None if kind == -1 else ROPE_SCALINGS[kind], **values)

@@ -10,6 +10,7 @@ inputs, so a decode step rewrites a few small arrays and runs. One lock: a secon
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -34,12 +35,14 @@ from .kv_cache import KV_TYPES
 from .kv_table import MAX_POSITION, Ints, Seqs, each
 from .memory import Memory
 from .model import Model
+from .overrides import Overrides
 
 if TYPE_CHECKING:
     from pyggml.backend.cpu.program import Program
 
     from .observe import Runner
 
+log = logging.getLogger(__name__)
 _MAX_PROGRAMS = 64
 _MAX_SEQ = 256
 
@@ -107,6 +110,7 @@ class Context:
             Q8_0 takes about half of F16's memory.
         unified: whether sequences share the cells; otherwise each has ``n_ctx / n_seq_max``.
         swa_full: layers that see a window of positions keep all keys and values nevertheless.
+        overrides: values of this context in place of the model's.
         n_threads, n_threads_batch: threads for one token and for several; None chooses.
 
     Attributes:
@@ -129,6 +133,7 @@ class Context:
         type_v: GGMLType = GGMLType.F16,
         unified: bool = True,
         swa_full: bool = False,
+        overrides: Overrides | None = None,
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
     ) -> None:
@@ -144,17 +149,24 @@ class Context:
                 want = ", ".join(t.name for t in KV_TYPES)
                 raise BatchError(f"{name} is {GGMLType(type).name}, want one of {want}")
         self.model = model
-        self.n_ctx = n_ctx or model.hparams.n_ctx_train
+        self.n_ctx, most = n_ctx or model.hparams.n_ctx_train, MAX_POSITION + 1
+        if model.hparams.learned_positions:
+            most = model.hparams.n_ctx_train
+            if self.n_ctx > most * n_seq_max:
+                log.warning("n_ctx %d: this model has learned %d positions", self.n_ctx, most)
+                self.n_ctx = most * n_seq_max
+        self._last_position = most - 1
+        self.n_ctx_seq = self.n_ctx if unified else self.n_ctx // n_seq_max
+        self.hparams = (overrides or Overrides()).apply(model.hparams, self.n_ctx_seq)
         self.n_batch = min(n_batch, self.n_ctx)
         self.n_ubatch = min(n_ubatch, self.n_batch)
         self._backend = CpuBackend(n_threads)
         self.n_threads = self._backend.n_threads
         self.n_threads_batch = max(0, n_threads_batch or 0) or self.n_threads
         self.kv = Memory(
-            model.hparams, self.n_ctx, n_seq_max, type_k, type_v,
+            self.hparams, self.n_ctx, n_seq_max, type_k, type_v,
             n_ubatch=self.n_ubatch, swa_full=swa_full, unified=unified,
         )  # fmt: skip
-        self.n_ctx_seq = self.n_ctx if unified else self.n_ctx // n_seq_max
         self.n_reused, self._n_vocab = 0, model.hparams.n_vocab
         self._reuse = env.GRAPH_REUSE.enabled()
         self._steps = self._reuse and len(self.kv.caches) == 1  # see decode_token
@@ -240,7 +252,7 @@ class Context:
             c, cache = self._programs.get((1, 1)), self.kv.caches[0]
             usual = self._steps and not cache.pending.any and self._runner is None
             legal = 0 <= token < self._n_vocab and 0 <= seq < cache.n_seq_max
-            placed = cache.append(seq) if usual and legal else None
+            placed = cache.append(seq, self._last_position) if usual and legal else None
             if placed is None or c is None:
                 return self.decode(Batch((token,), seq_id=seq))
             self._stop, self._running = False, True
@@ -277,6 +289,8 @@ class Context:
             for source, target in pending.copies:
                 cache.copy_cells(source, target)
             pending.copies = []
+            if not self.model.hparams.n_rot:  # keys do not depend on positions
+                pending.shift[:] = 0
             moved = np.flatnonzero(pending.shift)
             for start in range(0, len(moved), self.n_ubatch):
                 cells = moved[start : start + self.n_ubatch]
@@ -287,8 +301,8 @@ class Context:
     def _shift_keys(self, i: int, cells: npt.NDArray[Any], shift: Ints) -> None:
         """Rotate the keys in some cells of cache ``i``."""
         cache, n = self.kv.caches[i], len(cells)
-        b = GraphBuilder(self.model.hparams, self.model.weights, self.kv, bucket(n), 1)
-        ids = b.ctx.new_tensor_2d(GGMLType.I32, bucket(n), self.model.hparams.n_head_kv)
+        b = GraphBuilder(self.hparams, self.model.weights, self.kv, bucket(n), 1)
+        ids = b.ctx.new_tensor_2d(GGMLType.I32, bucket(n), self.hparams.n_head_kv)
         b.shift_keys(cache, ids.set_name("k_shift_cells").set_input())
         self._allocator.alloc_graph(b.graph)
         _array(b.positions)[:] = np.pad(shift, (0, bucket(n) - n))
@@ -325,11 +339,11 @@ class Context:
         return self._build(n_tokens, n_outputs)[0]
 
     def _validate(self, batch: Batch) -> tuple[list[int], Seqs, list[int]]:
-        n_vocab = self.model.hparams.n_vocab
+        n_vocab = self.hparams.n_vocab
         tokens, seqs = [int(t) for t in batch.tokens], batch.seqs()
-        most = self.n_batch if self.model.hparams.causal else self.n_ubatch
+        most = self.n_batch if self.hparams.causal else self.n_ubatch
         if not 1 <= len(tokens) <= most:
-            name = "n_batch" if self.model.hparams.causal else "n_ubatch"
+            name = "n_batch" if self.hparams.causal else "n_ubatch"
             raise BatchError(f"a batch of {len(tokens)} tokens: want 1 to {name} = {most}")
         if min(tokens) < 0 or max(tokens) >= n_vocab:
             bad = next(t for t in tokens if not 0 <= t < n_vocab)
@@ -340,8 +354,8 @@ class Context:
             positions = list(range(start, start + len(tokens)))
         else:
             positions = _positions(seqs, batch.pos, ends)
-        if max(positions) > MAX_POSITION:
-            raise BatchError(f"position {max(positions)}: the last one is {MAX_POSITION}")
+        if max(positions) > self._last_position:
+            raise BatchError(f"position {max(positions)}: the last one is {self._last_position}")
         return tokens, seqs, positions
 
     def _end(self, seq: int) -> int:
@@ -358,7 +372,7 @@ class Context:
         n, n_outputs = len(tokens), len(outputs)
         size = bucket if self._runner is None else int
         c = self._compiled(size(n), max(1, size(n_outputs)))  # a graph needs a result
-        causal = self.model.hparams.causal
+        causal = self.hparams.causal
         cells, rows = [], []
         for cache in self.kv.caches:
             new, places = cache.place(seqs, positions)
@@ -371,7 +385,7 @@ class Context:
 
     def _build(self, n_tokens: int, n_outputs: int) -> tuple[GraphBuilder, Tensor]:
         model = self.model
-        b = GraphBuilder(model.hparams, model.weights, self.kv, n_tokens, n_outputs)
+        b = GraphBuilder(self.hparams, model.weights, self.kv, n_tokens, n_outputs)
         return b, b.finish(model.arch.build_graph(b))
 
     def _reserve(self) -> None:

@@ -64,13 +64,16 @@ def generate(
 
     Raises:
         ContextFull: the prompt leaves fewer than 4 free cells.
-        BatchError: no tokens, an unknown token, or ``n_past`` that the sequence does not hold.
+        BatchError: no tokens, an unknown token, ``n_past`` that the sequence does not hold, or a
+            context shift where positions are learned.
         Aborted: the decode was stopped.
     """
     check_prompt(len(tokens), n_past, context.n_ctx_seq)
     held = context.kv.seq_pos_max(0) + 1
     if not 0 <= n_past <= held:
         raise BatchError(f"n_past is {n_past}, but sequence 0 holds {held} tokens")
+    if n_keep is not None:
+        context.kv.check_shift()
     model = context.model
     chain = Chain(params or SamplingParams(), model.hparams.n_vocab, model.tokenizer.eog)
     for token in past:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from pyggml.gguf import GGUFFile
+from pyggml.ops.glu import ACTIVATIONS
+from pyggml.ops.rope import RopeMode
 
 from .arch import get_arch
 from .errors import ModelError
@@ -37,26 +39,49 @@ KEYS: Values = {
     "n_head": Key("attention.head_count"),
     "norm_eps": Key("attention.layer_norm_rms_epsilon", 1e-5),
     "rope_freq_base": Key("rope.freq_base", 10000.0),
+    "rope_scaling": Key("rope.scaling.type", "linear"),
+    "rope_orig_ctx": Key("rope.scaling.original_context_length", 0),
+    "rope_attn_factor": Key("rope.scaling.attn_factor", 1.0),
+    "yarn_ext_factor": Key("rope.scaling.yarn_ext_factor", -1.0),
+    "yarn_attn_factor": Key("rope.scaling.yarn_attn_factor", 1.0),
+    "yarn_beta_fast": Key("rope.scaling.yarn_beta_fast", 32.0),
+    "yarn_beta_slow": Key("rope.scaling.yarn_beta_slow", 1.0),
     "hidden_act": Key("hidden_act", ""),
+    "n_expert": Key("expert_count", 0),
+    "n_expert_used": Key("expert_used_count", 0),
+    "expert_weights_scale": Key("expert_weights_scale", 1.0),
 }
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+ACTS = tuple(ACTIVATIONS.values())  # that a feed-forward part with gates can have
 # Far beyond any model that exists: a damaged file must not make us reserve or loop for ever.
-_LIMITS = {
-    "n_layer": 4096,
-    "n_embd": 1 << 20,
-    "n_ff": 1 << 22,
-    "n_head": 1 << 14,
-    "n_head_kv": 1 << 14,
-    "n_ctx_train": 1 << 30,
-    "n_vocab": 1 << 24,
-    "head_dim": 1 << 14,
-    "n_rot": 1 << 14,
+_RANGES = {
+    "n_layer": (1, 4096),
+    "n_embd": (1, 1 << 20),
+    "n_ff": (1, 1 << 22),
+    "n_head": (1, 1 << 14),
+    "n_head_kv": (1, 1 << 14),
+    "n_ctx_train": (1, 1 << 30),
+    "n_vocab": (1, 1 << 24),
+    "head_dim": (1, 1 << 14),
+    "n_rot": (0, 1 << 14),
+    "rope_orig_ctx": (0, 1 << 30),
+    "n_swa": (0, 1 << 30),
+    "swa_period": (0, 4096),
+    "n_expert": (0, 4096),
+    "n_embd_token": (0, 1 << 20),
 }
+_FLOATS = (  # larger than 0; and those that may be 0
+    ("norm_eps", "rope_freq_base", "rope_attn_factor", "yarn_attn_factor", "yarn_beta_fast",
+     "yarn_beta_slow", "expert_weights_scale"),
+    ("rope_freq_base_swa", "attn_scale", "attn_logit_softcap", "final_logit_softcap",
+     "max_alibi_bias", "clamp_kqv"),
+)  # fmt: skip
 _MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30  # float32 holds it, and its inverse; nan is outside
 
 
 @dataclass(frozen=True)
 class HParams:
-    """Sizes and constants of a model."""
+    """Sizes and constants of a model; a context may change some of them (``Overrides``)."""
 
     arch: str
     n_ctx_train: int
@@ -72,22 +97,71 @@ class HParams:
     rope_freq_base: float
     rope_freq_scale: float
     rope_neox: bool = False  # pairs are half a head apart, not neighbours
-    rope_freq_base_swa: float = 0.0  # of layers that slide; 0: the same
+    rope_freq_base_swa: float = 0.0  # of layers that slide, which do not scale; 0: the same
+    rope_scaling: str = "linear"
+    rope_orig_ctx: int = 0  # positions before scaling; 0: n_ctx_train
+    rope_attn_factor: float = 1.0  # the length of rotated queries and keys
+    rope_long: bool = False  # which of the two tables of factors (longrope)
+    yarn_ext_factor: float = -1.0  # negative: 1 for yarn, else 0
+    yarn_attn_factor: float = 1.0
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
     hidden_act: str = ""  # of the feed-forward part; empty: the architecture's
     n_swa: int = 0  # positions that a sliding layer sees, its own included
     swa_period: int = 1  # every layer of so many slides, but the last; 0: all do
     causal: bool = True
     max_alibi_bias: float = 0.0
+    alibi_scaled: bool = False  # its bias is scaled as scores are
+    learned_positions: bool = False  # there is a table of them: position_embd.weight
     attn_logit_softcap: float = 0.0
+    final_logit_softcap: float = 0.0  # logits lie within +- this; 0: anywhere
     attn_scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
     clamp_kqv: float = 0.0  # queries, keys and values lie within +- this; 0: anywhere
     parallel_residual: bool = True  # attention and feed-forward read the same, where either may be
+    n_expert: int = 0
+    n_expert_used: int = 0  # by a token
+    n_ff_exp: int = 0  # columns of an expert; n_ff is 0 then
+    expert_weights_norm: bool = True  # the weights of a token's experts sum to 1
+    expert_weights_scale: float = 1.0
+    post_norm: bool = False  # norms stand behind attention and feed-forward, where either may be
+    n_embd_token: int = 0  # columns of an embedding that a matrix widens; 0: n_embd
 
     def window(self, layer: int) -> int:
         """Positions that a layer's tokens see, 0 for all."""
         period = self.swa_period
         slides = period == 0 or layer % period < period - 1
         return self.n_swa if slides else 0
+
+    def rope(self, layer: int) -> dict[str, Any]:
+        """The parameters of a layer's ``rope_ext``."""
+        own = self.rope_freq_base_swa if self.window(layer) else 0.0
+        ext = self.yarn_ext_factor
+        return {
+            "n_dims": self.n_rot,
+            "mode": RopeMode.NEOX if self.rope_neox else RopeMode.NORMAL,
+            "n_ctx_orig": self.n_ctx_orig,
+            "freq_base": own or self.rope_freq_base,
+            "freq_scale": 1.0 if own else self.rope_freq_scale,
+            "ext_factor": ext if ext >= 0 else float(self.rope_scaling == "yarn"),
+            "attn_factor": self.yarn_attn_factor * self.rope_attn_factor,
+            "beta_fast": self.yarn_beta_fast,
+            "beta_slow": self.yarn_beta_slow,
+        }
+
+    @property
+    def n_ctx_orig(self) -> int:
+        """Positions that the model was trained with before its rope was scaled."""
+        return self.rope_orig_ctx or self.n_ctx_train
+
+    @property
+    def n_embd_inp(self) -> int:
+        """Columns of the embedding."""
+        return self.n_embd_token or self.n_embd
+
+    @property
+    def n_embd_qkv(self) -> int:
+        """Columns of all queries, keys and values."""
+        return self.n_embd_q + 2 * self.n_embd_kv
 
     @property
     def n_embd_q(self) -> int:
@@ -119,6 +193,7 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
     got: dict[str, Any] = {"arch": arch, "n_vocab": n_vocab}
     for field, value in {**KEYS, **get_arch(arch).HPARAMS}.items():
         got[field] = read(field, value) if isinstance(value, Key) else value
+    got["learned_positions"] = "position_embd.weight" in file.tensors
     n_head = got["n_head"]
     _check(file, arch, n_head >= 1, f"attention.head_count = {n_head}", "at least 1")
     for field, key in (
@@ -127,28 +202,63 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
     ):
         got.setdefault(field, read(field, key))
     got.setdefault("n_rot", read("n_rot", Key("rope.dimension_count", got["head_dim"])))
-    scaling = file.get_str(f"{arch}.rope.scaling.type", "linear")
-    _check(file, arch, scaling in ("none", "linear"), f"rope scaling {scaling!r}", "none or linear")
     factor = file.get_float(f"{arch}.rope.scaling.factor", 1.0)
     _check_float(file, arch, "rope.scaling.factor", factor)
-    experts = file.get_int(f"{arch}.expert_count", 0)
-    _check(file, arch, experts == 0, f"{experts} experts", "none")
-    hp = HParams(**got, rope_freq_scale=1.0 if scaling == "none" else 1.0 / factor)
-    for name, most in _LIMITS.items():
+    got["rope_freq_scale"] = 1.0 if got["rope_scaling"] == "none" else 1.0 / factor
+    if got["n_expert"]:
+        n_ff = read("n_ff_exp", Key("expert_feed_forward_length", got["n_ff"]))
+        got |= {"n_ff": 0, "n_ff_exp": n_ff}
+        gating = file.get_int(f"{arch}.expert_gating_func", 1)
+        _check(file, arch, gating == 1, f"expert_gating_func = {gating}", "1 (softmax)")
+    hp = HParams(**got)
+    for name, (least, most) in _RANGES.items():
+        name = "n_ff_exp" if name == "n_ff" and hp.n_expert else name
         value = getattr(hp, name)
-        _check(file, arch, 1 <= value <= most, f"{name} = {value}", f"1 to {most}")
+        _check(file, arch, least <= value <= most, f"{name} = {value}", f"{least} to {most}")
+    for names, zero in zip(_FLOATS, (False, True), strict=True):
+        for name in names:
+            if not (zero and getattr(hp, name) == 0):
+                _check_float(file, arch, name, getattr(hp, name))
+    if hp.n_expert:
+        used = f"{hp.n_expert_used} of {hp.n_expert} experts used"
+        _check(file, arch, 1 <= hp.n_expert_used <= hp.n_expert, used, "at least 1, at most all")
+    _check_heads(file, hp)
+    _check_choices(file, hp)
+    return hp
+
+
+def _check_heads(file: GGUFFile, hp: HParams) -> None:
     _check(
-        file, arch, hp.n_head % hp.n_head_kv == 0,
+        file, hp.arch, hp.n_head % hp.n_head_kv == 0,
         f"{hp.n_head} heads over {hp.n_head_kv} key-value heads", "a multiple",
     )  # fmt: skip
+    still = hp.max_alibi_bias or get_arch(hp.arch).HPARAMS.get("n_rot") == 0
+    _check(file, hp.arch, hp.n_rot > 0 or bool(still), "nothing rotated", "positions to tell")
     _check(
-        file, arch, hp.n_rot <= hp.head_dim and hp.n_rot % 2 == 0 and hp.head_dim % 8 == 0,
+        file, hp.arch, hp.n_rot <= hp.head_dim and hp.n_rot % 2 == 0 and hp.head_dim % 8 == 0,
         f"head size {hp.head_dim}, {hp.n_rot} rotated",
         "a multiple of 8; rotated: even, at most all",
     )  # fmt: skip
-    _check_float(file, arch, "norm epsilon", hp.norm_eps)
-    _check_float(file, arch, "rope.freq_base", hp.rope_freq_base)
-    return hp
+
+
+def _check_choices(file: GGUFFile, hp: HParams) -> None:
+    for what, value, choices in (
+        ("rope scaling", hp.rope_scaling, ROPE_SCALINGS),
+        ("hidden_act", hp.hidden_act, ("", *ACTS)),
+    ):
+        _check(file, hp.arch, value in choices, f"{what} {value!r}", f"one of {choices}")
+    problem = yarn_problem(hp)
+    _check(file, hp.arch, not problem, problem, "a rope that can be computed")
+
+
+def yarn_problem(hp: HParams) -> str:
+    """What keeps YaRN from being computed, or nothing."""
+    if not abs(hp.yarn_ext_factor) <= _MAX_FLOAT:
+        return f"yarn_ext_factor {hp.yarn_ext_factor}"
+    base = min(hp.rope_freq_base, hp.rope_freq_base_swa or hp.rope_freq_base)
+    if hp.rope(0)["ext_factor"] and base <= 1:  # its logarithm divides
+        return f"yarn and rope.freq_base {base}"
+    return ""
 
 
 _TYPES = {field.name: str(field.type) for field in fields(HParams)}

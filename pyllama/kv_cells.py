@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .errors import BatchError
-from .kv_table import MAX_POSITION, CellTable, Ints, Seqs, each
+from .kv_table import CellTable, Ints, Seqs, each
 
 
 class CellLists(CellTable):
@@ -105,8 +105,11 @@ class CellLists(CellTable):
         self._next = cells[-1] + 1 if n else self._next
         return cells, places
 
-    def append(self, seq: int) -> tuple[int, int, int] | None:
+    def append(self, seq: int, last: int) -> tuple[int, int, int] | None:
         """``place`` of a sequence's next token in the next cell: the step between two tokens.
+
+        Args:
+            last: the last position that there is.
 
         Returns:
             Cell, place and position; None where finding a cell takes more thought.
@@ -115,7 +118,7 @@ class CellLists(CellTable):
         if cell >= self.n_cells or self._owners[cell] or self.window or not self.unified:
             return None
         position = int(self._lists[seq, place - 1, 1]) + 1 if place else 0
-        if position > MAX_POSITION:
+        if position > last:
             return None
         self._lists[seq, place, 0], self._lists[seq, place, 1] = cell, position
         self._owners[cell] = 1

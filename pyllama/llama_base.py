@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 
 from .chat.formats import DEFAULT, ChatFormats
-from .compat import cache_type, check_arguments, check_rope
+from .compat import cache_type, check_arguments, overrides
 from .context import Context
 from .errors import ModelError
 from .evaluated import Evaluated, Floats, Ids
@@ -89,6 +89,7 @@ class LlamaBase:
         self._evaluated: Evaluated | None = None
         check_arguments("Llama", locals())
         types = cache_type("type_k", type_k), cache_type("type_v", type_v)
+        changed = overrides(locals())
         self.model_path = os.fspath(model_path)
         if not os.path.exists(model_path):
             raise ModelError(f"Model path does not exist: {self.model_path}")
@@ -100,7 +101,6 @@ class LlamaBase:
             vocab_only=vocab_only,
             kv_overrides=kv_overrides,
         )
-        check_rope(self._model.hparams, rope_freq_base, rope_freq_scale)
         self._chat_formats = ChatFormats(self._model)
         self.chat_format, self.chat_handler = chat_format, chat_handler
         if chat_format is not None:
@@ -119,6 +119,7 @@ class LlamaBase:
                 n_threads_batch=n_threads_batch,
                 type_k=types[0],
                 type_v=types[1],
+                overrides=changed,
             )
             self._evaluated = Evaluated(
                 context, logits_all=logits_all, timings=self._timings, on_reuse=self._say_reuse

@@ -10,7 +10,7 @@ allocated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu import osapi
@@ -104,10 +104,13 @@ def match_tensors(
         if "{i}" in pattern
     ]
     for pattern, name in layers + whole:  # in the order of use: memory streams from one to the next
+        ne = tensor_sizes(hparams, patterns[pattern])
+        if 0 in ne:  # experts of a model without, or what they replace
+            continue
         optional, name = name.endswith("?"), name.rstrip("?")
         info = file.tensors.get(name)
         if info is not None:
-            faults += _wrong_sizes(info, tuple(_size(hparams, s) for s in patterns[pattern]))
+            faults += _wrong_sizes(info, ne)
             infos[name] = info
         elif not optional:
             faults.append(
@@ -156,10 +159,12 @@ def check_data(file: GGUFFile, progress: Progress | None = None) -> Iterator[str
             )
 
 
-def _size(hparams: HParams, name: str) -> int:
-    if name.endswith("/2"):
-        return int(getattr(hparams, name[:-2])) // 2
-    return int(getattr(hparams, name))
+def tensor_sizes(hparams: HParams, names: Sequence[str]) -> tuple[int, ...]:
+    """The sizes, in ne order, that an architecture's ``TENSORS`` names."""
+    return tuple(
+        int(getattr(hparams, name.removesuffix("/2"))) // (2 if name.endswith("/2") else 1)
+        for name in names
+    )
 
 
 def _is_matrix(info: TensorInfo) -> bool:

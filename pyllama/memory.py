@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from pyggml.dtype import GGMLType
 
-from .errors import PyllamaError
+from .errors import BatchError, PyllamaError
 from .hparams import HParams
 from .kv_cache import KVCache
 from .kv_table import CHUNK, Seqs
@@ -34,6 +34,7 @@ class Memory:
     Attributes:
         types: of keys and values, such as ``F16/F16``.
         caches: the first one decides whether the context is full.
+        can_shift: whether positions can change: learned ones are part of what is stored.
 
     Raises:
         AllocError: the caches do not fit into this machine's memory.
@@ -53,6 +54,7 @@ class Memory:
     ) -> None:
         self.n_cells, self.n_seq_max, self.unified = n_ctx, n_seq_max, unified
         self._n_ubatch = n_ubatch
+        self.can_shift = not hparams.learned_positions
         self.types = f"{type_k.name}/{type_v.name}"
         by_window: dict[int, list[int]] = {}
         for i in range(hparams.n_layer):
@@ -141,12 +143,26 @@ class Memory:
             cache.seq_keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Move positions by ``delta``; those below 0 go. Raises: see ``KVCache.seq_add``."""
+        """Move positions by ``delta``; those below 0 go.
+
+        Raises:
+            BatchError: see ``KVCache.seq_add``, ``check_shift``.
+        """
+        self.check_shift()
         self._on_all(lambda cache: cache.seq_add(seq, p0, p1, delta))
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
-        """Divide positions by ``d``. Raises: see ``KVCache.seq_div``."""
+        """Divide positions by ``d``. Raises: see ``seq_add``."""
+        self.check_shift()
         self._on_all(lambda cache: cache.seq_div(seq, p0, p1, d))
+
+    def check_shift(self) -> None:
+        """Raises: BatchError, unless ``can_shift``."""
+        if not self.can_shift:
+            raise BatchError(
+                "this model has learned positions, which are part of its keys and values: they "
+                "cannot move, so its context cannot shift; use --no-context-shift (n_keep=None)"
+            )
 
     def _on_all(self, operation: Callable[[KVCache], None]) -> None:
         """What may fail, on all caches or on none."""

@@ -18,6 +18,7 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def dump_state(
             }
         )
     header = {
-        "model": context.model.fingerprint,
+        "model": _fingerprint(context),
         "type": context.kv.types,
         "tokens": [int(t) for t in tokens],
         "caches": caches,
@@ -254,10 +255,18 @@ def _is_header(header: dict[str, Any]) -> bool:
     )
 
 
+def _fingerprint(context: Context) -> str:
+    """A digest of what keys and values depend on: the model's, unless something is overridden."""
+    model = context.model
+    if context.hparams == model.hparams:
+        return model.fingerprint
+    return sha256(f"{model.fingerprint} {context.hparams!r}".encode()).hexdigest()
+
+
 def _check_fits(context: Context, header: dict[str, Any], path: str) -> None:
     kv = context.kv
-    if header["model"] != context.model.fingerprint:
-        raise StateError(f"{path}: saved with another model")
+    if header["model"] != _fingerprint(context):
+        raise StateError(f"{path}: saved with another model, or with another rope or activation")
     if header["type"] != kv.types:
         raise StateError(
             f"{path}: saved from a {header['type']} cache, this one is {kv.types}; "

@@ -25,7 +25,7 @@ from . import limits
 from .header import padded
 from .parts import SPLIT_COUNT, SPLIT_KEYS, SPLIT_NO, SPLIT_TENSORS, part_path
 from .reader import GGUFFile
-from .writer import Progress, write_gguf
+from .writer import Pieces, Progress, write_gguf
 
 MAX_PARTS = 65_535  # they are counted in 16 bits
 
@@ -50,15 +50,22 @@ def copy_gguf(
     metadata: Mapping[str, Any],
     *,
     names: Iterable[str] | None = None,
+    data: Mapping[str, Pieces] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write tensors of ``file``, all unless ``names`` are given, with that metadata.
+
+    Args:
+        data: of the tensors, in place of what ``file`` holds.
 
     Raises:
         GGUFError: the metadata cannot be written, or the file.
     """
     infos = [file.tensors[name] for name in (file.tensors if names is None else names)]
-    tensors = {t.name: (file.chunks(t.name), t.type, t.ne[: t.n_dims]) for t in infos}
+    tensors = {
+        t.name: (data[t.name] if data else file.chunks(t.name), t.type, t.ne[: t.n_dims])
+        for t in infos
+    }
     write_gguf(path, metadata, tensors, arch=None, progress=progress)
 
 
@@ -108,8 +115,17 @@ def plan_split(
     ]
 
 
-def write_split(file: GGUFFile, plans: list[PartPlan], progress: Progress | None = None) -> None:
-    """Write all parts. Raises: GGUFError: one cannot be written; then there is none."""
+def write_split(
+    file: GGUFFile,
+    plans: list[PartPlan],
+    progress: Progress | None = None,
+    data: Mapping[str, Pieces] | None = None,
+) -> None:
+    """Write all parts; ``data`` as in ``copy_gguf``.
+
+    Raises:
+        GGUFError: one cannot be written; then there is none.
+    """
     total, before = sum(plan.nbytes for plan in plans) or 1, 0
     try:
         with contextlib.ExitStack() as stack:
@@ -124,6 +140,7 @@ def write_split(file: GGUFFile, plans: list[PartPlan], progress: Progress | None
                     stack.enter_context(replacing(plan.path)),
                     (whole_metadata(file) if i == 0 else {}) | own,
                     names=plan.names,
+                    data=data,
                     progress=_share(progress, before / total, plan.nbytes / total),
                 )
                 before += plan.nbytes

@@ -131,11 +131,12 @@ def _flash_attn(
     scale: float,
     max_bias: float,
     logit_softcap: float,
+    bias_scale: float,
 ) -> Array:
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     batch, heads = q.shape[0] // k.shape[0], q.shape[1] // k.shape[1]
     k, v = (x.repeat(batch, axis=0).repeat(heads, axis=1) for x in (k, v))
-    slopes = alibi_slopes(q.shape[1], max_bias)
+    slopes = alibi_slopes(q.shape[1], max_bias) * bias_scale
     if cells is None or rows is None:
         p = softmax(masked(_scores(q, k, scale, logit_softcap), mask, slopes), sinks)
         attended: Array = np.matmul(p, v)
@@ -229,6 +230,7 @@ _CASES: list[Case] = [
     _indexed(64, 7, 4, 4, (40, 130, 3)),
     _indexed(80, 7, 4, 2, (40, 130, 3), window=16),
     _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0),
+    _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0, bias_scale=0.125),
     _indexed(64, 7, 9, 3, (40, 130, 2), logit_softcap=2.0),
     _indexed(64, 7, 9, 3, (40, 130, 2), sinks=arg(9), window=16),
     *(
@@ -250,7 +252,7 @@ _CASES: list[Case] = [
 FLASH_ATTN_EXT = define_op(
     _OP,
     src=("q", "k", "v", "mask?", "sinks?", "cells?", "rows?"),
-    params={"scale": 1.0, "max_bias": 0.0, "logit_softcap": 0.0},
+    params={"scale": 1.0, "max_bias": 0.0, "logit_softcap": 0.0, "bias_scale": 1.0},
     infer=_infer,
     reference=_flash_attn,
     cases=_CASES,
@@ -305,8 +307,12 @@ def flash_attn_cells(
     logit_softcap: float = 0.0,
     *,
     sinks: Tensor | None = None,
+    bias_scale: float = 1.0,
 ) -> Tensor:
     """Attention over lists of cells (see the module): other arguments as ``flash_attn_ext``.
+
+    Args:
+        bias_scale: a factor of ALiBi's bias, where a model scales it as it scales scores.
 
     Shape:
         q F32 [hd, T, nh], k [hd, n_cells, nkv] and v [hdv, n_cells, nkv] of ``KV_TYPES``,
@@ -316,8 +322,9 @@ def flash_attn_cells(
         ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return FLASH_ATTN_EXT.build(
-        ctx, q, k, v, None, sinks, cells, rows, **_params(scale, max_bias, logit_softcap)
-    )
+        ctx, q, k, v, None, sinks, cells, rows,
+        **_params(scale, max_bias, logit_softcap), bias_scale=float(bias_scale),
+    )  # fmt: skip
 
 
 def _params(scale: float, max_bias: float, logit_softcap: float) -> dict[str, float]:

@@ -1,9 +1,10 @@
 """LLaMA: RMS norm, rotary attention with grouped keys and values, SwiGLU.
 
 Also Mistral, SmolLM, TinyLlama and others that GGUF files call ``llama``. Biases are optional, a
-missing ``output.weight`` means that the embedding serves twice, ``rope_freqs`` holds llama-3's
-frequency factors.
-Source: Touvron et al. 2023, "LLaMA"; llama.cpp, ``llm_build_llama``.
+missing ``output.weight`` means that the embedding serves twice, and with ``expert_count`` the
+feed-forward part is made of experts (Mixtral).
+Source: Touvron et al. 2023, "LLaMA"; Jiang et al. 2023, "Mistral 7B"; llama.cpp,
+``llm_build_llama``.
 """
 
 from __future__ import annotations
@@ -18,13 +19,21 @@ from ..convert.mapping import (
     Convert,
     Tensors,
     base_keys,
+    hidden_act,
     interleave_rope,
     kv_heads,
 )
-from ..graph.builder import GraphBuilder
-from ..hparams import Values
+from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..hparams import Key, Values
 
-HPARAMS: Values = {}
+HPARAMS: Values = {"n_swa": Key("attention.sliding_window", 0), "swa_period": 0}
+
+EXPERTS = {
+    "blk.{i}.ffn_gate_inp.weight": ("n_embd", "n_expert"),
+    "blk.{i}.ffn_gate_exps.weight": ("n_embd", "n_ff_exp", "n_expert"),
+    "blk.{i}.ffn_up_exps.weight": ("n_embd", "n_ff_exp", "n_expert"),
+    "blk.{i}.ffn_down_exps.weight": ("n_ff_exp", "n_embd", "n_expert"),
+}
 
 TENSORS = {  # a layer's weights in the order of their use
     "blk.{i}.attn_norm.weight": ("n_embd",),
@@ -43,7 +52,8 @@ TENSORS = {  # a layer's weights in the order of their use
     "blk.{i}.ffn_up.bias?": ("n_ff",),
     "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
     "blk.{i}.ffn_down.bias?": ("n_embd",),
-    "rope_freqs.weight?": ("n_rot/2",),
+    **EXPERTS,
+    **ROPE_FACTORS,
     "output_norm.weight": ("n_embd",),
     "token_embd.weight": ("n_embd", "n_vocab"),
     "output.weight?": ("n_embd", "n_vocab"),
@@ -52,23 +62,31 @@ TENSORS = {  # a layer's weights in the order of their use
 
 def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return decoder(b, "silu")
+
+
+def decoder(b: GraphBuilder, act: str, up_act: str = "") -> Tensor:
+    """``build_graph`` with other activations; see ``GraphBuilder.ffn``."""
     n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(n_layer):
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(cur, i)
-        cur = b.attention(b.rope(q, f"Qcur-{i}"), b.rope(k, f"Kcur-{i}"), v, i)  # [n_embd_q, T]
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
         if i == n_layer - 1:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = cur.set_name(f"ffn_inp-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(cur, i, "silu", residual=inp).set_name(f"l_out-{i}")
+        inp = b.ffn(cur, i, act, residual=inp, up_act=up_act).set_name(f"l_out-{i}")
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    return base_keys(config) | {"vocab_size": config["vocab_size"]}
+    keys = base_keys(config) | hidden_act(config, "silu") | {"vocab_size": config["vocab_size"]}
+    if config.get("sliding_window"):
+        keys["attention.sliding_window"] = int(config["sliding_window"])
+    return keys
 
 
 def _change(name: str, x: Array, config: Config) -> Tensors:
@@ -78,7 +96,7 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
 
 
 CONVERT = Convert(
-    models=("LlamaForCausalLM", "MistralForCausalLM"),
+    models=("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
     tensors={
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
@@ -90,22 +108,82 @@ CONVERT = Convert(
         "model.layers.{i}.mlp.gate_proj.*": "blk.{i}.ffn_gate.*",
         "model.layers.{i}.mlp.up_proj.*": "blk.{i}.ffn_up.*",
         "model.layers.{i}.mlp.down_proj.*": "blk.{i}.ffn_down.*",
+        "model.layers.{i}.block_sparse_moe.gate.weight": "blk.{i}.ffn_gate_inp.weight",
+        "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight": "blk.{i}.ffn_gate_exps.weight",
+        "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight": "blk.{i}.ffn_down_exps.weight",
+        "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight": "blk.{i}.ffn_up_exps.weight",
         "model.norm.weight": "output_norm.weight",
         "lm_head.weight": "output.weight",
     },
     keys=_keys,
     change=_change,
 )
+_TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "vocab_size": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+_MISTRAL = {
+    **_TINY,
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "sliding_window": None,
+}
+
+
+def _scaled(**rope: Any) -> dict[str, Any]:
+    return {**_TINY, "rope_parameters": {"rope_theta": 10000.0, **rope}}
+
+
 TINY = {
-    "llama": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "vocab_size": 512,
+    "llama": _TINY,
+    "llama_biases": {
+        **_TINY,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+        "head_dim": 32,
+    },
+    "llama_relu": {**_TINY, "hidden_act": "relu", "num_key_value_heads": 4},
+    "llama_linear": _scaled(rope_type="linear", factor=4.0),
+    "llama_dynamic": _scaled(rope_type="dynamic", factor=2.0),
+    "llama_llama3": _scaled(
+        rope_type="llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=32,
+    ),
+    "llama_yarn": _scaled(rope_type="yarn", factor=8.0, original_max_position_embeddings=32),
+    "llama_yarn_attention": _scaled(
+        rope_type="yarn",
+        factor=4.0,
+        original_max_position_embeddings=64,
+        attention_factor=0.7,
+        beta_fast=4.0,
+        beta_slow=0.5,
+    ),
+    "llama_longrope": _scaled(
+        rope_type="longrope",
+        factor=16.0,
+        original_max_position_embeddings=16,
+        long_factor=[1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0],
+        short_factor=[1.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6],
+    ),
+    "mistral": {**_MISTRAL, "sliding_window": 16},
+    "mixtral": {
+        **_MISTRAL,
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
     },
 }

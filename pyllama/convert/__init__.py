@@ -1,1 +1,25 @@
-"""From a Hugging Face folder to a GGUF file."""
+"""From a Hugging Face folder to a GGUF file.
+
+    from pyllama.convert import convert
+
+    path = convert("Llama-3.2-1B", "llama.gguf", outtype="bf16")
+
+Importing it loads nothing: architectures import ``convert.mapping``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .conversion import Options, convert
+
+__all__ = ["Options", "convert"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from . import conversion
+
+        return getattr(conversion, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

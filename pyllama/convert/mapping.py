@@ -6,7 +6,7 @@
         keys=lambda config: base_keys(config) | {"attention.layer_norm_epsilon": 1e-5},
     )
 
-Only declarations and pure functions of arrays: reading and writing files is ``convert.convert``'s.
+Only declarations and pure functions of arrays: reading and writing files is ``conversion``'s.
 Names of keys are llama.cpp's, without ``{arch}.``.
 Source: llama.cpp, ``convert_hf_to_gguf.py``.
 """
@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError
+from .rope import Config as Config
+from .rope import rope_factors, rope_keys
 
 Array = npt.NDArray[Any]
-Config = Mapping[str, Any]  # a parsed config.json
 Tensors = dict[str, Array]
 
 
@@ -40,15 +41,23 @@ class Convert:
         tensors: checkpoint's name -> GGUF's name. ``{i}`` is the layer; ``{e}`` an expert, whose
             matrices are stacked into one tensor; ``*`` stands for ``weight`` and ``bias``.
         keys: the metadata of config.json, without ``{arch}.``.
-        change: the tensors that one of the checkpoint's (under its new name) becomes.
+        change: the tensors that one of the checkpoint's (float32, under its new name; an expert's
+            before it is stacked) becomes. It must not write to what it is given, and names and
+            shapes must not depend on the layer.
+        extra: tensors that are made of config.json alone.
         ignored: patterns of names that are not needed (``fnmatch``).
+        prefix: what some checkpoints leave out at the beginning of every name.
+        add_bos: whether a text begins with BOS where the tokenizer's files do not say.
     """
 
     models: tuple[str, ...]
     tensors: Mapping[str, str]
     keys: Callable[[Config], dict[str, Any]]
     change: Callable[[str, Array, Config], Tensors] = _unchanged
+    extra: Callable[[Config], Tensors] = rope_factors
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
+    prefix: str = ""
+    add_bos: bool | None = None
 
 
 # GGUF's key -> the names that configs have for it
@@ -59,9 +68,13 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "feed_forward_length": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
     "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
     "attention.head_count_kv": ("num_key_value_heads",),
+    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
     "attention.key_length": ("head_dim",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    "vocab_size": ("vocab_size",),
 }
 
 
@@ -74,7 +87,7 @@ def base_keys(config: Config) -> dict[str, Any]:
             keys[key] = np.float32(value) if key.endswith("epsilon") else int(value)
     if "attention.key_length" in keys:
         keys["attention.value_length"] = keys["attention.key_length"]
-    return keys
+    return keys | rope_keys(config)
 
 
 def kv_heads(config: Config) -> int:
@@ -94,3 +107,63 @@ def interleave_rope(x: Array, n_head: int) -> Array:
         raise ModelError(f"{x.shape[0]} rows do not divide into {n_head} heads of even size")
     halves = x.reshape(n_head, 2, -1, *x.shape[1:])  # [n_head, 2, head_dim / 2, ...]
     return halves.swapaxes(1, 2).reshape(x.shape)
+
+
+_ACTS = {  # Hugging Face's names of activations -> ``UNARY``'s
+    "gelu": "gelu_erf",
+    "gelu_fast": "gelu",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "quick_gelu": "gelu_quick",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+def hidden_act(config: Config, usual: str) -> dict[str, str]:
+    """The key of the feed-forward part's activation, where it is not the architecture's usual one.
+
+    Args:
+        usual: a kind of ``UNARY``; also what a config that says nothing has.
+
+    Raises:
+        ModelError: the activation is unknown.
+    """
+    names = ("hidden_act", "hidden_activation", "activation_function", "activation")
+    given = next((config[name] for name in names if config.get(name) is not None), None)
+    if given is not None and given not in _ACTS:
+        raise ModelError(
+            f"config.json: activation {given!r} is not supported; there are: {', '.join(_ACTS)}"
+        )
+    act = usual if given is None else _ACTS[given]
+    return {} if act == usual else {"hidden_act": act}
+
+
+def check_config(config: Config, **wanted: Any) -> None:
+    """Refuse a variant: what config.json says must be as wanted, or missing. Raises: ModelError."""
+    for name, value in wanted.items():
+        got = config.get(name)
+        if got is not None and got != value:
+            raise ModelError(
+                f"config.json: {name} is {got!r}, want {value!r}; this variant is not supported"
+            )
+
+
+def regroup_qkv(x: Array, n_head: int, n_head_kv: int) -> Array:
+    """Rows of a fused matrix (or bias), so that all queries come first, then keys, then values.
+
+    Checkpoints have a group for each head of keys: its queries, its key, its value.
+
+    Shape:
+        NumPy order, x [(n_head + 2 * n_head_kv) * head_dim, ...] -> the same
+    """
+    heads = n_head + 2 * n_head_kv
+    if min(n_head, n_head_kv) < 1 or n_head % n_head_kv or x.shape[0] % heads:
+        raise ModelError(
+            f"{x.shape[0]} rows do not divide into {n_head} heads of queries and {n_head_kv} of "
+            "keys and of values"
+        )
+    groups = x.reshape(n_head_kv, heads // n_head_kv, -1, *x.shape[1:])
+    parts = groups[:, :-2], groups[:, -2], groups[:, -1]
+    return np.concatenate([part.reshape(-1, *x.shape[1:]) for part in parts])

@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from pyggml import ops
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.ops.glu import ACTIVATIONS
 from pyggml.tensor import Tensor
 
+from ..errors import ModelError
 from ..hparams import HParams
 from ..kv_cache import KVCache
 from ..memory import Memory
+from .experts import GLU_OF, experts
 
 MOST_BEST = 16  # outputs: more are read for all of their logits, as by perplexity
-_GLU_OF = {act: kind for kind, act in ACTIVATIONS.items()}
+ROPE_FACTORS = {  # divisors of rope's angles: llama-3's; longrope's, by the size of the context
+    "rope_freqs.weight?": ("n_rot/2",),
+    "rope_factors_long.weight?": ("n_rot/2",),
+    "rope_factors_short.weight?": ("n_rot/2",),
+}
 
 
 class GraphBuilder:
@@ -66,6 +72,18 @@ class GraphBuilder:
         """Rows of the embedding for the ubatch's tokens: [n_embd, T]."""
         return ops.get_rows(self.ctx, self.weights[name], self.tokens).set_name("inp_embd")
 
+    def add_positions(self, x: Tensor) -> Tensor:
+        """``x`` plus the learned vectors of the tokens' positions: [n_embd, T]."""
+        table = self.weight("position_embd.weight")  # [n_embd, n_ctx_train]
+        rows = ops.get_rows(self.ctx, table, self.positions).set_name("pos_embd")
+        return ops.add(self.ctx, x, rows).set_name("inpL")
+
+    def weight(self, name: str) -> Tensor:
+        """A weight that this variant needs. Raises: ModelError."""
+        if name not in self.weights:
+            raise ModelError(f"tensor '{name}' is missing, which this {self.hparams.arch} needs")
+        return self.weights[name]
+
     def rms_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
         """RMS norm of rows times its weight."""
         norm = ops.rms_norm(self.ctx, x, self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
@@ -74,7 +92,7 @@ class GraphBuilder:
     def layer_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
         """Layer norm times its weight, plus its bias if the model has one."""
         norm = ops.norm(self.ctx, x, self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
-        y = ops.mul(self.ctx, norm, self.weights[f"{prefix}.weight"])
+        y = ops.mul(self.ctx, norm, self.weight(f"{prefix}.weight"))
         bias = self.weights.get(f"{prefix}.bias")
         if bias is not None:
             y = ops.add(self.ctx, y.set_name(f"{name}_w"), bias)
@@ -94,6 +112,8 @@ class GraphBuilder:
     def qkv(self, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of layer ``i``, from one matrix (``attn_qkv``) or from three.
 
+        Each head of q and k is normed where the model has ``attn_q_norm`` and ``attn_k_norm``.
+
         Shape:
             x [n_embd, T] -> q [head_dim, n_head, T], k and v [head_dim, n_head_kv, T]
         """
@@ -112,46 +132,59 @@ class GraphBuilder:
                 y = self._clamped(self.linear(x, f"blk.{i}.attn_{part}", f"{part.upper()}cur-{i}"))
                 parts.append(ops.reshape_3d(ctx, y, hp.head_dim, heads, self.n_tokens))
         q, k, v = parts
+        if f"blk.{i}.attn_q_norm.weight" in self.weights:
+            q = self.rms_norm(q, f"blk.{i}.attn_q_norm", f"Qcur_normed-{i}")
+            k = self.rms_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
         return q, k, v
 
     def _clamped(self, x: Tensor) -> Tensor:
         most = self.hparams.clamp_kqv
         return ops.clamp(self.ctx, x, -most, most) if most else x
 
-    def ffn(self, x: Tensor, i: int, act: str, residual: Tensor | None = None) -> Tensor:
-        """``down(act(up(x)))``, or ``down(act(gate(x)) * up(x))`` if the model has gates.
+    def ffn(
+        self, x: Tensor, i: int, act: str, residual: Tensor | None = None, up_act: str = ""
+    ) -> Tensor:
+        """``down(act(up(x)))``; ``down(act(gate(x)) * up(x))`` if there are gates; or experts.
 
         Args:
-            act: a kind of ``UNARY``, unless the model names another (``hidden_act``).
+            act: a kind of ``UNARY``, unless the model or the context names another.
+            up_act: a kind for ``up(x)`` behind gates; empty for none.
 
         Shape:
             x [n_embd, T] -> [n_embd, T]
         """
         ctx, act = self.ctx, self.hparams.hidden_act or act
+        if self.hparams.n_expert:
+            y = experts(self, x, i, act)
+            return y if residual is None else ops.add(ctx, y, residual).set_name(f"ffn_res-{i}")
         if f"blk.{i}.ffn_gate.weight" in self.weights:
             gate = self.linear(x, f"blk.{i}.ffn_gate", f"ffn_gate-{i}")
             up = self.linear(x, f"blk.{i}.ffn_up", f"ffn_up-{i}")
-            cur = ops.glu_split(ctx, gate, up, _GLU_OF[act]).set_name(f"ffn_{_GLU_OF[act]}-{i}")
+            if up_act:
+                up = ops.unary(ctx, up, up_act).set_name(f"ffn_up_{up_act}-{i}")
+            cur = ops.glu_split(ctx, gate, up, GLU_OF[act]).set_name(f"ffn_{GLU_OF[act]}-{i}")
         else:
             up = self.linear(x, f"blk.{i}.ffn_up", f"ffn_up-{i}")
             cur = ops.unary(ctx, up, act).set_name(f"ffn_{act}-{i}")
         return self.linear(cur, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=residual)
 
-    def rope(self, x: Tensor, name: str) -> Tensor:
-        """Rotate by position: [head_dim, n_head, T]."""
-        hp = self.hparams
-        freqs = self.weights.get("rope_freqs.weight")
-        return ops.rope_ext(
-            self.ctx,
-            x,
-            self.positions,
-            freqs,
-            n_dims=hp.n_rot,
-            mode=int(ops.RopeMode.NEOX if hp.rope_neox else ops.RopeMode.NORMAL),
-            n_ctx_orig=hp.n_ctx_train,
-            freq_base=hp.rope_freq_base,
-            freq_scale=hp.rope_freq_scale,
-        ).set_name(f"{name} (roped)")
+    def rope(self, x: Tensor, name: str, layer: int = 0) -> Tensor:
+        """Rotate by position, where the model does, with the layer's base.
+
+        Shape:
+            x [head_dim, n_head, T] -> the same
+        """
+        turned = self._turned(x, self.hparams.rope(layer))
+        return turned if turned is x else turned.set_name(f"{name} (roped)")
+
+    def _turned(self, x: Tensor, params: Mapping[str, Any]) -> Tensor:
+        if not params["n_dims"]:
+            return x
+        kind = "rope_freqs" if "rope_freqs.weight" in self.weights else "rope_factors_short"
+        if self.hparams.rope_long:
+            kind = "rope_factors_long"
+        freqs = self.weights.get(f"{kind}.weight")
+        return ops.rope_ext(self.ctx, x, self.positions, freqs, **params)
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None
@@ -172,6 +205,7 @@ class GraphBuilder:
             new = ops.permute(ctx, new, 0, 2, 1, 3)  # [head_dim, T, n_head_kv]
             self.graph.build_forward_expand(ops.set_rows(ctx, cache, new, index))
         q = ops.permute(ctx, q, 0, 2, 1, 3)  # [head_dim, T, n_head]
+        scale = hp.attn_scale or 1 / math.sqrt(hp.head_dim)
         out = ops.flash_attn_cells(
             ctx,
             q,
@@ -179,10 +213,11 @@ class GraphBuilder:
             kv.v[layer],
             kv.cells,
             rows,
-            hp.attn_scale or 1 / math.sqrt(hp.head_dim),
+            scale,
             hp.max_alibi_bias,
             hp.attn_logit_softcap,
             sinks=sinks,
+            bias_scale=scale if hp.alibi_scaled else 1.0,
         ).set_name(f"kqv-{layer}")  # [head_dim, n_head, T]
         return ops.reshape_2d(ctx, out, hp.n_embd_q, self.n_tokens).set_name(f"kqv_out-{layer}")
 
@@ -194,9 +229,12 @@ class GraphBuilder:
         """
         ctx, index = self.ctx, self.kv_index[self.kv.caches.index(cache)]
         for i, k in cache.k.items():
+            params = self.hparams.rope(i)
+            yarn = 1 - 0.1 * math.log(params["freq_scale"]) if params["ext_factor"] else 1.0
+            params["attn_factor"] = 1 / yarn  # keys have their length already
             rows = ops.get_rows(ctx, k, cells)  # [head_dim, T, n_head_kv]
-            rows = self.rope(ops.permute(ctx, rows, 0, 2, 1, 3), f"cache_k_l{i}")
-            rows = ops.permute(ctx, rows, 0, 2, 1, 3)  # [head_dim, T, n_head_kv]
+            rows = self._turned(ops.permute(ctx, rows, 0, 2, 1, 3), params)
+            rows = ops.permute(ctx, rows.set_name(f"k_shifted-{i}"), 0, 2, 1, 3)
             self.graph.build_forward_expand(ops.set_rows(ctx, k, rows, index))
 
     def select_outputs(self, x: Tensor) -> Tensor:
@@ -206,10 +244,15 @@ class GraphBuilder:
     def output(self, x: Tensor) -> Tensor:
         """Logits, by the embedding's matrix where the model has no ``output.weight``."""
         prefix = "output" if "output.weight" in self.weights else "token_embd"
-        return self.linear(x, prefix, "result_output")
+        logits, cap = self.linear(x, prefix, "result_output"), self.hparams.final_logit_softcap
+        if cap:
+            logits = ops.unary(self.ctx, ops.scale(self.ctx, logits, 1 / cap), "tanh")
+            logits = ops.scale(self.ctx, logits, cap).set_name("result_output_cap")
+        return logits
 
     def finish(self, logits: Tensor) -> Tensor:
         """Complete the graph with its result."""
+        self.graph.build_forward_expand(self.positions)  # an input even where nobody reads it
         logits.set_output()
         self.graph.build_forward_expand(logits)
         if self.n_outputs <= MOST_BEST:

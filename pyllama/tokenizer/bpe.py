@@ -8,8 +8,13 @@ encoding is pure.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
+from .boundaries import SPACE, Joints, word_pattern
+from .characters import LOWER, WHITE
 from .merge import merge
-from .pretokenize import split
+from .pretokenize import Cutter, word_cutters
 from .vocab import Vocab
 from .words import WordEncoder
 
@@ -25,62 +30,68 @@ def _byte_alphabet() -> dict[int, str]:
 
 CHAR_OF_BYTE = _byte_alphabet()
 BYTE_OF_CHAR = {char: byte for byte, char in CHAR_OF_BYTE.items()}
+_LINE_WITHOUT_SPACE = re.compile(f"(?:^|(?<=\n))(?=[^\n{SPACE}])")
 
 
 class BPE(WordEncoder):
-    """Encoder of a "gpt2" or "gemma4" vocabulary.
+    """Encoder of a "gpt2", "gemma4" or "whitespace" vocabulary.
 
     Source: llama.cpp, ``llm_tokenizer_bpe_session``.
     """
 
     def __init__(self, vocab: Vocab) -> None:
         super().__init__()
-        # `regex` takes a while to import and a process that only decodes never needs it
-        import regex
-
         pre = vocab.pre
         assert pre is not None
+        self._pre = pre
         self._ids = vocab.ids
-        self._byte_level = pre.byte_level
-        self._ignore_merges = pre.ignore_merges
+        self._lowercase = vocab.lowercase and pre.drop_spaces
+        self._cut_word: Callable[[str], list[str]]
         n = len(vocab.merges)
         # reversed, so that of equal merges the first one's rank stays
         self._ranks = dict(zip(reversed(vocab.merges), range(n - 1, -1, -1), strict=True))
-        patterns = [regex.compile(f"({text})") for text in pre.regexes]
-        # Up to its main (longest) regex a list is applied to the text. What comes after it only
-        # cuts single words further, so it can hide behind the cache of words.
-        main = max(range(len(patterns)), key=lambda i: len(pre.regexes[i]))
-        self._cut_text, self._cut_word = patterns[: main + 1], patterns[main + 1 :]
-
-    def split(self, text: str) -> list[str]:
-        """Words of a text, in its own spelling."""
-        return split(text if self._byte_level else text.replace(" ", "\u2581"), self._cut_text)
-
-    def encode_word(self, word: str) -> tuple[int, ...]:
-        """Token ids of one word."""
-        ids: list[int] = []
-        for piece in split(word, self._cut_word):
-            ids += self._encode_piece(piece)
-        return tuple(ids)
-
-    def _encode_piece(self, piece: str) -> list[int]:
-        if self._byte_level:
-            piece = piece.encode().decode("latin-1").translate(CHAR_OF_BYTE)
-            whole = self._ignore_merges
+        if pre.byte_level:
+            self._cut_text, self._cut_word = word_cutters(pre.regexes)
         else:
-            whole = not piece.strip("\n")
-        if whole and piece in self._ids:
-            return [self._ids[piece]]
-        ids: list[int] = []
+            merged = [merge.replace(" ", "") for merge in vocab.merges]
+            self._cut_text = Cutter((*pre.regexes, word_pattern(merged)))
+            # a run of newlines may be a token that no merge makes
+            self._cut_word = Joints([*merged, "\n\n"]).cut
+
+    def split(self, text: str, begins: bool) -> list[str]:
+        """Words of a text, in its own spelling."""
+        pre = self._pre
+        if pre.drop_spaces:
+            text = text.translate(LOWER) if self._lowercase else text
+            return [word for word in self._cut_text(text) if word.strip(WHITE)]
+        if not pre.byte_level:
+            text = text.replace(" ", SPACE)
+        if pre.prefix_lines:
+            text = _LINE_WITHOUT_SPACE.sub(SPACE, text)
+        return self._cut_text(text)
+
+    def cut(self, word: str) -> list[str]:
+        """Pieces of a word."""
+        return self._cut_word(word)
+
+    def encode_piece(self, piece: str) -> list[int]:
+        """Token ids of one piece."""
+        pre, ids = self._pre, self._ids
+        if pre.byte_level:
+            piece = piece.encode().decode("latin-1").translate(CHAR_OF_BYTE)
+        whole = pre.ignore_merges or (pre.whole_newlines and not piece.strip("\n"))
+        if whole and piece in ids:
+            return [ids[piece]]
+        found: list[int] = []
         for symbol in merge(list(piece), self._ranks, " "):
-            token = self._ids.get(symbol)
-            ids += self._spell(symbol) if token is None else (token,)
-        return ids
+            token = ids.get(symbol)
+            found += self._spell(symbol) if token is None else (token,)
+        return found
 
     def _spell(self, symbol: str) -> list[int]:
         """Tokens of the bytes of a symbol that is no token; bytes without a token are dropped."""
         get = self._ids.get
-        if self._byte_level:
+        if self._pre.byte_level:
             found = [get(char) for char in symbol if char.isascii()]
         else:
             found = [get(f"<0x{byte:02X}>") for byte in symbol.encode()]

@@ -9,12 +9,30 @@ A stream keeps at most three bytes back.
 from __future__ import annotations
 
 import codecs
+import re
 from typing import Protocol
 
+from .boundaries import SPACE
 from .bpe import BYTE_OF_CHAR
+from .rwkv import unescape
 from .special import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
-from .spm import SPACE
 from .vocab import Vocab
+
+_CLEANING = (
+    (re.compile(r" (?=[?!.,])"), ""),
+    (re.compile(" ' "), "'"),
+    (re.compile(" (?='(?:[sm]|re|ve))"), ""),
+)
+
+
+def clean(text: str) -> str:
+    """A text without the spaces before punctuation and English endings.
+
+    Source: llama.cpp, ``llama_vocab::impl::detokenize``.
+    """
+    for pattern, replacement in _CLEANING:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def token_bytes(vocab: Vocab, token: int) -> bytes:
@@ -23,6 +41,8 @@ def token_bytes(vocab: Vocab, token: int) -> bytes:
     Source: llama.cpp, ``llama_vocab::impl::token_to_piece``.
     """
     text, kind = vocab.tokens[token], vocab.types[token]
+    if vocab.model == "rwkv":
+        return unescape(text)
     if kind == BYTE:
         return _byte_token(text)
     if kind == NORMAL and vocab.pre is not None and vocab.pre.byte_level:
@@ -31,7 +51,7 @@ def token_bytes(vocab: Vocab, token: int) -> bytes:
             bytes((BYTE_OF_CHAR[char],)) if char in BYTE_OF_CHAR else _utf8(char) for char in text
         )
     if kind == NORMAL:
-        return _utf8(text.replace(SPACE, " "))
+        return _utf8(text if vocab.model == "plamo2" else text.replace(SPACE, " "))
     return _utf8(text) if kind in (CONTROL, UNKNOWN, USER_DEFINED) else b""
 
 

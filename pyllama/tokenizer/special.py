@@ -180,17 +180,21 @@ def override_types(
 
 
 def space_swallowers(
-    model_name: str, pre: str, special: Iterable[int], ids: Mapping[str, int]
+    keys: Metadata, pre: str, special: Iterable[int], ids: Mapping[str, int]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Tokens that swallow white space on their left and on their right, when cut from text.
 
-    GGUF has no key for this; llama.cpp goes by the model's name, and so do we.
+    GGUF has no key for this; llama.cpp goes by names, and so do we.
     """
-    name = model_name.lower()
-    if any(part in pre for part in ("jina-v2-de", "jina-v2-es", "jina-v2-code")):
-        return frozenset(ids[text] for text in ("<mask>",) if text in ids), frozenset()
+    name = (keys.full_text("general.name") or "").lower()
+    architecture = keys.full_text("general.architecture") or ""
+
+    def found(*texts: str) -> frozenset[int]:
+        return frozenset(ids[text] for text in texts if text in ids)
+
+    masks = ("jina-v2-de", "jina-v2-es", "jina-v2-code", "mmbert")
+    if any(part in pre for part in masks) or architecture in ("nomic-bert-moe", "jina-bert-v3"):
+        return found("<mask>"), frozenset()
     if "phi-3" in name or "phi3" in name:
-        kept = {ids[text] for text in ("<unk>", "<s>", "<|endoftext|>") if text in ids}
-        also = {ids[text] for text in ("</s>",) if text in ids}
-        return frozenset(), frozenset((set(special) | also) - kept)
-    return frozenset(), frozenset()
+        return frozenset(), (found("</s>") | {*special}) - found("<unk>", "<s>", "<|endoftext|>")
+    return found("[MASK]") if "modern-bert" in name else frozenset(), frozenset()

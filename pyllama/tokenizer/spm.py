@@ -12,17 +12,14 @@ import re
 import numpy as np
 
 from ..errors import TokenizerError
+from .boundaries import SPACE, Joints, word_pattern
 from .merge import merge
 from .vocab import Vocab
 from .words import WordEncoder
 
-SPACE = "\u2581"
-_SPACE_INSIDE = re.compile(f"[^{SPACE}]{SPACE}")
-_WORD = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
-
 
 class SPM(WordEncoder):
-    """Encoder of a "llama" vocabulary. The space before a text is the caller's to add.
+    """Encoder of a "llama" vocabulary.
 
     Source: llama.cpp, ``llm_tokenizer_spm_session``.
     """
@@ -34,22 +31,27 @@ class SPM(WordEncoder):
         # equal scores get equal ranks; of equal texts the last token counts, as in `ids`
         self._ranks: dict[str, int] = dict(zip(vocab.tokens, ranks.tolist(), strict=True))
         self._unk = vocab.roles.get("unk")
-        # Where no token has a space after another character, no merge can cross from a word
-        # into the next one's space, and words can be encoded (and cached) one by one.
-        self._has_words = not any(map(_SPACE_INSIDE.search, vocab.tokens))
+        self._find_words = re.compile(word_pattern(vocab.tokens)).findall
+        self._joints = Joints(vocab.tokens)
+        self._prefix = " " if vocab.add_space_prefix else ""
 
-    def split(self, text: str) -> list[str]:
-        """Words with the spaces before them, or the whole text if tokens may span words."""
-        text = text.replace(" ", SPACE)
-        return _WORD.findall(text) if self._has_words else [text]
+    def split(self, text: str, begins: bool) -> list[str]:
+        """Words with the spaces before them."""
+        if begins:
+            text = self._prefix + text
+        return self._find_words(text.replace(" ", SPACE))
 
-    def encode_word(self, word: str) -> tuple[int, ...]:
-        """Token ids of one word."""
+    def cut(self, word: str) -> list[str]:
+        """Pieces of a word."""
+        return self._joints.cut(word)
+
+    def encode_piece(self, piece: str) -> list[int]:
+        """Token ids of one piece."""
         ids: list[int] = []
-        for symbol in merge(list(word), self._ranks, ""):
+        for symbol in merge(list(piece), self._ranks, ""):
             token = self._ids.get(symbol)
             ids += self._spell(symbol) if token is None else (token,)
-        return tuple(ids)
+        return ids
 
     def _spell(self, symbol: str) -> list[int]:
         """Byte tokens of a character that is no token, or the unknown token."""

@@ -9,21 +9,36 @@ See the package's docstring for what it promises.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
 from ..errors import TokenizerError
 from .bpe import BPE
 from .cut import SpecialCutter
-from .detokenize import token_bytes
+from .detokenize import clean, token_bytes
 from .metadata import Metadata
+from .plamo2 import Plamo2
+from .rwkv import RWKV
 from .special import CONTROL, UNKNOWN
 from .spm import SPM
+from .ugm import UGM
 from .vocab import Vocab, read_vocab
+from .wordpiece import WordPiece
 from .words import WordEncoder
 
 log = logging.getLogger(__name__)
+
+_ENCODERS: dict[str, Callable[[Vocab], WordEncoder]] = {
+    "llama": SPM,
+    "gpt2": BPE,
+    "gemma4": BPE,
+    "whitespace": BPE,
+    "bert": WordPiece,
+    "t5": UGM,
+    "rwkv": RWKV,
+    "plamo2": Plamo2,
+}
 
 
 def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -106,44 +121,62 @@ class Tokenizer:
         Raises:
             TokenizerError: The vocabulary has no token for a character and no unknown token.
         """
-        vocab, prefix = self.vocab, " " if self.vocab.add_space_prefix else ""
         ids: list[int] = []
-        after_special = True
+        begins = True
         for piece in self._cutter.cut(_without_surrogates(text), parse_special):
             if isinstance(piece, str):
-                ids += self._encoder.encode(prefix + piece if after_special else piece)
-                after_special = False
+                ids += self._encoder.encode(piece, begins)
             else:
                 ids.append(piece)
-                after_special = True
-        if add_special and vocab.add_bos:
-            if parse_special and ids[:1] == [vocab.roles["bos"]]:
+            begins = not isinstance(piece, str)
+        return self._with_ends(ids, parse_special) if add_special else ids
+
+    def _with_ends(self, ids: list[int], parse_special: bool) -> list[int]:
+        """The ids between BOS and EOS, as far as the model wants them and the text has none."""
+        begin, end = self.vocab.begin, self.vocab.end
+        if begin is not None:
+            if parse_special and ids[:1] == [begin]:
                 log.warning("the text already begins with the BOS token: no second one is added")
             else:
-                ids.insert(0, vocab.roles["bos"])
-        if add_special and vocab.add_eos:
-            ids.append(vocab.roles["eos"])
+                ids.insert(0, begin)
+        if end is not None:
+            if parse_special and ids[-1:] == [end] and len(ids) > 1:
+                log.warning("the text already ends with the EOS token: no second one is added")
+            else:
+                ids.append(end)
         return ids
 
-    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
+    def decode(
+        self, tokens: Iterable[int], *, special: bool = False, clean_spaces: bool | None = None
+    ) -> str:
         """Text of tokens: the inverse of `encode`.
 
-        The space that SPM puts before a text is taken off again, whether or not BOS precedes it.
+        The space that a vocabulary puts before a text is taken off again, whether or not BOS
+        precedes it.
 
         Args:
             tokens: Token ids.
             special: Spell special tokens out instead of leaving them out.
+            clean_spaces: Take out spaces before punctuation and "'s". By default only for
+                WordPiece, whose tokens do not know where spaces were; llama.cpp does so wherever
+                `Vocab.clean_spaces` says, and then loses spaces that were in the text.
 
         Raises:
             TokenizerError: The vocabulary has no such token.
         """
+        is_wordpiece = self.vocab.model == "bert"
         tokens = list(tokens)
-        head = tokens[:1] if tokens[:1] == [self.bos] else []
-        rest = b"".join(self.token_to_piece(token, special) for token in tokens[len(head) :])
-        if self.vocab.add_space_prefix:
-            rest = rest.removeprefix(b" ")
-        begin = b"".join(self.token_to_piece(token, special) for token in head)
-        return (begin + rest).decode("utf-8", "replace")
+        n_head = int(tokens[:1] == [self.bos])
+        head, text = (
+            b"".join(self.token_to_piece(token, special) for token in part).decode(
+                "utf-8", "replace"
+            )
+            for part in (tokens[:n_head], tokens[n_head:])
+        )
+        if clean_spaces or (clean_spaces is None and is_wordpiece):
+            text = clean(text)
+        prefixed = self.vocab.add_space_prefix or is_wordpiece
+        return head + (text.removeprefix(" ") if prefixed else text)
 
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
         """Bytes of one token; often no whole characters, see `TokenStream`.
@@ -166,7 +199,7 @@ class Tokenizer:
 
     @cached_property
     def _encoder(self) -> WordEncoder:
-        return SPM(self.vocab) if self.vocab.pre is None else BPE(self.vocab)
+        return _ENCODERS[self.vocab.model](self.vocab)
 
     @cached_property
     def _cutter(self) -> SpecialCutter:

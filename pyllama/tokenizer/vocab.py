@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..errors import TokenizerError
 from .metadata import PREFIX, Metadata
-from .pretokenize import PreTokenizer, pretokenizer
+from .pretokenize import PreTokenizer
+from .pretokenizers import PRE_TOKENIZERS, pretokenizer
 from .special import (
     CONTROL,
     NORMAL,
@@ -32,12 +33,37 @@ from .special import (
 
 log = logging.getLogger(__name__)
 
-# tokenizer.ggml.model -> ids of roles when the metadata is silent.
-_MODELS: dict[str, dict[str, int]] = {
-    "llama": {"bos": 1, "eos": 2, "unk": 0},
-    "gpt2": {},
-    "gemma4": {},
+
+@dataclass(frozen=True)
+class _Model:
+    """Defaults of a ``tokenizer.ggml.model``, and the arrays that it cannot do without.
+
+    Attributes:
+        roles: Id by role.
+        needs: Keys of arrays; scores that are missing count as zero.
+    """
+
+    roles: Mapping[str, int] = field(default_factory=dict)
+    needs: str = ""
+    add_bos: bool = False
+    add_eos: bool = False
+    add_space_prefix: bool = False
+    clean_spaces: bool = False
+
+
+_MODELS: dict[str, _Model] = {
+    "llama": _Model({"bos": 1, "eos": 2, "unk": 0}, "scores", add_bos=True, add_space_prefix=True),
+    "gpt2": _Model(needs="merges"),
+    "gemma4": _Model(needs="merges"),
+    "whitespace": _Model(needs="merges"),
+    "bert": _Model(
+        {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103}, add_bos=True, clean_spaces=True
+    ),
+    "t5": _Model({"eos": 1, "unk": 2, "pad": 0}, "scores charsmap", add_eos=True),
+    "rwkv": _Model(),
+    "plamo2": _Model({"bos": 1, "eos": 2, "unk": 0, "pad": 3}, "scores"),
 }
+_PREFIXING = ("llama", "t5")
 
 
 @dataclass(frozen=True)
@@ -45,11 +71,12 @@ class Vocab:
     """Tokens and everything that the metadata says about them.
 
     Attributes:
-        model: "llama" (SPM), "gpt2" (byte-level BPE) or "gemma4" (BPE on raw UTF-8).
-        pre: Pre-tokenizer; None for SPM, which has none.
+        model: "llama" (SPM), "gpt2" (byte-level BPE), "gemma4" (BPE on raw UTF-8), "whitespace"
+            (the same without spaces), "bert" (WordPiece), "t5" (UGM), "rwkv" or "plamo2".
+        pre: Pre-tokenizer of a BPE vocabulary; None for the others, which have none.
         tokens: Text by id, in the vocabulary's own spelling; invalid UTF-8 is surrogate-escaped.
         types: Token type by id (`special.CONTROL` ...).
-        scores: SPM merge score by id.
+        scores: SPM merge score, or logarithm of a probability, by id; empty for the others.
         merges: BPE merges "a b", best first.
         ids: Id by text.
         roles: Id by role: bos eos eot eom unk sep pad mask fim_pre fim_suf fim_mid ...
@@ -58,8 +85,13 @@ class Vocab:
         rstrip: Tokens that swallow the white space after them in a text.
         suppress: Tokens that must never be sampled.
         add_bos: Begin an encoded text with BOS.
-        add_eos: End an encoded text with EOS.
-        add_space_prefix: SPM puts a space before a text.
+        add_eos: End an encoded text with EOS; for WordPiece with SEP.
+        add_space_prefix: SPM and UGM put a space before a text.
+        clean_spaces: llama.cpp takes spaces before punctuation out of a detokenized text.
+        merge_spaces: UGM makes one space of several.
+        charsmap: UGM's precompiled rules of normalisation.
+        lowercase: WordPiece writes everything in lower case.
+        strip_accents: WordPiece leaves out accents.
     """
 
     model: str
@@ -77,6 +109,21 @@ class Vocab:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
+    clean_spaces: bool
+    merge_spaces: bool
+    charsmap: bytes
+    lowercase: bool
+    strip_accents: bool
+
+    @property
+    def begin(self) -> int | None:
+        """Token that an encoded text begins with."""
+        return self.roles["bos"] if self.add_bos else None
+
+    @property
+    def end(self) -> int | None:
+        """Token that an encoded text ends with."""
+        return self.roles["sep" if self.model == "bert" else "eos"] if self.add_eos else None
 
 
 def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
@@ -89,46 +136,75 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
     Source: llama.cpp, ``llama_vocab::impl::load``.
     """
     keys = Metadata(metadata)
-    model = keys.text("model")
-    if model is None:
-        raise TokenizerError(f"{PREFIX}model is missing: this file has no vocabulary")
-    if model not in _MODELS:
-        raise TokenizerError(
-            f"{PREFIX}model is {model!r}, which is not supported (supported: {', '.join(_MODELS)})"
-        )
+    model, kind = _read_model(keys)
     tokens = _read_tokens(keys)
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     types = _read_types(keys, len(tokens))
-    given = read_roles(keys, len(tokens), _MODELS[model])
+    given = read_roles(keys, len(tokens), kind.roles)
     detected = detect_roles(given, ids)
     roles = given | detected
     eog = find_eog(roles, ids)
     override_types(types, detected.values(), eog, ids)
 
-    is_spm = model == "llama"
     pre_name = "gemma4" if model == "gemma4" else keys.text("pre")
-    pre = None if is_spm else pretokenizer(pre_name)
+    pre = pretokenizer(pre_name) if "merges" in kind.needs else None
     special = [i for i, kind in enumerate(types) if kind in (CONTROL, USER_DEFINED, UNKNOWN)]
-    name = keys.full_text("general.name") or ""
-    lstrip, rstrip = space_swallowers(name, pre_name or "", special, ids)
-    add_bos = keys.flag("add_bos_token", default=True if pre is None else pre.add_bos)
+    lstrip, rstrip = space_swallowers(keys, pre_name or "", special, ids)
+    lowercase = keys.flag("normalizer.lowercase", default=model == "bert")
     return Vocab(
         model=model,
         pre=pre,
         tokens=tokens,
         types=types,
-        scores=_read_scores(keys, len(tokens)) if is_spm else [],
-        merges=[] if is_spm else _read_merges(keys),
+        scores=_read_scores(keys, len(tokens)) if "scores" in kind.needs else [],
+        merges=_read_merges(keys, pre_name) if pre is not None else [],
         ids=ids,
         roles=roles,
         eog=eog,
         lstrip=lstrip,
         rstrip=rstrip,
         suppress=_read_suppress(keys, len(tokens)),
-        add_bos=_usable("add_bos_token", add_bos or model == "gemma4", "bos", roles),
-        add_eos=_usable("add_eos_token", keys.flag("add_eos_token", False), "eos", roles),
-        add_space_prefix=is_spm and keys.flag("add_space_prefix", default=True),
+        **_read_ends(keys, model, pre, roles),
+        add_space_prefix=model in _PREFIXING
+        and keys.flag("add_space_prefix", default=kind.add_space_prefix),
+        clean_spaces=kind.clean_spaces if pre is None else pre.clean_spaces,
+        merge_spaces=keys.flag("remove_extra_whitespaces", default=False),
+        charsmap=_read_charsmap(keys) if "charsmap" in kind.needs else b"",
+        lowercase=lowercase,
+        strip_accents=keys.flag("normalizer.strip_accents", default=lowercase),
     )
+
+
+def _read_model(keys: Metadata) -> tuple[str, _Model]:
+    model = keys.text("model")
+    if model in (None, "none", "no_vocab"):
+        what = "missing" if model is None else f"{model!r}"
+        raise TokenizerError(f"{PREFIX}model is {what}: this file has no vocabulary")
+    if model not in _MODELS:
+        raise TokenizerError(
+            f"{PREFIX}model is {model!r}, which is not supported (supported: {', '.join(_MODELS)})"
+        )
+    return model, _MODELS[model]
+
+
+def _read_ends(
+    keys: Metadata, model: str, pre: PreTokenizer | None, roles: Mapping[str, int]
+) -> dict[str, bool]:
+    """Whether an encoded text gets a first and a last token."""
+    kind = _MODELS[model]
+    add_bos = keys.flag("add_bos_token", default=kind.add_bos if pre is None else pre.add_bos)
+    add_eos = keys.flag("add_eos_token", default=kind.add_eos)
+    if model == "rwkv":  # llama.cpp adds nothing, whatever the metadata says
+        add_bos = add_eos = False
+    if model == "bert":  # ... and always adds both
+        add_bos = add_eos = True
+    if pre == PRE_TOKENIZERS["gemma4"]:
+        add_bos = True
+    end = "sep" if model == "bert" else "eos"
+    return {
+        "add_bos": _usable("add_bos_token", add_bos, "bos", roles),
+        "add_eos": _usable("add_eos_token", add_eos, end, roles),
+    }
 
 
 def _read_tokens(keys: Metadata) -> list[str]:
@@ -163,7 +239,9 @@ def _read_scores(keys: Metadata, n_tokens: int) -> list[float]:
     return finite
 
 
-def _read_merges(keys: Metadata) -> list[str]:
+def _read_merges(keys: Metadata, pre: str | None) -> list[str]:
+    if pre == "kimi-k2" and "merges" not in keys:
+        return []  # as in llama.cpp, which finds such files' tokens without them
     merges = keys.strings("merges")
     bad = [i for i, merge in enumerate(merges) if " " not in merge]
     if bad:
@@ -172,6 +250,13 @@ def _read_merges(keys: Metadata) -> list[str]:
             "between: the file is damaged"
         )
     return merges
+
+
+def _read_charsmap(keys: Metadata) -> bytes:
+    if "precompiled_charsmap" not in keys:
+        return b""
+    rules = keys.numbers("precompiled_charsmap", "iu")
+    return rules.astype(np.uint8).tobytes()
 
 
 def _read_suppress(keys: Metadata, n_tokens: int) -> frozenset[int]:

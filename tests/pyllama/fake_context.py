@@ -20,6 +20,7 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted
 from pyllama.batch import Batch
 from pyllama.errors import BatchError, ContextFull
+from pyllama.overrides import Overrides
 from pyllama.tokenizer import load_tokenizer
 
 from .tokenizer.vocabularies import spm
@@ -47,10 +48,7 @@ class FakeModel:
 
     def __init__(self, text: str = "") -> None:
         self.text = [*TOKENIZER.encode(text, add_special=False), EOS]
-        self.hparams = SimpleNamespace(
-            n_vocab=TOKENIZER.n_vocab, n_embd=8, n_ctx_train=512,
-            rope_freq_base=10000.0, rope_freq_scale=1.0,
-        )  # fmt: skip
+        self.hparams = SimpleNamespace(n_vocab=TOKENIZER.n_vocab, n_embd=8, n_ctx_train=512)
         self.closed = False
 
     def logits(self, tokens: list[int]) -> np.ndarray:
@@ -93,8 +91,9 @@ class FakeContext:
         self, model: Any, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512,
         n_threads: int | None = None, n_threads_batch: int | None = None,
         type_k: GGMLType = GGMLType.F16, type_v: GGMLType = GGMLType.F16,
+        overrides: Overrides | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.types = model, (type_k, type_v)
+        self.model, self.types, self.overrides = model, (type_k, type_v), overrides
         self.n_ctx = self.n_ctx_seq = n_ctx or model.hparams.n_ctx_train
         self.n_batch, self.n_ubatch = min(n_batch, self.n_ctx), n_ubatch
         self.n_threads = self.n_threads_batch = n_threads or 1

@@ -7,7 +7,7 @@ path = write_model(tmp_path / "x.gguf", spec, weights, GGMLType.F16)
 
 from __future__ import annotations
 
-import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.dtype import GGMLType
-from pyggml.gguf import write_gguf
+from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.quants import quantize
 from pyllama import Batch, Context
 
@@ -144,41 +144,19 @@ def state(context: Context) -> tuple[Any, ...]:
 HF_SPEC = Spec(
     n_layer=3, n_embd=64, n_ff=160, n_head=4, n_head_kv=2, head_dim=16, n_vocab=512, tied=False
 )
-_HF_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
-def hf_weights() -> Weights:
-    """The checkpoint's weights in GGUF's names and order of rows."""
-    data = (HF_LLAMA / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    weights: Weights = {}
-    for name, info in json.loads(data[8:start]).items():
-        if name == "__metadata__":
-            continue
-        first, last = (start + offset for offset in info["data_offsets"])
-        value = np.frombuffer(data[first:last], np.float32).reshape(info["shape"])
-        for part, heads in (("q_proj", HF_SPEC.n_head), ("k_proj", HF_SPEC.n_head_kv)):
-            if part in name:  # half-split rotary pairs become neighbours
-                halves = value.reshape(heads, 2, -1, value.shape[1])
-                value = halves.swapaxes(1, 2).reshape(value.shape)
-        weights[_gguf_name(name)] = value
-    return weights
+def hf_folder(path: Path) -> Path:
+    """Make ``path`` the checkpoint's folder, to convert it or to damage it first."""
+    shutil.copytree(HF_LLAMA, path, copy_function=shutil.copyfile)
+    shutil.copyfile(DATA / "llama" / "tokenizer.model", path / "tokenizer.model")
+    return path
 
 
-def _gguf_name(name: str) -> str:
-    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    stem = name.removesuffix(".weight")
-    if stem in whole:
-        return f"{whole[stem]}.weight"
-    _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{_HF_NAMES[part]}.weight"
+def hf_weights(converted: Path) -> Weights:
+    """The weights in an F32 file, shaped as NumPy has it."""
+    with GGUFFile(converted) as file:
+        return {
+            name: file.tensor_bytes(name).view(np.float32).reshape(t.ne[: t.n_dims][::-1])
+            for name, t in file.tensors.items()
+        }

@@ -31,6 +31,7 @@ def test_values_and_defaults(tmp_path: Path) -> None:
     wanted = HParams(
         arch="llama", n_ctx_train=256, n_embd=32, n_layer=2, n_ff=48, n_head=4, n_head_kv=2,
         head_dim=16, n_rot=8, n_vocab=261, norm_eps=0.25, rope_freq_base=5e5, rope_freq_scale=0.25,
+        swa_period=0,
     )  # fmt: skip
     assert hp == wanted and (hp.n_embd_q, hp.n_embd_kv) == (64, 32)
     needed = ("architecture", "_length", "block_count", "head_count")
@@ -46,6 +47,7 @@ def test_values_and_defaults(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
+EXPERTS = {"expert_count": 8, "expert_used_count": 2}
 BAD = {
     **{
         f"{key}={value}": {key: value}
@@ -67,9 +69,31 @@ BAD = {
     "head-of-12": {"attention.key_length": 12, "rope.dimension_count": 12},
     "odd-rotation": {"rope.dimension_count": 7},
     "more-than-a-head-turns": {"rope.dimension_count": 10},
-    "yarn": {"rope.scaling.type": "yarn"},
-    "longrope": {"rope.scaling.type": "longrope"},
-    "experts": {"expert_count": 8},
+    **{
+        f"{key}={value}": {key: f64(value)}
+        for key in (
+            "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor",
+            "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "expert_weights_scale",
+        )
+        for value in ("nan", "inf", "0", "-1")
+    },
+    **{
+        f"{key}={value}": {key: value}
+        for key in (
+            "rope.scaling.original_context_length", "attention.sliding_window", "expert_count",
+        )
+        for value in (-1, 1 << 31, 1 << 62)
+    },
+    "unknown-scaling": {"rope.scaling.type": "abacus"},
+    "yarn_ext_factor=inf": {"rope.scaling.yarn_ext_factor": f64("inf")},
+    "yarn_ext_factor=nan": {"rope.scaling.yarn_ext_factor": f64("nan")},
+    "yarn-of-base-1": {"rope.scaling.type": "yarn", "rope.freq_base": f64(1)},
+    "unknown-activation": {"hidden_act": "tanh"},
+    "experts-none-used": {"expert_count": 8},
+    "experts-too-many-used": {"expert_count": 8, "expert_used_count": 9},
+    "experts-of-no-columns": {**EXPERTS, "expert_feed_forward_length": 0},
+    "experts-of-too-many-columns": {**EXPERTS, "expert_feed_forward_length": 1 << 40},
+    "experts-chosen-by-sigmoid": {**EXPERTS, "expert_gating_func": 2},
 }  # fmt: skip
 
 
@@ -80,6 +104,36 @@ def test_a_value_out_of_range(tmp_path: Path, changes: dict[str, Any]) -> None:
         read(tmp_path / "x.gguf", metadata)
     message = str(error.value)
     assert "\n" not in message and "x.gguf" in message and "want" in message
+
+
+OWN = {  # keys that only some architectures read
+    "gpt2": {"attention.scale": "float", "attention.layer_norm_epsilon": "float"},
+    "mpt": {"attention.max_alibi_bias": "float", "attention.clamp_kqv": "float"},
+    "opt": {"token_embedding_length": "int", "attention.post_norm": "bool"},
+    "falcon": {"attention.max_alibi_bias": "float", "use_parallel_residual": "bool"},
+}
+HOSTILE: dict[str, list[Any]] = {
+    "float": [*(f64(x) for x in ("nan", "inf", "-inf", "-1", "1e-300", "1e300")), "much"],
+    "int": [-1, 1 << 31, 1 << 62, "many", 0.5],
+    "bool": [2, "yes", 0.0],
+}
+CASES = [
+    (arch, key, value)
+    for arch, keys in OWN.items()
+    for key, kind in keys.items()
+    for value in HOSTILE[kind]
+]
+
+
+@pytest.mark.parametrize(("arch", "key", "value"), CASES, ids=lambda x: str(x))
+def test_keys_of_some_architectures(tmp_path: Path, arch: str, key: str, value: Any) -> None:
+    metadata = {k.replace("llama.", f"{arch}."): v for k, v in Spec().metadata().items()}
+    metadata |= {"general.architecture": arch}
+    assert read(tmp_path / "x.gguf", metadata).arch == arch
+    with pytest.raises((ModelError, GGUFError)) as error:
+        read(tmp_path / "x.gguf", metadata | {f"{arch}.{key}": value})
+    message = str(error.value)
+    assert "\n" not in message and "x.gguf" in message and ("want" in message or key in message)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +153,39 @@ def test_no_scaling_whatever_the_factor(tmp_path: Path) -> None:
     assert read(tmp_path / "x.gguf", metadata).rope_freq_scale == 1.0
 
 
+def test_rope_of_a_layer(tmp_path: Path) -> None:
+    metadata = Spec(factor=4.0).metadata()
+    plain = read(tmp_path / "x.gguf", metadata).rope(0)
+    assert (plain["n_ctx_orig"], plain["ext_factor"], plain["freq_scale"]) == (256, 0.0, 0.25)
+    keys = {
+        "type": "yarn", "original_context_length": 64, "attn_factor": f32(0.5),
+        "yarn_attn_factor": f32(3), "yarn_beta_fast": f32(16), "yarn_beta_slow": f32(2),
+    }  # fmt: skip
+    hp = read(
+        tmp_path / "x.gguf", metadata | {f"llama.rope.scaling.{k}": v for k, v in keys.items()}
+    )
+    scaling = {
+        "n_ctx_orig": 64, "ext_factor": 1.0, "attn_factor": 1.5, "beta_fast": 16.0, "beta_slow": 2.0
+    }  # fmt: skip
+    assert hp.rope(0) == plain | scaling
+    hp = dataclasses.replace(hp, n_swa=8, swa_period=2, rope_freq_base_swa=500.0)
+    assert (hp.rope(0)["freq_base"], hp.rope(0)["freq_scale"]) == (500.0, 1.0)
+    assert hp.rope(1) == plain | scaling
+
+
+def test_experts(tmp_path: Path) -> None:
+    metadata = Spec().metadata() | {f"llama.{key}": value for key, value in EXPERTS.items()}
+    hp = read(tmp_path / "x.gguf", metadata)
+    assert (hp.n_expert, hp.n_expert_used, hp.n_ff_exp, hp.n_ff) == (8, 2, 48, 0)
+    assert hp.expert_weights_norm and hp.expert_weights_scale == 1
+    metadata["llama.expert_feed_forward_length"] = 24
+    assert read(tmp_path / "x.gguf", metadata).n_ff_exp == 24
+
+
 def test_an_unknown_architecture(tmp_path: Path) -> None:
     spec = Spec()
     keys = {k.replace("llama", "lama"): v for k, v in spec.metadata().items()}
     keys["general.architecture"] = "lama"
     path = write_model(tmp_path / "x.gguf", spec, random_weights(spec), metadata=keys)
-    with pytest.raises(ModelError, match="architecture 'lama' is not supported; there are: llama"):
+    with pytest.raises(ModelError, match="architecture 'lama' is not supported"):
         Model.load(path)

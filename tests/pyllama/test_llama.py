@@ -16,6 +16,7 @@ from pyllama import llama_base
 from pyllama.compat import NotSupported
 from pyllama.errors import BatchError, ContextFull, ModelError, PyllamaError
 from pyllama.llama import Llama, StoppingCriteriaList
+from pyllama.overrides import Overrides
 from pyllama.turns import ReentrantCall
 
 from .fake_context import BOS, EOS, FakeContext, FakeModel, ids
@@ -350,11 +351,11 @@ def test_arguments_that_cannot_be_obeyed(make: Any) -> None:
     with pytest.warns(UserWarning, match="no GPU backend"):
         make(n_gpu_layers=-1)
     assert make(type_k=0, type_v=8).context.types == (GGMLType.F32, GGMLType.Q8_0)
-    make(rope_freq_base=10000.0, type_k=1, chat_format="chatml", flash_attn=True)
+    make(type_k=1, chat_format="chatml", flash_attn=True)
     for options in (
         {"lora_path": "x"},
         {"embedding": True},
-        {"rope_freq_base": 5e5},
+        {"rope_scaling_type": 4},
         {"type_k": 2},
         {"type_v": 99},
     ):
@@ -368,6 +369,22 @@ def test_arguments_that_cannot_be_obeyed(make: Any) -> None:
             llama("x", **options)
     with pytest.raises(ValueError, match="did you mean chatglm4"):
         make(chat_format="chatlm")
+
+
+def test_rope_of_the_context(make: Any) -> None:
+    as_the_model = [
+        {},
+        {"rope_scaling_type": -1, "rope_freq_base": 0.0, "yarn_ext_factor": -1.0},
+        {"yarn_attn_factor": -1.0, "yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0},
+    ]
+    for options in as_the_model:
+        assert make(**options).context.overrides == Overrides()
+    given = {
+        "rope_freq_base": 5e5, "rope_freq_scale": 0.5, "yarn_ext_factor": 0.0,
+        "yarn_attn_factor": 2.0, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0, "yarn_orig_ctx": 99,
+    }  # fmt: skip
+    llama = make(rope_scaling_type=2, **given)
+    assert llama.context.overrides == Overrides(rope_scaling="yarn", **given)
 
 
 def test_only_a_verbose_one_prints(make: Any, capfd: pytest.CaptureFixture[str]) -> None:

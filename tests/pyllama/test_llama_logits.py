@@ -12,8 +12,18 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.quants import dequantize, quantize
 from pyllama import Batch, Context, Model
+from pyllama.convert import convert
 
-from .models import HF_LLAMA, HF_SPEC, Spec, Weights, hf_weights, random_weights, write_model
+from .models import (
+    HF_LLAMA,
+    HF_SPEC,
+    Spec,
+    Weights,
+    hf_folder,
+    hf_weights,
+    random_weights,
+    write_model,
+)
 from .tokenizer.vocabularies import cases
 
 F32, F16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q8_0
@@ -107,7 +117,8 @@ def recorded() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("hf") / "llama.gguf", HF_SPEC, hf_weights())
+    folder = hf_folder(tmp_path_factory.mktemp("hf") / "llama")
+    return convert(folder, outtype="f32")
 
 
 def test_transformers_logits_and_greedy_tokens(hf: Path, recorded: dict[str, np.ndarray]) -> None:
@@ -131,9 +142,9 @@ def test_the_files_tokenizer_is_sentencepieces(hf: Path) -> None:
 
 @pytest.mark.parametrize("type", SAME_WEIGHTS, ids=lambda type: type.name)
 def test_each_type_is_exact_and_the_same_bits_anyhow(
-    tmp_path: Path, type: GGMLType, recorded: dict[str, np.ndarray]
+    tmp_path: Path, type: GGMLType, hf: Path, recorded: dict[str, np.ndarray]
 ) -> None:
-    weights, tokens = hf_weights(), recorded["tokens"].tolist()
+    weights, tokens = hf_weights(hf), recorded["tokens"].tolist()
     path = write_model(tmp_path / "x.gguf", HF_SPEC, weights, type)
     model, in_place = Model.load(path), Model.load(path, repack=False, use_mmap=False)
     whole = logits(model, tokens, n_threads=1)

@@ -5,26 +5,14 @@ pyllama-gguf split --split-max-size 2G x.gguf x        # x-00001-of-00003.gguf .
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import click
 
-from ...options import INT32_MAX, Number
+from ...options import INT32_MAX, ByteCount, Number
 from ...output import progress_bar, write
 from ...tool import Tool, version_option
 from .files import gguf_argument
-
-_UNITS = {"M": 1000**2, "G": 1000**3}
-
-
-def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    match = re.fullmatch(r"([1-9]\d{0,8})([MG])", value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a number of M (10**6) or G (10**9) bytes: 2G.")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 @click.command("split", cls=Tool)
@@ -32,7 +20,7 @@ def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int
 @click.argument("prefix", type=click.Path(path_type=Path))
 @click.option("--split-max-tensors", type=Number(1, INT32_MAX),
               help="Most tensors in a part.  [default: 128]")  # fmt: skip
-@click.option("--split-max-size", callback=_bytes, metavar="N(M|G)",
+@click.option("--split-max-size", type=ByteCount(),
               help="Most bytes of tensors in a part.")  # fmt: skip
 @click.option("--no-tensor-first-split", is_flag=True, help="Only metadata in the first part.")
 @click.option("--dry-run", is_flag=True, help="Only say how it would be cut.")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pyllama.tokenizer import load_tokenizer
 from pyllama.tokenizer.merge import SHORT, merge
-from pyllama.tokenizer.pretokenize import PRE_TOKENIZERS
+from pyllama.tokenizer.pretokenizers import PRE_TOKENIZERS
+from pyllama.tokenizer.words import KEPT_WORDS, Memo
 
 from .vocabularies import DATA, bpe, cases, gpt2_metadata, spm, spm_metadata
 
@@ -153,12 +154,13 @@ def test_time_of_long_words_is_not_quadratic(llama, text: str) -> None:
         assert tokenizer.decode(ids) == text
 
 
-def test_the_cache_of_words_is_bounded() -> None:
-    tokenizer = load_tokenizer(bpe("a b"))
-    tokenizer.encode(" ".join(f"w{i:x}" for i in range(5000)) + "z" * 1000)
-    info = tokenizer._encoder._cached.cache_info()
-    assert info.maxsize == 1 << 15
-    assert 0 < info.currsize <= info.maxsize
+def test_what_is_remembered_is_bounded() -> None:
+    memo = Memo(len)
+    for i in range(KEPT_WORDS + 5):
+        assert memo[f"{i:x}"] == len(f"{i:x}")
+    assert len(memo) == 5
+    assert memo["z" * 1000] == 1000
+    assert "z" * 1000 not in memo
 
 
 def test_missing_and_unknown_pretokenizers_warn(caplog: pytest.LogCaptureFixture) -> None:

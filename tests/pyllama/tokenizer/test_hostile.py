@@ -100,7 +100,8 @@ def test_flipped_items(base: str, data: st.DataObject) -> None:
     ("change", "message"),
     [
         ({"model": None}, "model is missing"),
-        ({"model": "t5"}, "'t5', which is not supported"),
+        ({"model": "t7"}, "'t7', which is not supported"),
+        ({"model": "none"}, "model is 'none': this file has no vocabulary"),
         ({"model": 3}, "model is not a string"),
         ({"tokens": None}, "tokens is missing"),
         ({"tokens": []}, "tokens is empty"),

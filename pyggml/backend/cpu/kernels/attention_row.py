@@ -36,7 +36,7 @@ from ..simd.math import exp_f32, tanh_f32
 CHUNK = 256  # keys
 # Parameters of the kernels.
 SCALE, BIAS_0, BIAS_1, N_HEAD_LOG2, SOFTCAP, TOKENS, SPLITS, PARTIAL = range(8)
-QUANTIZE, F16_MASK, DIRECT_ROWS = range(8, 11)
+QUANTIZE, F16_MASK, DIRECT_ROWS, BIAS_SCALE = range(8, 12)
 
 
 @inline
@@ -77,6 +77,7 @@ def bias(node, s, t, head, sequence, stream, first, n):  # type: ignore[no-untyp
             slope = np.float32(m0 ** np.float32(head + 1))
         else:
             slope = np.float32(float_param(node, BIAS_1) ** np.float32(2 * (head - n2) + 1))
+        slope *= float_param(node, BIAS_SCALE)
         if data(node, SRC6) != 0:
             p = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[3]
             cells = i32_ptr(data(node, SRC5) + sequence * nb(node, SRC5, 2))

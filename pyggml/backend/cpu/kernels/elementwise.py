@@ -1,8 +1,9 @@
-"""Ops that are one function for every element: the functions, and a kernel for each and each type.
+"""Ops that are one function for every element, with the quantization of the result.
 
-    low.launch(element_kernel("silu", F32), node, (parts,), chunks)
-    low.launch(element_kernel("clamp", F32), node, (parts, low, high), chunks)
+    lower_element(low, node, "silu")
+    lower_element(low, node, "clamp", (least, most))
 
+There is a kernel for each function and type.
 Access: rows front to back, split inside long rows. The functions that models use vectorise;
 ``elu``, ``expm1``, ``softplus`` and ``xielu`` call libm.
 """
@@ -23,8 +24,9 @@ from ....jit import Kernel, inline_strict, kernel
 from ....ops.op import ALL_FLOATS
 from ....tensor import Tensor
 from ..abi import DST, SRC0, first_row, float_param, int_param, ne, nrows, row_address
+from ..layout import Q8_BLOCK
 from ..lowering import Lowering
-from ..simd.element import put, take
+from ..simd.element import F32, put, take
 from ..simd.math import (
     abs_f32,
     exp_f32,
@@ -38,7 +40,10 @@ from ..simd.math import (
     tanh_f32,
     with_sign,
 )
+from .quantize import BLOCK, quantize_row
 from .span import columns, split
+
+QUANTIZE = 1  # parameter
 
 ZERO, HALF, ONE, THREE, SIX = (np.float32(v) for v in (0, 0.5, 1, 3, 6))
 
@@ -206,13 +211,16 @@ def _function(kind, x, a=ZERO, b=ZERO, c=ZERO, d=ZERO):  # type: ignore[no-untyp
 
 @cache
 def element_kernel(name: str, fmt: int) -> Kernel:
-    """The kernel of a function for a type. Parameters: parts of a row, the function's numbers."""
+    """The kernel of a function for a type.
+
+    Parameters: parts of a row, where to quantize to (or 0), the function's numbers.
+    """
     kind = IDS[name]
 
     def element(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n, parts = ne(node, DST, 0), int_param(node, 0)
-        a, b = float_param(node, 1), float_param(node, 2)
-        c, d = float_param(node, 3), float_param(node, 4)
+        n, parts, out = ne(node, DST, 0), int_param(node, 0), int_param(node, QUANTIZE)
+        a, b = float_param(node, 2), float_param(node, 3)
+        c, d = float_param(node, 4), float_param(node, 5)
         units = nrows(node, DST) * parts
         for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
             row = u // parts
@@ -220,6 +228,9 @@ def element_kernel(name: str, fmt: int) -> Kernel:
             x, y = row_address(node, SRC0, row), row_address(node, DST, row)
             for i in range(begin, end):
                 put(fmt, y, i, function(kind, take(fmt, x, i), a, b, c, d))
+            if fmt == F32 and out != 0:
+                block = row * (n // BLOCK) + begin // BLOCK
+                quantize_row(y + 4 * begin, out + block * Q8_BLOCK, end - begin)
 
     made = kernel(element)
     made.name = f"{name}_{GGMLType(fmt).name.lower()}"
@@ -237,4 +248,7 @@ def lower_element(
 ) -> None:
     """Launch the kernel of a function; ``grain``: elements of a chunk, 1024 are 1 us of exp."""
     parts, chunks = split(low, node, grain)
-    low.launch(element_kernel(name, int(node.type)), node, (parts, *numbers), chunks)
+    made = element_kernel(name, int(node.type))
+    launch = low.launch(made, node, (parts, 0, *numbers), chunks)
+    if node.type is GGMLType.F32:
+        launch.quantize_param = QUANTIZE

@@ -21,6 +21,7 @@ from ..abi import (
     SRC0,
     SRC1,
     SRC2,
+    SRC3,
     data,
     f32_ptr,
     first_row,
@@ -30,13 +31,16 @@ from ..abi import (
 )  # fmt: skip
 from ..buffer import is_repacked
 from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
-from ..lowering import Lowering, byte_range, fuses, lowers
+from ..lowering import Lowering, fuses, lowers
 from ..simd.element import F32, put, take
 from ..simd.interleave import pack_group
 from ..simd.tile import fetch_ahead, fetched_lines, float_tile, q_tile
 from ..simd.vector import LINE
+from .binary import ADD as SUM
+from .binary import combine
 from .elementwise import IDS, function
 from .quantize import add_quantize, quantize_row
+from .span import overlap
 from .widen import add_widen
 
 _TOKENS = 64  # tokens of a chunk
@@ -60,15 +64,20 @@ def _in_stream(chunk, n, streams):  # type: ignore[no-untyped-def]
 
 @inline
 def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no-untyped-def]
-    """Move a tile to the result, adding the residual or bias if there is one."""
+    """Move a tile to the result, adding bias and residual where there are any."""
     for k in range(tokens):
         y = f32_ptr(out + (t + k) * stride + 4 * row)
         x = f32_ptr(tile + 4 * ROWS * k)
         if int_param(node, ADD) != 0:
             broadcast = 0 if ne(node, SRC2, 1) == 1 else nb(node, SRC2, 1)
             z = f32_ptr(data(node, SRC2) + (t + k) * broadcast + 4 * row)
-            for r in range(rows):
-                y[r] = x[r] + z[r]
+            if int_param(node, ADD) == 2:
+                u = f32_ptr(data(node, SRC3) + (t + k) * nb(node, SRC3, 1) + 4 * row)
+                for r in range(rows):
+                    y[r] = combine(SUM, combine(SUM, x[r], z[r]), u[r])
+            else:
+                for r in range(rows):
+                    y[r] = x[r] + z[r]
         else:
             for r in range(rows):
                 y[r] = x[r]
@@ -227,7 +236,7 @@ def _streams(low: Lowering, row_chunks: int) -> int:
     return low.n_threads if row_chunks % low.n_threads == 0 else 1
 
 
-def _launch(low: Lowering, node: Tensor, dst: Tensor, add: Tensor | None) -> None:
+def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
     w, x = node.src[0], node.src[1]
     assert w is not None and x is not None
     plain = not is_repacked(w)
@@ -243,39 +252,54 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, add: Tensor | None) -> Non
     launch = low.launch(
         mul_mat_kernel(int(w.type), plain),
         dst,
-        [row_chunks, token_chunks, address, int(add is not None), 0, streams],
+        [row_chunks, token_chunks, address, len(add), 0, streams],
         row_chunks * token_chunks * batch,
-        src=(w, x, add),
+        src=(w, x, *add),
         work=act,
         scratch=_TILE_BYTES + (group_bytes(w.type, w.ne[0]) if plain else 0),
     )
     launch.streams = w
 
 
-def _overlap(x: Tensor, y: Tensor) -> bool:
-    a, b = byte_range(x), byte_range(y)
-    return a[0] < b[1] and b[0] < a[1]
-
-
 @lowers("MUL_MAT", supports_mul_mat)
 def _lower_mul_mat(low: Lowering, node: Tensor) -> None:
-    _launch(low, node, node, None)
+    _launch(low, node, node)
+
+
+def _added(node: Tensor, total: Tensor) -> Tensor | None:
+    """What ``total`` adds to ``node``, where a matmul can: one row, or all of them."""
+    other = total.src[1] if total.src[0] is node else total.src[0]
+    if other is None or other.type is not GGMLType.F32 or other.nb[0] != 4 or total.nb != node.nb:
+        return None
+    bias = other.ne == (node.ne[0], 1, 1, 1) and total.src[1] is other
+    return other if bias or other.ne == node.ne else None
+
+
+def _may_add(node: Tensor, total: Tensor) -> bool:
+    """Whether ``total`` may be written while other chunks read what they multiply."""
+    w, x = node.src[0], node.src[1]
+    if w is None or x is None or not supports_mul_mat(node) or node.ne[2] * node.ne[3] != 1:
+        return False
+    return not any(overlap(total, t) for t in ([w] if w.type in QUANTIZED else [w, x]))
+
+
+@fuses("MUL_MAT", "ADD", "ADD")
+def _lower_mul_mat_add_add(low: Lowering, node: Tensor, biased: Tensor, total: Tensor) -> bool:
+    """A bias that all tokens share, then a residual."""
+    bias, residual = _added(node, biased), _added(biased, total)
+    if bias is None or residual is None or not _may_add(node, total):
+        return False
+    if bias.nrows != 1 or residual.ne != node.ne or overlap(bias, total):
+        return False
+    _launch(low, node, total, bias, residual)
+    return True
 
 
 @fuses("MUL_MAT", "ADD")
 def _lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
     """A residual, or a bias that all tokens share, is added where the matmul ends."""
-    w, x = node.src[0], node.src[1]
-    other = total.src[1] if total.src[0] is node else total.src[0]
-    if w is None or x is None or other is None or not supports_mul_mat(node):
-        return False
-    bias = other.ne == (node.ne[0], 1, 1, 1) and total.src[1] is other
-    if not (bias or other.ne == node.ne) or node.ne[2] * node.ne[3] != 1:
-        return False
-    if other.type is not GGMLType.F32 or other.nb[0] != 4 or total.nb != node.nb:
-        return False
-    read = [w] if w.type in QUANTIZED else [w, x]  # by other chunks, while this one writes
-    if any(_overlap(total, t) for t in read):
+    other = _added(node, total)
+    if other is None or not _may_add(node, total):
         return False
     _launch(low, node, total, other)
     return True

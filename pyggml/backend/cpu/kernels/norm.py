@@ -1,4 +1,4 @@
-"""RMS_NORM, with the multiplication by a weight behind it and the quantization of the result; NORM,
+"""RMS_NORM and NORM, with a weight (and a bias) behind them and the quantization of the result;
 L2_NORM and GROUP_NORM.
 
 A row (a group) belongs to one thread, and its sum has one order, so the bits depend on it alone.
@@ -12,12 +12,13 @@ import math
 import numpy as np
 
 from ....dtype import GGMLType
-from ....jit import inline, kernel
+from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
 from ..abi import (
     DST,
     SRC0,
     SRC1,
+    SRC2,
     data,
     first_row,
     float_param,
@@ -29,9 +30,10 @@ from ..abi import (
 from ..layout import Q8_BLOCK
 from ..lowering import Lowering, all_f32, fuses, lowers
 from ..simd.element import F32, put, take
+from .binary import ADD, MUL, combine
 from .quantize import BLOCK, quantize_row
 from .reduce import sum_f32
-from .span import may_write_over, repeated_row
+from .span import may_write_over, overlap, repeated_row
 
 EPS, QUANTIZE = 0, 1  # parameters
 
@@ -65,30 +67,37 @@ def rms_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def
             quantize_row(y, out + row * (n // BLOCK) * Q8_BLOCK, n)
 
 
-def _launch(low: Lowering, norm: Tensor, dst: Tensor, weight: Tensor | None) -> None:
+def _launch(low: Lowering, kernel: Kernel, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
     params = (float(norm.op_params["eps"]), 0)
-    src = (norm.src[0], weight)
-    launch = low.launch(rms_norm_f32, dst, params, low.row_chunks(dst), src=src)
+    src = (norm.src[0], *rows, None, None)[:3]  # kernels ask for all
+    launch = low.launch(kernel, dst, params, low.row_chunks(dst), src=src)
     launch.quantize_param = QUANTIZE
+
+
+def _fuse(low: Lowering, kernel: Kernel, norm: Tensor, *more: Tensor) -> bool:
+    """Launch a norm with the nodes behind it, each of which combines it with a row."""
+    x, dst, rows = norm.src[0], more[-1], [node.src[1] for node in more]
+    chain = all(node.src[0] is before for before, node in zip((norm, *more), more, strict=False))
+    if x is None or not chain or not all_f32(norm) or not may_write_over(dst, x):
+        return False
+    for w in rows:
+        if w is None or w in (norm, *more) or w.type is not GGMLType.F32:
+            return False
+        if w.ne[0] != norm.ne[0] or not w.is_contiguous_rows() or overlap(w, dst):
+            return False
+    _launch(low, kernel, norm, dst, *rows)
+    return True
 
 
 @lowers("RMS_NORM", all_f32)
 def _lower_rms_norm(low: Lowering, node: Tensor) -> None:
-    _launch(low, node, node, None)
+    _launch(low, rms_norm_f32, node, node)
 
 
 @fuses("RMS_NORM", "MUL")
 def _lower_rms_norm_mul(low: Lowering, norm: Tensor, product: Tensor) -> bool:
     """The weight is applied as the row is written."""
-    x, w = norm.src[0], product.src[1]
-    if x is None or w is None or product.src[0] is not norm or w is norm:
-        return False
-    if not all_f32(norm) or w.type is not GGMLType.F32 or not w.is_contiguous_rows():
-        return False
-    if w.ne[0] != norm.ne[0] or not may_write_over(product, x):
-        return False
-    _launch(low, norm, product, w)
-    return True
+    return _fuse(low, rms_norm_f32, norm, product)
 
 
 @inline
@@ -103,14 +112,30 @@ def centred_squares(x, n, mean):  # type: ignore[no-untyped-def]
 
 @kernel
 def norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Parameter: eps."""
-    n, rows, eps = ne(node, DST, 0), nrows(node, DST), np.float64(float_param(node, EPS))
+    """Parameters: as ``rms_norm_f32``. SRC1: the weight, or nothing; SRC2: its bias, or nothing."""
+    n, eps, out = ne(node, DST, 0), np.float64(float_param(node, EPS)), int_param(node, QUANTIZE)
+    rows, weighted, biased = nrows(node, DST), data(node, SRC1) != 0, data(node, SRC2) != 0
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
         mean = sum_f32(x, n) / n
         s = 1 / math.sqrt(centred_squares(x, n, mean) / n + eps)
-        for i in range(n):
-            put(F32, y, i, np.float32((np.float64(take(F32, x, i)) - mean) * s))
+        if weighted:
+            w = repeated_row(node, DST, SRC1, row)
+            if biased:
+                b = repeated_row(node, DST, SRC2, row)
+                for i in range(n):
+                    v = np.float32((np.float64(take(F32, x, i)) - mean) * s)
+                    v = combine(MUL, v, take(F32, w, i))
+                    put(F32, y, i, combine(ADD, v, take(F32, b, i)))
+            else:
+                for i in range(n):
+                    v = np.float32((np.float64(take(F32, x, i)) - mean) * s)
+                    put(F32, y, i, combine(MUL, v, take(F32, w, i)))
+        else:
+            for i in range(n):
+                put(F32, y, i, np.float32((np.float64(take(F32, x, i)) - mean) * s))
+        if out != 0:
+            quantize_row(y, out + row * (n // BLOCK) * Q8_BLOCK, n)
 
 
 @kernel
@@ -152,7 +177,19 @@ def group_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-d
 
 @lowers("NORM", all_f32)
 def _lower_norm(low: Lowering, node: Tensor) -> None:
-    low.launch(norm_f32, node, (float(node.op_params["eps"]),), low.row_chunks(node))
+    _launch(low, norm_f32, node, node)
+
+
+@fuses("NORM", "MUL", "ADD")
+def _lower_norm_mul_add(low: Lowering, norm: Tensor, product: Tensor, total: Tensor) -> bool:
+    """Weight and bias are applied as the row is written."""
+    return _fuse(low, norm_f32, norm, product, total)
+
+
+@fuses("NORM", "MUL")
+def _lower_norm_mul(low: Lowering, norm: Tensor, product: Tensor) -> bool:
+    """The weight is applied as the row is written."""
+    return _fuse(low, norm_f32, norm, product)
 
 
 @lowers("L2_NORM", all_f32)

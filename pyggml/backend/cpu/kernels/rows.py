@@ -110,10 +110,11 @@ def set_rows_kernel(source: int, kind: int) -> Kernel:
     def set_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, total, n_rows = ne(node, SRC0, 0), nrows(node, SRC0), ne(node, DST, 1)
         ne1, ne2 = ne(node, SRC0, 1), ne(node, SRC0, 2)
-        for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
-            rest = r // ne1
-            i3 = rest // ne2
-            i1, i2 = r - rest * ne1, rest - i3 * ne2
+        for k in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            rest = k // ne2  # a token's heads lie together
+            i3 = rest // ne1
+            i1, i2 = rest - i3 * ne1, k - rest * ne2
+            r = i1 + ne1 * (i2 + ne2 * i3)
             ids = data(node, SRC1) + i1 * nb(node, SRC1, 0)
             ids += i2 % ne(node, SRC1, 1) * nb(node, SRC1, 1)
             ids += i3 % ne(node, SRC1, 2) * nb(node, SRC1, 2)
@@ -127,10 +128,10 @@ def set_rows_kernel(source: int, kind: int) -> Kernel:
             y = data(node, DST) + row * nb(node, DST, 1)
             y += i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3)
             if blocks:
-                for k in range(n // BLOCK):
+                for j in range(n // BLOCK):
                     for i in range(BLOCK):
-                        put(F32, scratch, i, take(source, x, BLOCK * k + i))
-                    encode_block(kind, scratch, y + k * block_bytes)
+                        put(F32, scratch, i, take(source, x, BLOCK * j + i))
+                    encode_block(kind, scratch, y + j * block_bytes)
             else:
                 for i in range(n):
                     put(kind, y, i, take(source, x, i))

@@ -25,15 +25,20 @@ def split(low: Lowering, node: Tensor, grain: int) -> tuple[int, int]:
     return parts, min(chunks, node.nrows * parts)
 
 
+def overlap(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors share bytes."""
+    a, b = byte_range(x), byte_range(y)
+    return a[0] < b[1] and b[0] < a[1]
+
+
 def may_write_over(dst: Tensor, src: Tensor) -> bool:
     """Whether a fused kernel that reads ``src`` row by row may write ``dst`` as it goes.
 
     Yes where they do not overlap, or are the same elements. The allocator promises that only for
     the sources of the last node of a pattern.
     """
-    a, b = byte_range(dst), byte_range(src)
     same = dst.data == src.data and dst.ne == src.ne and dst.nb == src.nb
-    return same or a[1] <= b[0] or b[1] <= a[0]
+    return same or not overlap(dst, src)
 
 
 @inline

@@ -27,6 +27,11 @@ def _norm(ctx: Context, x: Tensor) -> Tensor:
     return ops.mul(ctx, ops.rms_norm(ctx, x, 1e-5), w)
 
 
+def _layer_norm(ctx: Context, x: Tensor) -> Tensor:
+    w = ctx.from_numpy(np.linspace(0.5, 2, x.ne[0], dtype=np.float32))
+    return ops.add(ctx, ops.mul(ctx, ops.norm(ctx, x, 1e-5), w), w)
+
+
 def _rope(ctx: Context, x: Tensor) -> Tensor:
     heads = ops.reshape_3d(ctx, x, x.ne[0] // 2, 2, x.ne[1])
     pos = ctx.from_numpy(np.full(x.ne[1], 1234, np.int32))
@@ -57,6 +62,7 @@ BUILDS: dict[str, Build] = {
     "out_prod": _out_prod,
     "bicubic": lambda ctx, x: ops.interpolate(ctx, x, (900, x.ne[1], 1, 1), "bicubic", True),
     "layer norm": ops.norm,
+    "layer norm with weight and bias": _layer_norm,
     "l2_norm": ops.l2_norm,
     "sum_rows": ops.sum_rows,
     "cumsum": ops.cumsum,

@@ -136,7 +136,8 @@ def test_dropped_barriers_and_fusion_keep_the_bits(recipe: Recipe, seed: int) ->
 
 
 def layer(n_tokens: int, buft: Any = REPACK) -> tuple[CGraph, Tensor, Tensor]:
-    """Two branches that read one norm, far apart, as in GPT-NeoX; gated FFN; residuals; a bias."""
+    """Two branches that read one norm, far apart, as in GPT-NeoX; gated FFN; residuals; biases;
+    a layer norm."""
     n, n_ff = 64, 96
     weights, data, ctx = Context(no_alloc=True), Context(), Context(no_alloc=True)
     kinds = (GGMLType.Q4_1, GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.F16)
@@ -158,9 +159,11 @@ def layer(n_tokens: int, buft: Any = REPACK) -> tuple[CGraph, Tensor, Tensor]:
     y = ops.mul(ctx, ops.rms_norm(ctx, x), scale)
     parts = [ops.add(ctx, ops.mul_mat(ctx, w, y), bias) for w in (q, k, v)]
     mixed = ops.mul_mat(ctx, o, ops.mul(ctx, ops.add(ctx, parts[0], parts[1]), parts[2]))
-    out = ops.add(ctx, ops.mul_mat(ctx, q, ops.silu(ctx, mixed)), x)
+    biased = ops.add(ctx, ops.mul_mat(ctx, q, ops.silu(ctx, mixed)), bias)
+    out = ops.add(ctx, biased, x)
     hidden = ops.swiglu_split(ctx, ops.mul_mat(ctx, gate, y), ops.mul_mat(ctx, up, y))
     out = ops.add(ctx, ops.mul_mat(ctx, down, hidden), out)
+    out = ops.add(ctx, ops.mul(ctx, ops.norm(ctx, out), scale), bias)
     graph = CGraph()
     graph.build_forward_expand(out)
     GraphAllocator(HOST).alloc_graph(graph)

@@ -1,0 +1,68 @@
+"""``pyllama-convert``: from the folder of a Hugging Face checkpoint to a GGUF file.
+
+pyllama-convert Llama-3.2-1B --outfile llama.gguf --outtype q8_0
+pyllama-convert Llama-3.2-1B --dry-run                       # only check it
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..options import INT32_MAX, ByteCount, Number
+from ..output import note, progress_bar, write
+from ..tool import Tool, version_option
+
+
+@click.command("convert", cls=Tool)
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--outfile",
+    type=click.Path(path_type=Path),
+    help="The file, or a directory for one of the default name.  [default: in DIR]",
+)
+@click.option(
+    "--outtype",
+    type=click.Choice(["f32", "f16", "bf16", "q8_0", "auto"]),
+    default="auto",
+    show_default=True,
+    help="Type of matrices; auto: f16 where DIR's are, else bf16.",
+)
+@click.option("--vocab-only", is_flag=True, help="Write the vocabulary, without weights.")
+@click.option("--model-name", help="Name of the model.  [default: as DIR says]")
+@click.option(
+    "--metadata",
+    type=click.Path(path_type=Path),
+    help="JSON file of general.* keys that take precedence.",
+)
+@click.option("--split-max-size", type=ByteCount(), help="Most bytes of tensors in a part.")
+@click.option("--split-max-tensors", type=Number(1, INT32_MAX), help="Most tensors in a part.")
+@click.option("--dry-run", is_flag=True, help="Check everything, write nothing.")
+@click.option("--verbose", is_flag=True, help="Say what each tensor becomes.")
+@version_option()
+def command(
+    folder: Path,
+    outfile: Path | None,
+    outtype: str,
+    split_max_size: int | None,
+    split_max_tensors: int | None,
+    verbose: bool,
+    **options: Any,
+) -> None:
+    """Convert the Hugging Face checkpoint in DIR to a GGUF file."""
+    if split_max_size and split_max_tensors:
+        raise click.UsageError("choose --split-max-tensors or --split-max-size, not both")
+    logging.basicConfig(format="%(message)s")
+    if verbose:
+        logging.getLogger("pyllama").setLevel(logging.INFO)
+    from pyllama.convert import Options, convert
+
+    wanted = Options(split_max_bytes=split_max_size, split_max_tensors=split_max_tensors, **options)
+    with progress_bar("converting") as progress:
+        path = convert(folder, outfile, outtype, wanted, progress)
+    if wanted.dry_run:
+        note("dry run: nothing was written")
+    write(f"{path}\n")

@@ -1,0 +1,29 @@
+"""Bamboo: Mistral's shape, with ReLU on the gate and on what it gates.
+
+Most of those products are zero, which is what sparse inference is after.
+Source: PowerInfer, ``build_bamboo``; Song et al. 2024, "Turbo Sparse".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyggml.tensor import Tensor
+
+from ..graph.builder import GraphBuilder
+from . import llama
+
+HPARAMS = llama.HPARAMS
+TENSORS = llama.TENSORS
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    return llama.decoder(b, "relu", up_act="relu")
+
+
+CONVERT = replace(llama.CONVERT, models=("BambooForCausalLM",))
+TINY = {
+    "bamboo": llama.TINY["llama"]
+    | {"architectures": ["BambooForCausalLM"], "model_type": "bamboo", "hidden_act": "relu"}
+}

@@ -1,0 +1,152 @@
+"""Falcon: layer norm, one matrix for queries, keys and values, GELU; the two parts side by side.
+
+In 7B attention and feed-forward read the same norm; in 40B and 180B each has its own, and keys come
+in groups. The RW models have the parts one after the other, biases, and ALiBi instead of rotation.
+Source: Almazrouei et al. 2023, "The Falcon Series of Open Language Models"; llama.cpp,
+``llm_build_falcon``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pyggml.tensor import Tensor
+
+from ..convert.mapping import (
+    Array,
+    Config,
+    Convert,
+    Tensors,
+    base_keys,
+    hidden_act,
+    regroup_qkv,
+)
+from ..graph.builder import GraphBuilder
+from ..hparams import Key, Values
+
+HPARAMS: Values = {
+    "norm_eps": Key("attention.layer_norm_epsilon", 1e-5),
+    "rope_neox": True,
+    "max_alibi_bias": Key("attention.max_alibi_bias", 0.0),
+    "alibi_scaled": True,
+    "parallel_residual": Key("use_parallel_residual", True),
+}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_norm.bias": ("n_embd",),
+    "blk.{i}.attn_norm_2.weight?": ("n_embd",),
+    "blk.{i}.attn_norm_2.bias?": ("n_embd",),
+    "blk.{i}.attn_qkv.weight": ("n_embd", "n_embd_qkv"),
+    "blk.{i}.attn_qkv.bias?": ("n_embd_qkv",),
+    "blk.{i}.attn_output.weight": ("n_embd_q", "n_embd"),
+    "blk.{i}.attn_output.bias?": ("n_embd",),
+    "blk.{i}.ffn_norm.weight?": ("n_embd",),
+    "blk.{i}.ffn_norm.bias?": ("n_embd",),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.bias?": ("n_ff",),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "blk.{i}.ffn_down.bias?": ("n_embd",),
+    "output_norm.weight": ("n_embd",),
+    "output_norm.bias": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer = b.hparams.n_layer
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(n_layer):
+        norm = cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        if f"blk.{i}.attn_norm_2.weight" in b.weights:
+            cur = b.layer_norm(inp, f"blk.{i}.attn_norm_2", f"attn_norm_2-{i}")
+        q, k, v = b.qkv(cur, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}"), b.rope(k, f"Kcur-{i}"), v, i)  # [n_embd_q, T]
+        if i == n_layer - 1:
+            cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        if not b.hparams.parallel_residual:
+            norm = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        inp = b.ffn(norm, i, "gelu_erf", residual=inp)
+    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+
+
+def _kv_heads(config: Config) -> int:
+    n_head = int(config.get("num_attention_heads") or config["n_head"])
+    if config.get("new_decoder_architecture"):
+        return int(config.get("num_kv_heads") or config.get("n_head_kv") or n_head)
+    return 1 if config.get("multi_query", True) else n_head
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    n_embd = int(config["hidden_size"])
+    keys = {
+        "context_length": 2048,  # what old configs do not say
+        "feed_forward_length": 4 * n_embd,
+        "attention.layer_norm_epsilon": np.float32(1e-5),
+    } | base_keys(config)
+    keys["attention.head_count_kv"] = _kv_heads(config)
+    if config.get("alibi"):
+        keys |= {"attention.max_alibi_bias": np.float32(8), "rope.dimension_count": 0}
+    if not (config.get("parallel_attn", True) or config.get("new_decoder_architecture")):
+        keys["use_parallel_residual"] = False
+    return keys | hidden_act(config, "gelu_erf")
+
+
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    if ".attn_qkv." in name:
+        n_head = int(config.get("num_attention_heads") or config["n_head"])
+        x = regroup_qkv(x, n_head, _kv_heads(config))
+    return {name: x}
+
+
+CONVERT = Convert(
+    models=("FalconForCausalLM", "RWForCausalLM"),
+    tensors={
+        "transformer.word_embeddings.weight": "token_embd.weight",
+        "transformer.h.{i}.input_layernorm.*": "blk.{i}.attn_norm.*",
+        "transformer.h.{i}.ln_mlp.*": "blk.{i}.attn_norm.*",
+        "transformer.h.{i}.ln_attn.*": "blk.{i}.attn_norm_2.*",
+        "transformer.h.{i}.self_attention.query_key_value.*": "blk.{i}.attn_qkv.*",
+        "transformer.h.{i}.self_attention.dense.*": "blk.{i}.attn_output.*",
+        "transformer.h.{i}.post_attention_layernorm.*": "blk.{i}.ffn_norm.*",
+        "transformer.h.{i}.mlp.dense_h_to_4h.*": "blk.{i}.ffn_up.*",
+        "transformer.h.{i}.mlp.dense_4h_to_h.*": "blk.{i}.ffn_down.*",
+        "transformer.ln_f.*": "output_norm.*",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+    change=_change,
+    prefix="transformer.",
+)
+TINY = {
+    "falcon_7b": {
+        "architectures": ["FalconForCausalLM"],
+        "model_type": "falcon",
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "vocab_size": 512,
+        "multi_query": True,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+}
+TINY["falcon_40b"] = TINY["falcon_7b"] | {"new_decoder_architecture": True, "num_kv_heads": 2}
+TINY["falcon_11b"] = TINY["falcon_40b"] | {"num_ln_in_parallel_attn": 1, "ffn_hidden_size": 160}
+TINY["falcon_rw"] = TINY["falcon_7b"] | {
+    "multi_query": False,
+    "parallel_attn": False,
+    "bias": True,
+    "alibi": True,
+}
+TINY["falcon_relu"] = TINY["falcon_rw"] | {
+    "parallel_attn": True,
+    "alibi": False,
+    "activation": "relu",
+}

@@ -1,0 +1,154 @@
+"""Gemma 3 (text): windows in five of six layers, norms before and behind each part, GEGLU.
+
+Embeddings are scaled by the root of their length; layers with a window have a rope base of their
+own; files have the norms' weights with 1 added.
+Source: Gemma Team 2025, "Gemma 3 Technical Report"; llama.cpp, ``llm_build_gemma3``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pyggml import ops
+from pyggml.tensor import Tensor
+
+from ..convert.mapping import Array, Config, Convert, Tensors, base_keys, check_config, hidden_act
+from ..errors import ModelError
+from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..hparams import Key, Values
+
+HPARAMS: Values = {
+    "rope_neox": True,
+    "rope_freq_base_swa": Key("rope.freq_base_swa", 10000.0),
+    "n_swa": Key("attention.sliding_window"),
+    "swa_period": Key("attention.sliding_window_pattern", 6),
+    "attn_scale": Key("attention.scale", 0.0),
+    "final_logit_softcap": Key("final_logit_softcapping", 0.0),
+}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_q_norm.weight": ("head_dim",),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_kv"),
+    "blk.{i}.attn_k_norm.weight": ("head_dim",),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_kv"),
+    "blk.{i}.attn_output.weight": ("n_embd_q", "n_embd"),
+    "blk.{i}.post_attention_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "blk.{i}.post_ffw_norm.weight": ("n_embd",),
+    **ROPE_FACTORS,
+    "output_norm.weight": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+_LAYERS_27B = 62  # of the one size whose scores are scaled by the columns, not the head's
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    hp, ctx = b.hparams, b.ctx
+    inp = ops.scale(ctx, b.embed("token_embd.weight"), math.sqrt(hp.n_embd))  # [n_embd, T]
+    for i in range(hp.n_layer):
+        cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(cur, i)
+        if hp.n_layer == _LAYERS_27B and not hp.attn_scale:  # a file that does not say it
+            q = ops.scale(ctx, q, math.sqrt(hp.head_dim * hp.n_head / hp.n_embd))
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if i == hp.n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}")
+        cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
+        inp = ops.add(ctx, cur, inp).set_name(f"sa_out-{i}")
+        cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        cur = b.ffn(cur, i, "gelu")
+        cur = b.rms_norm(cur, f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}")
+        inp = ops.add(ctx, cur, inp).set_name(f"l_out-{i}")
+    return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, use_bidirectional_attention=False, attention_bias=False)
+    period = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
+    kinds = config.get("layer_types")
+    if kinds:
+        full = [i + 1 for i, kind in enumerate(kinds) if kind == "full_attention"]
+        period = full[0] if full else 0
+        want = [n for n in range(1, len(kinds) + 1) if period and n % period == 0]
+        if full != want:
+            raise ModelError(f"layer_types has full attention in layers {full}, want every n-th")
+    keys = (
+        base_keys(config)
+        | hidden_act(config, "gelu")
+        | {
+            "attention.sliding_window": int(config["sliding_window"]),
+            "attention.sliding_window_pattern": period,
+            "attention.scale": float(config["query_pre_attn_scalar"]) ** -0.5,
+        }
+    )
+    if config.get("final_logit_softcapping"):
+        keys["final_logit_softcapping"] = float(config["final_logit_softcapping"])
+    return keys
+
+
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    return {name: x + 1 if name.endswith("norm.weight") else x}
+
+
+CONVERT = Convert(
+    models=("Gemma3ForCausalLM",),
+    tensors={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
+        "model.layers.{i}.self_attn.q_proj.weight": "blk.{i}.attn_q.weight",
+        "model.layers.{i}.self_attn.q_norm.weight": "blk.{i}.attn_q_norm.weight",
+        "model.layers.{i}.self_attn.k_proj.weight": "blk.{i}.attn_k.weight",
+        "model.layers.{i}.self_attn.k_norm.weight": "blk.{i}.attn_k_norm.weight",
+        "model.layers.{i}.self_attn.v_proj.weight": "blk.{i}.attn_v.weight",
+        "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
+        "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.post_attention_norm.weight",
+        "model.layers.{i}.pre_feedforward_layernorm.weight": "blk.{i}.ffn_norm.weight",
+        "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
+        "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
+        "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+        "model.layers.{i}.post_feedforward_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+    change=_change,
+)
+_TINY = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "vocab_size": 512,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 16,
+    "query_pre_attn_scalar": 32,
+}
+TINY = {
+    "gemma3": {**_TINY, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
+    "gemma3_capped": {
+        **_TINY,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 20,
+        "final_logit_softcapping": 3.0,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+    },
+}

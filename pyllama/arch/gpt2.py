@@ -1,0 +1,121 @@
+"""GPT-2: layer norm, learned positions, one matrix for queries, keys and values, GELU.
+
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; llama.cpp,
+``llm_build_gpt2``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pyggml.tensor import Tensor
+
+from ..convert.mapping import (
+    Array,
+    Config,
+    Convert,
+    Tensors,
+    base_keys,
+    check_config,
+    hidden_act,
+)
+from ..graph.builder import GraphBuilder
+from ..hparams import Key, Values
+
+HPARAMS: Values = {
+    "norm_eps": Key("attention.layer_norm_epsilon", 1e-5),
+    "n_rot": 0,
+    "attn_scale": Key("attention.scale", 0.0),
+}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_norm.bias": ("n_embd",),
+    "blk.{i}.attn_qkv.weight": ("n_embd", "n_embd_qkv"),
+    "blk.{i}.attn_qkv.bias": ("n_embd_qkv",),
+    "blk.{i}.attn_output.weight": ("n_embd_q", "n_embd"),
+    "blk.{i}.attn_output.bias": ("n_embd",),
+    "blk.{i}.ffn_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_norm.bias": ("n_embd",),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.bias": ("n_ff",),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "blk.{i}.ffn_down.bias": ("n_embd",),
+    "output_norm.weight": ("n_embd",),
+    "output_norm.bias": ("n_embd",),
+    "position_embd.weight": ("n_embd", "n_ctx_train"),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer = b.hparams.n_layer
+    inp = b.add_positions(b.embed("token_embd.weight"))  # [n_embd, T]
+    for i in range(n_layer):
+        cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        cur = b.attention(*b.qkv(cur, i), i)  # [n_embd_q, T]
+        if i == n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        inp = b.ffn(cur, i, "gelu", residual=inp)
+    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    keys = {
+        "feed_forward_length": 4 * int(config["n_embd"]),
+        "attention.layer_norm_epsilon": np.float32(1e-5),
+    } | base_keys(config)
+    if not config.get("scale_attn_weights", True):
+        keys["attention.scale"] = 1.0
+    return keys | hidden_act(config, "gelu")
+
+
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    return {name: x.T if name.startswith("blk") else x}  # Conv1D: [in, out]; vectors stay
+
+
+CONVERT = Convert(
+    models=("GPT2LMHeadModel",),
+    tensors={
+        "transformer.wte.weight": "token_embd.weight",
+        "transformer.wpe.weight": "position_embd.weight",
+        "transformer.h.{i}.ln_1.*": "blk.{i}.attn_norm.*",
+        "transformer.h.{i}.attn.c_attn.*": "blk.{i}.attn_qkv.*",
+        "transformer.h.{i}.attn.c_proj.*": "blk.{i}.attn_output.*",
+        "transformer.h.{i}.ln_2.*": "blk.{i}.ffn_norm.*",
+        "transformer.h.{i}.mlp.c_fc.*": "blk.{i}.ffn_up.*",
+        "transformer.h.{i}.mlp.c_proj.*": "blk.{i}.ffn_down.*",
+        "transformer.ln_f.*": "output_norm.*",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+    change=_change,
+    ignored=("*.attn.bias", "*.attn.masked_bias"),  # the causal mask
+    prefix="transformer.",
+)
+TINY = {
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 256,
+        "vocab_size": 512,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+}
+TINY["gpt2_unscaled"] = TINY["gpt2"] | {
+    "scale_attn_weights": False,
+    "activation_function": "relu",
+    "n_inner": 160,
+    "tie_word_embeddings": False,
+}

@@ -1,0 +1,109 @@
+"""GPT-NeoX and Pythia: layer norm, rope of a part of each head, one matrix for q, k and v, GELU.
+
+Attention and feed-forward part read the same residual (``parallel_residual``), or one after the
+other.
+Source: Black et al. 2022, "GPT-NeoX-20B"; llama.cpp, ``llm_build_gptneox``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..convert.mapping import Array, Config, Convert, Tensors, base_keys, hidden_act, regroup_qkv
+from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..hparams import Key, Values
+
+HPARAMS: Values = {
+    "norm_eps": Key("attention.layer_norm_epsilon"),
+    "parallel_residual": Key("use_parallel_residual", True),
+    "rope_neox": True,
+}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_norm.bias": ("n_embd",),
+    "blk.{i}.attn_qkv.weight": ("n_embd", "n_embd_qkv"),
+    "blk.{i}.attn_qkv.bias?": ("n_embd_qkv",),
+    "blk.{i}.attn_output.weight": ("n_embd_q", "n_embd"),
+    "blk.{i}.attn_output.bias?": ("n_embd",),
+    "blk.{i}.ffn_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_norm.bias": ("n_embd",),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.bias": ("n_ff",),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "blk.{i}.ffn_down.bias": ("n_embd",),
+    **ROPE_FACTORS,
+    "output_norm.weight": ("n_embd",),
+    "output_norm.bias": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer, parallel = b.hparams.n_layer, b.hparams.parallel_residual
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(n_layer):
+        cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(cur, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if i == n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        out = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        inp = inp if parallel else out
+        cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        inp = b.ffn(cur, i, "gelu", residual=out).set_name(f"l_out-{i}")
+    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    parallel = {"use_parallel_residual": bool(config.get("use_parallel_residual", True))}
+    return base_keys(config) | hidden_act(config, "gelu") | parallel
+
+
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    heads = config["num_attention_heads"]
+    return {name: regroup_qkv(x, heads, heads) if ".attn_qkv." in name else x}
+
+
+CONVERT = Convert(
+    models=("GPTNeoXForCausalLM",),
+    tensors={
+        "gpt_neox.embed_in.weight": "token_embd.weight",
+        "gpt_neox.layers.{i}.input_layernorm.*": "blk.{i}.attn_norm.*",
+        "gpt_neox.layers.{i}.attention.query_key_value.*": "blk.{i}.attn_qkv.*",
+        "gpt_neox.layers.{i}.attention.dense.*": "blk.{i}.attn_output.*",
+        "gpt_neox.layers.{i}.post_attention_layernorm.*": "blk.{i}.ffn_norm.*",
+        "gpt_neox.layers.{i}.mlp.dense_h_to_4h.*": "blk.{i}.ffn_up.*",
+        "gpt_neox.layers.{i}.mlp.dense_4h_to_h.*": "blk.{i}.ffn_down.*",
+        "gpt_neox.final_layer_norm.*": "output_norm.*",
+        "embed_out.weight": "output.weight",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+    change=_change,
+    ignored=("*.rotary_emb.inv_freq", "*.attention.bias", "*.attention.masked_bias"),
+)
+_TINY = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "model_type": "gpt_neox",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "vocab_size": 512,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+    "rotary_emb_base": 10000,
+    "rotary_pct": 0.25,
+    "use_parallel_residual": True,
+}
+TINY = {
+    "gptneox": _TINY,
+    "gptneox_sequential": {**_TINY, "use_parallel_residual": False, "rotary_pct": 1.0},
+    "gptneox_no_biases": {**_TINY, "attention_bias": False, "hidden_act": "gelu_new"},
+}

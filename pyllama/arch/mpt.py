@@ -1,0 +1,126 @@
+"""MPT: layer norm without biases, ALiBi or learned positions, limits on queries and keys, GELU.
+
+Source: MosaicML 2023, "Introducing MPT-7B"; llama.cpp, ``llm_build_mpt``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pyggml.tensor import Tensor
+
+from ..convert.mapping import Config, Convert, base_keys, check_config
+from ..errors import ModelError
+from ..graph.builder import GraphBuilder
+from ..hparams import Key, Values
+
+HPARAMS: Values = {
+    "norm_eps": Key("attention.layer_norm_epsilon", 1e-5),
+    "n_rot": 0,
+    "max_alibi_bias": Key("attention.max_alibi_bias", 0.0),
+    "clamp_kqv": Key("attention.clamp_kqv", 0.0),
+    "attn_scale": Key("attention.scale", 0.0),
+}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_norm.bias?": ("n_embd",),
+    "blk.{i}.attn_qkv.weight": ("n_embd", "n_embd_qkv"),
+    "blk.{i}.attn_qkv.bias?": ("n_embd_qkv",),
+    "blk.{i}.attn_output.weight": ("n_embd_q", "n_embd"),
+    "blk.{i}.attn_output.bias?": ("n_embd",),
+    "blk.{i}.ffn_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_norm.bias?": ("n_embd",),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.bias?": ("n_ff",),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "blk.{i}.ffn_down.bias?": ("n_embd",),
+    "output_norm.weight": ("n_embd",),
+    "output_norm.bias?": ("n_embd",),
+    "position_embd.weight?": ("n_embd", "n_ctx_train"),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer = b.hparams.n_layer
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    if b.hparams.learned_positions:
+        inp = b.add_positions(inp)
+    for i in range(n_layer):
+        cur = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        cur = b.attention(*b.qkv(cur, i), i)  # [n_embd_q, T]
+        if i == n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
+        inp = b.ffn(cur, i, "gelu_erf", residual=inp)
+    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    attn = config.get("attn_config") or {}
+    check_config(attn, qk_ln=False, rope=False, prefix_lm=False)
+    d_model = int(config["d_model"])
+    keys = {
+        "feed_forward_length": int(config.get("expansion_ratio", 4) * d_model),
+        "attention.layer_norm_epsilon": np.float32(1e-5),
+    } | base_keys(config)
+    if attn.get("kv_n_heads"):
+        keys["attention.head_count_kv"] = int(attn["kv_n_heads"])
+    for key, value in (
+        ("attention.max_alibi_bias", attn.get("alibi_bias_max", 8) if _alibi(config) else None),
+        ("attention.clamp_kqv", attn.get("clip_qkv")),
+        ("attention.scale", attn.get("softmax_scale")),
+    ):
+        if value:
+            keys[key] = np.float32(value)
+    return keys
+
+
+def _alibi(config: Config) -> bool:
+    attn = config.get("attn_config") or {}
+    alibi = bool(attn.get("alibi", True))
+    if not alibi and not config.get("learned_pos_emb", True):
+        raise ModelError("config.json: neither alibi nor learned_pos_emb, which this model needs")
+    return alibi
+
+
+CONVERT = Convert(
+    models=("MptForCausalLM", "MPTForCausalLM"),
+    tensors={
+        "transformer.wte.weight": "token_embd.weight",
+        "transformer.wpe.weight": "position_embd.weight",
+        "transformer.blocks.{i}.norm_1.*": "blk.{i}.attn_norm.*",
+        "transformer.blocks.{i}.attn.Wqkv.*": "blk.{i}.attn_qkv.*",
+        "transformer.blocks.{i}.attn.out_proj.*": "blk.{i}.attn_output.*",
+        "transformer.blocks.{i}.norm_2.*": "blk.{i}.ffn_norm.*",
+        "transformer.blocks.{i}.ffn.up_proj.*": "blk.{i}.ffn_up.*",
+        "transformer.blocks.{i}.ffn.down_proj.*": "blk.{i}.ffn_down.*",
+        "transformer.norm_f.*": "output_norm.*",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+    prefix="transformer.",
+)
+TINY = {
+    "mpt": {
+        "architectures": ["MptForCausalLM"],
+        "model_type": "mpt",
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": 3,
+        "max_seq_len": 256,
+        "vocab_size": 512,
+        "attn_config": {"clip_qkv": 0.7},
+    },
+}
+TINY["mpt_6_heads"] = TINY["mpt"] | {
+    "d_model": 96,
+    "n_heads": 6,
+    "attn_config": {"softmax_scale": 0.5},
+}

@@ -1,0 +1,143 @@
+"""OPT: layer norm, learned positions, biases, ReLU.
+
+The smallest but one (350M) has its norms behind attention and feed-forward, none at the end, and a
+narrower embedding between two matrices of its own. Checkpoints keep two rows of positions that
+nothing uses in front of the others; files have only the others.
+Source: Zhang et al. 2022, "OPT: Open Pre-trained Transformer Language Models".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pyggml.tensor import Tensor
+
+from ..convert.mapping import (
+    Array,
+    Config,
+    Convert,
+    Tensors,
+    base_keys,
+    check_config,
+    hidden_act,
+)
+from ..graph.builder import GraphBuilder
+from ..hparams import Key, Values
+
+HPARAMS: Values = {
+    "norm_eps": Key("attention.layer_norm_epsilon", 1e-5),
+    "n_rot": 0,
+    "post_norm": Key("attention.post_norm", False),
+    "n_embd_token": Key("token_embedding_length", 0),
+}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_norm.bias": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_q.bias?": ("n_embd_q",),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_kv"),
+    "blk.{i}.attn_k.bias?": ("n_embd_kv",),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_kv"),
+    "blk.{i}.attn_v.bias?": ("n_embd_kv",),
+    "blk.{i}.attn_output.weight": ("n_embd_q", "n_embd"),
+    "blk.{i}.attn_output.bias?": ("n_embd",),
+    "blk.{i}.ffn_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_norm.bias": ("n_embd",),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.bias?": ("n_ff",),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "blk.{i}.ffn_down.bias?": ("n_embd",),
+    "output_norm.weight?": ("n_embd",),
+    "output_norm.bias?": ("n_embd",),
+    "project_out.weight?": ("n_embd", "n_embd_inp"),
+    "project_in.weight?": ("n_embd_inp", "n_embd"),
+    "position_embd.weight": ("n_embd", "n_ctx_train"),
+    "token_embd.weight": ("n_embd_inp", "n_vocab"),
+    "output.weight?": ("n_embd_inp", "n_vocab"),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer, post = b.hparams.n_layer, b.hparams.post_norm
+    inp = b.embed("token_embd.weight")  # [n_embd_inp, T]
+    if b.hparams.n_embd_token:
+        inp = b.linear(inp, "project_in", "inp_proj")  # [n_embd, T]
+    inp = b.add_positions(inp)
+    for i in range(n_layer):
+
+        def norm(x: Tensor, part: str, i: int = i) -> Tensor:
+            return b.layer_norm(x, f"blk.{i}.{part}", f"{part}-{i}")
+
+        cur = b.attention(*b.qkv(inp if post else norm(inp, "attn_norm"), i), i)  # [n_embd_q, T]
+        if i == n_layer - 1:
+            cur, inp = b.select_outputs(cur), b.select_outputs(inp)
+        inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        inp = norm(inp, "attn_norm") if post else inp
+        inp = b.ffn(inp if post else norm(inp, "ffn_norm"), i, "relu", residual=inp)
+        inp = norm(inp, "ffn_norm") if post else inp
+    if not post:
+        inp = b.layer_norm(inp, "output_norm", "result_norm")
+    if b.hparams.n_embd_token:
+        inp = b.linear(inp, "project_out", "result_proj")  # [n_embd_inp, n_outputs]
+    return b.output(inp)
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, _remove_final_layer_norm=False, layer_norm_elementwise_affine=True)
+    keys = base_keys(config) | {"attention.layer_norm_epsilon": np.float32(1e-5)}
+    if not config.get("do_layer_norm_before", True):
+        keys["attention.post_norm"] = True
+    width = config.get("word_embed_proj_dim") or config["hidden_size"]
+    if width != config["hidden_size"]:
+        keys["token_embedding_length"] = int(width)
+    return keys | hidden_act(config, "relu")
+
+
+def _change(name: str, x: Array, config: Config) -> Tensors:
+    return {name: x[2:] if name == "position_embd.weight" else x}
+
+
+CONVERT = Convert(
+    models=("OPTForCausalLM",),
+    tensors={
+        "model.decoder.embed_tokens.weight": "token_embd.weight",
+        "model.decoder.embed_positions.weight": "position_embd.weight",
+        "model.decoder.project_in.weight": "project_in.weight",
+        "model.decoder.project_out.weight": "project_out.weight",
+        "model.decoder.layers.{i}.self_attn_layer_norm.*": "blk.{i}.attn_norm.*",
+        "model.decoder.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
+        "model.decoder.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
+        "model.decoder.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        "model.decoder.layers.{i}.self_attn.out_proj.*": "blk.{i}.attn_output.*",
+        "model.decoder.layers.{i}.final_layer_norm.*": "blk.{i}.ffn_norm.*",
+        "model.decoder.layers.{i}.fc1.*": "blk.{i}.ffn_up.*",
+        "model.decoder.layers.{i}.fc2.*": "blk.{i}.ffn_down.*",
+        "model.decoder.final_layer_norm.*": "output_norm.*",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+    change=_change,
+    prefix="model.",
+    add_bos=True,
+)
+TINY = {
+    "opt": {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "hidden_size": 64,
+        "word_embed_proj_dim": 64,
+        "ffn_dim": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "vocab_size": 512,
+        "bos_token_id": 2,
+        "eos_token_id": 2,
+    },
+}
+TINY["opt_post_norm"] = TINY["opt"] | {"word_embed_proj_dim": 32, "do_layer_norm_before": False}
+TINY["opt_no_bias"] = TINY["opt"] | {"enable_bias": False, "activation_function": "gelu"}

@@ -1,0 +1,94 @@
+"""Phi-1, 1.5 and 2: one layer norm for attention and feed-forward, side by side; biases everywhere.
+
+A part of each head is rotated; even the output has a bias.
+Source: Li et al. 2023, "Textbooks Are All You Need II"; llama.cpp, ``llm_build_phi2``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.tensor import Tensor
+
+from ..convert.mapping import Config, Convert, base_keys, check_config, hidden_act
+from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..hparams import Key, Values
+
+HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_norm.bias": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_q.bias": ("n_embd_q",),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_kv"),
+    "blk.{i}.attn_k.bias": ("n_embd_kv",),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_kv"),
+    "blk.{i}.attn_v.bias": ("n_embd_kv",),
+    "blk.{i}.attn_output.weight": ("n_embd_q", "n_embd"),
+    "blk.{i}.attn_output.bias": ("n_embd",),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.bias": ("n_ff",),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    "blk.{i}.ffn_down.bias": ("n_embd",),
+    **ROPE_FACTORS,
+    "output_norm.weight": ("n_embd",),
+    "output_norm.bias": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight": ("n_embd", "n_vocab"),
+    "output.bias": ("n_vocab",),
+}
+
+
+def build_graph(b: GraphBuilder) -> Tensor:
+    """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
+    n_layer = b.hparams.n_layer
+    inp = b.embed("token_embd.weight")  # [n_embd, T]
+    for i in range(n_layer):
+        norm = b.layer_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
+        q, k, v = b.qkv(norm, i)
+        cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
+        if i == n_layer - 1:
+            cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
+        cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
+        inp = b.ffn(norm, i, "gelu", residual=cur).set_name(f"l_out-{i}")
+    return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, qk_layernorm=False)
+    return base_keys(config) | hidden_act(config, "gelu")
+
+
+CONVERT = Convert(
+    models=("PhiForCausalLM",),
+    tensors={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.{i}.input_layernorm.*": "blk.{i}.attn_norm.*",
+        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
+        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
+        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        "model.layers.{i}.self_attn.dense.*": "blk.{i}.attn_output.*",
+        "model.layers.{i}.mlp.fc1.*": "blk.{i}.ffn_up.*",
+        "model.layers.{i}.mlp.fc2.*": "blk.{i}.ffn_down.*",
+        "model.final_layernorm.*": "output_norm.*",
+        "lm_head.*": "output.*",
+    },
+    keys=_keys,
+)
+TINY = {
+    "phi2": {
+        "architectures": ["PhiForCausalLM"],
+        "model_type": "phi",
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 256,
+        "vocab_size": 512,
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+    },
+}

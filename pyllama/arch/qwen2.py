@@ -1,0 +1,80 @@
+"""Qwen2: LLaMA's graph with biases on queries, keys and values, and rope on halves.
+
+Source: Yang et al. 2024, "Qwen2 Technical Report"; llama.cpp, ``llm_build_qwen2``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..convert.mapping import Config, Convert, base_keys, check_config, hidden_act
+from ..graph.builder import ROPE_FACTORS
+from ..hparams import Values
+from . import llama
+
+HPARAMS: Values = {"rope_neox": True}
+
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd_q"),
+    "blk.{i}.attn_q.bias?": ("n_embd_q",),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd_kv"),
+    "blk.{i}.attn_k.bias?": ("n_embd_kv",),
+    "blk.{i}.attn_v.weight": ("n_embd", "n_embd_kv"),
+    "blk.{i}.attn_v.bias?": ("n_embd_kv",),
+    "blk.{i}.attn_output.weight": ("n_embd_q", "n_embd"),
+    "blk.{i}.ffn_norm.weight": ("n_embd",),
+    "blk.{i}.ffn_gate.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_up.weight": ("n_embd", "n_ff"),
+    "blk.{i}.ffn_down.weight": ("n_ff", "n_embd"),
+    **ROPE_FACTORS,
+    "output_norm.weight": ("n_embd",),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+}
+
+
+build_graph = llama.build_graph
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, use_sliding_window=False)
+    return base_keys(config) | hidden_act(config, "silu")
+
+
+CONVERT = Convert(
+    models=("Qwen2ForCausalLM",),
+    tensors={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.{i}.input_layernorm.weight": "blk.{i}.attn_norm.weight",
+        "model.layers.{i}.self_attn.q_proj.*": "blk.{i}.attn_q.*",
+        "model.layers.{i}.self_attn.k_proj.*": "blk.{i}.attn_k.*",
+        "model.layers.{i}.self_attn.v_proj.*": "blk.{i}.attn_v.*",
+        "model.layers.{i}.self_attn.o_proj.weight": "blk.{i}.attn_output.weight",
+        "model.layers.{i}.post_attention_layernorm.weight": "blk.{i}.ffn_norm.weight",
+        "model.layers.{i}.mlp.gate_proj.weight": "blk.{i}.ffn_gate.weight",
+        "model.layers.{i}.mlp.up_proj.weight": "blk.{i}.ffn_up.weight",
+        "model.layers.{i}.mlp.down_proj.weight": "blk.{i}.ffn_down.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    },
+    keys=_keys,
+)
+_TINY = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "vocab_size": 512,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+}
+TINY = {
+    "qwen2": {**_TINY, "tie_word_embeddings": False},
+    "qwen2_tied": {**_TINY, "tie_word_embeddings": True},
+}

@@ -1,0 +1,47 @@
+"""Qwen3-MoE: Qwen3 with experts for its feed-forward part.
+
+Source: Yang et al. 2025, "Qwen3 Technical Report"; llama.cpp, ``llm_build_qwen3moe``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..convert.mapping import Config, Convert, check_config
+from ..hparams import Values
+from . import llama, qwen3
+
+HPARAMS: Values = {"rope_neox": True}
+
+TENSORS = {**qwen3.TENSORS, **llama.EXPERTS}
+
+build_graph = qwen3.build_graph
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    check_config(config, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1)
+    return qwen3.CONVERT.keys(config)
+
+
+CONVERT = Convert(
+    models=("Qwen3MoeForCausalLM",),
+    tensors={
+        **qwen3.CONVERT.tensors,
+        "model.layers.{i}.mlp.gate.weight": "blk.{i}.ffn_gate_inp.weight",
+        "model.layers.{i}.mlp.experts.{e}.gate_proj.weight": "blk.{i}.ffn_gate_exps.weight",
+        "model.layers.{i}.mlp.experts.{e}.up_proj.weight": "blk.{i}.ffn_up_exps.weight",
+        "model.layers.{i}.mlp.experts.{e}.down_proj.weight": "blk.{i}.ffn_down_exps.weight",
+    },
+    keys=_keys,
+)
+TINY = {
+    "qwen3moe": {
+        **qwen3.TINY["qwen3"],
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 96,
+        "norm_topk_prob": True,
+    },
+}

@@ -1,0 +1,182 @@
+"""Convert a Hugging Face folder: check all of it, then write tensor by tensor.
+
+    path = convert("Llama-3.2-1B", "llama.gguf", "bf16")
+
+Memory: about the largest tensor in float32 (of experts' matrices, one counts). Files appear whole
+or not at all, and only what pyllama can load is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from pyggml.dtype import GGMLType, row_size
+from pyggml.gguf import GGUFFile, copy_gguf, plan_split, write_split
+from pyggml.gguf.encode import Entry, encode_header, encode_value
+from pyggml.gguf.header import padded
+from pyggml.gguf.limits import DEFAULT_ALIGNMENT
+
+from ..arch import Arch
+from ..errors import ModelError
+from ..hparams import read_hparams
+from ..loader import check_tensors
+from ..tokenizer import load_tokenizer
+from .checkpoint import read_checkpoint
+from .folder import read_config
+from .general import read_general
+from .mapping import Config
+from .outtype import OUTTYPES, auto, pieces, type_of
+from .plan import Planned, check_missing, find_arch, plan_tensors
+from .vocabulary import read_vocabulary
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What may be asked of a conversion beyond the type.
+
+    Attributes:
+        vocab_only: no weights.
+        model_name: in place of the one that README, config.json or the folder's name tell.
+        metadata: a JSON file with ``general.*`` keys that take precedence.
+        split_max_bytes, split_max_tensors: of each part; None: one file.
+        dry_run: check everything, write nothing.
+    """
+
+    vocab_only: bool = False
+    model_name: str | None = None
+    metadata: Path | None = None
+    split_max_bytes: int | None = None
+    split_max_tensors: int | None = None
+    dry_run: bool = False
+
+
+def convert(
+    folder: str | os.PathLike[str],
+    outfile: str | os.PathLike[str] | None = None,
+    outtype: str = "auto",
+    options: Options | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Path:
+    """Convert a Hugging Face folder to a GGUF file.
+
+    Args:
+        folder: has config.json, weights and a tokenizer.
+        outfile: a file, or a directory for one of the default name; None: in ``folder``.
+        outtype: of matrices: f32, f16, bf16, q8_0, or auto (f16 where the checkpoint's are, else
+            bf16). Vectors, norms and a few others are float32.
+        progress: told the fraction that is done.
+
+    Returns:
+        The path of the file, or of the first part.
+
+    Raises:
+        ModelError: the folder or a file in it is not as it must be; nothing was written.
+        TokenizerError: the vocabulary cannot be converted.
+        GGUFError: the file cannot be written.
+    """
+    if outtype not in (*OUTTYPES, "auto"):
+        raise ModelError(f"outtype is {outtype!r}, there are: {', '.join(OUTTYPES)}, auto")
+    folder, options = Path(folder), options or Options()
+    config = read_config(folder)
+    name, arch = find_arch(folder, config)
+    keys = _arch_keys(folder, config, arch)
+    planned: list[Planned] = []
+    if not options.vocab_only:
+        planned = plan_tensors(folder, read_checkpoint(folder), config, arch)
+    outtype = auto(planned) if outtype == "auto" else outtype
+    matrices, file_type = OUTTYPES[outtype]
+    shapes = {one.name: one.shape for one in planned}
+    general = read_general(folder, name, shapes, options.model_name, options.metadata)
+    metadata = {
+        **general.keys,
+        **{f"{name}.{key}": value for key, value in keys.items()},
+        **({"general.file_type": file_type} if planned else {}),
+        "general.quantization_version": 2,
+        **read_vocabulary(folder, config, arch.CONVERT.add_bos),
+    }
+    path = folder if outfile is None else Path(outfile)
+    if path.is_dir():
+        path /= general.file_name(outtype if planned else None)
+    types = [type_of(one.name, one.shape, matrices) for one in planned]
+    with _trial(folder, metadata, planned, types) as file:
+        hparams = read_hparams(file, load_tokenizer(file.metadata).n_vocab)
+        if planned:
+            check_missing(folder, planned, hparams, arch)
+            check_tensors(file, arch.TENSORS, hparams)
+        data = {p.name: pieces(p, type) for p, type in zip(planned, types, strict=True)}
+        return _write(file, metadata, path, data, options, progress)
+
+
+def _arch_keys(folder: Path, config: Config, arch: Arch) -> dict[str, Any]:
+    """The architecture's keys. Raises: ModelError."""
+    try:
+        keys = arch.CONVERT.keys(config)
+        keys["block_count"] = int(keys["block_count"])
+        return keys
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ModelError(
+            f"{folder / 'config.json'}: {what}: it describes no {arch.CONVERT.models[0]}"
+        ) from None
+
+
+@contextmanager
+def _trial(
+    folder: Path,
+    metadata: Mapping[str, Any],
+    planned: Sequence[Planned],
+    types: Sequence[GGMLType],
+) -> Iterator[GGUFFile]:
+    """The file that is going to be written, with holes for the data, to be checked as any file."""
+    entries = []
+    for one, type in zip(planned, types, strict=True):
+        ne = one.shape[::-1]
+        log.info("%s %s: %s -> %s", one.name, list(ne), "/".join(sorted(one.dtypes)), type.name)
+        entries.append(Entry(one.name, ne, type, row_size(type, ne[0]) * prod(ne[1:])))
+    encoded = {key: encode_value(key, value) for key, value in metadata.items()}
+    header = encode_header(encoded, entries, DEFAULT_ALIGNMENT)
+    size = len(header) + sum(padded(entry.nbytes, DEFAULT_ALIGNMENT) for entry in entries)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "trial.gguf"
+        path.write_bytes(header)
+        os.truncate(path, size)
+        with GGUFFile(path) as file:
+            file.path = folder  # whose fault it would be
+            yield file
+
+
+def _write(
+    file: GGUFFile,
+    metadata: Mapping[str, Any],
+    path: Path,
+    data: Mapping[str, Iterator[Any]],
+    options: Options,
+    progress: Callable[[float], None] | None,
+) -> Path:
+    """Write ``data`` as ``file`` describes it, unless it is a dry run; the path of the file."""
+    if options.split_max_bytes or options.split_max_tensors:
+        plans = plan_split(
+            file,
+            path.with_suffix(""),
+            max_tensors=options.split_max_tensors or len(data) + 1,
+            max_bytes=options.split_max_bytes,
+        )
+        if len(plans) > 1:
+            if not options.dry_run:
+                write_split(file, plans, progress, data)
+            return plans[0].path
+    if not options.dry_run:
+        copy_gguf(file, path, metadata, data=data, progress=progress)
+    return path

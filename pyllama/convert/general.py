@@ -1,0 +1,124 @@
+"""The ``general.*`` keys: what the folder, its README and config.json say about the model.
+
+    general = read_general(folder, arch="llama", tensors={"token_embd.weight": (512, 64)})
+    general.keys["general.name"], general.file_name("F16")
+
+The ``gguf`` package reads and guesses, by llama.cpp's conventions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ModelError
+from .folder import read_json
+
+if TYPE_CHECKING:
+    import gguf
+
+log = logging.getLogger(__name__)
+
+_NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "UINT32": np.uint32,
+    "INT32": np.int32,
+    "FLOAT32": np.float32,
+}
+
+
+@dataclass(frozen=True)
+class General:
+    """Keys, and the parts of a default file name."""
+
+    keys: dict[str, Any]
+    name_parts: tuple[str | None, ...]  # name, base name, fine-tune, version, size
+
+    def file_name(self, outtype: str | None) -> str:
+        """``Name-Size-FineTune-Version-TYPE.gguf``; without a type: of a vocabulary."""
+        import gguf
+
+        name, base, finetune, version, size = self.name_parts
+        if outtype is None:
+            stem = gguf.naming_convention(name, base, finetune, version, None, None, "vocab")
+        else:
+            stem = gguf.naming_convention(name, base, finetune, version, size, outtype)
+        return f"{stem.replace('/', '-')}.gguf"
+
+
+def read_general(
+    folder: Path,
+    arch: str,
+    tensors: Mapping[str, tuple[int, ...]],
+    model_name: str | None = None,
+    metadata: Path | None = None,
+) -> General:
+    """The keys of a folder.
+
+    Args:
+        tensors: shapes by name, to count parameters.
+        model_name: in place of the name that is guessed.
+        metadata: a JSON file of ``general.*`` keys that take precedence.
+
+    Raises:
+        ModelError: ``metadata`` cannot be read, or has other keys or values.
+    """
+    import gguf  # slow to import
+
+    if metadata is not None:
+        unknown = [key for key in read_json(metadata, must=True) if not key.startswith("general.")]
+        if unknown:
+            raise ModelError(f"{metadata}: {unknown[0]!r:.80} is no general.* key")
+    counts = _count(tensors)
+    writer = gguf.GGUFWriter(None, arch)
+    found = _load(folder, model_name, metadata, counts[0])
+    found.name = found.name or folder.absolute().name
+    if found.size_label is None and counts[0]:
+        found.size_label = gguf.size_label(*counts)
+    writer.add_type(gguf.GGUFType.MODEL)
+    try:
+        found.set_gguf_meta_model(writer)
+        keys = {k: _plain(v.type.name, v.value) for k, v in writer.kv_data[0].items()}
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{metadata or folder}: a general.* key is not as it must be: {error}"
+        ) from None
+    parts = (found.name, found.basename, found.finetune, found.version, found.size_label)
+    return General(keys, tuple(None if part is None else str(part) for part in parts))
+
+
+def _load(
+    folder: Path, model_name: str | None, metadata: Path | None, n_params: int
+) -> gguf.Metadata:
+    """What the files say; a README that cannot be understood says nothing."""
+    import gguf
+
+    try:
+        return gguf.Metadata.load(metadata, folder.absolute(), model_name, n_params)
+    except Exception as error:  # of YAML, or of values of any type in it
+        log.warning("%s: left out, since it cannot be read: %.200s", folder / "README.md", error)
+        return gguf.Metadata.load(metadata, None, model_name, n_params)
+
+
+def _plain(kind: str, value: Any) -> Any:
+    """A value of the type that its key has; YAML makes dates of versions and False of Norwegian."""
+    if kind in _NUMBERS:
+        return _NUMBERS[kind](value)
+    if isinstance(value, list):
+        return ["no" if item is False else str(item) for item in value]
+    return str(value)
+
+
+def _count(tensors: Mapping[str, tuple[int, ...]]) -> tuple[int, int, int, int]:
+    """Parameters in all, without the experts', of one expert of each layer, and experts."""
+    sizes = {name: prod(shape) for name, shape in tensors.items()}
+    experts = {name: tensors[name][0] for name in tensors if "_exps." in name}
+    total = sum(sizes.values())
+    of_experts = sum(sizes[name] for name in experts)
+    n = max(experts.values(), default=0)
+    return total, total - of_experts, of_experts // n if n else 0, n

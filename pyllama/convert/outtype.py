@@ -1,0 +1,70 @@
+"""Which type each tensor gets, and its values on their way into the file.
+
+    type = type_of(planned.name, planned.shape, GGMLType.Q8_0)
+    write_gguf(path, metadata, {planned.name: (pieces(planned, type), type, planned.shape[::-1])})
+
+Source: llama.cpp, ``convert_hf_to_gguf.py``, ``prepare_tensors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.dtype import GGMLType
+from pyggml.errors import QuantizeError
+from pyggml.quants import quantize
+
+from ..errors import ModelError
+from .plan import Planned
+
+# --outtype -> the type of matrices and general.file_type
+OUTTYPES = {
+    "f32": (GGMLType.F32, 0),
+    "f16": (GGMLType.F16, 1),
+    "bf16": (GGMLType.BF16, 32),
+    "q8_0": (GGMLType.Q8_0, 7),
+}
+_STAY_F32 = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
+_CHUNK = 1 << 22  # elements that are converted at a time
+_F16_MAX = 65504.0
+
+
+def auto(planned: Iterable[Planned]) -> str:
+    """The 16-bit type that holds all matrices: f16 where the checkpoint's are, else bf16."""
+    dtypes = {dtype for one in planned if len(one.shape) > 1 for dtype in one.dtypes}
+    return "f16" if dtypes == {"F16"} else "bf16"
+
+
+def type_of(name: str, shape: tuple[int, ...], matrices: GGMLType) -> GGMLType:
+    """The type of one tensor where matrices have the type ``matrices``."""
+    if len(shape) < 2 or not name.endswith(".weight") or name.endswith(_STAY_F32):
+        return GGMLType.F32
+    return GGMLType.F16 if shape[-1] % matrices.block_size else matrices
+
+
+def pieces(planned: Planned, type: GGMLType) -> Iterator[npt.NDArray[np.uint8]]:
+    """The bytes of a tensor, read and converted when they are asked for. Raises: ModelError."""
+    for part in planned.parts:
+        values = part()
+        n = values.shape[-1] if values.ndim else 1
+        rows = values.reshape(-1, n) if values.size else values.reshape(0, 1)
+        step = max(1, _CHUNK // n) if n else 1
+        for i in range(0, len(rows), step):
+            yield _convert(planned.name, rows[i : i + step], type)
+
+
+def _convert(name: str, rows: npt.NDArray[np.float32], type: GGMLType) -> npt.NDArray[np.uint8]:
+    if type is GGMLType.F16:
+        peak = np.abs(rows).max()
+        if _F16_MAX < peak < np.inf:  # infinity and NaN stay what they are
+            raise ModelError(
+                f"tensor {name!r} has values up to {peak:.3g}, too large for f16: use --outtype "
+                "bf16 or f32"
+            )
+    try:
+        return quantize(rows, type).reshape(-1)
+    except QuantizeError as error:
+        raise ModelError(f"tensor {name!r}: {error}") from None

@@ -1,0 +1,240 @@
+"""What a checkpoint's tensors become, decided before a byte is written.
+
+    for planned in plan_tensors(folder, read_checkpoint(folder), config, arch):
+        planned.name, planned.shape, planned.parts
+
+The declarations are the architecture's ``CONVERT``. Its ``change`` is tried on zeros of a tensor's
+shape, which tells the names and shapes of what it makes; values are read when they are written.
+Nothing is kept, so a tensor that is cut into three is read three times.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ..arch import Arch, arch_names, get_arch
+from ..errors import ModelError
+from ..hparams import HParams
+from ..loader import tensor_sizes
+from .mapping import Array, Config, Tensors
+from .stored import Stored
+
+_NUMBER = r"0|[1-9]\d{0,5}"
+_GROUPS = {"{i}": f"(?P<i>{_NUMBER})", "{e}": f"(?P<e>{_NUMBER})", "*": "(?P<end>weight|bias)"}
+_LAYER = re.compile(r"blk\.(\d+)\.")
+_ALONE = -1  # the number of a tensor that is not one of many experts'
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor of the GGUF file to be.
+
+    Attributes:
+        name: GGUF's.
+        shape: NumPy order.
+        parts: each makes values, float32, to be written one after the other: all, or an expert's.
+        dtypes: of the checkpoint's tensors.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Callable[[], Array], ...]
+    dtypes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What becomes ``name``: (the checkpoint's name, tensor) by number of expert, or ``_ALONE``."""
+
+    name: str
+    members: dict[int, tuple[str, Stored]]
+
+
+def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
+    """The architecture whose ``CONVERT`` names config.json's class. Raises: ModelError."""
+    wanted = config.get("architectures")
+    known: list[str] = []
+    for name in arch_names():
+        arch = get_arch(name)
+        known += arch.CONVERT.models
+        if isinstance(wanted, list) and any(model in wanted for model in arch.CONVERT.models):
+            return name, arch
+    raise ModelError(
+        f"{folder / 'config.json'}: architectures is {wanted!r:.80}, known are: "
+        f"{', '.join(sorted(known))}; one more is a file in pyllama/arch: see docs/convert.md"
+    )
+
+
+def plan_tensors(
+    folder: Path, checkpoint: Mapping[str, Stored], config: Config, arch: Arch
+) -> list[Planned]:
+    """The tensors to write, layer by layer in the order of ``arch.TENSORS``.
+
+    Raises:
+        ModelError: a tensor is unknown, of a shape that cannot be, or two become the same.
+    """
+    sources = _sources(folder, checkpoint, arch)
+    if "output.weight?" in arch.TENSORS and _is_tied(sources, config):
+        del sources["output.weight"]
+    change = _Change(folder, config, arch)
+    planned: dict[str, Planned] = {}
+    made = [one for source in sources.values() for one in change.plan(source)]
+    made += [
+        Planned(name, x.shape, (partial(np.asarray, x),))
+        for name, x in arch.CONVERT.extra(config).items()
+    ]
+    for one in made:
+        if one.name in planned:
+            raise ModelError(f"{folder}: two tensors of the checkpoint become {one.name!r}")
+        planned[one.name] = one
+    order = {pattern.rstrip("?"): i for i, pattern in enumerate(arch.TENSORS)}
+
+    def place(name: str) -> tuple[int, int]:
+        match = _LAYER.match(name)
+        layer = int(match[1]) if match else 1 << 30
+        return layer, order.get(_pattern(name), len(order))
+
+    return sorted(planned.values(), key=lambda one: place(one.name))
+
+
+def check_missing(folder: Path, planned: list[Planned], hparams: HParams, arch: Arch) -> None:
+    """Raise ModelError for the first tensor that ``arch.TENSORS`` requires and nothing becomes."""
+    have = {one.name for one in planned}
+    for pattern, sizes in arch.TENSORS.items():
+        if 0 in tensor_sizes(hparams, sizes):
+            continue
+        for i in range(hparams.n_layer if "{i}" in pattern else 1):
+            name = pattern.replace("{i}", str(i))
+            if name.endswith("?") or name in have:
+                continue
+            stem, _, end = pattern.rpartition(".")
+            theirs = [
+                their_name.replace("{i}", str(i)).replace("*", end).replace("{e}", "0")
+                for their_name, ours in arch.CONVERT.tensors.items()
+                if ours in (pattern, f"{stem}.*")
+            ]
+            which = f", such as {theirs[0]!r}" if theirs else ""
+            raise ModelError(f"{folder}: no tensor becomes {name!r}{which}: one is missing")
+
+
+def _sources(folder: Path, checkpoint: Mapping[str, Stored], arch: Arch) -> dict[str, _Source]:
+    """The checkpoint's tensors by GGUF's name."""
+    convert = arch.CONVERT
+    patterns = [(_compile(theirs), ours) for theirs, ours in convert.tensors.items()]
+    sources: dict[str, _Source] = {}
+    for theirs, stored in checkpoint.items():
+        whole = theirs, convert.prefix + theirs
+        if any(fnmatchcase(name, pattern) for pattern in convert.ignored for name in whole):
+            continue
+        found = _find(whole[0], patterns) or _find(whole[1], patterns)
+        if found is None:
+            raise ModelError(
+                f"{stored.path}: tensor {theirs!r:.80} has no place in a "
+                f"{convert.models[0]}: this variant is not supported"
+            )
+        name, number = found
+        members = sources.setdefault(name, _Source(name, {})).members
+        if number in members:
+            raise ModelError(
+                f"{folder}: {members[number][0]!r:.80} and {theirs!r:.80} both become {name!r}"
+            )
+        members[number] = theirs, stored
+    return sources
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    parts = re.split(r"(\{i\}|\{e\}|\*)", pattern)
+    return re.compile("".join(_GROUPS.get(part, re.escape(part)) for part in parts))
+
+
+def _find(name: str, patterns: list[tuple[re.Pattern[str], str]]) -> tuple[str, int] | None:
+    """GGUF's name, and the number of the expert."""
+    for pattern, ours in patterns:
+        match = pattern.fullmatch(name)
+        if match is not None:
+            groups = match.groupdict()
+            ours = ours.replace("{i}", groups.get("i", "")).replace("*", groups.get("end", ""))
+            return ours, int(groups.get("e", _ALONE))
+    return None
+
+
+def _pattern(name: str) -> str:
+    return _LAYER.sub("blk.{i}.", name, count=1)
+
+
+def _is_tied(sources: Mapping[str, _Source], config: Config) -> bool:
+    """Whether the output matrix in the checkpoint is the embedding's once more."""
+    if "output.weight" not in sources or "token_embd.weight" not in sources:
+        return False
+    output, embd = (
+        sources[name].members[_ALONE][1] for name in ("output.weight", "token_embd.weight")
+    )
+    same = (output.path, output.offset) == (embd.path, embd.offset)
+    return config.get("tie_word_embeddings") is True or same
+
+
+class _Change:
+    """Applies an architecture's ``change`` to tensors, as planned."""
+
+    def __init__(self, folder: Path, config: Config, arch: Arch) -> None:
+        self.folder, self.config, self.change = folder, config, arch.CONVERT.change
+        self.tried: dict[tuple[str, tuple[int, ...]], dict[str, tuple[int, ...]]] = {}
+
+    def plan(self, source: _Source) -> list[Planned]:
+        """The tensors that ``source`` becomes. Raises: ModelError."""
+        members = [source.members[number] for number in sorted(source.members)]
+        alone = _ALONE in source.members
+        if sorted(source.members) != ([_ALONE] if alone else list(range(len(members)))):
+            lost = min(set(range(len(members))) - set(source.members), default=0)
+            raise ModelError(
+                f"{self.folder}: {source.name!r} is stacked from {len(members)} experts, but "
+                f"expert {lost} is missing, beside {members[0][0]!r:.80}"
+            )
+        first_name, first = members[0]
+        for name, stored in members:
+            if stored.shape != first.shape:
+                raise ModelError(
+                    f"{self.folder}: {name!r:.80} has the shape {list(stored.shape)}, but "
+                    f"{first_name!r:.80} {list(first.shape)}"
+                )
+        shapes = self._try(first_name, source.name, first.shape)
+        return [
+            Planned(
+                name,
+                shape if alone else (len(members), *shape),
+                tuple(
+                    partial(self._values, source.name, stored, name, shape) for _, stored in members
+                ),
+                frozenset(stored.dtype for _, stored in members),
+            )
+            for name, shape in shapes.items()
+        ]
+
+    def _try(self, theirs: str, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what a tensor becomes: alike in all layers."""
+        key = _pattern(name), shape
+        if key not in self.tried:
+            zeros = np.broadcast_to(np.float32(0), shape)  # takes no memory
+            try:
+                made: Tensors = self.change(name, zeros, self.config)
+            except (IndexError, KeyError, TypeError, ValueError) as error:
+                raise ModelError(
+                    f"{self.folder}: tensor {theirs!r:.80} has the shape {list(shape)}, which "
+                    f"cannot become {name!r}: {error}"
+                ) from None
+            self.tried[key] = {_pattern(ours): x.shape for ours, x in made.items()}
+        layer = _LAYER.match(name)
+        number = layer[1] if layer else ""
+        return {ours.replace("{i}", number): s for ours, s in self.tried[key].items()}
+
+    def _values(self, name: str, stored: Stored, wanted: str, shape: tuple[int, ...]) -> Array:
+        x = self.change(name, stored.read(), self.config)[wanted]
+        assert x.shape == shape, f"{wanted}: {x.shape} is made, {shape} was tried"
+        return x

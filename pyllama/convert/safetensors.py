@@ -1,0 +1,103 @@
+"""Read the table of a safetensors file, which is checked before anything is used.
+
+    tensors = read_safetensors(Path("model.safetensors"))
+    tensors["model.norm.weight"].shape
+
+Promises, for any bytes whatever: each tensor lies within the file and none overlap, or ModelError.
+Source: the safetensors format.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from .folder import parse_json
+from .stored import DTYPES, Stored
+
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+LFS_POINTER = b"version https://git-lfs"
+INCOMPLETE = "the file is incomplete: fetch it again"
+
+
+def lfs_error(path: Path) -> ModelError:
+    """What to say of a file that was cloned without its contents."""
+    return ModelError(
+        f"{path}: a pointer of git-lfs, not the file: run 'git lfs pull' in the folder"
+    )
+
+
+def read_safetensors(path: Path) -> dict[str, Stored]:
+    """The tensors of a file, by name.
+
+    Raises:
+        ModelError: it cannot be read, is damaged or incomplete.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            head = file.read(8)
+            n = int.from_bytes(head, "little")
+            if head == LFS_POINTER[:8]:
+                raise lfs_error(path)
+            if len(head) < 8 or n > size - 8:
+                raise ModelError(
+                    f"{path}: {size} bytes, the header alone should have {n}; {INCOMPLETE}, "
+                    "or it is no safetensors file"
+                )
+            if n > _MAX_HEADER_BYTES:
+                raise ModelError(f"{path}: a header of {n} bytes, {_MAX_HEADER_BYTES} are legal")
+            header = parse_json(path, file.read(n))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
+    header.pop("__metadata__", None)
+    tensors, ends = {}, []
+    for name, entry in header.items():
+        tensors[name], end = _read_entry(path, name, entry, 8 + n)
+        ends.append((tensors[name].offset, end, name))
+    _check_places(path, ends, size)
+    return tensors
+
+
+def _read_entry(path: Path, name: str, entry: Any, start: int) -> tuple[Stored, int]:
+    """A tensor, and where it ends in the file."""
+    who = f"{path}: tensor {name!r:.80}"
+    if not isinstance(entry, dict):
+        raise ModelError(f"{who} is described by {entry!r:.40}, want an object")
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    places: Any = entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ModelError(f"{who} is {dtype!r:.20}, known are: {', '.join(DTYPES)}")
+    if not _are_sizes(shape) or len(shape) > 8:
+        raise ModelError(f"{who} has the shape {shape!r:.80}, want a list of sizes")
+    if not _are_sizes(places) or len(places) != 2 or places[0] > places[1]:
+        raise ModelError(f"{who} has data_offsets {places!r:.80}, want [begin, end]")
+    wanted = math.prod(shape) * DTYPES[dtype].itemsize
+    if places[1] - places[0] != wanted:
+        raise ModelError(
+            f"{who} has {places[1] - places[0]} bytes, {dtype} of the shape {shape} takes {wanted}"
+        )
+    return Stored(path, start + places[0], dtype, tuple(shape)), start + places[1]
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
+
+
+def _check_places(path: Path, places: list[tuple[int, int, str]], size: int) -> None:
+    """Places (begin, end, name) must lie in the file, apart from each other."""
+    last_end, last = 0, ""
+    for begin, end, name in sorted(places):
+        if begin < last_end and end > begin:
+            raise ModelError(f"{path}: tensors {last!r:.80} and {name!r:.80} overlap")
+        if end > last_end:
+            last_end, last = end, name
+    if last_end > size:
+        raise ModelError(
+            f"{path}: {size} bytes, its tensors end at byte {last_end}: {last_end - size} bytes "
+            f"are missing; {INCOMPLETE}"
+        )

@@ -1,0 +1,127 @@
+"""Special tokens by role, the flags that add them to a text, and chat templates.
+
+    keys, ids = special_keys(folder, config, vocabulary, tokens)
+    keys["tokenizer.ggml.bos_token_id"]
+
+What tokenizer_config.json says comes before special_tokens_map.json, config.json,
+generation_config.json, and the tokenizer's own file.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from ..tokenizer.special import find_eog
+from .folder import objects, read_bytes, read_json
+from .mapping import Config
+from .vocabulary_tokens import Vocabulary
+
+log = logging.getLogger(__name__)
+
+_KEYS = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "eot": "eot_token_id",
+    "eom": "eom_token_id",
+    "unk": "unknown_token_id",
+    "sep": "seperator_token_id",  # sic
+    "pad": "padding_token_id",
+    "mask": "mask_token_id",
+}
+_NAMED = ("bos", "eos", "unk", "sep", "pad", "mask")  # that the files have
+
+
+def special_keys(
+    folder: Path, config: Config, vocabulary: Vocabulary, tokens: Sequence[str]
+) -> tuple[dict[str, Any], set[int]]:
+    """The keys, and the ids of all tokens with a role. Raises: ModelError."""
+    ids = {text: i for i, text in enumerate(tokens)}
+    settings = read_json(folder / "tokenizer_config.json")
+    texts = (settings, read_json(folder / "special_tokens_map.json"))
+    numbers = (config, read_json(folder / "generation_config.json"))
+    template = _template(folder)
+
+    def named(role: str) -> Iterator[Any]:
+        names = [_text(file.get(f"{role}_token")) for file in texts]
+        yield from (ids.get(name) for name in [*names, template.get(role)] if name is not None)
+        for file in numbers:
+            value = file.get(f"{role}_token_id")
+            yield from value if isinstance(value, list) else [value]
+        yield vocabulary.roles.get(role)
+
+    roles: dict[str, int] = {}
+    for role in _NAMED:
+        for i in named(role):
+            if type(i) is int and 0 <= i < len(tokens):
+                roles.setdefault(role, i)
+    _add_ends(roles, [i for i in named("eos") if type(i) is int], tokens, ids)
+    keys: dict[str, Any] = {f"tokenizer.ggml.{_KEYS[role]}": i for role, i in roles.items()}
+    for role in ("bos", "eos"):
+        said = settings.get(f"add_{role}_token")
+        if not isinstance(said, bool) and role in template:
+            said = ids.get(template[role]) == roles.get(role)
+        if isinstance(said, bool):
+            keys[f"tokenizer.ggml.add_{role}_token"] = said
+    return keys | _chat_templates(folder, settings), set(roles.values())
+
+
+def _text(token: Any) -> str | None:
+    """The text of a token that is a string or an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _template(folder: Path) -> dict[str, str]:
+    """The special tokens that tokenizer.json puts around a text, by role bos and eos."""
+    found: dict[str, str] = {}
+    for processor in objects(read_json(folder / "tokenizer.json").get("post_processor")):
+        for part in [processor, *objects(processor.get("processors"))]:
+            single = objects(part.get("single"))
+            if part.get("type") != "TemplateProcessing" or len(single) < 2:
+                continue
+            for role, piece in (("bos", single[0]), ("eos", single[-1])):
+                for token in objects(piece.get("SpecialToken")):
+                    if isinstance(token.get("id"), str):
+                        found[role] = token["id"]
+    return found
+
+
+def _add_ends(
+    roles: dict[str, int], ends: list[int], tokens: Sequence[str], ids: dict[str, int]
+) -> None:
+    """Give roles to the other tokens that end a generation, where their text does not say so."""
+    free = ["eot", "eom"]
+    for i in dict.fromkeys(i for i in ends if 0 <= i < len(tokens)):
+        if i in find_eog(roles, ids):
+            continue
+        if free:
+            roles[free.pop(0)] = i
+        else:
+            log.warning("%r ends a text too, but GGUF has no room to say so", tokens[i])
+
+
+def _chat_templates(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    template = settings.get("chat_template")
+    if template is None and (folder / "chat_template.jinja").is_file():
+        try:
+            template = read_bytes(folder / "chat_template.jinja").decode()
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{folder / 'chat_template.jinja'}: not UTF-8 ({error})") from None
+    if template is None:
+        template = read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(template, str):
+        template = [{"name": "default", "template": template}]
+    keys: dict[str, Any] = {}
+    for entry in objects(template):
+        name, text = entry.get("name"), entry.get("template")
+        if isinstance(name, str) and name and isinstance(text, str):
+            name = re.sub(r"[^A-Za-z0-9]", "_", name)
+            suffix = "" if name == "default" else f".{name}"
+            keys[f"tokenizer.chat_template{suffix}"] = text
+    others = [key.rpartition(".")[2] for key in keys if key != "tokenizer.chat_template"]
+    return keys | ({"tokenizer.chat_templates": others} if others else {})

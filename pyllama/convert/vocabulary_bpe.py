@@ -1,0 +1,118 @@
+"""BPE vocabularies: tokenizer.json, or vocab.json with merges.txt.
+
+    vocabulary = read_tokenizer_json(Path("tokenizer.json"))
+
+A tokenizer.json whose words begin with U+2581 is a SentencePiece model written out; it becomes one
+again, with scores in the order of the merges.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import TokenizerError
+from ..tokenizer.special import BYTE, NORMAL, UNKNOWN
+from .folder import objects, read_bytes, read_json
+from .vocabulary_tokens import MAX_TOKENS, Token, Vocabulary
+
+_SPACE = "\u2581"
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def read_vocab_json(vocab: Path, merges: Path) -> Vocabulary:
+    """GPT-2's two files. Raises: TokenizerError, ModelError."""
+    try:
+        lines = read_bytes(merges).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{merges}: not UTF-8 ({error}): fetch the file again") from None
+    pairs = [line for line in lines if line and not line.startswith("#version")]
+    return Vocabulary(
+        model="gpt2",
+        tokens=_tokens(vocab, read_json(vocab)),
+        pre="gpt-2",
+        merges=[_merge(merges, pair) for pair in pairs],
+    )
+
+
+def read_tokenizer_json(path: Path) -> Vocabulary:
+    """The file of the ``tokenizers`` library. Raises: TokenizerError, ModelError."""
+    root = read_json(path)
+    model = root.get("model")
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+        kind = model.get("type") if isinstance(model, dict) else None
+        raise TokenizerError(
+            f"{path}: a tokenizer of the type {kind!r:.40}; BPE and SentencePiece can be converted"
+        )
+    tokens = _tokens(path, model.get("vocab"))
+    pairs = model.get("merges")
+    merges = [_merge(path, pair) for pair in (pairs if isinstance(pairs, list) else [])]
+    parts = list(_parts(root))
+    if any(part.get("type") == "ByteLevel" for part in parts):
+        return Vocabulary(model="gpt2", tokens=tokens, pre="gpt-2", merges=merges)
+    if not any(_SPACE in map(part.get, ("content", "replacement")) for part in parts):
+        raise TokenizerError(f"{path}: BPE, but neither of bytes nor as SentencePiece writes it")
+    return _as_sentencepiece(model, tokens, merges, parts)
+
+
+def _as_sentencepiece(
+    model: dict[str, Any], tokens: dict[int, Token], merges: list[str], parts: list[dict[str, Any]]
+) -> Vocabulary:
+    rank: dict[str, int] = {}
+    for i, merge in enumerate(merges):
+        rank.setdefault(merge.replace(" ", ""), i)
+
+    def as_piece(token: Token) -> Token:
+        kind = NORMAL
+        if model.get("byte_fallback") and _BYTE.fullmatch(token.text):
+            kind = BYTE
+        elif token.text == model.get("unk_token"):
+            kind = UNKNOWN
+        return Token(token.text, kind, -float(rank.get(token.text, len(merges))))
+
+    begins = any(
+        part.get("prepend") == _SPACE
+        or part.get("prepend_scheme", "never") != "never"
+        or (part.get("type") == "Metaspace" and part.get("add_prefix_space", False))
+        for part in parts
+    )
+    return Vocabulary(
+        model="llama",
+        tokens={i: as_piece(token) for i, token in tokens.items()},
+        add_space_prefix=begins,
+    )
+
+
+def _parts(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The normalizers, pre-tokenizers and decoders, out of their sequences."""
+    for key in ("normalizer", "pre_tokenizer", "decoder"):
+        for part in objects(root.get(key)):
+            yield part
+            yield from objects(part.get(f"{key.replace('_', '')}s"))
+
+
+def _tokens(path: Path, vocab: Any) -> dict[int, Token]:
+    if not isinstance(vocab, dict) or not vocab:
+        raise TokenizerError(f"{path}: there is no vocabulary in it: fetch the file again")
+    tokens: dict[int, Token] = {}
+    for text, i in vocab.items():
+        if type(i) is not int or not 0 <= i < MAX_TOKENS:
+            raise TokenizerError(f"{path}: token {text!r:.40} has the id {i!r:.40}")
+        if i in tokens:
+            raise TokenizerError(f"{path}: {tokens[i].text!r:.40} and {text!r:.40} have the id {i}")
+        tokens[i] = Token(text, NORMAL)
+    return tokens
+
+
+def _merge(path: Path, pair: Any) -> str:
+    """A merge as "a b"; a space within a symbol is spelt as GPT-2 spells bytes."""
+    symbols = pair.split(" ") if isinstance(pair, str) else pair
+    if (
+        not isinstance(symbols, list)
+        or len(symbols) != 2
+        or not all(isinstance(symbol, str) and symbol for symbol in symbols)
+    ):
+        raise TokenizerError(f"{path}: the merge {pair!r:.60} is not two symbols")
+    return " ".join(symbol.replace(" ", "\u0120") for symbol in symbols)

@@ -1,0 +1,72 @@
+"""PLaMo 2's tokenizer: the cheapest way to write a text in tokens, bytes where there are none.
+
+    Plamo2(vocab).encode("Hello")
+
+Building scans the tokens once; encoding is pure.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import TokenizerError
+from .match import Matcher
+from .special import BYTE
+from .vocab import Vocab
+from .words import WordEncoder
+
+_UNIT = 1e4  # scores are compared as whole numbers of this part
+_UNUSABLE, _UNKNOWN = -20_000_000, -10_000_000
+
+
+class Plamo2(WordEncoder):
+    """Encoder of a "plamo2" vocabulary.
+
+    Raises:
+        TokenizerError: A byte has no token.
+
+    Source: llama.cpp, ``llm_tokenizer_plamo2``.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__()
+        self._bytes = [vocab.ids.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
+        if -1 in self._bytes:
+            raise TokenizerError(f"the vocabulary has no token <0x{self._bytes.index(-1):02X}>")
+        self._costs = [-_whole(score) for score in vocab.scores]
+        self._matcher = Matcher(
+            {
+                text: token
+                for text, token in vocab.ids.items()
+                if vocab.types[token] != BYTE and -self._costs[token] > _UNUSABLE
+            }
+        )
+
+    def split(self, text: str, begins: bool) -> list[str]:
+        """The whole text: tokens reach across words."""
+        return [text.removeprefix("\ufeff")]
+
+    def encode_piece(self, piece: str) -> list[int]:
+        """Token ids of a text: of equally cheap ways the one with the longer tokens."""
+        costs = [0] * (len(piece) + 1)
+        best: list[tuple[int, int]] = [(0, -1)] * len(piece)
+        for start in reversed(range(len(piece))):
+            cost, found = math.inf, (start + 1, -1)
+            for end, token in self._matcher.at(piece, start):
+                if costs[end] + self._costs[token] < cost:
+                    cost, found = costs[end] + self._costs[token], (end, token)
+            if costs[start + 1] - _UNKNOWN < cost:
+                cost, found = costs[start + 1] - _UNKNOWN, (start + 1, -1)
+            costs[start], best[start] = int(cost), found
+        ids: list[int] = []
+        start = 0
+        while start < len(piece):
+            end, token = best[start]
+            ids += [self._bytes[byte] for byte in piece[start].encode()] if token < 0 else [token]
+            start = end
+        return ids
+
+
+def _whole(score: float) -> int:
+    """Score in whole units, halves rounded away from zero."""
+    return int(math.copysign(math.floor(abs(score) * _UNIT + 0.5), score))

@@ -1,0 +1,265 @@
+r"""How a ``tokenizer.json`` cuts a text into words, by its normalizer and pre_tokenizer sections.
+
+    reader = Steps()
+    reader.words({"type": "Digits", "individual_digits": True}, None, "in 2026")
+    # ['in ', '2', '0', '2', '6']
+    reader.unread               # names of steps that could not be followed: []
+
+For texts of a few hundred characters: it follows every step as written. The file is a stranger's, so a regular expression
+gets a second at most, and whatever is odd ends up in `Steps.unread`, never in an exception.
+
+Source: the ``tokenizers`` library, ``pre_tokenizers`` and ``SplitDelimiterBehavior``.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .boundaries import SPACE
+
+Section = Mapping[str, Any]
+# A text in pieces, in order; True where the pattern matched.
+Marked = list[tuple[str, bool]]
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
+_TIMEOUT_S = 1.0
+_MAX_STEPS = 100
+_MAX_CHARS = 2000
+
+
+class _Odd(Exception):
+    """A section that cannot be followed."""
+
+
+class Steps:
+    """Follows the steps of a section.
+
+    Attributes:
+        byte_level: Some step spells bytes in GPT-2's alphabet.
+        prefixes_space: Some step puts a space before words; `words` leaves that out.
+        unread: What could not be followed, by type.
+    """
+
+    def __init__(self) -> None:
+        self.byte_level = False
+        self.prefixes_space = False
+        self.unread: list[str] = []
+
+    def words(self, pre_tokenizer: Any, normalizer: Any, text: str) -> list[str]:
+        """Words of a text, spelt in characters even where the model spells bytes."""
+        for section in self._flat(normalizer, "normalizers"):
+            normalized = self._follow(_NORMALIZERS, section, text, text)
+            if len(normalized) > _MAX_CHARS:
+                self._note(section.get("type"))
+            else:
+                text = normalized
+        words = [text]
+        for section in self._flat(pre_tokenizer, "pretokenizers"):
+            if section.get("type") == "ByteLevel":
+                self.byte_level = True
+                self.prefixes_space |= bool(section.get("add_prefix_space", True))
+            words = [
+                piece
+                for word in words
+                for piece in self._follow(_PRE_TOKENIZERS, section, word, [word])
+                if piece
+            ]
+        return words
+
+    def _flat(self, section: Any, inner: str) -> Iterable[Section]:
+        """The steps of a section, out of their sequences."""
+        waiting, n_steps = [section], 0
+        while waiting and n_steps < _MAX_STEPS:
+            section, n_steps = waiting.pop(0), n_steps + 1
+            if isinstance(section, Mapping) and section.get("type") == "Sequence":
+                steps = section.get(inner)
+                waiting[:0] = steps if isinstance(steps, list) else [steps]
+            elif isinstance(section, Mapping):
+                yield section
+            elif section is not None:
+                self._note(type(section).__name__)
+
+    def _follow(self, steps: Mapping[str, Any], section: Section, text: str, otherwise: Any) -> Any:
+        kind = section.get("type")
+        try:
+            if not isinstance(kind, str) or kind not in steps:
+                raise _Odd
+            return steps[kind](section, text)
+        except _Odd:
+            self._note(kind)
+            return otherwise
+
+    def _note(self, kind: Any) -> None:
+        shown = kind[:40] if isinstance(kind, str) else repr(kind)[:40]
+        if shown not in self.unread:
+            self.unread.append(shown)
+
+
+def _mark(pattern: str, text: str) -> Marked:
+    """Matches and the gaps between them; a match of nothing cuts."""
+    import regex
+
+    marked: Marked = []
+    end = 0
+    try:
+        # version 1 of its syntax has nested sets and intersections, as Oniguruma has
+        for match in regex.compile(pattern, regex.V1).finditer(text, timeout=_TIMEOUT_S):
+            marked += [(text[end : match.start()], False), (match.group(), True)]
+            end = match.end()
+    except (regex.error, TimeoutError, RecursionError, OverflowError, MemoryError):
+        raise _Odd from None
+    return [*marked, (text[end:], False)]
+
+
+def _isolated(marked: Marked) -> list[str]:
+    return [piece for piece, _ in marked]
+
+
+def _removed(marked: Marked) -> list[str]:
+    return [piece for piece, matched in marked if not matched]
+
+
+def _contiguous(marked: Marked) -> list[str]:
+    pieces: list[str] = []
+    before = None
+    for piece, matched in marked:
+        if matched == before:
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+        before = matched
+    return pieces
+
+
+def _merged_with_previous(marked: Marked) -> list[str]:
+    pieces: list[str] = []
+    before = False
+    for piece, matched in marked:
+        if matched and not before and pieces:
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+        before = matched
+    return pieces
+
+
+def _merged_with_next(marked: Marked) -> list[str]:
+    pieces: list[str] = []
+    after = False
+    for piece, matched in reversed(marked):
+        if matched and not after and pieces:
+            pieces[-1] = piece + pieces[-1]
+        else:
+            pieces.append(piece)
+        after = matched
+    return pieces[::-1]
+
+
+_BEHAVIORS: dict[str, Callable[[Marked], list[str]]] = {
+    "Isolated": _isolated,
+    "Removed": _removed,
+    "Contiguous": _contiguous,
+    "MergedWithPrevious": _merged_with_previous,
+    "MergedWithNext": _merged_with_next,
+}
+
+
+def _cut(pattern: str, behavior: Any, text: str, invert: bool = False) -> list[str]:
+    if not isinstance(behavior, str) or behavior not in _BEHAVIORS:
+        raise _Odd
+    return _BEHAVIORS[behavior](
+        [(piece, matched != invert) for piece, matched in _mark(pattern, text) if piece]
+    )
+
+
+def _pattern(section: Section) -> str:
+    import regex
+
+    pattern = section.get("pattern")
+    if isinstance(pattern, Mapping):
+        if isinstance(text := pattern.get("Regex"), str):
+            return text
+        if isinstance(text := pattern.get("String"), str):
+            return regex.escape(text)
+    raise _Odd
+
+
+def _text(section: Section, key: str, default: str | None = None) -> str:
+    value = section.get(key, default)
+    if not isinstance(value, str):
+        raise _Odd
+    return value
+
+
+def _split_at_character(section: Section, text: str) -> list[str]:
+    delimiter = _text(section, "delimiter")
+    if len(delimiter) != 1:
+        raise _Odd
+    return text.split(delimiter)
+
+
+def _metaspace(section: Section, text: str) -> list[str]:
+    import regex
+
+    space = _text(section, "replacement", SPACE)
+    text = text.replace(" ", space)
+    scheme = section.get("prepend_scheme", "always")
+    if section.get("add_prefix_space", True) and scheme != "never" and not text.startswith(space):
+        text = space + text
+    if not section.get("split", True):
+        return [text]
+    return _cut(regex.escape(space), "MergedWithNext", text)
+
+
+def _replace(section: Section, text: str) -> str:
+    content = _text(section, "content")
+    return "".join(
+        content if matched else piece for piece, matched in _mark(_pattern(section), text)
+    )
+
+
+def _strip_accents(section: Section, text: str) -> str:
+    return "".join(char for char in text if unicodedata.category(char) != "Mn")
+
+
+def _strip(section: Section, text: str) -> str:
+    text = text.lstrip() if section.get("strip_left", True) else text
+    return text.rstrip() if section.get("strip_right", True) else text
+
+
+_PRE_TOKENIZERS: dict[str, Callable[[Section, str], list[str]]] = {
+    "Split": lambda s, text: _cut(
+        _pattern(s), s.get("behavior"), text, invert=bool(s.get("invert", False))
+    ),
+    "ByteLevel": lambda s, text: (
+        _cut(_GPT2, "Isolated", text) if s.get("use_regex", True) else [text]
+    ),
+    "Digits": lambda s, text: _cut(
+        r"\p{N}", "Isolated" if s.get("individual_digits", False) else "Contiguous", text
+    ),
+    "Punctuation": lambda s, text: _cut(_PUNCTUATION, s.get("behavior", "Isolated"), text),
+    "Whitespace": lambda s, text: _cut(r"\w+|[^\w\s]+", "Removed", text, invert=True),
+    "WhitespaceSplit": lambda s, text: _cut(r"\s", "Removed", text),
+    "BertPreTokenizer": lambda s, text: [
+        piece
+        for word in _cut(r"\s", "Removed", text)
+        for piece in _cut(_PUNCTUATION, "Isolated", word)
+    ],
+    "CharDelimiterSplit": _split_at_character,
+    "Metaspace": _metaspace,
+}
+
+_NORMALIZERS: dict[str, Callable[[Section, str], str]] = {
+    "NFC": lambda s, text: unicodedata.normalize("NFC", text),
+    "NFD": lambda s, text: unicodedata.normalize("NFD", text),
+    "NFKC": lambda s, text: unicodedata.normalize("NFKC", text),
+    "NFKD": lambda s, text: unicodedata.normalize("NFKD", text),
+    "Lowercase": lambda s, text: text.lower(),
+    "Prepend": lambda s, text: _text(s, "prepend") + text if text else text,
+    "Replace": _replace,
+    "Strip": _strip,
+    "StripAccents": _strip_accents,
+}

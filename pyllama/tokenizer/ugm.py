@@ -1,0 +1,100 @@
+"""Unigram language model, the tokenizer of T5: the most probable way to write a text in tokens.
+
+    UGM(vocab).encode("Hello world")
+
+Building scans the tokens once and unpacks the rules of normalisation; encoding is pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import TokenizerError
+from .boundaries import SPACE, Joints, word_pattern
+from .charsmap import Charsmap
+from .match import Matcher
+from .special import NORMAL, UNUSED, USER_DEFINED
+from .vocab import Vocab
+from .words import WordEncoder
+
+_PENALTY = 10.0  # of an unknown character, below the least probable token
+
+
+class UGM(WordEncoder):
+    """Encoder of a "t5" vocabulary.
+
+    Raises:
+        TokenizerError: The rules of normalisation are damaged.
+
+    Source: llama.cpp, ``llm_tokenizer_ugm_session``. One difference: there the beginning of a
+    user-defined token suffices to keep the text there from being normalized.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__()
+        types, tokens = vocab.types, vocab.tokens
+        usable = {
+            text: token
+            for text, token in vocab.ids.items()
+            if types[token] in (NORMAL, USER_DEFINED, UNUSED)
+        }
+        self._matcher = Matcher(usable)
+        self._scores = [
+            0.0 if kind == USER_DEFINED else score
+            for score, kind in zip(vocab.scores, types, strict=True)
+        ]
+        normal = [vocab.scores[token] for token in range(len(tokens)) if types[token] == NORMAL]
+        self._unk = vocab.roles.get("unk")
+        self._unk_score = min(normal, default=0.0) - _PENALTY
+        self._add_space_prefix, self._merge_spaces = vocab.add_space_prefix, vocab.merge_spaces
+        self._charsmap = Charsmap(vocab.charsmap)
+        self._find_words = re.compile(word_pattern(usable)).findall
+        self._joints = Joints(usable)
+
+    def encode(self, text: str, begins: bool = True) -> list[int]:
+        """As `WordEncoder.encode`; unknown tokens next to each other become one."""
+        ids = super().encode(text, begins)
+        if self._unk in ids:
+            twice = (ids[i] == self._unk == ids[i - 1] for i in range(1, len(ids)))
+            return ids[:1] + [token for token, drop in zip(ids[1:], twice, strict=True) if not drop]
+        return ids
+
+    def split(self, text: str, begins: bool) -> list[str]:
+        """Words with the spaces before them, normalized."""
+        text = self._charsmap.normalize(text)
+        if self._merge_spaces:
+            text = "".join(SPACE + word for word in text.split(" ") if word)
+        else:
+            prefix = SPACE if self._add_space_prefix and text.strip(" ") else ""
+            text = prefix + text.replace(" ", SPACE)
+        return self._find_words(text)
+
+    def cut(self, word: str) -> list[str]:
+        """Pieces of a word."""
+        return self._joints.cut(word)
+
+    def encode_piece(self, piece: str) -> list[int]:
+        """Token ids of one piece: the path of highest score, of equal ones the first found."""
+        scores = [0.0] + [-float("inf")] * len(piece)
+        best: list[tuple[int, int | None]] = [(0, None)] * (len(piece) + 1)
+        for start in range(len(piece)):
+            known = False
+            for end, token in self._matcher.at(piece, start):
+                known = known or end == start + 1
+                score = scores[start] + self._scores[token]
+                if score > scores[end]:
+                    scores[end], best[end] = score, (start, token)
+            if not known and scores[start] + self._unk_score > scores[start + 1]:
+                scores[start + 1] = scores[start] + self._unk_score
+                best[start + 1] = (start, self._unk)
+        ids: list[int] = []
+        end = len(piece)
+        while end:
+            end, token_or_none = best[end]
+            if token_or_none is None:
+                raise TokenizerError(
+                    f"{piece!r} cannot be encoded: the vocabulary has neither tokens for it nor an "
+                    "unknown token"
+                )
+            ids.append(token_or_none)
+        return ids[::-1]

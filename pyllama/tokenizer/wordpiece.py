@@ -1,0 +1,87 @@
+"""WordPiece, the tokenizer of BERT: clean words, then the longest token that fits, again and again.
+
+    WordPiece(vocab).encode("Hello, world")
+
+A word's beginning is marked by U+2581 (llama.cpp's converter turns "##" around). Building scans
+the tokens once; encoding is pure.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+from ..errors import TokenizerError
+from .boundaries import SPACE
+from .characters import LOWER, WHITE, CharacterMap
+from .match import Matcher
+from .vocab import Vocab
+from .words import WordEncoder
+
+# Blocks of CJK ideographs; the one that begins at 2B920 follows `tokenizers`, as llama.cpp does.
+_IDEOGRAPHS = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B920, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
+
+
+class WordPiece(WordEncoder):
+    """Encoder of a "bert" vocabulary.
+
+    Source: llama.cpp, ``llm_tokenizer_wpm_session``.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__()
+        self._matcher = Matcher(vocab.ids)
+        self._unk = vocab.roles.get("unk")
+        self._lowercase, self._strip_accents = vocab.lowercase, vocab.strip_accents
+        self._clean = CharacterMap(self._clean_character)
+
+    def split(self, text: str, begins: bool) -> list[str]:
+        """Words in the vocabulary's own spelling; every punctuation mark is one."""
+        return [SPACE + word for word in text.translate(self._clean).split(" ") if word]
+
+    def encode_piece(self, piece: str) -> list[int]:
+        """Token ids of one word: all of its tokens, or the unknown token."""
+        ids: list[int] = []
+        end = 0
+        while end < len(piece):
+            found = self._matcher.longest(piece, end)
+            if found is None:
+                return [self._unknown(piece)]
+            end, token = found
+            ids.append(token)
+        return ids
+
+    def _unknown(self, word: str) -> int:
+        if self._unk is None:
+            raise TokenizerError(
+                f"{word!r} cannot be encoded: the vocabulary has neither tokens for it nor an "
+                "unknown token"
+            )
+        return self._unk
+
+    def _clean_character(self, char: str) -> str:
+        if self._strip_accents:
+            char = unicodedata.normalize("NFD", char)[0]
+        if char in WHITE:
+            return " "
+        category = unicodedata.category(char)
+        if char in "\0\ufffd" or category in ("Cc", "Cf", "Co", "Cs"):
+            return ""
+        if self._strip_accents and category[0] == "M":
+            return ""
+        alone = category[0] == "P" or (category[0] == "S" and char.isascii())
+        if self._lowercase:
+            char = LOWER[ord(char)]
+        return f" {char} " if alone or _is_ideograph(ord(char)) else char
+
+
+def _is_ideograph(code: int) -> bool:
+    return any(first <= code <= last for first, last in _IDEOGRAPHS)

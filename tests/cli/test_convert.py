@@ -1,0 +1,57 @@
+"""pyllama-convert: what it prints, and one line for what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pyggml.gguf import GGUFFile
+from pyllama_cli.commands.convert import command
+
+from ..pyllama.models import hf_folder
+
+
+def run(*args: object) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
+    result = CliRunner().invoke(command, [str(arg) for arg in args])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return hf_folder(tmp_path / "llama")
+
+
+def test_a_file(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = folder / "x.gguf"
+    args = ("--outfile", path, "--outtype", "q8_0", "--model-name", "Mine", "--verbose")
+    assert run(folder, *args) == (0, f"{path}\n", "")
+    assert "blk.0.attn_q.weight [64, 64]: F32 -> Q8_0" in caplog.text
+    with GGUFFile(path) as file:
+        assert file.get_str("general.name") == "Mine" and file.get_int("general.file_type") == 7
+
+
+def test_a_dry_run_of_parts(folder: Path) -> None:
+    code, out, err = run(folder, "--split-max-tensors", 9, "--dry-run")
+    assert (code, err) == (0, "dry run: nothing was written\n")
+    assert out.endswith("-BF16-00001-of-00004.gguf\n") and not list(folder.glob("*.gguf"))
+    assert run(folder, "--split-max-size", "1G", "--dry-run")[1].endswith("-BF16.gguf\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "Missing argument 'DIR'"),
+        (["no/such/folder"], "error: no/such/folder: no such folder"),
+        ([__file__], "is a file: name the folder of a Hugging Face checkpoint"),
+        ([".", "--outtype", "q5_0"], "'q5_0' is not one of"),
+        ([".", "--split-max-size", "2T"], "'2T' is not a number of M"),
+        ([".", "--split-max-size", "2G", "--split-max-tensors", "2"], "not both"),
+        ([".", "--outfiles", "x"], "no such option --outfiles (did you mean --outfile?)"),
+    ],
+)
+def test_one_line_for_what_is_wrong(args: list[str], message: str) -> None:
+    code, out, err = run(*args)
+    assert code in (1, 2) and out == "" and message in err and err.count("\n") == 1

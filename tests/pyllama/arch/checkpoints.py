@@ -1,0 +1,97 @@
+"""Tiny checkpoints of every architecture, made again from what was recorded of them.
+
+    for name in variants(): folder = write_checkpoint(tmp_path / name, name)
+
+An architecture's ``TINY`` has the configurations. tests/data/arch/<variant>.npz has the names and
+shapes of the parameters that transformers made of them and what it computed; ``record.py`` writes
+it. The parameters follow from their names, so no weights are stored.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyllama.arch import arch_names, get_arch
+
+DATA = Path(__file__).parents[2] / "data"
+N_VOCAB = 512
+_SENTENCEPIECE = {"llama", "mistral", "mixtral", "bamboo", "gemma3_text"}  # model types
+_ADD_ONE = {"gemma3_text"}  # the norms of these add 1 to their weights
+_TOKENIZER_FILES = {"llama": ("tokenizer.model",), "gpt2": ("vocab.json", "merges.txt")}
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def variants() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Architecture and config.json of each variant, by name."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for arch in arch_names():
+        for name, config in get_arch(arch).TINY.items():
+            assert name not in found, f"two variants are called {name}"
+            found[name] = arch, dict(config)
+    return found
+
+
+def recorded(name: str) -> dict[str, np.ndarray]:
+    """What ``record.py`` wrote of a variant."""
+    with np.load(DATA / "arch" / f"{name}.npz") as file:
+        return dict(file)
+
+
+def shapes_of(record: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    """Parameters' shapes by name."""
+    found: dict[str, list[int]] = json.loads(str(record["shapes"]))
+    return {name: tuple(shape) for name, shape in found.items()}
+
+
+def weights(kind: str, shapes: Shapes, scale: float) -> dict[str, np.ndarray]:
+    """A checkpoint's parameters, float32, each from a generator that its name seeds.
+
+    Biases and the weights of norms are random too, so nothing that is forgotten goes unnoticed.
+
+    Args:
+        kind: the model type.
+        scale: of the embedding and the output matrix, which decides how far logits spread.
+    """
+    made = {}
+    for name, shape in shapes.items():
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        x = rng.uniform(-1, 1, shape)
+        if len(shape) > 1:
+            x *= np.sqrt(3 / min(shape[-2:])) * (scale if N_VOCAB in shape else 1.0)
+        else:
+            x = x / 2 + (0 if name.endswith("bias") or kind in _ADD_ONE else 1)
+        made[name] = x.astype(np.float32)
+    return made
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Float32 tensors in Hugging Face's format: a length, a header in JSON, the bytes."""
+    header, offset = {}, 0
+    for name, x in tensors.items():
+        end = offset + x.nbytes
+        header[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    data = b"".join(x.tobytes() for x in tensors.values())
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def write_checkpoint(folder: Path, name: str) -> Path:
+    """The folder of a variant: config.json, weights, and a tokenizer of 512 tokens."""
+    _, config = variants()[name]
+    record = recorded(name)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    made = weights(config["model_type"], shapes_of(record), float(record["scale"]))
+    write_safetensors(folder / "model.safetensors", made)
+    tokenizer = "llama" if config["model_type"] in _SENTENCEPIECE else "gpt2"
+    for file in _TOKENIZER_FILES[tokenizer]:
+        shutil.copy(DATA / "tokenizer" / tokenizer / file, folder)
+    return folder

@@ -1,0 +1,119 @@
+"""Every architecture against transformers: converted from a checkpoint, then run.
+
+The cases are the variants in the architectures' ``TINY``. Logits may differ by 2e-3 (their standard
+deviation is about 1.5), and have the same bits however the tokens are cut up.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.dtype import GGMLType
+from pyggml.gguf import GGUFFile, write_gguf
+from pyggml.viz import graph_dump_dot
+from pyllama import Batch, Context, Model
+from pyllama.convert import convert
+from pyllama.errors import ModelError
+
+from .checkpoints import recorded, variants, write_checkpoint
+
+F32 = GGMLType.F32
+NAMES = sorted(variants())
+ROUNDED = 0.02  # NMSE: weights of 16 or 8 bits, activations of 8, an F16 cache
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Makes a variant's checkpoint once, and each conversion of it once."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def converted(name: str, outtype: str = "f32") -> Path:
+        if not (root / name).exists():
+            write_checkpoint(root / name, name)
+        path = root / f"{name}-{outtype}.gguf"
+        if not path.exists():
+            convert(root / name, path, outtype)
+        return path
+
+    return converted
+
+
+def logits(
+    model: Model, tokens: list[int], cuts: tuple[int, ...] = (), **options: Any
+) -> np.ndarray:
+    """Logits of all tokens, decoded in parts that end at ``cuts``."""
+    context = Context(model, **{"n_ctx": 64, **options})
+    parts = []
+    for start, stop in pairwise((0, *cuts, len(tokens))):
+        context.decode(Batch(tokens[start:stop], logits="all"))
+        parts.append(context.logits.copy())
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_logits_and_greedy_tokens(folders: Any, name: str) -> None:
+    record = recorded(name)
+    context = Context(Model.load(folders(name)), n_ctx=64, type_k=F32, type_v=F32)
+    context.decode(Batch(record["tokens"].tolist(), logits="all"))
+    assert np.abs(context.logits - record["logits"]).max() < 2e-3
+    greedy = []
+    for _ in record["greedy"]:
+        greedy.append(int(context.logits_ith(-1).argmax()))
+        context.decode(Batch(greedy[-1:]))
+    assert greedy == record["greedy"].tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_bits_anyhow(folders: Any, name: str) -> None:
+    tokens = recorded(name)["tokens"].tolist()
+    model = Model.load(folders(name, "q8_0"))
+    in_place = Model.load(folders(name, "q8_0"), repack=False)
+    whole = logits(model, tokens, n_threads=1)
+    one_by_one = tuple(range(1, len(tokens)))
+    for other in (
+        logits(model, tokens, n_threads=2),
+        logits(model, tokens, one_by_one, n_threads=2),
+        logits(model, tokens, n_ubatch=7),
+        logits(in_place, tokens, (1, 4, 21), n_ubatch=16),
+    ):
+        assert np.array_equal(other, whole)
+
+
+@pytest.mark.parametrize("outtype", ["f16", "q8_0"])
+@pytest.mark.parametrize("name", NAMES)
+def test_rounded_weights(folders: Any, name: str, outtype: str) -> None:
+    record = recorded(name)
+    got = logits(Model.load(folders(name, outtype)), record["tokens"].tolist())
+    wanted = record["logits"]
+    assert ((got - wanted) ** 2).sum() < ROUNDED * (wanted**2).sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_graph_can_be_drawn(folders: Any, name: str, tmp_path: Path) -> None:
+    graph = Context(Model.load(folders(name)), n_ctx=64).graph(4, 1).graph
+    graph_dump_dot(graph, tmp_path / "x.dot")
+    text = (tmp_path / "x.dot").read_text()
+    assert "result_output" in text and "kqv_out-2" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_missing_and_unknown_tensors_are_named(folders: Any, name: str, tmp_path: Path) -> None:
+    file = GGUFFile(folders(name))
+    tensors: dict[str, Any] = {
+        t: (file.tensor_bytes(t), info.type, info.ne[: info.n_dims])
+        for t, info in file.tensors.items()
+    }
+    arch = Model.load(folders(name), vocab_only=True).arch
+    lost = next(p for p in arch.TENSORS if not p.endswith("?")).replace("{i}", "1")
+    write_gguf(tmp_path / "x.gguf", file.metadata, {t: v for t, v in tensors.items() if t != lost})
+    with pytest.raises(ModelError, match=f"tensor '{lost}' is missing"):
+        Model.load(tmp_path / "x.gguf")
+    tensors["blk.0.strange.weight"] = np.zeros(8, np.float32)
+    write_gguf(tmp_path / "y.gguf", file.metadata, tensors)
+    with pytest.raises(ModelError, match=r"such as 'blk.0.strange.weight'"):
+        Model.load(tmp_path / "y.gguf")

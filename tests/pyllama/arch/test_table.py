@@ -1,0 +1,21 @@
+"""The page of architectures is made from their files."""
+
+from __future__ import annotations
+
+from pyllama import arch_table as table
+
+from .checkpoints import DATA, variants
+
+PAGE = DATA.parents[1] / "docs" / "architectures.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.endswith(table.markdown()), (
+        "run: python -m pyllama.arch_table > docs/architectures.md"
+    )
+
+
+def test_every_variant_is_recorded_and_only_they() -> None:
+    assert {path.stem for path in (DATA / "arch").glob("*.npz")} == set(variants())
+    assert set(table.LLAMA_CPP) <= set(variants())

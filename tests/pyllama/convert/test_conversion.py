@@ -1,0 +1,289 @@
+"""A folder becomes a file that loads and computes the same, whole, or there is one clear line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.dtype import GGMLType
+from pyggml.errors import PyggmlError
+from pyggml.gguf import GGUFFile
+from pyggml.quants import dequantize, quantize
+from pyllama import Model
+from pyllama.convert import Options, convert
+from pyllama.convert.outtype import pieces, type_of
+from pyllama.convert.plan import Planned
+from pyllama.convert.safetensors import read_safetensors
+from pyllama.errors import ModelError
+
+from ..models import hf_folder
+from .folders import write_safetensors, write_torch
+
+F32, F16, BF16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return hf_folder(tmp_path / "Tiny-Llama-v2")
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    return {n: s.read() for n, s in read_safetensors(folder / "model.safetensors").items()}
+
+
+def config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+
+
+@pytest.mark.parametrize(
+    ("outtype", "type", "file_type"),
+    [("f32", F32, 0), ("f16", F16, 1), ("bf16", BF16, 32), ("q8_0", Q8_0, 7), ("auto", BF16, 32)],
+)
+def test_types_and_values(folder: Path, outtype: str, type: GGMLType, file_type: int) -> None:
+    shares: list[float] = []
+    path = convert(folder, folder / "x.gguf", outtype, progress=shares.append)
+    assert path == folder / "x.gguf" and shares == sorted(shares) and shares[-1] == 1
+    whole = weights(folder)
+    with GGUFFile(path) as file:
+        assert file.get_int("general.file_type") == file_type
+        assert file.get_int("general.quantization_version") == 2
+        for ours, theirs in (
+            ("blk.1.ffn_down.weight", "model.layers.1.mlp.down_proj.weight"),
+            ("token_embd.weight", "model.embed_tokens.weight"),
+            ("blk.1.attn_norm.weight", "model.layers.1.input_layernorm.weight"),
+        ):
+            wanted = F32 if "norm" in ours else type
+            assert file.tensors[ours].type is wanted
+            assert file.tensor_bytes(ours).tobytes() == quantize(whole[theirs], wanted).tobytes()
+        assert {t.type for t in file.tensors.values()} == {F32, type}
+    assert Model.load(path).n_params == sum(x.size for x in whole.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "wanted"),
+    [
+        ("blk.0.ffn_up.weight", (4, 64), Q8_0),
+        ("blk.0.ffn_up_exps.weight", (2, 4, 64), Q8_0),
+        ("blk.0.ffn_up.weight", (4, 48), F16),
+        ("blk.0.ffn_up.bias", (64,), F32),
+        ("blk.0.ffn_up_exps.bias", (2, 64), F32),
+        ("blk.0.attn_q_norm.weight", (4, 64), F32),
+        ("blk.0.ffn_gate_inp.weight", (4, 64), F32),
+        ("position_embd.weight", (4, 64), F32),
+    ],
+)
+def test_what_stays_in_more_bits(name: str, shape: tuple[int, ...], wanted: GGMLType) -> None:
+    assert type_of(name, shape, Q8_0) is wanted
+
+
+@pytest.mark.parametrize("shape", [(3, 2**21 + 32), (0, 32), (2, 5, 32), (32,)])
+def test_pieces_are_the_whole(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    planned = Planned("w.weight", (2, *shape), (lambda: x, lambda: x + 1))
+    data = b"".join(piece.tobytes() for piece in pieces(planned, Q8_0))
+    wanted = [quantize(y, Q8_0) for y in (x, x + 1)] if x.size else [np.zeros(0, np.uint8)]
+    assert data == b"".join(y.tobytes() for y in wanted)
+
+
+def test_values_that_a_type_cannot_hold(folder: Path) -> None:
+    tensors = weights(folder)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"] * 0 + 1e6
+    write_safetensors(folder / "model.safetensors", tensors)
+    with pytest.raises(
+        ModelError, match=r"'output.weight' has values up to 1e\+06.*--outtype bf16"
+    ):
+        convert(folder, folder / "x.gguf", "f16")
+    tensors["lm_head.weight"][0, 0] = np.nan
+    write_safetensors(folder / "model.safetensors", tensors)
+    with pytest.raises(ModelError, match=r"'output.weight': .* NaN or infinite"):
+        convert(folder, folder / "x.gguf", "q8_0")
+    convert(folder, folder / "x.gguf", "f32")
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_auto_is_the_checkpoints_own_type(folder: Path, half: bool) -> None:
+    tensors = {n: x.astype(np.float16) for n, x in weights(folder).items()}
+    if not half:
+        name = "lm_head.weight"
+        tensors[name] = tensors[name].astype(np.float32)
+    write_safetensors(folder / "model.safetensors", tensors)
+    assert convert(folder).name.endswith("-F16.gguf" if half else "-BF16.gguf")
+
+
+def test_pytorchs_files_give_the_same(folder: Path) -> None:
+    first = convert(folder, folder / "a.gguf").read_bytes()
+    write_torch(folder / "pytorch_model.bin", weights(folder))
+    (folder / "model.safetensors").unlink()
+    assert convert(folder, folder / "b.gguf").read_bytes() == first
+
+
+def test_names_of_files_and_models(folder: Path, tmp_path: Path) -> None:
+    assert convert(folder).name == "Tiny-Llama-195K-v2-BF16.gguf"
+    named = convert(folder, tmp_path, "q8_0", Options(model_name="My model"))
+    (folder / "README.md").write_text("---\nlicense: mit\nlanguage: [en, no]\n---\n# Hello\n")
+    given = tmp_path / "given.json"
+    given.write_text('{"general.author": "Ann", "general.name": "X", "general.version": "v3"}')
+    path = convert(folder, tmp_path / "x.gguf", options=Options(metadata=given))
+    with GGUFFile(path) as file, GGUFFile(named) as other:
+        assert other.get_str("general.name") == "My model" and named.parent == tmp_path
+        keys = ("name", "author", "version", "license", "type", "architecture", "size_label")
+        values = [file.get_str(f"general.{key}") for key in keys]
+        assert values == ["X", "Ann", "v3", "mit", "model", "llama", "195K"]
+        assert list(file.get_strings("general.languages")) == ["en", "no"]
+
+
+@pytest.mark.parametrize("text", ["---\na: [\n---\n", "\xff", "---\nbase_model: 5\n---\n"])
+def test_a_readme_that_cannot_be_read_is_left_out(
+    folder: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "README.md").write_text(text, encoding="latin-1")
+    with GGUFFile(convert(folder)) as file:
+        assert file.get_str("general.name") == "Tiny Llama v2" or "left out" in caplog.text
+
+
+def test_parts(folder: Path) -> None:
+    whole = convert(folder, folder / "whole.gguf")
+    for options in (Options(split_max_bytes=100_000), Options(split_max_tensors=10)):
+        dry = Options(**{**vars(options), "dry_run": True})
+        path = convert(folder, folder / "parts.gguf", options=dry)
+        assert not path.exists()
+        assert convert(folder, folder / "parts.gguf", options=options) == path
+        assert path.name.startswith("parts-00001-of-")
+        with GGUFFile(path) as parts, GGUFFile(whole) as file:
+            assert len(parts.parts) > 2 and list(parts.tensors) == list(file.tensors)
+            for name in file.tensors:
+                assert np.array_equal(parts.tensor_bytes(name), file.tensor_bytes(name))
+        assert Model.load(path).n_params == Model.load(whole).n_params
+    large = Options(split_max_bytes=10**9)
+    assert convert(folder, folder / "parts.gguf", options=large) == folder / "parts.gguf"
+
+
+def test_vocabulary_only_and_dry_run(folder: Path) -> None:
+    before = set(folder.iterdir())
+    path = convert(folder, options=Options(dry_run=True))
+    assert set(folder.iterdir()) == before and path.parent == folder
+    (folder / "model.safetensors").unlink()
+    path = convert(folder, options=Options(vocab_only=True))
+    assert path.name == "Tiny-Llama-v2-vocab.gguf"
+    model = Model.load(path, vocab_only=True)
+    assert model.tokenizer.n_vocab == 512 and model.hparams.n_layer == 3
+    assert "general.file_type" not in model.metadata
+
+
+def edit(change: Callable[[dict[str, np.ndarray]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = weights(folder)
+        change(tensors)
+        write_safetensors(folder / "model.safetensors", tensors)
+
+    return damage
+
+
+def cut(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:-100])
+
+    return damage
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+Q = "model.layers.1.self_attn.q_proj.weight"
+TENSOR = np.zeros((160, 64), np.float32)
+FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "there is no config.json"),
+    "config cut": (cut("config.json"), "config.json: not JSON"),
+    "unknown": (
+        lambda f: config(f, architectures=["NoSuchModel"]),
+        r"\['NoSuchModel'\], known are: .*LlamaForCausalLM.* a file in pyllama/arch: see docs/",
+    ),
+    "no sizes": (lambda f: config(f, num_hidden_layers=None), "config.json: 'block_count' is mis"),
+    "text sizes": (lambda f: config(f, num_hidden_layers="x"), "config.json: invalid literal"),
+    "quantized": (
+        lambda f: config(f, quantization_config={"quant_method": "gptq"}),
+        r"are quantized already \(gptq\)",
+    ),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "there are no weights"),
+    "weights cut": (cut("model.safetensors"), "100 bytes are missing; the file is incomplete"),
+    "no tokenizer": (lambda f: (f / "tokenizer.model").unlink(), "there is no vocabulary"),
+    "a tensor too few": (edit(lambda t: t.pop(UP)), f"such as '{UP}': one is missing"),
+    "a tensor too many": (
+        edit(lambda t: t.update({"model.layers.1.mlp.gate.weight": TENSOR})),
+        "tensor 'model.layers.1.mlp.gate.weight' has no place",
+    ),
+    "a layer too many": (
+        edit(lambda t: t.update({UP.replace("1", "7"): TENSOR})),
+        "'blk.7.ffn_up.weight'",
+    ),
+    "a wrong shape": (edit(lambda t: t.update({UP: TENSOR.T})), r"'blk.1.ffn_up.weight' has sizes"),
+    "heads that do not divide": (edit(lambda t: t.update({Q: TENSOR[:7]})), f"'{Q}' has the shape"),
+    "twice": (
+        lambda f: (f / "model-1.safetensors").write_bytes((f / "model.safetensors").read_bytes()),
+        "is in model-1.safetensors too",
+    ),
+    "another vocabulary": (
+        lambda f: config(f, vocab_size=600),
+        r"has sizes \[64, 512, 1, 1\], want \[64, 600",
+    ),
+    "a zero": (lambda f: config(f, num_attention_heads=0), "config.json|head"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), FAULTS.values(), ids=FAULTS)
+def test_one_clear_line_and_nothing_written(
+    folder: Path, damage: Callable[[Path], Any], message: str
+) -> None:
+    damage(folder)
+    before = set(folder.iterdir())
+    with pytest.raises(PyggmlError, match=message) as error:
+        convert(folder, folder / "x.gguf")
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
+    assert set(folder.iterdir()) == before
+
+
+def test_wrong_arguments(folder: Path, tmp_path: Path) -> None:
+    def refused(message: str, *args: Any, **options: Any) -> None:
+        with pytest.raises(PyggmlError, match=message):
+            convert(*args, options=Options(**options))
+
+    refused("no such folder", tmp_path / "none")
+    refused("is a file: name the folder", folder / "config.json")
+    refused("outtype is 'q5_0', there are: f32", folder, None, "q5_0")
+    refused("no such directory to write to", folder, tmp_path / "none" / "x.gguf")
+    refused("cannot be read", folder, metadata=tmp_path / "none.json")
+    (folder / "m.json").write_text('{"llama.block_count": 1}')
+    refused("'llama.block_count' is no general", folder, metadata=folder / "m.json")
+    (folder / "m.json").write_text('{"general.tags": 5}')
+    refused("m.json: a general", folder, metadata=folder / "m.json")
+    (folder / "generation_config.json").write_text('{"temperature": "hot"}')
+    refused("a general.. key is not as it must be: could not convert", folder)
+    assert not list(folder.glob("*.gguf")) and not list(folder.glob(".*"))
+
+
+def test_a_file_that_fails_while_it_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = convert(folder, folder / "x.gguf")
+    before = old.read_bytes()
+
+    def fail(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(folder, old, "f32", progress=fail)
+    assert old.read_bytes() == before and not list(folder.glob(".*"))
+
+
+def test_quantized_weights_are_near_the_checkpoints(folder: Path) -> None:
+    path, name = convert(folder, folder / "x.gguf", "q8_0"), "output.weight"
+    x = weights(folder)["lm_head.weight"]
+    with GGUFFile(path) as file:
+        y = dequantize(file.tensor_bytes(name).reshape(len(x), -1), Q8_0)
+    assert np.abs(x - y).max() < np.abs(x).max() / 200

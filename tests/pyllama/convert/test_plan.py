@@ -1,0 +1,148 @@
+"""Which tensors a checkpoint's become, by declarations of an architecture made for these tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from pyllama.arch import Arch
+from pyllama.convert.mapping import Array, Config, Convert, Tensors
+from pyllama.convert.plan import Planned, check_missing, find_arch, plan_tensors
+from pyllama.convert.safetensors import read_safetensors
+from pyllama.errors import ModelError
+from pyllama.hparams import HParams
+
+from .folders import write_safetensors
+
+NAMES = {
+    "m.embed.weight": "token_embd.weight",
+    "m.layers.{i}.norm.*": "blk.{i}.attn_norm.*",
+    "m.layers.{i}.qkv.weight": "blk.{i}.attn_qkv.weight",
+    "m.layers.{i}.experts.{e}.up.weight": "blk.{i}.ffn_up_exps.weight",
+    "head.weight": "output.weight",
+}
+TENSORS = {
+    "blk.{i}.attn_norm.weight": ("n_embd",),
+    "blk.{i}.attn_norm.bias?": ("n_embd",),
+    "blk.{i}.attn_q.weight": ("n_embd", "n_embd"),
+    "blk.{i}.attn_k.weight": ("n_embd", "n_embd"),
+    "blk.{i}.ffn_up_exps.weight": ("n_embd", "n_ff", "n_expert"),
+    "token_embd.weight": ("n_embd", "n_vocab"),
+    "output.weight?": ("n_embd", "n_vocab"),
+    "factors.weight?": ("n_embd",),
+}
+
+
+def change(name: str, x: Array, config: Config) -> Tensors:
+    if "attn_qkv" in name:
+        q, k = x.reshape(2, -1, x.shape[1])
+        return {name.replace("qkv", "q"): q, name.replace("qkv", "k"): k}
+    return {name: x.T if "exps" in name else x}
+
+
+def extra(config: Config) -> Tensors:
+    return {"factors.weight": np.ones(4, np.float32)} if "factors" in config else {}
+
+
+CONVERT = Convert(
+    ("Mine",), NAMES, lambda config: {}, change, extra=extra, ignored=("*.inv_freq",), prefix="m."
+)
+ARCH = cast(Arch, SimpleNamespace(TENSORS=TENSORS, CONVERT=CONVERT))
+
+
+HPARAMS = cast(HParams, SimpleNamespace(n_layer=2, n_embd=4, n_ff=6, n_expert=3, n_vocab=8))
+
+
+def checkpoint(n_layer: int = 2, n_expert: int = 3) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+
+    def x(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    tensors = {"head.weight": x(8, 4), "m.embed.weight": x(8, 4)}
+    for i in reversed(range(n_layer)):
+        tensors[f"m.layers.{i}.inv_freq"] = x(2)
+        tensors[f"m.layers.{i}.norm.weight"] = x(4)
+        tensors[f"m.layers.{i}.qkv.weight"] = x(8, 4)
+        for e in range(n_expert):
+            tensors[f"m.layers.{i}.experts.{e}.up.weight"] = x(4, 6)
+    return tensors
+
+
+def plan(folder: Path, tensors: dict[str, np.ndarray], **config: Any) -> list[Planned]:
+    stored = read_safetensors(write_safetensors(folder / "model.safetensors", tensors))
+    return plan_tensors(folder, stored, config, ARCH)
+
+
+def test_names_order_and_values(tmp_path: Path) -> None:
+    tensors = checkpoint()
+    planned = plan(tmp_path, tensors, factors=1)
+    layer = ["attn_norm", "attn_q", "attn_k", "ffn_up_exps"]
+    wanted = [f"blk.{i}.{part}.weight" for i in range(2) for part in layer]
+    wanted += ["token_embd.weight", "output.weight", "factors.weight"]
+    assert [one.name for one in planned] == wanted
+    by_name = {one.name: one for one in planned}
+    assert all(one.shape == (4, 4) for one in planned if "attn_k" in one.name)
+    values = {name: [part() for part in one.parts] for name, one in by_name.items()}
+    (k,) = values["blk.1.attn_k.weight"]
+    np.testing.assert_array_equal(k, tensors["m.layers.1.qkv.weight"][4:])
+    experts = by_name["blk.0.ffn_up_exps.weight"]
+    assert experts.shape == (3, 6, 4) and len(values[experts.name]) == 3
+    for e, value in enumerate(values[experts.name]):
+        np.testing.assert_array_equal(value, tensors[f"m.layers.0.experts.{e}.up.weight"].T)
+    assert values["factors.weight"][0].tolist() == [1, 1, 1, 1]
+
+
+def test_a_prefix_may_be_missing(tmp_path: Path) -> None:
+    tensors = {name.removeprefix("m."): x for name, x in checkpoint().items()}
+    assert len(plan(tmp_path, tensors)) == 10
+
+
+def test_an_output_that_is_the_embedding(tmp_path: Path) -> None:
+    tensors = checkpoint()
+    names = [one.name for one in plan(tmp_path, tensors, tie_word_embeddings=True)]
+    assert "output.weight" not in names and "token_embd.weight" in names
+    stored = read_safetensors(tmp_path / "model.safetensors")
+    stored["head.weight"] = stored["m.embed.weight"]  # PyTorch's files store it once
+    assert len(plan_tensors(tmp_path, stored, {}, ARCH)) == len(names)
+    del tensors["m.embed.weight"]  # where that is missing, the output is no second one
+    assert "output.weight" in [one.name for one in plan(tmp_path, tensors)]
+
+
+def without(tensors: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    return {key: x for key, x in tensors.items() if key != name}
+
+
+def test_tensors_that_are_wrong(tmp_path: Path) -> None:
+    good, x = checkpoint(), np.zeros((4, 4), np.float32)
+
+    def refused(tensors: dict[str, np.ndarray], message: str) -> None:
+        with pytest.raises(ModelError, match=message):
+            check_missing(tmp_path, plan(tmp_path, tensors), HPARAMS, ARCH)
+
+    refused(good | {"m.layers.0.gate.weight": x}, "'m.layers.0.gate.weight' has no place in a Mine")
+    refused(good | {"m.layers.01.norm.weight": x}, "has no place")
+    refused(good | {"embed.weight": x}, "both become 'token_embd.weight'")
+    name = "m.layers.1.experts.1.up.weight"
+    refused(without(good, name), "stacked from 2 experts, but expert 1 is missing")
+    refused(good | {name: x}, r"has the shape \[4, 4\], but 'm.*0.up.weight' \[4, 6\]")
+    refused(good | {"m.layers.0.qkv.weight": x[:3]}, r"has the shape \[3, 4\], which cannot become")
+    refused(good | {"m.layers.0.qkv.weight": x[0]}, r"has the shape \[4\], which cannot become")
+    name = "m.layers.1.norm.weight"
+    refused(without(good, name), f"becomes 'blk.1.attn_norm.weight', such as '{name}': one is m")
+    refused(without(good, "m.layers.1.qkv.weight"), "becomes 'blk.1.attn_q.weight': one is missing")
+    refused(without(good, "m.embed.weight"), "such as 'm.embed.weight': one is missing")
+    for e in range(3):
+        good = without(good, f"m.layers.0.experts.{e}.up.weight")
+    refused(good, "such as 'm.layers.0.experts.0.up.weight': one is missing")
+
+
+@pytest.mark.parametrize("named", [None, "LlamaForCausalLM", [], ["NoSuchModel"], [1]])
+def test_unknown_architectures(tmp_path: Path, named: Any) -> None:
+    with pytest.raises(ModelError, match=r"known are: .*LlamaForCausalLM.*docs/convert.md"):
+        find_arch(tmp_path, {"architectures": named})
+    assert find_arch(tmp_path, {"architectures": ["X", "LlamaForCausalLM"]})[0] == "llama"

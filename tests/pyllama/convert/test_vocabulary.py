@@ -1,0 +1,277 @@
+"""Vocabularies of folders: the ids of sentencepiece and tokenizers, special tokens, and damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama.convert.vocabulary import read_vocabulary
+from pyllama.errors import PyllamaError
+from pyllama.tokenizer import load_tokenizer
+
+from ..tokenizer.vocabularies import DATA, cases
+
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+P = "tokenizer.ggml."
+
+
+def put(folder: Path, name: str, value: Any) -> None:
+    (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+def spm(folder: Path) -> Path:
+    shutil.copyfile(DATA / "llama" / "tokenizer.model", folder / "tokenizer.model")
+    return folder
+
+
+def bpe(folder: Path, *names: str) -> Path:
+    for name in names or ("tokenizer.json",):
+        shutil.copyfile(DATA / "gpt2" / name, folder / name)
+    return folder
+
+
+def edited(folder: Path, **parts: Any) -> Path:
+    """A folder with gpt2's tokenizer.json, some parts of which are others."""
+    root = json.loads((bpe(folder) / "tokenizer.json").read_text())
+    put(folder, "tokenizer.json", {**root, **parts})
+    return folder
+
+
+def encode(keys: dict[str, Any], text: str, **how: bool) -> list[int]:
+    return load_tokenizer(keys).encode(text, **{"add_special": False, "parse_special": False} | how)
+
+
+def test_sentencepiece(tmp_path: Path) -> None:
+    keys = read_vocabulary(spm(tmp_path), {"vocab_size": 512, "bos_token_id": 1})
+    for text, ids in cases("llama"):
+        assert encode(keys, text) == ids
+    assert keys[P + "token_type"][:5] == [2, 3, 3, 6, 6] and keys[P + "scores"][300] == -41
+    roles = {role: keys[f"{P}{role}_token_id"] for role in ("bos", "eos", "unknown")}
+    assert roles == {"bos": 1, "eos": 2, "unknown": 0} and f"{P}padding_token_id" not in keys
+    assert encode(keys, "a", add_special=True)[0] == 1  # llama.cpp's default, which stays unsaid
+
+
+@pytest.mark.parametrize("names", [["tokenizer.json"], ["vocab.json", "merges.txt"]])
+def test_bpe(tmp_path: Path, names: list[str]) -> None:
+    config = {"vocab_size": 512, "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
+    keys = read_vocabulary(bpe(tmp_path, *names), config)
+    for text, ids in cases("gpt2"):
+        if "tokenizer.json" in names or "<s>" not in text:  # which only that file calls special
+            assert encode(keys, text, parse_special=True) == ids
+    assert keys[P + "model"] == "gpt2" and keys[P + "pre"] == "gpt-2"
+    assert [keys[P + "token_type"][i] for i in (1, 2, 5)] == [CONTROL, CONTROL, 1]
+    assert encode(keys, "a</s>", parse_special=True)[-1] == 2
+    assert keys[P + "padding_token_id"] == 1 and f"{P}add_bos_token" not in keys
+    assert f"{P}scores" not in keys
+
+
+def test_merges_as_pairs_text_and_with_spaces(tmp_path: Path) -> None:
+    root = json.loads((bpe(tmp_path) / "tokenizer.json").read_text())
+    pairs = root["model"]["merges"]
+    whole = read_vocabulary(tmp_path, {})
+    for merges in ([" ".join(pair) for pair in pairs], [*pairs[:-1], ["Ġ x", "y"]]):
+        keys = read_vocabulary(edited(tmp_path, model=root["model"] | {"merges": merges}), {})
+        assert keys[P + "merges"][:-1] == whole[P + "merges"][:-1]
+    assert keys[P + "merges"][-1] == "ĠĠx y"
+
+
+def test_a_sentencepiece_model_written_as_json(tmp_path: Path) -> None:
+    keys = read_vocabulary(spm(tmp_path), {})
+    vocab = {text: i for i, text in enumerate(keys[P + "tokens"])}
+    scores = dict(zip(keys[P + "tokens"], keys[P + "scores"], strict=True))
+    pairs = [  # as transformers finds them
+        (text[:cut], text[cut:])
+        for text in sorted(vocab, key=lambda text: -scores[text])
+        for cut in range(1, len(text))
+        if text[:cut] in vocab and text[cut:] in vocab
+    ]
+    root = {
+        "added_tokens": [
+            {"id": 1, "content": "<s>", "special": True, "normalized": False},
+            {"id": 2, "content": "</s>", "special": True, "normalized": False},
+        ],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            ],
+        },
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]},
+        "model": {
+            "type": "BPE", "byte_fallback": True, "unk_token": "<unk>", "vocab": vocab,
+            "merges": [" ".join(pair) for pair in pairs],
+        },
+    }  # fmt: skip
+    (tmp_path / "tokenizer.model").unlink()
+    put(tmp_path, "tokenizer.json", root)
+    again = read_vocabulary(tmp_path, {"bos_token_id": 1})
+    assert again[P + "model"] == "llama" and again[P + "add_space_prefix"]
+    assert again[P + "token_type"] == keys[P + "token_type"]
+    for text, ids in cases("llama"):
+        assert encode(again, text) == ids
+    del root["normalizer"]["normalizers"][0]  # type: ignore[attr-defined]
+    put(tmp_path, "tokenizer.json", root)
+    assert not read_vocabulary(tmp_path, {})[P + "add_space_prefix"]
+
+
+def test_added_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spm(tmp_path)
+    put(tmp_path, "added_tokens.json", {"<a>": 512, "<|b|>": 513, "far": 600})
+    decoder = {
+        "514": {"content": "▁c", "special": False},
+        "515": {"content": "d", "special": True},
+        "512": {"content": "<A>", "special": False},
+    }
+    put(tmp_path, "tokenizer_config.json", {"added_tokens_decoder": decoder})
+    keys = read_vocabulary(tmp_path, {"vocab_size": 520})
+    assert keys[P + "tokens"][512:517] == ["<A>", "<|b|>", " c", "d", "[PAD516]"]
+    wanted = [USER_DEFINED, CONTROL, USER_DEFINED, CONTROL, UNUSED]
+    assert keys[P + "token_type"][512:517] == wanted
+    assert keys[P + "scores"][512] == -1000 and len(keys[P + "tokens"]) == 520
+    assert "600 'far' has no weights" in caplog.text
+    assert encode(keys, "x<A>")[-1] == 512
+
+
+def test_who_names_special_tokens(tmp_path: Path) -> None:
+    bpe(tmp_path)
+    config = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": [0, 2], "sep_token_id": -1}
+    assert read_vocabulary(tmp_path, config)[P + "bos_token_id"] == 0
+    put(tmp_path, "special_tokens_map.json", {"bos_token": "<pad>", "unk_token": "<unk>"})
+    assert read_vocabulary(tmp_path, config)[P + "bos_token_id"] == 1
+    settings: dict[str, Any] = {"bos_token": {"content": "</s>"}, "eos_token": "no such token"}
+    put(tmp_path, "tokenizer_config.json", settings)
+    put(tmp_path, "generation_config.json", {"eos_token_id": [300, 301], "pad_token_id": 1})
+    keys = read_vocabulary(tmp_path, config)
+    roles = {key: keys.get(f"{P}{key}_token_id") for key in ("bos", "eos", "eot", "eom")}
+    assert roles == {"bos": 2, "eos": 0, "eot": 300, "eom": 301}  # </s> ends by its text
+    assert keys[P + "unknown_token_id"] == 3 and keys[P + "padding_token_id"] == 1
+    assert f"{P}seperator_token_id" not in keys
+    tokenizer = load_tokenizer(keys)
+    assert all(tokenizer.is_eog(i) for i in (0, 2, 300, 301))
+
+
+def template(*parts: str) -> dict[str, Any]:
+    single = [
+        {"Sequence": {"id": "A", "type_id": 0}} if part == "A" else {"SpecialToken": {"id": part}}
+        for part in parts
+    ]
+    return {"type": "Sequence", "processors": [{"type": "TemplateProcessing", "single": single}]}
+
+
+def test_whether_bos_is_added(tmp_path: Path) -> None:
+    config = {"vocab_size": 512, "bos_token_id": 2}
+
+    def flags() -> list[bool | None]:
+        keys = read_vocabulary(tmp_path, config, add_bos=None)
+        return [keys.get(f"{P}add_{role}_token") for role in ("bos", "eos")]
+
+    edited(tmp_path)
+    assert flags() == [None, None]
+    assert encode(read_vocabulary(tmp_path, config, add_bos=True), "a", add_special=True)[0] == 2
+    edited(tmp_path, post_processor=template("</s>", "A"))
+    assert flags() == [True, None]
+    edited(tmp_path, post_processor=template("</s>", "A", "<pad>"))
+    config["eos_token_id"] = 1
+    assert flags() == [True, True]
+    put(tmp_path, "tokenizer_config.json", {"add_bos_token": False})
+    assert flags() == [False, True]
+    assert read_vocabulary(tmp_path, config, add_bos=True)[P + "add_bos_token"] is False
+
+
+def test_chat_templates(tmp_path: Path) -> None:
+    bpe(tmp_path)
+    put(tmp_path, "chat_template.json", {"chat_template": "json"})
+    assert read_vocabulary(tmp_path, {})["tokenizer.chat_template"] == "json"
+    put(tmp_path, "chat_template.jinja", "jinja é")
+    assert read_vocabulary(tmp_path, {})["tokenizer.chat_template"] == "jinja é"
+    put(tmp_path, "tokenizer_config.json", {"chat_template": "config"})
+    assert read_vocabulary(tmp_path, {})["tokenizer.chat_template"] == "config"
+    several = [{"name": "default", "template": "a"}, {"name": "tool use", "template": "b"}]
+    put(tmp_path, "tokenizer_config.json", {"chat_template": several})
+    keys = read_vocabulary(tmp_path, {})
+    assert keys["tokenizer.chat_template"] == "a"
+    assert keys["tokenizer.chat_template.tool_use"] == "b"
+    assert keys["tokenizer.chat_templates"] == ["tool_use"]
+
+
+BAD_JSON = {
+    "not JSON": ("{", "not JSON"),
+    "no object": ([], "JSON list, want an object"),
+    "no model": ({}, "a tokenizer of the type None"),
+    "another model": ({"model": {"type": "Unigram"}}, "type 'Unigram'; BPE and SentencePiece"),
+    "no vocabulary": ({"model": {"vocab": []}}, "there is no vocabulary in it"),
+    "an id of text": ({"model": {"vocab": {"a": "b"}}}, "token 'a' has the id 'b'"),
+    "a huge id": ({"model": {"vocab": {"a": 2**40}}}, "has the id 1099511627776"),
+    "the same id": ({"model": {"vocab": {"a": 0, "b": 0}}}, "'a' and 'b' have the id 0"),
+    "a merge of one": ({"model": {"vocab": {"a": 0}, "merges": ["a"]}}, "'a' is not two symbols"),
+    "no merges": ({"model": {"vocab": {"a": 0}, "merges": 5}}, "BPE, but neither"),
+    "a merge of numbers": ({"model": {"vocab": {"a": 0}, "merges": [[1, 2]]}}, "is not two sym"),
+    "neither bytes nor pieces": ({"model": {"vocab": {"a": 0}}}, "BPE, but neither"),
+}
+
+
+@pytest.mark.parametrize(("value", "message"), BAD_JSON.values(), ids=BAD_JSON)
+def test_a_tokenizer_json_that_is_refused(tmp_path: Path, value: Any, message: str) -> None:
+    put(tmp_path, "tokenizer.json", value)
+    with pytest.raises(PyllamaError, match=message) as error:
+        read_vocabulary(tmp_path, {})
+    assert str(error.value).startswith(str(tmp_path)) and "\n" not in str(error.value)
+
+
+def test_vocabularies_that_are_refused(tmp_path: Path) -> None:
+    def refused(message: str, **config: Any) -> None:
+        with pytest.raises(PyllamaError, match=message):
+            read_vocabulary(tmp_path, config)
+
+    refused("there is no vocabulary: no tokenizer.model")
+    bpe(tmp_path)
+    refused("has the token 511, config.json has the vocab_size 500", vocab_size=500)
+    refused("vocab_size is 'x'", vocab_size="x")
+    refused("vocab_size is 1099511627776", vocab_size=2**40)
+    put(tmp_path, "tokenizer.model", "\nnot a model")
+    refused("tokenizer.model: is damaged", vocab_size=512)
+    put(tmp_path, "tokenizer.model", "IQ== 0\n")  # tiktoken's, beside which there is the other
+    assert read_vocabulary(tmp_path, {})[P + "model"] == "gpt2"
+    (tmp_path / "tokenizer.json").unlink()
+    bpe(tmp_path, "vocab.json", "merges.txt")
+    (tmp_path / "merges.txt").write_bytes(b"\xff\xff")
+    refused("merges.txt: not UTF-8")
+
+
+ODD: tuple[Any, ...] = (None, 1, "x", [], [1], [[]], {}, {"x": 1}, {"id": 1, "content": 2})
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_odd_values_in_settings_do_no_harm(tmp_path: Path, odd: Any) -> None:
+    names = (
+        "added_tokens_decoder",
+        "bos_token",
+        "eos_token_id",
+        "add_bos_token",
+        "chat_template",
+    )
+    parts = ("added_tokens", "post_processor", "normalizer", "pre_tokenizer")
+    edited(tmp_path, **dict.fromkeys(parts, odd))
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json"):
+        put(tmp_path, name, dict.fromkeys(names, odd))
+    put(tmp_path, "added_tokens.json", {"x": odd})
+    keys = read_vocabulary(tmp_path, dict.fromkeys(names, odd))
+    assert len(keys[P + "tokens"]) == 512
+
+
+@pytest.mark.parametrize("odd", [*ODD, [{"Sequence": 1}, 2], [{"SpecialToken": 1}] * 2], ids=repr)
+def test_odd_values_within_parts_do_no_harm(tmp_path: Path, odd: Any) -> None:
+    processor = {"type": "TemplateProcessing", "single": odd}
+    edited(
+        tmp_path,
+        post_processor={"processors": [processor, odd]},
+        normalizer={"type": odd, "content": odd, "normalizers": odd},
+    )
+    assert len(read_vocabulary(tmp_path, {})[P + "tokens"]) == 512
+    edited(tmp_path, post_processor={"processors": odd}, pre_tokenizer={"pretokenizers": odd})
+    assert len(read_vocabulary(tmp_path, {})[P + "tokens"]) == 512
