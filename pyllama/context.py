@@ -29,6 +29,7 @@ from pyggml.errors import Aborted
 from pyggml.tensor import Tensor
 
 from .batch import Batch
+from .compiled import Compiled, as_array, bucket
 from .errors import BatchError, ContextFull
 from .graph.builder import GraphBuilder
 from .kv_cache import KV_TYPES
@@ -38,65 +39,11 @@ from .model import Model
 from .overrides import Overrides
 
 if TYPE_CHECKING:
-    from pyggml.backend.cpu.program import Program
-
     from .observe import Runner
 
 log = logging.getLogger(__name__)
 _MAX_PROGRAMS = 64
 _MAX_SEQ = 256
-
-
-class _Compiled:
-    """A lowered graph with its inputs and result as arrays."""
-
-    def __init__(self, builder: GraphBuilder, logits: Tensor, program: Program) -> None:
-        self.builder, self.program = builder, program
-        self.tokens, self.positions, self.out_ids = (
-            _array(t) for t in (builder.tokens, builder.positions, builder.out_ids)
-        )
-        self.kv_index = [_array(t) for t in builder.kv_index]
-        self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 4] of each cache
-        self.logits: npt.NDArray[np.float32] = logits.numpy(squeeze=False)[0, 0]
-        best = builder.best
-        here = best is not None and best.buffer is not None and best.buffer.mem is not None
-        self.best = _array(best).data if best is not None and here else None
-        first = (
-            self.tokens, self.positions, self.out_ids, self.kv_index[0], self.rows[0].reshape(-1)
-        )  # fmt: skip
-        self._first = tuple(a.data for a in first)  # NumPy's items cost more
-
-    def fill(
-        self,
-        tokens: list[int],
-        positions: list[int],
-        cells: Sequence[list[int]],
-        rows: Sequence[Ints],
-        outputs: list[int],
-    ) -> None:
-        """Write the inputs of a ubatch, ``cells`` and ``rows`` for each cache.
-
-        Padding writes no cell and attends to nothing.
-        """
-        n, n_outputs = len(tokens), len(outputs)
-        self.tokens[:n], self.tokens[n:] = tokens, 0
-        self.positions[:n], self.positions[n:] = positions, 0
-        self.out_ids[:n_outputs], self.out_ids[n_outputs:] = outputs, 0
-        for index, new in zip(self.kv_index, cells, strict=True):
-            index[:n], index[n:] = new, -1
-        for row, attended in zip(self.rows, rows, strict=True):
-            row[:n], row[n:] = attended, 0
-
-    def fill_one(self, token: int, seq: int, placed: tuple[int, int, int]) -> None:
-        """The same for one token and one cache without a window (see ``CellLists.append``)."""
-        cell, place, position = placed
-        tokens, positions, out_ids, index, row = self._first
-        tokens[0], positions[0], out_ids[0], index[0] = token, position, 0, cell
-        row[0], row[1], row[2], row[3] = seq, 0, place + 1, position
-
-
-def _array(tensor: Tensor) -> npt.NDArray[Any]:
-    return tensor.numpy(squeeze=False).reshape(-1)
 
 
 class Context:
@@ -171,7 +118,7 @@ class Context:
         self._reuse = env.GRAPH_REUSE.enabled()
         self._steps = self._reuse and len(self.kv.caches) == 1  # see decode_token
         self._allocator = GraphAllocator(HOST)
-        self._programs: OrderedDict[tuple[int, int], _Compiled] = OrderedDict()
+        self._programs: OrderedDict[tuple[int, int], Compiled] = OrderedDict()
         self._best: memoryview | None = None  # of each output, where the graph found it
         self._logits: npt.NDArray[np.float32] = np.empty((0, model.hparams.n_vocab), np.float32)
         self._lock = threading.RLock()
@@ -305,9 +252,9 @@ class Context:
         ids = b.ctx.new_tensor_2d(GGMLType.I32, bucket(n), self.hparams.n_head_kv)
         b.shift_keys(cache, ids.set_name("k_shift_cells").set_input())
         self._allocator.alloc_graph(b.graph)
-        _array(b.positions)[:] = np.pad(shift, (0, bucket(n) - n))
+        as_array(b.positions)[:] = np.pad(shift, (0, bucket(n) - n))
         ids.numpy(squeeze=False)[0, 0, :, :] = np.pad(cells, (0, bucket(n) - n))
-        _array(b.kv_index[i])[:] = np.pad(cells, (0, bucket(n) - n), constant_values=-1)
+        as_array(b.kv_index[i])[:] = np.pad(cells, (0, bucket(n) - n), constant_values=-1)
         program = self._backend.compile(b.graph, self.n_threads_batch)
         program.seconds = 0.0  # Ctrl-C waits: half of the keys rotated would be of no use
         self._backend.run(program)
@@ -393,7 +340,7 @@ class Context:
         builder, _ = self._build(bucket(self.n_ubatch), bucket(self.n_ubatch))
         self._allocator.reserve(builder.graph)
 
-    def _compiled(self, n_tokens: int, n_outputs: int) -> _Compiled:
+    def _compiled(self, n_tokens: int, n_outputs: int) -> Compiled:
         key = n_tokens, n_outputs
         found = self._programs.get(key)
         if found is not None and self._reuse:
@@ -404,19 +351,11 @@ class Context:
         (self._runner or self._allocator).alloc_graph(builder.graph)
         threads = self.n_threads if n_tokens == 1 else self.n_threads_batch
         program = (self._runner or self._backend).compile(builder.graph, threads)
-        made = _Compiled(builder, logits, program)
+        made = Compiled(builder, logits, program)
         self._programs[key] = made
         if len(self._programs) > _MAX_PROGRAMS:
             self._programs.popitem(last=False)
         return made
-
-
-def bucket(n: int) -> int:
-    """The token count that a program is made for: eight steps from one power of two to the next."""
-    if n <= 16:
-        return n
-    step = 1 << ((n - 1).bit_length() - 4)
-    return -(-n // step) * step
 
 
 def _positions(seqs: Seqs, given: Sequence[int] | None, ends: dict[int, int]) -> list[int]:

@@ -14,7 +14,8 @@ from pyggml.backend.cpu.trace import trace
 from pyggml.viz import node_times
 
 from .batch import Batch
-from .context import Context, bucket
+from .compiled import bucket
+from .context import Context
 from .graph_export import DrawnGraph, title_of
 from .model import Model
 

@@ -26,7 +26,9 @@ FLOORS = {
     **dict.fromkeys(["pyllama.errors", "pyllama.demo", "pyllama.hparams", "pyllama.loader"], 6),
     **dict.fromkeys(["pyllama.arch", "pyllama.graph", "pyllama.tokenizer", "pyllama.convert"], 6),
     **dict.fromkeys(["pyllama.model", "pyllama.context", "pyllama.batch", "pyllama.kv_cache"], 6),
-    **dict.fromkeys(["pyllama.memory", "pyllama.state", "pyllama.overrides"], 6),
+    **dict.fromkeys(
+        ["pyllama.memory", "pyllama.state", "pyllama.overrides", "pyllama.compiled"], 6
+    ),
     **dict.fromkeys(["pyllama.kv_cells", "pyllama.kv_table"], 6),
     **dict.fromkeys(["pyllama.sparsity", "pyllama.quantize"], 6),
     "pyllama": 7,  # the runtime, and the public face

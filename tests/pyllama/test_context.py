@@ -13,7 +13,7 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyllama import Batch, Context, Model
-from pyllama.context import bucket
+from pyllama.compiled import bucket
 from pyllama.errors import BatchError, ContextFull
 
 from .models import Spec, random_weights, rows, state, write_model
