@@ -68,7 +68,7 @@ def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
             return name, arch
     raise ModelError(
         f"{folder / 'config.json'}: architectures is {wanted!r:.80}, known are: "
-        f"{', '.join(sorted(known))}; one more is a file in pyllama/arch: see docs/convert.md"
+        f"{', '.join(sorted(known))}; one more is a file in pyllama/arch: docs/add-a-model.md"
     )
 
 

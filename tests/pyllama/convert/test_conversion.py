@@ -202,7 +202,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config cut": (cut("config.json"), "config.json: not JSON"),
     "unknown": (
         lambda f: config(f, architectures=["NoSuchModel"]),
-        r"\['NoSuchModel'\], known are: .*LlamaForCausalLM.* a file in pyllama/arch: see docs/",
+        r"\['NoSuchModel'\], known are: .*LlamaForCausalLM.* a file in pyllama/arch: docs/add",
     ),
     "no sizes": (lambda f: config(f, num_hidden_layers=None), "config.json: 'block_count' is mis"),
     "text sizes": (lambda f: config(f, num_hidden_layers="x"), "config.json: invalid literal"),
