@@ -34,7 +34,7 @@ from .folder import read_config
 from .general import read_general
 from .mapping import Config
 from .outtype import OUTTYPES, auto, pieces, type_of
-from .plan import Planned, check_missing, find_arch, plan_tensors
+from .plan import Planned, check_missing, declared, find_arch, plan_tensors
 from .vocabulary import read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -119,17 +119,8 @@ def convert(
 
 def _arch_keys(folder: Path, config: Config, arch: Arch) -> dict[str, Any]:
     """The architecture's keys. Raises: ModelError."""
-    try:
-        keys = arch.CONVERT.keys(config)
-        keys["block_count"] = int(keys["block_count"])
-        return keys
-    except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from None
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ModelError(
-            f"{folder / 'config.json'}: {what}: it describes no {arch.CONVERT.models[0]}"
-        ) from None
+    with declared(folder, arch):
+        return arch.CONVERT.keys(config)
 
 
 @contextmanager
@@ -142,7 +133,7 @@ def _trial(
     """The file that is going to be written, with holes for the data, to be checked as any file."""
     entries = []
     for one, type in zip(planned, types, strict=True):
-        ne = one.shape[::-1]
+        ne = one.shape[::-1] or (1,)
         log.info("%s %s: %s -> %s", one.name, list(ne), "/".join(sorted(one.dtypes)), type.name)
         entries.append(Entry(one.name, ne, type, row_size(type, ne[0]) * prod(ne[1:])))
     encoded = {key: encode_value(key, value) for key, value in metadata.items()}
@@ -169,7 +160,7 @@ def _write(
     if options.split_max_bytes or options.split_max_tensors:
         plans = plan_split(
             file,
-            path.with_suffix(""),
+            path.with_name(path.name.removesuffix(".gguf")),
             max_tensors=options.split_max_tensors or len(data) + 1,
             max_bytes=options.split_max_bytes,
         )

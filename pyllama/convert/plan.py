@@ -11,7 +11,8 @@ Nothing is kept, so a tensor that is cut into three is read three times.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -68,8 +69,22 @@ def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
             return name, arch
     raise ModelError(
         f"{folder / 'config.json'}: architectures is {wanted!r:.80}, known are: "
-        f"{', '.join(sorted(known))}; one more is a file in pyllama/arch: see docs/convert.md"
+        f"{', '.join(sorted(known))}; one more is a file in pyllama/arch: docs/add-a-model.md"
     )
+
+
+@contextmanager
+def declared(folder: Path, arch: Arch) -> Iterator[None]:
+    """Errors of an architecture's functions of config.json, as one line. Raises: ModelError."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ModelError(
+            f"{folder / 'config.json'}: {what}: it describes no {arch.CONVERT.models[0]}"
+        ) from None
 
 
 def plan_tensors(
@@ -86,10 +101,9 @@ def plan_tensors(
     change = _Change(folder, config, arch)
     planned: dict[str, Planned] = {}
     made = [one for source in sources.values() for one in change.plan(source)]
-    made += [
-        Planned(name, x.shape, (partial(np.asarray, x),))
-        for name, x in arch.CONVERT.extra(config).items()
-    ]
+    with declared(folder, arch):
+        extra = arch.CONVERT.extra(config)
+    made += [Planned(name, x.shape, (partial(np.asarray, x),)) for name, x in extra.items()]
     for one in made:
         if one.name in planned:
             raise ModelError(f"{folder}: two tensors of the checkpoint become {one.name!r}")
@@ -224,7 +238,7 @@ class _Change:
             zeros = np.broadcast_to(np.float32(0), shape)  # takes no memory
             try:
                 made: Tensors = self.change(name, zeros, self.config)
-            except (IndexError, KeyError, TypeError, ValueError) as error:
+            except (LookupError, TypeError, ValueError, ArithmeticError) as error:
                 raise ModelError(
                     f"{self.folder}: tensor {theirs!r:.80} has the shape {list(shape)}, which "
                     f"cannot become {name!r}: {error}"

@@ -90,7 +90,7 @@ def _read_base(folder: Path) -> Vocabulary:
 
 def _add_tokens(folder: Path, vocabulary: Vocabulary, n_vocab: int) -> None:
     """Put added tokens into the vocabulary."""
-    for i, text, special in _added(folder, vocabulary):
+    for i, text, special in _added(folder):
         if not 0 <= i < n_vocab:
             log.warning("%s: the added token %d %r has no weights: left out", folder, i, text)
             continue
@@ -102,7 +102,7 @@ def _add_tokens(folder: Path, vocabulary: Vocabulary, n_vocab: int) -> None:
         vocabulary.tokens[i] = Token(text, kind, -1000.0)
 
 
-def _added(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[int, str, bool]]:
+def _added(folder: Path) -> Iterator[tuple[int, str, bool]]:
     """Id, text and whether it is special, of all added tokens; later ones replace earlier."""
     for text, i in read_json(folder / "added_tokens.json").items():
         if type(i) is int:

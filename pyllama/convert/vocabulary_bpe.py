@@ -8,15 +8,19 @@ again, with scores in the order of the merges.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import TokenizerError
+from ..tokenizer.recognise import recognise
 from ..tokenizer.special import BYTE, NORMAL, UNKNOWN
 from .folder import objects, read_bytes, read_json
 from .vocabulary_tokens import MAX_TOKENS, Token, Vocabulary
+
+log = logging.getLogger(__name__)
 
 _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -51,7 +55,14 @@ def read_tokenizer_json(path: Path) -> Vocabulary:
     merges = [_merge(path, pair) for pair in (pairs if isinstance(pairs, list) else [])]
     parts = list(_parts(root))
     if any(part.get("type") == "ByteLevel" for part in parts):
-        return Vocabulary(model="gpt2", tokens=tokens, pre="gpt-2", merges=merges)
+        found = recognise(
+            root.get("pre_tokenizer"),
+            root.get("normalizer"),
+            ignore_merges=model.get("ignore_merges") is True,
+        )
+        if found.warning is not None:
+            log.warning("%s: %s", path, found.warning)
+        return Vocabulary(model="gpt2", tokens=tokens, pre=found.name, merges=merges)
     if not any(_SPACE in map(part.get, ("content", "replacement")) for part in parts):
         raise TokenizerError(f"{path}: BPE, but neither of bytes nor as SentencePiece writes it")
     return _as_sentencepiece(model, tokens, merges, parts)

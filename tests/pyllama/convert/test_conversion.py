@@ -202,9 +202,18 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config cut": (cut("config.json"), "config.json: not JSON"),
     "unknown": (
         lambda f: config(f, architectures=["NoSuchModel"]),
-        r"\['NoSuchModel'\], known are: .*LlamaForCausalLM.* a file in pyllama/arch: see docs/",
+        r"\['NoSuchModel'\], known are: .*LlamaForCausalLM.* a file in pyllama/arch: docs/add",
     ),
-    "no sizes": (lambda f: config(f, num_hidden_layers=None), "config.json: 'block_count' is mis"),
+    "no sizes": (lambda f: config(f, num_hidden_layers=None), "'llama.block_count' is missing"),
+    "an odd rope": (lambda f: config(f, rope_parameters=5), "rope's parameters are 5"),
+    "a rope without factors": (
+        lambda f: config(f, rope_parameters={"rope_type": "longrope", "factor": 2.0}),
+        "rope's long_factor has 1 values, want 8",
+    ),
+    "a scalar": (
+        edit(lambda t: t.update({"model.norm.weight": np.float32(1).reshape(())})),
+        r"'output_norm.weight' has sizes \[1, 1, 1, 1\]",
+    ),
     "text sizes": (lambda f: config(f, num_hidden_layers="x"), "config.json: invalid literal"),
     "quantized": (
         lambda f: config(f, quantization_config={"quant_method": "gptq"}),

@@ -143,6 +143,6 @@ def test_tensors_that_are_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", [None, "LlamaForCausalLM", [], ["NoSuchModel"], [1]])
 def test_unknown_architectures(tmp_path: Path, named: Any) -> None:
-    with pytest.raises(ModelError, match=r"known are: .*LlamaForCausalLM.*docs/convert.md"):
+    with pytest.raises(ModelError, match=r"known are: .*LlamaForCausalLM.*docs/add-a-model.md"):
         find_arch(tmp_path, {"architectures": named})
     assert find_arch(tmp_path, {"architectures": ["X", "LlamaForCausalLM"]})[0] == "llama"

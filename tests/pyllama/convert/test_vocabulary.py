@@ -12,6 +12,7 @@ import pytest
 from pyllama.convert.vocabulary import read_vocabulary
 from pyllama.errors import PyllamaError
 from pyllama.tokenizer import load_tokenizer
+from pyllama.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 from ..tokenizer.vocabularies import DATA, cases
 
@@ -275,3 +276,15 @@ def test_odd_values_within_parts_do_no_harm(tmp_path: Path, odd: Any) -> None:
     assert len(read_vocabulary(tmp_path, {})[P + "tokens"]) == 512
     edited(tmp_path, post_processor={"processors": odd}, pre_tokenizer={"pretokenizers": odd})
     assert len(read_vocabulary(tmp_path, {})[P + "tokens"]) == 512
+
+
+def test_the_pretokenizer_is_recognised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    digits = {"type": "Digits", "individual_digits": True}
+    spelt = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    smollm = {"type": "Sequence", "pretokenizers": [digits, spelt]}
+    keys = read_vocabulary(edited(tmp_path, pre_tokenizer=smollm), {})
+    regexes = PRE_TOKENIZERS["smollm"].regexes
+    assert PRE_TOKENIZERS[keys[P + "pre"]].regexes == regexes
+    assert not caplog.text
+    keys = read_vocabulary(edited(tmp_path, pre_tokenizer=smollm | {"type": "Mine"}), {})
+    assert "Mine" in caplog.text and keys[P + "pre"] in PRE_TOKENIZERS
