@@ -14,8 +14,8 @@ from .arch import Arch, arch_names, get_arch
 LLAMA_CPP = (
     "bloom", "bloom_6_heads", "falcon_11b", "falcon_40b", "falcon_7b", "gemma3", "gpt2", "gptneox",
     "gptneox_sequential", "llama", "llama_biases", "llama_dynamic", "llama_linear", "llama_llama3",
-    "llama_longrope", "llama_yarn", "llama_yarn_attention", "mixtral", "mpt", "qwen2", "qwen2_tied",
-    "qwen3", "qwen3moe",
+    "llama_longrope", "llama_yarn", "llama_yarn_attention", "mixtral", "mpt", "phi2", "qwen2",
+    "qwen2_tied", "qwen3", "qwen3moe",
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from ..hparams import Key, Values
 HPARAMS: Values = {
     "rope_neox": True,
     "rope_freq_base_swa": Key("rope.freq_base_swa", 10000.0),
-    "n_swa": Key("attention.sliding_window"),
+    "n_swa": Key("attention.sliding_window", 0),
     "swa_period": Key("attention.sliding_window_pattern", 6),
     "attn_scale": Key("attention.scale", 0.0),
     "final_logit_softcap": Key("final_logit_softcapping", 0.0),

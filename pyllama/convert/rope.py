@@ -49,8 +49,20 @@ def rope_keys(config: Config) -> dict[str, Any]:
 
 
 def rope_factors(config: Config) -> dict[str, npt.NDArray[np.float32]]:
-    """The tensors of divisors of rope's angles: llama-3's one, longrope's two, or none."""
-    params = _parameters(config)
+    """The tensors of divisors of rope's angles: llama-3's one, longrope's two, or none.
+
+    Raises:
+        ModelError: the parameters make no sense.
+    """
+    try:
+        return _factors(config, _parameters(config))
+    except ModelError:
+        raise
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
+        raise ModelError(f"rope's parameters make no sense: {error}") from None
+
+
+def _factors(config: Config, params: Config) -> dict[str, npt.NDArray[np.float32]]:
     kind, n = _kind(params), _n_rot(config) // 2
     if kind == "llama3":
         return {"rope_freqs.weight": _llama3(config, params, n)}
@@ -159,7 +171,7 @@ def _llama3(config: Config, params: Config, n: int) -> npt.NDArray[np.float32]:
     low = float(params.get("low_freq_factor") or 1.0)
     high = float(params.get("high_freq_factor") or 4.0)
     if not (min(base, factor, original) > 0 and high > low):
-        raise ModelError("rope of type llama3: its parameters make no sense")
+        raise ValueError(f"base {base}, factor {factor}, frequencies from {low} to {high}")
     turns = original / (2 * math.pi * base ** (np.arange(n) / n))  # within the original context
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)

@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from pyllama.overrides import Overrides
 from pyllama_cli.options import (
     ContextOptions,
     ModelOptions,
@@ -17,6 +18,7 @@ from pyllama_cli.options import (
     model_options,
     sampling_options,
 )
+from pyllama_cli.override_options import current_overrides
 from pyllama_cli.prompt import PromptOptions, escape_option, process_escapes, prompt_options
 from pyllama_cli.tool import Tool
 
@@ -151,3 +153,33 @@ def test_overrides_that_are_none(text: str, message: str) -> None:
         click.command("x", cls=Tool)(model_options(lambda **_: None)), ["--override-kv", text]
     )
     assert result.exit_code == 2 and message in result.stderr
+
+
+def test_rope_and_activation_of_a_context() -> None:
+    seen: list[Any] = []
+
+    @click.command(cls=Tool)
+    @context_options()
+    def command(**options: Any) -> None:
+        seen.append(current_overrides())
+
+    def run(*args: str) -> Any:
+        return CliRunner().invoke(command, args)
+
+    assert run().exit_code == 0 and seen.pop() == Overrides()
+    every = (
+        "--rope-scaling yarn --rope-freq-base 5e5 --rope-scale 4 --yarn-orig-ctx 512 "
+        "--yarn-ext-factor 1 --yarn-attn-factor 1.5 --yarn-beta-slow 2 --yarn-beta-fast 16 "
+        "--act relu"
+    )
+    assert run(*every.split()).exit_code == 0
+    assert seen.pop() == Overrides(
+        rope_scaling="yarn", rope_freq_base=5e5, rope_freq_scale=0.25, yarn_orig_ctx=512,
+        yarn_ext_factor=1.0, yarn_attn_factor=1.5, yarn_beta_slow=2.0, yarn_beta_fast=16.0,
+        hidden_act="relu",
+    )  # fmt: skip
+    assert run("--rope-freq-scale", "0.5").exit_code == 0
+    assert seen.pop() == Overrides(rope_freq_scale=0.5)
+    for wrong in ("--rope-scale 0", "--rope-scale 2 --rope-freq-scale 0.5", "--act tanh"):
+        result = run(*wrong.split())
+        assert result.exit_code == 2 and "Traceback" not in result.output

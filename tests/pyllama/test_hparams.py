@@ -137,6 +137,27 @@ def test_keys_of_some_architectures(tmp_path: Path, arch: str, key: str, value: 
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.sliding_window", -1),
+        ("attention.sliding_window_pattern", -1),
+        ("attention.sliding_window_pattern", 1 << 20),
+        ("attention.scale", f64("nan")),
+        ("attention.scale", f64(-1)),
+        ("rope.freq_base_swa", f64("inf")),
+        ("final_logit_softcapping", f64("nan")),
+        ("final_logit_softcapping", f64(-30)),
+    ],
+)
+def test_a_value_of_gemma3_out_of_range(tmp_path: Path, key: str, value: Any) -> None:
+    metadata = {k.replace("llama.", "gemma3."): v for k, v in Spec().metadata().items()}
+    metadata |= {"general.architecture": "gemma3", "gemma3.attention.sliding_window": 8}
+    assert read(tmp_path / "x.gguf", metadata).window(0) == 8
+    with pytest.raises(ModelError, match="want"):
+        read(tmp_path / "x.gguf", metadata | {f"gemma3.{key}": value})
+
+
+@pytest.mark.parametrize(
     "changes", [{"block_count": "two"}, {"block_count": 2.0}, {"feed_forward_length": [48, 48]}]
 )
 def test_a_value_of_another_type(tmp_path: Path, changes: dict[str, Any]) -> None:

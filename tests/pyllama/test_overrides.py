@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,46 @@ def test_shifted_keys_are_those_of_the_new_positions(tmp_path: Path, given: dict
     fresh.decode(Batch(TOKENS, pos=range(9, 9 + len(TOKENS))))
     k, wanted = (c.kv.caches[0].k[0].numpy()[:, : len(TOKENS)] for c in (shifted, fresh))
     assert np.abs(k - wanted).max() < 1e-5  # the first layer's keys depend on nothing before
+
+
+def test_layers_that_slide_shift_with_their_own_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = model(tmp_path / "x.gguf")
+    own = {"n_swa": 32, "swa_period": 2, "rope_freq_base_swa": 300.0}
+    monkeypatch.setattr(loaded, "hparams", dataclasses.replace(loaded.hparams, **own))
+    shifted, fresh = (
+        Context(loaded, type_k=GGMLType.F32, type_v=GGMLType.F32, swa_full=True) for _ in range(2)
+    )
+    shifted.decode(Batch(TOKENS))
+    shifted.kv.seq_add(0, 0, -1, 9)
+    shifted.apply_pending()
+    fresh.decode(Batch(TOKENS, pos=range(9, 9 + len(TOKENS))))
+    for i in range(2):  # the first slides, the second does not
+        k, wanted = (c.kv.of_layer(i).k[i].numpy()[:, : len(TOKENS)] for c in (shifted, fresh))
+        assert np.abs(k - wanted).max() < 1e-4
+
+
+def test_longrope_goes_by_the_size_of_the_context(tmp_path: Path) -> None:
+    short, long = np.array([1, 1, 2, 3], np.float32), np.array([1, 2, 4, 8], np.float32)
+    keys = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 32}
+    metadata = {f"llama.{key}": value for key, value in keys.items()}
+    weights = random_weights(SPEC)
+    both = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
+    path = write_model(tmp_path / "x.gguf", SPEC, weights | both, metadata=metadata)
+    loaded = Model.load(path)
+    for n_ctx, factors in ((32, short), (33, long)):
+        one = weights | {"rope_freqs.weight": factors}
+        plain = Model.load(write_model(tmp_path / f"{n_ctx}.gguf", SPEC, one))
+        rows = []
+        for of in (loaded, plain):
+            context = Context(of, n_ctx=n_ctx)
+            context.decode(Batch(TOKENS))
+            rows.append(context.logits.copy())
+        assert np.array_equal(*rows)
+    for n_ctx, n_seq_max in ((64, 2), (66, 2)):  # it is a sequence's part that counts
+        context = Context(loaded, n_ctx=n_ctx, n_seq_max=n_seq_max, unified=False)
+        assert context.hparams.rope_long == (n_ctx == 66)
 
 
 def test_a_state_of_another_rope_is_refused(tmp_path: Path) -> None:
