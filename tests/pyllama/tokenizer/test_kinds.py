@@ -184,6 +184,7 @@ def test_no_token_reaches_out_of_a_piece(tokens: list[str], word: str) -> None:
 def test_no_second_eos(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = load_tokenizer(spm("▁a", add_eos_token=True))
     assert tokenizer.encode("a</s>", parse_special=True)[-2:] == [259, 2]
+    assert tokenizer.encode("</s>", parse_special=True) == [1, 2]
     assert "already ends with the EOS token" in caplog.text
 
 
