@@ -26,8 +26,10 @@ class Matcher(Generic[AnyStr, V]):
         lengths: dict[AnyStr, set[int]] = {}
         for key in values:
             lengths.setdefault(key[:1], set()).add(len(key))
-        self._values = values
-        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        self._values: Mapping[AnyStr, V] = values
+        self._lengths: dict[AnyStr, list[int]] = {
+            first: sorted(found, reverse=True) for first, found in lengths.items()
+        }
 
     def at(self, text: AnyStr, start: int) -> list[tuple[int, V]]:
         """(end, value) of every key that stands at ``start``, longest first."""

@@ -134,16 +134,16 @@ class Tokenizer:
     def _with_ends(self, ids: list[int], parse_special: bool) -> list[int]:
         """The ids between BOS and EOS, as far as the model wants them and the text has none."""
         begin, end = self.vocab.begin, self.vocab.end
-        if begin is not None:
-            if parse_special and ids[:1] == [begin]:
-                log.warning("the text already begins with the BOS token: no second one is added")
-            else:
-                ids.insert(0, begin)
-        if end is not None:
-            if parse_special and ids[-1:] == [end] and len(ids) > 1:
-                log.warning("the text already ends with the EOS token: no second one is added")
-            else:
-                ids.append(end)
+        begun = begin is not None and parse_special and ids[:1] == [begin]
+        ended = end is not None and parse_special and ids[begun:][-1:] == [end]
+        if begun:
+            log.warning("the text already begins with the BOS token: no second one is added")
+        elif begin is not None:
+            ids.insert(0, begin)
+        if ended:
+            log.warning("the text already ends with the EOS token: no second one is added")
+        elif end is not None:
+            ids.append(end)
         return ids
 
     def decode(

@@ -5,7 +5,7 @@ r"""How a ``tokenizer.json`` cuts a text into words, by its normalizer and pre_t
     # ['in ', '2', '0', '2', '6']
     reader.unread               # names of steps that could not be followed: []
 
-For texts of a few hundred characters: it follows every step as written. The file is a stranger's, so a regular expression
+For texts of a few hundred characters. The file is a stranger's, so a regular expression
 gets a second at most, and whatever is odd ends up in `Steps.unread`, never in an exception.
 
 Source: the ``tokenizers`` library, ``pre_tokenizers`` and ``SplitDelimiterBehavior``.
@@ -183,7 +183,7 @@ def _pattern(section: Section) -> str:
         if isinstance(text := pattern.get("Regex"), str):
             return text
         if isinstance(text := pattern.get("String"), str):
-            return regex.escape(text)
+            return str(regex.escape(text))
     raise _Odd
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyllama.errors import TokenizerError
 from pyllama.tokenizer import TokenStream, load_tokenizer
 
-from .vocabularies import bpe, keys, spm
+from .vocabularies import bpe, charsmap, keys, spm, ugm, wordpiece
 
 JUNK: list[Any] = [
     None,
@@ -44,6 +44,14 @@ JUNK: list[Any] = [
 BASES = {
     "spm": spm("▁a", "a", "aa", bos_token_id=1, add_bos_token=True),
     "bpe": bpe("a b", "Ġ a", special={"<|im_end|>": 3, "<t>": 4}, eos_token_id=3),
+    "wordpiece": wordpiece("▁a", "a", "b", **{"normalizer.lowercase": True}),
+    "ugm": ugm(
+        {"▁a": -1.0, "a": -2.0, "▁": -3.0},
+        precompiled_charsmap=list(charsmap({"A": "a"})),
+        remove_extra_whitespaces=True,
+    ),
+    "rwkv": keys(model="rwkv", tokens=["a", r"\xe2", "ab"], unknown_token_id=0),
+    "plamo2": spm("ab", "b") | keys(model="plamo2"),
 }
 EXTRA = [
     "add_eos_token",

@@ -88,6 +88,33 @@ def test_llamacpp_cases(vocabularies: Path, name: str) -> None:
             assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+# llama.cpp has no cases for its UGM vocabulary; these are what its version 0.5.0 printed.
+UGM_CASES = {
+    "Hello, World's café!": [35378, 4, 6661, 25, 7, 26216, 38],
+    " \uff21  xyz\n①": [62, 1022, 32189, 106],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", UGM_CASES)
+def test_ugm_cases(vocabularies: Path, text: str) -> None:
+    with GGUFFile(vocabularies / "ggml-vocab-nomic-bert-moe.gguf") as file:
+        tokenizer = load_tokenizer(file.metadata)
+    assert tokenizer.encode(text) == [0, *UGM_CASES[text], 2]
+    assert tokenizer.decode(tokenizer.encode(text)) == " ".join(
+        text.replace("Ａ", "A").replace("①", "1").split()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["aquila", "baichuan", "gpt-neox"])
+def test_vocabularies_without_cases(vocabularies: Path, name: str) -> None:
+    texts = (vocabularies / "ggml-vocab-gpt-2.gguf.inp").read_bytes().decode().split(SEPARATOR)
+    with GGUFFile(vocabularies / f"ggml-vocab-{name}.gguf") as file:
+        tokenizer = load_tokenizer(file.metadata)
+    assert all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts)
+
+
 @pytest.fixture(scope="module")
 def demo(demo_model: Path) -> Tokenizer:
     with GGUFFile(demo_model) as file:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +105,13 @@ def test_ignore_merges_is_part_of_the_name() -> None:
     assert recognise(section, None, ignore_merges=True).name == "glm4"
     found = recognise(GPT2, None, ignore_merges=True)
     assert (found.name, "ignore_merges" in (found.warning or "")) == ("gpt-2", True)
+
+
+def test_the_page_lists_every_pretokenizer() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tokenizers.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall("`([^`]+)`", row)}
+    assert set(PRE_TOKENIZERS) - listed == set()
 
 
 def test_the_probe_is_normalized() -> None:

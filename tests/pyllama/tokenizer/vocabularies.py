@@ -84,3 +84,44 @@ def bpe(*merges: str, special: dict[str, int] | None = None, **more: Any) -> Met
         token_type=[1] * (256 + len(results)) + list(special.values()),
     )
     return base | keys(**more)
+
+
+def wordpiece(*pieces: str, **more: Any) -> Metadata:
+    """A WordPiece vocabulary of these pieces, as a converter spells them."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *pieces]
+    ids = {"bos": 2, "seperator": 3, "unknown": 1, "padding": 0}
+    base = keys(
+        model="bert",
+        tokens=tokens,
+        token_type=[3, 2, 3, 3] + [1] * len(pieces),
+        **{f"{role}_token_id": i for role, i in ids.items()},
+    )
+    return base | keys(**more)
+
+
+def ugm(pieces: dict[str, float], **more: Any) -> Metadata:
+    """A UGM vocabulary of these pieces and their scores."""
+    base = keys(
+        model="t5",
+        tokens=["<pad>", "</s>", "<unk>", *pieces],
+        scores=[0.0] * 3 + list(pieces.values()),
+        token_type=[3, 3, 2] + [1] * len(pieces),
+        add_space_prefix=True,
+    )
+    return base | keys(**more)
+
+
+def charsmap(rules: dict[str, str]) -> bytes:
+    """Rules for single bytes in SentencePiece's packed form."""
+    nodes = [0] * 512
+    nodes[0] = 256 << 10  # the children of the root lie at 256 ^ byte
+    texts = b""
+    for key, replacement in rules.items():
+        child = 256 ^ ord(key)
+        # its value lies at child ^ base; 1 and 2 are bytes that no rule here begins with
+        value = child ^ (child ^ ord(key))
+        nodes[child] = ord(key) | 1 << 8 | (child ^ value) << 10
+        nodes[value] = len(texts) | 1 << 31
+        texts += replacement.encode() + b"\0"
+    packed = b"".join(node.to_bytes(4, "little") for node in nodes)
+    return len(packed).to_bytes(4, "little") + packed + texts
