@@ -90,14 +90,16 @@ class CellLists(CellTable):
             self._make_room(n, self._starts(seqs, positions))
         cells = self._free_cells(seqs)
         lengths, places = self._lengths.copy(), []
-        owners = np.ones(n, np.int32)
-        for i, (seq, position) in enumerate(zip(seqs, positions, strict=True)):
+        owners, entries = [], []
+        for cell, seq, position in zip(cells, seqs, positions, strict=True):
             group = each(seq)
             places.append(lengths[group[0]])
+            owners.append(len(group))
             for s in group:
-                self._lists[s, lengths[s]] = cells[i], position
+                entries.append((s, lengths[s], cell, position))
                 lengths[s] += 1
-            owners[i] = len(group)
+        new = np.array(entries, np.int32).reshape(-1, 4)
+        self._lists[new[:, 0], new[:, 1]] = new[:, 2:]
         # Only now does anything change: an interrupt above leaves no half-placed batch.
         self._owners[cells] = owners
         self._n_used += n
