@@ -202,7 +202,8 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
     ):
         got.setdefault(field, read(field, key))
     got.setdefault("n_rot", read("n_rot", Key("rope.dimension_count", got["head_dim"])))
-    factor = file.get_float(f"{arch}.rope.scaling.factor", 1.0)
+    linear = file.get_float(f"{arch}.rope.scale_linear", 1.0)  # as files of 2023 have it
+    factor = file.get_float(f"{arch}.rope.scaling.factor", linear)
     _check_float(file, arch, "rope.scaling.factor", factor)
     got["rope_freq_scale"] = 1.0 if got["rope_scaling"] == "none" else 1.0 / factor
     if got["n_expert"]:

@@ -63,7 +63,7 @@ def encode_value(key: str, value: Any) -> bytes:
         return _encode_numpy(key, value)
     if isinstance(value, str | bytes | bool | int | float):
         kind = _element_type(key, [value], (ValueType.UINT32, ValueType.INT32))
-        return struct.pack("<I", kind) + _pack(kind, [value])
+        return struct.pack("<I", kind) + _pack(key, kind, [value])
     if isinstance(value, GGUFStrings):
         return _array(
             ValueType.STRING, len(value), _pack_strings(map(value.raw, range(len(value))))
@@ -75,7 +75,7 @@ def encode_value(key: str, value: Any) -> bytes:
                 f"leave it out"
             )
         kind = _element_type(key, value, (ValueType.INT32,))
-        return _array(kind, len(value), _pack(kind, value))
+        return _array(kind, len(value), _pack(key, kind, value))
     raise GGUFError(f"metadata {key!r}: GGUF has no type for {type(value).__name__}")
 
 
@@ -93,12 +93,15 @@ def _array(kind: ValueType, n: int, data: bytes) -> bytes:
     return struct.pack("<IIQ", ValueType.ARRAY, kind, n) + data
 
 
-def _pack(kind: ValueType, values: Sequence[Any]) -> bytes:
+def _pack(key: str, kind: ValueType, values: Sequence[Any]) -> bytes:
     if kind is not ValueType.STRING:
         return np.array(values, kind.dtype).tobytes()
-    return _pack_strings(
-        v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in values
-    )
+    try:
+        return _pack_strings(
+            v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in values
+        )
+    except UnicodeEncodeError as error:
+        raise GGUFError(f"metadata {key!r}: a text is not Unicode ({error})") from None
 
 
 def _pack_strings(texts: Iterable[bytes]) -> bytes:

@@ -77,7 +77,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 def _kv_heads(config: Config) -> int:
     n_head = int(config.get("num_attention_heads") or config["n_head"])
-    if config.get("new_decoder_architecture"):
+    if config.get("new_decoder_architecture") or config.get("n_head_kv"):  # old 40B: the latter
         return int(config.get("num_kv_heads") or config.get("n_head_kv") or n_head)
     return 1 if config.get("multi_query", True) else n_head
 

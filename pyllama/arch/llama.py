@@ -82,9 +82,12 @@ def decoder(b: GraphBuilder, act: str, up_act: str = "") -> Tensor:
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
+_PLAIN = ["LlamaForCausalLM"]  # of Mistral's family it has no windows, whatever a config says
+
+
 def _keys(config: Config) -> dict[str, Any]:
     keys = base_keys(config) | hidden_act(config, "silu") | {"vocab_size": config["vocab_size"]}
-    if config.get("sliding_window"):
+    if config.get("sliding_window") and config.get("architectures") != _PLAIN:
         keys["attention.sliding_window"] = int(config["sliding_window"])
     return keys
 

@@ -64,7 +64,12 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 def _keys(config: Config) -> dict[str, Any]:
     attn = config.get("attn_config") or {}
-    check_config(attn, qk_ln=False, rope=False, prefix_lm=False)
+    check_config(attn, qk_ln=False, rope=False, prefix_lm=False, sliding_window_size=-1)
+    check_config(config, logit_scale=None)
+    if "rms" in str(config.get("norm_type")):
+        raise ModelError(
+            f"config.json: norm_type is {config['norm_type']!r:.40}, want a layer norm"
+        )
     d_model = int(config["d_model"])
     keys = {
         "feed_forward_length": int(config.get("expansion_ratio", 4) * d_model),

@@ -8,6 +8,7 @@ Opens safetensors before PyTorch's files. Only tables are read: values are, when
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,11 @@ def _read_files(files: list[Path], read: Reader) -> dict[str, Stored]:
                     "holds files of two checkpoints, keep one"
                 )
             tensors[name] = stored
+    if not tensors:  # a vocabulary is written only where it is asked for
+        raise ModelError(
+            f"{files[0]}: there are no tensors by name in it: of a training's state, save the "
+            "model's state_dict alone"
+        )
     return tensors
 
 
@@ -68,7 +74,7 @@ def _read_indexed(index: Path, read: Reader) -> dict[str, Stored]:
     for file in files:
         if Path(file).name != file:
             raise ModelError(f"{index}: {file!r:.80} is not the name of a file in the folder")
-        if not (index.parent / file).is_file():
+        if not os.path.isfile(index.parent / file):  # no error for any name whatever
             raise ModelError(f"{index.parent / file}: no such file, though {index.name} names it")
     tensors = _read_files([index.parent / file for file in files], read)
     for name, file in weight_map.items():

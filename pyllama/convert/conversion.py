@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from pyggml.dtype import GGMLType, row_size
+from pyggml.errors import GGUFError
 from pyggml.gguf import GGUFFile, copy_gguf, plan_split, write_split
 from pyggml.gguf.encode import Entry, encode_header, encode_value
 from pyggml.gguf.header import padded
 from pyggml.gguf.limits import DEFAULT_ALIGNMENT
 
 from ..arch import Arch
-from ..errors import ModelError
+from ..errors import ModelError, TokenizerError
 from ..hparams import read_hparams
 from ..loader import check_tensors
 from ..tokenizer import load_tokenizer
@@ -109,12 +110,21 @@ def convert(
         path /= general.file_name(outtype if planned else None)
     types = [type_of(one.name, one.shape, matrices) for one in planned]
     with _trial(folder, metadata, planned, types) as file:
-        hparams = read_hparams(file, load_tokenizer(file.metadata).n_vocab)
-        if planned:
-            check_missing(folder, planned, hparams, arch)
-            check_tensors(file, arch.TENSORS, hparams)
+        _check(folder, file, planned, arch)
         data = {p.name: pieces(p, type) for p, type in zip(planned, types, strict=True)}
         return _write(file, metadata, path, data, options, progress)
+
+
+def _check(folder: Path, file: GGUFFile, planned: list[Planned], arch: Arch) -> None:
+    """Raise TokenizerError or ModelError where the file could not be loaded."""
+    try:
+        n_vocab = load_tokenizer(file.metadata).n_vocab
+    except TokenizerError as error:
+        raise TokenizerError(f"{folder}: {error}") from None
+    hparams = read_hparams(file, n_vocab)
+    if planned:
+        check_missing(folder, planned, hparams, arch)
+        check_tensors(file, arch.TENSORS, hparams)
 
 
 def _arch_keys(folder: Path, config: Config, arch: Arch) -> dict[str, Any]:
@@ -136,14 +146,22 @@ def _trial(
         ne = one.shape[::-1] or (1,)
         log.info("%s %s: %s -> %s", one.name, list(ne), "/".join(sorted(one.dtypes)), type.name)
         entries.append(Entry(one.name, ne, type, row_size(type, ne[0]) * prod(ne[1:])))
-    encoded = {key: encode_value(key, value) for key, value in metadata.items()}
-    header = encode_header(encoded, entries, DEFAULT_ALIGNMENT)
+    try:
+        encoded = {key: encode_value(key, value) for key, value in metadata.items()}
+        header = encode_header(encoded, entries, DEFAULT_ALIGNMENT)
+    except GGUFError as error:
+        raise ModelError(f"{folder}: {error}") from None
     size = len(header) + sum(padded(entry.nbytes, DEFAULT_ALIGNMENT) for entry in entries)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "trial.gguf"
         path.write_bytes(header)
         os.truncate(path, size)
-        with GGUFFile(path) as file:
+        try:
+            trial = GGUFFile(path)
+        except GGUFError as error:
+            reason = str(error).removeprefix(f"{path}: ")
+            raise ModelError(f"{folder}: cannot become a GGUF file: {reason}") from None
+        with trial as file:
             file.path = folder  # whose fault it would be
             yield file
 

@@ -9,6 +9,7 @@ The ``gguf`` package reads and guesses, by llama.cpp's conventions.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -48,7 +49,7 @@ class General:
             stem = gguf.naming_convention(name, base, finetune, version, None, None, "vocab")
         else:
             stem = gguf.naming_convention(name, base, finetune, version, size, outtype)
-        return f"{stem.replace('/', '-')}.gguf"
+        return re.sub(r"[/\0]", "-", stem) + ".gguf"
 
 
 def read_general(

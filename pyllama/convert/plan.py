@@ -235,8 +235,8 @@ class _Change:
         """Names and shapes of what a tensor becomes: alike in all layers."""
         key = _pattern(name), shape
         if key not in self.tried:
-            zeros = np.broadcast_to(np.float32(0), shape)  # takes no memory
             try:
+                zeros = np.broadcast_to(np.float32(0), shape)  # takes no memory
                 made: Tensors = self.change(name, zeros, self.config)
             except (LookupError, TypeError, ValueError, ArithmeticError) as error:
                 raise ModelError(

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from ..errors import ModelError
 
 Config = Mapping[str, Any]  # a parsed config.json
+_MOST_PAIRS = 1 << 13  # far beyond any head: a damaged size must not fill the memory
 
 
 def rope_keys(config: Config) -> dict[str, Any]:
@@ -64,13 +65,18 @@ def rope_factors(config: Config) -> dict[str, npt.NDArray[np.float32]]:
 
 def _factors(config: Config, params: Config) -> dict[str, npt.NDArray[np.float32]]:
     kind, n = _kind(params), _n_rot(config) // 2
+    if kind in ("llama3", "longrope") and not 0 < n <= _MOST_PAIRS:
+        raise ModelError(f"rope turns {n} pairs of a head, want 1 to {_MOST_PAIRS}")
     if kind == "llama3":
         return {"rope_freqs.weight": _llama3(config, params, n)}
     factors = {}
     for name in ("long", "short") if kind == "longrope" else ():
-        values = np.array(params.get(f"{name}_factor"), np.float32).reshape(-1)
+        with np.errstate(over="ignore"):  # beyond float32 is infinite
+            values = np.array(params.get(f"{name}_factor"), np.float32).reshape(-1)
         if len(values) != n:
             raise ModelError(f"rope's {name}_factor has {len(values)} values, want {n}")
+        if not (np.isfinite(values) & (values > 0)).all():
+            raise ModelError(f"rope's {name}_factor has values that are not larger than 0")
         factors[f"rope_factors_{name}.weight"] = values
     return factors
 
@@ -170,7 +176,7 @@ def _llama3(config: Config, params: Config, n: int) -> npt.NDArray[np.float32]:
     factor, original = float(params.get("factor") or 8.0), _original(config, params)
     low = float(params.get("low_freq_factor") or 1.0)
     high = float(params.get("high_freq_factor") or 4.0)
-    if not (min(base, factor, original) > 0 and high > low):
+    if not (all(1e-30 <= x <= 1e30 for x in (base, factor, original, low, high)) and high > low):
         raise ValueError(f"base {base}, factor {factor}, frequencies from {low} to {high}")
     turns = original / (2 * math.pi * base ** (np.arange(n) / n))  # within the original context
     smooth = np.clip((turns - low) / (high - low), 0, 1)

@@ -174,6 +174,14 @@ def test_no_scaling_whatever_the_factor(tmp_path: Path) -> None:
     assert read(tmp_path / "x.gguf", metadata).rope_freq_scale == 1.0
 
 
+def test_the_older_key_of_a_factor(tmp_path: Path) -> None:
+    metadata = Spec().metadata() | {"llama.rope.scaling.factor": None}
+    metadata["llama.rope.scale_linear"] = 4.0
+    assert read(tmp_path / "x.gguf", metadata).rope_freq_scale == 0.25
+    metadata["llama.rope.scaling.factor"] = 8.0
+    assert read(tmp_path / "x.gguf", metadata).rope_freq_scale == 0.125
+
+
 def test_rope_of_a_layer(tmp_path: Path) -> None:
     metadata = Spec(factor=4.0).metadata()
     plain = read(tmp_path / "x.gguf", metadata).rope(0)

@@ -22,7 +22,7 @@ from pyllama.convert.safetensors import read_safetensors
 from pyllama.errors import ModelError
 
 from ..models import hf_folder
-from .folders import write_safetensors, write_torch
+from .folders import header, write_safetensors, write_torch
 
 F32, F16, BF16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0
 
@@ -139,6 +139,11 @@ def test_names_of_files_and_models(folder: Path, tmp_path: Path) -> None:
         assert list(file.get_strings("general.languages")) == ["en", "no"]
 
 
+def test_a_name_that_no_file_can_have(folder: Path) -> None:
+    config(folder, _name_or_path="ab\0cd")
+    assert "b-c" in convert(folder.rename(folder.parent / "m")).name.lower()
+
+
 @pytest.mark.parametrize("text", ["---\na: [\n---\n", "\xff", "---\nbase_model: 5\n---\n"])
 def test_a_readme_that_cannot_be_read_is_left_out(
     folder: Path, text: str, caplog: pytest.LogCaptureFixture
@@ -194,9 +199,22 @@ def cut(name: str) -> Callable[[Path], None]:
     return damage
 
 
+def nothing_in_torchs(folder: Path) -> None:
+    write_torch(folder / "pytorch_model.bin", {})
+    (folder / "model.safetensors").unlink()
+
+
+def bytes_without_merges(folder: Path) -> None:
+    model = {"vocab": {"a": 0, "b": 1}, "merges": []}
+    tokenizer = {"model": model, "pre_tokenizer": {"type": "ByteLevel"}}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer.model").unlink()
+
+
 UP = "model.layers.1.mlp.up_proj.weight"
 Q = "model.layers.1.self_attn.q_proj.weight"
 TENSOR = np.zeros((160, 64), np.float32)
+ENDLESS = {Q: {"dtype": "F32", "shape": [2**62, 0, 2**62], "data_offsets": [0, 0]}}
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "there is no config.json"),
     "config cut": (cut("config.json"), "config.json: not JSON"),
@@ -241,6 +259,38 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: config(f, vocab_size=600),
         r"has sizes \[64, 512, 1, 1\], want \[64, 600",
     ),
+    "no tensors": (edit(lambda t: t.clear()), "there are no tensors by name in it"),
+    "a state of training": (
+        nothing_in_torchs,
+        "pytorch_model.bin: there are no tensors by name in it",
+    ),
+    "five dimensions": (
+        edit(lambda t: t.update({UP: TENSOR.reshape(1, 1, 1, 160, 64)})),
+        "cannot become a GGUF file: .* 5 dimensions",
+    ),
+    "a shape beyond NumPy": (
+        lambda f: (f / "model.safetensors").write_bytes(header(ENDLESS)),
+        f"'{Q}' has the shape",
+    ),
+    "an endless name": (
+        lambda f: (f / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": {Q: "x" * 5000}})
+        ),
+        "no such file, though model.safetensors.index.json names it",
+    ),
+    "half a character": (
+        lambda f: (f / "tokenizer_config.json").write_text(r'{"chat_template": "\ud800"}'),
+        "'tokenizer.chat_template': a text is not Unicode",
+    ),
+    "a number beyond 64 bits": (
+        lambda f: config(f, intermediate_size=10**30),
+        "'llama.feed_forward_length': an integer does not fit 64 bits",
+    ),
+    "an endless head": (
+        lambda f: config(f, head_dim=10**11, rope_parameters={"rope_type": "llama3"}),
+        "rope turns 50000000000 pairs of a head, want 1 to 8192",
+    ),
+    "no merges": (bytes_without_merges, "tokenizer.ggml.merges is missing"),
     "a zero": (lambda f: config(f, num_attention_heads=0), "config.json|head"),
 }
 

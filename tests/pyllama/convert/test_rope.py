@@ -90,6 +90,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "llama3-backwards": ({"rope_scaling": {"type": "llama3", "low_freq_factor": 4.0,
                                            "high_freq_factor": 4.0}}, "make no sense"),
     "llama3-negative": ({"rope_scaling": {"type": "llama3", "factor": -1.0}}, "make no sense"),
+    **{f"llama3-factor-{x}": ({"rope_scaling": {"type": "llama3", "factor": x}}, "make no sense")
+       for x in (math.nan, math.inf, 1e308)},
+    **{f"longrope-{x}": ({"rope_parameters": {**LONG, "short_factor": [x] * 8}}, "not larger than")
+       for x in (math.nan, math.inf, 1e308, 0.0, -1.0)},
+    "an-endless-head": ({"head_dim": 10**11, "rope_scaling": {"type": "llama3"}}, "50000000000"),
     "llama3-text": ({"rope_scaling": {"type": "llama3", "factor": "x"}}, "x"),
     "longrope-text": ({"rope_parameters": {**LONG, "short_factor": ["a"] * 8}}, "a"),
 }  # fmt: skip

@@ -1,0 +1,45 @@
+"""What real folders' config.json have that the tiny checkpoints of tests do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama.arch import get_arch
+from pyllama.errors import ModelError
+
+
+def test_falcon_40b_of_before_transformers_had_it() -> None:
+    config = {"hidden_size": 64, "n_head": 4, "n_head_kv": 2, "n_layer": 1, "parallel_attn": True}
+    convert = get_arch("falcon").CONVERT
+    assert convert.keys(config)["attention.head_count_kv"] == 2
+    x = np.arange(8, dtype=np.float32)  # a row for a head: q q k v, twice
+    changed = convert.change("blk.0.attn_qkv.weight", x[:, None], config)
+    assert changed["blk.0.attn_qkv.weight"][:, 0].tolist() == [0, 1, 4, 5, 2, 6, 3, 7]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"logit_scale": 0.5},
+        {"norm_type": "low_precision_rmsnorm"},
+        {"attn_config": {"sliding_window_size": 512}},
+    ],
+)
+def test_variants_of_mpt_that_would_compute_otherwise(odd: dict[str, Any]) -> None:
+    usual = {
+        "d_model": 64, "n_heads": 4, "logit_scale": None, "norm_type": "low_precision_layernorm",
+        "attn_config": {"sliding_window_size": -1, "qk_ln": False},
+    }  # fmt: skip
+    keys = get_arch("mpt").CONVERT.keys
+    assert keys(usual)["embedding_length"] == 64
+    with pytest.raises(ModelError, match=next(iter(odd.get("attn_config", odd)))):
+        keys(usual | odd)
+
+
+@pytest.mark.parametrize(("name", "window"), [("Llama", None), ("Mistral", 16), ("Mixtral", 16)])
+def test_a_window_is_mistrals(name: str, window: int | None) -> None:
+    config = {"architectures": [f"{name}ForCausalLM"], "vocab_size": 8, "sliding_window": 16}
+    assert get_arch("llama").CONVERT.keys(config).get("attention.sliding_window") == window
