@@ -2,9 +2,10 @@
 
     ensure_isa()                                   # at the start of the first CPU backend
 
-The first time that these sources meet this host, a child process runs one small case of each kernel
-family and compares it with the op's NumPy reference. If it dies or disagrees, the next simpler
-instruction set is tried, with one line on stderr. What the child compiled is in the cache then.
+The first time that these sources meet this host, two child processes compare small computations
+with NumPy: one a case of each kernel family, the other a token through a layer as models run it. If
+one dies or disagrees, the next simpler instruction set is tried, with one line on stderr. What they
+compiled, side by side, is in the cache then.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ... import env, jit
 from ...errors import BackendError
+from ...tensor import Tensor
 
+Array = npt.NDArray[Any]
 _TIMEOUT_S = 300
 _lock = threading.Lock()
 _done = False
@@ -53,30 +58,44 @@ def _first_working() -> str:
 
 
 def _try(name: str) -> str:
-    """Run the self-test of an instruction set in a child process; what is wrong, or nothing."""
+    """Run the self-test of an instruction set in child processes; what is wrong, or nothing."""
     if not sys.executable or getattr(sys, "frozen", False):
         return ""  # an embedded Python: there is no interpreter to start
     child_env = {**os.environ, "PYGGML_ISA": name, "PYGGML_SELF_TEST": "0"}
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
-    command = [sys.executable, "-c", code]
+    children: list[subprocess.Popen[str]] = []
     try:
-        done = subprocess.run(
-            command, env=child_env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
+        for part in ("families", "layer"):
+            code = (
+                f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import {part}; {part}()"
+            )
+            command = [sys.executable, "-c", code]
+            children.append(
+                subprocess.Popen(
+                    command, env=child_env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE, text=True,
+                )
+            )  # fmt: skip
+        for child in children:
+            _, error = child.communicate(timeout=_TIMEOUT_S)
+            if child.returncode != 0:
+                last = (error.strip().splitlines() or ["no message"])[-1]
+                return f"exit code {child.returncode}: {last}"
     except (OSError, subprocess.TimeoutExpired) as e:
         return f"the self-test did not end: {e}"
-    if done.returncode == 0:
-        return ""
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return f"exit code {done.returncode}: {last}"
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+                child.communicate()
+    return ""
 
 
 # Sizes that take every path once: full and partial groups, one token and several.
 _MATMUL_TYPES = ("Q4_1", "Q8_0", "F16")
 
 
-def main() -> None:
-    """The child: one case a kernel family; raises where a result is wrong."""
+def families() -> None:
+    """The first child: one case a kernel family; raises where a result is wrong."""
     from ... import ops
     from ...cgraph import CGraph
     from ...context import Context
@@ -91,14 +110,11 @@ def main() -> None:
     def values(*shape: int) -> np.ndarray:
         return rng.uniform(-1, 1, shape).astype(np.float32)
 
-    def check(node: ops.Op | object, want: np.ndarray, tolerance: float) -> None:
+    def check(node: Tensor, want: Array, tolerance: float) -> None:
         graph = CGraph()
-        graph.build_forward_expand(node)  # type: ignore[arg-type]
+        graph.build_forward_expand(node)
         backend.graph_compute(graph)
-        got = node.numpy().astype(np.float64)  # type: ignore[union-attr]
-        error = float(np.sum((got - want) ** 2) / np.sum(want**2))
-        if not error <= tolerance:
-            raise SystemExit(f"{node}: error {error:.1e}, allowed {tolerance:.0e}")
+        _compare(node, want, tolerance)
 
     x = ctx.from_numpy(values(5, 64))
     for name in _MATMUL_TYPES:
@@ -117,3 +133,90 @@ def main() -> None:
     p = np.exp(scores - scores.max(-1, keepdims=True))
     want = (p / p.sum(-1, keepdims=True)) @ k.numpy().astype(np.float32)  # [head, token, 16]
     check(ops.flash_attn_ext(ctx, q, k, k, None, 0.25), want.swapaxes(0, 1), 1e-5)
+
+
+def layer() -> None:
+    """The second child: the first token of a sequence through a layer; raises likewise.
+
+    At position 0 nothing is rotated, and attention gives back the token's own values.
+    """
+    from ... import ops
+    from ...alloc import GraphAllocator, alloc_ctx_tensors
+    from ...buffer import HOST
+    from ...cgraph import CGraph
+    from ...context import Context
+    from ...dtype import GGMLType
+    from ...quants import dequantize, quantize
+    from .backend import CpuBackend
+    from .buffer import REPACK
+    from .repack import repack
+
+    rng, n, n_cells, token = np.random.default_rng(0), 64, 512, 7
+    backend = CpuBackend(1)
+    sizes = {"embd": 48, "q": n, "k": n, "v": n, "out": n, "gate": n, "up": n, "down": n}
+    packed, weights, sources, want = Context(no_alloc=True), {}, [], {}
+    for name, n_rows in sizes.items():
+        kind = GGMLType.Q8_0 if name == "embd" else GGMLType.Q4_1
+        data = quantize(rng.uniform(-0.3, 0.3, (n_rows, n)).astype(np.float32), kind)
+        weights[name] = packed.new_tensor_2d(kind, n, n_rows)
+        want[name] = dequantize(data, kind)
+        sources.append((weights[name], data.reshape(-1)))
+    alloc_ctx_tensors(packed, REPACK)
+    for _ in repack(backend, sources):
+        pass
+
+    kept = Context()
+    ones = kept.from_numpy(np.ones(n, np.float32))
+    k_cache, v_cache = (kept.new_tensor_3d(GGMLType.F16, n // 2, n_cells, 2) for _ in range(2))
+    cells = kept.from_numpy(np.zeros((1, n_cells, 2), np.int32))
+    ctx, graph = Context(no_alloc=True), CGraph()
+    ids, index = ctx.new_tensor_1d(GGMLType.I32, 1), ctx.new_tensor_1d(GGMLType.I64, 1)
+    rows, position = ctx.new_tensor_2d(GGMLType.I32, 4, 1), ctx.new_tensor_1d(GGMLType.I32, 1)
+
+    def norm(x: Tensor) -> Tensor:
+        return ops.mul(ctx, ops.rms_norm(ctx, x, 1e-5), ones)
+
+    def heads(name: str, x: Tensor) -> Tensor:
+        return ops.reshape_3d(ctx, ops.mul_mat(ctx, weights[name], x), n // 2, 2, 1)
+
+    x = ops.get_rows(ctx, weights["embd"], ids.set_input())
+    h = norm(x)
+    q, k = (ops.rope_ext(ctx, heads(name, h), position.set_input(), n_dims=32) for name in "qk")
+    for cache, new in ((k_cache, k), (v_cache, heads("v", h))):
+        new = ops.permute(ctx, new, 0, 2, 1, 3)
+        graph.build_forward_expand(ops.set_rows(ctx, cache, new, index.set_input()))
+    q = ops.permute(ctx, q, 0, 2, 1, 3)
+    y = ops.flash_attn_cells(ctx, q, k_cache, v_cache, cells, rows.set_input(), 0.2)
+    y = ops.mul_mat(ctx, weights["out"], ops.reshape_2d(ctx, y, n, 1))
+    x = ops.add(ctx, y, x)
+    h = norm(x)
+    h = ops.swiglu_split(
+        ctx, ops.mul_mat(ctx, weights["gate"], h), ops.mul_mat(ctx, weights["up"], h)
+    )
+    x = ops.add(ctx, ops.mul_mat(ctx, weights["down"], h), x)
+    logits = ops.mul_mat(ctx, weights["embd"], norm(x)).set_output()
+    best = ops.argmax(ctx, logits).set_output()
+    graph.build_forward_expand(best)
+    GraphAllocator(HOST).alloc_graph(graph)
+    for tensor, value in ((ids, token), (index, 0), (position, 0), (rows, (0, 0, 1, 0))):
+        tensor.numpy(squeeze=False)[...] = value
+    backend.graph_compute(graph)
+
+    def normed(x: Array) -> Array:
+        y: Array = x / np.sqrt(np.mean(x * x) + 1e-5)
+        return y
+
+    x0 = want["embd"][token].astype(np.float64)
+    x0 = x0 + want["out"] @ (want["v"] @ normed(x0))
+    gate, up = (want[name] @ normed(x0) for name in ("gate", "up"))
+    x0 = x0 + want["down"] @ (gate / (1 + np.exp(-gate)) * up)
+    _compare(logits, want["embd"] @ normed(x0), 2e-3)
+    if best.numpy().item() != logits.numpy().argmax():
+        raise SystemExit(f"ARGMAX gives {best.numpy()}")
+
+
+def _compare(node: Tensor, want: Array, tolerance: float) -> None:
+    """Raise where a result's normalised squared error exceeds its bound, or is NaN."""
+    error = float(np.sum((node.numpy() - want) ** 2) / np.sum(want**2))
+    if not error <= tolerance:
+        raise SystemExit(f"{node}: error {error:.1e}, allowed {tolerance:.0e}")
