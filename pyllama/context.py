@@ -199,8 +199,10 @@ class Context:
             c, cache = self._programs.get((1, 1)), self.kv.caches[0]
             usual = self._steps and not cache.pending.any and self._runner is None
             legal = 0 <= token < self._n_vocab and 0 <= seq < cache.n_seq_max
-            placed = cache.append(seq, self._last_position) if usual and legal else None
-            if placed is None or c is None:
+            if c is None or not (usual and legal):  # nothing is placed before all is known
+                return self.decode(Batch((token,), seq_id=seq))
+            placed = cache.append(seq, self._last_position)
+            if placed is None:
                 return self.decode(Batch((token,), seq_id=seq))
             self._stop, self._running = False, True
             try:

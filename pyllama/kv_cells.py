@@ -173,8 +173,8 @@ class CellLists(CellTable):
         for s in range(self.n_seq_max) if seq < 0 else (seq,):
             self._check_seq(s)
             self._remove(s, *self._range(s, p0, p1))
-            if p0 <= 0 and not self._lengths[s]:
-                self._lost[s] = -1  # nothing is left of the sequence, here or in other caches
+            if self._is_lost_in(s, p0, p1):
+                self._lost[s] = max(p0, 0) - 1  # forgotten ones are missed by no one
 
     def seq_cp(self, source: int, target: int, p0: int = 0, p1: int = -1) -> None:
         """Let positions of one sequence belong to another too.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .errors import StateError
 from .evaluated import Evaluated, Floats, Ids
 from .state import dump_state, restore_state
 
@@ -56,6 +57,11 @@ def put_state(held: Evaluated, state: LlamaState) -> None:
         StateError: of another model or cache type, damaged, or too large. Nothing has changed then.
     """
     scores, n = held.scores, state.n_tokens
+    if n > len(held.input_ids):  # a window's cache may hold their end nevertheless
+        raise StateError(
+            f"LlamaState: {n} tokens do not fit into a context of {len(held.input_ids)}; "
+            f"use n_ctx={n} or more"
+        )
     restore_state(held.context, state.llama_state, name="LlamaState")
     held.holder, held.n_tokens = None, n
     held.input_ids[:n] = state.input_ids[:n]

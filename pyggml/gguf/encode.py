@@ -56,6 +56,16 @@ def encode_value(key: str, value: Any) -> bytes:
     Raises:
         GGUFError: a key or value that GGUF cannot hold.
     """
+    try:
+        return _encode_value(key, value)
+    except UnicodeEncodeError as error:
+        raise GGUFError(
+            f"metadata {key!r:.80}: {error.object[error.start : error.end]!r} is no character: "
+            f"this text has no UTF-8"
+        ) from None
+
+
+def _encode_value(key: str, value: Any) -> bytes:
     n_bytes = len(key.encode())
     if not 0 < n_bytes <= limits.MAX_KEY_BYTES:
         raise GGUFError(f"a metadata key of {n_bytes} bytes: 1 to 65535 are legal")

@@ -114,8 +114,9 @@ def _check_part(
             )
     own = {k: v for k, v in part[1].metadata.items() if isinstance(v, str)}
     for key, text in own.items():  # parts may repeat the first one's metadata, never contradict it
-        if first[1].metadata.get(key, text) != text:
+        there = first[1].metadata.get(key, text)
+        if not isinstance(there, str) or there != text:  # arrays compare item by item
             raise GGUFError(
                 f"{part[0].path}: does not belong to {path.name}: {key} is {text!r:.60}, there it "
-                f"is {first[1].metadata[key]!r:.60}; {_OTHER}"
+                f"is {there!r:.60}; {_OTHER}"
             )

@@ -80,7 +80,10 @@ def write_gguf(
 
 
 def _alignment(metadata: Mapping[str, Any]) -> int:
-    alignment = int(metadata.get(ALIGNMENT_KEY, limits.DEFAULT_ALIGNMENT))
+    given = metadata.get(ALIGNMENT_KEY, limits.DEFAULT_ALIGNMENT)
+    if not isinstance(given, int | np.integer) or isinstance(given, bool):
+        raise GGUFError(f"{ALIGNMENT_KEY} is {given!r:.40}, must be an integer")
+    alignment = int(given)
     if alignment < limits.MIN_ALIGNMENT or alignment & (alignment - 1) or alignment >= 1 << 32:
         raise GGUFError(
             f"{ALIGNMENT_KEY} is {alignment}, must be a power of two from {limits.MIN_ALIGNMENT} "

@@ -157,8 +157,10 @@ def set_chat_template(
     """Put a template, or several with names, in the place of all that there are.
 
     Raises:
-        GGUFError: an entry without a name or a template.
+        GGUFError: it is neither, or an entry has no name or no template.
     """
+    if not isinstance(template, Sequence):
+        raise GGUFError(f"a chat template is {template!r:.40}, want a text or a list of named ones")
     for key in [k for k in metadata if k.startswith(CHAT_TEMPLATE)]:
         del metadata[key]
     if isinstance(template, str):
@@ -167,7 +169,8 @@ def set_chat_template(
     names = []
     default = None
     for entry in template:
-        name, text = entry.get("name"), entry.get("template")
+        found = entry if isinstance(entry, Mapping) else {}
+        name, text = found.get("name"), found.get("template")
         if not (isinstance(name, str) and name and isinstance(text, str)):
             raise GGUFError("a list of chat templates needs a name and a template in each entry")
         name = re.sub(r"[^a-zA-Z0-9]", "_", name)

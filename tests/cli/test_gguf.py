@@ -234,12 +234,31 @@ def test_new_with_any_key(tiny: Path, tmp_path: Path) -> None:
         (["--special-token-by-id", "boss", "1"], "no special token is called 'boss'"),
         (["--chat-template", "[x"], "--chat-template is not JSON"),
         (["--chat-template", '[{"name": "x"}]'], "needs a name and a template"),
+        (["--chat-template", "[1]"], "needs a name and a template"),
+        (["--chat-template", '[{"name": "x", "template": "\\ud800"}]'], "this text has no UTF-8"),
     ],
 )
 def test_what_new_refuses(tiny: Path, tmp_path: Path, args: list[str], message: str) -> None:
     code = 2 if args[0] == "--set" or "JSON" in message else 1  # a wrong command line is 2
     assert message in run("new", tiny, tmp_path / "out.gguf", *args, code=code).stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        (b'{"chat_template": 5}', 1, "a chat template is 5, want a text or a list"),
+        (b'{"chat_template": ["x"]}', 1, "needs a name and a template"),
+        (b"\xff", 2, "config.json is not UTF-8"),
+    ],
+)
+def test_configs_that_new_refuses(
+    tiny: Path, tmp_path: Path, text: bytes, code: int, message: str
+) -> None:
+    (tmp_path / "config.json").write_bytes(text)
+    args = ("--chat-template-config", tmp_path / "config.json")
+    assert message in run("new", tiny, tmp_path / "out.gguf", *args, code=code).stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
 # --- split and merge ------------------------------------------------------------------------------

@@ -131,6 +131,15 @@ def test_one_token_on_is_a_batch_of_one(make: Callable[..., Context]) -> None:
     assert context.kv.length(0) == context.n_ctx
 
 
+def test_one_token_on_without_a_program(make: Callable[..., Context]) -> None:
+    whole, context = rows(make(), TOKENS[:9]), make()
+    context.decode(Batch(TOKENS[:8]))
+    context.close()
+    context.decode_token(TOKENS[8])
+    assert context.kv.length(0) == context.kv.n_used == 9
+    assert np.array_equal(context.logits, whole[8:])
+
+
 def test_where_the_largest_logit_is(make: Callable[..., Context]) -> None:
     for options in ({}, {"n_ubatch": 6}):
         context = make(**options)

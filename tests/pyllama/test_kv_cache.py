@@ -251,6 +251,19 @@ def test_a_window_lets_go_of_whole_chunks_that_nobody_sees() -> None:
     assert kv.place([0], [0]) and kv.lost(0) == -1
 
 
+def test_a_window_does_not_miss_what_was_forgotten() -> None:
+    kv = window(2 * CHUNK, size=CHUNK // 2)
+    for position in range(3 * CHUNK):
+        kv.place([0], [position])
+    assert kv.lost(0) == CHUNK - 1
+    kv.seq_rm(0, 4, 3 * CHUNK // 2)  # a context shift: half of what lies behind the first four
+    kv.seq_add(0, 3 * CHUNK // 2, -1, 4 - 3 * CHUNK // 2)
+    end = kv.seq_pos_max(0)
+    assert (kv.lost(0), kv.length(0), end) == (3, 3 * CHUNK // 2, 3 + 3 * CHUNK // 2)
+    kv.place([0], [end + 1])
+    assert kv.sees(0, 4 + CHUNK // 2) and not kv.sees(0, 2 + CHUNK // 2)
+
+
 def test_an_idle_sequence_makes_room_for_another() -> None:
     kv = window(3 * CHUNK, seqs=2)
     kv.place([0] * 2 * CHUNK, list(range(2 * CHUNK)))

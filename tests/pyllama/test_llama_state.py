@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,3 +74,15 @@ def test_a_state_that_does_not_fit_changes_nothing(
     with pytest.raises(StateError, match=r"^LlamaState: "):
         other.load_state(llama.save_state())
     assert other.n_tokens == 3 and other.context.kv.length(0) == 3
+
+
+def test_a_state_of_a_window_that_is_longer_than_the_context(tmp_path: Path) -> None:
+    spec = Spec(n_ctx=2048)
+    keys = {"llama.attention.sliding_window": 64}
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec), metadata=keys)
+    long, short = (Llama(path, n_ctx=n, n_ubatch=8, verbose=False) for n in (700, 500))
+    long.eval([1] * 600)
+    short.eval([1, 5, 6])
+    with pytest.raises(StateError, match="600 tokens do not fit into a context of 500"):
+        short.load_state(long.save_state())
+    assert short.n_tokens == 3 == short.context.kv.length(0)

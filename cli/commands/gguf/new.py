@@ -112,13 +112,20 @@ def _template(options: dict[str, Any]) -> Any:
             found = _json(found, "--chat-template")
     if options["chat_template_config"] is not None:
         path = options["chat_template_config"]
-        config = _json(path.read_text(encoding="utf-8"), str(path))
+        config = _json(_text(path), str(path))
         found = config.get("chat_template") if isinstance(config, dict) else None
         if found is None:
             raise click.UsageError(f"{path} has no chat_template")
     if options["chat_template_file"] is not None:
-        found = options["chat_template_file"].read_text(encoding="utf-8")
+        found = _text(options["chat_template_file"])
     return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{path} is not UTF-8: {error}") from None
 
 
 def _json(text: str, where: str) -> Any:

@@ -173,6 +173,9 @@ def test_parts_that_contradict_each_other(split: list[Path]) -> None:
     write_gguf(split[1], {"general.architecture": "gpt2", **keys}, tensors)
     with pytest.raises(GGUFError, match=r"general.architecture is 'gpt2', there it is 'llama'"):
         GGUFFile(split[0])
+    write_gguf(split[1], {"ids.i32": "a text", **keys}, tensors, arch=None)
+    with pytest.raises(GGUFError, match=r"ids.i32 is 'a text', there it is array"):
+        GGUFFile(split[0])
     double = dict(zip(["weight", *names[1:]], tensors.values(), strict=True))
     write_gguf(split[1], keys, double, arch=None)
     with pytest.raises(GGUFError, match="tensor 'weight' is in an earlier part too"):

@@ -152,6 +152,8 @@ def test_data_in_pieces(path: Path) -> None:
         ({"k": [1, "a"]}, "no array of int, str"),
         ({"k": [None]}, "no array of NoneType"),
         ({"k": None}, "no type for NoneType"),
+        ({"k": "\ud800"}, "this text has no UTF-8"),
+        ({"general.alignment": "x"}, "general.alignment is 'x', must be an integer"),
         ({"k": 2**64}, "does not fit 64 bits"),
         ({"k": np.zeros((2, 2))}, "float64 with 2 dimensions"),
         ({"k": np.complex64(1)}, "no type for complex64"),
