@@ -356,7 +356,8 @@ class Context:
         made = Compiled(builder, logits, program)
         self._programs[key] = made
         if len(self._programs) > _MAX_PROGRAMS:
-            self._programs.popitem(last=False)
+            oldest = next(k for k in self._programs if k != (1, 1))  # see decode_token
+            del self._programs[oldest]
         return made
 
 

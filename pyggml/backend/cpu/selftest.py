@@ -84,9 +84,10 @@ def _try(name: str) -> str:
         return f"the self-test did not end: {e}"
     finally:
         for child in children:
-            if child.poll() is None:
-                child.kill()
-                child.communicate()
+            child.kill()
+            child.wait()
+            if child.stderr is not None:
+                child.stderr.close()
     return ""
 
 
