@@ -20,7 +20,7 @@ from pyggml.errors import AllocError
 from .batch import Batch
 from .context import Context
 from .errors import BatchError, ContextFull
-from .generate import shift
+from .generate import forget_half
 from .timings import Timings
 
 Floats = npt.NDArray[np.float32]
@@ -173,7 +173,7 @@ class Evaluated:
         """
         while len(ids) > self.context.n_ctx_seq:
             if self._keep(ids) - n_keep >= 2:
-                n = shift(self.context, n_keep)
+                n = forget_half(self.context.kv, 0, self.n_tokens, n_keep)
                 self.n_tokens -= n
                 self.input_ids[n_keep : self.n_tokens] = self.input_ids[n_keep + n :][
                     : self.n_tokens - n_keep

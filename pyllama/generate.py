@@ -26,6 +26,7 @@ from .tokenizer import TokenStream
 
 if TYPE_CHECKING:
     from .context import Context
+    from .memory import Memory
 
 FILL = -2  # of n_predict: as many tokens as the context takes
 MIN_ROOM = 4  # cells that a prompt must leave free, as in llama.cpp
@@ -190,7 +191,11 @@ def shift(context: Context, n_keep: int) -> int:
         ContextFull: there is nothing behind them.
     """
     kv = context.kv
-    first, n = kv.caches[0].seq_pos_min(0), kv.length(0)
+    return forget_half(kv, kv.caches[0].seq_pos_min(0), kv.length(0), n_keep)
+
+
+def forget_half(kv: Memory, first: int, n: int, n_keep: int) -> int:
+    """``shift`` of ``n`` tokens from position ``first`` on, though a window may have lost some."""
     discard = (n - n_keep) // 2
     if discard < 1:
         raise ContextFull(

@@ -136,6 +136,20 @@ def test_room_is_made_in_the_tokens_that_a_context_holds(make: Make) -> None:
         state.make_room(TOKENS[:70], 64)
 
 
+def test_room_where_windows_have_lost_the_first_tokens(windowed: Make) -> None:
+    tokens = (TOKENS * 12)[:700]
+    state = Evaluated(windowed(n_ctx=640, n_ubatch=8), logits_all=False, timings=Timings())
+    for start in range(0, 640, 8):
+        state.evaluate(tokens[start : start + 8])
+    assert state.context.kv.seq_pos_min(0) > 0
+    ids = tokens[:641]
+    state.make_room(ids, 4)
+    assert ids == [*tokens[:4], *tokens[322:641]] and state.ids().tolist() == ids[:322]
+    assert state.context.kv.seq_pos_max(0) == 321
+    state.catch_up(ids)
+    assert state.n_tokens == 323
+
+
 def test_a_prompt_cache_saves_evaluation_and_changes_nothing(make: Make, tmp_path: Path) -> None:
     cache, greedy = PromptCache(tmp_path / "x"), SamplingParams(temp=0.0)
     context = make()
