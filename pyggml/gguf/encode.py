@@ -85,7 +85,7 @@ def _encode_value(key: str, value: Any) -> bytes:
                 f"leave it out"
             )
         kind = _element_type(key, value, (ValueType.INT32,))
-        return _array(kind, len(value), _pack(key, kind, value))
+        return _array(kind, len(value), _pack(kind, value))
     raise GGUFError(f"metadata {key!r}: GGUF has no type for {type(value).__name__}")
 
 
@@ -103,15 +103,12 @@ def _array(kind: ValueType, n: int, data: bytes) -> bytes:
     return struct.pack("<IIQ", ValueType.ARRAY, kind, n) + data
 
 
-def _pack(key: str, kind: ValueType, values: Sequence[Any]) -> bytes:
+def _pack(kind: ValueType, values: Sequence[Any]) -> bytes:
     if kind is not ValueType.STRING:
         return np.array(values, kind.dtype).tobytes()
-    try:
-        return _pack_strings(
-            v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in values
-        )
-    except UnicodeEncodeError as error:
-        raise GGUFError(f"metadata {key!r}: a text is not Unicode ({error})") from None
+    return _pack_strings(
+        v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in values
+    )
 
 
 def _pack_strings(texts: Iterable[bytes]) -> bytes:
