@@ -73,7 +73,7 @@ def _encode_value(key: str, value: Any) -> bytes:
         return _encode_numpy(key, value)
     if isinstance(value, str | bytes | bool | int | float):
         kind = _element_type(key, [value], (ValueType.UINT32, ValueType.INT32))
-        return struct.pack("<I", kind) + _pack(key, kind, [value])
+        return struct.pack("<I", kind) + _pack(kind, [value])
     if isinstance(value, GGUFStrings):
         return _array(
             ValueType.STRING, len(value), _pack_strings(map(value.raw, range(len(value))))
