@@ -51,9 +51,11 @@ def register(block_type: BlockType) -> BlockType:
 
 
 def inverse(d: Floats) -> Floats:
-    """``1 / d`` in float32, 0 where ``d`` is 0."""
+    """``1 / d`` in float32, 0 where ``d`` is 0 or so small that float32 does not hold it."""
     out = np.zeros_like(d)
-    np.divide(np.float32(1), d, out=out, where=d != 0)
+    with np.errstate(over="ignore"):
+        np.divide(np.float32(1), d, out=out, where=d != 0)
+    out[np.isinf(out)] = 0  # ggml has undefined codes there; as a half float d is 0 anyway
     return out
 
 

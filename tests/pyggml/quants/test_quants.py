@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf import quants as gguf_quants
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -122,6 +122,8 @@ def test_round_trip_error_is_within_ggml_limit(type: GGMLType) -> None:
 
 
 @given(arrays(np.float32, 64, elements=st.floats(-60000, 60000, width=32)), st.sampled_from(TYPES))
+@example(np.full(64, 2.0**-126, np.float32), GGMLType.Q8_0)
+@example(np.eye(1, 64, dtype=np.float32)[0] * np.float32(2.0**-126), GGMLType.Q5_1)
 def test_any_finite_row_survives(x: Any, type: GGMLType) -> None:
     y = dequantize(quantize(x, type), type)
     reach = np.abs(x).max() - min(0, x.min()) + max(0, x.max())
