@@ -11,7 +11,7 @@ import math
 
 from ..errors import TokenizerError
 from .match import Matcher
-from .special import BYTE
+from .special import BYTE, CONTROL, UNKNOWN
 from .vocab import Vocab
 from .words import WordEncoder
 
@@ -34,11 +34,13 @@ class Plamo2(WordEncoder):
         if -1 in self._bytes:
             raise TokenizerError(f"the vocabulary has no token <0x{self._bytes.index(-1):02X}>")
         self._costs = [-_whole(score) for score in vocab.scores]
+        # llama.cpp would also match control tokens here, so a user's "<s>" would end a document
+        unreadable = (BYTE, CONTROL, UNKNOWN)
         self._matcher = Matcher(
             {
                 text: token
                 for text, token in vocab.ids.items()
-                if vocab.types[token] != BYTE and -self._costs[token] > _UNUSABLE
+                if vocab.types[token] not in unreadable and -self._costs[token] > _UNUSABLE
             }
         )
 

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyllama.errors import TokenizerError
@@ -149,6 +149,7 @@ def test_rwkv_round_trip(text: str) -> None:
 
 
 @given(st.text())
+@example("a<s>b<unk>")
 def test_plamo2_round_trip(text: str) -> None:
     text = text.removeprefix("\ufeff")
     metadata = spm("ab", "abc", "c", "漢字", "d") | keys(model="plamo2")
