@@ -109,6 +109,15 @@ from .rows import GET_ROWS, SET_ROWS, get_rows, set_rows
 from .scale import SCALE, scale, scale_bias
 from .softmax import SOFT_MAX, soft_max, soft_max_ext
 from .sort import ARGSORT, TOP_K, argsort, argsort_top_k, top_k
+from .sparse import (
+    AXPY,
+    MUL_MAT_SIGNS,
+    MUL_MAT_SPARSE,
+    axpy,
+    mul_mat_signs,
+    mul_mat_sparse,
+    pack_signs,
+)
 from .timestep import TIMESTEP_EMBEDDING, timestep_embedding
 from .unary import (
     UNARY,
@@ -162,6 +171,7 @@ __all__ = [
     "ARANGE",
     "ARGMAX",
     "ARGSORT",
+    "AXPY",
     "CLAMP",
     "CONCAT",
     "CONT",
@@ -192,6 +202,8 @@ __all__ = [
     "MUL",
     "MUL_MAT",
     "MUL_MAT_ID",
+    "MUL_MAT_SIGNS",
+    "MUL_MAT_SPARSE",
     "NORM",
     "OPS",
     "OUT_PROD",
@@ -243,6 +255,7 @@ __all__ = [
     "argmax",
     "argsort",
     "argsort_top_k",
+    "axpy",
     "case",
     "cast",
     "ceil",
@@ -304,9 +317,12 @@ __all__ = [
     "mul",
     "mul_mat",
     "mul_mat_id",
+    "mul_mat_signs",
+    "mul_mat_sparse",
     "neg",
     "norm",
     "out_prod",
+    "pack_signs",
     "pad",
     "pad_circular",
     "pad_ext",

@@ -33,9 +33,10 @@ TENSOR_WORDS = 9
 DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6 = (TENSORS + TENSOR_WORDS * i for i in range(8))
 N_HEADER = TENSORS + TENSOR_WORDS
 
-BAD_INDEX = 1
+BAD_INDEX, BAD_SCORE = 1, 2
 ERRORS = {  # set_error's codes
-    BAD_INDEX: "an index lies outside of its table (GET_ROWS, SET_ROWS, MUL_MAT_ID, ADD_ID)"
+    BAD_INDEX: "an index lies outside of its table (GET_ROWS, SET_ROWS, MUL_MAT_ID, ADD_ID)",
+    BAD_SCORE: "a sparse score is not a number (MUL_MAT_SPARSE, AXPY)",
 }
 
 i8, i16, i32, i64 = (ir.IntType(n) for n in (8, 16, 32, 64))
