@@ -42,6 +42,7 @@ _UNSUPPORTED = {41: "Q1_0", 42: "Q2_0"}
 class Header:
     """All that a GGUF file says before its data; see ``GGUFFile`` for the attributes."""
 
+    magic: bytes
     version: int
     alignment: int
     metadata: dict[str, Value]
@@ -58,7 +59,7 @@ def parse_header(data: npt.NDArray[np.uint8], path: str) -> Header:
         GGUFError: the bytes are not a legal GGUF file, or the file ends before its tensors do.
     """
     cur = Cursor(data, path)
-    version, n_tensors, n_kv = _read_counts(cur)
+    first, version, n_tensors, n_kv = _read_counts(cur)
     metadata: dict[str, Value] = {}
     value_types: dict[str, ValueType] = {}
     value_offsets: dict[str, int] = {}
@@ -75,7 +76,9 @@ def parse_header(data: npt.NDArray[np.uint8], path: str) -> Header:
     entries = [_read_tensor(cur, i) for i in range(n_tensors)]
     data_offset = padded(cur.pos, alignment)
     tensors = _place(cur, entries, data_offset, alignment)
-    return Header(version, alignment, metadata, value_types, value_offsets, tensors, data_offset)
+    return Header(
+        first, version, alignment, metadata, value_types, value_offsets, tensors, data_offset
+    )
 
 
 def padded(n: int, alignment: int) -> int:
@@ -83,13 +86,13 @@ def padded(n: int, alignment: int) -> int:
     return -(-n // alignment) * alignment
 
 
-def _read_counts(cur: Cursor) -> tuple[int, int, int]:
-    """Magic, version and the two counts: (version, n_tensors, n_kv)."""
+def _read_counts(cur: Cursor) -> tuple[bytes, int, int, int]:
+    """(magic, version, n_tensors, n_kv)"""
     head = bytes(cur.view[: magic.HEAD_BYTES])
     if not head:
         raise GGUFError(f"{cur.path}: the file is empty (0 bytes); {INCOMPLETE}")
-    if not head.startswith(magic.MAGIC):
-        if magic.MAGIC.startswith(head):
+    if not head.startswith(magic.MAGICS):
+        if any(known.startswith(head) for known in magic.MAGICS):
             cur.need(limits.HEADER_BYTES, "the header")
         raise GGUFError(
             f"{cur.path}: not a GGUF file: it starts with {head[:4]!r} instead of b'GGUF'; "
@@ -110,7 +113,7 @@ def _read_counts(cur: Cursor) -> tuple[int, int, int]:
     n_kv = cur.number(U64, "the number of metadata entries")
     cur.check_count(n_kv, "metadata entries", limits.MIN_KV_BYTES, limits.MAX_KV)
     cur.check_count(n_tensors, "tensors", limits.MIN_TENSOR_BYTES, limits.MAX_TENSORS)
-    return version, n_tensors, n_kv
+    return head[:4], version, n_tensors, n_kv
 
 
 def _read_value(cur: Cursor, kind: ValueType, key: str) -> Value:
