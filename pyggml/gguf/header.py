@@ -59,7 +59,7 @@ def parse_header(data: npt.NDArray[np.uint8], path: str) -> Header:
         GGUFError: the bytes are not a legal GGUF file, or the file ends before its tensors do.
     """
     cur = Cursor(data, path)
-    first, version, n_tensors, n_kv = _read_counts(cur)
+    version, n_tensors, n_kv = _read_counts(cur)
     metadata: dict[str, Value] = {}
     value_types: dict[str, ValueType] = {}
     value_offsets: dict[str, int] = {}
@@ -76,6 +76,7 @@ def parse_header(data: npt.NDArray[np.uint8], path: str) -> Header:
     entries = [_read_tensor(cur, i) for i in range(n_tensors)]
     data_offset = padded(cur.pos, alignment)
     tensors = _place(cur, entries, data_offset, alignment)
+    first = bytes(cur.view[:4])
     return Header(
         first, version, alignment, metadata, value_types, value_offsets, tensors, data_offset
     )
@@ -86,13 +87,13 @@ def padded(n: int, alignment: int) -> int:
     return -(-n // alignment) * alignment
 
 
-def _read_counts(cur: Cursor) -> tuple[bytes, int, int, int]:
-    """(magic, version, n_tensors, n_kv)"""
+def _read_counts(cur: Cursor) -> tuple[int, int, int]:
+    """Magic, version and the two counts: (version, n_tensors, n_kv)."""
     head = bytes(cur.view[: magic.HEAD_BYTES])
     if not head:
         raise GGUFError(f"{cur.path}: the file is empty (0 bytes); {INCOMPLETE}")
     if not head.startswith(magic.MAGICS):
-        if any(known.startswith(head) for known in magic.MAGICS):
+        if any(m.startswith(head) for m in magic.MAGICS):
             cur.need(limits.HEADER_BYTES, "the header")
         raise GGUFError(
             f"{cur.path}: not a GGUF file: it starts with {head[:4]!r} instead of b'GGUF'; "
@@ -113,7 +114,7 @@ def _read_counts(cur: Cursor) -> tuple[bytes, int, int, int]:
     n_kv = cur.number(U64, "the number of metadata entries")
     cur.check_count(n_kv, "metadata entries", limits.MIN_KV_BYTES, limits.MAX_KV)
     cur.check_count(n_tensors, "tensors", limits.MIN_TENSOR_BYTES, limits.MAX_TENSORS)
-    return head[:4], version, n_tensors, n_kv
+    return version, n_tensors, n_kv
 
 
 def _read_value(cur: Cursor, kind: ValueType, key: str) -> Value:

@@ -8,7 +8,7 @@ Only the first bytes are looked at; nothing is allocated.
 from __future__ import annotations
 
 MAGIC = b"GGUF"
-POWERINFER = b"PWRI"  # the same layout; PowerInfer's own program runs only these sparsely
+POWERINFER = b"PWRI"  # PowerInfer's files of sparse models; all behind it is as in GGUF
 MAGICS = (MAGIC, POWERINFER)
 HEAD_BYTES = 64  # describe() looks at no more
 

@@ -48,7 +48,7 @@ class GGUFFile:
 
     Attributes:
         path: as given.
-        magic: the first four bytes: ``b"GGUF"``, or ``b"PWRI"`` of a PowerInfer model.
+        magic: the first four bytes, ``GGUF``, or ``PWRI`` as PowerInfer has it.
         version: 2 or 3.
         alignment: of the tensors' data, in bytes.
         metadata: key -> int, float, bool, str, NumPy array (read-only) or ``GGUFStrings``.

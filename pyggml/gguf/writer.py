@@ -64,7 +64,9 @@ def write_gguf(
     if arch is not None and _ARCHITECTURE not in metadata:
         metadata = {_ARCHITECTURE: arch, **metadata}
     if magic not in MAGICS:
-        raise GGUFError(f"{path}: the magic is {magic!r}, want one of {MAGICS}")
+        raise GGUFError(
+            f"{path}: the magic is {magic!r}, there are: {', '.join(map(repr, MAGICS))}"
+        )
     alignment = _alignment(metadata)
     encoded = {key: encode_value(key, value) for key, value in metadata.items()}
     if ALIGNMENT_KEY in metadata:

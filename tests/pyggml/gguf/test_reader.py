@@ -101,6 +101,14 @@ def test_empty_tensors_scalars_and_no_tensors(tmp_path: Path) -> None:
 # --- the object -----------------------------------------------------------------------------------
 
 
+def test_powerinfers_magic(sample: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.powerinfer.gguf"
+    path.write_bytes(b"PWRI" + sample.read_bytes()[4:])
+    with GGUFFile(path) as theirs, GGUFFile(sample) as ours:
+        assert (theirs.magic, ours.magic) == (b"PWRI", b"GGUF")
+        assert theirs.tensors == ours.tensors and theirs.metadata.keys() == ours.metadata.keys()
+
+
 def test_views_are_read_only_and_outlive_close(sample: Path) -> None:
     f = GGUFFile(sample)
     view, tokens = f.tensor_bytes("weight"), f.get_strings("tokens")

@@ -135,7 +135,7 @@ def test_a_powerinfer_file_differs_in_its_magic_alone(path: Path) -> None:
         assert f.tensor_bytes("t").view(np.float32).tolist() == [0, 1, 2]
         copy_gguf(f, path, f.typed_metadata())
     assert path.read_bytes() == b"PWRI" + plain[4:]
-    with pytest.raises(GGUFError, match="the magic is b'GGML', want one of"):
+    with pytest.raises(GGUFError, match="the magic is b'GGML', there are: b'GGUF', b'PWRI'"):
         write_gguf(path, {}, {}, magic=b"GGML")
 
 
