@@ -76,7 +76,8 @@ def flash_attn_kernel(kind_k: int, kind_v: int, alone: bool) -> Kernel:
         v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
         nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
         cells = scratch
-        scores = cells + 8 * CHUNK
+        later = cells + 8 * CHUNK  # cells of the next sequence's keys
+        scores = later + 8 * CHUNK
         sums = scores + 4 * S_STRIDE
         queries = sums + 16 * padded + 256  # behind the maxima and sums of a tile
         states = queries + block * n_rep * 4 * hd8
@@ -112,6 +113,10 @@ def flash_attn_kernel(kind_k: int, kind_v: int, alone: bool) -> Kernel:
                 first = c * CHUNK
                 n_keys = min(CHUNK, hi - first)
                 find_cells(node, sequence, first, n_keys, cells)
+                if not alone and direct and after < stop:
+                    begin = list_begin(node, after) // CHUNK * CHUNK
+                    n = min(n_keys, list_end(node, after) - begin)
+                    find_cells(node, sequence_of(node, after), begin, max(n, 1), later)
                 if not direct:
                     pack(kind_k, kind_v, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
                 for r in range(0, n_rows, 4):
@@ -136,9 +141,11 @@ def flash_attn_kernel(kind_k: int, kind_v: int, alone: bool) -> Kernel:
                         bias(node, s, token, head, sequence, stream, first, n)
                         tops[i], tops[4 + i] = softmax(s, begin, max(begin, end), n64)
                     if n > 0 and direct:
+                        x = later if r == 0 and not alone and after < stop else cells
                         weigh_direct(
-                            kind_v, v_block, rows, scores, v, nb_v, cells, n, hdv, sums, padded
-                        )
+                            kind_v, v_block, rows, scores, v, nb_v, cells, n, hdv, sums, padded,
+                            x, k, nb_k,
+                        )  # fmt: skip
                     elif n > 0:
                         weigh_packed(rows, scores, values, n, sums, padded)
                     for i in range(rows):
@@ -221,7 +228,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     partial_bytes = n_streams * n_tokens * n_head * n_chunks * 4 * (hdv + 2)
     split = n_tokens <= _SPLIT_TOKENS and n_chunks > 1 and partial_bytes <= 1 << 26
     share = -(-n_tokens * n_kv_head * n_streams // (_CHUNKS * low.n_threads))
-    block = n_tokens if split else max(1, min(n_tokens, _ROWS // n_rep, share))
+    block = -(-n_tokens // low.n_threads) if split else max(1, min(n_tokens, _ROWS // n_rep, share))
     splits = -(-4 * low.n_threads // n_kv_head) if split else 1
     splits = min(splits, n_chunks)
     parts = low.work.take(partial_bytes, len(low.launches)) if split else None
@@ -239,7 +246,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         _direct_rows(k.type, v.type) if in_place else 0,
         float(node.op_params["bias_scale"]),
     ]
-    scratch = 8 * CHUNK + 4 * (
+    scratch = 16 * CHUNK + 4 * (
         4 * CHUNK + 4 * padded + 64 + block * n_rep * (hd8 + hdv + 2) + 16
         + (0 if alone else CHUNK * (hd8 + padded))
     )  # fmt: skip

@@ -117,15 +117,19 @@ def weigh_packed(rows, p, values, n, sums, padded):  # type: ignore[no-untyped-d
 
 
 @inline_strict
-def weigh_direct(kind, block, rows, p, v, nb_v, cells, n, hdv, sums, padded):  # type: ignore[no-untyped-def]
-    """Sums of values in the cache, weighted; ``block`` is the bytes of 32 values."""
+def weigh_direct(kind, block, rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
+    """Sums of values in the cache, weighted; ``block`` is the bytes of 32 values.
+
+    Meanwhile the keys in the cells ``later`` are fetched.
+    """
+    s_row = S_STRIDE
     for d in range(0, hdv, 32):
-        x, out = v + block * (d // 32), sums + 4 * d
+        x, out, key = v + block * (d // 32), sums + 4 * d, k + 2 * d
         if rows == 4:
-            weigh_cells(kind, 4, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
+            weigh_cells(kind, 4, p, s_row, x, nb_v, cells, n, out, 4 * padded, later, key, nb_k)
         elif rows == 3:
-            weigh_cells(kind, 3, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
+            weigh_cells(kind, 3, p, s_row, x, nb_v, cells, n, out, 4 * padded, later, key, nb_k)
         elif rows == 2:
-            weigh_cells(kind, 2, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
+            weigh_cells(kind, 2, p, s_row, x, nb_v, cells, n, out, 4 * padded, later, key, nb_k)
         else:
-            weigh_cells(kind, 1, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
+            weigh_cells(kind, 1, p, s_row, x, nb_v, cells, n, out, 4 * padded, later, key, nb_k)

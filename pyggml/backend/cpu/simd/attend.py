@@ -188,9 +188,12 @@ def score_tile(
 @intrinsic(prefer_literal=True)
 def weigh_cells(
     typingctx: Any, fmt: Any, rows: Any, p: Any, p_stride: Any, values: Any, nb: Any, cells: Any,
-    n: Any, out: Any, out_stride: Any,
+    n: Any, out: Any, out_stride: Any, later: Any, keys: Any, nb_k: Any,
 ) -> Any:  # fmt: skip
-    """``out[r][0:32] = sum over j < n of p[r][j] * values[cells[j]][0:32]``, in order of j."""
+    """``out[r][0:32] = sum over j < n of p[r][j] * values[cells[j]][0:32]``, in order of j.
+
+    Meanwhile a line of ``keys[later[j]]`` is asked of memory, which is wanted next.
+    """
     literals = literals_of(fmt, rows)
     if literals is None:
         return None
@@ -199,13 +202,16 @@ def weigh_cells(
     per_pass = n_parts if n_rows <= _ROWS else n_parts // 2
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _, _, p, p_stride, values, nb, cells, n, out, out_stride = args
+        _, _, p, p_stride, values, nb, cells, n, out, out_stride, later, keys, nb_k = args
         weights = [b.add(p, _scaled(b, p_stride, r)) for r in range(n_rows)]
         for first in range(0, n_parts, per_pass):
 
             def body(j: Value, accs: list[Value], first: int = first) -> list[Value]:
                 cell = load(b, b.add(cells, _scaled(b, j, 8)), i64, 8)
                 row = b.add(values, b.mul(cell, nb))
+                if not first:
+                    coming = load(b, b.add(later, _scaled(b, j, 8)), i64, 8)
+                    prefetch(b, b.add(keys, b.mul(coming, nb_k)))
                 at_j = [load(b, b.add(x, _scaled(b, j, 4)), f32) for x in weights]
                 w = [broadcast(b, x, LANES) for x in at_j]
                 d = scale(b, kind, row)
@@ -224,4 +230,4 @@ def weigh_cells(
                 store(b, acc, at(b, place, 4 * LANES * (first + i)))
         return context.get_dummy_value()
 
-    return types.void(fmt, rows, *[types.int64] * 8), codegen
+    return types.void(fmt, rows, *[types.int64] * 11), codegen
