@@ -87,7 +87,8 @@ def read_gpuidx(path: str | os.PathLike[str]) -> GPUIndex:
         wanted = len(suffixes) * 2 * n_layer
         if len(file.tensors) != wanted or not n_layer:
             raise ModelError(
-                f"{file.path}: {len(file.tensors)} tensors, {n_layer} layers have {wanted}; {_AGAIN}"
+                f"{file.path}: {len(file.tensors)} tensors, {n_layer} layers have {wanted}; "
+                f"{_AGAIN}"
             )
         sets = [[_read(file, i, suffix) for i in range(n_layer)] for suffix in suffixes]
         n_ff = file.tensors["blk.0.gpu_idx"].ne[0]

@@ -115,7 +115,9 @@ def inventory(
     items.sort(key=lambda item: (LEVELS.index(item.level), item.layer))
     up, down = [], []
     for i in range(hparams.n_layer):
-        parts = ("ffn_gate", "ffn_up") if f"blk.{i}.ffn_gate.weight" in file.tensors else ("ffn_up",)
+        parts = (
+            ("ffn_gate", "ffn_up") if f"blk.{i}.ffn_gate.weight" in file.tensors else ("ffn_up",)
+        )
         up.append(tuple(_row(file, f"blk.{i}.{part}.weight", hparams.n_embd) for part in parts))
         down.append(_down_row(file, i, hparams.n_embd))
     return Inventory(tuple(items), NeuronRows(hparams.n_ff, tuple(up), tuple(down)))
