@@ -54,7 +54,9 @@ def write_torch(path: str | os.PathLike[str], tensors: Array | Mapping[str, Arra
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
-    archive.writestr(zipfile.ZipInfo(f"{_ROOT}/{name}", _DATE), data)
+    info = zipfile.ZipInfo(f"{_ROOT}/{name}", _DATE)
+    info.create_system = 3  # on every system
+    archive.writestr(info, data)
 
 
 # The pickle, opcode by opcode: c global, ( mark, t tuple from there, Q what a persistent id names,

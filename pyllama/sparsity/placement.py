@@ -1,6 +1,6 @@
 """Which neurons a GPU gets: a memory budget spent on dense tensors first, then on hot neurons.
 
-    placed = place(inventory(file, hparams, n_ctx), activity, budget_bytes=8 << 30)
+    placed = place(inventory(file, hparams, n_ctx), 8 << 30, partial(chosen, activity))
     placed.split.up[3]                             # ids of layer 3's neurons on the GPU, ascending
     placed.used_bytes <= placed.budget_bytes
 
@@ -28,6 +28,7 @@ Ids = npt.NDArray[np.int32]
 Activity = npt.NDArray[np.float64]  # [n_layer, n_ff]: counts or shares
 Numbers = tuple[list[int], list[int]]  # of neurons of each layer: rows of up and gate, of down
 Solver = Callable[[Activity, NeuronRows, int, int], Numbers]
+Neurons = Callable[[NeuronRows, int], "NeuronSplit"]  # rows, bytes that are left -> which
 BLOCK = 256  # neurons that are chosen together, as PowerInfer does
 
 
@@ -78,59 +79,49 @@ class Placement:
     def used_bytes(self) -> int:
         """Of the budget."""
         dense = sum(item.nbytes for item in self.on_gpu)
-        return min(self.compute_bytes, self.budget_bytes) + dense + sum(self.ffn_bytes)
+        return dense + sum(self.ffn_bytes) + (self.compute_bytes if self.on_gpu else 0)
 
 
 def place(
-    needs: Inventory,
-    activity: Activity | None,
-    budget_bytes: int,
-    *,
-    solver: Solver | None = None,
-    compute_bytes: int = 0,
-    block: int = BLOCK,
+    needs: Inventory, budget_bytes: int, neurons: Neurons | None = None, *, compute_bytes: int = 0
 ) -> Placement:
     """Spend a budget.
 
     Args:
-        activity: None places no neurons.
-        solver: ``greedy``, or ``balance`` with its ratios bound.
+        neurons: chooses them for the bytes that are left; None places no neurons.
         compute_bytes: that intermediate results need; they come before everything.
+
+    Raises:
+        ModelError: the statistics that neurons are chosen by are of another model.
+    """
+    left, n = budget_bytes - compute_bytes, 0
+    while n < len(needs.items) and needs.items[n].nbytes <= left:
+        left -= needs.items[n].nbytes
+        n += 1
+    rows, on_cpu = needs.rows, needs.items[n:]
+    split = nothing(len(rows.down), rows.n_ff)
+    if neurons is not None and all(item.level == KV for item in on_cpu):
+        split = neurons(rows, left)
+    pairs = enumerate(zip(split.up, split.down, strict=True))
+    ffn_bytes = tuple(rows.nbytes(i, len(up), len(down)) for i, (up, down) in pairs)
+    return Placement(budget_bytes, compute_bytes, needs.items[:n], on_cpu, split, ffn_bytes)
+
+
+def chosen(
+    activity: Activity, rows: NeuronRows, left: int, solver: Solver | None = None,
+    block: int = BLOCK,
+) -> NeuronSplit:  # fmt: skip
+    """The hottest neurons of each layer, as many as a solver gives it: bind ``activity``.
+
+    Args:
+        solver: ``greedy``, or ``balance`` with its ratios bound.
         block: neurons that are chosen together.
 
     Raises:
         ModelError: ``activity`` is of another model.
     """
-    rows, n_layer = needs.rows, len(needs.rows.down)
-    if activity is not None:
-        check_activity(activity, n_layer, rows.n_ff)
-    left, n = budget_bytes - compute_bytes, 0
-    while n < len(needs.items) and needs.items[n].nbytes <= left:
-        left -= needs.items[n].nbytes
-        n += 1
-    on_cpu = needs.items[n:]
-    up, down = [0] * n_layer, [0] * n_layer
-    if activity is not None and all(item.level == KV for item in on_cpu):
-        up, down = (solver or greedy)(activity, rows, left, block)
-    split = hottest(activity, up, down) if activity is not None else nothing(n_layer, rows.n_ff)
-    return placement(needs, split, n, budget_bytes, compute_bytes)
-
-
-def placement(
-    needs: Inventory, split: NeuronSplit, n_dense: int, budget_bytes: int, compute_bytes: int = 0
-) -> Placement:
-    """The placement of the first ``n_dense`` items and of given neurons."""
-    return Placement(
-        budget_bytes,
-        compute_bytes,
-        needs.items[:n_dense],
-        needs.items[n_dense:],
-        split,
-        tuple(
-            needs.rows.nbytes(i, len(u), len(d))
-            for i, (u, d) in enumerate(zip(split.up, split.down, strict=True))
-        ),
-    )
+    check_activity(activity, len(rows.down), rows.n_ff)
+    return hottest(activity, *(solver or greedy)(activity, rows, left, block))
 
 
 def check_activity(activity: Activity, n_layer: int, n_ff: int) -> None:
@@ -161,6 +152,8 @@ def nothing(n_layer: int, n_ff: int) -> NeuronSplit:
 def greedy(activity: Activity, rows: NeuronRows, left: int, block: int) -> Numbers:
     """Blocks of the hottest neurons by activity a byte, over all layers."""
     n_layer, n_ff = activity.shape
+    if sum(rows.nbytes(i, n_ff, n_ff) for i in range(n_layer)) <= left:  # then without buckets
+        return [n_ff] * n_layer, [n_ff] * n_layer
     sums = _blocks(activity, block)  # [n_layer, n_blocks]
     sizes = np.minimum(block, n_ff - block * np.arange(sums.shape[1]))
     per_byte = sums / sizes / np.array([[rows.of_one(i)] for i in range(n_layer)])

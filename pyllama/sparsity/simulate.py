@@ -14,7 +14,6 @@ One token at a time is bound by memory, so the model is short:
 
 Of a neuron's rows the share of tokens that need it is read; of the KV cache, what ``depth`` tokens
 have filled. Launches, sampling and caches of the CPU are not in the model, so it is a bound.
-Source: PowerInfer's section 9.1 of speed-ups by bytes; the balance of Q-Infer.
 """
 
 from __future__ import annotations
@@ -128,14 +127,13 @@ class _Run:
 
     def dense(self, level: str, layer: int) -> None:
         """A part that is on one device; attention goes where its cache is."""
-        gpu, nbytes = (level, layer) in self._here, float(self._bytes.get((level, layer), 0))
-        self._go(gpu)
-        self.seconds[level] += self._time(gpu, nbytes)
+        parts = [((level, layer), 1.0)]
         if level == ATTENTION:
-            cache = (KV, layer)
-            filled = self._bytes[cache] * self.work.depth / self.work.n_ctx
-            self._go(cache in self._here)
-            self.seconds[level] += self._time(cache in self._here, filled)
+            parts.append(((KV, layer), self.work.depth / self.work.n_ctx))
+        for part, share in parts:
+            if part in self._bytes:
+                self._go(part in self._here)
+                self.seconds[level] += self._time(part in self._here, share * self._bytes[part])
 
     def neurons(self, rows: NeuronRows, i: int, active: Activity) -> None:
         """A layer's neurons, on either side or on both."""
