@@ -116,6 +116,7 @@ _ACTS = {  # Hugging Face's names of activations -> ``UNARY``'s
     "gelu_pytorch_tanh": "gelu",
     "quick_gelu": "gelu_quick",
     "relu": "relu",
+    "relu2": "relu_sqr",
     "silu": "silu",
     "swish": "silu",
 }

@@ -1,1 +1,1 @@
-"""Sparse inference: where masks come from, what they find, and which neuron lives where."""
+"""Sparse inference: which neurons of a feed-forward part are computed, and where they are."""

@@ -40,7 +40,7 @@ def test_greedy_is_the_best_of_all_choices(case: Any, n_blocks: int) -> None:
     seed, n_layer, per_layer = case
     block, a = 16, activity(seed, n_layer, 16 * per_layer)
     rows = rows_of(n_layer, 16 * per_layer)
-    left = n_blocks * block * rows.of_one(0) + 64 * 3 * n_layer  # room for the buckets' padding
+    left = n_blocks * block * (rows.of_one(0) + 4)  # with an id in the bucket
     got, same = greedy(a, rows, left, block)
     assert got == same and all(n % block == 0 for n in got)
     choices = itertools.product(range(0, 16 * per_layer + 1, block), repeat=n_layer)
