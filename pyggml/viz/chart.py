@@ -74,8 +74,8 @@ class Chart:
         return self._add("bars", xs, [0.0] * len(ys), ys, name)
 
     def _add(self, kind: str, xs: Numbers, low: Numbers, high: Numbers, name: str) -> Chart:
-        rows = [[float(v) for v in row] for row in (xs, low, high)]
-        self.series.append(_Series(kind, *rows, name, self._n_colors % len(_COLORS)))
+        x, a, b = ([float(v) for v in row] for row in (xs, low, high))
+        self.series.append(_Series(kind, x, a, b, name, self._n_colors % len(_COLORS)))
         self._n_colors += kind != "band"
         return self
 
@@ -154,7 +154,8 @@ class _Axes:
         if self.chart.log2:
             values = [2.0**k for k in range(math.ceil(self.x0), math.floor(self.x1) + 1)]
         else:
-            values = [v for v in ticks(self.x0, self.x1, 8) if v == int(v) or self.x1 < 4]
+            whole = all(x == int(x) for s in self.chart.series for x in s.xs)
+            values = [v for v in ticks(self.x0, self.x1, 8) if v == int(v) or not whole]
         for value in values:
             x, _ = self._at(value, self.y0)
             yield _quiet(x, _H + 16, f"{value:g}", "middle")

@@ -3,8 +3,8 @@
     write_torch("activation_0.pt", np.zeros(11008, np.int64))
     write_torch("model_0.pt", {"fc1.weight": fc1, "fc2.weight": fc2})
 
-``torch.load`` reads it, also with ``weights_only=True``, and so does ``read_torch``. The same values
-give the same bytes. Appears whole or not at all.
+``torch.load`` reads it, also with ``weights_only=True``, and so does ``read_torch``. The same
+values give the same bytes. Appears whole or not at all.
 Source: PyTorch, ``torch.serialization`` and ``torch._utils``; Python's ``pickletools``.
 """
 

@@ -108,7 +108,7 @@ def _watched(model: Model, graph: CGraph) -> dict[str, tuple[int, str]]:
     found: list[tuple[int, Tensor, int, str]] = []
     for i, gate in _into_relu(model, graph):
         found.append((order[gate], gate, i, "gate"))
-        if _source(model.hparams, i) in _JUDGED:
+        if model.hparams.source(i) in _JUDGED:
             scores = _scores(graph, i)
             found.append((order[scores], scores, i, "scores"))
     return {node.name: (i, what) for _, node, i, what in sorted(found, key=lambda x: x[0])}
@@ -133,10 +133,6 @@ def _into_relu(model: Model, graph: CGraph) -> Iterator[tuple[int, Tensor]]:
                 "of it is ever exactly zero: statistics need a model that was trained with ReLU"
             )
         yield i, gates[i]
-
-
-def _source(hparams: HParams, i: int) -> str:
-    return hparams.sparse[i].partition("=")[0] if hparams.sparse else ""
 
 
 def _scores(graph: CGraph, i: int) -> Tensor:
@@ -199,7 +195,7 @@ class _Counter:
             model.desc,
             fingerprint,
             self.n_tokens,
-            "+".join(sorted({_source(self.hparams, i) for i in self.scored})),
+            "+".join(sorted({self.hparams.source(i) for i in self.scored})),
             self.threshold if self.scored else math.nan,
             self.counts,
             tuple(np.array(self.sizes)[known].tolist()),

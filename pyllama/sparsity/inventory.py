@@ -17,17 +17,19 @@ from typing import NamedTuple
 
 from pyggml.buffer import ALIGNMENT
 from pyggml.dtype import GGMLType, row_size
-from pyggml.gguf import GGUFFile, TensorInfo
+from pyggml.gguf import GGUFFile
 
+from ..arch import get_arch
 from ..errors import ModelError
 from ..hparams import HParams
+from ..loader import check_tensors
 from ..memory import window_cells
+from .weights import plan_weights
 
-ATTENTION, PREDICTOR, FFN_IO = "attention", "predictor", "ffn norms"
+ATTENTION, SCORES, FFN_IO = "attention", "scores", "ffn norms"
 OUTPUT, KV, FFN = "output", "KV cache", "FFN rows"
-LEVELS = (ATTENTION, PREDICTOR, FFN_IO, OUTPUT, KV, FFN)  # in the order in which they get memory
-_ROWS = ("ffn_gate", "ffn_up", "ffn_down_t", "ffn_down")
-_LAYER = re.compile(r"blk\.(\d+)\.([^.]+)\.(.+)")
+LEVELS = (ATTENTION, SCORES, FFN_IO, OUTPUT, KV, FFN)  # in the order in which they get memory
+_LAYER = re.compile(r"blk\.(\d+)\.([^.]+)(?:\.(.+))?")
 
 
 class Item(NamedTuple):
@@ -45,13 +47,16 @@ class NeuronRows:
 
     Attributes:
         n_ff: neurons of a layer.
-        up: row sizes of the matrices that are read by the same neurons: up, and gate if any.
+        up: row sizes of the matrices that the same neurons are read of: up, and gate if any; not
+            of one that every token reads in full.
         down: row size of the transposed down matrix.
+        types: of rows of up and of down, in the first layer.
     """
 
     n_ff: int
     up: tuple[tuple[int, ...], ...]
     down: tuple[int, ...]
+    types: tuple[GGMLType, GGMLType] = (GGMLType.F16, GGMLType.F16)
 
     def nbytes(self, layer: int, n_up: int, n_down: int) -> int:
         """Exact bytes on a GPU of rows of ``n_up`` neurons of up (and gate), ``n_down`` of down.
@@ -87,53 +92,71 @@ def inventory(
     type_k: GGMLType = GGMLType.F16,
     type_v: GGMLType = GGMLType.F16,
 ) -> Inventory:
-    """What a model needs.
+    """What a model needs with the sources of active neurons that ``hparams`` names.
 
     Embeddings, positions and rope's factors stay with the host. A model without ``output.weight``
-    needs a copy of its embedding for the output.
+    needs a copy of its embedding for the output. What gives the scores is dense: predictors, and
+    the gates of ``exact``.
 
     Args:
+        file: as ``read_as_ours`` left it.
         n_ctx: cells of the KV cache.
 
     Raises:
-        ModelError: it has experts, or a layer has no such matrices.
+        ModelError: the file is no whole model, or one that computes all neurons.
     """
-    if hparams.n_expert:
-        raise ModelError(f"{file.path}: neurons of experts cannot be placed; use a dense model")
-    groups: dict[tuple[str, int], list[TensorInfo]] = {}
-    for info in file.tensors.values():
-        level, layer = _level(info.name)
-        if level not in (FFN, ""):
-            groups.setdefault((level, layer), []).append(info)
-    if "output.weight" not in file.tensors:
-        groups.setdefault((OUTPUT, -1), []).append(file.tensors["token_embd.weight"])
+    infos = check_tensors(file, get_arch(hparams.arch).TENSORS, hparams)
+    plan = plan_weights(infos, hparams)
+    sizes = {t.name: t.nbytes for t in infos.values() if t.name not in plan.unread}
+    sizes |= plan.made_sizes
+    types = {t.name: t.type for t in infos.values()}
+    types |= {name: type for one in plan.made for name, type, _ in one.tensors}
+    up = [_by_rows(file, hparams, i, sizes) for i in range(hparams.n_layer)]
+    down = [f"blk.{i}.ffn_down_t.weight" for i in range(hparams.n_layer)]
+    by_rows = {*down, *(name for names in up for name in names)}
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name in sizes.keys() - by_rows:
+        groups.setdefault(_level(name), []).append(name)
+    if "output.weight" not in sizes:
+        groups.setdefault((OUTPUT, -1), []).append("token_embd.weight")
     items = [
-        Item(level, layer, tuple(t.name for t in infos), sum(padded(t.nbytes) for t in infos))
-        for (level, layer), infos in groups.items()
+        Item(level, layer, tuple(sorted(names)), sum(padded(sizes[name]) for name in names))
+        for (level, layer), names in groups.items()
+        if level
     ]
     items += _caches(hparams, n_ctx, {"k": type_k, "v": type_v})
     items.sort(key=lambda item: (LEVELS.index(item.level), item.layer))
-    up, down = [], []
-    for i in range(hparams.n_layer):
-        parts = (
-            ("ffn_gate", "ffn_up") if f"blk.{i}.ffn_gate.weight" in file.tensors else ("ffn_up",)
+    rows = NeuronRows(
+        hparams.n_ff,
+        tuple(tuple(row_size(types[name], hparams.n_embd) for name in names) for names in up),
+        tuple(row_size(types[name], hparams.n_embd) for name in down),
+        (types["blk.0.ffn_up.weight"], types[down[0]]),
+    )
+    return Inventory(tuple(items), rows)
+
+
+def _by_rows(file: GGUFFile, hparams: HParams, i: int, sizes: Mapping[str, int]) -> list[str]:
+    """The matrices that active neurons are read of, beside down. Raises: ModelError."""
+    source = hparams.source(i)
+    if hparams.n_expert or source in ("off", "topk"):
+        raise ModelError(
+            f"{file.path}: layer {i} computes all of its neurons, so none is more worth its bytes "
+            "than others; name a source that leaves some out, such as --sparse exact for ReLU"
         )
-        up.append(tuple(_row(file, f"blk.{i}.{part}.weight", hparams.n_embd) for part in parts))
-        down.append(_down_row(file, i, hparams.n_embd))
-    return Inventory(tuple(items), NeuronRows(hparams.n_ff, tuple(up), tuple(down)))
+    names = [f"blk.{i}.ffn_{part}.weight" for part in ("gate", "up")]
+    names = [name for name in names if name in sizes]
+    return names[1:] if source == "exact" else names  # every token reads the first in full
 
 
 def _level(name: str) -> tuple[str, int]:
-    """(level, layer) of a tensor; no level for what the host keeps."""
+    """(level, layer) of a dense tensor; no level for what the host keeps."""
     found = _LAYER.fullmatch(name)
     if found is None:
         return (OUTPUT if name.startswith(("output", "project_out")) else ""), -1
     layer, part, kind = int(found[1]), found[2], found[3]
-    if part in _ROWS and kind == "weight":
-        return FFN, layer
-    if part in ("fc1", "fc2"):
-        return PREDICTOR, layer
-    return (ATTENTION if "attn" in part or "attention" in part else FFN_IO), layer
+    if "attn" in part or "attention" in part:
+        return ATTENTION, layer
+    return (FFN_IO if "norm" in part or kind == "bias" else SCORES), layer
 
 
 def _caches(hp: HParams, n_ctx: int, types: Mapping[str, GGMLType]) -> Iterator[Item]:
@@ -142,19 +165,3 @@ def _caches(hp: HParams, n_ctx: int, types: Mapping[str, GGMLType]) -> Iterator[
         window = hp.window(i)
         n_cells = min(n_ctx, window_cells(window, 1, 512, True)) if window else n_ctx
         yield Item(KV, i, tuple(f"cache_{x}_l{i}" for x in types), padded(row * n_cells))
-
-
-def _row(file: GGUFFile, name: str, n: int) -> int:
-    info = file.tensors.get(name)
-    if info is None or info.ne[0] != n:
-        has = "is missing" if info is None else f"has rows of {info.ne[0]}, want {n}"
-        raise ModelError(f"{file.path}: tensor '{name}' {has}; its neurons cannot be placed")
-    return row_size(info.type, n)
-
-
-def _down_row(file: GGUFFile, i: int, n_embd: int) -> int:
-    """Of the transposed matrix, which a plain file gets when it is loaded."""
-    info = file.tensors.get(f"blk.{i}.ffn_down.weight")
-    if info is None:
-        return _row(file, f"blk.{i}.ffn_down_t.weight", n_embd)
-    return row_size(GGMLType.F16 if info.type.is_quantized else info.type, n_embd)

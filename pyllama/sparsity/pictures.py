@@ -16,14 +16,14 @@ from pyggml.viz.chart import Chart, charts_svg
 from pyggml.viz.style import FAMILIES, Paint
 from pyggml.viz.svg import escape
 
-from .inventory import ATTENTION, FFN, FFN_IO, KV, OUTPUT, PREDICTOR, NeuronRows
+from .inventory import ATTENTION, FFN, FFN_IO, KV, OUTPUT, SCORES, NeuronRows
 from .placement import Activity, Placement
 from .stats import Statistics
 
 _SHARES = [0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
 _PAINTS = {
     ATTENTION: FAMILIES["attention"],
-    PREDICTOR: FAMILIES["rope"],
+    SCORES: FAMILIES["rope"],
     FFN_IO: FAMILIES["norm"],
     OUTPUT: FAMILIES["weight"],
     KV: FAMILIES["cache"],
@@ -90,6 +90,7 @@ def placement_svg(
         OSError: the file cannot be written.
     """
     n_layer = len(placed.ffn_bytes)
+    title += f": {_gib(placed.used_bytes)} of {_gib(placed.budget_bytes)} on the GPU"
     height = 150 + _ROW * n_layer
     text = "\n".join(
         (
@@ -128,8 +129,6 @@ def _budget(placed: Placement) -> Iterator[str]:
         yield f'<text x="{at + 16:.0f}" y="94">{escape(said)}</text>'
         x += size * scale
         at += 40 + 6.7 * len(said)
-    free = f"free {_gib(max(0, placed.budget_bytes - placed.used_bytes))} of "
-    yield f'<text class="quiet" x="{at:.0f}" y="94">{free}{_gib(placed.budget_bytes)}</text>'
 
 
 def _layers(placed: Placement, rows: NeuronRows, activity: Activity | None) -> Iterator[str]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .inventory import ATTENTION, FFN_IO, KV, OUTPUT, PREDICTOR, Inventory, NeuronRows
+from .inventory import ATTENTION, FFN_IO, KV, OUTPUT, SCORES, Inventory, NeuronRows
 from .placement import Activity, NeuronSplit, Placement
 
 _F32 = 4
@@ -43,7 +43,7 @@ class Prediction:
     """Seconds of one token by part; ``ffn`` is the slower side's; bytes that each memory gives."""
 
     attention: float
-    predictor: float
+    scores: float
     ffn: float
     output: float
     pcie: float
@@ -53,7 +53,7 @@ class Prediction:
     @property
     def seconds(self) -> float:
         """One token."""
-        return self.attention + self.predictor + self.ffn + self.output + self.pcie
+        return self.attention + self.scores + self.ffn + self.output + self.pcie
 
     @property
     def tokens_per_second(self) -> float:
@@ -66,12 +66,10 @@ class Work:
     """What a token does.
 
     Attributes:
-        source: of the scores: ``predictor``; ``exact``, which reads all gates; or ``off``: dense.
         depth: tokens before it, of the ``n_ctx`` that the cache is for.
         n_embd, n_vocab: elements of a hidden state, and of the logits.
     """
 
-    source: str
     depth: int
     n_ctx: int
     n_embd: int
@@ -89,17 +87,14 @@ def predict(
     run = _Run(placed, machine, work)
     for i in range(len(placed.ffn_bytes)):
         run.dense(ATTENTION, i)
-        if work.source == "predictor":
-            run.dense(PREDICTOR, i)
+        run.dense(SCORES, i)
         run.dense(FFN_IO, i)
         run.neurons(needs.rows, i, activity[i])
     run.dense(OUTPUT, -1)
     if run.at_gpu:
         run.cross(_F32 * work.n_vocab)
     s = run.seconds
-    return Prediction(
-        s[ATTENTION], s[PREDICTOR], s["ffn"] + s[FFN_IO], s[OUTPUT], run.pcie, *run.read
-    )
+    return Prediction(s[ATTENTION], s[SCORES], s["ffn"] + s[FFN_IO], s[OUTPUT], run.pcie, *run.read)
 
 
 def shares(activity: Activity) -> Activity:
@@ -114,7 +109,7 @@ class _Run:
 
     def __init__(self, placed: Placement, machine: Machine, work: Work) -> None:
         self.placed, self.machine, self.work = placed, machine, work
-        self.seconds = dict.fromkeys((ATTENTION, PREDICTOR, FFN_IO, "ffn", OUTPUT), 0.0)
+        self.seconds = dict.fromkeys((ATTENTION, SCORES, FFN_IO, "ffn", OUTPUT), 0.0)
         self.pcie, self.at_gpu = 0.0, False
         self.read = [0.0, 0.0]  # by the CPU, by the GPU
         items = (*placed.on_cpu, *placed.on_gpu)
@@ -140,16 +135,14 @@ class _Run:
         split, hidden = self.placed.split, _F32 * self.work.n_embd
         times = [
             self._time(bool(gpu), nbytes)
-            for gpu, nbytes in enumerate(_neuron_bytes(rows, i, active, split, self.work.source))
+            for gpu, nbytes in enumerate(_neuron_bytes(rows, i, active, split))
         ]
         ids = {len(split.up[i]), len(split.down[i])}
         if ids == {0} or ids == {split.n_ff}:
             self._go(ids != {0})
         else:
-            apart = split.up[i] is not split.down[i]  # partial results of up meet in between
-            scores = 0 if self.work.source == "off" else _F32 * split.n_ff
-            self.cross(hidden + scores)
-            if apart:
+            self.cross(hidden + _F32 * split.n_ff)
+            if not np.array_equal(split.up[i], split.down[i]):  # partial results of up meet
                 self.cross(2 * _F32 * split.n_ff)
             self.cross(hidden)
         self.seconds["ffn"] += max(times)
@@ -166,19 +159,11 @@ class _Run:
 
 
 def _neuron_bytes(
-    rows: NeuronRows, i: int, active: Activity, split: NeuronSplit, source: str
+    rows: NeuronRows, i: int, active: Activity, split: NeuronSplit
 ) -> tuple[float, float]:
     """What the CPU and the GPU read of a layer's rows for one token."""
-    *gate, up = rows.up[i]
-    always = np.ones_like(active)
-    active = always if source == "off" else active
-    if source == "exact":  # the matrix that decides is read in full, by the CPU
-        first = rows.up[i][0] * len(active)
-        sizes = [(up, split.up[i])] if gate else []
-    else:
-        first, sizes = 0.0, [(sum(rows.up[i]), split.up[i])]
-    cpu, gpu = float(first), 0.0
-    for size, ids in [*sizes, (rows.down[i], split.down[i])]:
+    cpu = gpu = 0.0
+    for size, ids in ((sum(rows.up[i]), split.up[i]), (rows.down[i], split.down[i])):
         here = float(active[ids].sum())
         gpu += size * here
         cpu += size * (float(active.sum()) - here)

@@ -69,6 +69,15 @@ class Statistics:
         """[n_layer, n_ff]: the share of tokens for which a neuron is active."""
         return self.counts / max(1, self.n_tokens)
 
+    @property
+    def computed(self) -> Activity:
+        """[n_layer, n_ff]: the share of tokens for which a neuron is computed: where scores choose,
+        as many as they choose, spread as activity is."""
+        known = np.isfinite(self.predicted) & (self.density > 0)
+        factor = np.where(known, self.predicted / np.where(known, self.density, 1.0), 1.0)
+        scaled: Activity = np.minimum(self.activity * factor[:, None], 1.0)
+        return scaled
+
     def coverage(self, share: float) -> Shares:
         """[n_layer]: of all activations, how many are of the hottest ``share`` of neurons."""
         activity, n_layer = self.activity, len(self.counts)
