@@ -70,11 +70,11 @@ def write(
     type: GGMLType = GGMLType.F32,
     magic: bytes = b"PWRI",
 ) -> Path:
-    """Write a file with its matrices in ``type``."""
-    tensors = {
-        name: value if value.ndim == 1 else (quantize(value, type), type, value.shape[::-1])
-        for name, value in weights.items()
-    }
+    """Write a file with its matrices in ``type``, those with short rows in F16."""
+    tensors: dict[str, Any] = {}
+    for name, x in weights.items():
+        kind = GGMLType.F16 if x.shape[-1] % type.block_size else type
+        tensors[name] = x if x.ndim == 1 else (quantize(x, kind), kind, x.shape[::-1])
     write_gguf(path, {k: v for k, v in metadata.items() if v is not None}, tensors)
     path.write_bytes(magic + path.read_bytes()[4:])
     return path

@@ -47,7 +47,9 @@ class Predictors:
             fc1, fc2 = (torch.from_numpy(made[f"blk.{i}.fc{n}.weight"]) for n in (1, 2))
             scores: list[Any] = []
 
-            def score(module: Any, given: Any, kw: Any, s: Any = scores, a: Any = fc1, b: Any = fc2) -> None:  # noqa: E501
+            def score(
+                module: Any, given: Any, kw: Any, s: Any = scores, a: Any = fc1, b: Any = fc2
+            ) -> None:
                 x = given[0] if given else kw["hidden_states"]
                 s[:] = [torch.relu(x.reshape(-1, x.shape[-1]) @ a.T) @ b.T]
 
@@ -92,7 +94,9 @@ def record(name: str, config: dict[str, Any], folder: Path) -> None:
         active=np.float64(active),
     )
     difference = np.abs(logits - dense["logits"]).max()
-    print(f"{name}: threshold {best:.3f}, {active:.0%} active, gap {gaps[best]:.1e}, {difference:.2f}")
+    print(
+        f"{name}: threshold {best:.3f}, {active:.0%} active, gap {gaps[best]:.1e}, {difference:.2f}"
+    )
 
 
 if __name__ == "__main__":
