@@ -91,10 +91,10 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
     if not isinstance(given, int | np.integer) or isinstance(given, bool):
         raise GGUFError(f"{ALIGNMENT_KEY} is {given!r:.40}, must be an integer")
     alignment = int(given)
-    if alignment < limits.MIN_ALIGNMENT or alignment & (alignment - 1) or alignment >= 1 << 32:
+    least, most = limits.MIN_ALIGNMENT, limits.MAX_ALIGNMENT
+    if not least <= alignment <= most or alignment & (alignment - 1):
         raise GGUFError(
-            f"{ALIGNMENT_KEY} is {alignment}, must be a power of two from {limits.MIN_ALIGNMENT} "
-            f"to 2**31"
+            f"{ALIGNMENT_KEY} is {alignment}, must be a power of two from {least} to {most} bytes"
         )
     return alignment
 
