@@ -94,9 +94,7 @@ def load_weights(
     return weights
 
 
-def _placed(
-    name: str, type: GGMLType, ne: Dims, buffer: HostBuffer, offset: int = 0
-) -> Tensor:
+def _placed(name: str, type: GGMLType, ne: Dims, buffer: HostBuffer, offset: int = 0) -> Tensor:
     """A weight in the layout that it has."""
     tensor = Tensor(type, ne).set_name(name)
     tensor.buffer, tensor.data = buffer, buffer.base + offset
