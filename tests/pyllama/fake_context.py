@@ -33,11 +33,18 @@ METADATA = spm("▁", add_space_prefix=False) | {
 }
 TOKENIZER = load_tokenizer(METADATA)
 BOS, EOS = 1, 2
+TEXT = "The cat sat on the mat, naïvely. 🙂 End"
 
 
 def ids(text: str) -> list[int]:
     """Tokens of a text, with BOS."""
     return TOKENIZER.encode(text)
+
+
+def text_of(result: Any) -> str:
+    """The text of a completion, or of a part of one."""
+    text: str = result["choices"][0]["text"]
+    return text
 
 
 class FakeModel:
