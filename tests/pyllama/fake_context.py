@@ -79,8 +79,11 @@ class FakeKV:
         self.tokens.clear()
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
-        assert (seq, p1) == (0, -1)
-        del self.tokens[p0:]
+        assert seq == 0
+        del self.tokens[p0 : None if p1 == -1 else p1]
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Tokens have no positions of their own here."""
 
     def rewind(self, seq: int, position: int) -> int:
         self.seq_rm(seq, position, -1)
