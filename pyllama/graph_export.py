@@ -41,10 +41,10 @@ def model_graph(path: str | os.PathLike[str], n_tokens: int = 1) -> CGraph:
     """The graph of a ubatch of ``n_tokens`` with one output; tensors have no memory.
 
     Raises:
-        GGUFError, ModelError: the file is not a model that can be run.
+        GGUFError, ModelError, TokenizerError: the file is not a model that can be run.
     """
     file = GGUFFile(path)
-    hparams = read_hparams(file, load_tokenizer(file.metadata).n_vocab)
+    hparams = read_hparams(file, load_tokenizer(file.metadata, file.path).n_vocab)
     arch = get_arch(hparams.arch)
     weights = {
         name: Tensor(info.type, info.ne).set_name(name)

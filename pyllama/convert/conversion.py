@@ -26,7 +26,7 @@ from pyggml.gguf.header import padded
 from pyggml.gguf.limits import DEFAULT_ALIGNMENT
 
 from ..arch import Arch
-from ..errors import ModelError, TokenizerError
+from ..errors import ModelError
 from ..hparams import read_hparams
 from ..loader import check_tensors
 from ..tokenizer import load_tokenizer
@@ -117,11 +117,7 @@ def convert(
 
 def _check(folder: Path, file: GGUFFile, planned: list[Planned], arch: Arch) -> None:
     """Raise TokenizerError or ModelError where the file could not be loaded."""
-    try:
-        n_vocab = load_tokenizer(file.metadata).n_vocab
-    except TokenizerError as error:
-        raise TokenizerError(f"{folder}: {error}") from None
-    hparams = read_hparams(file, n_vocab)
+    hparams = read_hparams(file, load_tokenizer(file.metadata, file.path).n_vocab)
     if planned:
         check_missing(folder, planned, hparams, arch)
         check_tensors(file, arch.TENSORS, hparams)
