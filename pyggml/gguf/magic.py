@@ -1,4 +1,4 @@
-"""What a file that does not start with ``GGUF`` probably is, and what to do about it.
+"""The first four bytes of a model file; what a file with others probably is, and what to do.
 
     describe(b"PK\\x03\\x04...")                     # "a zip archive or PyTorch checkpoint: ..."
 
