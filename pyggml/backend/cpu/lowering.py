@@ -11,7 +11,7 @@ kernel that computes the source where that kernel can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ...cgraph import CGraph
@@ -125,7 +125,7 @@ class Lowering:
     scratch_bytes: int = 64
     _producer: dict[Tensor, int] = field(default_factory=dict)
     _quantized: dict[Tensor, tuple[WorkRange, int]] = field(default_factory=dict)
-    _widened: dict[Tensor, tuple[WorkRange, int]] = field(default_factory=dict)
+    _made: dict[Hashable, tuple[WorkRange, int]] = field(default_factory=dict)
 
     def launch(
         self,
@@ -205,17 +205,18 @@ class Lowering:
         self._quantized[x] = out, made
         return out
 
-    def widened(self, x: Tensor, widen: Callable[[Lowering, Tensor, WorkRange], None]) -> WorkRange:
-        """Half-float ``x`` as float32 without gaps, made once by ``widen`` like ``quantized``."""
-        if x in self._widened:
-            known, at = self._widened[x]
-            if known.held and not self._written(x, at):
-                return known
-        made = len(self.launches)
-        out = self.work.take(4 * x.nelements, made)
-        widen(self, x, out)
-        self._widened[x] = out, made
-        return out
+    def known(self, key: Hashable, *sources: Tensor | None) -> WorkRange | None:
+        """What was remembered under a key, unless its memory or a source changed since."""
+        made = self._made.get(key)
+        if made is None or not made[0].held:
+            return None
+        fresh = not any(self._written(x, made[1]) for x in sources if x is not None)
+        return made[0] if fresh else None
+
+    def remember(self, key: Hashable, made: WorkRange) -> WorkRange:
+        """Note what the last launch has made of some sources, for ``known``."""
+        self._made[key] = made, len(self.launches) - 1
+        return made
 
     def _written(self, x: Tensor, since: int) -> bool:
         """Whether a launch behind ``since`` writes bytes of ``x``."""

@@ -41,7 +41,7 @@ from .binary import combine
 from .elementwise import IDS, function
 from .quantize import add_quantize, quantize_row
 from .span import overlap
-from .widen import add_widen
+from .widen import widened
 
 _TOKENS = 64  # tokens of a chunk
 _CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
@@ -244,7 +244,7 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
     if w.type in QUANTIZED:
         act = [low.quantized(x, add_quantize)]
     elif x.type is not GGMLType.F32:
-        act = [low.widened(x, add_widen)]
+        act = [widened(low, x)]
     address = act[0].address if act else 0
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, ROWS)

@@ -1,6 +1,6 @@
 """Half-float activations as float32 in work memory, for weights of F16, BF16 and F32.
 
-    low.widened(x, add_widen)                      # in a lowering: made once for all readers
+    widened(low, x)                                # in a lowering: made once for all readers
 
 Access: rows front to back, written without gaps.
 """
@@ -34,8 +34,15 @@ def widen_kernel(kind: int) -> Kernel:
     return made
 
 
-def add_widen(low: Lowering, x: Tensor, out: WorkRange) -> None:
-    """Launch the conversion of ``x`` (F16 or BF16, rows without gaps) into ``out``."""
-    reads, writes = [byte_range(x)], [out.use(len(low.launches))]
+def widened(low: Lowering, x: Tensor) -> WorkRange:
+    """``x`` (F16 or BF16, rows without gaps) as float32 without gaps, made once."""
+    key = ("widened", x)
+    known = low.known(key, x)
+    if known is not None:
+        return known
+    i = len(low.launches)
+    out = low.work.take(4 * x.nelements, i)
+    reads, writes = [byte_range(x)], [out.use(i)]
     made = widen_kernel(int(x.type))
     low.launches.append(Launch(made, x, [out.address], low.row_chunks(x), x, (x,), reads, writes))
+    return low.remember(key, out)
