@@ -27,6 +27,7 @@ from .kv_overrides import Value, override_kv_option
 from .machine import machine_options
 from .output import note
 from .override_options import override_options
+from .sparse_options import sparse_options
 from .tool import ignored_option
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ class ModelOptions(Group):
     no_repack: bool
     override_kv: Mapping[str, Value] = field(default_factory=dict)
     check_tensors: bool = False
+    sparse: str = "auto"
+    sparse_threshold: float | None = None
 
     @property
     def use_mmap(self) -> bool:
@@ -177,6 +180,7 @@ load_options = stack(
         is_flag=True,
         help="Look for NaN, infinity and illegal scales among the weights before all else.",
     ),
+    sparse_options,
 )
 
 model_options = stack(model_option, load_options)

@@ -48,6 +48,7 @@ class Convert:
         ignored: patterns of names that are not needed (``fnmatch``).
         prefix: what some checkpoints leave out at the beginning of every name.
         add_bos: whether a text begins with BOS where the tokenizer's files do not say.
+        relu: whether the feed-forward part's activation is ReLU where ``keys`` do not say.
     """
 
     models: tuple[str, ...]
@@ -58,6 +59,7 @@ class Convert:
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
     prefix: str = ""
     add_bos: bool | None = None
+    relu: bool = False
 
 
 # GGUF's key -> the names that configs have for it
@@ -116,6 +118,7 @@ _ACTS = {  # Hugging Face's names of activations -> ``UNARY``'s
     "gelu_pytorch_tanh": "gelu",
     "quick_gelu": "gelu_quick",
     "relu": "relu",
+    "relu2": "relu_sqr",
     "silu": "silu",
     "swish": "silu",
 }
