@@ -6,16 +6,16 @@ Needs torch and sentencepiece (``pip install 'pyggml[bench]'``), one or two hour
 run that was stopped goes on at its last checkpoint; one that is complete does nothing. Text, order
 and initial weights come from the seed, so the same versions give the same model.
 
-ReLU alone leaves a third of the gates open. A penalty on L1 / L2 of each token's gates (Hoyer's
-measure, blind to their scale, so that it cannot be met by small gates and large up rows) closes
-most; its weight follows the density, which falls to the one wanted in the first half of training.
+ReLU alone leaves half of the gates of the first layers open. A penalty on L1 / L2 of each token's
+gates (Hoyer's measure, blind to their scale, so that it cannot be met by small gates and large up
+rows) closes most; its weight in each layer follows the layer's density, which falls to the one
+wanted in the first half of training.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -32,7 +32,7 @@ from benchmarks.relu.text import documents, tokenizer
 from pyggml.env import user_cache_dir
 
 FOLDER = user_cache_dir("pyllama") / "relu-7m"
-SEED, BATCH, CONTEXT, STEPS = 0, 8, 256, 1000
+SEED, BATCH, CONTEXT, STEPS = 0, 8, 256, 700
 RATE, WARM_UP, DECAY = 2e-3, 50, 0.1
 DENSITY = 0.1  # of open gates, wanted
 EVERY, SAVE = 10, 50  # steps between two lines, two checkpoints
@@ -41,6 +41,10 @@ Windows = np.ndarray[Any, Any]
 
 def token_ids(folder: Path) -> tuple[Windows, Windows]:
     """Trained on and held out: each text behind its <s>. Writes ``held-out.txt`` for perplexity."""
+    kept = folder / "tokens.npz"
+    if kept.exists():
+        with np.load(kept) as file:
+            return file["train"], file["held_out"]
     train, held_out = documents()
     spm = tokenizer(folder / "tokenizer.model", train)
     (folder / "held-out.txt").write_text("\n\n".join(held_out), encoding="utf-8")
@@ -48,6 +52,7 @@ def token_ids(folder: Path) -> tuple[Windows, Windows]:
     for texts in (train, held_out):
         ids = [i for text in spm.encode(texts) for i in (spm.bos_id(), *text)]
         both.append(np.asarray(ids, np.int64))
+    np.savez(kept, train=both[0], held_out=both[1])
     return both[0], both[1]
 
 
@@ -58,13 +63,13 @@ def windows(ids: Windows, rng: np.random.Generator, n: int, context: int = CONTE
 
 
 def loss_of(model: ReluLlama, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross entropy (nats a token), Hoyer's penalty, density of each layer."""
+    """Cross entropy (nats a token), Hoyer's penalty and the density of each layer."""
     logits, taps = model(batch[:, :-1])
     loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
     gates = torch.stack([gate for _, gate in taps])
     positive = F.relu(gates)
     norm = positive.square().sum(-1).add(1e-6).sqrt()
-    penalty = (positive.sum(-1) / norm).mean((1, 2)).sum()
+    penalty = (positive.sum(-1) / norm).mean((1, 2))  # [n_layer]
     return loss, penalty, (gates > 0).float().mean((1, 2, 3)).detach()
 
 
@@ -80,7 +85,7 @@ class Training:
              "weight_decay": DECAY * matrix} for matrix in (True, False)
         ]  # fmt: skip
         self.optimizer = torch.optim.AdamW(groups, RATE, betas=(0.9, 0.95))
-        self.step, self.weight = 0, 1e-4  # of the penalty
+        self.step, self.weight = 0, torch.full((self.model.sizes.n_layer,), 1e-4)  # of the penalty
         if self.path.exists():
             saved = torch.load(self.path, weights_only=True)
             self.model.load_state_dict(saved["model"])
@@ -103,13 +108,12 @@ class Training:
             group["lr"] = rate
         batch = windows(ids, np.random.default_rng((SEED, self.step)), BATCH)
         loss, penalty, density = loss_of(self.model, batch)
-        (loss + self.weight * penalty).backward()
+        (loss + self.weight @ penalty).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
         wanted = max(DENSITY, 0.5 + (DENSITY - 0.5) * 2 * part)
-        off = math.log(density.mean().item() / wanted)
-        self.weight = min(max(self.weight * math.exp(0.1 * off), 1e-5), 0.1)
+        self.weight = (self.weight * (density / wanted) ** 0.1).clamp(1e-5, 0.1)
         self.step += 1
         return loss.item(), density
 
@@ -124,7 +128,8 @@ def train(folder: Path, steps: int) -> ReluLlama:
         loss, density = run.run_step(ids, steps)
         if run.step % EVERY == 0:
             layers = " ".join(f"{d:.2f}" for d in density.tolist())
-            print(f"{run.step:5} loss {loss:.3f} open {layers} penalty {run.weight:.1e} "
+            weights = " ".join(f"{w:.0e}" for w in run.weight.tolist())
+            print(f"{run.step:5} loss {loss:.3f}, open {layers}, penalties {weights}, "
                   f"{time.perf_counter() - start:.0f} s", flush=True)  # fmt: skip
         if run.step % SAVE == 0 or run.step == steps:
             run.save()

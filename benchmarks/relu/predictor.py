@@ -35,7 +35,10 @@ def _pairs(model: ReluLlama, batches: list[Tensor], layer: int) -> tuple[Tensor,
 
 
 def _fit(x: Tensor, is_open: Tensor, rank: int) -> nn.Sequential:
-    fc1, fc2 = nn.Linear(x.shape[1], rank, bias=False), nn.Linear(rank, is_open.shape[1], bias=False)
+    fc1, fc2 = (
+        nn.Linear(x.shape[1], rank, bias=False),
+        nn.Linear(rank, is_open.shape[1], bias=False),
+    )
     nn.init.normal_(fc1.weight, std=1 / x.square().sum(1).mean().sqrt().item())
     net = nn.Sequential(fc1, nn.ReLU(), fc2)
     optimizer = torch.optim.Adam(net.parameters(), RATE)
