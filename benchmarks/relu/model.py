@@ -1,4 +1,4 @@
-"""The model in PyTorch: LLaMA with ``relu(gate) * up``, its tensors named as Hugging Face names them.
+"""The model in PyTorch: LLaMA with ``relu(gate) * up``, tensors named as Hugging Face does.
 
     model = ReluLlama()
     logits, taps = model(tokens)             # taps: (input of the predictor, gate) of each layer
