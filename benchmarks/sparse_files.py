@@ -6,10 +6,10 @@
 Every weight is one of 16 levels, which Q4_0 and F16 hold alike. The share of open gates is set by
 construction: 32 channels of every embedding are the same constant, the weights of all gates on them
 are the lowest level, and the outputs of layers are small, so the residual keeps that constant. The
-FFN norm's weights on these channels (a vector of float32, changed in memory) are then a common bias
-of all gates. Predictors are random too; their activity is set by the threshold. Their scores share
-a part across tokens, since ReLU's results are never negative: about a third of the variance, so some
-neurons are hotter than others, as in trained models.
+FFN norm's weights on these channels (a vector of float32, changed in memory) are then a common
+bias of all gates. Predictors are random too; their activity is set by the threshold. Their scores
+share a part across tokens, since ReLU's results are never negative: about a third of the variance,
+so some neurons are hotter than others, as in trained models.
 """
 
 from __future__ import annotations
@@ -124,10 +124,7 @@ def write_files(folder: Path, type: GGMLType) -> tuple[Path, Path]:
 
 def set_gates(model: Model, share: float | None) -> None:
     """Open a share of the gates; None: practically all, so that predictors decide alone."""
-    if share is None:
-        deviations = -4.0  # of a gate, which the bias closes
-    else:
-        deviations = NormalDist().inv_cdf(1 - share)
+    deviations = -4.0 if share is None else NormalDist().inv_cdf(1 - share)
     constant = 4 / _SPREAD  # of the embedding, level 12
     noise = _SPREAD * (N_EMBD - _CONSTANT) ** 0.5
     norm = np.ones(N_EMBD, np.float32)

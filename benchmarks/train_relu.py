@@ -1,6 +1,6 @@
 """Trains a small LLaMA with ReLU gates and its predictors, as a Hugging Face folder.
 
-    python -m benchmarks.train_relu [--folder DIR]       # ~/.cache/pyllama/relu-7m: model, predictor
+    python -m benchmarks.train_relu [--folder DIR]    # ~/.cache/pyllama/relu-7m: model, predictor
 
 Needs torch and sentencepiece (``pip install 'pyggml[bench]'``), one or two hours of two cores. A
 run that was stopped goes on at its last checkpoint; one that is complete does nothing. Text, order

@@ -74,8 +74,9 @@ def fit_predictors(
                 raise SystemExit(f"layer {i}: threshold {threshold} is not negative")
             net[2].weight *= THRESHOLD / threshold
             active = scores >= threshold
-        print(f"predictor {i}: open {truth.float().mean():.3f}, active {active.float().mean():.3f}, "
-              f"recall {(active & truth).sum() / truth.sum():.4f}", flush=True)  # fmt: skip
+        found = (active & truth).sum() / truth.sum()
+        shares = f"open {truth.float().mean():.3f}, active {active.float().mean():.3f}"
+        print(f"predictor {i}: {shares}, recall {found:.4f}", flush=True)
         weights = {"fc1.weight": net[0].weight.detach(), "fc2.weight": net[2].weight.detach()}
         torch.save(weights, folder / f"model_{i}.pt")
     (folder / "config.json").write_text(json.dumps({"sparse_threshold": THRESHOLD}))
