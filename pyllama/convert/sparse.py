@@ -24,7 +24,9 @@ import numpy as np
 from pyggml.gguf.magic import MAGIC, POWERINFER
 
 from ..errors import ModelError
+from ..graph.activation import RELU_LIKE
 from ..hparams import HParams
+from ..sparsity.sources import THRESHOLD_KEY
 from .folder import read_json
 from .mapping import Array
 from .plan import Planned
@@ -32,11 +34,9 @@ from .safetensors import read_safetensors
 from .stored import Stored
 from .torch_files import read_torch
 
-THRESHOLD_KEY = "powerinfer.sparse_threshold"
 _DOWN = re.compile(r"(blk\.\d+)\.ffn_down\.(weight|bias)")
 _FILE = re.compile(r"model_([0-9]+)\.(pt|safetensors)")
 _FC1, _FC2 = "fc1.weight", "fc2.weight"
-_RELU_LIKE = ("relu", "relu_sqr")
 _FEW = 8  # layers that a message names
 
 
@@ -68,7 +68,7 @@ def check_neurons(folder: Path, hparams: HParams, act: str) -> None:
             f"{folder}: its feed-forward part is made of {hparams.n_expert} experts, which sparse "
             "inference cannot run: convert it with --dense"
         )
-    if act not in _RELU_LIKE:
+    if act not in RELU_LIKE:
         raise ModelError(
             f"{folder}: its activation is {act or 'not ReLU'}, whose neurons are never exactly "
             'zero: convert it with --dense, or say "hidden_act": "relu" in config.json, if it was '

@@ -15,7 +15,7 @@ import numpy as np
 
 from pyggml.gguf import GGUFFile, GGUFStrings, ValueType
 
-_THRESHOLD = "powerinfer.sparse_threshold"
+from ..sparsity.sources import THRESHOLD_KEY
 
 
 def describe(file: GGUFFile, *, arrays: bool = False, tensors: bool = True) -> dict[str, Any]:
@@ -86,9 +86,9 @@ def _sparse(file: GGUFFile) -> dict[str, Any]:
     """What sparse inference has to go by, of the files that have something: layers by number."""
     down = _layers(file, "ffn_down_t")
     ranks = {i: file.tensors[f"blk.{i}.fc1.weight"].ne[1] for i in _layers(file, "fc1")}
-    if not (down or ranks or _THRESHOLD in file.metadata):
+    if not (down or ranks or THRESHOLD_KEY in file.metadata):
         return {}
-    threshold = file.metadata.get(_THRESHOLD)
+    threshold = file.metadata.get(THRESHOLD_KEY)
     return {"sparse": {"threshold": threshold, "down_transposed": down, "predictor_ranks": ranks}}
 
 
