@@ -61,22 +61,21 @@ class Mode:
     threshold: float = _POSITIVE
     seconds: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def run(self, n: int) -> None:
-        """Time ``n`` tokens at once, or the median of some single ones."""
+    def run(self, n: int) -> float:
+        """Seconds of ``n`` tokens at once, or the median of some single ones."""
         c = self.context
         c.kv.clear()
         if n > 1:
             start = time.perf_counter()
             c.decode(Batch(tokens_of(n)))
-            self.seconds[n].append(time.perf_counter() - start)
-            return
+            return time.perf_counter() - start
         c.decode(Batch(tokens_of(BEHIND)))
         times = []
         for token in tokens_of(GENERATED, seed=1):
             start = time.perf_counter()
             c.decode_token(token)
             times.append(time.perf_counter() - start)
-        self.seconds[n].append(statistics.median(times))
+        return statistics.median(times)
 
     def active(self, n: int) -> npt.NDArray[np.float64]:
         """The share of neurons that some of ``n`` tokens need, and that one needs: [2]."""
@@ -216,13 +215,12 @@ def _in_turns(modes: dict[str, Mode], counts: list[int]) -> Callable[[int], None
     for mode in modes.values():  # kernels compile, pages come in
         for n in counts:
             mode.run(n)
-        mode.seconds.clear()
 
     def measure(i: int) -> None:
         for n in counts:
             if n < 64 or i < 3:  # long prompts take seconds
                 for mode in modes.values():
-                    mode.run(n)
+                    mode.seconds[n].append(mode.run(n))
 
     return measure
 

@@ -131,6 +131,6 @@ def set_gates(model: Model, share: float | None) -> None:
     norm[:_CONSTANT] = deviations * noise / (8 * _CONSTANT * constant)
     buffer = HostBuffer(norm.view(np.uint8), HOST)
     for i in range(N_LAYER):
-        tensor = Tensor(GGMLType.F32, (N_EMBD,)).set_name(f"blk.{i}.ffn_norm.weight")
+        tensor = Tensor(GGMLType.F32, (N_EMBD, 1, 1, 1)).set_name(f"blk.{i}.ffn_norm.weight")
         tensor.buffer, tensor.data = buffer, buffer.base
         model.weights[tensor.name] = tensor

@@ -2,7 +2,7 @@
 
     python -m benchmarks.train_relu [--folder DIR]    # ~/.cache/pyllama/relu-7m: model, predictor
 
-Needs torch and sentencepiece (``pip install 'pyggml[bench]'``), one or two hours of two cores. A
+Needs torch and sentencepiece (``pip install 'pyggml[bench]'``), half an hour of two cores. A
 run that was stopped goes on at its last checkpoint; one that is complete does nothing. Text, order
 and initial weights come from the seed, so the same versions give the same model.
 
@@ -32,7 +32,7 @@ from benchmarks.relu.text import documents, tokenizer
 from pyggml.env import user_cache_dir
 
 FOLDER = user_cache_dir("pyllama") / "relu-7m"
-SEED, BATCH, CONTEXT, STEPS = 0, 8, 256, 700
+SEED, BATCH, CONTEXT, STEPS = 0, 8, 256, 400
 RATE, WARM_UP, DECAY = 2e-3, 50, 0.1
 DENSITY = 0.1  # of open gates, wanted
 EVERY, SAVE = 10, 50  # steps between two lines, two checkpoints
@@ -85,7 +85,7 @@ class Training:
              "weight_decay": DECAY * matrix} for matrix in (True, False)
         ]  # fmt: skip
         self.optimizer = torch.optim.AdamW(groups, RATE, betas=(0.9, 0.95))
-        self.step, self.weight = 0, torch.full((self.model.sizes.n_layer,), 1e-4)  # of the penalty
+        self.step, self.weight = 0, torch.full((self.model.sizes.n_layer,), 1e-3)  # of the penalty
         if self.path.exists():
             saved = torch.load(self.path, weights_only=True)
             self.model.load_state_dict(saved["model"])
@@ -113,7 +113,7 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         wanted = max(DENSITY, 0.5 + (DENSITY - 0.5) * 2 * part)
-        self.weight = (self.weight * (density / wanted) ** 0.1).clamp(1e-5, 0.1)
+        self.weight = (self.weight * (density / wanted) ** 0.2).clamp(1e-5, 0.1)
         self.step += 1
         return loss.item(), density
 
