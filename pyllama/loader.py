@@ -27,7 +27,7 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyggml.gguf import GGUFFile, TensorInfo
 from pyggml.quants.validity import count_invalid
-from pyggml.tensor import Tensor
+from pyggml.tensor import Dims, Tensor
 
 from .errors import ModelError
 from .hparams import HParams
@@ -95,7 +95,7 @@ def load_weights(
 
 
 def _placed(
-    name: str, type: GGMLType, ne: tuple[int, ...], buffer: HostBuffer, offset: int = 0
+    name: str, type: GGMLType, ne: Dims, buffer: HostBuffer, offset: int = 0
 ) -> Tensor:
     """A weight in the layout that it has."""
     tensor = Tensor(type, ne).set_name(name)

@@ -22,6 +22,7 @@ from pyggml.dtype import GGMLType, row_size
 from pyggml.gguf import GGUFFile, TensorInfo
 from pyggml.ops.sparse import pack_signs
 from pyggml.quants import dequantize, quantize
+from pyggml.tensor import Dims
 
 from ..hparams import HParams
 from .svd import low_rank
@@ -114,7 +115,7 @@ class Made:
     """
 
     source: TensorInfo
-    tensors: tuple[tuple[str, GGMLType, tuple[int, int]], ...]
+    tensors: tuple[tuple[str, GGMLType, Dims], ...]
     make: Callable[[Bytes], Sequence[Bytes]]
 
 
@@ -185,7 +186,7 @@ def _transposed(info: TensorInfo, name: str) -> Made:
             out[:, start : start + len(piece)] = piece.view(unit).T
         return [out.view(np.uint8).reshape(-1)]
 
-    return Made(info, ((name, type, (n_embd, n_ff)),), make)
+    return Made(info, ((name, type, (n_embd, n_ff, 1, 1)),), make)
 
 
 def _signs(info: TensorInfo) -> Made:
@@ -200,7 +201,7 @@ def _signs(info: TensorInfo) -> Made:
         return [np.concatenate(pieces).view(np.uint8).reshape(-1)]
 
     name = info.name.replace(".weight", "_signs")
-    return Made(info, ((name, GGMLType.I32, (-(-n // 32), n_rows)),), make)
+    return Made(info, ((name, GGMLType.I32, (-(-n // 32), n_rows, 1, 1)),), make)
 
 
 def _svd(info: TensorInfo, rank: int, seed: int) -> Made:
@@ -212,4 +213,4 @@ def _svd(info: TensorInfo, rank: int, seed: int) -> Made:
         w = dequantize(data.reshape(n_rows, -1), info.type)
         return [quantize(x, type).reshape(-1) for x in low_rank(w, rank, seed)]
 
-    return Made(info, ((first, type, (n, rank)), (second, type, (rank, n_rows))), make)
+    return Made(info, ((first, type, (n, rank, 1, 1)), (second, type, (rank, n_rows, 1, 1))), make)
