@@ -12,9 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu import osapi
 from pyggml.backend.cpu.backend import CpuBackend
@@ -31,7 +28,7 @@ from pyggml.tensor import Dims, Tensor
 
 from .errors import ModelError
 from .hparams import HParams
-from .sparsity.weights import ANY, plan_weights, predictor_faults, sparse_patterns
+from .sparsity.weights import ANY, Bytes, plan_weights, predictor_faults, sparse_patterns
 
 log = logging.getLogger(__name__)
 Progress = Callable[[float], None]
@@ -60,47 +57,40 @@ def load_weights(
     matrices = {n: t.nbytes for n, t in infos.items() if _is_matrix(t)} | made
     repacked = {n: size for n, size in matrices.items() if repack and n not in plan.by_rows}
     _check_memory(sum({**made, **repacked}.values()), bool(made))
-    total = sum(repacked.values()) + sum(one.source.nbytes for one in plan.made)
     ctx, weights = Context(no_alloc=True), {}
-    sources: list[tuple[Tensor, npt.NDArray[np.uint8]]] = []  # of what is repacked
+    sources: list[tuple[Tensor, Bytes]] = []  # of what is repacked
+
+    def place(name: str, type: GGMLType, ne: Dims, data: Bytes, buffer: HostBuffer) -> None:
+        if name in repacked:
+            weights[name] = ctx.new_tensor(type, ne).set_name(name)
+            sources.append((weights[name], data))
+        else:
+            weights[name] = tensor = Tensor(type, ne).set_name(name)
+            tensor.buffer, tensor.data = buffer, int(data.ctypes.data)
+
     mapped = [HostBuffer(part.data, HOST) for part in file.parts]
     for name, info in infos.items():
-        if name in repacked:
-            weights[name] = ctx.new_tensor(info.type, info.ne).set_name(name)
-            sources.append((weights[name], file.tensor_bytes(name)))
-        else:
-            buffer = mapped[info.part]
-            weights[name] = _placed(name, info.type, info.ne, buffer, info.offset)
-    done = 0
+        place(name, info.type, info.ne, file.tensor_bytes(name), mapped[info.part])
+    done, total = 0, sum(one.source.nbytes for one in plan.made) + sum(repacked.values())
     for one in plan.made:
         data = file.tensor_bytes(one.source.name)
         for (name, type, ne), x in zip(one.tensors, one.make(data), strict=True):
-            if name in repacked:
-                weights[name] = ctx.new_tensor(type, ne).set_name(name)
-                sources.append((weights[name], x))
-            else:
-                weights[name] = _placed(name, type, ne, HostBuffer(x, HOST))
+            place(name, type, ne, x, HostBuffer(x, HOST))
         osapi.drop_pages(data)
         done += data.nbytes
-        if progress is not None:
-            progress(done / total)
+        _tell(progress, done / total)
     if sources:
         alloc_ctx_tensors(ctx, REPACK)
         for n in repack_tensors(backend, sources):
-            if progress is not None:
-                progress((done + n) / total)
+            _tell(progress, (done + n) / total)
     if mlock:
         _lock(weights)
     return weights
 
 
-def _placed(
-    name: str, type: GGMLType, ne: Dims, buffer: HostBuffer, offset: int = 0
-) -> Tensor:
-    """A weight in the layout that it has."""
-    tensor = Tensor(type, ne).set_name(name)
-    tensor.buffer, tensor.data = buffer, buffer.base + offset
-    return tensor
+def _tell(progress: Progress | None, fraction: float) -> None:
+    if progress is not None:
+        progress(fraction)
 
 
 def check_tensors(
@@ -158,8 +148,8 @@ def match_tensors(
 def _wrong_sizes(info: TensorInfo, ne: tuple[int, ...]) -> list[str]:
     wanted = (*ne, *(1,) * (4 - len(ne)))
     if not all(n == m or (m < 0 and n > 0) for n, m in zip(info.ne, wanted, strict=True)):
-        sizes = [want if want > 0 else "any" for want in wanted]
-        return [f"tensor '{info.name}' has sizes {list(info.ne)}, want {sizes}"]
+        sizes = ", ".join(str(n) if n > 0 else ANY for n in wanted)
+        return [f"tensor '{info.name}' has sizes {list(info.ne)}, want [{sizes}]"]
     if len(ne) == 1 and info.type is not GGMLType.F32:
         return [f"tensor '{info.name}' is {info.type.name}, want F32 for a vector"]
     return []
@@ -192,12 +182,12 @@ def check_data(file: GGUFFile, progress: Progress | None = None) -> Iterator[str
 
 def tensor_sizes(hparams: HParams, names: Sequence[str]) -> tuple[int, ...]:
     """The sizes, in ne order, that an architecture's ``TENSORS`` names; -1 for any."""
-    return tuple(
-        int(getattr(hparams, name.removesuffix("/2"))) // (2 if name.endswith("/2") else 1)
-        if name != ANY
-        else -1
-        for name in names
-    )
+
+    def size(name: str) -> int:
+        half = name.endswith("/2")
+        return -1 if name == ANY else getattr(hparams, name.removesuffix("/2")) // (1 + half)
+
+    return tuple(size(name) for name in names)
 
 
 def _is_matrix(info: TensorInfo) -> bool:
@@ -207,11 +197,7 @@ def _is_matrix(info: TensorInfo) -> bool:
 def _check_memory(size: int, made: bool) -> None:
     have = osapi.available_memory()
     if have is not None and size > have:
-        what = (
-            "repacking the weights, and making those of sparse layers,"
-            if made
-            else ("repacking the weights")
-        )
+        what = "repacking the weights" + (", and making those of sparse layers," if made else "")
         raise AllocError(
             f"{what} needs {size / 2**30:.2f} GiB, this machine has {have / 2**30:.2f} GiB free; "
             "use --no-repack (repack=False) to read them in place"

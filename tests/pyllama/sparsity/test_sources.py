@@ -116,8 +116,8 @@ def key(value: Any) -> Callable[[dict[str, Any], Weights], None]:
 
 FC1, FC2, DOWN = (f"blk.1.{part}.weight" for part in ("fc1", "fc2", "ffn_down_t"))
 BAD = {
-    "fc1-wrong": (put(FC1, 40, 63), rf"'{FC1}' has sizes \[63, 40, 1, 1\], want \[64, 'any'"),
-    "fc2-wrong": (put(FC2, 161, 40), rf"'{FC2}' has sizes \[40, 161, 1, 1\], want \['any', 160"),
+    "fc1-wrong": (put(FC1, 40, 63), rf"'{FC1}' has sizes \[63, 40, 1, 1\], want \[64, any"),
+    "fc2-wrong": (put(FC2, 161, 40), rf"'{FC2}' has sizes \[40, 161, 1, 1\], want \[any, 160"),
     "fc2-rank": (put(FC2, 160, 41), rf"'{FC2}' has sizes .*, want rows of 40, the rank of '{FC1}'"),
     "fc1-vector": (put(FC1, 64), f"want rows of 1, the rank of '{FC1}'"),
     "down-not-transposed": (put(DOWN, 64, 160), rf"'{DOWN}' has sizes \[160, 64"),

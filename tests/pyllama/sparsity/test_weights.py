@@ -51,7 +51,7 @@ def test_what_is_made(tmp_path: Path, type: GGMLType) -> None:
     near = to_float(second)[0, 0] @ to_float(first)[0, 0]
     u, s, vt = np.linalg.svd(gate, full_matrices=False)
     best = (u[:, :16] * s[:16]) @ vt[:16]
-    assert ((near - gate) ** 2).sum() < 1.02 * ((best - gate) ** 2).sum()
+    assert ((near - gate) ** 2).sum() < 1.1 * ((best - gate) ** 2).sum()  # of a flat spectrum
     gone = {"blk.0.ffn_down.weight", "blk.0.ffn_gate_svd_1.weight", "blk.1.ffn_gate_signs"}
     assert not gone & model.weights.keys()
 
