@@ -12,6 +12,7 @@ that at least one of the tokens needs (the union, counted in the run).
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import subprocess
@@ -118,10 +119,9 @@ def calibrated(sparse: Model, activity: float) -> float:
 
 def _with_threshold(model: Model, threshold: float) -> Model:
     """The same weights with another threshold."""
-    other = Model.__new__(Model)
-    other.__dict__ |= model.__dict__
-    other.hparams = replace(model.hparams, sparse_threshold=threshold)
-    return other
+    model = copy.copy(model)
+    model.hparams = replace(model.hparams, sparse_threshold=threshold)
+    return model
 
 
 def modes_of(dense: Path, sparse: Path, activity: float) -> dict[str, Mode]:

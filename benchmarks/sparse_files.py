@@ -3,7 +3,7 @@
     dense, sparse = write_files(folder, GGMLType.Q4_0)
     set_gates(model, 0.1)                          # of a loaded one: a tenth of the gates opens
 
-Every weight is one of 16 levels, which Q4_0 and F16 hold alike. The share of open gates is set by
+Every weight is one of the levels -7 to 7, which Q4_0 and F16 hold alike. The share of open gates is set by
 construction: 32 channels of every embedding are the same constant, the weights of all gates on them
 are the lowest level, and the outputs of layers are small, so the residual keeps that constant. The
 FFN norm's weights on these channels (a vector of float32, changed in memory) are then a common
@@ -30,7 +30,9 @@ from pyllama import Model
 
 N_EMBD, N_FF, RANK, N_LAYER, N_HEAD, N_VOCAB = 4096, 11008, 1024, 8, 32, 512
 _CONSTANT = 32  # channels: a block of Q4_0
-_SPREAD = 21.5**0.5  # root mean square of the levels -8 to 7
+_SPREAD = 17.5**0.5  # root mean square of the levels
+_CODES = np.where(np.arange(16) == 0, 8, np.arange(16))  # -8 would shift the mean: 0 instead
+_PAIRS = (_CODES[np.arange(256) & 15] | _CODES[np.arange(256) >> 4] << 4).astype(np.uint8)
 _STEP_ROWS = 512
 Rows = tuple[Iterator[npt.NDArray[Any]], GGMLType, tuple[int, int]]
 
@@ -38,7 +40,7 @@ Rows = tuple[Iterator[npt.NDArray[Any]], GGMLType, tuple[int, int]]
 def _levels(
     seed: int, ne: tuple[int, int], type: GGMLType, rms: float, first: int | None = None
 ) -> Rows:
-    """Random rows; ``first``: the level (0 to 15) of the constant channels."""
+    """Random rows; ``first``: the code (0 to 15, level + 8) of the constant channels."""
     step = np.float16(rms / _SPREAD)
     level = (np.arange(16) - 8).astype(np.float16) * step
     pairs = np.stack([level[np.arange(256) & 15], level[np.arange(256) >> 4]], 1).view(np.uint32)
@@ -47,7 +49,7 @@ def _levels(
         rng = np.random.default_rng(seed)
         for start in range(0, ne[1], _STEP_ROWS):
             n = min(_STEP_ROWS, ne[1] - start)
-            codes = np.frombuffer(rng.bytes(n * ne[0] // 2), np.uint8)
+            codes = _PAIRS[np.frombuffer(rng.bytes(n * ne[0] // 2), np.uint8)]
             if type is GGMLType.F16:
                 rows = pairs[:, 0][codes].view(np.float16).reshape(n, ne[0])
                 if first is not None:
@@ -125,7 +127,7 @@ def write_files(folder: Path, type: GGMLType) -> tuple[Path, Path]:
 def set_gates(model: Model, share: float | None) -> None:
     """Open a share of the gates; None: practically all, so that predictors decide alone."""
     deviations = -4.0 if share is None else NormalDist().inv_cdf(1 - share)
-    constant = 4 / _SPREAD  # of the embedding, level 12
+    constant = 4 / _SPREAD  # of the embedding, code 12
     noise = _SPREAD * (N_EMBD - _CONSTANT) ** 0.5
     norm = np.ones(N_EMBD, np.float32)
     norm[:_CONSTANT] = deviations * noise / (8 * _CONSTANT * constant)
