@@ -51,11 +51,11 @@ def model_graph(
         sparse, sparse_threshold: as for ``Model.load``.
 
     Raises:
-        GGUFError, ModelError: the file is not a model that can be run.
+        GGUFError, ModelError, TokenizerError: the file is not a model that can be run.
     """
     file = GGUFFile(path)
     read_as_ours(file)
-    hparams = read_hparams(file, load_tokenizer(file.metadata).n_vocab)
+    hparams = read_hparams(file, load_tokenizer(file.metadata, file.path).n_vocab)
     hparams = choose_sources(file, hparams, sparse, sparse_threshold)
     arch = get_arch(hparams.arch)
     infos = check_tensors(file, arch.TENSORS, hparams)

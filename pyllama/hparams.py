@@ -241,9 +241,8 @@ def _check_heads(file: GGUFFile, hp: HParams) -> None:
     still = hp.max_alibi_bias or get_arch(hp.arch).HPARAMS.get("n_rot") == 0
     _check(file, hp.arch, hp.n_rot > 0 or bool(still), "nothing rotated", "positions to tell")
     _check(
-        file, hp.arch, hp.n_rot <= hp.head_dim and hp.n_rot % 2 == 0 and hp.head_dim % 8 == 0,
-        f"head size {hp.head_dim}, {hp.n_rot} rotated",
-        "a multiple of 8; rotated: even, at most all",
+        file, hp.arch, hp.n_rot <= hp.head_dim and hp.n_rot % 2 == 0,
+        f"{hp.n_rot} of {hp.head_dim} columns of a head rotated", "an even number, at most all",
     )  # fmt: skip
 
 

@@ -85,12 +85,13 @@ class Model:
         Raises:
             GGUFError: the file cannot be read, or is not a legal GGUF file.
             ModelError: it is not a model that can be run.
+            TokenizerError: its vocabulary cannot be used.
             AllocError: not enough memory.
         """
         file = GGUFFile(path, mmap=use_mmap)
         file.override(kv_overrides or {})
         read_as_ours(file)
-        tokenizer = load_tokenizer(file.metadata)
+        tokenizer = load_tokenizer(file.metadata, file.path)
         hparams = read_hparams(file, tokenizer.n_vocab)
         hparams = choose_sources(file, hparams, sparse, sparse_threshold)
         model = cls(file, hparams, tokenizer)

@@ -156,6 +156,7 @@ TINY = {
         "head_dim": 32,
     },
     "llama_relu": {**_TINY, "hidden_act": "relu", "num_key_value_heads": 4},
+    "llama_relu2": {**_TINY, "hidden_act": "relu2"},
     "llama_linear": _scaled(rope_type="linear", factor=4.0),
     "llama_dynamic": _scaled(rope_type="dynamic", factor=2.0),
     "llama_llama3": _scaled(

@@ -27,7 +27,7 @@ from pyggml.gguf.limits import DEFAULT_ALIGNMENT
 from pyggml.gguf.magic import MAGIC
 
 from ..arch import Arch
-from ..errors import ModelError, TokenizerError
+from ..errors import ModelError
 from ..hparams import HParams, read_hparams
 from ..loader import check_tensors
 from ..tokenizer import load_tokenizer
@@ -113,7 +113,7 @@ def convert(
         **read_vocabulary(folder, config, arch.CONVERT.add_bos),
     }
     with _trial(folder, _Content(metadata)) as file:
-        hparams = _read_hparams(folder, file)
+        hparams = read_hparams(file, load_tokenizer(file.metadata, file.path).n_vocab)
     form = _form(folder, planned, hparams, arch, keys, options)
     path = folder if outfile is None else Path(outfile)
     if path.is_dir():
@@ -130,15 +130,6 @@ def _arch_keys(folder: Path, config: Config, arch: Arch) -> dict[str, Any]:
     """The architecture's keys. Raises: ModelError."""
     with declared(folder, arch):
         return arch.CONVERT.keys(config)
-
-
-def _read_hparams(folder: Path, file: GGUFFile) -> HParams:
-    """Raises: TokenizerError, ModelError: the file could not be loaded."""
-    try:
-        n_vocab = load_tokenizer(file.metadata).n_vocab
-    except TokenizerError as error:
-        raise TokenizerError(f"{folder}: {error}") from None
-    return read_hparams(file, n_vocab)
 
 
 def _form(

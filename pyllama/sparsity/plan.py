@@ -73,6 +73,21 @@ class Choice:
     block: int = BLOCK
 
 
+@dataclass(frozen=True)
+class IndexFile:
+    """The ``.gpuidx`` file of a plan.
+
+    Attributes:
+        given: says which neurons, and is only read.
+        path: is written, and read again while nothing changed; None: beside the model.
+        reset: write it anew.
+    """
+
+    given: Path | None = None
+    path: Path | None = None
+    reset: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Observed:
     """Shares of tokens for which neurons are active, and for which they are computed."""
@@ -137,44 +152,39 @@ def make_plan(
     budget: Budget,
     activity: Activity | None,
     choice: Choice | None = None,
-    *,
-    index: Path | None = None,
-    reset: bool = False,
+    index: IndexFile | None = None,
 ) -> Plan:
-    """Place what fits; neurons from the file beside the model, if it was made of the same.
+    """Place what fits; neurons as the index file says, if it was made of the same.
 
     Args:
         model: its hyperparameters are enough.
-        activity: None places no neurons.
-        index: a ``.gpuidx`` file that says which neurons; nothing is written then.
-        reset: make the file beside the model anew.
+        activity: None places no neurons, unless a file is given.
 
     Raises:
-        ModelError: the statistics or ``index`` are of another model, or damaged.
+        ModelError: the statistics or a given file are of another model, or damaged.
         GGUFError: a file cannot be read or written.
     """
-    choice, needs = choice or Choice(), read_needs(model, budget)
+    choice, index, needs = choice or Choice(), index or IndexFile(), read_needs(model, budget)
     digest = b"" if activity is None else sha256(activity.tobytes()).digest()
     with GGUFFile(model.path) as file:
         key = content_key(file, model.hparams.sparse, digest, budget, choice)
-    path, found = model.path.with_name(f"{model.path.name}.generated.gpuidx"), index is not None
+    beside = model.path.with_name(f"{model.path.name}.generated.gpuidx")
+    path, found = index.given or index.path or beside, index.given is not None
 
     def neurons(rows: NeuronRows, left: int) -> NeuronSplit:
         nonlocal found
-        if index is not None:
-            split = check_split(read_gpuidx(index), len(rows.down), rows.n_ff)
-            return _fitting(split, index, rows, left)
+        if index.given is not None:
+            split = check_split(read_gpuidx(path), len(rows.down), rows.n_ff)
+            return _fitting(split, path, rows, left)
         assert activity is not None
         solve = partial(_solver(activity, choice), rows, left)
-        split, found = cached_split(path, key, budget.nbytes, solve, reset=reset)
+        split, found = cached_split(path, key, budget.nbytes, solve, reset=index.reset)
         return split
 
-    any_neurons = activity is not None or index is not None
-    placed = place(
-        needs, budget.nbytes, neurons if any_neurons else None, compute_bytes=budget.compute_bytes
-    )
-    written = any(map(len, placed.split.up + placed.split.down))
-    return Plan(needs, placed, (index or path) if written else None, found)
+    wanted = neurons if activity is not None or index.given is not None else None
+    placed = place(needs, budget.nbytes, wanted, compute_bytes=budget.compute_bytes)
+    any_there = any(map(len, placed.split.up + placed.split.down))
+    return Plan(needs, placed, path if any_there else None, found)
 
 
 def _solver(activity: Activity, choice: Choice) -> Neurons:

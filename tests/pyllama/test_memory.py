@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,10 @@ from pyllama.errors import BatchError, ContextFull
 from pyllama.kv_table import CHUNK
 from pyllama.memory import Memory, window_cells
 
+from .conftest import Make
 from .models import Spec, random_weights, rows, write_model
 
 TOKENS = np.random.default_rng(8).integers(0, 261, 1400).tolist()
-Make = Callable[..., Context]
 F16, F32, BF16, Q8_0 = GGMLType.F16, GGMLType.F32, GGMLType.BF16, GGMLType.Q8_0
 
 

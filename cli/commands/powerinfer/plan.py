@@ -46,24 +46,19 @@ def command(
     _check(wanted, machine)
     path, sizes = model_path(model), ContextOptions.take(options)
     from pyllama.model import Model
-    from pyllama.sparsity.plan import make_plan, read_activity
+    from pyllama.sparsity.plan import IndexFile, make_plan, read_activity
 
     loaded = Model.load(path, vocab_only=True, sparse=sparse, sparse_threshold=sparse_threshold)
-    observed = None
-    if not wanted.disable_gpu_index and (wanted.gpu_index is None or machine.simulate):
-        observed = read_activity(path, wanted.stats, wanted.activation)
+    observed = read_activity(path, wanted.stats, wanted.activation) if _reads(wanted) else None
     activity = None if observed is None else observed.activity
     budget = _budget(loaded, wanted, sizes, sparse)
-    balanced = wanted.solver == "balance" and wanted.speed_ratio is None
-    measured = balanced or machine.simulate
-    speeds = _speeds(loaded, budget, machine, sizes) if measured else None
+    speeds = _speeds(loaded, budget, machine, sizes) if _measures(wanted, machine) else None
     planned = make_plan(
         loaded,
         budget,
         activity,
         _choice(wanted, machine, speeds),
-        index=wanted.gpu_index,
-        reset=wanted.reset_gpu_index,
+        IndexFile(wanted.gpu_index, wanted.output, wanted.reset_gpu_index),
     )
     for line in plan_table(planned, activity, path.name):
         write(line + "\n")
@@ -82,13 +77,26 @@ def command(
 def _check(wanted: PlanOptions, machine: SimulateOptions) -> None:
     if wanted.stats is not None and wanted.activation is not None:
         raise click.UsageError("give the statistics with --stats or with --activation, not both")
-    if machine.simulate and wanted.disable_gpu_index:
-        raise click.UsageError("--simulate needs statistics: not with --disable-gpu-index")
-    balanced = wanted.solver == "balance" and wanted.speed_ratio is None
-    if (balanced or machine.simulate) and machine.gpu_bandwidth is None:
+    if wanted.disable_gpu_index and (machine.simulate or wanted.gpu_index is not None):
+        other = "--simulate" if machine.simulate else "--gpu-index"
+        raise click.UsageError(f"{other} is about neurons: not with --disable-gpu-index")
+    if machine.simulate and wanted.gpu_index is not None and not _reads(wanted):
+        raise click.UsageError("--simulate needs statistics: add --stats or --activation")
+    if _measures(wanted, machine) and machine.gpu_bandwidth is None:
         what = "--simulate" if machine.simulate else "--solver balance"
-        other = "" if machine.simulate else " (or --speed-ratio)"
+        other = "" if machine.simulate else " or --speed-ratio"
         raise click.UsageError(f"{what} needs the speed of the GPU: give --gpu-bandwidth{other}")
+
+
+def _reads(wanted: PlanOptions) -> bool:
+    """Whether statistics are read: a given file of neurons needs none."""
+    given = wanted.stats is not None or wanted.activation is not None
+    return not wanted.disable_gpu_index and (given or wanted.gpu_index is None)
+
+
+def _measures(wanted: PlanOptions, machine: SimulateOptions) -> bool:
+    """Whether speeds are needed."""
+    return machine.simulate or (wanted.solver == "balance" and wanted.speed_ratio is None)
 
 
 def _budget(model: Model, wanted: PlanOptions, sizes: ContextOptions, sparse: str) -> Budget:

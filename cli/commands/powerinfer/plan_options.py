@@ -42,6 +42,7 @@ class PlanOptions(Group):
     activation: Path | None
     stats: Path | None
     gpu_index: Path | None
+    output: Path | None
     reset_gpu_index: bool
     disable_gpu_index: bool
 
@@ -96,7 +97,13 @@ plan_options = stack(
     ),
     click.option("--gpu-index", type=_PATH, help="Place the neurons that this .gpuidx file names."),
     click.option(
-        "--reset-gpu-index", is_flag=True, help="Make the .gpuidx file beside the model anew."
+        "-o",
+        "--output",
+        type=_PATH,
+        help="The .gpuidx file to write.  [default: MODEL.generated.gpuidx, beside the model]",
+    ),
+    click.option(
+        "--reset-gpu-index", is_flag=True, help="Write that file anew, whatever it was made of."
     ),
     click.option("--disable-gpu-index", is_flag=True, help="Place no neurons; only dense tensors."),
 )

@@ -21,7 +21,7 @@ import torch
 
 from ..arch.checkpoints import DATA, shapes_of, variants
 from ..arch.checkpoints import recorded as dense_recording
-from ..arch.record import _load, _logits
+from ..arch.record import compute_logits, load_model, save_config
 from .files import N_LAYER, VARIANTS, predictors
 
 # by model type: layers; whose input predictors read (itself, or a module of the layer); the matrix
@@ -64,19 +64,16 @@ class Predictors:
 
     def run(self, model: Any, tokens: list[int], threshold: float) -> np.ndarray:
         self.threshold, self.active, self.gap = threshold, [], float("inf")
-        return _logits(model, tokens)
+        return compute_logits(model, tokens)
 
 
 @torch.no_grad()
 def record(name: str, config: dict[str, Any], folder: Path) -> None:
     dense = dense_recording(name)
     tokens = dense["tokens"].tolist()
-    # _load reads a checkpoint that transformers has written: its config, with our weights
-    from ..arch.record import _save
-
-    shapes = _save(config, folder)
+    shapes = save_config(config, folder)
     assert shapes == shapes_of(dense)
-    model = _load(config, folder, shapes, float(dense["scale"]))
+    model = load_model(config, folder, shapes, float(dense["scale"]))
     hooks = Predictors(model, config["model_type"])
     assert np.allclose(hooks.run(model, tokens, -np.inf), dense["logits"], atol=1e-4)
     gaps = {}
