@@ -108,32 +108,40 @@ def _each_layer(items: Sequence[Item], n_layer: int) -> list[Item]:
 def _source(file: GGUFFile, hparams: HParams, item: Item, i: int) -> str:
     """The source of layer ``i``, with its number where it has one. Raises: ModelError."""
     source, number, _ = item
-    has = [f"blk.{i}.fc{n}.weight" in file.tensors for n in (1, 2)]
+    predicted = any(name.endswith(".fc1.weight") for name in file.tensors)
     if source == "auto":
-        source = "off"
-        if any(name.endswith(".fc1.weight") for name in file.tensors):
-            source = "predictor"
-        elif f"blk.{i}.ffn_down_t.weight" in file.tensors and hparams.hidden_act in RELU_LIKE:
-            source = "exact"
+        exact = f"blk.{i}.ffn_down_t.weight" in file.tensors and hparams.hidden_act in RELU_LIKE
+        source = "predictor" if predicted else "exact" if exact else "off"
     if source == "off":
         return source
     if hparams.n_expert:
         raise ModelError(
             f"{file.path}: its layers have {hparams.n_expert} experts, whose neurons cannot be "
-            f"left out; use --sparse off"
+            "left out; use --sparse off"
         )
-    if source == "predictor" and not all(has):
-        raise ModelError(
-            f"{file.path}: layer {i} has no predictor: there is no tensor "
-            f"'blk.{i}.fc{has.index(False) + 1}.weight'; convert it with one, or use another "
-            f"source: --sparse predictor,exact:{i}, or --sparse exact for all layers"
-        )
+    if source == "predictor":
+        _check_predictor(file, i, predicted)
     if source == "topk" and (number or 0) > hparams.n_ff:
         raise ModelError(f"sparse topk={number}: a layer has {hparams.n_ff} neurons")
     if source == "svd":
         most = min(hparams.n_embd, hparams.n_ff)
         number = min(number or max(1, hparams.n_embd // _SVD_RANK), most)
     return source if number is None else f"{source}={number}"
+
+
+def _check_predictor(file: GGUFFile, i: int, others: bool) -> None:
+    """Raise ModelError where layer ``i`` has none; ``others`` may."""
+    lost = [n for n in (f"blk.{i}.fc1.weight", f"blk.{i}.fc2.weight") if n not in file.tensors]
+    if lost and others:
+        raise ModelError(
+            f"{file.path}: layer {i} has no predictor: there is no tensor '{lost[0]}'; convert it "
+            f"with one, or use another source there: --sparse predictor,exact:{i}"
+        )
+    if lost:
+        raise ModelError(
+            f"{file.path}: there are no predictors in this file, such as '{lost[0]}'; convert it "
+            "with them, or use --sparse exact, which needs none"
+        )
 
 
 def _threshold(file: GGUFFile) -> float:

@@ -19,6 +19,7 @@ from .files import VARIANTS, dense_file, read, recorded, sparse_file, write
 
 F32, F16, Q4_0, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q4_0, GGMLType.Q8_0
 ROUNDED = 2e-5  # largest difference of logits with a standard deviation of 1.5, all in float32
+EIGHT_BITS = 1e-3  # NMSE: a plain file's down matrix meets rounded activations, AXPY does not round
 INF = float("inf")
 GATED = ("llama_relu", "bamboo")
 
@@ -97,6 +98,16 @@ def test_exact_loses_nothing(folder: Path, name: str, kind: str) -> None:
     all_of_rank, all_neurons = "svd=64", f"topk={256 if name not in GATED else 160}"
     assert np.abs(of(path, name, sparse=all_of_rank) - dense).max() < ROUNDED
     assert np.abs(of(path, name, sparse=all_neurons) - dense).max() < ROUNDED
+
+
+@pytest.mark.parametrize("type", [F16, Q8_0, Q4_0], ids=lambda type: type.name)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_exact_on_rounded_weights(folder: Path, name: str, type: GGMLType) -> None:
+    plain = write(folder / f"{name}-{type.name}.gguf", *read(dense_file(folder, name)), type)
+    dense, exact = (of(plain, name, sparse=source) for source in ("off", "exact"))
+    assert ((exact - dense) ** 2).sum() < EIGHT_BITS * (dense**2).sum()
+    path = sparse_file(folder, name, type)
+    assert np.array_equal(of(path, name, sparse="exact"), of(path, name, sparse="off"))
 
 
 def test_squared_relu_is_not_relu(folder: Path) -> None:
