@@ -306,6 +306,21 @@ def test_split_and_merge(tiny: Path, tmp_path: Path, options: list[str]) -> None
     assert "exists: remove it" in exists.stderr
 
 
+def test_powerinfers_magic_is_kept(tiny: Path, tmp_path: Path) -> None:
+    path, first = tmp_path / "p.gguf", tmp_path / "x-00001-of-00004.gguf"
+    path.write_bytes(b"PWRI" + tiny.read_bytes()[4:])
+    run("set", "--force", path, "llama.context_length", "99")
+    run("new", path, tmp_path / "new.gguf", "--general-name", "Mine")
+    run("split", "--split-max-tensors", "5", path, tmp_path / "x")
+    run("merge", first, tmp_path / "merged.gguf")
+    for name in ("p.gguf", "new.gguf", "merged.gguf", first.name, "x-00004-of-00004.gguf"):
+        assert (tmp_path / name).read_bytes()[:4] == b"PWRI"
+    assert (tmp_path / "merged.gguf").read_bytes() == path.read_bytes()
+    assert run("validate", path).stdout == f"{path}: no faults in 20 tensors\n"
+    hashes = [run("hash", "--no-layer", p).stdout.split()[1] for p in (tiny, path, first)]
+    assert len(set(hashes)) == 1
+
+
 def test_what_split_refuses(tiny: Path, tmp_path: Path) -> None:
     for size in ("5", "0M", "-1M", "1K", "1.5G"):
         result = run("split", "--split-max-size", size, tiny, tmp_path / "x", code=2)

@@ -129,8 +129,9 @@ def _sparse(found: dict[str, Any]) -> str:
         layers.setdefault(rank, []).append(layer)
     predictors = (f"{rank} (layers {_spans(layers[rank])})" for rank in sorted(layers))
     threshold = found["threshold"]
+    shown = f"{threshold:g}" if isinstance(threshold, int | float) else threshold or "none"
     return (
-        f"sparse: threshold {f'{threshold:g}' if isinstance(threshold, float) else threshold}; "
+        f"sparse: threshold {shown}; "
         f"ffn_down_t in layers {_spans(found['down_transposed']) or 'none'}; "
         f"predictor ranks {', '.join(predictors) or 'none'}"
     )
