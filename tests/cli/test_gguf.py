@@ -108,8 +108,8 @@ def test_dump_of_what_is_sparse(tmp_path: Path) -> None:
     found = json.loads(run("dump", "--json", tmp_path / "x.gguf").stdout)
     assert found["magic"] == "PWRI"
     assert found["sparse"]["predictor_ranks"] == {"0": 3, "1": 3, "2": 5, "3": 3}
-    write_gguf(tmp_path / "x.gguf", {"powerinfer.sparse_threshold": "x"}, {})
-    assert "threshold x; ffn_down_t in layers none" in run("dump", tmp_path / "x.gguf").stdout
+    write_gguf(tmp_path / "x.gguf", {"powerinfer.sparse_threshold": ["x"]}, {})
+    assert "threshold none; ffn_down_t in layers none" in run("dump", tmp_path / "x.gguf").stdout
 
 
 def test_dump_as_markdown(sample: Path) -> None:
