@@ -105,7 +105,7 @@ def supports_sparse(node: Tensor) -> bool:
 
 @lowers("MUL_MAT_SPARSE", supports_sparse)
 def _lower_mul_mat_sparse(low: Lowering, node: Tensor) -> None:
-    w, x, _, placed = node.src
+    w, x, *_ = node.src
     assert w is not None and x is not None
     act = [low.quantized(x, add_quantize)] if w.type in QUANTIZED else []
     for made in act:
@@ -113,7 +113,6 @@ def _lower_mul_mat_sparse(low: Lowering, node: Tensor) -> None:
     listed = active_rows(low, node)
     assert listed is not None
     listed.use(len(low.launches) + 1)
-    i = len(low.launches)
     low.launches.append(
         Launch(zero_f32, node, [], low.row_chunks(node), node, (), [], [byte_range(node)])
     )

@@ -125,8 +125,9 @@ def test_it_steps_down_with_one_line_and_remembers(
 ) -> None:
     assert selftest._first_working() == "b"
     assert tries == ["a", "b"]
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "a kernels fail here" in error and "code -4" in error
+    lines = capsys.readouterr().err.splitlines()  # with those of compilers, where they are slow
+    (error,) = [line for line in lines if "kernels fail here" in line]
+    assert error.startswith("pyggml: the a kernels") and "code -4" in error
     assert selftest._first_working() == "b"
     assert tries == ["a", "b", "a"]  # a failure is tried again, what passed is not
 
