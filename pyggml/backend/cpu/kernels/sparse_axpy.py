@@ -18,6 +18,7 @@ from ....dtype import GGMLType
 from ....jit import Kernel, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC3, data, f32_ptr, first_row, i64_ptr, int_param, nb, ne
+from ..layout import QUANTIZED
 from ..lowering import Launch, Lowering, byte_range, lowers
 from ..simd.axpy import axpy_rows, group_bytes, group_columns, place_of
 from ..simd.element import F32, copy_bytes, put, take, zero_run
@@ -105,8 +106,8 @@ def axpy_kernel(kind: int) -> Kernel:
 
 
 @cache
-def axpy_sums_kernel(kind: int) -> Kernel:
-    """The sums of the segments of a few tokens, added in order."""
+def axpy_sums_kernel(quantized: bool) -> Kernel:
+    """The sums of the segments of a few tokens, added in order, for a family of weight types."""
     columns, lanes = group_columns(), vectors().lanes
 
     def axpy_sums(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
@@ -124,10 +125,10 @@ def axpy_sums_kernel(kind: int) -> Kernel:
             t, first = unit // groups, unit % groups * columns
             y = f32_ptr(data(node, DST) + t * nb(node, DST, 1) + 4 * first)
             for c in range(min(columns, width - first)):
-                y[c] = total[place_of(kind, c, lanes)]
+                y[c] = total[place_of(c, lanes, quantized)]
 
     made = kernel(axpy_sums)
-    made.name = f"axpy_sums_{GGMLType(kind).name.lower()}"
+    made.name = f"axpy_sums_{'quantized' if quantized else 'float'}"
     return made
 
 
@@ -193,7 +194,7 @@ def launch_axpy(
     params[SUMS] = sums.address
     add(made, stripes * n_segments, held, sums)
     chunks = max(1, min(n * groups, n * w.ne[0] // 1024, 8 * low.n_threads))
-    add(axpy_sums_kernel(kind), chunks, [sums], node)
+    add(axpy_sums_kernel(kind in QUANTIZED), chunks, [sums], node)
 
 
 @lowers("AXPY", supports_sparse)

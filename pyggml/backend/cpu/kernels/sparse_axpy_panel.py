@@ -29,6 +29,7 @@ from ..abi import (
     nb,
     ne,
 )  # fmt: skip
+from ..layout import QUANTIZED
 from ..simd.axpy import axpy_panel, decode_row, group_bytes, group_columns, place_of
 from ..simd.element import copy_bytes, zero_run
 from ..simd.vector import vectors
@@ -83,7 +84,7 @@ def axpy_panel_kernel(kind: int) -> Kernel:
     """
     columns, size, lanes = group_columns(), group_bytes(kind), vectors().lanes
     sum_bytes, block = 4 * columns, GGMLType(kind).block_size
-    block_bytes = GGMLType(kind).type_size
+    block_bytes, quantized = GGMLType(kind).type_size, kind in QUANTIZED
 
     def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, n_rows, width = ne(node, DST, 1), ne(node, SRC0, 1), ne(node, DST, 0)
@@ -166,7 +167,7 @@ def axpy_panel_kernel(kind: int) -> Kernel:
                 y = f32_ptr(data(node, DST) + (t0 + t) * nb(node, DST, 1) + g0 * sum_bytes)
                 for c in range(min(groups * columns, width - g0 * columns)):
                     total = f32_ptr(totals + (c // columns * tokens + t) * sum_bytes)
-                    y[c] = total[place_of(kind, c % columns, lanes)]
+                    y[c] = total[place_of(c % columns, lanes, quantized)]
 
     made = kernel(axpy_many)
     made.name = f"axpy_many_{GGMLType(kind).name.lower()}"

@@ -58,9 +58,9 @@ def group_bytes(kind: int) -> int:
 
 
 @inline
-def place_of(kind, column, lanes):  # type: ignore[no-untyped-def]
+def place_of(column, lanes, quantized):  # type: ignore[no-untyped-def]
     """Where a column of a group is among its sums."""
-    if kind in (F32, F16, BF16):
+    if not quantized:
         return column
     return column % 32 // _WORD * lanes + column // 32 * _WORD + column % _WORD
 
