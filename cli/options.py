@@ -37,6 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 INT32_MAX = 2**31 - 1
 MAX_THREADS = 1024
 _ONE_DEVICE = "there is no GPU backend yet"
+_PLAN = "pyllama-powerinfer plan says what one would hold"
 
 
 class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -181,6 +182,9 @@ load_options = stack(
         help="Look for NaN, infinity and illegal scales among the weights before all else.",
     ),
     sparse_options,
+    ignored_option("--vram-budget", takes_value=True, why=f"{_ONE_DEVICE}; {_PLAN}"),
+    ignored_option("--reset-gpu-index", why=f"{_ONE_DEVICE}; {_PLAN}"),
+    ignored_option("--disable-gpu-index", why=f"{_ONE_DEVICE}; {_PLAN}"),
 )
 
 model_options = stack(model_option, load_options)

@@ -130,7 +130,7 @@ def _sparse(found: dict[str, Any]) -> str:
     predictors = (f"{rank} (layers {_spans(layers[rank])})" for rank in sorted(layers))
     threshold = found["threshold"]
     return (
-        f"sparse: threshold {f'{threshold:g}' if isinstance(threshold, float) else threshold}; "
+        f"sparse: threshold {'none' if threshold is None else f'{threshold:g}'}; "
         f"ffn_down_t in layers {_spans(found['down_transposed']) or 'none'}; "
         f"predictor ranks {', '.join(predictors) or 'none'}"
     )

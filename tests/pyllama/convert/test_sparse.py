@@ -23,6 +23,7 @@ from pyllama.gguf_tools.validate import validate
 
 from ..arch.checkpoints import write_checkpoint
 from ..models import HF_LLAMA, hf_folder, hf_weights
+from ..sparsity.files import VARIANTS, predictors, recorded
 from .folders import write_safetensors, write_torch
 
 F32, F16, BF16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0
@@ -225,28 +226,35 @@ def test_torchs_logits(tmp_path: Path, name: str) -> None:
     assert not validate(path).faults and not validate(exact).faults
 
 
-@pytest.mark.parametrize("variant", ["opt", "falcon_relu", "llama_biases"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_other_architectures(tmp_path: Path, variant: str) -> None:
-    """Without gates, with biases: what is transposed and added is the dense file's."""
+    """What is transposed and added is the dense file's, and computes what torch does."""
     folder = write_checkpoint(tmp_path / variant, variant)
-    config_path = folder / "config.json"
-    config = json.loads(config_path.read_text())
-    if variant.startswith("llama"):
-        config_path.write_text(json.dumps(config | {"hidden_act": "relu"}))
     dense = hf_weights(convert(folder, tmp_path / "dense.gguf", "f32"))
-    n_embd, n_ff = dense["blk.0.ffn_down.weight"].shape
-    predictor = tmp_path / "predictor"
+    record = recorded(variant)
+    predictor, wanted = tmp_path / "predictor", predictors(*dense["blk.0.ffn_down.weight"].shape)
     predictor.mkdir()
     for i in range(N_LAYER):
-        tensors = {
-            "fc1.weight": np.full((i + 1, n_embd), i, np.float32),
-            "fc2.weight": np.full((n_ff, i + 1), i, np.float32),
-        }
-        write_torch(predictor / f"model_{i}.pt", tensors)
+        parts = {f"fc{n}.weight": wanted[f"blk.{i}.fc{n}.weight"] for n in (1, 2)}
+        write_torch(predictor / f"model_{i}.pt", parts)
+    (predictor / "config.json").write_text(f'{{"sparse_threshold": {record["threshold"]}}}')
     path = convert(folder, tmp_path / "x.gguf", "f32", Options(predictor=predictor))
-    sparse = hf_weights(path)
     for name, x in dense.items():
-        ours = sparse.pop(name.replace("ffn_down.", "ffn_down_t."))
-        assert np.array_equal(ours, x.T if name.endswith("ffn_down.weight") else x)
-    assert sparse.keys() == {f"blk.{i}.fc{n}.weight" for i in range(N_LAYER) for n in (1, 2)}
+        wanted[name.replace("ffn_down.", "ffn_down_t.")] = x.T if "ffn_down" in name else x
+    sparse = hf_weights(path)
+    assert sparse.keys() == wanted.keys()
+    assert all(np.array_equal(sparse[name], x) for name, x in wanted.items())
+    assert not validate(path).faults
+    assert np.abs(logits(path, record["tokens"]) - record["logits"]).max() < 2e-3
+
+
+def test_biases(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", "llama_biases")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    dense = convert(folder, tmp_path / "dense.gguf", "f32")
+    path = convert(folder, tmp_path / "x.gguf", "f32", Options(transpose_down=True))
+    assert "blk.2.ffn_down_t.bias" in hf_weights(path)
+    tokens = np.arange(3, 30)
+    assert np.abs(logits(path, tokens) - logits(dense, tokens)).max() < 1e-4
     assert not validate(path).faults

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from pyggml.cgraph import CGraph
 from pyggml.dtype import GGMLType
 from pyggml.sched import Sched
 from pyllama import Batch, Context, Model
+from pyllama.errors import ModelError
 from pyllama.observe import Runner
 from pyllama.sparsity.hybrid import place_weights
-from pyllama.sparsity.placement import NeuronSplit, Placement
+from pyllama.sparsity.placement import NeuronSplit, Placement, chosen, place
+from pyllama.sparsity.plan import Budget, read_needs
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly
 
 from .files import N_LAYER, VARIANTS, dense_file, sparse_file
@@ -122,3 +125,44 @@ def wanted(model: Model) -> np.ndarray:
     if id(model) not in _WANTED:
         _WANTED[id(model)] = decoded(new(model))
     return _WANTED[id(model)]
+
+
+def test_a_neuron_on_one_device_keeps_its_bits(folder: Path) -> None:
+    """Layers that are on one device as a whole, in any mix, give the very bits of the CPU."""
+    model = Model.load(sparse_file(folder, "llama_relu"))
+    n_ff, device = model.hparams.n_ff, FakeDevice()
+    there = place_weights(
+        model, placed([*range(n_ff)], [], [*range(n_ff)], n_ff=n_ff), device.buffer_type()
+    )
+    np.testing.assert_array_equal(on_two_devices(there, device), wanted(model))
+    assert not any(name.endswith("gpu_bucket") for name in there.weights)
+
+
+@pytest.mark.parametrize("name", ["bamboo", "opt"])
+@pytest.mark.parametrize("kib", [150, 260, 420, 520, 5000])
+def test_a_whole_plan_runs(folder: Path, name: str, kib: int) -> None:
+    """Dense tensors too, as far as the budget goes; the tied embedding is copied."""
+    model = Model.load(sparse_file(folder, name))
+    needs = read_needs(model, Budget(kib << 10, n_ctx=64))
+    activity = np.random.default_rng(0).random((N_LAYER, model.hparams.n_ff))
+    plan = place(needs, kib << 10, partial(chosen, activity, block=8))
+    device = DeferredDevice()
+    there = place_weights(model, plan, device.buffer_type())
+    moved = {n for n, w in there.weights.items() if w.buffer.buft is device.buffer_type()}
+    assert any(n.endswith(".attn_q.weight") for n in moved)
+    assert ("output.weight" in moved) == (kib > 450) or name == "bamboo"
+    assert "token_embd.weight" not in moved and set(model.weights) <= set(there.weights)
+    np.testing.assert_allclose(on_two_devices(there, device), wanted(model), rtol=0, atol=2e-5)
+
+
+def test_placements_that_do_not_fit(folder: Path) -> None:
+    model = Model.load(sparse_file(folder, "bamboo"))
+    for wrong in (placed([0], [1], n_ff=160), placed([0], [1], [], n_ff=161)):
+        with pytest.raises(ModelError, match="the placement is of another model"):
+            place_weights(model, wrong, FakeDevice().buffer_type())
+    dense = Model.load(sparse_file(folder, "bamboo"), sparse="exact,off:1")
+    some = placed([], [1], [], n_ff=160)
+    with pytest.raises(ModelError, match=r"layer 1 computes all of its neurons \(--sparse off"):
+        place_weights(dense, some, FakeDevice().buffer_type())
+    nothing_there = place_weights(dense, placed([], [], [], n_ff=160), FakeDevice().buffer_type())
+    assert nothing_there.weights == dense.weights

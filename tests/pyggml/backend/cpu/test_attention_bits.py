@@ -71,7 +71,7 @@ def attend(
     [
         *(((k, k), 64) for k in KINDS),
         *((p, 64) for p in ((Q8_0, F16), (BF16, Q8_0), (F32, BF16))),
-        *(((F16, F16), hd) for hd in (20, 46, 80)),
+        *(((F16, F16), hd) for hd in (20, 46)),
         *(((k, k), 100) for k in (F16, BF16, F32)),
     ],
     ids=lambda p: "-".join(k.name for k in p) if isinstance(p, tuple) else str(p),
