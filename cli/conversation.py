@@ -270,10 +270,8 @@ class _Talk:
             except PyggmlError as error:
                 if strict:
                     raise
-                hint = (
-                    "; /clear begins a new conversation" if isinstance(error, ContextFull) else ""
-                )
-                note(f"error: {error}{hint}")
+                full = isinstance(error, ContextFull) and self._settings.n_keep is None
+                note(f"error: {error}{'; /clear begins a new conversation' if full else ''}")
         if not shown and not self._dialogue.can_regenerate():
             self._dialogue.unsay()
             return False

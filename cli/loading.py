@@ -51,6 +51,8 @@ def load_model(options: ModelOptions, n_threads: int | None = None) -> Model:
             repack=not options.no_repack,
             kv_overrides=options.override_kv,
             check_tensors=options.check_tensors,
+            sparse=options.sparse,
+            sparse_threshold=options.sparse_threshold,
             n_threads=n_threads,
             progress=progress,
         )

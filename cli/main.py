@@ -24,6 +24,7 @@ TABLE = {
     "graph": ".commands.graph:command",
     "convert": ".commands.convert:command",
     "gguf": ".commands.gguf:command",
+    "powerinfer": ".commands.powerinfer:command",
 }
 
 

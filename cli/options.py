@@ -27,6 +27,7 @@ from .kv_overrides import Value, override_kv_option
 from .machine import machine_options
 from .output import note
 from .override_options import override_options
+from .sparse_options import sparse_options
 from .tool import ignored_option
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 INT32_MAX = 2**31 - 1
 MAX_THREADS = 1024
 _ONE_DEVICE = "there is no GPU backend yet"
+_PLAN = "pyllama-powerinfer plan says what one would hold"
 
 
 class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -129,6 +131,8 @@ class ModelOptions(Group):
     no_repack: bool
     override_kv: Mapping[str, Value] = field(default_factory=dict)
     check_tensors: bool = False
+    sparse: str = "auto"
+    sparse_threshold: float | None = None
 
     @property
     def use_mmap(self) -> bool:
@@ -177,6 +181,10 @@ load_options = stack(
         is_flag=True,
         help="Look for NaN, infinity and illegal scales among the weights before all else.",
     ),
+    sparse_options,
+    ignored_option("--vram-budget", takes_value=True, why=f"{_ONE_DEVICE}; {_PLAN}"),
+    ignored_option("--reset-gpu-index", why=f"{_ONE_DEVICE}; {_PLAN}"),
+    ignored_option("--disable-gpu-index", why=f"{_ONE_DEVICE}; {_PLAN}"),
 )
 
 model_options = stack(model_option, load_options)

@@ -53,7 +53,9 @@ def override_options(function: F) -> F:
         (
             ("--act", "hidden_act"),
             {
-                "type": click.Choice(["relu", "gelu", "silu", "gelu_erf", "gelu_quick"]),
+                "type": click.Choice(
+                    ["relu", "gelu", "silu", "gelu_erf", "gelu_quick", "relu_sqr"]
+                ),
                 "help": "Activation of the feed-forward part in place of the model's.",
             },
         )

@@ -80,6 +80,12 @@ DEMO_MODEL = Variable(
 TRACEBACK = Variable(
     "PYLLAMA_TRACEBACK", "0", "`1` lets the command-line tools show a traceback with an error."
 )
+SPARSE_THRESHOLD = Variable(
+    "LLAMA_SPARSE_PRED_THRESHOLD",
+    None,
+    "What the scores of predictors must reach for a neuron to be computed, in place of the "
+    "file's; `--sparse-threshold` wins. `inf` and `-inf` are numbers too.",
+)
 HF_ENDPOINT = Variable(
     "HF_ENDPOINT", None, "Address of the model hub for `-hf`. Unset: `https://huggingface.co`."
 )
@@ -100,6 +106,7 @@ VARIABLES = (
     GRAPH_REUSE,
     DEMO_MODEL,
     TRACEBACK,
+    SPARSE_THRESHOLD,
     HF_ENDPOINT,
     HF_TOKEN,
     NO_COLOR,

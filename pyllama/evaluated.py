@@ -162,24 +162,26 @@ class Evaluated:
         self.holder, self.n_tokens, self._unsaved_row = None, len(tokens), None
         self.input_ids[: len(tokens)] = tokens
 
-    def make_room(self, ids: list[int], n_keep: int) -> None:
+    def make_room(self, ids: list[int], n_keep: int, n_last: int = 0) -> None:
         """Take tokens out of ``ids`` until the context can hold them (context shift).
 
         Half of what the context holds of them behind the first ``n_keep`` goes and the rest moves
-        up; where it holds no more than these, half of all. Logits of before count no more.
+        up; where it holds no more than these, half of all. The ``n_last`` last ones stay. Logits
+        of before count no more.
 
         Raises:
-            ContextFull: there is nothing behind them.
+            ContextFull: there is nothing that may go.
         """
         while len(ids) > self.context.n_ctx_seq:
-            if self._keep(ids) - n_keep >= 2:
-                n = forget_half(self.context.kv, 0, self.n_tokens, n_keep)
+            held = min(self._keep(ids), len(ids) - n_last)
+            if held - n_keep >= 2:
+                n = forget_half(self.context.kv, 0, held, n_keep)
                 self.n_tokens -= n
                 self.input_ids[n_keep : self.n_tokens] = self.input_ids[n_keep + n :][
                     : self.n_tokens - n_keep
                 ]
             else:
-                n = (len(ids) - n_keep) // 2
+                n = (len(ids) - n_last - n_keep + 1) // 2
                 if n < 1 or n_keep >= self.context.n_ctx_seq:
                     raise ContextFull(
                         f"all {n_keep} tokens to keep fill the context of "

@@ -29,6 +29,8 @@ from .graph.builder import GraphBuilder
 from .hparams import read_hparams
 from .loader import check_tensors
 from .memory import Memory
+from .sparsity.sources import choose_sources
+from .sparsity.weights import plan_weights, read_as_ours
 from .tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -37,19 +39,30 @@ if TYPE_CHECKING:
 _CELLS = 256  # of the drawn cache: its length does not change the graph
 
 
-def model_graph(path: str | os.PathLike[str], n_tokens: int = 1) -> CGraph:
+def model_graph(
+    path: str | os.PathLike[str],
+    n_tokens: int = 1,
+    sparse: str = "auto",
+    sparse_threshold: float | None = None,
+) -> CGraph:
     """The graph of a ubatch of ``n_tokens`` with one output; tensors have no memory.
 
+    Args:
+        sparse, sparse_threshold: as for ``Model.load``.
+
     Raises:
-        GGUFError, ModelError: the file is not a model that can be run.
+        GGUFError, ModelError, TokenizerError: the file is not a model that can be run.
     """
     file = GGUFFile(path)
-    hparams = read_hparams(file, load_tokenizer(file.metadata).n_vocab)
+    read_as_ours(file)
+    hparams = read_hparams(file, load_tokenizer(file.metadata, file.path).n_vocab)
+    hparams = choose_sources(file, hparams, sparse, sparse_threshold)
     arch = get_arch(hparams.arch)
-    weights = {
-        name: Tensor(info.type, info.ne).set_name(name)
-        for name, info in check_tensors(file, arch.TENSORS, hparams).items()
-    }
+    infos = check_tensors(file, arch.TENSORS, hparams)
+    plan = plan_weights(infos, hparams)
+    shapes = [(t.name, t.type, t.ne) for t in infos.values() if t.name not in plan.unread]
+    shapes += [tensor for one in plan.made for tensor in one.tensors]
+    weights = {name: Tensor(type, ne).set_name(name) for name, type, ne in shapes}
     builder = GraphBuilder(hparams, weights, Memory(hparams, _CELLS), n_tokens, n_outputs=1)
     builder.finish(arch.build_graph(builder))
     return builder.graph
@@ -71,14 +84,19 @@ class DrawnGraph:
     times: dict[Tensor, NodeTime] | None = None
 
 
-def drawn_graph(path: str | os.PathLike[str], n_tokens: int = 1) -> DrawnGraph:
+def drawn_graph(
+    path: str | os.PathLike[str],
+    n_tokens: int = 1,
+    sparse: str = "auto",
+    sparse_threshold: float | None = None,
+) -> DrawnGraph:
     """``model_graph`` with places: weights as the file has them, caches, planned results.
 
     Raises:
         GGUFError, ModelError: the file is not a model that can be run.
         AllocError: no memory for the results.
     """
-    graph = model_graph(path, n_tokens)
+    graph = model_graph(path, n_tokens, sparse, sparse_threshold)
     file = _Unread()
     for leaf in graph.leafs:
         if not leaf.data and not leaf.flags:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from pyggml.gguf import GGUFFile
-from pyggml.ops.glu import ACTIVATIONS
 from pyggml.ops.rope import RopeMode
 
 from .arch import get_arch
 from .errors import ModelError
+from .graph.activation import ACTS
 
 
 class Key(NamedTuple):
@@ -52,7 +52,6 @@ KEYS: Values = {
     "expert_weights_scale": Key("expert_weights_scale", 1.0),
 }
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-ACTS = tuple(ACTIVATIONS.values())  # that a feed-forward part with gates can have
 # Far beyond any model that exists: a damaged file must not make us reserve or loop for ever.
 _RANGES = {
     "n_layer": (1, 4096),
@@ -125,12 +124,18 @@ class HParams:
     expert_weights_scale: float = 1.0
     post_norm: bool = False  # norms stand behind attention and feed-forward, where either may be
     n_embd_token: int = 0  # columns of an embedding that a matrix widens; 0: n_embd
+    sparse: tuple[str, ...] = ()  # of each layer, the source of active neurons; empty: none
+    sparse_threshold: float = 0.0  # that the scores of a source must reach
 
     def window(self, layer: int) -> int:
         """Positions that a layer's tokens see, 0 for all."""
         period = self.swa_period
         slides = period == 0 or layer % period < period - 1
         return self.n_swa if slides else 0
+
+    def source(self, layer: int) -> str:
+        """What says which neurons of a layer are active, without its number: ``topk``, ``off``."""
+        return self.sparse[layer].partition("=")[0] if self.sparse else "off"
 
     def rope(self, layer: int) -> dict[str, Any]:
         """The parameters of a layer's ``rope_ext``."""
@@ -236,9 +241,8 @@ def _check_heads(file: GGUFFile, hp: HParams) -> None:
     still = hp.max_alibi_bias or get_arch(hp.arch).HPARAMS.get("n_rot") == 0
     _check(file, hp.arch, hp.n_rot > 0 or bool(still), "nothing rotated", "positions to tell")
     _check(
-        file, hp.arch, hp.n_rot <= hp.head_dim and hp.n_rot % 2 == 0 and hp.head_dim % 8 == 0,
-        f"head size {hp.head_dim}, {hp.n_rot} rotated",
-        "a multiple of 8; rotated: even, at most all",
+        file, hp.arch, hp.n_rot <= hp.head_dim and hp.n_rot % 2 == 0,
+        f"{hp.n_rot} of {hp.head_dim} columns of a head rotated", "an even number, at most all",
     )  # fmt: skip
 
 

@@ -83,6 +83,8 @@ class LlamaBase:
         type_k: int | None = None,
         type_v: int | None = None,
         spm_infill: bool = False,
+        sparse: str = "auto",
+        sparse_threshold: float | None = None,
         verbose: bool = True,
     ) -> None:
         self._lock = CallLock("this Llama object")
@@ -100,6 +102,8 @@ class LlamaBase:
             use_mlock=use_mlock,
             vocab_only=vocab_only,
             kv_overrides=kv_overrides,
+            sparse=sparse,
+            sparse_threshold=sparse_threshold,
         )
         self._chat_formats = ChatFormats(self._model)
         self.chat_format, self.chat_handler = chat_format, chat_handler

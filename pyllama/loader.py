@@ -3,8 +3,8 @@
     weights = load_weights(file, arch.TENSORS, hparams, backend)
 
 Matrices that matmuls read go to the repacked buffer; everything else, and all of it with
-``repack=False``, stays in the file's pages. Names, types and sizes are checked before anything is
-allocated.
+``repack=False``, stays in the file's pages. What sparse layers need and the file does not have is
+made of what it has. Names, types and sizes are checked before anything is allocated.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyggml.gguf import GGUFFile, TensorInfo
 from pyggml.quants.validity import count_invalid
-from pyggml.tensor import Tensor
+from pyggml.tensor import Dims, Tensor
 
 from .errors import ModelError
 from .hparams import HParams
+from .sparsity.weights import ANY, Bytes, plan_weights, predictor_faults, sparse_patterns
 
 log = logging.getLogger(__name__)
 Progress = Callable[[float], None]
@@ -50,28 +51,46 @@ def load_weights(
         AllocError: no memory for the repacked copy.
     """
     infos = check_tensors(file, patterns, hparams)
-    matrices = {n: info for n, info in infos.items() if repack and _is_matrix(info)}
-    _check_memory(sum(info.nbytes for info in matrices.values()))
+    plan = plan_weights(infos, hparams)
+    infos = {name: info for name, info in infos.items() if name not in plan.unread}
+    made = plan.made_sizes
+    matrices = {n: t.nbytes for n, t in infos.items() if _is_matrix(t)} | made
+    repacked = {n: size for n, size in matrices.items() if repack and n not in plan.by_rows}
+    _check_memory(sum({**made, **repacked}.values()), bool(made))
     ctx, weights = Context(no_alloc=True), {}
+    sources: list[tuple[Tensor, Bytes]] = []  # of what is repacked
+
+    def place(name: str, type: GGMLType, ne: Dims, data: Bytes, buffer: HostBuffer) -> None:
+        if name in repacked:
+            weights[name] = ctx.new_tensor(type, ne).set_name(name)
+            sources.append((weights[name], data))
+        else:
+            weights[name] = tensor = Tensor(type, ne).set_name(name)
+            tensor.buffer, tensor.data = buffer, int(data.ctypes.data)
+
     mapped = [HostBuffer(part.data, HOST) for part in file.parts]
     for name, info in infos.items():
-        if name not in matrices:
-            tensor = Tensor(info.type, info.ne).set_name(name)
-            buffer = mapped[info.part]
-            tensor.buffer, tensor.data = buffer, buffer.base + info.offset
-            weights[name] = tensor
-    for name, info in matrices.items():
-        weights[name] = ctx.new_tensor(info.type, info.ne).set_name(name)
-    if matrices:
+        place(name, info.type, info.ne, file.tensor_bytes(name), mapped[info.part])
+    done, total = 0, sum(one.source.nbytes for one in plan.made) + sum(repacked.values())
+    for one in plan.made:
+        data = file.tensor_bytes(one.source.name)
+        for (name, type, ne), x in zip(one.tensors, one.make(data), strict=True):
+            place(name, type, ne, x, HostBuffer(x, HOST))
+        osapi.drop_pages(data)
+        done += data.nbytes
+        _tell(progress, done / total)
+    if sources:
         alloc_ctx_tensors(ctx, REPACK)
-        total = sum(info.nbytes for info in matrices.values())
-        sources = [(t, file.tensor_bytes(t.name)) for t in ctx]
-        for done in repack_tensors(backend, sources):
-            if progress is not None:
-                progress(done / total)
+        for n in repack_tensors(backend, sources):
+            _tell(progress, (done + n) / total)
     if mlock:
         _lock(weights)
     return weights
+
+
+def _tell(progress: Progress | None, fraction: float) -> None:
+    if progress is not None:
+        progress(fraction)
 
 
 def check_tensors(
@@ -96,6 +115,7 @@ def match_tensors(
     """The tensors that an architecture wants, by name, and all that is wrong with them."""
     infos: dict[str, TensorInfo] = {}
     faults: list[str] = []
+    patterns = sparse_patterns(patterns, file.tensors)
     whole = [(pattern, pattern) for pattern in patterns if "{i}" not in pattern]
     layers = [
         (pattern, pattern.replace("{i}", str(i)))
@@ -122,13 +142,14 @@ def match_tensors(
             f"{len(unknown)} tensors that a {hparams.arch} model does not have, such as "
             f"'{unknown[0]}'; this variant is not supported"
         )
-    return infos, faults
+    return infos, faults + predictor_faults(infos, hparams.n_layer)
 
 
 def _wrong_sizes(info: TensorInfo, ne: tuple[int, ...]) -> list[str]:
     wanted = (*ne, *(1,) * (4 - len(ne)))
-    if info.ne != wanted:
-        return [f"tensor '{info.name}' has sizes {list(info.ne)}, want {list(wanted)}"]
+    if not all(n == m or (m < 0 and n > 0) for n, m in zip(info.ne, wanted, strict=True)):
+        sizes = ", ".join(str(n) if n > 0 else ANY for n in wanted)
+        return [f"tensor '{info.name}' has sizes {list(info.ne)}, want [{sizes}]"]
     if len(ne) == 1 and info.type is not GGMLType.F32:
         return [f"tensor '{info.name}' is {info.type.name}, want F32 for a vector"]
     return []
@@ -160,23 +181,26 @@ def check_data(file: GGUFFile, progress: Progress | None = None) -> Iterator[str
 
 
 def tensor_sizes(hparams: HParams, names: Sequence[str]) -> tuple[int, ...]:
-    """The sizes, in ne order, that an architecture's ``TENSORS`` names."""
-    return tuple(
-        int(getattr(hparams, name.removesuffix("/2"))) // (2 if name.endswith("/2") else 1)
-        for name in names
-    )
+    """The sizes, in ne order, that an architecture's ``TENSORS`` names; -1 for any."""
+
+    def size(name: str) -> int:
+        half = name.endswith("/2")
+        return -1 if name == ANY else getattr(hparams, name.removesuffix("/2")) // (1 + half)
+
+    return tuple(size(name) for name in names)
 
 
 def _is_matrix(info: TensorInfo) -> bool:
     return info.n_dims >= 2
 
 
-def _check_memory(size: int) -> None:
+def _check_memory(size: int, made: bool) -> None:
     have = osapi.available_memory()
     if have is not None and size > have:
+        what = "repacking the weights" + (", and making those of sparse layers," if made else "")
         raise AllocError(
-            f"repacking the weights needs {size / 2**30:.2f} GiB, this machine has "
-            f"{have / 2**30:.2f} GiB free; use --no-repack (repack=False) to read them in place"
+            f"{what} needs {size / 2**30:.2f} GiB, this machine has {have / 2**30:.2f} GiB free; "
+            "use --no-repack (repack=False) to read them in place"
         )
 
 

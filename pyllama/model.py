@@ -23,6 +23,8 @@ from pyggml.tensor import Tensor
 from .arch import Arch, get_arch
 from .errors import ModelError
 from .hparams import HParams, read_hparams
+from .sparsity.sources import choose_sources
+from .sparsity.weights import read_as_ours
 from .tokenizer import Tokenizer, load_tokenizer
 
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -60,6 +62,8 @@ class Model:
         vocab_only: bool = False,
         kv_overrides: Mapping[str, bool | int | float | str] | None = None,
         check_tensors: bool = False,
+        sparse: str = "auto",
+        sparse_threshold: float | None = None,
         n_threads: int | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Model:
@@ -72,18 +76,24 @@ class Model:
             vocab_only: no weights.
             kv_overrides: metadata to change or add, by key.
             check_tensors: look for NaN, infinity and illegal scales among the weights first.
+            sparse: how active neurons are found: ``auto``, or one of ``graph.sparse_ffn``'s
+                sources, of some layers another: ``predictor,exact:0-3``; ``off`` computes all.
+            sparse_threshold: what their scores must reach; None is what environment or file say.
             n_threads: threads that repack.
             progress: told the fraction that is done.
 
         Raises:
             GGUFError: the file cannot be read, or is not a legal GGUF file.
             ModelError: it is not a model that can be run.
+            TokenizerError: its vocabulary cannot be used.
             AllocError: not enough memory.
         """
         file = GGUFFile(path, mmap=use_mmap)
         file.override(kv_overrides or {})
-        tokenizer = load_tokenizer(file.metadata)
+        read_as_ours(file)
+        tokenizer = load_tokenizer(file.metadata, file.path)
         hparams = read_hparams(file, tokenizer.n_vocab)
+        hparams = choose_sources(file, hparams, sparse, sparse_threshold)
         model = cls(file, hparams, tokenizer)
         if vocab_only:
             return model

@@ -13,7 +13,8 @@ import math
 from dataclasses import dataclass
 
 from .errors import BatchError
-from .hparams import ACTS, ROPE_SCALINGS, HParams, yarn_problem
+from .graph.activation import ACTS
+from .hparams import ROPE_SCALINGS, HParams, yarn_problem
 
 _MOST = 1e30
 _POSITIVE = ("rope_freq_base", "rope_freq_scale", "yarn_attn_factor", "yarn_beta_fast",

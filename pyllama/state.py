@@ -266,7 +266,9 @@ def _fingerprint(context: Context) -> str:
 def _check_fits(context: Context, header: dict[str, Any], path: str) -> None:
     kv = context.kv
     if header["model"] != _fingerprint(context):
-        raise StateError(f"{path}: saved with another model, or with another rope or activation")
+        raise StateError(
+            f"{path}: saved with another model, or with another rope, activation or --sparse"
+        )
     if header["type"] != kv.types:
         raise StateError(
             f"{path}: saved from a {header['type']} cache, this one is {kv.types}; "

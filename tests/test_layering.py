@@ -29,7 +29,7 @@ FLOORS = {
     **dict.fromkeys(
         ["pyllama.memory", "pyllama.state", "pyllama.overrides", "pyllama.compiled"], 6
     ),
-    **dict.fromkeys(["pyllama.kv_cells", "pyllama.kv_table"], 6),
+    **dict.fromkeys(["pyllama.kv_cells", "pyllama.kv_table", "pyllama.observe"], 6),
     **dict.fromkeys(["pyllama.sparsity", "pyllama.quantize"], 6),
     "pyllama": 7,  # the runtime, and the public face
     "pyllama_cli": 8,

@@ -1,6 +1,7 @@
 """``pyllama-convert``: from the folder of a Hugging Face checkpoint to a GGUF file.
 
 pyllama-convert Llama-3.2-1B --outfile llama.gguf --outtype q8_0
+pyllama-convert ReluLLaMA-7B --predictor ReluLLaMA-7B-Predictor --outtype f16
 pyllama-convert Llama-3.2-1B --dry-run                       # only check it
 """
 
@@ -31,6 +32,18 @@ from ..tool import Tool, version_option
     show_default=True,
     help="Type of matrices; auto: f16 where DIR's are, else bf16.",
 )
+@click.option(
+    "--predictor",
+    metavar="PREDICTOR_DIR",
+    type=click.Path(path_type=Path),
+    help="Write a PowerInfer file, with the predictors model_{i}.pt of that folder.",
+)
+@click.option(
+    "--transpose-down",
+    is_flag=True,
+    help="Transpose ffn_down for sparse inference, without predictors.",
+)
+@click.option("--dense", is_flag=True, help="Neither of these: an ordinary GGUF file; the default.")
 @click.option("--vocab-only", is_flag=True, help="Write the vocabulary, without weights.")
 @click.option("--model-name", help="Name of the model.  [default: as DIR says]")
 @click.option(
@@ -49,12 +62,15 @@ def command(
     outtype: str,
     split_max_size: int | None,
     split_max_tensors: int | None,
+    dense: bool,
     verbose: bool,
     **options: Any,
 ) -> None:
     """Convert the Hugging Face checkpoint in DIR to a GGUF file."""
     if split_max_size and split_max_tensors:
         raise click.UsageError("choose --split-max-tensors or --split-max-size, not both")
+    if dense and (options["predictor"] is not None or options["transpose_down"]):
+        raise click.UsageError("choose --dense, or --predictor or --transpose-down, not both")
     logging.basicConfig(format="%(message)s")
     if verbose:
         logging.getLogger("pyllama").setLevel(logging.INFO)

@@ -17,6 +17,7 @@ import click
 from ..loading import load_model, model_path
 from ..options import INT32_MAX, MAX_THREADS, ModelOptions, Number, model_option
 from ..output import write
+from ..sparse_options import sparse_options
 from ..tool import Tool, version_option
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def _layers(
     type=click.Choice(["family", "backend", "split", "buffer", "time"]),
     help="What colours tell.  [default: family; with --profile: time]",
 )
+@sparse_options
 @version_option()
 def command(
     model: Path | None, tokens: int, depth: int, threads: int, profile: bool, **choices: Any
@@ -94,12 +96,14 @@ def command(
     if choices["color"] == "time" and not run:
         raise click.UsageError("--color time needs a run: add --profile")
     path = model_path(model)
+    sparse = {name: choices[name] for name in ("sparse", "sparse_threshold")}
     if run:
-        drawn = _run(path, tokens, depth, threads)
+        loading = ModelOptions(path, None, True, False, False, **sparse)
+        drawn = _run(loading, tokens, depth, threads)
     else:
         from pyllama.graph_export import drawn_graph
 
-        drawn = drawn_graph(path, tokens)
+        drawn = drawn_graph(path, tokens, **sparse)
     options: Options = {
         "title": drawn.title,
         "color": choices["color"] or ("time" if profile else "family"),
@@ -120,12 +124,12 @@ def command(
         write(graph_dump_dot(drawn.graph, **options))
 
 
-def _run(path: Path, tokens: int, depth: int, threads: int) -> DrawnGraph:
+def _run(model_options: ModelOptions, tokens: int, depth: int, threads: int) -> DrawnGraph:
     n_threads = threads if threads > 0 else None
-    model = load_model(ModelOptions(path, None, True, False, False), n_threads)
+    model = load_model(model_options, n_threads)
     from pyllama.graph_profile import profiled_graph
 
-    return profiled_graph(model, path, n_tokens=tokens, depth=depth, n_threads=n_threads)
+    return profiled_graph(model, model.path, n_tokens=tokens, depth=depth, n_threads=n_threads)
 
 
 def _write_files(drawn: DrawnGraph, options: Options, files: dict[str, Path | None]) -> bool:

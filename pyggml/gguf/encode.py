@@ -36,9 +36,14 @@ class Entry(NamedTuple):
     nbytes: int
 
 
-def encode_header(metadata: Mapping[str, bytes], entries: Sequence[Entry], alignment: int) -> bytes:
+def encode_header(
+    metadata: Mapping[str, bytes],
+    entries: Sequence[Entry],
+    alignment: int,
+    magic: bytes = MAGIC,
+) -> bytes:
     """Everything before the data, padding included; the data of tensors follow in that order."""
-    pieces = [MAGIC, struct.pack("<IQQ", _VERSION, len(entries), len(metadata))]
+    pieces = [magic, struct.pack("<IQQ", _VERSION, len(entries), len(metadata))]
     for key, value in metadata.items():
         pieces += _string(key.encode()), value
     offset = 0

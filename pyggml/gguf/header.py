@@ -42,6 +42,7 @@ _UNSUPPORTED = {41: "Q1_0", 42: "Q2_0"}
 class Header:
     """All that a GGUF file says before its data; see ``GGUFFile`` for the attributes."""
 
+    magic: bytes
     version: int
     alignment: int
     metadata: dict[str, Value]
@@ -75,7 +76,10 @@ def parse_header(data: npt.NDArray[np.uint8], path: str) -> Header:
     entries = [_read_tensor(cur, i) for i in range(n_tensors)]
     data_offset = padded(cur.pos, alignment)
     tensors = _place(cur, entries, data_offset, alignment)
-    return Header(version, alignment, metadata, value_types, value_offsets, tensors, data_offset)
+    first = bytes(cur.view[:4])
+    return Header(
+        first, version, alignment, metadata, value_types, value_offsets, tensors, data_offset
+    )
 
 
 def padded(n: int, alignment: int) -> int:
@@ -88,8 +92,8 @@ def _read_counts(cur: Cursor) -> tuple[int, int, int]:
     head = bytes(cur.view[: magic.HEAD_BYTES])
     if not head:
         raise GGUFError(f"{cur.path}: the file is empty (0 bytes); {INCOMPLETE}")
-    if not head.startswith(magic.MAGIC):
-        if magic.MAGIC.startswith(head):
+    if not head.startswith(magic.MAGICS):
+        if any(m.startswith(head) for m in magic.MAGICS):
             cur.need(limits.HEADER_BYTES, "the header")
         raise GGUFError(
             f"{cur.path}: not a GGUF file: it starts with {head[:4]!r} instead of b'GGUF'; "

@@ -14,6 +14,7 @@ VERSIONS = (2, 3)  # version 1 had 32-bit lengths and was replaced within a week
 HEADER_BYTES = 24  # magic, version, two counts
 DEFAULT_ALIGNMENT = 32  # where `general.alignment` is absent
 MIN_ALIGNMENT = 8  # the specification wants a multiple of 8; less would misalign float64 weights
+MAX_ALIGNMENT = 2 << 20  # that we write: a huge page; each tensor may be padded by as much
 MAX_DIMS = 4  # GGML_MAX_DIMS: tensor headers have four sizes
 MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64 with the closing NUL
 MAX_KEY_BYTES = 65_535  # the specification's

@@ -1,4 +1,4 @@
-"""What a file that does not start with ``GGUF`` probably is, and what to do about it.
+"""The first four bytes of a model file; what a file with others probably is, and what to do.
 
     describe(b"PK\\x03\\x04...")                     # "a zip archive or PyTorch checkpoint: ..."
 
@@ -8,12 +8,13 @@ Only the first bytes are looked at; nothing is allocated.
 from __future__ import annotations
 
 MAGIC = b"GGUF"
+POWERINFER = b"PWRI"  # PowerInfer's files of sparse models; all behind it is as in GGUF
+MAGICS = (MAGIC, POWERINFER)
 HEAD_BYTES = 64  # describe() looks at no more
 
 _CONVERT = "convert the model to GGUF first"
 _OLD = "a model in a format older than GGUF (before August 2023): convert the original model again"
 _KNOWN = (  # first bytes, what it is and what to do
-    (b"PWRI", "a PowerInfer model (magic PWRI), which is not supported yet: use a plain GGUF file"),
     (b"FUGG", "a byte-swapped GGUF file: convert it to little endian (gguf-convert-endian)"),
     *((magic, _OLD) for magic in (b"GGML", b"ggml", b"lmgg", b"fmgg", b"tjgg", b"ggjt", b"ggmf")),
     (b"algg", "a LoRA adapter in the format before GGUF: convert the original adapter again"),

@@ -103,6 +103,11 @@ def _check_part(
     path: Path, first: tuple[Mapped, Header], part: tuple[Mapped, Header], i: int
 ) -> None:
     """That ``part`` is number ``i`` of the model that ``first`` begins, by all that it says."""
+    if part[1].magic != first[1].magic:
+        raise GGUFError(
+            f"{part[0].path}: does not belong to {path.name}: it starts with {part[1].magic!r}, "
+            f"want {first[1].magic!r}; {_OTHER}"
+        )
     wanted = {SPLIT_NO: i, **{k: _number(first, k, -1) for k in (SPLIT_COUNT, SPLIT_TENSORS)}}
     for key, value in wanted.items():
         got = _number(part, key, -1)

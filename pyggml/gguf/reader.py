@@ -48,6 +48,7 @@ class GGUFFile:
 
     Attributes:
         path: as given.
+        magic: the first four bytes, ``GGUF``, or ``PWRI`` as PowerInfer has it.
         version: 2 or 3.
         alignment: of the tensors' data, in bytes.
         metadata: key -> int, float, bool, str, NumPy array (read-only) or ``GGUFStrings``.
@@ -66,6 +67,7 @@ class GGUFFile:
         parts = read_parts(self.path, mmap=mmap)
         self._parts: tuple[Mapped, ...] = tuple(mapped for mapped, _ in parts)
         header = parts[0][1]
+        self.magic = header.magic
         self.version = header.version
         self.alignment = header.alignment
         self.metadata: Mapping[str, Value] = MappingProxyType(header.metadata)

@@ -53,7 +53,7 @@ def copy_gguf(
     data: Mapping[str, Pieces] | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write tensors of ``file``, all unless ``names`` are given, with that metadata.
+    """Write tensors of ``file``, all unless ``names`` are given, with that metadata and its magic.
 
     Args:
         data: of the tensors, in place of what ``file`` holds.
@@ -66,7 +66,7 @@ def copy_gguf(
         t.name: (data[t.name] if data else file.chunks(t.name), t.type, t.ne[: t.n_dims])
         for t in infos
     }
-    write_gguf(path, metadata, tensors, arch=None, progress=progress)
+    write_gguf(path, metadata, tensors, arch=None, magic=file.magic, progress=progress)
 
 
 def plan_split(

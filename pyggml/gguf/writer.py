@@ -25,6 +25,7 @@ from ..files import replacing
 from . import limits
 from .encode import Entry, encode_header, encode_value
 from .header import ALIGNMENT_KEY, padded
+from .magic import MAGIC, MAGICS
 
 Pieces = Iterable[bytes | npt.NDArray[Any]]
 RawTensor = tuple[bytes | npt.NDArray[Any] | Pieces, GGMLType, Sequence[int]]
@@ -39,6 +40,7 @@ def write_gguf(
     tensors: Mapping[str, npt.NDArray[Any] | RawTensor],
     *,
     arch: str | None = "llama",
+    magic: bytes = MAGIC,
     progress: Progress | None = None,
 ) -> None:
     """Write ``metadata`` and ``tensors`` to ``path``.
@@ -51,6 +53,7 @@ def write_gguf(
         tensors: NumPy arrays (shape is ne reversed), or (bytes, type, ne) for any ggml type; the
             bytes may be an iterable of pieces, as ``GGUFFile.chunks`` gives them.
         arch: ``general.architecture``, unless ``metadata`` has it; None writes none.
+        magic: the first four bytes; ``b"PWRI"`` for PowerInfer.
         progress: told the fraction of the bytes that is written.
 
     Raises:
@@ -60,6 +63,10 @@ def write_gguf(
     path = Path(path)
     if arch is not None and _ARCHITECTURE not in metadata:
         metadata = {_ARCHITECTURE: arch, **metadata}
+    if magic not in MAGICS:
+        raise GGUFError(
+            f"{path}: the magic is {magic!r}, there are: {', '.join(map(repr, MAGICS))}"
+        )
     alignment = _alignment(metadata)
     encoded = {key: encode_value(key, value) for key, value in metadata.items()}
     if ALIGNMENT_KEY in metadata:
@@ -67,7 +74,7 @@ def write_gguf(
     entries = [_entry(name, tensor) for name, tensor in tensors.items()]
     try:
         with replacing(path) as temporary, open(temporary, "wb") as file:
-            file.write(encode_header(encoded, entries, alignment))
+            file.write(encode_header(encoded, entries, alignment, magic))
             total, done = sum(e.nbytes for e in entries) or 1, 0
             for entry, tensor in zip(entries, tensors.values(), strict=True):
                 for n in _write_tensor(file, entry, tensor):
@@ -84,10 +91,10 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
     if not isinstance(given, int | np.integer) or isinstance(given, bool):
         raise GGUFError(f"{ALIGNMENT_KEY} is {given!r:.40}, must be an integer")
     alignment = int(given)
-    if alignment < limits.MIN_ALIGNMENT or alignment & (alignment - 1) or alignment >= 1 << 32:
+    least, most = limits.MIN_ALIGNMENT, limits.MAX_ALIGNMENT
+    if not least <= alignment <= most or alignment & (alignment - 1):
         raise GGUFError(
-            f"{ALIGNMENT_KEY} is {alignment}, must be a power of two from {limits.MIN_ALIGNMENT} "
-            f"to 2**31"
+            f"{ALIGNMENT_KEY} is {alignment}, must be a power of two from {least} to {most} bytes"
         )
     return alignment
 

@@ -239,6 +239,7 @@ _CASES: list[Case] = [
         for T in (1, 12)
     ),
     *(_indexed(hd, 7, 4, 2, (40, 130, 2), type=type) for hd in (20, 33) for type in (F16, F32)),
+    *(_indexed(100, T, 4, 2, (40, 130, 2), type=type) for T in (1, 7) for type in (F16, F32, BF16)),
     _indexed(33, 1, 4, 2, (40, 130, 2), type=BF16),
     _dense(96, 9, 8, 2, 300, mask=causal_mask(300, 9), type=Q8_0),
     _indexed(64, 8, 9, 3, (300, 2400, 8), type=Q8_0),

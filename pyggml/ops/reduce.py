@@ -55,6 +55,15 @@ def _ties(rng: np.random.Generator) -> Array:
     return rng.integers(0, 3, (17, 65)).astype(np.float32)
 
 
+def _extreme(rng: np.random.Generator) -> Array:
+    extremes = np.array([np.inf, -np.inf, 0.0, -0.0, 3e38], np.float32)
+    x = rng.choice(extremes, (9, 1100))
+    for row, n in enumerate((0, 1, 2, 3, 40, 0, 1, 2, 1100)):
+        x[row, rng.choice(1100, n, replace=False)] = np.nan if row < 5 else -np.nan
+    x[5] = -np.inf
+    return x
+
+
 ARGMAX = define_op(
     "ARGMAX",
     src=("x",),
@@ -66,16 +75,17 @@ ARGMAX = define_op(
         case(arg(65, 5)),
         case(arg(65, 17, values=_ties)),
         case(arg(65, 17, low=-3, high=-2)),
+        case(arg(1100, 9, values=_extreme)),
         case(arg(49152, 1), perf=True),
         case(arg(49152, 64), perf=True),
     ],
     exact=True,
-    doc="The place of the largest element of each row; of equal ones the first.",
+    doc="The place of the largest element of each row; of equal ones the first, NaN before all.",
 )
 
 
 def argmax(ctx: Context, x: Tensor) -> Tensor:
-    """The place of the largest element of each row; of equal ones the first.
+    """The place of the largest element of each row; of equal ones the first, NaN before all.
 
     Shape:
         x F32 [n, rows] -> I32 [rows]

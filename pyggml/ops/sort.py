@@ -32,6 +32,7 @@ def _infer_argsort(x: Tensor, order: str) -> Out:
 def _argsort(x: Array, order: str) -> Array:
     bits = (x + np.float32(0)).view(np.int32)  # -0 becomes 0
     keys = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # ordered as the floats are
+    keys = np.where(np.isnan(x), np.int32(0x7FFFFFFF), keys)
     keys = keys if order == "asc" else ~keys
     return np.argsort(keys, axis=-1, kind="stable").astype(np.int32)
 
@@ -41,7 +42,7 @@ def _ties(rng: np.random.Generator) -> Array:
 
 
 def _extreme(rng: np.random.Generator) -> Array:
-    extremes = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45, 3e38], np.float32)
+    extremes = np.array([np.inf, -np.inf, np.nan, -np.nan, 0.0, -0.0, 1e-45, 3e38], np.float32)
     return rng.choice(extremes, (3, 33))
 
 
@@ -77,6 +78,8 @@ ARGSORT = define_op(
 
 def argsort(ctx: Context, x: Tensor, order: str = "asc") -> Tensor:
     """The places of each row's elements in order; of equal ones the first comes first.
+
+    NaN is beyond infinity.
 
     Args:
         order: ``asc`` or ``desc``.

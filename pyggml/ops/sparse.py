@@ -250,7 +250,7 @@ def axpy(
 
 
 def pack_signs(w: Array) -> Array:
-    """Sign bits of float32 [m, n] as int32 [m, ceil(n / 32)]: bit i of word j is column 32 j + i."""
+    """Sign bits of float32 [m, n] as int32 [m, ceil(n / 32)]; bit i of word j: column 32 j + i."""
     bits = np.signbit(np.asarray(w, np.float32))
     bits = np.pad(bits, [(0, 0), (0, -bits.shape[1] % 32)])
     return np.packbits(bits, axis=1, bitorder="little").view(np.int32)

@@ -22,7 +22,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     return llama.decoder(b, "relu", up_act="relu")
 
 
-CONVERT = replace(llama.CONVERT, models=("BambooForCausalLM",))
+CONVERT = replace(llama.CONVERT, models=("BambooForCausalLM",), relu=True)
 TINY = {
     "bamboo": llama.TINY["llama"]
     | {"architectures": ["BambooForCausalLM"], "model_type": "bamboo", "hidden_act": "relu"}

@@ -68,10 +68,11 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = b.attention(b.rope(q, f"Qcur-{i}"), b.rope(k, f"Kcur-{i}"), v, i)  # [n_embd_q, T]
         if i == n_layer - 1:
             cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
+        layer_in = inp  # what PowerInfer's predictors read
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         if not b.hparams.parallel_residual:
             norm = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(norm, i, "gelu_erf", residual=inp)
+        inp = b.ffn(norm, i, "gelu_erf", residual=inp, pred_in=layer_in)
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
 
 

@@ -156,6 +156,7 @@ TINY = {
         "head_dim": 32,
     },
     "llama_relu": {**_TINY, "hidden_act": "relu", "num_key_value_heads": 4},
+    "llama_relu2": {**_TINY, "hidden_act": "relu2"},
     "llama_linear": _scaled(rope_type="linear", factor=4.0),
     "llama_dynamic": _scaled(rope_type="dynamic", factor=2.0),
     "llama_llama3": _scaled(
@@ -181,6 +182,16 @@ TINY = {
         long_factor=[1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0],
         short_factor=[1.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6],
     ),
+    "llama_longrope_sizes": {
+        **_scaled(
+            rope_type="longrope",
+            factor=4.0,
+            original_max_position_embeddings=64,
+            long_factor=[1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0],
+            short_factor=[1.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6],
+        ),
+        "original_max_position_embeddings": 16,
+    },
     "mistral": {**_MISTRAL, "sliding_window": 16},
     "mixtral": {
         **_MISTRAL,

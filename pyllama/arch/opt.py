@@ -123,6 +123,7 @@ CONVERT = Convert(
     change=_change,
     prefix="model.",
     add_bos=True,
+    relu=True,
 )
 TINY = {
     "opt": {

@@ -90,13 +90,21 @@ class Conversation:
         prompt = self._format.prompt(self.messages, **self._values)
         tokens, reply = self._tokens(prompt), Reply(settings)
         try:
-            yield from reply.stream(self._state, tokens, prompt.stop)
+            said = self._n_said(tokens, settings.n_keep)
+            yield from reply.stream(self._state, tokens, prompt.stop, said)
         finally:
             if reply.text or reply.ended:
                 self.messages.append(self._said(prompt.text, reply.text))
                 # where the text is not the tokens', it is read again
                 cut = reply.ended == "stop" or settings.special or bool(reply.rest)
                 self._read = ("", []) if cut else (prompt.text + reply.text, reply.ids)
+
+    def _n_said(self, tokens: list[int], n_keep: int | None) -> int:
+        """Tokens of the last message behind what a context shift keeps; 0 where there is none."""
+        if n_keep is None or len(tokens) <= self._state.context.n_ctx_seq:
+            return 0
+        alone, system = self.opening(self.messages[-1]["content"]), self.opening()
+        return min(len(alone) - min(n_keep, len(system)), len(tokens))
 
     def _said(self, prompt: str, text: str) -> dict[str, Any]:
         """The reply as a message. A format may write a space before it that the model wrote too."""

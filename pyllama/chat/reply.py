@@ -71,12 +71,14 @@ class Reply:
         return self.text[self._ends[-1] if self._ends else 0 :] if not self.ended else ""
 
     def stream(
-        self, state: Evaluated, tokens: Sequence[int], stop: Sequence[str] = ()
+        self, state: Evaluated, tokens: Sequence[int], stop: Sequence[str] = (), n_last: int = 0
     ) -> Iterator[str]:
         """Make it; the text comes in whole characters.
 
         Args:
             stop: more texts that end it, never shown.
+            n_last: last tokens, what is said in this turn, that a context shift must not forget
+                before they are read.
 
         Raises:
             ContextFull, BatchError: at the first step; there is no room for a reply.
@@ -84,6 +86,7 @@ class Reply:
         """
         try:
             self.ids = list(tokens)
+            self._fit(state, self.ids, n_last)
             for piece in self._pieces(state, self.ids, tuple(stop)):
                 if piece:
                     self.text += piece
@@ -94,11 +97,18 @@ class Reply:
                 self.tokens.pop()
                 self.ids.pop()
 
+    def _fit(self, state: Evaluated, ids: list[int], n_last: int) -> None:
+        """Refuse tokens that leave no room, or forget some of those in the middle."""
+        n_ctx, n_keep = state.context.n_ctx_seq, self.settings.n_keep
+        if n_keep is None or not ids:
+            check_prompt(len(ids), 0, n_ctx, min_room=1)
+        elif n_last and len(ids) > n_ctx:
+            check_prompt(n_last, min(n_keep, len(ids) - n_last), n_ctx, min_room=1)
+            state.make_room(ids, n_keep, n_last)
+
     def _pieces(self, state: Evaluated, ids: list[int], stop: tuple[str, ...]) -> Iterator[str]:
         settings, model = self.settings, state.context.model
         decoder = TokenStream(model.tokenizer, settings.special)
-        if settings.n_keep is None or not ids:
-            check_prompt(len(ids), 0, state.context.n_ctx_seq, min_room=1)
         stops = StopStrings((*settings.stop, *stop))
         chain = Chain(settings.params, model.hparams.n_vocab, model.tokenizer.eog)
         if settings.n_predict == 0:

@@ -80,7 +80,8 @@ class Transcript:
         reply = Reply(settings)
         begin = len(self._ids)
         try:
-            yield from reply.stream(self._state, self._ids)
+            said = begin - (self._turns[-1] if self._turns else 0)
+            yield from reply.stream(self._state, self._ids, n_last=said)
             if reply.ended == "eog" and settings.stop:
                 behind = self._tokenizer.encode(settings.stop[0], False, True)
                 reply.tokens += behind

@@ -24,10 +24,11 @@ from pyggml.gguf import GGUFFile, copy_gguf, plan_split, write_split
 from pyggml.gguf.encode import Entry, encode_header, encode_value
 from pyggml.gguf.header import padded
 from pyggml.gguf.limits import DEFAULT_ALIGNMENT
+from pyggml.gguf.magic import MAGIC
 
 from ..arch import Arch
-from ..errors import ModelError, TokenizerError
-from ..hparams import read_hparams
+from ..errors import ModelError
+from ..hparams import HParams, read_hparams
 from ..loader import check_tensors
 from ..tokenizer import load_tokenizer
 from .checkpoint import read_checkpoint
@@ -36,6 +37,7 @@ from .general import read_general
 from .mapping import Config
 from .outtype import OUTTYPES, auto, pieces, type_of
 from .plan import Planned, check_missing, declared, find_arch, plan_tensors
+from .sparse import Form, check_neurons, sparse_form
 from .vocabulary import read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,9 @@ class Options:
         vocab_only: no weights.
         model_name: in place of the one that README, config.json or the folder's name tell.
         metadata: a JSON file with ``general.*`` keys that take precedence.
+        predictor: a folder of predictors, for a PowerInfer file: with them, a threshold, and
+            ``ffn_down_t``, the transposed down matrices.
+        transpose_down: write ``ffn_down_t`` without predictors too.
         split_max_bytes, split_max_tensors: of each part; None: one file.
         dry_run: check everything, write nothing.
     """
@@ -56,6 +61,8 @@ class Options:
     vocab_only: bool = False
     model_name: str | None = None
     metadata: Path | None = None
+    predictor: Path | None = None
+    transpose_down: bool = False
     split_max_bytes: int | None = None
     split_max_tensors: int | None = None
     dry_run: bool = False
@@ -90,6 +97,7 @@ def convert(
     folder, options = Path(folder), options or Options()
     config = read_config(folder)
     name, arch = find_arch(folder, config)
+    config = {**arch.CONVERT.defaults, **config}
     keys = _arch_keys(folder, config, arch)
     planned: list[Planned] = []
     if not options.vocab_only:
@@ -105,26 +113,18 @@ def convert(
         "general.quantization_version": 2,
         **read_vocabulary(folder, config, arch.CONVERT.add_bos),
     }
+    with _trial(folder, _Content(metadata)) as file:
+        hparams = read_hparams(file, load_tokenizer(file.metadata, file.path).n_vocab)
+    form = _form(folder, planned, hparams, arch, keys, options)
     path = folder if outfile is None else Path(outfile)
     if path.is_dir():
-        path /= general.file_name(outtype if planned else None)
-    types = [type_of(one.name, one.shape, matrices) for one in planned]
-    with _trial(folder, metadata, planned, types) as file:
-        _check(folder, file, planned, arch)
-        data = {p.name: pieces(p, type) for p, type in zip(planned, types, strict=True)}
-        return _write(file, metadata, path, data, options, progress)
-
-
-def _check(folder: Path, file: GGUFFile, planned: list[Planned], arch: Arch) -> None:
-    """Raise TokenizerError or ModelError where the file could not be loaded."""
-    try:
-        n_vocab = load_tokenizer(file.metadata).n_vocab
-    except TokenizerError as error:
-        raise TokenizerError(f"{folder}: {error}") from None
-    hparams = read_hparams(file, n_vocab)
-    if planned:
-        check_missing(folder, planned, hparams, arch)
-        check_tensors(file, arch.TENSORS, hparams)
+        path /= general.file_name(outtype if planned else None, form.ending)
+    types = [type_of(one.name, one.shape, matrices) for one in form.planned]
+    content = _Content(metadata | form.keys, form.planned, types, form.magic)
+    with _trial(folder, content) as file:
+        if planned:
+            check_tensors(file, arch.TENSORS, hparams)
+        return _write(file, content, path, options, progress)
 
 
 def _arch_keys(folder: Path, config: Config, arch: Arch) -> dict[str, Any]:
@@ -133,22 +133,45 @@ def _arch_keys(folder: Path, config: Config, arch: Arch) -> dict[str, Any]:
         return arch.CONVERT.keys(config)
 
 
-@contextmanager
-def _trial(
+def _form(
     folder: Path,
-    metadata: Mapping[str, Any],
-    planned: Sequence[Planned],
-    types: Sequence[GGMLType],
-) -> Iterator[GGUFFile]:
+    planned: list[Planned],
+    hparams: HParams,
+    arch: Arch,
+    keys: Mapping[str, Any],
+    options: Options,
+) -> Form:
+    """The tensors in the form that is asked for. Raises: ModelError."""
+    if planned:
+        check_missing(folder, planned, hparams, arch)
+    if not planned or (options.predictor is None and not options.transpose_down):
+        return Form(planned)
+    act = keys.get("hidden_act", "relu" if arch.CONVERT.relu else "")
+    check_neurons(folder, hparams, act)
+    return sparse_form(planned, hparams, options.predictor)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What is going to be written."""
+
+    metadata: Mapping[str, Any]
+    planned: Sequence[Planned] = ()
+    types: Sequence[GGMLType] = ()
+    magic: bytes = MAGIC
+
+
+@contextmanager
+def _trial(folder: Path, content: _Content) -> Iterator[GGUFFile]:
     """The file that is going to be written, with holes for the data, to be checked as any file."""
     entries = []
-    for one, type in zip(planned, types, strict=True):
+    for one, type in zip(content.planned, content.types, strict=True):
         ne = one.shape[::-1] or (1,)
         log.info("%s %s: %s -> %s", one.name, list(ne), "/".join(sorted(one.dtypes)), type.name)
         entries.append(Entry(one.name, ne, type, row_size(type, ne[0]) * prod(ne[1:])))
     try:
-        encoded = {key: encode_value(key, value) for key, value in metadata.items()}
-        header = encode_header(encoded, entries, DEFAULT_ALIGNMENT)
+        encoded = {key: encode_value(key, value) for key, value in content.metadata.items()}
+        header = encode_header(encoded, entries, DEFAULT_ALIGNMENT, content.magic)
     except GGUFError as error:
         raise ModelError(f"{folder}: {error}") from None
     size = len(header) + sum(padded(entry.nbytes, DEFAULT_ALIGNMENT) for entry in entries)
@@ -168,13 +191,13 @@ def _trial(
 
 def _write(
     file: GGUFFile,
-    metadata: Mapping[str, Any],
+    content: _Content,
     path: Path,
-    data: Mapping[str, Iterator[Any]],
     options: Options,
     progress: Callable[[float], None] | None,
 ) -> Path:
-    """Write ``data`` as ``file`` describes it, unless it is a dry run; the path of the file."""
+    """Write the content, which ``file`` describes, unless it is a dry run; the path of the file."""
+    data = {p.name: pieces(p, t) for p, t in zip(content.planned, content.types, strict=True)}
     if options.split_max_bytes or options.split_max_tensors:
         plans = plan_split(
             file,
@@ -187,5 +210,5 @@ def _write(
                 write_split(file, plans, progress, data)
             return plans[0].path
     if not options.dry_run:
-        copy_gguf(file, path, metadata, data=data, progress=progress)
+        copy_gguf(file, path, content.metadata, data=data, progress=progress)
     return path

@@ -40,8 +40,8 @@ class General:
     keys: dict[str, Any]
     name_parts: tuple[str | None, ...]  # name, base name, fine-tune, version, size
 
-    def file_name(self, outtype: str | None) -> str:
-        """``Name-Size-FineTune-Version-TYPE.gguf``; without a type: of a vocabulary."""
+    def file_name(self, outtype: str | None, ending: str = "") -> str:
+        """``Name-Size-FineTune-Version-TYPE[ending].gguf``; without a type: of a vocabulary."""
         import gguf
 
         name, base, finetune, version, size = self.name_parts
@@ -49,7 +49,7 @@ class General:
             stem = gguf.naming_convention(name, base, finetune, version, None, None, "vocab")
         else:
             stem = gguf.naming_convention(name, base, finetune, version, size, outtype)
-        return re.sub(r"[/\0]", "-", stem) + ".gguf"
+        return re.sub(r"[/\0]", "-", stem) + f"{ending}.gguf"
 
 
 def read_general(

@@ -136,8 +136,8 @@ def _n_rot(config: Config) -> int:
 
 
 def _original(config: Config, params: Config) -> int:
-    name = "original_max_position_embeddings"
-    return int(params.get(name) or config.get(name) or config["max_position_embeddings"])
+    name = "original_max_position_embeddings"  # config's own comes first in transformers
+    return int(config.get(name) or params.get(name) or config["max_position_embeddings"])
 
 
 def _factor(config: Config, params: Config) -> float:

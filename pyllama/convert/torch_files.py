@@ -27,7 +27,7 @@ _DAMAGED = (
 
 
 def read_torch(path: Path) -> dict[str, Stored]:
-    """The tensors of a file, by name.
+    """The tensors of a file, by name; one on its own has the empty name.
 
     Raises:
         ModelError: it cannot be read, is damaged, or holds anything but tensors.

@@ -69,6 +69,8 @@ _NAMES = {_DICT, _TENSOR, _PARAMETER} | {_Name(f"torch {name}") for name in _STO
 def read_pickle(path: Path, data: bytes) -> dict[str, View]:
     """The tensors of a state dict by name; entries that are none are left out.
 
+    A tensor on its own, as ``torch.save(tensor)`` writes it, has the empty name.
+
     Args:
         path: for messages.
 
@@ -81,6 +83,8 @@ def read_pickle(path: Path, data: bytes) -> dict[str, View]:
         raise ModelError(f"{path}: {error}") from None
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ModelError(f"{path}: the pickle in it is damaged ({error!r:.80})") from None
+    if isinstance(root, View):
+        return {"": root}
     if not isinstance(root, dict):
         raise ModelError(f"{path}: holds {_kind(root)}, want tensors by name")
     return {k: v for k, v in root.items() if isinstance(k, str) and isinstance(v, View)}

@@ -8,11 +8,14 @@ Source: gguf-py, ``gguf_dump``.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
 from pyggml.gguf import GGUFFile, GGUFStrings, ValueType
+
+from ..sparsity.sources import THRESHOLD_KEY
 
 
 def describe(file: GGUFFile, *, arrays: bool = False, tensors: bool = True) -> dict[str, Any]:
@@ -24,12 +27,14 @@ def describe(file: GGUFFile, *, arrays: bool = False, tensors: bool = True) -> d
     """
     found: dict[str, Any] = {
         "filename": str(file.path),
+        "magic": file.magic.decode(),
         "version": file.version,
         "endian": "LITTLE",
         "alignment": file.alignment,
         "data_offset": file.data_offset,
         "parts": [str(part.path) for part in file.parts],
         "metadata": {key: _entry(file, i, key, arrays) for i, key in enumerate(file.value_types)},
+        **_sparse(file),
         "types": _totals(file),
     }
     if tensors:
@@ -45,6 +50,12 @@ def describe(file: GGUFFile, *, arrays: bool = False, tensors: bool = True) -> d
             for i, t in enumerate(file.tensors.values())
         }
     return found
+
+
+def type_name(file: GGUFFile, key: str) -> str:
+    """The type of a metadata value; of an array, that of its elements in brackets."""
+    kind = file.value_types[key]
+    return f"[{element_type(file.metadata[key])}]" if kind is ValueType.ARRAY else kind.name
 
 
 def element_type(value: Any) -> str:
@@ -69,6 +80,24 @@ def _entry(file: GGUFFile, index: int, key: str, arrays: bool) -> dict[str, Any]
             return entry
         value = first_values(value)
     return entry | {"value": value}
+
+
+def _sparse(file: GGUFFile) -> dict[str, Any]:
+    """What sparse inference has to go by, of the files that have something: layers by number."""
+    down = _layers(file, "ffn_down_t")
+    ranks = {i: file.tensors[f"blk.{i}.fc1.weight"].ne[1] for i in _layers(file, "fc1")}
+    if not (down or ranks or THRESHOLD_KEY in file.metadata):
+        return {}
+    threshold = file.metadata.get(THRESHOLD_KEY)
+    if not isinstance(threshold, int | float):
+        threshold = None
+    return {"sparse": {"threshold": threshold, "down_transposed": down, "predictor_ranks": ranks}}
+
+
+def _layers(file: GGUFFile, part: str) -> list[int]:
+    """The layers that have the matrix ``part``."""
+    names = (re.fullmatch(rf"blk\.(\d+)\.{part}\.weight", name) for name in file.tensors)
+    return sorted(int(match[1]) for match in names if match)
 
 
 def _totals(file: GGUFFile) -> dict[str, dict[str, int]]:

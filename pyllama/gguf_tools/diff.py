@@ -24,6 +24,7 @@ from pyggml.gguf.split import whole_metadata
 from pyggml.quants import dequantize
 
 from ..loader import Progress
+from .describe import type_name
 
 _STEP = 1 << 20  # elements at a time: a multiple of every block size
 Pair = tuple[Any, Any]
@@ -47,23 +48,31 @@ class ValueChange:
 
 @dataclass
 class Diff:
-    """What differs between two files; ``changed`` are pairs (first, second)."""
+    """What differs between two files; ``changed`` are pairs (first, second).
 
+    Attributes:
+        magic: the first bytes, where they differ.
+        metadata_types: of values that changed their types too, or only those.
+        n_equal: tensors with the same type, shape and bytes.
+    """
+
+    magic: tuple[str, str] | None = None
     metadata_added: dict[str, Any] = field(default_factory=dict)
     metadata_removed: dict[str, Any] = field(default_factory=dict)
     metadata_changed: dict[str, Pair] = field(default_factory=dict)
+    metadata_types: dict[str, tuple[str, str]] = field(default_factory=dict)
     tensors_added: list[TensorInfo] = field(default_factory=list)
     tensors_removed: list[TensorInfo] = field(default_factory=list)
     tensors_changed: dict[str, tuple[TensorInfo, TensorInfo]] = field(default_factory=dict)
     values: dict[str, ValueChange] = field(default_factory=dict)
-    n_equal: int = 0  # tensors with the same type, shape and bytes
+    n_equal: int = 0
 
     @property
     def same(self) -> bool:
         """Whether nothing differs."""
         metadata = self.metadata_added or self.metadata_removed or self.metadata_changed
         tensors = self.tensors_added or self.tensors_removed or self.tensors_changed
-        return not (metadata or tensors or self.values)
+        return not (self.magic or metadata or tensors or self.values)
 
 
 def diff(
@@ -75,6 +84,8 @@ def diff(
         values: compare the values of tensors too, which reads both files.
     """
     found = Diff()
+    if a.magic != b.magic:
+        found.magic = a.magic.decode(), b.magic.decode()
     _diff_metadata(a, b, found)
     found.tensors_added = [info for name, info in b.tensors.items() if name not in a.tensors]
     found.tensors_removed = [info for name, info in a.tensors.items() if name not in b.tensors]
@@ -103,6 +114,8 @@ def _diff_metadata(a: GGUFFile, b: GGUFFile, found: Diff) -> None:
         for k in ours
         if k in theirs and encode_value(k, ours[k]) != encode_value(k, theirs[k])
     }
+    types = {k: (type_name(a, k), type_name(b, k)) for k in found.metadata_changed}
+    found.metadata_types = {k: pair for k, pair in types.items() if pair[0] != pair[1]}
 
 
 def _diff_values(a: GGUFFile, b: GGUFFile, x: TensorInfo, y: TensorInfo) -> ValueChange | None:

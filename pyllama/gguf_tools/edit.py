@@ -96,12 +96,14 @@ def parse_setting(text: str) -> tuple[str, Any]:
     value is a JSON array of such.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none, or the key says how a file is cut into parts.
     """
     match = re.fullmatch(r"([^=]+)=(\[?)(\w+)(\]?):(.*)", text, re.DOTALL)
     if match is None or match[3] not in _TYPES or bool(match[2]) != bool(match[4]):
         raise ValueError(f"{text!r} is not KEY=TYPE:VALUE, TYPE one of {', '.join(_TYPES)}")
     key, kind = match[1], _TYPES[match[3]]
+    if key in SPLIT_KEYS:
+        raise ValueError(f"{key!r} says how a file is cut into parts: use `split` or `merge`")
     if not match[2]:
         value = parse_value(kind, match[5])
         return key, value if kind is ValueType.STRING else kind.dtype.type(value)

@@ -20,6 +20,7 @@ from ..arch import get_arch
 from ..errors import ModelError
 from ..hparams import read_hparams
 from ..loader import Progress, check_data, match_tensors
+from ..sparsity.weights import read_as_ours
 
 _TOKENS = "tokenizer.ggml.tokens"
 
@@ -85,5 +86,6 @@ def _architecture(file: GGUFFile, notes: list[str]) -> Iterator[str]:
     if _TOKENS not in file.metadata:
         notes.append(f"shapes are not checked: there is no {_TOKENS}")
         return
+    read_as_ours(file)
     hparams = read_hparams(file, len(file.get_strings(_TOKENS)))
     yield from match_tensors(file, patterns, hparams)[1]

@@ -22,7 +22,9 @@ from ..errors import ModelError
 from ..hparams import HParams
 from ..kv_cache import KVCache
 from ..memory import Memory
-from .experts import GLU_OF, experts
+from .activation import GLU_OF, activate, gated
+from .experts import experts
+from .sparse_ffn import down, sparse_ffn
 
 MOST_BEST = 16  # outputs: more are read for all of their logits, as by perplexity
 ROPE_FACTORS = {  # divisors of rope's angles: llama-3's; longrope's, by the size of the context
@@ -142,31 +144,43 @@ class GraphBuilder:
         return ops.clamp(self.ctx, x, -most, most) if most else x
 
     def ffn(
-        self, x: Tensor, i: int, act: str, residual: Tensor | None = None, up_act: str = ""
-    ) -> Tensor:
+        self, x: Tensor, i: int, act: str, residual: Tensor | None = None, up_act: str = "",
+        pred_in: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """``down(act(up(x)))``; ``down(act(gate(x)) * up(x))`` if there are gates; or experts.
 
         Args:
-            act: a kind of ``UNARY``, unless the model or the context names another.
+            act: one of ``ACTS``, unless the model or the context names another.
             up_act: a kind for ``up(x)`` behind gates; empty for none.
+            pred_in: what predictors of active neurons read; None: the residual, or else ``x``.
 
         Shape:
             x [n_embd, T] -> [n_embd, T]
         """
-        ctx, act = self.ctx, self.hparams.hidden_act or act
-        if self.hparams.n_expert:
+        ctx, hp, act = self.ctx, self.hparams, self.hparams.hidden_act or act
+        if hp.n_expert:
             y = experts(self, x, i, act)
-            return y if residual is None else ops.add(ctx, y, residual).set_name(f"ffn_res-{i}")
+        elif hp.source(i) != "off":
+            inputs = (t for t in (pred_in, residual, x) if t is not None)
+            y = sparse_ffn(self, x, i, act, up_act, next(inputs))
+        elif f"blk.{i}.ffn_down_t.weight" in self.weights:
+            y = down(self, self._neurons(x, i, act, up_act), i)
+        else:
+            y = self._neurons(x, i, act, up_act)
+            return self.linear(y, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=residual)
+        return y if residual is None else ops.add(ctx, y, residual).set_name(f"ffn_res-{i}")
+
+    def _neurons(self, x: Tensor, i: int, act: str, up_act: str) -> Tensor:
+        """What the down matrix of a dense feed-forward part multiplies: [n_ff, T]."""
+        ctx, gate = self.ctx, None
         if f"blk.{i}.ffn_gate.weight" in self.weights:
             gate = self.linear(x, f"blk.{i}.ffn_gate", f"ffn_gate-{i}")
-            up = self.linear(x, f"blk.{i}.ffn_up", f"ffn_up-{i}")
-            if up_act:
-                up = ops.unary(ctx, up, up_act).set_name(f"ffn_up_{up_act}-{i}")
-            cur = ops.glu_split(ctx, gate, up, GLU_OF[act]).set_name(f"ffn_{GLU_OF[act]}-{i}")
-        else:
-            up = self.linear(x, f"blk.{i}.ffn_up", f"ffn_up-{i}")
-            cur = ops.unary(ctx, up, act).set_name(f"ffn_{act}-{i}")
-        return self.linear(cur, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=residual)
+        up = self.linear(x, f"blk.{i}.ffn_up", f"ffn_up-{i}")
+        if gate is None:
+            return activate(ctx, up, act).set_name(f"ffn_{act}-{i}")
+        if up_act:
+            up = activate(ctx, up, up_act).set_name(f"ffn_up_{up_act}-{i}")
+        return gated(ctx, gate, up, act).set_name(f"ffn_{GLU_OF.get(act, act)}-{i}")
 
     def rope(self, x: Tensor, name: str, layer: int = 0) -> Tensor:
         """Rotate by position, where the model does, with the layer's base.

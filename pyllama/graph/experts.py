@@ -13,13 +13,13 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from pyggml import ops
-from pyggml.ops.glu import ACTIVATIONS
 from pyggml.tensor import Tensor
+
+from .activation import GLU_OF, gated
 
 if TYPE_CHECKING:
     from .builder import GraphBuilder
 
-GLU_OF = {act: kind for kind, act in ACTIVATIONS.items()}
 _LEAST_SUM = 6.103515625e-5  # the smallest normal float16, as llama.cpp divides by
 
 
@@ -38,7 +38,7 @@ def experts(b: GraphBuilder, x: Tensor, i: int, act: str) -> Tensor:
         return ops.mul_mat_id(ctx, matrices, x, chosen).set_name(f"ffn_moe_{part}-{i}")
 
     gate, up = apply("gate", x), apply("up", x)  # [n_ff_exp, n_expert_used, T]
-    cur = ops.glu_split(ctx, gate, up, GLU_OF[act]).set_name(f"ffn_moe_{GLU_OF[act]}-{i}")
+    cur = gated(ctx, gate, up, act).set_name(f"ffn_moe_{GLU_OF.get(act, act)}-{i}")
     cur = ops.mul(ctx, apply("down", cur), weights)  # [n_embd, n_expert_used, T]
     cur = cur.set_name(f"ffn_moe_weighted-{i}")
     parts = [

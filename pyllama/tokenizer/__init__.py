@@ -1,6 +1,6 @@
 """Text to token ids and back, exactly as llama.cpp does it, from a GGUF file's metadata.
 
-    tokenizer = load_tokenizer(gguf_file.metadata)
+    tokenizer = load_tokenizer(gguf_file.metadata, gguf_file.path)
     ids = tokenizer.encode("Hello world")
     stream = TokenStream(tokenizer)
     for token in ids:

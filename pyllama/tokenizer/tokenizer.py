@@ -1,6 +1,6 @@
 """The tokenizer of a model: encode, decode, and the ids that callers ask for by name.
 
-    tokenizer = load_tokenizer(gguf_file.metadata)
+    tokenizer = load_tokenizer(gguf_file.metadata, gguf_file.path)
     tokenizer.decode(tokenizer.encode("Hello"))     # "Hello"
 
 See the package's docstring for what it promises.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ..errors import TokenizerError
@@ -41,16 +42,24 @@ _ENCODERS: dict[str, Callable[[Vocab], WordEncoder]] = {
 }
 
 
-def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+def load_tokenizer(metadata: Mapping[str, Any], source: Path | None = None) -> Tokenizer:
     """Build the tokenizer that a GGUF file's metadata describes.
 
     Args:
         metadata: Metadata by full key, such as ``tokenizer.ggml.tokens``.
+        source: Where it is from, for error messages.
 
     Raises:
         TokenizerError: The vocabulary is missing, damaged or of a kind not supported.
     """
-    return Tokenizer(read_vocab(metadata), Metadata(metadata).full_text("tokenizer.chat_template"))
+    try:
+        vocab = read_vocab(metadata)
+        template = Metadata(metadata).full_text("tokenizer.chat_template")
+    except TokenizerError as error:
+        if source is None:
+            raise
+        raise TokenizerError(f"{source}: {error}") from None
+    return Tokenizer(vocab, template)
 
 
 class Tokenizer:

@@ -79,7 +79,7 @@ def fake_generate(
         yield token
 
 
-def fake_drawn(path: Path | None, n_tokens: int) -> SimpleNamespace:
+def fake_drawn(path: Path | None, n_tokens: int, **sparse: Any) -> SimpleNamespace:
     """A graph of one node, named after the number of tokens."""
     from pyggml import ops
     from pyggml.alloc import GraphAllocator

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from pyggml.gguf import GGUFFile
 from pyllama_cli.commands.convert import command
 
-from ..pyllama.models import hf_folder
+from ..pyllama.models import HF_LLAMA, hf_folder
 
 
 def run(*args: object) -> tuple[int, str, str]:
@@ -40,6 +40,23 @@ def test_a_dry_run_of_parts(folder: Path) -> None:
     assert run(folder, "--split-max-size", "1G", "--dry-run")[1].endswith("-BF16.gguf\n")
 
 
+def test_sparse_files(tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path / "relu", "hf_relu_llama")
+    predictor = HF_LLAMA.with_name("hf_relu_llama_predictor")
+    for options, ending, magic in (
+        (["--predictor", predictor], "-BF16.powerinfer.gguf", b"PWRI"),
+        (["--transpose-down"], "-BF16.transposed.gguf", b"GGUF"),
+        (["--dense"], "-BF16.gguf", b"GGUF"),
+        ([], "-BF16.gguf", b"GGUF"),
+    ):
+        code, out, err = run(folder, *options)
+        assert (code, err) == (0, "") and out.endswith(f"{ending}\n")
+        assert Path(out.strip()).read_bytes()[:4] == magic
+    code, out, err = run(folder, "--predictor", tmp_path / "none")
+    assert (code, out) == (1, "") and err.count("\n") == 1
+    assert "none: no such folder: name the folder that has model_0.pt" in err
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -49,6 +66,11 @@ def test_a_dry_run_of_parts(folder: Path) -> None:
         ([".", "--outtype", "q5_0"], "'q5_0' is not one of"),
         ([".", "--split-max-size", "2T"], "'2T' is not a number of M"),
         ([".", "--split-max-size", "2G", "--split-max-tensors", "2"], "not both"),
+        (
+            [".", "--dense", "--predictor", "x"],
+            "--dense, or --predictor or --transpose-down, not b",
+        ),
+        ([".", "--dense", "--transpose-down"], "--dense, or --predictor or --transpose-down, not"),
         ([".", "--outfiles", "x"], "no such option --outfiles (did you mean --outfile?)"),
     ],
 )

@@ -129,6 +129,17 @@ def test_prompts(tmp_path: Path) -> None:
         text("-f", str(tmp_path / "missing"))
 
 
+def test_sparse_options() -> None:
+    def sparse(*args: str) -> tuple[str, float | None]:
+        options = ModelOptions.take(take(*args))
+        return options.sparse, options.sparse_threshold
+
+    assert sparse() == ("auto", None)
+    given = "predictor,exact:0-3"
+    assert sparse("--sparse", given, "--sparse-threshold", "-0.5") == (given, -0.5)
+    assert sparse("--sparse-threshold=-inf") == ("auto", float("-inf"))
+
+
 def test_overrides_of_metadata() -> None:
     quoted = '"s=str:with, a comma",n=float:2.5'
     options = take("--override-kv", "a=int:-3,b=bool:false", "--override-kv", quoted)
@@ -139,18 +150,22 @@ def test_overrides_of_metadata() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("flag", "text", "message"),
     [
-        ("a", "'a' is not KEY=TYPE:VALUE"),
-        ("a=u8:1", "TYPE one of int, float, bool, str"),
-        ("a=int:1.5", "'1.5' is not of type int"),
-        ("a=bool:1", "'1' is not of type bool"),
-        ('"a=str:x', "is not a list with commas"),
+        ("--override-kv", "a", "'a' is not KEY=TYPE:VALUE"),
+        ("--override-kv", "a=u8:1", "TYPE one of int, float, bool, str"),
+        ("--override-kv", "a=int:1.5", "'1.5' is not of type int"),
+        ("--override-kv", "a=bool:1", "'1' is not of type bool"),
+        ("--override-kv", '"a=str:x', "is not a list with commas"),
+        ("--sparse", "predictors", "'predictors': want auto, predictor, exact"),
+        ("--sparse", "topk", "want topk=N, how many neurons it keeps"),
+        ("--sparse-threshold", "nan", "'nan' is not a number, inf or -inf"),
+        ("--sparse-threshold", "much", "'much' is not a number, inf or -inf"),
     ],
 )
-def test_overrides_that_are_none(text: str, message: str) -> None:
+def test_values_that_are_none(flag: str, text: str, message: str) -> None:
     result = CliRunner().invoke(
-        click.command("x", cls=Tool)(model_options(lambda **_: None)), ["--override-kv", text]
+        click.command("x", cls=Tool)(model_options(lambda **_: None)), [flag, text]
     )
     assert result.exit_code == 2 and message in result.stderr
 

@@ -131,6 +131,10 @@ def test_a_conversation_goes_on_when_its_context_is_full(model: Path) -> None:
         shifted = ("--context-shift", "--keep", keep)
         code, out, err = run(completion.command, model, *args, *shifted, stdin=stdin)
         assert (code, err) == (0, "") and out.splitlines()[0] == first
+    stdin = f"one\n{'x' * 100}\ntwo\n"
+    code, again, err = run(completion.command, model, *args, "--context-shift", stdin=stdin)
+    assert code == 0 and len(again.splitlines()) == 2 and again.splitlines()[0] == first
+    assert len(err.splitlines()) == 1 and "a context of 100 takes" in err
     args = (*TALK, "-n", 150, "-c", 60)
     assert (
         run(completion.command, model, *args, "-p", "Hi", "-st")[1]
@@ -138,10 +142,10 @@ def test_a_conversation_goes_on_when_its_context_is_full(model: Path) -> None:
     )
     filled = (*TALK, "-n", -2, "-c", 60, "-p", "Hi", "-st", "--context-shift")
     assert run(completion.command, model, *filled)[0] == 0  # it ends
-    code, _, err = run(
-        completion.command, model, *args, "--context-shift", "--keep", -1, "-p", "x" * 70, "-st"
-    )
-    assert code == 1 and "tokens to keep fill the context of 60" in err
+    long = (*args, "-p", "x" * 70, "-st")
+    for options in ((), ("--context-shift",), ("--context-shift", "--keep", -1)):
+        code, out, err = run(completion.command, model, *long, *options)
+        assert (code, out) == (1, "") and "tokens, a context of 60 takes 59; use a context" in err
 
 
 def test_the_prompt_cache_of_a_conversation(model: Path, tmp_path: Path) -> None:

@@ -1,24 +1,31 @@
-"""Contexts of a tiny model, for the tests of what they remember."""
+"""Contexts of a tiny model, and a `Llama` that recites."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pyllama import Context, Model
+from pyllama import Context, Llama, Model, llama_base
 
+from .fake_context import TEXT, FakeContext, FakeModel
 from .models import Spec, random_weights, write_model
 
 Make = Callable[..., Context]
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = Spec(n_ctx=2048, n_layer=3)
-    path = write_model(tmp_path_factory.mktemp("m") / "x.gguf", spec, random_weights(spec))
-    return Model.load(path)
+    return write_model(tmp_path_factory.mktemp("m") / "x.gguf", spec, random_weights(spec))
+
+
+@pytest.fixture(scope="session")
+def model(model_path: Path) -> Model:
+    return Model.load(model_path)
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +39,19 @@ def windowed(model: Model, monkeypatch: pytest.MonkeyPatch) -> Make:
     hparams = dataclasses.replace(model.hparams, n_swa=20, swa_period=3)
     monkeypatch.setattr(model, "hparams", hparams)
     return lambda **options: Context(model, **{"n_ctx": 2048, "n_threads": 2, **options})
+
+
+@pytest.fixture
+def reciting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Llama]:
+    """A function that makes a `Llama` on a fake context, that recites a text."""
+    path = tmp_path / "fake.gguf"
+    path.touch()
+
+    def llama(text: str = TEXT, **options: Any) -> Llama:
+        model = FakeModel(text)
+        loader = type("Model", (), {"load": staticmethod(lambda path, **o: model)})
+        monkeypatch.setattr(llama_base, "Model", loader)
+        monkeypatch.setattr(llama_base, "Context", FakeContext)
+        return Llama(path, **{"n_ctx": 64, "verbose": False, **options})
+
+    return llama

@@ -33,11 +33,18 @@ METADATA = spm("▁", add_space_prefix=False) | {
 }
 TOKENIZER = load_tokenizer(METADATA)
 BOS, EOS = 1, 2
+TEXT = "The cat sat on the mat, naïvely. 🙂 End"
 
 
 def ids(text: str) -> list[int]:
     """Tokens of a text, with BOS."""
     return TOKENIZER.encode(text)
+
+
+def text_of(result: Any) -> str:
+    """The text of a completion, or of a part of one."""
+    text: str = result["choices"][0]["text"]
+    return text
 
 
 class FakeModel:
@@ -72,8 +79,11 @@ class FakeKV:
         self.tokens.clear()
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
-        assert (seq, p1) == (0, -1)
-        del self.tokens[p0:]
+        assert seq == 0
+        del self.tokens[p0 : None if p1 == -1 else p1]
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Tokens have no positions of their own here."""
 
     def rewind(self, seq: int, position: int) -> int:
         self.seq_rm(seq, position, -1)

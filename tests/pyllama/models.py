@@ -146,9 +146,9 @@ HF_SPEC = Spec(
 )
 
 
-def hf_folder(path: Path) -> Path:
-    """Make ``path`` the checkpoint's folder, to convert it or to damage it first."""
-    shutil.copytree(HF_LLAMA, path, copy_function=shutil.copyfile)
+def hf_folder(path: Path, name: str = "hf_llama") -> Path:
+    """Make ``path`` a checkpoint's folder, to convert it or to damage it first."""
+    shutil.copytree(HF_LLAMA.with_name(name), path, copy_function=shutil.copyfile)
     shutil.copyfile(DATA / "llama" / "tokenizer.model", path / "tokenizer.model")
     return path
 

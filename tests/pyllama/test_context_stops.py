@@ -17,25 +17,10 @@ import pytest
 from pyggml.errors import Aborted, ComputeError
 from pyllama import Batch, Context, Model
 
-from .models import Spec, random_weights, rows, state, write_model
+from .conftest import Make
+from .models import rows, state
 
 TOKENS = np.random.default_rng(7).integers(0, 261, 64).tolist()
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    spec = Spec()
-    return write_model(tmp_path_factory.mktemp("m") / "x.gguf", spec, random_weights(spec))
-
-
-@pytest.fixture(scope="module")
-def model(path: Path) -> Model:
-    return Model.load(path)
-
-
-@pytest.fixture
-def make(model: Model) -> Callable[..., Context]:
-    return lambda **options: Context(model, **{"n_ctx": 64, **options})
 
 
 # --- stops ----------------------------------------------------------------------------------------
@@ -59,20 +44,20 @@ def stop_a_long_decode(
     assert np.array_equal(rows(context, TOKENS[:9]), rows(fresh, TOKENS[:5], TOKENS[:9])[5:])
 
 
-def test_abort_from_another_thread(make: Callable[..., Context]) -> None:
+def test_abort_from_another_thread(make: Make) -> None:
     context = make(n_ctx=16384, n_batch=16384)
     stop_a_long_decode(context, context.abort, Aborted)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill is another thing there")
-def test_ctrl_c(make: Callable[..., Context]) -> None:
+def test_ctrl_c(make: Make) -> None:
     context = make(n_ctx=16384, n_batch=16384)
     stop_a_long_decode(context, lambda: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt)
 
 
 @pytest.mark.parametrize("error", [ComputeError("a kernel"), KeyboardInterrupt(), Aborted()])
 def test_a_stop_in_any_ubatch_rolls_back_to_it(
-    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, error: BaseException
+    make: Make, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     context = make(n_ubatch=4, n_seq_max=2)
     rows(context, TOKENS[:3])
@@ -92,9 +77,7 @@ def test_a_stop_in_any_ubatch_rolls_back_to_it(
     assert np.array_equal(again, rows(make(), TOKENS[:3] + TOKENS[3:11:2] + TOKENS[20:24])[7:])
 
 
-def test_an_abort_between_two_ubatches_counts(
-    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_abort_between_two_ubatches_counts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     context = make(n_ubatch=4)
     run = context._backend.run
     with monkeypatch.context() as patch:  # nothing runs: others that use the pool are left alone
@@ -121,7 +104,7 @@ def both(threads: list[threading.Thread]) -> None:
         thread.join()
 
 
-def test_two_contexts_of_a_model_in_two_threads(make: Callable[..., Context]) -> None:
+def test_two_contexts_of_a_model_in_two_threads(make: Make) -> None:
     parts = [TOKENS[:20], *([t] for t in TOKENS[20:50])]
     wanted, got = rows(make(), *parts), []
 
@@ -132,7 +115,7 @@ def test_two_contexts_of_a_model_in_two_threads(make: Callable[..., Context]) ->
     assert len(got) == 8 and all(np.array_equal(rows_, wanted) for rows_ in got)
 
 
-def test_one_context_in_two_threads_queues(make: Callable[..., Context]) -> None:
+def test_one_context_in_two_threads_queues(make: Make) -> None:
     context = make(n_seq_max=2)
     threads = [
         threading.Thread(
@@ -170,16 +153,16 @@ print(os.read(read, 1000) == mine + mine, os.wait()[1])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_parent_and_child_of_a_fork_go_on(path: Path) -> None:
+def test_parent_and_child_of_a_fork_go_on(model_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, str(path)],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, str(model_path)],
         capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("True 0\n", "")
 
 
-def test_a_closed_model_and_context_stay_usable_for_who_has_them(path: Path) -> None:
-    with Model.load(path) as model:
+def test_a_closed_model_and_context_stay_usable_for_who_has_them(model_path: Path) -> None:
+    with Model.load(model_path) as model:
         context = Context(model, n_ctx=64)
         first = rows(context, TOKENS[:4])
     context.kv.clear()

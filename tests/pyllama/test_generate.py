@@ -11,9 +11,8 @@ from pyllama.generate import generate, generate_text
 from pyllama.sampling import SamplingError, SamplingParams
 from pyllama.timings import Timings
 
-from .fake_context import EOS, FakeContext, FakeModel, ids
+from .fake_context import EOS, TEXT, FakeContext, FakeModel, ids
 
-TEXT = "The cat sat on the mat, naïvely. 🙂 End"
 GREEDY = SamplingParams(temp=0.0)
 
 

@@ -66,7 +66,6 @@ BAD = {
     "kv-heads-do-not-divide": {"attention.head_count_kv": 3},
     "more-kv-heads": {"attention.head_count_kv": 8},
     "more-heads-than-columns": {"attention.head_count": 33, "attention.key_length": None},
-    "head-of-12": {"attention.key_length": 12, "rope.dimension_count": 12},
     "odd-rotation": {"rope.dimension_count": 7},
     "more-than-a-head-turns": {"rope.dimension_count": 10},
     **{

@@ -1,51 +1,23 @@
-"""`Llama` on a fake context: llama-cpp-python's signature, results and habits."""
+"""`Llama` on a fake context: llama-cpp-python's results and habits."""
 
 from __future__ import annotations
 
-import inspect
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted
-from pyllama import llama_base
-from pyllama.compat import NotSupported
-from pyllama.errors import BatchError, ContextFull, ModelError, PyllamaError
-from pyllama.llama import Llama, StoppingCriteriaList
-from pyllama.overrides import Overrides
+from pyllama.errors import BatchError, ContextFull
+from pyllama.llama import StoppingCriteriaList
 from pyllama.turns import ReentrantCall
 
-from .fake_context import BOS, EOS, FakeContext, FakeModel, ids
-
-TEXT = "The cat sat on the mat, naïvely. 🙂 End"
+from .fake_context import BOS, EOS, TEXT, ids, text_of
 
 
-@pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A function that makes a `Llama` that recites."""
-    path = tmp_path / "fake.gguf"
-    path.touch()
-
-    def llama(text: str = TEXT, **options: Any) -> Llama:
-        model = FakeModel(text)
-        loader = type("Model", (), {"load": staticmethod(lambda path, **o: model)})
-        monkeypatch.setattr(llama_base, "Model", loader)
-        monkeypatch.setattr(llama_base, "Context", FakeContext)
-        return Llama(path, **{"n_ctx": 64, "verbose": False, **options})
-
-    return llama
-
-
-def text_of(result: Any) -> str:
-    return result["choices"][0]["text"]
-
-
-def test_a_completion_has_openais_form(make: Any) -> None:
-    llama = make()
+def test_a_completion_has_openais_form(reciting: Any) -> None:
+    llama = reciting()
     result = llama("The cat", max_tokens=4, temperature=0)
     assert result["id"].startswith("cmpl-") and result["object"] == "text_completion"
     assert result["model"] == llama.model_path and isinstance(result["created"], int)
@@ -74,9 +46,9 @@ def test_a_completion_has_openais_form(make: Any) -> None:
     ],
 )
 def test_where_a_completion_ends_streamed_or_not(
-    make: Any, options: dict[str, Any], text: str, reason: str
+    reciting: Any, options: dict[str, Any], text: str, reason: str
 ) -> None:
-    llama = make()
+    llama = reciting()
     whole = llama("The cat", temperature=0, **options)
     assert (text_of(whole), whole["choices"][0]["finish_reason"]) == (text, reason)
     chunks = list(llama("The cat", temperature=0, stream=True, **options))
@@ -87,16 +59,16 @@ def test_where_a_completion_ends_streamed_or_not(
     assert {c["id"] for c in chunks} == {chunks[0]["id"]} and "usage" not in chunks[0]
 
 
-def test_prompts_may_be_tokens_or_empty(make: Any) -> None:
-    llama = make()
+def test_prompts_may_be_tokens_or_empty(reciting: Any) -> None:
+    llama = reciting()
     tokens = ids("The cat")
     by_tokens = llama(tokens, max_tokens=4, temperature=0, echo=True)
     assert text_of(by_tokens) == "The cat sat"
     assert text_of(llama("", max_tokens=3, temperature=0)) == "The"
 
 
-def test_the_cache_is_reused(make: Any) -> None:
-    llama = make()
+def test_the_cache_is_reused(reciting: Any) -> None:
+    llama = reciting()
     llama("The cat", max_tokens=4, temperature=0)
     llama.context.decoded.clear()
     assert text_of(llama("The cat sat on", max_tokens=2, temperature=0)) == " t"
@@ -106,10 +78,10 @@ def test_the_cache_is_reused(make: Any) -> None:
     assert llama.context.decoded == [1]
 
 
-def test_eval_and_scores(make: Any) -> None:
+def test_eval_and_scores(reciting: Any) -> None:
     tokens = ids("The cat")
     for logits_all, kept in ((True, set(range(8))), (False, {2, 7})):
-        llama = make(logits_all=logits_all, n_batch=4)
+        llama = reciting(logits_all=logits_all, n_batch=4)
         llama.eval(tokens[:3])
         llama.eval(tokens[3:])
         assert llama.scores.shape == (64, llama.n_vocab()) and llama.scores.dtype == np.float32
@@ -121,23 +93,23 @@ def test_eval_and_scores(make: Any) -> None:
         assert llama.n_tokens == 0
 
 
-def test_n_tokens_may_be_lowered(make: Any) -> None:
-    llama = make(logits_all=True)
+def test_n_tokens_may_be_lowered(reciting: Any) -> None:
+    llama = reciting(logits_all=True)
     llama.eval(ids("The dog"))
     llama.n_tokens = 5
     llama.eval(ids("The cat")[5:])
     assert np.array_equal(llama.scores[7], llama.model.logits(ids("The cat")))
 
 
-def test_the_last_row_of_a_generation_is_kept_without_logits_all(make: Any) -> None:
-    llama = make()
+def test_the_last_row_of_a_generation_is_kept_without_logits_all(reciting: Any) -> None:
+    llama = reciting()
     llama("The cat", max_tokens=3, temperature=0)
     assert llama.n_tokens == 10
     assert np.array_equal(llama.scores[9], llama.model.logits(ids("The cat s")))
 
 
-def test_context_full(make: Any) -> None:
-    llama = make(n_ctx=8)
+def test_context_full(reciting: Any) -> None:
+    llama = reciting(n_ctx=8)
     with pytest.raises(ContextFull, match="9 tokens behind 0"):
         llama.eval([5] * 9)
     assert llama.n_tokens == 0
@@ -149,8 +121,8 @@ def test_context_full(make: Any) -> None:
         llama.generate([])
 
 
-def test_generate_takes_tokens_and_goes_past_the_end(make: Any) -> None:
-    llama = make("ab", n_ctx=16)
+def test_generate_takes_tokens_and_goes_past_the_end(reciting: Any) -> None:
+    llama = reciting("ab", n_ctx=16)
     steps = llama.generate(ids("a"), temp=0)
     assert next(steps) == ids("b")[1]
     assert next(steps) == EOS
@@ -162,8 +134,8 @@ def test_generate_takes_tokens_and_goes_past_the_end(make: Any) -> None:
     assert llama._input_ids.tolist()[-3:] == [7, 8, 9]
 
 
-def test_mixed_streams_and_calls_give_what_each_gives_alone(make: Any) -> None:
-    llama = make("")
+def test_mixed_streams_and_calls_give_what_each_gives_alone(reciting: Any) -> None:
+    llama = reciting("")
     prompts = ["one", "two"]
     alone = [text_of(llama(p, max_tokens=12, seed=5)) for p in prompts]
     streams = [llama(p, max_tokens=12, seed=5, stream=True) for p in prompts]
@@ -178,20 +150,20 @@ def test_mixed_streams_and_calls_give_what_each_gives_alone(make: Any) -> None:
     streams[0].close()
 
 
-def test_seeds(make: Any) -> None:
-    llama = make("", seed=3)
+def test_seeds(reciting: Any) -> None:
+    llama = reciting("", seed=3)
     first, second = (text_of(llama("x", max_tokens=8)) for _ in range(2))
     assert first != second
     llama.set_seed(3)
     assert [text_of(llama("x", max_tokens=8)) for _ in range(2)] == [first, second]
     given = {text_of(llama("x", max_tokens=8, seed=9)) for _ in range(2)}
     assert len(given) == 1
-    random = make("")
+    random = reciting("")
     assert text_of(random("x", max_tokens=8)) != text_of(random("x", max_tokens=8))
 
 
-def test_sample(make: Any) -> None:
-    llama = make("", seed=1, logits_all=True)
+def test_sample(reciting: Any) -> None:
+    llama = reciting("", seed=1, logits_all=True)
     with pytest.raises(BatchError, match="eval"):
         llama.sample()
     llama.eval(ids("hello"))
@@ -206,15 +178,15 @@ def test_sample(make: Any) -> None:
     llama.n_tokens = 6
     llama.input_ids[3] = favourite
     assert llama.sample(temp=0, presence_penalty=100.0) != favourite
-    other = make("")
+    other = reciting("")
     other.eval([5, 6])
     other.n_tokens = 1
     with pytest.raises(BatchError, match="not kept"):
         other.sample()
 
 
-def test_logprobs(make: Any) -> None:
-    llama = make(logits_all=True)
+def test_logprobs(reciting: Any) -> None:
+    llama = reciting(logits_all=True)
     result = llama("The cat", max_tokens=4, temperature=0, logprobs=2)
     logprobs = result["choices"][0]["logprobs"]
     assert logprobs["tokens"] == list(" sat") and logprobs["text_offset"] == [7, 8, 9, 10]
@@ -226,11 +198,11 @@ def test_logprobs(make: Any) -> None:
     joined = [c["choices"][0]["logprobs"] for c in chunks[:-1]]
     assert [t for part in joined for t in part["token_logprobs"]] == logprobs["token_logprobs"]
     with pytest.raises(ValueError, match="logits_all=True"):
-        make()("x", logprobs=1)
+        reciting()("x", logprobs=1)
 
 
-def test_logprobs_of_the_prompt(make: Any) -> None:
-    llama = make(logits_all=True)
+def test_logprobs_of_the_prompt(reciting: Any) -> None:
+    llama = reciting(logits_all=True)
     logprobs = llama("The cat", max_tokens=2, temperature=0, logprobs=0, echo=True)["choices"][0][
         "logprobs"
     ]
@@ -240,14 +212,14 @@ def test_logprobs_of_the_prompt(make: Any) -> None:
     assert all(value > -0.1 for value in logprobs["token_logprobs"][1:])  # it recites
 
 
-def test_offsets_count_characters(make: Any) -> None:
-    llama = make("aï🙂b", logits_all=True)
+def test_offsets_count_characters(reciting: Any) -> None:
+    llama = reciting("aï🙂b", logits_all=True)
     logprobs = llama("a", max_tokens=7, temperature=0, logprobs=1)["choices"][0]["logprobs"]
     assert logprobs["text_offset"] == [1, 1, 2, 2, 2, 2, 3]
 
 
-def test_processors_and_criteria(make: Any) -> None:
-    llama, seen = make(), []
+def test_processors_and_criteria(reciting: Any) -> None:
+    llama, seen = reciting(), []
 
     def shout(input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         seen.append(input_ids.tolist())
@@ -262,8 +234,8 @@ def test_processors_and_criteria(make: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_a_callback_raises_reaches_the_caller(make: Any, stream: bool) -> None:
-    llama = make()
+def test_what_a_callback_raises_reaches_the_caller(reciting: Any, stream: bool) -> None:
+    llama = reciting()
 
     def boom(input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         raise ZeroDivisionError
@@ -276,8 +248,8 @@ def test_what_a_callback_raises_reaches_the_caller(make: Any, stream: bool) -> N
     assert text_of(llama("The cat", max_tokens=4, temperature=0)) == " sat"
 
 
-def test_a_callback_that_calls_back_raises(make: Any) -> None:
-    llama = make()
+def test_a_callback_that_calls_back_raises(reciting: Any) -> None:
+    llama = reciting()
     calls = [
         lambda: llama("x"),
         lambda: llama.eval([5]),
@@ -298,8 +270,8 @@ def test_a_callback_that_calls_back_raises(make: Any) -> None:
     assert text_of(llama("The cat", max_tokens=1, temperature=0, logits_processor=[look])) == " "
 
 
-def test_a_second_thread_waits(make: Any) -> None:
-    llama, results = make(n_ctx=64), {}
+def test_a_second_thread_waits(reciting: Any) -> None:
+    llama, results = reciting(n_ctx=64), {}
 
     def go(i: int) -> None:
         results[i] = text_of(llama("The cat", max_tokens=-1, temperature=0))
@@ -310,106 +282,3 @@ def test_a_second_thread_waits(make: Any) -> None:
     for thread in threads:
         thread.join(30)
     assert set(results.values()) == {TEXT[7:]} and len(results) == 4
-
-
-def test_tokens_and_names(make: Any) -> None:
-    llama = make(n_ctx=0, last_n_tokens_size=8)
-    assert (llama.n_ctx(), llama.n_embd(), llama.n_vocab()) == (512, 8, 260)
-    assert (llama.token_bos(), llama.token_eos(), llama.token_nl()) == (1, 2, 3 + 10)
-    assert llama.tokenize(b"hi") == ids("hi")
-    assert llama.tokenize(b"<s>", add_bos=False, special=True) == [BOS]
-    assert len(llama.tokenize(b"<s>", add_bos=False)) == 3
-    assert llama.detokenize([BOS, *llama.tokenize(b" x", add_bos=False)]) == b"x"
-    assert llama.detokenize([EOS], special=True) == b"</s>"
-    assert llama.tokenizer().decode(llama.tokenizer().encode("naïv")) == "naïv"
-    assert llama.metadata["fake.n"] == "7" and llama.metadata["fake.eps"] == "0.000010"
-    assert llama.metadata["fake.flag"] == "true" and llama.metadata["general.name"] == "fake"
-    assert "tokenizer.ggml.tokens" not in llama.metadata
-
-
-def test_vocab_only_and_closed(make: Any) -> None:
-    llama = make(vocab_only=True)
-    assert llama.tokenize(b"x") and llama.n_ctx() == 64
-    with pytest.raises(ModelError, match="vocab_only"):
-        llama.eval([5])
-    with make() as llama:
-        model, context = llama.model, llama.context
-    assert model.closed and context.closed
-    with pytest.raises(ModelError, match="closed"):
-        llama("x")
-    llama.close()
-    llama.__del__()
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not exist") as error:
-        Llama(str(tmp_path / "none.gguf"))
-    assert isinstance(error.value, PyllamaError)
-
-
-def test_arguments_that_cannot_be_obeyed(make: Any) -> None:
-    with pytest.warns(UserWarning, match="no GPU backend"):
-        make(n_gpu_layers=-1)
-    assert make(type_k=0, type_v=8).context.types == (GGMLType.F32, GGMLType.Q8_0)
-    make(type_k=1, chat_format="chatml", flash_attn=True)
-    for options in (
-        {"lora_path": "x"},
-        {"embedding": True},
-        {"rope_scaling_type": 4},
-        {"type_k": 2},
-        {"type_v": 99},
-    ):
-        with pytest.raises(NotSupported, match=next(iter(options))):
-            make(**options)
-    with pytest.raises(TypeError):
-        make(n_gqa=8)
-    llama = make()
-    for options in ({"suffix": "x"}, {"mirostat_mode": 2}, {"grammar": "g"}, {"typical_p": 0.5}):
-        with pytest.raises(NotSupported):
-            llama("x", **options)
-    with pytest.raises(ValueError, match="did you mean chatglm4"):
-        make(chat_format="chatlm")
-
-
-def test_rope_of_the_context(make: Any) -> None:
-    as_the_model = [
-        {},
-        {"rope_scaling_type": -1, "rope_freq_base": 0.0, "yarn_ext_factor": -1.0},
-        {"yarn_attn_factor": -1.0, "yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0},
-    ]
-    for options in as_the_model:
-        assert make(**options).context.overrides == Overrides()
-    given = {
-        "rope_freq_base": 5e5, "rope_freq_scale": 0.5, "yarn_ext_factor": 0.0,
-        "yarn_attn_factor": 2.0, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0, "yarn_orig_ctx": 99,
-    }  # fmt: skip
-    llama = make(rope_scaling_type=2, **given)
-    assert llama.context.overrides == Overrides(rope_scaling="yarn", **given)
-
-
-def test_only_a_verbose_one_prints(make: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    make()("The cat", temperature=0)
-    assert capfd.readouterr() == ("", "")
-    llama = make(verbose=True)
-    llama("The cat", temperature=0)
-    list(llama("The cat", temperature=0, stream=True))
-    out, err = capfd.readouterr()
-    assert out == "" and "fake 1K F32" in err and "prefix-match hit" in err
-    assert err.count("prompt eval time") == 2
-
-
-def test_huge_scores_are_not_allocated_unless_looked_at(make: Any) -> None:
-    llama = make(n_ctx=1 << 24)
-    assert text_of(llama("The cat", max_tokens=4, temperature=0)) == " sat"
-    assert llama._state._scores is None
-
-
-def test_the_defaults_are_llama_cpp_pythons() -> None:
-    signature = inspect.signature(Llama).parameters
-    given = {"n_ctx": 512, "n_batch": 512, "n_ubatch": 512, "seed": 0xFFFFFFFF, "verbose": True,
-             "last_n_tokens_size": 64, "use_mmap": True, "logits_all": False}  # fmt: skip
-    assert {name: signature[name].default for name in given} == given
-    positional = list(inspect.signature(Llama.create_completion).parameters)[1:9]
-    assert positional == [
-        "prompt", "suffix", "max_tokens", "temperature", "top_p", "min_p", "typical_p", "logprobs",
-    ]  # fmt: skip

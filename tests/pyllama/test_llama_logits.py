@@ -177,6 +177,8 @@ VARIANTS = {
     "head_dim": Spec(n_embd=48, n_head=3, n_head_kv=3, head_dim=32, tied=False),
     "part-of-a-head-turns": Spec(head_dim=16, n_rot=8, freqs=True),
     "odd-sizes": Spec(n_layer=1, n_embd=37, n_ff=43, n_vocab=263, head_dim=24, bias=True, eps=0.1),
+    "heads-of-100": Spec(n_embd=64, head_dim=100, tied=False),  # as OpenLLaMA's of 3B
+    "heads-of-20": Spec(head_dim=20),
     "one-of-all": Spec(n_embd=1, n_ff=1, n_head=1, n_head_kv=1),
 }
 

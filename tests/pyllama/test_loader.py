@@ -14,7 +14,8 @@ from pyggml.errors import AllocError, GGUFError
 from pyggml.gguf import GGUFFile, plan_split, write_gguf, write_split
 from pyggml.quants import quantize
 from pyllama import Batch, Context, Llama, Model
-from pyllama.errors import ModelError
+from pyllama.errors import ModelError, TokenizerError
+from pyllama.graph_export import model_graph
 
 from .models import Spec, Weights, random_weights, tokenizer, write_model
 
@@ -83,6 +84,15 @@ def test_a_file_without_weights(tmp_path: Path) -> None:
     assert model.weights == {} and model.hparams.n_vocab == 512 and model.desc == "llama 0 vocab"
     with pytest.raises(ModelError, match="no weights in this file"):
         Model.load(tmp_path / "x.gguf")
+
+
+def test_a_vocabulary_that_cannot_be_used(tmp_path: Path) -> None:
+    for changes in ({"tokenizer.ggml.tokens": None}, {"tokenizer.ggml.model": "abacus"}):
+        path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC), metadata=changes)
+        for load in (Model.load, model_graph):
+            with pytest.raises(TokenizerError) as error:
+                load(path)
+            assert str(error.value).startswith(f"{path}: tokenizer.ggml.")
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,10 @@ from pyllama.errors import BatchError, StateError
 from pyllama.kv_table import CHUNK
 from pyllama.state import _HEAD, load_state, save_state
 
+from .conftest import Make
 from .models import Spec, random_weights, rows, write_model
 
 TOKENS = np.random.default_rng(8).integers(0, 261, 1400).tolist()
-Make = Callable[..., Context]
 F16, F32, BF16 = GGMLType.F16, GGMLType.F32, GGMLType.BF16
 
 

@@ -46,12 +46,15 @@ def command(a: Path, b: Path, as_json: bool, no_values: bool) -> None:
 
 
 def _text(found: Diff) -> Iterator[str]:
+    if found.magic:
+        yield "~ magic: {} -> {}".format(*found.magic)
     for key, value in found.metadata_removed.items():
         yield f"- {key} = {value!r:.80}"
     for key, value in found.metadata_added.items():
         yield f"+ {key} = {value!r:.80}"
     for key, (old, new) in found.metadata_changed.items():
-        yield f"~ {key}: {old!r:.80} -> {new!r:.80}"
+        before, after = (f"{t} " if t else "" for t in found.metadata_types.get(key, ("", "")))
+        yield f"~ {key}: {before}{old!r:.80} -> {after}{new!r:.80}"
     for info in found.tensors_removed:
         yield f"- tensor {info.name}: {_kind(info)}"
     for info in found.tensors_added:
@@ -86,10 +89,12 @@ def _plain(found: Diff) -> dict[str, Any]:
 
     return {
         "same": found.same,
+        "magic": found.magic,
         "metadata": {
             "added": {k: _value(v) for k, v in found.metadata_added.items()},
             "removed": {k: _value(v) for k, v in found.metadata_removed.items()},
             "changed": {k: [_value(v) for v in vs] for k, vs in found.metadata_changed.items()},
+            "types": found.metadata_types,
         },
         "tensors": {
             "added": [tensor(info) for info in found.tensors_added],

@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ...output import write
 from ...tool import Tool, version_option
 from .files import gguf_argument
-
-if TYPE_CHECKING:
-    pass
 
 _FEW, _SHORT = 6, 60  # elements of an array and characters of a string that are shown
 
@@ -61,6 +58,8 @@ def command(
 
 def _text(found: dict[str, Any], arrays: bool) -> Iterator[str]:
     yield _headline(found)
+    if "sparse" in found:
+        yield f"* {_sparse(found['sparse'])}"
     yield f"* {len(found['metadata'])} metadata entries"
     for key, entry in found["metadata"].items():
         kind, n, value = _shown(entry, arrays)
@@ -83,7 +82,10 @@ def _text(found: dict[str, Any], arrays: bool) -> Iterator[str]:
 
 
 def _markdown(found: dict[str, Any], arrays: bool) -> Iterator[str]:
-    yield f"# {Path(found['filename']).name}\n\n{_headline(found)[2:]}\n\n## Metadata\n"
+    yield f"# {Path(found['filename']).name}\n\n{_headline(found)[2:]}\n"
+    if "sparse" in found:
+        yield f"{_sparse(found['sparse'])}\n"
+    yield "## Metadata\n"
     rows = []
     for key, entry in found["metadata"].items():
         kind, n, value = _shown(entry, arrays)
@@ -116,9 +118,33 @@ def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[
 def _headline(found: dict[str, Any]) -> str:
     parts = f" in {len(found['parts'])} parts" if len(found["parts"]) > 1 else ""
     return (
-        f"* {found['filename']}: GGUF version {found['version']}, little endian{parts}, "
-        f"alignment {found['alignment']}, data from byte {found['data_offset']}"
+        f"* {found['filename']}: {found['magic']} version {found['version']}, little endian"
+        f"{parts}, alignment {found['alignment']}, data from byte {found['data_offset']}"
     )
+
+
+def _sparse(found: dict[str, Any]) -> str:
+    layers: dict[int, list[int]] = {}  # by rank
+    for layer, rank in found["predictor_ranks"].items():
+        layers.setdefault(rank, []).append(layer)
+    predictors = (f"{rank} (layers {_spans(layers[rank])})" for rank in sorted(layers))
+    threshold = found["threshold"]
+    return (
+        f"sparse: threshold {'none' if threshold is None else f'{threshold:g}'}; "
+        f"ffn_down_t in layers {_spans(found['down_transposed']) or 'none'}; "
+        f"predictor ranks {', '.join(predictors) or 'none'}"
+    )
+
+
+def _spans(layers: Sequence[int]) -> str:
+    """Rising numbers as in "0-3, 7"."""
+    spans: list[list[int]] = []
+    for layer in layers:
+        if spans and layer == spans[-1][1] + 1:
+            spans[-1][1] = layer
+        else:
+            spans.append([layer, layer])
+    return ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in spans)
 
 
 def _totals(found: dict[str, Any]) -> dict[str, dict[str, int]]:

@@ -76,6 +76,12 @@ def write_sample(path: Path) -> Path:
 # --- pieces of a file -----------------------------------------------------------------------------
 
 
+def put(tmp_path: Path, content: bytes) -> Path:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content)
+    return path
+
+
 def header(n_tensors: int, n_kv: int, *, version: int = 3) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_kv)
 

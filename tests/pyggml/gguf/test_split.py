@@ -75,6 +75,22 @@ def test_parts_of_the_gguf_package_open(tmp_path: Path) -> None:
     assert got == {f"t{i}": i for i in range(5)}
 
 
+def test_parts_keep_the_magic_and_must_share_it(sample: Path, tmp_path: Path) -> None:
+    path = tmp_path / "powerinfer.gguf"
+    path.write_bytes(b"PWRI" + sample.read_bytes()[4:])
+    with GGUFFile(path) as f:
+        plans = plan_split(f, tmp_path / "x", max_tensors=9)
+        write_split(f, plans)
+    with GGUFFile(plans[0].path) as f:
+        assert f.magic == b"PWRI"
+        merge(f, tmp_path / "whole.gguf")
+    assert (tmp_path / "whole.gguf").read_bytes() == path.read_bytes()
+    second = plans[1].path
+    second.write_bytes(b"GGUF" + second.read_bytes()[4:])
+    with pytest.raises(GGUFError, match=r"it starts with b'GGUF', want b'PWRI'; name the first"):
+        GGUFFile(plans[0].path)
+
+
 def test_plans(sample: Path) -> None:
     with GGUFFile(sample) as f:
         n = len(f.tensors)

@@ -11,7 +11,7 @@ import pytest
 
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError, TypeMismatch
-from pyggml.gguf import GGUFError, GGUFFile, GGUFStrings, ValueType, write_gguf
+from pyggml.gguf import GGUFError, GGUFFile, GGUFStrings, ValueType, copy_gguf, write_gguf
 
 from .sample import write_sample
 
@@ -124,6 +124,21 @@ def test_it_writes_the_bytes_that_the_gguf_package_writes(path: Path, tmp_path: 
     assert path.read_bytes() == theirs.read_bytes()
 
 
+def test_a_powerinfer_file_differs_in_its_magic_alone(path: Path) -> None:
+    tensors = {"t": np.arange(3, dtype=np.float32)}
+    write_gguf(path, {"k": 1}, tensors)
+    plain = path.read_bytes()
+    write_gguf(path, {"k": 1}, tensors, magic=b"PWRI")
+    assert path.read_bytes() == b"PWRI" + plain[4:]
+    with GGUFFile(path) as f:
+        assert (f.magic, f.version, f.alignment) == (b"PWRI", 3, 32)
+        assert f.tensor_bytes("t").view(np.float32).tolist() == [0, 1, 2]
+        copy_gguf(f, path, f.typed_metadata())
+    assert path.read_bytes() == b"PWRI" + plain[4:]
+    with pytest.raises(GGUFError, match="the magic is b'GGML', there are: b'GGUF', b'PWRI'"):
+        write_gguf(path, {}, {}, magic=b"GGML")
+
+
 def test_empty_arrays_with_a_type(path: Path) -> None:
     for _ in range(2):
         empty = np.zeros(0, np.int16)
@@ -159,6 +174,7 @@ def test_data_in_pieces(path: Path) -> None:
         ({"k": np.complex64(1)}, "no type for complex64"),
         ({"": 1}, "a metadata key of 0 bytes"),
         ({"general.alignment": 12}, "general.alignment is 12"),
+        ({"general.alignment": 2**31}, "2147483648, must be a power of two from 8 to 2097152 by"),
     ],
 )
 def test_metadata_that_gguf_cannot_hold(path: Path, metadata: dict, message: str) -> None:

@@ -43,7 +43,7 @@ def _bamboo(model: Any) -> Any:
 _OWN: dict[str, tuple[str, Callable[[Any], Any]]] = {"bamboo": ("mistral", _bamboo)}
 
 
-def _save(config: dict[str, Any], folder: Path) -> Shapes:
+def save_config(config: dict[str, Any], folder: Path) -> Shapes:
     """A checkpoint as transformers writes it; the shapes by the names in its file."""
     kind, _ = _OWN.get(config["model_type"], (config["model_type"], None))
     rest = {k: v for k, v in config.items() if k != "model_type"}
@@ -53,7 +53,7 @@ def _save(config: dict[str, Any], folder: Path) -> Shapes:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
-def _load(config: dict[str, Any], folder: Path, shapes: Shapes, scale: float) -> Any:
+def load_model(config: dict[str, Any], folder: Path, shapes: Shapes, scale: float) -> Any:
     """The model with the weights that the tests will give it."""
     made = weights(config["model_type"], shapes, scale)
     write_safetensors(folder / "model.safetensors", made)
@@ -64,7 +64,7 @@ def _load(config: dict[str, Any], folder: Path, shapes: Shapes, scale: float) ->
     return (model if change is None else change(model)).eval()
 
 
-def _logits(model: Any, tokens: list[int]) -> np.ndarray:
+def compute_logits(model: Any, tokens: list[int]) -> np.ndarray:
     out: np.ndarray = model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
     return out
 
@@ -74,7 +74,7 @@ def _greedy(model: Any, tokens: list[int]) -> tuple[list[int], float]:
     made: list[int] = []
     gap = float("inf")
     for _ in range(N_GREEDY):
-        last = _logits(model, tokens + made)[-1]
+        last = compute_logits(model, tokens + made)[-1]
         best = np.sort(last)[::-1]
         gap = min(gap, float(best[0] - best[1]))
         made.append(int(last.argmax()))
@@ -93,19 +93,19 @@ def _lead(model: Any, tokens: list[int], config: dict[str, Any]) -> float:
 
 @torch.no_grad()
 def record(name: str, config: dict[str, Any], folder: Path) -> None:
-    shapes, scale = _save(config, folder), 1.0
+    shapes, scale = save_config(config, folder), 1.0
     tokens = np.random.default_rng(0).integers(4, N_VOCAB, N_TOKENS).tolist()
     for _ in range(20):  # the embedding's own size may matter too
-        model = _load(config, folder, shapes, scale)
-        scale *= (SPREAD / float(_logits(model, tokens).std())) ** 0.7
+        model = load_model(config, folder, shapes, scale)
+        scale *= (SPREAD / float(compute_logits(model, tokens).std())) ** 0.7
     scale = float(np.float32(scale))
-    model = _load(config, folder, shapes, scale)
+    model = load_model(config, folder, shapes, scale)
     drawn = [np.random.default_rng(i).integers(4, N_VOCAB, N_TOKENS).tolist() for i in range(500)]
     for tokens in sorted(drawn, key=lambda tokens: -_lead(model, tokens, config))[:100]:
         greedy, gap = _greedy(model, tokens)
         if gap > GAP:
             break
-    logits = _logits(model, tokens)
+    logits = compute_logits(model, tokens)
     np.savez_compressed(
         DATA / "arch" / f"{name}.npz",
         shapes=json.dumps(shapes),

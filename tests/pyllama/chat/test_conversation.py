@@ -164,3 +164,45 @@ def test_a_transcript_grows_by_turns() -> None:
 def test_a_transcript_that_ends_goes_on_with_the_users_name() -> None:
     dialogue = Transcript(state_of("a b"), "a")
     assert said(dialogue, Settings(SamplingParams(temp=0), stop=("\nUser:",))) == " b\nUser:"
+
+
+def shifting(n_keep: int, n_predict: int = 1) -> Settings:
+    return Settings(SamplingParams(temp=0), n_predict=n_predict, n_keep=n_keep)
+
+
+@pytest.mark.parametrize("n_keep", [0, 9, 25])
+def test_a_message_is_read_whole_or_refused(n_keep: int) -> None:
+    """A context shift forgets what was said before, and never a part of a new message."""
+    for n in (1, 40, *range(52, 66), 200):
+        state = state_of("", n_ctx=100)
+        dialogue = talk(state, "vicuna-orca", system="Be brief.")
+        n_system = len(dialogue.opening())
+        for text in ("What?", "Why?"):
+            dialogue.say(text)
+            said(dialogue, shifting(n_keep, 9))
+        message = "".join(chr(ord("a") + i % 26) for i in range(n))
+        dialogue.say(message)
+        if len(dialogue.opening(message)) + max(n_keep - n_system, 0) < 100:
+            said(dialogue, shifting(n_keep))
+            read = state.ids().tolist()
+            assert f"USER: {message}\nASSISTANT:" in TOKENIZER.decode(read)
+            assert read[:n_keep] == dialogue.opening("What?")[:n_keep]
+        else:
+            with pytest.raises(ContextFull, match="context of 100 takes"):
+                said(dialogue, shifting(n_keep))
+
+
+def test_what_is_said_in_a_transcript_too() -> None:
+    state = state_of("", n_ctx=50)
+    dialogue = Transcript(state, "x" * 40)
+    said(dialogue, shifting(5))
+    for n in (20, 44, 43, 30):
+        message = "".join(chr(ord("a") + i % 26) for i in range(n))
+        dialogue.say(message)
+        said(dialogue, shifting(5))
+        assert TOKENIZER.decode(state.ids().tolist()).endswith(message)
+    dialogue.say("y" * 45)
+    with pytest.raises(
+        ContextFull, match="has 45 tokens behind 5 tokens, a context of 50 takes 44"
+    ):
+        said(dialogue, shifting(5))

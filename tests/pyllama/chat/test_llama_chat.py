@@ -11,15 +11,13 @@ from pyllama.compat import NotSupported
 from pyllama.errors import ContextFull, TemplateError
 from pyllama.llama import Llama
 
-from ..test_llama import make  # noqa: F401  (a fixture)
-
 HI = [{"role": "user", "content": "Hi"}]
 PROMPT = "USER: Hi\nASSISTANT:"
 
 
 @pytest.fixture
-def llama(make: Any) -> Llama:  # noqa: F811
-    return make(PROMPT + " naïve 🙂!", chat_format="vicuna", logits_all=True)  # type: ignore[no-any-return]
+def llama(reciting: Any) -> Llama:
+    return reciting(PROMPT + " naïve 🙂!", chat_format="vicuna", logits_all=True)  # type: ignore[no-any-return]
 
 
 def test_a_reply_has_openais_form(llama: Llama) -> None:
@@ -65,8 +63,8 @@ def test_stop_length_and_logprobs(llama: Llama) -> None:
     assert len(choice(max_tokens=1, logprobs=True)["logprobs"]["content"]) == 1
 
 
-def test_a_conversation_keeps_the_cache(make: Any) -> None:  # noqa: F811
-    llama = make("[INST]Hi[/INST]naïve", chat_format="mistral-v7-tekken")
+def test_a_conversation_keeps_the_cache(reciting: Any) -> None:
+    llama = reciting("[INST]Hi[/INST]naïve", chat_format="mistral-v7-tekken")
     reply: Any = llama.create_chat_completion(HI, temperature=0)
     held, decoded = llama.n_tokens, llama.context.decoded
     decoded.clear()
@@ -76,8 +74,8 @@ def test_a_conversation_keeps_the_cache(make: Any) -> None:  # noqa: F811
     assert llama.n_tokens == held + decoded[0]
 
 
-def test_tools_reach_the_template(make: Any) -> None:  # noqa: F811
-    llama = make("")
+def test_tools_reach_the_template(reciting: Any) -> None:
+    llama = reciting("")
     llama._chat_formats._sources["chat_template.default"] = (
         "{{ tools[0].function.name }}{{ tool_choice }}{{ functions is none }}"
     )
@@ -104,24 +102,26 @@ def test_what_is_not_supported_says_so(llama: Llama) -> None:
     llama.create_chat_completion(HI, response_format={"type": "text"}, max_tokens=1)
 
 
-def test_errors(llama: Llama, make: Any) -> None:  # noqa: F811
+def test_errors(llama: Llama, reciting: Any) -> None:
     with pytest.raises(TemplateError, match="not a dictionary"):
         llama.create_chat_completion(["Hi"])  # type: ignore[list-item]
     with pytest.raises(ContextFull):
         llama.create_chat_completion([{"role": "user", "content": "x" * 100}])
     with pytest.raises(ValueError, match="no chat format"):
-        make(chat_format="functionary")
+        reciting(chat_format="functionary")
 
 
-def test_chat_formats_and_handlers(make: Any) -> None:  # noqa: F811
-    assert make().chat_format == "llama-2"  # as llama-cpp-python, where the model has no template
+def test_chat_formats_and_handlers(reciting: Any) -> None:
+    assert (
+        reciting().chat_format == "llama-2"
+    )  # as llama-cpp-python, where the model has no template
     seen: dict[str, Any] = {}
 
     def handler(**options: Any) -> str:
         seen.update(options)
         return "handled"
 
-    llama = make(chat_handler=handler)
+    llama = reciting(chat_handler=handler)
     assert llama.chat_format is None
     assert llama.create_chat_completion(HI, top_k=3) == "handled"
     assert seen["llama"] is llama and seen["messages"] == HI and seen["top_k"] == 3

@@ -53,8 +53,14 @@ _DIRECT_ROWS = 8  # up to so many query rows always read keys where they lie
 
 
 @cache
-def flash_attn_kernel(kind_k: int, kind_v: int, alone: bool) -> Kernel:
+def flash_attn_kernel(
+    kind_k: int, kind_v: int, alone: bool, tail_k: int = 0, tail_v: int = 0
+) -> Kernel:
     """The kernel for the types of a cache; ``alone`` is for one token, whose rows are always few.
+
+    For the direct form, ``tail_k`` is what a key has behind its last vector of 8, and ``tail_v``,
+    rounded up to vectors, what a value has behind its last 32 columns: 0 for most models, whose
+    kernel has no code for it.
 
     Scratch: cells, scores of four rows, sums of four rows, then queries, states and packed chunk.
     """
@@ -76,7 +82,8 @@ def flash_attn_kernel(kind_k: int, kind_v: int, alone: bool) -> Kernel:
         v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
         nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
         cells = scratch
-        scores = cells + 8 * CHUNK
+        later = cells + 8 * CHUNK  # cells of the next sequence's keys
+        scores = later + 8 * CHUNK
         sums = scores + 4 * S_STRIDE
         queries = sums + 16 * padded + 256  # behind the maxima and sums of a tile
         states = queries + block * n_rep * 4 * hd8
@@ -112,6 +119,10 @@ def flash_attn_kernel(kind_k: int, kind_v: int, alone: bool) -> Kernel:
                 first = c * CHUNK
                 n_keys = min(CHUNK, hi - first)
                 find_cells(node, sequence, first, n_keys, cells)
+                if not alone and direct and after < stop:
+                    begin = list_begin(node, after) // CHUNK * CHUNK
+                    n = min(n_keys, list_end(node, after) - begin)
+                    find_cells(node, sequence_of(node, after), begin, max(n, 1), later)
                 if not direct:
                     pack(kind_k, kind_v, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
                 for r in range(0, n_rows, 4):
@@ -124,8 +135,9 @@ def flash_attn_kernel(kind_k: int, kind_v: int, alone: bool) -> Kernel:
                     if n > 0 and direct:
                         lines = (hdv // 32 * v_block + 63) // 64 if r == 0 else 0
                         score_direct(
-                            kind_k, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines
-                        )
+                            kind_k, tail_k, rows, query, hd, k, nb_k, cells, n, scores,
+                            v, nb_v, lines,
+                        )  # fmt: skip
                     elif n > 0:
                         score_packed(rows, query, hd8, keys, n, scores)
                     for i in range(rows if n > 0 else 0):
@@ -136,9 +148,11 @@ def flash_attn_kernel(kind_k: int, kind_v: int, alone: bool) -> Kernel:
                         bias(node, s, token, head, sequence, stream, first, n)
                         tops[i], tops[4 + i] = softmax(s, begin, max(begin, end), n64)
                     if n > 0 and direct:
+                        x = later if r == 0 and not alone and after < stop else cells
                         weigh_direct(
-                            kind_v, v_block, rows, scores, v, nb_v, cells, n, hdv, sums, padded
-                        )
+                            kind_v, v_block, tail_v, rows, scores, v, nb_v, cells, n, hdv,
+                            sums, padded, x, k, nb_k,
+                        )  # fmt: skip
                     elif n > 0:
                         weigh_packed(rows, scores, values, n, sums, padded)
                     for i in range(rows):
@@ -157,7 +171,8 @@ def flash_attn_kernel(kind_k: int, kind_v: int, alone: bool) -> Kernel:
 
     made = kernel(flash_attn)
     names = "_".join(GGMLType(kind).name.lower() for kind in (kind_k, kind_v))
-    made.name = f"flash_attn_{names}{'_alone' if alone else ''}"
+    tails = f"_{tail_k}_{tail_v}" if tail_k or tail_v else ""
+    made.name = f"flash_attn_{names}{'_alone' if alone else ''}{tails}"
     return made
 
 
@@ -216,12 +231,14 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     n_rep, hd8, padded = n_head // n_kv_head, -(-hd // 8) * 8, -(-hdv // 16) * 16
     n_chunks = -(-(cells.ne[1] if cells is not None else k.ne[1]) // CHUNK)
     max_bias, n2 = node.op_params["max_bias"], 1 << (n_head.bit_length() - 1)
-    in_place = hd % 8 == 0 and hdv % 32 == 0  # what the direct form can read
+    tail_k, tail_v = hd % 8, -(-(hdv % 32) // 8) * 8
+    in_place = hd >= 8 and hdv >= tail_v  # what the direct form can read
+    tails = (tail_k, tail_v) if in_place else (0, 0)
     alone = in_place and n_tokens == 1
     partial_bytes = n_streams * n_tokens * n_head * n_chunks * 4 * (hdv + 2)
     split = n_tokens <= _SPLIT_TOKENS and n_chunks > 1 and partial_bytes <= 1 << 26
     share = -(-n_tokens * n_kv_head * n_streams // (_CHUNKS * low.n_threads))
-    block = n_tokens if split else max(1, min(n_tokens, _ROWS // n_rep, share))
+    block = -(-n_tokens // low.n_threads) if split else max(1, min(n_tokens, _ROWS // n_rep, share))
     splits = -(-4 * low.n_threads // n_kv_head) if split else 1
     splits = min(splits, n_chunks)
     parts = low.work.take(partial_bytes, len(low.launches)) if split else None
@@ -239,12 +256,12 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         _direct_rows(k.type, v.type) if in_place else 0,
         float(node.op_params["bias_scale"]),
     ]
-    scratch = 8 * CHUNK + 4 * (
+    scratch = 16 * CHUNK + 4 * (
         4 * CHUNK + 4 * padded + 64 + block * n_rep * (hd8 + hdv + 2) + 16
         + (0 if alone else CHUNK * (hd8 + padded))
     )  # fmt: skip
     blocks = -(-n_tokens // block)
-    made = flash_attn_kernel(int(k.type), int(v.type), alone)
+    made = flash_attn_kernel(int(k.type), int(v.type), alone, *tails)
     launch = low.launch(
         made, node, params, splits * n_kv_head * blocks * n_streams, scratch=scratch
     )

@@ -1,7 +1,7 @@
 """A chunk of keys and values in attention: read where they lie, or packed first and read then.
 
     find_cells(node, sequence, first, n, cells)
-    score_direct(F16, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
+    score_direct(F16, hd % 8, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
     pack(F16, F16, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values)
     score_packed(3, q, hd, keys, n, scores)
 
@@ -88,17 +88,17 @@ def score_packed(rows, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def score_direct(kind, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # type: ignore[no-untyped-def]
+def score_direct(kind, tail, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # type: ignore[no-untyped-def]
     """Scores of at most 4 query rows against ``n`` keys in the cache, and their values fetched."""
-    s_row = S_STRIDE
+    s_row, q_row = S_STRIDE, 4 * ((d + 7) // 8 * 8)
     if rows == 4:
-        score_cells(kind, 4, q, 4 * d, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+        score_cells(kind, 4, tail, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
     elif rows == 3:
-        score_cells(kind, 3, q, 4 * d, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+        score_cells(kind, 3, tail, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
     elif rows == 2:
-        score_cells(kind, 2, q, 4 * d, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+        score_cells(kind, 2, tail, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
     else:
-        score_cells(kind, 1, q, 4 * d, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+        score_cells(kind, 1, tail, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
 
 
 @inline_strict
@@ -117,15 +117,29 @@ def weigh_packed(rows, p, values, n, sums, padded):  # type: ignore[no-untyped-d
 
 
 @inline_strict
-def weigh_direct(kind, block, rows, p, v, nb_v, cells, n, hdv, sums, padded):  # type: ignore[no-untyped-def]
-    """Sums of values in the cache, weighted; ``block`` is the bytes of 32 values."""
-    for d in range(0, hdv, 32):
-        x, out = v + block * (d // 32), sums + 4 * d
-        if rows == 4:
-            weigh_cells(kind, 4, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
-        elif rows == 3:
-            weigh_cells(kind, 3, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
-        elif rows == 2:
-            weigh_cells(kind, 2, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
-        else:
-            weigh_cells(kind, 1, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded)
+def weigh_direct(kind, block, tail, rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
+    """Sums of values in the cache, weighted; ``block`` is the bytes of 32 values.
+
+    What is left of a row is in its last ``tail`` columns, some of which are summed twice. Meanwhile
+    the keys in the cells ``later`` are fetched.
+    """
+    for d in range(0, hdv // 32 * 32, 32):
+        x, out, key = v + block * (d // 32), sums + 4 * d, k + 2 * d
+        _weigh(kind, 32, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
+    if tail != 0:
+        d = hdv - tail
+        x, out, key = v + block // 32 * d, sums + 4 * d, k + 2 * d
+        _weigh(kind, tail, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
+
+
+@inline_strict
+def _weigh(kind, d, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
+    s_row = S_STRIDE
+    if rows == 4:
+        weigh_cells(kind, 4, d, p, s_row, v, nb_v, cells, n, out, 4 * padded, later, k, nb_k)
+    elif rows == 3:
+        weigh_cells(kind, 3, d, p, s_row, v, nb_v, cells, n, out, 4 * padded, later, k, nb_k)
+    elif rows == 2:
+        weigh_cells(kind, 2, d, p, s_row, v, nb_v, cells, n, out, 4 * padded, later, k, nb_k)
+    else:
+        weigh_cells(kind, 1, d, p, s_row, v, nb_v, cells, n, out, 4 * padded, later, k, nb_k)

@@ -36,6 +36,7 @@ from .reduce import sum_f32
 from .span import may_write_over, overlap, repeated_row
 
 EPS, QUANTIZE = 0, 1  # parameters
+_GRAIN = 2048  # elements of a chunk, about: read twice, and quantized
 
 
 @inline
@@ -70,7 +71,8 @@ def rms_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def
 def _launch(low: Lowering, kernel: Kernel, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
     params = (float(norm.op_params["eps"]), 0)
     src = (norm.src[0], *rows, None, None)[:3]  # kernels ask for all
-    launch = low.launch(kernel, dst, params, low.row_chunks(dst), src=src)
+    chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * low.n_threads)
+    launch = low.launch(kernel, dst, params, chunks, src=src)
     launch.quantize_param = QUANTIZE
 
 

@@ -36,14 +36,14 @@ from .span import columns
 _BLOCK = 512
 _PIECE = 8192  # elements
 PARTS, ROWS, OUT = range(3)  # parameters of pieces: parts of a row, or rows a piece; results
-LOWEST = np.int32(-(2**31))
+LOWEST, _HIGHEST = np.int32(-(2**31)), np.int32(2**31 - 1)
 
 
 @inline_strict
 def order_key(x):  # type: ignore[no-untyped-def]
-    """An int32 that orders as the float does (0 equals -0; NaN, by its sign, beyond inf)."""
+    """An int32 that orders as the float does (0 equals -0; every NaN is beyond inf)."""
     bits = f32_bits(x + np.float32(0))
-    return np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF))
+    return np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF)) if x == x else _HIGHEST
 
 
 @inline_strict

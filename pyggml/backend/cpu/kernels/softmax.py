@@ -41,7 +41,7 @@ _TYPES = (GGMLType.F32, GGMLType.F16)
 
 @inline_strict
 def row_max(x, n):  # type: ignore[no-untyped-def]
-    """The largest of ``n`` float32; NaN (of positive sign) counts as the largest."""
+    """The largest of ``n`` float32; NaN counts as the largest."""
     xs, top = f32_ptr(x), LOWEST
     for i in range(n):
         key = order_key(xs[i])

@@ -1,12 +1,13 @@
 """Attention's inner loops: scores and weighted values, straight from cells or from packed chunks.
 
-    score_cells(F16, 3, q, q_stride, keys, nb, cells, n, d, scores, s_stride, ...)  # few rows
+    score_cells(F16, 3, 0, q, q_stride, keys, nb, cells, n, d, scores, s_stride, ...)  # few rows
     score_tile(4, q, q_stride, packed_keys, d, scores, s_stride)                 # 16 packed keys
 
 A score is eight partial sums (element i goes to sum i % 8, in order), added as (0+4 + 2+6) +
 (1+5 + 3+7): the one form does it across a register, the other across keys, and the bits are equal.
 ``cells`` is int64[n], the row of each key.
-Access: rows of keys and values front to back, once for all query rows of a call.
+Access: rows of keys and values front to back, once for all query rows of a call. What is left of a
+row behind whole vectors is read with its last eight elements, so nothing behind a row is.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ _AHEAD = 32  # keys between those in use and those that are fetched: cells may l
 _AHEAD_LINES = 2  # of each: the rest follows by itself
 _KEYS = 4  # keys that are scored at a time
 _ROWS = 3  # query rows that one pass keeps in registers, with four keys or vectors of values
-_VALUES = 32  # columns of values that one pass keeps in registers
 
 
 def _totals(b: Value, x: list[Value]) -> Value:
@@ -64,24 +64,25 @@ def _scaled(b: Value, i: Value, factor: int | Value) -> Value:
 
 @intrinsic(prefer_literal=True)
 def score_cells(
-    typingctx: Any, fmt: Any, rows: Any, q: Any, q_stride: Any, keys: Any, nb: Any, cells: Any,
-    n: Any, d: Any, scores: Any, s_stride: Any, values: Any, nb_v: Any, lines: Any,
+    typingctx: Any, fmt: Any, rows: Any, tail: Any, q: Any, q_stride: Any, keys: Any, nb: Any,
+    cells: Any, n: Any, d: Any, scores: Any, s_stride: Any, values: Any, nb_v: Any, lines: Any,
 ) -> Any:  # fmt: skip
     """Scores of ``rows`` queries (a literal) against ``n`` keys where they lie in the cache.
 
-    Four keys at a time: ``scores`` go on to the next multiple of four, and memory may be read
+    Rows are ``d`` >= 8 long, ``tail`` (a literal) is d % 8, and queries have zeros up to a multiple
+    of 8. Four keys at a time: ``scores`` go on to the next multiple of four, and memory may be read
     ``_AHEAD`` behind ``cells``. Keys that lie ahead are asked of memory, and the first ``lines``
     cache lines of each key's row of values, which are wanted next.
     """
-    literals = literals_of(fmt, rows)
+    literals = literals_of(fmt, rows, tail)
     if literals is None:
         return None
-    kind, n_rows = literals
+    kind, n_rows, n_tail = literals
     columns = max(LANES, BLOCK[kind])  # of a step
     step = columns // BLOCK[kind] * BLOCK_BYTES[kind]
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _, _, q, q_stride, keys, nb, cells, n, d, scores, s_stride, values, nb_v, lines = args
+        q, q_stride, keys, nb, cells, n, d, scores, s_stride, values, nb_v, lines = args[3:]
         steps = b.udiv(d, ir.Constant(i64, columns))
         queries = [b.add(q, _scaled(b, q_stride, r)) for r in range(n_rows)]
         per_pass = n_rows if n_rows <= _ROWS else -(-n_rows // 2)
@@ -121,6 +122,12 @@ def score_cells(
 
                 zeros = [splat(f32, LANES, 0.0)] * (len(some) * _KEYS)
                 sums = counted_loop(b, steps, zeros, body)
+                if n_tail:
+                    ends = [_end(b, kind, k, d, n_tail) for k in key]
+                    places = [b.add(x, _scaled(b, steps, 4 * columns)) for x in some]
+                    parts = [load(b, x, vec(f32, LANES)) for x in places]
+                    sums = [fma(b, x, end, sums[r * _KEYS + c])
+                            for r, x in enumerate(parts) for c, end in enumerate(ends)]  # fmt: skip
                 for r in range(len(some)):
                     place = b.add(scores, _scaled(b, s_stride, first + r))
                     total = _totals(b, sums[r * _KEYS : (r + 1) * _KEYS])
@@ -131,7 +138,15 @@ def score_cells(
         counted_loop(b, b.udiv(rounded, ir.Constant(i64, _KEYS)), [], four_keys)
         return context.get_dummy_value()
 
-    return types.void(fmt, rows, *[types.int64] * 12), codegen
+    return types.void(fmt, rows, tail, *[types.int64] * 12), codegen
+
+
+def _end(b: Value, kind: int, row: Value, d: Value, n_tail: int) -> Value:
+    """The last ``n_tail`` elements of a row of floats, ``d`` long, and zeros."""
+    last = b.add(row, _scaled(b, b.sub(d, ir.Constant(i64, LANES)), BLOCK_BYTES[kind]))
+    lanes = [*range(LANES - n_tail, LANES), *[LANES] * (LANES - n_tail)]
+    zeros, mask = splat(f32, LANES, 0.0), ir.Constant(vec(i32, LANES), lanes)
+    return b.shuffle_vector(load_8(b, kind, last, 0, None), zeros, mask)
 
 
 @intrinsic(prefer_literal=True)
@@ -187,41 +202,51 @@ def score_tile(
 
 @intrinsic(prefer_literal=True)
 def weigh_cells(
-    typingctx: Any, fmt: Any, rows: Any, p: Any, p_stride: Any, values: Any, nb: Any, cells: Any,
-    n: Any, out: Any, out_stride: Any,
+    typingctx: Any, fmt: Any, rows: Any, columns: Any, p: Any, p_stride: Any, values: Any, nb: Any,
+    cells: Any, n: Any, out: Any, out_stride: Any, later: Any, keys: Any, nb_k: Any,
 ) -> Any:  # fmt: skip
-    """``out[r][0:32] = sum over j < n of p[r][j] * values[cells[j]][0:32]``, in order of j."""
-    literals = literals_of(fmt, rows)
+    """``out[r][0:d] = sum over j < n of p[r][j] * values[cells[j]][0:d]``, in order of j.
+
+    ``rows`` and d = ``columns``, a multiple of 8 from 0 to 32, are literals. Meanwhile a line of
+    ``keys[later[j]]`` is asked of memory, which is wanted next.
+    """
+    literals = literals_of(fmt, rows, columns)
     if literals is None:
         return None
-    kind, n_rows = literals
-    n_parts = _VALUES // LANES
-    per_pass = n_parts if n_rows <= _ROWS else n_parts // 2
+    kind, n_rows, n_columns = literals
+    n_parts = n_columns // LANES
+    per_pass = max(1, n_parts if n_rows <= _ROWS else (n_parts + 1) // 2)
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _, _, p, p_stride, values, nb, cells, n, out, out_stride = args
+        p, p_stride, values, nb, cells, n, out, out_stride, later, keys, nb_k = args[3:]
         weights = [b.add(p, _scaled(b, p_stride, r)) for r in range(n_rows)]
         for first in range(0, n_parts, per_pass):
+            count = min(per_pass, n_parts - first)
 
-            def body(j: Value, accs: list[Value], first: int = first) -> list[Value]:
+            def body(
+                j: Value, accs: list[Value], first: int = first, count: int = count
+            ) -> list[Value]:
                 cell = load(b, b.add(cells, _scaled(b, j, 8)), i64, 8)
                 row = b.add(values, b.mul(cell, nb))
+                if not first:
+                    coming = load(b, b.add(later, _scaled(b, j, 8)), i64, 8)
+                    prefetch(b, b.add(keys, b.mul(coming, nb_k)))
                 at_j = [load(b, b.add(x, _scaled(b, j, 4)), f32) for x in weights]
                 w = [broadcast(b, x, LANES) for x in at_j]
                 d = scale(b, kind, row)
                 after = list(accs)
-                for i in range(per_pass):  # one vector at a time: more would not fit registers
+                for i in range(count):  # one vector at a time: more would not fit registers
                     part = load_8(b, kind, row, LANES * (first + i), d)
                     for r in range(n_rows):
-                        k = r * per_pass + i
+                        k = r * count + i
                         after[k] = fma(b, part, w[r], accs[k])
                 return after
 
-            sums = counted_loop(b, n, [splat(f32, LANES, 0.0)] * (n_rows * per_pass), body)
+            sums = counted_loop(b, n, [splat(f32, LANES, 0.0)] * (n_rows * count), body)
             for k, acc in enumerate(sums):
-                r, i = divmod(k, per_pass)
+                r, i = divmod(k, count)
                 place = b.add(out, _scaled(b, out_stride, r))
                 store(b, acc, at(b, place, 4 * LANES * (first + i)))
         return context.get_dummy_value()
 
-    return types.void(fmt, rows, *[types.int64] * 8), codegen
+    return types.void(fmt, rows, columns, *[types.int64] * 11), codegen

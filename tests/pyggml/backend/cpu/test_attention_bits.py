@@ -22,11 +22,11 @@ from pyggml.quants import from_float
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
-HD, HEADS, KV_HEADS, CELLS, LIST, SEQS = 64, 6, 2, 900, 290, 3
+HEADS, KV_HEADS, CELLS, LIST, SEQS = 6, 2, 900, 290, 3
 F16, Q8_0, BF16, F32 = GGMLType.F16, GGMLType.Q8_0, GGMLType.BF16, GGMLType.F32
 RNG = np.random.default_rng(0)
-K, V = (RNG.standard_normal((1, KV_HEADS, CELLS, HD)).astype(np.float32) for _ in range(2))
-Q = RNG.standard_normal((HEADS, 24, HD)).astype(np.float32)
+K, V = (RNG.standard_normal((1, KV_HEADS, CELLS, 100)).astype(np.float32) for _ in range(2))
+Q = RNG.standard_normal((HEADS, 24, 100)).astype(np.float32)
 LISTS = np.stack(
     [np.stack([RNG.permutation(CELLS)[:LIST], np.arange(LIST)], -1) for _ in range(SEQS)]
 ).astype(np.int32)
@@ -41,16 +41,16 @@ def rows_of(t: int, in_turn: bool) -> list[int]:
 
 def attend(
     kinds: tuple[GGMLType, GGMLType], tokens: list[int], n_threads: int = 1, in_turn: bool = True,
-    dense: bool = False,
+    dense: bool = False, hd: int = 64,
 ) -> Array:  # fmt: skip
     """float32[tokens, heads * hd]."""
     ctx = Context()
     caches: list[Tensor] = []
     for kind, values in zip(kinds, (K, V), strict=True):
-        cache = ctx.new_tensor_3d(kind, HD, CELLS, KV_HEADS)
-        from_float(cache, values)
+        cache = ctx.new_tensor_3d(kind, hd, CELLS, KV_HEADS)
+        from_float(cache, np.ascontiguousarray(values[..., :hd]))
         caches.append(cache)
-    q = ctx.from_numpy(np.ascontiguousarray(Q[:, tokens]))
+    q = ctx.from_numpy(np.ascontiguousarray(Q[:, tokens, :hd]))
     if dense:
         mask = np.where(np.arange(CELLS) <= 600 + 9 * np.array(tokens)[:, None], 0, -np.inf)
         last = ctx.from_numpy(mask.astype(np.float32))
@@ -67,20 +67,25 @@ def attend(
 
 
 @pytest.mark.parametrize(
-    "kinds",
-    [*((k, k) for k in KINDS), (Q8_0, F16), (BF16, Q8_0), (F32, BF16)],
-    ids=lambda p: "-".join(k.name for k in p),
+    ("kinds", "hd"),
+    [
+        *(((k, k), 64) for k in KINDS),
+        *((p, 64) for p in ((Q8_0, F16), (BF16, Q8_0), (F32, BF16))),
+        *(((F16, F16), hd) for hd in (20, 46)),
+        *(((k, k), 100) for k in (F16, BF16, F32)),
+    ],
+    ids=lambda p: "-".join(k.name for k in p) if isinstance(p, tuple) else str(p),
 )
 def test_bits_depend_on_the_token_alone(
-    kinds: tuple[GGMLType, GGMLType], monkeypatch: pytest.MonkeyPatch
+    kinds: tuple[GGMLType, GGMLType], hd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for in_turn in (True, False):
-        alone = np.concatenate([attend(kinds, [t], 1, in_turn) for t in range(24)])
+        alone = np.concatenate([attend(kinds, [t], 1, in_turn, hd=hd) for t in range(24)])
         for limit in (DIRECT, PACKED, 9):
             monkeypatch.setattr(attention, "_direct_rows", lambda k, v, limit=limit: limit)
             for i, n in enumerate((1, 2, 3, 8, 9, 24)):
                 first = 24 - n  # where the lists are long
-                got = attend(kinds, list(range(first, 24)), 1 + i % 3, in_turn)
+                got = attend(kinds, list(range(first, 24)), 1 + i % 3, in_turn, hd=hd)
                 assert got.tobytes() == alone[first:].tobytes(), (limit, n, in_turn)
             monkeypatch.undo()
 

@@ -278,8 +278,9 @@ def test_rows_of_the_cache(
     for module in (attend, kv_row):
         monkeypatch.setattr(module, "vectors", vectors)
     for intrinsic, n_args, rows, least in (
-        (attend.score_cells, 12, (3,), 12),
-        (attend.weigh_cells, 8, (4,), 16),
+        (attend.score_cells, 12, (3, 0), 12),
+        (attend.score_cells, 12, (3, 4 if kind != GGMLType.Q8_0 else 0), 12),
+        (attend.weigh_cells, 11, (4, 32), 16),
         (kv_row.transpose_8x8, 11, (), 0),
         (kv_row.widen_8, 3, (), 0),
     ):

@@ -1,0 +1,1 @@
+"""A small LLaMA with ReLU gates, trained here: what sparse inference is measured on."""

@@ -1,0 +1,19 @@
+"""``pyllama-powerinfer``: which neurons of a ReLU model are active, and where they should be.
+
+pyllama-powerinfer stats -m x.gguf -f text.txt -o stats.json --plot stats.svg
+pyllama-powerinfer plan -m x.gguf --stats stats.json --vram-budget 8 --svg plan.svg
+"""
+
+from __future__ import annotations
+
+import click
+
+from ...tool import LazyGroup, version_option
+
+TABLE = {name: f".commands.powerinfer.{name}:command" for name in ("stats", "plan")}
+
+
+@click.group("powerinfer", cls=LazyGroup, table=TABLE)
+@version_option()
+def command() -> None:
+    """Count active neurons of a ReLU model, and place them on GPU and CPU."""

@@ -1,0 +1,22 @@
+"""Files that the commands write: pictures are SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def svg_option(flag: str) -> Callable[[Any], Any]:
+    """A file for a picture."""
+    return click.option(
+        flag, type=click.Path(path_type=Path), callback=_svg, help="Write a picture of it (SVG)."
+    )
+
+
+def _svg(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and value.suffix.lower() != ".svg":
+        raise click.BadParameter(f"{str(value)!r}: pictures are SVG; give a name ending in .svg.")
+    return value

@@ -1,0 +1,133 @@
+"""``pyllama-powerinfer stats``: run a text through a ReLU model and count its active neurons.
+
+    pyllama-powerinfer stats -m x.gguf -f text.txt -o stats.json --plot stats.svg
+    pyllama-powerinfer stats -m x.gguf -f text.txt --activation activation
+
+Prints a table, a line for each layer. ``plan`` reads the JSON file or the folder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...loading import load_model
+from ...options import INT32_MAX, MAX_THREADS, ModelOptions, Number, model_options
+from ...output import progress_bar, write
+from ...prompt import PromptOptions, escape_option, prompt_options
+from ...tool import Tool, version_option
+from .files import svg_option
+
+if TYPE_CHECKING:
+    from pyllama.sparsity.stats import Statistics
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command("stats", cls=Tool)
+@prompt_options
+@click.option("-o", "--output", type=_PATH, help="Write everything as JSON.")
+@svg_option("--plot")
+@click.option(
+    "--activation", type=_PATH, help="Write activation_0.pt, ... into this folder, for PowerInfer."
+)
+@click.option(
+    "-c",
+    "--ctx-size",
+    type=Number(1, INT32_MAX),
+    default=512,
+    show_default=True,
+    help="Tokens of a chunk of the text; each begins with an empty cache.",
+)
+@click.option(
+    "--chunks",
+    type=Number(-1, INT32_MAX),
+    default=-1,
+    show_default=True,
+    help="Most chunks to evaluate. -1: all.",
+)
+@click.option(
+    "-t",
+    "--threads",
+    type=Number(-1, MAX_THREADS),
+    default=-1,
+    show_default=True,
+    help="Threads. -1: min(affinity, cgroup quota, physical cores).",
+)
+@model_options
+@escape_option(default=False)
+@version_option()
+def command(
+    output: Path | None, plot: Path | None, activation: Path | None, ctx_size: int, chunks: int,
+    threads: int, **options: Any,
+) -> None:  # fmt: skip
+    """Count which neurons of a ReLU model are active for a text.
+
+    Layers are computed in full. Where --sparse names a source that guesses (predictor, signs, svd),
+    its scores are judged at the threshold.
+    """
+    text = PromptOptions.take(options).text()
+    if text is None:
+        raise click.UsageError("give the text with -f or -p")
+    n_threads = threads if threads > 0 else None
+    model = load_model(ModelOptions.take(options), n_threads)
+    tokens = model.tokenizer.encode(text, add_special=True, parse_special=False)
+    from pyllama.sparsity.collect import collect
+
+    with progress_bar(f"counting active neurons of {len(tokens)} tokens") as progress:
+        stats = collect(
+            model,
+            tokens,
+            n_ctx=ctx_size,
+            n_chunks=None if chunks < 0 else chunks,
+            n_threads=n_threads,
+            progress=progress,
+        )
+    for line in _table(stats):
+        write(line + "\n")
+    _write_files(stats, output, plot, activation)
+
+
+def _write_files(
+    stats: Statistics, output: Path | None, plot: Path | None, activation: Path | None
+) -> None:
+    if output is not None:
+        from pyllama.sparsity.stats import save_stats
+
+        save_stats(output, stats)
+    if plot is not None:
+        from pyllama.sparsity.pictures import stats_svg
+
+        stats_svg(stats, plot)
+    if activation is not None:
+        from pyllama.sparsity.activation_files import write_activations
+
+        write_activations(activation, stats.counts)
+
+
+def _table(stats: Statistics) -> Iterator[str]:
+    """Percentages; a column for the union of a few tokens, and of many."""
+    import numpy as np
+
+    batches = [i for i, size in enumerate(stats.batch_sizes) if size in (8, 64)]
+    columns = {"active": stats.density}
+    columns |= {f"any of {stats.batch_sizes[i]}": stats.union[:, i] for i in batches}
+    columns |= {f"hottest {share:.0%}": stats.coverage(share) for share in (0.05, 0.2)}
+    if stats.source:
+        columns |= {"predicted": stats.predicted, "recall": stats.recall,
+                    "precision": stats.precision}  # fmt: skip
+    said = f", {stats.source} at threshold {stats.threshold:g}" if stats.source else ""
+    n_layer, n_ff = stats.counts.shape
+    yield f"{stats.model}: {n_layer} layers of {n_ff} neurons, {stats.n_tokens} tokens{said}"
+    yield "| layer | " + " | ".join(f"{name:>12}" for name in columns) + " |"
+    yield "| ----: | " + " | ".join("-" * 11 + ":" for _ in columns) + " |"
+    rows = [(str(i), [values[i] for values in columns.values()]) for i in range(n_layer)]
+    known = [values[np.isfinite(values)] for values in columns.values()]
+    rows.append(("mean", [values.mean() if values.size else math.nan for values in known]))
+    for name, values in rows:
+        cells = ("" if math.isnan(x) else f"{100 * x:.2f} %" for x in values)
+        yield f"| {name:>5} | " + " | ".join(f"{cell:>12}" for cell in cells) + " |"

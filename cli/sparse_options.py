@@ -1,0 +1,67 @@
+"""``--sparse`` and ``--sparse-threshold``: which neurons of a ReLU model are computed.
+
+    --sparse predictor,exact:0-3 --sparse-threshold 0.25
+
+What the words mean is ``pyllama.sparsity.sources``'; that they are words, and numbers, is checked
+before a model is looked for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F")
+
+
+class Threshold(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number, or inf or -inf."""
+
+    name = "X"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number; nan is refused."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number, inf or -inf.", param, ctx)
+        return number
+
+
+def _sources(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if value != "auto":
+        from pyllama.errors import ModelError
+        from pyllama.sparsity.sources import parse_sparse
+
+        try:
+            parse_sparse(value)
+        except ModelError as error:
+            raise click.BadParameter(f"{error}.") from None
+    return value
+
+
+def sparse_options(function: F) -> F:
+    """The two flags."""
+    threshold = click.option(
+        "--sparse-threshold",
+        type=Threshold(),
+        metavar="X",
+        help="What the scores of neurons must reach.  [default: the file's, or 0]",
+    )
+    sources = click.option(
+        "--sparse",
+        default="auto",
+        show_default=True,
+        callback=_sources,
+        metavar="SOURCE",
+        help="What says which neurons of a ReLU model to compute: predictor (PowerInfer's), exact "
+        "(nothing is lost), signs, svd or svd=RANK, off (all). auto: predictor or exact where the "
+        "file is made for it. Other sources for some layers: predictor,exact:0-3.",
+    )
+    return sources(threshold(function))  # type: ignore[type-var]

@@ -1,0 +1,213 @@
+"""Charts as SVG text, drawn by ourselves: lines, bands and bars; needs nothing installed.
+
+    chart = Chart("Union of tokens", "tokens", "neurons needed", log2=True, percent=True)
+    chart.band([1, 2, 4], low, high, "all layers").line([1, 2, 4], mean, "mean")
+    charts_svg([chart], "union.svg", title="x.gguf")
+
+Several charts stand in rows of two. Values that are not finite leave a gap.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..files import write_whole
+from .style import FAMILIES
+from .svg import escape
+
+_W, _H = 460.0, 240.0  # of the plotted area
+_LEFT, _TOP, _RIGHT, _BOTTOM = 64.0, 46.0, 24.0, 62.0  # around it
+_HEAD = 56.0
+_COLORS = [FAMILIES[name] for name in ("matmul", "rope", "norm", "attention", "weight", "cache")]
+_CSS = """\
+.chart{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;background:#fff}
+.chart text{font-size:11px;fill:#212529}.chart .heading{font-size:16px;font-weight:600}
+.chart .title{font-size:13px;font-weight:600}.chart .quiet{fill:#6c757d}
+.chart .axis{stroke:#adb5bd;fill:none}.chart .faint{stroke:#e9ecef}
+.chart .line{fill:none;stroke-width:2;stroke-linejoin:round}.chart .band{opacity:.8}
+"""
+Numbers = Sequence[float]
+
+
+@dataclass
+class _Series:
+    kind: str  # line, band or bars
+    xs: list[float]
+    low: list[float]
+    high: list[float]
+    name: str
+    color: int
+
+
+@dataclass
+class Chart:
+    """One pair of axes.
+
+    Args:
+        log2: a logarithmic x axis with ticks at powers of two.
+        percent: y values are shares, and are written as percentages.
+        y_range: of the y axis; None: from 0, or the least value if it is lower, to the largest.
+    """
+
+    title: str
+    x: str
+    y: str
+    log2: bool = False
+    percent: bool = False
+    y_range: tuple[float, float] | None = None
+    series: list[_Series] = field(default_factory=list)
+    _n_colors: int = 0
+
+    def line(self, xs: Numbers, ys: Numbers, name: str = "") -> Chart:
+        """Points joined by lines; returns the chart."""
+        return self._add("line", xs, ys, ys, name)
+
+    def band(self, xs: Numbers, low: Numbers, high: Numbers, name: str = "") -> Chart:
+        """The area from ``low`` to ``high``, in the next line's colour; returns the chart."""
+        return self._add("band", xs, low, high, name)
+
+    def bars(self, xs: Numbers, ys: Numbers, name: str = "") -> Chart:
+        """A bar for each x, which are one apart; returns the chart."""
+        return self._add("bars", xs, [0.0] * len(ys), ys, name)
+
+    def _add(self, kind: str, xs: Numbers, low: Numbers, high: Numbers, name: str) -> Chart:
+        x, a, b = ([float(v) for v in row] for row in (xs, low, high))
+        self.series.append(_Series(kind, x, a, b, name, self._n_colors % len(_COLORS)))
+        self._n_colors += kind != "band"
+        return self
+
+
+def charts_svg(
+    charts: Sequence[Chart],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    title: str = "",
+    columns: int = 2,
+) -> str:
+    """Draw charts in rows.
+
+    Args:
+        path: also write the text to this file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    columns = min(columns, len(charts))
+    wide, high = _LEFT + _W + _RIGHT, _TOP + _H + _BOTTOM
+    width, height = columns * wide, _HEAD + -(-len(charts) // columns) * high
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{width:.0f}" '
+        f'height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}">',
+        f'<style>{_CSS}</style><text class="heading" x="20" y="32">{escape(title)}</text>',
+    ]
+    for i, chart in enumerate(charts):
+        x, y = i % columns * wide + _LEFT, _HEAD + i // columns * high + _TOP
+        parts += [f'<g transform="translate({x:.0f},{y:.0f})">', *_Axes(chart).drawn(), "</g>"]
+    text = "\n".join((*parts, "</svg>", ""))
+    if path is not None:
+        write_whole(path, text.encode("utf-8"))
+    return text
+
+
+class _Axes:
+    """From values to places."""
+
+    def __init__(self, chart: Chart) -> None:
+        self.chart = chart
+        xs = [self._scaled(x) for s in chart.series for x in s.xs] or [0.0]
+        ys = [v for s in chart.series for v in (*s.low, *s.high) if math.isfinite(v)] or [0.0, 1.0]
+        half = 0.5 if any(s.kind == "bars" for s in chart.series) else 0.0
+        self.x0, self.x1 = min(xs) - half, max(xs) + half
+        self.y0, self.y1 = chart.y_range or (min(0.0, *ys), max(ys))
+        self.x1 += (self.x1 == self.x0) * 1.0
+        self.y1 += (self.y1 == self.y0) * 1.0
+
+    def _scaled(self, x: float) -> float:
+        return math.log2(x) if self.chart.log2 else x
+
+    def _at(self, x: float, y: float) -> tuple[float, float]:
+        right = (self._scaled(x) - self.x0) / (self.x1 - self.x0)
+        up = (min(max(y, self.y0), self.y1) - self.y0) / (self.y1 - self.y0)
+        return _W * right, _H * (1 - up)
+
+    def drawn(self) -> Iterator[str]:
+        """Everything of one chart."""
+        chart = self.chart
+        yield f'<text class="title" x="0" y="-26">{escape(chart.title)}</text>'
+        yield _quiet(0, -9, chart.y, "start")
+        yield _quiet(_W, _H + 32, chart.x, "end")
+        yield from self._ticks()
+        for series in chart.series:
+            yield from self._series(series)
+        yield f'<path class="axis" d="M0 0V{_H}H{_W}"/>'
+        yield from self._legend()
+
+    def _ticks(self) -> Iterator[str]:
+        for value in ticks(self.y0, self.y1):
+            _, y = self._at(1.0, value)
+            text = f"{100 * value:g} %" if self.chart.percent else f"{value:g}"
+            yield f'<path class="faint" d="M0 {y:.1f}H{_W}"/>'
+            yield _quiet(-7, y + 4, text, "end")
+        if self.chart.log2:
+            values = [2.0**k for k in range(math.ceil(self.x0), math.floor(self.x1) + 1)]
+        else:
+            whole = all(x == int(x) for s in self.chart.series for x in s.xs)
+            values = [v for v in ticks(self.x0, self.x1, 8) if v == int(v) or not whole]
+        for value in values:
+            x, _ = self._at(value, self.y0)
+            yield _quiet(x, _H + 16, f"{value:g}", "middle")
+
+    def _series(self, s: _Series) -> Iterator[str]:
+        paint = _COLORS[s.color]
+        if s.kind == "bars":
+            width = max(0.6, 0.8 * _W / (self.x1 - self.x0))
+            for x, y in zip(s.xs, s.high, strict=True):
+                if math.isfinite(y):
+                    at, top = self._at(x, y)
+                    yield (
+                        f'<rect x="{at - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" '
+                        f'height="{_H - top:.1f}" fill="{paint.line}"/>'
+                    )
+            return
+        high = [self._at(x, y) for x, y in zip(s.xs, s.high, strict=True) if math.isfinite(y)]
+        if s.kind == "band":
+            low = [self._at(x, y) for x, y in zip(s.xs, s.low, strict=True) if math.isfinite(y)]
+            yield f'<path class="band" fill="{paint.fill}" d="{_path(high + low[::-1])}z"/>'
+            return
+        yield f'<path class="line" stroke="{paint.line}" d="{_path(high)}"/>'
+        if len(high) <= 40:
+            for x, y in high:
+                yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{paint.line}"/>'
+
+    def _legend(self) -> Iterator[str]:
+        x = 0.0
+        for s in self.chart.series:
+            if not s.name:
+                continue
+            paint = _COLORS[s.color]
+            fill = paint.fill if s.kind == "band" else paint.line
+            yield (
+                f'<rect x="{x:.0f}" y="{_H + 42}" width="12" height="12" rx="2" fill="{fill}"/>'
+                f'<text x="{x + 17:.0f}" y="{_H + 52}">{escape(s.name)}</text>'
+            )
+            x += 36 + 6.8 * len(s.name)
+
+
+def ticks(low: float, high: float, n: int = 5) -> list[float]:
+    """Round values from ``low`` to ``high``, about ``n``."""
+    step = 10 ** math.floor(math.log10((high - low) / n))
+    step *= next(k for k in (1, 2, 5, 10) if k * step * n >= 0.999 * (high - low))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(k * step, 12) for k in range(first, last + 1)]
+
+
+def _quiet(x: float, y: float, text: str, anchor: str) -> str:
+    at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="quiet" {at}>{escape(text)}</text>'
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) if points else "M0 0"

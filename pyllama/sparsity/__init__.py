@@ -1,0 +1,1 @@
+"""Sparse inference: which neurons of a feed-forward part are computed, and where they are."""

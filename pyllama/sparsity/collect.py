@@ -1,0 +1,205 @@
+"""Run a text through a model and count which neurons are active.
+
+    stats = collect(model, tokens, n_ctx=512, progress=bar)
+
+Works on any model with ReLU, dense or sparse. The layers of a sparse one are computed in full here
+(threshold -inf) and its scores are judged by what they would have left out. Memory is that of one
+layer's activations for one ubatch, beside the counts. The text is cut into chunks of ``n_ctx``
+tokens, each evaluated from an empty cache; what stands behind the last ReLU is not computed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.backend.interface import Backend
+from pyggml.backend.reference.backend import ReferenceBackend
+from pyggml.cgraph import CGraph
+from pyggml.gguf import GGUFFile
+from pyggml.sched import to_numpy
+from pyggml.tensor import Tensor
+
+from ..batch import Batch
+from ..context import Context
+from ..errors import BatchError, ModelError
+from ..hparams import HParams
+from ..model import Model
+from ..observe import Runner
+from .fingerprint import model_fingerprint
+from .stats import Statistics, judged, source_name
+
+_MAX_UNION = 512  # tokens in a row
+_GATES = re.compile(r"ffn_(?:gate|up)(?:_sparse|_b)?-(\d+)(?:_b)?")
+
+
+def collect(
+    model: Model,
+    tokens: Sequence[int],
+    *,
+    n_ctx: int = 512,
+    n_chunks: int | None = None,
+    n_threads: int | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Statistics:
+    """Count the active neurons of all tokens.
+
+    Args:
+        tokens: the whole text.
+        n_ctx: tokens of a chunk.
+        n_chunks: chunks at most; None for all.
+        progress: told the fraction that is done.
+
+    Raises:
+        ModelError: the model's activation is none that is zero below zero.
+        BatchError: there are no tokens. ComputeError: as ``Context.decode``.
+    """
+    if not tokens:
+        raise BatchError("the text has no tokens: statistics need some")
+    whole = copy.copy(model)
+    whole.hparams = replace(model.hparams, sparse_threshold=-math.inf)
+    n_ctx = min(n_ctx, len(tokens), model.hparams.n_ctx_train)
+    context = Context(whole, n_ctx=n_ctx, n_batch=n_ctx, n_threads=n_threads)
+    nodes = _watched(model, context.graph(1, 1).graph)
+    counter = _Counter(model.hparams, context.n_ubatch)
+    counter.scored = {i for i, what in nodes.values() if what == "scores"}
+    chunks = _chunks(model, tokens, n_ctx)[:n_chunks]
+    last, done = [*nodes][-1], 0
+
+    def callback(node: Tensor, ask: bool) -> bool:
+        nonlocal done
+        if ask:
+            return node.name in nodes
+        layer, what = nodes[node.name]
+        counter.add(layer, what, to_numpy(node)[0, 0])
+        done += node.ne[1]
+        if progress is not None:
+            progress(done / (len(nodes) * sum(map(len, chunks))))
+        return node.name != last
+
+    backends: list[Backend] = [CpuBackend(context.n_threads_batch), ReferenceBackend()]
+    with context.running_on(Runner(backends, callback=callback)):
+        for chunk in chunks:
+            context.kv.clear()
+            context.decode(Batch(chunk, logits="all"))  # or else the last layer sees few tokens
+    return counter.statistics(model)
+
+
+def _chunks(model: Model, tokens: Sequence[int], n_ctx: int) -> list[list[int]]:
+    chunks = [list(tokens[i : i + n_ctx]) for i in range(0, len(tokens), n_ctx)]
+    if model.tokenizer.add_bos and model.tokenizer.bos is not None:
+        for chunk in chunks:
+            chunk[0] = model.tokenizer.bos
+    return chunks
+
+
+def _watched(model: Model, graph: CGraph) -> dict[str, tuple[int, str]]:
+    """The nodes to look at, in order: what goes into each layer's ReLU, and its scores."""
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    found: list[tuple[int, Tensor, int, str]] = []
+    for i, gate in _into_relu(model, graph):
+        found.append((order[gate], gate, i, "gate"))
+        if i in judged(model.hparams):
+            scores = _scores(graph, i)
+            found.append((order[scores], scores, i, "scores"))
+    return {node.name: (i, what) for _, node, i, what in sorted(found, key=lambda x: x[0])}
+
+
+def _into_relu(model: Model, graph: CGraph) -> Iterator[tuple[int, Tensor]]:
+    """Of each layer the gate, or up where there is none, with its bias."""
+    gates: dict[int, Tensor] = {}
+    for node in graph.nodes:
+        kind = node.op_params.get("kind") if node.op else None
+        source = node.src[0] if node.src else None
+        match = source and _GATES.fullmatch(source.name)
+        if not match or kind not in ("relu", "reglu"):
+            continue
+        has_gate = f"blk.{match[1]}.ffn_gate.weight" in model.weights
+        if source is not None and source.name.startswith("ffn_gate" if has_gate else "ffn_up"):
+            gates[int(match[1])] = source
+    for i in range(model.hparams.n_layer):
+        if i not in gates:
+            raise ModelError(
+                f"{model.path}: layer {i} of this {model.hparams.arch} has no ReLU, so no neuron "
+                "of it is ever exactly zero: statistics need a model that was trained with ReLU"
+            )
+        yield i, gates[i]
+
+
+def _scores(graph: CGraph, i: int) -> Tensor:
+    """What decides which neurons of a sparse layer are computed."""
+    node = graph.get_tensor(f"ffn_down_sparse-{i}")
+    scores = node and node.src[2]
+    assert scores is not None
+    return scores
+
+
+class _Counter:
+    """Sums over all tokens so far."""
+
+    def __init__(self, hparams: HParams, n_ubatch: int) -> None:
+        n_layer = hparams.n_layer
+        self.hparams, self.scored = hparams, set[int]()
+        self.counts = np.zeros((n_layer, hparams.n_ff), np.int64)
+        self.sizes = tuple(1 << k for k in range(min(n_ubatch, _MAX_UNION).bit_length()))
+        self.unions = np.zeros((n_layer, len(self.sizes), 2), np.int64)  # neurons, windows
+        self.scores = np.zeros((n_layer, 2), np.int64)  # above the threshold; and active as well
+        self.n_tokens = 0
+        self._waiting: dict[int, npt.NDArray[np.bool_]] = {}
+
+    def add(self, layer: int, what: str, values: npt.NDArray[Any]) -> None:
+        """A node's values for one ubatch: [T, n_ff]."""
+        gate = what == "gate"
+        found: npt.NDArray[np.bool_] = values > 0 if gate else values >= self.threshold
+        if gate:
+            self._count(layer, found)
+        if layer in self.scored:
+            other = self._waiting.pop(layer, None)
+            if other is None:
+                self._waiting[layer] = found
+            else:
+                self.scores[layer] += (other if gate else found).sum(), (found & other).sum()
+
+    def _count(self, layer: int, active: npt.NDArray[np.bool_]) -> None:
+        self.counts[layer] += active.sum(axis=0)
+        self.n_tokens += len(active) if layer == 0 else 0
+        for k in range(len(self.sizes)):
+            if k:  # two windows make one twice as long
+                active = active[: len(active) // 2 * 2]
+                active = active[0::2] | active[1::2]
+            self.unions[layer, k] += active.sum(), len(active)
+
+    @property
+    def threshold(self) -> float:
+        """That scores must reach."""
+        return self.hparams.sparse_threshold
+
+    def statistics(self, model: Model) -> Statistics:
+        """All of it, as shares."""
+        known = self.unions[0, :, 1] > 0
+        n_ff, judged = self.hparams.n_ff, np.isin(np.arange(len(self.counts)), [*self.scored])
+        above, both = np.where(judged[:, None], self.scores, np.nan).T
+        active = self.counts.sum(axis=1)
+        with GGUFFile(model.path) as file:
+            fingerprint = model_fingerprint(file)
+        return Statistics(
+            model.desc,
+            fingerprint,
+            self.n_tokens,
+            source_name(self.hparams),
+            self.threshold if self.scored else math.nan,
+            self.counts,
+            tuple(np.array(self.sizes)[known].tolist()),
+            self.unions[:, known, 0] / (self.unions[:, known, 1] * n_ff),
+            above / (self.n_tokens * n_ff),
+            np.where(active > 0, both / np.maximum(active, 1), np.nan),
+            np.where(above > 0, both / np.maximum(above, 1), np.nan),
+        )

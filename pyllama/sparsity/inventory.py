@@ -1,0 +1,167 @@
+"""What of a model needs a GPU's memory, in bytes: dense tensors by level, and rows of neurons.
+
+    needs = inventory(file, hparams, n_ctx=4096)
+    needs.items[0]                                 # Item("attention", layer=0, names, nbytes)
+    needs.rows.nbytes(3, 2048, 2048)               # of 2048 neurons of layer 3
+
+Only the file's header is read. Every tensor is counted with the padding that it has in a buffer.
+Source: PowerInfer, ``llama.cpp``, ``tensor_offloading_levels``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyggml.buffer import ALIGNMENT
+from pyggml.dtype import GGMLType, row_size
+from pyggml.gguf import GGUFFile
+
+from ..arch import get_arch
+from ..errors import ModelError
+from ..hparams import HParams
+from ..loader import check_tensors
+from ..memory import window_cells
+from .weights import plan_weights
+
+ATTENTION, SCORES, FFN_IO = "attention", "scores", "ffn norms"
+OUTPUT, KV, FFN = "output", "KV cache", "FFN rows"
+LEVELS = (ATTENTION, SCORES, FFN_IO, OUTPUT, KV, FFN)  # in the order in which they get memory
+_LAYER = re.compile(r"blk\.(\d+)\.([^.]+)(?:\.(.+))?")
+
+
+class Item(NamedTuple):
+    """Tensors that are placed together or not at all; ``layer`` -1 is none."""
+
+    level: str
+    layer: int
+    names: tuple[str, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class NeuronRows:
+    """Bytes of neurons, of each layer.
+
+    Attributes:
+        n_ff: neurons of a layer.
+        up: row sizes of the matrices that the same neurons are read of: up, and gate if any; not
+            of one that every token reads in full.
+        down: row size of the transposed down matrix.
+        types: of rows of up and of down, in the first layer.
+    """
+
+    n_ff: int
+    up: tuple[tuple[int, ...], ...]
+    down: tuple[int, ...]
+    types: tuple[GGMLType, GGMLType] = (GGMLType.F16, GGMLType.F16)
+
+    def nbytes(self, layer: int, n_up: int, n_down: int) -> int:
+        """Exact bytes on a GPU of rows of ``n_up`` neurons of up (and gate), ``n_down`` of down.
+
+        Buckets of ids are included; a matrix that is there as a whole needs none.
+        """
+        sizes = [n_up * row for row in self.up[layer]] + [n_down * self.down[layer]]
+        sizes += [4 * n for n in {n_up, n_down} if n < self.n_ff]  # the hottest: equal if as many
+        return sum(map(padded, sizes))
+
+    def of_one(self, layer: int) -> int:
+        """Bytes of one neuron's rows."""
+        return sum(self.up[layer]) + self.down[layer]
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Everything that may be placed, dense items in the order of ``LEVELS``."""
+
+    items: tuple[Item, ...]
+    rows: NeuronRows
+
+
+def padded(nbytes: int) -> int:
+    """Bytes with the gap to the next tensor."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def inventory(
+    file: GGUFFile,
+    hparams: HParams,
+    n_ctx: int,
+    type_k: GGMLType = GGMLType.F16,
+    type_v: GGMLType = GGMLType.F16,
+) -> Inventory:
+    """What a model needs with the sources of active neurons that ``hparams`` names.
+
+    Embeddings, positions and rope's factors stay with the host. A model without ``output.weight``
+    needs a copy of its embedding for the output. What gives the scores is dense: predictors, and
+    the gates of ``exact``.
+
+    Args:
+        file: as ``read_as_ours`` left it.
+        n_ctx: cells of the KV cache.
+
+    Raises:
+        ModelError: the file is no whole model, or one that computes all neurons.
+    """
+    infos = check_tensors(file, get_arch(hparams.arch).TENSORS, hparams)
+    plan = plan_weights(infos, hparams)
+    sizes = {t.name: t.nbytes for t in infos.values() if t.name not in plan.unread}
+    sizes |= plan.made_sizes
+    types = {t.name: t.type for t in infos.values()}
+    types |= {name: type for one in plan.made for name, type, _ in one.tensors}
+    up = [_by_rows(file, hparams, i, sizes) for i in range(hparams.n_layer)]
+    down = [f"blk.{i}.ffn_down_t.weight" for i in range(hparams.n_layer)]
+    by_rows = {*down, *(name for names in up for name in names)}
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name in sizes.keys() - by_rows:
+        groups.setdefault(_level(name), []).append(name)
+    if "output.weight" not in sizes:
+        groups.setdefault((OUTPUT, -1), []).append("token_embd.weight")
+    items = [
+        Item(level, layer, tuple(sorted(names)), sum(padded(sizes[name]) for name in names))
+        for (level, layer), names in groups.items()
+        if level
+    ]
+    items += _caches(hparams, n_ctx, {"k": type_k, "v": type_v})
+    items.sort(key=lambda item: (LEVELS.index(item.level), item.layer))
+    rows = NeuronRows(
+        hparams.n_ff,
+        tuple(tuple(row_size(types[name], hparams.n_embd) for name in names) for names in up),
+        tuple(row_size(types[name], hparams.n_embd) for name in down),
+        (types["blk.0.ffn_up.weight"], types[down[0]]),
+    )
+    return Inventory(tuple(items), rows)
+
+
+def _by_rows(file: GGUFFile, hparams: HParams, i: int, sizes: Mapping[str, int]) -> list[str]:
+    """The matrices that active neurons are read of, beside down. Raises: ModelError."""
+    source = hparams.source(i)
+    if hparams.n_expert or source in ("off", "topk"):
+        raise ModelError(
+            f"{file.path}: layer {i} computes all of its neurons, so none is more worth its bytes "
+            "than others; name a source that leaves some out, such as --sparse exact for ReLU"
+        )
+    names = [f"blk.{i}.ffn_{part}.weight" for part in ("gate", "up")]
+    names = [name for name in names if name in sizes]
+    return names[1:] if source == "exact" else names  # every token reads the first in full
+
+
+def _level(name: str) -> tuple[str, int]:
+    """(level, layer) of a dense tensor; no level for what the host keeps."""
+    found = _LAYER.fullmatch(name)
+    if found is None:
+        return (OUTPUT if name.startswith(("output", "project_out")) else ""), -1
+    layer, part, kind = int(found[1]), found[2], found[3]
+    if "attn" in part or "attention" in part:
+        return ATTENTION, layer
+    return (FFN_IO if "norm" in part or kind == "bias" else SCORES), layer
+
+
+def _caches(hp: HParams, n_ctx: int, types: Mapping[str, GGMLType]) -> Iterator[Item]:
+    row = sum(row_size(type, hp.head_dim) for type in types.values()) * hp.n_head_kv
+    for i in range(hp.n_layer):
+        window = hp.window(i)
+        n_cells = min(n_ctx, window_cells(window, 1, 512, True)) if window else n_ctx
+        yield Item(KV, i, tuple(f"cache_{x}_l{i}" for x in types), padded(row * n_cells))

@@ -1,0 +1,216 @@
+"""The weights of sparse layers: what a file may have, which are read by rows, what is made at load.
+
+    patterns = sparse_patterns(arch.TENSORS, file.tensors)
+    plan = plan_weights(infos, hparams)            # plan.by_rows, plan.unread, plan.made
+
+A sparse layer has its down matrix transposed (``ffn_down_t``): row j belongs to neuron j, as rows
+of ``ffn_gate`` and ``ffn_up`` do. Rows that are read one by one stay as the file has them; what is
+multiplied whole may be repacked. A plain file's down matrix is transposed at load: float types keep
+theirs, quantized ones become F16, whose 11 bits round a code times its scale.
+Source: PowerInfer, ``llm_load_sparse_model_tensors`` and its converters, for names and shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.dtype import GGMLType, row_size
+from pyggml.gguf import GGUFFile, TensorInfo
+from pyggml.ops.sparse import pack_signs
+from pyggml.quants import dequantize, quantize
+from pyggml.tensor import Dims
+
+from ..hparams import HParams
+from .svd import low_rank
+
+Bytes = npt.NDArray[np.uint8]
+ANY = "any"  # a size that the file chooses
+_PREDICTOR = {"blk.{i}.fc1.weight?": ("n_embd", ANY), "blk.{i}.fc2.weight?": (ANY, "n_ff")}
+_FIRST = ("blk.{i}.ffn_gate.weight", "blk.{i}.ffn_up.weight")  # predictors come before these
+_STEP_ROWS = 256  # of a matrix that are read at once: a few megabytes
+
+
+# --- what a file may have -------------------------------------------------------------------------
+
+
+def is_sparse(names: Collection[str]) -> bool:
+    """Whether a file's tensors are those of a sparse model."""
+    return any(n.endswith((".ffn_down_t.weight", ".fc1.weight", ".fc2.weight")) for n in names)
+
+
+def sparse_patterns(
+    patterns: Mapping[str, tuple[str, ...]], names: Collection[str]
+) -> Mapping[str, tuple[str, ...]]:
+    """An architecture's tensors as a file with these names has them, in the order of use."""
+    if not is_sparse(names):
+        return patterns
+    renamed = [
+        part for part in ("weight", "bias") if any(n.endswith(f".ffn_down_t.{part}") for n in names)
+    ]
+    found: dict[str, tuple[str, ...]] = {}
+    for pattern, ne in patterns.items():
+        if pattern in _FIRST:
+            found |= _PREDICTOR
+        part = pattern.rstrip("?").removeprefix("blk.{i}.ffn_down.")
+        if part in renamed:
+            pattern, ne = pattern.replace("ffn_down.", "ffn_down_t."), ("n_embd", "n_ff")[: len(ne)]
+        found[pattern] = ne
+    return found
+
+
+def predictor_faults(infos: Mapping[str, TensorInfo], n_layer: int) -> list[str]:
+    """Predictors of which a half is missing, or whose halves do not fit each other."""
+    faults = []
+    for i in range(n_layer):
+        first, second = (f"blk.{i}.fc{n}.weight" for n in (1, 2))
+        if (first in infos) != (second in infos):
+            lost, there = (first, second) if second in infos else (second, first)
+            faults.append(f"tensor '{lost}' is missing, the other half of '{there}'")
+        elif first in infos and infos[first].ne[1] != infos[second].ne[0]:
+            faults.append(
+                f"tensor '{second}' has sizes {list(infos[second].ne)}, want rows of "
+                f"{infos[first].ne[1]}, the rank of '{first}' {list(infos[first].ne)}"
+            )
+    return faults
+
+
+def read_as_ours(file: GGUFFile) -> None:
+    """Add, in memory, what PowerInfer's converters do not say.
+
+    Sparse models are ReLU models. Files of OPT (known by their missing epsilon) have the two rows
+    in front of the positions that nothing uses, and count them; a text begins with BOS.
+    """
+    arch, known = file.metadata.get("general.architecture"), file.metadata
+    if is_sparse(file.tensors) and f"{arch}.hidden_act" not in known:
+        file.override({f"{arch}.hidden_act": "relu"})
+    if arch != "opt" or "opt.attention.layer_norm_epsilon" in known:
+        return
+    if "tokenizer.ggml.add_bos_token" not in known:
+        file.override({"tokenizer.ggml.add_bos_token": True})
+    table = file.tensors.get("position_embd.weight")
+    if table is not None and table.ne[1] > 2:
+        n, skipped = table.ne[1] - 2, 2 * (table.nbytes // table.ne[1])
+        file.tensors[table.name] = replace(
+            table, ne=(table.ne[0], n, 1, 1), offset=table.offset + skipped,
+            nbytes=table.nbytes - skipped,
+        )  # fmt: skip
+        file.override({"opt.context_length": n})
+
+
+# --- what is done with it -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Made:
+    """Tensors that are made of one of the file's.
+
+    Attributes:
+        source: the file's.
+        tensors: name, type and sizes of each.
+        make: the bytes of each from the source's.
+    """
+
+    source: TensorInfo
+    tensors: tuple[tuple[str, GGMLType, Dims], ...]
+    make: Callable[[Bytes], Sequence[Bytes]]
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """How the weights of a model are loaded.
+
+    Attributes:
+        by_rows: whose rows are read one by one: they must not be repacked.
+        unread: tensors of the file that no layer reads.
+        made: what is made of others.
+    """
+
+    by_rows: frozenset[str]
+    unread: frozenset[str]
+    made: tuple[Made, ...]
+
+    @property
+    def made_sizes(self) -> dict[str, int]:
+        """The bytes of each tensor that is made."""
+        return {
+            name: row_size(type, ne[0]) * ne[1]
+            for one in self.made
+            for name, type, ne in one.tensors
+        }
+
+
+def plan_weights(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan:
+    """The plan for the sources of ``hparams.sparse``."""
+    by_rows, unread, made = set(), set(), []
+    for i in range(hparams.n_layer):
+        source, gate, up, down, down_t, fc1, fc2 = (
+            hparams.source(i),
+            *(f"blk.{i}.{part}.weight"
+              for part in ("ffn_gate", "ffn_up", "ffn_down", "ffn_down_t", "fc1", "fc2")),
+        )  # fmt: skip
+        by_rows.add(down_t)
+        if source != "predictor":
+            unread |= {fc1, fc2} & infos.keys()
+        if source in ("predictor", "signs", "svd"):
+            by_rows |= {gate, up}
+        elif source == "exact" and gate in infos:
+            by_rows.add(up)
+        if source != "off" and down in infos:
+            unread.add(down)
+            made.append(_transposed(infos[down], down_t))
+        first = infos.get(gate) or infos.get(up)
+        if source == "signs" and first is not None:
+            made.append(_signs(first))
+            by_rows.add(made[-1].tensors[0][0])
+        if source == "svd" and first is not None:
+            made.append(_svd(first, int(hparams.sparse[i].partition("=")[2]), seed=i))
+    return WeightPlan(frozenset(by_rows), frozenset(unread), tuple(made))
+
+
+def _transposed(info: TensorInfo, name: str) -> Made:
+    type = GGMLType.F16 if info.type.is_quantized else info.type
+    n_ff, n_embd = info.ne[:2]
+
+    def make(data: Bytes) -> list[Bytes]:
+        unit = np.dtype(f"u{type.type_size}")
+        out = np.empty((n_ff, n_embd), unit)
+        rows = data.reshape(n_embd, -1)
+        for start in range(0, n_embd, _STEP_ROWS):
+            piece = rows[start : start + _STEP_ROWS]
+            if info.type.is_quantized:
+                piece = quantize(dequantize(piece, info.type), type)
+            out[:, start : start + len(piece)] = piece.view(unit).T
+        return [out.view(np.uint8).reshape(-1)]
+
+    return Made(info, ((name, type, (n_embd, n_ff, 1, 1)),), make)
+
+
+def _signs(info: TensorInfo) -> Made:
+    n, n_rows = info.ne[:2]
+
+    def make(data: Bytes) -> list[Bytes]:
+        rows = data.reshape(n_rows, -1)
+        pieces = [
+            pack_signs(dequantize(rows[start : start + _STEP_ROWS], info.type))
+            for start in range(0, n_rows, _STEP_ROWS)
+        ]
+        return [np.concatenate(pieces).view(np.uint8).reshape(-1)]
+
+    name = info.name.replace(".weight", "_signs")
+    return Made(info, ((name, GGMLType.I32, (-(-n // 32), n_rows, 1, 1)),), make)
+
+
+def _svd(info: TensorInfo, rank: int, seed: int) -> Made:
+    type = GGMLType.F32 if info.type is GGMLType.F32 else GGMLType.F16
+    n, n_rows = info.ne[:2]
+    first, second = (info.name.replace(".weight", f"_svd_{k}.weight") for k in (1, 2))
+
+    def make(data: Bytes) -> list[Bytes]:
+        w = dequantize(data.reshape(n_rows, -1), info.type)
+        return [quantize(x, type).reshape(-1) for x in low_rank(w, rank, seed)]
+
+    return Made(info, ((first, type, (n, rank, 1, 1)), (second, type, (rank, n_rows, 1, 1))), make)

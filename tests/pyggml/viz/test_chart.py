@@ -1,0 +1,60 @@
+"""Charts: points are where they should be, and the text is SVG."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyggml.viz import Chart, charts_svg
+from pyggml.viz.chart import ticks
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def points(text: str) -> list[tuple[float, float]]:
+    circles = ElementTree.fromstring(text).iter(f"{SVG}circle")
+    return [(float(c.get("cx", "")), float(c.get("cy", ""))) for c in circles]
+
+
+def test_points_are_where_their_values_are(tmp_path: Path) -> None:
+    chart = Chart("a <title>", "x", "y", y_range=(0, 1)).line([0, 1, 4], [0, 0.25, 1], "name")
+    text = charts_svg([chart], tmp_path / "x.svg", title="all & more")
+    (x0, y0), (x1, y1), (x2, y2) = points(text)
+    assert (x1 - x0) / (x2 - x0) == pytest.approx(0.25) and (y0 - y1) / (y0 - y2) == 0.25
+    assert (tmp_path / "x.svg").read_text() == text
+    assert "a &lt;title&gt;" in text and "all &amp; more" in text and ">name<" in text
+
+
+def test_powers_of_two_are_evenly_spaced() -> None:
+    chart = Chart("", "", "", log2=True).line([1, 2, 4, 8], [1] * 4)
+    xs = [x for x, _ in points(charts_svg([chart]))]
+    steps = [b - a for a, b in itertools.pairwise(xs)]
+    assert steps == pytest.approx([steps[0]] * 3, abs=0.1)
+
+
+def test_bars_bands_and_gaps() -> None:
+    chart = Chart("t", "layer", "", percent=True).bars([0, 1, 2], [0.5, math.nan, 1.0])
+    chart.band([0, 1], [0.1, 0.2], [0.3, 0.4], "band").line([0, 1, 2], [math.nan] * 3)
+    text = charts_svg([chart])
+    bars = [float(h) for h in re.findall(r'<rect [^>]*height="([\d.]+)" fill="#1971c2"', text)]
+    assert len(bars) == 2 and bars[1] == pytest.approx(2 * bars[0])
+    assert "nan" not in text and "100 %" in text and "0.5<" not in text  # layers are whole
+
+
+def test_empty_and_constant_charts() -> None:
+    ElementTree.fromstring(charts_svg([Chart("a", "", ""), Chart("b", "", "").line([3], [7])]))
+    assert charts_svg([Chart(str(i), "", "") for i in range(3)]).count("<g ") == 3
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_ticks_are_round_and_inside(low: float, size: float) -> None:
+    found = ticks(low, low + size)
+    assert all(low - 1e-6 * size <= t <= low + size * (1 + 1e-6) for t in found)
+    assert 1 <= len(found) <= 11

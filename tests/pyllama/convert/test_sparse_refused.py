@@ -1,0 +1,171 @@
+"""Predictors and models that cannot become a PowerInfer file: one clear line, nothing written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.errors import PyggmlError
+from pyllama.convert import Options, convert
+from pyllama.errors import ModelError
+
+from ..arch.checkpoints import write_checkpoint
+from ..models import HF_LLAMA, hf_folder
+from .folders import header, state, write_archive, write_torch
+
+N_EMBD, N_FF, RANK = 64, 256, 48  # of the checkpoint and its predictors
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return hf_folder(tmp_path / "model", "hf_relu_llama")
+
+
+@pytest.fixture
+def predictor(tmp_path: Path) -> Path:
+    path = tmp_path / "predictor"
+    shutil.copytree(HF_LLAMA.with_name("hf_relu_llama_predictor"), path)
+    return path
+
+
+def rewrite(**changes: Any) -> Callable[[Path], Any]:
+    """Write layer 1 with other tensors; None leaves one out."""
+    shapes = {"fc1": (RANK, N_EMBD), "fc2": (N_FF, RANK)}
+
+    def damage(predictor: Path) -> None:
+        tensors = {f"{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        tensors |= {key.replace("__", "."): value for key, value in changes.items()}
+        kept = {key: value for key, value in tensors.items() if value is not None}
+        write_torch(predictor / "model_1.pt", kept)
+
+    return damage
+
+
+def threshold(text: str) -> Callable[[Path], Any]:
+    return lambda p: (p / "config.json").write_text(f'{{"sparse_threshold": {text}}}')
+
+
+def eight_bits(predictor: Path) -> None:
+    (predictor / "model_2.pt").unlink()
+    shapes = {"fc1.weight": [1, N_EMBD], "fc2.weight": [N_FF, 1]}
+    entries, start = {}, 0
+    for name, shape in shapes.items():
+        end = start + sum(shape) - 1
+        entries[name] = {"dtype": "F8_E4M3", "shape": shape, "data_offsets": [start, end]}
+        start = end
+    (predictor / "model_2.safetensors").write_bytes(header(entries, bytes(start)))
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+EVIL = b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R."
+NAN, INF = zeros(RANK, N_EMBD), zeros(N_FF, RANK)
+NAN[2, 3], INF[0, 7] = np.nan, -np.inf
+FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "one missing": (
+        lambda p: (p / "model_1.pt").unlink(),
+        "no predictors for 1 of the model's 3 layers: there is no model_1.pt",
+    ),
+    "all missing": (
+        lambda p: [file.unlink() for file in p.glob("*.pt")],
+        "for 3 of the model's 3 layers: there is no model_0.pt, model_1.pt, model_2.pt",
+    ),
+    "a layer too many": (
+        lambda p: (p / "model_3.pt").write_bytes(b""),
+        "model_3.pt: there is no layer 3, the model has 3: are these the predictors of another",
+    ),
+    "twice": (
+        lambda p: (p / "model_1.safetensors").write_bytes(b""),
+        "model_1.safetensors: model_1.pt is of layer 1 too: keep one",
+    ),
+    "no fc2": (rewrite(fc2__weight=None), "model_1.pt: tensor 'fc2.weight' is missing, which is"),
+    "a bias": (rewrite(fc1__bias=zeros(RANK)), "tensor 'fc1.bias' has no place in a predictor"),
+    "another width": (
+        rewrite(fc1__weight=zeros(RANK, 63)),
+        r"model_1.pt: tensor 'fc1.weight' has the shape \[48, 63\], want \[rank, 64\]",
+    ),
+    "other neurons": (
+        rewrite(fc2__weight=zeros(N_FF - 1, RANK)),
+        r"tensor 'fc2.weight' has the shape \[255, 48\], want \[256, rank\]",
+    ),
+    "two ranks": (
+        rewrite(fc2__weight=zeros(N_FF, 47)),
+        r"fc1.weight \[48, 64\] is of rank 48, but fc2.weight \[256, 47\] of 47",
+    ),
+    "no rank": (rewrite(fc1__weight=zeros(0, N_EMBD)), r"\[0, 64\], want \[rank, 64\]"),
+    "a vector": (rewrite(fc1__weight=zeros(N_EMBD)), r"the shape \[64\], want \[rank, 64\]"),
+    "code": (
+        lambda p: write_archive(p / "model_2.pt", EVIL, {}),
+        "model_2.pt: wants 'posix.system', which is no part of a tensor: it is refused",
+    ),
+    "no tensors": (
+        lambda p: write_archive(p / "model_2.pt", state(), {}),
+        "model_2.pt: tensor 'fc1.weight' is missing",
+    ),
+    "cut": (
+        lambda p: (p / "model_2.pt").write_bytes((p / "model_2.pt").read_bytes()[:-99]),
+        "model_2.pt: not PyTorch's zip format .* incomplete",
+    ),
+    "damaged safetensors": (
+        lambda p: (p / "model_2.pt").rename(p / "model_2.safetensors"),
+        "model_2.safetensors: .* no safetensors file",
+    ),
+    "quantized": (eight_bits, "model_2.safetensors: a tensor is F8_E4M3, whose values need scales"),
+    "NaN": (rewrite(fc1__weight=NAN), r"model_1.pt: tensor 'fc1.weight' is nan at \[2, 3\]"),
+    "infinity": (rewrite(fc2__weight=INF), r"model_1.pt: tensor 'fc2.weight' is -inf at \[0, 7\]"),
+    "beyond F16": (
+        rewrite(fc2__weight=zeros(N_FF, RANK) + 1e6),
+        "'blk.1.fc2.weight' has values up to .*e.*too large for f16",
+    ),
+    "threshold NaN": (threshold("NaN"), "config.json: sparse_threshold is nan, want a number"),
+    "threshold text": (threshold('"x"'), "config.json: sparse_threshold is 'x', want a number"),
+    "threshold bool": (threshold("true"), "sparse_threshold is True, want a number"),
+    "threshold large": (threshold("1e39"), r"sparse_threshold is 1e\+39, want a number that a 32"),
+    "threshold list": (threshold("[0.1]"), r"sparse_threshold is \[0.1\], want a number"),
+    "no JSON": (lambda p: (p / "config.json").write_text("{"), "config.json: not JSON"),
+    "no folder": (shutil.rmtree, "no such folder: name the folder that has model_0.pt"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), FAULTS.values(), ids=FAULTS)
+def test_one_clear_line_and_nothing_written(
+    folder: Path, predictor: Path, damage: Callable[[Path], Any], message: str
+) -> None:
+    damage(predictor)
+    before = set(folder.iterdir())
+    with pytest.raises(PyggmlError, match=message) as error:
+        convert(folder, outtype="f16", options=Options(predictor=predictor))
+    assert "\n" not in str(error.value)
+    assert set(folder.iterdir()) == before
+
+
+def test_a_file_in_place_of_the_folder(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: is a file: name the folder that has"):
+        convert(folder, options=Options(predictor=folder / "config.json"))
+
+
+@pytest.mark.parametrize("options", [{"predictor": Path("none")}, {"transpose_down": True}])
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        ("mixtral", "its feed-forward part is made of 4 experts.*--dense"),
+        ("llama", "its activation is not ReLU, whose neurons are never exactly zero.*--dense"),
+        ("opt_no_bias", "its activation is gelu_erf, whose neurons"),
+        ("gpt2", "its activation is not ReLU"),
+    ],
+)
+def test_models_that_cannot_be_sparse(
+    tmp_path: Path, variant: str, message: str, options: dict[str, Any]
+) -> None:
+    folder = write_checkpoint(tmp_path / variant, variant)
+    before = set(folder.iterdir())
+    with pytest.raises(ModelError, match=message):
+        convert(folder, options=Options(**options))
+    assert set(folder.iterdir()) == before

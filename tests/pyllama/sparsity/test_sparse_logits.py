@@ -1,0 +1,234 @@
+"""Sparse models: torch's logits, what thresholds and sources must equal, the same bits anyhow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.dtype import GGMLType
+from pyggml.errors import ComputeError
+from pyllama import Batch, Context, Model
+from pyllama.arch import arch_names, get_arch
+from pyllama.errors import ModelError
+from pyllama.overrides import Overrides
+
+from ..arch.checkpoints import recorded as dense_recording
+from ..arch.checkpoints import variants
+from .files import VARIANTS, dense_file, read, recorded, sparse_file, write
+
+F32, F16, Q4_0, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q4_0, GGMLType.Q8_0
+ROUNDED = 2e-5  # largest difference of logits with a standard deviation of 1.5, all in float32
+EIGHT_BITS = 1e-3  # NMSE: a plain file's down matrix meets rounded activations, AXPY does not round
+INF = float("inf")
+GATED = ("llama_relu", "bamboo")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sparse")
+
+
+def logits(
+    model: Model, tokens: list[int], cuts: tuple[int, ...] = (), **options: Any
+) -> np.ndarray:
+    """Logits of all tokens, decoded in parts that end at ``cuts``."""
+    context = Context(model, **{"n_ctx": 64, "type_k": F32, "type_v": F32, **options})
+    parts = []
+    for start, stop in pairwise((0, *cuts, len(tokens))):
+        context.decode(Batch(tokens[start:stop], logits="all"))
+        parts.append(context.logits.copy())
+    return np.concatenate(parts)
+
+
+def of(path: Path, name: str, **options: Any) -> np.ndarray:
+    return logits(Model.load(path, **options), recorded(name)["tokens"].tolist())
+
+
+ONE_BY_ONE = tuple(range(1, 40))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_torchs_logits_at_once_and_token_by_token(folder: Path, name: str) -> None:
+    record = recorded(name)
+    model, tokens = Model.load(sparse_file(folder, name)), record["tokens"].tolist()
+    assert model.hparams.sparse == ("predictor",) * 3
+    for cuts in ((), ONE_BY_ONE):
+        assert np.abs(logits(model, tokens, cuts) - record["logits"]).max() < 2e-3
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_everything_active_is_dense(folder: Path, name: str) -> None:
+    path = sparse_file(folder, name)
+    off = of(path, name, sparse="off")
+    assert np.abs(off - dense_recording(name)["logits"]).max() < 2e-3
+    assert np.array_equal(of(path, name, sparse_threshold=-INF), off)
+    assert np.abs(of(dense_file(folder, name), name) - off).max() < ROUNDED
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_nothing_active_is_attention_alone(folder: Path, name: str, tmp_path: Path) -> None:
+    metadata, weights = read(dense_file(folder, name))
+    for key in weights:
+        if key.endswith("ffn_down.weight"):  # its bias stays
+            weights[key][:] = 0
+    wanted = of(write(tmp_path / "x.gguf", metadata, weights, magic=b"GGUF"), name)
+    got = of(sparse_file(folder, name), name, sparse_threshold=INF)
+    assert np.abs(got - wanted).max() < ROUNDED
+
+
+def squared(folder: Path, name: str) -> Path:
+    """The variant with squared ReLU, in a plain file."""
+    metadata, weights = read(dense_file(folder, name))
+    metadata[f"{metadata['general.architecture']}.hidden_act"] = "relu_sqr"
+    return write(folder / f"{name}-squared.gguf", metadata, weights, magic=b"GGUF")
+
+
+FILES: dict[str, Callable[[Path, str], Path]] = {
+    "plain": dense_file, "transposed": sparse_file, "squared": squared
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_exact_loses_nothing(folder: Path, name: str, kind: str) -> None:
+    path = FILES[kind](folder, name)
+    dense = of(path, name, sparse="off")
+    assert np.abs(of(path, name, sparse="exact") - dense).max() < ROUNDED
+    all_of_rank, all_neurons = "svd=64", f"topk={256 if name not in GATED else 160}"
+    assert np.abs(of(path, name, sparse=all_of_rank) - dense).max() < ROUNDED
+    assert np.abs(of(path, name, sparse=all_neurons) - dense).max() < ROUNDED
+
+
+@pytest.mark.parametrize("type", [F16, Q8_0, Q4_0], ids=lambda type: type.name)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_exact_on_rounded_weights(folder: Path, name: str, type: GGMLType) -> None:
+    plain = write(folder / f"{name}-{type.name}.gguf", *read(dense_file(folder, name)), type)
+    dense, exact = (of(plain, name, sparse=source) for source in ("off", "exact"))
+    assert ((exact - dense) ** 2).sum() < EIGHT_BITS * (dense**2).sum()
+    path = sparse_file(folder, name, type)
+    assert np.array_equal(of(path, name, sparse="exact"), of(path, name, sparse="off"))
+
+
+EXPERTS = {"num_experts", "num_local_experts"}
+PLAIN = {  # of each architecture a variant without experts
+    arch: name
+    for arch in arch_names()
+    for name, config in get_arch(arch).TINY.items()
+    if not EXPERTS & config.keys()
+}
+
+
+@pytest.mark.parametrize("name", PLAIN.values(), ids=PLAIN)
+def test_every_architecture_can_be_sparse(tmp_path: Path, name: str) -> None:
+    """With ReLU in place of its own activation, and not at all with that."""
+    path, options = dense_file(tmp_path, name), {"overrides": Overrides(hidden_act="relu")}
+    tokens = dense_recording(name)["tokens"].tolist()[:12]
+    dense = logits(Model.load(path), tokens, **options)
+    model = Model.load(path, sparse="exact")
+    exact = logits(model, tokens, **options)
+    assert np.abs(exact - dense).max() < ROUNDED
+    assert np.array_equal(logits(model, tokens, (3, 4), **options), exact)
+    if "relu" not in variants()[name][1].values():
+        with pytest.raises(ModelError, match="trained with ReLU"):
+            Context(model, n_ctx=64)
+
+
+def test_squared_relu_is_not_relu(folder: Path) -> None:
+    for name in VARIANTS:
+        assert (
+            np.abs(of(squared(folder, name), name) - of(dense_file(folder, name), name)).max() > 1
+        )
+
+
+@pytest.mark.parametrize("source", ["signs", "svd=32", "topk=48"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_approximations_come_near(folder: Path, name: str, source: str) -> None:
+    """Random weights are their worst case: half of a gate's rank explains half of it."""
+    path = dense_file(folder, name)
+    dense = of(path, name)
+    nothing = of(path, name, sparse="signs", sparse_threshold=INF)
+    for repack in (True, False):
+        got = of(path, name, sparse=source, repack=repack)
+        lost, all_lost = ((x - dense) ** 2 for x in (got, nothing))
+        assert 0 < lost.sum() < 0.5 * all_lost.sum()
+
+
+BITS = {
+    F32: ("predictor", "svd"),
+    F16: ("predictor,exact:0,off:1", "signs"),
+    Q4_0: ("predictor", "exact"),
+    Q8_0: ("exact,predictor:1", "topk=20"),
+}
+
+
+@pytest.mark.parametrize("type", BITS, ids=lambda type: type.name)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_same_bits_anyhow(folder: Path, name: str, type: GGMLType) -> None:
+    tokens = recorded(name)["tokens"].tolist()[:23]
+    path = sparse_file(folder, name, type)
+    for source in BITS[type]:
+        model = Model.load(path, sparse=source)
+        whole = logits(model, tokens, n_threads=1)
+        for other in (
+            logits(model, tokens, n_threads=2),
+            logits(model, tokens, n_ubatch=1, n_threads=2),
+            logits(model, tokens, n_ubatch=7),
+            logits(Model.load(path, sparse=source, repack=False), tokens, (1, 4), n_ubatch=16),
+        ):
+            assert np.array_equal(other, whole), source
+
+
+def test_alone_or_among_others(folder: Path) -> None:
+    model = Model.load(sparse_file(folder, "bamboo", Q8_0))
+    texts = [np.random.default_rng(i).integers(4, 512, 6 + i).tolist() for i in range(5)]
+    alone = [logits(model, tokens) for tokens in texts]
+    context = Context(model, n_ctx=128, n_seq_max=5, type_k=F32, type_v=F32)
+    tokens = [t for text in texts for t in text]
+    seqs = [i for i, text in enumerate(texts) for _ in text]
+    context.decode(Batch(tokens, seq_id=seqs, logits="all"))
+    assert np.array_equal(context.logits, np.concatenate(alone))
+
+
+def test_two_thresholds_in_one_process(folder: Path) -> None:
+    path, name = sparse_file(folder, "bamboo"), "bamboo"
+    alone = [of(path, name, sparse_threshold=t) for t in (0.0, 0.5)]
+    models = [Model.load(path, sparse_threshold=t) for t in (0.0, 0.5)]
+    contexts = [Context(m, n_ctx=64, type_k=F32, type_v=F32) for m in models]
+    tokens = recorded(name)["tokens"].tolist()
+    together: list[list[np.ndarray]] = [[], []]
+    for token in tokens:
+        for context, rows in zip(contexts, together, strict=True):
+            context.decode_token(token)
+            rows.append(context.logits.copy())
+    assert not np.array_equal(*alone)
+    for rows, wanted in zip(together, alone, strict=True):
+        assert np.array_equal(np.concatenate(rows), wanted)
+
+
+def test_powerinfers_opt(folder: Path) -> None:
+    """No epsilon, two rows of positions too many that are counted, no word about BOS."""
+    path = sparse_file(folder, "opt")
+    metadata, weights = read(path)
+    assert metadata["opt.context_length"] == 2050
+    assert weights["position_embd.weight"].shape == (258, 64)
+    model = Model.load(path)
+    assert model.hparams.n_ctx_train == 256 and model.hparams.norm_eps == 1e-5
+    assert model.tokenizer.encode("a")[0] == 2
+    assert Context(model).n_ctx == 256
+
+
+def test_scores_that_are_not_numbers(folder: Path) -> None:
+    def damage(metadata: dict[str, Any], weights: dict[str, np.ndarray]) -> None:
+        weights["blk.1.fc2.weight"][3, 0] = np.nan
+
+    (folder / "nan").mkdir()
+    model = Model.load(sparse_file(folder / "nan", "bamboo", change=damage))
+    context = Context(model, n_ctx=64)
+    with pytest.raises(ComputeError) as error:
+        context.decode(Batch([5, 6]))
+    assert "score" in str(error.value) and "\n" not in str(error.value)

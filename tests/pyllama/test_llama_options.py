@@ -1,0 +1,120 @@
+"""`Llama` on a fake context: its names, and which of llama-cpp-python's options it obeys."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyggml.dtype import GGMLType
+from pyllama.compat import NotSupported
+from pyllama.errors import ModelError, PyllamaError
+from pyllama.llama import Llama
+from pyllama.overrides import Overrides
+
+from .fake_context import BOS, EOS, ids, text_of
+
+
+def test_tokens_and_names(reciting: Any) -> None:
+    llama = reciting(n_ctx=0, last_n_tokens_size=8)
+    assert (llama.n_ctx(), llama.n_embd(), llama.n_vocab()) == (512, 8, 260)
+    assert (llama.token_bos(), llama.token_eos(), llama.token_nl()) == (1, 2, 3 + 10)
+    assert llama.tokenize(b"hi") == ids("hi")
+    assert llama.tokenize(b"<s>", add_bos=False, special=True) == [BOS]
+    assert len(llama.tokenize(b"<s>", add_bos=False)) == 3
+    assert llama.detokenize([BOS, *llama.tokenize(b" x", add_bos=False)]) == b"x"
+    assert llama.detokenize([EOS], special=True) == b"</s>"
+    assert llama.tokenizer().decode(llama.tokenizer().encode("naïv")) == "naïv"
+    assert llama.metadata["fake.n"] == "7" and llama.metadata["fake.eps"] == "0.000010"
+    assert llama.metadata["fake.flag"] == "true" and llama.metadata["general.name"] == "fake"
+    assert "tokenizer.ggml.tokens" not in llama.metadata
+
+
+def test_vocab_only_and_closed(reciting: Any) -> None:
+    llama = reciting(vocab_only=True)
+    assert llama.tokenize(b"x") and llama.n_ctx() == 64
+    with pytest.raises(ModelError, match="vocab_only"):
+        llama.eval([5])
+    with reciting() as llama:
+        model, context = llama.model, llama.context
+    assert model.closed and context.closed
+    with pytest.raises(ModelError, match="closed"):
+        llama("x")
+    llama.close()
+    llama.__del__()
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist") as error:
+        Llama(str(tmp_path / "none.gguf"))
+    assert isinstance(error.value, PyllamaError)
+
+
+def test_arguments_that_cannot_be_obeyed(reciting: Any) -> None:
+    with pytest.warns(UserWarning, match="no GPU backend"):
+        reciting(n_gpu_layers=-1)
+    assert reciting(type_k=0, type_v=8).context.types == (GGMLType.F32, GGMLType.Q8_0)
+    reciting(type_k=1, chat_format="chatml", flash_attn=True)
+    for options in (
+        {"lora_path": "x"},
+        {"embedding": True},
+        {"rope_scaling_type": 4},
+        {"type_k": 2},
+        {"type_v": 99},
+    ):
+        with pytest.raises(NotSupported, match=next(iter(options))):
+            reciting(**options)
+    with pytest.raises(TypeError):
+        reciting(n_gqa=8)
+    llama = reciting()
+    for options in ({"suffix": "x"}, {"mirostat_mode": 2}, {"grammar": "g"}, {"typical_p": 0.5}):
+        with pytest.raises(NotSupported):
+            llama("x", **options)
+    with pytest.raises(ValueError, match="did you mean chatglm4"):
+        reciting(chat_format="chatlm")
+
+
+def test_rope_of_the_context(reciting: Any) -> None:
+    as_the_model = [
+        {},
+        {"rope_scaling_type": -1, "rope_freq_base": 0.0, "yarn_ext_factor": -1.0},
+        {"yarn_attn_factor": -1.0, "yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0},
+    ]
+    for options in as_the_model:
+        assert reciting(**options).context.overrides == Overrides()
+    given = {
+        "rope_freq_base": 5e5, "rope_freq_scale": 0.5, "yarn_ext_factor": 0.0,
+        "yarn_attn_factor": 2.0, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0, "yarn_orig_ctx": 99,
+    }  # fmt: skip
+    llama = reciting(rope_scaling_type=2, **given)
+    assert llama.context.overrides == Overrides(rope_scaling="yarn", **given)
+
+
+def test_only_a_verbose_one_prints(reciting: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    reciting()("The cat", temperature=0)
+    assert capfd.readouterr() == ("", "")
+    llama = reciting(verbose=True)
+    llama("The cat", temperature=0)
+    list(llama("The cat", temperature=0, stream=True))
+    out, err = capfd.readouterr()
+    assert out == "" and "fake 1K F32" in err and "prefix-match hit" in err
+    assert err.count("prompt eval time") == 2
+
+
+def test_huge_scores_are_not_allocated_unless_looked_at(reciting: Any) -> None:
+    llama = reciting(n_ctx=1 << 24)
+    assert text_of(llama("The cat", max_tokens=4, temperature=0)) == " sat"
+    assert llama._state._scores is None
+
+
+def test_the_defaults_are_llama_cpp_pythons() -> None:
+    signature = inspect.signature(Llama).parameters
+    given = {"n_ctx": 512, "n_batch": 512, "n_ubatch": 512, "seed": 0xFFFFFFFF, "verbose": True,
+             "last_n_tokens_size": 64, "use_mmap": True, "logits_all": False}  # fmt: skip
+    assert {name: signature[name].default for name in given} == given
+    positional = list(inspect.signature(Llama.create_completion).parameters)[1:9]
+    assert positional == [
+        "prompt", "suffix", "max_tokens", "temperature", "top_p", "min_p", "typical_p", "logprobs",
+    ]  # fmt: skip
