@@ -3,9 +3,9 @@
     dense, sparse = write_files(folder, GGMLType.Q4_0)
     set_gates(model, 0.1)                          # of a loaded one: a tenth of the gates opens
 
-Every weight is one of the levels -7 to 7, which Q4_0 and F16 hold alike. The share of open gates is set by
-construction: 32 channels of every embedding are the same constant, the weights of all gates on them
-are the lowest level, and the outputs of layers are small, so the residual keeps that constant. The
+Every weight is one of the levels -7 to 7, which Q4_0 and F16 hold alike. The share of open gates
+is set by construction: 32 channels of every embedding are the same constant, the weights of all
+gates on them are -8, and the outputs of layers are small, so the residual keeps that constant. The
 FFN norm's weights on these channels (a vector of float32, changed in memory) are then a common
 bias of all gates. Predictors are random too; their activity is set by the threshold. Their scores
 share a part across tokens, since ReLU's results are never negative: about a third of the variance,

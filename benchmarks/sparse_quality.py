@@ -1,11 +1,12 @@
 """What sparse inference costs and gains on the model of ``benchmarks.train_relu``.
 
-    python -m benchmarks.sparse_quality [--folder DIR] [--chunks 100] [--quick]
+    python -m benchmarks.sparse_quality quality [--chunks 100]    # minutes, on any machine
+    python -m benchmarks.sparse_quality speed                     # seconds, on an idle one
+    python -m benchmarks.sparse_quality draw                      # the pictures of docs/sparse.md
 
 Converts it (F16, Q8_0, Q4_0; with predictors, and as a plain dense file), then for every source and
-threshold: perplexity of the held-out text, recall and computed share of neurons, tokens/s against
-the dense file in turns. Writes benchmarks/results/sparse_quality.jsonl and the pictures of
-docs/sparse.md.
+threshold: perplexity of the held-out text, recall and computed share of neurons; tokens/s against
+the dense file in turns. Lines go to benchmarks/results/sparse_quality.jsonl.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ THRESHOLDS = {  # of each source; None: the file's
 def files(folder: Path, outtype: str) -> tuple[Path, Path]:
     """The dense file and PowerInfer's of a type; Q4_0 is made of F16."""
     paths = []
+    if outtype == "q4_0":
+        files(folder, "f16")
     for name, options in {
         "dense": Options(),
         "sparse": Options(predictor=folder / "predictor"),
@@ -102,93 +105,122 @@ class Generation:
         return statistics.median(times)
 
 
-def quality(model: Model, tokens: list[int], n_chunks: int) -> float:
-    """Perplexity of the held-out text."""
+def quality_of(model: Model, tokens: list[int], n_chunks: int) -> dict[str, Any]:
+    """Perplexity of the held-out text; the shares of neurons that are active, computed, found."""
     context = Context(model, n_ctx=N_CTX)
     *_, last = perplexity(context, tokens, N_CTX, n_chunks)
-    return last.ppl
-
-
-def measured(model: Model, dense: Generation, tokens: list[int], n_chunks: int) -> dict[str, Any]:
-    """Perplexity, speed, and who foresaw what."""
-    mine = Generation(model, tokens)
-    pairs = [(dense.run(), mine.run()) for _ in range(ROUNDS)]
-    line = {
-        "ppl": quality(model, tokens, n_chunks),
-        "tokens_per_s": 1 / statistics.median(b for _, b in pairs),
-        "dense_over_this": statistics.median(a / b for a, b in pairs),
-    }
+    line = {"ppl": last.ppl}
     if model.hparams.sparse:
         stats = collect(model, tokens, n_ctx=N_CTX, n_chunks=max(1, n_chunks // 4))
         line["active"] = float(stats.density.mean())
-        if not math.isnan(stats.recall.mean()):
+        if math.isfinite(stats.recall.mean()):
             line["computed"] = float(stats.predicted.mean())
             line["recall"] = float((stats.recall * stats.density).sum() / stats.density.sum())
     return line
 
 
-def lines_of(folder: Path, outtype: str, n_chunks: int, quick: bool) -> Iterator[dict[str, Any]]:
-    """A line for each source and threshold."""
-    dense_path, sparse_path = files(folder, outtype)
-    dense = Model.load(dense_path, sparse="off")
-    text = (folder / "model" / "held-out.txt").read_text(encoding="utf-8")
-    tokens = dense.tokenizer.encode(text, add_special=True, parse_special=False)
-    reference = Generation(dense, tokens)
-    whole = measured(dense, reference, tokens, n_chunks)
-    yield {"source": "dense", "threshold": None} | whole
+def models_of(folder: Path, outtype: str, few: bool) -> Iterator[tuple[str, str, Model]]:
+    """Source, threshold and model, dense first; ``few``: the file's threshold, and exact."""
+    dense, sparse = files(folder, outtype)
+    yield "dense", "", Model.load(dense, sparse="off")
     for source, thresholds in THRESHOLDS.items():
-        if quick and source not in ("predictor", "exact"):
+        if few and source not in ("predictor", "exact"):
             continue
-        path = sparse_path if source == "predictor" else dense_path
-        model = Model.load(path, sparse=source)
-        for threshold in thresholds if not quick else thresholds[3:4] or thresholds[:1]:
-            one = with_threshold(model, threshold)
-            line = measured(one, reference, tokens, n_chunks)
-            line["ppl_change"] = line["ppl"] / whole["ppl"] - 1
-            known = one.hparams.sparse_threshold
-            yield {"source": source, "threshold": known if math.isfinite(known) else str(known),
-                   "from_file": threshold is None} | line  # fmt: skip
+        model = Model.load(sparse if source == "predictor" else dense, sparse=source)
+        for threshold in thresholds:
+            if not few or threshold is None or source == "exact":
+                one = with_threshold(model, threshold)
+                yield source, f"{one.hparams.sparse_threshold:g}", one
+
+
+def text_of(folder: Path, model: Model) -> list[int]:
+    """The held-out tokens."""
+    text = (folder / "model" / "held-out.txt").read_text(encoding="utf-8")
+    return model.tokenizer.encode(text, add_special=True, parse_special=False)
+
+
+def quality(folder: Path, outtype: str, few: bool, n_chunks: int) -> Iterator[dict[str, Any]]:
+    """A line for each source and threshold."""
+    dense = 0.0
+    for source, threshold, model in models_of(folder, outtype, few):
+        line = quality_of(model, text_of(folder, model), n_chunks)
+        dense = dense or line["ppl"]
+        yield (
+            {"source": source, "threshold": threshold}
+            | line
+            | {
+                "ppl_change": line["ppl"] / dense - 1,
+                "chunks": n_chunks,
+            }
+        )
+
+
+def speed(folder: Path, outtype: str, few: bool) -> Iterator[dict[str, Any]]:
+    """A line for each source and threshold; all run in turns."""
+    runs = {
+        (source, threshold): Generation(model, text_of(folder, model))
+        for source, threshold, model in models_of(folder, outtype, few)
+    }
+    rounds = [{key: one.run() for key, one in runs.items()} for _ in range(ROUNDS)]
+    for source, threshold in runs:
+        key = source, threshold
+        yield {
+            "source": source,
+            "threshold": threshold,
+            "tokens_per_s": 1 / statistics.median(times[key] for times in rounds),
+            "dense_over_this": statistics.median(t["dense", ""] / t[key] for t in rounds),
+            "threads": runs[key].context.n_threads,
+        }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=("quality", "speed", "draw"))
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--chunks", type=int, default=100)
     parser.add_argument("--types", default="f16,q8_0,q4_0")
     parser.add_argument("--no-save", action="store_true")
     args = parser.parse_args()
+    if args.part == "draw":
+        return draw(args.folder)
     lines = []
     for i, outtype in enumerate(args.types.split(",")):
-        for line in lines_of(args.folder, outtype, args.chunks, quick=i > 0):
+        if args.part == "quality":
+            found = quality(args.folder, outtype, i > 0, args.chunks)
+        else:
+            found = speed(args.folder, outtype, i > 0)
+        for line in found:
             head = {"time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "cpu": cpu_info(),
-                    "threads": 2, "chunks": args.chunks, "type": outtype}  # fmt: skip
+                    "part": args.part, "type": outtype}  # fmt: skip
             print(json.dumps({"type": outtype} | line), flush=True)
             lines.append(head | line)
     if not args.no_save:
         with RESULTS.open("a") as f:
             f.writelines(json.dumps(line) + "\n" for line in lines)
-        draw(lines, args.folder)
 
 
-def draw(lines: list[dict[str, Any]], folder: Path) -> None:
-    """Perplexity against speed and against computed neurons, and the model's statistics."""
-    speed = Chart("Perplexity against speed", "dense time / time", "change of perplexity",
-                  percent=True)  # fmt: skip
-    share = Chart("Perplexity against computed neurons", "% of neurons", "change of perplexity",
-                  percent=True)  # fmt: skip
+def draw(folder: Path) -> None:
+    """Perplexity against speed and against computed neurons (F16), and the model's statistics."""
+    last: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for text in RESULTS.read_text().splitlines():
+        line = json.loads(text)
+        last.setdefault((line["type"], line["source"], line["threshold"]), {}).update(line)
+    speeds = Chart("Perplexity against speed", "dense time / time", "change of perplexity",
+                   percent=True)  # fmt: skip
+    shares = Chart("Perplexity against computed neurons", "% of neurons", "change of perplexity",
+                   percent=True)  # fmt: skip
     for source in THRESHOLDS:
-        mine = [x for x in lines if x["source"] == source and x["type"] == lines[0]["type"]]
-        mine = [x for x in mine if x["ppl_change"] < 0.5]
+        mine = [x for key, x in last.items() if key[:2] == ("f16", source)]
+        mine = [x for x in mine if abs(x["ppl_change"]) < 0.3]
         mine.sort(key=lambda x: x.get("computed", x["active"]))
         change = [x["ppl_change"] for x in mine]
-        speed.line([x["dense_over_this"] for x in mine], change, source)
-        share.line([100 * x.get("computed", x["active"]) for x in mine], change, source)
-    charts_svg([speed, share], PICTURES / "sparse-quality.svg",
-               title="A trained ReLU model of 7 M parameters, held-out text")  # fmt: skip
+        speeds.line([x["dense_over_this"] for x in mine], change, source)
+        shares.line([100 * x.get("computed", x["active"]) for x in mine], change, source)
+    charts_svg([speeds, shares], PICTURES / "sparse-quality.svg",
+               title="A trained ReLU model of 7 M parameters, F16, held-out text")  # fmt: skip
     model = Model.load(folder / "relu-7m-f16-sparse.gguf")
-    text = (folder / "model" / "held-out.txt").read_text(encoding="utf-8")
-    tokens = model.tokenizer.encode(text, add_special=True, parse_special=False)
-    stats_svg(collect(model, tokens, n_ctx=N_CTX, n_chunks=100), PICTURES / "sparse-stats.svg")
+    stats = collect(model, text_of(folder, model), n_ctx=N_CTX, n_chunks=100)
+    stats_svg(stats, PICTURES / "sparse-stats.svg")
 
 
 if __name__ == "__main__":

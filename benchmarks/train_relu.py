@@ -163,7 +163,7 @@ def main() -> None:
     model = train(args.folder / "model", args.steps)
     write_model(model, args.folder / "model")
     ids, _ = token_ids(args.folder / "model")
-    batches = [windows(ids, np.random.default_rng((SEED, 1, i)), BATCH) for i in range(64)]
+    batches = [windows(ids, np.random.default_rng((SEED, 1, i)), BATCH) for i in range(48)]
     fit_predictors(model, batches, args.folder / "predictor", args.rank, args.recall)
 
 

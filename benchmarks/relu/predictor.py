@@ -19,19 +19,20 @@ from torch import Tensor, nn
 
 from benchmarks.relu.model import ReluLlama
 
-STEPS, BATCH, RATE = 2000, 1024, 2e-3
+STEPS, BATCH, RATE = 1000, 1024, 2e-3
 CALIBRATION = 8  # one token of so many
 THRESHOLD = -1.0  # in the file; negative, as an unlikely gate counts as open
 
 
 @torch.no_grad()
-def _pairs(model: ReluLlama, batches: list[Tensor], layer: int) -> tuple[Tensor, Tensor]:
-    """Inputs float32 [n, E] and open gates bool [n, F] of a layer."""
-    taps = [model(batch[:, :-1])[1][layer] for batch in batches]
-    return (
-        torch.cat([x.flatten(0, 1) for x, _ in taps]),
-        torch.cat([(gate > 0).flatten(0, 1) for _, gate in taps]),
-    )
+def _pairs(model: ReluLlama, batches: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Inputs float32 [n, E] and open gates bool [n, F] of each layer."""
+    layers: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(model.sizes.n_layer)]
+    for batch in batches:
+        for found, (x, gate) in zip(layers, model(batch[:, :-1])[1], strict=True):
+            found.append((x.flatten(0, 1), (gate > 0).flatten(0, 1)))
+    return [(torch.cat([x for x, _ in found]), torch.cat([y for _, y in found]))
+            for found in layers]  # fmt: skip
 
 
 def _fit(x: Tensor, is_open: Tensor, rank: int) -> nn.Sequential:
@@ -63,8 +64,7 @@ def fit_predictors(
     """
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
-    for i in range(model.sizes.n_layer):
-        x, is_open = _pairs(model, batches, i)
+    for i, (x, is_open) in enumerate(_pairs(model, batches)):
         n = len(x) // CALIBRATION
         net = _fit(x[n:], is_open[n:], rank)
         with torch.no_grad():

@@ -4,8 +4,8 @@
     y = pool_1d(ctx, x, "avg", 3, s0=1, p0=1)
 
 As in ggml, a mean at the border differs: POOL_2D divides by the window's size, POOL_1D by the
-elements that are inside. The maximum of a window passes over NaN,
-and is -3.4e38 where there is nothing larger.
+elements that are inside. The maximum of a window passes over NaN, and is -3.4e38 where there is
+nothing larger.
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ def convert(
     folder, options = Path(folder), options or Options()
     config = read_config(folder)
     name, arch = find_arch(folder, config)
+    config = {**arch.CONVERT.defaults, **config}
     keys = _arch_keys(folder, config, arch)
     planned: list[Planned] = []
     if not options.vocab_only:

@@ -79,7 +79,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             "checkpoint, in 16 or 32 bits"
         )
     if isinstance(config.get("text_config"), dict):
-        config |= config["text_config"]
+        config |= {k: v for k, v in config["text_config"].items() if v is not None}
     return config
 
 

@@ -14,7 +14,7 @@ Source: llama.cpp, ``convert_hf_to_gguf.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,9 @@ class Convert:
             before it is stacked) becomes. It must not write to what it is given, and names and
             shapes must not depend on the layer.
         extra: tensors that are made of config.json alone.
+        defaults: what config.json leaves out where it is as usual.
         ignored: patterns of names that are not needed (``fnmatch``).
+        other_media: patterns of names that are not of the text part.
         prefix: what some checkpoints leave out at the beginning of every name.
         add_bos: whether a text begins with BOS where the tokenizer's files do not say.
         relu: whether the feed-forward part's activation is ReLU where ``keys`` do not say.
@@ -56,7 +58,9 @@ class Convert:
     keys: Callable[[Config], dict[str, Any]]
     change: Callable[[str, Array, Config], Tensors] = _unchanged
     extra: Callable[[Config], Tensors] = rope_factors
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
+    other_media: tuple[str, ...] = ()
     prefix: str = ""
     add_bos: bool | None = None
     relu: bool = False

@@ -10,6 +10,7 @@ Nothing is kept, so a tensor that is cut into three is read three times.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from ..hparams import HParams
 from ..loader import tensor_sizes
 from .mapping import Array, Config, Tensors
 from .stored import Stored
+
+log = logging.getLogger(__name__)
 
 _NUMBER = r"0|[1-9]\d{0,5}"
 _GROUPS = {"{i}": f"(?P<i>{_NUMBER})", "{e}": f"(?P<e>{_NUMBER})", "*": "(?P<end>weight|bias)"}
@@ -143,9 +146,13 @@ def _sources(folder: Path, checkpoint: Mapping[str, Stored], arch: Arch) -> dict
     convert = arch.CONVERT
     patterns = [(_compile(theirs), ours) for theirs, ours in convert.tensors.items()]
     sources: dict[str, _Source] = {}
+    others: list[str] = []
     for theirs, stored in checkpoint.items():
         whole = theirs, convert.prefix + theirs
         if any(fnmatchcase(name, pattern) for pattern in convert.ignored for name in whole):
+            continue
+        if any(fnmatchcase(theirs, pattern) for pattern in convert.other_media):
+            others.append(theirs)
             continue
         found = _find(whole[0], patterns) or _find(whole[1], patterns)
         if found is None:
@@ -160,6 +167,11 @@ def _sources(folder: Path, checkpoint: Mapping[str, Stored], arch: Arch) -> dict
                 f"{folder}: {members[number][0]!r:.80} and {theirs!r:.80} both become {name!r}"
             )
         members[number] = theirs, stored
+    if others:
+        log.warning(
+            "%s: only the text part is converted: %d tensors are left out, such as %r",
+            folder, len(others), others[0],
+        )  # fmt: skip
     return sources
 
 

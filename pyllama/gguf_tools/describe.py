@@ -89,6 +89,8 @@ def _sparse(file: GGUFFile) -> dict[str, Any]:
     if not (down or ranks or THRESHOLD_KEY in file.metadata):
         return {}
     threshold = file.metadata.get(THRESHOLD_KEY)
+    if not isinstance(threshold, int | float):
+        threshold = None
     return {"sparse": {"threshold": threshold, "down_transposed": down, "predictor_ranks": ranks}}
 
 

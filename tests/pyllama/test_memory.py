@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,10 +147,9 @@ def test_without_causality_the_first_token_sees_the_last(
         rows(Context(model, n_ctx=64, n_ubatch=8), TOKENS[:9])
 
 
-def test_types_of_the_cache_keep_bits_and_most_of_the_value(
-    tmp_path: Path,
-) -> None:
-    spec = Spec(head_dim=32, n_embd=64, n_ctx=512)  # Q8_0's blocks are 32 long
+@pytest.mark.parametrize("head_dim", [32, 100])
+def test_types_of_the_cache_keep_bits_and_most_of_the_value(tmp_path: Path, head_dim: int) -> None:
+    spec = Spec(head_dim=head_dim, n_embd=64, n_ctx=512)
     model = Model.load(write_model(tmp_path / "x.gguf", spec, random_weights(spec)))
     exact = rows(Context(model, n_ctx=320, type_k=F32, type_v=F32), TOKENS[:300])
     scale = np.abs(exact).max()
@@ -159,7 +159,11 @@ def test_types_of_the_cache_keep_bits_and_most_of_the_value(
         (Q8_0, Q8_0, 2e-2),
         (Q8_0, F16, 2e-2),
     ):
-        options = {"n_ctx": 320, "type_k": k, "type_v": v}
+        options: dict[str, Any] = {"n_ctx": 320, "type_k": k, "type_v": v}
+        if head_dim % k.block_size:
+            with pytest.raises(BatchError, match="blocks are 32 long, but heads"):
+                Context(model, **options)
+            continue
         got = rows(Context(model, **options), TOKENS[:300])
         assert 0 < np.abs(got - exact).max() < error * scale
         for other in ({"n_ubatch": 1, "n_threads": 1}, {"n_ubatch": 7}, {"n_batch": 64}):

@@ -129,9 +129,8 @@ def _sparse(found: dict[str, Any]) -> str:
         layers.setdefault(rank, []).append(layer)
     predictors = (f"{rank} (layers {_spans(layers[rank])})" for rank in sorted(layers))
     threshold = found["threshold"]
-    shown = f"{threshold:g}" if isinstance(threshold, int | float) else threshold or "none"
     return (
-        f"sparse: threshold {shown}; "
+        f"sparse: threshold {'none' if threshold is None else f'{threshold:g}'}; "
         f"ffn_down_t in layers {_spans(found['down_transposed']) or 'none'}; "
         f"predictor ranks {', '.join(predictors) or 'none'}"
     )

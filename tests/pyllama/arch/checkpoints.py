@@ -22,8 +22,8 @@ from pyllama.arch import arch_names, get_arch
 
 DATA = Path(__file__).parents[2] / "data"
 N_VOCAB = 512
-_SENTENCEPIECE = {"llama", "mistral", "mixtral", "bamboo", "gemma3_text"}  # model types
-_ADD_ONE = {"gemma3_text"}  # the norms of these add 1 to their weights
+_SENTENCEPIECE = {"llama", "mistral", "mixtral", "bamboo", "gemma3", "gemma3_text"}  # model types
+_ADD_ONE = {"gemma3", "gemma3_text"}  # the norms of these add 1 to their weights
 _TOKENIZER_FILES = {"llama": ("tokenizer.model",), "gpt2": ("vocab.json", "merges.txt")}
 Shapes = Mapping[str, tuple[int, ...]]
 

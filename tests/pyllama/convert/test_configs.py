@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pyllama.arch import get_arch
+from pyllama.convert.folder import read_config
 from pyllama.errors import ModelError
 
 
@@ -43,3 +46,25 @@ def test_variants_of_mpt_that_would_compute_otherwise(odd: dict[str, Any]) -> No
 def test_a_window_is_mistrals(name: str, window: int | None) -> None:
     config = {"architectures": [f"{name}ForCausalLM"], "vocab_size": 8, "sliding_window": 16}
     assert get_arch("llama").CONVERT.keys(config).get("attention.sliding_window") == window
+
+
+def test_gemma_3_that_sees(tmp_path: Path) -> None:
+    """As the one of 4B is published; other files name the tensors as transformers 5 does."""
+    text = {
+        "architectures": None, "hidden_size": 2560, "intermediate_size": 10240,
+        "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }  # fmt: skip
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config, convert = read_config(tmp_path), get_arch("gemma3").CONVERT
+    assert config["architectures"] == whole["architectures"]
+    keys = convert.keys({**convert.defaults, **config})
+    assert {
+        "vocab_size": 262208, "context_length": 131072, "attention.head_count": 8,
+        "attention.head_count_kv": 4, "attention.key_length": 256, "attention.scale": 1 / 16,
+        "attention.sliding_window": 1024, "attention.sliding_window_pattern": 6,
+        "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "rope.scaling.factor": 8.0,
+    }.items() <= keys.items()  # fmt: skip
+    for prefix in ("model.", "language_model.model.", "model.language_model."):
+        assert convert.tensors[f"{prefix}norm.weight"] == "output_norm.weight"

@@ -49,8 +49,9 @@ def extra(config: Config) -> Tensors:
 
 
 CONVERT = Convert(
-    ("Mine",), NAMES, lambda config: {}, change, extra=extra, ignored=("*.inv_freq",), prefix="m."
-)
+    ("Mine",), NAMES, lambda config: {}, change, extra=extra, ignored=("*.inv_freq",), prefix="m.",
+    other_media=("*eyes.*",),
+)  # fmt: skip
 ARCH = cast(Arch, SimpleNamespace(TENSORS=TENSORS, CONVERT=CONVERT))
 
 
@@ -100,6 +101,14 @@ def test_names_order_and_values(tmp_path: Path) -> None:
 def test_a_prefix_may_be_missing(tmp_path: Path) -> None:
     tensors = {name.removeprefix("m."): x for name, x in checkpoint().items()}
     assert len(plan(tmp_path, tensors)) == 10
+
+
+def test_other_media_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tensors = checkpoint()
+    eyes = {f"m.eyes.{i}.weight": tensors["head.weight"] for i in range(3)}
+    assert len(plan(tmp_path, tensors)) == len(plan(tmp_path, tensors | eyes))
+    (line,) = caplog.messages
+    assert "the text part is converted: 3 tensors are left out, such as 'm.eyes.0" in line
 
 
 def test_an_output_that_is_the_embedding(tmp_path: Path) -> None:

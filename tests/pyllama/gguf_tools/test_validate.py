@@ -66,6 +66,24 @@ def test_all_wrong_shapes_are_found(path: Path) -> None:
         assert text in faults
 
 
+def test_sparse_layers(path: Path) -> None:
+    weights = random_weights(SPEC)
+    for i in range(SPEC.n_layer):
+        down = weights.pop(f"blk.{i}.ffn_down.weight")
+        weights[f"blk.{i}.ffn_down_t.weight"] = np.ascontiguousarray(down.T)
+        weights[f"blk.{i}.fc1.weight"] = np.ones((32, SPEC.n_embd), np.float32)
+        weights[f"blk.{i}.fc2.weight"] = np.ones((SPEC.n_ff, 32), np.float32)
+    assert not validate(good(path, weights)).faults
+    weights["blk.1.fc1.weight"] = np.ones((64, SPEC.n_embd), np.float32)
+    (fault,) = validate(good(path, weights)).faults
+    assert "'blk.1.fc2.weight' has sizes [32, 64, 1, 1], want rows of 64" in fault
+    del weights["blk.0.fc2.weight"]
+    weights["blk.1.ffn_down_t.weight"] = weights["blk.1.ffn_down_t.weight"].T.copy()
+    faults = "\n".join(validate(good(path, weights)).faults)
+    assert "'blk.0.fc2.weight' is missing" in faults
+    assert "'blk.1.ffn_down_t.weight' has sizes [64, 32, 1, 1], want [32, 64, 1, 1]" in faults
+
+
 @pytest.mark.parametrize(
     ("metadata", "fault"),
     [
