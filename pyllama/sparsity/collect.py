@@ -62,16 +62,16 @@ def collect(
         ModelError: the model's activation is none that is zero below zero.
         BatchError: there are no tokens. ComputeError: as ``Context.decode``.
     """
-    if not tokens:
-        raise BatchError("the text has no tokens: statistics need some")
+    n_ctx = max(1, min(n_ctx, len(tokens), model.hparams.n_ctx_train))
+    chunks = _chunks(model, tokens, n_ctx)[:n_chunks]
+    if not chunks:
+        raise BatchError("no tokens to count active neurons for: give a longer text or more chunks")
     whole = copy.copy(model)
     whole.hparams = replace(model.hparams, sparse_threshold=-math.inf)
-    n_ctx = min(n_ctx, len(tokens), model.hparams.n_ctx_train)
     context = Context(whole, n_ctx=n_ctx, n_batch=n_ctx, n_threads=n_threads)
     nodes = _watched(model, context.graph(1, 1).graph)
     counter = _Counter(model.hparams, context.n_ubatch)
     counter.scored = {i for i, what in nodes.values() if what == "scores"}
-    chunks = _chunks(model, tokens, n_ctx)[:n_chunks]
     last, done = [*nodes][-1], 0
 
     def callback(node: Tensor, ask: bool) -> bool:
