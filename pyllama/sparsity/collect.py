@@ -35,9 +35,8 @@ from ..hparams import HParams
 from ..model import Model
 from ..observe import Runner
 from .fingerprint import model_fingerprint
-from .stats import Statistics
+from .stats import Statistics, judged, source_name
 
-_JUDGED = ("predictor", "signs", "svd")  # sources that may be wrong
 _MAX_UNION = 512  # tokens in a row
 _GATES = re.compile(r"ffn_(?:gate|up)(?:_sparse|_b)?-(\d+)(?:_b)?")
 
@@ -108,7 +107,7 @@ def _watched(model: Model, graph: CGraph) -> dict[str, tuple[int, str]]:
     found: list[tuple[int, Tensor, int, str]] = []
     for i, gate in _into_relu(model, graph):
         found.append((order[gate], gate, i, "gate"))
-        if model.hparams.source(i) in _JUDGED:
+        if i in judged(model.hparams):
             scores = _scores(graph, i)
             found.append((order[scores], scores, i, "scores"))
     return {node.name: (i, what) for _, node, i, what in sorted(found, key=lambda x: x[0])}
@@ -195,7 +194,7 @@ class _Counter:
             model.desc,
             fingerprint,
             self.n_tokens,
-            "+".join(sorted({self.hparams.source(i) for i in self.scored})),
+            source_name(self.hparams),
             self.threshold if self.scored else math.nan,
             self.counts,
             tuple(np.array(self.sizes)[known].tolist()),
