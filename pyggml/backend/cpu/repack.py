@@ -50,7 +50,7 @@ def repack_kernel(kind: int) -> Kernel:
             for r in range(n_rows - row, ROWS):
                 i64_ptr(scratch)[r] = padding
             out = data(node, DST) + g * int_param(node, GROUP_BYTES)
-            pack_rows(kind, scratch, int_param(node, N_COLUMNS), out)
+            pack_rows(kind, scratch, int_param(node, N_COLUMNS), out)  # type: ignore[call-arg]
 
     made = kernel(repack_groups)
     made.name = f"repack_{GGMLType(kind).name.lower()}"
