@@ -29,10 +29,8 @@ from .sparse_active import SEGMENT, active_rows, list_place, list_rows, neuron_o
 from .sparse_axpy_panel import (
     BUCKET,
     LIST,
-    MASK_ROWS,
     MASKS,
-    ROWS,
-    SEGMENT_MASKS,
+    SEGMENT_PANELS,
     STRIPES,
     SUMS,
     THRESHOLD,
@@ -147,7 +145,7 @@ def launch_axpy(
     kind, groups = int(w.type), -(-w.ne[0] // group_columns())
     listed = active_rows(low, node)
     held = [r for r in (listed, values) if isinstance(r, WorkRange)]
-    params: list[int | float] = [0] * 9
+    params: list[int | float] = [0] * 8
     params[VALUES] = values.data if isinstance(values, Tensor) else values.address
     params[LIST] = listed.address if listed else 0
     params[BUCKET], params[THRESHOLD] = int(node.op_params["bucket"]), node.op_params["threshold"]
@@ -167,25 +165,23 @@ def launch_axpy(
         low.launches.append(Launch(made, node, list(params), chunks, node, src, ranges, [written]))
 
     if n > 1:
-        masks = take(8 * n_segments * SEGMENT_MASKS * n)
+        masks = take(8 * n_segments * SEGMENT_PANELS * n)
         params[MASKS] = masks.address
-        add(axpy_masks, min(n_segments * SEGMENT_MASKS, 8 * low.n_threads), held, masks)
+        add(axpy_masks, min(n_segments * SEGMENT_PANELS, 8 * low.n_threads), held, masks)
         held.append(masks)
     token_blocks = -(-n // _TOKENS)
     tokens = -(-n // token_blocks)
     if n <= _FEW:
         stripes = min(groups, -(-2 * low.n_threads // n_segments))
-        params[ROWS] = 2 * _TOGETHER
     else:
         fit = max(1, _SUM_BYTES // (tokens * 4 * group_columns()))
         stripes = max(-(-groups // fit), min(groups, 4 * low.n_threads))
-        params[ROWS] = MASK_ROWS
     params[STRIPES], params[TOKEN_BLOCKS] = stripes, token_blocks
     scratch = _SCRATCH + _TOGETHER * group_bytes(kind)
     made = axpy_kernel(kind)
     if n > 1:
         made = axpy_panel_kernel(kind)
-        scratch = panel_scratch(kind, int(params[ROWS]), -(-groups // stripes), tokens)
+        scratch = panel_scratch(kind, -(-groups // stripes), 0 if n <= _FEW else tokens)
     low.scratch_bytes = max(low.scratch_bytes, scratch)
     if n > _FEW:
         add(made, stripes * token_blocks, held, node)

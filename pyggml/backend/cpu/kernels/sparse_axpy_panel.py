@@ -1,8 +1,8 @@
 """AXPY of several tokens: rows decoded once for all, and a walk of each token through its mask.
 
-Access: 16 rows of a few tokens or 64 of many are decoded into scratch, a stripe of columns wide, of
-which a group of 64 columns stays in L1 while the tokens pass; a token's sums of a group stay in
-registers while its rows of these are added, in order.
+Access: 64 rows are decoded into scratch, 8 groups of columns at a time, of which each stays in L1
+while the tokens pass; a token's sums of a group stay in registers while its rows of the 64 are
+added, in order.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from ..simd.element import copy_bytes, zero_run
 from ..simd.vector import vectors
 from .sparse_active import SEGMENT, list_place, list_rows, neuron_of, segments
 
-MASK_ROWS = 64
-SEGMENT_MASKS = SEGMENT // MASK_ROWS
+PANEL_ROWS = 64
+SEGMENT_PANELS = SEGMENT // PANEL_ROWS
+_WINDOW = 8  # groups of columns that are decoded at a time: 128 KB
 # Parameters of all kernels of AXPY; SUMS: where those of each segment are kept, or 0
-VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, ROWS, THRESHOLD = range(9)
+VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, THRESHOLD = range(8)
 
 
 @kernel
@@ -48,12 +49,12 @@ def axpy_masks(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
     threshold = float_param(node, THRESHOLD)
     rows = list_rows(listed, n_rows)
-    total = segments(n_rows) * SEGMENT_MASKS
+    total = segments(n_rows) * SEGMENT_PANELS
     neurons = i32_ptr(scratch)
     for unit in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
-        segment = unit // SEGMENT_MASKS
-        first = list_place(listed, n_rows, segment) + unit % SEGMENT_MASKS * MASK_ROWS
-        count = min(MASK_ROWS, list_place(listed, n_rows, segment + 1) - first)
+        segment = unit // SEGMENT_PANELS
+        first = list_place(listed, n_rows, segment) + unit % SEGMENT_PANELS * PANEL_ROWS
+        count = min(PANEL_ROWS, list_place(listed, n_rows, segment + 1) - first)
         for i in range(count):
             neurons[i] = neuron_of(first + i if listed == 0 else rows[first + i] + 0, bucket)
         masks = i64_ptr(int_param(node, MASKS) + 8 * unit * n)
@@ -69,10 +70,10 @@ def axpy_masks(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             masks[t] = mask
 
 
-def panel_scratch(kind: int, rows: int, groups: int, tokens: int) -> int:
-    """Bytes of scratch for panels of so many rows and groups, with totals."""
-    sums = 4 * group_columns() * groups
-    return group_bytes(kind) + 8 + 12 * MASK_ROWS + sums * (rows + 2 * tokens)
+def panel_scratch(kind: int, groups: int, tokens: int) -> int:
+    """Bytes of scratch for a stripe of so many groups and a block of tokens with their totals."""
+    decoded, sums = PANEL_ROWS * min(groups, _WINDOW), 2 * groups * tokens
+    return group_bytes(kind) + 8 + 12 * PANEL_ROWS + 4 * group_columns() * (decoded + sums)
 
 
 @cache
@@ -97,11 +98,9 @@ def axpy_panel_kernel(kind: int) -> Kernel:
         groups, full = g1 - g0, min(g1, width // columns) - g0
         left = 0 if full == groups else (width - (g0 + full) * columns) // block * block_bytes
         weights = data(node, SRC0) + g0 * size
-        together = int_param(node, ROWS)
-        bits = -1 if together == MASK_ROWS else (1 << together) - 1
         addresses_at = scratch + (size + 7) // 8 * 8
-        neurons_at = addresses_at + 8 * MASK_ROWS
-        panel = neurons_at + 4 * MASK_ROWS
+        neurons_at = addresses_at + 8 * PANEL_ROWS
+        panel = neurons_at + 4 * PANEL_ROWS
         addresses, neurons = i64_ptr(addresses_at), i32_ptr(neurons_at)
         kept = int_param(node, SUMS)
         if kept != 0:
@@ -112,7 +111,7 @@ def axpy_panel_kernel(kind: int) -> Kernel:
             s0, s1, blocks = 0, n_segments, int_param(node, TOKEN_BLOCKS)
             t0, t1 = first_row(n, rest, blocks), first_row(n, rest + 1, blocks)
             group_stride, token_stride = (t1 - t0) * sum_bytes, sum_bytes
-            sums = panel + together * groups * sum_bytes
+            sums = panel + PANEL_ROWS * min(groups, _WINDOW) * sum_bytes
         tokens = t1 - t0
         totals = sums + tokens * groups * sum_bytes
         zero_run(scratch, size // 4)
@@ -124,38 +123,38 @@ def axpy_panel_kernel(kind: int) -> Kernel:
             for t in range(tokens):
                 for g in range(groups):
                     zero_run(sums + t * token_stride + g * group_stride, columns)
-            for k in range(SEGMENT_MASKS):
-                count = min(MASK_ROWS, end - first - k * MASK_ROWS)
+            for k in range(SEGMENT_PANELS):
+                count = min(PANEL_ROWS, end - first - k * PANEL_ROWS)
                 if count <= 0:
                     break
-                masks = i64_ptr(int_param(node, MASKS) + 8 * (segment * SEGMENT_MASKS + k) * n)
+                masks = i64_ptr(int_param(node, MASKS) + 8 * (segment * SEGMENT_PANELS + k) * n)
                 needed = 0
                 for t in range(t0, t1):
                     needed |= masks[t]
                 for i in range(count):
-                    p = first + k * MASK_ROWS + i
+                    p = first + k * PANEL_ROWS + i
                     row = p if listed == 0 else rows[p] + 0
                     neurons[i] = neuron_of(row, bucket)
                     addresses[i] = weights + row * nb(node, SRC0, 1)
-                for sub in range(0, count, together):
-                    if (needed >> sub) & bits == 0:
-                        continue
-                    for r in range(min(together, count - sub)):
-                        if (needed >> (sub + r)) & 1 != 0:
-                            x, y = addresses[sub + r] + 0, panel + r * sum_bytes
-                            following = addresses[min(sub + r + 1, count - 1)] + 0
-                            decode_row(kind, x, y, together * sum_bytes, full, following)
-                            if left != 0:
-                                copy_bytes(x + full * size, scratch, left)
-                                y += full * together * sum_bytes
+                for w0 in range(0, groups, _WINDOW):
+                    w1 = min(groups, w0 + _WINDOW)
+                    whole = min(full, w1) - w0
+                    for r in range(count):
+                        if (needed >> r) & 1 != 0:
+                            x, y = addresses[r] + w0 * size, panel + r * sum_bytes
+                            following = addresses[min(r + 1, count - 1)] + w0 * size
+                            decode_row(kind, x, y, PANEL_ROWS * sum_bytes, whole, following)
+                            if left != 0 and w1 == groups:
+                                copy_bytes(x + whole * size, scratch, left)
+                                y += whole * PANEL_ROWS * sum_bytes
                                 decode_row(kind, scratch, y, 0, 1, following)
-                    for g in range(groups):
+                    for g in range(w0, w1):
                         for t in range(tokens):
                             axpy_panel(
-                                (masks[t0 + t] >> sub) & bits,
-                                panel + g * together * sum_bytes,
+                                masks[t0 + t],
+                                panel + (g - w0) * PANEL_ROWS * sum_bytes,
                                 int_param(node, VALUES) + (t0 + t) * nb(node, SRC1, 1),
-                                neurons_at + 4 * sub,
+                                neurons_at,
                                 sums + t * token_stride + g * group_stride,
                             )
             if kept == 0:

@@ -89,7 +89,8 @@ def scale_and_sum(b: Value, act: Value) -> tuple[Value, Value]:
 
 def add_product(b: Value, total: Value, scale: Value, d: Value, acc: Value) -> Value:
     """The sum of a row with the products of a block added."""
-    return fma(b, b.fmul(scale, d), b.sitofp(total, acc.type), acc)
+    product = b.sitofp(total, acc.type)
+    return fma(b, b.fmul(scale, d), product, acc)
 
 
 def _byte_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:

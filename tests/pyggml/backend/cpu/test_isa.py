@@ -126,6 +126,7 @@ def tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
+    monkeypatch.setattr(jit, "on_compile", None)  # no progress on stderr
     monkeypatch.setattr(jit, "host_isas", lambda: ("a", "b", "c"))
     monkeypatch.setattr(jit, "cache_dir", lambda name: tmp_path / name)
     monkeypatch.setattr(selftest, "_try", attempt)
