@@ -55,6 +55,7 @@ class Llama(LlamaChat):
         last_n_tokens_size: tokens that the repeat penalty looks back on.
         chat_format: name of a chat format, of llama.cpp or llama-cpp-python; None for the model's
             own template.
+        sparse, sparse_threshold: which neurons of a ReLU model are computed, see `Model.load`.
         chat_handler: called with ``llama=`` and all arguments instead of `create_chat_completion`.
         verbose: say on stderr what is loaded, reused and how fast; warnings come either way.
 

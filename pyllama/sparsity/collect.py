@@ -35,9 +35,8 @@ from ..hparams import HParams
 from ..model import Model
 from ..observe import Runner
 from .fingerprint import model_fingerprint
-from .stats import Statistics
+from .stats import Statistics, judged, source_name
 
-_JUDGED = ("predictor", "signs", "svd")  # sources that may be wrong
 _MAX_UNION = 512  # tokens in a row
 _GATES = re.compile(r"ffn_(?:gate|up)(?:_sparse|_b)?-(\d+)(?:_b)?")
 
@@ -63,16 +62,16 @@ def collect(
         ModelError: the model's activation is none that is zero below zero.
         BatchError: there are no tokens. ComputeError: as ``Context.decode``.
     """
-    if not tokens:
-        raise BatchError("the text has no tokens: statistics need some")
+    n_ctx = max(1, min(n_ctx, len(tokens), model.hparams.n_ctx_train))
+    chunks = _chunks(model, tokens, n_ctx)[:n_chunks]
+    if not chunks:
+        raise BatchError("no tokens to count active neurons for: give a longer text or more chunks")
     whole = copy.copy(model)
     whole.hparams = replace(model.hparams, sparse_threshold=-math.inf)
-    n_ctx = min(n_ctx, len(tokens), model.hparams.n_ctx_train)
     context = Context(whole, n_ctx=n_ctx, n_batch=n_ctx, n_threads=n_threads)
     nodes = _watched(model, context.graph(1, 1).graph)
     counter = _Counter(model.hparams, context.n_ubatch)
     counter.scored = {i for i, what in nodes.values() if what == "scores"}
-    chunks = _chunks(model, tokens, n_ctx)[:n_chunks]
     last, done = [*nodes][-1], 0
 
     def callback(node: Tensor, ask: bool) -> bool:
@@ -108,7 +107,7 @@ def _watched(model: Model, graph: CGraph) -> dict[str, tuple[int, str]]:
     found: list[tuple[int, Tensor, int, str]] = []
     for i, gate in _into_relu(model, graph):
         found.append((order[gate], gate, i, "gate"))
-        if model.hparams.source(i) in _JUDGED:
+        if i in judged(model.hparams):
             scores = _scores(graph, i)
             found.append((order[scores], scores, i, "scores"))
     return {node.name: (i, what) for _, node, i, what in sorted(found, key=lambda x: x[0])}
@@ -195,7 +194,7 @@ class _Counter:
             model.desc,
             fingerprint,
             self.n_tokens,
-            "+".join(sorted({self.hparams.source(i) for i in self.scored})),
+            source_name(self.hparams),
             self.threshold if self.scored else math.nan,
             self.counts,
             tuple(np.array(self.sizes)[known].tolist()),

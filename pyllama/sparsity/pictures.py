@@ -139,7 +139,7 @@ def _layers(placed: Placement, rows: NeuronRows, activity: Activity | None) -> I
         whole[i] + sum(item.nbytes for item, _ in items if item.layer == i) for i in range(n_layer)
     ]
     scale = _W / max(totals)
-    shares = placed.split.share(activity) if activity is not None else [0.0] * n_layer
+    shares = placed.split.share(activity) if activity is not None else []
     yield (
         f'<text class="quiet" x="{_LEFT}" y="122">bytes of each layer: coloured on the GPU, grey '
         "on the CPU</text>"
@@ -154,9 +154,9 @@ def _layers(placed: Placement, rows: NeuronRows, activity: Activity | None) -> I
         yield _bar(x, y, placed.ffn_bytes[i] * scale, 14, _PAINTS[FFN])
         x += placed.ffn_bytes[i] * scale
         yield _bar(x, y, max(0, whole[i] - placed.ffn_bytes[i]) * scale, 14, _CPU)
-        said = (
-            f"{len(placed.split.up[i])} of {rows.n_ff} neurons, {100 * shares[i]:.1f} % of activity"
-        )
+        said = f"{len(placed.split.up[i])} of {rows.n_ff} neurons"
+        if shares:
+            said += f", {100 * shares[i]:.1f} % of activity"
         yield f'<text x="{_LEFT + _W + 12}" y="{y + 11:.0f}">{said}</text>'
 
 

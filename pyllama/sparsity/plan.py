@@ -1,7 +1,7 @@
 """A plan for a model file: what a GPU of so much memory would hold, from statistics of its neurons.
 
     model = Model.load("x.gguf", vocab_only=True)
-    data = read_activity(model.path, stats="stats.json")
+    data = read_activity(model, stats="stats.json")
     planned = make_plan(model, Budget(8 << 30, n_ctx=4096), data.activity)
     planned.placed.split, planned.path             # also written to x.gguf.generated.gpuidx
 
@@ -38,7 +38,7 @@ from .placement import (
     place,
 )
 from .simulate import shares
-from .stats import load_stats
+from .stats import load_stats, source_name
 from .weights import read_as_ours
 
 
@@ -112,13 +112,14 @@ class Plan:
 
 
 def read_activity(
-    model: Path,
+    model: Model,
     stats: str | os.PathLike[str] | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Observed:
     """Statistics of a model from a JSON file or from a folder of PowerInfer's files.
 
     Args:
+        model: its hyperparameters are enough.
         folder: None is ``activation`` beside the model.
 
     Raises:
@@ -127,17 +128,18 @@ def read_activity(
     """
     if stats is None:
         activity = shares(
-            read_activations(model.parent / "activation" if folder is None else folder)
+            read_activations(model.path.parent / "activation" if folder is None else folder)
         )
         return Observed(activity, activity)
     found = load_stats(stats)
-    with GGUFFile(model) as file:
+    with GGUFFile(model.path) as file:
         if found.fingerprint != model_fingerprint(file):
             raise ModelError(
-                f"{stats}: statistics of another model ({found.model}), not of {model}; make them "
-                "with pyllama-powerinfer stats"
+                f"{stats}: statistics of another model ({found.model}), not of {model.path}; make "
+                "them with pyllama-powerinfer stats"
             )
-    return Observed(found.activity, found.computed)
+    same = found.source == source_name(model.hparams)
+    return Observed(found.activity, found.computed if same else found.activity)
 
 
 def read_needs(model: Model, budget: Budget) -> Inventory:

@@ -22,12 +22,24 @@ import numpy.typing as npt
 from pyggml.files import write_whole
 
 from ..errors import ModelError
+from ..hparams import HParams
 from .placement import Activity, hottest
 
 Shares = npt.NDArray[np.float64]
 _FORMAT = "pyllama sparse statistics 1"
 _MAX_BYTES = 1 << 30
 COVERED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # shares of neurons in the file and in tables
+
+
+def judged(hparams: HParams) -> dict[int, str]:
+    """The layers whose scores may be wrong, and their source."""
+    sources = {i: hparams.source(i) for i in range(hparams.n_layer)}
+    return {i: x for i, x in sources.items() if x in ("predictor", "signs", "svd")}
+
+
+def source_name(hparams: HParams) -> str:
+    """All such sources of a model in a word."""
+    return "+".join(sorted(set(judged(hparams).values())))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ Source: PowerInfer, ``llm_load_sparse_model_tensors`` and its converters, for na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,13 +37,13 @@ _STEP_ROWS = 256  # of a matrix that are read at once: a few megabytes
 # --- what a file may have -------------------------------------------------------------------------
 
 
-def is_sparse(names: Iterable[str]) -> bool:
+def is_sparse(names: Collection[str]) -> bool:
     """Whether a file's tensors are those of a sparse model."""
     return any(n.endswith((".ffn_down_t.weight", ".fc1.weight", ".fc2.weight")) for n in names)
 
 
 def sparse_patterns(
-    patterns: Mapping[str, tuple[str, ...]], names: Iterable[str]
+    patterns: Mapping[str, tuple[str, ...]], names: Collection[str]
 ) -> Mapping[str, tuple[str, ...]]:
     """An architecture's tensors as a file with these names has them, in the order of use."""
     if not is_sparse(names):

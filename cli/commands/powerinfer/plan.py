@@ -49,7 +49,7 @@ def command(
     from pyllama.sparsity.plan import IndexFile, make_plan, read_activity
 
     loaded = Model.load(path, vocab_only=True, sparse=sparse, sparse_threshold=sparse_threshold)
-    observed = read_activity(path, wanted.stats, wanted.activation) if _reads(wanted) else None
+    observed = read_activity(loaded, wanted.stats, wanted.activation) if _reads(wanted) else None
     activity = None if observed is None else observed.activity
     budget = _budget(loaded, wanted, sizes, sparse)
     speeds = _speeds(loaded, budget, machine, sizes) if _measures(wanted, machine) else None

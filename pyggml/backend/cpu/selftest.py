@@ -117,13 +117,16 @@ def families() -> None:
         backend.graph_compute(graph)
         _compare(node, want, tolerance)
 
-    x = ctx.from_numpy(values(5, 64))
+    x, one = ctx.from_numpy(values(5, 64)), ctx.from_numpy(values(1, 64))
     for name in _MATMUL_TYPES:
         kind = GGMLType[name]
         w = ctx.new_tensor_2d(kind, 64, 33)
         rows = quantize(values(33, 64), kind)
         w.set(rows if kind.is_quantized else rows.view(np.float16))
-        check(ops.mul_mat(ctx, w, x), x.numpy() @ dequantize(rows, kind).T, 5e-4)
+        for x_of in (x, one):
+            check(ops.mul_mat(ctx, w, x_of), x_of.numpy() @ dequantize(rows, kind).T, 5e-4)
+    y = ctx.from_numpy(values(1, 33))
+    check(ops.axpy(ctx, w, y), y.numpy() @ dequantize(rows, kind), 1e-7)  # of the last type
     norm = ops.rms_norm(ctx, x, 1e-5)
     want = x.numpy() / np.sqrt(np.mean(x.numpy() ** 2, -1, keepdims=True) + 1e-5)
     check(ops.mul(ctx, norm, ctx.from_numpy(np.ones(64, np.float32))), want, 1e-7)

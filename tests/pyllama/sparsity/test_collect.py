@@ -134,8 +134,9 @@ def test_chunks_of_a_text(folder: Path) -> None:
     assert short.n_tokens == 5 and short.batch_sizes == (1, 2, 4)
     context = Context(model, n_ctx=N_CTX)  # the model is as it was
     context.decode(Batch(TOKENS[:4]))
-    with pytest.raises(BatchError, match="no tokens"):
-        collect(model, [], n_ctx=N_CTX)
+    for tokens, n_chunks in (([], None), (TOKENS, 0)):
+        with pytest.raises(BatchError, match="no tokens to count active neurons for"):
+            collect(model, tokens, n_ctx=N_CTX, n_chunks=n_chunks)
 
 
 def test_a_model_without_relu(folder: Path) -> None:

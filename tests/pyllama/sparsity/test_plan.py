@@ -173,19 +173,21 @@ def test_other_files(model: Model, tmp_path: Path) -> None:
 def test_activity_comes_from_either_form(model: Model, folder: Path, tmp_path: Path) -> None:
     stats = collect(Model.load(model.path), TOKENS, n_ctx=50)
     save_stats(tmp_path / "s.json", stats)
-    read = read_activity(model.path, tmp_path / "s.json")
+    read = read_activity(model, tmp_path / "s.json")
     np.testing.assert_array_equal(read.activity, stats.counts / 100)
     np.testing.assert_array_equal(read.computed, stats.computed)
+    exact = read_activity(Model.load(model.path, sparse="exact"), tmp_path / "s.json")
+    np.testing.assert_array_equal(exact.computed, stats.activity)  # no predictor chooses there
     with pytest.raises(ModelError, match=r"activation: no activation_0.pt in it"):
-        read_activity(model.path)
+        read_activity(model)
     write_activations(tmp_path / "activation", stats.counts)
-    beside = read_activity(model.path)
+    beside = read_activity(model)
     np.testing.assert_allclose(beside.activity, stats.counts / stats.counts.max())
     write_activations(tmp_path / "a", stats.activity)  # shares stay what they are
-    named = read_activity(model.path, folder=tmp_path / "a")
+    named = read_activity(model, folder=tmp_path / "a")
     np.testing.assert_allclose(named.activity, stats.activity, rtol=1e-6)
+    other = Model.load(sparse_file(folder, "opt"), vocab_only=True)
     with pytest.raises(ModelError, match=r"s.json: statistics of another model \(bamboo .*F32\)"):
-        read_activity(sparse_file(folder, "opt"), tmp_path / "s.json")
+        read_activity(other, tmp_path / "s.json")
     with pytest.raises(ModelError, match="the statistics are of 3 layers of 160 neurons"):
-        opt = Model.load(sparse_file(folder, "opt"), vocab_only=True)
-        make_plan(opt, BUDGET, read_activity(opt.path, folder=tmp_path / "a").activity)
+        make_plan(other, BUDGET, read_activity(other, folder=tmp_path / "a").activity)

@@ -13,8 +13,12 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.errors import ComputeError
 from pyllama import Batch, Context, Model
+from pyllama.arch import arch_names, get_arch
+from pyllama.errors import ModelError
+from pyllama.overrides import Overrides
 
 from ..arch.checkpoints import recorded as dense_recording
+from ..arch.checkpoints import variants
 from .files import VARIANTS, dense_file, read, recorded, sparse_file, write
 
 F32, F16, Q4_0, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q4_0, GGMLType.Q8_0
@@ -108,6 +112,30 @@ def test_exact_on_rounded_weights(folder: Path, name: str, type: GGMLType) -> No
     assert ((exact - dense) ** 2).sum() < EIGHT_BITS * (dense**2).sum()
     path = sparse_file(folder, name, type)
     assert np.array_equal(of(path, name, sparse="exact"), of(path, name, sparse="off"))
+
+
+EXPERTS = {"num_experts", "num_local_experts"}
+PLAIN = {  # of each architecture a variant without experts
+    arch: name
+    for arch in arch_names()
+    for name, config in get_arch(arch).TINY.items()
+    if not EXPERTS & config.keys()
+}
+
+
+@pytest.mark.parametrize("name", PLAIN.values(), ids=PLAIN)
+def test_every_architecture_can_be_sparse(tmp_path: Path, name: str) -> None:
+    """With ReLU in place of its own activation, and not at all with that."""
+    path, options = dense_file(tmp_path, name), {"overrides": Overrides(hidden_act="relu")}
+    tokens = dense_recording(name)["tokens"].tolist()[:12]
+    dense = logits(Model.load(path), tokens, **options)
+    model = Model.load(path, sparse="exact")
+    exact = logits(model, tokens, **options)
+    assert np.abs(exact - dense).max() < ROUNDED
+    assert np.array_equal(logits(model, tokens, (3, 4), **options), exact)
+    if "relu" not in variants()[name][1].values():
+        with pytest.raises(ModelError, match="trained with ReLU"):
+            Context(model, n_ctx=64)
 
 
 def test_squared_relu_is_not_relu(folder: Path) -> None:

@@ -58,9 +58,10 @@ def flash_attn_kernel(
 ) -> Kernel:
     """The kernel for the types of a cache; ``alone`` is for one token, whose rows are always few.
 
-    ``tail_k`` and ``tail_v`` are the columns that the direct form finds behind whole vectors of
-    keys, and behind 32 by 32 of values, in vectors: 0 for most models, whose kernel has no code
-    for them.
+    For the direct form, ``tail_k`` is what a key has behind its last vector of 8, and ``tail_v``,
+    rounded up to vectors, what a value has behind its last 32 columns: 0 for most models, whose
+    kernel has no code for it.
+
     Scratch: cells, scores of four rows, sums of four rows, then queries, states and packed chunk.
     """
     v_block = 32 // BLOCK[kind_v] * BLOCK_BYTES[kind_v]
@@ -170,9 +171,8 @@ def flash_attn_kernel(
 
     made = kernel(flash_attn)
     names = "_".join(GGMLType(kind).name.lower() for kind in (kind_k, kind_v))
-    made.name = (
-        f"flash_attn_{names}{'_alone' if alone else ''}{f'_{tail_k}_{tail_v}' if tail_v else ''}"
-    )
+    tails = f"_{tail_k}_{tail_v}" if tail_k or tail_v else ""
+    made.name = f"flash_attn_{names}{'_alone' if alone else ''}{tails}"
     return made
 
 

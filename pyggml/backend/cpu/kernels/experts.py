@@ -34,7 +34,7 @@ from ..buffer import is_repacked
 from ..layout import Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
 from ..lowering import Launch, Lowering, byte_range, lowers
 from ..simd.element import F32, copy_run, put, take
-from ..simd.interleave import pack_group
+from ..simd.row_tile import TABLE_BYTES, aim, pack_rows
 from ..simd.tile import fetch_ahead, fetched_lines, float_tile, q_tile
 from ..simd.vector import LINE
 from ..work import WorkRange
@@ -84,7 +84,7 @@ def list_uses(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
     """The kernel of a weight type in the plain or the interleaved layout.
 
-    Scratch: a tile, the numbers of the gathered uses, their rows, and a packed group.
+    Scratch: a tile, the gathered uses' numbers and rows, a packed group with its table.
     """
     quantized = kind in QUANTIZED
     block = block_bytes(kind)
@@ -130,9 +130,9 @@ def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
                 row = g * ROWS
                 rows = min(ROWS, m - row)
                 if plain:
-                    w = packed
-                    stride = nb(node, SRC0, 1)
-                    pack_group(kind, weights + row * stride, stride, rows, k, packed)
+                    w = packed + TABLE_BYTES
+                    aim(packed, weights, nb(node, SRC0, 1), row, m)
+                    pack_rows(kind, packed, k, w)
                 else:
                     w = weights + g * blocks * block
                 t = 0
@@ -191,7 +191,7 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
         [row_chunks, *addresses, row_bytes],
         row_chunks * (node.nrows if by_use else w.ne[2]),
         work=act + lists,
-        scratch=_TILE_BYTES + (8 + row_bytes) * _GATHER + (one_group if plain else 0),
+        scratch=_TILE_BYTES + (8 + row_bytes) * _GATHER + (TABLE_BYTES + one_group if plain else 0),
     )
 
 

@@ -3,8 +3,8 @@
 A chunk is a range of 16-row groups times a range of at most 64 tokens; a group's weights stay in L1
 while its tokens pass. Quantized weights meet int8 activations that are made once per source tensor;
 F16, BF16 and F32 weights meet float32, which half-float activations become first. Weights in ggml's
-plain layout are packed a group at a time into thread scratch and go through the same tile, so both
-layouts give the same bits.
+plain layout are transposed in registers for one token; for several, a group at a time is packed
+into thread scratch and goes through the same tile. Both layouts give the same bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..buffer import is_repacked
 from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
 from ..lowering import Lowering, fuses, lowers
 from ..simd.element import F32, put, take
-from ..simd.interleave import pack_group
+from ..simd.row_tile import TABLE_BYTES, aim, pack_rows, row_tiles
 from ..simd.tile import fetch_ahead, fetched_lines, float_tile, q_tile
 from ..simd.vector import LINE
 from .binary import ADD as SUM
@@ -54,7 +54,7 @@ ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS = range(6)
 
 
 @inline
-def _in_stream(chunk, n, streams):  # type: ignore[no-untyped-def]
+def in_stream(chunk, n, streams):  # type: ignore[no-untyped-def]
     """The place of the ``chunk``-th of ``n`` chunks (a multiple of ``streams``) to be claimed.
 
     Threads claim in turn, so each of them walks through a stretch of its own, front to back.
@@ -117,15 +117,21 @@ def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
         out_stride = nb(node, DST, 1)
         t0 = first_row(n, rest % token_chunks, token_chunks)
         t1 = first_row(n, rest % token_chunks + 1, token_chunks)
-        place = _in_stream(chunk % row_chunks, row_chunks, int_param(node, STREAMS))
+        place = in_stream(chunk % row_chunks, row_chunks, int_param(node, STREAMS))
         g0 = first_row(groups, place, row_chunks)
         g1 = first_row(groups, place + 1, row_chunks)
         for g in range(g0, g1):
             row = g * ROWS
             rows = min(ROWS, m - row)
             if plain:
-                w = scratch + _TILE_BYTES
-                pack_group(kind, weights + row * nb(node, SRC0, 1), nb(node, SRC0, 1), rows, k, w)
+                table = scratch + _TILE_BYTES
+                w = table + TABLE_BYTES
+                aim(table, weights, nb(node, SRC0, 1), row, m)
+                if t1 - t0 == 1:
+                    row_tiles(kind, table, rows, x + t0 * stride, scratch, k)
+                    emit_tile(node, scratch, 1, t0, row, rows, out, out_stride)
+                    continue
+                pack_rows(kind, table, k, w)
             else:
                 w = weights + g * blocks * block
             t = t0
@@ -167,7 +173,7 @@ def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
         acts, quantized = int_param(node, ACTIVATIONS), int_param(node, QUANTIZE)
         t0 = first_row(n, chunk // row_chunks, token_chunks)
         t1 = first_row(n, chunk // row_chunks + 1, token_chunks)
-        place = _in_stream(chunk % row_chunks, row_chunks, int_param(node, STREAMS))
+        place = in_stream(chunk % row_chunks, row_chunks, int_param(node, STREAMS))
         u0 = first_row(units, place, row_chunks)
         u1 = first_row(units, place + 1, row_chunks)
         up = scratch + _TILE_BYTES
@@ -256,7 +262,7 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
         row_chunks * token_chunks * batch,
         src=(w, x, *add),
         work=act,
-        scratch=_TILE_BYTES + (group_bytes(w.type, w.ne[0]) if plain else 0),
+        scratch=_TILE_BYTES + (TABLE_BYTES + group_bytes(w.type, w.ne[0]) if plain else 0),
     )
     launch.streams = w
 

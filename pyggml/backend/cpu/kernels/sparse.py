@@ -1,15 +1,23 @@
 """MUL_MAT_SPARSE: MUL_MAT's dot products of the rows that any token needs; zeros elsewhere.
 
-A chunk is a part of the list of active rows. Its rows are gathered 16 at a time, packed and pass
-through MUL_MAT's tile, so active results have MUL_MAT's bits.
+A chunk is a part of the list of active rows. For one token, and where few of the tokens need a
+row, the rows of each token are transposed in registers (``row_tile``); otherwise 16 rows at a time
+are packed for all tokens and pass through MUL_MAT's tile. Both give MUL_MAT's bits.
+
+The same kernel takes a gate and activations, and then writes what AXPY multiplies with
+(``sparse_ffn``): rows whose gate is closed by ReLU are not read, nor zeros written for those that
+are not listed.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
+
+import numpy as np
 
 from ....dtype import GGMLType
-from ....jit import Kernel, kernel
+from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
 from ..abi import (
     DST,
@@ -17,6 +25,7 @@ from ..abi import (
     SRC1,
     SRC2,
     SRC3,
+    SRC4,
     data,
     f32_ptr,
     first_row,
@@ -32,14 +41,41 @@ from ..abi import (
 from ..buffer import is_repacked
 from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
 from ..lowering import Launch, Lowering, byte_range, lowers
-from ..simd.element import I8, put, take, zero_run
-from ..simd.interleave import pack_group
+from ..simd.element import zero_run
+from ..simd.row_tile import pack_rows, row_tiles
 from ..simd.tile import float_tile, q_tile
+from ..work import WorkRange
+from .elementwise import IDS, function
+from .matmul import in_stream
 from .quantize import add_quantize
-from .sparse_active import ROW0, active_rows, neuron_of
+from .sparse_active import active_rows, list_place, list_rows, neuron_of, segments
 
-_TILE_BYTES = 4 * ROWS * 4
-ACTIVATIONS, LIST, BUCKET, THRESHOLD = range(4)
+_BLOCK = 256  # rows whose list is in scratch
+_DENSE = 3  # how much more a dot product costs in ``row_tiles`` than in a tile of four tokens
+_TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
+_FLOATS_BYTES = 4 * (_BLOCK + ROWS)
+_TABLE_BYTES = 8 * (_BLOCK + 2 * ROWS)
+_SCRATCH = 2 * _TILE_BYTES + 2 * _FLOATS_BYTES + _TABLE_BYTES + 2 * 4 * _BLOCK
+ZERO = np.float32(0)
+# Parameters
+ACTIVATIONS, LIST, BUCKET, OUT, STREAMS, THRESHOLD = range(6)
+PLAIN, UP, GATE_ROWS, GATE = range(4)  # forms
+
+
+class Form(NamedTuple):
+    """What becomes of the dot products with the rows of SRC0, ``up``.
+
+    Args:
+        kind: PLAIN: ``up``; UP: ``act(up + SRC4)``, SRC4 may be missing; GATE_ROWS: ``act(gate) *
+            up_act(up)``, SRC4 has the gate's rows; GATE: the same, SRC4 has the gate's values.
+        act, up_act: functions of ``elementwise``, or "" for none.
+        squared: the result of UP is squared.
+    """
+
+    kind: int = PLAIN
+    act: str = ""
+    up_act: str = ""
+    squared: bool = False
 
 
 @kernel
@@ -50,49 +86,157 @@ def zero_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         zero_run(row_address(node, DST, r), ne(node, DST, 0))
 
 
+@inline
+def _fill(table, chosen, n, base, stride):  # type: ignore[no-untyped-def]
+    """The addresses of chosen rows, and of the last one again as often as ``row_tiles`` asks."""
+    addresses, rows = i64_ptr(table), i32_ptr(chosen)
+    for i in range((n + ROWS - 1) // ROWS * ROWS + ROWS):
+        addresses[i] = base + rows[min(i, n - 1)] * stride
+
+
 @cache
-def mul_mat_sparse_kernel(kind: int) -> Kernel:
-    """The kernel of a weight type."""
+def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
+    """The kernel of a weight type and a form.
+
+    Scratch: two tiles, results, gates, addresses, neurons and rows that are chosen, packed groups.
+    """
     quantized = kind in QUANTIZED
-    block = block_bytes(kind)
-    columns = GGMLType(kind).block_size
+    block, columns = block_bytes(kind), GGMLType(kind).block_size
+    what, squared = form.kind, int(form.squared)
+    act, up_act = IDS.get(form.act, -1), IDS.get(form.up_act, -1)
 
     def mul_mat_sparse(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n, k, row_bytes = ne(node, DST, 1), ne(node, SRC0, 0), nb(node, SRC0, 1)
+        n, k, n_rows = ne(node, SRC1, 1), ne(node, SRC0, 0), ne(node, SRC0, 1)
         listed, threshold = int_param(node, LIST), float_param(node, THRESHOLD)
         bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
-        used = k // columns * GGMLType(kind).type_size if False else k // columns * (block // ROWS)
-        count, rows = i64_ptr(listed)[0] + 0, i32_ptr(listed + ROW0)
-        first, end = first_row(count, chunk, n_chunks), first_row(count, chunk + 1, n_chunks)
-        gathered = scratch + _TILE_BYTES
-        packed = gathered + ROWS * used
+        up_rows, up_bytes = data(node, SRC0), nb(node, SRC0, 1)
+        gate_rows, gate_bytes = data(node, SRC4), nb(node, SRC4, 1)
+        out, out_bytes = int_param(node, OUT), 4 * ne(node, SRC2, 0)
         if quantized:
-            stride = k // 32 * Q8_BLOCK
-            x = int_param(node, ACTIVATIONS)
+            acts, stride = int_param(node, ACTIVATIONS), k // 32 * Q8_BLOCK
         else:
-            stride, x = nb(node, SRC1, 1), data(node, SRC1)
+            acts, stride = data(node, SRC1), nb(node, SRC1, 1)
+        tile, gate_tile = scratch, scratch + _TILE_BYTES
+        dots = gate_tile + _TILE_BYTES
+        gates = f32_ptr(dots + _FLOATS_BYTES)
+        table = dots + 2 * _FLOATS_BYTES
+        neurons, chosen = i32_ptr(table + _TABLE_BYTES), table + _TABLE_BYTES + 4 * _BLOCK
+        packed = chosen + 4 * _BLOCK
+        gate_packed = packed + k // columns * block
+        rows, count = list_rows(listed, n_rows), list_place(listed, n_rows, segments(n_rows))
+        groups = (count + ROWS - 1) // ROWS
+        place = in_stream(chunk, n_chunks, int_param(node, STREAMS))
+        first = ROWS * first_row(groups, place, n_chunks)
+        end = min(count, ROWS * first_row(groups, place + 1, n_chunks))
         while first < end:
-            m = min(ROWS, end - first)
-            for i in range(m):
-                source = data(node, SRC0) + (rows[first + i] + 0) * row_bytes
-                for j in range(used):
-                    put(I8, gathered + i * used, j, take(I8, source, j))
-            pack_group(kind, gathered, used, m, k, packed)
-            for t in range(n):
-                if quantized:
-                    q_tile(kind, 1, packed, x + t * stride, stride, scratch, k // columns, 0)
-                else:
-                    float_tile(kind, 1, packed, block, x + t * stride, stride, scratch, 64, k)
-                y = f32_ptr(data(node, DST) + t * nb(node, DST, 1))
-                scores = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
-                for i in range(m):
-                    neuron = neuron_of(rows[first + i] + 0, bucket)
-                    if scores[neuron] >= threshold:
-                        y[neuron] = f32_ptr(scratch)[i]
+            m = min(_BLOCK, end - first)
+            pairs = m if n == 1 else 0
+            if n > 1:
+                for t in range(n):
+                    scores = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
+                    for p in range(first, first + m):
+                        pairs += scores[neuron_of(rows[p] + 0, bucket)] >= threshold
+            if n == 1 or _DENSE * pairs < n * m:
+                for t in range(n):
+                    scores = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
+                    y, x = f32_ptr(out + t * out_bytes), acts + t * stride
+                    c = 0
+                    for p in range(first, first + m):
+                        row = rows[p] + 0
+                        neuron = neuron_of(row, bucket)
+                        y[neuron] = ZERO
+                        neurons[c], i32_ptr(chosen)[c] = neuron, row
+                        if what == GATE:
+                            gate = f32_ptr(gate_rows + t * gate_bytes)[neuron]
+                            gates[c] = function(act, gate)
+                            c += (scores[neuron] >= threshold) & (gates[c] != ZERO)
+                        else:
+                            c += scores[neuron] >= threshold
+                    if what == GATE_ROWS and c > 0:
+                        _fill(table, chosen, c, gate_rows, gate_bytes)
+                        row_tiles(kind, table, c, x, dots, k)
+                        opened = 0
+                        for i in range(c):
+                            neurons[opened] = neurons[i]
+                            i32_ptr(chosen)[opened] = i32_ptr(chosen)[i]
+                            gates[opened] = function(act, f32_ptr(dots)[i])
+                            opened += gates[opened] != ZERO
+                        c = opened
+                    if c == 0:
+                        continue
+                    _fill(table, chosen, c, up_rows, up_bytes)
+                    row_tiles(kind, table, c, x, dots, k)
+                    for i in range(c):
+                        v = f32_ptr(dots)[i]
+                        if what == UP:
+                            if gate_rows != 0:
+                                v += f32_ptr(gate_rows)[neurons[i]]
+                            v = function(act, v)
+                            v = v * v if squared else v
+                        elif what != PLAIN:
+                            v = gates[i] * (v if up_act < 0 else function(up_act, v))
+                        y[neurons[i]] = v
+                first += m
+                continue
+            for g in range(first, first + m, ROWS):
+                r = min(ROWS, first + m - g)
+                for i in range(2 * ROWS):
+                    i32_ptr(chosen)[i] = rows[min(g + i, count - 1)]
+                _fill(table, chosen, 2 * ROWS, up_rows, up_bytes)
+                pack_rows(kind, table, k, packed)
+                if what == GATE_ROWS:
+                    _fill(table, chosen, 2 * ROWS, gate_rows, gate_bytes)
+                    pack_rows(kind, table, k, gate_packed)
+                t = 0
+                while t < n:
+                    tokens = 4 if t + 4 <= n else 1
+                    x = acts + t * stride
+                    if tokens == 4:
+                        if quantized:
+                            q_tile(kind, 4, packed, x, stride, tile, k // columns, 0)
+                        else:
+                            float_tile(kind, 4, packed, block, x, stride, tile, 64, k)
+                        if what == GATE_ROWS and quantized:
+                            q_tile(kind, 4, gate_packed, x, stride, gate_tile, k // columns, 0)
+                        elif what == GATE_ROWS:
+                            float_tile(kind, 4, gate_packed, block, x, stride, gate_tile, 64, k)
+                    else:
+                        if quantized:
+                            q_tile(kind, 1, packed, x, stride, tile, k // columns, 0)
+                        else:
+                            float_tile(kind, 1, packed, block, x, stride, tile, 64, k)
+                        if what == GATE_ROWS and quantized:
+                            q_tile(kind, 1, gate_packed, x, stride, gate_tile, k // columns, 0)
+                        elif what == GATE_ROWS:
+                            float_tile(kind, 1, gate_packed, block, x, stride, gate_tile, 64, k)
+                    for u in range(tokens):
+                        scores = f32_ptr(data(node, SRC2) + (t + u) * nb(node, SRC2, 1))
+                        y = f32_ptr(out + (t + u) * out_bytes)
+                        for i in range(r):
+                            neuron = neuron_of(rows[g + i] + 0, bucket)
+                            v = f32_ptr(tile)[ROWS * u + i]
+                            if what == UP:
+                                if gate_rows != 0:
+                                    v += f32_ptr(gate_rows)[neuron]
+                                v = function(act, v)
+                                v = v * v if squared else v
+                            elif what != PLAIN:
+                                if what == GATE:
+                                    gate = f32_ptr(gate_rows + (t + u) * gate_bytes)[neuron]
+                                else:
+                                    gate = f32_ptr(gate_tile)[ROWS * u + i]
+                                v = v if up_act < 0 else function(up_act, v)
+                                gate = function(act, gate)
+                                v = gate * v if gate != ZERO else ZERO
+                            y[neuron] = v if scores[neuron] >= threshold else ZERO
+                    t += tokens
             first += m
 
     made = kernel(mul_mat_sparse)
     made.name = f"mul_mat_sparse_{GGMLType(kind).name.lower()}"
+    if what != PLAIN:
+        parts = ("up", "gate_rows", "gate")[what - 1], form.act, form.up_act
+        made.name += "_" + "_".join(p for p in parts if p) + "_sqr" * squared
     return made
 
 
@@ -103,24 +247,44 @@ def supports_sparse(node: Tensor) -> bool:
     return a.type in INTERLEAVED and not is_repacked(a)
 
 
-@lowers("MUL_MAT_SPARSE", supports_sparse)
-def _lower_mul_mat_sparse(low: Lowering, node: Tensor) -> None:
-    w, x, *_ = node.src
-    assert w is not None and x is not None
+def launch_rows(
+    low: Lowering, node: Tensor, form: Form, gate: Tensor | None, out: Tensor | WorkRange
+) -> None:
+    """Add the dot products of a MUL_MAT_SPARSE, in a form, written to [F, T] floats at ``out``."""
+    w, x, idx, placed = node.src
+    assert w is not None and x is not None and idx is not None
     act = [low.quantized(x, add_quantize)] if w.type in QUANTIZED else []
     for made in act:
-        made.use(len(low.launches) + 2)
+        made.use(len(low.launches) + 2)  # the list, made in between, must not take its memory
+    listed = active_rows(low, node)
+    assert listed is not None
+    i, n = len(low.launches), x.ne[1]
+    src = (w, x, idx, placed, gate)
+    reads = [byte_range(s) for s in src if s is not None and s.nelements]
+    reads += [r.use(i) for r in (*act, listed)]
+    groups = max(1, -(-w.ne[1] // ROWS))
+    chunks = min(groups, (8 if n == 1 else 16) * low.n_threads)
+    streams = low.n_threads if chunks % low.n_threads == 0 else 1
+    params = [
+        act[0].address if act else 0,
+        listed.address,
+        int(node.op_params["bucket"]),
+        out.data if isinstance(out, Tensor) else out.address,
+        streams,
+        node.op_params["threshold"],
+    ]
+    written = byte_range(out) if isinstance(out, Tensor) else out.use(i)
+    made_kernel = mul_mat_sparse_kernel(int(w.type), form)
+    low.launches.append(Launch(made_kernel, node, params, chunks, node, src, reads, [written]))
+    packed = 0 if n == 1 else (1 + (form.kind == GATE_ROWS)) * group_bytes(w.type, w.ne[0])
+    low.scratch_bytes = max(low.scratch_bytes, _SCRATCH + packed)
+
+
+@lowers("MUL_MAT_SPARSE", supports_sparse)
+def _lower_mul_mat_sparse(low: Lowering, node: Tensor) -> None:
     listed = active_rows(low, node)
     assert listed is not None
     listed.use(len(low.launches) + 1)
-    low.launches.append(
-        Launch(zero_f32, node, [], low.row_chunks(node), node, (), [], [byte_range(node)])
-    )
-    params = [
-        act[0].address if act else 0, listed.address, int(node.op_params["bucket"]),
-        node.op_params["threshold"],
-    ]  # fmt: skip
-    low.launch(
-        mul_mat_sparse_kernel(int(w.type)), node, params, 4 * low.n_threads, work=[*act, listed],
-        scratch=_TILE_BYTES + 2 * group_bytes(w.type, w.ne[0]),
-    )  # fmt: skip
+    written = [byte_range(node)]
+    low.launches.append(Launch(zero_f32, node, [], low.row_chunks(node), node, (), [], written))
+    launch_rows(low, node, Form(), None, node)

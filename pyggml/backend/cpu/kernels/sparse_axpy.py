@@ -1,93 +1,200 @@
 """AXPY: sums of active rows, each times its value, in the order of the rows.
 
-A chunk is a stripe of columns of one token. Access: a stripe of each active row, once a token.
+Rows fall into segments of 1,024. A column's sum over a segment is one chain of fused multiply-adds,
+and the segments' sums are added in order, so bits depend neither on threads nor on other tokens.
+For a few tokens a chunk is a segment (times a stripe of columns, where threads are many), and a
+second launch adds the segments' sums; for many it is a stripe of columns for a block of tokens.
+Access: here one token: the rows of a segment whose values are not zero, 8 side by side, decoded in
+registers; several tokens: see ``sparse_axpy_panel``.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
+
 from ....dtype import GGMLType
 from ....jit import Kernel, kernel
 from ....tensor import Tensor
-from ..abi import (
-    DST,
-    SRC0,
-    SRC1,
-    SRC2,
-    SRC3,
-    data,
-    f32_ptr,
-    first_row,
-    float_param,
-    i32_ptr,
-    i64_ptr,
-    int_param,
-    nb,
-    ne,
-)  # fmt: skip
-from ..lowering import Lowering, lowers
-from ..simd.block import BLOCK, BLOCKS, decode_block
-from ..simd.element import F32, take
+from ..abi import DST, SRC0, SRC3, data, f32_ptr, first_row, i64_ptr, int_param, nb, ne
+from ..layout import QUANTIZED
+from ..lowering import Launch, Lowering, byte_range, lowers
+from ..simd.axpy import axpy_rows, group_bytes, group_columns, place_of
+from ..simd.element import F32, copy_bytes, put, take, zero_run
+from ..simd.vector import vectors
+from ..work import WorkRange
 from .sparse import supports_sparse
-from .sparse_active import ROW0, active_rows, neuron_of
+from .sparse_active import SEGMENT, active_rows, list_place, list_rows, neuron_of, segments
+from .sparse_axpy_panel import (
+    BUCKET,
+    LIST,
+    MASKS,
+    SEGMENT_PANELS,
+    STRIPES,
+    SUMS,
+    THRESHOLD,
+    TOKEN_BLOCKS,
+    VALUES,
+    axpy_masks,
+    axpy_panel_kernel,
+    panel_scratch,
+)  # fmt: skip
 
-LIST, BUCKET, STRIPES, THRESHOLD = range(4)
+_TOGETHER = 8  # rows of one token that are read side by side
+_FEW = 16  # tokens whose sums over each segment are kept
+_TOKENS = 256  # tokens of a chunk
+_SUM_BYTES = 1 << 17  # of a chunk of many tokens: they stay in L2
+# Of scratch, beside the ends of a few rows: addresses twice, a segment's addresses and values.
+_SCRATCH = 16 * _TOGETHER + 8 * (SEGMENT + _TOGETHER) + 4 * SEGMENT
 
 
 @cache
 def axpy_kernel(kind: int) -> Kernel:
-    """The kernel of a weight type."""
-    blocks = kind in BLOCKS
-    columns, block_bytes = GGMLType(kind).block_size, GGMLType(kind).type_size
+    """The kernel of a weight type for one token.
+
+    Scratch: the last group of 8 rows, their addresses; the segment's addresses and values.
+    """
+    columns, size = group_columns(), group_bytes(kind)
+    sum_bytes, block = 4 * columns, GGMLType(kind).block_size
+    block_bytes = GGMLType(kind).type_size
 
     def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        stripes, listed, threshold = (
-            int_param(node, STRIPES), int_param(node, LIST), float_param(node, THRESHOLD),
-        )  # fmt: skip
+        n_rows, width, listed = ne(node, SRC0, 1), ne(node, DST, 0), int_param(node, LIST)
         bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
-        units = ne(node, DST, 0) // columns
-        t, stripe = chunk // stripes, chunk % stripes
-        first, end = first_row(units, stripe, stripes), first_row(units, stripe + 1, stripes)
-        values = f32_ptr(data(node, SRC1) + t * nb(node, SRC1, 1))
-        scores = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
-        total = f32_ptr(data(node, DST) + t * nb(node, DST, 1))
-        rows = i32_ptr(listed + ROW0)
-        count = ne(node, SRC0, 1) if listed == 0 else i64_ptr(listed)[0] + 0
-        for i in range(first * columns, end * columns):
-            total[i] = 0.0
-        for p in range(count):
+        rows, stripes = list_rows(listed, n_rows), int_param(node, STRIPES)
+        all_groups = (width + columns - 1) // columns
+        segment, stripe = chunk // stripes, chunk % stripes
+        if segment >= segments(n_rows):
+            return
+        g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
+        full = min(g1, width // columns) - g0
+        left = 0 if g0 + full == g1 else (width - (g0 + full) * columns) // block * block_bytes
+        weights = data(node, SRC0) + g0 * size
+        sums = int_param(node, SUMS) + (segment * all_groups + g0) * sum_bytes
+        ends_at = scratch + _TOGETHER * size
+        addresses_at = ends_at + 16 * _TOGETHER
+        values_at = addresses_at + 8 * (SEGMENT + _TOGETHER)
+        ends, addresses, taken = i64_ptr(ends_at), i64_ptr(addresses_at), f32_ptr(values_at)
+        zero_run(sums, (g1 - g0) * columns)
+        zero_run(scratch, _TOGETHER * size // 4)
+        for r in range(2 * _TOGETHER):
+            ends[r] = scratch + r % _TOGETHER * size
+        values = f32_ptr(int_param(node, VALUES))
+        n = 0
+        first = list_place(listed, n_rows, segment)
+        for p in range(first, list_place(listed, n_rows, segment + 1)):
             row = p if listed == 0 else rows[p] + 0
-            neuron = neuron_of(row, bucket)
-            value = values[neuron] + 0
-            if value == 0 or (data(node, SRC2) != 0 and not scores[neuron] >= threshold):
-                continue
-            x = data(node, SRC0) + row * nb(node, SRC0, 1)
-            for i in range(first, end):
-                if blocks:
-                    decode_block(kind, x + i * block_bytes, scratch)
-                    for j in range(BLOCK):
-                        total[BLOCK * i + j] += value * take(F32, scratch, j)
-                else:
-                    total[i] += value * take(kind, x, i)
+            addresses[n] = weights + row * nb(node, SRC0, 1)
+            taken[n] = values[neuron_of(row, bucket)]
+            n += taken[n] != 0
+        for i in range(_TOGETHER):
+            addresses[n + i] = addresses[max(n - 1, 0)]
+        for i in range(0, n, _TOGETHER):
+            c, some = min(_TOGETHER, n - i), values_at + 4 * i
+            axpy_rows(kind, addresses_at + 8 * i, c, some, sums, full)
+            if left != 0:
+                for r in range(c):
+                    copy_bytes(addresses[i + r] + full * size, scratch + r * size, left)
+                axpy_rows(kind, ends_at, c, some, sums + full * sum_bytes, 1)
 
     made = kernel(axpy)
     made.name = f"axpy_{GGMLType(kind).name.lower()}"
     return made
 
 
+@cache
+def axpy_sums_kernel(quantized: bool) -> Kernel:
+    """The sums of the segments of a few tokens, added in order, for a family of weight types."""
+    columns, lanes = group_columns(), vectors().lanes
+
+    def axpy_sums(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        n, width, n_segments = ne(node, DST, 1), ne(node, DST, 0), segments(ne(node, SRC0, 1))
+        groups = (width + columns - 1) // columns
+        units = n * groups
+        total = f32_ptr(scratch)
+        for unit in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+            for i in range(columns):
+                put(F32, scratch, i, np.float32(0))
+            for segment in range(n_segments):
+                sums = int_param(node, SUMS) + 4 * columns * (segment * units + unit)
+                for i in range(columns):
+                    put(F32, scratch, i, total[i] + take(F32, sums, i))
+            t, first = unit // groups, unit % groups * columns
+            y = f32_ptr(data(node, DST) + t * nb(node, DST, 1) + 4 * first)
+            for c in range(min(columns, width - first)):
+                y[c] = total[place_of(c, lanes, quantized)]
+
+    made = kernel(axpy_sums)
+    made.name = f"axpy_sums_{'quantized' if quantized else 'float'}"
+    return made
+
+
+def launch_axpy(
+    low: Lowering, node: Tensor, values: Tensor | WorkRange, scores: Tensor | None
+) -> None:
+    """Add an AXPY.
+
+    Args:
+        values: what the rows are multiplied with, of all neurons.
+        scores: the tokens' scores, unless values are zero where they are too low.
+    """
+    w, b, _, placed = node.src
+    assert w is not None and b is not None
+    n, n_segments = node.ne[1], max(1, -(-w.ne[1] // SEGMENT))
+    kind, groups = int(w.type), -(-w.ne[0] // group_columns())
+    listed = active_rows(low, node)
+    held = [r for r in (listed, values) if isinstance(r, WorkRange)]
+    params: list[int | float] = [0] * 8
+    params[VALUES] = values.data if isinstance(values, Tensor) else values.address
+    params[LIST] = listed.address if listed else 0
+    params[BUCKET], params[THRESHOLD] = int(node.op_params["bucket"]), node.op_params["threshold"]
+    src = (w, b, scores, placed)
+    sources = [w, placed, scores, values if isinstance(values, Tensor) else None]
+    reads = [byte_range(s) for s in sources if s is not None and s.nelements]
+
+    def take(size: int) -> WorkRange:
+        for r in held:
+            r.use(len(low.launches))  # what is taken now must not be theirs
+        return low.work.take(size, len(low.launches))
+
+    def add(made: Kernel, chunks: int, used: list[WorkRange], out: Tensor | WorkRange) -> None:
+        i = len(low.launches)
+        ranges = reads + [r.use(i) for r in used]
+        written = out.use(i) if isinstance(out, WorkRange) else byte_range(out)
+        low.launches.append(Launch(made, node, list(params), chunks, node, src, ranges, [written]))
+
+    if n > 1:
+        masks = take(8 * n_segments * SEGMENT_PANELS * n)
+        params[MASKS] = masks.address
+        add(axpy_masks, min(n_segments * SEGMENT_PANELS, 8 * low.n_threads), held, masks)
+        held.append(masks)
+    token_blocks = -(-n // _TOKENS)
+    tokens = -(-n // token_blocks)
+    if n <= _FEW:
+        stripes = min(groups, -(-2 * low.n_threads // n_segments))
+    else:
+        fit = max(1, _SUM_BYTES // (tokens * 4 * group_columns()))
+        stripes = max(-(-groups // fit), min(groups, 4 * low.n_threads))
+    params[STRIPES], params[TOKEN_BLOCKS] = stripes, token_blocks
+    scratch = _SCRATCH + _TOGETHER * group_bytes(kind)
+    made = axpy_kernel(kind)
+    if n > 1:
+        made = axpy_panel_kernel(kind)
+        scratch = panel_scratch(kind, -(-groups // stripes), 0 if n <= _FEW else tokens)
+    low.scratch_bytes = max(low.scratch_bytes, scratch)
+    if n > _FEW:
+        add(made, stripes * token_blocks, held, node)
+        return
+    sums = take(4 * group_columns() * groups * n * n_segments)
+    params[SUMS] = sums.address
+    add(made, stripes * n_segments, held, sums)
+    chunks = max(1, min(n * groups, n * w.ne[0] // 1024, 8 * low.n_threads))
+    add(axpy_sums_kernel(kind in QUANTIZED), chunks, [sums], node)
+
+
 @lowers("AXPY", supports_sparse)
 def _lower_axpy(low: Lowering, node: Tensor) -> None:
-    w = node.src[0]
-    assert w is not None
-    listed = active_rows(low, node)
-    units = w.ne[0] // w.type.block_size
-    stripes = max(1, min(units, 4 * low.n_threads))
-    params = [
-        listed.address if listed else 0, int(node.op_params["bucket"]), stripes,
-        node.op_params["threshold"],
-    ]  # fmt: skip
-    low.launch(
-        axpy_kernel(int(w.type)), node, params, stripes * node.ne[1],
-        work=[listed] if listed else [], scratch=4 * BLOCK,
-    )  # fmt: skip
+    _, b, idx, _ = node.src
+    assert b is not None
+    launch_axpy(low, node, b, idx)

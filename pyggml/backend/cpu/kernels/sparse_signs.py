@@ -1,29 +1,83 @@
-"""MUL_MAT_SIGNS: signs that agree, counted."""
+"""MUL_MAT_SIGNS: how many more signs of rows and activations agree than differ.
+
+The activations' signs become bits first, a launch of their own; a row is then XOR and a count of
+bits, 64 columns at a time. Access: rows of bits front to back, once for up to 64 tokens.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+from numba import types
+from numba.extending import intrinsic
+
 from ....jit import kernel
 from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC1, data, f32_bits, f32_ptr, first_row, i32_ptr, nb, ne
-from ..lowering import Lowering, lowers
+from ..abi import DST, SRC0, SRC1, data, f32_ptr, first_row, i32_ptr, i64_ptr, int_param, nb, ne
+from ..lowering import Launch, Lowering, byte_range, lowers
+from ..simd.element import I32, take
+from ..simd.vector import call, i64
+
+_CHUNK_WORDS = 1 << 14  # of bits, times tokens
+SIGNS = 0  # parameter: the bits of the activations
+
+
+@intrinsic
+def _count_bits(typingctx: Any, x: Any) -> Any:
+    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        return call(b, "llvm.ctpop.i64", i64, args[0])
+
+    return types.int64(types.int64), codegen
+
+
+@kernel
+def pack_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """The sign bits of a range of tokens, padded with zeros to words of 64."""
+    n, words = ne(node, SRC1, 0), (ne(node, SRC1, 0) + 63) // 64
+    tokens = ne(node, SRC1, 1)
+    for t in range(first_row(tokens, chunk, n_chunks), first_row(tokens, chunk + 1, n_chunks)):
+        x, out = data(node, SRC1) + t * nb(node, SRC1, 1), i64_ptr(int_param(node, SIGNS))
+        for w in range(words):
+            bits = 0
+            for i in range(min(64, n - 64 * w)):
+                bits |= ((take(I32, x, 64 * w + i) >> 31) & 1) << i
+            out[t * words + w] = bits
 
 
 @kernel
 def mul_mat_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """A range of rows, for all tokens."""
-    n, m = ne(node, SRC1, 0), ne(node, DST, 0)
-    for t in range(ne(node, DST, 1)):
-        x = f32_ptr(data(node, SRC1) + t * nb(node, SRC1, 1))
-        y = f32_ptr(data(node, DST) + t * nb(node, DST, 1))
-        for r in range(first_row(m, chunk, n_chunks), first_row(m, chunk + 1, n_chunks)):
-            words = i32_ptr(data(node, SRC0) + r * nb(node, SRC0, 1))
-            total = 0
-            for i in range(n):
-                differ = (words[i >> 5] >> (i & 31) ^ (f32_bits(x[i]) >> 31)) & 1
-                total += 1 - 2 * differ
-            y[r] = total
+    n, m, tokens = ne(node, SRC1, 0), ne(node, DST, 0), ne(node, DST, 1)
+    words, whole = (n + 63) // 64, ne(node, SRC0, 0) // 2  # whole: words of 64 that a row has
+    signs = i64_ptr(int_param(node, SIGNS))
+    for r in range(first_row(m, chunk, n_chunks), first_row(m, chunk + 1, n_chunks)):
+        row = data(node, SRC0) + r * nb(node, SRC0, 1)
+        bits, last = i64_ptr(row), i32_ptr(row)
+        for t in range(tokens):
+            differ = 0
+            for w in range(whole):
+                differ += _count_bits(bits[w] ^ signs[t * words + w])
+            if whole < words:  # 32 bits are left
+                rest = (last[2 * whole] ^ signs[t * words + whole]) & 0xFFFFFFFF
+                differ += _count_bits(rest)
+            f32_ptr(data(node, DST) + t * nb(node, DST, 1))[r] = n - 2 * differ
 
 
 @lowers("MUL_MAT_SIGNS")
 def _lower_mul_mat_signs(low: Lowering, node: Tensor) -> None:
-    low.launch(mul_mat_signs, node, (), max(1, min(node.ne[0], 8 * low.n_threads)))
+    rows, x = node.src
+    assert rows is not None and x is not None
+    words = -(-x.ne[0] // 64)
+    key = ("signs", x)
+    signs = low.known(key, x)
+    if signs is None:
+        i = len(low.launches)
+        signs = low.work.take(8 * words * x.ne[1], i)
+        reads, writes = [byte_range(x)], [signs.use(i)]
+        chunks = min(x.ne[1], 8 * low.n_threads)
+        low.launches.append(
+            Launch(pack_signs, node, [signs.address], chunks, node, node.src, reads, writes)
+        )
+        low.remember(key, signs)
+    chunks = max(1, min(node.ne[0], node.nelements * words // _CHUNK_WORDS, 16 * low.n_threads))
+    low.launch(mul_mat_signs, node, [signs.address], chunks, work=[signs])

@@ -101,6 +101,13 @@ def copy_run(x, y, n):  # type: ignore[no-untyped-def]
 
 
 @inline
+def copy_bytes(x, y, n):  # type: ignore[no-untyped-def]
+    """``n`` bytes from x to y."""
+    for i in range(n):
+        put(I8, y, i, take(I8, x, i))
+
+
+@inline
 def zero_run(y, n):  # type: ignore[no-untyped-def]
     """``n`` zeros of four bytes."""
     for i in range(n):

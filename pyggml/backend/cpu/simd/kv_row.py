@@ -16,7 +16,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from ....dtype import GGMLType
-from .tile import BF16, F16, F32, Q8_0, literals_of
+from .product import Q8_0
+from .tile import BF16, F16, F32, literals_of
 from .vector import at, broadcast, f32, i8, i16, i32, i64, load, splat, store, vec, vectors
 
 Value = Any

@@ -19,14 +19,13 @@ from numba.extending import intrinsic
 from ....dtype import GGMLType
 from ....jit import inline
 from ..layout import Q8_BLOCK, block_bytes
+from .product import GroupBlock, add_product, block_terms, scale_and_sum
 from .vector import (
     LINE,
     at,
     broadcast,
     f32,
     fma,
-    i8,
-    i32,
     i64,
     load,
     prefetch,
@@ -39,8 +38,6 @@ from .vector import (
 Value = Any
 # Bytes between the weights in use and those that are fetched; see docs/performance.md.
 _AHEAD = 2048
-Q4_0, Q4_1, Q8_0 = int(GGMLType.Q4_0), int(GGMLType.Q4_1), int(GGMLType.Q8_0)
-Q5_0, Q5_1 = int(GGMLType.Q5_0), int(GGMLType.Q5_1)
 F16, BF16, F32 = int(GGMLType.F16), int(GGMLType.BF16), int(GGMLType.F32)
 
 
@@ -106,25 +103,14 @@ def q_tile(
             for line in range(lines):
                 prefetch(b, b.add(at(b, block, LINE * line), ahead))
             acts = [b.add(r, b.mul(i, ir.Constant(i64, Q8_BLOCK))) for r in rows]
-            code_sums = _byte_sums if kind == Q8_0 else _nibble_sums
-            totals = code_sums(b, kind, block, acts)
-            scales = [v.load_half(b, at(b, block, 2 * lanes * p)) for p in range(n_parts)]
-            if kind in (Q4_1, Q5_1):
-                offsets = [v.load_half(b, at(b, block, 32 + 2 * lanes * p)) for p in range(n_parts)]
-            elif kind in (Q4_0, Q5_0):
-                zero_code = splat(f32, lanes, -8.0 if kind == Q4_0 else -16.0)
-                offsets = [b.fmul(s, zero_code) for s in scales]
-            else:
-                offsets = []
+            totals, scales, offsets = block_terms(b, kind, GroupBlock(kind, block), acts)
             after = []
             for t in range(n_tokens):
-                d = broadcast(b, load(b, acts[t], f32), lanes)
-                s = broadcast(b, load(b, at(b, acts[t], 4), f32), lanes)
+                d, s = scale_and_sum(b, acts[t])
                 for p in range(n_parts):
                     k = t * n_parts + p
                     acc = load(b, sums_at[k], vec(f32, lanes)) if in_memory else accs[k]
-                    product = b.sitofp(totals[t][p], vec(f32, lanes))
-                    acc = fma(b, b.fmul(scales[p], d), product, acc)
+                    acc = add_product(b, totals[t][p], scales[p], d, acc)
                     acc = fma(b, offsets[p], s, acc) if offsets else acc
                     if in_memory:
                         store(b, acc, sums_at[k])
@@ -159,65 +145,6 @@ def fetch_ahead(passed, left, group_bytes, half_bytes):  # type: ignore[no-untyp
     if passed + left < 8:
         return _AHEAD if passed == 0 else 0
     return group_bytes + passed // 4 * half_bytes if passed < 8 else 0
-
-
-def _byte_sums(b: Value, kind: int, block: Value, acts: list[Value]) -> list[list[Value]]:
-    """Products of Q8_0's codes and int8 over a block, as integers [token][part]."""
-    v, n_tokens = vectors(), len(acts)
-
-    sums = [[v.s8_zero()] * v.parts for _ in acts]
-    for line in range(8):
-        for p in range(v.parts):
-            q = load(b, at(b, block, LINE // 2 + LINE * line + v.width * p), vec(i8, v.width))
-            ready = v.s8_prepare(b, q)
-            for t in range(n_tokens):
-                a = v.broadcast_bytes(b, at(b, acts[t], 8 + 4 * line))
-                sums[t][p] = v.s8_add(b, sums[t][p], ready, a)
-    return sums
-
-
-def _nibble_sums(b: Value, kind: int, block: Value, acts: list[Value]) -> list[list[Value]]:
-    """Products of codes of 4 or 5 bits and int8 over a block, as integers [token][part]."""
-    v, n_tokens = vectors(), len(acts)
-    five_bits = kind in (Q5_0, Q5_1)
-    header = LINE if kind in (Q4_1, Q5_1) else LINE // 2  # 16 scales (and 16 minima)
-    codes = header + LINE if five_bits else header
-    lines = v.u5_lines if five_bits else 4  # whose products fit a sum
-
-    def nibbles(line: int, p: int) -> tuple[Value, Value]:
-        q = load(b, at(b, block, codes + LINE * line + v.width * p), vec(i8, v.width))
-        low = b.and_(q, splat(i8, v.width, 15))
-        high = b.lshr(q, splat(i8, v.width, 4))
-        if five_bits:
-            fifth = load(b, at(b, block, header + v.width * p), vec(i32, v.lanes))
-            low = b.or_(low, _fifth(b, fifth, line))
-            high = b.or_(high, _fifth(b, fifth, 4 + line))
-        return low, high
-
-    totals: list[list[Value]] = []
-    for first in range(0, 4, lines):
-        sums = [[v.u4_zero()] * v.parts for _ in acts]
-        for line in range(first, first + lines):
-            codes_of = [nibbles(line, p) for p in range(v.parts)]
-            for t in range(n_tokens):
-                acts_of = [v.broadcast_bytes(b, at(b, acts[t], 4 * line + n)) for n in (8, 24)]
-                for p in range(v.parts):
-                    for n, a in zip(codes_of[p], acts_of, strict=True):
-                        sums[t][p] = v.u4_add(b, sums[t][p], n, a)
-        part = [[v.u4_total(b, x) for x in row] for row in sums]
-        totals = [
-            [b.add(x, y) for x, y in zip(*rows, strict=True)]
-            for rows in zip(totals, part, strict=True)
-        ] if totals else part  # fmt: skip
-    return totals
-
-
-def _fifth(b: Value, bits: Value, k: int) -> Value:
-    """Bit ``k`` of every byte, moved to bit 4."""
-    n = bits.type.count
-    shift = splat(i32, n, abs(4 - k))
-    moved = b.shl(bits, shift) if k < 4 else b.lshr(bits, shift)
-    return b.bitcast(b.and_(moved, splat(i32, n, 0x10101010)), vec(i8, 4 * n))
 
 
 @intrinsic(prefer_literal=True)

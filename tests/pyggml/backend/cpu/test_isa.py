@@ -18,7 +18,16 @@ from numba import types
 
 from pyggml import jit
 from pyggml.backend.cpu import selftest
-from pyggml.backend.cpu.simd import attend, kv_row, tile
+from pyggml.backend.cpu.simd import (
+    attend,
+    axpy,
+    kv_row,
+    plain_rows,
+    product,
+    row_tile,
+    tile,
+    transpose,
+)
 from pyggml.backend.cpu.simd.vector import Avx2, Avx512Vnni, Generic
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, PyggmlError
@@ -27,6 +36,9 @@ ROOT = Path(__file__).parents[4]
 FAMILIES = (
     "MUL_MAT",
     "MUL_MAT_ID",
+    "MUL_MAT_SPARSE",
+    "AXPY",
+    "MUL_MAT_SIGNS",
     "FLASH_ATTN_EXT",
     "RMS_NORM",
     "ROPE",
@@ -114,6 +126,7 @@ def tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
+    monkeypatch.setattr(jit, "on_compile", None)  # no progress on stderr
     monkeypatch.setattr(jit, "host_isas", lambda: ("a", "b", "c"))
     monkeypatch.setattr(jit, "cache_dir", lambda name: tmp_path / name)
     monkeypatch.setattr(selftest, "_try", attempt)
@@ -189,7 +202,8 @@ def test_quantized_tiles(
     kind: GGMLType, vectors: type[Generic], cpu: str, triple: str, dot: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(tile, "vectors", vectors)
+    for module in (tile, product):
+        monkeypatch.setattr(module, "vectors", vectors)
     text = assembly(tile.q_tile, kind, 6, cpu, triple)
     assert len(re.findall(dot, text)) >= 4 * (1 if vectors is Generic else 8)
     spilled = len(re.findall(r"vmov\S+\s+%[yz]mm\d+, -?\d*\(%rsp\)", text))
@@ -218,6 +232,35 @@ def test_float_tiles(
     assert len(re.findall(add, text)) >= 4 * vectors().parts
     assert not re.search(r"\t(call|bl)\b", text)
     assert ("vcvtph2ps" in text) == (kind == GGMLType.F16 and triple == X86)
+
+
+@pytest.mark.parametrize("kind", (*QUANTIZED, *FLOATS), ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    ("vectors", "cpu", "triple", "register"),
+    [
+        (Avx512Vnni, "cascadelake", X86, "zmm"),
+        (Avx2, "haswell", X86, "ymm"),
+        (Generic, "generic", ARM, "v"),
+    ],
+    ids=["avx512vnni", "avx2", "aarch64"],
+)
+def test_plain_rows(
+    kind: GGMLType, vectors: type[Generic], cpu: str, triple: str, register: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The tile of plain rows, their packing, and AXPY's sums: no calls, whole registers."""
+    for module in (plain_rows, product, row_tile, transpose, axpy):
+        monkeypatch.setattr(module, "vectors", vectors)
+    multiply = r"fmla\s+v\d+\.4s" if triple == ARM else rf"vfmadd\S+ps\s.*{register}"
+    for intrinsic, n_args, least in (
+        (row_tile.row_tiles, 5, 1),
+        (row_tile.pack_rows, 3, 0),
+        (axpy.axpy_rows, 5, 8),
+        (axpy.decode_row, 5, 0),
+    ):
+        text = assembly(intrinsic, kind, n_args, cpu, triple, ())
+        assert len(re.findall(multiply, text)) >= least
+        assert not re.search(r"\t(call|bl)\b", text)
 
 
 @pytest.mark.parametrize("kind", kv_row.KINDS, ids=lambda t: t.name)

@@ -1,0 +1,109 @@
+"""A sparse feed-forward part in one go: scores to a list, dot products and activation, and AXPY.
+
+    up, gate (MUL_MAT_SPARSE), GLU, AXPY           # a predictor's, signs' or low-rank scores
+    gate (MUL_MAT), up, GLU, AXPY                  # the gate's own scores
+    up, ADD (a bias), UNARY, AXPY                  # no gate
+
+Nothing is written or read for neurons that are not listed. The results have the bits that the nodes
+have one by one.
+"""
+
+from __future__ import annotations
+
+from ....dtype import GGMLType
+from ....ops.glu import ACTIVATIONS
+from ....tensor import Tensor
+from ..lowering import Lowering, fuses
+from .elementwise import FUNCTIONS
+from .sparse import GATE, GATE_ROWS, UP, Form, launch_rows, supports_sparse
+from .sparse_active import active_rows
+from .sparse_axpy import launch_axpy
+
+
+def _op(x: Tensor | None) -> str:
+    return "" if x is None or x.op is None else x.op.name
+
+
+def _source(x: Tensor, i: int = 0) -> Tensor:
+    source = x.src[i]
+    assert source is not None
+    return source
+
+
+def _values(y: Tensor) -> tuple[Form, Tensor, Tensor | None] | None:
+    """(form, ``up`` as a MUL_MAT_SPARSE, what the form adds or multiplies with) of values."""
+    if _op(y) == "GLU":
+        gate, up = y.src[0], y.src[1]
+        act = ACTIVATIONS.get(y.op_params["kind"])
+        if gate is None or up is None or act is None or y.op_params["swapped"]:
+            return None
+        up_act = ""
+        if _op(up) == "UNARY":
+            up_act, up = up.op_params["kind"], _source(up)
+        if _op(gate) == "MUL_MAT_SPARSE" and _same_rows_of(gate, up):
+            return Form(GATE_ROWS, act, up_act), up, gate
+        return Form(GATE, act, up_act), up, gate
+    squared = _op(y) == "SQR"
+    y = _source(y) if squared else y
+    if _op(y) != "UNARY":
+        return None
+    up, bias = _source(y), None
+    if _op(up) == "ADD":
+        up, bias = _source(up), _source(up, 1)
+        if bias.ne != (up.ne[0], 1, 1, 1):
+            return None
+    return Form(UP, y.op_params["kind"], "", squared), up, bias
+
+
+def _same_rows_of(gate: Tensor, up: Tensor) -> bool:
+    """Whether two MUL_MAT_SPARSE differ in their weights alone."""
+    return (
+        gate.src[1:] == up.src[1:]
+        and gate.op_params == up.op_params
+        and _source(gate).type is _source(up).type
+        and supports_sparse(gate)
+    )
+
+
+def _fuse(low: Lowering, *nodes: Tensor) -> bool:
+    """MUL_MAT_SPARSE, what becomes of it, and AXPY on the same scores."""
+    *inner, axpy = nodes
+    found = _values(_source(axpy, 1))
+    if found is None:
+        return False
+    form, up, other = found
+    if _op(up) != "MUL_MAT_SPARSE" or not (supports_sparse(up) and supports_sparse(axpy)):
+        return False
+    if up.src[2:] != axpy.src[2:] or up.op_params != axpy.op_params:
+        return False
+    if form.act not in FUNCTIONS or (form.up_act and form.up_act not in FUNCTIONS):
+        return False
+    in_group = [n for n in inner if _op(n) == "MUL_MAT_SPARSE"]
+    if len(in_group) != 1 + (form.kind == GATE_ROWS) or up not in in_group:
+        return False
+    if other is not None and other.type is not GGMLType.F32:
+        return False
+    if form.kind == GATE and (other.ne != up.ne or not other.is_contiguous_rows()):
+        return False
+    listed = active_rows(low, up)
+    assert listed is not None
+    listed.use(len(low.launches) + 2)
+    values = low.work.take(up.nbytes, len(low.launches))
+    values.use(len(low.launches) + 8)  # until AXPY reads it
+    launch_rows(low, up, form, _source(other) if form.kind == GATE_ROWS else other, values)
+    launch_axpy(low, axpy, values, None)
+    return True
+
+
+_ROWS = "MUL_MAT_SPARSE"
+for _between in (
+    (_ROWS, "GLU"),
+    (_ROWS, "UNARY", "GLU"),
+    ("GLU",),
+    ("UNARY", "GLU"),
+    ("UNARY",),
+    ("ADD", "UNARY"),
+    ("UNARY", "SQR"),
+    ("ADD", "UNARY", "SQR"),
+):
+    fuses(_ROWS, *_between, "AXPY")(_fuse)

@@ -1,0 +1,148 @@
+"""Products of a block of quantized rows and int8 activations, emitted for any tile.
+
+    totals, scales, offsets = block_terms(b, Q4_1, GroupBlock(Q4_1, address), acts)
+    acc = add_product(b, totals[t][p], scales[p], d, acc)
+
+A block is 32 columns of some rows, one row a lane, in ``n_parts`` vectors; where its bytes come
+from is the block's own affair (``GroupBlock`` here, ``RowsBlock`` in ``plain_rows``). Integer sums
+are exact and the rest has one order, so every tile has the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....dtype import GGMLType
+from .vector import (
+    LINE,
+    at,
+    broadcast,
+    f32,
+    fma,
+    i8,
+    i32,
+    load,
+    splat,
+    vec,
+    vectors,
+)  # fmt: skip
+
+Value = Any
+Q4_0, Q4_1, Q8_0 = int(GGMLType.Q4_0), int(GGMLType.Q4_1), int(GGMLType.Q8_0)
+Q5_0, Q5_1 = int(GGMLType.Q5_0), int(GGMLType.Q5_1)
+
+
+class GroupBlock:
+    """A block of 16 interleaved rows, by the parts of a vector each that a line has."""
+
+    def __init__(self, kind: int, address: Value) -> None:
+        v = vectors()
+        header = LINE if kind in (Q4_1, Q5_1) else LINE // 2  # 16 scales (and minima)
+        self.n_parts, self._address, self._fifth_at = v.parts, address, header
+        self._codes_at = header + (LINE if kind in (Q5_0, Q5_1) else 0)
+
+    def scale(self, b: Value, p: int) -> Value:
+        """<lanes x float>."""
+        v = vectors()
+        return v.load_half(b, at(b, self._address, 2 * v.lanes * p))
+
+    def minimum(self, b: Value, p: int) -> Value:
+        """<lanes x float>, of a format that has minima."""
+        v = vectors()
+        return v.load_half(b, at(b, self._address, LINE // 2 + 2 * v.lanes * p))
+
+    def codes(self, b: Value, line: int, p: int) -> Value:
+        """<width x i8>: four bytes of codes of each row."""
+        v = vectors()
+        place = at(b, self._address, self._codes_at + LINE * line + v.width * p)
+        return load(b, place, vec(i8, v.width))
+
+    def fifth_bits(self, b: Value, p: int) -> Value:
+        """<lanes x i32>: bit j of byte i is that of column 4j + i."""
+        v = vectors()
+        return load(b, at(b, self._address, self._fifth_at + v.width * p), vec(i32, v.lanes))
+
+
+Terms = tuple[list[list[Value]], list[Value], list[Value]]
+
+
+def block_terms(b: Value, kind: int, block: Any, acts: list[Value]) -> Terms:
+    """A block times tokens: integer sums [token][part], scales and offsets (or none) by part."""
+    parts = range(block.n_parts)
+    totals = (_byte_sums if kind == Q8_0 else _nibble_sums)(b, kind, block, acts)
+    scales = [block.scale(b, p) for p in parts]
+    if kind in (Q4_1, Q5_1):
+        return totals, scales, [block.minimum(b, p) for p in parts]
+    if kind in (Q4_0, Q5_0):
+        zero_code = splat(f32, vectors().lanes, -8.0 if kind == Q4_0 else -16.0)
+        return totals, scales, [b.fmul(s, zero_code) for s in scales]
+    return totals, scales, []
+
+
+def scale_and_sum(b: Value, act: Value) -> tuple[Value, Value]:
+    """What is at the head of 32 quantized activations, in all lanes."""
+    lanes = vectors().lanes
+    words = (load(b, at(b, act, offset), f32) for offset in (0, 4))
+    d, s = (broadcast(b, word, lanes) for word in words)
+    return d, s
+
+
+def add_product(b: Value, total: Value, scale: Value, d: Value, acc: Value) -> Value:
+    """The sum of a row with the products of a block added."""
+    product = b.sitofp(total, acc.type)
+    return fma(b, b.fmul(scale, d), product, acc)
+
+
+def _byte_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:
+    """Products of Q8_0's codes and int8 over a block, as integers [token][part]."""
+    v, n_tokens = vectors(), len(acts)
+    sums = [[v.s8_zero()] * block.n_parts for _ in acts]
+    for line in range(8):
+        for p in range(block.n_parts):
+            ready = v.s8_prepare(b, block.codes(b, line, p))
+            for t in range(n_tokens):
+                a = v.broadcast_bytes(b, at(b, acts[t], 8 + 4 * line))
+                sums[t][p] = v.s8_add(b, sums[t][p], ready, a)
+    return sums
+
+
+def _nibble_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:
+    """Products of codes of 4 or 5 bits and int8 over a block, as integers [token][part]."""
+    v, n_tokens, parts = vectors(), len(acts), range(block.n_parts)
+    five_bits = kind in (Q5_0, Q5_1)
+    lines = v.u5_lines if five_bits else 4  # whose products fit a sum
+
+    def nibbles(line: int, p: int) -> tuple[Value, Value]:
+        q = block.codes(b, line, p)
+        low = b.and_(q, splat(i8, v.width, 15))
+        high = b.lshr(q, splat(i8, v.width, 4))
+        if five_bits:
+            fifth = block.fifth_bits(b, p)
+            low = b.or_(low, _fifth(b, fifth, line))
+            high = b.or_(high, _fifth(b, fifth, 4 + line))
+        return low, high
+
+    totals: list[list[Value]] = []
+    for first in range(0, 4, lines):
+        sums = [[v.u4_zero()] * block.n_parts for _ in acts]
+        for line in range(first, first + lines):
+            codes_of = [nibbles(line, p) for p in parts]
+            for t in range(n_tokens):
+                acts_of = [v.broadcast_bytes(b, at(b, acts[t], 4 * line + n)) for n in (8, 24)]
+                for p in parts:
+                    for n, a in zip(codes_of[p], acts_of, strict=True):
+                        sums[t][p] = v.u4_add(b, sums[t][p], n, a)
+        part = [[v.u4_total(b, x) for x in row] for row in sums]
+        totals = [
+            [b.add(x, y) for x, y in zip(*rows, strict=True)]
+            for rows in zip(totals, part, strict=True)
+        ] if totals else part  # fmt: skip
+    return totals
+
+
+def _fifth(b: Value, bits: Value, k: int) -> Value:
+    """Bit ``k`` of every byte, moved to bit 4."""
+    n = bits.type.count
+    shift = splat(i32, n, abs(4 - k))
+    moved = b.shl(bits, shift) if k < 4 else b.lshr(bits, shift)
+    return b.bitcast(b.and_(moved, splat(i32, n, 0x10101010)), vec(i8, 4 * n))

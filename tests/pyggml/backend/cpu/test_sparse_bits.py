@@ -1,0 +1,298 @@
+"""MUL_MAT_SPARSE, AXPY and the fused part: one set of bits for a token, whatever surrounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyggml import ops
+from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
+from pyggml.backend.cpu.layout import INTERLEAVED
+from pyggml.backend.cpu.pool import get_pool
+from pyggml.backend.cpu.program import Program, compile_program
+from pyggml.backend.cpu.work import WorkStore
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.errors import ComputeError
+from pyggml.quants import dequantize, quantize
+from pyggml.tensor import Tensor
+
+Array = npt.NDArray[Any]
+E, F = 96, 1100  # columns with a part of a group; rows of two segments
+INF = float("inf")
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((40, E)).astype(np.float32)
+Y = RNG.standard_normal((40, F)).astype(np.float32)
+SCORES = RNG.uniform(0, 1, (40, F)).astype(np.float32)
+MARKS = (RNG.random(F) < 0.3).astype(np.int32)
+BUCKET = np.flatnonzero(MARKS).astype(np.int32)
+types = pytest.mark.parametrize("kind", INTERLEAVED, ids=lambda t: t.name)
+
+
+def rows(kind: GGMLType, n_rows: int = F, n: int = E, seed: int = 0) -> Array:
+    values = np.random.default_rng(seed).standard_normal((n_rows, n)).astype(np.float32)
+    return quantize(values, kind)
+
+
+def matrix(ctx: Context, kind: GGMLType, data: Array, n: int = E) -> Tensor:
+    w = ctx.new_tensor_2d(kind, n, len(data))
+    assert w.buffer is not None
+    w.buffer.set_tensor(w, data.reshape(-1).view(np.uint8))
+    return w
+
+
+def program_of(*nodes: Tensor, n_threads: int = 1, fusion: bool = True) -> Program:
+    graph = CGraph()
+    for node in nodes:
+        graph.build_forward_expand(node)
+    error_slot = get_pool().error_slot
+    return compile_program(graph, n_threads, error_slot, WorkStore(), fusion=fusion)
+
+
+def compute(*nodes: Tensor, n_threads: int = 1, fusion: bool = True) -> Array:
+    """The last node's values."""
+    get_pool().run(program_of(*nodes, n_threads=n_threads, fusion=fusion), n_threads)
+    return nodes[-1].numpy().reshape(nodes[-1].ne[1], -1).copy()
+
+
+def product(kind: GGMLType, n: int, threshold: float, n_threads: int = 1, first: int = 0) -> Array:
+    ctx = Context()
+    x, idx = ctx.from_numpy(X[first : first + n]), ctx.from_numpy(SCORES[first : first + n])
+    node = ops.mul_mat_sparse(ctx, matrix(ctx, kind, rows(kind)), x, idx, threshold)
+    return compute(node, n_threads=n_threads)
+
+
+def sums(
+    kind: GGMLType, n: int, threshold: float | None, n_threads: int = 1, first: int = 0
+) -> Array:
+    """AXPY; without scores where ``threshold`` is None."""
+    ctx = Context()
+    y, scores = ctx.from_numpy(Y[first : first + n]), SCORES[first : first + n]
+    idx = None if threshold is None else ctx.from_numpy(scores)
+    node = ops.axpy(ctx, matrix(ctx, kind, rows(kind)), y, idx, threshold or 0.0)
+    return compute(node, n_threads=n_threads)
+
+
+@types
+@pytest.mark.parametrize("threshold", [0.98, 0.8, 0.2])
+def test_active_results_are_mul_mats_and_the_others_zero(kind: GGMLType, threshold: float) -> None:
+    """Few tokens that need a row, and many, and all: each way has MUL_MAT's bits."""
+    ctx = Context()
+    w = matrix(ctx, kind, rows(kind))
+    dense = compute(ops.mul_mat(ctx, w, ctx.from_numpy(X)), n_threads=2)
+    want = np.where(threshold <= SCORES, dense, np.float32(0))
+    for i, n in enumerate((1, 2, 5, 40)):
+        assert product(kind, n, threshold, 1 + i % 3).tobytes() == want[:n].tobytes()
+    assert product(kind, 1, threshold, 2, first=7).tobytes() == want[7].tobytes()
+    assert product(kind, 3, -INF, 2).tobytes() == dense[:3].tobytes()
+    assert not product(kind, 3, INF, 2).view(np.uint32).any()
+
+
+@types
+def test_sums_depend_on_the_token_alone(kind: GGMLType) -> None:
+    """One token, few, many; more threads than segments; any part of a batch."""
+    for threshold in (0.8, None):
+        whole = sums(kind, 40, threshold)
+        for i, n in enumerate((1, 2, 16, 17, 33)):
+            got = sums(kind, n, threshold, 1 + i % 4)
+            assert got.tobytes() == whole[:n].tobytes(), n
+        assert sums(kind, 1, threshold, 9, first=5).tobytes() == whole[5].tobytes()
+        assert sums(kind, 20, threshold, 2, first=11).tobytes() == whole[11:31].tobytes()
+    assert sums(kind, 4, -INF, 2).tobytes() == sums(kind, 4, None).tobytes()
+    assert not sums(kind, 4, INF, 2).view(np.uint32).any()
+
+
+@types
+def test_sums_are_chains_over_segments(kind: GGMLType) -> None:
+    """The very bits: float32 weights, one rounding for each row, segments of 1,024 added."""
+    w = dequantize(rows(kind), kind).astype(np.float64)
+    total = np.zeros((2, E), np.float32)
+    for start in range(0, F, 1024):
+        part = np.zeros((2, E), np.float32)
+        for j in range(start, min(F, start + 1024)):
+            y = np.where(SCORES[:2, j] >= 0.8, Y[:2, j], 0).astype(np.float64)
+            part = (part + y[:, None] * w[j]).astype(np.float32)  # exact but for one last bit
+        total += part
+    got = sums(kind, 2, 0.8)
+    assert np.mean(got == total) > 0.99
+    np.testing.assert_allclose(got, total, rtol=1e-5, atol=1e-5)
+
+
+@types
+def test_placement(kind: GGMLType) -> None:
+    """Marked neurons here plus the bucket's there are all, to the bit where one of both is zero."""
+    ctx = Context()
+    data = rows(kind)
+    x, y, idx = (ctx.from_numpy(v[:3]) for v in (X, Y, SCORES))
+    marks, bucket = ctx.from_numpy(MARKS), ctx.from_numpy(BUCKET)
+    w, sliced = matrix(ctx, kind, data), matrix(ctx, kind, data[BUCKET])
+    here = compute(ops.mul_mat_sparse(ctx, w, x, idx, 0.5, gpu_idx=marks), n_threads=2)
+    there = compute(ops.mul_mat_sparse(ctx, sliced, x, idx, 0.5, bucket=bucket), n_threads=2)
+    assert (here + there).tobytes() == product(kind, 3, 0.5).tobytes()
+    for scores, threshold in ((idx, 0.5), (None, 0.0)):
+        here = compute(ops.axpy(ctx, w, y, scores, threshold, gpu_idx=marks), n_threads=2)
+        there = compute(ops.axpy(ctx, sliced, y, scores, threshold, bucket=bucket), n_threads=2)
+        whole = sums(kind, 3, threshold if scores is not None else None)
+        np.testing.assert_allclose(here + there, whole, rtol=1e-4, atol=1e-4)
+
+
+# --- the fused feed-forward part ---
+
+Inner = Callable[[Context, Tensor, Tensor, Tensor], Tensor]  # up, gate, bias -> what AXPY takes
+ROW_GATES: dict[str, Inner] = {
+    "reglu": lambda ctx, up, gate, _: ops.glu_split(ctx, gate, up, "reglu"),
+    "swiglu": lambda ctx, up, gate, _: ops.glu_split(ctx, gate, up, "swiglu"),
+    "drelu": lambda ctx, up, gate, _: ops.glu_split(ctx, gate, ops.relu(ctx, up), "reglu"),
+}
+NO_GATES: dict[str, Inner] = {
+    "relu": lambda ctx, up, _gate, _: ops.relu(ctx, up),
+    "bias": lambda ctx, up, _gate, bias: ops.relu(ctx, ops.add(ctx, up, bias)),
+    "squared": lambda ctx, up, _gate, _: ops.sqr(ctx, ops.relu(ctx, up)),
+    "bias, squared": lambda ctx, up, _gate, bias: ops.sqr(
+        ctx, ops.relu(ctx, ops.add(ctx, up, bias))
+    ),
+}
+
+
+def feed_forward(
+    kind: GGMLType, inner: Inner, n: int, *, exact: bool = False, gated: bool = True,
+    n_threads: int = 1, fusion: bool = True,
+) -> tuple[Array, list[str]]:  # fmt: skip
+    """The part's result, and the names of the kernels."""
+    ctx = Context()
+    up_w, gate_w, down_w = (matrix(ctx, kind, rows(kind, seed=i)) for i in range(3))
+    bias = ctx.from_numpy(np.linspace(-1, 1, F, dtype=np.float32))
+    x = ctx.from_numpy(X[:n])
+    idx, threshold = ctx.from_numpy(SCORES[:n]), 0.7
+    if exact:
+        idx, threshold = ops.mul_mat(ctx, gate_w, x), 1e-45
+    up = ops.mul_mat_sparse(ctx, up_w, x, idx, threshold)
+    first = [up]
+    gate = idx
+    if gated and not exact:
+        gate = ops.mul_mat_sparse(ctx, gate_w, x, idx, threshold)
+        first.append(gate)
+    out = ops.axpy(ctx, down_w, inner(ctx, up, gate, bias), idx, threshold)
+    made = program_of(*first, out, n_threads=n_threads, fusion=fusion)
+    get_pool().run(made, n_threads)
+    names = [launch.kernel.name for launch in made.launches if launch.kernel is not None]
+    return out.numpy().reshape(n, E).copy(), names
+
+
+@types
+def test_the_fused_part_has_the_bits_of_its_nodes(kind: GGMLType) -> None:
+    want, apart = feed_forward(kind, ROW_GATES["reglu"], 40, fusion=False)
+    assert np.isfinite(want).all() and want.any()
+    assert "zero_f32" in apart
+    for n, n_threads in ((1, 1), (1, 3), (2, 2), (17, 2), (40, 1)):
+        got, names = feed_forward(kind, ROW_GATES["reglu"], n, n_threads=n_threads)
+        assert got.tobytes() == want[:n].tobytes(), n
+        assert "zero_f32" not in names and not any(name.startswith("glu") for name in names)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", [*ROW_GATES, *NO_GATES])
+def test_every_form_of_the_fused_part(name: str, exact: bool) -> None:
+    kind, gated = GGMLType.Q8_0, name in ROW_GATES
+    inner = {**ROW_GATES, **NO_GATES}[name]
+    want, _ = feed_forward(kind, inner, 5, exact=exact, gated=gated, fusion=False)
+    assert np.isfinite(want).all() and want.any()
+    for n in (1, 5):
+        got, names = feed_forward(kind, inner, n, exact=exact, gated=gated, n_threads=2)
+        assert got.tobytes() == want[:n].tobytes()
+        assert "zero_f32" not in names
+
+
+def test_what_is_read_elsewhere_or_selected_otherwise_is_not_fused() -> None:
+    ctx = Context()
+    kind = GGMLType.F16
+    w, x = matrix(ctx, kind, rows(kind)), ctx.from_numpy(X[:2])
+    idx, other = ctx.from_numpy(SCORES[:2]), ctx.from_numpy(1 - SCORES[:2])
+    up = ops.mul_mat_sparse(ctx, w, x, idx, 0.5)
+    y = ops.relu(ctx, up)
+    for scores, threshold, reader in ((other, 0.5, ()), (idx, 0.4, ()), (idx, 0.5, (up,))):
+        out = ops.axpy(ctx, w, y, scores, threshold)
+        nodes = (up, out, *(ops.neg(ctx, r) for r in reader))
+        made = program_of(*nodes)
+        names = [launch.kernel.name for launch in made.launches if launch.kernel is not None]
+        assert "relu_f32" in names
+        get_pool().run(made, 1)
+        got = out.numpy().copy()
+        assert got.tobytes() == compute(*nodes[:2], fusion=False).reshape(got.shape).tobytes()
+
+
+# --- what scores and rows may be ---
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("op", ["mul_mat_sparse", "axpy"])
+def test_a_score_that_is_not_a_number_is_an_error(op: str, n: int) -> None:
+    ctx = Context()
+    scores = SCORES[:n].copy()
+    scores[n - 1, F - 1] = np.nan
+    x = ctx.from_numpy(X[:n] if op == "mul_mat_sparse" else Y[:n])
+    w = matrix(ctx, GGMLType.Q4_0, rows(GGMLType.Q4_0))
+    with pytest.raises(ComputeError, match="not a number"):
+        compute(getattr(ops, op)(ctx, w, x, ctx.from_numpy(scores), 0.5), n_threads=2)
+
+
+@pytest.mark.parametrize("neuron", [-1, F])
+def test_a_bucket_of_no_neuron_is_an_error(neuron: int) -> None:
+    ctx = Context()
+    bucket = ctx.from_numpy(np.array([3, neuron], np.int32))
+    w = matrix(ctx, GGMLType.Q8_0, rows(GGMLType.Q8_0)[:2])
+    for idx in (ctx.from_numpy(SCORES[:2]), None):
+        with pytest.raises(ComputeError):
+            compute(ops.axpy(ctx, w, ctx.from_numpy(Y[:2]), idx, 0.0, bucket=bucket))
+
+
+@types
+@pytest.mark.parametrize("n", [1, 3, 20])
+def test_inactive_rows_are_not_read(kind: GGMLType, n: int) -> None:
+    """Their bytes are NaN: in a product or a sum they would show."""
+    active = SCORES[:n] >= 0.9
+    data = rows(kind).copy()
+    bytes_of = data.view(np.uint8).reshape(F, -1)
+    bytes_of[~active.any(0)] = 0xFF
+    ctx = Context()
+    w, idx = matrix(ctx, kind, data), ctx.from_numpy(SCORES[:n])
+    y = np.where(active, Y[:n], np.float32(np.nan))  # what is not active is not even a number
+    for node in (
+        ops.mul_mat_sparse(ctx, w, ctx.from_numpy(X[:n]), idx, 0.9),
+        ops.axpy(ctx, w, ctx.from_numpy(y), idx, 0.9),
+    ):
+        assert np.isfinite(compute(node, n_threads=2)).all()
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(data=st.data())
+def test_random_shapes_against_the_reference(data: st.DataObject) -> None:
+    draw = data.draw
+    kind = draw(st.sampled_from(INTERLEAVED))
+    blocks = draw(st.integers(1, 7))
+    n_embd = 32 * blocks if kind.is_quantized else draw(st.integers(1, 200))
+    n_ff, n = draw(st.integers(1, 90)), draw(st.integers(1, 21))
+    threshold = draw(st.sampled_from([-INF, 0.0, 0.5, 0.9, INF]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    x, y = (rng.standard_normal((n, k)).astype(np.float32) for k in (n_embd, n_ff))
+    scores = rng.uniform(-1, 1, (n, n_ff)).astype(np.float32)
+    packed = quantize(rng.standard_normal((n_ff, n_embd)).astype(np.float32), kind)
+    values = dequantize(packed, kind).astype(np.float64)
+    active = scores >= threshold
+    ctx = Context()
+    w, idx = matrix(ctx, kind, packed, n_embd), ctx.from_numpy(scores)
+    n_threads = draw(st.integers(1, 3))
+    got = compute(ops.axpy(ctx, w, ctx.from_numpy(y), idx, threshold), n_threads=n_threads)
+    np.testing.assert_allclose(got, np.where(active, y, 0) @ values, rtol=1e-4, atol=1e-4)
+    product = ops.mul_mat_sparse(ctx, w, ctx.from_numpy(x), idx, threshold)
+    got = compute(product, n_threads=n_threads)
+    want = np.where(active, x @ values.T, 0)
+    assert not got[~active].view(np.uint32).any()
+    np.testing.assert_allclose(got, want, rtol=0, atol=0.05 * np.abs(want).max() + 1e-4)
