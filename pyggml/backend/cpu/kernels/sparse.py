@@ -42,6 +42,7 @@ from ..buffer import is_repacked
 from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
 from ..lowering import Launch, Lowering, byte_range, lowers
 from ..simd.element import zero_run
+from ..simd.plain_rows import ask_for_rows
 from ..simd.row_tile import pack_rows, row_tiles
 from ..simd.tile import float_tile, q_tile
 from ..work import WorkRange
@@ -92,6 +93,7 @@ def _fill(table, chosen, n, base, stride):  # type: ignore[no-untyped-def]
     addresses, rows = i64_ptr(table), i32_ptr(chosen)
     for i in range((n + ROWS - 1) // ROWS * ROWS + ROWS):
         addresses[i] = base + rows[min(i, n - 1)] * stride
+    ask_for_rows(table, min(n, 8), stride)
 
 
 @cache

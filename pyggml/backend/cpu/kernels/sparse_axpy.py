@@ -22,6 +22,7 @@ from ..layout import QUANTIZED
 from ..lowering import Launch, Lowering, byte_range, lowers
 from ..simd.axpy import axpy_rows, group_bytes, group_columns, place_of
 from ..simd.element import F32, copy_bytes, put, take, zero_run
+from ..simd.plain_rows import ask_for_rows
 from ..simd.vector import vectors
 from ..work import WorkRange
 from .sparse import supports_sparse
@@ -90,6 +91,7 @@ def axpy_kernel(kind: int) -> Kernel:
             n += taken[n] != 0
         for i in range(_TOGETHER):
             addresses[n + i] = addresses[max(n - 1, 0)]
+        ask_for_rows(addresses_at, min(n, _TOGETHER), full * size)
         for i in range(0, n, _TOGETHER):
             c, some = min(_TOGETHER, n - i), values_at + 4 * i
             axpy_rows(kind, addresses_at + 8 * i, c, some, sums, full)
