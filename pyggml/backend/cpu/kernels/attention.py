@@ -43,6 +43,7 @@ from .attention_row import (
     partial,
     sequence_of,
     softmax,
+    start,
 )
 from .quantize import quantize_row
 
@@ -157,12 +158,15 @@ def flash_attn_kernel(
                         weigh_packed(rows, scores, values, n, sums, padded)
                     for i in range(rows):
                         token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
-                        state = states + (r + i) * state_bytes
+                        state, found = states + (r + i) * state_bytes, sums + i * 4 * padded
                         if partials != 0:
                             state = partial(node, stream, token, head, c, state_bytes)
-                            clear(state, hdv)
-                        if n > 0:
-                            merge(state, tops[i], tops[4 + i], sums + i * 4 * padded, hdv)
+                            if n > 0:
+                                start(state, tops[i], tops[4 + i], found, hdv)
+                            else:
+                                clear(state, hdv)
+                        elif n > 0:
+                            merge(state, tops[i], tops[4 + i], found, hdv)
             if partials == 0:
                 for r in range(n_rows):
                     head = kv_head * n_rep + r % n_rep
@@ -183,14 +187,17 @@ def flash_attn_merge(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped
     token, stream = chunk % n_tokens, chunk // n_tokens
     state_bytes = 4 * (hdv + 2)
     lo, hi = list_begin(node, token), list_end(node, token)
+    first, end = lo // CHUNK, (hi + CHUNK - 1) // CHUNK
     for head in range(n_head):
-        clear(scratch, hdv)
-        if hi > lo:
-            for c in range(lo // CHUNK, (hi + CHUNK - 1) // CHUNK):
+        state = partial(node, stream, token, head, first, state_bytes)  # that of a single chunk
+        if hi <= lo or end > first + 1:
+            state = scratch
+            clear(state, hdv)
+            for c in range(first, end if hi > lo else first):
                 part = partial(node, stream, token, head, c, state_bytes)
                 x = f32_ptr(part)
-                merge(scratch, x[0], x[1], part + 8, hdv)
-        finish(node, scratch, token, head, stream, hdv)
+                merge(state, x[0], x[1], part + 8, hdv)
+        finish(node, state, token, head, stream, hdv)
     if int_param(node, QUANTIZE) != 0:
         n = n_head * hdv
         row = data(node, DST) + token * nb(node, DST, 2) + stream * nb(node, DST, 3)

@@ -131,6 +131,18 @@ def clear(state, hdv):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
+def start(state, top, total, values, hdv):  # type: ignore[no-untyped-def]
+    """The state of a row that has met one chunk: the bits of ``clear`` and ``merge``."""
+    if top == np.float32(-np.inf):
+        clear(state, hdv)
+        return
+    y = f32_ptr(state)
+    y[0], y[1] = top, total
+    for d in range(hdv):
+        y[2 + d] = f32_ptr(values)[d]
+
+
+@inline_strict
 def merge(state, top, total, values, hdv):  # type: ignore[no-untyped-def]
     """Add a chunk's (max, sum, values) to a row's; ``state`` is max, sum, values."""
     if top == np.float32(-np.inf):
