@@ -19,6 +19,7 @@ from numba.extending import overload
 from ....dtype import GGMLType
 from .q4_0 import decode_q4_0, encode_q4_0
 from .q4_1 import decode_q4_1, encode_q4_1
+from .q4_k import decode_q4_k, encode_q4_k, encode_q4_k_weighted
 from .q5_0 import decode_q5_0, encode_q5_0
 from .q5_1 import decode_q5_1, encode_q5_1
 from .q8_0 import decode_q8_0, encode_q8_0
@@ -46,6 +47,7 @@ CODECS = {
     int(GGMLType.Q4_1): Codec(decode_q4_1, encode_q4_1),
     int(GGMLType.Q5_0): Codec(decode_q5_0, encode_q5_0),
     int(GGMLType.Q5_1): Codec(decode_q5_1, encode_q5_1),
+    int(GGMLType.Q4_K): Codec(decode_q4_k, encode_q4_k, encode_q4_k_weighted),
 }
 DECODED = tuple(CODECS)
 ENCODED = tuple(kind for kind, codec in CODECS.items() if codec.encode is not None)
