@@ -197,6 +197,9 @@ def _same(name: str) -> Callable[[Value, Value, ir.VectorType], Value]:
 root = _unary(types.float32, _same("sqrt"), "Square roots.")
 magnitude = _unary(types.float32, _same("fabs"), "Absolute values.")
 bits = _unary(types.int32, lambda b, x, to: b.bitcast(x, to), "The bits of floats.")
+truncated = _unary(
+    types.int32, lambda b, x, to: b.fptosi(x, to), "Floats towards zero; they must fit."
+)
 floats = _unary(types.float32, lambda b, x, to: b.sitofp(x, to), "Integers as floats.")
 integers = _unary(types.int32, lambda b, x, to: b.zext(x, to), "Bytes as integers, from 0.")
 signed = _unary(types.int32, lambda b, x, to: b.sext(x, to), "Bytes as integers, from -128.")
@@ -217,21 +220,35 @@ def clamp(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
     return x(x, types.int32, types.int32), codegen
 
 
-def _reduction(name: str, doc: str) -> Any:
+def _reduction(name: str, element: Any, doc: str) -> Any:
     @intrinsic
     def reduce(typingctx: Any, x: Any) -> Any:
-        def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-            return call(b, f"llvm.vector.reduce.{name}.v{x.n}i32", i32, args[0])
+        kind = "f32" if element is types.float32 else "i32"
 
-        return types.int32(x), codegen
+        def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
+            return call(b, f"llvm.vector.reduce.{name}.v{x.n}{kind}", _IR[element], args[0])
+
+        return element(x), codegen
 
     reduce.__doc__ = doc
     return reduce
 
 
-largest = _reduction("smax", "The largest of integers.")
-smallest = _reduction("smin", "The smallest of integers.")
-total = _reduction("add", "The sum of integers.")
+most = _reduction("fmax", types.float32, "The largest of floats; of zeros any.")
+least = _reduction("fmin", types.float32, "The smallest of floats; of zeros any.")
+total = _reduction("add", types.int32, "The sum of integers.")
+
+
+@intrinsic
+def first(typingctx: Any, mask: Any) -> Any:
+    """The first lane where the mask is set; there must be one."""
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
+        whole = ir.IntType(mask.n)
+        never = ir.Constant(i1, 1)  # no lane at all is undefined
+        return b.zext(call(b, f"llvm.cttz.i{mask.n}", whole, b.bitcast(args[0], whole), never), i64)
+
+    return types.int64(mask), codegen
 
 
 @intrinsic
@@ -242,6 +259,20 @@ def mask_bits(typingctx: Any, mask: Any) -> Any:
         return b.zext(b.bitcast(args[0], ir.IntType(mask.n)), i64)
 
     return types.int64(mask), codegen
+
+
+@intrinsic(prefer_literal=True)
+def spread_bits(typingctx: Any, n: Any, value: Any) -> Any:
+    """The low ``n`` bits of an integer as ``n`` integers 0 or 1."""
+    if not isinstance(n, types.IntegerLiteral):
+        return None
+    lanes = Lanes(types.int32, n.literal_value)
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
+        mask = b.bitcast(b.trunc(args[1], ir.IntType(lanes.n)), vec(i1, lanes.n))
+        return b.zext(mask, lanes.ir)
+
+    return lanes(n, types.int64), codegen
 
 
 @intrinsic(prefer_literal=True)
