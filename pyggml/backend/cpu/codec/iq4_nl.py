@@ -16,6 +16,7 @@ from .tables import iq4_limits, values_of
 
 KIND = int(GGMLType.IQ4_NL)
 BLOCK, CANDIDATES = 32, 16
+BLOCK_BYTES, _LANES_BYTES = 4 * BLOCK, 3 * 4 * CANDIDATES
 _LOWEST, _SMALLEST, _TWO = np.float32(-127), np.float32(1e-15), np.float32(2)
 
 
@@ -68,7 +69,7 @@ def search(x, importance):  # type: ignore[no-untyped-def]
         largest = a if a > largest else largest
     if largest < _SMALLEST:
         return ZERO
-    lanes, values = stack(12 * CANDIDATES), values_of(KIND)
+    lanes, values = stack(_LANES_BYTES), values_of(KIND)
     inverses, products = f32_ptr(lanes), f32_ptr(lanes + 4 * CANDIDATES)
     squares = f32_ptr(lanes + 8 * CANDIDATES)
     for t in range(CANDIDATES):
@@ -94,7 +95,7 @@ def search(x, importance):  # type: ignore[no-untyped-def]
 @inline_strict
 def encode_weighted_iq4_nl(x, weights, out):  # type: ignore[no-untyped-def]
     """32 float32 at ``x`` with importance weights (0: without) as one block at ``out``."""
-    importance = stack(4 * BLOCK)
+    importance = stack(BLOCK_BYTES)
     weigh(x, weights, spread_of(x, BLOCK) if weights != 0 else ZERO, importance)
     d = search(x, importance)
     store_f16(out, d)

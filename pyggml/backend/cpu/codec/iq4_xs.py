@@ -9,11 +9,12 @@ from ..abi import f32_ptr, u8_ptr
 from ..simd.half import load_f16, store_f16
 from ..simd.math import ONE, ZERO, abs_f32
 from .codes import decode_nibbles
-from .iq4_nl import BLOCK, KIND, put_codes, search, spread_of, weigh
+from .iq4_nl import BLOCK, BLOCK_BYTES, KIND, put_codes, search, spread_of, weigh
 from .stack import stack
 from .tables import values_of
 
 GROUPS = 8
+_SCALES_BYTES = 4 * GROUPS
 _32 = np.float32(32)
 
 
@@ -28,7 +29,7 @@ def _step(block, group):  # type: ignore[no-untyped-def]
 @inline_strict
 def encode_weighted_iq4_xs(x, weights, out):  # type: ignore[no-untyped-def]
     """256 float32 at ``x`` with importance weights (0: without) as one block at ``out``."""
-    importance, found = stack(4 * BLOCK), stack(4 * GROUPS)
+    importance, found = stack(BLOCK_BYTES), stack(_SCALES_BYTES)
     spread = spread_of(x, GROUPS * BLOCK) if weights != 0 else ZERO
     largest, top = ZERO, ZERO
     for g in range(GROUPS):

@@ -1,6 +1,6 @@
 """A little memory of a kernel's own, on the stack.
 
-    sums = f32_ptr(stack(64))                      # 64 bytes, a literal; not initialised
+sums = f32_ptr(stack(64))                      # 64 bytes, a literal; not initialised
 """
 
 from __future__ import annotations
