@@ -26,11 +26,17 @@ from .iq3_xxs import IQ3_XXS
 from .iq4_nl import IQ4_NL
 from .iq4_xs import IQ4_XS
 from .mxfp4 import MXFP4
+from .q2_k import Q2_K
+from .q3_k import Q3_K
 from .q4_0 import Q4_0
 from .q4_1 import Q4_1
+from .q4_k import Q4_K
 from .q5_0 import Q5_0
 from .q5_1 import Q5_1
+from .q5_k import Q5_K
+from .q6_k import Q6_K
 from .q8_0 import Q8_0
+from .q8_k import Q8_K
 from .reference import Bytes, reference_dequantize, reference_quantize
 from .tq1_0 import TQ1_0
 from .tq2_0 import TQ2_0
@@ -48,13 +54,19 @@ __all__ = [
     "IQ4_NL",
     "IQ4_XS",
     "MXFP4",
+    "Q2_K",
+    "Q3_K",
     "Q4_0",
     "Q4_1",
+    "Q4_K",
     "Q5_0",
     "Q5_1",
+    "Q5_K",
+    "Q6_K",
     "Q8_0",
     "TQ1_0",
     "TQ2_0",
+    "Q8_K",
     "BlockType",
     "dequantize",
     "from_float",
