@@ -21,7 +21,7 @@ WEIGHTED = [kind for kind in ENCODED if CODECS[kind].encode_weighted is not None
 
 
 def named(kinds: Any) -> Any:
-    return pytest.mark.parametrize("kind", map(GGMLType, kinds), ids=lambda t: t.name)
+    return pytest.mark.parametrize("kind", [GGMLType(k) for k in kinds], ids=lambda t: t.name)
 
 
 def call(made: Kernel, *args: int | Array) -> None:
