@@ -17,8 +17,8 @@ from ....jit import Kernel, inline, kernel
 from ..abi import f32_ptr
 from ..atomics import call_address
 from ..simd.element import F32, put
+from ..simd.lanes import stack
 from . import decode_block, encode_block
-from .stack import stack
 
 BLOCK_BYTES = 4 * 256  # of the largest block as float32
 
