@@ -9,7 +9,10 @@ it, and a compute of another thread waits. Access: front to back, a block at a t
 
 from __future__ import annotations
 
-from functools import cache
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +23,7 @@ from ....dtype import GGMLType, row_size
 from ....jit import Kernel, inline_strict, kernel
 from ....quants.block import BLOCK_TYPES, Floats, row_weights
 from ..abi import BAD_VALUE, DST, data, f32_ptr, first_row, int_param, set_error
+from ..atomics import call_address
 from ..backend import CpuBackend
 from ..lowering import Lowering
 from ..pool import get_pool
@@ -27,10 +31,11 @@ from ..program import Program
 from ..simd.lanes import bits, lanes_f32, mask_bits, root, store
 from ..simd.math import ZERO
 from ..work import WorkMemory, WorkStore
-from . import CODECS, decode_block, encode_block, encode_weighted
+from . import CODECS
+from .rows import decode_columns, encode_row, row_decoder, row_encoder, weighted_row_encoder
 
 Bytes = npt.NDArray[np.uint8]
-SOURCE, COUNT, IMATRIX, ROW = range(4)  # parameters: addresses, blocks or rows, columns
+SOURCE, COUNT, ROW, ROW_BYTES, CODEC, IMATRIX, BY_ROW = range(7)  # parameters
 _GRAIN = 16384  # elements of a chunk, about
 _MAX_CHUNKS = 4096
 _INFINITY = np.int32(0x7F800000)  # the bits that are all set in what is not finite
@@ -45,77 +50,48 @@ def _is_finite(x, n):  # type: ignore[no-untyped-def]
     return True
 
 
-@cache
-def encode_array(kind: int) -> Kernel:
-    """The kernel that encodes blocks, and reports what is not finite."""
-    block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
-
-    def encode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        total, source, out = int_param(node, COUNT), int_param(node, SOURCE), data(node, DST)
-        for i in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
-            x = source + 4 * block * i
-            if not _is_finite(x, block):
-                set_error(node, BAD_VALUE)
-                return
-            encode_block(kind, x, out + size * i)
-
-    made = kernel(encode)
-    made.name = f"encode_{GGMLType(kind).name.lower()}"
-    return made
+@kernel
+def encode_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Rows by the format's encoder; reports what is not finite."""
+    rows, n, row_bytes = int_param(node, COUNT), int_param(node, ROW), int_param(node, ROW_BYTES)
+    for r in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x = int_param(node, SOURCE) + 4 * n * r
+        if not _is_finite(x, n):
+            set_error(node, BAD_VALUE)
+            return
+        encode_row(int_param(node, CODEC), x, data(node, DST) + row_bytes * r, n)
 
 
-@inline_strict
-def _row_weights(x, imatrix, power, n, out):  # type: ignore[no-untyped-def]
-    """See ``quants.block.row_weights``; of a block of the row."""
-    for i in range(0, 4 * n, 32):
-        v = lanes_f32(8, x + i)
-        store(out + i, lanes_f32(8, imatrix + i) * root(v * v + power))
-
-
-@cache
-def encode_weighted_array(kind: int) -> Kernel:
-    """The kernel that encodes rows with importance weights, and reports what is not finite."""
-    block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
-    by_row = BLOCK_TYPES[GGMLType(kind)].weigh is row_weights
-
-    def encode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        rows, n, imatrix = int_param(node, COUNT), int_param(node, ROW), int_param(node, IMATRIX)
-        for r in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
-            x = int_param(node, SOURCE) + 4 * n * r
-            out = data(node, DST) + n // block * size * r
-            if not _is_finite(x, n):
-                set_error(node, BAD_VALUE)
-                return
+@kernel
+def encode_weighted_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """``encode_rows`` with importance weights; see ``quants.block.row_weights`` for the sums."""
+    rows, n, row_bytes = int_param(node, COUNT), int_param(node, ROW), int_param(node, ROW_BYTES)
+    imatrix = int_param(node, IMATRIX)
+    for r in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x = int_param(node, SOURCE) + 4 * n * r
+        if not _is_finite(x, n):
+            set_error(node, BAD_VALUE)
+            return
+        weights = imatrix
+        if int_param(node, BY_ROW) != 0:
             power = ZERO
-            if by_row:
-                for i in range(n):
-                    power += f32_ptr(x)[i] * f32_ptr(x)[i]
-                power = power / np.float32(n)
-            for i in range(n // block):
-                at, weights = 4 * block * i, imatrix + 4 * block * i
-                if by_row:
-                    _row_weights(x + at, weights, power, block, scratch)
-                    weights = scratch
-                encode_weighted(kind, x + at, weights, out + size * i)
-
-    made = kernel(encode)
-    made.name = f"encode_weighted_{GGMLType(kind).name.lower()}"
-    return made
+            for i in range(n):
+                power += f32_ptr(x)[i] * f32_ptr(x)[i]
+            power = power / np.float32(n)
+            for i in range(0, 4 * n, 32):
+                v = lanes_f32(8, x + i)
+                store(scratch + i, lanes_f32(8, imatrix + i) * root(v * v + power))
+            weights = scratch
+        call_address(int_param(node, CODEC), x, data(node, DST) + row_bytes * r, n, weights)
 
 
-@cache
-def decode_array(kind: int) -> Kernel:
-    """The kernel that decodes blocks."""
-    block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
-
-    def decode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        total, source, y = int_param(node, COUNT), int_param(node, SOURCE), data(node, DST)
-        for i in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
-            decode_block(kind, source + size * i, y + 4 * block * i)
-
-    made = kernel(decode)
-    made.name = f"decode_{GGMLType(kind).name.lower()}"
-    return made
+@kernel
+def decode_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Rows by the format's decoder."""
+    rows, n, row_bytes = int_param(node, COUNT), int_param(node, ROW), int_param(node, ROW_BYTES)
+    for r in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x = int_param(node, SOURCE) + row_bytes * r
+        decode_columns(int_param(node, CODEC), x, data(node, DST) + 4 * n * r, n, 0)
 
 
 class CpuArrays:
@@ -124,34 +100,49 @@ class CpuArrays:
     @staticmethod
     def encode(x: Floats, type: GGMLType, imatrix: Floats | None, n_threads: int | None) -> Bytes:
         """Rows [n_rows, n], n whole blocks, as bytes. Raises: Aborted, ComputeError."""
-        n_rows, n = x.shape
-        out = np.empty((n_rows, row_size(type, n)), np.uint8)
-        source, kind = int(x.ctypes.data), int(type)
-        if imatrix is None or CODECS[kind].encode_weighted is None:
-            params = [source, x.size // type.block_size]
-            _run(encode_array(kind), params, x.size, out, n_threads)
+        out = np.empty((len(x), row_size(type, x.shape[1])), np.uint8)
+        if imatrix is None or CODECS[int(type)].encode_weighted is None:
+            rows = _Rows(x, out, x.size, type)
+            rows.run(encode_rows, row_encoder(int(type)), n_threads)
         else:
-            params = [source, n_rows, int(imatrix.ctypes.data), n]
-            _run(encode_weighted_array(kind), params, x.size, out, n_threads)
+            rows = _Rows(x, out, x.size, type, x.shape[1])
+            by_row = BLOCK_TYPES[type].weigh is row_weights
+            extra = [int(imatrix.ctypes.data), int(by_row)]
+            rows.run(encode_weighted_rows, weighted_row_encoder(int(type)), n_threads, extra)
         return out
 
     @staticmethod
     def decode(blocks: Bytes, type: GGMLType, n_threads: int | None) -> Floats:
         """Blocks as values, flat. Raises: Aborted."""
-        count = blocks.size // type.type_size
-        out = np.empty(count * type.block_size, np.float32)
-        params = [int(blocks.ctypes.data), count]
-        _run(decode_array(int(type)), params, out.size, out, n_threads)
+        n = blocks.size // type.type_size * type.block_size
+        out = np.empty(n, np.float32)
+        _Rows(blocks, out, n, type).run(decode_rows, row_decoder(int(type)), n_threads)
         return out
 
 
-def _run(
-    made: Kernel, params: list[int], n: int, out: npt.NDArray[np.generic], n_threads: int | None
-) -> None:
-    backend = CpuBackend(n_threads)
-    low = Lowering(CGraph(), backend.n_threads, WorkMemory(WorkStore()))
-    result = Context(no_alloc=True).new_tensor_1d(GGMLType.I8, out.nbytes)
-    result.data = int(out.ctypes.data)
-    chunks = max(1, min(n // _GRAIN, params[COUNT], _MAX_CHUNKS))
-    low.launch(made, result, params, chunks, src=(), scratch=4 * 256)
-    backend.run(Program(low, get_pool().error_slot))
+@dataclass
+class _Rows:
+    """A conversion of ``n`` values in rows of ``length``; 0 cuts them where it suits."""
+
+    source: npt.NDArray[Any]
+    out: npt.NDArray[Any]
+    n: int
+    type: GGMLType
+    length: int = 0
+
+    def run(
+        self, made: Kernel, codec: Kernel, n_threads: int | None, extra: Sequence[int] = ()
+    ) -> None:
+        """Compute on the pool."""
+        backend = CpuBackend(n_threads)
+        length = self.length or math.gcd(self.n, _GRAIN)
+        rows = self.n // length
+        params = [int(self.source.ctypes.data), rows, length, row_size(self.type, length)]
+        result = Context(no_alloc=True).new_tensor_1d(GGMLType.I8, self.out.nbytes)
+        result.data = int(self.out.ctypes.data)
+        chunks = max(1, min(self.n // _GRAIN, rows, _MAX_CHUNKS))
+        low = Lowering(CGraph(), backend.n_threads, WorkMemory(WorkStore()))
+        low.launch(
+            made, result, [*params, codec.address, *extra], chunks, src=(), scratch=4 * length
+        )
+        backend.run(Program(low, get_pool().error_slot))
