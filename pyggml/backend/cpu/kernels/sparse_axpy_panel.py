@@ -29,9 +29,10 @@ from ..abi import (
     nb,
     ne,
 )  # fmt: skip
+from ..codec.rows import decode_columns
 from ..layout import QUANTIZED
 from ..simd.axpy import axpy_panel, decode_row, group_bytes, group_columns, place_of
-from ..simd.element import copy_bytes, zero_run
+from ..simd.element import F32, copy_bytes, zero_run
 from ..simd.vector import vectors
 from .sparse_active import SEGMENT, list_place, list_rows, neuron_of, segments
 
@@ -39,7 +40,7 @@ PANEL_ROWS = 64
 SEGMENT_PANELS = SEGMENT // PANEL_ROWS
 _WINDOW = 8  # groups of columns that are decoded at a time: 128 KB
 # Parameters of all kernels of AXPY; SUMS: where those of each segment are kept, or 0
-VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, THRESHOLD = range(8)
+VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, THRESHOLD, DECODER = range(9)
 
 
 @kernel
@@ -72,7 +73,7 @@ def axpy_masks(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 def panel_scratch(kind: int, groups: int, tokens: int) -> int:
     """Bytes of scratch for a stripe of so many groups and a block of tokens with their totals."""
-    decoded, sums = PANEL_ROWS * min(groups, _WINDOW), 2 * groups * tokens
+    decoded, sums = (1 + PANEL_ROWS) * min(groups, _WINDOW), 2 * groups * tokens
     return group_bytes(kind) + 8 + 12 * PANEL_ROWS + 4 * group_columns() * (decoded + sums)
 
 
@@ -80,8 +81,9 @@ def panel_scratch(kind: int, groups: int, tokens: int) -> int:
 def axpy_panel_kernel(kind: int) -> Kernel:
     """The kernel of a weight type.
 
-    Scratch: the end of a row; addresses and neurons of 64 rows; decoded rows; the sums of a segment
-    (unless SUMS has them) and the totals.
+    Scratch: the end of a row; a row in a format that ``decode_row`` does not know, as float32;
+    addresses and neurons of 64 rows; decoded rows; the sums of a segment (unless SUMS has them) and
+    the totals.
     """
     columns, size, lanes = group_columns(), group_bytes(kind), vectors().lanes
     sum_bytes, block = 4 * columns, GGMLType(kind).block_size
@@ -97,8 +99,11 @@ def axpy_panel_kernel(kind: int) -> Kernel:
         g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
         groups, full = g1 - g0, min(g1, width // columns) - g0
         left = 0 if full == groups else (width - (g0 + full) * columns) // block * block_bytes
-        weights = data(node, SRC0) + g0 * size
-        addresses_at = scratch + (size + 7) // 8 * 8
+        decoder = int_param(node, DECODER) if kind == F32 else 0
+        n_columns = min(g1 * columns, width) - g0 * columns
+        weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
+        floats = scratch + (size + 7) // 8 * 8
+        addresses_at = floats + min(groups, _WINDOW) * sum_bytes
         neurons_at = addresses_at + 8 * PANEL_ROWS
         panel = neurons_at + 4 * PANEL_ROWS
         addresses, neurons = i64_ptr(addresses_at), i32_ptr(neurons_at)
@@ -143,6 +148,11 @@ def axpy_panel_kernel(kind: int) -> Kernel:
                         if (needed >> r) & 1 != 0:
                             x, y = addresses[r] + w0 * size, panel + r * sum_bytes
                             following = addresses[min(r + 1, count - 1)] + w0 * size
+                            if decoder != 0:
+                                c = min(w1 * columns, n_columns) - w0 * columns
+                                start = (g0 + w0) * columns
+                                decode_columns(decoder, addresses[r] + 0, floats, c, start)
+                                x = floats
                             decode_row(kind, x, y, PANEL_ROWS * sum_bytes, whole, following)
                             if left != 0 and w1 == groups:
                                 copy_bytes(x + whole * size, scratch, left)
