@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError, GGUFError
 from pyggml.gguf import GGUFFile, plan_split, write_gguf, write_split
-from pyggml.quants import quantize
+from pyggml.quants import dequantize, quantize
 from pyllama import Batch, Context, Llama, Model
 from pyllama.errors import ModelError, TokenizerError
 from pyllama.graph_export import model_graph
+from tests.pyggml.ops.harness import stored
 
 from .models import Spec, Weights, random_weights, tokenizer, write_model
 
@@ -146,6 +148,36 @@ def test_types_may_be_mixed(tmp_path: Path) -> None:
     rows = []
     for repack in (True, False):
         context = Context(Model.load(path, repack=repack), n_ctx=16)
+        context.decode(Batch(list(range(16)), logits="all"))
+        rows.append(context.logits.copy())
+    assert np.isfinite(rows[0]).all() and np.array_equal(*rows)
+
+
+def test_formats_without_a_layout_of_their_own(tmp_path: Path) -> None:
+    """They stay in the file's pages, and the model says what one of F32 weights says."""
+    spec = Spec(n_embd=256, n_ff=256, n_head=4, head_dim=64)
+    names = ("IQ4_XS", "IQ2_XXS", "IQ3_S", "TQ1_0", "IQ1_M")
+    types = dict(zip(("embd", "attn_q", "attn_k", "up", "down"), map(GGMLType.__getitem__, names)))
+    weights = random_weights(spec)
+    path, plain = tmp_path / "x.gguf", tmp_path / "f32.gguf"
+    file = GGUFFile(write_model(plain, spec, weights))
+    tensors: dict[str, Any] = {**weights}
+    for name, w in weights.items():
+        for part, type in types.items():
+            if part in name:
+                data = stored(w, type)
+                tensors[name] = data, type, w.shape[::-1]
+                weights[name] = dequantize(data, type)
+    write_gguf(path, file.typed_metadata(), tensors)
+    write_model(plain, spec, weights)
+    model = Model.load(path)
+    assert np.array_equal(
+        model.weights["blk.1.ffn_up.weight"].bytes(),
+        GGUFFile(path).tensor_bytes("blk.1.ffn_up.weight"),
+    )
+    rows = []
+    for each in (model, Model.load(plain)):
+        context = Context(each, n_ctx=16)
         context.decode(Batch(list(range(16)), logits="all"))
         rows.append(context.logits.copy())
     assert np.isfinite(rows[0]).all() and np.array_equal(*rows)
