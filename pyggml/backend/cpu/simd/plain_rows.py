@@ -15,7 +15,9 @@ from llvmlite import ir
 
 from ....dtype import GGMLType
 from ..layout import FIVE_BITS, ROWS
-from .tile import counted_loop
+from ..superblock import FORMATS
+from .loop import counted_loop
+from .super_rows import RowsSuperBlock
 from .transpose import columns_of, elements_of, spread_bits, words_of
 from .vector import (
     LINE,
@@ -87,11 +89,12 @@ class RowsBlock:
             store(b, line, at(b, target, place))
 
 
-def _addresses(b: Value, table: Value, n: int) -> list[Value]:
+def addresses(b: Value, table: Value, n: int) -> list[Value]:
+    """The first ``n`` addresses of a table."""
     return [load(b, at(b, table, 8 * r), i64) for r in range(n)]
 
 
-def _ask(b: Value, table: Value, n: int, i: Value, step: int, last: Value) -> None:
+def ask(b: Value, table: Value, n: int, i: Value, step: int, last: Value) -> None:
     """Ask memory for a share of one of ``n`` rows; all are asked for in time.
 
     By turns of the loop ``i``, each of which is done with ``step`` bytes of every row.
@@ -108,13 +111,15 @@ def _ask(b: Value, table: Value, n: int, i: Value, step: int, last: Value) -> No
 def walk_blocks(b: Value, kind: int, table: Value, n: Value, carried: list[Value], use: Any) -> Any:
     """``carried = use(block, i, carried)`` for the blocks of a vector of rows, in order."""
     size, lanes = GGMLType(kind).type_size, vectors().lanes
-    n_blocks = b.lshr(n, ir.Constant(i64, 5))
+    columns = GGMLType(kind).block_size
+    n_blocks = b.lshr(n, ir.Constant(i64, columns.bit_length() - 1))
     last = b.sub(b.mul(n_blocks, ir.Constant(i64, size)), ir.Constant(i64, 1))
-    rows, following = _addresses(b, table, lanes), at(b, table, 8 * lanes)
+    rows, following = addresses(b, table, lanes), at(b, table, 8 * lanes)
 
     def body(i: Value, carried: list[Value]) -> Any:
-        _ask(b, following, lanes, i, size, last)
-        block = RowsBlock(b, kind, rows, b.mul(i, ir.Constant(i64, size)))
+        ask(b, following, lanes, i, size, last)
+        offset = b.mul(i, ir.Constant(i64, size))
+        block = (RowsSuperBlock if kind in FORMATS else RowsBlock)(b, kind, rows, offset)
         return use(block, i, carried)
 
     return counted_loop(b, n_blocks, carried, body)
@@ -187,7 +192,7 @@ def walk_columns(
         memory.align = LINE
     staged = b.ptrtoint(memory, i64)
     side_by_side = [at(b, staged, _PIECE * r) for r in range(ROWS)]
-    rows = _addresses(b, table, ROWS)
+    rows = addresses(b, table, ROWS)
 
     def steps(places: list[Value], start: Value, first: Value, count: Value, carried: Any) -> Any:
         """``count`` steps from byte ``start`` of the places, which is column ``first``."""

@@ -1,7 +1,7 @@
 """Products of a block of quantized rows and int8 activations, emitted for any tile.
 
-    totals, scales, offsets = block_terms(b, Q4_1, GroupBlock(Q4_1, address), acts)
-    acc = add_product(b, totals[t][p], scales[p], d, acc)
+    terms = BlockTerms(b, Q4_1, GroupBlock(Q4_1, address), acts)
+    acc = terms.add_to(b, acc, token, part)
 
 A block is 32 columns of some rows, one row a lane, in ``n_parts`` vectors; where its bytes come
 from is the block's own affair (``GroupBlock`` here, ``RowsBlock`` in ``plain_rows``). Integer sums
@@ -63,33 +63,31 @@ class GroupBlock:
         return load(b, at(b, self._address, self._fifth_at + v.width * p), vec(i32, v.lanes))
 
 
-Terms = tuple[list[list[Value]], list[Value], list[Value]]
+class BlockTerms:
+    """A block of 32 columns times tokens."""
 
+    def __init__(self, b: Value, kind: int, block: Any, acts: list[Value]) -> None:
+        parts = range(block.n_parts)
+        self._totals = (_byte_sums if kind == Q8_0 else _nibble_sums)(b, kind, block, acts)
+        self._scales = [block.scale(b, p) for p in parts]
+        self._offsets: list[Value] = []
+        if kind in (Q4_1, Q5_1):
+            self._offsets = [block.minimum(b, p) for p in parts]
+        elif kind in (Q4_0, Q5_0):
+            zero_code = splat(f32, vectors().lanes, -8.0 if kind == Q4_0 else -16.0)
+            self._offsets = [b.fmul(s, zero_code) for s in self._scales]
+        self._acts = acts
+        self._heads: dict[int, tuple[Value, Value]] = {}
 
-def block_terms(b: Value, kind: int, block: Any, acts: list[Value]) -> Terms:
-    """A block times tokens: integer sums [token][part], scales and offsets (or none) by part."""
-    parts = range(block.n_parts)
-    totals = (_byte_sums if kind == Q8_0 else _nibble_sums)(b, kind, block, acts)
-    scales = [block.scale(b, p) for p in parts]
-    if kind in (Q4_1, Q5_1):
-        return totals, scales, [block.minimum(b, p) for p in parts]
-    if kind in (Q4_0, Q5_0):
-        zero_code = splat(f32, vectors().lanes, -8.0 if kind == Q4_0 else -16.0)
-        return totals, scales, [b.fmul(s, zero_code) for s in scales]
-    return totals, scales, []
-
-
-def scale_and_sum(b: Value, act: Value) -> tuple[Value, Value]:
-    """What is at the head of 32 quantized activations, in all lanes."""
-    lanes = vectors().lanes
-    words = (load(b, at(b, act, offset), f32) for offset in (0, 4))
-    d, s = (broadcast(b, word, lanes) for word in words)
-    return d, s
-
-
-def add_product(b: Value, total: Value, scale: Value, d: Value, acc: Value) -> Value:
-    """The sum of a row with the products of a block added."""
-    return fma(b, b.fmul(scale, d), b.sitofp(total, acc.type), acc)
+    def add_to(self, b: Value, acc: Value, t: int, p: int) -> Value:
+        """The sum of the rows of a part with a token, with the block added."""
+        if t not in self._heads:
+            words = (load(b, at(b, self._acts[t], offset), f32) for offset in (0, 4))
+            d, s = (broadcast(b, word, vectors().lanes) for word in words)
+            self._heads[t] = d, s
+        d, s = self._heads[t]
+        acc = fma(b, b.fmul(self._scales[p], d), b.sitofp(self._totals[t][p], acc.type), acc)
+        return fma(b, self._offsets[p], s, acc) if self._offsets else acc
 
 
 def _byte_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:

@@ -152,6 +152,35 @@ class Generic:
         """The sum as <lanes x i32>."""
         return acc
 
+    def start(self, b: Value, address: Value, divisor: int) -> Value:
+        """A sum that starts at what codes have too much: two i16 in memory, for two columns each.
+
+        They are multiples of ``divisor``, a power of two, by which they are divided.
+        """
+        halves = (load(b, at(b, address, offset), i16) for offset in (0, 2))
+        low, high = (b.sext(x, i32) for x in halves)
+        total = b.ashr(b.add(low, high), ir.Constant(i32, divisor.bit_length() - 1))
+        return broadcast(b, total, self.lanes)
+
+    def sub_scale(self, b: Value, words: Value, signed: bool) -> Value:
+        """The low byte of each word in the form that ``scaled`` wants."""
+        n = self.lanes
+        if not signed:
+            return b.and_(words, splat(i32, n, 255))
+        return b.ashr(b.shl(words, splat(i32, n, 24)), splat(i32, n, 24))
+
+    def scaled(self, b: Value, acc: Value, scale: Value) -> Value:
+        """A sum of ``u4_add`` times sub-scales as <lanes x i32>."""
+        return b.mul(acc, scale)
+
+    def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
+        """<2 n x i16> times <2 n x i16>, added in pairs: <n x i32>."""
+        n = self.lanes
+        x, y = b.bitcast(x, vec(i32, n)), b.bitcast(y, vec(i32, n))
+        by = splat(i32, n, 16)
+        high = b.mul(b.ashr(x, by), b.ashr(y, by))
+        return b.add(high, b.mul(b.ashr(b.shl(x, by), by), b.ashr(b.shl(y, by), by)))
+
     def s8_zero(self) -> Value:
         return splat(i32, self.lanes, 0)
 
@@ -202,6 +231,28 @@ class Avx2(Generic):
     def u4_total(self, b: Value, acc: Value) -> Value:
         return self._pairs(b, acc)
 
+    def start(self, b: Value, address: Value, divisor: int) -> Value:
+        both = b.bitcast(broadcast(b, load(b, address, i32), 8), vec(i16, 16))
+        return b.ashr(both, splat(i16, 16, divisor.bit_length() - 1))
+
+    def sub_scale(self, b: Value, words: Value, signed: bool) -> Value:
+        """Two equal i16 in each word."""
+        high = int(signed)  # then it is shifted down with its sign
+        lanes = [[32] * 4 for _ in range(8)]
+        for word, bytes_of in enumerate(lanes):
+            for half in (0, 2):
+                bytes_of[half + high] = 4 * word
+        mask = ir.Constant(vec(i32, 32), [byte for word in lanes for byte in word])
+        x = b.bitcast(words, vec(i8, 32))
+        pairs = b.bitcast(b.shuffle_vector(x, splat(i8, 32, 0), mask), vec(i16, 16))
+        return b.ashr(pairs, splat(i16, 16, 8)) if signed else pairs
+
+    def scaled(self, b: Value, acc: Value, scale: Value) -> Value:
+        return call(b, "llvm.x86.avx2.pmadd.wd", vec(i32, 8), acc, scale)
+
+    def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
+        return call(b, "llvm.x86.avx2.pmadd.wd", vec(i32, 8), x, y)
+
     def s8_prepare(self, b: Value, w: Value) -> tuple[Value, ...]:
         return (call(b, "llvm.abs.v32i8", w.type, w, ir.Constant(ir.IntType(1), 0)), w)
 
@@ -225,6 +276,11 @@ class Avx512Vnni(Avx2):
 
     def u4_total(self, b: Value, acc: Value) -> Value:
         return acc
+
+    start, sub_scale, scaled = Generic.start, Generic.sub_scale, Generic.scaled
+
+    def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
+        return call(b, "llvm.x86.avx512.pmaddw.d.512", vec(i32, 16), x, y)
 
     def s8_prepare(self, b: Value, w: Value) -> tuple[Value, ...]:
         magnitude = call(b, "llvm.abs.v64i8", w.type, w, ir.Constant(ir.IntType(1), 0))
