@@ -20,7 +20,22 @@ from ....dtype import GGMLType
 from ..layout import ROWS
 from ..superblock import FORMATS, LINE, STEP, STEPS, pieces
 from .loop import counted_loop
-from .vector import at, broadcast, f32, fma, i8, i16, i32, i64, load, splat, store, vec, vectors
+from .vector import (
+    at,
+    broadcast,
+    f32,
+    fma,
+    i8,
+    i16,
+    i32,
+    i64,
+    load,
+    pointer,
+    splat,
+    store,
+    vec,
+    vectors,
+)
 
 Value = Any
 # Bytes in a block of quantized activations
@@ -65,7 +80,7 @@ class SuperBlock:
     def slices(self, b: Value, step: Value) -> Callable[[int, int], Value]:
         """``codes(k, p)``: <width x i8> codes of slice k of a step, to be asked for in order."""
         v, f = vectors(), self.format
-        start = b.add(self._address, b.mul(step, ir.Constant(i64, LINE * f.bits)))
+        start = pointer(b, b.add(self._address, b.mul(step, ir.Constant(i64, LINE * f.bits))))
         loaded: dict[tuple[int, int], Value] = {}
         partial: dict[tuple[int, int], Value] = {}
 
@@ -140,10 +155,12 @@ class SuperTerms:
         def step(i: Value, totals: list[Value]) -> list[Value]:
             ask(i)
             codes = self._block.slices(b, i)
+            offset = b.mul(i, ir.Constant(i64, STEP))
+            acts = [pointer(b, b.add(act, offset)) for act in self._acts]
             for first in range(0, 8, length):
                 half = 4 * first // f.sub
                 j = at(b, b.mul(i, ir.Constant(i64, per_step)), half)
-                sums = self._run(b, codes, i, range(first, first + length))
+                sums = self._run(b, codes, acts, i, range(first, first + length))
                 scales = [self._block.sub_scale(b, j, p) for p in range(n_parts)]
                 after = []
                 for k in range(n_sums):
@@ -160,11 +177,12 @@ class SuperTerms:
         totals = totals or [load(b, place, zeros[0].type) for place in places]
         return [totals[k : k + n_parts] for k in range(0, n_sums, n_parts)]
 
-    def _run(self, b: Value, codes: Any, step: Value, slices: range) -> list[Value]:
+    def _run(
+        self, b: Value, codes: Any, acts: list[Value], step: Value, slices: range
+    ) -> list[Value]:
         """Sums of products of some slices, [token * parts + part]."""
         v, f = vectors(), self._block.format
         parts = range(v.parts)
-        offset = b.mul(step, ir.Constant(i64, STEP))
         sums = []
         for act in self._acts:
             if f.zero:
@@ -175,8 +193,8 @@ class SuperTerms:
             sums += [start] * v.parts
         for k in slices:
             weights = [codes(k, p) for p in parts]
-            for t, act in enumerate(self._acts):
-                a = v.broadcast_bytes(b, at(b, b.add(act, offset), CODES + 4 * k))
+            for t, place in enumerate(acts):
+                a = v.broadcast_bytes(b, at(b, place, CODES + 4 * k))
                 for p in parts:
                     n = t * v.parts + p
                     sums[n] = v.u4_add(b, sums[n], weights[p], a)

@@ -39,21 +39,38 @@ def broadcast(b: Value, scalar: Value, lanes: int) -> Value:
     return b.shuffle_vector(first, undefined, ir.Constant(vec(i32, lanes), [0] * lanes))
 
 
+def pointer(b: Value, address: Value) -> Value:
+    """An address that LLVM adds constants to in the instructions that use it, and nowhere else.
+
+    Of integers it makes a counter for each offset in a loop, more than there are registers.
+    """
+    return b.inttoptr(address, i8.as_pointer())
+
+
+def _typed(b: Value, address: Value, type: ir.Type) -> Value:
+    is_pointer = isinstance(address.type, ir.PointerType)
+    return (b.bitcast if is_pointer else b.inttoptr)(address, type.as_pointer())
+
+
 def load(b: Value, address: Value, type: ir.Type, align: int = 1) -> Value:
     """Load a value of any type; unaligned unless told otherwise."""
-    value = b.load(b.inttoptr(address, type.as_pointer()))
+    value = b.load(_typed(b, address, type))
     value.align = align
     return value
 
 
 def store(b: Value, value: Value, address: Value, align: int = 1) -> None:
     """Store a value; unaligned unless told otherwise."""
-    b.store(value, b.inttoptr(address, value.type.as_pointer())).align = align
+    b.store(value, _typed(b, address, value.type)).align = align
 
 
 def at(b: Value, address: Value, offset: int) -> Value:
-    """``address + offset``."""
-    return b.add(address, ir.Constant(i64, offset)) if offset else address
+    """``address + offset``, an integer or a ``pointer``."""
+    if not offset:
+        return address
+    if isinstance(address.type, ir.PointerType):
+        return b.gep(address, [ir.Constant(i64, offset)])
+    return b.add(address, ir.Constant(i64, offset))
 
 
 def call(b: Value, name: str, result: ir.Type, *args: Value) -> Value:
@@ -226,7 +243,9 @@ class Avx2(Generic):
         return splat(i16, 16, 0)
 
     def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
-        return b.add(acc, self._maddubs(b, w, a))
+        # It never saturates, but LLVM keeps its order: of plain sums it makes trees, and spills.
+        products = self._maddubs(b, w, a)
+        return call(b, "llvm.sadd.sat.v16i16", products.type, acc, products)
 
     def u4_total(self, b: Value, acc: Value) -> Value:
         return self._pairs(b, acc)
