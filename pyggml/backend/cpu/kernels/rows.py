@@ -31,9 +31,12 @@ from ..abi import (
 from ..buffer import is_repacked
 from ..codec import DECODED, ENCODED, decode_block, encode_block
 from ..layout import ROWS
+from ..layout import block_bytes as interleaved_bytes
 from ..lowering import Lowering, lowers
 from ..simd.element import F16, F32, I32, put, take
 from ..simd.interleave import take_block
+from ..simd.super_take import take_super_block
+from ..superblock import FORMATS
 
 
 @cache
@@ -41,7 +44,7 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
     """The kernel of a source type and layout; the result is F32 (I32 of I32)."""
     blocks, result = kind in DECODED, I32 if kind == I32 else F32
     block, block_bytes = GGMLType(kind).block_size, GGMLType(kind).type_size
-    group_bytes = ROWS * block_bytes // block  # a column of a group
+    group_block, super_block = interleaved_bytes(kind), kind in FORMATS
 
     def get_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, n_ids, n_rows = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
@@ -61,9 +64,12 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
             if repacked:
                 groups = (n_rows + ROWS - 1) // ROWS
                 matrix = i3 * ne(node, SRC0, 2) + i2
-                x = data(node, SRC0) + (matrix * groups + row // ROWS) * group_bytes * n
+                x = data(node, SRC0) + (matrix * groups + row // ROWS) * (n // block * group_block)
                 for i in range(n // block):
-                    take_block(kind, x, row % ROWS, i, scratch)
+                    if super_block:
+                        take_super_block(kind, x + i * group_block, row % ROWS, scratch)
+                    else:
+                        take_block(kind, x, row % ROWS, i, scratch)
                     if blocks:
                         decode_block(kind, scratch, y + 4 * block * i)
                     else:
