@@ -17,11 +17,23 @@ from numba import types
 from numba.extending import overload
 
 from ....dtype import GGMLType
+from .iq1_m import decode_iq1_m
+from .iq1_s import decode_iq1_s
+from .iq2_s import decode_iq2_s
+from .iq2_xs import decode_iq2_xs
+from .iq2_xxs import decode_iq2_xxs
+from .iq3_s import decode_iq3_s
+from .iq3_xxs import decode_iq3_xxs
+from .iq4_nl import decode_iq4_nl, encode_iq4_nl, encode_weighted_iq4_nl
+from .iq4_xs import decode_iq4_xs, encode_iq4_xs, encode_weighted_iq4_xs
+from .mxfp4 import decode_mxfp4, encode_mxfp4
 from .q4_0 import decode_q4_0, encode_q4_0
 from .q4_1 import decode_q4_1, encode_q4_1
 from .q5_0 import decode_q5_0, encode_q5_0
 from .q5_1 import decode_q5_1, encode_q5_1
 from .q8_0 import decode_q8_0, encode_q8_0
+from .tq1_0 import decode_tq1_0, encode_tq1_0
+from .tq2_0 import decode_tq2_0, encode_tq2_0
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,18 @@ CODECS = {
     int(GGMLType.Q4_1): Codec(decode_q4_1, encode_q4_1),
     int(GGMLType.Q5_0): Codec(decode_q5_0, encode_q5_0),
     int(GGMLType.Q5_1): Codec(decode_q5_1, encode_q5_1),
+    int(GGMLType.IQ4_NL): Codec(decode_iq4_nl, encode_iq4_nl, encode_weighted_iq4_nl),
+    int(GGMLType.IQ4_XS): Codec(decode_iq4_xs, encode_iq4_xs, encode_weighted_iq4_xs),
+    int(GGMLType.MXFP4): Codec(decode_mxfp4, encode_mxfp4),
+    int(GGMLType.TQ1_0): Codec(decode_tq1_0, encode_tq1_0),
+    int(GGMLType.TQ2_0): Codec(decode_tq2_0, encode_tq2_0),
+    int(GGMLType.IQ2_XXS): Codec(decode_iq2_xxs),
+    int(GGMLType.IQ2_XS): Codec(decode_iq2_xs),
+    int(GGMLType.IQ2_S): Codec(decode_iq2_s),
+    int(GGMLType.IQ3_XXS): Codec(decode_iq3_xxs),
+    int(GGMLType.IQ3_S): Codec(decode_iq3_s),
+    int(GGMLType.IQ1_S): Codec(decode_iq1_s),
+    int(GGMLType.IQ1_M): Codec(decode_iq1_m),
 }
 DECODED = tuple(CODECS)
 ENCODED = tuple(kind for kind, codec in CODECS.items() if codec.encode is not None)

@@ -1,0 +1,33 @@
+"""What decoders of several formats share: codes that choose values, and signs beside magnitudes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....jit import inline_strict
+from ..simd.element import F32, I8, put, take
+
+
+@inline_strict
+def decode_nibbles(codes, values, d, y):  # type: ignore[no-untyped-def]
+    """16 bytes that choose among 16 int8 ``values``, times ``d``: 32 float32 at ``y``."""
+    for i in range(16):
+        q = np.int64(take(I8, codes, i))
+        put(F32, y, i, d * np.float32(take(I8, values, q & 15)))
+        put(F32, y, 16 + i, d * np.float32(take(I8, values, q >> 4 & 15)))
+
+
+@inline_strict
+def put_signed(entry, n, signs, d, y):  # type: ignore[no-untyped-def]
+    """``n`` magnitudes (int8) times ``d`` at ``y``; negative where a bit of ``signs`` is set."""
+    for j in range(n):
+        v = d * np.float32(take(I8, entry, j))
+        put(F32, y, j, -v if signs >> j & 1 != 0 else v)
+
+
+@inline_strict
+def with_eighth(seven):  # type: ignore[no-untyped-def]
+    """Seven sign bits as eight: the last makes their number even."""
+    odd = seven ^ seven >> 4
+    odd ^= odd >> 2
+    return seven | ((odd ^ odd >> 1) & 1) << 7
