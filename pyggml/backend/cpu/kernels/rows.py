@@ -31,8 +31,7 @@ from ..abi import (
 from ..buffer import is_repacked
 from ..codec import DECODED, ENCODED, decode_block
 from ..codec.rows import decode_columns, encode_row, row_encoder
-from ..layout import ROWS
-from ..layout import block_bytes as interleaved_bytes
+from ..layout import ROWS, block_bytes
 from ..lowering import Lowering, lowers
 from ..simd.element import F16, F32, I32, put, take
 from ..simd.interleave import take_block
@@ -51,8 +50,8 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
     Plain rows of blocks are F32 with a decoder.
     """
     blocks, result = kind in DECODED, I32 if kind == I32 else F32  # blocks: repacked ones
-    block, block_bytes = GGMLType(kind).block_size, GGMLType(kind).type_size
-    group_block, super_block = interleaved_bytes(kind), kind in FORMATS
+    block, super_block = GGMLType(kind).block_size, kind in FORMATS
+    group_block = block_bytes(kind)
 
     def get_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, n_ids, n_rows = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
