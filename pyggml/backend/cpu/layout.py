@@ -3,12 +3,12 @@
     group_bytes(Q4_1, 576)                         # bytes of 16 rows of 576 columns: 5760
 
 A group is 16 rows; within it, blocks of 32 columns follow each other. A block holds the 16 scales
-(float16), for Q4_1 and Q5_1 the 16 minima, then lines of 64 bytes: line j has 4 bytes of each row,
-the codes of columns 4j..4j+3 (nibbles: in the low ones, with 16+4j.. in the high ones). Five-bit
-formats have a line of fifth bits before: 32 bits of each row, where bit j of byte i is column
-4j+i, so that a shift puts four of them where they belong. F16, BF16 and F32 are columns of 16
-values. The bits are ggml's, only their order differs. K-quants have blocks of 256 columns, see
-``superblock``. Rows past the last full group are padded with rows of zeros.
+(float16; MXFP4's exponents in a byte), for Q4_1 and Q5_1 the 16 minima, then lines of 64 bytes:
+line j has 4 bytes of each row, the codes of columns 4j..4j+3 (nibbles: in the low ones, with
+16+4j.. in the high ones). Five-bit formats have a line of fifth bits before: 32 bits of each row,
+where bit j of byte i is column 4j+i, so that a shift puts four of them where they belong. F16, BF16
+and F32 are columns of 16 values. The bits are ggml's, only their order differs. K-quants have
+blocks of 256 columns, see ``superblock``. Rows past the last full group are padded with zeros.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _HEADER = {  # bytes before a block's codes
     GGMLType.Q4_1: 4,
     GGMLType.Q5_0: 2,
     GGMLType.Q5_1: 4,
+    GGMLType.IQ4_NL: 2,
+    GGMLType.MXFP4: 1,
 }
 QUANTIZED = (*_HEADER, *FORMATS)
 INTERLEAVED = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, *QUANTIZED)
@@ -100,7 +102,7 @@ def _fields(type: GGMLType) -> list[tuple[int, int]]:
     if type not in _HEADER:
         return [(0, type.type_size)]
     header = _HEADER[type]
-    scales = [(i, i + 2) for i in range(0, header, 2)]
+    scales = [(i, min(i + 2, header)) for i in range(0, header, 2)]
     return scales + [(i, i + 4) for i in range(header, type.type_size, 4)]
 
 

@@ -17,6 +17,7 @@ from ....dtype import GGMLType
 from ..layout import FIVE_BITS, ROWS
 from ..superblock import FORMATS
 from .loop import counted_loop
+from .product import MXFP4, power_of_two
 from .super_rows import RowsSuperBlock
 from .transpose import columns_of, elements_of, spread_bits, words_of
 from .vector import (
@@ -48,6 +49,7 @@ class RowsBlock:
 
     def __init__(self, b: Value, kind: int, rows: list[Value], offset: Value) -> None:
         header = 4 if kind in (int(GGMLType.Q4_1), int(GGMLType.Q5_1)) else 2
+        header = 1 if kind == MXFP4 else header
         five_bits = GGMLType(kind) in FIVE_BITS
         codes = at(b, offset, header + 4 * five_bits)
         self._rows, self._offset, self._header = rows, offset, header
@@ -64,6 +66,8 @@ class RowsBlock:
 
     def scale(self, b: Value, p: int) -> Value:
         """<lanes x float>."""
+        if self._header == 1:
+            return power_of_two(b, elements_of(b, self._rows, self._offset, i8))
         return vectors().half_to_float(b, self._half(b, 0))
 
     def minimum(self, b: Value, p: int) -> Value:
@@ -81,6 +85,9 @@ class RowsBlock:
     def pack(self, b: Value, target: Value, p: int) -> None:
         """Store it as part ``p`` of the interleaved block at ``target``."""
         v = vectors()
+        if self._header == 1:
+            exponents = elements_of(b, self._rows, self._offset, i8)
+            store(b, exponents, at(b, target, v.lanes * p))
         for j in range(self._header // 2):
             store(b, self._half(b, 2 * j), at(b, target, 2 * (ROWS * j + v.lanes * p)))
         lines = self._lines if self._fifth is None else [self._fifth, *self._lines]

@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from ....dtype import GGMLType
+from ....quants.iq4_nl import VALUES as IQ4_NL_VALUES
+from ....quants.mxfp4 import VALUES as MXFP4_VALUES
 from .vector import (
     LINE,
     at,
@@ -30,6 +32,8 @@ from .vector import (
 Value = Any
 Q4_0, Q4_1, Q8_0 = int(GGMLType.Q4_0), int(GGMLType.Q4_1), int(GGMLType.Q8_0)
 Q5_0, Q5_1 = int(GGMLType.Q5_0), int(GGMLType.Q5_1)
+IQ4_NL, MXFP4 = int(GGMLType.IQ4_NL), int(GGMLType.MXFP4)
+_VALUES = {IQ4_NL: IQ4_NL_VALUES, MXFP4: MXFP4_VALUES}  # that codes stand for
 
 
 class GroupBlock:
@@ -38,12 +42,15 @@ class GroupBlock:
     def __init__(self, kind: int, address: Value) -> None:
         v = vectors()
         header = LINE if kind in (Q4_1, Q5_1) else LINE // 2  # 16 scales (and minima)
+        header, self._bytes = (LINE // 4, True) if kind == MXFP4 else (header, False)
         self.n_parts, self._address, self._fifth_at = v.parts, address, header
         self._codes_at = header + (LINE if kind in (Q5_0, Q5_1) else 0)
 
     def scale(self, b: Value, p: int) -> Value:
         """<lanes x float>."""
         v = vectors()
+        if self._bytes:
+            return power_of_two(b, load(b, at(b, self._address, v.lanes * p), vec(i8, v.lanes)))
         return v.load_half(b, at(b, self._address, 2 * v.lanes * p))
 
     def minimum(self, b: Value, p: int) -> Value:
@@ -68,7 +75,8 @@ class BlockTerms:
 
     def __init__(self, b: Value, kind: int, block: Any, acts: list[Value]) -> None:
         parts = range(block.n_parts)
-        self._totals = (_byte_sums if kind == Q8_0 else _nibble_sums)(b, kind, block, acts)
+        sums = _byte_sums if kind == Q8_0 or kind in _VALUES else _nibble_sums
+        self._totals = sums(b, kind, block, acts)
         self._scales = [block.scale(b, p) for p in parts]
         self._offsets: list[Value] = []
         if kind in (Q4_1, Q5_1):
@@ -90,17 +98,43 @@ class BlockTerms:
         return fma(b, self._offsets[p], s, acc) if self._offsets else acc
 
 
+def power_of_two(b: Value, e: Value) -> Value:
+    """MXFP4's scales, ``2^(e - 128)``, of exponents <lanes x i8>."""
+    n = e.type.count
+    e = b.zext(e, vec(i32, n))
+    small = b.shl(splat(i32, n, 0x00200000), b.and_(e, splat(i32, n, 1)))  # no normal numbers
+    bits = b.shl(b.sub(e, splat(i32, n, 1)), splat(i32, n, 23))
+    bits = b.select(b.icmp_unsigned("<", e, splat(i32, n, 2)), small, bits)
+    return b.bitcast(bits, vec(f32, n))
+
+
 def _byte_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:
-    """Products of Q8_0's codes and int8 over a block, as integers [token][part]."""
-    v, n_tokens = vectors(), len(acts)
-    sums = [[v.s8_zero()] * block.n_parts for _ in acts]
-    for line in range(8):
-        for p in range(block.n_parts):
-            ready = v.s8_prepare(b, block.codes(b, line, p))
-            for t in range(n_tokens):
-                a = v.broadcast_bytes(b, at(b, acts[t], 8 + 4 * line))
-                sums[t][p] = v.s8_add(b, sums[t][p], ready, a)
-    return sums
+    """Products of int8 values and int8 over a block, as integers [token][part].
+
+    The values are Q8_0's codes, or what codes of 4 bits stand for.
+    """
+    v, parts = vectors(), range(block.n_parts)
+    small = kind == MXFP4
+    sums = [[v.u4_zero() if small else v.s8_zero()] * block.n_parts for _ in acts]
+    for line in range(4 if kind in _VALUES else 8):
+        weights = [_values(b, kind, block.codes(b, line, p)) for p in parts]
+        for k, place in enumerate((8 + 4 * line, 24 + 4 * line)[: len(weights[0])]):
+            ready = [v.s8_prepare(b, weights[p][k]) for p in parts]
+            for t, act in enumerate(acts):
+                a = v.broadcast_bytes(b, at(b, act, place))
+                for p in parts:
+                    add = v.s5_add if small else v.s8_add
+                    sums[t][p] = add(b, sums[t][p], ready[p], a)
+    return [[v.u4_total(b, x) for x in row] for row in sums] if small else sums
+
+
+def _values(b: Value, kind: int, codes: Value) -> list[Value]:
+    """The int8 values of a line, one or two slices of columns."""
+    if kind not in _VALUES:
+        return [codes]
+    v = vectors()
+    mask, four = splat(i8, v.width, 15), splat(i8, v.width, 4)
+    return [v.look_up(b, _VALUES[kind], x) for x in (b.and_(codes, mask), b.lshr(codes, four))]
 
 
 def _nibble_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:

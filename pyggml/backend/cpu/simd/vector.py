@@ -208,6 +208,19 @@ class Generic:
     def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
         return self._dot(b, acc, w[0], a, b.ashr)
 
+    def s5_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
+        """``s8_add`` of weights -15..15 to what ``u4_zero`` started."""
+        return self.s8_add(b, acc, w, a)
+
+    def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
+        """The int8 values of 16 that codes 0..15 in every byte stand for."""
+        n = self.width
+        found = [splat(i8, n, value) for value in values]
+        for bit in range(4):
+            on = b.icmp_unsigned("!=", b.and_(codes, splat(i8, n, 1 << bit)), splat(i8, n, 0))
+            found = [b.select(on, y, x) for x, y in zip(found[::2], found[1::2], strict=True)]
+        return found[0]
+
     def _dot(self, b: Value, acc: Value, w: Value, a: Value, shift: Any) -> Value:
         n = self.lanes
         w, a = b.bitcast(w, vec(i32, n)), b.bitcast(a, vec(i32, n))
@@ -279,6 +292,13 @@ class Avx2(Generic):
         signed = call(b, "llvm.x86.avx2.psign.b", a.type, a, w[1])
         return b.add(acc, self._pairs(b, self._maddubs(b, w[0], signed)))
 
+    def s5_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
+        return self.u4_add(b, acc, w[0], call(b, "llvm.x86.avx2.psign.b", a.type, a, w[1]))
+
+    def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
+        table = ir.Constant(vec(i8, 32), [*values, *values])
+        return call(b, "llvm.x86.avx2.pshuf.b", table.type, table, codes)
+
 
 class Avx512Vnni(Avx2):
     """512 bits. ``vpdpbusd`` adds four products in 32 bits without saturation."""
@@ -308,6 +328,12 @@ class Avx512Vnni(Avx2):
     def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
         signed = b.select(w[1], b.sub(splat(i8, 64, 0), a), a)
         return self.u4_add(b, acc, w[0], signed)
+
+    s5_add = s8_add
+
+    def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
+        table = ir.Constant(vec(i8, 64), list(values) * 4)
+        return call(b, "llvm.x86.avx512.pshuf.b.512", table.type, table, codes)
 
 
 _VECTORS = {"generic": Generic, "avx2": Avx2, "avx512vnni": Avx512Vnni}
