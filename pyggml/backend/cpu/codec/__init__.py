@@ -27,11 +27,17 @@ from .iq3_xxs import decode_iq3_xxs
 from .iq4_nl import decode_iq4_nl, encode_iq4_nl, encode_weighted_iq4_nl
 from .iq4_xs import decode_iq4_xs, encode_iq4_xs, encode_weighted_iq4_xs
 from .mxfp4 import decode_mxfp4, encode_mxfp4
-from .q4_0 import decode_q4_0, encode_q4_0
-from .q4_1 import decode_q4_1, encode_q4_1
-from .q5_0 import decode_q5_0, encode_q5_0
-from .q5_1 import decode_q5_1, encode_q5_1
+from .q2_k import decode_q2_k, encode_q2_k, encode_q2_k_weighted
+from .q3_k import decode_q3_k, encode_q3_k, encode_q3_k_weighted
+from .q4_0 import decode_q4_0, encode_q4_0, encode_q4_0_weighted
+from .q4_1 import decode_q4_1, encode_q4_1, encode_q4_1_weighted
+from .q4_k import decode_q4_k, encode_q4_k, encode_q4_k_weighted
+from .q5_0 import decode_q5_0, encode_q5_0, encode_q5_0_weighted
+from .q5_1 import decode_q5_1, encode_q5_1, encode_q5_1_weighted
+from .q5_k import decode_q5_k, encode_q5_k, encode_q5_k_weighted
+from .q6_k import decode_q6_k, encode_q6_k, encode_q6_k_weighted
 from .q8_0 import decode_q8_0, encode_q8_0
+from .q8_k import decode_q8_k, encode_q8_k
 from .tq1_0 import decode_tq1_0, encode_tq1_0
 from .tq2_0 import decode_tq2_0, encode_tq2_0
 
@@ -54,10 +60,6 @@ class Codec:
 
 CODECS = {
     int(GGMLType.Q8_0): Codec(decode_q8_0, encode_q8_0),
-    int(GGMLType.Q4_0): Codec(decode_q4_0, encode_q4_0),
-    int(GGMLType.Q4_1): Codec(decode_q4_1, encode_q4_1),
-    int(GGMLType.Q5_0): Codec(decode_q5_0, encode_q5_0),
-    int(GGMLType.Q5_1): Codec(decode_q5_1, encode_q5_1),
     int(GGMLType.IQ4_NL): Codec(decode_iq4_nl, encode_iq4_nl, encode_weighted_iq4_nl),
     int(GGMLType.IQ4_XS): Codec(decode_iq4_xs, encode_iq4_xs, encode_weighted_iq4_xs),
     int(GGMLType.MXFP4): Codec(decode_mxfp4, encode_mxfp4),
@@ -70,6 +72,16 @@ CODECS = {
     int(GGMLType.IQ3_S): Codec(decode_iq3_s),
     int(GGMLType.IQ1_S): Codec(decode_iq1_s),
     int(GGMLType.IQ1_M): Codec(decode_iq1_m),
+    int(GGMLType.Q4_0): Codec(decode_q4_0, encode_q4_0, encode_q4_0_weighted),
+    int(GGMLType.Q4_1): Codec(decode_q4_1, encode_q4_1, encode_q4_1_weighted),
+    int(GGMLType.Q5_0): Codec(decode_q5_0, encode_q5_0, encode_q5_0_weighted),
+    int(GGMLType.Q5_1): Codec(decode_q5_1, encode_q5_1, encode_q5_1_weighted),
+    int(GGMLType.Q4_K): Codec(decode_q4_k, encode_q4_k, encode_q4_k_weighted),
+    int(GGMLType.Q5_K): Codec(decode_q5_k, encode_q5_k, encode_q5_k_weighted),
+    int(GGMLType.Q2_K): Codec(decode_q2_k, encode_q2_k, encode_q2_k_weighted),
+    int(GGMLType.Q3_K): Codec(decode_q3_k, encode_q3_k, encode_q3_k_weighted),
+    int(GGMLType.Q6_K): Codec(decode_q6_k, encode_q6_k, encode_q6_k_weighted),
+    int(GGMLType.Q8_K): Codec(decode_q8_k, encode_q8_k),
 }
 DECODED = tuple(CODECS)
 ENCODED = tuple(kind for kind, codec in CODECS.items() if codec.encode is not None)
