@@ -31,7 +31,7 @@ from ..abi import (
     set_error,
 )
 from ..buffer import is_repacked
-from ..layout import Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
+from ..layout import QUANTIZED, ROWS, activation_bytes, block_bytes, group_bytes
 from ..lowering import Launch, Lowering, byte_range, lowers
 from ..simd.element import F32, copy_run, put, take
 from ..simd.row_tile import TABLE_BYTES, aim, pack_rows
@@ -179,11 +179,11 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     assert w is not None and x is not None
     plain, quantized = not is_repacked(w), w.type in QUANTIZED
     by_use = node.nrows <= w.ne[2]
-    act = [low.quantized(x, add_quantize)] if quantized else []
+    act = [low.quantized(x, w.type.block_size, add_quantize)] if quantized else []
     for made in act:
         made.use(len(low.launches) + 1)  # the lists, made in between, must not take its memory
     lists = [] if by_use else [_listed(low, node)]
-    row_bytes = w.ne[0] // 32 * Q8_BLOCK if quantized else 4 * w.ne[0]
+    row_bytes = activation_bytes(w.type, w.ne[0]) if quantized else 4 * w.ne[0]
     one_group, kind = group_bytes(w.type, w.ne[0]), tile_kind(w)
     packed = TABLE_BYTES + group_bytes(GGMLType(kind), w.ne[0]) + floats_bytes(w)
     groups = -(-w.ne[1] // ROWS)

@@ -30,7 +30,15 @@ from ..abi import (
     ne,
 )  # fmt: skip
 from ..buffer import is_repacked
-from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
+from ..layout import (
+    ACTIVATION_BYTES,
+    INTERLEAVED,
+    Q8_BLOCK,
+    QUANTIZED,
+    ROWS,
+    block_bytes,
+    group_bytes,
+)
 from ..lowering import Lowering, fuses, lowers
 from ..simd.element import F32, put, take
 from ..simd.row_tile import TABLE_BYTES, aim, pack_rows, row_tiles
@@ -90,6 +98,7 @@ def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
     quantized = kind in QUANTIZED
     block, half = block_bytes(kind), LINE * fetched_lines(kind, 4)
     columns = GGMLType(kind).block_size
+    act_bytes = ACTIVATION_BYTES.get(columns, 0)
 
     def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         row_chunks, token_chunks = int_param(node, ROW_CHUNKS), int_param(node, TOKEN_CHUNKS)
@@ -106,7 +115,7 @@ def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
         else:
             weights = data(node, SRC0) + (w3 * ne(node, SRC0, 2) + w2) * groups * blocks * block
         if quantized:
-            stride = k // 32 * Q8_BLOCK
+            stride = k // columns * act_bytes
             x = int_param(node, ACTIVATIONS) + batch * n * stride
         elif int_param(node, ACTIVATIONS) != 0:
             stride = 4 * k
@@ -167,12 +176,14 @@ def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
     A chunk's unit is 32 rows, one block of the result's quantized form, written if asked for.
     """
     block, half = block_bytes(kind), LINE * fetched_lines(kind, 4)
+    columns = GGMLType(kind).block_size
+    act_bytes = ACTIVATION_BYTES[columns]
 
     def mul_mat_glu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         row_chunks, token_chunks = int_param(node, ROW_CHUNKS), int_param(node, TOKEN_CHUNKS)
         n, k = ne(node, DST, 1), ne(node, SRC0, 0)
-        units, blocks = ne(node, DST, 0) // 32, k // 32
-        stride, out_stride = blocks * Q8_BLOCK, nb(node, DST, 1)
+        units, blocks = ne(node, DST, 0) // 32, k // columns
+        stride, out_stride = blocks * act_bytes, nb(node, DST, 1)
         acts, quantized = int_param(node, ACTIVATIONS), int_param(node, QUANTIZE)
         t0 = first_row(n, chunk // row_chunks, token_chunks)
         t1 = first_row(n, chunk // row_chunks + 1, token_chunks)
@@ -251,7 +262,7 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
     plain = not is_repacked(w)
     act = []
     if w.type in QUANTIZED:
-        act = [low.quantized(x, add_quantize)]
+        act = [low.quantized(x, w.type.block_size, add_quantize)]
     elif x.type is not GGMLType.F32:
         act = [widened(low, x)]
     address = act[0].address if act else 0
@@ -333,7 +344,7 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
         return False
     if glu.ne[0] % 32 or glu.nrows != glu.ne[1] or glu.type is not GGMLType.F32:
         return False
-    act = low.quantized(x, add_quantize)
+    act = low.quantized(x, gate_w.type.block_size, add_quantize)
     row_chunks, token_chunks = _chunks(low, gate_w, glu.ne[1], 1, 32)
     launch = low.launch(
         mul_mat_glu_kernel(int(gate_w.type), IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]]),

@@ -31,10 +31,12 @@ from ..abi import (
 from ..buffer import is_repacked
 from ..codec import DECODED, ENCODED, decode_block
 from ..codec.rows import decode_columns, encode_row, row_encoder
-from ..layout import ROWS
+from ..layout import ROWS, block_bytes
 from ..lowering import Lowering, lowers
 from ..simd.element import F16, F32, I32, put, take
 from ..simd.interleave import take_block
+from ..simd.super_take import take_super_block
+from ..superblock import FORMATS
 from .decoded import decoder_of, tile_kind
 
 # Parameters: the address of what decodes or encodes a row of blocks, or 0
@@ -48,8 +50,8 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
     Plain rows of blocks are F32 with a decoder.
     """
     blocks, result = kind in DECODED, I32 if kind == I32 else F32  # blocks: repacked ones
-    block, block_bytes = GGMLType(kind).block_size, GGMLType(kind).type_size
-    group_bytes = ROWS * block_bytes // block  # a column of a group
+    block, super_block = GGMLType(kind).block_size, kind in FORMATS
+    group_block = block_bytes(kind)
 
     def get_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, n_ids, n_rows = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
@@ -69,9 +71,12 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
             if repacked:
                 groups = (n_rows + ROWS - 1) // ROWS
                 matrix = i3 * ne(node, SRC0, 2) + i2
-                x = data(node, SRC0) + (matrix * groups + row // ROWS) * group_bytes * n
+                x = data(node, SRC0) + (matrix * groups + row // ROWS) * (n // block * group_block)
                 for i in range(n // block):
-                    take_block(kind, x, row % ROWS, i, scratch)
+                    if super_block:
+                        take_super_block(kind, x + i * group_block, row % ROWS, scratch)
+                    else:
+                        take_block(kind, x, row % ROWS, i, scratch)
                     if blocks:
                         decode_block(kind, scratch, y + 4 * block * i)
                     else:
@@ -104,7 +109,7 @@ def _lower_get_rows(low: Lowering, node: Tensor) -> None:
     tiled = (a.type,) if is_repacked(a) else (*ALL_FLOATS, GGMLType.I32)
     made = get_rows_kernel(tile_kind(a, tiled), is_repacked(a))
     params = [decoder_of(a, tiled)]
-    low.launch(made, node, params, low.row_chunks(node), scratch=64)
+    low.launch(made, node, params, low.row_chunks(node), scratch=a.type.type_size)
 
 
 @inline

@@ -39,7 +39,7 @@ from ..abi import (
     row_address,
 )  # fmt: skip
 from ..buffer import is_repacked
-from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
+from ..layout import ACTIVATION_BYTES, INTERLEAVED, QUANTIZED, ROWS, block_bytes, group_bytes
 from ..lowering import Launch, Lowering, byte_range, lowers
 from ..simd.element import F32, zero_run
 from ..simd.plain_rows import ask_for_rows
@@ -106,6 +106,7 @@ def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
     """
     quantized = kind in QUANTIZED
     block, columns = block_bytes(kind), GGMLType(kind).block_size
+    act_bytes = ACTIVATION_BYTES.get(columns, 0)
     what, squared = form.kind, int(form.squared)
     act, up_act = IDS.get(form.act, -1), IDS.get(form.up_act, -1)
 
@@ -117,7 +118,7 @@ def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
         gate_rows, gate_bytes = data(node, SRC4), nb(node, SRC4, 1)
         out, out_bytes = int_param(node, OUT), 4 * ne(node, SRC2, 0)
         if quantized:
-            acts, stride = int_param(node, ACTIVATIONS), k // 32 * Q8_BLOCK
+            acts, stride = int_param(node, ACTIVATIONS), k // columns * act_bytes
         else:
             acts, stride = data(node, SRC1), nb(node, SRC1, 1)
         tile, gate_tile = scratch, scratch + _TILE_BYTES
@@ -268,7 +269,7 @@ def launch_rows(
     """Add the dot products of a MUL_MAT_SPARSE, in a form, written to [F, T] floats at ``out``."""
     w, x, idx, placed = node.src
     assert w is not None and x is not None and idx is not None
-    act = [low.quantized(x, add_quantize)] if w.type in QUANTIZED else []
+    act = [low.quantized(x, w.type.block_size, add_quantize)] if w.type in QUANTIZED else []
     for made in act:
         made.use(len(low.launches) + 2)  # the list, made in between, must not take its memory
     listed = active_rows(low, node)

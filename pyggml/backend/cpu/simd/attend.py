@@ -19,7 +19,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from .kv_row import BLOCK, BLOCK_BYTES, LANES, load_8, scale
-from .tile import counted_loop, literals_of
+from .loop import counted_loop, literals_of
 from .vector import (
     LINE,
     at,

@@ -22,8 +22,9 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ....jit import inline
+from .loop import counted_loop, literals_of
 from .product import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
-from .tile import BF16, F16, F32, counted_loop, literals_of
+from .tile import BF16, F16, F32
 from .vector import (
     at,
     broadcast,

@@ -16,8 +16,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from ....dtype import GGMLType
+from .loop import literals_of
 from .product import Q8_0
-from .tile import BF16, F16, F32, literals_of
+from .tile import BF16, F16, F32
 from .vector import at, broadcast, f32, i8, i16, i32, i64, load, splat, store, vec, vectors
 
 Value = Any
