@@ -46,7 +46,7 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
-def quantize(x: npt.ArrayLike, type: GGMLType) -> Bytes:
+def quantize(x: npt.ArrayLike, type: GGMLType, imatrix: npt.ArrayLike | None = None) -> Bytes:
     """The bytes of ``x`` in the format ``type``.
 
     Args:
