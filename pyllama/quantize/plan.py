@@ -264,15 +264,18 @@ def _planned(source: TensorInfo, name: str, choice: Choice | None, options: Opti
 def _metadata(
     file: GGUFFile, file_type: FileType, options: Options, n_layer: int
 ) -> dict[str, Any]:
+    """As llama-quantize writes it."""
     metadata = whole_metadata(file)
     new: dict[str, Any] = {"general.quantization_version": np.uint32(_QNT_VERSION)}
     if file_type.number is not None:
         new["general.file_type"] = np.uint32(file_type.number)
+    new |= {key: metadata[key] for key in options.overrides}
     if options.importance is not None:
         new |= _imatrix_keys(options.importance, options.imatrix_file)
     if options.prune_layers:
         new |= _pruned_keys(file, metadata, options.prune_layers, n_layer)
-    return {**metadata, **new}
+    kept = {key: value for key, value in metadata.items() if key not in new}
+    return {**kept, **new}  # in llama.cpp's order too
 
 
 def _imatrix_keys(importance: Importance, name: str) -> dict[str, Any]:
