@@ -16,7 +16,7 @@ from .block import Blocks, BlockType, Floats, inverse, pack_nibbles, register, u
 DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
 
 
-def quantize_blocks(x: Floats) -> Blocks:
+def quantize_blocks(x: Floats, weights: Floats | None = None) -> Blocks:
     """float32 [n, 32] -> blocks [n]."""
     top = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
     d = (top + np.float32(0)) / np.float32(-8)  # -0 becomes 0: ggml starts its search with 0

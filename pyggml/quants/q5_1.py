@@ -15,7 +15,7 @@ from .block import Blocks, BlockType, Floats, inverse, pack_fives, register, unp
 DTYPE = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)])
 
 
-def quantize_blocks(x: Floats) -> Blocks:
+def quantize_blocks(x: Floats, weights: Floats | None = None) -> Blocks:
     """float32 [n, 32] -> blocks [n]."""
     low = x.min(axis=1, keepdims=True)
     d = (x.max(axis=1, keepdims=True) - low) / np.float32(31)

@@ -12,16 +12,16 @@ from ....dtype import GGMLType
 from ....jit import Kernel, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, data, f32_ptr, first_row, load_f32, nb, ne, nrows, row_address
+from ..codec import DECODED, decode_block
 from ..lowering import Lowering, lowers
-from ..simd.block import BLOCK, BLOCKS, decode_block
 from ..simd.element import F16, F32, put, take
 
 
 @cache
 def out_prod_kernel(kind: int) -> Kernel:
     """The kernel of ``a``'s type."""
-    blocks = kind in BLOCKS
-    block_bytes = GGMLType(kind).type_size
+    blocks = kind in DECODED
+    block, block_bytes = GGMLType(kind).block_size, GGMLType(kind).type_size
 
     def out_prod(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         m, p, n, total = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1), nrows(node, DST)
@@ -42,10 +42,10 @@ def out_prod_kernel(kind: int) -> Kernel:
                 row = x + j * nb(node, SRC0, 1)
                 if blocks:
                     decoded = f32_ptr(scratch)
-                    for k in range(m // BLOCK):
+                    for k in range(m // block):
                         decode_block(kind, row + k * block_bytes, scratch)
-                        for i in range(BLOCK):
-                            total_row[BLOCK * k + i] += w * decoded[i]
+                        for i in range(block):
+                            total_row[block * k + i] += w * decoded[i]
                 else:
                     for i in range(m):
                         put(F32, y, i, total_row[i] + w * take(kind, row, i))
@@ -58,7 +58,7 @@ def out_prod_kernel(kind: int) -> Kernel:
 def _supports(node: Tensor) -> bool:
     a = node.src[0]
     assert a is not None
-    return int(a.type) in (F32, F16, *BLOCKS) and a.is_contiguous_rows()
+    return int(a.type) in (F32, F16, *DECODED) and a.is_contiguous_rows()
 
 
 @lowers("OUT_PROD", _supports)
@@ -66,4 +66,4 @@ def _lower_out_prod(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
     assert a is not None
     chunks = low.mac_chunks(node, node.nelements * a.ne[1], 1 << 16)
-    low.launch(out_prod_kernel(int(a.type)), node, (), chunks, scratch=4 * BLOCK)
+    low.launch(out_prod_kernel(int(a.type)), node, (), chunks, scratch=4 * a.type.block_size)

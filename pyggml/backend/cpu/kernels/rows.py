@@ -29,9 +29,9 @@ from ..abi import (
     set_error,
 )
 from ..buffer import is_repacked
+from ..codec import DECODED, ENCODED, decode_block, encode_block
 from ..layout import ROWS
 from ..lowering import Lowering, lowers
-from ..simd.block import BLOCK, BLOCKS, decode_block, encode_block
 from ..simd.element import F16, F32, I32, put, take
 from ..simd.interleave import take_block
 
@@ -39,9 +39,9 @@ from ..simd.interleave import take_block
 @cache
 def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
     """The kernel of a source type and layout; the result is F32 (I32 of I32)."""
-    blocks, result = kind in BLOCKS, I32 if kind == I32 else F32
-    block_bytes = GGMLType(kind).type_size
-    group_bytes = ROWS * block_bytes // GGMLType(kind).block_size  # a column of a group
+    blocks, result = kind in DECODED, I32 if kind == I32 else F32
+    block, block_bytes = GGMLType(kind).block_size, GGMLType(kind).type_size
+    group_bytes = ROWS * block_bytes // block  # a column of a group
 
     def get_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, n_ids, n_rows = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
@@ -62,15 +62,15 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
                 groups = (n_rows + ROWS - 1) // ROWS
                 matrix = i3 * ne(node, SRC0, 2) + i2
                 x = data(node, SRC0) + (matrix * groups + row // ROWS) * group_bytes * n
-                for i in range(n // BLOCK if blocks else n):
+                for i in range(n // block):
                     take_block(kind, x, row % ROWS, i, scratch)
                     if blocks:
-                        decode_block(kind, scratch, y + 4 * BLOCK * i)
+                        decode_block(kind, scratch, y + 4 * block * i)
                     else:
                         put(result, y, i, take(kind, scratch, 0))
             elif blocks:
-                for i in range(n // BLOCK):
-                    decode_block(kind, x + i * block_bytes, y + 4 * BLOCK * i)
+                for i in range(n // block):
+                    decode_block(kind, x + i * block_bytes, y + 4 * block * i)
             else:
                 for i in range(n):
                     put(result, y, i, take(kind, x, i))
@@ -83,7 +83,11 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
 def _supports_get_rows(node: Tensor) -> bool:
     a = node.src[0]
     assert a is not None
-    return (a.is_contiguous_rows() or is_repacked(a)) and int(a.type) in (*BLOCKS, *ALL_FLOATS, I32)
+    return (a.is_contiguous_rows() or is_repacked(a)) and int(a.type) in (
+        *DECODED,
+        *ALL_FLOATS,
+        I32,
+    )
 
 
 @lowers("GET_ROWS", _supports_get_rows)
@@ -104,8 +108,8 @@ def _index(node, address):  # type: ignore[no-untyped-def]
 @cache
 def set_rows_kernel(source: int, kind: int) -> Kernel:
     """The kernel of a source and a target type. Parameter: bytes of an index."""
-    blocks = kind in BLOCKS
-    block_bytes = GGMLType(kind).type_size
+    blocks = kind in ENCODED
+    block, block_bytes = GGMLType(kind).block_size, GGMLType(kind).type_size
 
     def set_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, total, n_rows = ne(node, SRC0, 0), nrows(node, SRC0), ne(node, DST, 1)
@@ -128,9 +132,9 @@ def set_rows_kernel(source: int, kind: int) -> Kernel:
             y = data(node, DST) + row * nb(node, DST, 1)
             y += i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3)
             if blocks:
-                for j in range(n // BLOCK):
-                    for i in range(BLOCK):
-                        put(F32, scratch, i, take(source, x, BLOCK * j + i))
+                for j in range(n // block):
+                    for i in range(block):
+                        put(F32, scratch, i, take(source, x, block * j + i))
                     encode_block(kind, scratch, y + j * block_bytes)
             else:
                 for i in range(n):
@@ -145,7 +149,7 @@ def _supports_set_rows(node: Tensor) -> bool:
     b, _, a = node.src
     assert b is not None and a is not None
     rows = b.is_contiguous_rows() and a.is_contiguous_rows()
-    return rows and int(b.type) in (F32, F16) and int(a.type) in (*BLOCKS, *ALL_FLOATS)
+    return rows and int(b.type) in (F32, F16) and int(a.type) in (*ENCODED, *ALL_FLOATS)
 
 
 @lowers("SET_ROWS", _supports_set_rows)
@@ -153,4 +157,6 @@ def _lower_set_rows(low: Lowering, node: Tensor) -> None:
     b, idx, _ = node.src
     assert b is not None and idx is not None
     made = set_rows_kernel(int(b.type), int(node.type))
-    low.launch(made, node, (idx.type.type_size,), low.row_chunks(b), scratch=4 * BLOCK)
+    low.launch(
+        made, node, (idx.type.type_size,), low.row_chunks(b), scratch=4 * node.type.block_size
+    )

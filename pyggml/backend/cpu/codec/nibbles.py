@@ -1,27 +1,20 @@
-"""ggml's 32-element blocks: encoding to the reference's very bytes, and decoding.
+"""Blocks of 32 codes of 4 or 5 bits: packing them, and the searches without importance weights.
 
-    encode(Q8_0, x, out, n)                        # n float32 at x; kind as a literal int
-    decode(Q4_1, blocks, y, n)
-
-For jitted code. Strict float32 in the reference's order of operations, so the bytes are ggml's.
-Source: ggml, ``quantize_row_*_ref`` and ``dequantize_row_*``.
+For jitted code; strict float32 in the reference's order of operations.
+Source: ggml, ``quantize_row_q4_0_ref`` and its siblings.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ....dtype import GGMLType
 from ....jit import inline_strict
 from ..abi import f32_ptr, load_i32, u8_ptr
-from .element import F32, I8, put, take
-from .half import load_f16, store_f16
-from .math import HALF, ONE, ZERO, abs_f32, with_sign
+from ..simd.element import F32, I8, put, take
+from ..simd.half import store_f16
+from ..simd.math import HALF, ONE, ZERO, abs_f32
 
-TYPES = (GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1)
-Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 = BLOCKS = tuple(int(t) for t in TYPES)
 BLOCK = 32
-_127 = np.float32(127)
 
 
 @inline_strict
@@ -29,23 +22,6 @@ def _code(v, top):  # type: ignore[no-untyped-def]
     """``v`` towards zero as an integer from 0 to ``top`` (NaN: 0)."""
     v = v if v > ZERO else ZERO
     return min(int(v if v < np.float32(top) else np.float32(top)), top)
-
-
-@inline_strict
-def _encode_q8_0(x, out):  # type: ignore[no-untyped-def]
-    xs = f32_ptr(x)
-    top = ZERO
-    for i in range(BLOCK):
-        a = abs_f32(xs[i])
-        top = a if a > top else top
-    d = top / _127
-    inverse = ONE / d if d != ZERO else ZERO
-    store_f16(out, d)
-    for i in range(BLOCK):
-        v = xs[i] * inverse
-        t = np.trunc(v)
-        t = t + with_sign(ONE, v) if abs_f32(v - t) >= HALF else t  # half goes away from zero
-        put(I8, out + 2, i, t)
 
 
 @inline_strict
@@ -68,7 +44,7 @@ def _put_codes(x, top, minus, inverse, plus, out):  # type: ignore[no-untyped-de
 
 
 @inline_strict
-def _encode_centred(x, top, out):  # type: ignore[no-untyped-def]
+def encode_centred(x, top, out):  # type: ignore[no-untyped-def]
     """Q4_0 and Q5_0: the largest magnitude becomes code 0, zero (top + 1) / 2."""
     xs = f32_ptr(x)
     largest, signed = ZERO, ZERO
@@ -83,7 +59,7 @@ def _encode_centred(x, top, out):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def _encode_from_minimum(x, top, out):  # type: ignore[no-untyped-def]
+def encode_from_minimum(x, top, out):  # type: ignore[no-untyped-def]
     """Q4_1 and Q5_1: the minimum becomes code 0, the maximum the top."""
     xs = f32_ptr(x)
     low = high = xs[0]
@@ -97,33 +73,11 @@ def _encode_from_minimum(x, top, out):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def encode_block(kind, x, out):  # type: ignore[no-untyped-def]
-    """32 float32 at ``x`` as one block at ``out``."""
-    if kind == Q8_0:
-        _encode_q8_0(x, out)
-    elif kind == Q4_0:
-        _encode_centred(x, 15, out)
-    elif kind == Q5_0:
-        _encode_centred(x, 31, out)
-    elif kind == Q4_1:
-        _encode_from_minimum(x, 15, out)
-    else:
-        _encode_from_minimum(x, 31, out)
-
-
-@inline_strict
-def decode_block(kind, x, y):  # type: ignore[no-untyped-def]
-    """One block at ``x`` as 32 float32 at ``y``."""
-    d = load_f16(x)
-    if kind == Q8_0:
-        for i in range(BLOCK):
-            put(F32, y, i, np.float32(np.int32(take(I8, x + 2, i))) * d)
-        return
+def decode_codes(codes, top, shift, d, offset, y):  # type: ignore[no-untyped-def]
+    """``d * (code - shift) + offset`` of codes as ``_put_codes`` writes them."""
     half = BLOCK // 2
-    offset, shift, codes, fifth = ZERO, 16 if kind == Q5_0 else 8, x + 2, 0
-    if kind in (Q4_1, Q5_1):
-        offset, shift, codes = load_f16(x + 2), 0, x + 4
-    if kind in (Q5_0, Q5_1):
+    fifth = 0
+    if top != 15:
         fifth, codes = np.int64(load_i32(codes)), codes + 4
     for i in range(half):
         q = np.int32(take(I8, codes, i))

@@ -1,0 +1,91 @@
+"""Block formats in jitted code: a file a format, and the choice by a literal kind.
+
+    encode_block(kind, x, out)                     # block_size float32 at x -> a block at out
+    decode_block(kind, block, y)                   # and back; kind is a GGMLType as a literal int
+
+A format's functions are the twins of its NumPy ones in ``quants``: strict float32 in the same order
+of operations, so the bytes are ggml's. Only the chosen format's code is compiled into a kernel.
+To add a format: its file, and a line of ``CODECS``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numba import types
+from numba.extending import overload
+
+from ....dtype import GGMLType
+from .q4_0 import decode_q4_0, encode_q4_0
+from .q4_1 import decode_q4_1, encode_q4_1
+from .q5_0 import decode_q5_0, encode_q5_0
+from .q5_1 import decode_q5_1, encode_q5_1
+from .q8_0 import decode_q8_0, encode_q8_0
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A format's jitted functions, all on addresses.
+
+    Args:
+        decode: ``decode(block, y)``.
+        encode: ``encode(x, out)``; None where a format is only read.
+        encode_weighted: ``encode(x, weights, out)``: the search with importance weights, which are
+            those that ``quantize_blocks`` takes; None where weights change nothing.
+    """
+
+    decode: Any
+    encode: Any = None
+    encode_weighted: Any = None
+
+
+CODECS = {
+    int(GGMLType.Q8_0): Codec(decode_q8_0, encode_q8_0),
+    int(GGMLType.Q4_0): Codec(decode_q4_0, encode_q4_0),
+    int(GGMLType.Q4_1): Codec(decode_q4_1, encode_q4_1),
+    int(GGMLType.Q5_0): Codec(decode_q5_0, encode_q5_0),
+    int(GGMLType.Q5_1): Codec(decode_q5_1, encode_q5_1),
+}
+DECODED = tuple(CODECS)
+ENCODED = tuple(kind for kind, codec in CODECS.items() if codec.encode is not None)
+
+
+def decode_block(kind: int, block: int, y: int) -> None:
+    """The block at ``block`` as float32 at ``y``."""
+    raise NotImplementedError("for jitted code")
+
+
+def encode_block(kind: int, x: int, out: int) -> None:
+    """float32 at ``x`` as one block at ``out``."""
+    raise NotImplementedError("for jitted code")
+
+
+def encode_weighted(kind: int, x: int, weights: int, out: int) -> None:
+    """``encode_block`` with importance weights, float32 as many as values."""
+    raise NotImplementedError("for jitted code")
+
+
+# Numba compares signatures, annotations included: these have none.
+@overload(decode_block, prefer_literal=True)
+def _decode_block(kind, block, y):  # type: ignore[no-untyped-def]
+    if not isinstance(kind, types.IntegerLiteral):
+        return None
+    decode = CODECS[kind.literal_value].decode
+    return lambda kind, block, y: decode(block, y)
+
+
+@overload(encode_block, prefer_literal=True)
+def _encode_block(kind, x, out):  # type: ignore[no-untyped-def]
+    if not isinstance(kind, types.IntegerLiteral):
+        return None
+    encode = CODECS[kind.literal_value].encode
+    return lambda kind, x, out: encode(x, out)
+
+
+@overload(encode_weighted, prefer_literal=True)
+def _encode_weighted(kind, x, weights, out):  # type: ignore[no-untyped-def]
+    if not isinstance(kind, types.IntegerLiteral):
+        return None
+    encode = CODECS[kind.literal_value].encode_weighted
+    return lambda kind, x, weights, out: encode(x, weights, out)
