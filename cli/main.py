@@ -24,6 +24,7 @@ TABLE = {
     "graph": ".commands.graph:command",
     "convert": ".commands.convert:command",
     "quantize": ".commands.quantize:command",
+    "imatrix": ".commands.imatrix:command",
     "gguf": ".commands.gguf:command",
     "powerinfer": ".commands.powerinfer:command",
 }

@@ -18,6 +18,7 @@ from ..errors import ModelError
 
 T = GGMLType
 COPY = "COPY"
+_PLAIN = (T.F32, T.F16, T.BF16)
 
 
 @dataclass(frozen=True)
@@ -103,4 +104,11 @@ def find_tensor_type(text: str) -> GGMLType:
 
 def can_write(type: GGMLType) -> bool:
     """Whether values can be brought into that type."""
-    return type in BLOCK_TYPES or type in (T.F32, T.F16, T.BF16)
+    if type in BLOCK_TYPES:
+        return BLOCK_TYPES[type].quantize_blocks is not None
+    return type in _PLAIN
+
+
+def can_read(type: GGMLType) -> bool:
+    """Whether that type's values can be had."""
+    return type in BLOCK_TYPES or type in _PLAIN

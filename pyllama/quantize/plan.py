@@ -22,7 +22,7 @@ from pyggml.gguf import GGUFFile, TensorInfo, whole_metadata
 from pyggml.gguf.magic import MAGIC
 
 from ..errors import ModelError
-from .file_types import FileType, can_write
+from .file_types import FileType, can_read, can_write
 from .importance import Floats, Importance
 from .mixes import Sizes
 from .rules import Choice, Wishes, choose_types
@@ -184,12 +184,13 @@ def check_plan(plan: Plan, options: Options) -> None:
                 f"{where} is {t.source.type.name} already: quantize from F16, BF16 or F32, or allow "
                 "a loss of quality with --allow-requantize"
             )
-        for type in (t.source.type, t.type):
-            if not can_write(type):
-                raise ModelError(
-                    f"{where} is {t.source.type.name} and would become {t.type.name}: "
-                    f"{type.name} cannot be converted here; choose another type"
-                )
+        if not can_read(t.source.type):
+            raise ModelError(f"{where} is {t.source.type.name}, which holds no weights to convert")
+        if not can_write(t.type):
+            raise ModelError(
+                f"{where} would become {t.type.name}, which can be read here but not written; "
+                "choose another type, such as Q2_K or IQ4_XS"
+            )
         if t.needs_imatrix and t.weights is None:
             raise ModelError(
                 f"{where} would become {t.type.name}, which is garbage without an importance "
