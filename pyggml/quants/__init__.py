@@ -16,21 +16,33 @@ import numpy.typing as npt
 from ..dtype import GGMLType
 from ..errors import QuantizeError, ShapeError, TypeMismatch
 from .block import BLOCK_TYPES, BlockType, Floats
+from .q2_k import Q2_K
+from .q3_k import Q3_K
 from .q4_0 import Q4_0
 from .q4_1 import Q4_1
+from .q4_k import Q4_K
 from .q5_0 import Q5_0
 from .q5_1 import Q5_1
+from .q5_k import Q5_K
+from .q6_k import Q6_K
 from .q8_0 import Q8_0
+from .q8_k import Q8_K
 from .reference import Bytes, reference_dequantize, reference_quantize
 from .values import from_float, get_blocks, set_blocks, to_float
 
 __all__ = [
     "BLOCK_TYPES",
+    "Q2_K",
+    "Q3_K",
     "Q4_0",
     "Q4_1",
+    "Q4_K",
     "Q5_0",
     "Q5_1",
+    "Q5_K",
+    "Q6_K",
     "Q8_0",
+    "Q8_K",
     "BlockType",
     "dequantize",
     "from_float",

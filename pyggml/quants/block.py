@@ -37,6 +37,14 @@ def column_weights(x: Floats, imatrix: Floats) -> Floats:
     return np.broadcast_to(imatrix, x.shape)
 
 
+def row_weights(x: Floats, imatrix: Floats) -> Floats:
+    """The weights of rows [n_rows, n]: the columns' times sqrt(mean square of the row + x^2)."""
+    squares = x * x
+    power = np.add.accumulate(squares, axis=1)[:, -1:] / np.float32(x.shape[1])  # front to back
+    out: Floats = imatrix * np.sqrt(power + squares)
+    return out
+
+
 @dataclass(frozen=True)
 class BlockType:
     """A block format.
