@@ -1,6 +1,6 @@
-"""Record the types that llama.cpp's ``llama_model_quantize`` chooses, in tests/data/quantize.
+"""Record what llama.cpp's ``llama_model_quantize`` chooses and writes, in tests/data/quantize.
 
-python -m tests.pyllama.quantize.record_types DIR
+python -m tests.pyllama.quantize.record DIR
 
 ``DIR`` has libggml-base.so, libggml*.so and libllama*.so of release v0.5.0, as the npm package
 @node-llama-cpp/linux-x64 3.22.1 has them (package/bins/linux-x64). Files are made without data, and
@@ -18,14 +18,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from pyggml.dtype import GGMLType
 from pyggml.gguf.encode import Entry, encode_header, encode_value
 from pyggml.gguf.header import padded
 from pyllama.quantize import FILE_TYPES
 
 from .shapes import MODELS, Shape, letter
+from .tiny import Weights, digest, write_tiny
 
-OUT = Path(__file__).resolve().parents[2] / "data" / "quantize" / "types.json.gz"
+OUT = Path(__file__).resolve().parents[2] / "data" / "quantize"
 _FLAGS = ("allow_requantize", "output", "only_copy", "pure", "keep_split", "dry_run")
 _POINTERS = ("imatrix", "kv_overrides", "tt_overrides", "prune_layers")
 _LINE = re.compile(r"\] (\S+) +- \[.*\], type = +\S+, size = +\S+ MiB(?: -> +\S+ MiB \((\S+)\))?")
@@ -56,16 +59,22 @@ class Oracle:
         self.callback = kind(lambda level, text, data: self.log.append(text.decode()))
         self.lib.llama_log_set(self.callback, None)
 
-    def types(self, path: Path, ftype: int, imatrix: bool) -> dict[str, GGMLType]:
-        """The types that tensors would have."""
+    def quantize(self, path: Path, out: Path, ftype: int, imatrix: Weights, dry: bool) -> bool:
+        """Whether it could be done."""
         params = self.lib.llama_model_quantize_default_params()
-        params.ftype, params.dry_run = ftype, True
-        one = (c.c_float * 1)(1.0)
-        matrices = (_Matrix * 2)(_Matrix(b"none", c.addressof(one), 1), _Matrix(None, None, 0))
+        params.ftype, params.dry_run = ftype, dry
+        rows = [_Matrix(n.encode(), x.ctypes.data, x.size) for n, x in imatrix.items()]
+        matrices = (_Matrix * (len(rows) + 1))(*rows, _Matrix(None, None, 0))
         if imatrix:
             params.imatrix = c.addressof(matrices)
         self.log.clear()
-        assert self.lib.llama_model_quantize(str(path).encode(), b"", c.byref(params)) == 0
+        paths = str(path).encode(), str(out).encode()
+        return bool(self.lib.llama_model_quantize(*paths, c.byref(params)) == 0)
+
+    def types(self, path: Path, ftype: int, imatrix: bool) -> dict[str, GGMLType]:
+        """The types that tensors would have."""
+        weights = {"none": np.ones(1, np.float32)} if imatrix else {}
+        assert self.quantize(path, path, ftype, weights, dry=True)
         found = map(_LINE.search, "".join(self.log).split("\n"))
         return {m[1]: GGMLType[(m[2] or "F32").upper()] for m in found if m}
 
@@ -80,19 +89,36 @@ def write_header(path: Path, shape: Shape) -> None:
     os.truncate(path, len(header) + sum(padded(t.nbytes, 32) for t in tensors))
 
 
+def record_types(oracle: Oracle, folder: Path) -> None:
+    found: dict[str, str] = {}
+    for name, shape in MODELS.items():
+        path = folder / f"{name}.gguf"
+        write_header(path, shape)
+        for file_type in FILE_TYPES.values():
+            for imatrix in (False, True) if file_type.number is not None else ():
+                types = oracle.types(path, file_type.number or 0, imatrix)
+                key = f"{name} {file_type.name} {'imatrix' if imatrix else 'plain'}"
+                found[key] = "".join(letter(types[t.name]) for t in shape.tensors())
+    data = json.dumps(found, separators=(",", ":")).encode()
+    (OUT / "types.json.gz").write_bytes(gzip.compress(data, mtime=0))
+
+
+def record_files(oracle: Oracle, folder: Path) -> None:
+    path, weights = write_tiny(folder / "tiny.gguf")
+    found: dict[str, str] = {}
+    for file_type in FILE_TYPES.values():
+        for imatrix in (False, True) if file_type.number is not None else ():
+            out, used = folder / "out.gguf", weights if imatrix else {}
+            if oracle.quantize(path, out, file_type.number or 0, used, dry=False):
+                found[f"{file_type.name} {'imatrix' if imatrix else 'plain'}"] = digest(out)
+    (OUT / "files.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
 def main() -> None:
     oracle = Oracle(Path(sys.argv[1]))
-    found: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, shape in MODELS.items():
-            path = Path(folder) / f"{name}.gguf"
-            write_header(path, shape)
-            for file_type in FILE_TYPES.values():
-                for imatrix in (False, True) if file_type.number is not None else ():
-                    types = oracle.types(path, file_type.number or 0, imatrix)
-                    key = f"{name} {file_type.name} {'imatrix' if imatrix else 'plain'}"
-                    found[key] = "".join(letter(types[t.name]) for t in shape.tensors())
-    OUT.write_bytes(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), mtime=0))
+        record_types(oracle, Path(folder))
+        record_files(oracle, Path(folder))
 
 
 if __name__ == "__main__":
