@@ -69,10 +69,11 @@ def command(in_file: list[Path], show_statistics: bool, output: Path, **options:
     from pyllama.imatrix import Collector
     from pyllama.quantize import read_importance, write_importance
 
-    sizes = ContextOptions.take(options)
-    collector = Collector(sizes.ctx_size, process_output=options["process_output"])
-    for path in in_file:
-        collector.importance.add(read_importance(path))
+    before = [read_importance(path) for path in in_file]
+    chunk_size = next((i.chunk_size for i in before if i.chunk_size), options["ctx_size"])
+    collector = Collector(chunk_size, process_output=options["process_output"])
+    for importance in before:
+        collector.importance.add(importance)
     if show_statistics:
         if not in_file:
             raise click.UsageError("--show-statistics is about a file: give it with --in-file")
