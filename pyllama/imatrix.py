@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.backend.interface import Backend
 from pyggml.backend.reference.backend import ReferenceBackend
 from pyggml.errors import ComputeError
 from pyggml.sched import to_numpy
@@ -57,15 +58,15 @@ class Collector:
         name = node.op.name if node.op else ""
         if name not in ("MUL_MAT", "MUL_MAT_ID"):
             return False
-        matrix = node.src[0]
-        wanted = matrix.name.startswith("blk.") or (
-            self.process_output and matrix.name in _OUTPUT
-        )
+        matrix, inputs, ids = (*node.src, None)[:3]
+        assert matrix is not None and inputs is not None
+        wanted = matrix.name.startswith("blk.") or (self.process_output and matrix.name in _OUTPUT)
         if ask or not wanted:
             return wanted
-        x = to_numpy(node.src[1])  # [ne3, ne2, ne1, n]
+        x = to_numpy(inputs)  # [ne3, ne2, ne1, n]
         if name == "MUL_MAT_ID":
-            self._add_experts(matrix, x[0], to_numpy(node.src[2])[0, 0])
+            assert ids is not None
+            self._add_experts(matrix, x[0], to_numpy(ids)[0, 0])
         else:
             self._add(matrix, x)
         return True
@@ -151,7 +152,7 @@ def collect_importance(
 def _run(
     context: Context, chunks: npt.NDArray[np.int32], collector: Collector
 ) -> Iterator[Perplexity]:
-    backends = [CpuBackend(context.n_threads_batch), ReferenceBackend()]
+    backends: list[Backend] = [CpuBackend(context.n_threads_batch), ReferenceBackend()]
     runner = Runner(backends, callback=collector.callback)
     n_scored, nll, nll2 = 0, 0.0, 0.0
     for i, chunk in enumerate(chunks):

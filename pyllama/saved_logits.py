@@ -130,7 +130,7 @@ class SavedLogits:
     @property
     def n_ctx(self) -> int:
         """Tokens of a chunk."""
-        return self.tokens.shape[1]
+        return int(self.tokens.shape[1])
 
     def log_probs(self, chunk: int, rows: slice = slice(None)) -> Floats:
         """Log probabilities of a chunk's scored positions, or of some of them."""

@@ -43,7 +43,7 @@ def _paths(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 @click.command("imatrix", cls=Tool)
 @prompt_options
 @click.option("-o", "--output", "--output-file", "output", type=_PATH,
-              default=Path("imatrix.gguf"), show_default=True, help="The file to write.")  # fmt: skip
+              default=Path("imatrix.gguf"), show_default=True, help="The file.")  # fmt: skip
 @click.option("--chunk", "--from-chunk", "first_chunk", type=Number(0, INT32_MAX), default=0,
               show_default=True, help="Begin with this chunk of the text.")  # fmt: skip
 @click.option("--chunks", type=Number(-1, INT32_MAX), default=-1, show_default=True,
@@ -120,8 +120,8 @@ def _collect(collector: Collector, text: str, output: Path, options: dict[str, A
 def _show(importance: Importance) -> None:
     from pyllama.quantize.statistics import matrix_statistics
 
-    write(f"{'Tensor':>40s} {'E[A²] sum':>14s} {'mean':>12s} {'std dev':>12s} {'skewness':>10s} "
-          f"{'kurtosis':>10s} {'entropy %':>10s}\n")  # fmt: skip
+    write(f"{'Tensor':>40s} {'E[A²] sum':>14s} {'mean':>12s} {'sd':>12s} {'skewness':>10s} "
+          f"{'kurtosis':>10s} {'even %':>10s}\n")  # fmt: skip
     for row in matrix_statistics(importance):
         write(f"{row.name[-40:]:>40s} {row.sum:14.4f} {row.mean:12.4f} {row.deviation:12.4f} "
               f"{row.skewness:10.4f} {row.kurtosis:10.4f} {100 * row.evenness:10.2f}\n")  # fmt: skip

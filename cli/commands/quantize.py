@@ -36,15 +36,15 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> fr
 @click.command("quantize", cls=Tool)
 @click.argument("arguments", nargs=-1, metavar="MODEL [OUTFILE] TYPE [THREADS]")
 @click.option("--allow-requantize", is_flag=True,
-              help="Take tensors that are quantized already; their quality suffers twice.")  # fmt: skip
+              help="Take tensors that are quantized already: quality suffers twice.")  # fmt: skip
 @click.option("--leave-output-tensor", is_flag=True, help="Leave output.weight as it is.")
 @click.option("--pure", is_flag=True, help="No mix: the same type for all matrices.")
 @click.option("--imatrix", type=_PATH, metavar="FILE",
               help="Importance matrix, GGUF or .dat; pyllama-imatrix makes one.")  # fmt: skip
 @click.option("--include-weights", multiple=True, metavar="NAME",
-              help="Use the importance matrix only for tensors with this in their name. Repeatable.")  # fmt: skip
+              help="Use --imatrix only where a name has this in it. Repeatable.")  # fmt: skip
 @click.option("--exclude-weights", multiple=True, metavar="NAME",
-              help="Use the importance matrix for all but these. Repeatable.")  # fmt: skip
+              help="Use --imatrix for all but these. Repeatable.")  # fmt: skip
 @click.option("--output-tensor-type", metavar="TYPE", help="Type of output.weight.")
 @click.option("--token-embedding-type", metavar="TYPE", help="Type of token_embd.weight.")
 @click.option("--tensor-type", multiple=True, metavar="REGEX=TYPE",

@@ -159,7 +159,7 @@ def _read_gguf(path: Path) -> Importance:
                         f"{path}: {matrix!r} has {sums.size} sums and {counts.size} counts"
                     )
                 shaped = sums.reshape(counts.size, -1)
-                found.entries[matrix] = Entry(shaped, np.round(counts.astype(np.float64)))
+                found.entries[matrix] = Entry(shaped, np.rint(counts).astype(np.float64))
     return found
 
 

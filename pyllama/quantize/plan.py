@@ -181,8 +181,8 @@ def check_plan(plan: Plan, options: Options) -> None:
         where = f"{path}: tensor {t.name!r}"
         if t.source.type.is_quantized and not options.allow_requantize:
             raise ModelError(
-                f"{where} is {t.source.type.name} already: quantize from F16, BF16 or F32, or allow "
-                "a loss of quality with --allow-requantize"
+                f"{where} is {t.source.type.name} already: quantize from F16, BF16 or F32, or "
+                "allow a loss of quality with --allow-requantize"
             )
         if not can_read(t.source.type):
             raise ModelError(f"{where} is {t.source.type.name}, which holds no weights to convert")
@@ -225,7 +225,9 @@ def _names(file: GGUFFile, tensors: list[TensorInfo], prune: frozenset[int]) -> 
     layers = _layers(t.name for t in tensors)
     missing = sorted(prune - set(layers))
     if missing:
-        raise ModelError(f"{file.path}: layer {missing[0]} cannot be pruned: there is no such layer")
+        raise ModelError(
+            f"{file.path}: layer {missing[0]} cannot be pruned: there is no such layer"
+        )
     number = {old: new for new, old in enumerate(i for i in layers if i not in prune)}
     if not number:
         raise ModelError(f"{file.path}: all {len(layers)} layers would be pruned; keep one")
@@ -243,9 +245,7 @@ def _names(file: GGUFFile, tensors: list[TensorInfo], prune: frozenset[int]) -> 
 def _planned(source: TensorInfo, name: str, choice: Choice | None, options: Options) -> Planned:
     if choice is None:
         return Planned(source, name, source.type, source.type)
-    planned = Planned(
-        source, name, choice.type, choice.wanted, needs_imatrix=choice.needs_imatrix
-    )
+    planned = Planned(source, name, choice.type, choice.wanted, needs_imatrix=choice.needs_imatrix)
     if options.importance is None or choice.type is source.type:
         return planned
     weights = options.importance.weights(source.name)
@@ -295,7 +295,8 @@ def _pruned_keys(
     """The number of layers, and arrays that have a value for each of them."""
     arch = file.get_str("general.architecture")
     count = f"{arch}.block_count"
-    old, keys = file.get_int(count), {count: np.uint32(n_layer)}
+    old = file.get_int(count)
+    keys: dict[str, Any] = {count: np.uint32(n_layer)}
     for key, value in metadata.items():
         per_layer = isinstance(value, np.ndarray) and value.size == old
         if per_layer and key.startswith(f"{arch}."):

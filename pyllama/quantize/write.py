@@ -83,7 +83,7 @@ def _paths(plan: Plan, outfile: Path, keep_split: bool) -> list[Path]:
 
 def _write_parts(plan: Plan, paths: list[Path], progress: Progress | None) -> None:
     """All parts, or none."""
-    total, before = plan.nbytes or 1, 0
+    total, before = plan.nbytes or 1, 0.0
     try:
         with contextlib.ExitStack() as stack:
             for i, path in enumerate(paths):
@@ -138,7 +138,9 @@ def _pieces(file: GGUFFile, planned: Planned) -> Iterator[npt.NDArray[np.uint8]]
         done += len(rows)
 
 
-def _by_expert(planned: Planned, rows: Floats, first: int) -> Iterator[tuple[Floats, Floats | None]]:
+def _by_expert(
+    planned: Planned, rows: Floats, first: int
+) -> Iterator[tuple[Floats, Floats | None]]:
     """Rows that have weights in common; ``first`` is the number of the first row."""
     if planned.weights is None:
         yield rows, None

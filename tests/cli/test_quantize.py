@@ -150,7 +150,9 @@ def test_from_text_to_a_weighed_model_and_its_distance(
     with GGUFFile("y.gguf") as file:
         assert file.get_str("quantize.imatrix.file") == "i.gguf"
         assert file.get_int("quantize.imatrix.entries_count") == 14
-    run(quantize.command, "--imatrix", "i.gguf", "--exclude-weights", "ffn", "x.gguf", "y.gguf", "3")
+    run(
+        quantize.command, "--imatrix", "i.gguf", "--exclude-weights", "ffn", "x.gguf", "y.gguf", "3"
+    )
     with GGUFFile("y.gguf") as file:
         assert file.get_int("quantize.imatrix.entries_count") == 8
 

@@ -37,7 +37,7 @@ def test_sums_are_of_what_goes_in(make: Make, n_batch: int) -> None:
         "ffn_gate": "ffn_norm-1", "ffn_up": "ffn_norm-1", "ffn_down": "ffn_swiglu-1",
         "attn_output": "kqv_out-1",
     }  # fmt: skip
-    seen = {name: 0.0 for name in (*inputs.values(), "result_norm")}
+    seen = dict.fromkeys((*inputs.values(), "result_norm"), 0.0)
     for start in (0, 32):
         context = make(n_ctx=32)
         values = observe(context, [1, *TOKENS[start + 1 : start + 32]])

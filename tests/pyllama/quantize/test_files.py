@@ -126,7 +126,7 @@ def test_copy_changes_nothing_and_what_is_of_the_type_stays(tmp_path: Path) -> N
         for name, t in source.tensors.items():
             assert file.tensors[name].type is t.type
             np.testing.assert_array_equal(file.tensor_bytes(name), source.tensor_bytes(name))
-    with pytest.raises(ModelError, match="is Q4_0 already.*--allow-requantize"):
+    with pytest.raises(ModelError, match=r"is Q4_0 already.*--allow-requantize"):
         quantized(path, tmp_path / "z.gguf", "Q8_0")
     with quantized(path, tmp_path / "z.gguf", "Q8_0", allow_requantize=True) as file:
         assert file.tensors["blk.0.ffn_up.weight"].type is T.Q8_0
@@ -159,9 +159,7 @@ def test_parts_become_one_or_stay(tiny: tuple[Path, Weights], tmp_path: Path) ->
     assert not any(key.startswith("split.") for key in whole.metadata)
     parts = tmp_path / "out"
     parts.mkdir()
-    plan = quantize_model(
-        first, parts / "q.gguf", find_file_type("Q8_0"), Options(keep_split=True)
-    )
+    plan = quantize_model(first, parts / "q.gguf", find_file_type("Q8_0"), Options(keep_split=True))
     assert [p.name for p in sorted(parts.iterdir())] == [
         f"q-0000{i}-of-00003.gguf" for i in (1, 2, 3)
     ]

@@ -61,7 +61,9 @@ def test_weights_are_means_and_one_where_nothing_was_seen() -> None:
 def dat(entries: dict[str, tuple[int, list[float]]], tail: bytes = b"") -> bytes:
     data = struct.pack("<i", len(entries))
     for name, (calls, values) in entries.items():
-        data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", calls, len(values))
+        data += (
+            struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", calls, len(values))
+        )
         data += np.array(values, "<f4").tobytes()
     return data + tail
 
@@ -91,7 +93,9 @@ def test_put_together(tmp_path: Path) -> None:
     both.add(read_importance(tmp_path / "i.dat"))  # its counts are chunks
     assert both.entries["blk.0.ffn_up.weight"].counts.tolist() == [2048 + 2 * 512]
     with pytest.raises(ModelError, match="8 columns in one and 2 in the other"):
-        both.add(Importance({"blk.0.ffn_up.weight": Entry(np.ones((1, 2), np.float32), np.ones(1))}))
+        both.add(
+            Importance({"blk.0.ffn_up.weight": Entry(np.ones((1, 2), np.float32), np.ones(1))})
+        )
 
 
 @pytest.mark.parametrize(
