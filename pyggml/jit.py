@@ -90,6 +90,7 @@ def use_isa(name: str) -> None:
 _numba_config: Any = config  # its attributes are made at run time
 KERNEL_SIG = nb.types.void(nb.types.int64, nb.types.int64, nb.types.int64, nb.types.int64)
 _KERNEL_ARGS: Any = (KERNEL_SIG.args, KERNEL_SIG.return_type)
+_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must travel
 
 
@@ -215,12 +216,12 @@ def fast_kernel(function: Callable[..., None]) -> Kernel:
 
 def inline(function: Callable[..., Any]) -> Any:
     """A function that kernels call: compiled into each of them, never cached on its own."""
-    return nb.njit(nogil=True, error_model="numpy", fastmath=FAST)(function)
+    return nb.njit(nogil=True, error_model="numpy", fastmath=FAST, **_NO_WRAPPERS)(function)
 
 
 def inline_strict(function: Callable[..., Any]) -> Any:
     """Like ``inline`` with strict floating point: the same bits wherever it is compiled into."""
-    return nb.njit(nogil=True, error_model="numpy")(function)
+    return nb.njit(nogil=True, error_model="numpy", **_NO_WRAPPERS)(function)
 
 
 class Compiled:

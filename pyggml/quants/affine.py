@@ -2,10 +2,10 @@
 
     scale, low, codes = fit_affine(x, weights, Q4_K_SEARCH)
 
-Each step tries an other spacing of the codes, fits scale and minimum to them by weighted least
+Each step tries another spacing of the codes, fits scale and minimum to them by weighted least
 squares and keeps what makes the smallest weighted error.
-Source: ggml, ``make_qkx2_quants`` and ``make_qkx3_quants``. The latter has since got a guard against
-what is not a number, which matters where the best minimum so far has come up to the maximum.
+Source: ggml, ``make_qkx2_quants`` and ``make_qkx3_quants``. The latter has since got a guard
+against what is not a number, which matters where the best minimum has come up to the maximum.
 """
 
 from __future__ import annotations

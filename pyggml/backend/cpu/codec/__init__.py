@@ -17,11 +17,17 @@ from numba import types
 from numba.extending import overload
 
 from ....dtype import GGMLType
-from .q4_0 import decode_q4_0, encode_q4_0
-from .q4_1 import decode_q4_1, encode_q4_1
-from .q5_0 import decode_q5_0, encode_q5_0
-from .q5_1 import decode_q5_1, encode_q5_1
+from .q2_k import decode_q2_k, encode_q2_k, encode_q2_k_weighted
+from .q3_k import decode_q3_k, encode_q3_k, encode_q3_k_weighted
+from .q4_0 import decode_q4_0, encode_q4_0, encode_q4_0_weighted
+from .q4_1 import decode_q4_1, encode_q4_1, encode_q4_1_weighted
+from .q4_k import decode_q4_k, encode_q4_k, encode_q4_k_weighted
+from .q5_0 import decode_q5_0, encode_q5_0, encode_q5_0_weighted
+from .q5_1 import decode_q5_1, encode_q5_1, encode_q5_1_weighted
+from .q5_k import decode_q5_k, encode_q5_k, encode_q5_k_weighted
+from .q6_k import decode_q6_k, encode_q6_k, encode_q6_k_weighted
 from .q8_0 import decode_q8_0, encode_q8_0
+from .q8_k import decode_q8_k, encode_q8_k
 
 
 @dataclass(frozen=True)
@@ -42,10 +48,16 @@ class Codec:
 
 CODECS = {
     int(GGMLType.Q8_0): Codec(decode_q8_0, encode_q8_0),
-    int(GGMLType.Q4_0): Codec(decode_q4_0, encode_q4_0),
-    int(GGMLType.Q4_1): Codec(decode_q4_1, encode_q4_1),
-    int(GGMLType.Q5_0): Codec(decode_q5_0, encode_q5_0),
-    int(GGMLType.Q5_1): Codec(decode_q5_1, encode_q5_1),
+    int(GGMLType.Q4_0): Codec(decode_q4_0, encode_q4_0, encode_q4_0_weighted),
+    int(GGMLType.Q4_1): Codec(decode_q4_1, encode_q4_1, encode_q4_1_weighted),
+    int(GGMLType.Q5_0): Codec(decode_q5_0, encode_q5_0, encode_q5_0_weighted),
+    int(GGMLType.Q5_1): Codec(decode_q5_1, encode_q5_1, encode_q5_1_weighted),
+    int(GGMLType.Q4_K): Codec(decode_q4_k, encode_q4_k, encode_q4_k_weighted),
+    int(GGMLType.Q5_K): Codec(decode_q5_k, encode_q5_k, encode_q5_k_weighted),
+    int(GGMLType.Q2_K): Codec(decode_q2_k, encode_q2_k, encode_q2_k_weighted),
+    int(GGMLType.Q3_K): Codec(decode_q3_k, encode_q3_k, encode_q3_k_weighted),
+    int(GGMLType.Q6_K): Codec(decode_q6_k, encode_q6_k, encode_q6_k_weighted),
+    int(GGMLType.Q8_K): Codec(decode_q8_k, encode_q8_k),
 }
 DECODED = tuple(CODECS)
 ENCODED = tuple(kind for kind, codec in CODECS.items() if codec.encode is not None)

@@ -1,87 +1,171 @@
-"""Blocks of 32 codes of 4 or 5 bits: packing them, and the searches without importance weights.
+"""Blocks of 32 codes of 4 or 5 bits in jitted code: what Q4_0, Q4_1, Q5_0 and Q5_1 share.
 
-For jitted code; strict float32 in the reference's order of operations.
-Source: ggml, ``quantize_row_q4_0_ref`` and its siblings.
+See ``quants/q4_0.py`` and its siblings. A block's float16 scale (and minimum) come first, then, for
+codes up to 31, their fifth bits, element j in bit j, then nibbles: element j low and j + 16 high in
+byte j.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ....jit import inline_strict
-from ..abi import f32_ptr, load_i32, u8_ptr
-from ..simd.element import F32, I8, put, take
+from ....quants.affine import AffineSearch
+from ..abi import f32_ptr, load_i32
+from ..simd.element import I32, put
 from ..simd.half import store_f16
-from ..simd.math import HALF, ONE, ZERO, abs_f32
+from ..simd.lanes import (
+    clamp,
+    first,
+    floats,
+    integers,
+    lanes_f32,
+    lanes_u8,
+    least,
+    magnitude,
+    mask_bits,
+    most,
+    narrow,
+    spread_bits,
+    stack,
+    store,
+    truncated,
+)
+from ..simd.math import HALF, INF, ONE, ZERO, abs_f32
+from .affine import affine
+from .rounding import nearest
+from .symmetric import symmetric
 
 BLOCK = 32
+_BYTES = 4 * BLOCK
 
 
-@inline_strict
-def _code(v, top):  # type: ignore[no-untyped-def]
-    """``v`` towards zero as an integer from 0 to ``top`` (NaN: 0)."""
-    v = v if v > ZERO else ZERO
-    return min(int(v if v < np.float32(top) else np.float32(top)), top)
+def packer(top: int) -> Any:
+    """``pack(low, high, out)``: the codes of elements 0 to 15 and 16 to 31, as integer lanes."""
+    nibbles = 0 if top == 15 else 4
+
+    @inline_strict
+    def pack(low, high, out):  # type: ignore[no-untyped-def]
+        if nibbles != 0:
+            put(I32, out, 0, np.int32(mask_bits(low > 15) | mask_bits(high > 15) << 16))
+        store(out + nibbles, narrow((low & 15) | (high & 15) << 4))
+
+    return pack
 
 
-@inline_strict
-def _put_codes(x, top, minus, inverse, plus, out):  # type: ignore[no-untyped-def]
-    """``trunc((x - minus) * inverse + plus)``: element j low and j + 16 high in byte j.
+def unpacker(top: int) -> Any:
+    """``unpack(codes)``: the inverse of ``packer``."""
+    nibbles = 0 if top == 15 else 4
 
-    Codes up to 31 have their fifth bits before them, element j in bit j.
+    @inline_strict
+    def unpack(codes):  # type: ignore[no-untyped-def]
+        q = integers(lanes_u8(16, codes + nibbles))
+        low, high = q & 15, q >> 4
+        if nibbles != 0:
+            fifth = load_i32(codes)
+            low = low | spread_bits(16, fifth) << 4
+            high = high | spread_bits(16, fifth >> 16) << 4
+        return low, high
+
+    return unpack
+
+
+def centred(top: int) -> tuple[Any, Any]:
+    """The encoders of Q4_0 and Q5_0: the largest magnitude becomes code 0, zero is in the middle.
+
+    ``encode(x, out)`` and ``encode_weighted(x, weights, out)``.
     """
-    xs, codes = f32_ptr(x), u8_ptr(out if top == 15 else out + 4)
-    half = BLOCK // 2
-    fifth = 0
-    for i in range(half):
-        low = _code((xs[i] - minus) * inverse + plus, top)
-        high = _code((xs[i + half] - minus) * inverse + plus, top)
-        codes[i] = (low & 15) | (high & 15) << 4
-        fifth |= (low >> 4) << i | (high >> 4) << (i + half)
-    if top != 15:
-        for i in range(4):
-            u8_ptr(out)[i] = (fifth >> 8 * i) & 255
+    middle = (top + 1) // 2
+    zero, pack, fit = np.float32(middle), packer(top), symmetric(BLOCK, middle)
+
+    @inline_strict
+    def encode(x, out):  # type: ignore[no-untyped-def]
+        size = magnitude(lanes_f32(BLOCK, x))
+        largest = most(size)
+        largest = f32_ptr(x)[first(size == largest)] if largest > ZERO else ZERO
+        d = largest / -zero
+        store_f16(out, d)
+        inverse, plus = ONE / d if d != ZERO else ZERO, zero + HALF
+        if abs_f32(inverse) == INF:  # C's conversion of what comes of it gives 0
+            inverse, plus = ZERO, ZERO
+        low = clamp(truncated(lanes_f32(16, x) * inverse + plus), 0, top)
+        high = clamp(truncated(lanes_f32(16, x + 64) * inverse + plus), 0, top)
+        pack(low, high, out + 2)
+
+    @inline_strict
+    def encode_weighted(x, weights, out):  # type: ignore[no-untyped-def]
+        d, inverse = fit(x, weights)
+        store_f16(out, d)
+        shift = middle if inverse != ZERO else 0  # a block of zeros has codes 0
+        low = clamp(nearest(lanes_f32(16, x) * inverse), -middle, middle - 1) + shift
+        high = clamp(nearest(lanes_f32(16, x + 64) * inverse), -middle, middle - 1) + shift
+        pack(low, high, out + 2)
+
+    return encode, encode_weighted
 
 
-@inline_strict
-def encode_centred(x, top, out):  # type: ignore[no-untyped-def]
-    """Q4_0 and Q5_0: the largest magnitude becomes code 0, zero (top + 1) / 2."""
-    xs = f32_ptr(x)
-    largest, signed = ZERO, ZERO
-    for i in range(BLOCK):
-        a = abs_f32(xs[i])
-        signed = xs[i] if a > largest else signed
-        largest = a if a > largest else largest
-    zero = np.float32((top + 1) // 2)
-    d = signed / -zero
-    store_f16(out, d)
-    _put_codes(x, top, ZERO, ONE / d if d != ZERO else ZERO, zero + HALF, out + 2)
+def from_minimum(top: int, weighted: AffineSearch) -> tuple[Any, Any]:
+    """The encoders of Q4_1 and Q5_1: the minimum becomes code 0, the maximum the top.
+
+    ``encode(x, out)`` and ``encode_weighted(x, weights, out)``.
+    """
+    reach, pack, fit = np.float32(top), packer(top), affine(1, BLOCK, weighted)
+
+    @inline_strict
+    def encode(x, out):  # type: ignore[no-untyped-def]
+        v = lanes_f32(BLOCK, x)
+        # Of zeros it is the first that counts, with its sign.
+        minimum, maximum = f32_ptr(x)[first(v == least(v))], f32_ptr(x)[first(v == most(v))]
+        d = (maximum - minimum) / reach
+        store_f16(out, d)
+        store_f16(out + 2, minimum)
+        inverse = ONE / d if d != ZERO else ZERO
+        inverse = inverse if inverse < INF else ZERO
+        low = clamp(truncated((lanes_f32(16, x) - minimum) * inverse + HALF), 0, top)
+        high = clamp(truncated((lanes_f32(16, x + 64) - minimum) * inverse + HALF), 0, top)
+        pack(low, high, out + 4)
+
+    @inline_strict
+    def encode_weighted(x, weights, out):  # type: ignore[no-untyped-def]
+        tried, fits = stack(_BYTES), stack(16)
+        scale, minimum, inverse, base = fit(x, weights, tried)
+        store(fits, scale)
+        store(fits + 4, minimum)
+        store(fits + 8, inverse)
+        store(fits + 12, base)
+        store_f16(out, f32_ptr(fits)[0])
+        store_f16(out + 2, f32_ptr(fits)[1])
+        inverse, base = f32_ptr(fits)[2], f32_ptr(fits)[3]
+        low = clamp(nearest((lanes_f32(16, x) - base) * inverse), 0, top)
+        high = clamp(nearest((lanes_f32(16, x + 64) - base) * inverse), 0, top)
+        pack(low, high, out + 4)
+
+    return encode, encode_weighted
 
 
-@inline_strict
-def encode_from_minimum(x, top, out):  # type: ignore[no-untyped-def]
-    """Q4_1 and Q5_1: the minimum becomes code 0, the maximum the top."""
-    xs = f32_ptr(x)
-    low = high = xs[0]
-    for i in range(BLOCK):
-        low = xs[i] if xs[i] < low else low
-        high = xs[i] if xs[i] > high else high
-    d = (high - low) / np.float32(top)
-    store_f16(out, d)
-    store_f16(out + 2, low)
-    _put_codes(x, top, low, ONE / d if d != ZERO else ZERO, HALF, out + 4)
+def decoder(top: int, shift: int) -> Any:
+    """``decode(codes, d, y)``: 32 values d * (code - shift)."""
+    codes_of = unpacker(top)
+
+    @inline_strict
+    def decode(codes, d, y):  # type: ignore[no-untyped-def]
+        low, high = codes_of(codes)
+        store(y, floats(low - shift) * d)
+        store(y + 64, floats(high - shift) * d)
+
+    return decode
 
 
-@inline_strict
-def decode_codes(codes, top, shift, d, offset, y):  # type: ignore[no-untyped-def]
-    """``d * (code - shift) + offset`` of codes as ``_put_codes`` writes them."""
-    half = BLOCK // 2
-    fifth = 0
-    if top != 15:
-        fifth, codes = np.int64(load_i32(codes)), codes + 4
-    for i in range(half):
-        q = np.int32(take(I8, codes, i))
-        low = np.int32((q & 15 | (fifth >> i & 1) << 4) - shift)
-        high = np.int32(((q >> 4) & 15 | (fifth >> (i + half) & 1) << 4) - shift)
-        put(F32, y, i, np.float32(low) * d + offset)
-        put(F32, y, half + i, np.float32(high) * d + offset)
+def decoder_from_minimum(top: int) -> Any:
+    """``decode(codes, d, minimum, y)``: 32 values d * code + minimum."""
+    codes_of = unpacker(top)
+
+    @inline_strict
+    def decode(codes, d, minimum, y):  # type: ignore[no-untyped-def]
+        low, high = codes_of(codes)
+        store(y, floats(low) * d + minimum)
+        store(y + 64, floats(high) * d + minimum)
+
+    return decode

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from ....jit import inline_strict
 from ..simd.half import load_f16
-from ..simd.math import ZERO
-from .nibbles import decode_codes, encode_centred
+from .nibbles import centred, decoder
 
-TOP, CENTRE = 15, 8
-
-
-@inline_strict
-def encode_q4_0(x, out):  # type: ignore[no-untyped-def]
-    """32 float32 at ``x`` as one block at ``out``."""
-    encode_centred(x, TOP, out)
+TOP, MIDDLE = 15, 8
+encode_q4_0, encode_q4_0_weighted = centred(TOP)
+_decode = decoder(TOP, MIDDLE)
 
 
 @inline_strict
 def decode_q4_0(block, y):  # type: ignore[no-untyped-def]
     """One block as 32 float32 at ``y``."""
-    decode_codes(block + 2, TOP, CENTRE, load_f16(block), ZERO, y)
+    _decode(block + 2, load_f16(block), y)

@@ -5,10 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from ....jit import inline_strict
-from ..abi import f32_ptr
-from ..simd.element import F32, I8, put, take
 from ..simd.half import load_f16, store_f16
-from ..simd.math import HALF, ONE, ZERO, abs_f32, with_sign
+from ..simd.lanes import (
+    choose,
+    floats,
+    lanes_f32,
+    lanes_u8,
+    magnitude,
+    most,
+    narrow,
+    signed,
+    store,
+    truncated,
+)
+from ..simd.math import HALF, INF, ONE, ZERO
 
 BLOCK = 32
 _127 = np.float32(127)
@@ -17,24 +27,19 @@ _127 = np.float32(127)
 @inline_strict
 def encode_q8_0(x, out):  # type: ignore[no-untyped-def]
     """32 float32 at ``x`` as one block at ``out``."""
-    xs = f32_ptr(x)
-    top = ZERO
-    for i in range(BLOCK):
-        a = abs_f32(xs[i])
-        top = a if a > top else top
-    d = top / _127
+    v = lanes_f32(BLOCK, x)
+    d = most(magnitude(v)) / _127
     inverse = ONE / d if d != ZERO else ZERO
+    inverse = inverse if inverse < INF else ZERO  # as C's conversion of infinities
     store_f16(out, d)
-    for i in range(BLOCK):
-        v = xs[i] * inverse
-        t = np.trunc(v)
-        t = t + with_sign(ONE, v) if abs_f32(v - t) >= HALF else t  # half goes away from zero
-        put(I8, out + 2, i, t)
+    v = v * inverse
+    whole = truncated(v)
+    rest = v - floats(whole)  # half goes away from zero
+    away = choose(rest >= HALF, whole + 1, choose(rest <= -HALF, whole - 1, whole))
+    store(out + 2, narrow(away))
 
 
 @inline_strict
 def decode_q8_0(block, y):  # type: ignore[no-untyped-def]
     """One block as 32 float32 at ``y``."""
-    d = load_f16(block)
-    for i in range(BLOCK):
-        put(F32, y, i, np.float32(np.int32(take(I8, block + 2, i))) * d)
+    store(y, floats(signed(lanes_u8(BLOCK, block + 2))) * load_f16(block))
