@@ -105,7 +105,9 @@ def cache_dir(isa_name: str) -> Path:
 
     root = Path(__file__).parent
     digest = hashlib.sha256()
-    constants = [root / "jit.py", root / "dtype.py", *(root / "ops").glob("*.py")]
+    constants = [root / "jit.py", root / "dtype.py"]
+    for package in ("ops", "quants"):
+        constants += (root / package).glob("*.py")
     for path in sorted([*constants, *(root / "backend" / "cpu").rglob("*.py")]):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     digest.update(

@@ -16,6 +16,16 @@ import numpy.typing as npt
 from ..dtype import GGMLType
 from ..errors import QuantizeError, ShapeError, TypeMismatch
 from .block import BLOCK_TYPES, BlockType, Floats
+from .iq1_m import IQ1_M
+from .iq1_s import IQ1_S
+from .iq2_s import IQ2_S
+from .iq2_xs import IQ2_XS
+from .iq2_xxs import IQ2_XXS
+from .iq3_s import IQ3_S
+from .iq3_xxs import IQ3_XXS
+from .iq4_nl import IQ4_NL
+from .iq4_xs import IQ4_XS
+from .mxfp4 import MXFP4
 from .q2_k import Q2_K
 from .q3_k import Q3_K
 from .q4_0 import Q4_0
@@ -28,10 +38,22 @@ from .q6_k import Q6_K
 from .q8_0 import Q8_0
 from .q8_k import Q8_K
 from .reference import Bytes, reference_dequantize, reference_quantize
+from .tq1_0 import TQ1_0
+from .tq2_0 import TQ2_0
 from .values import from_float, get_blocks, set_blocks, to_float
 
 __all__ = [
     "BLOCK_TYPES",
+    "IQ1_M",
+    "IQ1_S",
+    "IQ2_S",
+    "IQ2_XS",
+    "IQ2_XXS",
+    "IQ3_S",
+    "IQ3_XXS",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
     "Q2_K",
     "Q3_K",
     "Q4_0",
@@ -43,6 +65,8 @@ __all__ = [
     "Q6_K",
     "Q8_0",
     "Q8_K",
+    "TQ1_0",
+    "TQ2_0",
     "BlockType",
     "dequantize",
     "from_float",

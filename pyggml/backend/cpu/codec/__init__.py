@@ -17,6 +17,16 @@ from numba import types
 from numba.extending import overload
 
 from ....dtype import GGMLType
+from .iq1_m import decode_iq1_m
+from .iq1_s import decode_iq1_s
+from .iq2_s import decode_iq2_s
+from .iq2_xs import decode_iq2_xs
+from .iq2_xxs import decode_iq2_xxs
+from .iq3_s import decode_iq3_s
+from .iq3_xxs import decode_iq3_xxs
+from .iq4_nl import decode_iq4_nl, encode_iq4_nl, encode_iq4_nl_weighted
+from .iq4_xs import decode_iq4_xs, encode_iq4_xs, encode_iq4_xs_weighted
+from .mxfp4 import decode_mxfp4, encode_mxfp4
 from .q2_k import decode_q2_k, encode_q2_k, encode_q2_k_weighted
 from .q3_k import decode_q3_k, encode_q3_k, encode_q3_k_weighted
 from .q4_0 import decode_q4_0, encode_q4_0, encode_q4_0_weighted
@@ -28,6 +38,8 @@ from .q5_k import decode_q5_k, encode_q5_k, encode_q5_k_weighted
 from .q6_k import decode_q6_k, encode_q6_k, encode_q6_k_weighted
 from .q8_0 import decode_q8_0, encode_q8_0
 from .q8_k import decode_q8_k, encode_q8_k
+from .tq1_0 import decode_tq1_0, encode_tq1_0
+from .tq2_0 import decode_tq2_0, encode_tq2_0
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,18 @@ CODECS = {
     int(GGMLType.Q3_K): Codec(decode_q3_k, encode_q3_k, encode_q3_k_weighted),
     int(GGMLType.Q6_K): Codec(decode_q6_k, encode_q6_k, encode_q6_k_weighted),
     int(GGMLType.Q8_K): Codec(decode_q8_k, encode_q8_k),
+    int(GGMLType.IQ4_NL): Codec(decode_iq4_nl, encode_iq4_nl, encode_iq4_nl_weighted),
+    int(GGMLType.IQ4_XS): Codec(decode_iq4_xs, encode_iq4_xs, encode_iq4_xs_weighted),
+    int(GGMLType.MXFP4): Codec(decode_mxfp4, encode_mxfp4),
+    int(GGMLType.TQ1_0): Codec(decode_tq1_0, encode_tq1_0),
+    int(GGMLType.TQ2_0): Codec(decode_tq2_0, encode_tq2_0),
+    int(GGMLType.IQ2_XXS): Codec(decode_iq2_xxs),
+    int(GGMLType.IQ2_XS): Codec(decode_iq2_xs),
+    int(GGMLType.IQ2_S): Codec(decode_iq2_s),
+    int(GGMLType.IQ3_XXS): Codec(decode_iq3_xxs),
+    int(GGMLType.IQ3_S): Codec(decode_iq3_s),
+    int(GGMLType.IQ1_S): Codec(decode_iq1_s),
+    int(GGMLType.IQ1_M): Codec(decode_iq1_m),
 }
 DECODED = tuple(CODECS)
 ENCODED = tuple(kind for kind, codec in CODECS.items() if codec.encode is not None)

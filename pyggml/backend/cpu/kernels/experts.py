@@ -38,6 +38,7 @@ from ..simd.row_tile import TABLE_BYTES, aim, pack_rows
 from ..simd.tile import fetch_ahead, fetched_lines, float_tile, q_tile
 from ..simd.vector import LINE
 from ..work import WorkRange
+from .decoded import decode_rows, decoder_of, floats_bytes, tile_kind
 from .matmul import supports_mul_mat
 from .quantize import add_quantize
 
@@ -45,7 +46,7 @@ _GATHER = 16  # rows that are gathered at a time
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 while an expert's tokens pass
 # Parameters
-ROW_CHUNKS, LISTS, ACTIVATIONS, ROW_BYTES = range(4)
+ROW_CHUNKS, LISTS, ACTIVATIONS, ROW_BYTES, DECODER = range(5)
 
 
 @inline
@@ -132,6 +133,8 @@ def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
                 if plain:
                     w = packed + TABLE_BYTES
                     aim(packed, weights, nb(node, SRC0, 1), row, m)
+                    if kind == F32 and int_param(node, DECODER) != 0:
+                        decode_rows(int_param(node, DECODER), packed, rows, k, w + 4 * ROWS * k)
                     pack_rows(kind, packed, k, w)
                 else:
                     w = weights + g * blocks * block
@@ -181,17 +184,18 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
         made.use(len(low.launches) + 1)  # the lists, made in between, must not take its memory
     lists = [] if by_use else [_listed(low, node)]
     row_bytes = w.ne[0] // 32 * Q8_BLOCK if quantized else 4 * w.ne[0]
-    one_group = group_bytes(w.type, w.ne[0])
+    one_group, kind = group_bytes(w.type, w.ne[0]), tile_kind(w)
+    packed = TABLE_BYTES + group_bytes(GGMLType(kind), w.ne[0]) + floats_bytes(w)
     groups = -(-w.ne[1] // ROWS)
     row_chunks = max(1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * low.n_threads)))
     addresses = [a[0].address if a else 0 for a in (lists, act)]
     low.launch(
-        mul_mat_id_kernel(int(w.type), plain),
+        mul_mat_id_kernel(kind, plain),
         node,
-        [row_chunks, *addresses, row_bytes],
+        [row_chunks, *addresses, row_bytes, decoder_of(w)],
         row_chunks * (node.nrows if by_use else w.ne[2]),
         work=act + lists,
-        scratch=_TILE_BYTES + (8 + row_bytes) * _GATHER + (TABLE_BYTES + one_group if plain else 0),
+        scratch=_TILE_BYTES + (8 + row_bytes) * _GATHER + (packed if plain else 0),
     )
 
 

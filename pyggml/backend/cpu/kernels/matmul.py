@@ -38,6 +38,7 @@ from ..simd.tile import fetch_ahead, fetched_lines, float_tile, q_tile
 from ..simd.vector import LINE
 from .binary import ADD as SUM
 from .binary import combine
+from .decoded import decode_rows, decoder_of, floats_bytes, is_decoded, tile_kind
 from .elementwise import IDS, function
 from .quantize import add_quantize, quantize_row
 from .span import overlap
@@ -50,7 +51,7 @@ _LEAST_MACS = 1 << 17  # and what is not worth sharing
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 # Parameters
-ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS = range(6)
+ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS, DECODER = range(7)
 
 
 @inline
@@ -127,6 +128,8 @@ def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
                 table = scratch + _TILE_BYTES
                 w = table + TABLE_BYTES
                 aim(table, weights, nb(node, SRC0, 1), row, m)
+                if kind == F32 and int_param(node, DECODER) != 0:
+                    decode_rows(int_param(node, DECODER), table, rows, k, w + 4 * ROWS * k)
                 if t1 - t0 == 1:
                     row_tiles(kind, table, rows, x + t0 * stride, scratch, k)
                     emit_tile(node, scratch, 1, t0, row, rows, out, out_stride)
@@ -212,11 +215,11 @@ def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
 
 
 def supports_mul_mat(node: Tensor) -> bool:
-    """Interleavable weights with gap-free rows, float activations."""
+    """Weights of a known format with gap-free rows, float activations."""
     w, x = node.src[0], node.src[1]
     assert w is not None and x is not None
     return (
-        w.type in INTERLEAVED
+        (w.type in INTERLEAVED or is_decoded(w))
         and (w.is_contiguous_rows() or is_repacked(w))
         and x.type in _ACTIVATIONS
         and x.is_contiguous_rows()
@@ -255,14 +258,16 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, ROWS)
     streams = _streams(low, row_chunks)
+    kind = tile_kind(w)
+    packed = group_bytes(GGMLType(kind), w.ne[0]) + floats_bytes(w)
     launch = low.launch(
-        mul_mat_kernel(int(w.type), plain),
+        mul_mat_kernel(kind, plain),
         dst,
-        [row_chunks, token_chunks, address, len(add), 0, streams],
+        [row_chunks, token_chunks, address, len(add), 0, streams, decoder_of(w)],
         row_chunks * token_chunks * batch,
         src=(w, x, *add),
         work=act,
-        scratch=_TILE_BYTES + (TABLE_BYTES + group_bytes(w.type, w.ne[0]) if plain else 0),
+        scratch=_TILE_BYTES + (TABLE_BYTES + packed if plain else 0),
     )
     launch.streams = w
 

@@ -41,10 +41,11 @@ from ..abi import (
 from ..buffer import is_repacked
 from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
 from ..lowering import Launch, Lowering, byte_range, lowers
-from ..simd.element import zero_run
+from ..simd.element import F32, zero_run
 from ..simd.row_tile import pack_rows, row_tiles
 from ..simd.tile import float_tile, q_tile
 from ..work import WorkRange
+from .decoded import decode_rows, decoder_of, floats_bytes, is_decoded, tile_kind
 from .elementwise import IDS, function
 from .matmul import in_stream
 from .quantize import add_quantize
@@ -58,7 +59,7 @@ _TABLE_BYTES = 8 * (_BLOCK + 2 * ROWS)
 _SCRATCH = 2 * _TILE_BYTES + 2 * _FLOATS_BYTES + _TABLE_BYTES + 2 * 4 * _BLOCK
 ZERO = np.float32(0)
 # Parameters
-ACTIVATIONS, LIST, BUCKET, OUT, STREAMS, THRESHOLD = range(6)
+ACTIVATIONS, LIST, BUCKET, OUT, STREAMS, THRESHOLD, DECODER = range(7)
 PLAIN, UP, GATE_ROWS, GATE = range(4)  # forms
 
 
@@ -98,7 +99,8 @@ def _fill(table, chosen, n, base, stride):  # type: ignore[no-untyped-def]
 def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
     """The kernel of a weight type and a form.
 
-    Scratch: two tiles, results, gates, addresses, neurons and rows that are chosen, packed groups.
+    Scratch: two tiles, results, gates, addresses, neurons and rows that are chosen, packed groups,
+    decoded rows. Rows that are decoded are taken 16 at a time.
     """
     quantized = kind in QUANTIZED
     block, columns = block_bytes(kind), GGMLType(kind).block_size
@@ -123,13 +125,16 @@ def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
         neurons, chosen = i32_ptr(table + _TABLE_BYTES), table + _TABLE_BYTES + 4 * _BLOCK
         packed = chosen + 4 * _BLOCK
         gate_packed = packed + k // columns * block
+        decoder = int_param(node, DECODER) if kind == F32 else 0
+        floats = gate_packed + (k // columns * block if what == GATE_ROWS else 0)
+        most = _BLOCK if decoder == 0 else ROWS
         rows, count = list_rows(listed, n_rows), list_place(listed, n_rows, segments(n_rows))
         groups = (count + ROWS - 1) // ROWS
         place = in_stream(chunk, n_chunks, int_param(node, STREAMS))
         first = ROWS * first_row(groups, place, n_chunks)
         end = min(count, ROWS * first_row(groups, place + 1, n_chunks))
         while first < end:
-            m = min(_BLOCK, end - first)
+            m = min(most, end - first)
             pairs = m if n == 1 else 0
             if n > 1:
                 for t in range(n):
@@ -154,6 +159,8 @@ def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
                             c += scores[neuron] >= threshold
                     if what == GATE_ROWS and c > 0:
                         _fill(table, chosen, c, gate_rows, gate_bytes)
+                        if decoder != 0:
+                            decode_rows(decoder, table, c, k, floats)
                         row_tiles(kind, table, c, x, dots, k)
                         opened = 0
                         for i in range(c):
@@ -165,6 +172,8 @@ def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
                     if c == 0:
                         continue
                     _fill(table, chosen, c, up_rows, up_bytes)
+                    if decoder != 0:
+                        decode_rows(decoder, table, c, k, floats)
                     row_tiles(kind, table, c, x, dots, k)
                     for i in range(c):
                         v = f32_ptr(dots)[i]
@@ -183,9 +192,13 @@ def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
                 for i in range(2 * ROWS):
                     i32_ptr(chosen)[i] = rows[min(g + i, count - 1)]
                 _fill(table, chosen, 2 * ROWS, up_rows, up_bytes)
+                if decoder != 0:
+                    decode_rows(decoder, table, r, k, floats)
                 pack_rows(kind, table, k, packed)
                 if what == GATE_ROWS:
                     _fill(table, chosen, 2 * ROWS, gate_rows, gate_bytes)
+                    if decoder != 0:
+                        decode_rows(decoder, table, r, k, floats)
                     pack_rows(kind, table, k, gate_packed)
                 t = 0
                 while t < n:
@@ -244,7 +257,7 @@ def supports_sparse(node: Tensor) -> bool:
     """Plain rows of the formats that matmuls know."""
     a = node.src[0]
     assert a is not None
-    return a.type in INTERLEAVED and not is_repacked(a)
+    return (a.type in INTERLEAVED or is_decoded(a)) and not is_repacked(a)
 
 
 def launch_rows(
@@ -272,12 +285,14 @@ def launch_rows(
         out.data if isinstance(out, Tensor) else out.address,
         streams,
         node.op_params["threshold"],
+        decoder_of(w),
     ]
     written = byte_range(out) if isinstance(out, Tensor) else out.use(i)
-    made_kernel = mul_mat_sparse_kernel(int(w.type), form)
+    kind = tile_kind(w)
+    made_kernel = mul_mat_sparse_kernel(kind, form)
     low.launches.append(Launch(made_kernel, node, params, chunks, node, src, reads, [written]))
-    packed = 0 if n == 1 else (1 + (form.kind == GATE_ROWS)) * group_bytes(w.type, w.ne[0])
-    low.scratch_bytes = max(low.scratch_bytes, _SCRATCH + packed)
+    packed = (1 + (form.kind == GATE_ROWS)) * group_bytes(GGMLType(kind), w.ne[0])
+    low.scratch_bytes = max(low.scratch_bytes, _SCRATCH + packed + floats_bytes(w))
 
 
 @lowers("MUL_MAT_SPARSE", supports_sparse)

@@ -18,16 +18,19 @@ from ....dtype import GGMLType
 from ....jit import Kernel, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC3, data, f32_ptr, first_row, i64_ptr, int_param, nb, ne
+from ..codec.rows import decode_columns
 from ..layout import QUANTIZED
 from ..lowering import Launch, Lowering, byte_range, lowers
-from ..simd.axpy import axpy_rows, group_bytes, group_columns, place_of
+from ..simd.axpy import TYPES, axpy_rows, group_bytes, group_columns, place_of
 from ..simd.element import F32, copy_bytes, put, take, zero_run
 from ..simd.vector import vectors
 from ..work import WorkRange
+from .decoded import decoder_of, tile_kind
 from .sparse import supports_sparse
 from .sparse_active import SEGMENT, active_rows, list_place, list_rows, neuron_of, segments
 from .sparse_axpy_panel import (
     BUCKET,
+    DECODER,
     LIST,
     MASK_ROWS,
     MASKS,
@@ -47,7 +50,7 @@ _TOGETHER = 8  # rows of one token that are read side by side
 _FEW = 16  # tokens whose sums over each segment are kept
 _TOKENS = 256  # tokens of a chunk
 _SUM_BYTES = 1 << 17  # of a chunk of many tokens: they stay in L2
-# Of scratch, beside the ends of a few rows: addresses twice, a segment's addresses and values.
+# Of scratch, beside rows and their ends: addresses twice, a segment's addresses and values.
 _SCRATCH = 16 * _TOGETHER + 8 * (SEGMENT + _TOGETHER) + 4 * SEGMENT
 
 
@@ -55,7 +58,8 @@ _SCRATCH = 16 * _TOGETHER + 8 * (SEGMENT + _TOGETHER) + 4 * SEGMENT
 def axpy_kernel(kind: int) -> Kernel:
     """The kernel of a weight type for one token.
 
-    Scratch: the last group of 8 rows, their addresses; the segment's addresses and values.
+    Scratch: the last group of 8 rows, their addresses; the segment's addresses and values; 8 rows
+    in a format that ``axpy_rows`` does not know, as float32.
     """
     columns, size = group_columns(), group_bytes(kind)
     sum_bytes, block = 4 * columns, GGMLType(kind).block_size
@@ -72,11 +76,14 @@ def axpy_kernel(kind: int) -> Kernel:
         g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
         full = min(g1, width // columns) - g0
         left = 0 if g0 + full == g1 else (width - (g0 + full) * columns) // block * block_bytes
-        weights = data(node, SRC0) + g0 * size
+        decoder = int_param(node, DECODER) if kind == F32 else 0
+        n_columns = min(g1 * columns, width) - g0 * columns
+        weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
         sums = int_param(node, SUMS) + (segment * all_groups + g0) * sum_bytes
         ends_at = scratch + _TOGETHER * size
         addresses_at = ends_at + 16 * _TOGETHER
         values_at = addresses_at + 8 * (SEGMENT + _TOGETHER)
+        floats = values_at + 4 * SEGMENT
         ends, addresses, taken = i64_ptr(ends_at), i64_ptr(addresses_at), f32_ptr(values_at)
         zero_run(sums, (g1 - g0) * columns)
         zero_run(scratch, _TOGETHER * size // 4)
@@ -94,6 +101,11 @@ def axpy_kernel(kind: int) -> Kernel:
             addresses[n + i] = addresses[max(n - 1, 0)]
         for i in range(0, n, _TOGETHER):
             c, some = min(_TOGETHER, n - i), values_at + 4 * i
+            if decoder != 0:
+                for r in range(c):
+                    y = floats + 4 * n_columns * r
+                    decode_columns(decoder, addresses[i + r], y, n_columns, g0 * columns)
+                    addresses[i + r] = y
             axpy_rows(kind, addresses_at + 8 * i, c, some, sums, full)
             if left != 0:
                 for r in range(c):
@@ -144,10 +156,11 @@ def launch_axpy(
     w, b, _, placed = node.src
     assert w is not None and b is not None
     n, n_segments = node.ne[1], max(1, -(-w.ne[1] // SEGMENT))
-    kind, groups = int(w.type), -(-w.ne[0] // group_columns())
+    kind, groups = tile_kind(w, TYPES), -(-w.ne[0] // group_columns())
     listed = active_rows(low, node)
     held = [r for r in (listed, values) if isinstance(r, WorkRange)]
-    params: list[int | float] = [0] * 9
+    params: list[int | float] = [0] * 10
+    params[DECODER] = decoder_of(w, TYPES)
     params[VALUES] = values.data if isinstance(values, Tensor) else values.address
     params[LIST] = listed.address if listed else 0
     params[BUCKET], params[THRESHOLD] = int(node.op_params["bucket"]), node.op_params["threshold"]
@@ -181,11 +194,12 @@ def launch_axpy(
         stripes = max(-(-groups // fit), min(groups, 4 * low.n_threads))
         params[ROWS] = MASK_ROWS
     params[STRIPES], params[TOKEN_BLOCKS] = stripes, token_blocks
-    scratch = _SCRATCH + _TOGETHER * group_bytes(kind)
+    stripe = -(-groups // stripes)  # groups
+    scratch = _SCRATCH + _TOGETHER * (group_bytes(kind) + 4 * group_columns() * stripe)
     made = axpy_kernel(kind)
     if n > 1:
         made = axpy_panel_kernel(kind)
-        scratch = panel_scratch(kind, int(params[ROWS]), -(-groups // stripes), tokens)
+        scratch = panel_scratch(kind, int(params[ROWS]), stripe, tokens)
     low.scratch_bytes = max(low.scratch_bytes, scratch)
     if n > _FEW:
         add(made, stripes * token_blocks, held, node)

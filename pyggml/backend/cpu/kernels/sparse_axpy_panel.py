@@ -29,16 +29,17 @@ from ..abi import (
     nb,
     ne,
 )  # fmt: skip
+from ..codec.rows import decode_columns
 from ..layout import QUANTIZED
 from ..simd.axpy import axpy_panel, decode_row, group_bytes, group_columns, place_of
-from ..simd.element import copy_bytes, zero_run
+from ..simd.element import F32, copy_bytes, zero_run
 from ..simd.vector import vectors
 from .sparse_active import SEGMENT, list_place, list_rows, neuron_of, segments
 
 MASK_ROWS = 64
 SEGMENT_MASKS = SEGMENT // MASK_ROWS
 # Parameters of all kernels of AXPY; SUMS: where those of each segment are kept, or 0
-VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, ROWS, THRESHOLD = range(9)
+VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, ROWS, THRESHOLD, DECODER = range(10)
 
 
 @kernel
@@ -72,15 +73,17 @@ def axpy_masks(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 def panel_scratch(kind: int, rows: int, groups: int, tokens: int) -> int:
     """Bytes of scratch for panels of so many rows and groups, with totals."""
     sums = 4 * group_columns() * groups
-    return group_bytes(kind) + 8 + 12 * MASK_ROWS + sums * (rows + 2 * tokens)
+    decoded = sums + group_bytes(kind) + 8  # a row and its end
+    return decoded + 12 * MASK_ROWS + sums * (rows + 2 * tokens)
 
 
 @cache
 def axpy_panel_kernel(kind: int) -> Kernel:
     """The kernel of a weight type.
 
-    Scratch: the end of a row; addresses and neurons of 64 rows; decoded rows; the sums of a segment
-    (unless SUMS has them) and the totals.
+    Scratch: the end of a row; a row in a format that ``decode_row`` does not know, as float32;
+    addresses and neurons of 64 rows; decoded rows; the sums of a segment (unless SUMS has them) and
+    the totals.
     """
     columns, size, lanes = group_columns(), group_bytes(kind), vectors().lanes
     sum_bytes, block = 4 * columns, GGMLType(kind).block_size
@@ -96,10 +99,13 @@ def axpy_panel_kernel(kind: int) -> Kernel:
         g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
         groups, full = g1 - g0, min(g1, width // columns) - g0
         left = 0 if full == groups else (width - (g0 + full) * columns) // block * block_bytes
-        weights = data(node, SRC0) + g0 * size
+        decoder = int_param(node, DECODER) if kind == F32 else 0
+        n_columns = min(g1 * columns, width) - g0 * columns
+        weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
         together = int_param(node, ROWS)
         bits = -1 if together == MASK_ROWS else (1 << together) - 1
-        addresses_at = scratch + (size + 7) // 8 * 8
+        floats = scratch + (size + 7) // 8 * 8
+        addresses_at = floats + groups * sum_bytes
         neurons_at = addresses_at + 8 * MASK_ROWS
         panel = neurons_at + 4 * MASK_ROWS
         addresses, neurons = i64_ptr(addresses_at), i32_ptr(neurons_at)
@@ -143,6 +149,9 @@ def axpy_panel_kernel(kind: int) -> Kernel:
                     for r in range(min(together, count - sub)):
                         if (needed >> (sub + r)) & 1 != 0:
                             x, y = addresses[sub + r] + 0, panel + r * sum_bytes
+                            if decoder != 0:
+                                decode_columns(decoder, x, floats, n_columns, g0 * columns)
+                                x = floats
                             following = addresses[min(sub + r + 1, count - 1)] + 0
                             decode_row(kind, x, y, together * sum_bytes, full, following)
                             if left != 0:

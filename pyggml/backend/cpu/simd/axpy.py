@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ....jit import inline
-from .product import Q4_1, Q5_0, Q5_1, Q8_0
+from .product import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from .tile import BF16, F16, F32, counted_loop, literals_of
 from .vector import (
     at,
@@ -44,6 +44,7 @@ from .vector import (
 
 Value = Any
 VECTORS = 8  # of a group
+TYPES = tuple(GGMLType(t) for t in (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1))
 _WORD = 4  # lanes that 16 bytes of codes fill
 
 
