@@ -120,8 +120,8 @@ def _collect(collector: Collector, text: str, output: Path, options: dict[str, A
 def _show(importance: Importance) -> None:
     from pyllama.quantize.statistics import matrix_statistics
 
-    write(f"{'Tensor':>40s} {'E[A²] sum':>14s} {'mean':>12s} {'sd':>12s} {'skewness':>10s} "
-          f"{'kurtosis':>10s} {'even %':>10s}\n")  # fmt: skip
+    names = ("sum E[A²]", "mean", "deviation", "skewness", "kurtosis", "evenness")
+    write(f"{'Tensor':>40s}" + "".join(f"{name:>14s}" for name in names) + "\n")
     for row in matrix_statistics(importance):
-        write(f"{row.name[-40:]:>40s} {row.sum:14.4f} {row.mean:12.4f} {row.deviation:12.4f} "
-              f"{row.skewness:10.4f} {row.kurtosis:10.4f} {100 * row.evenness:10.2f}\n")  # fmt: skip
+        values = (row.sum, row.mean, row.deviation, row.skewness, row.kurtosis, row.evenness)
+        write(f"{row.name[-40:]:>40s}" + "".join(f"{value:14.4f}" for value in values) + "\n")
