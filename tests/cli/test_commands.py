@@ -115,7 +115,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
         "model": {"Model": FakeModel},
         "context": {"Context": FakeContext},
         "generate": {"generate": fake_generate},
-        "perplexity": {"perplexity": lambda context, tokens, n_ctx, n: iter(chunk[:n])},
+        "perplexity": {"perplexity": lambda context, tokens, n_ctx, n, file: iter(chunk[:n])},
         "graph_export": {"drawn_graph": fake_drawn},
         "graph_profile": {"profiled_graph": fake_profiled},
         "bench": {
