@@ -16,6 +16,7 @@ from pyggml.gguf import GGUFFile, plan_split, write_gguf, write_split
 from pyggml.quants import dequantize, quantize
 from pyllama import Batch, Context, Llama, Model
 from pyllama.errors import ModelError, TokenizerError
+from pyllama.gguf_tools.validate import validate
 from pyllama.graph_export import model_graph
 from tests.pyggml.ops.harness import stored
 
@@ -172,6 +173,7 @@ def test_formats_without_a_layout_of_their_own(tmp_path: Path) -> None:
     write_model(plain, spec, weights)
     model, name = Model.load(path), "blk.1.ffn_up.weight"
     assert np.array_equal(model.weights[name].bytes(), GGUFFile(path).tensor_bytes(name))
+    assert validate(path).faults == []
     rows = []
     for each in (model, Model.load(plain)):
         context = Context(each, n_ctx=16)
