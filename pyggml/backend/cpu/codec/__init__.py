@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from numba import types
-from numba.extending import overload
+from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from .iq1_m import decode_iq1_m
@@ -87,41 +87,37 @@ DECODED = tuple(CODECS)
 ENCODED = tuple(kind for kind, codec in CODECS.items() if codec.encode is not None)
 
 
-def decode_block(kind: int, block: int, y: int) -> None:
+def _chosen(field: str, kind: Any, n: int) -> Any:
+    """Typing and code of a call of a format's function with ``n`` addresses."""
+    if not isinstance(kind, types.IntegerLiteral):
+        return None
+    function = getattr(CODECS[kind.literal_value], field)
+    addresses = (types.int64,) * n
+
+    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        callee = context.typing_context.resolve_value_type(function)
+        call = callee.get_call_type(context.typing_context, addresses, {})
+        emit = context.get_function(callee, call)
+        context.add_linking_libs(getattr(emit, "libs", ()))
+        emit(b, args[1:])
+        return context.get_dummy_value()
+
+    return types.void(kind, *addresses), codegen
+
+
+@intrinsic(prefer_literal=True)
+def decode_block(typingctx: Any, kind: Any, block: Any, y: Any) -> Any:
     """The block at ``block`` as float32 at ``y``."""
-    raise NotImplementedError("for jitted code")
+    return _chosen("decode", kind, 2)
 
 
-def encode_block(kind: int, x: int, out: int) -> None:
+@intrinsic(prefer_literal=True)
+def encode_block(typingctx: Any, kind: Any, x: Any, out: Any) -> Any:
     """float32 at ``x`` as one block at ``out``."""
-    raise NotImplementedError("for jitted code")
+    return _chosen("encode", kind, 2)
 
 
-def encode_weighted(kind: int, x: int, weights: int, out: int) -> None:
+@intrinsic(prefer_literal=True)
+def encode_weighted(typingctx: Any, kind: Any, x: Any, weights: Any, out: Any) -> Any:
     """``encode_block`` with importance weights, float32 as many as values."""
-    raise NotImplementedError("for jitted code")
-
-
-# Numba compares signatures, annotations included: these have none.
-@overload(decode_block, prefer_literal=True)
-def _decode_block(kind, block, y):  # type: ignore[no-untyped-def]
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    decode = CODECS[kind.literal_value].decode
-    return lambda kind, block, y: decode(block, y)
-
-
-@overload(encode_block, prefer_literal=True)
-def _encode_block(kind, x, out):  # type: ignore[no-untyped-def]
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    encode = CODECS[kind.literal_value].encode
-    return lambda kind, x, out: encode(x, out)
-
-
-@overload(encode_weighted, prefer_literal=True)
-def _encode_weighted(kind, x, weights, out):  # type: ignore[no-untyped-def]
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    encode = CODECS[kind.literal_value].encode_weighted
-    return lambda kind, x, weights, out: encode(x, weights, out)
+    return _chosen("encode_weighted", kind, 3)
