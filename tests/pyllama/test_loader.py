@@ -16,6 +16,7 @@ from pyggml.gguf import GGUFFile, plan_split, write_gguf, write_split
 from pyggml.quants import dequantize, quantize
 from pyllama import Batch, Context, Llama, Model
 from pyllama.errors import ModelError, TokenizerError
+from pyllama.gguf_tools.validate import validate
 from pyllama.graph_export import model_graph
 from tests.pyggml.ops.harness import stored
 
@@ -156,8 +157,8 @@ def test_types_may_be_mixed(tmp_path: Path) -> None:
 def test_formats_without_a_layout_of_their_own(tmp_path: Path) -> None:
     """They stay in the file's pages, and the model says what one of F32 weights says."""
     spec = Spec(n_embd=256, n_ff=256, n_head=4, head_dim=64)
-    names = ("IQ4_XS", "IQ2_XXS", "IQ3_S", "TQ1_0", "IQ1_M")
-    types = dict(zip(("embd", "attn_q", "attn_k", "up", "down"), map(GGMLType.__getitem__, names)))
+    types = {"embd": "IQ4_XS", "attn_q": "IQ2_XXS", "attn_k": "IQ3_S", "up": "TQ1_0"}
+    types["down"] = "IQ1_M"
     weights = random_weights(spec)
     path, plain = tmp_path / "x.gguf", tmp_path / "f32.gguf"
     file = GGUFFile(write_model(plain, spec, weights))
@@ -165,16 +166,14 @@ def test_formats_without_a_layout_of_their_own(tmp_path: Path) -> None:
     for name, w in weights.items():
         for part, type in types.items():
             if part in name:
-                data = stored(w, type)
-                tensors[name] = data, type, w.shape[::-1]
+                data = stored(w, GGMLType[type])
+                tensors[name] = data, GGMLType[type], w.shape[::-1]
                 weights[name] = dequantize(data, type)
     write_gguf(path, file.typed_metadata(), tensors)
     write_model(plain, spec, weights)
-    model = Model.load(path)
-    assert np.array_equal(
-        model.weights["blk.1.ffn_up.weight"].bytes(),
-        GGUFFile(path).tensor_bytes("blk.1.ffn_up.weight"),
-    )
+    model, name = Model.load(path), "blk.1.ffn_up.weight"
+    assert np.array_equal(model.weights[name].bytes(), GGUFFile(path).tensor_bytes(name))
+    assert validate(path).faults == []
     rows = []
     for each in (model, Model.load(plain)):
         context = Context(each, n_ctx=16)
