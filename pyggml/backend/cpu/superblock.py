@@ -201,7 +201,8 @@ def _sub_scales(type: GGMLType, blocks: Bytes) -> Bytes:
     if type == GGMLType.Q3_K:  # six bits: low nibbles of 16, then the two high bits
         low = np.concatenate([a & 15, b & 15, a >> 4, b >> 4], axis=-1)
         high = np.concatenate([c >> i & 3 for i in (0, 2, 4, 6)], axis=-1)
-        return (low | high << 4) - np.uint8(32)
+        scales: Bytes = (low | high << 4) - np.uint8(32)
+        return scales
     return np.concatenate([a & 63, c & 15 | a >> 2 & 48, b & 63, c >> 4 | b >> 2 & 48], axis=-1)
 
 
@@ -221,7 +222,7 @@ def _put_sub_scales(type: GGMLType, blocks: Bytes, words: Bytes) -> None:
             high[0] | high[1] | high[2] | high[3],
         ]
     else:
-        low, high, minima, high_minima = w
-        parts = [low | (high & 48) << 2, minima | (high_minima & 48) << 2]
-        parts.append(high & 15 | high_minima << 4)
+        first, last, minima, last_minima = w
+        parts = [first | (last & 48) << 2, minima | (last_minima & 48) << 2]
+        parts.append(last & 15 | last_minima << 4)
     blocks[..., at : at + 12] = np.concatenate(parts, axis=-1)
