@@ -113,15 +113,13 @@ def _write(
     metadata: Any,
     progress: Progress | None,
 ) -> None:
-    data = {
-        t.name: (_pieces(plan.file, t), t.type, t.source.ne[: t.source.n_dims]) for t in tensors
-    }
+    data = {t.name: (_pieces(plan, t), t.type, t.source.ne[: t.source.n_dims]) for t in tensors}
     write_gguf(path, metadata, data, arch=None, magic=plan.file.magic, progress=progress)
 
 
-def _pieces(file: GGUFFile, planned: Planned) -> Iterator[npt.NDArray[np.uint8]]:
+def _pieces(plan: Plan, planned: Planned) -> Iterator[npt.NDArray[np.uint8]]:
     """The bytes of a tensor in its new type, made when they are asked for."""
-    source = planned.source
+    file, source = plan.file, planned.source
     if source.type is planned.type:
         for piece in file.chunks(source.name):
             _check_finite(file, planned, piece)
@@ -132,9 +130,9 @@ def _pieces(file: GGUFFile, planned: Planned) -> Iterator[npt.NDArray[np.uint8]]
     for piece in file.chunks(source.name, _CHUNK // n * row, unit=row):
         if not planned.type.is_quantized:
             _check_finite(file, planned, piece)
-        rows = dequantize(piece.reshape(-1, row), source.type)
+        rows = dequantize(piece.reshape(-1, row), source.type, n_threads=plan.n_threads)
         for part, weights in _by_expert(planned, rows, done):
-            yield _convert(file, planned, part, weights)
+            yield _convert(plan, planned, part, weights)
         done += len(rows)
 
 
@@ -155,15 +153,15 @@ def _by_expert(
 
 
 def _convert(
-    file: GGUFFile, planned: Planned, rows: Floats, weights: Floats | None
+    plan: Plan, planned: Planned, rows: Floats, weights: Floats | None
 ) -> npt.NDArray[np.uint8]:
-    where = f"{file.path}: tensor {planned.source.name!r}"
+    where = f"{plan.file.path}: tensor {planned.source.name!r}"
     if planned.type is GGMLType.F16:
         peak = np.abs(rows).max(initial=0)
         if peak > _F16_MAX:
             raise ModelError(f"{where} has values up to {peak:.3g}, too large for F16: use BF16")
     try:
-        return quantize(rows, planned.type, imatrix=weights)
+        return quantize(rows, planned.type, weights, n_threads=plan.n_threads)
     except QuantizeError as error:
         raise ModelError(f"{where}: {error}") from None
 
