@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.backend.cpu.osapi import default_threads
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import GGUFError, QuantizeError
 from pyggml.files import replacing
@@ -57,6 +59,7 @@ def quantize_model(
         GGUFError: a file cannot be read or written.
     """
     options = options or Options()
+    options = replace(options, n_threads=options.n_threads or default_threads())
     with GGUFFile(source) as file:
         plan = make_plan(file, file_type, options)
         if outfile is None:
