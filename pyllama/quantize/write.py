@@ -31,7 +31,7 @@ from ..errors import ModelError
 from .file_types import FileType
 from .plan import Options, Plan, Planned, check_plan, make_plan
 
-_CHUNK = 1 << 22  # elements that are converted at a time
+_CHUNK = 1 << 21  # elements that are converted at a time
 _F16_MAX = 65504.0
 Progress = Callable[[float], None]
 Floats = npt.NDArray[np.float32]
