@@ -41,7 +41,7 @@ class Options:
         keep_split: write as many parts as the source has.
         prune_layers: layers to leave out.
         overrides: metadata in place of the source's.
-        imatrix_file: the name of the importance matrix, for the metadata.
+        importance: the importance matrix; imatrix_file: its name, for the metadata.
         n_threads: None for one a core.
         wishes: of types.
     """
