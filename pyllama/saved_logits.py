@@ -13,6 +13,7 @@ Source: llama.cpp, ``perplexity.cpp``, ``log_softmax`` and ``kl_divergence``.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.files import replacing
+from pyggml.gguf.mapped import read_bytes
 
 from .errors import PyllamaError
 
@@ -92,14 +94,13 @@ class SavedLogits:
         n_vocab: columns of a row.
 
     Raises:
-        SavedLogitsError: it is no such file, or is cut off. OSError: it cannot be read.
+        SavedLogitsError: it is no such file, or is cut off. GGUFError: it cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        size = self.path.stat().st_size
-        with open(self.path, "rb") as file:
-            head = file.read(_HEAD.size)
+        data = read_bytes(self.path, mmap=True).data
+        head = data[: _HEAD.size].tobytes()
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):
             raise SavedLogitsError(
                 f"{self.path}: is no file of logits: it starts with {head[:8]!r}, want {_MAGIC!r}; "
@@ -112,15 +113,15 @@ class SavedLogits:
                 "file is damaged"
             )
         wanted = _HEAD.size + 4 * n_ctx * n_chunks
-        self._start, self._rows = wanted, (n_chunks, n_scored(n_ctx), _row_codes(self.n_vocab))
-        wanted += 2 * self._rows[0] * self._rows[1] * self._rows[2]
-        if size < wanted:
+        shape = n_chunks, n_scored(n_ctx), _row_codes(self.n_vocab)
+        start, wanted = wanted, wanted + 2 * math.prod(shape)
+        if data.size < wanted:
             raise SavedLogitsError(
-                f"{self.path}: has {size} bytes, {n_chunks} chunks take {wanted}; it is cut off: "
-                "save it again"
+                f"{self.path}: has {data.size} bytes, {n_chunks} chunks take {wanted}; it is cut "
+                "off: save it again"
             )
-        self.tokens = np.fromfile(self.path, "<i4", n_ctx * n_chunks, offset=_HEAD.size)
-        self.tokens = self.tokens.reshape(n_chunks, n_ctx)
+        self.tokens = data[_HEAD.size : start].view("<i4").reshape(n_chunks, n_ctx)
+        self._rows = data[start:wanted].view("<u2").reshape(shape)
 
     @property
     def n_chunks(self) -> int:
@@ -134,11 +135,7 @@ class SavedLogits:
 
     def log_probs(self, chunk: int, rows: slice = slice(None)) -> Floats:
         """Log probabilities of a chunk's scored positions, or of some of them."""
-        first, stop, _ = rows.indices(self._rows[1])
-        codes = self._rows[2]
-        offset = self._start + 2 * codes * (chunk * self._rows[1] + first)
-        found = np.fromfile(self.path, "<u2", (stop - first) * codes, offset=offset)
-        found = found.reshape(-1, codes)
+        found = self._rows[chunk, rows]
         head = found[:, :_ROW_HEAD].copy().view("<f4")  # [n, 2]
         values = found[:, _ROW_HEAD : _ROW_HEAD + self.n_vocab].astype(np.float32)
         values *= head[:, :1]

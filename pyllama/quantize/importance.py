@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, GGUFStrings, write_gguf
+from pyggml.gguf.mapped import read_bytes
 
 from ..errors import ModelError
 
@@ -121,13 +122,12 @@ def read_importance(path: str | os.PathLike[str]) -> Importance:
     """Read a file of either form.
 
     Raises:
-        ModelError: it is none, or has values that no text gives. GGUFError: it is a damaged GGUF
-        file. OSError: it cannot be read.
+        ModelError: it is none, or has values that no text gives. GGUFError: it cannot be read, or
+        is a damaged GGUF file.
     """
     path = Path(path)
-    with open(path, "rb") as file:
-        head = file.read(len(_MAGIC))
-    found = _read_gguf(path) if head == _MAGIC else _read_dat(path)
+    data = read_bytes(path, mmap=True).data.data
+    found = _read_gguf(path) if data[: len(_MAGIC)] == _MAGIC else _read_dat(path, data)
     if not found.entries:
         raise ModelError(f"{path}: holds no importance matrix")
     for name, entry in found.entries.items():
@@ -171,9 +171,9 @@ def _numbers(file: GGUFFile, name: str) -> Floats:
     return file.tensor_bytes(name).view(np.float32).copy()
 
 
-def _read_dat(path: Path) -> Importance:
+def _read_dat(path: Path, data: memoryview) -> Importance:
     """llama.cpp's older form: values are means times calls, calls are chunks."""
-    read = _Cursor(path)
+    read = _Cursor(path, data)
     found = Importance()
     for i in range(read.number("the number of entries")):
         name = read.bytes(read.number(), f"the name of entry {i}").decode("utf-8", "replace")
@@ -193,8 +193,8 @@ def _read_dat(path: Path) -> Importance:
 class _Cursor:
     """Numbers and bytes of a file, in order."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.data, self.at = path, path.read_bytes(), 0
+    def __init__(self, path: Path, data: memoryview) -> None:
+        self.path, self.data, self.at = path, data, 0
 
     @property
     def left(self) -> int:
@@ -209,7 +209,7 @@ class _Cursor:
                 f"{self.left} are left"
             )
         self.at += n
-        return self.data[self.at - n : self.at]
+        return bytes(self.data[self.at - n : self.at])
 
     def number(self, what: str = "a number") -> int:
         """The next 32-bit integer. Raises: ModelError."""

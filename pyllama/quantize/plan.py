@@ -41,8 +41,8 @@ class Options:
         keep_split: write as many parts as the source has.
         prune_layers: layers to leave out.
         overrides: metadata in place of the source's.
-        imatrix_file: the name of the importance matrix, for the metadata.
-        n_threads: None: as many as pay.
+        importance: the importance matrix; imatrix_file: its name, for the metadata.
+        n_threads: None for one a core.
         wishes: of types.
     """
 
@@ -89,6 +89,7 @@ class Plan:
         tensors: in the order that they are written.
         metadata: as ``write_gguf`` takes it, without what says that the file is a part.
         without_weights: matrices to be quantized that the importance matrix does not have.
+        n_threads: to convert with; None for one a core.
     """
 
     file: GGUFFile
@@ -96,6 +97,7 @@ class Plan:
     tensors: tuple[Planned, ...]
     metadata: Mapping[str, Any]
     without_weights: tuple[str, ...] = ()
+    n_threads: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -169,6 +171,7 @@ def make_plan(file: GGUFFile, file_type: FileType, options: Options) -> Plan:
         tuple(planned),
         _metadata(file, file_type, options, len(_layers(names.values()))),
         tuple(lacking) if options.importance is not None else (),
+        options.n_threads,
     )
 
 

@@ -98,7 +98,7 @@ def is_matrix(name: str, ne: Sequence[int], wishes: Wishes) -> bool:
     if not any(n > 1 for n in ne[1:]) or not name.endswith("weight"):
         return False
     if name in _STAY_EXACTLY or any(part in name for part in _STAY):
-        return wishes.powerinfer and name == "position_embd.weight"
+        return wishes.powerinfer and name == "position_embd.weight"  # as its own program does
     return not (wishes.leave_output and name == _OUTPUT)
 
 
@@ -122,12 +122,8 @@ class _Chooser:
         self, tensors: Sequence[TensorInfo], file_type: FileType, sizes: Sizes, wishes: Wishes
     ) -> None:
         assert file_type.type is not None
-        self.name, self.type, self.sizes, self.wishes = (
-            file_type.name,
-            file_type.type,
-            sizes,
-            wishes,
-        )
+        self.name, self.type = file_type.name, file_type.type
+        self.sizes, self.wishes = sizes, wishes
         self.tied = all(t.name != _OUTPUT for t in tensors) and not wishes.powerinfer
         self.n_attn_v = sum(_kind(t.name, wishes) == "attn_v" for t in tensors)
         self.seen: Counter[str] = Counter()

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.backend.cpu.osapi import default_threads
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import GGUFError, QuantizeError
 from pyggml.files import replacing
@@ -29,7 +31,7 @@ from ..errors import ModelError
 from .file_types import FileType
 from .plan import Options, Plan, Planned, check_plan, make_plan
 
-_CHUNK = 1 << 22  # elements that are converted at a time
+_CHUNK = 1 << 21  # elements that are converted at a time
 _F16_MAX = 65504.0
 Progress = Callable[[float], None]
 Floats = npt.NDArray[np.float32]
@@ -57,6 +59,7 @@ def quantize_model(
         GGUFError: a file cannot be read or written.
     """
     options = options or Options()
+    options = replace(options, n_threads=options.n_threads or default_threads())
     with GGUFFile(source) as file:
         plan = make_plan(file, file_type, options)
         if outfile is None:
@@ -113,15 +116,13 @@ def _write(
     metadata: Any,
     progress: Progress | None,
 ) -> None:
-    data = {
-        t.name: (_pieces(plan.file, t), t.type, t.source.ne[: t.source.n_dims]) for t in tensors
-    }
+    data = {t.name: (_pieces(plan, t), t.type, t.source.ne[: t.source.n_dims]) for t in tensors}
     write_gguf(path, metadata, data, arch=None, magic=plan.file.magic, progress=progress)
 
 
-def _pieces(file: GGUFFile, planned: Planned) -> Iterator[npt.NDArray[np.uint8]]:
+def _pieces(plan: Plan, planned: Planned) -> Iterator[npt.NDArray[np.uint8]]:
     """The bytes of a tensor in its new type, made when they are asked for."""
-    source = planned.source
+    file, source = plan.file, planned.source
     if source.type is planned.type:
         for piece in file.chunks(source.name):
             _check_finite(file, planned, piece)
@@ -132,9 +133,9 @@ def _pieces(file: GGUFFile, planned: Planned) -> Iterator[npt.NDArray[np.uint8]]
     for piece in file.chunks(source.name, _CHUNK // n * row, unit=row):
         if not planned.type.is_quantized:
             _check_finite(file, planned, piece)
-        rows = dequantize(piece.reshape(-1, row), source.type)
+        rows = dequantize(piece.reshape(-1, row), source.type, n_threads=plan.n_threads)
         for part, weights in _by_expert(planned, rows, done):
-            yield _convert(file, planned, part, weights)
+            yield _convert(plan, planned, part, weights)
         done += len(rows)
 
 
@@ -155,15 +156,15 @@ def _by_expert(
 
 
 def _convert(
-    file: GGUFFile, planned: Planned, rows: Floats, weights: Floats | None
+    plan: Plan, planned: Planned, rows: Floats, weights: Floats | None
 ) -> npt.NDArray[np.uint8]:
-    where = f"{file.path}: tensor {planned.source.name!r}"
+    where = f"{plan.file.path}: tensor {planned.source.name!r}"
     if planned.type is GGMLType.F16:
         peak = np.abs(rows).max(initial=0)
         if peak > _F16_MAX:
             raise ModelError(f"{where} has values up to {peak:.3g}, too large for F16: use BF16")
     try:
-        return quantize(rows, planned.type, imatrix=weights)
+        return quantize(rows, planned.type, weights, n_threads=plan.n_threads)
     except QuantizeError as error:
         raise ModelError(f"{where}: {error}") from None
 

@@ -102,7 +102,7 @@ def test_dry_run(folder: Path) -> None:
         (("--tensor-type", "a=q9", "x.gguf", "Q8_0"), 1, "cannot be quantized to 'q9'"),
         (("--output-tensor-type", "iq1_s", "x.gguf", "Q8_0"), 1, "cannot be quantized to"),
         (("--tensor-type-file", "none", "x.gguf", "Q8_0"), 1, "none: No such file"),
-        (("--imatrix", "none", "x.gguf", "Q8_0"), 1, "none: No such file"),
+        (("--imatrix", "none", "x.gguf", "Q8_0"), 1, "none: no such file"),
         (("--imatrix", "text.txt", "x.gguf", "Q8_0"), 1, "is no importance matrix"),
         (("--imatrix", "x.gguf", "x.gguf", "Q8_0"), 1, "general.type is None"),
         (("--prune-layers", "a", "x.gguf", "Q8_0"), 2, "'a' is not a whole number"),
@@ -166,7 +166,7 @@ def test_from_text_to_a_weighed_model_and_its_distance(
     assert "====== KL" not in other  # of 45 tokens there are no statistics
     for args, message in (
         (("--kl-divergence",), "give --kl-divergence-base FILE"),
-        (("--kl-divergence", "--kl-divergence-base", "none"), "No such file"),
+        (("--kl-divergence", "--kl-divergence-base", "none"), "no such file"),
         (("--kl-divergence", "--kl-divergence-base", "text.txt"), "is no file of logits"),
     ):
         result = run(perplexity.command, *model, *args, code=2 if len(args) == 1 else 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import struct
 from pathlib import Path
 
@@ -9,11 +11,12 @@ import numpy as np
 import pytest
 
 from pyggml.errors import PyggmlError
-from pyggml.gguf import GGUFFile, write_gguf
+from pyggml.gguf import GGUFError, GGUFFile, write_gguf
 from pyllama.errors import ModelError
 from pyllama.quantize import Importance, read_importance, write_importance
 from pyllama.quantize.importance import Entry
 from pyllama.quantize.statistics import matrix_statistics
+from pyllama.saved_logits import SavedLogits
 
 
 def sample() -> Importance:
@@ -122,6 +125,15 @@ def test_damaged_files_are_one_line(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(PyggmlError) as error:
         read_importance(path)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for ever
+    for path in (tmp_path, tmp_path / "none", tmp_path / "pipe"):
+        with pytest.raises(GGUFError, match=re.escape(str(path))):
+            read_importance(path)
+        with pytest.raises(GGUFError, match=re.escape(str(path))):
+            SavedLogits(path)
 
 
 def test_damaged_gguf_files(tmp_path: Path) -> None:
