@@ -152,14 +152,16 @@ def run_bench(
     try:
         test_time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return asdict(
-            _row(context, case, test_time, _samples_ns(context, case, repetitions, warmup))
+            _row(context, case, test_time, samples_ns(context, case, repetitions, warmup))
         )
     finally:
         context.close()
 
 
-def _samples_ns(context: Context, case: BenchCase, repetitions: int, warmup: bool) -> list[int]:
-    """Nanoseconds of each repetition."""
+def samples_ns(
+    context: Context, case: BenchCase, repetitions: int = 1, warmup: bool = False
+) -> list[int]:
+    """Nanoseconds of each repetition, in a context that is there already; it is emptied first."""
     model = context.model
     depth, prompt, generated = (
         bench_tokens(model, n, stream)
