@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 INT32_MAX = 2**31 - 1
 MAX_THREADS = 1024
+CACHE_TYPES = ("f16", "f32", "bf16", "q8_0")  # pyllama.kv_cache.KV_TYPES, without importing it
 _ONE_DEVICE = "there is no GPU backend yet"
 _PLAN = "pyllama-powerinfer plan says what one would hold"
 
@@ -266,7 +267,7 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
         click.option(
             "-ctk",
             "--cache-type-k",
-            type=click.Choice(["f16", "f32", "bf16", "q8_0"]),
+            type=click.Choice(CACHE_TYPES),
             default="f16",
             show_default=True,
             help="Type of cached keys. f32: exact, twice as large. q8_0: half as large.",
@@ -274,7 +275,7 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
         click.option(
             "-ctv",
             "--cache-type-v",
-            type=click.Choice(["f16", "f32", "bf16", "q8_0"]),
+            type=click.Choice(CACHE_TYPES),
             default="f16",
             show_default=True,
             help="Type of cached values.",

@@ -1,0 +1,134 @@
+"""Speed beside llama.cpp's, turn about in one run: from pip, and a build of it if there is one.
+
+    python -m benchmarks.bench_peers MODEL.gguf... [--native PATH/llama-bench] [--peer PYTHON]
+        [--tests pp512,tg64] [--threads 2] [--rounds 5]
+
+PYTHON is one that has xllamacpp. Every round runs each test here and on every peer, so that a busy
+machine slows all; speeds are medians of the rounds, ratios medians of the rounds' ratios. A line a
+test in results/peers.jsonl. Peers are measured by their own clocks, behind their own warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench_model import Ours, cases, head, name, roof_fields, save
+from pyllama import Model
+from pyllama.bench import BenchCase
+
+Peer = Callable[[Path, BenchCase, int], float]
+ROOT = Path(__file__).parent.parent
+
+
+def _output(command: list[str], where: Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=where)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def native(program: str) -> Peer:
+    """llama-bench by its path; attention fused, as here."""
+
+    def speed(path: Path, case: BenchCase, threads: int) -> float:
+        sizes = {"-p": case.n_prompt, "-n": case.n_gen, "-d": case.n_depth, "-t": threads, "-r": 1}
+        flags = [str(part) for pair in sizes.items() for part in pair]
+        text = _output([program, "-m", str(path), *flags, "-fa", "1", "-o", "jsonl"], ROOT)
+        found: float = json.loads(text.splitlines()[-1])["avg_ts"]
+        return found
+
+    return speed
+
+
+def from_pip(python: str) -> Peer:
+    """llama.cpp as xllamacpp has it; it knows no depth, so the depth is not measured there."""
+
+    def speed(path: Path, case: BenchCase, threads: int) -> float:
+        if case.n_depth:
+            return float("nan")
+        generated = case.n_gen or 1
+        count = str(case.n_prompt or "")
+        text = _output(
+            [python, "-m", "benchmarks.llama_cpp", str(path), count,
+             "--generated", str(generated), "--threads", str(threads), "--rounds", "1"],
+            ROOT,
+        )  # fmt: skip
+        ms = json.loads(text.partition("PEER ")[2].partition("\n")[0])["ms"]
+        return 1e3 * case.n_prompt / ms[count] if case.n_prompt else 1e3 / float(ms["1"])
+
+    return speed
+
+
+def measure(
+    ours: Ours, path: Path, case: BenchCase, peers: dict[str, Peer], rounds: int
+) -> dict[str, Any]:
+    """Rounds of one test."""
+    pairs, speeds = [], defaultdict(list)
+    for _ in range(rounds):
+        pairs.append(ours.against_roof(case))
+        for peer, run in peers.items():
+            speeds[peer].append(run(path, case, ours.context.n_threads))
+    mine = [speed for speed, _ in pairs]
+    line: dict[str, Any] = {"test": name(case), "ours": statistics.median(mine)}
+    for peer, theirs in speeds.items():
+        if theirs[0] == theirs[0]:
+            line[peer] = statistics.median(theirs)
+            line[f"over_{peer}"] = statistics.median(
+                a / b for a, b in zip(mine, theirs, strict=True)
+            )
+    return line | roof_fields(ours.bytes, pairs) | {"samples": {"ours": mine, **speeds}}
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Markdown of the newest line of every model, test and number of threads."""
+    newest = {(r["file"], r["threads"], r["isa"], r["test"]): r for r in lines}
+    rows = [
+        "| model | threads | test | here, t/s | native, t/s | ratio | pip, t/s | ratio | of roof |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in newest.values():
+        cells = [r["model"], str(r["threads"]), r["test"], f"{r['ours']:.0f}"]
+        for peer in ("native", "pip"):
+            cells += [f"{r[peer]:.0f}", f"{r[f'over_{peer}']:.2f}"] if peer in r else ["", ""]
+        cells.append(f"{r['of_roof']:.0%}" if "of_roof" in r else "")
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--native", metavar="LLAMA_BENCH", help="path of a llama-bench")
+    parser.add_argument("--peer", metavar="PYTHON", help="that has xllamacpp")
+    parser.add_argument("--tests", default="pp512,tg64")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    peers: dict[str, Peer] = {}
+    if args.native:
+        peers["native"] = native(args.native)
+    if args.peer:
+        peers["pip"] = from_pip(args.peer)
+    tests, lines = cases(args.tests), []
+    for path in args.models:
+        model = Model.load(path.resolve(), n_threads=args.threads)
+        ours = Ours(model, args.threads, tests)
+        for case in tests:
+            lines.append(
+                head(model, args.threads) | measure(ours, path.resolve(), case, peers, args.rounds)
+            )
+            save(lines[-1], "peers.jsonl")
+        ours.context.close()
+        model.close()
+    print(table(lines))
+
+
+if __name__ == "__main__":
+    main()
