@@ -55,9 +55,7 @@ def choosers(plain: AffineSearch, weighted: AffineSearch) -> tuple[Any, Any]:
     cap = TOP if plain.top == 31 else 255  # ggml caps Q5_K's and not Q4_K's
 
     @inline_strict
-    def finish(x, fits, d, dmin, scales, codes, out):  # type: ignore[no-untyped-def]
-        store_f16(out, d)
-        store_f16(out + 2, dmin)
+    def finish(x, fits, scales, codes, out):  # type: ignore[no-untyped-def]
         d, dmin = load_f16(out), load_f16(out + 2)
         for j in range(GROUPS):
             q = i32_ptr(scales)
@@ -90,8 +88,9 @@ def choosers(plain: AffineSearch, weighted: AffineSearch) -> tuple[Any, Any]:
             store(weights + _ROW * i, mean + magnitude(lanes_f32(GROUPS, turned + _ROW * i)))
         scale, low, inverse, base = fit(turned, weights, tried)
         keep(fits, scale, low, inverse, base)
-        d, dmin = _by_largest(fits, scales), _by_largest(fits + _ROW, scales + _ROW)
-        finish(x, fits, d, dmin, scales, codes, out)
+        store_f16(out, _by_largest(fits, scales))
+        store_f16(out + 2, _by_largest(fits + _ROW, scales + _ROW))
+        finish(x, fits, scales, codes, out)
 
     @inline_strict
     def choose_weighted(x, imatrix, codes, out):  # type: ignore[no-untyped-def]
@@ -103,11 +102,11 @@ def choosers(plain: AffineSearch, weighted: AffineSearch) -> tuple[Any, Any]:
         scale, low, inverse, base = fit_weighted(turned, weights, tried)
         keep(fits, scale, low, inverse, base)
         store(sums, _ordered_sums(weights))
-        d = fit_positive(fits, sums, GROUPS, TOP, scales)
-        dmin = fit_positive(fits + _ROW, sums, GROUPS, TOP, scales + _ROW)
+        store_f16(out, fit_positive(fits, sums, GROUPS, TOP, scales))
+        store_f16(out + 2, fit_positive(fits + _ROW, sums, GROUPS, TOP, scales + _ROW))
         for j in range(2 * GROUPS):
             i32_ptr(scales)[j] = min(i32_ptr(scales)[j], cap)
-        finish(x, fits, d, dmin, scales, codes, out)
+        finish(x, fits, scales, codes, out)
 
     return choose, choose_weighted
 
