@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyggml.backend.cpu.codec import DECODED, ENCODED, encode_weighted
-from pyggml.backend.cpu.codec.rows import row_decoder, row_encoder
+from pyggml.backend.cpu.codec import CODECS, DECODED, ENCODED
+from pyggml.backend.cpu.codec.rows import row_decoder, row_encoder, weighted_row_encoder
 from pyggml.dtype import GGMLType, row_size
-from pyggml.jit import Kernel, kernel
+from pyggml.jit import Kernel
 from pyggml.quants import BLOCK_TYPES, reference_quantize
 
 Array = npt.NDArray[Any]
 N = 512
-WEIGHTED = (GGMLType.IQ4_NL, GGMLType.IQ4_XS)  # of the others see their formats
+WEIGHTED = [kind for kind in ENCODED if CODECS[kind].encode_weighted is not None]
 
 
 def named(kinds: Any) -> Any:
@@ -70,20 +70,9 @@ def test_encoding(kind: GGMLType) -> None:
     assert np.array_equal(out[:, :-4], reference_quantize(x, kind))
 
 
-def weighted_encoder(kind: int) -> Kernel:
-    block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
-
-    def encode(x, row, n, weights):  # type: ignore[no-untyped-def]
-        for i in range(n // block):
-            start = 4 * block * i
-            encode_weighted(kind, x + start, weights + start, row + size * i)
-
-    return kernel(encode)
-
-
 @named(WEIGHTED)
 def test_encoding_with_importance_weights(kind: GGMLType) -> None:
-    x, made = samples(), weighted_encoder(int(kind))
+    x, made = samples(), weighted_row_encoder(int(kind))
     rng = np.random.default_rng(0)
     for weights in (rng.random(N) ** 4, rng.random(N) < 0.5):
         weights = weights.astype(np.float32)
