@@ -13,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..dtype import GGMLType
-from ..errors import QuantizeError, ShapeError, TypeMismatch
+from ..dtype import GGMLType, row_size
+from ..errors import ComputeError, QuantizeError, ShapeError, TypeMismatch
+from .arrays import array_codec
 from .block import BLOCK_TYPES, BlockType, Floats
 from .iq1_m import IQ1_M
 from .iq1_s import IQ1_S
@@ -37,7 +38,16 @@ from .q5_k import Q5_K
 from .q6_k import Q6_K
 from .q8_0 import Q8_0
 from .q8_k import Q8_K
-from .reference import Bytes, reference_dequantize, reference_quantize
+from .reference import (
+    Bytes,
+    check_finite,
+    check_scales,
+    encodable,
+    readable,
+    reference_dequantize,
+    reference_quantize,
+    value_shape,
+)
 from .tq1_0 import TQ1_0
 from .tq2_0 import TQ2_0
 from .values import from_float, get_blocks, set_blocks, to_float
@@ -79,13 +89,24 @@ __all__ = [
 ]
 
 
-def quantize(x: npt.ArrayLike, type: GGMLType | str, imatrix: npt.ArrayLike | None = None) -> Bytes:
+_PLAIN = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)  # NumPy is as fast as it gets
+_SMALL = 1 << 16  # elements that are not worth compiling a kernel for
+
+
+def quantize(
+    x: npt.ArrayLike,
+    type: GGMLType | str,
+    imatrix: npt.ArrayLike | None = None,
+    *,
+    n_threads: int | None = None,
+) -> Bytes:
     """The bytes of ``x`` in the format ``type``, a type or its name.
 
     Args:
         x: float32 [..., n], where n is a multiple of the block size.
         imatrix: float32 [n], how much each column matters (mean squares of activations); formats
             without such a search ignore it.
+        n_threads: None is one for each core that we may use.
 
     Returns:
         uint8 [..., row_size(type, n)].
@@ -98,15 +119,30 @@ def quantize(x: npt.ArrayLike, type: GGMLType | str, imatrix: npt.ArrayLike | No
     """
     type = _type(type)
     x = np.ascontiguousarray(x, np.float32)
-    weights = None if imatrix is None else _importance(imatrix, x.shape[-1])
-    return reference_quantize(x, type, weights)
+    n = x.shape[-1]
+    weights = None if imatrix is None else _importance(imatrix, n)
+    codec = None if x.size < _SMALL or type in _PLAIN else array_codec()
+    if codec is None:
+        return reference_quantize(x, type, weights)
+    encodable(type)
+    n_bytes = row_size(type, n)
+    try:
+        out = codec.encode(x.reshape(-1, n), type, weights, n_threads)
+    except ComputeError:
+        check_finite(x, type)  # it says where
+        raise
+    check_scales(out, x, type)
+    return out.reshape(*x.shape[:-1], n_bytes)
 
 
-def dequantize(data: npt.ArrayLike, type: GGMLType | str) -> Floats:
+def dequantize(
+    data: npt.ArrayLike, type: GGMLType | str, *, n_threads: int | None = None
+) -> Floats:
     """The values of bytes in the format ``type``, a type or its name.
 
     Args:
         data: uint8 [..., row bytes], as from ``quantize`` (or flat).
+        n_threads: None is one for each core that we may use.
 
     Returns:
         float32 [..., n].
@@ -115,7 +151,15 @@ def dequantize(data: npt.ArrayLike, type: GGMLType | str) -> Floats:
         ShapeError: rows that are not whole blocks.
         TypeMismatch: a format that we do not know.
     """
-    return reference_dequantize(data, _type(type))
+    type = _type(type)
+    data = np.ascontiguousarray(data, np.uint8)
+    small = data.size * type.block_size < _SMALL * type.type_size
+    codec = None if small or type in _PLAIN else array_codec()
+    if codec is None:
+        return reference_dequantize(data, type)
+    readable(type)
+    shape = value_shape(data, type)
+    return codec.decode(data, type, n_threads).reshape(shape)
 
 
 def _type(type: GGMLType | str) -> GGMLType:

@@ -11,11 +11,15 @@ against what is not a number, which matters where the best minimum has come up t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .block import Floats
 from .exact import F, Ints, first_smallest, nearest_int, ordered_sum
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,6 @@ def _codes(x: Floats, inverse: Floats, low: Floats, top: int) -> Ints:
     return np.clip(nearest_int(inverse[:, None] * (x - low[:, None])), 0, top)
 
 
-def _error(x: Floats, w: Floats, scale: Floats, low: Floats, codes: Ints, absolute: bool) -> Floats:
+def _error(x: Floats, w: Floats, scale: Array, low: Array, codes: Ints, absolute: bool) -> Floats:
     diff = scale[:, None] * codes.astype(np.float32) + low[:, None] - x
     return ordered_sum(w * (np.abs(diff) if absolute else diff * diff))

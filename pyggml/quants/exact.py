@@ -6,6 +6,8 @@ total = ordered_sum(w * x)                     # front to back, not NumPy's pair
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,7 +18,7 @@ F = np.float32
 _MAGIC = F(1.5 * 2**23)  # adding it leaves the nearest integer, ties to even, in the low bits
 
 
-def nearest_int(v: Floats) -> Ints:
+def nearest_int(v: npt.NDArray[Any]) -> Ints:
     """The nearest integers; beyond 2^22, where C's result is of no use, the same useless ones."""
     bits = (v + _MAGIC).view(np.int32)
     out: Ints = (bits & np.int32(0x7FFFFF)) - np.int32(0x400000)

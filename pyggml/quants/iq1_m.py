@@ -32,7 +32,8 @@ def dequantize_blocks(blocks: Blocks) -> Floats:
     delta = np.where(high & np.uint8(8), -DELTA, DELTA)
     code = blocks["qs"] | (high & np.uint8(7)).astype(np.uint16) << np.uint16(8)
     values = grid(GGMLType.IQ1_M)[code] + delta[:, :, None]  # [n, 32, 8]
-    return (scale.repeat(2, axis=1)[:, :, None] * values).reshape(-1, 256)
+    out: Floats = scale.repeat(2, axis=1)[:, :, None] * values
+    return out.reshape(-1, 256)
 
 
 IQ1_M = register(BlockType(GGMLType.IQ1_M, DTYPE, None, dequantize_blocks))

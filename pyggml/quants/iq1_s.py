@@ -27,7 +27,8 @@ def dequantize_blocks(blocks: Blocks) -> Floats:
     delta = np.where(qh & np.uint16(0x8000), -DELTA, DELTA)
     high = qh[:, :, None] >> _THREES & np.uint16(7)
     entries = grid(GGMLType.IQ1_S)[blocks["qs"] | high << np.uint16(8)]  # [n, 8, 4, 8]
-    return (d[:, :, None, None] * (entries + delta[:, :, None, None])).reshape(-1, 256)
+    out: Floats = d[:, :, None, None] * (entries + delta[:, :, None, None])
+    return out.reshape(-1, 256)
 
 
 IQ1_S = register(BlockType(GGMLType.IQ1_S, DTYPE, None, dequantize_blocks))

@@ -45,14 +45,16 @@ def dequantize_blocks(blocks: Blocks) -> Floats:
     """Blocks [n] -> float32 [n, 256]."""
     d = blocks["d"].astype(np.float32)[:, None] * _steps(blocks)
     q = unpack_nibbles(blocks["qs"].reshape(-1, 16)).reshape(-1, 8, 32)
-    return (d[:, :, None] * _VALUES[q]).reshape(-1, 256)
+    out: Floats = (d[:, :, None] * _VALUES[q]).reshape(-1, 256)
+    return out
 
 
 def _steps(blocks: Blocks) -> npt.NDArray[np.float32]:
     """The groups' scales in units of the block's, [n, 8]."""
     low = np.stack([blocks["scales_l"] & np.uint8(15), blocks["scales_l"] >> np.uint8(4)], axis=2)
     high = blocks["scales_h"][:, None] >> _HIGH_BITS & np.uint16(3)
-    return (low.reshape(-1, 8) | high << np.uint16(4)).astype(np.float32) - np.float32(32)
+    codes: npt.NDArray[np.uint16] = low.reshape(-1, 8) | high << np.uint16(4)
+    return codes.astype(np.float32) - np.float32(32)
 
 
 IQ4_XS = register(BlockType(GGMLType.IQ4_XS, DTYPE, quantize_blocks, dequantize_blocks))

@@ -54,7 +54,8 @@ def _steps(blocks: Blocks) -> Floats:
 def _pack_low(codes: Ints) -> Bytes:
     """Nibbles [n, 256] -> [n, 128]: of each 128, elements l and l + 64 in byte l."""
     q = codes.astype(np.uint8).reshape(-1, 2, 2, 64)
-    return (q[:, :, 0] | q[:, :, 1] << 4).reshape(-1, 128)
+    packed: Bytes = q[:, :, 0] | q[:, :, 1] << np.uint8(4)
+    return packed.reshape(-1, 128)
 
 
 def _unpack_low(packed: Bytes) -> Bytes:

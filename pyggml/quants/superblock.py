@@ -14,6 +14,7 @@ from .exact import F, Ints, nearest_int, ordered_sum
 
 SUPERBLOCK = 256
 Bytes = npt.NDArray[np.uint8]
+_2, _4, _6 = (np.uint8(i) for i in (2, 4, 6))
 
 
 def spread_weights(x: Floats, imatrix: Floats, factor: int) -> Floats:
@@ -59,7 +60,9 @@ def unpack_scales(packed: Bytes) -> tuple[Ints, Ints]:
 def pack_pairs(codes: Ints) -> Bytes:
     """Codes of two bits [n, 256] -> [n, 64]: of each 128, elements l, l + 32, ... in byte l."""
     q = codes.astype(np.uint8).reshape(-1, 2, 4, 32)
-    packed = q[:, :, 0] | q[:, :, 1] << 2 | q[:, :, 2] << 4 | q[:, :, 3] << 6  # [n, 2, 32]
+    packed: Bytes = (
+        q[:, :, 0] | q[:, :, 1] << _2 | q[:, :, 2] << _4 | q[:, :, 3] << _6
+    )  # [n, 2, 32]
     return packed.reshape(-1, 64)
 
 
@@ -73,7 +76,8 @@ def unpack_pairs(packed: Bytes) -> Bytes:
 def pack_halves(codes: Ints) -> Bytes:
     """Codes of four bits [n, 256] -> [n, 128]: of each 64, elements l and l + 32 in byte l."""
     q = codes.astype(np.uint8).reshape(-1, 4, 2, 32)
-    return (q[:, :, 0] | q[:, :, 1] << 4).reshape(-1, 128)
+    packed: Bytes = q[:, :, 0] | q[:, :, 1] << _4
+    return packed.reshape(-1, 128)
 
 
 def unpack_halves(packed: Bytes) -> Bytes:

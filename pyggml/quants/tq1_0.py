@@ -48,7 +48,8 @@ def dequantize_blocks(blocks: Blocks) -> Floats:
 def _digits(blocks: Blocks) -> Iterator[npt.NDArray[np.uint16]]:
     for _, digits, field, part in _PARTS:
         moved = blocks[field][:, None, part] * _POWERS[:digits]  # wraps around in a byte
-        yield (moved.astype(np.uint16) * 3 >> 8).reshape(len(blocks), -1)
+        digit = moved.astype(np.uint16) * np.uint16(3) >> np.uint16(8)
+        yield digit.reshape(len(blocks), -1)
 
 
 TQ1_0 = register(BlockType(GGMLType.TQ1_0, DTYPE, quantize_blocks, dequantize_blocks))

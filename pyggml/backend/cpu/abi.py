@@ -33,10 +33,11 @@ TENSOR_WORDS = 9
 DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6 = (TENSORS + TENSOR_WORDS * i for i in range(8))
 N_HEADER = TENSORS + TENSOR_WORDS
 
-BAD_INDEX, BAD_SCORE = 1, 2
+BAD_INDEX, BAD_SCORE, BAD_VALUE = 1, 2, 3
 ERRORS = {  # set_error's codes
     BAD_INDEX: "an index lies outside of its table (GET_ROWS, SET_ROWS, MUL_MAT_ID, ADD_ID)",
     BAD_SCORE: "a sparse score is not a number (MUL_MAT_SPARSE, AXPY)",
+    BAD_VALUE: "a value to quantize is NaN or infinite",
 }
 
 i8, i16, i32, i64 = (ir.IntType(n) for n in (8, 16, 32, 64))

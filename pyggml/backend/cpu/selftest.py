@@ -101,7 +101,8 @@ def families() -> None:
     from ...cgraph import CGraph
     from ...context import Context
     from ...dtype import GGMLType
-    from ...quants import dequantize, quantize
+    from ...quants import reference_dequantize as dequantize
+    from ...quants import reference_quantize as quantize
     from .backend import CpuBackend
 
     rng = np.random.default_rng(0)
@@ -150,7 +151,8 @@ def layer() -> None:
     from ...cgraph import CGraph
     from ...context import Context
     from ...dtype import GGMLType
-    from ...quants import dequantize, quantize
+    from ...quants import reference_dequantize as dequantize
+    from ...quants import reference_quantize as quantize
     from .backend import CpuBackend
     from .buffer import REPACK
     from .repack import repack

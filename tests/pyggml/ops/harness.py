@@ -144,7 +144,7 @@ def random_blocks(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:
     n_bytes = values.shape[-1] // type.block_size * type.type_size
     out = rng.integers(0, 256, (*values.shape[:-1], n_bytes), np.uint8)
     blocks = out.view(BLOCK_TYPES[type].dtype)
-    if type is GGMLType.IQ1_M:  # the scale, 2^-4, is in the top bits of four words
+    if type is GGMLType.IQ1_M:  # the scale, 2^-7, is in the top bits of four words
         blocks["scales"] = blocks["scales"] & 0xFFF | np.uint16([0, 0, 0, 0x2]) << np.uint16(12)
     else:
         blocks["d"] = 2.0**-6

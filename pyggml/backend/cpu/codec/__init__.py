@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from numba import types
-from numba.extending import overload
+from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from .iq1_m import decode_iq1_m
@@ -24,8 +24,8 @@ from .iq2_xs import decode_iq2_xs
 from .iq2_xxs import decode_iq2_xxs
 from .iq3_s import decode_iq3_s
 from .iq3_xxs import decode_iq3_xxs
-from .iq4_nl import decode_iq4_nl, encode_iq4_nl, encode_weighted_iq4_nl
-from .iq4_xs import decode_iq4_xs, encode_iq4_xs, encode_weighted_iq4_xs
+from .iq4_nl import decode_iq4_nl, encode_iq4_nl, encode_iq4_nl_weighted
+from .iq4_xs import decode_iq4_xs, encode_iq4_xs, encode_iq4_xs_weighted
 from .mxfp4 import decode_mxfp4, encode_mxfp4
 from .q2_k import decode_q2_k, encode_q2_k, encode_q2_k_weighted
 from .q3_k import decode_q3_k, encode_q3_k, encode_q3_k_weighted
@@ -60,18 +60,6 @@ class Codec:
 
 CODECS = {
     int(GGMLType.Q8_0): Codec(decode_q8_0, encode_q8_0),
-    int(GGMLType.IQ4_NL): Codec(decode_iq4_nl, encode_iq4_nl, encode_weighted_iq4_nl),
-    int(GGMLType.IQ4_XS): Codec(decode_iq4_xs, encode_iq4_xs, encode_weighted_iq4_xs),
-    int(GGMLType.MXFP4): Codec(decode_mxfp4, encode_mxfp4),
-    int(GGMLType.TQ1_0): Codec(decode_tq1_0, encode_tq1_0),
-    int(GGMLType.TQ2_0): Codec(decode_tq2_0, encode_tq2_0),
-    int(GGMLType.IQ2_XXS): Codec(decode_iq2_xxs),
-    int(GGMLType.IQ2_XS): Codec(decode_iq2_xs),
-    int(GGMLType.IQ2_S): Codec(decode_iq2_s),
-    int(GGMLType.IQ3_XXS): Codec(decode_iq3_xxs),
-    int(GGMLType.IQ3_S): Codec(decode_iq3_s),
-    int(GGMLType.IQ1_S): Codec(decode_iq1_s),
-    int(GGMLType.IQ1_M): Codec(decode_iq1_m),
     int(GGMLType.Q4_0): Codec(decode_q4_0, encode_q4_0, encode_q4_0_weighted),
     int(GGMLType.Q4_1): Codec(decode_q4_1, encode_q4_1, encode_q4_1_weighted),
     int(GGMLType.Q5_0): Codec(decode_q5_0, encode_q5_0, encode_q5_0_weighted),
@@ -82,46 +70,54 @@ CODECS = {
     int(GGMLType.Q3_K): Codec(decode_q3_k, encode_q3_k, encode_q3_k_weighted),
     int(GGMLType.Q6_K): Codec(decode_q6_k, encode_q6_k, encode_q6_k_weighted),
     int(GGMLType.Q8_K): Codec(decode_q8_k, encode_q8_k),
+    int(GGMLType.IQ4_NL): Codec(decode_iq4_nl, encode_iq4_nl, encode_iq4_nl_weighted),
+    int(GGMLType.IQ4_XS): Codec(decode_iq4_xs, encode_iq4_xs, encode_iq4_xs_weighted),
+    int(GGMLType.MXFP4): Codec(decode_mxfp4, encode_mxfp4),
+    int(GGMLType.TQ1_0): Codec(decode_tq1_0, encode_tq1_0),
+    int(GGMLType.TQ2_0): Codec(decode_tq2_0, encode_tq2_0),
+    int(GGMLType.IQ2_XXS): Codec(decode_iq2_xxs),
+    int(GGMLType.IQ2_XS): Codec(decode_iq2_xs),
+    int(GGMLType.IQ2_S): Codec(decode_iq2_s),
+    int(GGMLType.IQ3_XXS): Codec(decode_iq3_xxs),
+    int(GGMLType.IQ3_S): Codec(decode_iq3_s),
+    int(GGMLType.IQ1_S): Codec(decode_iq1_s),
+    int(GGMLType.IQ1_M): Codec(decode_iq1_m),
 }
 DECODED = tuple(CODECS)
 ENCODED = tuple(kind for kind, codec in CODECS.items() if codec.encode is not None)
 
 
-def decode_block(kind: int, block: int, y: int) -> None:
+def _chosen(field: str, kind: Any, n: int) -> Any:
+    """Typing and code of a call of a format's function with ``n`` addresses."""
+    if not isinstance(kind, types.IntegerLiteral):
+        return None
+    function = getattr(CODECS[kind.literal_value], field)
+    addresses = (types.int64,) * n
+
+    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        callee = context.typing_context.resolve_value_type(function)
+        call = callee.get_call_type(context.typing_context, addresses, {})
+        emit = context.get_function(callee, call)
+        context.add_linking_libs(getattr(emit, "libs", ()))
+        emit(b, args[1:])
+        return context.get_dummy_value()
+
+    return types.void(kind, *addresses), codegen
+
+
+@intrinsic(prefer_literal=True)
+def decode_block(typingctx: Any, kind: Any, block: Any, y: Any) -> Any:
     """The block at ``block`` as float32 at ``y``."""
-    raise NotImplementedError("for jitted code")
+    return _chosen("decode", kind, 2)
 
 
-def encode_block(kind: int, x: int, out: int) -> None:
+@intrinsic(prefer_literal=True)
+def encode_block(typingctx: Any, kind: Any, x: Any, out: Any) -> Any:
     """float32 at ``x`` as one block at ``out``."""
-    raise NotImplementedError("for jitted code")
+    return _chosen("encode", kind, 2)
 
 
-def encode_weighted(kind: int, x: int, weights: int, out: int) -> None:
+@intrinsic(prefer_literal=True)
+def encode_weighted(typingctx: Any, kind: Any, x: Any, weights: Any, out: Any) -> Any:
     """``encode_block`` with importance weights, float32 as many as values."""
-    raise NotImplementedError("for jitted code")
-
-
-# Numba compares signatures, annotations included: these have none.
-@overload(decode_block, prefer_literal=True)
-def _decode_block(kind, block, y):  # type: ignore[no-untyped-def]
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    decode = CODECS[kind.literal_value].decode
-    return lambda kind, block, y: decode(block, y)
-
-
-@overload(encode_block, prefer_literal=True)
-def _encode_block(kind, x, out):  # type: ignore[no-untyped-def]
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    encode = CODECS[kind.literal_value].encode
-    return lambda kind, x, out: encode(x, out)
-
-
-@overload(encode_weighted, prefer_literal=True)
-def _encode_weighted(kind, x, weights, out):  # type: ignore[no-untyped-def]
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    encode = CODECS[kind.literal_value].encode_weighted
-    return lambda kind, x, weights, out: encode(x, weights, out)
+    return _chosen("encode_weighted", kind, 3)

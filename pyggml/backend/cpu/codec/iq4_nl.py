@@ -9,9 +9,9 @@ from ....jit import inline_strict
 from ..abi import f32_ptr, u8_ptr
 from ..simd.element import F32, I8, take
 from ..simd.half import load_f16, store_f16
+from ..simd.lanes import stack
 from ..simd.math import ONE, ZERO, abs_f32
 from .codes import decode_nibbles
-from .stack import stack
 from .tables import iq4_limits, values_of
 
 KIND = int(GGMLType.IQ4_NL)
@@ -93,7 +93,7 @@ def search(x, importance):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def encode_weighted_iq4_nl(x, weights, out):  # type: ignore[no-untyped-def]
+def encode_iq4_nl_weighted(x, weights, out):  # type: ignore[no-untyped-def]
     """32 float32 at ``x`` with importance weights (0: without) as one block at ``out``."""
     importance = stack(BLOCK_BYTES)
     weigh(x, weights, spread_of(x, BLOCK) if weights != 0 else ZERO, importance)
@@ -105,7 +105,7 @@ def encode_weighted_iq4_nl(x, weights, out):  # type: ignore[no-untyped-def]
 @inline_strict
 def encode_iq4_nl(x, out):  # type: ignore[no-untyped-def]
     """32 float32 at ``x`` as one block at ``out``."""
-    encode_weighted_iq4_nl(x, 0, out)
+    encode_iq4_nl_weighted(x, 0, out)
 
 
 @inline_strict

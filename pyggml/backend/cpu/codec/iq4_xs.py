@@ -7,10 +7,10 @@ import numpy as np
 from ....jit import inline_strict
 from ..abi import f32_ptr, u8_ptr
 from ..simd.half import load_f16, store_f16
+from ..simd.lanes import stack
 from ..simd.math import ONE, ZERO, abs_f32
 from .codes import decode_nibbles
 from .iq4_nl import BLOCK, BLOCK_BYTES, KIND, put_codes, search, spread_of, weigh
-from .stack import stack
 from .tables import values_of
 
 GROUPS = 8
@@ -27,7 +27,7 @@ def _step(block, group):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def encode_weighted_iq4_xs(x, weights, out):  # type: ignore[no-untyped-def]
+def encode_iq4_xs_weighted(x, weights, out):  # type: ignore[no-untyped-def]
     """256 float32 at ``x`` with importance weights (0: without) as one block at ``out``."""
     importance, found = stack(BLOCK_BYTES), stack(_SCALES_BYTES)
     spread = spread_of(x, GROUPS * BLOCK) if weights != 0 else ZERO
@@ -54,7 +54,7 @@ def encode_weighted_iq4_xs(x, weights, out):  # type: ignore[no-untyped-def]
 @inline_strict
 def encode_iq4_xs(x, out):  # type: ignore[no-untyped-def]
     """256 float32 at ``x`` as one block at ``out``."""
-    encode_weighted_iq4_xs(x, 0, out)
+    encode_iq4_xs_weighted(x, 0, out)
 
 
 @inline_strict

@@ -17,8 +17,8 @@ from ....jit import Kernel, inline, kernel
 from ..abi import f32_ptr
 from ..atomics import call_address
 from ..simd.element import F32, put
-from . import decode_block, encode_block
-from .stack import stack
+from ..simd.lanes import stack
+from . import decode_block, encode_block, encode_weighted
 
 BLOCK_BYTES = 4 * 256  # of the largest block as float32
 
@@ -58,6 +58,21 @@ def row_encoder(kind: int) -> Kernel:
 
     made = kernel(encode)
     made.name = f"encode_{GGMLType(kind).name.lower()}"
+    return made
+
+
+@cache
+def weighted_row_encoder(kind: int) -> Kernel:
+    """The encoder of a format with importance weights: (x, row, n, weights of the values)."""
+    block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
+
+    def encode(x, row, n, weights):  # type: ignore[no-untyped-def]
+        for i in range(n // block):
+            at = 4 * block * i
+            encode_weighted(kind, x + at, weights + at, row + size * i)
+
+    made = kernel(encode)
+    made.name = f"encode_weighted_{GGMLType(kind).name.lower()}"
     return made
 
 
