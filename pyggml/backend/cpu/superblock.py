@@ -201,8 +201,8 @@ def _sub_scales(type: GGMLType, blocks: Bytes) -> Bytes:
     if type == GGMLType.Q3_K:  # six bits: low nibbles of 16, then the two high bits
         low = np.concatenate([a & 15, b & 15, a >> 4, b >> 4], axis=-1)
         high = np.concatenate([c >> i & 3 for i in (0, 2, 4, 6)], axis=-1)
-        scales: Bytes = (low | high << 4) - np.uint8(32)
-        return scales
+        out: Bytes = (low | high << 4) - np.uint8(32)
+        return out
     return np.concatenate([a & 63, c & 15 | a >> 2 & 48, b & 63, c >> 4 | b >> 2 & 48], axis=-1)
 
 
@@ -212,17 +212,11 @@ def _put_sub_scales(type: GGMLType, blocks: Bytes, words: Bytes) -> None:
     if type in (GGMLType.Q2_K, GGMLType.Q6_K):
         blocks[..., at : at + 16] = words
         return
+    words = words + np.uint8(32) if type == GGMLType.Q3_K else words
     w = [words[..., i : i + 4] for i in (0, 4, 8, 12)]
     if type == GGMLType.Q3_K:
-        w = [x + np.uint8(32) for x in w]
-        high = [(x >> 4) << i for x, i in zip(w, (0, 2, 4, 6), strict=True)]
-        parts = [
-            w[0] & 15 | w[2] << 4,
-            w[1] & 15 | w[3] << 4,
-            high[0] | high[1] | high[2] | high[3],
-        ]
+        parts = [w[0] & 15 | w[2] << 4, w[1] & 15 | w[3] << 4]
+        parts.append(w[0] >> 4 | w[1] >> 4 << 2 | w[2] >> 4 << 4 | w[3] >> 4 << 6)
     else:
-        first, last, minima, last_minima = w
-        parts = [first | (last & 48) << 2, minima | (last_minima & 48) << 2]
-        parts.append(last & 15 | last_minima << 4)
+        parts = [w[0] | (w[1] & 48) << 2, w[2] | (w[3] & 48) << 2, w[1] & 15 | w[3] << 4]
     blocks[..., at : at + 12] = np.concatenate(parts, axis=-1)
