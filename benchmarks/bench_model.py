@@ -73,9 +73,10 @@ def head(model: Model, threads: int) -> dict[str, Any]:
     }
 
 
-def save(line: dict[str, Any], file: str) -> None:
+def save(line: dict[str, Any], file: str, quiet: bool = False) -> None:
     """Append to a results file, and print."""
-    print(json.dumps(line), flush=True)
+    if not quiet:
+        print(json.dumps(line), flush=True)
     with (RESULTS / file).open("a") as f:
         f.write(json.dumps(line) + "\n")
 

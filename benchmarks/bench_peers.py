@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench_model import Ours, cases, head, name, roof_fields, save
+from benchmarks.performance_page import peers_table
 from pyllama import Model
 from pyllama.bench import BenchCase
 
@@ -86,22 +87,6 @@ def measure(
     return line | roof_fields(ours.bytes, pairs) | {"samples": {"ours": mine, **speeds}}
 
 
-def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown of the newest line of every model, test and number of threads."""
-    newest = {(r["file"], r["threads"], r["isa"], r["test"]): r for r in lines}
-    rows = [
-        "| model | threads | test | here, t/s | native, t/s | ratio | pip, t/s | ratio | of roof |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for r in newest.values():
-        cells = [r["model"], str(r["threads"]), r["test"], f"{r['ours']:.0f}"]
-        for peer in ("native", "pip"):
-            cells += [f"{r[peer]:.0f}", f"{r[f'over_{peer}']:.2f}"] if peer in r else ["", ""]
-        cells.append(f"{r['of_roof']:.0%}" if "of_roof" in r else "")
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="+", type=Path)
@@ -127,7 +112,7 @@ def main() -> None:
             save(lines[-1], "peers.jsonl")
         ours.context.close()
         model.close()
-    print(table(lines))
+    print(peers_table(lines))
 
 
 if __name__ == "__main__":
