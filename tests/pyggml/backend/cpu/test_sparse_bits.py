@@ -307,4 +307,5 @@ def test_random_shapes_against_the_reference(data: st.DataObject) -> None:
     got = compute(product, n_threads=n_threads)
     want = np.where(active, x @ values.T, 0)
     assert not got[~active].view(np.uint32).any()
-    np.testing.assert_allclose(got, want, rtol=0, atol=0.05 * np.abs(want).max() + 1e-4)
+    lengths = np.outer(np.linalg.norm(x, axis=1), np.linalg.norm(values, axis=1))
+    assert (np.abs(got - want) <= 0.005 * lengths + 1e-4).all()  # activations are rounded to int8
