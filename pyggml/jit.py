@@ -5,10 +5,11 @@
 
     add_f32.address                                # int: what a program calls
 
-A kernel is a C function ``void(int64 node, int64 chunk, int64 n_chunks, int64 scratch)``. Compiled
-code is kept in the user's cache directory under a digest of our sources, the compilers' versions
-and the instruction set, so an edit or an upgrade never runs old code. Numba is told of that
-directory only while our own functions compile: a user's ``@njit(cache=True)`` is not touched.
+A kernel is a C function ``void(int64 node, int64 chunk, int64 n_chunks, int64 scratch)``; those
+that kernels call by address may have any number of int64 arguments. Compiled code is kept in the
+user's cache directory under a digest of our sources, the compilers' versions and the instruction
+set, so an edit or an upgrade never runs old code. Numba is told of that directory only while our
+own functions compile: a user's ``@njit(cache=True)`` is not touched.
 """
 
 from __future__ import annotations
@@ -89,8 +90,7 @@ def use_isa(name: str) -> None:
 
 _NO_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _numba_config: Any = config  # its attributes are made at run time
-KERNEL_SIG = nb.types.void(nb.types.int64, nb.types.int64, nb.types.int64, nb.types.int64)
-_KERNEL_ARGS: Any = (KERNEL_SIG.args, KERNEL_SIG.return_type)
+KERNEL_SIG: Any = nb.types.void(*[nb.types.int64] * 4)
 FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must travel
 
 
@@ -176,18 +176,23 @@ class Kernel:
 
     def __init__(self, function: Callable[..., None], fastmath: set[str] | bool = False) -> None:
         self.function = function
-        self.fastmath = fastmath
         self.name = function.__name__
+        self._options: Any = {"error_model": "numpy", "fastmath": fastmath}
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
+
+    @property
+    def _signature(self) -> Any:
+        return nb.types.void(*[nb.types.int64] * self.function.__code__.co_argcount)
 
     @cached_property
     def compiled(self) -> Any:
         """Numba's CFunc."""
         with _compile_lock, _numba_cache():
-            options = {"error_model": "numpy", "fastmath": self.fastmath}
-            made: Any = CFunc(self.function, _KERNEL_ARGS, {}, options)
+            signature = self._signature
+            args = (signature.args, signature.return_type)
+            made: Any = CFunc(self.function, args, {}, self._options)
             made._cache = _Cache(self.function)
             made.compile()
             if on_compile is not None and not made.cache_hits:
@@ -201,14 +206,20 @@ class Kernel:
 
     def assembly(self) -> str:
         """The machine code as text; compiles anew, since the cache keeps no assembly."""
-        options: dict[str, Any] = {"error_model": "numpy", "fastmath": self.fastmath}
-        compiled: Any = nb.cfunc(KERNEL_SIG, **options)(self.function)
+        compiled: Any = nb.cfunc(self._signature, **self._options)(self.function)
         return str(compiled._library.get_asm_str())
 
 
 def kernel(function: Callable[..., None]) -> Kernel:
     """Declare a kernel with strict floating point."""
     return Kernel(function)
+
+
+def named_kernel(function: Callable[..., None], *variant: object) -> Kernel:
+    """Declare one of several kernels of a function, named after it and what makes it different."""
+    made = Kernel(function)
+    made.name = "_".join([function.__name__, *(str(v).lower() for v in variant)])
+    return made
 
 
 def fast_kernel(function: Callable[..., None]) -> Kernel:

@@ -82,7 +82,7 @@ def encode_weighted_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-unt
                 v = lanes_f32(8, x + i)
                 store(scratch + i, lanes_f32(8, imatrix + i) * root(v * v + power))
             weights = scratch
-        call_address(int_param(node, CODEC), x, data(node, DST) + row_bytes * r, n, weights)
+        call_address(int_param(node, CODEC), (x, data(node, DST) + row_bytes * r, n, weights))
 
 
 @kernel

@@ -79,10 +79,10 @@ def weighted_row_encoder(kind: int) -> Kernel:
 @inline
 def decode_columns(decoder, row, y, n, first):  # type: ignore[no-untyped-def]
     """``n`` columns of a row of blocks from column ``first`` on, as float32 at ``y``."""
-    call_address(decoder, row, y, n, first)
+    call_address(decoder, (row, y, n, first))
 
 
 @inline
 def encode_row(encoder, x, row, n):  # type: ignore[no-untyped-def]
     """``n`` float32 at ``x``, whole blocks, as blocks at ``row``."""
-    call_address(encoder, x, row, n, 0)
+    call_address(encoder, (x, row, n, 0))

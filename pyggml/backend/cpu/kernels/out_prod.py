@@ -30,7 +30,7 @@ from ..codec import DECODED
 from ..codec.rows import decode_columns
 from ..lowering import Lowering, lowers
 from ..simd.element import F16, F32, put, take
-from .decoded import decoder_of, tile_kind
+from .weights import decoder_of, tile_kind
 
 DECODER = 0  # parameter
 
@@ -78,5 +78,5 @@ def _lower_out_prod(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
     assert a is not None
     chunks = low.mac_chunks(node, node.nelements * a.ne[1], 1 << 16)
-    made, params = out_prod_kernel(tile_kind(a, ALL_FLOATS)), [decoder_of(a, ALL_FLOATS)]
+    made, params = out_prod_kernel(tile_kind(a.type, ALL_FLOATS)), [decoder_of(a.type, ALL_FLOATS)]
     low.launch(made, node, params, chunks, scratch=4 * a.ne[0])

@@ -37,7 +37,7 @@ from ..simd.element import F16, F32, I32, put, take
 from ..simd.interleave import take_block
 from ..simd.super_take import take_super_block
 from ..superblock import FORMATS
-from .decoded import decoder_of, tile_kind
+from .weights import decoder_of, tile_kind
 
 # Parameters: the address of what decodes or encodes a row of blocks, or 0
 CODER, INDEX_BYTES = range(2)
@@ -107,8 +107,8 @@ def _lower_get_rows(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
     assert a is not None
     tiled = (a.type,) if is_repacked(a) else (*ALL_FLOATS, GGMLType.I32)
-    made = get_rows_kernel(tile_kind(a, tiled), is_repacked(a))
-    params = [decoder_of(a, tiled)]
+    made = get_rows_kernel(tile_kind(a.type, tiled), is_repacked(a))
+    params = [decoder_of(a.type, tiled)]
     low.launch(made, node, params, low.row_chunks(node), scratch=a.type.type_size)
 
 

@@ -60,10 +60,11 @@ def group_bytes(kind: int) -> int:
 
 
 @inline
-def place_of(column, lanes, quantized):  # type: ignore[no-untyped-def]
+def place_of(column, columns, quantized):  # type: ignore[no-untyped-def]
     """Where a column of a group is among its sums."""
-    if not quantized:
+    if quantized == 0:
         return column
+    lanes = columns // VECTORS
     return column % 32 // _WORD * lanes + column // 32 * _WORD + column % _WORD
 
 
