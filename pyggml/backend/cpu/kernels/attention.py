@@ -172,13 +172,14 @@ def flash_attn_merge(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped
     token, stream = chunk % n_tokens, chunk // n_tokens
     state_bytes = 4 * (hdv + 2)
     lo, hi = list_begin(node, token), list_end(node, token)
-    first, end = lo // CHUNK, (hi + CHUNK - 1) // CHUNK
+    first = lo // CHUNK
+    end = (hi + CHUNK - 1) // CHUNK if hi > lo else first
     for head in range(n_head):
         state = partial(node, stream, token, head, first, state_bytes)  # that of a single chunk
-        if hi <= lo or end > first + 1:
+        if end != first + 1:
             state = scratch
             clear(state, hdv)
-            for c in range(first, end if hi > lo else first):
+            for c in range(first, end):
                 part = partial(node, stream, token, head, c, state_bytes)
                 x = f32_ptr(part)
                 merge(state, x[0], x[1], part + 8, hdv)
