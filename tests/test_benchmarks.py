@@ -86,7 +86,7 @@ def test_ops_are_measured_at_their_shapes() -> None:
     assert line["us"] > 0 and line["gb_per_s"] > 0 and "gmac_per_s" not in line
     (found, *_) = bench_ops.chosen(["MUL_MAT"], "q4_1")
     line = bench_ops.measure(*found, threads=1, repeats=1)
-    assert "q4_1_x16" in line["kernels"]
+    assert "mul_mat_q4_1_x16" in line["kernels"]
     assert line["gmac_per_s"] > 0 and line["of_mac_roof"] > 0
     with pytest.raises(SystemExit, match="no op NONE"):
         bench_ops.chosen(["NONE"], "")

@@ -47,6 +47,14 @@ class Launch:
     quantize_param: int = -1  # parameter that takes the address of the quantized result, if any
     streams: Tensor | None = None  # weights that it reads once, from memory
     nodes: tuple[Tensor, ...] = ()  # what it computes, or helps to; several where they are fused
+    variant: str = ""  # of the kernel, for profiles: types and layouts
+
+    @property
+    def name(self) -> str:
+        """What profiles call it, such as ``mul_mat_q4_1_x16``."""
+        if self.kernel is None:
+            return "Python"
+        return "_".join(part for part in (self.kernel.name, self.variant) if part)
 
 
 Lower = Callable[["Lowering", Tensor], None]

@@ -261,6 +261,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     launch = low.launch(
         flash_attn, node, params, splits * n_kv_head * blocks * n_streams, scratch=scratch
     )
+    launch.variant = "_".join(x.type.name.lower() for x in (k, v))
     if parts:
         launch.writes = [parts.use(len(low.launches) - 1)]
         merge = low.launch(

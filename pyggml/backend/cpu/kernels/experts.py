@@ -45,6 +45,7 @@ from .weights import (
     TILE_1,
     TILE_4,
     decode_rows,
+    layout_name,
     pack,
     packed_bytes,
     tile,
@@ -186,7 +187,7 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     row_chunks = max(1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * low.n_threads)))
     functions = (PACK, TILE_4, TILE_1) if plain else (TILE_4, TILE_1)
     addresses = [a[0].address if a else 0 for a in (lists, act)]
-    low.launch(
+    launch = low.launch(
         mul_mat_id,
         node,
         [row_chunks, *addresses, row_bytes, weight_facts(w, *functions), plain],
@@ -194,6 +195,7 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
         work=act + lists,
         scratch=_TILE_BYTES + (8 + row_bytes) * _GATHER + (packed if plain else 0),
     )
+    launch.variant = layout_name(w)
 
 
 @kernel

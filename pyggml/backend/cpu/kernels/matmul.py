@@ -52,6 +52,7 @@ from .weights import (
     TILE_4,
     decode_rows,
     is_decoded,
+    layout_name,
     pack,
     packed_bytes,
     tile,
@@ -263,7 +264,7 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
         work=act,
         scratch=_TILE_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0),
     )
-    launch.streams = w
+    launch.streams, launch.variant = w, layout_name(w)
 
 
 @lowers("MUL_MAT", supports_mul_mat)
@@ -340,5 +341,5 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
         scratch=2 * _TILE_BYTES,
     )
     launch.quantize_param = QUANTIZE
-    launch.streams = gate_w
+    launch.streams, launch.variant = gate_w, layout_name(gate_w)
     return True

@@ -59,6 +59,7 @@ from .weights import (
     TILE_4,
     decode_rows,
     is_decoded,
+    layout_name,
     pack,
     packed_bytes,
     tile,
@@ -288,7 +289,9 @@ def launch_rows(
     ]
     written = byte_range(out) if isinstance(out, Tensor) else out.use(i)
     made_kernel = mul_mat_sparse_kernel(form)
-    low.launches.append(Launch(made_kernel, node, params, chunks, node, src, reads, [written]))
+    launch = Launch(made_kernel, node, params, chunks, node, src, reads, [written])
+    launch.variant = layout_name(w)
+    low.launches.append(launch)
     packed = (1 + (form.kind == GATE_ROWS)) * packed_bytes(w)
     low.scratch_bytes = max(low.scratch_bytes, _SCRATCH + packed)
 

@@ -47,6 +47,7 @@ from .weights import (
     AXPY_ORDER,
     AXPY_ROWS,
     AXPY_UNPACK,
+    layout_name,
     tile_kind,
     weight_facts,
 )
@@ -173,7 +174,9 @@ def launch_axpy(
         i = len(low.launches)
         ranges = reads + [r.use(i) for r in used]
         written = out.use(i) if isinstance(out, WorkRange) else byte_range(out)
-        low.launches.append(Launch(made, node, list(params), chunks, node, src, ranges, [written]))
+        launch = Launch(made, node, list(params), chunks, node, src, ranges, [written])
+        launch.variant = layout_name(w)
+        low.launches.append(launch)
 
     if n > 1:
         masks = take(8 * n_segments * SEGMENT_PANELS * n)

@@ -23,6 +23,7 @@ from ....jit import Kernel, inline, named_kernel
 from ....tensor import Tensor
 from ..abi import i64_ptr
 from ..atomics import call_address
+from ..buffer import is_repacked
 from ..codec import DECODED
 from ..codec.rows import decode_columns, row_decoder
 from ..facts import Facts, fact
@@ -148,6 +149,11 @@ def packed_bytes(w: Tensor) -> int:
     """Bytes of scratch for a group of a weight's rows: packed, and decoded where they must be."""
     decoded = 4 * w.ne[0] * ROWS if is_decoded(w.type) else 0
     return interleaved_bytes(GGMLType(tile_kind(w.type)), w.ne[0]) + decoded
+
+
+def layout_name(w: Tensor) -> str:
+    """A weight's format and layout, for profiles: ``q4_1_x16``."""
+    return w.type.name.lower() + ("_x16" if is_repacked(w) else "_plain")
 
 
 @inline

@@ -50,23 +50,11 @@ CASES_OF_AN_OP = 12
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    process = start_python(code, **env)
-    out, error = process.communicate(timeout=280)
-    return subprocess.CompletedProcess(code, process.returncode, out, error)
-
-
-def start_python(code: str, **env: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_SELF_TEST": "0", **env},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        capture_output=True, text=True, cwd=ROOT, timeout=280,
     )  # fmt: skip
-
-
-def start_children() -> dict[str, subprocess.Popen[str]]:
-    """One for each of this host's simpler sets; they compile for minutes."""
-    code = "from tests.pyggml.backend.cpu import test_isa; test_isa.child()"
-    return {isa: start_python(code, PYGGML_ISA=isa) for isa in jit.host_isas()[1:]}
 
 
 def child() -> None:
@@ -91,13 +79,12 @@ def child() -> None:
 
 
 @pytest.mark.parametrize("isa", jit.host_isas()[1:])  # the first one is what all tests run on
-def test_a_simpler_instruction_set_computes_the_same(
-    isa: str, children: dict[str, subprocess.Popen[str]]
-) -> None:
+def test_a_simpler_instruction_set_computes_the_same(isa: str) -> None:
     """Code of all but the host's best set; its cache directory has the set in its name."""
-    out, error = children[isa].communicate(timeout=280)
-    assert children[isa].returncode == 0, error
-    name, tried = out.split()
+    code = "from tests.pyggml.backend.cpu import test_isa; test_isa.child()"
+    done = python(code, PYGGML_ISA=isa)
+    assert done.returncode == 0, done.stderr
+    name, tried = done.stdout.split()
     assert name == isa and int(tried) > 3 * len(FAMILIES)
 
 
