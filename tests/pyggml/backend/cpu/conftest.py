@@ -1,11 +1,14 @@
-"""The children of ``test_isa`` compile for minutes: they begin before the first test."""
+"""What tests of instruction sets share; children compile for minutes: they begin first."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
+
+from pyggml.backend.cpu.simd.vector import Generic
 
 _children: dict[str, subprocess.Popen[str]] = {}
 
@@ -22,3 +25,15 @@ def children() -> Iterator[dict[str, subprocess.Popen[str]]]:
     for process in _children.values():
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def emit_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Generic]], None]:
+    """Make all code of an instruction set, in whatever module it is emitted."""
+
+    def emit(vectors: type[Generic]) -> None:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("pyggml.backend.cpu.simd.") and hasattr(module, "vectors"):
+                monkeypatch.setattr(module, "vectors", vectors)
+
+    return emit
