@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import stat
 import sys
@@ -36,20 +37,39 @@ from numba.core.runtime.nrt import rtsys
 from . import env
 from .errors import PyggmlError
 
-ISAS = {  # name: (features it needs, LLVM cpu and features that stand for it when it is forced)
+# name: (features it needs, the LLVM cpu that stands for it when it is forced)
+_X86 = {
     "avx512vnni": (("avx512f", "avx512bw", "avx512vl", "avx512vnni", "f16c", "fma"), "cascadelake"),
+    "avxvnni": (("avx2", "f16c", "fma", "avxvnni"), "alderlake"),
     "avx2": (("avx2", "f16c", "fma"), "haswell"),
     "generic": ((), "x86-64"),
 }
+_AARCH64 = {"neon": (("dotprod", "fullfp16"), "neoverse-n1"), "generic": ((), "generic")}
+ISAS = _AARCH64 if platform.machine().lower() in ("aarch64", "arm64") else _X86
+_CPUINFO = Path("/proc/cpuinfo")
 _KEEP_DAYS = 30  # digests that nobody used for so long are pruned
+
+
+def _host_features() -> Any:
+    """LLVM's names of what this CPU has, ``{"avx2": True, ...}``.
+
+    LLVM does not look for all that ``ISAS`` needs on AArch64: Linux tells, every Mac has it.
+    """
+    import llvmlite.binding as llvm
+
+    have = llvm.get_host_cpu_features()
+    if ISAS is _AARCH64 and sys.platform == "darwin":
+        have |= {"dotprod": True, "fullfp16": True}
+    elif ISAS is _AARCH64 and sys.platform == "linux":
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace") if _CPUINFO.exists() else ""
+        have |= {"dotprod": "asimddp" in text.split(), "fullfp16": "asimdhp" in text.split()}
+    return have
 
 
 @lru_cache(maxsize=1)
 def host_isas() -> tuple[str, ...]:
     """Names of the instruction sets that this host can run, best first."""
-    import llvmlite.binding as llvm
-
-    have = llvm.get_host_cpu_features()
+    have = _host_features()
     return tuple(n for n, (need, _) in ISAS.items() if all(have.get(f, False) for f in need))
 
 
@@ -85,6 +105,8 @@ def use_isa(name: str) -> None:
         )
     if name != host_isas()[0]:
         _numba_config.CPU_NAME, _numba_config.CPU_FEATURES = ISAS[name][1], ""
+    elif name == "neon":  # Numba asks LLVM only, and code for a CPU without it aborts the process
+        _numba_config.CPU_FEATURES = _host_features().flatten()
     _chosen = name
 
 

@@ -10,13 +10,14 @@ and merge them in a second launch.
 from __future__ import annotations
 
 from ....dtype import GGMLType
-from ....jit import isa, kernel
+from ....jit import kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, int_param, nb, ne
 from ..facts import fact
 from ..layout import Q8_BLOCK
 from ..lowering import Lowering, lowers
 from ..simd.kv_row import KINDS
+from ..simd.vector import vectors
 from .attention_chunk import (
     S_STRIDE,
     VALUE_BYTES,
@@ -210,7 +211,7 @@ def _direct_rows(kind_k: GGMLType, kind_v: GGMLType) -> int:
     costs much. With 256 bits and F16C, packing never paid for itself (F16, F32, BF16: 1.05 to 1.2
     times slower for 64 rows; Q8_0: equal at 24 rows).
     """
-    if isa() != "avx2":
+    if vectors().width != 32:
         return _DIRECT_ROWS
     return 2 * _DIRECT_ROWS if GGMLType.Q8_0 in (kind_k, kind_v) else 1 << 30
 

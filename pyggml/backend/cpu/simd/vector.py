@@ -232,12 +232,8 @@ class Generic:
         return acc
 
 
-class Avx2(Generic):
-    """256 bits. ``vpmaddubsw`` adds pairs in 16 bits, which 32 columns of codes 0..15 never fill:
-    8 slices * 2 * 15 * 127 = 30480. Of codes 0..31 it is 16 columns."""
-
-    width = 32
-    u5_lines = 2
+class HardwareHalf(Generic):
+    """Half floats that the hardware converts: F16C, and every AArch64."""
 
     def half_to_float(self, b: Value, x: Value) -> Value:
         n = x.type.count
@@ -245,6 +241,38 @@ class Avx2(Generic):
 
     def round_to_half(self, b: Value, x: Value) -> Value:
         return b.fpext(b.fptrunc(x, f16), f32)
+
+
+class Neon(HardwareHalf):
+    """128 bits of AArch64. ``sdot`` adds four products of signed bytes in 32 bits.
+
+    All codes fit a signed byte, those without a sign too: they end at 63.
+    """
+
+    row_sums = 8  # there are 32 registers
+
+    def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
+        products = []
+        for first in (0, 4):
+            mask = ir.Constant(vec(i32, 4), list(range(first, first + 4)))
+            x4, y4 = (b.shuffle_vector(v, v, mask) for v in (x, y))
+            products.append(call(b, "llvm.aarch64.neon.smull.v4i32", vec(i32, 4), x4, y4))
+        return call(b, "llvm.aarch64.neon.addp.v4i32", vec(i32, 4), *products)
+
+    def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
+        table = ir.Constant(vec(i8, 16), list(values))
+        return call(b, "llvm.aarch64.neon.tbl1.v16i8", table.type, table, codes)
+
+    def _dot(self, b: Value, acc: Value, w: Value, a: Value, shift: Any) -> Value:
+        return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", acc.type, acc, w, a)
+
+
+class Avx2(HardwareHalf):
+    """256 bits. ``vpmaddubsw`` adds pairs in 16 bits, which 32 columns of codes 0..15 never fill:
+    8 slices * 2 * 15 * 127 = 30480. Of codes 0..31 it is 16 columns."""
+
+    width = 32
+    u5_lines = 2
 
     def _maddubs(self, b: Value, unsigned: Value, signed: Value) -> Value:
         return call(b, "llvm.x86.avx2.pmadd.ub.sw", vec(i16, 16), unsigned, signed)
@@ -289,34 +317,45 @@ class Avx2(Generic):
         return (call(b, "llvm.abs.v32i8", w.type, w, ir.Constant(ir.IntType(1), 0)), w)
 
     def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
-        signed = call(b, "llvm.x86.avx2.psign.b", a.type, a, w[1])
+        signed = self._with_signs(b, a, w[1])
         return b.add(acc, self._pairs(b, self._maddubs(b, w[0], signed)))
 
     def s5_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
-        return self.u4_add(b, acc, w[0], call(b, "llvm.x86.avx2.psign.b", a.type, a, w[1]))
+        return self.u4_add(b, acc, w[0], self._with_signs(b, a, w[1]))
+
+    def _with_signs(self, b: Value, a: Value, signs: Value) -> Value:
+        """Activations to be multiplied by the magnitudes of weights, see ``s8_prepare``."""
+        return call(b, "llvm.x86.avx2.psign.b", a.type, a, signs)
 
     def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
         table = ir.Constant(vec(i8, 32), [*values, *values])
         return call(b, "llvm.x86.avx2.pshuf.b", table.type, table, codes)
 
 
-class Avx512Vnni(Avx2):
-    """512 bits. ``vpdpbusd`` adds four products in 32 bits without saturation."""
+class AvxVnni(Avx2):
+    """256 bits. ``vpdpbusd`` adds four products in 32 bits without saturation."""
 
-    width = 64
     u5_lines = 4
 
     def u4_zero(self) -> Value:
-        return splat(i32, 16, 0)
+        return splat(i32, self.lanes, 0)
 
     def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
-        w, a = (b.bitcast(x, vec(i32, 16)) for x in (w, a))
-        return call(b, "llvm.x86.avx512.vpdpbusd.512", vec(i32, 16), acc, w, a)
+        words = vec(i32, self.lanes)
+        name = f"llvm.x86.avx512.vpdpbusd.{8 * self.width}"  # 256 bits do not need AVX-512
+        return call(b, name, words, acc, *(b.bitcast(x, words) for x in (w, a)))
 
     def u4_total(self, b: Value, acc: Value) -> Value:
         return acc
 
     start, sub_scale, scaled = Generic.start, Generic.sub_scale, Generic.scaled
+    s8_add = Avx2.s5_add
+
+
+class Avx512Vnni(AvxVnni):
+    """512 bits."""
+
+    width = 64
 
     def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
         return call(b, "llvm.x86.avx512.pmaddw.d.512", vec(i32, 16), x, y)
@@ -325,18 +364,21 @@ class Avx512Vnni(Avx2):
         magnitude = call(b, "llvm.abs.v64i8", w.type, w, ir.Constant(ir.IntType(1), 0))
         return magnitude, b.icmp_signed("<", w, splat(i8, 64, 0))
 
-    def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
-        signed = b.select(w[1], b.sub(splat(i8, 64, 0), a), a)
-        return self.u4_add(b, acc, w[0], signed)
-
-    s5_add = s8_add
+    def _with_signs(self, b: Value, a: Value, signs: Value) -> Value:
+        return b.select(signs, b.sub(splat(i8, 64, 0), a), a)
 
     def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
         table = ir.Constant(vec(i8, 64), list(values) * 4)
         return call(b, "llvm.x86.avx512.pshuf.b.512", table.type, table, codes)
 
 
-_VECTORS = {"generic": Generic, "avx2": Avx2, "avx512vnni": Avx512Vnni}
+_VECTORS = {
+    "avx512vnni": Avx512Vnni,
+    "avxvnni": AvxVnni,
+    "avx2": Avx2,
+    "neon": Neon,
+    "generic": Generic,
+}
 
 
 @lru_cache(maxsize=1)
