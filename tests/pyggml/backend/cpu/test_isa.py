@@ -281,7 +281,7 @@ def test_rows_of_the_cache(
         monkeypatch.setattr(module, "vectors", vectors)
     for intrinsic, n_args, rows, least in (
         (attend.score_cells, 12, (3, 0), 12),
-        (attend.score_cells, 12, (3, 4 if kind != GGMLType.Q8_0 else 0), 12),
+        (attend.score_cells, 12, (3, 0 if kind.is_quantized else 4), 12),
         (attend.weigh_cells, 11, (4, 32), 16),
         (kv_row.transpose_8x8, 11, (), 0),
         (kv_row.widen_8, 3, (), 0),
@@ -290,5 +290,6 @@ def test_rows_of_the_cache(
         assert len(re.findall(add, text)) >= least
         assert not re.search(r"\t(call|bl)\b", text)
         if triple == X86:
-            assert ("vcvtph2ps" in text) == (kind in (GGMLType.F16, GGMLType.Q8_0))
-            assert ("vpmovsxbd" in text) == (kind == GGMLType.Q8_0)
+            assert ("vcvtph2ps" in text) == (kind is GGMLType.F16 or kind.is_quantized)
+            assert ("vpmovsxbd" in text) == (kind in (GGMLType.Q8_0, GGMLType.IQ4_NL))
+            assert ("vpmovzxbd" in text) == (kind.is_quantized and kind is not GGMLType.Q8_0)
