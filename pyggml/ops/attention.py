@@ -50,6 +50,7 @@ BF16, Q8_0, Q4_0, Q5_1 = (GGMLType[name] for name in ("BF16", "Q8_0", "Q4_0", "Q
 KV_TYPES = (  # of keys and of values, which may differ
     F16, F32, BF16, Q8_0, Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, Q5_1, GGMLType.IQ4_NL,
 )  # fmt: skip
+_MOST = KV_TYPES[:5]  # those with cases of every size
 
 
 def _infer(
@@ -214,7 +215,7 @@ _CASES: list[Case] = [
     case(arg(17, 3, 4, 2), arg(17, 65, 2, 1), arg(17, 65, 2, 1), scale=0.2),
     *(
         _dense(64, T, 9, 3, n_kv, mask=causal_mask(n_kv, T, type=F16), type=type)
-        for type in KV_TYPES[:5]
+        for type in _MOST
         for T, n_kv in ((1, 1), (1, 17), (1, 300), (3, 65), (17, 65), (33, 513))
     ),
     _dense(64, 5, 4, 4, 33, mask=causal_mask(33, 5)),
@@ -226,12 +227,12 @@ _CASES: list[Case] = [
     _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5, hidden_row=True), sinks=arg(9)),
     *(
         _indexed(64, T, 9, 3, (n_list, 600, 1), type=type)
-        for type in KV_TYPES[:5]
+        for type in _MOST
         for T, n_list in ((1, 1), (1, 17), (1, 300), (2, 65), (9, 257), (33, 513))
     ),
     *(
         _indexed(64, T, 9, 3, (n, 600, 1), type=t)
-        for t in KV_TYPES[5:]
+        for t in KV_TYPES[len(_MOST) :]
         for T, n in ((1, 300), (9, 65))
     ),
     _indexed(64, 7, 4, 4, (40, 130, 3)),
