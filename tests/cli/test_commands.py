@@ -253,7 +253,7 @@ def test_bench_runs_the_product_of_the_lists() -> None:
             "-d",
             "0",
             "-ctk",
-            "f16,q8_0",
+            "f16,q4_0",
             "-fa",
             "on",
             "-o",

@@ -35,9 +35,7 @@ def run_of(launches: list[tuple[tuple[Tensor, ...], int, list[tuple[float, float
     made, times = [], []
     for nodes, phase, chunks in launches:
         name = f"k_{nodes[-1].name}"
-        launch: Any = SimpleNamespace(
-            name=name, node=nodes[-1], nodes=nodes, chunks=len(chunks)
-        )
+        launch: Any = SimpleNamespace(name=name, node=nodes[-1], nodes=nodes, chunks=len(chunks))
         made.append(TracedLaunch(launch, phase, len(times)))
         times += chunks
     start, end, thread = (np.array(column) for column in zip(*times, strict=True))

@@ -319,14 +319,15 @@ def test_rows_of_the_cache(
     host = host._replace(register=host.register.replace("z", "y"))  # these have 8 lanes
     for intrinsic, n_args, rows, least in (
         (attend.score_cells, 12, (3, 0), 12),
-        (attend.score_cells, 12, (3, 4 if kind != GGMLType.Q8_0 else 0), 12),
+        (attend.score_cells, 12, (3, 0 if kind.is_quantized else 4), 12),
         (attend.weigh_cells, 11, (4, 32), 16),
         (kv_row.transpose_8x8, 11, (), 0),
         (kv_row.widen_8, 3, (), 0),
     ):
         text = assembly(intrinsic, kind, n_args, host, rows)
         assert len(re.findall(host.add, text)) >= least
-        widens = host.half if kind != GGMLType.Q8_0 else host.half.rstrip("l")  # fcvt of a scale
-        assert (widens in text) == (kind in (GGMLType.F16, GGMLType.Q8_0))
+        widens = host.half if not kind.is_quantized else host.half.rstrip("l")  # fcvt of a scale
+        assert (widens in text) == (kind is GGMLType.F16 or kind.is_quantized)
         if host.triple == X86["avx2"].triple:
-            assert ("vpmovsxbd" in text) == (kind == GGMLType.Q8_0)
+            assert ("vpmovsxbd" in text) == (kind in (GGMLType.Q8_0, GGMLType.IQ4_NL))
+            assert ("vpmovzxbd" in text) == (kind.is_quantized and kind is not GGMLType.Q8_0)
