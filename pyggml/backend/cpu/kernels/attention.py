@@ -17,7 +17,6 @@ from ..facts import fact
 from ..layout import Q8_BLOCK
 from ..lowering import Lowering, lowers
 from ..simd.kv_row import KINDS
-from ..simd.vector import vectors
 from .attention_chunk import (
     S_STRIDE,
     VALUE_BYTES,
@@ -54,7 +53,7 @@ from .quantize import quantize_row
 _ROWS = 64  # query rows of a block, about
 _CHUNKS = 8  # a thread, at least, where blocks have room for so many
 _SPLIT_TOKENS = 8  # up to so many tokens split their chunks over threads
-_DIRECT_ROWS = 8  # up to so many query rows always read keys where they lie
+_DIRECT_ROWS = 8  # up to so many query rows read keys where they lie
 
 
 @kernel
@@ -204,20 +203,6 @@ def _supports(node: Tensor) -> bool:
     )
 
 
-def _direct_rows(kind_k: GGMLType, kind_v: GGMLType) -> int:
-    """The largest group that reads keys where they lie.
-
-    Packed chunks are read 16 keys at a time: that pays where vectors are as wide, or where widening
-    costs much. With 256 bits and F16C, packing never paid for itself (F16, F32, BF16: 1.05 to 1.2
-    times slower for 64 rows; Q8_0: equal at 24 rows; codes of 4 and 5 bits: 1.2 to 1.5 times faster
-    for 12 rows).
-    """
-    blocks = {kind for kind in (kind_k, kind_v) if kind.is_quantized}
-    if vectors().width != 32 or blocks - {GGMLType.Q8_0}:
-        return _DIRECT_ROWS
-    return 2 * _DIRECT_ROWS if blocks else 1 << 30
-
-
 @lowers("FLASH_ATTN_EXT", _supports)
 def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     q, k, v, mask, _, cells, _ = node.src
@@ -238,7 +223,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     splits = -(-4 * low.n_threads // n_kv_head) if split else 1
     splits = min(splits, n_chunks)
     parts = low.work.take(partial_bytes, len(low.launches)) if split else None
-    direct_rows = 1 << 30 if alone else _direct_rows(k.type, v.type) if in_place else 0
+    direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     rows = {min(4, n_rep - r) for r in range(0, n_rep, 4)} if n_tokens == 1 else {1, 2, 3, 4}
     facts = cache_facts(int(k.type), int(v.type), *tails)
     params = [

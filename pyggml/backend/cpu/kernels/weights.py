@@ -2,7 +2,7 @@
 
     facts = weight_facts(w, TILE_4, TILE_1)        # in a lowering: a parameter of the node
     blocks = k // fact(facts, COLUMNS)             # in a kernel
-    tile(facts, TILE_4, weights, x, stride, out, blocks, ahead)
+    tile(facts, TILE_4, weights, x, stride, out, blocks, ahead, 1)
 
 So a matmul is compiled once, not for each format, and a format's inner loops once for all kernels.
 
@@ -32,27 +32,32 @@ from ..layout import group_bytes as interleaved_bytes
 from ..simd import axpy
 from ..simd.element import F32
 from ..simd.row_tile import pack_rows, row_tiles
-from ..simd.tile import fetched_lines, float_tile, q_tile
+from ..simd.tile import fetched_lines, float_tile, float_tokens, q_tile
 from ..simd.vector import LINE
 
 # Facts. Of a block: columns, bytes interleaved, bytes of activations, bytes of weights that a tile
-# of four tokens asks memory for; the row decoder or 0. Functions: tiles of four tokens and of one;
-# plain rows times one token; plain rows as an interleaved group.
-COLUMNS, BLOCK_BYTES, ACT_BYTES, FETCHED, DECODER, TILE_4, TILE_1, ROW_TILES, PACK = range(9)
+# of four tokens asks memory for; the row decoder or 0; tokens of the widest tile. Functions: the
+# widest tile, those of four tokens and of one; plain rows times one token; plain rows as a group.
+COLUMNS, BLOCK_BYTES, ACT_BYTES, FETCHED, DECODER, WIDE = range(6)
+TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(6, 11)
 # AXPY's: columns and bytes of a group of columns, whether its sums are in the order of quantized
 # formats, the decoder or 0. Functions: rows added to sums; groups of a row as float32.
-AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = range(9, 15)
+AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = range(11, 17)
 
 
 @cache
 def _tile(tokens: int, kind: int) -> Kernel:
-    column = block_bytes(kind)
+    block, size = block_bytes(kind), 4 * ROWS * tokens
 
-    def tile_q(w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
-        q_tile(kind, tokens, w, x, stride, out, n_blocks, ahead)
+    def tile_q(w, x, stride, out, n_blocks, ahead, n_groups):  # type: ignore[no-untyped-def]
+        for g in range(n_groups):
+            group = w + g * n_blocks * block
+            q_tile(kind, tokens, group, x, stride, out + size * g, n_blocks, ahead)
 
-    def tile_f(w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
-        float_tile(kind, tokens, w, column, x, stride, out, 4 * ROWS, n_blocks)
+    def tile_f(w, x, stride, out, n_blocks, ahead, n_groups):  # type: ignore[no-untyped-def]
+        for g in range(n_groups):
+            group = w + g * n_blocks * block
+            float_tile(kind, tokens, group, block, x, stride, out + size * g, 4 * ROWS, n_blocks)
 
     return named_kernel(tile_q if kind in QUANTIZED else tile_f, tokens, GGMLType(kind).name)
 
@@ -94,18 +99,21 @@ def _facts(type: GGMLType) -> Facts:
     kind, summed = tile_kind(type), tile_kind(type, axpy.TYPES)
     columns = GGMLType(kind).block_size
     quantized = kind in QUANTIZED
+    wide = 4 if quantized else float_tokens()
     numbers = {
         COLUMNS: columns,
         BLOCK_BYTES: block_bytes(kind),
         ACT_BYTES: ACTIVATION_BYTES[columns] if quantized else 4,
         FETCHED: LINE * fetched_lines(kind, 4) if quantized else 0,
         DECODER: decoder_of(type),
+        WIDE: wide,
         AXPY_COLUMNS: axpy.group_columns(),
         AXPY_BYTES: axpy.group_bytes(summed),
         AXPY_ORDER: int(summed in QUANTIZED),
         AXPY_DECODER: decoder_of(type, axpy.TYPES),
     }
     functions = {
+        TILE_WIDE: partial(_tile, wide, kind),
         TILE_4: partial(_tile, 4, kind),
         TILE_1: partial(_tile, 1, kind),
         ROW_TILES: partial(_row_tiles, kind),
@@ -123,7 +131,7 @@ def weight_facts(w: Tensor, *functions: int) -> int:
 
 def tiles_for(n_tokens: int) -> tuple[int, ...]:
     """The tiles that so many tokens pass through."""
-    return (TILE_4, TILE_1) if n_tokens >= 4 else (TILE_1,)
+    return (TILE_WIDE, TILE_4, TILE_1) if n_tokens >= 4 else (TILE_1,)
 
 
 def is_decoded(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> bool:
@@ -157,9 +165,9 @@ def layout_name(w: Tensor) -> str:
 
 
 @inline
-def tile(facts, which, w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
-    """A group of interleaved rows times one token or four (``which``); see ``simd/tile``."""
-    call_address(fact(facts, which), (w, x, stride, out, n_blocks, ahead))
+def tile(facts, which, w, x, stride, out, n_blocks, ahead, n_groups):  # type: ignore[no-untyped-def]
+    """Groups of interleaved rows times some tokens (``which``), one by one; see ``simd/tile``."""
+    call_address(fact(facts, which), (w, x, stride, out, n_blocks, ahead, n_groups))
 
 
 @inline

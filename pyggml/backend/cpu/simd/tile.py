@@ -132,6 +132,11 @@ def fetch_ahead(passed, left, group_bytes, half_bytes):  # type: ignore[no-untyp
     return group_bytes + passed // 4 * half_bytes if passed < 8 else 0
 
 
+def float_tokens() -> int:
+    """Tokens whose sums of float weights stay in registers."""
+    return {64: 8, 32: 6}.get(vectors().width, 4)
+
+
 @intrinsic(prefer_literal=True)
 def float_tile(
     typingctx: Any, fmt: Any, tokens: Any, w: Any, w_stride: Any, x: Any, x_stride: Any,

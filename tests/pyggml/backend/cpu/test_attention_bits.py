@@ -89,7 +89,7 @@ def test_bits_depend_on_the_token_alone(
     for in_turn in (True, False):
         alone = np.concatenate([attend(kinds, [t], 1, in_turn, hd=hd) for t in range(24)])
         for limit in (DIRECT, PACKED, 9):
-            monkeypatch.setattr(attention, "_direct_rows", lambda k, v, limit=limit: limit)
+            monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
             for i, n in enumerate((1, 2, 3, 8, 9, 24)):
                 first = 24 - n  # where the lists are long
                 got = attend(kinds, list(range(first, 24)), 1 + i % 3, in_turn, hd=hd)
@@ -102,7 +102,7 @@ def test_bits_depend_on_the_token_alone(
 def test_values_are_those_of_the_bytes(
     kind: GGMLType, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_direct_rows", lambda k, v: limit)
+    monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
     tokens = list(range(24))
     exact = attend((kind, kind), tokens, widened=True)
     assert attend((kind, kind), tokens).tobytes() == exact.tobytes()
@@ -112,7 +112,7 @@ def test_values_are_those_of_the_bytes(
 def test_the_dense_form_too(kind: GGMLType, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = np.concatenate([attend((kind, kind), [t], dense=True) for t in range(24)])
     for limit in (DIRECT, PACKED, 9):
-        monkeypatch.setattr(attention, "_direct_rows", lambda k, v, limit=limit: limit)
+        monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
         for n_threads, n in ((1, 5), (2, 9), (3, 24)):
             got = attend((kind, kind), list(range(n)), n_threads, dense=True)
             assert got.tobytes() == alone[:n].tobytes(), (limit, n)
