@@ -153,7 +153,7 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 x = gathered + t * row_bytes
                 ahead = fetch_ahead(t, n - t, group, blocks * fact(facts, FETCHED))
                 which = TILE_4 if tokens == 4 else TILE_1
-                tile(facts, which, w, x, row_bytes, scratch, blocks, ahead, 1)
+                tile(facts, which, w, x, row_bytes, scratch, blocks, ahead)
                 for i in range(tokens):
                     y = data(node, DST) + listed[t + i] * nb(node, DST, 1) + 4 * row
                     copy_run(scratch + 4 * ROWS * i, y, rows)

@@ -68,8 +68,7 @@ _TOKENS = 64  # tokens of a chunk
 _CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _LEAST_MACS = 1 << 17  # and what is not worth sharing
-_TOGETHER = 8  # groups that are multiplied in one go with one token
-_TILE_BYTES = 8 * ROWS * 4  # float32 results of a tile: at most 8 tokens, or 8 groups of one
+_TILE_BYTES = 8 * ROWS * 4  # float32 results of a tile: at most 8 tokens, 16 rows
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 # Parameters
 ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS, FACTS, PLAIN = range(8)
@@ -137,12 +136,11 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     g1 = first_row(groups, place + 1, row_chunks)
     table = scratch + _TILE_BYTES
     packed = table + TABLE_BYTES
-    together = _TOGETHER if plain == 0 and t1 - t0 == 1 else 1
-    for g in range(g0, g1, together):
-        row, n_groups = g * ROWS, min(together, g1 - g)
-        w = weights + g * group
+    for g in range(g0, g1):
+        row, w = g * ROWS, weights + g * group
+        rows = min(ROWS, m - row)
         if plain != 0:
-            rows, w = min(ROWS, m - row), packed
+            w = packed
             aim(table, weights, nb(node, SRC0, 1), row, m)
             decode_rows(facts, table, rows, k, packed + group)
             if t1 - t0 == 1:
@@ -156,11 +154,8 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             if t + tokens > t1:
                 tokens, which = (4, TILE_4) if t + 4 <= t1 else (1, TILE_1)
             ahead = fetch_ahead(t - t0, t1 - t, group, blocks * fact(facts, FETCHED))
-            tile(facts, which, w, x + t * stride, stride, scratch, blocks, ahead, n_groups)
-            for i in range(n_groups):
-                first = row + ROWS * i
-                tiled, rows = scratch + 4 * ROWS * i, min(ROWS, m - first)
-                emit_tile(node, tiled, tokens, t, first, rows, out, out_stride)
+            tile(facts, which, w, x + t * stride, stride, scratch, blocks, ahead)
+            emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
             t += tokens
 
 
@@ -192,16 +187,16 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
                 which = TILE_4 if tokens == 4 else TILE_1
                 x = acts + t * stride
                 ahead = fetch_ahead(t - t0, t1 - t, group, blocks * fact(facts, FETCHED))
-                gate_w, up_w = data(node, SRC0) + 2 * u * group, data(node, SRC2) + 2 * u * group
-                tile(facts, which, gate_w, x, stride, scratch, blocks, ahead, 2)
-                tile(facts, which, up_w, x, stride, up, blocks, ahead, 2)
-                for i in range(2 * tokens):
-                    a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
-                    y = data(node, DST) + (t + i % tokens) * out_stride
-                    y += 4 * ROWS * (2 * u + i // tokens)
-                    for r in range(rows):
-                        v = function(activation, take(F32, a, r)) * take(F32, b, r)
-                        put(F32, y, r, v)
+                for g in range(2 * u, 2 * u + 2):
+                    gate_w, up_w = data(node, SRC0) + g * group, data(node, SRC2) + g * group
+                    tile(facts, which, gate_w, x, stride, scratch, blocks, ahead)
+                    tile(facts, which, up_w, x, stride, up, blocks, ahead)
+                    for i in range(tokens):
+                        a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
+                        y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g
+                        for r in range(rows):
+                            v = function(activation, take(F32, a, r)) * take(F32, b, r)
+                            put(F32, y, r, v)
                 if quantized != 0:
                     for i in range(tokens):
                         y = data(node, DST) + (t + i) * out_stride + 128 * u

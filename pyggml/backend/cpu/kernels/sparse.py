@@ -218,9 +218,9 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                     tokens = 4 if t + 4 <= n else 1
                     x = acts + t * stride
                     which = TILE_4 if tokens == 4 else TILE_1
-                    tile(facts, which, packed, x, stride, tiled, blocks, 0, 1)
+                    tile(facts, which, packed, x, stride, tiled, blocks, 0)
                     if what == GATE_ROWS:
-                        tile(facts, which, gate_packed, x, stride, gate_tile, blocks, 0, 1)
+                        tile(facts, which, gate_packed, x, stride, gate_tile, blocks, 0)
                     for u in range(tokens):
                         scores = f32_ptr(data(node, SRC2) + (t + u) * nb(node, SRC2, 1))
                         y = f32_ptr(out + (t + u) * out_bytes)

@@ -2,7 +2,7 @@
 
     facts = weight_facts(w, TILE_4, TILE_1)        # in a lowering: a parameter of the node
     blocks = k // fact(facts, COLUMNS)             # in a kernel
-    tile(facts, TILE_4, weights, x, stride, out, blocks, ahead, 1)
+    tile(facts, TILE_4, weights, x, stride, out, blocks, ahead)
 
 So a matmul is compiled once, not for each format, and a format's inner loops once for all kernels.
 
@@ -47,17 +47,13 @@ AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = ran
 
 @cache
 def _tile(tokens: int, kind: int) -> Kernel:
-    block, size = block_bytes(kind), 4 * ROWS * tokens
+    column = block_bytes(kind)
 
-    def tile_q(w, x, stride, out, n_blocks, ahead, n_groups):  # type: ignore[no-untyped-def]
-        for g in range(n_groups):
-            group = w + g * n_blocks * block
-            q_tile(kind, tokens, group, x, stride, out + size * g, n_blocks, ahead)
+    def tile_q(w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
+        q_tile(kind, tokens, w, x, stride, out, n_blocks, ahead)
 
-    def tile_f(w, x, stride, out, n_blocks, ahead, n_groups):  # type: ignore[no-untyped-def]
-        for g in range(n_groups):
-            group = w + g * n_blocks * block
-            float_tile(kind, tokens, group, block, x, stride, out + size * g, 4 * ROWS, n_blocks)
+    def tile_f(w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
+        float_tile(kind, tokens, w, column, x, stride, out, 4 * ROWS, n_blocks)
 
     return named_kernel(tile_q if kind in QUANTIZED else tile_f, tokens, GGMLType(kind).name)
 
@@ -165,9 +161,9 @@ def layout_name(w: Tensor) -> str:
 
 
 @inline
-def tile(facts, which, w, x, stride, out, n_blocks, ahead, n_groups):  # type: ignore[no-untyped-def]
-    """Groups of interleaved rows times some tokens (``which``), one by one; see ``simd/tile``."""
-    call_address(fact(facts, which), (w, x, stride, out, n_blocks, ahead, n_groups))
+def tile(facts, which, w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
+    """A group of interleaved rows times some tokens (``which``); see ``simd/tile``."""
+    call_address(fact(facts, which), (w, x, stride, out, n_blocks, ahead))
 
 
 @inline
