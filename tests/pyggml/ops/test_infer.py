@@ -282,7 +282,7 @@ REFUSED: list[tuple[Callable[[Context, Ctx], Any], type[Exception], str]] = [
      ShapeError, "multiples"),
     (lambda c, t: ops.flash_attn_ext(c, t(64, 1, 4), t(63, 9, 4), t(64, 9, 4), None, 1.0),
      ShapeError, "as long"),
-    (lambda c, t: ops.flash_attn_ext(c, t(64), t(64, type=Q4_0), t(64), None, 1.0), TypeMismatch,
+    (lambda c, t: ops.flash_attn_ext(c, t(256), t(256, type=GGMLType.Q6_K), t(256), None, 1.0), TypeMismatch,
      "Q4_0"),
     (lambda c, t: ops.flash_attn_ext(c, t(64), t(64), t(64), None, 1.0, 8.0), ShapeError,
      "max_bias"),
