@@ -1,26 +1,34 @@
 """llama.cpp from pip at the same work: milliseconds of a token and of prompts, as a JSON line.
 
     PYTHON -m benchmarks.llama_cpp MODEL.gguf 4,8,64,256       # a Python that has xllamacpp
+    PYTHON -m benchmarks.llama_cpp MODEL.gguf 512 --generated 64 --threads 1 --rounds 2
 
 Imports nothing of this project, so that it can have an environment of its own.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 from typing import Any
-
-GENERATED, ROUNDS = 24, 3
 
 
 def main() -> None:
     import xllamacpp
 
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("prompts", help="numbers of tokens, by commas")
+    parser.add_argument("--generated", type=int, default=24)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    prompts = [int(n) for n in args.prompts.split(",") if n]
     params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel = sys.argv[1], 512, 1
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 2
+    params.model.path, params.n_parallel = args.model, 1
+    params.n_ctx = max(512, 64 + args.generated, 8 + max(prompts, default=0))
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
     server = xllamacpp.Server(params)
 
     def timings(n_prompt: int, n_generated: int, seed: int) -> dict[str, Any]:
@@ -34,10 +42,10 @@ def main() -> None:
         return found
 
     timings(16, 4, 0)
-    token = [timings(16, GENERATED, 0)["predicted_per_token_ms"] for _ in range(ROUNDS)]
+    token = [timings(16, args.generated, 0)["predicted_per_token_ms"] for _ in range(args.rounds)]
     times = {"1": statistics.median(token)}
-    for n in map(int, filter(None, sys.argv[2].split(","))):
-        found = [timings(n, 1, seed) for seed in range(1, ROUNDS + 1)]
+    for n in prompts:
+        found = [timings(n, 1, seed) for seed in range(1, args.rounds + 1)]
         assert all(t["prompt_n"] == n for t in found), found[0]
         times[str(n)] = statistics.median(t["prompt_ms"] for t in found)
     print("PEER", json.dumps({"version": xllamacpp.__version__, "ms": times}))

@@ -1,8 +1,9 @@
-"""Where the time of a token and of a prompt goes; writes docs/performance.md and a result line.
+"""Where the time of a token and of a prompt goes; a line in results/profile.jsonl.
 
     python -m benchmarks.profile_model [MODEL] [--threads N]
 
-Run it on an idle machine. Phases are timed inside the run with the cycle counter.
+Run it on an idle machine; `benchmarks.performance_page` makes the page. Phases are timed inside the
+run with the cycle counter.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.performance_page import profile_section
 from benchmarks.roof import mac_roof, read_roof
 from pyggml.backend.cpu.profile import PhaseTime, profile
 from pyggml.dtype import GGMLType
@@ -31,7 +33,6 @@ from pyllama.sampling import SamplingParams
 from pyllama.timings import Timings
 
 ROOT = Path(__file__).parent
-PAGE = ROOT.parent / "docs" / "performance.md"
 
 
 def rows_of(times: list[PhaseTime]) -> list[dict[str, Any]]:
@@ -61,25 +62,6 @@ def rows_of(times: list[PhaseTime]) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda r: -r["share"])
-
-
-def table(rows: list[dict[str, Any]], read: float, macs: float) -> str:
-    """Markdown."""
-    lines = [
-        "| kernels | shapes (k x m) | phases | us each | share | GB/s | of read roof | GMAC/s "
-        "| of MAC roof |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for r in rows:
-        rates = ["", "", "", ""]
-        if r["gb_per_s"] is not None:
-            gb, gmac = r["gb_per_s"], r["gmac_per_s"]
-            rates = [f"{gb:.1f}", f"{gb / read:.0%}", f"{gmac:.0f}", f"{gmac / macs:.0%}"]
-        lines.append(
-            f"| {r['kernels']} | {r['shapes']} | {r['phases']} | {r['us']:.2f} "
-            f"| {r['share']:.1%} | " + " | ".join(rates) + " |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 def outside_share(model: Model, n: int = 200) -> float:
@@ -146,37 +128,7 @@ def main() -> None:
     }
     with (ROOT / "results" / "profile.jsonl").open("a") as f:
         f.write(json.dumps(result) + "\n")
-    PAGE.write_text(page(result))
-    print(PAGE.read_text())
-
-
-def page(r: dict[str, Any]) -> str:
-    """docs/performance.md."""
-    read, macs = r["read_roof_gb_per_s"], r["mac_roof_gmac_per_s"]
-    speed = r["weights_bytes"] / r["token_ms"] / 1e6
-    return f"""# Performance
-
-Made by `python -m benchmarks.profile_model` on an idle machine; every figure is from one run.
-{r["cpu"]}, {r["threads"]} threads, {r["model"]}, {r["time"][:10]}.
-
-Roofs of this machine in that run: reading {r["weights_bytes"] / 1e6:.1f} MB again and again
-{read:.1f} GB/s; the Q4_1 register tile on data in L1 {macs:.0f} GMAC/s.
-
-A phase is what runs between two barriers; kernels that share one are joined by `+` or counted by
-`*`.
-
-## One token, behind 512 others
-
-{r["token_ms"]:.2f} ms, {1e3 / r["token_ms"]:.0f} tokens/s: {speed:.1f} GB/s of weights,
-{speed / read:.0%} of the read roof. Everything outside of graph compute (building inputs, sampling,
-the loop) takes {r["outside_share"]:.1%} of a greedy token.
-
-{table(r["token"], read, macs)}
-## A prompt of 512 tokens
-
-{r["prompt_512_tokens_per_s"]:.0f} tokens/s.
-
-{table(r["prompt"], read, macs)}"""
+    print(profile_section(result))
 
 
 if __name__ == "__main__":

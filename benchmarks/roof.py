@@ -15,12 +15,12 @@ from collections.abc import Callable
 import numba as nb
 import numpy as np
 
-from pyggml.backend.cpu.layout import Q8_BLOCK, block_bytes
+from pyggml.backend.cpu.layout import activation_bytes, block_bytes
 from pyggml.backend.cpu.simd.tile import q_tile
 from pyggml.buffer import zeroed
 from pyggml.dtype import GGMLType
 
-_BLOCKS, _TOKENS = 16, 4  # a tile's weights and activations: 8 KB
+_COLUMNS, _TOKENS = 512, 4  # a tile's weights and activations: 8 KB
 
 
 @nb.njit(nogil=True, fastmath=True)
@@ -62,10 +62,11 @@ def mac_roof(kind: GGMLType, n_threads: int, tries: int = 5) -> float:
     @nb.njit(nogil=True)
     def tiles(w, y, stride, out, repeats):  # type: ignore[no-untyped-def]
         for _ in range(repeats):
-            q_tile(number, 4, w, y, stride, out, 16, 0)  # type: ignore[call-arg]
+            q_tile(number, 4, w, y, stride, out, blocks, 0)  # type: ignore[call-arg]
 
-    stride = _BLOCKS * Q8_BLOCK
-    weights = _BLOCKS * block_bytes(number)
+    blocks = _COLUMNS // kind.block_size
+    stride = activation_bytes(number, _COLUMNS)
+    weights = blocks * block_bytes(number)
     memory = [zeroed(weights + _TOKENS * stride + 256) for _ in range(n_threads)]
 
     def work(i: int) -> None:
@@ -76,5 +77,5 @@ def mac_roof(kind: GGMLType, n_threads: int, tries: int = 5) -> float:
     repeats = 1
     work(0)
     repeats = 100_000
-    macs = 16 * _TOKENS * 32 * _BLOCKS * repeats * n_threads
+    macs = 16 * _TOKENS * _COLUMNS * repeats * n_threads
     return max(macs / _in_parallel(n_threads, work) / 1e9 for _ in range(tries))

@@ -1,4 +1,4 @@
-"""How benchmark rows are printed: llama-bench's Markdown, CSV, JSON and JSON lines.
+"""How benchmark rows are printed: llama-bench's Markdown, CSV, JSON, JSON lines and SQL.
 
     printer = PRINTERS["md"](extra_fields=["n_batch"])
     print(printer.header() + printer.row(row) + printer.footer(), end="")
@@ -13,10 +13,14 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from pyllama.bench_compare import Comparison
 
 Row = Mapping[str, Any]
-_SAMPLES = ("samples_ns", "samples_ts")  # not in CSV
+_SAMPLES = ("samples_ns", "samples_ts")  # not in CSV and SQL
 
 
 class Printer:
@@ -46,7 +50,9 @@ class Markdown(Printer):
     """A table for people; a field that has its default is left out."""
 
     _WIDTHS: ClassVar = {"model": -30, "size": 10, "params": 10, "backend": -10, "n_threads": 7,
-               "n_batch": 7, "n_ubatch": 8, "test": 15, "t/s": 20}  # fmt: skip
+               "n_batch": 7, "n_ubatch": 8, "type_k": 6, "type_v": 6, "flash_attn": 3,
+               "test": 15, "t/s": 20}  # fmt: skip
+    _NAMES: ClassVar = {"n_threads": "threads", "flash_attn": "fa"}
 
     def __init__(self, extra_fields: Sequence[str]) -> None:
         super().__init__(extra_fields)
@@ -59,7 +65,7 @@ class Markdown(Printer):
 
     def header(self) -> str:
         """Names and the line below them."""
-        names = {f: "threads" if f == "n_threads" else f for f in self._fields}
+        names = {f: self._NAMES.get(f, f) for f in self._fields}
         rule = (
             "-" * (abs(self._WIDTHS[f]) - 1) + (":" if self._WIDTHS[f] > 0 else "-")
             for f in self._fields
@@ -100,7 +106,7 @@ class Csv(Printer):
 
     def row(self, row: Row) -> str:
         """One case."""
-        values = {name: value for name, value in row.items() if name not in _SAMPLES}
+        values = _texts(row)
         text = io.StringIO()
         csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(values.values())
         names = "" if self._named else ",".join(values) + "\n"
@@ -136,7 +142,60 @@ class JsonLines(Printer):
         return json.dumps(row, default=list) + "\n"
 
 
-PRINTERS: dict[str, type[Printer]] = {"md": Markdown, "csv": Csv, "json": Json, "jsonl": JsonLines}
+class Sql(Printer):
+    """Statements that make a table and fill it."""
+
+    _made = False
+
+    def row(self, row: Row) -> str:
+        """One case."""
+        values = {name: text.replace("'", "''") for name, text in _texts(row).items()}
+        names, quoted = ", ".join(values), ", ".join(f"'{text}'" for text in values.values())
+        insert = f"INSERT INTO llama_bench ({names}) VALUES ({quoted});\n"
+        made, self._made = self._made, True
+        return insert if made else self._table({name: row[name] for name in values}) + insert
+
+    def _table(self, row: Row) -> str:
+        kinds = {str: "TEXT", float: "REAL"}
+        columns = (f"  {name} {kinds.get(type(v), 'INTEGER')}" for name, v in row.items())
+        return "CREATE TABLE IF NOT EXISTS llama_bench (\n" + ",\n".join(columns) + "\n);\n\n"
+
+
+PRINTERS: dict[str, type[Printer]] = {
+    "md": Markdown, "csv": Csv, "json": Json, "jsonl": JsonLines, "sql": Sql,
+}  # fmt: skip
+
+
+def comparison_table(found: Comparison, paths: tuple[Path, Path]) -> str:
+    """Markdown: a line for each test of both files; above it what differs, below it what lacks."""
+    heads = [f"A: {paths[0]}", f"B: {paths[1]}"]
+    heads += [f"{name}: {a} in A, {b} in B" for name, (a, b) in found.differs.items()]
+    settings = [name for name in found.rows[0].key if name not in ("n_prompt", "n_gen", "n_depth")]
+    table = [("model", *settings, "test", "A t/s", "B t/s", "B / A")]
+    for row in found.rows:
+        speeds = (f"{speed:.2f}" for speed in row.speeds)
+        cells = (str(row.key[name]) for name in settings)
+        table.append((row.model_type, *cells, test_name(row.key), *speeds, f"{row.ratio:.2f}"))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["| " + " | ".join(map(str.ljust, cells, widths)) + " |" for cells in table]
+    lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
+    tails = [
+        f"{n} of {name}'s tests {'is' if n == 1 else 'are'} not in {other}"
+        for n, name, other in zip(found.alone, "AB", "BA", strict=True) if n
+    ]  # fmt: skip
+    parts = ["\n".join(heads), "\n".join(lines), *(["\n".join(tails)] if tails else [])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _texts(row: Row) -> dict[str, str]:
+    """Values as llama-bench writes them where all is text."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:.6f}"
+        return str(int(value) if isinstance(value, bool) else value)
+
+    return {name: text(value) for name, value in row.items() if name not in _SAMPLES}
 
 
 def test_name(row: Row) -> str:

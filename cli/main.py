@@ -23,6 +23,8 @@ TABLE = {
     "eval-callback": ".commands.eval_callback:command",
     "graph": ".commands.graph:command",
     "convert": ".commands.convert:command",
+    "quantize": ".commands.quantize:command",
+    "imatrix": ".commands.imatrix:command",
     "gguf": ".commands.gguf:command",
     "powerinfer": ".commands.powerinfer:command",
 }

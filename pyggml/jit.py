@@ -5,16 +5,18 @@
 
     add_f32.address                                # int: what a program calls
 
-A kernel is a C function ``void(int64 node, int64 chunk, int64 n_chunks, int64 scratch)``. Compiled
-code is kept in the user's cache directory under a digest of our sources, the compilers' versions
-and the instruction set, so an edit or an upgrade never runs old code. Numba is told of that
-directory only while our own functions compile: a user's ``@njit(cache=True)`` is not touched.
+A kernel is a C function ``void(int64 node, int64 chunk, int64 n_chunks, int64 scratch)``; those
+that kernels call by address may have any number of int64 arguments. Compiled code is kept in the
+user's cache directory under a digest of our sources, the compilers' versions and the instruction
+set, so an edit or an upgrade never runs old code. Numba is told of that directory only while our
+own functions compile: a user's ``@njit(cache=True)`` is not touched.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import stat
 import sys
@@ -35,20 +37,39 @@ from numba.core.runtime.nrt import rtsys
 from . import env
 from .errors import PyggmlError
 
-ISAS = {  # name: (features it needs, LLVM cpu and features that stand for it when it is forced)
+# name: (features it needs, the LLVM cpu that stands for it when it is forced)
+_X86 = {
     "avx512vnni": (("avx512f", "avx512bw", "avx512vl", "avx512vnni", "f16c", "fma"), "cascadelake"),
+    "avxvnni": (("avx2", "f16c", "fma", "avxvnni"), "alderlake"),
     "avx2": (("avx2", "f16c", "fma"), "haswell"),
     "generic": ((), "x86-64"),
 }
+_AARCH64 = {"neon": (("dotprod", "fullfp16"), "neoverse-n1"), "generic": ((), "generic")}
+ISAS = _AARCH64 if platform.machine().lower() in ("aarch64", "arm64") else _X86
+_CPUINFO = Path("/proc/cpuinfo")
 _KEEP_DAYS = 30  # digests that nobody used for so long are pruned
+
+
+def _host_features() -> Any:
+    """LLVM's names of what this CPU has, ``{"avx2": True, ...}``.
+
+    LLVM does not look for all that ``ISAS`` needs on AArch64: Linux tells, every Mac has it.
+    """
+    import llvmlite.binding as llvm
+
+    have = llvm.get_host_cpu_features()
+    if ISAS is _AARCH64 and sys.platform == "darwin":
+        have |= {"dotprod": True, "fullfp16": True}
+    elif ISAS is _AARCH64 and sys.platform == "linux":
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace") if _CPUINFO.exists() else ""
+        have |= {"dotprod": "asimddp" in text.split(), "fullfp16": "asimdhp" in text.split()}
+    return have
 
 
 @lru_cache(maxsize=1)
 def host_isas() -> tuple[str, ...]:
     """Names of the instruction sets that this host can run, best first."""
-    import llvmlite.binding as llvm
-
-    have = llvm.get_host_cpu_features()
+    have = _host_features()
     return tuple(n for n, (need, _) in ISAS.items() if all(have.get(f, False) for f in need))
 
 
@@ -84,12 +105,14 @@ def use_isa(name: str) -> None:
         )
     if name != host_isas()[0]:
         _numba_config.CPU_NAME, _numba_config.CPU_FEATURES = ISAS[name][1], ""
+    elif name == "neon":  # Numba asks LLVM only, and code for a CPU without it aborts the process
+        _numba_config.CPU_FEATURES = _host_features().flatten()
     _chosen = name
 
 
+_NO_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _numba_config: Any = config  # its attributes are made at run time
-KERNEL_SIG = nb.types.void(nb.types.int64, nb.types.int64, nb.types.int64, nb.types.int64)
-_KERNEL_ARGS: Any = (KERNEL_SIG.args, KERNEL_SIG.return_type)
+KERNEL_SIG: Any = nb.types.void(*[nb.types.int64] * 4)
 FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must travel
 
 
@@ -104,7 +127,9 @@ def cache_dir(isa_name: str) -> Path:
 
     root = Path(__file__).parent
     digest = hashlib.sha256()
-    constants = [root / "jit.py", root / "dtype.py", *(root / "ops").glob("*.py")]
+    constants = [root / "jit.py", root / "dtype.py"]
+    for package in ("ops", "quants"):
+        constants += (root / package).glob("*.py")
     for path in sorted([*constants, *(root / "backend" / "cpu").rglob("*.py")]):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     digest.update(
@@ -173,18 +198,23 @@ class Kernel:
 
     def __init__(self, function: Callable[..., None], fastmath: set[str] | bool = False) -> None:
         self.function = function
-        self.fastmath = fastmath
         self.name = function.__name__
+        self._options: Any = {"error_model": "numpy", "fastmath": fastmath}
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
+
+    @property
+    def _signature(self) -> Any:
+        return nb.types.void(*[nb.types.int64] * self.function.__code__.co_argcount)
 
     @cached_property
     def compiled(self) -> Any:
         """Numba's CFunc."""
         with _compile_lock, _numba_cache():
-            options = {"error_model": "numpy", "fastmath": self.fastmath}
-            made: Any = CFunc(self.function, _KERNEL_ARGS, {}, options)
+            signature = self._signature
+            args = (signature.args, signature.return_type)
+            made: Any = CFunc(self.function, args, {}, self._options)
             made._cache = _Cache(self.function)
             made.compile()
             if on_compile is not None and not made.cache_hits:
@@ -198,8 +228,7 @@ class Kernel:
 
     def assembly(self) -> str:
         """The machine code as text; compiles anew, since the cache keeps no assembly."""
-        options: dict[str, Any] = {"error_model": "numpy", "fastmath": self.fastmath}
-        compiled: Any = nb.cfunc(KERNEL_SIG, **options)(self.function)
+        compiled: Any = nb.cfunc(self._signature, **self._options)(self.function)
         return str(compiled._library.get_asm_str())
 
 
@@ -208,19 +237,29 @@ def kernel(function: Callable[..., None]) -> Kernel:
     return Kernel(function)
 
 
+def named_kernel(function: Callable[..., None], *variant: object) -> Kernel:
+    """Declare one of several kernels of a function, named after it and what makes it different."""
+    made = Kernel(function)
+    made.name = "_".join([function.__name__, *(str(v).lower() for v in variant)])
+    return made
+
+
 def fast_kernel(function: Callable[..., None]) -> Kernel:
     """Declare a kernel in which LLVM may reorder sums and contract to FMA (NaN and inf travel)."""
     return Kernel(function, FAST)
 
 
 def inline(function: Callable[..., Any]) -> Any:
-    """A function that kernels call: compiled into each of them, never cached on its own."""
-    return nb.njit(nogil=True, error_model="numpy", fastmath=FAST)(function)
+    """A function that kernels call: compiled into each of them, never cached on its own.
+
+    Python must not call it: it has no wrapper for that, which saves a quarter of the compiling.
+    """
+    return nb.njit(nogil=True, error_model="numpy", fastmath=FAST, **_NO_WRAPPERS)(function)
 
 
 def inline_strict(function: Callable[..., Any]) -> Any:
     """Like ``inline`` with strict floating point: the same bits wherever it is compiled into."""
-    return nb.njit(nogil=True, error_model="numpy")(function)
+    return nb.njit(nogil=True, error_model="numpy", **_NO_WRAPPERS)(function)
 
 
 class Compiled:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyggml.dtype import GGMLType
+
 from . import __version__
 from .batch import Batch
 from .context import Context
@@ -39,6 +41,7 @@ class BenchCase:
         n_gen: tokens evaluated one by one after them.
         n_depth: tokens in the context beforehand, not timed.
         n_batch: tokens in one decode; n_ubatch: computed at once.
+        type_k, type_v: of cached keys and values.
         n_threads: None chooses.
 
     Raises:
@@ -50,6 +53,8 @@ class BenchCase:
     n_depth: int = 0
     n_batch: int = 2048
     n_ubatch: int = 512
+    type_k: GGMLType = GGMLType.F16
+    type_v: GGMLType = GGMLType.F16
     n_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -60,18 +65,21 @@ class BenchCase:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BenchRow:
-    """One result, with llama-bench's names in its order; times in nanoseconds.
+    """One result, with all of llama-bench's names in its order; times in nanoseconds.
+
+    A field with a default is one that nothing here changes (one device, no pinned threads,
+    attention always fused); it is kept so that llama-bench's tools read the files.
 
     Source: llama.cpp, ``llama-bench.cpp``, ``test::get_fields``.
     """
 
     build_commit: str
-    build_number: int
+    build_number: int = 0
     cpu_info: str
-    gpu_info: str
-    backends: str
+    gpu_info: str = ""
+    backends: str = "CPU"
     model_filename: str
     model_type: str
     model_size: int
@@ -79,10 +87,28 @@ class BenchRow:
     n_batch: int
     n_ubatch: int
     n_threads: int
+    cpu_mask: str = "0x0"
+    cpu_strict: bool = False
+    poll: int = 50
     type_k: str
     type_v: str
-    n_gpu_layers: int
-    flash_attn: bool
+    n_gpu_layers: int = 0
+    n_cpu_moe: int = 0
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    no_kv_offload: bool = False
+    flash_attn: int = 1
+    devices: str = "auto"
+    tensor_split: str = "0.00"
+    tensor_buft_overrides: str = "none"
+    load_mode: str = "auto"
+    lazy_mode: str = "auto"
+    embeddings: bool = False
+    no_op_offload: int = 0
+    no_host: bool = False
+    repack: bool = True
+    fit_target: int = 0
+    fit_min_ctx: int = 0
     n_prompt: int
     n_gen: int
     n_depth: int
@@ -118,20 +144,24 @@ def run_bench(
         n_ctx=case.n_prompt + case.n_gen + case.n_depth,
         n_batch=case.n_batch,
         n_ubatch=case.n_ubatch,
+        type_k=case.type_k,
+        type_v=case.type_v,
         n_threads=case.n_threads,
         n_threads_batch=case.n_threads,
     )
     try:
         test_time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return asdict(
-            _row(context, case, test_time, _samples_ns(context, case, repetitions, warmup))
+            _row(context, case, test_time, samples_ns(context, case, repetitions, warmup))
         )
     finally:
         context.close()
 
 
-def _samples_ns(context: Context, case: BenchCase, repetitions: int, warmup: bool) -> list[int]:
-    """Nanoseconds of each repetition."""
+def samples_ns(
+    context: Context, case: BenchCase, repetitions: int = 1, warmup: bool = False
+) -> list[int]:
+    """Nanoseconds of each repetition, in a context that is there already; it is emptied first."""
     model = context.model
     depth, prompt, generated = (
         bench_tokens(model, n, stream)
@@ -139,11 +169,11 @@ def _samples_ns(context: Context, case: BenchCase, repetitions: int, warmup: boo
     )
     if warmup:
         _run(context, prompt[: context.n_batch], generated[:1])
-        context.kv.clear()
+    context.kv.clear()
     _run(context, depth, [])
     samples = []
     for _ in range(repetitions):
-        context.kv.seq_rm(0, case.n_depth, -1)
+        _run(context, depth[context.kv.rewind(0, case.n_depth) :], [])
         start = time.perf_counter_ns()
         _run(context, prompt, generated)
         samples.append(max(1, time.perf_counter_ns() - start))
@@ -173,10 +203,7 @@ def _row(context: Context, case: BenchCase, test_time: str, samples: list[int]) 
     several = len(samples) > 1
     return BenchRow(
         build_commit=__version__,
-        build_number=0,
         cpu_info=cpu_info(),
-        gpu_info="",
-        backends="CPU",
         model_filename=str(model.path),
         model_type=model.desc,
         model_size=model.size_bytes,
@@ -184,10 +211,8 @@ def _row(context: Context, case: BenchCase, test_time: str, samples: list[int]) 
         n_batch=case.n_batch,
         n_ubatch=case.n_ubatch,
         n_threads=context.n_threads,
-        type_k="f16",
-        type_v="f16",
-        n_gpu_layers=0,
-        flash_attn=True,
+        type_k=case.type_k.name.lower(),
+        type_v=case.type_v.name.lower(),
         n_prompt=case.n_prompt,
         n_gen=case.n_gen,
         n_depth=case.n_depth,

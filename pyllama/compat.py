@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyggml.dtype import GGMLType
+from pyggml.ops.attention import KV_TYPES
 
 from .errors import PyllamaError
 from .hparams import ROPE_SCALINGS
-from .kv_cache import KV_TYPES
 from .overrides import Overrides
 
 # values that change nothing

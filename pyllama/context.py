@@ -26,13 +26,13 @@ from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.buffer import HOST
 from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted
+from pyggml.ops.attention import KV_TYPES
 from pyggml.tensor import Tensor
 
 from .batch import Batch
 from .compiled import Compiled, as_array, bucket
 from .errors import BatchError, ContextFull
 from .graph.builder import GraphBuilder
-from .kv_cache import KV_TYPES
 from .kv_table import MAX_POSITION, Ints, Seqs, each
 from .memory import Memory
 from .model import Model
@@ -54,7 +54,7 @@ class Context:
         n_batch: most tokens of a ``decode``; n_ubatch: most tokens computed at once.
         n_seq_max: sequences that share the cache, at most 256.
         type_k, type_v: of keys and values, one of ``KV_TYPES``: F32 is as exact as float32 is,
-            Q8_0 takes about half of F16's memory.
+            Q8_0 takes about half of F16's memory, Q4_0 about a quarter.
         unified: whether sequences share the cells; otherwise each has ``n_ctx / n_seq_max``.
         swa_full: layers that see a window of positions keep all keys and values nevertheless.
         overrides: values of this context in place of the model's.

@@ -7,7 +7,8 @@
     ├── BatchError           (ValueError)   a batch with bad ids, positions or sequences
     ├── StateError           (ValueError)   a saved state that is damaged or of something else
     ├── TemplateError        (ValueError)   a chat template that is wrong, refuses, or does not end
-    └── HubError             (ValueError)   a model that cannot be had from the model hub
+    ├── HubError             (ValueError)   a model that cannot be had from the model hub
+    └── BenchFileError       (ValueError)   a file that has no benchmark rows to compare
 
 A message says what, where, got and wanted with numbers, and the next step.
 """
@@ -45,3 +46,7 @@ class TemplateError(PyllamaError, ValueError):
 
 class HubError(PyllamaError, ValueError):
     """A model that cannot be had from the model hub: no such file, no access, no network."""
+
+
+class BenchFileError(PyllamaError, ValueError):
+    """A file of benchmark results that cannot be read, or has no rows that can be compared."""

@@ -28,15 +28,13 @@ from .hparams import HParams
 from .kv_cells import CellLists
 from .kv_table import Ints
 
-KV_TYPES = (GGMLType.F16, GGMLType.F32, GGMLType.BF16, GGMLType.Q8_0)
-
 
 class KVCache(CellLists):
     """Keys and values of some layers.
 
     Args:
         n_cells: cells in all.
-        type_k, type_v: of keys and values, one of ``KV_TYPES``.
+        type_k, type_v: of keys and values, one of ``pyggml.ops.attention.KV_TYPES``.
         layers: those that it serves; None for all.
         window: positions that a token sees, its own included; 0 for all before it.
         unified: whether sequences share the cells; otherwise each has an equal part for itself.

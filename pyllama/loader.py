@@ -2,9 +2,10 @@
 
     weights = load_weights(file, arch.TENSORS, hparams, backend)
 
-Matrices that matmuls read go to the repacked buffer; everything else, and all of it with
-``repack=False``, stays in the file's pages. What sparse layers need and the file does not have is
-made of what it has. Names, types and sizes are checked before anything is allocated.
+Matrices that matmuls read go to the repacked buffer, if their format has an interleaved layout;
+everything else, and all of it with ``repack=False``, stays in the file's pages. What sparse layers
+need and the file does not have is made of what it has. Names, types and sizes are checked before
+anything is allocated.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu import osapi
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.buffer import REPACK, RepackBuffer
+from pyggml.backend.cpu.codec import DECODED
 from pyggml.backend.cpu.layout import INTERLEAVED
 from pyggml.backend.cpu.repack import repack as repack_tensors
 from pyggml.buffer import HOST, HostBuffer
@@ -32,6 +34,7 @@ from .sparsity.weights import ANY, Bytes, plan_weights, predictor_faults, sparse
 
 log = logging.getLogger(__name__)
 Progress = Callable[[float], None]
+RUNNABLE = tuple(dict.fromkeys([*INTERLEAVED, *map(GGMLType, DECODED)]))  # types of weights
 
 
 def load_weights(
@@ -55,7 +58,8 @@ def load_weights(
     infos = {name: info for name, info in infos.items() if name not in plan.unread}
     made = plan.made_sizes
     matrices = {n: t.nbytes for n, t in infos.items() if _is_matrix(t)} | made
-    repacked = {n: size for n, size in matrices.items() if repack and n not in plan.by_rows}
+    plain = {n for n, t in infos.items() if t.type not in INTERLEAVED} | {*plan.by_rows}
+    repacked = {n: size for n, size in matrices.items() if repack and n not in plain}
     _check_memory(sum({**made, **repacked}.values()), bool(made))
     ctx, weights = Context(no_alloc=True), {}
     sources: list[tuple[Tensor, Bytes]] = []  # of what is repacked
@@ -100,9 +104,9 @@ def check_tensors(
     infos, faults = match_tensors(file, patterns, hparams)
     faults += [
         f"tensor '{info.name}' is {info.type.name}, which cannot be run yet; "
-        f"there are: {', '.join(t.name for t in INTERLEAVED)}"
+        f"there are: {', '.join(t.name for t in RUNNABLE)}"
         for info in infos.values()
-        if info.type not in INTERLEAVED
+        if info.type not in RUNNABLE
     ]
     if faults:
         raise ModelError(f"{file.path}: {faults[0]}")

@@ -11,8 +11,10 @@ there has half a context before it.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ import numpy.typing as npt
 
 from .batch import Batch
 from .errors import BatchError, ContextFull, PyllamaError
+from .saved_logits import saving
 
 if TYPE_CHECKING:
     from .context import Context
@@ -68,6 +71,7 @@ def perplexity(
     tokens: Sequence[int],
     n_ctx: int | None = None,
     n_chunks: int | None = None,
+    logits_file: str | os.PathLike[str] | None = None,
 ) -> Iterator[Perplexity]:
     """Evaluate a text chunk by chunk.
 
@@ -76,6 +80,8 @@ def perplexity(
         tokens: the whole text, with BOS if the tokenizer adds one.
         n_ctx: tokens of a chunk; None for the context's size.
         n_chunks: chunks at most; None for all that are whole.
+        logits_file: save probabilities here, for ``kl_divergence``; it is there after the last
+            chunk.
 
     Yields:
         The running estimate after each chunk; the last one is the final estimate.
@@ -83,7 +89,7 @@ def perplexity(
     Raises:
         PerplexityError: fewer than two chunks of tokens; while running, logits that are not finite.
         ContextFull: ``n_ctx`` is more than the context has.
-        BatchError: ``n_ctx`` below 4.
+        BatchError: ``n_ctx`` below 4. OSError: the file cannot be written.
 
     Source: llama.cpp, ``perplexity.cpp``, ``perplexity``.
     """
@@ -101,46 +107,66 @@ def perplexity(
             f"{2 * n_ctx}; use a longer text or a smaller context (-c)"
         )
     most = len(tokens) // n_ctx
-    return _run(context, tokens, n_ctx, most if n_chunks is None else min(n_chunks, most))
+    n_chunks = most if n_chunks is None else min(n_chunks, most)
+    chunks = np.array(tokens[: n_chunks * n_ctx], np.int32).reshape(n_chunks, n_ctx)
+    return _run(context, chunks, logits_file)
 
 
 def _run(
-    context: Context, tokens: Sequence[int], n_ctx: int, n_chunks: int
+    context: Context,
+    chunks: npt.NDArray[np.int32],
+    logits_file: str | os.PathLike[str] | None,
 ) -> Iterator[Perplexity]:
-    tokenizer = context.model.tokenizer
     n_scored, nll, nll2 = 0, 0.0, 0.0
-    for i in range(n_chunks):
-        chunk = list(tokens[i * n_ctx : (i + 1) * n_ctx])
-        targets = chunk[1:]
-        if tokenizer.add_bos and tokenizer.bos is not None:
-            chunk[0] = tokenizer.bos
-        losses = _chunk_losses(context, chunk, targets)
-        if not np.isfinite(losses).all():
-            raise PerplexityError(f"chunk {i + 1}: the model's logits are not finite numbers")
-        n_scored += len(losses)
-        nll += math.fsum(losses)
-        nll2 += math.fsum(losses * losses)
-        yield Perplexity(i + 1, n_scored, nll, nll2)
+    with contextlib.ExitStack() as stack:
+        save: Callable[[npt.NDArray[np.float32]], None] | None = None
+        if logits_file is not None:
+            n_vocab = context.model.hparams.n_vocab
+            save = stack.enter_context(saving(logits_file, chunks, n_vocab))
+        for i, chunk in enumerate(chunks):
+            parts = []
+            for logits, targets in scored_logits(context, chunk):
+                parts.append(token_losses(logits, targets))
+                check_finite(parts[-1], i)
+                if save is not None:
+                    save(logits)
+            losses = np.concatenate(parts)
+            n_scored += len(losses)
+            nll += math.fsum(losses)
+            nll2 += math.fsum(losses * losses)
+            yield Perplexity(i + 1, n_scored, nll, nll2)
 
 
-def _chunk_losses(
-    context: Context, chunk: list[int], targets: list[int]
-) -> npt.NDArray[np.float64]:
-    """-log p of the tokens that positions n/2 to n-2 predict."""
+def check_finite(losses: npt.NDArray[np.float64], chunk: int) -> None:
+    """Raises: PerplexityError: a loss is no number."""
+    if not np.isfinite(losses).all():
+        raise PerplexityError(f"chunk {chunk + 1}: the model's logits are not finite numbers")
+
+
+def scored_logits(
+    context: Context, chunk: npt.NDArray[np.int32]
+) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]]:
+    """Evaluate a chunk from an empty cache, with BOS first where the model wants it.
+
+    Yields:
+        Logits of the positions n/2 to n-2, a decode's at a time, and the tokens that come next.
+    """
+    tokenizer = context.model.tokenizer
+    tokens = chunk.tolist()
+    if tokenizer.add_bos and tokenizer.bos is not None:
+        tokens[0] = tokenizer.bos
     first, end = len(chunk) // 2, len(chunk) - 1
     context.kv.clear()
-    losses = []
     for start in range(0, end, context.n_batch):  # nobody needs what the last token predicts
         stop = min(end, start + context.n_batch)
         flags = [position >= first for position in range(start, stop)]
-        context.decode(Batch(chunk[start:stop], logits=flags))
+        context.decode(Batch(tokens[start:stop], logits=flags))
         if any(flags):
-            losses.append(token_losses(context.logits, targets[max(first, start) : stop]))
-    return np.concatenate(losses)
+            yield context.logits, chunk[max(first, start) + 1 : stop + 1]
 
 
 def token_losses(
-    logits: npt.NDArray[np.float32], targets: Sequence[int]
+    logits: npt.NDArray[np.float32], targets: Sequence[int] | npt.NDArray[np.int32]
 ) -> npt.NDArray[np.float64]:
     """-log softmax(logits)[target] of each row, summed in float64 as llama.cpp does.
 

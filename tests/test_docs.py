@@ -97,14 +97,18 @@ def test_shell_blocks_use_commands_that_exist() -> None:
         eval_callback,
         gguf,
         graph,
+        imatrix,
         perplexity,
+        quantize,
         tokenize,
     )
 
     tools = {
         "pyllama-cli": completion,
         "pyllama-bench": bench,
+        "pyllama-imatrix": imatrix,
         "pyllama-perplexity": perplexity,
+        "pyllama-quantize": quantize,
         "pyllama-tokenize": tokenize,
         "pyllama-graph": graph,
         "pyllama-eval-callback": eval_callback,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..bench_lists import IntList
 from ..loading import load_model, make_context
 from ..options import (
     ContextOptions,
@@ -23,7 +24,6 @@ from ..options import (
 )
 from ..output import note, write
 from ..tool import Tool, ignored_option, version_option
-from .bench import IntList
 
 if TYPE_CHECKING:
     from pyllama.batched_bench import BatchedRow

@@ -1,16 +1,21 @@
 """``pyllama-perplexity``: how well a model predicts a text, by llama.cpp's method.
 
     pyllama-perplexity -m x.gguf -f text.txt -c 512 --chunks 4
+    pyllama-perplexity -m x-F16.gguf -f text.txt --save-all-logits x.logits
+    pyllama-perplexity -m x-Q4_K_M.gguf --kl-divergence --kl-divergence-base x.logits
 
-Prints the running value after each chunk, then the final estimate with its error.
+Prints the running value after each chunk, then the final estimate with its error; with
+--kl-divergence how far the model is from the one whose probabilities were saved.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..kl_table import HEADER, chunk_line, statistics
 from ..loading import load_model, make_context
 from ..options import (
     INT32_MAX,
@@ -24,6 +29,9 @@ from ..output import note, write
 from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
+if TYPE_CHECKING:
+    from pyllama.context import Context
+
 
 @click.command("perplexity", cls=Tool)
 @prompt_options
@@ -34,25 +42,63 @@ from ..tool import Tool, ignored_option, version_option
     show_default=True,
     help="Most chunks to evaluate. -1: all.",
 )
+@click.option(
+    "--kl-divergence",
+    is_flag=True,
+    help="Compare with the probabilities in --kl-divergence-base, over the text that it has.",
+)
+@click.option(
+    "--kl-divergence-base",
+    "--save-all-logits",
+    "logits_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Save all probabilities there, in llama.cpp's form; or read them for --kl-divergence.",
+)
 @model_options
 @escape_option(default=False)
 @context_options(ctx_size=512)
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
-def command(chunks: int, **options: Any) -> None:
+def command(chunks: int, kl_divergence: bool, logits_file: Path | None, **options: Any) -> None:
     """Compute the perplexity of a model over a text."""
+    n_chunks = None if chunks < 0 else chunks
+    if kl_divergence:
+        if logits_file is None:
+            raise click.UsageError(
+                "--kl-divergence compares with a file: give --kl-divergence-base FILE, which the "
+                "same option wrote without --kl-divergence"
+            )
+        _compare(logits_file, n_chunks, options)
+        return
     text = PromptOptions.take(options).text()
     if text is None:
         raise click.UsageError("give the text with -f or -p")
-    sizes = ContextOptions.take(options)
-    model = load_model(ModelOptions.take(options), sizes.n_threads)
-    context = make_context(model, sizes)
-    tokens = model.tokenizer.encode(text, add_special=True, parse_special=False)
+    context = _context(options)
+    tokens = context.model.tokenizer.encode(text, add_special=True, parse_special=False)
     from pyllama.perplexity import perplexity
 
     note(f"perplexity: {len(tokens)} tokens, n_ctx={context.n_ctx}, n_batch={context.n_batch}")
     result = None
-    for result in perplexity(context, tokens, context.n_ctx, None if chunks < 0 else chunks):
+    for result in perplexity(context, tokens, context.n_ctx, n_chunks, logits_file):
         write(f"[{result.chunk}]{result.ppl:.4f},")
     if result is not None:
         write(f"\nFinal estimate: PPL = {result.ppl:.4f} +/- {result.error:.5f}\n")
+
+
+def _context(options: dict[str, Any]) -> Context:
+    sizes = ContextOptions.take(options)
+    return make_context(load_model(ModelOptions.take(options), sizes.n_threads), sizes)
+
+
+def _compare(path: Path, n_chunks: int | None, options: dict[str, Any]) -> None:
+    from pyllama.kl_divergence import kl_divergence
+    from pyllama.saved_logits import SavedLogits
+
+    saved = SavedLogits(path)
+    note(f"{path}: {saved.n_chunks} chunks of {saved.n_ctx} tokens")
+    result = None
+    for result in kl_divergence(_context(options), saved, n_chunks):
+        write(("" if result.chunk > 1 else HEADER) + chunk_line(result))
+    if result is not None:
+        write(statistics(result))

@@ -17,6 +17,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from ..errors import BackendError
+from ..quants.arrays import ArrayCodec, plug_array_codec
 from .interface import Backend, BackendFactory
 
 GROUP = "pyggml.backends"
@@ -85,3 +86,11 @@ def _discover() -> None:
             register_backend(entry.name, entry.load())
         except Exception as e:  # a plugin may fail in any way, and must not take us with it
             _log.warning("backend '%s' (%s) is left out: %s", entry.name, entry.value, e)
+
+
+def _cpu_arrays() -> ArrayCodec:
+    codec: ArrayCodec = import_module("pyggml.backend.cpu.codec.arrays").CpuArrays
+    return codec
+
+
+plug_array_codec(_cpu_arrays)

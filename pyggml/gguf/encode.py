@@ -80,9 +80,7 @@ def _encode_value(key: str, value: Any) -> bytes:
         kind = _element_type(key, [value], (ValueType.UINT32, ValueType.INT32))
         return struct.pack("<I", kind) + _pack(kind, [value])
     if isinstance(value, GGUFStrings):
-        return _array(
-            ValueType.STRING, len(value), _pack_strings(map(value.raw, range(len(value))))
-        )
+        return _array(ValueType.STRING, len(value), value.encoded)
     if isinstance(value, Sequence):
         if not len(value):
             raise GGUFError(

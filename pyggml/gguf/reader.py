@@ -103,8 +103,13 @@ class GGUFFile:
             raise GGUFError(f"{self.path}: no tensor {name!r} among its {len(self.tensors)}")
         return self.parts[info.part].data[info.offset : info.offset + info.nbytes]
 
-    def chunks(self, name: str, max_bytes: int = 8 << 20) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes of a tensor in pieces of whole blocks, for one pass over a large file.
+    def chunks(
+        self, name: str, max_bytes: int = 8 << 20, *, unit: int | None = None
+    ) -> Iterator[npt.NDArray[np.uint8]]:
+        """The bytes of a tensor in pieces, for one pass over a large file.
+
+        Args:
+            unit: each piece is a whole number of these, in bytes; None for blocks of the type.
 
         The pages of a mapped file are given back behind each piece, so memory stays small.
 
@@ -112,7 +117,7 @@ class GGUFFile:
             GGUFError: as ``tensor_bytes``.
         """
         data, info = self.tensor_bytes(name), self.tensors[name]
-        part, unit = self.parts[info.part], info.type.type_size
+        part, unit = self.parts[info.part], unit or info.type.type_size
         step = max(max_bytes // unit, 1) * unit
         for start in range(0, info.nbytes, step):
             piece = data[start : start + step]

@@ -131,6 +131,11 @@ class GGUFStrings(Sequence[str]):
         self._blob = blob
         self._bounds = bounds
 
+    @property
+    def encoded(self) -> bytes:
+        """All strings as they are in the file, each behind its length."""
+        return self._blob
+
     def raw(self, index: int) -> bytes:
         """The bytes of one string, as they are in the file."""
         n = len(self)

@@ -46,8 +46,11 @@ from .op import (
 from .softmax import alibi_slopes, causal_mask, check_mask, check_sinks, masked, softmax
 
 _OP = "FLASH_ATTN_EXT"
-BF16, Q8_0 = GGMLType.BF16, GGMLType.Q8_0
-KV_TYPES = (F16, F32, BF16, Q8_0)  # of keys and of values, which may differ
+BF16, Q8_0, Q4_0, Q5_1 = (GGMLType[name] for name in ("BF16", "Q8_0", "Q4_0", "Q5_1"))
+KV_TYPES = (  # of keys and of values, which may differ
+    F16, F32, BF16, Q8_0, Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, Q5_1, GGMLType.IQ4_NL,
+)  # fmt: skip
+_MOST = KV_TYPES[:5]  # those with cases of every size
 
 
 def _infer(
@@ -212,7 +215,7 @@ _CASES: list[Case] = [
     case(arg(17, 3, 4, 2), arg(17, 65, 2, 1), arg(17, 65, 2, 1), scale=0.2),
     *(
         _dense(64, T, 9, 3, n_kv, mask=causal_mask(n_kv, T, type=F16), type=type)
-        for type in KV_TYPES
+        for type in _MOST
         for T, n_kv in ((1, 1), (1, 17), (1, 300), (3, 65), (17, 65), (33, 513))
     ),
     _dense(64, 5, 4, 4, 33, mask=causal_mask(33, 5)),
@@ -224,8 +227,13 @@ _CASES: list[Case] = [
     _dense(64, 5, 9, 3, 33, mask=causal_mask(33, 5, hidden_row=True), sinks=arg(9)),
     *(
         _indexed(64, T, 9, 3, (n_list, 600, 1), type=type)
-        for type in KV_TYPES
+        for type in _MOST
         for T, n_list in ((1, 1), (1, 17), (1, 300), (2, 65), (9, 257), (33, 513))
+    ),
+    *(
+        _indexed(64, T, 9, 3, (n, 600, 1), type=t)
+        for t in KV_TYPES[len(_MOST) :]
+        for T, n in ((1, 300), (9, 65))
     ),
     _indexed(64, 7, 4, 4, (40, 130, 3)),
     _indexed(80, 7, 4, 2, (40, 130, 3), window=16),
@@ -235,7 +243,14 @@ _CASES: list[Case] = [
     _indexed(64, 7, 9, 3, (40, 130, 2), sinks=arg(9), window=16),
     *(
         _indexed(64, T, 9, 3, (40, 130, 3), type=type, type_v=type_v)
-        for type, type_v in ((Q8_0, F16), (BF16, Q8_0), (F32, BF16))
+        for type, type_v in (
+            (Q8_0, F16),
+            (BF16, Q8_0),
+            (F32, BF16),
+            (Q4_0, F16),
+            (Q8_0, Q4_0),
+            (Q5_1, Q4_0),
+        )
         for T in (1, 12)
     ),
     *(_indexed(hd, 7, 4, 2, (40, 130, 2), type=type) for hd in (20, 33) for type in (F16, F32)),
@@ -244,7 +259,7 @@ _CASES: list[Case] = [
     _dense(96, 9, 8, 2, 300, mask=causal_mask(300, 9), type=Q8_0),
     _indexed(64, 8, 9, 3, (300, 2400, 8), type=Q8_0),
     _indexed(64, 1, 9, 3, (512, 2048, 1), perf=True),
-    _indexed(64, 1, 9, 3, (512, 2048, 1), type=Q8_0, perf=True),
+    *(_indexed(64, 1, 9, 3, (512, 2048, 1), type=type, perf=True) for type in (Q8_0, Q4_0)),
     _indexed(64, 8, 9, 3, (256, 2048, 8), perf=True),
     _indexed(64, 512, 9, 3, (512, 2048, 1), perf=True),
     _dense(64, 512, 9, 3, 512, mask=causal_mask(512, 512, type=F16), perf=True),

@@ -18,6 +18,7 @@ from .op import (
     F16,
     F32,
     I32,
+    OTHER_QUANTS,
     QUANTS,
     Arg,
     Array,
@@ -111,6 +112,7 @@ MUL_MAT_ID = define_op(
         case(arg(32, 17, 4), arg(32, 2, 7), _ids(6, 7, 4)),
         case(arg(64, 4, 17, permute=(0, 2, 1, 3)), arg(64, 2, 3), _ids(2, 3, 4)),
         case(arg(64, 17, 4), arg(64, 3, 2, permute=(0, 2, 1, 3)), _ids(2, 3, 4)),
+        *(_routed(256, 17, 4, 2, 3, type) for type in OTHER_QUANTS),
         *(
             _routed(64, 17, n_expert, n_used, n_tokens, type, shared)
             for type in (F32, F16, BF16, *QUANTS)

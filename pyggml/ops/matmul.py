@@ -16,6 +16,7 @@ from ..tensor import Tensor
 from .op import (
     F16,
     F32,
+    OTHER_QUANTS,
     QUANTS,
     Array,
     Case,
@@ -85,7 +86,12 @@ def _cases() -> list[Case]:
     for t in (F32, F16, BF16, *QUANTS):
         for half in (F16, BF16):
             cases.append(case(arg(64, 17, 1, 2, type=t), arg(64, 5, 3, 2, type=half)))
+    for t in OTHER_QUANTS:
+        cases += [case(arg(512, 17, type=t), arg(512, n)) for n in (1, 5)]
+    t = GGMLType.IQ4_XS
     cases += [
+        case(arg(256, 33, 2, 1, type=t), arg(256, 1, 4, 3)),
+        case(arg(256, 5, 17, type=t, permute=(0, 2, 1, 3)), arg(256, 9, 5, type=F16)),
         case(arg(65, 17, type=F16), arg(65, 3, type=F16)),
         case(arg(64, 17, 3, type=F16), arg(64, 3, 5, type=F16, permute=(0, 2, 1, 3))),
     ]

@@ -12,6 +12,7 @@ from ..tensor import Tensor
 from .op import (
     F16,
     F32,
+    OTHER_QUANTS,
     QUANTS,
     Array,
     Cost,
@@ -63,6 +64,7 @@ OUT_PROD = define_op(
         case(arg(32, 3, 7, permute=(0, 2, 1, 3)), arg(9, 7, 3)),
         case(arg(65, 17, type=F16), arg(33, 17)),
         *(case(arg(64, 17, 1, 2, type=t), arg(5, 17, 2, 2)) for t in QUANTS),
+        *(case(arg(256, 5, type=t), arg(3, 5)) for t in OTHER_QUANTS),
         case(arg(256, 16), arg(16, 16), perf=True),
         case(arg(576, 512), arg(576, 512), perf=True),
     ],

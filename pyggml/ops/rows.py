@@ -17,7 +17,9 @@ from .op import (
     F16,
     F32,
     I32,
+    OTHER_QUANTS,
     QUANTS,
+    WRITTEN_QUANTS,
     Arg,
     Array,
     Cost,
@@ -90,6 +92,7 @@ GET_ROWS = define_op(
             for t in QUANTS
             for ne0, n in ((32, 1), (96, 17), (576, 3))
         ),
+        *(case(arg(512, 9, type=t), _ids(3, n_rows=9)) for t in OTHER_QUANTS),
         case(arg(576, 49152, type=GGMLType.Q8_0), _ids(1, n_rows=49152), perf=True),
         case(arg(576, 49152, type=GGMLType.Q4_1), _ids(512, n_rows=49152), perf=True),
         case(arg(576, 512), _ids(1, n_rows=512), perf=True),
@@ -178,6 +181,10 @@ SET_ROWS = define_op(
                 arg(64, 3, 9, type=t, permute=(0, 2, 1, 3)),
             )
             for t in (BF16, GGMLType.Q8_0)
+        ),
+        *(
+            case(arg(256, 2), _ids(2, n_rows=5, unique=True), arg(256, 5, type=t))
+            for t in WRITTEN_QUANTS
         ),
         case(arg(192, 1), _ids(1, n_rows=2048, unique=True), arg(192, 2048, type=F16), perf=True),
         case(

@@ -1,83 +1,148 @@
 """Block formats: float32 to bytes and back, for arrays and for tensors.
 
-    blocks = quantize(x, GGMLType.Q4_0)            # float32 [..., n] -> uint8 [..., row bytes]
-    y = dequantize(blocks, GGMLType.Q4_0)
+    blocks = quantize(x, "Q4_K")                   # float32 [..., n] -> uint8 [..., row bytes]
+    y = dequantize(blocks, "Q4_K")
     x = to_float(tensor)                           # any tensor's values
 
-NumPy only, bit for bit what ggml's reference functions give. These are for small jobs and tests;
-backends have kernels. Supported are ``BLOCK_TYPES`` and F32, F16, BF16.
+The bytes and values are bit for bit what ggml's C functions give. Supported are F32, F16, BF16 and
+``BLOCK_TYPES``, of which some are only read. Thread-safe.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from ..dtype import GGMLType, numpy_dtype, row_size
-from ..errors import QuantizeError, ShapeError, TypeMismatch
-from ..tensor import Tensor
-from .block import BLOCK_TYPES, BlockType
-from .half import bf16_from_float, bf16_to_float, f16_from_float
+from ..dtype import GGMLType, row_size
+from ..errors import ComputeError, QuantizeError, ShapeError, TypeMismatch
+from .arrays import array_codec
+from .block import BLOCK_TYPES, BlockType, Floats
+from .iq1_m import IQ1_M
+from .iq1_s import IQ1_S
+from .iq2_s import IQ2_S
+from .iq2_xs import IQ2_XS
+from .iq2_xxs import IQ2_XXS
+from .iq3_s import IQ3_S
+from .iq3_xxs import IQ3_XXS
+from .iq4_nl import IQ4_NL
+from .iq4_xs import IQ4_XS
+from .mxfp4 import MXFP4
+from .q2_k import Q2_K
+from .q3_k import Q3_K
 from .q4_0 import Q4_0
 from .q4_1 import Q4_1
+from .q4_k import Q4_K
 from .q5_0 import Q5_0
 from .q5_1 import Q5_1
+from .q5_k import Q5_K
+from .q6_k import Q6_K
 from .q8_0 import Q8_0
+from .q8_k import Q8_K
+from .reference import (
+    Bytes,
+    check_finite,
+    check_scales,
+    encodable,
+    readable,
+    reference_dequantize,
+    reference_quantize,
+    value_shape,
+)
+from .tq1_0 import TQ1_0
+from .tq2_0 import TQ2_0
+from .values import from_float, get_blocks, set_blocks, to_float
 
 __all__ = [
     "BLOCK_TYPES",
+    "IQ1_M",
+    "IQ1_S",
+    "IQ2_S",
+    "IQ2_XS",
+    "IQ2_XXS",
+    "IQ3_S",
+    "IQ3_XXS",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+    "Q2_K",
+    "Q3_K",
     "Q4_0",
     "Q4_1",
+    "Q4_K",
     "Q5_0",
     "Q5_1",
+    "Q5_K",
+    "Q6_K",
     "Q8_0",
+    "Q8_K",
+    "TQ1_0",
+    "TQ2_0",
     "BlockType",
     "dequantize",
     "from_float",
     "get_blocks",
     "quantize",
+    "reference_dequantize",
+    "reference_quantize",
     "set_blocks",
     "to_float",
 ]
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
+
+_PLAIN = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)  # NumPy is as fast as it gets
+_SMALL = 1 << 16  # elements that are not worth compiling a kernel for
 
 
-def quantize(x: npt.ArrayLike, type: GGMLType) -> Bytes:
-    """The bytes of ``x`` in the format ``type``.
+def quantize(
+    x: npt.ArrayLike,
+    type: GGMLType | str,
+    imatrix: npt.ArrayLike | None = None,
+    *,
+    n_threads: int | None = None,
+) -> Bytes:
+    """The bytes of ``x`` in the format ``type``, a type or its name.
 
     Args:
         x: float32 [..., n], where n is a multiple of the block size.
+        imatrix: float32 [n], how much each column matters (mean squares of activations); formats
+            without such a search ignore it.
+        n_threads: None is one for each core that we may use.
 
     Returns:
         uint8 [..., row_size(type, n)].
 
     Raises:
-        QuantizeError: NaN, infinity or a too large number for a block format.
-        ShapeError: rows that do not fill blocks.
+        QuantizeError: NaN, infinity or a too large number for a block format; a weight of the
+            importance matrix that is not a number from 0.
+        ShapeError: rows that do not fill blocks, an importance matrix of another length.
         TypeMismatch: a format that we cannot quantize to.
     """
+    type = _type(type)
     x = np.ascontiguousarray(x, np.float32)
-    n_bytes = row_size(type, x.shape[-1])
-    if type == GGMLType.F32:
-        out: npt.NDArray[Any] = x
-    elif type == GGMLType.F16:
-        out = f16_from_float(x)
-    elif type == GGMLType.BF16:
-        out = bf16_from_float(x)
-    else:
-        out = _quantize_blocks(x, _block_type(type))
-    return out.view(np.uint8).reshape(*x.shape[:-1], n_bytes)
+    n = x.shape[-1]
+    weights = None if imatrix is None else _importance(imatrix, n)
+    codec = None if x.size < _SMALL or type in _PLAIN else array_codec()
+    if codec is None:
+        return reference_quantize(x, type, weights)
+    encodable(type)
+    n_bytes = row_size(type, n)
+    try:
+        out = codec.encode(x.reshape(-1, n), type, weights, n_threads)
+    except ComputeError:
+        check_finite(x, type)  # it says where
+        raise
+    check_scales(out, x, type)
+    return out.reshape(*x.shape[:-1], n_bytes)
 
 
-def dequantize(data: npt.ArrayLike, type: GGMLType) -> Floats:
-    """The values of bytes in the format ``type``.
+def dequantize(
+    data: npt.ArrayLike, type: GGMLType | str, *, n_threads: int | None = None
+) -> Floats:
+    """The values of bytes in the format ``type``, a type or its name.
 
     Args:
         data: uint8 [..., row bytes], as from ``quantize`` (or flat).
+        n_threads: None is one for each core that we may use.
 
     Returns:
         float32 [..., n].
@@ -86,115 +151,38 @@ def dequantize(data: npt.ArrayLike, type: GGMLType) -> Floats:
         ShapeError: rows that are not whole blocks.
         TypeMismatch: a format that we do not know.
     """
+    type = _type(type)
     data = np.ascontiguousarray(data, np.uint8)
-    if data.shape[-1] % type.type_size:
-        raise ShapeError(
-            f"a row of {data.shape[-1]} bytes is not a whole number of {type.name} blocks of "
-            f"{type.type_size} bytes"
-        )
-    n = data.shape[-1] // type.type_size * type.block_size
-    if type in (GGMLType.F32, GGMLType.F16):
-        dtype = numpy_dtype(type)
-        assert dtype is not None
-        out: Floats = data.view(dtype).astype(np.float32)
-    elif type == GGMLType.BF16:
-        out = bf16_to_float(data.view(np.uint16))
-    else:
-        block_type = _block_type(type)
-        with np.errstate(over="ignore", invalid="ignore"):  # blocks of garbage are garbage
-            out = block_type.dequantize_blocks(data.reshape(-1).view(block_type.dtype))
-    return out.reshape(*data.shape[:-1], n)
+    small = data.size * type.block_size < _SMALL * type.type_size
+    codec = None if small or type in _PLAIN else array_codec()
+    if codec is None:
+        return reference_dequantize(data, type)
+    readable(type)
+    shape = value_shape(data, type)
+    return codec.decode(data, type, n_threads).reshape(shape)
 
 
-def to_float(tensor: Tensor) -> npt.NDArray[Any]:
-    """A tensor's values: float32 for F16, BF16 and quantized types, else the type's own.
-
-    Returns:
-        An array of four dimensions, ``ne`` reversed; it shares memory only where nothing is
-        converted.
-
-    Raises:
-        AllocError: the tensor has no data. TypeMismatch: a format that we do not know.
-    """
-    if tensor.type.is_quantized:
-        return dequantize(get_blocks(tensor), tensor.type)
-    dtype = numpy_dtype(tensor.type)
-    if tensor.is_contiguous() and dtype is not None:
-        values = tensor.bytes().view(dtype).reshape(tensor.ne[::-1])  # any buffer's layout
-    else:
-        values = tensor.numpy(squeeze=False)
-    if tensor.type == GGMLType.BF16:
-        return bf16_to_float(values)
-    return values.astype(np.float32) if tensor.type == GGMLType.F16 else values
-
-
-def from_float(tensor: Tensor, values: npt.NDArray[Any]) -> None:
-    """Write ``values`` (four dimensions, ``ne`` reversed) into a tensor, converted to its type.
-
-    Raises:
-        ShapeError: other sizes. QuantizeError, TypeMismatch: as ``quantize``.
-    """
-    if values.shape != tensor.ne[::-1]:
-        raise ShapeError(f"'{tensor.name}': values {values.shape}, want {tensor.ne[::-1]}")
-    if tensor.type.is_quantized:
-        set_blocks(tensor, quantize(values, tensor.type))
-        return
-    target = tensor.numpy(squeeze=False)
-    if tensor.type == GGMLType.BF16:
-        target[...] = bf16_from_float(values.astype(np.float32))
-    else:
-        with np.errstate(over="ignore"):
-            target[...] = values
-
-
-def _quantize_blocks(x: Floats, block_type: BlockType) -> npt.NDArray[Any]:
-    type = block_type.type
-    finite = np.isfinite(x)
-    if not finite.all():
-        at = np.argwhere(~finite)[0].tolist()
-        raise QuantizeError(
-            f"{x.size - int(finite.sum())} of {x.size} values are NaN or infinite, the first at "
-            f"{at}: {type.name} has no such values; repair the source"
-        )
-    with np.errstate(over="ignore"):
-        blocks = block_type.quantize_blocks(x.reshape(-1, type.block_size))
-    for field in ("d", "m"):
-        if field in (block_type.dtype.names or ()) and not np.isfinite(blocks[field]).all():
-            raise QuantizeError(
-                f"values up to {np.abs(x).max():.3g} are too large for {type.name}: the scale of a "
-                "block does not fit float16; scale the source down"
-            )
-    return blocks
-
-
-def _block_type(type: GGMLType) -> BlockType:
-    if type not in BLOCK_TYPES:
+def _type(type: GGMLType | str) -> GGMLType:
+    if isinstance(type, GGMLType):
+        return type
+    try:
+        return GGMLType[type.upper()]
+    except KeyError:
         have = ", ".join(t.name for t in BLOCK_TYPES)
         raise TypeMismatch(
-            f"no quantization to or from {type.name}; there are F32, F16, BF16, {have}"
+            f"there is no format {type!r}; there are F32, F16, BF16, {have}"
+        ) from None
+
+
+def _importance(imatrix: npt.ArrayLike, n: int) -> Floats:
+    weights = np.ascontiguousarray(imatrix, np.float32)
+    if weights.shape != (n,):
+        raise ShapeError(f"an importance matrix {weights.shape} for rows of {n}: want ({n},)")
+    legal = (weights >= 0) & (weights < np.inf)  # [n]
+    if not legal.all():
+        at = int(np.argmin(legal))
+        raise QuantizeError(
+            f"the importance of column {at} is {weights[at]}: it must be a number from 0; "
+            "make the importance matrix again"
         )
-    return BLOCK_TYPES[type]
-
-
-def get_blocks(tensor: Tensor) -> Bytes:
-    """The bytes of a quantized tensor of any strides, uint8 [ne3, ne2, ne1, row bytes]."""
-    shape = (*tensor.ne[:0:-1], row_size(tensor.type, tensor.ne[0]))
-    if tensor.is_contiguous():
-        return tensor.bytes().reshape(shape)
-    return _strided_rows(tensor, shape)
-
-
-def set_blocks(tensor: Tensor, rows: Bytes) -> None:
-    """The inverse of ``get_blocks``."""
-    if tensor.is_contiguous():
-        tensor.set(rows.reshape(-1))
-    else:
-        _strided_rows(tensor, rows.shape)[...] = rows
-
-
-def _strided_rows(tensor: Tensor, shape: tuple[int, ...]) -> Bytes:
-    if tensor.buffer is None or tensor.buffer.mem is None:
-        raise TypeMismatch(f"'{tensor.name}' {tensor.ne} has gaps and no host memory: cont() it")
-    mem = tensor.buffer.mem
-    offset = tensor.data - int(mem.ctypes.data)
-    return np.ndarray(shape, np.uint8, mem, offset, (*tensor.nb[:0:-1], 1))
+    return weights

@@ -3,15 +3,15 @@
     Q8_0 = register(BlockType(GGMLType.Q8_0, dtype, quantize_blocks, dequantize_blocks))
     BLOCK_TYPES[GGMLType.Q8_0].dtype["qs"]
 
-A format is one file of this package with two NumPy functions, bit for bit ggml's reference ones;
-they are the oracle of every kernel.
+A format is one file of this package with two NumPy functions, bit for bit ggml's C ones; they are
+the oracle of every kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,29 @@ Floats = npt.NDArray[np.float32]
 Blocks = npt.NDArray[Any]  # structured, one entry a block
 
 
+class QuantizeBlocks(Protocol):
+    """float32 [n, block_size] -> blocks [n].
+
+    ``weights``, float32 as ``x``, say how much an error of each value matters; None is the
+    search without them, which is another one. Formats whose search takes none ignore them.
+    """
+
+    def __call__(self, x: Floats, weights: Floats | None = None) -> Blocks: ...
+
+
+def column_weights(x: Floats, imatrix: Floats) -> Floats:
+    """The weights of rows [n_rows, n]: those of the columns [n]."""
+    return np.broadcast_to(imatrix, x.shape)
+
+
+def row_weights(x: Floats, imatrix: Floats) -> Floats:
+    """The weights of rows [n_rows, n]: the columns' times sqrt(mean square of the row + x^2)."""
+    squares = x * x
+    power = np.add.accumulate(squares, axis=1)[:, -1:] / np.float32(x.shape[1])  # front to back
+    out: Floats = imatrix * np.sqrt(power + squares)
+    return out
+
+
 @dataclass(frozen=True)
 class BlockType:
     """A block format.
@@ -29,14 +52,17 @@ class BlockType:
     Args:
         type: its tensor type.
         dtype: the fields of a block; ``itemsize`` is the type's ``type_size``.
-        quantize_blocks: float32 [n, block_size] -> ``dtype`` [n].
+        quantize_blocks: see ``QuantizeBlocks``; None for a format that is only read.
         dequantize_blocks: ``dtype`` [n] -> float32 [n, block_size].
+        weigh: rows [n_rows, n] and an importance matrix's columns [n] -> the weights of the values,
+            as ``quantize_blocks`` takes them.
     """
 
     type: GGMLType
     dtype: np.dtype[Any]
-    quantize_blocks: Callable[[Floats], Blocks]
+    quantize_blocks: QuantizeBlocks | None
     dequantize_blocks: Callable[[Blocks], Floats]
+    weigh: Callable[[Floats, Floats], Floats] = column_weights
 
 
 BLOCK_TYPES: dict[GGMLType, BlockType] = {}

@@ -2,7 +2,8 @@
 
     x[j] = d * q[j] + m
 
-Source: ggml, ``quantize_row_q5_1_ref``: d = (max - min) / 31, m = min.
+Source: ggml, ``quantize_row_q5_1_ref``: d = (max - min) / 31, m = min;
+and ``quantize_row_q5_1_impl``.
 """
 
 from __future__ import annotations
@@ -10,21 +11,43 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import GGMLType
-from .block import Blocks, BlockType, Floats, inverse, pack_fives, register, unpack_fives
+from .affine import AffineSearch, fit_affine
+from .block import (
+    Blocks,
+    BlockType,
+    Floats,
+    inverse,
+    pack_fives,
+    register,
+    row_weights,
+    unpack_fives,
+)
+from .exact import first_smallest
 
 DTYPE = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)])
+WEIGHTED = AffineSearch(top=31, start=-0.9, stride=0.05, steps=36)
 
 
-def quantize_blocks(x: Floats) -> Blocks:
+def quantize_blocks(x: Floats, weights: Floats | None = None) -> Blocks:
     """float32 [n, 32] -> blocks [n]."""
-    low = x.min(axis=1, keepdims=True)
-    d = (x.max(axis=1, keepdims=True) - low) / np.float32(31)
+    if weights is not None:
+        return _weighted_blocks(x, weights)
+    low = first_smallest(x)[:, None]
+    high = np.take_along_axis(x, x.argmax(axis=1)[:, None], axis=1)  # of zeros the first, as low
+    d = (high - low) / np.float32(31)
     with np.errstate(invalid="ignore"):  # 0 * inf where d is too small to have an inverse
         q = np.trunc((x - low) * inverse(d) + np.float32(0.5))  # two roundings, as without FMA
     q = np.where(np.isnan(q), np.float32(0), np.minimum(q, 31))
     blocks = np.empty(len(x), DTYPE)
     blocks["d"] = d[:, 0]
     blocks["m"] = low[:, 0]
+    blocks["qh"], blocks["qs"] = pack_fives(q.astype(np.uint8))
+    return blocks
+
+
+def _weighted_blocks(x: Floats, weights: Floats) -> Blocks:
+    blocks = np.empty(len(x), DTYPE)
+    blocks["d"], blocks["m"], q = fit_affine(x, weights, WEIGHTED)
     blocks["qh"], blocks["qs"] = pack_fives(q.astype(np.uint8))
     return blocks
 
@@ -36,4 +59,4 @@ def dequantize_blocks(blocks: Blocks) -> Floats:
     return out
 
 
-Q5_1 = register(BlockType(GGMLType.Q5_1, DTYPE, quantize_blocks, dequantize_blocks))
+Q5_1 = register(BlockType(GGMLType.Q5_1, DTYPE, quantize_blocks, dequantize_blocks, row_weights))

@@ -16,7 +16,7 @@ from .block import Blocks, BlockType, Floats, inverse, register
 DTYPE = np.dtype([("d", "<f2"), ("qs", "i1", 32)])
 
 
-def quantize_blocks(x: Floats) -> Blocks:
+def quantize_blocks(x: Floats, weights: Floats | None = None) -> Blocks:
     """float32 [n, 32] -> blocks [n]."""
     d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
     scaled = x * inverse(d)

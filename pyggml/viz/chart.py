@@ -49,6 +49,7 @@ class Chart:
     Args:
         log2: a logarithmic x axis with ticks at powers of two.
         percent: y values are shares, and are written as percentages.
+        names: of x = 0, 1, ..., written in place of the numbers.
         y_range: of the y axis; None: from 0, or the least value if it is lower, to the largest.
     """
 
@@ -58,6 +59,7 @@ class Chart:
     log2: bool = False
     percent: bool = False
     y_range: tuple[float, float] | None = None
+    names: Sequence[str] = ()
     series: list[_Series] = field(default_factory=list)
     _n_colors: int = 0
 
@@ -70,7 +72,7 @@ class Chart:
         return self._add("band", xs, low, high, name)
 
     def bars(self, xs: Numbers, ys: Numbers, name: str = "") -> Chart:
-        """A bar for each x, which are one apart; returns the chart."""
+        """A bar for each x, which are one apart, beside other series'; returns the chart."""
         return self._add("bars", xs, [0.0] * len(ys), ys, name)
 
     def _add(self, kind: str, xs: Numbers, low: Numbers, high: Numbers, name: str) -> Chart:
@@ -119,7 +121,8 @@ class _Axes:
         self.chart = chart
         xs = [self._scaled(x) for s in chart.series for x in s.xs] or [0.0]
         ys = [v for s in chart.series for v in (*s.low, *s.high) if math.isfinite(v)] or [0.0, 1.0]
-        half = 0.5 if any(s.kind == "bars" for s in chart.series) else 0.0
+        self.bars = [s for s in chart.series if s.kind == "bars"]
+        half = 0.5 if self.bars else 0.0
         self.x0, self.x1 = min(xs) - half, max(xs) + half
         self.y0, self.y1 = chart.y_range or (min(0.0, *ys), max(ys))
         self.x1 += (self.x1 == self.x0) * 1.0
@@ -151,24 +154,28 @@ class _Axes:
             text = f"{100 * value:g} %" if self.chart.percent else f"{value:g}"
             yield f'<path class="faint" d="M0 {y:.1f}H{_W}"/>'
             yield _quiet(-7, y + 4, text, "end")
-        if self.chart.log2:
+        if self.chart.names:
+            values = list(map(float, range(len(self.chart.names))))
+        elif self.chart.log2:
             values = [2.0**k for k in range(math.ceil(self.x0), math.floor(self.x1) + 1)]
         else:
             whole = all(x == int(x) for s in self.chart.series for x in s.xs)
             values = [v for v in ticks(self.x0, self.x1, 8) if v == int(v) or not whole]
         for value in values:
             x, _ = self._at(value, self.y0)
-            yield _quiet(x, _H + 16, f"{value:g}", "middle")
+            text = self.chart.names[int(value)] if self.chart.names else f"{value:g}"
+            yield _quiet(x, _H + 16, text, "middle")
 
     def _series(self, s: _Series) -> Iterator[str]:
         paint = _COLORS[s.color]
         if s.kind == "bars":
-            width = max(0.6, 0.8 * _W / (self.x1 - self.x0))
+            width = max(0.6, 0.8 * _W / (self.x1 - self.x0) / len(self.bars))
+            shift = (self.bars.index(s) - (len(self.bars) - 1) / 2) * width
             for x, y in zip(s.xs, s.high, strict=True):
                 if math.isfinite(y):
                     at, top = self._at(x, y)
                     yield (
-                        f'<rect x="{at - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" '
+                        f'<rect x="{at + shift - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" '
                         f'height="{_H - top:.1f}" fill="{paint.line}"/>'
                     )
             return

@@ -60,7 +60,7 @@ def node_times(runs: Sequence[RunTrace]) -> dict[Tensor, NodeTime]:
     for traced, ns, busy_ns in zip(runs[0].launches, walls, busy, strict=True):
         launch = traced.launch
         *fused, node = launch.nodes or (launch.node,)
-        name = "Python" if launch.kernel is None else launch.kernel.name
+        name = launch.name
         old = times.get(node, NodeTime(0.0, 0.0, 0.0, 0, (), ()))
         times[node] = NodeTime(
             old.ns + float(ns),

@@ -43,7 +43,7 @@ def _events(run: RunTrace, title: str) -> Iterator[dict[str, Any]]:
         launch = la.launch
         nodes = launch.nodes or (launch.node,)
         args = {
-            "kernel": "Python" if launch.kernel is None else launch.kernel.name,
+            "kernel": launch.name,
             "op": symbol(nodes[-1]),
             "shape": shape(nodes[-1]),
             "phase": la.phase,

@@ -1,17 +1,21 @@
-"""llama-bench's lists and its four forms of output."""
+"""llama-bench's lists, its forms of output, and comparisons."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from pyllama_cli.bench_lists import IntList, TypeList
 from pyllama_cli.bench_table import PRINTERS
-from pyllama_cli.commands.bench import IntList
+from pyllama_cli.commands.bench import command
 
 ROW: dict[str, Any] = {
     "build_commit": "0.1.0",
@@ -94,3 +98,75 @@ def test_csv() -> None:
     assert len(rows) == 2
     assert rows[0]["cpu_info"] == 'A "fast" CPU'
     assert "samples_ns" not in rows[0]
+
+
+def test_sql_makes_a_table_that_can_be_read() -> None:
+    rows = [ROW, {**ROW, "model_filename": "it's.gguf", "repack": True}]
+    with sqlite3.connect(":memory:") as db:
+        db.executescript(render("sql", rows[1], rows[1]))
+        db.row_factory = sqlite3.Row
+        found = db.execute("SELECT * FROM llama_bench").fetchall()
+        kinds = dict(db.execute("SELECT name, type FROM pragma_table_info('llama_bench')"))
+    assert len(found) == 2
+    assert found[0]["model_filename"] == "it's.gguf"
+    assert (found[0]["avg_ts"], found[0]["n_prompt"], found[0]["repack"]) == (1234.567, 512, 1)
+    assert (kinds["avg_ts"], kinds["n_prompt"], kinds["cpu_info"]) == ("REAL", "INTEGER", "TEXT")
+
+
+def test_settings_are_columns() -> None:
+    row = {**ROW, "type_k": "q8_0", "flash_attn": 1}
+    assert "|  fa |" in render("md", row, extra=("type_k", "flash_attn"))
+    assert "|   q8_0 |" in render("md", row, extra=("type_k", "flash_attn"))
+
+
+def test_types_of_the_cache() -> None:
+    assert TypeList().convert("F16,q8_0", None, None) == ["f16", "q8_0"]
+    with pytest.raises(click.BadParameter):
+        TypeList().convert("f16,", None, None)
+
+
+def compared(tmp_path: Path, first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Any:
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.json"]
+    paths[0].write_text(render("jsonl", *first))
+    paths[1].write_text(render("json", *second))
+    return CliRunner().invoke(command, ["--compare", *map(str, paths)])
+
+
+def test_comparison(tmp_path: Path) -> None:
+    slow = {**ROW, "n_prompt": 0, "n_gen": 64, "samples_ts": [10.0, 11.0, 30.0]}
+    fast = {**slow, "samples_ts": [22.0], "n_threads": 4}
+    result = compared(tmp_path, [ROW, slow], [fast])
+    assert result.exit_code == 0, result.stderr
+    assert "n_threads: 2 in A, 4 in B" in result.stdout
+    assert "| llama 135M Q4_1 | tg64 | 11.00 | 22.00 | 2.00  |" in result.stdout
+    assert "1 of A's tests is not in B" in result.stdout
+
+
+def test_what_varies_within_a_file_is_matched(tmp_path: Path) -> None:
+    more = {**ROW, "n_threads": 1, "samples_ts": [617.25]}
+    result = compared(tmp_path, [ROW, more], [ROW])
+    (line,) = [x for x in result.stdout.splitlines() if "pp512" in x]
+    assert "1234.50" in line and line.endswith("| 1.00  |")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"avg_ts": 0.0}, {"avg_ts": "1"}, {"samples_ts": [float("nan")]}, {"n_gen": [1]}]
+)
+def test_rows_that_cannot_be_compared(tmp_path: Path, bad: dict[str, Any]) -> None:
+    result = compared(tmp_path, [{**ROW, **bad}], [ROW])
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    assert "row 1" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "[3]", '{"n_prompt": 1}', "no json"])
+def test_files_that_cannot_be_compared(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x"
+    path.write_text(text)
+    result = CliRunner().invoke(command, ["--compare", str(path), str(path)])
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    assert CliRunner().invoke(command, ["--compare", "none", "none"]).exit_code == 1
+
+
+def test_files_without_a_common_test(tmp_path: Path) -> None:
+    result = compared(tmp_path, [ROW], [{**ROW, "n_prompt": 256}])
+    assert result.exit_code == 1 and "no test in common" in result.stderr

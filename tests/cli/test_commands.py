@@ -115,7 +115,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
         "model": {"Model": FakeModel},
         "context": {"Context": FakeContext},
         "generate": {"generate": fake_generate},
-        "perplexity": {"perplexity": lambda context, tokens, n_ctx, n: iter(chunk[:n])},
+        "perplexity": {"perplexity": lambda context, tokens, n_ctx, n, file: iter(chunk[:n])},
         "graph_export": {"drawn_graph": fake_drawn},
         "graph_profile": {"profiled_graph": fake_profiled},
         "bench": {
@@ -252,11 +252,15 @@ def test_bench_runs_the_product_of_the_lists() -> None:
             "1,2",
             "-d",
             "0",
+            "-ctk",
+            "f16,q4_0",
+            "-fa",
+            "on",
             "-o",
             "jsonl",
             "--progress",
         ],
     )
     assert code == 0
-    assert [json.loads(line)["n_prompt"] for line in out.splitlines()] == [8, 16, 4] * 2
-    assert err.count("benchmark ") == 6 and "benchmark 6/6" in err
+    assert [json.loads(line)["n_prompt"] for line in out.splitlines()] == [8, 16, 4] * 4
+    assert err.count("benchmark ") == 12 and "benchmark 12/12" in err

@@ -11,8 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from pyggml.errors import Aborted, GGUFError, ShapeError
+from pyggml.ops.attention import KV_TYPES
 from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
 from pyllama_cli.main import TABLE, pyllama
+from pyllama_cli.options import CACHE_TYPES
 from pyllama_cli.output import report
 from pyllama_cli.tool import Tool, ignored_option
 
@@ -106,7 +108,7 @@ def test_a_value_may_look_like_a_flag() -> None:
         ("-fa", "maybe"),
         ("-lm", "floppy"),
         ("-ctk", "q3_k"),
-        ("-ctk", "q4_0"),
+        ("-ctv", "q4_k"),
         ("-sys", "a", "-sysf", "b"),
         ("--chat-template-kwargs", "x"),
         ("stray",),
@@ -119,6 +121,10 @@ def test_an_absurd_command_line_is_one_clear_line(args: tuple[str, ...]) -> None
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+def test_cache_types_are_those_of_attention() -> None:
+    assert [t.name.lower() for t in KV_TYPES] == [*CACHE_TYPES]
 
 
 def test_ignored_flags_say_why_once() -> None:

@@ -55,13 +55,13 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_arguments_that_cannot_be_obeyed(reciting: Any) -> None:
     with pytest.warns(UserWarning, match="no GPU backend"):
         reciting(n_gpu_layers=-1)
-    assert reciting(type_k=0, type_v=8).context.types == (GGMLType.F32, GGMLType.Q8_0)
+    assert reciting(type_k=0, type_v=2).context.types == (GGMLType.F32, GGMLType.Q4_0)
     reciting(type_k=1, chat_format="chatml", flash_attn=True)
     for options in (
         {"lora_path": "x"},
         {"embedding": True},
         {"rope_scaling_type": 4},
-        {"type_k": 2},
+        {"type_k": 12},
         {"type_v": 99},
     ):
         with pytest.raises(NotSupported, match=next(iter(options))):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError, GGUFError
 from pyggml.gguf import GGUFFile, plan_split, write_gguf, write_split
-from pyggml.quants import quantize
+from pyggml.quants import dequantize, quantize
 from pyllama import Batch, Context, Llama, Model
 from pyllama.errors import ModelError, TokenizerError
+from pyllama.gguf_tools.validate import validate
 from pyllama.graph_export import model_graph
+from tests.pyggml.ops.harness import stored
 
 from .models import Spec, Weights, random_weights, tokenizer, write_model
 
@@ -146,6 +149,34 @@ def test_types_may_be_mixed(tmp_path: Path) -> None:
     rows = []
     for repack in (True, False):
         context = Context(Model.load(path, repack=repack), n_ctx=16)
+        context.decode(Batch(list(range(16)), logits="all"))
+        rows.append(context.logits.copy())
+    assert np.isfinite(rows[0]).all() and np.array_equal(*rows)
+
+
+def test_formats_without_a_layout_of_their_own(tmp_path: Path) -> None:
+    """They stay in the file's pages, and the model says what one of F32 weights says."""
+    spec = Spec(n_embd=256, n_ff=256, n_head=4, head_dim=64)
+    types = {"embd": "IQ4_XS", "attn_q": "IQ2_XXS", "attn_k": "IQ3_S", "up": "TQ1_0"}
+    types["down"] = "IQ1_M"
+    weights = random_weights(spec)
+    path, plain = tmp_path / "x.gguf", tmp_path / "f32.gguf"
+    file = GGUFFile(write_model(plain, spec, weights))
+    tensors: dict[str, Any] = {**weights}
+    for name, w in weights.items():
+        for part, type in types.items():
+            if part in name:
+                data = stored(w, GGMLType[type])
+                tensors[name] = data, GGMLType[type], w.shape[::-1]
+                weights[name] = dequantize(data, type)
+    write_gguf(path, file.typed_metadata(), tensors)
+    write_model(plain, spec, weights)
+    model, name = Model.load(path), "blk.1.ffn_up.weight"
+    assert np.array_equal(model.weights[name].bytes(), GGUFFile(path).tensor_bytes(name))
+    assert validate(path).faults == []
+    rows = []
+    for each in (model, Model.load(plain)):
+        context = Context(each, n_ctx=16)
         context.decode(Batch(list(range(16)), logits="all"))
         rows.append(context.logits.copy())
     assert np.isfinite(rows[0]).all() and np.array_equal(*rows)

@@ -20,6 +20,7 @@ from .models import Spec, random_weights, rows, write_model
 
 TOKENS = np.random.default_rng(8).integers(0, 261, 1400).tolist()
 F16, F32, BF16, Q8_0 = GGMLType.F16, GGMLType.F32, GGMLType.BF16, GGMLType.Q8_0
+Q4_0, Q5_1 = GGMLType.Q4_0, GGMLType.Q5_1
 
 
 # --- trees ----------------------------------------------------------------------------------------
@@ -158,6 +159,9 @@ def test_types_of_the_cache_keep_bits_and_most_of_the_value(tmp_path: Path, head
         (BF16, BF16, 1e-2),
         (Q8_0, Q8_0, 2e-2),
         (Q8_0, F16, 2e-2),
+        (Q4_0, Q4_0, 3e-1),
+        (Q8_0, Q4_0, 3e-1),
+        (Q5_1, F16, 1.5e-1),
     ):
         options: dict[str, Any] = {"n_ctx": 320, "type_k": k, "type_v": v}
         if head_dim % k.block_size:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from pyggml.dtype import GGMLType
 from pyllama import bench
 from pyllama.bench import BenchCase, run_bench
 from pyllama.errors import BatchError
@@ -45,10 +46,12 @@ def test_what_is_run(contexts: list[FakeContext], case: BenchCase, decoded: list
 
 
 def test_a_row_has_llama_benchs_fields(contexts: list[FakeContext]) -> None:
-    case = BenchCase(n_prompt=8, n_threads=3)
+    case = BenchCase(n_prompt=8, n_threads=3, type_k=GGMLType.Q8_0)
     row = json.loads(json.dumps(run_bench(FakeModel(), case, repetitions=3, warmup=False)))
     assert row["model_type"] == "fake 1K F32" and row["model_n_params"] == 1000
     assert (row["n_prompt"], row["n_gen"], row["n_depth"], row["n_threads"]) == (8, 0, 0, 3)
+    assert (row["type_k"], row["type_v"], row["flash_attn"]) == ("q8_0", "f16", 1)
+    assert list(row)[-5:-2] == ["stddev_ns", "avg_ts", "stddev_ts"] and len(row) == 44
     assert row["avg_ns"] == pytest.approx(sum(row["samples_ns"]) / 3, abs=1)
     assert row["samples_ts"][0] == pytest.approx(8e9 / row["samples_ns"][0])
     assert row["stddev_ts"] >= 0 and row["test_time"].endswith("Z")

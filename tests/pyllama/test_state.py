@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,17 @@ from .models import Spec, random_weights, rows, write_model
 
 TOKENS = np.random.default_rng(8).integers(0, 261, 1400).tolist()
 F16, F32, BF16 = GGMLType.F16, GGMLType.F32, GGMLType.BF16
+Q4_0, Q8_0 = GGMLType.Q4_0, GGMLType.Q8_0
 
 
-@pytest.mark.parametrize("types", [(F16, F16), (F32, BF16)])
+@pytest.mark.parametrize("types", [(F16, F16), (F32, BF16), (Q4_0, Q8_0)])
 def test_a_saved_state_goes_on_with_the_same_bits(
-    make: Make, tmp_path: Path, types: tuple[GGMLType, GGMLType]
+    tmp_path: Path, types: tuple[GGMLType, GGMLType]
 ) -> None:
-    context = make(n_ctx=96, n_seq_max=3, type_k=types[0], type_v=types[1])
+    spec = Spec(n_layer=3, head_dim=32)
+    model = Model.load(write_model(tmp_path / "x.gguf", spec, random_weights(spec)))
+    make = partial(Context, model, n_threads=2, type_k=types[0], type_v=types[1])
+    context = make(n_ctx=96, n_seq_max=3)
     rows(context, TOKENS[:20])
     rows(context, TOKENS[40:50], seq=2)
     context.kv.seq_cp(0, 1, 0, 12)
@@ -36,7 +41,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(
     save_state(context, tmp_path / "one", [1, 2], seq=2)
     want = [rows(context, TOKENS[20:30], seq=s) for s in range(3)]
 
-    other = make(n_ctx=128, n_seq_max=3, type_k=types[0], type_v=types[1])
+    other = make(n_ctx=128, n_seq_max=3)
     rows(other, TOKENS[60:70], seq=1)
     assert load_state(other, tmp_path / "whole") == TOKENS[:20]
     assert other.kv.n_used == 18 + 12 - 3 + 10
@@ -44,7 +49,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(
     assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
     assert load_state(other, tmp_path / "one", seq=1) == [1, 2]
     assert np.array_equal(rows(other, TOKENS[20:30], seq=1), want[2])
-    split = make(n_seq_max=2, unified=False, type_k=types[0], type_v=types[1])
+    split = make(n_ctx=64, n_seq_max=2, unified=False)
     load_state(split, tmp_path / "one", seq=1)
     assert np.array_equal(rows(split, TOKENS[20:30], seq=1), want[2])
 

@@ -33,10 +33,11 @@ TENSOR_WORDS = 9
 DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6 = (TENSORS + TENSOR_WORDS * i for i in range(8))
 N_HEADER = TENSORS + TENSOR_WORDS
 
-BAD_INDEX, BAD_SCORE = 1, 2
+BAD_INDEX, BAD_SCORE, BAD_VALUE = 1, 2, 3
 ERRORS = {  # set_error's codes
     BAD_INDEX: "an index lies outside of its table (GET_ROWS, SET_ROWS, MUL_MAT_ID, ADD_ID)",
     BAD_SCORE: "a sparse score is not a number (MUL_MAT_SPARSE, AXPY)",
+    BAD_VALUE: "a value to quantize is NaN or infinite",
 }
 
 i8, i16, i32, i64 = (ir.IntType(n) for n in (8, 16, 32, 64))
@@ -125,34 +126,42 @@ def f32_bits(typingctx: Any, x: Any) -> Any:
     return types.int32(types.float32), codegen
 
 
-@inline
-def int_param(node, i):  # type: ignore[no-untyped-def]
-    """Op parameter ``i`` as an int64."""
-    return load_i64(node + 8 * (PARAMS + i))
+def word_reader(first: int, n_places: int, numba_type: Any = types.int64) -> Any:
+    """An intrinsic that loads word ``first`` plus its arguments behind the first, of a node.
+
+    Places are literals mostly, for each of which Numba would compile a jitted function anew.
+    """
+
+    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        node, *places = args
+        word = ir.Constant(i64, first)
+        for place in places:
+            word = b.add(word, place)
+        loaded = i64 if numba_type is types.int64 else f64
+        address = b.add(node, b.shl(word, ir.Constant(i64, 3)))
+        value = b.load(b.inttoptr(address, loaded.as_pointer()))
+        return value if loaded is i64 else b.fptrunc(value, f32)
+
+    signature = numba_type(*[types.int64] * (1 + n_places))
+
+    @intrinsic
+    def one(typingctx: Any, node: Any, place: Any) -> Any:
+        return signature, codegen
+
+    @intrinsic
+    def two(typingctx: Any, node: Any, place: Any, i: Any) -> Any:
+        return signature, codegen
+
+    return one if n_places == 1 else two
 
 
-@inline
-def float_param(node, i):  # type: ignore[no-untyped-def]
-    """Op parameter ``i`` as a float32."""
-    return np.float32(load_f64(node + 8 * (PARAMS + i)))
-
-
-@inline
-def data(node, tensor):  # type: ignore[no-untyped-def]
-    """Address of the first element of ``tensor`` (DST, SRC0, ...)."""
-    return load_i64(node + 8 * tensor)
-
-
-@inline
-def ne(node, tensor, i):  # type: ignore[no-untyped-def]
-    """Elements of ``tensor`` in dimension ``i``."""
-    return load_i64(node + 8 * (tensor + 1 + i))
-
-
-@inline
-def nb(node, tensor, i):  # type: ignore[no-untyped-def]
-    """Stride in bytes of ``tensor`` in dimension ``i``."""
-    return load_i64(node + 8 * (tensor + 5 + i))
+# For jitted code: op parameter i as an int64, or as a float32: int_param(node, i)
+int_param, float_param = word_reader(PARAMS, 1), word_reader(PARAMS, 1, types.float32)
+data = word_reader(
+    0, 1
+)  # address of the first element of a tensor (DST, SRC0, ...): data(node, SRC0)
+ne = word_reader(1, 2)  # elements of a tensor in dimension i: ne(node, SRC0, i)
+nb = word_reader(5, 2)  # stride in bytes of a tensor in dimension i: nb(node, SRC0, i)
 
 
 @inline

@@ -77,15 +77,16 @@ def pause(typingctx: Any) -> Any:
 
 
 @intrinsic
-def call_address(typingctx: Any, address: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Call a C function ``void(int64, int64, int64, int64)`` by its address."""
+def call_address(typingctx: Any, address: Any, arguments: Any) -> Any:
+    """Call a C function of int64 arguments, given as a tuple, by its address."""
+    n = len(arguments)
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        function = ir.FunctionType(ir.VoidType(), [i64] * 4).as_pointer()
-        builder.call(builder.inttoptr(args[0], function), args[1:])
+    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        function = ir.FunctionType(ir.VoidType(), [i64] * n).as_pointer()
+        b.call(b.inttoptr(args[0], function), cgutils.unpack_tuple(b, args[1], n))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5), codegen
+    return types.void(types.int64, types.UniTuple(types.int64, n)), codegen
 
 
 @intrinsic

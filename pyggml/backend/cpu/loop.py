@@ -64,7 +64,7 @@ def _run_chunk(ctl, phase, left, me):  # type: ignore[no-untyped-def]
     for _ in range(entry[1]):
         words = i64_ptr(launch)
         if chunk < words[3] + words[2]:
-            call_address(words[0], words[1], chunk - words[3], words[2], scratch)
+            call_address(words[0], (words[1], chunk - words[3], words[2], scratch))
             return
         launch += 8 * LAUNCH_WORDS
 
@@ -101,10 +101,10 @@ def work(ctl, me, epoch, sched_yield, usleep):  # type: ignore[no-untyped-def]
         if idle < spins:
             pause()
         elif idle < spins + YIELDS:
-            call_address(sched_yield, 0, 0, 0, 0)
+            call_address(sched_yield, (0, 0, 0, 0))
         elif idle < spins + YIELDS + PARK_AFTER or (
             (claim >> 20) & END != END and me < atomic_load(ctl + N_THREADS)
         ):
-            call_address(usleep, 20, 0, 0, 0)
+            call_address(usleep, (20, 0, 0, 0))
         else:
             return 0  # only a worker, between runs or in one that does not want it

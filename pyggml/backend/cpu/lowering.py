@@ -20,7 +20,7 @@ from ...errors import UnsupportedOp
 from ...jit import Kernel
 from ...tensor import Tensor
 from .buffer import is_repacked
-from .layout import Q8_BLOCK
+from .layout import ACTIVATION_BYTES
 from .work import WorkMemory, WorkRange
 
 Range = tuple[int, int]  # first byte, byte behind the last
@@ -47,6 +47,14 @@ class Launch:
     quantize_param: int = -1  # parameter that takes the address of the quantized result, if any
     streams: Tensor | None = None  # weights that it reads once, from memory
     nodes: tuple[Tensor, ...] = ()  # what it computes, or helps to; several where they are fused
+    variant: str = ""  # of the kernel, for profiles: types and layouts
+
+    @property
+    def name(self) -> str:
+        """What profiles call it, such as ``mul_mat_q4_1_x16``."""
+        if self.kernel is None:
+            return "Python"
+        return "_".join(part for part in (self.kernel.name, self.variant) if part)
 
 
 Lower = Callable[["Lowering", Tensor], None]
@@ -124,7 +132,7 @@ class Lowering:
     launches: list[Launch] = field(default_factory=list)
     scratch_bytes: int = 64
     _producer: dict[Tensor, int] = field(default_factory=dict)
-    _quantized: dict[Tensor, tuple[WorkRange, int]] = field(default_factory=dict)
+    _quantized: dict[tuple[Tensor, int], tuple[WorkRange, int]] = field(default_factory=dict)
     _made: dict[Hashable, tuple[WorkRange, int]] = field(default_factory=dict)
 
     def launch(
@@ -172,24 +180,26 @@ class Lowering:
         return max(1, min(node.nrows, macs // least, 16 * self.n_threads))
 
     def quantized(
-        self, x: Tensor, quantize: Callable[[Lowering, Tensor, WorkRange], None]
+        self, x: Tensor, columns: int, quantize: Callable[[Lowering, Tensor, int, WorkRange], None]
     ) -> WorkRange:
         """The int8 form of ``x`` (see ``kernels/quantize.py``), made once for adjacent readers.
 
-        Where the launch that computes ``x`` can quantize (``quantize_param``), it does; otherwise
-        ``quantize`` adds a launch. It is made again where its work memory went to another tensor
-        or ``x`` was written (by CPY or SET_ROWS) since.
+        ``columns`` is the block size of the weights that it meets. Where the launch that computes
+        ``x`` can quantize (``quantize_param``, blocks of 32), it does; else ``quantize`` adds a
+        launch. It is made again where its work memory went to another tensor or ``x`` was written
+        (by CPY or SET_ROWS) since.
         """
-        if x in self._quantized:
-            known, at = self._quantized[x]
+        if (x, columns) in self._quantized:
+            known, at = self._quantized[x, columns]
             if known.held and not self._written(x, at):
                 return known
-        n_bytes = x.nrows * (x.ne[0] // 32) * Q8_BLOCK
+        n_bytes = x.nrows * (x.ne[0] // columns) * ACTIVATION_BYTES[columns]
         producer = self._producer.get(_same_rows(x))
         launch = None if producer is None else self.launches[producer]
         if (
             launch is not None
             and producer is not None
+            and columns == 32
             and launch.quantize_param >= 0
             and not launch.params[launch.quantize_param]
             and not self._written(x, producer)
@@ -201,8 +211,8 @@ class Lowering:
         else:
             made = len(self.launches)
             out = self.work.take(n_bytes, made)
-            quantize(self, x, out)
-        self._quantized[x] = out, made
+            quantize(self, x, columns, out)
+        self._quantized[x, columns] = out, made
         return out
 
     def known(self, key: Hashable, *sources: Tensor | None) -> WorkRange | None:

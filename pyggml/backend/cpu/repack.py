@@ -9,52 +9,46 @@ Each step is one program whose launches interleave whole tensors; mapped pages a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from ...cgraph import CGraph
-from ...dtype import GGMLType, row_size
-from ...jit import Kernel, kernel
+from ...dtype import row_size
+from ...jit import kernel
 from ...tensor import Tensor
 from . import osapi
 from .abi import DST, data, first_row, i64_ptr, int_param
 from .backend import CpuBackend
-from .layout import ROWS, block_bytes
+from .kernels.weights import PACK, pack, weight_facts
+from .layout import ROWS, group_bytes
 from .lowering import Lowering
 from .pool import get_pool
 from .program import Program
 from .simd.element import zero_run
-from .simd.row_tile import TABLE_BYTES, aim, pack_rows
+from .simd.row_tile import TABLE_BYTES, aim
 from .work import WorkMemory, WorkStore
 
 _STEP_BYTES = 16 << 20
-SOURCE, ROW_BYTES, N_ROWS, N_COLUMNS, GROUP_BYTES, MATRICES = range(6)
+SOURCE, ROW_BYTES, N_ROWS, N_COLUMNS, GROUP_BYTES, MATRICES, FACTS = range(7)
 
 
-@cache
-def repack_kernel(kind: int) -> Kernel:
-    """The kernel of a type: a range of groups, rows front to back."""
-
-    def repack_groups(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n_rows, row_bytes = int_param(node, N_ROWS), int_param(node, ROW_BYTES)
-        groups = (n_rows + ROWS - 1) // ROWS
-        total = groups * int_param(node, MATRICES)
-        padding = scratch + TABLE_BYTES  # a row of zeros
-        zero_run(padding, (row_bytes + 3) // 4)
-        for g in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
-            matrix, row = g // groups, g % groups * ROWS
-            source = int_param(node, SOURCE) + matrix * n_rows * row_bytes
-            aim(scratch, source, row_bytes, row, n_rows)
-            for r in range(n_rows - row, ROWS):
-                i64_ptr(scratch)[r] = padding
-            out = data(node, DST) + g * int_param(node, GROUP_BYTES)
-            pack_rows(kind, scratch, int_param(node, N_COLUMNS), out)  # type: ignore[call-arg]
-
-    made = kernel(repack_groups)
-    made.name = f"repack_{GGMLType(kind).name.lower()}"
-    return made
+@kernel
+def repack_groups(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """A range of groups, rows front to back."""
+    n_rows, row_bytes = int_param(node, N_ROWS), int_param(node, ROW_BYTES)
+    groups = (n_rows + ROWS - 1) // ROWS
+    total = groups * int_param(node, MATRICES)
+    padding = scratch + TABLE_BYTES  # a row of zeros
+    zero_run(padding, (row_bytes + 3) // 4)
+    for g in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+        matrix, row = g // groups, g % groups * ROWS
+        source = int_param(node, SOURCE) + matrix * n_rows * row_bytes
+        aim(scratch, source, row_bytes, row, n_rows)
+        for r in range(n_rows - row, ROWS):
+            i64_ptr(scratch)[r] = padding
+        out = data(node, DST) + g * int_param(node, GROUP_BYTES)
+        pack(int_param(node, FACTS), scratch, int_param(node, N_COLUMNS), out)
 
 
 def repack(
@@ -85,14 +79,12 @@ def _run(backend: CpuBackend, step: list[tuple[Tensor, npt.NDArray[np.uint8]]]) 
     for tensor, source in step:
         n = tensor.ne[0]
         matrices = tensor.ne[2] * tensor.ne[3]
-        group_bytes = n // tensor.type.block_size * block_bytes(tensor.type)
-        row_bytes = row_size(tensor.type, n)
-        start = int(source.ctypes.data)
-        params = [start, row_bytes, tensor.ne[1], n, group_bytes, matrices]
+        row_bytes, bytes_of_16 = row_size(tensor.type, n), group_bytes(tensor.type, n)
+        start, facts = int(source.ctypes.data), weight_facts(tensor, PACK)
+        params = [start, row_bytes, tensor.ne[1], n, bytes_of_16, matrices, facts]
         groups = -(-tensor.ne[1] // ROWS) * matrices
         scratch = TABLE_BYTES + row_bytes + 4
-        made = repack_kernel(int(tensor.type))
-        low.launch(made, tensor, params, min(groups, 256), src=(), scratch=scratch)
+        low.launch(repack_groups, tensor, params, min(groups, 256), src=(), scratch=scratch)
     backend.run(Program(low, get_pool().error_slot))
     for _, source in step:
         osapi.drop_pages(source)

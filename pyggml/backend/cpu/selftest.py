@@ -92,7 +92,7 @@ def _try(name: str) -> str:
 
 
 # Sizes that take every path once: full and partial groups, one token and several.
-_MATMUL_TYPES = ("Q4_1", "Q8_0", "F16")
+_MATMUL_TYPES = {"Q4_1": 64, "Q8_0": 64, "Q4_K": 256, "Q6_K": 256, "F16": 64}  # by columns
 
 
 def families() -> None:
@@ -101,7 +101,8 @@ def families() -> None:
     from ...cgraph import CGraph
     from ...context import Context
     from ...dtype import GGMLType
-    from ...quants import dequantize, quantize
+    from ...quants import reference_dequantize as dequantize
+    from ...quants import reference_quantize as quantize
     from .backend import CpuBackend
 
     rng = np.random.default_rng(0)
@@ -117,16 +118,16 @@ def families() -> None:
         backend.graph_compute(graph)
         _compare(node, want, tolerance)
 
-    x, one = ctx.from_numpy(values(5, 64)), ctx.from_numpy(values(1, 64))
-    for name in _MATMUL_TYPES:
+    for name, n in _MATMUL_TYPES.items():
         kind = GGMLType[name]
-        w = ctx.new_tensor_2d(kind, 64, 33)
-        rows = quantize(values(33, 64), kind)
+        w = ctx.new_tensor_2d(kind, n, 33)
+        rows = quantize(values(33, n), kind)
         w.set(rows if kind.is_quantized else rows.view(np.float16))
-        for x_of in (x, one):
+        for x_of in (ctx.from_numpy(values(5, n)), ctx.from_numpy(values(1, n))):
             check(ops.mul_mat(ctx, w, x_of), x_of.numpy() @ dequantize(rows, kind).T, 5e-4)
     y = ctx.from_numpy(values(1, 33))
     check(ops.axpy(ctx, w, y), y.numpy() @ dequantize(rows, kind), 1e-7)  # of the last type
+    x = ctx.from_numpy(values(5, 64))
     norm = ops.rms_norm(ctx, x, 1e-5)
     want = x.numpy() / np.sqrt(np.mean(x.numpy() ** 2, -1, keepdims=True) + 1e-5)
     check(ops.mul(ctx, norm, ctx.from_numpy(np.ones(64, np.float32))), want, 1e-7)
@@ -150,7 +151,8 @@ def layer() -> None:
     from ...cgraph import CGraph
     from ...context import Context
     from ...dtype import GGMLType
-    from ...quants import dequantize, quantize
+    from ...quants import reference_dequantize as dequantize
+    from ...quants import reference_quantize as quantize
     from .backend import CpuBackend
     from .buffer import REPACK
     from .repack import repack

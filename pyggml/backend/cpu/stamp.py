@@ -22,7 +22,7 @@ def traced_chunk(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def
     words = i64_ptr(node)
     stamps = i64_ptr(words[2] + 8 * STAMP_WORDS * chunk)
     begin = cycles()
-    call_address(words[0], words[1], chunk, n_chunks, scratch)
+    call_address(words[0], (words[1], chunk, n_chunks, scratch))
     stamps[1] = cycles()
     stamps[0] = begin
     stamps[2] = scratch

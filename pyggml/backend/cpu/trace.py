@@ -1,7 +1,7 @@
 """When each chunk of a program ran, and on which thread.
 
     runs = trace(program, n_threads=2, repeats=5)
-    runs[0].wall_ns, runs[0].launches[3].launch.kernel.name, runs[0].start_ns[7], runs[0].thread[7]
+    runs[0].wall_ns, runs[0].launches[3].launch.name, runs[0].start_ns[7], runs[0].thread[7]
 
 The pool knows nothing of this: a traced program is the same program with another table of launches,
 whose kernel stamps the cycle counter, calls the real one and stamps again. So an untraced run pays

@@ -223,6 +223,10 @@ def test_chunks_are_whole_blocks_and_all_of_it(sample: Path) -> None:
                 assert b"".join(pieces) == f.tensor_bytes(name).tobytes()
                 assert all(len(p) <= max(100, info.type.type_size) for p in pieces)
                 assert not any(len(p) % info.type.type_size for p in pieces)
+                row = row_size(info.type, info.ne[0])
+                rows = [piece.tobytes() for piece in f.chunks(name, 100, unit=row)]
+                assert b"".join(rows) == b"".join(pieces)
+                assert not any(len(p) % row or len(p) > max(100, row) for p in rows)
 
 
 # --- overrides ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pyggml.cgraph import CGraph
 from pyggml.context import Context, place_view
 from pyggml.dtype import GGMLType, numpy_dtype
 from pyggml.ops import PERMUTE, Arg, Case, Op
-from pyggml.quants import dequantize, quantize, to_float
+from pyggml.quants import BLOCK_TYPES, dequantize, quantize, to_float
 from pyggml.tensor import Tensor
 
 GUARD = 256  # bytes on both sides of each tensor
@@ -128,4 +128,24 @@ def stored(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:
     """Values as what a tensor of ``type`` is set with."""
     if type == GGMLType.BF16:
         return quantize(values, type).view(np.uint16)
-    return quantize(values, type) if type.is_quantized else values
+    if not type.is_quantized:
+        return values
+    return random_blocks(values, type) if is_only_read(type) else quantize(values, type)
+
+
+def is_only_read(type: GGMLType) -> bool:
+    """Whether there is no quantization to a format."""
+    return BLOCK_TYPES[type].quantize_blocks is None
+
+
+def random_blocks(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:
+    """As many random blocks as values fill, of about their magnitude."""
+    rng = np.random.default_rng(values.size)
+    n_bytes = values.shape[-1] // type.block_size * type.type_size
+    out = rng.integers(0, 256, (*values.shape[:-1], n_bytes), np.uint8)
+    blocks = out.view(BLOCK_TYPES[type].dtype)
+    if type is GGMLType.IQ1_M:  # the scale, 2^-7, is in the top bits of four words
+        blocks["scales"] = blocks["scales"] & 0xFFF | np.uint16([0, 0, 0, 0x2]) << np.uint16(12)
+    else:
+        blocks["d"] = 2.0**-6
+    return out

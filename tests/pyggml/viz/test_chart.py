@@ -58,3 +58,14 @@ def test_ticks_are_round_and_inside(low: float, size: float) -> None:
     found = ticks(low, low + size)
     assert all(low - 1e-6 * size <= t <= low + size * (1 + 1e-6) for t in found)
     assert 1 <= len(found) <= 11
+
+
+def test_bars_of_several_series_stand_side_by_side() -> None:
+    chart = Chart("t", "", "", names=["one", "two <>"])
+    text = charts_svg([chart.bars([0, 1], [1, 2], "a").bars([0, 1], [2, 1], "b")])
+    found = re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="[\d.]+" fill', text)
+    bars = sorted((float(x), float(width)) for x, width in found if width != "12")
+    assert len(bars) == 4
+    for (x, width), (following, _) in itertools.pairwise(bars):
+        assert x + width <= following + 0.2
+    assert ">one</text>" in text and ">two &lt;&gt;</text>" in text

@@ -34,10 +34,8 @@ def run_of(launches: list[tuple[tuple[Tensor, ...], int, list[tuple[float, float
     """A run by hand: (nodes, phase, (start, end, thread) of each chunk)."""
     made, times = [], []
     for nodes, phase, chunks in launches:
-        kernel = SimpleNamespace(name=f"k_{nodes[-1].name}")
-        launch: Any = SimpleNamespace(
-            kernel=kernel, node=nodes[-1], nodes=nodes, chunks=len(chunks)
-        )
+        name = f"k_{nodes[-1].name}"
+        launch: Any = SimpleNamespace(name=name, node=nodes[-1], nodes=nodes, chunks=len(chunks))
         made.append(TracedLaunch(launch, phase, len(times)))
         times += chunks
     start, end, thread = (np.array(column) for column in zip(*times, strict=True))

@@ -46,10 +46,10 @@ def test_integers_and_doubles(tmp_path: Path) -> None:
 
 
 def test_zeros_nan_and_unreadable_formats(tmp_path: Path) -> None:
-    q2 = np.zeros(84, np.uint8)
-    a = write(tmp_path / "a", {}, z=np.zeros(2), n=np.ones(2), q=(q2, GGMLType.Q2_K, (256,)))
+    q = np.zeros(36, np.uint8)
+    a = write(tmp_path / "a", {}, z=np.zeros(2), n=np.ones(2), q=(q, GGMLType.NVFP4, (64,)))
     b = write(
-        tmp_path / "b", {}, z=np.ones(2), n=np.array([1, np.nan]), q=(q2 + 1, GGMLType.Q2_K, (256,))
+        tmp_path / "b", {}, z=np.ones(2), n=np.array([1, np.nan]), q=(q + 1, GGMLType.NVFP4, (64,))
     )
     found = diff(a, b)
     assert found.values["z"] == module.ValueChange(2, 1.0, np.inf)

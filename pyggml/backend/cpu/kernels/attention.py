@@ -9,18 +9,20 @@ and merge them in a second launch.
 
 from __future__ import annotations
 
-from functools import cache
-
 from ....dtype import GGMLType
-from ....jit import Kernel, isa, kernel
+from ....jit import kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, int_param, nb, ne
+from ..facts import fact
 from ..layout import Q8_BLOCK
 from ..lowering import Lowering, lowers
-from ..simd.kv_row import BLOCK, BLOCK_BYTES, KINDS
+from ..simd.kv_row import KINDS
 from .attention_chunk import (
     S_STRIDE,
+    VALUE_BYTES,
+    cache_facts,
     find_cells,
+    functions_for,
     pack,
     score_direct,
     score_packed,
@@ -30,6 +32,7 @@ from .attention_chunk import (
 from .attention_row import (
     CHUNK,
     DIRECT_ROWS,
+    FACTS,
     PARTIAL,
     QUANTIZE,
     SPLITS,
@@ -50,134 +53,116 @@ from .quantize import quantize_row
 _ROWS = 64  # query rows of a block, about
 _CHUNKS = 8  # a thread, at least, where blocks have room for so many
 _SPLIT_TOKENS = 8  # up to so many tokens split their chunks over threads
-_DIRECT_ROWS = 8  # up to so many query rows always read keys where they lie
+_DIRECT_ROWS = 8  # up to so many query rows read keys where they lie
 
 
-@cache
-def flash_attn_kernel(
-    kind_k: int, kind_v: int, alone: bool, tail_k: int = 0, tail_v: int = 0
-) -> Kernel:
-    """The kernel for the types of a cache; ``alone`` is for one token, whose rows are always few.
-
-    For the direct form, ``tail_k`` is what a key has behind its last vector of 8, and ``tail_v``,
-    rounded up to vectors, what a value has behind its last 32 columns: 0 for most models, whose
-    kernel has no code for it.
+@kernel
+def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Blocks of query rows, times KV heads, streams and splits of the chunks.
 
     Scratch: cells, scores of four rows, sums of four rows, then queries, states and packed chunk.
     """
-    v_block = 32 // BLOCK[kind_v] * BLOCK_BYTES[kind_v]
-
-    def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n_tokens, n_kv_head = ne(node, SRC0, 1), ne(node, SRC1, 2)
-        n_rep = ne(node, SRC0, 2) // n_kv_head
-        hd, hdv = ne(node, SRC0, 0), ne(node, SRC2, 0)
-        hd8, padded = (hd + 7) // 8 * 8, (hdv + 15) // 16 * 16
-        block, splits = int_param(node, TOKENS), int_param(node, SPLITS)
-        partials = int_param(node, PARTIAL)
-        blocks = (n_tokens + block - 1) // block
-        split, rest = chunk % splits, chunk // splits
-        kv_head, rest = rest % n_kv_head, rest // n_kv_head
-        stream = rest // blocks
-        kv_stream = stream // (ne(node, SRC0, 3) // ne(node, SRC1, 3))
-        k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + kv_stream * nb(node, SRC1, 3)
-        v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
-        nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
-        cells = scratch
-        later = cells + 8 * CHUNK  # cells of the next sequence's keys
-        scores = later + 8 * CHUNK
-        sums = scores + 4 * S_STRIDE
-        queries = sums + 16 * padded + 256  # behind the maxima and sums of a tile
-        states = queries + block * n_rep * 4 * hd8
-        state_bytes = 4 * (hdv + 2)
-        keys = (states + block * n_rep * state_bytes + 63) // 64 * 64
-        values = keys + hd8 * S_STRIDE
-        tops = f32_ptr(sums + 16 * padded)  # maxima of at most 4 rows, then their sums
-        t = rest % blocks * block
-        stop = min(n_tokens, t + block)
-        while t < stop:
-            sequence = sequence_of(node, t)
-            lo, hi, after = list_begin(node, t), list_end(node, t), t + 1
-            while after < stop and sequence_of(node, after) == sequence:
-                if list_end(node, after) > list_begin(node, after):
-                    lo = min(lo, list_begin(node, after)) if hi > lo else list_begin(node, after)
-                    hi = max(hi, list_end(node, after))
-                after += 1
-            n_rows = (after - t) * n_rep
-            direct = alone or n_rows <= int_param(node, DIRECT_ROWS)
+    facts = int_param(node, FACTS)
+    n_tokens, n_kv_head = ne(node, SRC0, 1), ne(node, SRC1, 2)
+    n_rep = ne(node, SRC0, 2) // n_kv_head
+    hd, hdv = ne(node, SRC0, 0), ne(node, SRC2, 0)
+    hd8, padded = (hd + 7) // 8 * 8, (hdv + 15) // 16 * 16
+    block, splits = int_param(node, TOKENS), int_param(node, SPLITS)
+    partials = int_param(node, PARTIAL)
+    blocks = (n_tokens + block - 1) // block
+    split, rest = chunk % splits, chunk // splits
+    kv_head, rest = rest % n_kv_head, rest // n_kv_head
+    stream = rest // blocks
+    kv_stream = stream // (ne(node, SRC0, 3) // ne(node, SRC1, 3))
+    k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + kv_stream * nb(node, SRC1, 3)
+    v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
+    nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
+    cells = scratch
+    later = cells + 8 * CHUNK  # cells of the next sequence's keys
+    scores = later + 8 * CHUNK
+    sums = scores + 4 * S_STRIDE
+    queries = sums + 16 * padded + 256  # behind the maxima and sums of a tile
+    states = queries + block * n_rep * 4 * hd8
+    state_bytes = 4 * (hdv + 2)
+    keys = (states + block * n_rep * state_bytes + 63) // 64 * 64
+    values = keys + hd8 * S_STRIDE
+    tops = f32_ptr(sums + 16 * padded)  # maxima of at most 4 rows, then their sums
+    t = rest % blocks * block
+    stop = min(n_tokens, t + block)
+    while t < stop:
+        sequence = sequence_of(node, t)
+        lo, hi, after = list_begin(node, t), list_end(node, t), t + 1
+        while after < stop and sequence_of(node, after) == sequence:
+            if list_end(node, after) > list_begin(node, after):
+                lo = min(lo, list_begin(node, after)) if hi > lo else list_begin(node, after)
+                hi = max(hi, list_end(node, after))
+            after += 1
+        n_rows = (after - t) * n_rep
+        direct = n_rows <= int_param(node, DIRECT_ROWS)
+        for r in range(n_rows):
+            head = kv_head * n_rep + r % n_rep
+            x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
+            x += head * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
+            y = queries + r * 4 * hd8
+            for d in range(hd):
+                f32_ptr(y)[d] = f32_ptr(x)[d]
+            for d in range(hd, hd8):
+                f32_ptr(y)[d] = 0
+            clear(states + r * state_bytes, hdv)
+        for c in range(lo // CHUNK, (hi + CHUNK - 1) // CHUNK):
+            if c % splits != split:
+                continue
+            first = c * CHUNK
+            n_keys = min(CHUNK, hi - first)
+            find_cells(node, sequence, first, n_keys, cells)
+            if direct and after < stop:
+                begin = list_begin(node, after) // CHUNK * CHUNK
+                n = min(n_keys, list_end(node, after) - begin)
+                find_cells(node, sequence_of(node, after), begin, max(n, 1), later)
+            if not direct:
+                pack(facts, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
+            for r in range(0, n_rows, 4):
+                rows = min(4, n_rows - r)
+                n = min(n_keys, list_end(node, t + r // n_rep) - first)
+                for i in range(1, rows):
+                    n = max(n, min(n_keys, list_end(node, t + (r + i) // n_rep) - first))
+                query = queries + r * 4 * hd8
+                n64 = (n + 63) // 64 * 64
+                if n > 0 and direct:
+                    lines = (hdv // 32 * fact(facts, VALUE_BYTES) + 63) // 64 if r == 0 else 0
+                    score_direct(facts, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
+                elif n > 0:
+                    score_packed(facts, rows, query, hd8, keys, n, scores)
+                for i in range(rows if n > 0 else 0):
+                    token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
+                    s = scores + i * S_STRIDE
+                    begin = max(list_begin(node, token) - first, 0)
+                    end = min(list_end(node, token) - first, n)
+                    bias(node, s, token, head, sequence, stream, first, n)
+                    tops[i], tops[4 + i] = softmax(s, begin, max(begin, end), n64)
+                if n > 0 and direct:
+                    x = later if r == 0 and after < stop else cells
+                    weigh_direct(
+                        facts, rows, scores, v, nb_v, cells, n, hdv, sums, padded, x, k, nb_k
+                    )
+                elif n > 0:
+                    weigh_packed(facts, rows, scores, values, n, sums, padded)
+                for i in range(rows):
+                    token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
+                    state, found = states + (r + i) * state_bytes, sums + i * 4 * padded
+                    if partials != 0:
+                        state = partial(node, stream, token, head, c, state_bytes)
+                        if n > 0:
+                            start(state, tops[i], tops[4 + i], found, hdv)
+                        else:
+                            clear(state, hdv)
+                    elif n > 0:
+                        merge(state, tops[i], tops[4 + i], found, hdv)
+        if partials == 0:
             for r in range(n_rows):
                 head = kv_head * n_rep + r % n_rep
-                x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
-                x += head * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
-                y = queries + r * 4 * hd8
-                for d in range(hd):
-                    f32_ptr(y)[d] = f32_ptr(x)[d]
-                for d in range(hd, hd8):
-                    f32_ptr(y)[d] = 0
-                clear(states + r * state_bytes, hdv)
-            for c in range(lo // CHUNK, (hi + CHUNK - 1) // CHUNK):
-                if c % splits != split:
-                    continue
-                first = c * CHUNK
-                n_keys = min(CHUNK, hi - first)
-                find_cells(node, sequence, first, n_keys, cells)
-                if not alone and direct and after < stop:
-                    begin = list_begin(node, after) // CHUNK * CHUNK
-                    n = min(n_keys, list_end(node, after) - begin)
-                    find_cells(node, sequence_of(node, after), begin, max(n, 1), later)
-                if not direct:
-                    pack(kind_k, kind_v, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
-                for r in range(0, n_rows, 4):
-                    rows = min(4, n_rows - r)
-                    n = 0
-                    for i in range(rows):
-                        n = max(n, min(n_keys, list_end(node, t + (r + i) // n_rep) - first))
-                    query = queries + r * 4 * hd8
-                    n64 = (n + 63) // 64 * 64
-                    if n > 0 and direct:
-                        lines = (hdv // 32 * v_block + 63) // 64 if r == 0 else 0
-                        score_direct(
-                            kind_k, tail_k, rows, query, hd, k, nb_k, cells, n, scores,
-                            v, nb_v, lines,
-                        )  # fmt: skip
-                    elif n > 0:
-                        score_packed(rows, query, hd8, keys, n, scores)
-                    for i in range(rows if n > 0 else 0):
-                        token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
-                        s = scores + i * S_STRIDE
-                        begin = max(list_begin(node, token) - first, 0)
-                        end = min(list_end(node, token) - first, n)
-                        bias(node, s, token, head, sequence, stream, first, n)
-                        tops[i], tops[4 + i] = softmax(s, begin, max(begin, end), n64)
-                    if n > 0 and direct:
-                        x = later if r == 0 and not alone and after < stop else cells
-                        weigh_direct(
-                            kind_v, v_block, tail_v, rows, scores, v, nb_v, cells, n, hdv,
-                            sums, padded, x, k, nb_k,
-                        )  # fmt: skip
-                    elif n > 0:
-                        weigh_packed(rows, scores, values, n, sums, padded)
-                    for i in range(rows):
-                        token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
-                        state, found = states + (r + i) * state_bytes, sums + i * 4 * padded
-                        if partials != 0:
-                            state = partial(node, stream, token, head, c, state_bytes)
-                            if n > 0:
-                                start(state, tops[i], tops[4 + i], found, hdv)
-                            else:
-                                clear(state, hdv)
-                        elif n > 0:
-                            merge(state, tops[i], tops[4 + i], found, hdv)
-            if partials == 0:
-                for r in range(n_rows):
-                    head = kv_head * n_rep + r % n_rep
-                    finish(node, states + r * state_bytes, t + r // n_rep, head, stream, hdv)
-            t = after
-
-    made = kernel(flash_attn)
-    names = "_".join(GGMLType(kind).name.lower() for kind in (kind_k, kind_v))
-    tails = f"_{tail_k}_{tail_v}" if tail_k or tail_v else ""
-    made.name = f"flash_attn_{names}{'_alone' if alone else ''}{tails}"
-    return made
+                finish(node, states + r * state_bytes, t + r // n_rep, head, stream, hdv)
+        t = after
 
 
 @kernel
@@ -187,13 +172,14 @@ def flash_attn_merge(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped
     token, stream = chunk % n_tokens, chunk // n_tokens
     state_bytes = 4 * (hdv + 2)
     lo, hi = list_begin(node, token), list_end(node, token)
-    first, end = lo // CHUNK, (hi + CHUNK - 1) // CHUNK
+    first = lo // CHUNK
+    end = (hi + CHUNK - 1) // CHUNK if hi > lo else first
     for head in range(n_head):
         state = partial(node, stream, token, head, first, state_bytes)  # that of a single chunk
-        if hi <= lo or end > first + 1:
+        if end != first + 1:
             state = scratch
             clear(state, hdv)
-            for c in range(first, end if hi > lo else first):
+            for c in range(first, end):
                 part = partial(node, stream, token, head, c, state_bytes)
                 x = f32_ptr(part)
                 merge(state, x[0], x[1], part + 8, hdv)
@@ -217,18 +203,6 @@ def _supports(node: Tensor) -> bool:
     )
 
 
-def _direct_rows(kind_k: GGMLType, kind_v: GGMLType) -> int:
-    """The largest group that reads keys where they lie.
-
-    Packed chunks are read 16 keys at a time: that pays where vectors are as wide, or where widening
-    costs much. With 256 bits and F16C, packing never paid for itself (F16, F32, BF16: 1.05 to 1.2
-    times slower for 64 rows; Q8_0: equal at 24 rows).
-    """
-    if isa() != "avx2":
-        return _DIRECT_ROWS
-    return 2 * _DIRECT_ROWS if GGMLType.Q8_0 in (kind_k, kind_v) else 1 << 30
-
-
 @lowers("FLASH_ATTN_EXT", _supports)
 def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     q, k, v, mask, _, cells, _ = node.src
@@ -241,7 +215,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     tail_k, tail_v = hd % 8, -(-(hdv % 32) // 8) * 8
     in_place = hd >= 8 and hdv >= tail_v  # what the direct form can read
     tails = (tail_k, tail_v) if in_place else (0, 0)
-    alone = in_place and n_tokens == 1
+    alone = in_place and n_tokens == 1  # its rows are always few
     partial_bytes = n_streams * n_tokens * n_head * n_chunks * 4 * (hdv + 2)
     split = n_tokens <= _SPLIT_TOKENS and n_chunks > 1 and partial_bytes <= 1 << 26
     share = -(-n_tokens * n_kv_head * n_streams // (_CHUNKS * low.n_threads))
@@ -249,6 +223,9 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     splits = -(-4 * low.n_threads // n_kv_head) if split else 1
     splits = min(splits, n_chunks)
     parts = low.work.take(partial_bytes, len(low.launches)) if split else None
+    direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
+    rows = {min(4, n_rep - r) for r in range(0, n_rep, 4)} if n_tokens == 1 else {1, 2, 3, 4}
+    facts = cache_facts(int(k.type), int(v.type), *tails)
     params = [
         float(node.op_params["scale"]),
         2.0 ** (-max_bias / n2) if max_bias else 0.0,
@@ -260,18 +237,19 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         parts.address if parts else 0,
         0,
         int(mask is not None and mask.type is GGMLType.F16),
-        _direct_rows(k.type, v.type) if in_place else 0,
+        direct_rows,
         float(node.op_params["bias_scale"]),
+        facts.address(*functions_for(rows, packed=direct_rows < block * n_rep)),
     ]
     scratch = 16 * CHUNK + 4 * (
         4 * CHUNK + 4 * padded + 64 + block * n_rep * (hd8 + hdv + 2) + 16
         + (0 if alone else CHUNK * (hd8 + padded))
     )  # fmt: skip
     blocks = -(-n_tokens // block)
-    made = flash_attn_kernel(int(k.type), int(v.type), alone, *tails)
     launch = low.launch(
-        made, node, params, splits * n_kv_head * blocks * n_streams, scratch=scratch
+        flash_attn, node, params, splits * n_kv_head * blocks * n_streams, scratch=scratch
     )
+    launch.variant = "_".join(x.type.name.lower() for x in (k, v))
     if parts:
         launch.writes = [parts.use(len(low.launches) - 1)]
         merge = low.launch(

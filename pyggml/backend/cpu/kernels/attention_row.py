@@ -36,7 +36,7 @@ from ..simd.math import exp_f32, tanh_f32
 CHUNK = 256  # keys
 # Parameters of the kernels.
 SCALE, BIAS_0, BIAS_1, N_HEAD_LOG2, SOFTCAP, TOKENS, SPLITS, PARTIAL = range(8)
-QUANTIZE, F16_MASK, DIRECT_ROWS, BIAS_SCALE = range(8, 12)
+QUANTIZE, F16_MASK, DIRECT_ROWS, BIAS_SCALE, FACTS = range(8, 13)
 
 
 @inline

@@ -2,7 +2,7 @@
 
 A chunk is a range of elements in order; source and result are walked in runs that end where a row
 of either ends. Runs without gaps vectorise (or become memcpy); a transposed side is a scalar loop.
-Quantized blocks go through 32 float32 in thread scratch and have ggml's reference bytes.
+Quantized blocks go through a block of float32 in thread scratch and have ggml's reference bytes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from ....jit import Kernel, inline, kernel
 from ....ops.op import ALL_FLOATS
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, f32_ptr, first_row, int_param, nb, ne, row_address
+from ..codec import DECODED, ENCODED
+from ..codec.rows import decode_columns, encode_row, row_decoder, row_encoder
 from ..lowering import GRAIN, Lowering, lowers
-from ..simd.block import BLOCK, BLOCKS, decode_block, encode_block
 from ..simd.element import F32, I8, I16, I32, I64, put, take
 
 _RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies of one type move bits
-FLAT, ELEMENTS = range(2)  # parameters: no gaps on either side, number of elements
+# Parameters: no gaps on either side, number of elements; of blocks: the address of what encodes or
+# decodes them, their elements and bytes
+FLAT, ELEMENTS, CODER, BLOCK, BLOCK_BYTES = range(5)
 
 
 @inline
@@ -60,52 +63,54 @@ def copy_kernel(source: int, kind: int) -> Kernel:
 
 
 @cache
-def encode_kernel(source: int, kind: int) -> Kernel:
+def encode_kernel(source: int) -> Kernel:
     """The kernel that copies floats into blocks; the result's rows have no gaps."""
-    block_bytes, size = GGMLType(kind).type_size, GGMLType(source).type_size
+    size = GGMLType(source).type_size
 
     def encode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        total = int_param(node, ELEMENTS) // BLOCK
-        row_blocks = ne(node, DST, 0) // BLOCK
+        block, block_bytes = int_param(node, BLOCK), int_param(node, BLOCK_BYTES)
+        total = int_param(node, ELEMENTS) // block
+        row_blocks = ne(node, DST, 0) // block
         for b in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
             done = 0
-            while done < BLOCK:
-                x, dx, left = _place(node, SRC0, b * BLOCK + done, size)
-                n = min(BLOCK - done, left)
+            while done < block:
+                x, dx, left = _place(node, SRC0, b * block + done, size)
+                n = min(block - done, left)
                 for i in range(n):
                     put(F32, scratch, done + i, take(source, x + i * dx, 0))
                 done += n
             row = b // row_blocks
             y = row_address(node, DST, row) + (b - row * row_blocks) * block_bytes
-            encode_block(kind, scratch, y)
+            encode_row(int_param(node, CODER), scratch, y, block)
 
     made = kernel(encode)
-    made.name = f"encode_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
+    made.name = f"copy_{GGMLType(source).name.lower()}_blocks"
     return made
 
 
 @cache
-def decode_kernel(source: int, kind: int) -> Kernel:
+def decode_kernel(kind: int) -> Kernel:
     """The kernel that copies blocks into floats; the source's rows have no gaps."""
-    block_bytes, size = GGMLType(source).type_size, GGMLType(kind).type_size
+    size = GGMLType(kind).type_size
 
     def decode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        total = int_param(node, ELEMENTS) // BLOCK
-        row_blocks = ne(node, SRC0, 0) // BLOCK
+        block, block_bytes = int_param(node, BLOCK), int_param(node, BLOCK_BYTES)
+        total = int_param(node, ELEMENTS) // block
+        row_blocks = ne(node, SRC0, 0) // block
         for b in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
             row = b // row_blocks
             x = row_address(node, SRC0, row) + (b - row * row_blocks) * block_bytes
-            decode_block(source, x, scratch)
+            decode_columns(int_param(node, CODER), x, scratch, block, 0)
             done = 0
-            while done < BLOCK:
-                y, dy, left = _place(node, DST, b * BLOCK + done, size)
-                n = min(BLOCK - done, left)
+            while done < block:
+                y, dy, left = _place(node, DST, b * block + done, size)
+                n = min(block - done, left)
                 for i in range(n):
                     put(kind, y + i * dy, 0, f32_ptr(scratch)[done + i])
                 done += n
 
     made = kernel(decode)
-    made.name = f"decode_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
+    made.name = f"copy_blocks_{GGMLType(kind).name.lower()}"
     return made
 
 
@@ -114,10 +119,10 @@ def _kernel(source: GGMLType, kind: GGMLType) -> Kernel | None:
     if source == kind and not kind.is_quantized and kind.type_size in _RAW:
         raw = _RAW[kind.type_size]
         return copy_kernel(raw, raw)
-    if int(source) in ALL_FLOATS and int(kind) in BLOCKS:
-        return encode_kernel(int(source), int(kind))
-    if int(source) in BLOCKS and int(kind) in ALL_FLOATS:
-        return decode_kernel(int(source), int(kind))
+    if int(source) in ALL_FLOATS and int(kind) in ENCODED:
+        return encode_kernel(int(source))
+    if int(source) in DECODED and int(kind) in ALL_FLOATS:
+        return decode_kernel(int(kind))
     if {source, kind} <= {*ALL_FLOATS} or {source, kind} == {F32, I32}:
         return copy_kernel(int(source), int(kind))
     return None
@@ -138,8 +143,12 @@ def _lower(low: Lowering, node: Tensor) -> None:
     quantized = x.type.is_quantized or node.type.is_quantized
     flat = not quantized and x.is_contiguous() and node.is_contiguous()
     chunks = max(1, min(node.nelements // GRAIN, 8 * low.n_threads))
-    params = (int(flat), node.nelements)
-    low.launch(made, node, params, chunks, src=(x,), scratch=4 * BLOCK)
+    params = [int(flat), node.nelements]
+    blocks = x.type if x.type.is_quantized else node.type
+    if quantized:
+        coder = row_decoder if x.type.is_quantized else row_encoder
+        params += [coder(int(blocks)).address, blocks.block_size, blocks.type_size]
+    low.launch(made, node, params, chunks, src=(x,), scratch=4 * blocks.block_size)
 
 
 for _op in ("CPY", "CONT", "DUP"):

@@ -8,10 +8,7 @@ chunk's weights stay in cache. An id that names no expert writes nothing and rep
 
 from __future__ import annotations
 
-from functools import cache
-
-from ....dtype import GGMLType
-from ....jit import Kernel, inline, kernel
+from ....jit import inline, kernel
 from ....tensor import Tensor
 from ..abi import (
     BAD_INDEX,
@@ -31,21 +28,35 @@ from ..abi import (
     set_error,
 )
 from ..buffer import is_repacked
-from ..layout import Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
+from ..facts import fact
+from ..layout import QUANTIZED, ROWS, activation_bytes, group_bytes
 from ..lowering import Launch, Lowering, byte_range, lowers
 from ..simd.element import F32, copy_run, put, take
-from ..simd.row_tile import TABLE_BYTES, aim, pack_rows
-from ..simd.tile import fetch_ahead, fetched_lines, float_tile, q_tile
-from ..simd.vector import LINE
+from ..simd.row_tile import TABLE_BYTES, aim
+from ..simd.tile import fetch_ahead
 from ..work import WorkRange
 from .matmul import supports_mul_mat
 from .quantize import add_quantize
+from .weights import (
+    BLOCK_BYTES,
+    COLUMNS,
+    FETCHED,
+    PACK,
+    TILE_1,
+    TILE_4,
+    decode_rows,
+    layout_name,
+    pack,
+    packed_bytes,
+    tile,
+    weight_facts,
+)
 
 _GATHER = 16  # rows that are gathered at a time
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 while an expert's tokens pass
 # Parameters
-ROW_CHUNKS, LISTS, ACTIVATIONS, ROW_BYTES = range(4)
+ROW_CHUNKS, LISTS, ACTIVATIONS, ROW_BYTES, FACTS, PLAIN = range(6)
 
 
 @inline
@@ -80,83 +91,73 @@ def list_uses(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             starts[e + 1] += 1
 
 
-@cache
-def mul_mat_id_kernel(kind: int, plain: bool) -> Kernel:
-    """The kernel of a weight type in the plain or the interleaved layout.
+@kernel
+def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Weights of any format, in the plain or the interleaved layout.
 
     Scratch: a tile, the gathered uses' numbers and rows, a packed group with its table.
     """
-    quantized = kind in QUANTIZED
-    block = block_bytes(kind)
-    half = LINE * fetched_lines(kind, 4) if quantized else 0
-    columns = GGMLType(kind).block_size
-
-    def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        row_chunks, row_bytes = int_param(node, ROW_CHUNKS), int_param(node, ROW_BYTES)
-        m, k, n_b, n_used = ne(node, DST, 0), ne(node, SRC0, 0), ne(node, SRC1, 1), ne(node, DST, 1)
-        groups, blocks, lists = (m + ROWS - 1) // ROWS, k // columns, int_param(node, LISTS)
-        unit = chunk // row_chunks
-        g0 = first_row(groups, chunk % row_chunks, row_chunks)
-        g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
-        order = i64_ptr(lists + 8 * (ne(node, SRC0, 2) + 1))
-        if lists == 0:
-            first, end, expert = unit, unit + 1, _id(node, unit)
-            if expert < 0:
-                set_error(node, BAD_INDEX)
-                return
-        else:
-            first, end, expert = i64_ptr(lists)[unit], i64_ptr(lists)[unit + 1], unit
-        listed = i64_ptr(scratch + _TILE_BYTES)
-        gathered = scratch + _TILE_BYTES + 8 * _GATHER
-        packed = gathered + _GATHER * row_bytes
-        if plain:
-            weights = data(node, SRC0) + expert * nb(node, SRC0, 2)
-        else:
-            weights = data(node, SRC0) + expert * groups * blocks * block
-        while first < end:
-            n = min(_GATHER, end - first)
-            for i in range(n):
-                use = first if lists == 0 else order[first + i]
-                token = use // n_used
-                row = (use - token * n_used) % n_b
-                if quantized:
-                    x = int_param(node, ACTIVATIONS) + (token * n_b + row) * row_bytes
-                else:
-                    x = data(node, SRC1) + token * nb(node, SRC1, 2) + row * nb(node, SRC1, 1)
-                copy_run(x, gathered + i * row_bytes, row_bytes // 4)
-                listed[i] = use
-            first += n
-            for g in range(g0, g1):
-                row = g * ROWS
-                rows = min(ROWS, m - row)
-                if plain:
-                    w = packed + TABLE_BYTES
-                    aim(packed, weights, nb(node, SRC0, 1), row, m)
-                    pack_rows(kind, packed, k, w)
-                else:
-                    w = weights + g * blocks * block
-                t = 0
-                while t < n:
-                    tokens = 4 if t + 4 <= n else 1
-                    x = gathered + t * row_bytes
-                    ahead = 0 if plain else fetch_ahead(t, n - t, blocks * block, half)
-                    if tokens == 4:
-                        if quantized:
-                            q_tile(kind, 4, w, x, row_bytes, scratch, blocks, ahead)
-                        else:
-                            float_tile(kind, 4, w, block, x, row_bytes, scratch, 64, k)
-                    elif quantized:
-                        q_tile(kind, 1, w, x, row_bytes, scratch, blocks, ahead)
-                    else:
-                        float_tile(kind, 1, w, block, x, row_bytes, scratch, 64, k)
-                    for i in range(tokens):
-                        y = data(node, DST) + listed[t + i] * nb(node, DST, 1) + 4 * row
-                        copy_run(scratch + 4 * ROWS * i, y, rows)
-                    t += tokens
-
-    made = kernel(mul_mat_id)
-    made.name = f"mul_mat_id_{GGMLType(kind).name.lower()}_{'plain' if plain else 'x16'}"
-    return made
+    facts, plain, acts = (
+        int_param(node, FACTS),
+        int_param(node, PLAIN),
+        int_param(node, ACTIVATIONS),
+    )
+    row_chunks, row_bytes = int_param(node, ROW_CHUNKS), int_param(node, ROW_BYTES)
+    m, k, n_b, n_used = ne(node, DST, 0), ne(node, SRC0, 0), ne(node, SRC1, 1), ne(node, DST, 1)
+    groups, blocks = (m + ROWS - 1) // ROWS, k // fact(facts, COLUMNS)
+    group, lists = blocks * fact(facts, BLOCK_BYTES), int_param(node, LISTS)
+    unit = chunk // row_chunks
+    g0 = first_row(groups, chunk % row_chunks, row_chunks)
+    g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
+    order = i64_ptr(lists + 8 * (ne(node, SRC0, 2) + 1))
+    if lists == 0:
+        first, end, expert = unit, unit + 1, _id(node, unit)
+        if expert < 0:
+            set_error(node, BAD_INDEX)
+            return
+    else:
+        first, end, expert = i64_ptr(lists)[unit], i64_ptr(lists)[unit + 1], unit
+    listed = i64_ptr(scratch + _TILE_BYTES)
+    gathered = scratch + _TILE_BYTES + 8 * _GATHER
+    packed = gathered + _GATHER * row_bytes
+    if plain != 0:
+        weights = data(node, SRC0) + expert * nb(node, SRC0, 2)
+    else:
+        weights = data(node, SRC0) + expert * groups * group
+    while first < end:
+        n = min(_GATHER, end - first)
+        for i in range(n):
+            use = first if lists == 0 else order[first + i]
+            token = use // n_used
+            row = (use - token * n_used) % n_b
+            if acts != 0:
+                x = acts + (token * n_b + row) * row_bytes
+            else:
+                x = data(node, SRC1) + token * nb(node, SRC1, 2) + row * nb(node, SRC1, 1)
+            copy_run(x, gathered + i * row_bytes, row_bytes // 4)
+            listed[i] = use
+        first += n
+        for g in range(g0, g1):
+            row = g * ROWS
+            rows = min(ROWS, m - row)
+            if plain != 0:
+                w = packed + TABLE_BYTES
+                aim(packed, weights, nb(node, SRC0, 1), row, m)
+                decode_rows(facts, packed, rows, k, w + group)
+                pack(facts, packed, k, w)
+            else:
+                w = weights + g * group
+            t = 0
+            while t < n:
+                tokens = 4 if t + 4 <= n else 1
+                x = gathered + t * row_bytes
+                ahead = fetch_ahead(t, n - t, group, blocks * fact(facts, FETCHED))
+                which = TILE_4 if tokens == 4 else TILE_1
+                tile(facts, which, w, x, row_bytes, scratch, blocks, ahead)
+                for i in range(tokens):
+                    y = data(node, DST) + listed[t + i] * nb(node, DST, 1) + 4 * row
+                    copy_run(scratch + 4 * ROWS * i, y, rows)
+                t += tokens
 
 
 def _listed(low: Lowering, node: Tensor) -> WorkRange:
@@ -176,23 +177,25 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     assert w is not None and x is not None
     plain, quantized = not is_repacked(w), w.type in QUANTIZED
     by_use = node.nrows <= w.ne[2]
-    act = [low.quantized(x, add_quantize)] if quantized else []
+    act = [low.quantized(x, w.type.block_size, add_quantize)] if quantized else []
     for made in act:
         made.use(len(low.launches) + 1)  # the lists, made in between, must not take its memory
     lists = [] if by_use else [_listed(low, node)]
-    row_bytes = w.ne[0] // 32 * Q8_BLOCK if quantized else 4 * w.ne[0]
-    one_group = group_bytes(w.type, w.ne[0])
+    row_bytes = activation_bytes(w.type, w.ne[0]) if quantized else 4 * w.ne[0]
+    one_group, packed = group_bytes(w.type, w.ne[0]), TABLE_BYTES + packed_bytes(w)
     groups = -(-w.ne[1] // ROWS)
     row_chunks = max(1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * low.n_threads)))
+    functions = (PACK, TILE_4, TILE_1) if plain else (TILE_4, TILE_1)
     addresses = [a[0].address if a else 0 for a in (lists, act)]
-    low.launch(
-        mul_mat_id_kernel(int(w.type), plain),
+    launch = low.launch(
+        mul_mat_id,
         node,
-        [row_chunks, *addresses, row_bytes],
+        [row_chunks, *addresses, row_bytes, weight_facts(w, *functions), plain],
         row_chunks * (node.nrows if by_use else w.ne[2]),
         work=act + lists,
-        scratch=_TILE_BYTES + (8 + row_bytes) * _GATHER + (TABLE_BYTES + one_group if plain else 0),
+        scratch=_TILE_BYTES + (8 + row_bytes) * _GATHER + (packed if plain else 0),
     )
+    launch.variant = layout_name(w)
 
 
 @kernel

@@ -30,27 +30,48 @@ from ..abi import (
     ne,
 )  # fmt: skip
 from ..buffer import is_repacked
-from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
+from ..facts import fact
+from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, group_bytes
 from ..lowering import Lowering, fuses, lowers
 from ..simd.element import F32, put, take
-from ..simd.row_tile import TABLE_BYTES, aim, pack_rows, row_tiles
-from ..simd.tile import fetch_ahead, fetched_lines, float_tile, q_tile
-from ..simd.vector import LINE
+from ..simd.row_tile import TABLE_BYTES, aim
+from ..simd.tile import fetch_ahead
 from .binary import ADD as SUM
 from .binary import combine
 from .elementwise import IDS, function
 from .quantize import add_quantize, quantize_row
 from .span import overlap
+from .weights import (
+    ACT_BYTES,
+    BLOCK_BYTES,
+    COLUMNS,
+    FETCHED,
+    PACK,
+    ROW_TILES,
+    TILE_1,
+    TILE_4,
+    TILE_WIDE,
+    WIDE,
+    decode_rows,
+    is_decoded,
+    layout_name,
+    pack,
+    packed_bytes,
+    tile,
+    tiles_for,
+    times_rows,
+    weight_facts,
+)
 from .widen import widened
 
 _TOKENS = 64  # tokens of a chunk
 _CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _LEAST_MACS = 1 << 17  # and what is not worth sharing
-_TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
+_TILE_BYTES = 8 * ROWS * 4  # float32 results of a tile: at most 8 tokens, 16 rows
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 # Parameters
-ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS = range(6)
+ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS, FACTS, PLAIN = range(8)
 
 
 @inline
@@ -83,93 +104,74 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no
                 y[r] = x[r]
 
 
-@cache
-def mul_mat_kernel(kind: int, plain: bool) -> Kernel:
-    """The kernel of a weight type in the plain or the interleaved layout."""
-    quantized = kind in QUANTIZED
-    block, half = block_bytes(kind), LINE * fetched_lines(kind, 4)
-    columns = GGMLType(kind).block_size
-
-    def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        row_chunks, token_chunks = int_param(node, ROW_CHUNKS), int_param(node, TOKEN_CHUNKS)
-        m, n, k = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 0)
-        rest = chunk // row_chunks
-        batch = rest // token_chunks
-        i2, i3 = batch % ne(node, DST, 2), batch // ne(node, DST, 2)
-        w2 = i2 // (ne(node, DST, 2) // ne(node, SRC0, 2))
-        w3 = i3 // (ne(node, DST, 3) // ne(node, SRC0, 3))
-        groups = (m + ROWS - 1) // ROWS
-        blocks = k // columns
-        if plain:
-            weights = data(node, SRC0) + w2 * nb(node, SRC0, 2) + w3 * nb(node, SRC0, 3)
-        else:
-            weights = data(node, SRC0) + (w3 * ne(node, SRC0, 2) + w2) * groups * blocks * block
-        if quantized:
-            stride = k // 32 * Q8_BLOCK
-            x = int_param(node, ACTIVATIONS) + batch * n * stride
-        elif int_param(node, ACTIVATIONS) != 0:
-            stride = 4 * k
-            x = int_param(node, ACTIVATIONS) + batch * n * stride
-        else:
-            stride = nb(node, SRC1, 1)
-            x = data(node, SRC1) + i2 * nb(node, SRC1, 2) + i3 * nb(node, SRC1, 3)
-        out = data(node, DST) + i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3)
-        out_stride = nb(node, DST, 1)
-        t0 = first_row(n, rest % token_chunks, token_chunks)
-        t1 = first_row(n, rest % token_chunks + 1, token_chunks)
-        place = in_stream(chunk % row_chunks, row_chunks, int_param(node, STREAMS))
-        g0 = first_row(groups, place, row_chunks)
-        g1 = first_row(groups, place + 1, row_chunks)
-        for g in range(g0, g1):
-            row = g * ROWS
-            rows = min(ROWS, m - row)
-            if plain:
-                table = scratch + _TILE_BYTES
-                w = table + TABLE_BYTES
-                aim(table, weights, nb(node, SRC0, 1), row, m)
-                if t1 - t0 == 1:
-                    row_tiles(kind, table, rows, x + t0 * stride, scratch, k)
-                    emit_tile(node, scratch, 1, t0, row, rows, out, out_stride)
-                    continue
-                pack_rows(kind, table, k, w)
-            else:
-                w = weights + g * blocks * block
-            t = t0
-            while t + 4 <= t1:
-                if quantized:
-                    ahead = fetch_ahead(t - t0, t1 - t, blocks * block, half)
-                    q_tile(kind, 4, w, x + t * stride, stride, scratch, blocks, ahead)
-                else:
-                    float_tile(kind, 4, w, block, x + t * stride, stride, scratch, 64, k)
-                emit_tile(node, scratch, 4, t, row, rows, out, out_stride)
-                t += 4
-            while t < t1:
-                if quantized:
-                    ahead = fetch_ahead(t - t0, t1 - t, 0, 0)
-                    q_tile(kind, 1, w, x + t * stride, stride, scratch, blocks, ahead)
-                else:
-                    float_tile(kind, 1, w, block, x + t * stride, stride, scratch, 64, k)
-                emit_tile(node, scratch, 1, t, row, rows, out, out_stride)
-                t += 1
-
-    made = kernel(mul_mat)
-    made.name = f"mul_mat_{GGMLType(kind).name.lower()}_{'plain' if plain else 'x16'}"
-    return made
+@kernel
+def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Weights of any format, in the plain or the interleaved layout."""
+    row_chunks, token_chunks = int_param(node, ROW_CHUNKS), int_param(node, TOKEN_CHUNKS)
+    facts, plain = int_param(node, FACTS), int_param(node, PLAIN)
+    m, n, k = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 0)
+    rest = chunk // row_chunks
+    batch = rest // token_chunks
+    i2, i3 = batch % ne(node, DST, 2), batch // ne(node, DST, 2)
+    w2 = i2 // (ne(node, DST, 2) // ne(node, SRC0, 2))
+    w3 = i3 // (ne(node, DST, 3) // ne(node, SRC0, 3))
+    groups, blocks = (m + ROWS - 1) // ROWS, k // fact(facts, COLUMNS)
+    group = blocks * fact(facts, BLOCK_BYTES)
+    if plain != 0:
+        weights = data(node, SRC0) + w2 * nb(node, SRC0, 2) + w3 * nb(node, SRC0, 3)
+    else:
+        weights = data(node, SRC0) + (w3 * ne(node, SRC0, 2) + w2) * groups * group
+    if int_param(node, ACTIVATIONS) != 0:
+        stride = blocks * fact(facts, ACT_BYTES)
+        x = int_param(node, ACTIVATIONS) + batch * n * stride
+    else:
+        stride = nb(node, SRC1, 1)
+        x = data(node, SRC1) + i2 * nb(node, SRC1, 2) + i3 * nb(node, SRC1, 3)
+    out = data(node, DST) + i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3)
+    out_stride = nb(node, DST, 1)
+    t0 = first_row(n, rest % token_chunks, token_chunks)
+    t1 = first_row(n, rest % token_chunks + 1, token_chunks)
+    place = in_stream(chunk % row_chunks, row_chunks, int_param(node, STREAMS))
+    g0 = first_row(groups, place, row_chunks)
+    g1 = first_row(groups, place + 1, row_chunks)
+    table = scratch + _TILE_BYTES
+    packed = table + TABLE_BYTES
+    for g in range(g0, g1):
+        row, w = g * ROWS, weights + g * group
+        rows = min(ROWS, m - row)
+        if plain != 0:
+            w = packed
+            aim(table, weights, nb(node, SRC0, 1), row, m)
+            decode_rows(facts, table, rows, k, packed + group)
+            if t1 - t0 == 1:
+                times_rows(facts, table, rows, x + t0 * stride, scratch, k)
+                emit_tile(node, scratch, t1 - t0, t0, row, rows, out, out_stride)
+                continue
+            pack(facts, table, k, packed)
+        t = t0
+        while t < t1:
+            tokens, which = fact(facts, WIDE), TILE_WIDE
+            if t + tokens > t1:
+                tokens, which = (4, TILE_4) if t + 4 <= t1 else (1, TILE_1)
+            ahead = fetch_ahead(t - t0, t1 - t, group, blocks * fact(facts, FETCHED))
+            tile(facts, which, w, x + t * stride, stride, scratch, blocks, ahead)
+            emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
+            t += tokens
 
 
 @cache
-def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
+def mul_mat_glu_kernel(activation: int) -> Kernel:
     """Gate and up matmuls of interleaved quantized weights (SRC0, SRC2), and the GLU of the two.
 
     A chunk's unit is 32 rows, one block of the result's quantized form, written if asked for.
     """
-    block, half = block_bytes(kind), LINE * fetched_lines(kind, 4)
 
     def mul_mat_glu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         row_chunks, token_chunks = int_param(node, ROW_CHUNKS), int_param(node, TOKEN_CHUNKS)
-        n, k = ne(node, DST, 1), ne(node, SRC0, 0)
-        units, blocks = ne(node, DST, 0) // 32, k // 32
-        stride, out_stride = blocks * Q8_BLOCK, nb(node, DST, 1)
+        facts, n = int_param(node, FACTS), ne(node, DST, 1)
+        units, blocks = ne(node, DST, 0) // 32, ne(node, SRC0, 0) // fact(facts, COLUMNS)
+        group = blocks * fact(facts, BLOCK_BYTES)
+        stride, out_stride = blocks * fact(facts, ACT_BYTES), nb(node, DST, 1)
         acts, quantized = int_param(node, ACTIVATIONS), int_param(node, QUANTIZE)
         t0 = first_row(n, chunk // row_chunks, token_chunks)
         t1 = first_row(n, chunk // row_chunks + 1, token_chunks)
@@ -182,17 +184,13 @@ def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
             t = t0
             while t < t1:
                 tokens = 4 if t + 4 <= t1 else 1
+                which = TILE_4 if tokens == 4 else TILE_1
                 x = acts + t * stride
+                ahead = fetch_ahead(t - t0, t1 - t, group, blocks * fact(facts, FETCHED))
                 for g in range(2 * u, 2 * u + 2):
-                    gate_w = data(node, SRC0) + g * blocks * block
-                    up_w = data(node, SRC2) + g * blocks * block
-                    ahead = fetch_ahead(t - t0, t1 - t, blocks * block, half)
-                    if tokens == 4:
-                        q_tile(kind, 4, gate_w, x, stride, scratch, blocks, ahead)
-                        q_tile(kind, 4, up_w, x, stride, up, blocks, ahead)
-                    else:
-                        q_tile(kind, 1, gate_w, x, stride, scratch, blocks, ahead)
-                        q_tile(kind, 1, up_w, x, stride, up, blocks, ahead)
+                    gate_w, up_w = data(node, SRC0) + g * group, data(node, SRC2) + g * group
+                    tile(facts, which, gate_w, x, stride, scratch, blocks, ahead)
+                    tile(facts, which, up_w, x, stride, up, blocks, ahead)
                     for i in range(tokens):
                         a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
                         y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g
@@ -207,16 +205,16 @@ def mul_mat_glu_kernel(kind: int, activation: int) -> Kernel:
                 t += tokens
 
     made = kernel(mul_mat_glu)
-    made.name = f"mul_mat_glu_{[*IDS][activation]}_{GGMLType(kind).name.lower()}_x16"
+    made.name = f"mul_mat_glu_{[*IDS][activation]}"
     return made
 
 
 def supports_mul_mat(node: Tensor) -> bool:
-    """Interleavable weights with gap-free rows, float activations."""
+    """Weights of a known format with gap-free rows, float activations."""
     w, x = node.src[0], node.src[1]
     assert w is not None and x is not None
     return (
-        w.type in INTERLEAVED
+        (w.type in INTERLEAVED or is_decoded(w.type))
         and (w.is_contiguous_rows() or is_repacked(w))
         and x.type in _ACTIVATIONS
         and x.is_contiguous_rows()
@@ -248,23 +246,27 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
     plain = not is_repacked(w)
     act = []
     if w.type in QUANTIZED:
-        act = [low.quantized(x, add_quantize)]
+        act = [low.quantized(x, w.type.block_size, add_quantize)]
     elif x.type is not GGMLType.F32:
         act = [widened(low, x)]
     address = act[0].address if act else 0
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, ROWS)
     streams = _streams(low, row_chunks)
+    functions = tiles_for(node.ne[1])
+    if plain:
+        functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES,)
+    facts = weight_facts(w, *functions)
     launch = low.launch(
-        mul_mat_kernel(int(w.type), plain),
+        mul_mat,
         dst,
-        [row_chunks, token_chunks, address, len(add), 0, streams],
+        [row_chunks, token_chunks, address, len(add), 0, streams, facts, plain],
         row_chunks * token_chunks * batch,
         src=(w, x, *add),
         work=act,
-        scratch=_TILE_BYTES + (TABLE_BYTES + group_bytes(w.type, w.ne[0]) if plain else 0),
+        scratch=_TILE_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0),
     )
-    launch.streams = w
+    launch.streams, launch.variant = w, layout_name(w)
 
 
 @lowers("MUL_MAT", supports_mul_mat)
@@ -328,17 +330,18 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
         return False
     if glu.ne[0] % 32 or glu.nrows != glu.ne[1] or glu.type is not GGMLType.F32:
         return False
-    act = low.quantized(x, add_quantize)
+    act = low.quantized(x, gate_w.type.block_size, add_quantize)
+    facts = weight_facts(gate_w, *tiles_for(glu.ne[1]))
     row_chunks, token_chunks = _chunks(low, gate_w, glu.ne[1], 1, 32)
     launch = low.launch(
-        mul_mat_glu_kernel(int(gate_w.type), IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]]),
+        mul_mat_glu_kernel(IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]]),
         glu,
-        [row_chunks, token_chunks, act.address, 0, 0, _streams(low, row_chunks)],
+        [row_chunks, token_chunks, act.address, 0, 0, _streams(low, row_chunks), facts],
         row_chunks * token_chunks,
         src=(gate_w, x, up_w),
         work=[act],
         scratch=2 * _TILE_BYTES,
     )
     launch.quantize_param = QUANTIZE
-    launch.streams = gate_w
+    launch.streams, launch.variant = gate_w, layout_name(gate_w)
     return True

@@ -1,7 +1,7 @@
 """OUT_PROD: a row of the result is a sum of rows of ``a``, weighted by a column of ``b``.
 
 Access: the result's row stays in cache while the rows of ``a`` pass front to back; ``b`` is read
-with any strides. Quantized rows are decoded a block at a time, for each row of the result anew.
+with any strides. Quantized rows are decoded into scratch, for each row of the result anew.
 """
 
 from __future__ import annotations
@@ -10,18 +10,34 @@ from functools import cache
 
 from ....dtype import GGMLType
 from ....jit import Kernel, kernel
+from ....ops.op import ALL_FLOATS
 from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC1, data, f32_ptr, first_row, load_f32, nb, ne, nrows, row_address
+from ..abi import (
+    DST,
+    SRC0,
+    SRC1,
+    data,
+    f32_ptr,
+    first_row,
+    int_param,
+    load_f32,
+    nb,
+    ne,
+    nrows,
+    row_address,
+)
+from ..codec import DECODED
+from ..codec.rows import decode_columns
 from ..lowering import Lowering, lowers
-from ..simd.block import BLOCK, BLOCKS, decode_block
 from ..simd.element import F16, F32, put, take
+from .weights import decoder_of, tile_kind
+
+DECODER = 0  # parameter
 
 
 @cache
 def out_prod_kernel(kind: int) -> Kernel:
-    """The kernel of ``a``'s type."""
-    blocks = kind in BLOCKS
-    block_bytes = GGMLType(kind).type_size
+    """The kernel of ``a``'s type, F32 for rows that are decoded."""
 
     def out_prod(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         m, p, n, total = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1), nrows(node, DST)
@@ -40,15 +56,11 @@ def out_prod_kernel(kind: int) -> Kernel:
             for j in range(n):
                 w = load_f32(weights + j * nb(node, SRC1, 1))
                 row = x + j * nb(node, SRC0, 1)
-                if blocks:
-                    decoded = f32_ptr(scratch)
-                    for k in range(m // BLOCK):
-                        decode_block(kind, row + k * block_bytes, scratch)
-                        for i in range(BLOCK):
-                            total_row[BLOCK * k + i] += w * decoded[i]
-                else:
-                    for i in range(m):
-                        put(F32, y, i, total_row[i] + w * take(kind, row, i))
+                if kind == F32 and int_param(node, DECODER) != 0:
+                    decode_columns(int_param(node, DECODER), row, scratch, m, 0)
+                    row = scratch
+                for i in range(m):
+                    put(F32, y, i, total_row[i] + w * take(kind, row, i))
 
     made = kernel(out_prod)
     made.name = f"out_prod_{GGMLType(kind).name.lower()}"
@@ -58,7 +70,7 @@ def out_prod_kernel(kind: int) -> Kernel:
 def _supports(node: Tensor) -> bool:
     a = node.src[0]
     assert a is not None
-    return int(a.type) in (F32, F16, *BLOCKS) and a.is_contiguous_rows()
+    return int(a.type) in (F32, F16, *DECODED) and a.is_contiguous_rows()
 
 
 @lowers("OUT_PROD", _supports)
@@ -66,4 +78,5 @@ def _lower_out_prod(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
     assert a is not None
     chunks = low.mac_chunks(node, node.nelements * a.ne[1], 1 << 16)
-    low.launch(out_prod_kernel(int(a.type)), node, (), chunks, scratch=4 * BLOCK)
+    made, params = out_prod_kernel(tile_kind(a.type, ALL_FLOATS)), [decoder_of(a.type, ALL_FLOATS)]
+    low.launch(made, node, params, chunks, scratch=4 * a.ne[0])

@@ -29,19 +29,29 @@ from ..abi import (
     set_error,
 )
 from ..buffer import is_repacked
-from ..layout import ROWS
+from ..codec import DECODED, ENCODED, decode_block
+from ..codec.rows import decode_columns, encode_row, row_encoder
+from ..layout import ROWS, block_bytes
 from ..lowering import Lowering, lowers
-from ..simd.block import BLOCK, BLOCKS, decode_block, encode_block
 from ..simd.element import F16, F32, I32, put, take
 from ..simd.interleave import take_block
+from ..simd.super_take import take_super_block
+from ..superblock import FORMATS
+from .weights import decoder_of, tile_kind
+
+# Parameters: the address of what decodes or encodes a row of blocks, or 0
+CODER, INDEX_BYTES = range(2)
 
 
 @cache
 def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
-    """The kernel of a source type and layout; the result is F32 (I32 of I32)."""
-    blocks, result = kind in BLOCKS, I32 if kind == I32 else F32
-    block_bytes = GGMLType(kind).type_size
-    group_bytes = ROWS * block_bytes // GGMLType(kind).block_size  # a column of a group
+    """The kernel of a source type and layout; the result is F32 (I32 of I32).
+
+    Plain rows of blocks are F32 with a decoder.
+    """
+    blocks, result = kind in DECODED, I32 if kind == I32 else F32  # blocks: repacked ones
+    block, super_block = GGMLType(kind).block_size, kind in FORMATS
+    group_block = block_bytes(kind)
 
     def get_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, n_ids, n_rows = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
@@ -61,16 +71,18 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
             if repacked:
                 groups = (n_rows + ROWS - 1) // ROWS
                 matrix = i3 * ne(node, SRC0, 2) + i2
-                x = data(node, SRC0) + (matrix * groups + row // ROWS) * group_bytes * n
-                for i in range(n // BLOCK if blocks else n):
-                    take_block(kind, x, row % ROWS, i, scratch)
+                x = data(node, SRC0) + (matrix * groups + row // ROWS) * (n // block * group_block)
+                for i in range(n // block):
+                    if super_block:
+                        take_super_block(kind, x + i * group_block, row % ROWS, scratch)
+                    else:
+                        take_block(kind, x, row % ROWS, i, scratch)
                     if blocks:
-                        decode_block(kind, scratch, y + 4 * BLOCK * i)
+                        decode_block(kind, scratch, y + 4 * block * i)
                     else:
                         put(result, y, i, take(kind, scratch, 0))
-            elif blocks:
-                for i in range(n // BLOCK):
-                    decode_block(kind, x + i * block_bytes, y + 4 * BLOCK * i)
+            elif kind == F32 and int_param(node, CODER) != 0:
+                decode_columns(int_param(node, CODER), x, y, n, 0)
             else:
                 for i in range(n):
                     put(result, y, i, take(kind, x, i))
@@ -83,29 +95,33 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
 def _supports_get_rows(node: Tensor) -> bool:
     a = node.src[0]
     assert a is not None
-    return (a.is_contiguous_rows() or is_repacked(a)) and int(a.type) in (*BLOCKS, *ALL_FLOATS, I32)
+    return (a.is_contiguous_rows() or is_repacked(a)) and int(a.type) in (
+        *DECODED,
+        *ALL_FLOATS,
+        I32,
+    )
 
 
 @lowers("GET_ROWS", _supports_get_rows)
 def _lower_get_rows(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
     assert a is not None
-    made = get_rows_kernel(int(a.type), is_repacked(a))
-    low.launch(made, node, (), low.row_chunks(node), scratch=64)
+    tiled = (a.type,) if is_repacked(a) else (*ALL_FLOATS, GGMLType.I32)
+    made = get_rows_kernel(tile_kind(a.type, tiled), is_repacked(a))
+    params = [decoder_of(a.type, tiled)]
+    low.launch(made, node, params, low.row_chunks(node), scratch=a.type.type_size)
 
 
 @inline
 def _index(node, address):  # type: ignore[no-untyped-def]
-    if int_param(node, 0) == 8:
+    if int_param(node, INDEX_BYTES) == 8:
         return i64_ptr(address)[0]
     return i32_ptr(address)[0] + 0
 
 
 @cache
 def set_rows_kernel(source: int, kind: int) -> Kernel:
-    """The kernel of a source and a target type. Parameter: bytes of an index."""
-    blocks = kind in BLOCKS
-    block_bytes = GGMLType(kind).type_size
+    """The kernel of a source and a target type; rows of blocks are F32 with an encoder."""
 
     def set_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, total, n_rows = ne(node, SRC0, 0), nrows(node, SRC0), ne(node, DST, 1)
@@ -127,11 +143,12 @@ def set_rows_kernel(source: int, kind: int) -> Kernel:
             x = row_address(node, SRC0, r)
             y = data(node, DST) + row * nb(node, DST, 1)
             y += i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3)
-            if blocks:
-                for j in range(n // BLOCK):
-                    for i in range(BLOCK):
-                        put(F32, scratch, i, take(source, x, BLOCK * j + i))
-                    encode_block(kind, scratch, y + j * block_bytes)
+            if kind == F32 and int_param(node, CODER) != 0:
+                if source != F32:
+                    for i in range(n):
+                        put(F32, scratch, i, take(source, x, i))
+                    x = scratch
+                encode_row(int_param(node, CODER), x, y, n)
             else:
                 for i in range(n):
                     put(kind, y, i, take(source, x, i))
@@ -145,12 +162,15 @@ def _supports_set_rows(node: Tensor) -> bool:
     b, _, a = node.src
     assert b is not None and a is not None
     rows = b.is_contiguous_rows() and a.is_contiguous_rows()
-    return rows and int(b.type) in (F32, F16) and int(a.type) in (*BLOCKS, *ALL_FLOATS)
+    return rows and int(b.type) in (F32, F16) and int(a.type) in (*ENCODED, *ALL_FLOATS)
 
 
 @lowers("SET_ROWS", _supports_set_rows)
 def _lower_set_rows(low: Lowering, node: Tensor) -> None:
     b, idx, _ = node.src
     assert b is not None and idx is not None
-    made = set_rows_kernel(int(b.type), int(node.type))
-    low.launch(made, node, (idx.type.type_size,), low.row_chunks(b), scratch=4 * BLOCK)
+    blocks = node.type.is_quantized
+    made = set_rows_kernel(int(b.type), F32 if blocks else int(node.type))
+    params = [row_encoder(int(node.type)).address if blocks else 0, idx.type.type_size]
+    scratch = 4 * b.ne[0] if blocks and b.type is not GGMLType.F32 else 0
+    low.launch(made, node, params, low.row_chunks(b), scratch=scratch)

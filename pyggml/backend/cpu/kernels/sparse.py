@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
 from ..abi import (
@@ -39,27 +38,45 @@ from ..abi import (
     row_address,
 )  # fmt: skip
 from ..buffer import is_repacked
-from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, block_bytes, group_bytes
+from ..facts import fact
+from ..layout import INTERLEAVED, QUANTIZED, ROWS
 from ..lowering import Launch, Lowering, byte_range, lowers
 from ..simd.element import zero_run
 from ..simd.plain_rows import ask_for_rows
-from ..simd.row_tile import pack_rows, row_tiles
-from ..simd.tile import float_tile, q_tile
 from ..work import WorkRange
 from .elementwise import IDS, function
 from .matmul import in_stream
 from .quantize import add_quantize
 from .sparse_active import active_rows, list_place, list_rows, neuron_of, segments
+from .weights import (
+    ACT_BYTES,
+    BLOCK_BYTES,
+    COLUMNS,
+    DECODER,
+    PACK,
+    ROW_TILES,
+    TILE_1,
+    TILE_4,
+    decode_rows,
+    is_decoded,
+    layout_name,
+    pack,
+    packed_bytes,
+    tile,
+    tiles_for,
+    times_rows,
+    weight_facts,
+)
 
 _BLOCK = 256  # rows whose list is in scratch
-_DENSE = 3  # how much more a dot product costs in ``row_tiles`` than in a tile of four tokens
+_DENSE = 3  # how much more a dot product costs in ``times_rows`` than in a tile of four tokens
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _FLOATS_BYTES = 4 * (_BLOCK + ROWS)
 _TABLE_BYTES = 8 * (_BLOCK + 2 * ROWS)
 _SCRATCH = 2 * _TILE_BYTES + 2 * _FLOATS_BYTES + _TABLE_BYTES + 2 * 4 * _BLOCK
 ZERO = np.float32(0)
 # Parameters
-ACTIVATIONS, LIST, BUCKET, OUT, STREAMS, THRESHOLD = range(6)
+ACTIVATIONS, LIST, BUCKET, OUT, STREAMS, THRESHOLD, FACTS = range(7)
 PLAIN, UP, GATE_ROWS, GATE = range(4)  # forms
 
 
@@ -89,7 +106,7 @@ def zero_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 @inline
 def _fill(table, chosen, n, base, stride):  # type: ignore[no-untyped-def]
-    """The addresses of chosen rows, and of the last one again as often as ``row_tiles`` asks."""
+    """The addresses of chosen rows, and of the last one again as often as ``times_rows`` asks."""
     addresses, rows = i64_ptr(table), i32_ptr(chosen)
     for i in range((n + ROWS - 1) // ROWS * ROWS + ROWS):
         addresses[i] = base + rows[min(i, n - 1)] * stride
@@ -97,41 +114,44 @@ def _fill(table, chosen, n, base, stride):  # type: ignore[no-untyped-def]
 
 
 @cache
-def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
-    """The kernel of a weight type and a form.
+def mul_mat_sparse_kernel(form: Form) -> Kernel:
+    """The kernel of a form, for weights of any format.
 
-    Scratch: two tiles, results, gates, addresses, neurons and rows that are chosen, packed groups.
+    Scratch: two tiles, results, gates, addresses, neurons and rows that are chosen, packed groups,
+    decoded rows. Rows that are decoded are taken 16 at a time.
     """
-    quantized = kind in QUANTIZED
-    block, columns = block_bytes(kind), GGMLType(kind).block_size
     what, squared = form.kind, int(form.squared)
     act, up_act = IDS.get(form.act, -1), IDS.get(form.up_act, -1)
 
     def mul_mat_sparse(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, k, n_rows = ne(node, SRC1, 1), ne(node, SRC0, 0), ne(node, SRC0, 1)
+        facts = int_param(node, FACTS)
+        blocks = k // fact(facts, COLUMNS)
+        group = blocks * fact(facts, BLOCK_BYTES)
         listed, threshold = int_param(node, LIST), float_param(node, THRESHOLD)
         bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
         up_rows, up_bytes = data(node, SRC0), nb(node, SRC0, 1)
         gate_rows, gate_bytes = data(node, SRC4), nb(node, SRC4, 1)
         out, out_bytes = int_param(node, OUT), 4 * ne(node, SRC2, 0)
-        if quantized:
-            acts, stride = int_param(node, ACTIVATIONS), k // 32 * Q8_BLOCK
-        else:
+        acts, stride = int_param(node, ACTIVATIONS), blocks * fact(facts, ACT_BYTES)
+        if acts == 0:
             acts, stride = data(node, SRC1), nb(node, SRC1, 1)
-        tile, gate_tile = scratch, scratch + _TILE_BYTES
+        tiled, gate_tile = scratch, scratch + _TILE_BYTES
         dots = gate_tile + _TILE_BYTES
         gates = f32_ptr(dots + _FLOATS_BYTES)
         table = dots + 2 * _FLOATS_BYTES
         neurons, chosen = i32_ptr(table + _TABLE_BYTES), table + _TABLE_BYTES + 4 * _BLOCK
         packed = chosen + 4 * _BLOCK
-        gate_packed = packed + k // columns * block
+        gate_packed = packed + group
+        floats = gate_packed + (group if what == GATE_ROWS else 0)
+        most = _BLOCK if fact(facts, DECODER) == 0 else ROWS
         rows, count = list_rows(listed, n_rows), list_place(listed, n_rows, segments(n_rows))
         groups = (count + ROWS - 1) // ROWS
         place = in_stream(chunk, n_chunks, int_param(node, STREAMS))
         first = ROWS * first_row(groups, place, n_chunks)
         end = min(count, ROWS * first_row(groups, place + 1, n_chunks))
         while first < end:
-            m = min(_BLOCK, end - first)
+            m = min(most, end - first)
             pairs = m if n == 1 else 0
             if n > 1:
                 for t in range(n):
@@ -156,7 +176,8 @@ def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
                             c += scores[neuron] >= threshold
                     if what == GATE_ROWS and c > 0:
                         _fill(table, chosen, c, gate_rows, gate_bytes)
-                        row_tiles(kind, table, c, x, dots, k)
+                        decode_rows(facts, table, c, k, floats)
+                        times_rows(facts, table, c, x, dots, k)
                         opened = 0
                         for i in range(c):
                             neurons[opened] = neurons[i]
@@ -167,7 +188,8 @@ def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
                     if c == 0:
                         continue
                     _fill(table, chosen, c, up_rows, up_bytes)
-                    row_tiles(kind, table, c, x, dots, k)
+                    decode_rows(facts, table, c, k, floats)
+                    times_rows(facts, table, c, x, dots, k)
                     for i in range(c):
                         v = f32_ptr(dots)[i]
                         if what == UP:
@@ -185,38 +207,26 @@ def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
                 for i in range(2 * ROWS):
                     i32_ptr(chosen)[i] = rows[min(g + i, count - 1)]
                 _fill(table, chosen, 2 * ROWS, up_rows, up_bytes)
-                pack_rows(kind, table, k, packed)
+                decode_rows(facts, table, r, k, floats)
+                pack(facts, table, k, packed)
                 if what == GATE_ROWS:
                     _fill(table, chosen, 2 * ROWS, gate_rows, gate_bytes)
-                    pack_rows(kind, table, k, gate_packed)
+                    decode_rows(facts, table, r, k, floats)
+                    pack(facts, table, k, gate_packed)
                 t = 0
                 while t < n:
                     tokens = 4 if t + 4 <= n else 1
                     x = acts + t * stride
-                    if tokens == 4:
-                        if quantized:
-                            q_tile(kind, 4, packed, x, stride, tile, k // columns, 0)
-                        else:
-                            float_tile(kind, 4, packed, block, x, stride, tile, 64, k)
-                        if what == GATE_ROWS and quantized:
-                            q_tile(kind, 4, gate_packed, x, stride, gate_tile, k // columns, 0)
-                        elif what == GATE_ROWS:
-                            float_tile(kind, 4, gate_packed, block, x, stride, gate_tile, 64, k)
-                    else:
-                        if quantized:
-                            q_tile(kind, 1, packed, x, stride, tile, k // columns, 0)
-                        else:
-                            float_tile(kind, 1, packed, block, x, stride, tile, 64, k)
-                        if what == GATE_ROWS and quantized:
-                            q_tile(kind, 1, gate_packed, x, stride, gate_tile, k // columns, 0)
-                        elif what == GATE_ROWS:
-                            float_tile(kind, 1, gate_packed, block, x, stride, gate_tile, 64, k)
+                    which = TILE_4 if tokens == 4 else TILE_1
+                    tile(facts, which, packed, x, stride, tiled, blocks, 0)
+                    if what == GATE_ROWS:
+                        tile(facts, which, gate_packed, x, stride, gate_tile, blocks, 0)
                     for u in range(tokens):
                         scores = f32_ptr(data(node, SRC2) + (t + u) * nb(node, SRC2, 1))
                         y = f32_ptr(out + (t + u) * out_bytes)
                         for i in range(r):
                             neuron = neuron_of(rows[g + i] + 0, bucket)
-                            v = f32_ptr(tile)[ROWS * u + i]
+                            v = f32_ptr(tiled)[ROWS * u + i]
                             if what == UP:
                                 if gate_rows != 0:
                                     v += f32_ptr(gate_rows)[neuron]
@@ -235,7 +245,7 @@ def mul_mat_sparse_kernel(kind: int, form: Form) -> Kernel:
             first += m
 
     made = kernel(mul_mat_sparse)
-    made.name = f"mul_mat_sparse_{GGMLType(kind).name.lower()}"
+    made.name = "mul_mat_sparse"
     if what != PLAIN:
         parts = ("up", "gate_rows", "gate")[what - 1], form.act, form.up_act
         made.name += "_" + "_".join(p for p in parts if p) + "_sqr" * squared
@@ -246,7 +256,7 @@ def supports_sparse(node: Tensor) -> bool:
     """Plain rows of the formats that matmuls know."""
     a = node.src[0]
     assert a is not None
-    return a.type in INTERLEAVED and not is_repacked(a)
+    return (a.type in INTERLEAVED or is_decoded(a.type)) and not is_repacked(a)
 
 
 def launch_rows(
@@ -255,7 +265,7 @@ def launch_rows(
     """Add the dot products of a MUL_MAT_SPARSE, in a form, written to [F, T] floats at ``out``."""
     w, x, idx, placed = node.src
     assert w is not None and x is not None and idx is not None
-    act = [low.quantized(x, add_quantize)] if w.type in QUANTIZED else []
+    act = [low.quantized(x, w.type.block_size, add_quantize)] if w.type in QUANTIZED else []
     for made in act:
         made.use(len(low.launches) + 2)  # the list, made in between, must not take its memory
     listed = active_rows(low, node)
@@ -267,6 +277,7 @@ def launch_rows(
     groups = max(1, -(-w.ne[1] // ROWS))
     chunks = min(groups, (8 if n == 1 else 16) * low.n_threads)
     streams = low.n_threads if chunks % low.n_threads == 0 else 1
+    functions = (ROW_TILES,) if n == 1 else (ROW_TILES, PACK, *tiles_for(n))
     params = [
         act[0].address if act else 0,
         listed.address,
@@ -274,11 +285,14 @@ def launch_rows(
         out.data if isinstance(out, Tensor) else out.address,
         streams,
         node.op_params["threshold"],
+        weight_facts(w, *functions),
     ]
     written = byte_range(out) if isinstance(out, Tensor) else out.use(i)
-    made_kernel = mul_mat_sparse_kernel(int(w.type), form)
-    low.launches.append(Launch(made_kernel, node, params, chunks, node, src, reads, [written]))
-    packed = 0 if n == 1 else (1 + (form.kind == GATE_ROWS)) * group_bytes(w.type, w.ne[0])
+    made_kernel = mul_mat_sparse_kernel(form)
+    launch = Launch(made_kernel, node, params, chunks, node, src, reads, [written])
+    launch.variant = layout_name(w)
+    low.launches.append(launch)
+    packed = (1 + (form.kind == GATE_ROWS)) * packed_bytes(w)
     low.scratch_bytes = max(low.scratch_bytes, _SCRATCH + packed)
 
 

@@ -10,25 +10,24 @@ registers; several tokens: see ``sparse_axpy_panel``.
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 
-from ....dtype import GGMLType
 from ....jit import Kernel, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC3, data, f32_ptr, first_row, i64_ptr, int_param, nb, ne
-from ..layout import QUANTIZED
+from ..atomics import call_address
+from ..codec.rows import decode_columns
+from ..facts import fact
 from ..lowering import Launch, Lowering, byte_range, lowers
-from ..simd.axpy import axpy_rows, group_bytes, group_columns, place_of
+from ..simd.axpy import TYPES, group_bytes, group_columns, place_of
 from ..simd.element import F32, copy_bytes, put, take, zero_run
 from ..simd.plain_rows import ask_for_rows
-from ..simd.vector import vectors
 from ..work import WorkRange
 from .sparse import supports_sparse
 from .sparse_active import SEGMENT, active_rows, list_place, list_rows, neuron_of, segments
 from .sparse_axpy_panel import (
     BUCKET,
+    FACTS,
     LIST,
     MASKS,
     SEGMENT_PANELS,
@@ -37,99 +36,109 @@ from .sparse_axpy_panel import (
     THRESHOLD,
     TOKEN_BLOCKS,
     VALUES,
+    axpy_many,
     axpy_masks,
-    axpy_panel_kernel,
     panel_scratch,
 )  # fmt: skip
+from .weights import (
+    AXPY_BYTES,
+    AXPY_COLUMNS,
+    AXPY_DECODER,
+    AXPY_ORDER,
+    AXPY_ROWS,
+    AXPY_UNPACK,
+    layout_name,
+    tile_kind,
+    weight_facts,
+)
 
 _TOGETHER = 8  # rows of one token that are read side by side
 _FEW = 16  # tokens whose sums over each segment are kept
 _TOKENS = 256  # tokens of a chunk
 _SUM_BYTES = 1 << 17  # of a chunk of many tokens: they stay in L2
-# Of scratch, beside the ends of a few rows: addresses twice, a segment's addresses and values.
+# Of scratch, beside rows and their ends: addresses twice, a segment's addresses and values.
 _SCRATCH = 16 * _TOGETHER + 8 * (SEGMENT + _TOGETHER) + 4 * SEGMENT
 
 
-@cache
-def axpy_kernel(kind: int) -> Kernel:
-    """The kernel of a weight type for one token.
+@kernel
+def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """One token, and weights of any format.
 
-    Scratch: the last group of 8 rows, their addresses; the segment's addresses and values.
+    Scratch: the last group of 8 rows, their addresses; the segment's addresses and values; 8 rows
+    in a format that has a decoder, as float32.
     """
-    columns, size = group_columns(), group_bytes(kind)
-    sum_bytes, block = 4 * columns, GGMLType(kind).block_size
-    block_bytes = GGMLType(kind).type_size
+    facts = int_param(node, FACTS)
+    columns, size = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_BYTES)
+    sum_bytes = 4 * columns
+    n_rows, width, listed = ne(node, SRC0, 1), ne(node, DST, 0), int_param(node, LIST)
+    bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
+    rows, stripes = list_rows(listed, n_rows), int_param(node, STRIPES)
+    all_groups = (width + columns - 1) // columns
+    segment, stripe = chunk // stripes, chunk % stripes
+    if segment >= segments(n_rows):
+        return
+    g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
+    full = min(g1, width // columns) - g0
+    left = 0 if g0 + full == g1 else (width - (g0 + full) * columns) * size // columns
+    decoder, add = fact(facts, AXPY_DECODER), fact(facts, AXPY_ROWS)
+    n_columns = min(g1 * columns, width) - g0 * columns
+    weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
+    sums = int_param(node, SUMS) + (segment * all_groups + g0) * sum_bytes
+    ends_at = scratch + _TOGETHER * size
+    addresses_at = ends_at + 16 * _TOGETHER
+    values_at = addresses_at + 8 * (SEGMENT + _TOGETHER)
+    floats = values_at + 4 * SEGMENT
+    ends, addresses, taken = i64_ptr(ends_at), i64_ptr(addresses_at), f32_ptr(values_at)
+    zero_run(sums, (g1 - g0) * columns)
+    zero_run(scratch, _TOGETHER * size // 4)
+    for r in range(2 * _TOGETHER):
+        ends[r] = scratch + r % _TOGETHER * size
+    values = f32_ptr(int_param(node, VALUES))
+    n = 0
+    first = list_place(listed, n_rows, segment)
+    for p in range(first, list_place(listed, n_rows, segment + 1)):
+        row = p if listed == 0 else rows[p] + 0
+        addresses[n] = weights + row * nb(node, SRC0, 1)
+        taken[n] = values[neuron_of(row, bucket)]
+        n += taken[n] != 0
+    for i in range(_TOGETHER):
+        addresses[n + i] = addresses[max(n - 1, 0)]
+    row_bytes = full * size if decoder == 0 else nb(node, SRC0, 1)
+    ask_for_rows(addresses_at, min(n, _TOGETHER), row_bytes)
+    for i in range(0, n, _TOGETHER):
+        c, some = min(_TOGETHER, n - i), values_at + 4 * i
+        if decoder != 0:
+            for r in range(c):
+                y = floats + 4 * n_columns * r
+                decode_columns(decoder, addresses[i + r], y, n_columns, g0 * columns)
+                addresses[i + r] = y
+        call_address(add, (addresses_at + 8 * i, c, some, sums, full))
+        if left != 0:
+            for r in range(c):
+                copy_bytes(addresses[i + r] + full * size, scratch + r * size, left)
+            call_address(add, (ends_at, c, some, sums + full * sum_bytes, 1))
 
-    def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n_rows, width, listed = ne(node, SRC0, 1), ne(node, DST, 0), int_param(node, LIST)
-        bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
-        rows, stripes = list_rows(listed, n_rows), int_param(node, STRIPES)
-        all_groups = (width + columns - 1) // columns
-        segment, stripe = chunk // stripes, chunk % stripes
-        if segment >= segments(n_rows):
-            return
-        g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
-        full = min(g1, width // columns) - g0
-        left = 0 if g0 + full == g1 else (width - (g0 + full) * columns) // block * block_bytes
-        weights = data(node, SRC0) + g0 * size
-        sums = int_param(node, SUMS) + (segment * all_groups + g0) * sum_bytes
-        ends_at = scratch + _TOGETHER * size
-        addresses_at = ends_at + 16 * _TOGETHER
-        values_at = addresses_at + 8 * (SEGMENT + _TOGETHER)
-        ends, addresses, taken = i64_ptr(ends_at), i64_ptr(addresses_at), f32_ptr(values_at)
-        zero_run(sums, (g1 - g0) * columns)
-        zero_run(scratch, _TOGETHER * size // 4)
-        for r in range(2 * _TOGETHER):
-            ends[r] = scratch + r % _TOGETHER * size
-        values = f32_ptr(int_param(node, VALUES))
-        n = 0
-        first = list_place(listed, n_rows, segment)
-        for p in range(first, list_place(listed, n_rows, segment + 1)):
-            row = p if listed == 0 else rows[p] + 0
-            addresses[n] = weights + row * nb(node, SRC0, 1)
-            taken[n] = values[neuron_of(row, bucket)]
-            n += taken[n] != 0
-        for i in range(_TOGETHER):
-            addresses[n + i] = addresses[max(n - 1, 0)]
-        ask_for_rows(addresses_at, min(n, _TOGETHER), full * size)
-        for i in range(0, n, _TOGETHER):
-            c, some = min(_TOGETHER, n - i), values_at + 4 * i
-            axpy_rows(kind, addresses_at + 8 * i, c, some, sums, full)
-            if left != 0:
-                for r in range(c):
-                    copy_bytes(addresses[i + r] + full * size, scratch + r * size, left)
-                axpy_rows(kind, ends_at, c, some, sums + full * sum_bytes, 1)
 
-    made = kernel(axpy)
-    made.name = f"axpy_{GGMLType(kind).name.lower()}"
-    return made
-
-
-@cache
-def axpy_sums_kernel(quantized: bool) -> Kernel:
-    """The sums of the segments of a few tokens, added in order, for a family of weight types."""
-    columns, lanes = group_columns(), vectors().lanes
-
-    def axpy_sums(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n, width, n_segments = ne(node, DST, 1), ne(node, DST, 0), segments(ne(node, SRC0, 1))
-        groups = (width + columns - 1) // columns
-        units = n * groups
-        total = f32_ptr(scratch)
-        for unit in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+@kernel
+def axpy_sums(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """The sums of the segments of a few tokens, added in order."""
+    facts = int_param(node, FACTS)
+    columns, ordered = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_ORDER)
+    n, width, n_segments = ne(node, DST, 1), ne(node, DST, 0), segments(ne(node, SRC0, 1))
+    groups = (width + columns - 1) // columns
+    units = n * groups
+    total = f32_ptr(scratch)
+    for unit in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+        for i in range(columns):
+            put(F32, scratch, i, np.float32(0))
+        for segment in range(n_segments):
+            sums = int_param(node, SUMS) + 4 * columns * (segment * units + unit)
             for i in range(columns):
-                put(F32, scratch, i, np.float32(0))
-            for segment in range(n_segments):
-                sums = int_param(node, SUMS) + 4 * columns * (segment * units + unit)
-                for i in range(columns):
-                    put(F32, scratch, i, total[i] + take(F32, sums, i))
-            t, first = unit // groups, unit % groups * columns
-            y = f32_ptr(data(node, DST) + t * nb(node, DST, 1) + 4 * first)
-            for c in range(min(columns, width - first)):
-                y[c] = total[place_of(c, lanes, quantized)]
-
-    made = kernel(axpy_sums)
-    made.name = f"axpy_sums_{'quantized' if quantized else 'float'}"
-    return made
+                put(F32, scratch, i, total[i] + take(F32, sums, i))
+        t, first = unit // groups, unit % groups * columns
+        y = f32_ptr(data(node, DST) + t * nb(node, DST, 1) + 4 * first)
+        for c in range(min(columns, width - first)):
+            y[c] = total[place_of(c, columns, ordered)]
 
 
 def launch_axpy(
@@ -144,10 +153,11 @@ def launch_axpy(
     w, b, _, placed = node.src
     assert w is not None and b is not None
     n, n_segments = node.ne[1], max(1, -(-w.ne[1] // SEGMENT))
-    kind, groups = int(w.type), -(-w.ne[0] // group_columns())
+    kind, groups = tile_kind(w.type, TYPES), -(-w.ne[0] // group_columns())
     listed = active_rows(low, node)
     held = [r for r in (listed, values) if isinstance(r, WorkRange)]
-    params: list[int | float] = [0] * 8
+    params: list[int | float] = [0] * 9
+    params[FACTS] = weight_facts(w, AXPY_ROWS if n == 1 else AXPY_UNPACK)
     params[VALUES] = values.data if isinstance(values, Tensor) else values.address
     params[LIST] = listed.address if listed else 0
     params[BUCKET], params[THRESHOLD] = int(node.op_params["bucket"]), node.op_params["threshold"]
@@ -164,7 +174,9 @@ def launch_axpy(
         i = len(low.launches)
         ranges = reads + [r.use(i) for r in used]
         written = out.use(i) if isinstance(out, WorkRange) else byte_range(out)
-        low.launches.append(Launch(made, node, list(params), chunks, node, src, ranges, [written]))
+        launch = Launch(made, node, list(params), chunks, node, src, ranges, [written])
+        launch.variant = layout_name(w)
+        low.launches.append(launch)
 
     if n > 1:
         masks = take(8 * n_segments * SEGMENT_PANELS * n)
@@ -179,11 +191,12 @@ def launch_axpy(
         fit = max(1, _SUM_BYTES // (tokens * 4 * group_columns()))
         stripes = max(-(-groups // fit), min(groups, 4 * low.n_threads))
     params[STRIPES], params[TOKEN_BLOCKS] = stripes, token_blocks
-    scratch = _SCRATCH + _TOGETHER * group_bytes(kind)
-    made = axpy_kernel(kind)
+    stripe = -(-groups // stripes)  # groups
+    scratch = _SCRATCH + _TOGETHER * (group_bytes(kind) + 4 * group_columns() * stripe)
+    made = axpy
     if n > 1:
-        made = axpy_panel_kernel(kind)
-        scratch = panel_scratch(kind, -(-groups // stripes), 0 if n <= _FEW else tokens)
+        made = axpy_many
+        scratch = panel_scratch(kind, stripe, 0 if n <= _FEW else tokens)
     low.scratch_bytes = max(low.scratch_bytes, scratch)
     if n > _FEW:
         add(made, stripes * token_blocks, held, node)
@@ -192,7 +205,7 @@ def launch_axpy(
     params[SUMS] = sums.address
     add(made, stripes * n_segments, held, sums)
     chunks = max(1, min(n * groups, n * w.ne[0] // 1024, 8 * low.n_threads))
-    add(axpy_sums_kernel(kind in QUANTIZED), chunks, [sums], node)
+    add(axpy_sums, chunks, [sums], node)
 
 
 @lowers("AXPY", supports_sparse)

@@ -7,12 +7,9 @@ added, in order.
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 
-from ....dtype import GGMLType
-from ....jit import Kernel, kernel
+from ....jit import kernel
 from ..abi import (
     DST,
     SRC0,
@@ -29,17 +26,25 @@ from ..abi import (
     nb,
     ne,
 )  # fmt: skip
-from ..layout import QUANTIZED
-from ..simd.axpy import axpy_panel, decode_row, group_bytes, group_columns, place_of
+from ..atomics import call_address
+from ..codec.rows import decode_columns
+from ..facts import fact
+from ..simd.axpy import axpy_panel, group_bytes, group_columns, place_of
 from ..simd.element import copy_bytes, zero_run
-from ..simd.vector import vectors
 from .sparse_active import SEGMENT, list_place, list_rows, neuron_of, segments
+from .weights import (
+    AXPY_BYTES,
+    AXPY_COLUMNS,
+    AXPY_DECODER,
+    AXPY_ORDER,
+    AXPY_UNPACK,
+)  # fmt: skip
 
 PANEL_ROWS = 64
 SEGMENT_PANELS = SEGMENT // PANEL_ROWS
 _WINDOW = 8  # groups of columns that are decoded at a time: 128 KB
 # Parameters of all kernels of AXPY; SUMS: where those of each segment are kept, or 0
-VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, THRESHOLD = range(8)
+VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, THRESHOLD, FACTS = range(9)
 
 
 @kernel
@@ -72,102 +77,106 @@ def axpy_masks(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 def panel_scratch(kind: int, groups: int, tokens: int) -> int:
     """Bytes of scratch for a stripe of so many groups and a block of tokens with their totals."""
-    decoded, sums = PANEL_ROWS * min(groups, _WINDOW), 2 * groups * tokens
+    decoded, sums = (1 + PANEL_ROWS) * min(groups, _WINDOW), 2 * groups * tokens
     return group_bytes(kind) + 8 + 12 * PANEL_ROWS + 4 * group_columns() * (decoded + sums)
 
 
-@cache
-def axpy_panel_kernel(kind: int) -> Kernel:
-    """The kernel of a weight type.
+@kernel
+def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Weights of any format.
 
-    Scratch: the end of a row; addresses and neurons of 64 rows; decoded rows; the sums of a segment
-    (unless SUMS has them) and the totals.
+    Scratch: the end of a row; a row in a format that has a decoder, as float32; addresses and
+    neurons of 64 rows; decoded rows; the sums of a segment (unless SUMS has them) and the totals.
     """
-    columns, size, lanes = group_columns(), group_bytes(kind), vectors().lanes
-    sum_bytes, block = 4 * columns, GGMLType(kind).block_size
-    block_bytes, quantized = GGMLType(kind).type_size, kind in QUANTIZED
-
-    def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n, n_rows, width = ne(node, DST, 1), ne(node, SRC0, 1), ne(node, DST, 0)
-        n_segments, listed = segments(n_rows), int_param(node, LIST)
-        bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
-        rows, stripes = list_rows(listed, n_rows), int_param(node, STRIPES)
-        all_groups = (width + columns - 1) // columns
-        stripe, rest = chunk % stripes, chunk // stripes
-        g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
-        groups, full = g1 - g0, min(g1, width // columns) - g0
-        left = 0 if full == groups else (width - (g0 + full) * columns) // block * block_bytes
-        weights = data(node, SRC0) + g0 * size
-        addresses_at = scratch + (size + 7) // 8 * 8
-        neurons_at = addresses_at + 8 * PANEL_ROWS
-        panel = neurons_at + 4 * PANEL_ROWS
-        addresses, neurons = i64_ptr(addresses_at), i32_ptr(neurons_at)
-        kept = int_param(node, SUMS)
-        if kept != 0:
-            s0, s1, t0, t1 = rest, min(rest + 1, n_segments), 0, n
-            group_stride, token_stride = sum_bytes, all_groups * sum_bytes
-            sums = kept + (rest * n * all_groups + g0) * sum_bytes
-        else:
-            s0, s1, blocks = 0, n_segments, int_param(node, TOKEN_BLOCKS)
-            t0, t1 = first_row(n, rest, blocks), first_row(n, rest + 1, blocks)
-            group_stride, token_stride = (t1 - t0) * sum_bytes, sum_bytes
-            sums = panel + PANEL_ROWS * min(groups, _WINDOW) * sum_bytes
-        tokens = t1 - t0
-        totals = sums + tokens * groups * sum_bytes
-        zero_run(scratch, size // 4)
+    facts = int_param(node, FACTS)
+    columns, size = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_BYTES)
+    sum_bytes = 4 * columns
+    n, n_rows, width = ne(node, DST, 1), ne(node, SRC0, 1), ne(node, DST, 0)
+    n_segments, listed = segments(n_rows), int_param(node, LIST)
+    bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
+    rows, stripes = list_rows(listed, n_rows), int_param(node, STRIPES)
+    all_groups = (width + columns - 1) // columns
+    stripe, rest = chunk % stripes, chunk // stripes
+    g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
+    groups, full = g1 - g0, min(g1, width // columns) - g0
+    left = 0 if full == groups else (width - (g0 + full) * columns) * size // columns
+    decoder, unpack = fact(facts, AXPY_DECODER), fact(facts, AXPY_UNPACK)
+    ordered = fact(facts, AXPY_ORDER)
+    n_columns = min(g1 * columns, width) - g0 * columns
+    weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
+    floats = scratch + (size + 7) // 8 * 8
+    addresses_at = floats + min(groups, _WINDOW) * sum_bytes
+    neurons_at = addresses_at + 8 * PANEL_ROWS
+    panel = neurons_at + 4 * PANEL_ROWS
+    addresses, neurons = i64_ptr(addresses_at), i32_ptr(neurons_at)
+    kept = int_param(node, SUMS)
+    if kept != 0:
+        s0, s1, t0, t1 = rest, min(rest + 1, n_segments), 0, n
+        group_stride, token_stride = sum_bytes, all_groups * sum_bytes
+        sums = kept + (rest * n * all_groups + g0) * sum_bytes
+    else:
+        s0, s1, blocks = 0, n_segments, int_param(node, TOKEN_BLOCKS)
+        t0, t1 = first_row(n, rest, blocks), first_row(n, rest + 1, blocks)
+        group_stride, token_stride = (t1 - t0) * sum_bytes, sum_bytes
+        sums = panel + PANEL_ROWS * min(groups, _WINDOW) * sum_bytes
+    tokens = t1 - t0
+    totals = sums + tokens * groups * sum_bytes
+    zero_run(scratch, size // 4)
+    if kept == 0:
+        zero_run(totals, tokens * groups * columns)
+    for segment in range(s0, s1):
+        first = list_place(listed, n_rows, segment)
+        end = list_place(listed, n_rows, segment + 1)
+        for t in range(tokens):
+            for g in range(groups):
+                zero_run(sums + t * token_stride + g * group_stride, columns)
+        for k in range(SEGMENT_PANELS):
+            count = min(PANEL_ROWS, end - first - k * PANEL_ROWS)
+            if count <= 0:
+                break
+            masks = i64_ptr(int_param(node, MASKS) + 8 * (segment * SEGMENT_PANELS + k) * n)
+            needed = 0
+            for t in range(t0, t1):
+                needed |= masks[t]
+            for i in range(count):
+                p = first + k * PANEL_ROWS + i
+                row = p if listed == 0 else rows[p] + 0
+                neurons[i] = neuron_of(row, bucket)
+                addresses[i] = weights + row * nb(node, SRC0, 1)
+            for w0 in range(0, groups, _WINDOW):
+                w1 = min(groups, w0 + _WINDOW)
+                whole = min(full, w1) - w0
+                for r in range(count):
+                    if (needed >> r) & 1 != 0:
+                        x, y = addresses[r] + w0 * size, panel + r * sum_bytes
+                        following = addresses[min(r + 1, count - 1)] + w0 * size
+                        if decoder != 0:
+                            c = min(w1 * columns, n_columns) - w0 * columns
+                            start = (g0 + w0) * columns
+                            decode_columns(decoder, addresses[r] + 0, floats, c, start)
+                            x = floats
+                        stride = PANEL_ROWS * sum_bytes
+                        call_address(unpack, (x, y, stride, whole, following))
+                        if left != 0 and w1 == groups:
+                            copy_bytes(x + whole * size, scratch, left)
+                            y += whole * PANEL_ROWS * sum_bytes
+                            call_address(unpack, (scratch, y, 0, 1, following))
+                for g in range(w0, w1):
+                    for t in range(tokens):
+                        axpy_panel(
+                            masks[t0 + t],
+                            panel + (g - w0) * PANEL_ROWS * sum_bytes,
+                            int_param(node, VALUES) + (t0 + t) * nb(node, SRC1, 1),
+                            neurons_at,
+                            sums + t * token_stride + g * group_stride,
+                        )
         if kept == 0:
-            zero_run(totals, tokens * groups * columns)
-        for segment in range(s0, s1):
-            first = list_place(listed, n_rows, segment)
-            end = list_place(listed, n_rows, segment + 1)
-            for t in range(tokens):
-                for g in range(groups):
-                    zero_run(sums + t * token_stride + g * group_stride, columns)
-            for k in range(SEGMENT_PANELS):
-                count = min(PANEL_ROWS, end - first - k * PANEL_ROWS)
-                if count <= 0:
-                    break
-                masks = i64_ptr(int_param(node, MASKS) + 8 * (segment * SEGMENT_PANELS + k) * n)
-                needed = 0
-                for t in range(t0, t1):
-                    needed |= masks[t]
-                for i in range(count):
-                    p = first + k * PANEL_ROWS + i
-                    row = p if listed == 0 else rows[p] + 0
-                    neurons[i] = neuron_of(row, bucket)
-                    addresses[i] = weights + row * nb(node, SRC0, 1)
-                for w0 in range(0, groups, _WINDOW):
-                    w1 = min(groups, w0 + _WINDOW)
-                    whole = min(full, w1) - w0
-                    for r in range(count):
-                        if (needed >> r) & 1 != 0:
-                            x, y = addresses[r] + w0 * size, panel + r * sum_bytes
-                            following = addresses[min(r + 1, count - 1)] + w0 * size
-                            decode_row(kind, x, y, PANEL_ROWS * sum_bytes, whole, following)
-                            if left != 0 and w1 == groups:
-                                copy_bytes(x + whole * size, scratch, left)
-                                y += whole * PANEL_ROWS * sum_bytes
-                                decode_row(kind, scratch, y, 0, 1, following)
-                    for g in range(w0, w1):
-                        for t in range(tokens):
-                            axpy_panel(
-                                masks[t0 + t],
-                                panel + (g - w0) * PANEL_ROWS * sum_bytes,
-                                int_param(node, VALUES) + (t0 + t) * nb(node, SRC1, 1),
-                                neurons_at,
-                                sums + t * token_stride + g * group_stride,
-                            )
-            if kept == 0:
-                total, added = f32_ptr(totals), f32_ptr(sums)
-                for i in range(tokens * groups * columns):
-                    total[i] += added[i]
-        if kept == 0:
-            for t in range(tokens):
-                y = f32_ptr(data(node, DST) + (t0 + t) * nb(node, DST, 1) + g0 * sum_bytes)
-                for c in range(min(groups * columns, width - g0 * columns)):
-                    total = f32_ptr(totals + (c // columns * tokens + t) * sum_bytes)
-                    y[c] = total[place_of(c % columns, lanes, quantized)]
-
-    made = kernel(axpy_many)
-    made.name = f"axpy_many_{GGMLType(kind).name.lower()}"
-    return made
+            total, added = f32_ptr(totals), f32_ptr(sums)
+            for i in range(tokens * groups * columns):
+                total[i] += added[i]
+    if kept == 0:
+        for t in range(tokens):
+            y = f32_ptr(data(node, DST) + (t0 + t) * nb(node, DST, 1) + g0 * sum_bytes)
+            for c in range(min(groups * columns, width - g0 * columns)):
+                total = f32_ptr(totals + (c // columns * tokens + t) * sum_bytes)
+                y[c] = total[place_of(c % columns, columns, ordered)]

@@ -18,8 +18,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .kv_row import BLOCK, BLOCK_BYTES, LANES, load_8, scale
-from .tile import counted_loop, literals_of
+from .kv_row import BLOCK, BLOCK_BYTES, LANES, load_8, scales
+from .loop import counted_loop, literals_of
 from .vector import (
     LINE,
     at,
@@ -109,13 +109,13 @@ def score_cells(
                 def body(i: Value, accs: list[Value], some: list[Value] = some) -> list[Value]:
                     offset = _scaled(b, i, 4 * columns)
                     blocks = [b.add(k, _scaled(b, i, step)) for k in key]
-                    scales = [scale(b, kind, x) for x in blocks]
+                    of_blocks = [scales(b, kind, x) for x in blocks]
                     after = list(accs)
                     for e in range(0, columns, LANES):
                         places = [at(b, b.add(x, offset), 4 * e) for x in some]
                         q = [load(b, x, vec(f32, LANES)) for x in places]
                         for c in range(_KEYS):
-                            k = load_8(b, kind, blocks[c], e, scales[c])
+                            k = load_8(b, kind, blocks[c], e, of_blocks[c])
                             for r in range(len(some)):
                                 after[r * _KEYS + c] = fma(b, q[r], k, after[r * _KEYS + c])
                     return after
@@ -146,7 +146,7 @@ def _end(b: Value, kind: int, row: Value, d: Value, n_tail: int) -> Value:
     last = b.add(row, _scaled(b, b.sub(d, ir.Constant(i64, LANES)), BLOCK_BYTES[kind]))
     lanes = [*range(LANES - n_tail, LANES), *[LANES] * (LANES - n_tail)]
     zeros, mask = splat(f32, LANES, 0.0), ir.Constant(vec(i32, LANES), lanes)
-    return b.shuffle_vector(load_8(b, kind, last, 0, None), zeros, mask)
+    return b.shuffle_vector(load_8(b, kind, last, 0, []), zeros, mask)
 
 
 @intrinsic(prefer_literal=True)
@@ -233,10 +233,10 @@ def weigh_cells(
                     prefetch(b, b.add(keys, b.mul(coming, nb_k)))
                 at_j = [load(b, b.add(x, _scaled(b, j, 4)), f32) for x in weights]
                 w = [broadcast(b, x, LANES) for x in at_j]
-                d = scale(b, kind, row)
+                of_block = scales(b, kind, row)
                 after = list(accs)
                 for i in range(count):  # one vector at a time: more would not fit registers
-                    part = load_8(b, kind, row, LANES * (first + i), d)
+                    part = load_8(b, kind, row, LANES * (first + i), of_block)
                     for r in range(n_rows):
                         k = r * count + i
                         after[k] = fma(b, part, w[r], accs[k])

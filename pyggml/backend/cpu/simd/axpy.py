@@ -22,8 +22,9 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ....jit import inline
-from .product import Q4_1, Q5_0, Q5_1, Q8_0
-from .tile import BF16, F16, F32, counted_loop, literals_of
+from .loop import counted_loop, literals_of
+from .product import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
+from .tile import BF16, F16, F32
 from .vector import (
     at,
     broadcast,
@@ -44,6 +45,7 @@ from .vector import (
 
 Value = Any
 VECTORS = 8  # of a group
+TYPES = tuple(GGMLType(t) for t in (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1))
 _WORD = 4  # lanes that 16 bytes of codes fill
 
 
@@ -58,10 +60,11 @@ def group_bytes(kind: int) -> int:
 
 
 @inline
-def place_of(column, lanes, quantized):  # type: ignore[no-untyped-def]
+def place_of(column, columns, quantized):  # type: ignore[no-untyped-def]
     """Where a column of a group is among its sums."""
-    if not quantized:
+    if quantized == 0:
         return column
+    lanes = columns // VECTORS
     return column % 32 // _WORD * lanes + column // 32 * _WORD + column % _WORD
 
 

@@ -3,8 +3,8 @@
     y[i] = f16_to_f32(u16_ptr(x)[i])               # vectorises in a loop
     store_f16(address, x)                          # one value at an address
 
-With F16C the conversion is the hardware's; without it ``fpext half`` would call a function that is
-not there, so integer arithmetic does it. For jitted code.
+With F16C or NEON the conversion is the hardware's. In generic code integer arithmetic does it, for
+there ``fpext half`` may call a function that does not exist. For jitted code.
 """
 
 from __future__ import annotations

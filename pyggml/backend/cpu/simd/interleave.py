@@ -9,11 +9,11 @@ import numpy as np
 
 from ....dtype import GGMLType
 from ....jit import inline
-from ..abi import i32_ptr, u16_ptr
+from ..abi import i32_ptr, u8_ptr, u16_ptr
 from ..layout import ROWS
 
-_F32, _F16, _BF16, _Q8_0, _Q4_1, _Q5_0, _Q5_1 = (
-    int(GGMLType[name]) for name in ("F32", "F16", "BF16", "Q8_0", "Q4_1", "Q5_0", "Q5_1")
+_F32, _F16, _BF16, _Q8_0, _Q4_1, _Q5_0, _Q5_1, _MXFP4 = (
+    int(GGMLType[name]) for name in ("F32", "F16", "BF16", "Q8_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
 )
 
 
@@ -44,17 +44,18 @@ def take_block(kind, group, lane, i, out):  # type: ignore[no-untyped-def]
     if kind in (_F16, _BF16):
         u16_ptr(out)[0] = u16_ptr(group + 2 * ROWS * i)[lane]
         return
-    header = 2 if kind in (_Q4_1, _Q5_1) else 1
+    header = 4 if kind in (_Q4_1, _Q5_1) else 1 if kind == _MXFP4 else 2
     five_bits = kind in (_Q5_0, _Q5_1)
     words = 8 if kind == _Q8_0 else 4 + five_bits
-    block = group + ROWS * i * (2 * header + 4 * words)
-    y = u16_ptr(out)
-    for j in range(header):
-        y[j] = u16_ptr(block)[ROWS * j + lane]
-    x = u16_ptr(block + 2 * ROWS * header + 4 * lane)
+    block = group + ROWS * i * (header + 4 * words)
+    if kind == _MXFP4:
+        u8_ptr(out)[0] = u8_ptr(block)[lane]
+    for j in range(header // 2):
+        u16_ptr(out)[j] = u16_ptr(block)[ROWS * j + lane]
+    x, y = u16_ptr(block + ROWS * header + 4 * lane), u16_ptr(out + header)
     for j in range(words):
-        y[header + 2 * j] = x[2 * ROWS * j]
-        y[header + 2 * j + 1] = x[2 * ROWS * j + 1]
+        y[2 * j] = x[2 * ROWS * j]
+        y[2 * j + 1] = x[2 * ROWS * j + 1]
     if five_bits:
-        fifth = _gather(i32_ptr(block + 2 * ROWS * header + 4 * lane)[0])
-        y[header], y[header + 1] = np.uint16(fifth), np.uint16(fifth >> np.uint32(16))
+        fifth = _gather(i32_ptr(block + ROWS * header + 4 * lane)[0])
+        y[0], y[1] = np.uint16(fifth), np.uint16(fifth >> np.uint32(16))

@@ -1,65 +1,123 @@
-"""A row of the KV cache, F32, F16, BF16 or Q8_0, as float32: eight elements, or eight rows turned.
+"""A row of the KV cache as float32: eight elements, or eight rows turned.
 
     transpose_8x8(F16, k0, k1, ..., k7, d, out, 64)      # elements d..d+7 of eight rows, as columns
-    widen_8(Q8_0, v, d, out)                             # elements d..d+7 of one row
+    widen_8(Q4_0, v, d, out)                             # elements d..d+7 of one row
 
-The values are exactly those that ``dequantize`` gives, so every way to read a row has equal bits.
-``d`` is a multiple of 8. For jitted code; any alignment.
+The values are exactly those that ``dequantize`` gives, so every way to read a row has equal bits:
+a code times a half float has too few digits to be rounded. ``d`` is a multiple of 8. For jitted
+code; any alignment.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from ....dtype import GGMLType
-from .product import Q8_0
-from .tile import BF16, F16, F32, literals_of
-from .vector import at, broadcast, f32, i8, i16, i32, i64, load, splat, store, vec, vectors
+from ....quants.iq4_nl import VALUES as IQ4_NL_VALUES
+from .loop import literals_of
+from .product import IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
+from .tile import BF16, F16, F32
+from .vector import at, broadcast, f32, fma, i8, i16, i32, i64, load, splat, store, vec, vectors
 
 Value = Any
 LANES = 8  # elements of a vector
-KINDS = (GGMLType.F16, GGMLType.F32, GGMLType.BF16, GGMLType.Q8_0)
-BLOCK = {kind: GGMLType(kind).block_size for kind in (F32, F16, BF16, Q8_0)}
-BLOCK_BYTES = {kind: GGMLType(kind).type_size for kind in BLOCK}
+
+
+class Codes(NamedTuple):
+    """A block of 32 codes behind a scale: element j of 16 in the low half of byte j, if halved.
+
+    ``codes_at``: bytes before the codes; ``bits`` of a code, of which a fifth lies before the
+    codes, bit j for element j; ``zero``: the code of 0; ``minimum``: whether one follows the scale;
+    ``values``: int8 that codes stand for.
+    """
+
+    codes_at: int
+    bits: int = 4
+    zero: int = 0
+    minimum: bool = False
+    values: tuple[int, ...] = ()
+
+
+CODES = {
+    Q8_0: Codes(2, bits=8),
+    Q4_0: Codes(2, zero=8),
+    Q4_1: Codes(4, minimum=True),
+    Q5_0: Codes(6, bits=5, zero=16),
+    Q5_1: Codes(8, bits=5, minimum=True),
+    IQ4_NL: Codes(2, values=IQ4_NL_VALUES),
+}
+KINDS = tuple(GGMLType(kind) for kind in (F16, F32, BF16, *CODES))
+BLOCK = {int(kind): kind.block_size for kind in KINDS}
+BLOCK_BYTES = {int(kind): kind.type_size for kind in KINDS}
 
 
 def widen(b: Value, kind: int, x: Value) -> Value:
-    """Eight elements as they lie in memory as float32 (Q8_0's codes without their scale)."""
+    """Eight floats as they lie in memory as float32."""
     if kind == F16:
         return vectors().half_to_float(b, x)
     if kind == BF16:
         wide = b.shl(b.zext(x, vec(i32, LANES)), splat(i32, LANES, 16))
         return b.bitcast(wide, vec(f32, LANES))
-    return b.sitofp(b.sext(x, vec(i32, LANES)), vec(f32, LANES)) if kind == Q8_0 else x
+    return x
 
 
-def scale(b: Value, kind: int, block: Value) -> Value:
-    """The scale of the block at an address in all lanes; None for floats."""
-    if kind != Q8_0:
-        return None
-    return vectors().half_to_float(b, broadcast(b, load(b, block, i16), LANES))
+def scales(b: Value, kind: int, block: Value) -> list[Value]:
+    """Scale and minimum of the block at an address, as it has them, in all lanes."""
+    places = [] if kind not in CODES else [0, 2] if CODES[kind].minimum else [0]
+    words = [broadcast(b, load(b, at(b, block, place), i16), LANES) for place in places]
+    return [vectors().half_to_float(b, x) for x in words]
 
 
-def load_8(b: Value, kind: int, block: Value, i: int, d: Value) -> Value:
-    """Elements i..i+7 behind the start of a block whose ``scale`` is d (floats: of any eight)."""
-    element = {F32: f32, F16: i16, BF16: i16, Q8_0: i8}[kind]
-    header = 2 if kind == Q8_0 else 0
-    width = BLOCK_BYTES[kind] // BLOCK[kind]
-    value = widen(b, kind, load(b, at(b, block, header + width * i), vec(element, LANES)))
-    return b.fmul(value, d) if kind == Q8_0 else value
+def load_8(b: Value, kind: int, block: Value, i: int | Value, of_block: list[Value]) -> Value:
+    """Elements i..i+7 behind the start of a block with its ``scales`` (floats: of any eight)."""
+    i = ir.Constant(i64, i) if isinstance(i, int) else i
+    if kind not in CODES:
+        place = b.add(block, _times(b, i, BLOCK_BYTES[kind]))
+        return widen(b, kind, load(b, place, vec(f32 if kind == F32 else i16, LANES)))
+    numbers = b.sitofp(_numbers(b, CODES[kind], block, i), vec(f32, LANES))
+    return fma(b, numbers, *of_block) if CODES[kind].minimum else b.fmul(numbers, *of_block)
+
+
+def _numbers(b: Value, codes: Codes, block: Value, i: Value) -> Value:
+    """What codes i..i+7 of a block stand for, before its scale: <8 x i32>."""
+    if codes.bits == 8:
+        place = b.add(at(b, block, codes.codes_at), i)
+        return b.sext(load(b, place, vec(i8, LANES)), vec(i32, LANES))
+    place = b.add(at(b, block, codes.codes_at), b.and_(i, ir.Constant(i64, 15)))
+    both = b.zext(load(b, place, vec(i8, LANES)), vec(i32, LANES))
+    shift = b.and_(b.lshr(i, ir.Constant(i64, 2)), ir.Constant(i64, 4))  # the high half: 4
+    n = b.lshr(both, broadcast(b, b.trunc(shift, i32), LANES))
+    n = b.and_(n, splat(i32, LANES, 15))
+    if codes.bits == 5:
+        place = b.add(at(b, block, codes.codes_at - 4), b.lshr(i, ir.Constant(i64, 3)))
+        eight = b.shl(b.zext(load(b, place, i8), i32), ir.Constant(i32, 4))
+        fifth = b.lshr(broadcast(b, eight, LANES), ir.Constant(vec(i32, LANES), [*range(LANES)]))
+        n = b.or_(n, b.and_(fifth, splat(i32, LANES, 16)))
+    if codes.values:
+        return _looked_up(b, codes.values, n)
+    return b.sub(n, splat(i32, LANES, codes.zero)) if codes.zero else n
+
+
+def _looked_up(b: Value, values: tuple[int, ...], n: Value) -> Value:
+    """The values of eight codes: bytes of a whole vector are looked up, eight are wanted."""
+    n = b.trunc(n, vec(i8, LANES))
+    spread = [i % LANES for i in range(vectors().width)]
+    n = b.shuffle_vector(n, n, ir.Constant(vec(i32, len(spread)), spread))
+    found = vectors().look_up(b, values, n)
+    first = ir.Constant(vec(i32, LANES), [*range(LANES)])
+    return b.sext(b.shuffle_vector(found, found, first), vec(i32, LANES))
 
 
 def _load_at(b: Value, kind: int, row: Value, d: Value) -> Value:
     """Elements d..d+7 of a row, for a d that is known at run time only."""
-    if kind != Q8_0:
-        return load_8(b, kind, b.add(row, _times(b, d, BLOCK_BYTES[kind])), 0, None)
+    if kind not in CODES:
+        return load_8(b, kind, row, d, [])
     block = b.add(row, _times(b, b.lshr(d, ir.Constant(i64, 5)), BLOCK_BYTES[kind]))
-    codes = b.add(block, b.and_(d, ir.Constant(i64, 31)))
-    return load_8(b, kind, codes, 0, scale(b, kind, block))
+    return load_8(b, kind, block, b.and_(d, ir.Constant(i64, 31)), scales(b, kind, block))
 
 
 def _times(b: Value, x: Value, factor: int) -> Value:
@@ -123,14 +181,14 @@ def widen_8(typingctx: Any, fmt: Any, row: Any, d: Any, out: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def element(typingctx: Any, fmt: Any, row: Any, d: Any) -> Any:
-    """Element d (any) of a row of floats; rows of Q8_0 are whole blocks and have no tail: 0."""
+    """Element d (any) of a row of floats; rows of blocks have no tail: 0."""
     literals = literals_of(fmt)
     if literals is None:
         return None
     (kind,) = literals
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        if kind == Q8_0:
+        if kind in CODES:
             return ir.Constant(f32, 0.0)
         place = b.add(args[1], _times(b, args[2], BLOCK_BYTES[kind]))
         bits = broadcast(b, load(b, place, f32 if kind == F32 else i16), LANES)

@@ -17,7 +17,10 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ..layout import FIVE_BITS, ROWS
-from .tile import counted_loop
+from ..superblock import FORMATS
+from .loop import counted_loop
+from .product import MXFP4, power_of_two
+from .super_rows import RowsSuperBlock
 from .transpose import columns_of, elements_of, spread_bits, words_of
 from .vector import (
     LINE,
@@ -48,6 +51,7 @@ class RowsBlock:
 
     def __init__(self, b: Value, kind: int, rows: list[Value], offset: Value) -> None:
         header = 4 if kind in (int(GGMLType.Q4_1), int(GGMLType.Q5_1)) else 2
+        header = 1 if kind == MXFP4 else header
         five_bits = GGMLType(kind) in FIVE_BITS
         codes = at(b, offset, header + 4 * five_bits)
         self._rows, self._offset, self._header = rows, offset, header
@@ -64,6 +68,8 @@ class RowsBlock:
 
     def scale(self, b: Value, p: int) -> Value:
         """<lanes x float>."""
+        if self._header == 1:
+            return power_of_two(b, elements_of(b, self._rows, self._offset, i8))
         return vectors().half_to_float(b, self._half(b, 0))
 
     def minimum(self, b: Value, p: int) -> Value:
@@ -81,6 +87,9 @@ class RowsBlock:
     def pack(self, b: Value, target: Value, p: int) -> None:
         """Store it as part ``p`` of the interleaved block at ``target``."""
         v = vectors()
+        if self._header == 1:
+            exponents = elements_of(b, self._rows, self._offset, i8)
+            store(b, exponents, at(b, target, v.lanes * p))
         for j in range(self._header // 2):
             store(b, self._half(b, 2 * j), at(b, target, 2 * (ROWS * j + v.lanes * p)))
         lines = self._lines if self._fifth is None else [self._fifth, *self._lines]
@@ -113,11 +122,12 @@ def ask_for_rows(typingctx: Any, table: Any, n_rows: Any, n_bytes: Any) -> Any:
     return types.void(*[types.int64] * 3), codegen
 
 
-def _addresses(b: Value, table: Value, n: int) -> list[Value]:
+def addresses(b: Value, table: Value, n: int) -> list[Value]:
+    """The first ``n`` addresses of a table."""
     return [load(b, at(b, table, 8 * r), i64) for r in range(n)]
 
 
-def _ask(b: Value, table: Value, n: int, i: Value, step: int, last: Value) -> None:
+def ask(b: Value, table: Value, n: int, i: Value, step: int, last: Value) -> None:
     """Ask memory for a share of one of ``n`` rows; all are asked for in time.
 
     By turns of the loop ``i``, each of which is done with ``step`` bytes of every row.
@@ -134,13 +144,15 @@ def _ask(b: Value, table: Value, n: int, i: Value, step: int, last: Value) -> No
 def walk_blocks(b: Value, kind: int, table: Value, n: Value, carried: list[Value], use: Any) -> Any:
     """``carried = use(block, i, carried)`` for the blocks of a vector of rows, in order."""
     size, lanes = GGMLType(kind).type_size, vectors().lanes
-    n_blocks = b.lshr(n, ir.Constant(i64, 5))
+    columns = GGMLType(kind).block_size
+    n_blocks = b.lshr(n, ir.Constant(i64, columns.bit_length() - 1))
     last = b.sub(b.mul(n_blocks, ir.Constant(i64, size)), ir.Constant(i64, 1))
-    rows, following = _addresses(b, table, lanes), at(b, table, 8 * lanes)
+    rows, following = addresses(b, table, lanes), at(b, table, 8 * lanes)
 
     def body(i: Value, carried: list[Value]) -> Any:
-        _ask(b, following, lanes, i, size, last)
-        block = RowsBlock(b, kind, rows, b.mul(i, ir.Constant(i64, size)))
+        ask(b, following, lanes, i, size, last)
+        offset = b.mul(i, ir.Constant(i64, size))
+        block = (RowsSuperBlock if kind in FORMATS else RowsBlock)(b, kind, rows, offset)
         return use(block, i, carried)
 
     return counted_loop(b, n_blocks, carried, body)
@@ -213,7 +225,7 @@ def walk_columns(
         memory.align = LINE
     staged = b.ptrtoint(memory, i64)
     side_by_side = [at(b, staged, _PIECE * r) for r in range(ROWS)]
-    rows = _addresses(b, table, ROWS)
+    rows = addresses(b, table, ROWS)
 
     def steps(places: list[Value], start: Value, first: Value, count: Value, carried: Any) -> Any:
         """``count`` steps from byte ``start`` of the places, which is column ``first``."""

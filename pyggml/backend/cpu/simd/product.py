@@ -1,7 +1,7 @@
 """Products of a block of quantized rows and int8 activations, emitted for any tile.
 
-    totals, scales, offsets = block_terms(b, Q4_1, GroupBlock(Q4_1, address), acts)
-    acc = add_product(b, totals[t][p], scales[p], d, acc)
+    terms = BlockTerms(b, Q4_1, GroupBlock(Q4_1, address), acts)
+    acc = terms.add_to(b, acc, token, part)
 
 A block is 32 columns of some rows, one row a lane, in ``n_parts`` vectors; where its bytes come
 from is the block's own affair (``GroupBlock`` here, ``RowsBlock`` in ``plain_rows``). Integer sums
@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from ....dtype import GGMLType
+from ....quants.iq4_nl import VALUES as IQ4_NL_VALUES
+from ....quants.mxfp4 import VALUES as MXFP4_VALUES
 from .vector import (
     LINE,
     at,
@@ -30,6 +32,8 @@ from .vector import (
 Value = Any
 Q4_0, Q4_1, Q8_0 = int(GGMLType.Q4_0), int(GGMLType.Q4_1), int(GGMLType.Q8_0)
 Q5_0, Q5_1 = int(GGMLType.Q5_0), int(GGMLType.Q5_1)
+IQ4_NL, MXFP4 = int(GGMLType.IQ4_NL), int(GGMLType.MXFP4)
+_VALUES = {IQ4_NL: IQ4_NL_VALUES, MXFP4: MXFP4_VALUES}  # that codes stand for
 
 
 class GroupBlock:
@@ -38,12 +42,15 @@ class GroupBlock:
     def __init__(self, kind: int, address: Value) -> None:
         v = vectors()
         header = LINE if kind in (Q4_1, Q5_1) else LINE // 2  # 16 scales (and minima)
+        header, self._bytes = (LINE // 4, True) if kind == MXFP4 else (header, False)
         self.n_parts, self._address, self._fifth_at = v.parts, address, header
         self._codes_at = header + (LINE if kind in (Q5_0, Q5_1) else 0)
 
     def scale(self, b: Value, p: int) -> Value:
         """<lanes x float>."""
         v = vectors()
+        if self._bytes:
+            return power_of_two(b, load(b, at(b, self._address, v.lanes * p), vec(i8, v.lanes)))
         return v.load_half(b, at(b, self._address, 2 * v.lanes * p))
 
     def minimum(self, b: Value, p: int) -> Value:
@@ -63,47 +70,72 @@ class GroupBlock:
         return load(b, at(b, self._address, self._fifth_at + v.width * p), vec(i32, v.lanes))
 
 
-Terms = tuple[list[list[Value]], list[Value], list[Value]]
+class BlockTerms:
+    """A block of 32 columns times tokens."""
+
+    def __init__(self, b: Value, kind: int, block: Any, acts: list[Value]) -> None:
+        parts = range(block.n_parts)
+        sums = _byte_sums if kind == Q8_0 or kind in _VALUES else _nibble_sums
+        self._totals = sums(b, kind, block, acts)
+        self._scales = [block.scale(b, p) for p in parts]
+        self._offsets: list[Value] = []
+        if kind in (Q4_1, Q5_1):
+            self._offsets = [block.minimum(b, p) for p in parts]
+        elif kind in (Q4_0, Q5_0):
+            zero_code = splat(f32, vectors().lanes, -8.0 if kind == Q4_0 else -16.0)
+            self._offsets = [b.fmul(s, zero_code) for s in self._scales]
+        self._acts = acts
+        self._heads: dict[int, tuple[Value, Value]] = {}
+
+    def add_to(self, b: Value, acc: Value, t: int, p: int) -> Value:
+        """The sum of the rows of a part with a token, with the block added."""
+        if t not in self._heads:
+            words = (load(b, at(b, self._acts[t], offset), f32) for offset in (0, 4))
+            d, s = (broadcast(b, word, vectors().lanes) for word in words)
+            self._heads[t] = d, s
+        d, s = self._heads[t]
+        product = b.sitofp(self._totals[t][p], acc.type)
+        acc = fma(b, b.fmul(self._scales[p], d), product, acc)
+        return fma(b, self._offsets[p], s, acc) if self._offsets else acc
 
 
-def block_terms(b: Value, kind: int, block: Any, acts: list[Value]) -> Terms:
-    """A block times tokens: integer sums [token][part], scales and offsets (or none) by part."""
-    parts = range(block.n_parts)
-    totals = (_byte_sums if kind == Q8_0 else _nibble_sums)(b, kind, block, acts)
-    scales = [block.scale(b, p) for p in parts]
-    if kind in (Q4_1, Q5_1):
-        return totals, scales, [block.minimum(b, p) for p in parts]
-    if kind in (Q4_0, Q5_0):
-        zero_code = splat(f32, vectors().lanes, -8.0 if kind == Q4_0 else -16.0)
-        return totals, scales, [b.fmul(s, zero_code) for s in scales]
-    return totals, scales, []
-
-
-def scale_and_sum(b: Value, act: Value) -> tuple[Value, Value]:
-    """What is at the head of 32 quantized activations, in all lanes."""
-    lanes = vectors().lanes
-    words = (load(b, at(b, act, offset), f32) for offset in (0, 4))
-    d, s = (broadcast(b, word, lanes) for word in words)
-    return d, s
-
-
-def add_product(b: Value, total: Value, scale: Value, d: Value, acc: Value) -> Value:
-    """The sum of a row with the products of a block added."""
-    product = b.sitofp(total, acc.type)
-    return fma(b, b.fmul(scale, d), product, acc)
+def power_of_two(b: Value, e: Value) -> Value:
+    """MXFP4's scales, ``2^(e - 128)``, of exponents <lanes x i8>."""
+    n = e.type.count
+    e = b.zext(e, vec(i32, n))
+    small = b.shl(splat(i32, n, 0x00200000), b.and_(e, splat(i32, n, 1)))  # no normal numbers
+    bits = b.shl(b.sub(e, splat(i32, n, 1)), splat(i32, n, 23))
+    bits = b.select(b.icmp_unsigned("<", e, splat(i32, n, 2)), small, bits)
+    return b.bitcast(bits, vec(f32, n))
 
 
 def _byte_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:
-    """Products of Q8_0's codes and int8 over a block, as integers [token][part]."""
-    v, n_tokens = vectors(), len(acts)
-    sums = [[v.s8_zero()] * block.n_parts for _ in acts]
-    for line in range(8):
-        for p in range(block.n_parts):
-            ready = v.s8_prepare(b, block.codes(b, line, p))
-            for t in range(n_tokens):
-                a = v.broadcast_bytes(b, at(b, acts[t], 8 + 4 * line))
-                sums[t][p] = v.s8_add(b, sums[t][p], ready, a)
-    return sums
+    """Products of int8 values and int8 over a block, as integers [token][part].
+
+    The values are Q8_0's codes, or what codes of 4 bits stand for.
+    """
+    v, parts = vectors(), range(block.n_parts)
+    small = kind == MXFP4
+    sums = [[v.u4_zero() if small else v.s8_zero()] * block.n_parts for _ in acts]
+    for line in range(4 if kind in _VALUES else 8):
+        weights = [_values(b, kind, block.codes(b, line, p)) for p in parts]
+        for k, place in enumerate((8 + 4 * line, 24 + 4 * line)[: len(weights[0])]):
+            ready = [v.s8_prepare(b, weights[p][k]) for p in parts]
+            for t, act in enumerate(acts):
+                a = v.broadcast_bytes(b, at(b, act, place))
+                for p in parts:
+                    add = v.s5_add if small else v.s8_add
+                    sums[t][p] = add(b, sums[t][p], ready[p], a)
+    return [[v.u4_total(b, x) for x in row] for row in sums] if small else sums
+
+
+def _values(b: Value, kind: int, codes: Value) -> list[Value]:
+    """The int8 values of a line, one or two slices of columns."""
+    if kind not in _VALUES:
+        return [codes]
+    v = vectors()
+    mask, four = splat(i8, v.width, 15), splat(i8, v.width, 4)
+    return [v.look_up(b, _VALUES[kind], x) for x in (b.and_(codes, mask), b.lshr(codes, four))]
 
 
 def _nibble_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:

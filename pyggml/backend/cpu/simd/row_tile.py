@@ -18,11 +18,14 @@ from numba.extending import intrinsic
 from ....dtype import GGMLType
 from ....jit import inline
 from ..abi import i64_ptr
-from ..layout import Q8_BLOCK, QUANTIZED, ROWS, block_bytes
-from .plain_rows import Bits, Floats, RowsBlock, walk_blocks, walk_columns
-from .product import add_product, block_terms, scale_and_sum
-from .tile import counted_loop, literals_of
-from .vector import at, broadcast, f32, fma, i64, load, splat, store, vectors
+from ..layout import ACTIVATION_BYTES, Q8_BLOCK, QUANTIZED, ROWS, block_bytes
+from ..superblock import FORMATS
+from .loop import counted_loop, literals_of
+from .plain_rows import Bits, Floats, RowsBlock, addresses, ask, walk_blocks, walk_columns
+from .product import BlockTerms
+from .super_product import SuperTerms
+from .super_rows import RowsSuperBlock
+from .vector import LINE, at, broadcast, f32, fma, i8, i64, load, splat, store, vectors
 
 Value = Any
 TABLE_BYTES = 8 * 2 * ROWS  # addresses of a group of rows and of the next
@@ -47,12 +50,12 @@ def row_tiles(typingctx: Any, fmt: Any, table: Any, n_rows: Any, x: Any, out: An
     if literals is None:
         return None
     (kind,) = literals
-    quantized = GGMLType(kind) in QUANTIZED
+    emit = _quantized_rows if kind in QUANTIZED else _float_rows
+    emit = _super_rows if kind in FORMATS else emit
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
         _, table, n_rows, x, out, n = args
-        unit = vectors().lanes if quantized else ROWS
-        emit = _quantized_rows if quantized else _float_rows
+        unit = vectors().lanes if emit is _quantized_rows else ROWS
 
         def some(i: Value, _: list[Value]) -> list[Value]:
             first = b.mul(i, ir.Constant(i64, unit))
@@ -73,13 +76,37 @@ def _quantized_rows(b: Value, kind: int, table: Value, x: Value, out: Value, n: 
 
     def use(block: RowsBlock, i: Value, accs: list[Value]) -> list[Value]:
         act = b.add(x, b.mul(i, ir.Constant(i64, Q8_BLOCK)))
-        totals, scales, offsets = block_terms(b, kind, block, [act])
-        d, s = scale_and_sum(b, act)
-        acc = add_product(b, totals[0][0], scales[0], d, accs[0])
-        return [fma(b, offsets[0], s, acc) if offsets else acc]
+        return [BlockTerms(b, kind, block, [act]).add_to(b, accs[0], 0, 0)]
 
     (acc,) = walk_blocks(b, kind, table, n, [splat(f32, lanes, 0.0)], use)
     store(b, acc, out)
+
+
+def _super_rows(b: Value, kind: int, table: Value, x: Value, out: Value, n: Value) -> None:
+    """16 rows, which are packed block by block."""
+    v = vectors()
+    with b.goto_entry_block():
+        memory = b.alloca(ir.ArrayType(i8, block_bytes(kind)))
+        memory.align = LINE
+    packed = b.ptrtoint(memory, i64)
+    rows = addresses(b, table, ROWS)
+    size, columns = GGMLType(kind).type_size, GGMLType(kind).block_size
+    n_blocks = b.lshr(n, ir.Constant(i64, columns.bit_length() - 1))
+    last = b.sub(b.mul(n_blocks, ir.Constant(i64, size)), ir.Constant(i64, 1))
+
+    def block(i: Value, accs: list[Value]) -> list[Value]:
+        ask(b, at(b, table, 8 * ROWS), ROWS, i, size, last)
+        offset = b.mul(i, ir.Constant(i64, size))
+        for p in range(v.parts):
+            some = rows[v.lanes * p : v.lanes * (p + 1)]
+            RowsSuperBlock(b, kind, some, offset).pack(b, packed, p)
+        act = b.add(x, b.mul(i, ir.Constant(i64, ACTIVATION_BYTES[columns])))
+        terms = SuperTerms(b, kind, packed, [act], lambda step: None)
+        return [terms.add_to(b, acc, 0, p) for p, acc in enumerate(accs)]
+
+    zeros = [splat(f32, v.lanes, 0.0)] * v.parts
+    for p, acc in enumerate(counted_loop(b, n_blocks, zeros, block)):
+        store(b, acc, at(b, out, 4 * v.lanes * p))
 
 
 def _float_rows(b: Value, kind: int, table: Value, x: Value, out: Value, n: Value) -> None:

@@ -18,8 +18,11 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ....jit import inline
-from ..layout import Q8_BLOCK, block_bytes
-from .product import GroupBlock, add_product, block_terms, scale_and_sum
+from ..layout import ACTIVATION_BYTES, block_bytes
+from ..superblock import FORMATS, STEPS
+from .loop import counted_loop, literals_of
+from .product import BlockTerms, GroupBlock
+from .super_product import SuperTerms
 from .vector import (
     LINE,
     at,
@@ -39,37 +42,6 @@ Value = Any
 # Bytes between the weights in use and those that are fetched; see docs/performance.md.
 _AHEAD = 2048
 F16, BF16, F32 = int(GGMLType.F16), int(GGMLType.BF16), int(GGMLType.F32)
-
-
-def literals_of(*values: Any) -> tuple[int, ...] | None:
-    """The values of literal integers; None asks Numba to type the call with literals."""
-    if all(isinstance(v, types.IntegerLiteral) for v in values):
-        return tuple(v.literal_value for v in values)
-    return None
-
-
-def counted_loop(b: Value, n: Value, carried: list[Value], body: Any) -> list[Value]:
-    """``for i in range(n)``: ``carried = body(i, carried)``, all in registers."""
-    before = b.block
-    head, inside, end = (b.append_basic_block(x) for x in ("head", "body", "end"))
-    b.branch(head)
-    b.position_at_end(head)
-    i = b.phi(i64)
-    i.add_incoming(ir.Constant(i64, 0), before)
-    phis = []
-    for start in carried:
-        phi = b.phi(start.type)
-        phi.add_incoming(start, before)
-        phis.append(phi)
-    b.cbranch(b.icmp_signed("<", i, n), inside, end)
-    b.position_at_end(inside)
-    after = body(i, phis)
-    i.add_incoming(b.add(i, ir.Constant(i64, 1)), b.block)
-    for phi, value in zip(phis, after, strict=True):
-        phi.add_incoming(value, b.block)
-    b.branch(head)
-    b.position_at_end(end)
-    return phis
 
 
 @intrinsic(prefer_literal=True)
@@ -94,24 +66,31 @@ def q_tile(
         v = vectors()
         n_parts, lanes = v.parts, v.lanes
         n_sums = n_tokens * n_parts
+        act_bytes = ACTIVATION_BYTES[GGMLType(kind).block_size]
         in_memory = n_sums > v.row_sums
         sums_at = [at(b, out, 4 * lanes * k) for k in range(n_sums)]
         rows = [b.add(y, b.mul(y_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
 
         def body(i: Value, accs: list[Value]) -> list[Value]:
             block = b.add(w, b.mul(i, ir.Constant(i64, block_bytes(kind))))
-            for line in range(lines):
-                prefetch(b, b.add(at(b, block, LINE * line), ahead))
-            acts = [b.add(r, b.mul(i, ir.Constant(i64, Q8_BLOCK))) for r in rows]
-            totals, scales, offsets = block_terms(b, kind, GroupBlock(kind, block), acts)
+            acts = [b.add(r, b.mul(i, ir.Constant(i64, act_bytes))) for r in rows]
+            fetched = b.add(block, ahead)
+            if kind in FORMATS:
+                each = lines // STEPS
+
+                def ask(step: Value) -> None:
+                    _ask(b, b.add(fetched, b.mul(step, ir.Constant(i64, LINE * each))), each)
+
+                terms: Any = SuperTerms(b, kind, block, acts, ask)
+            else:
+                _ask(b, fetched, lines)
+                terms = BlockTerms(b, kind, GroupBlock(kind, block), acts)
             after = []
             for t in range(n_tokens):
-                d, s = scale_and_sum(b, acts[t])
                 for p in range(n_parts):
                     k = t * n_parts + p
                     acc = load(b, sums_at[k], vec(f32, lanes)) if in_memory else accs[k]
-                    acc = add_product(b, totals[t][p], scales[p], d, acc)
-                    acc = fma(b, offsets[p], s, acc) if offsets else acc
+                    acc = terms.add_to(b, acc, t, p)
                     if in_memory:
                         store(b, acc, sums_at[k])
                     after.append(acc)
@@ -132,7 +111,13 @@ def q_tile(
 def fetched_lines(kind: int, n_tokens: int) -> int:
     """Cache lines for each block that ``q_tile`` asks of memory."""
     lines = -(-block_bytes(kind) // LINE)
-    return lines if n_tokens == 1 else -(-lines // 2)
+    lines = lines if n_tokens == 1 else -(-lines // 2)
+    return -(-lines // STEPS) * STEPS if kind in FORMATS else lines  # as many a step
+
+
+def _ask(b: Value, address: Value, lines: int) -> None:
+    for line in range(lines):
+        prefetch(b, at(b, address, LINE * line))
 
 
 @inline
@@ -145,6 +130,11 @@ def fetch_ahead(passed, left, group_bytes, half_bytes):  # type: ignore[no-untyp
     if passed + left < 8:
         return _AHEAD if passed == 0 else 0
     return group_bytes + passed // 4 * half_bytes if passed < 8 else 0
+
+
+def float_tokens() -> int:
+    """Tokens whose sums of float weights stay in registers."""
+    return {64: 8, 32: 6}.get(vectors().width, 4)
 
 
 @intrinsic(prefer_literal=True)

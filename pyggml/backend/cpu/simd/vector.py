@@ -39,21 +39,38 @@ def broadcast(b: Value, scalar: Value, lanes: int) -> Value:
     return b.shuffle_vector(first, undefined, ir.Constant(vec(i32, lanes), [0] * lanes))
 
 
+def pointer(b: Value, address: Value) -> Value:
+    """An address that LLVM adds constants to in the instructions that use it, and nowhere else.
+
+    Of integers it makes a counter for each offset in a loop, more than there are registers.
+    """
+    return b.inttoptr(address, i8.as_pointer())
+
+
+def _typed(b: Value, address: Value, type: ir.Type) -> Value:
+    is_pointer = isinstance(address.type, ir.PointerType)
+    return (b.bitcast if is_pointer else b.inttoptr)(address, type.as_pointer())
+
+
 def load(b: Value, address: Value, type: ir.Type, align: int = 1) -> Value:
     """Load a value of any type; unaligned unless told otherwise."""
-    value = b.load(b.inttoptr(address, type.as_pointer()))
+    value = b.load(_typed(b, address, type))
     value.align = align
     return value
 
 
 def store(b: Value, value: Value, address: Value, align: int = 1) -> None:
     """Store a value; unaligned unless told otherwise."""
-    b.store(value, b.inttoptr(address, value.type.as_pointer())).align = align
+    b.store(value, _typed(b, address, value.type)).align = align
 
 
 def at(b: Value, address: Value, offset: int) -> Value:
-    """``address + offset``."""
-    return b.add(address, ir.Constant(i64, offset)) if offset else address
+    """``address + offset``, an integer or a ``pointer``."""
+    if not offset:
+        return address
+    if isinstance(address.type, ir.PointerType):
+        return b.gep(address, [ir.Constant(i64, offset)])
+    return b.add(address, ir.Constant(i64, offset))
 
 
 def call(b: Value, name: str, result: ir.Type, *args: Value) -> Value:
@@ -152,6 +169,35 @@ class Generic:
         """The sum as <lanes x i32>."""
         return acc
 
+    def start(self, b: Value, address: Value, divisor: int) -> Value:
+        """A sum that starts at what codes have too much: two i16 in memory, for two columns each.
+
+        They are multiples of ``divisor``, a power of two, by which they are divided.
+        """
+        halves = (load(b, at(b, address, offset), i16) for offset in (0, 2))
+        low, high = (b.sext(x, i32) for x in halves)
+        total = b.ashr(b.add(low, high), ir.Constant(i32, divisor.bit_length() - 1))
+        return broadcast(b, total, self.lanes)
+
+    def sub_scale(self, b: Value, words: Value, signed: bool) -> Value:
+        """The low byte of each word in the form that ``scaled`` wants."""
+        n = self.lanes
+        if not signed:
+            return b.and_(words, splat(i32, n, 255))
+        return b.ashr(b.shl(words, splat(i32, n, 24)), splat(i32, n, 24))
+
+    def scaled(self, b: Value, acc: Value, scale: Value) -> Value:
+        """A sum of ``u4_add`` times sub-scales as <lanes x i32>."""
+        return b.mul(acc, scale)
+
+    def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
+        """<2 n x i16> times <2 n x i16>, added in pairs: <n x i32>."""
+        n = self.lanes
+        x, y = b.bitcast(x, vec(i32, n)), b.bitcast(y, vec(i32, n))
+        by = splat(i32, n, 16)
+        high = b.mul(b.ashr(x, by), b.ashr(y, by))
+        return b.add(high, b.mul(b.ashr(b.shl(x, by), by), b.ashr(b.shl(y, by), by)))
+
     def s8_zero(self) -> Value:
         return splat(i32, self.lanes, 0)
 
@@ -161,6 +207,19 @@ class Generic:
 
     def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
         return self._dot(b, acc, w[0], a, b.ashr)
+
+    def s5_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
+        """``s8_add`` of weights -15..15 to what ``u4_zero`` started."""
+        return self.s8_add(b, acc, w, a)
+
+    def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
+        """The int8 values of 16 that codes 0..15 in every byte stand for."""
+        n = self.width
+        found = [splat(i8, n, value) for value in values]
+        for bit in range(4):
+            on = b.icmp_unsigned("!=", b.and_(codes, splat(i8, n, 1 << bit)), splat(i8, n, 0))
+            found = [b.select(on, y, x) for x, y in zip(found[::2], found[1::2], strict=True)]
+        return found[0]
 
     def _dot(self, b: Value, acc: Value, w: Value, a: Value, shift: Any) -> Value:
         n = self.lanes
@@ -173,12 +232,8 @@ class Generic:
         return acc
 
 
-class Avx2(Generic):
-    """256 bits. ``vpmaddubsw`` adds pairs in 16 bits, which 32 columns of codes 0..15 never fill:
-    8 slices * 2 * 15 * 127 = 30480. Of codes 0..31 it is 16 columns."""
-
-    width = 32
-    u5_lines = 2
+class HardwareHalf(Generic):
+    """Half floats that the hardware converts: F16C, and every AArch64."""
 
     def half_to_float(self, b: Value, x: Value) -> Value:
         n = x.type.count
@@ -186,6 +241,38 @@ class Avx2(Generic):
 
     def round_to_half(self, b: Value, x: Value) -> Value:
         return b.fpext(b.fptrunc(x, f16), f32)
+
+
+class Neon(HardwareHalf):
+    """128 bits of AArch64. ``sdot`` adds four products of signed bytes in 32 bits.
+
+    All codes fit a signed byte, those without a sign too: they end at 63.
+    """
+
+    row_sums = 8  # there are 32 registers
+
+    def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
+        products = []
+        for first in (0, 4):
+            mask = ir.Constant(vec(i32, 4), list(range(first, first + 4)))
+            x4, y4 = (b.shuffle_vector(v, v, mask) for v in (x, y))
+            products.append(call(b, "llvm.aarch64.neon.smull.v4i32", vec(i32, 4), x4, y4))
+        return call(b, "llvm.aarch64.neon.addp.v4i32", vec(i32, 4), *products)
+
+    def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
+        table = ir.Constant(vec(i8, 16), list(values))
+        return call(b, "llvm.aarch64.neon.tbl1.v16i8", table.type, table, codes)
+
+    def _dot(self, b: Value, acc: Value, w: Value, a: Value, shift: Any) -> Value:
+        return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", acc.type, acc, w, a)
+
+
+class Avx2(HardwareHalf):
+    """256 bits. ``vpmaddubsw`` adds pairs in 16 bits, which 32 columns of codes 0..15 never fill:
+    8 slices * 2 * 15 * 127 = 30480. Of codes 0..31 it is 16 columns."""
+
+    width = 32
+    u5_lines = 2
 
     def _maddubs(self, b: Value, unsigned: Value, signed: Value) -> Value:
         return call(b, "llvm.x86.avx2.pmadd.ub.sw", vec(i16, 16), unsigned, signed)
@@ -197,45 +284,101 @@ class Avx2(Generic):
         return splat(i16, 16, 0)
 
     def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
-        return b.add(acc, self._maddubs(b, w, a))
+        # It never saturates, but LLVM keeps its order: of plain sums it makes trees, and spills.
+        products = self._maddubs(b, w, a)
+        return call(b, "llvm.sadd.sat.v16i16", products.type, acc, products)
 
     def u4_total(self, b: Value, acc: Value) -> Value:
         return self._pairs(b, acc)
+
+    def start(self, b: Value, address: Value, divisor: int) -> Value:
+        both = b.bitcast(broadcast(b, load(b, address, i32), 8), vec(i16, 16))
+        return b.ashr(both, splat(i16, 16, divisor.bit_length() - 1))
+
+    def sub_scale(self, b: Value, words: Value, signed: bool) -> Value:
+        """Two equal i16 in each word."""
+        high = int(signed)  # then it is shifted down with its sign
+        lanes = [[32] * 4 for _ in range(8)]
+        for word, bytes_of in enumerate(lanes):
+            for half in (0, 2):
+                bytes_of[half + high] = 4 * word
+        mask = ir.Constant(vec(i32, 32), [byte for word in lanes for byte in word])
+        x = b.bitcast(words, vec(i8, 32))
+        pairs = b.bitcast(b.shuffle_vector(x, splat(i8, 32, 0), mask), vec(i16, 16))
+        return b.ashr(pairs, splat(i16, 16, 8)) if signed else pairs
+
+    def scaled(self, b: Value, acc: Value, scale: Value) -> Value:
+        return call(b, "llvm.x86.avx2.pmadd.wd", vec(i32, 8), acc, scale)
+
+    def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
+        return call(b, "llvm.x86.avx2.pmadd.wd", vec(i32, 8), x, y)
 
     def s8_prepare(self, b: Value, w: Value) -> tuple[Value, ...]:
         return (call(b, "llvm.abs.v32i8", w.type, w, ir.Constant(ir.IntType(1), 0)), w)
 
     def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
-        signed = call(b, "llvm.x86.avx2.psign.b", a.type, a, w[1])
+        signed = self._with_signs(b, a, w[1])
         return b.add(acc, self._pairs(b, self._maddubs(b, w[0], signed)))
 
+    def s5_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
+        return self.u4_add(b, acc, w[0], self._with_signs(b, a, w[1]))
 
-class Avx512Vnni(Avx2):
-    """512 bits. ``vpdpbusd`` adds four products in 32 bits without saturation."""
+    def _with_signs(self, b: Value, a: Value, signs: Value) -> Value:
+        """Activations to be multiplied by the magnitudes of weights, see ``s8_prepare``."""
+        return call(b, "llvm.x86.avx2.psign.b", a.type, a, signs)
 
-    width = 64
+    def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
+        table = ir.Constant(vec(i8, 32), [*values, *values])
+        return call(b, "llvm.x86.avx2.pshuf.b", table.type, table, codes)
+
+
+class AvxVnni(Avx2):
+    """256 bits. ``vpdpbusd`` adds four products in 32 bits without saturation."""
+
     u5_lines = 4
 
     def u4_zero(self) -> Value:
-        return splat(i32, 16, 0)
+        return splat(i32, self.lanes, 0)
 
     def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
-        w, a = (b.bitcast(x, vec(i32, 16)) for x in (w, a))
-        return call(b, "llvm.x86.avx512.vpdpbusd.512", vec(i32, 16), acc, w, a)
+        words = vec(i32, self.lanes)
+        name = f"llvm.x86.avx512.vpdpbusd.{8 * self.width}"  # 256 bits do not need AVX-512
+        return call(b, name, words, acc, *(b.bitcast(x, words) for x in (w, a)))
 
     def u4_total(self, b: Value, acc: Value) -> Value:
         return acc
+
+    start, sub_scale, scaled = Generic.start, Generic.sub_scale, Generic.scaled
+    s8_add = Avx2.s5_add
+
+
+class Avx512Vnni(AvxVnni):
+    """512 bits."""
+
+    width = 64
+
+    def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
+        return call(b, "llvm.x86.avx512.pmaddw.d.512", vec(i32, 16), x, y)
 
     def s8_prepare(self, b: Value, w: Value) -> tuple[Value, ...]:
         magnitude = call(b, "llvm.abs.v64i8", w.type, w, ir.Constant(ir.IntType(1), 0))
         return magnitude, b.icmp_signed("<", w, splat(i8, 64, 0))
 
-    def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
-        signed = b.select(w[1], b.sub(splat(i8, 64, 0), a), a)
-        return self.u4_add(b, acc, w[0], signed)
+    def _with_signs(self, b: Value, a: Value, signs: Value) -> Value:
+        return b.select(signs, b.sub(splat(i8, 64, 0), a), a)
+
+    def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
+        table = ir.Constant(vec(i8, 64), list(values) * 4)
+        return call(b, "llvm.x86.avx512.pshuf.b.512", table.type, table, codes)
 
 
-_VECTORS = {"generic": Generic, "avx2": Avx2, "avx512vnni": Avx512Vnni}
+_VECTORS = {
+    "avx512vnni": Avx512Vnni,
+    "avxvnni": AvxVnni,
+    "avx2": Avx2,
+    "neon": Neon,
+    "generic": Generic,
+}
 
 
 @lru_cache(maxsize=1)

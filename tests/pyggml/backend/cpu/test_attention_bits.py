@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,13 @@ from pyggml.backend.cpu.work import WorkStore
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.quants import from_float
+from pyggml.quants import from_float, to_float
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
 HEADS, KV_HEADS, CELLS, LIST, SEQS = 6, 2, 900, 290, 3
 F16, Q8_0, BF16, F32 = GGMLType.F16, GGMLType.Q8_0, GGMLType.BF16, GGMLType.F32
+Q4_0, Q5_1 = GGMLType.Q4_0, GGMLType.Q5_1
 RNG = np.random.default_rng(0)
 K, V = (RNG.standard_normal((1, KV_HEADS, CELLS, 100)).astype(np.float32) for _ in range(2))
 Q = RNG.standard_normal((HEADS, 24, 100)).astype(np.float32)
@@ -39,17 +41,22 @@ def rows_of(t: int, in_turn: bool) -> list[int]:
     return [t % SEQS if in_turn else t // 8, max(0, end - 270), end, end - 1]
 
 
+@cache
+def cached(kind: GGMLType, values: str, hd: int, widened: bool) -> Tensor:
+    """Keys ("k") or values ("v"); widened: F32 of the values that the bytes of ``kind`` have."""
+    tensor = Context().new_tensor_3d(F32 if widened else kind, hd, CELLS, KV_HEADS)
+    x = np.ascontiguousarray({"k": K, "v": V}[values][..., :hd])
+    from_float(tensor, to_float(cached(kind, values, hd, False)) if widened else x)
+    return tensor
+
+
 def attend(
     kinds: tuple[GGMLType, GGMLType], tokens: list[int], n_threads: int = 1, in_turn: bool = True,
-    dense: bool = False, hd: int = 64,
+    dense: bool = False, hd: int = 64, widened: bool = False,
 ) -> Array:  # fmt: skip
     """float32[tokens, heads * hd]."""
     ctx = Context()
-    caches: list[Tensor] = []
-    for kind, values in zip(kinds, (K, V), strict=True):
-        cache = ctx.new_tensor_3d(kind, hd, CELLS, KV_HEADS)
-        from_float(cache, np.ascontiguousarray(values[..., :hd]))
-        caches.append(cache)
+    caches = [cached(kind, x, hd, widened) for kind, x in zip(kinds, "kv", strict=True)]
     q = ctx.from_numpy(np.ascontiguousarray(Q[:, tokens, :hd]))
     if dense:
         mask = np.where(np.arange(CELLS) <= 600 + 9 * np.array(tokens)[:, None], 0, -np.inf)
@@ -70,7 +77,7 @@ def attend(
     ("kinds", "hd"),
     [
         *(((k, k), 64) for k in KINDS),
-        *((p, 64) for p in ((Q8_0, F16), (BF16, Q8_0), (F32, BF16))),
+        *((p, 64) for p in ((Q8_0, F16), (BF16, Q8_0), (F32, BF16), (Q4_0, F16), (Q5_1, Q4_0))),
         *(((F16, F16), hd) for hd in (20, 46)),
         *(((k, k), 100) for k in (F16, BF16, F32)),
     ],
@@ -82,7 +89,7 @@ def test_bits_depend_on_the_token_alone(
     for in_turn in (True, False):
         alone = np.concatenate([attend(kinds, [t], 1, in_turn, hd=hd) for t in range(24)])
         for limit in (DIRECT, PACKED, 9):
-            monkeypatch.setattr(attention, "_direct_rows", lambda k, v, limit=limit: limit)
+            monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
             for i, n in enumerate((1, 2, 3, 8, 9, 24)):
                 first = 24 - n  # where the lists are long
                 got = attend(kinds, list(range(first, 24)), 1 + i % 3, in_turn, hd=hd)
@@ -91,10 +98,21 @@ def test_bits_depend_on_the_token_alone(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+@pytest.mark.parametrize("limit", [DIRECT, PACKED], ids=["direct", "packed"])
+def test_values_are_those_of_the_bytes(
+    kind: GGMLType, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
+    tokens = list(range(24))
+    exact = attend((kind, kind), tokens, widened=True)
+    assert attend((kind, kind), tokens).tobytes() == exact.tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
 def test_the_dense_form_too(kind: GGMLType, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = np.concatenate([attend((kind, kind), [t], dense=True) for t in range(24)])
     for limit in (DIRECT, PACKED, 9):
-        monkeypatch.setattr(attention, "_direct_rows", lambda k, v, limit=limit: limit)
+        monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
         for n_threads, n in ((1, 5), (2, 9), (3, 24)):
             got = attend((kind, kind), list(range(n)), n_threads, dense=True)
             assert got.tobytes() == alone[:n].tobytes(), (limit, n)

@@ -25,10 +25,15 @@ from pyggml.quants import quantize
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
-K, M, N_EXPERT, N_USED = 96, 83, 5, 2  # columns, and rows with a part of a group
+M, N_EXPERT, N_USED, N_TOKENS = 83, 5, 2, 70  # M rows: with a part of a group
 RNG = np.random.default_rng(0)
-X = RNG.standard_normal((70, K)).astype(np.float32)
-IDS = np.stack([RNG.permutation(N_EXPERT)[:N_USED] for _ in X]).astype(np.int32)
+ALL_X = RNG.standard_normal((N_TOKENS, 256)).astype(np.float32)
+IDS = np.stack([RNG.permutation(N_EXPERT)[:N_USED] for _ in ALL_X]).astype(np.int32)
+
+
+def tokens(kind: GGMLType) -> Array:
+    """A few blocks each."""
+    return np.ascontiguousarray(ALL_X[:, : 256 if kind.block_size == 256 else 96])
 
 
 def compute(node: Tensor, n_threads: int) -> Array:
@@ -42,7 +47,8 @@ def compute(node: Tensor, n_threads: int) -> Array:
 def stack(kind: GGMLType, buft: Any, *ne: int) -> Tensor:
     """The experts' weights, as one matrix or as many."""
     weights = Context(no_alloc=True)
-    values = np.random.default_rng(int(kind)).standard_normal((N_EXPERT * M, K)).astype(np.float32)
+    shape = N_EXPERT * M, ne[0]
+    values = np.random.default_rng(int(kind)).standard_normal(shape).astype(np.float32)
     w = weights.new_tensor(kind, ne)
     buffer = alloc_ctx_tensors(weights, buft)
     buffer.set_tensor(w, quantize(values, kind).reshape(-1).view(np.uint8))
@@ -53,21 +59,22 @@ def product(
     kind: GGMLType, n: int, n_threads: int = 1, buft: Any = REPACK, ids: Array = IDS
 ) -> Array:
     """The first ``n`` tokens through their experts, [n, N_USED, M]."""
-    ctx, w = Context(), stack(kind, buft, K, M, N_EXPERT)
-    x = ctx.from_numpy(X[:n, None])
-    node = ops.mul_mat_id(ctx, w, x, ctx.from_numpy(ids[:n]))
+    x = tokens(kind)
+    ctx, w = Context(), stack(kind, buft, x.shape[1], M, N_EXPERT)
+    node = ops.mul_mat_id(ctx, w, ctx.from_numpy(x[:n, None]), ctx.from_numpy(ids[:n]))
     return compute(node, n_threads).reshape(n, N_USED, M)
 
 
 @pytest.mark.parametrize("kind", INTERLEAVED, ids=lambda t: t.name)
 def test_bits_are_those_of_one_token_alone_and_of_mul_mat(kind: GGMLType) -> None:
-    whole = product(kind, len(X))
+    whole = product(kind, N_TOKENS)
     for i, n in enumerate((1, 2, 3, 5, 17, 64, 70)):
         for buft in (REPACK, HOST):
             got = product(kind, n, 1 + i % 3, buft)
             assert got.tobytes() == whole[:n].tobytes(), (n, buft.name)
-    ctx, w = Context(), stack(kind, REPACK, K, M * N_EXPERT)
-    every = compute(ops.mul_mat(ctx, w, ctx.from_numpy(X)), 2).reshape(len(X), N_EXPERT, M)
+    x = tokens(kind)
+    ctx, w = Context(), stack(kind, REPACK, x.shape[1], M * N_EXPERT)
+    every = compute(ops.mul_mat(ctx, w, ctx.from_numpy(x)), 2).reshape(N_TOKENS, N_EXPERT, M)
     assert np.take_along_axis(every, IDS[..., None], 1).tobytes() == whole.tobytes()
 
 

@@ -6,29 +6,23 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import pytest
 from llvmlite import ir
+from llvmlite.binding.targets import FeatureMap
 from numba import types
 
 from pyggml import jit
 from pyggml.backend.cpu import selftest
-from pyggml.backend.cpu.simd import (
-    attend,
-    axpy,
-    kv_row,
-    plain_rows,
-    product,
-    row_tile,
-    tile,
-    transpose,
-)
-from pyggml.backend.cpu.simd.vector import Avx2, Avx512Vnni, Generic
+from pyggml.backend.cpu.simd import attend, axpy, kv_row, row_tile, tile, vector
+from pyggml.backend.cpu.simd.vector import Avx2, Avx512Vnni, AvxVnni, Generic, Neon
+from pyggml.backend.cpu.superblock import FORMATS
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, PyggmlError
 
@@ -50,23 +44,11 @@ CASES_OF_AN_OP = 12
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    process = start_python(code, **env)
-    out, error = process.communicate(timeout=280)
-    return subprocess.CompletedProcess(code, process.returncode, out, error)
-
-
-def start_python(code: str, **env: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_SELF_TEST": "0", **env},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        capture_output=True, text=True, cwd=ROOT, timeout=280,
     )  # fmt: skip
-
-
-def start_children() -> dict[str, subprocess.Popen[str]]:
-    """One for each of this host's simpler sets; they compile for minutes."""
-    code = "from tests.pyggml.backend.cpu import test_isa; test_isa.child()"
-    return {isa: start_python(code, PYGGML_ISA=isa) for isa in jit.host_isas()[1:]}
 
 
 def child() -> None:
@@ -91,13 +73,12 @@ def child() -> None:
 
 
 @pytest.mark.parametrize("isa", jit.host_isas()[1:])  # the first one is what all tests run on
-def test_a_simpler_instruction_set_computes_the_same(
-    isa: str, children: dict[str, subprocess.Popen[str]]
-) -> None:
+def test_a_simpler_instruction_set_computes_the_same(isa: str) -> None:
     """Code of all but the host's best set; its cache directory has the set in its name."""
-    out, error = children[isa].communicate(timeout=280)
-    assert children[isa].returncode == 0, error
-    name, tried = out.split()
+    code = "from tests.pyggml.backend.cpu import test_isa; test_isa.child()"
+    done = python(code, PYGGML_ISA=isa)
+    assert done.returncode == 0, done.stderr
+    name, tried = done.stdout.split()
     assert name == isa and int(tried) > 3 * len(FAMILIES)
 
 
@@ -110,6 +91,44 @@ def test_an_instruction_set_that_is_not_here(isa: str) -> None:
     assert "PyggmlError" in last and isa in last and jit.host_isas()[0] in last
     with pytest.raises(PyggmlError, match="PYGGML_ISA"):
         jit.use_isa(isa)
+
+
+@pytest.mark.parametrize(
+    ("system", "cpuinfo", "want"),
+    [
+        ("linux", "Features\t: fp asimd fphp asimdhp asimddp\nCPU part\t: 0xd0c\n", True),
+        ("linux", "Features\t: fp asimd fphp asimdhp\n", False),
+        ("darwin", "", True),
+    ],
+    ids=["neoverse", "old", "mac"],
+)
+def test_a_host_with_arm(
+    system: str, cpuinfo: str, want: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """LLVM itself says nothing of dot products there, so nor does Numba ask for them."""
+    (tmp_path / "cpuinfo").write_text(cpuinfo, encoding="utf-8")
+    monkeypatch.setattr(jit, "ISAS", jit._AARCH64)
+    monkeypatch.setattr(jit, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(jit, "host_isas", jit.host_isas.__wrapped__)
+    monkeypatch.setattr(jit.sys, "platform", system)
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: FeatureMap(neon=True))
+    numba = jit._numba_config
+    monkeypatch.setattr(numba, "CPU_NAME", None)
+    monkeypatch.setattr(numba, "CPU_FEATURES", None)
+    monkeypatch.setattr(jit, "_chosen", None)
+    monkeypatch.delenv("PYGGML_ISA", raising=False)
+    assert jit.host_isas() == (("neon", "generic") if want else ("generic",))
+    assert jit.isa() == jit.host_isas()[0]
+    told = numba.CPU_NAME, numba.CPU_FEATURES
+    assert told == (None, "+dotprod,+fullfp16,+neon" if want else None)
+    if want:
+        jit.use_isa("generic")
+        told = numba.CPU_NAME, numba.CPU_FEATURES
+        assert told == ("generic", "")
+
+
+def test_every_instruction_set_has_an_emitter() -> None:
+    assert set(vector._VECTORS) == {*jit._X86, *jit._AARCH64}
 
 
 # --- the self-test ---
@@ -162,14 +181,61 @@ def test_a_child_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- assembly of hosts that we do not have ---
 
 QUANTIZED = (GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0)
+TABLES = (GGMLType.IQ4_NL, GGMLType.MXFP4)
+SUPER = tuple(FORMATS)
 FLOATS = (GGMLType.F16, GGMLType.BF16, GGMLType.F32)
-X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+
+
+class Target(NamedTuple):
+    """A host to compile for, and what its machine code has."""
+
+    vectors: type[Generic]
+    cpu: str
+    dot: str = ""  # integer products of a line, part and token
+    triple: str = "x86_64-unknown-linux-gnu"
+    register: str = "ymm"
+    half: str = "vcvtph2ps"  # from half floats; none where integer operations do it
+    spills: int = 0  # of a tile of 4 tokens
+
+    @property
+    def add(self) -> str:
+        """Floats that are multiplied and added."""
+        if self.register == "v":
+            return r"fmla\s+v\d+\.4s"
+        return rf"vfmadd\S+ps\s.*{self.register}"
+
+
+ARM = {"triple": "aarch64-unknown-linux-gnu", "register": "v", "half": "fcvtl"}
+SDOT = r"sdot\s+v\d+\.4s, v\d+\.16b, v\d+\.16b"
+X86 = {
+    "avx512vnni": Target(Avx512Vnni, "cascadelake", r"\tvpdpbusd\s.*zmm", register="zmm"),
+    "avxvnni": Target(AvxVnni, "alderlake", r"\{vex\}\s+vpdpbusd\s.*ymm", spills=10),
+    "avx2": Target(Avx2, "haswell", r"vpmaddubsw\s.*ymm", spills=18),
+}
+SETS = {**X86, "neon": Target(Neon, "neoverse-n1", SDOT, spills=40, **ARM)}
+HOSTS = {**SETS, "apple": Target(Neon, "apple-m1", SDOT, spills=4, **ARM)}
+FOR_SETS = pytest.mark.parametrize("host", SETS.values(), ids=SETS)
+FOR_HOSTS = pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 
 
 def assembly(
-    intrinsic: Any, kind: GGMLType, n_args: int, cpu: str, triple: str, rows: tuple[int, ...] = (4,)
+    intrinsic: Any, kind: GGMLType, n_args: int, host: Target, rows: tuple[int, ...] = (4,)
 ) -> str:
-    """The machine code of a tile for 4 tokens (or other literals), as text."""
+    """The machine code of a tile for 4 tokens (or other literals), as text: it calls nothing."""
+    parsed = llvm.parse_assembly(str(tile_module(intrinsic, kind, n_args, host.triple, rows)))
+    parsed.verify()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(host.triple).create_target_machine(cpu=host.cpu, opt=3)
+    text = str(machine.emit_assembly(parsed))
+    assert not re.search(r"\t(callq?|bl)\b", text)
+    return text
+
+
+def tile_module(
+    intrinsic: Any, kind: GGMLType, n_args: int, triple: str, rows: tuple[int, ...]
+) -> ir.Module:
+    """A module whose function ``tile`` is an intrinsic."""
     module = ir.Module("tile")
     module.triple = triple
     i64 = ir.IntType(64)
@@ -180,115 +246,88 @@ def assembly(
     context = SimpleNamespace(get_dummy_value=lambda: None)
     codegen(context, builder, None, [*(None for _ in literals), *function.args])
     builder.ret_void()
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
-    parsed = llvm.parse_assembly(str(module))
-    parsed.verify()
-    return str(machine.emit_assembly(parsed))
+    return module
 
 
-@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda t: t.name)
-@pytest.mark.parametrize(
-    ("vectors", "cpu", "triple", "dot"),
-    [
-        (Avx512Vnni, "cascadelake", X86, r"vpdpbusd\s.*zmm"),
-        (Avx2, "haswell", X86, r"vpmaddubsw\s.*ymm"),
-        (Generic, "generic", ARM, r"fmla\s+v\d+\.4s"),
-    ],
-    ids=["avx512vnni", "avx2", "aarch64"],
-)
+@FOR_HOSTS
+@pytest.mark.parametrize("kind", (*QUANTIZED, *TABLES, *SUPER), ids=lambda t: t.name)
 def test_quantized_tiles(
-    kind: GGMLType, vectors: type[Generic], cpu: str, triple: str, dot: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    for module in (tile, product):
-        monkeypatch.setattr(module, "vectors", vectors)
-    text = assembly(tile.q_tile, kind, 6, cpu, triple)
-    assert len(re.findall(dot, text)) >= 4 * (1 if vectors is Generic else 8)
-    spilled = len(re.findall(r"vmov\S+\s+%[yz]mm\d+, -?\d*\(%rsp\)", text))
-    assert spilled <= (18 if vectors is Avx2 else 0)  # a block's sums stay in registers
-    assert not re.search(r"\t(call|bl)\b", text)
-    if vectors is Avx512Vnni:  # 8 lines of 64 codes, 4 tokens: and nothing narrower
-        assert len(re.findall(dot, text)) == 32 and "ymm" not in text
+    kind: GGMLType, host: Target, emit_for: Callable[[type[Generic]], None]
+) -> None:
+    """8 lines of codes, 4 tokens: as many products, in whole registers and nothing wider."""
+    emit_for(host.vectors)
+    text = assembly(tile.q_tile, kind, 6, host)
+    assert len(re.findall(host.dot, text)) == 32 * host.vectors().parts
+    spilled = len(re.findall(r"vmov\S+\s+%[yz]mm\d+, -?\d*\(%rsp\)|st[rp]\s+q.*\[sp", text))
+    if kind in QUANTIZED:  # a block's sums stay in registers; those of the others have a loop
+        assert spilled <= host.spills
+    if kind != GGMLType.MXFP4:
+        assert host.half in text
+    if host.vectors is Avx512Vnni:
+        assert "ymm" not in text
+    elif host.register == "ymm":  # nor what only AVX-512 has: masks, more registers
+        assert not re.search(r"zmm|%k\d|[xy]mm(1[6-9]|[23]\d)", text)
 
 
+@pytest.mark.parametrize("kind", (GGMLType.Q5_1, GGMLType.Q8_0, GGMLType.F16), ids=lambda t: t.name)
+def test_tiles_of_an_old_arm(
+    kind: GGMLType, emit_for: Callable[[type[Generic]], None]
+) -> None:  # without sdot
+    emit_for(Generic)
+    host = Target(Generic, "generic", **ARM)
+    is_float = kind is GGMLType.F16
+    text = assembly(tile.float_tile if is_float else tile.q_tile, kind, 6 + is_float, host)
+    assert len(re.findall(host.add, text)) >= 4 and host.half not in text
+
+
+@FOR_HOSTS
 @pytest.mark.parametrize("kind", FLOATS, ids=lambda t: t.name)
-@pytest.mark.parametrize(
-    ("vectors", "cpu", "triple", "add"),
-    [
-        (Avx512Vnni, "cascadelake", X86, r"vfmadd\S+ps\s.*zmm"),
-        (Avx2, "haswell", X86, r"vfmadd\S+ps\s.*ymm"),
-        (Generic, "generic", ARM, r"fmla\s+v\d+\.4s"),
-    ],
-    ids=["avx512vnni", "avx2", "aarch64"],
-)
 def test_float_tiles(
-    kind: GGMLType, vectors: type[Generic], cpu: str, triple: str, add: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(tile, "vectors", vectors)
-    text = assembly(tile.float_tile, kind, 7, cpu, triple)
-    assert len(re.findall(add, text)) >= 4 * vectors().parts
-    assert not re.search(r"\t(call|bl)\b", text)
-    assert ("vcvtph2ps" in text) == (kind == GGMLType.F16 and triple == X86)
+    kind: GGMLType, host: Target, emit_for: Callable[[type[Generic]], None]
+) -> None:
+    emit_for(host.vectors)
+    text = assembly(tile.float_tile, kind, 7, host)
+    assert len(re.findall(host.add, text)) >= 4 * host.vectors().parts
+    assert (host.half in text) == (kind == GGMLType.F16)
 
 
+@FOR_SETS
 @pytest.mark.parametrize("kind", (*QUANTIZED, *FLOATS), ids=lambda t: t.name)
-@pytest.mark.parametrize(
-    ("vectors", "cpu", "triple", "register"),
-    [
-        (Avx512Vnni, "cascadelake", X86, "zmm"),
-        (Avx2, "haswell", X86, "ymm"),
-        (Generic, "generic", ARM, "v"),
-    ],
-    ids=["avx512vnni", "avx2", "aarch64"],
-)
 def test_plain_rows(
-    kind: GGMLType, vectors: type[Generic], cpu: str, triple: str, register: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    kind: GGMLType, host: Target, emit_for: Callable[[type[Generic]], None]
+) -> None:
     """The tile of plain rows, their packing, and AXPY's sums: no calls, whole registers."""
-    for module in (plain_rows, product, row_tile, transpose, axpy):
-        monkeypatch.setattr(module, "vectors", vectors)
-    multiply = r"fmla\s+v\d+\.4s" if triple == ARM else rf"vfmadd\S+ps\s.*{register}"
+    emit_for(host.vectors)
     for intrinsic, n_args, least in (
         (row_tile.row_tiles, 5, 1),
         (row_tile.pack_rows, 3, 0),
         (axpy.axpy_rows, 5, 8),
         (axpy.decode_row, 5, 0),
     ):
-        text = assembly(intrinsic, kind, n_args, cpu, triple, ())
-        assert len(re.findall(multiply, text)) >= least
-        assert not re.search(r"\t(call|bl)\b", text)
+        text = assembly(intrinsic, kind, n_args, host, ())
+        assert len(re.findall(host.add, text)) >= least
+        if intrinsic is row_tile.row_tiles and kind in QUANTIZED:
+            assert len(re.findall(host.dot, text)) == 8
 
 
+@FOR_SETS
 @pytest.mark.parametrize("kind", kv_row.KINDS, ids=lambda t: t.name)
-@pytest.mark.parametrize(
-    ("vectors", "cpu", "triple", "add"),
-    [
-        (Avx512Vnni, "cascadelake", X86, r"vfmadd\S+ps\s.*ymm"),
-        (Avx2, "haswell", X86, r"vfmadd\S+ps\s.*ymm"),
-        (Generic, "generic", ARM, r"fmla\s+v\d+\.4s"),
-    ],
-    ids=["avx512vnni", "avx2", "aarch64"],
-)
 def test_rows_of_the_cache(
-    kind: GGMLType, vectors: type[Generic], cpu: str, triple: str, add: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    for module in (attend, kv_row):
-        monkeypatch.setattr(module, "vectors", vectors)
+    kind: GGMLType, host: Target, emit_for: Callable[[type[Generic]], None]
+) -> None:
+    emit_for(host.vectors)
+    host = host._replace(register=host.register.replace("z", "y"))  # these have 8 lanes
     for intrinsic, n_args, rows, least in (
         (attend.score_cells, 12, (3, 0), 12),
-        (attend.score_cells, 12, (3, 4 if kind != GGMLType.Q8_0 else 0), 12),
+        (attend.score_cells, 12, (3, 0 if kind.is_quantized else 4), 12),
         (attend.weigh_cells, 11, (4, 32), 16),
         (kv_row.transpose_8x8, 11, (), 0),
         (kv_row.widen_8, 3, (), 0),
     ):
-        text = assembly(intrinsic, kind, n_args, cpu, triple, rows)
-        assert len(re.findall(add, text)) >= least
-        assert not re.search(r"\t(call|bl)\b", text)
-        if triple == X86:
-            assert ("vcvtph2ps" in text) == (kind in (GGMLType.F16, GGMLType.Q8_0))
-            assert ("vpmovsxbd" in text) == (kind == GGMLType.Q8_0)
+        text = assembly(intrinsic, kind, n_args, host, rows)
+        assert len(re.findall(host.add, text)) >= least
+        widens = host.half if not kind.is_quantized else host.half.rstrip("l")  # fcvt of a scale
+        assert (widens in text) == (kind is GGMLType.F16 or kind.is_quantized)
+        if host.triple == X86["avx2"].triple:
+            assert ("vpmovsxbd" in text) == (kind in (GGMLType.Q8_0, GGMLType.IQ4_NL))
+            assert ("vpmovzxbd" in text) == (kind.is_quantized and kind is not GGMLType.Q8_0)

@@ -23,15 +23,36 @@ from pyggml.dtype import GGMLType
 from pyggml.quants import BLOCK_TYPES, dequantize, quantize
 
 Array = npt.NDArray[Any]
-N, M = 96, 83  # columns, and rows with a part of a group
+M = 83  # rows with a part of a group
 QUANTIZED = [t for t in INTERLEAVED if t.is_quantized]
 types = pytest.mark.parametrize("kind", INTERLEAVED, ids=lambda t: t.name)
-X = np.random.default_rng(0).standard_normal((65, N)).astype(np.float32)
+ALL_X = np.random.default_rng(0).standard_normal((65, 512)).astype(np.float32)
 
 
-def random_rows(kind: GGMLType, n_rows: int = M, n: int = N) -> Array:
-    values = np.random.default_rng(int(kind)).standard_normal((n_rows, n)).astype(np.float32)
+def columns(kind: GGMLType) -> int:
+    """A few blocks."""
+    return 512 if kind.block_size == 256 else 96
+
+
+def tokens(kind: GGMLType, n: int = 65) -> Array:
+    return ALL_X[:n, : columns(kind)].copy()
+
+
+def random_rows(kind: GGMLType, n_rows: int = M) -> Array:
+    shape = n_rows, columns(kind)
+    values = np.random.default_rng(int(kind)).standard_normal(shape).astype(np.float32)
     return quantize(values, kind)
+
+
+def rounded(x: Array, size: int) -> Array:
+    """Activations as quantized weights of a block size meet them."""
+    blocks = x.reshape(len(x), -1, size)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    if size == 32:
+        d = largest / np.float32(127)
+        return (np.rint(blocks / d) * d.astype(np.float16)).reshape(x.shape).astype(np.float64)
+    inverse = np.float32(127) / largest
+    return (np.rint(blocks * inverse) * (1 / inverse).astype(np.float64)).reshape(x.shape)
 
 
 def product(kind: GGMLType, rows: Array, x: Array, n_threads: int = 1, buft: Any = REPACK) -> Array:
@@ -50,27 +71,23 @@ def product(kind: GGMLType, rows: Array, x: Array, n_threads: int = 1, buft: Any
 
 @types
 def test_bits_depend_on_the_token_alone(kind: GGMLType) -> None:
-    rows = random_rows(kind)
-    alone = np.concatenate([product(kind, rows, X[i : i + 1]) for i in range(len(X))])
+    rows, x = random_rows(kind), tokens(kind)
+    alone = np.concatenate([product(kind, rows, x[i : i + 1]) for i in range(len(x))])
     for i, n in enumerate((*range(1, 10), 17, 33, 64, 65)):
         for buft in (REPACK, HOST):
-            got = product(kind, rows, X[:n], 1 + i % 3, buft)
+            got = product(kind, rows, x[:n], 1 + i % 3, buft)
             assert got.tobytes() == alone[:n].tobytes(), (n, buft.name)
 
 
 @types
 def test_against_float64(kind: GGMLType) -> None:
-    rows = random_rows(kind)
-    want = X.astype(np.float64) @ dequantize(rows, kind).astype(np.float64).T
-    got = product(kind, rows, X, 2)
+    rows, x = random_rows(kind), tokens(kind)
+    want = x.astype(np.float64) @ dequantize(rows, kind).astype(np.float64).T
+    got = product(kind, rows, x, 2)
     error = np.sum((got - want) ** 2) / np.sum(want**2)
     assert error < (1e-4 if kind.is_quantized else 1e-12)
     if kind.is_quantized:  # the rest is the activations' rounding, which we know exactly
-        q8 = X.reshape(len(X), -1, 32)
-        d = np.abs(q8).max(-1, keepdims=True) / np.float32(127)
-        codes = np.rint(q8 / d)
-        rounded = (codes * d.astype(np.float16)).reshape(X.shape).astype(np.float64)
-        exact = rounded @ dequantize(rows, kind).astype(np.float64).T
+        exact = rounded(x, kind.block_size) @ dequantize(rows, kind).astype(np.float64).T
         assert np.sum((got - exact) ** 2) / np.sum(want**2) < 1e-6
 
 
@@ -81,21 +98,20 @@ def test_extreme_codes_do_not_saturate(kind: GGMLType) -> None:
     n = 256
     x = np.concatenate([np.full((2, n), 127), np.full((2, n), -127)]).astype(np.float32)
     x[1::2, ::2] *= -1
-    for code in (0x00, 0xFF, 0x0F, 0xF0) if dtype["qs"].base == np.uint8 else (-128, 127, -127):
-        blocks = np.zeros((16, n // 32), dtype)
-        blocks["d"] = 1
-        blocks["qs"] = code
-        if "qh" in dtype.fields:
-            blocks["qh"] = np.uint32(0xFFFFFFFF if code else 0)
-        rows = blocks.view(np.uint8).reshape(16, -1)
-        want = x.astype(np.float64) @ dequantize(rows, kind).astype(np.float64).T
-        np.testing.assert_allclose(product(kind, rows, x), want, rtol=1e-3, atol=1e-3)
+    for code in range(0, 256, 5):
+        raw = np.full((16, n // kind.block_size * kind.type_size), code, np.uint8)
+        blocks = raw.view(dtype)
+        for half in {"d", "m", "dmin"} & set(dtype.names or ()):
+            blocks[half] = 1
+        if kind is GGMLType.MXFP4:
+            blocks["e"] = 128
+        want = x.astype(np.float64) @ dequantize(raw, kind).astype(np.float64).T
+        np.testing.assert_allclose(product(kind, raw, x), want, rtol=1e-3, atol=1e-3)
 
 
 @types
 def test_nan_and_inf_stay_in_their_token(kind: GGMLType) -> None:
-    rows = random_rows(kind)
-    x = X[:6].copy()
+    rows, x = random_rows(kind), tokens(kind, 6)
     want = product(kind, rows, x)
     x[1, 40], x[3, 5], x[4] = np.nan, np.inf, 0
     got = product(kind, rows, x, 2)
@@ -108,10 +124,13 @@ def test_nan_and_inf_stay_in_their_token(kind: GGMLType) -> None:
 @types
 @pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e30])
 def test_huge_and_tiny_activations(kind: GGMLType, scale: float) -> None:
-    rows = random_rows(kind)
-    got = product(kind, rows, X[:5] * np.float32(scale))
-    want = X[:5].astype(np.float64) * scale @ dequantize(rows, kind).astype(np.float64).T
-    if kind.is_quantized:  # scales are half floats, as in ggml: 1e30 is inf, and 1e-30 is zero
+    rows, x = random_rows(kind), tokens(kind, 5)
+    got = product(kind, rows, x * np.float32(scale))
+    want = x.astype(np.float64) * scale @ dequantize(rows, kind).astype(np.float64).T
+    if kind.block_size == 256:  # scales are floats; what has no reciprocal is zero
+        error = np.sum((got - want) ** 2) / np.sum(want**2)
+        assert error < 1e-4 or (scale < 1e-36 and not got.any())
+    elif kind.is_quantized:  # scales are half floats, as in ggml: 1e30 is inf, and 1e-30 is zero
         assert got.shape == want.shape and (scale > 1 or not got.any())
     else:
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-40)
@@ -119,44 +138,44 @@ def test_huge_and_tiny_activations(kind: GGMLType, scale: float) -> None:
 
 @types
 def test_a_row_of_zeros_and_a_single_row(kind: GGMLType) -> None:
-    rows = random_rows(kind)
+    rows, x = random_rows(kind), tokens(kind, 3)
     rows[7] = 0
-    got = product(kind, rows, X[:3], 2)
+    got = product(kind, rows, x, 2)
     assert not got[:, 7].any()
-    assert product(kind, rows[9:10], X[:3]).tobytes() == got[:, 9:10].tobytes()
+    assert product(kind, rows[9:10], x).tobytes() == got[:, 9:10].tobytes()
 
 
 @types
 def test_batches_share_and_repeat_weights(kind: GGMLType) -> None:
     """2 weight matrices, 4 batches of tokens (grouped heads), and strided tokens."""
-    ctx = Context()
-    rows = random_rows(kind, 2 * M).reshape(2, M, -1)
-    w = ctx.new_tensor_3d(kind, N, M, 2)
+    ctx, n = Context(), columns(kind)
+    rows, all_x = random_rows(kind, 2 * M).reshape(2, M, -1), tokens(kind, 20).reshape(5, 4, n)
+    w = ctx.new_tensor_3d(kind, n, M, 2)
     w.buffer.set_tensor(w, rows.reshape(-1))  # type: ignore[union-attr]
-    x = ops.permute(ctx, ctx.from_numpy(X[:20].reshape(5, 4, N)), 0, 2, 1, 3)  # 4 batches of 5
+    x = ops.permute(ctx, ctx.from_numpy(all_x), 0, 2, 1, 3)  # 4 batches of 5
     node = ops.mul_mat(ctx, w, x)
     graph = CGraph()
     graph.build_forward_expand(node)
     get_pool().run(compile_program(graph, 3, get_pool().error_slot, WorkStore()), 3)
     for batch in range(4):
-        tokens = np.ascontiguousarray(X[:20].reshape(5, 4, N)[:, batch])
-        assert node.numpy()[batch].tobytes() == product(kind, rows[batch // 2], tokens).tobytes()
+        part = np.ascontiguousarray(all_x[:, batch])
+        assert node.numpy()[batch].tobytes() == product(kind, rows[batch // 2], part).tobytes()
 
 
 @types
 @pytest.mark.parametrize("half", [GGMLType.F16, GGMLType.BF16], ids=lambda t: t.name)
 def test_half_float_activations_are_those_values_in_float32(kind: GGMLType, half: GGMLType) -> None:
     """Alone, with a bias behind, and with two readers of one activation."""
-    stored = quantize(X[:7], half)
+    stored = quantize(tokens(kind, 7), half)
     values = dequantize(stored, half)
     results = []
     for type in (half, GGMLType.F32):
         ctx = Context()
-        w, v = (ctx.new_tensor_2d(kind, N, M) for _ in range(2))
+        w, v = (ctx.new_tensor_2d(kind, columns(kind), M) for _ in range(2))
         for t in (w, v):
             assert t.buffer is not None
             t.buffer.set_tensor(t, random_rows(kind).reshape(-1).view(np.uint8))
-        x = ctx.new_tensor_2d(type, N, 7)
+        x = ctx.new_tensor_2d(type, columns(kind), 7)
         assert x.buffer is not None
         x.buffer.set_tensor(x, (stored if type is half else values).reshape(-1).view(np.uint8))
         bias = ctx.from_numpy(np.linspace(-1, 1, M, dtype=np.float32))

@@ -11,20 +11,29 @@ import numpy.typing as npt
 import pytest
 
 from pyggml.backend.cpu.abi import record
-from pyggml.backend.cpu.kernels.quantize import add_quantize, quantize_q8, quantize_row
-from pyggml.backend.cpu.layout import Q8_BLOCK
+from pyggml.backend.cpu.kernels.quantize import add_quantize, quantize_kernel, quantize_row
+from pyggml.backend.cpu.layout import ACTIVATION_BYTES
 from pyggml.backend.cpu.lowering import Lowering
 from pyggml.backend.cpu.pool import get_pool
 from pyggml.backend.cpu.program import Program
 from pyggml.backend.cpu.work import WorkMemory, WorkStore
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
+from pyggml.dtype import GGMLType
 from pyggml.jit import isa, kernel
 from pyggml.ops import mul, rms_norm, swiglu_split
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
 BLOCK = np.dtype([("d", np.float32), ("s", np.float32), ("q", np.int8, 32)])
+SUPER_BLOCK = np.dtype(
+    {
+        "names": ["d", "sums_32", "sums_16", "starts", "q"],
+        "formats": [np.float32, (np.int16, 8), (np.int16, 16), (np.int16, (16, 2)), (np.int8, 256)],
+        "offsets": [0, 16, 32, 64, 128],
+    }
+)
+F32 = int(GGMLType.F32)
 
 
 @kernel
@@ -45,10 +54,27 @@ def twin(x: Array) -> Array:
     return out
 
 
-def quantize(x: Tensor, n_chunks: int) -> Array:
-    out = np.zeros(x.nelements // 32, BLOCK)
+def super_twin(x: Array) -> Array:
+    """The definition of blocks of 256, in float32."""
+    rows = x.reshape(-1, 256)
+    out = np.zeros(len(rows), SUPER_BLOCK)
+    inverse = np.float32(127) / np.abs(rows).max(axis=1)
+    out["d"] = np.float32(1) / inverse
+    out["q"] = np.rint(rows * inverse[:, None]).astype(np.int8)
+    q = out["q"].astype(np.int32)
+    mixed = [0, 2, 1, 3]  # the order of each four sums
+    out["sums_32"] = q.reshape(-1, 2, 4, 32).sum(-1)[..., mixed].reshape(-1, 8)
+    out["sums_16"] = q.reshape(-1, 4, 4, 16).sum(-1)[..., mixed].reshape(-1, 16)
+    out["starts"] = -32 * q.reshape(-1, 16, 4, 2, 2).sum(axis=(2, 4))
+    return out
+
+
+def quantize(x: Tensor, n_chunks: int, block: np.dtype[Any] = BLOCK) -> Array:
+    columns = 32 if block is BLOCK else 256
+    out = np.zeros(x.nelements // columns, block)
     words = record(0, [out.ctypes.data], x, (x,))
-    call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(quantize_q8.address)
+    address = quantize_kernel(F32, columns).address
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(address)
     for chunk in range(n_chunks):
         call(words.ctypes.data, chunk, n_chunks, 0)
     return out
@@ -63,8 +89,14 @@ def test_equals_the_definition_for_any_chunks(n_chunks: int) -> None:
     x = np.random.default_rng(0).normal(size=(5, 96)).astype(np.float32)
     x[0, :32] = 0
     x[1] = np.linspace(-127, 127, 96) / 2  # many ties
-    assert BLOCK.itemsize == Q8_BLOCK
+    assert [b.itemsize for b in (BLOCK, SUPER_BLOCK)] == list(ACTIVATION_BYTES.values())
     assert quantize(tensor(x), n_chunks).tobytes() == twin(x).tobytes()
+    x = np.random.default_rng(0).normal(size=(5, 768)).astype(np.float32)
+    x[1] = np.linspace(-127, 127, 768) / 2
+    x[2, :256], x[3, 256:512] = 3, -0.1
+    got, want = quantize(tensor(x), n_chunks, SUPER_BLOCK), super_twin(x)
+    for field in SUPER_BLOCK.names or ():
+        np.testing.assert_array_equal(got[field], want[field], field)
 
 
 def test_strided_rows() -> None:
@@ -90,6 +122,12 @@ def test_nan_and_inf_travel_and_stay_in_their_block() -> None:
     assert np.isnan(got["d"][0]) and np.isinf(got["d"][1])
     assert got[2].tobytes() == twin(x[0, 64:96])[0].tobytes()
     assert not got["q"][3].any() and not got["s"][3]
+    x = np.ones((5, 256), np.float32)
+    x[0, 3], x[1, 40], x[2], x[3] = np.nan, -np.inf, 1e-42, 0
+    got = quantize(tensor(x), 1, SUPER_BLOCK)
+    assert np.isnan(got["d"][0]) and np.isinf(got["d"][1])
+    assert not got[2:4].tobytes().strip(bytes(1))
+    assert got[4].tobytes() == super_twin(x[4])[0].tobytes()
 
 
 def by_program(build: Callable[[Context], Tensor], n_threads: int) -> tuple[Array, Array]:
@@ -100,7 +138,7 @@ def by_program(build: Callable[[Context], Tensor], n_threads: int) -> tuple[Arra
     low = Lowering(graph, n_threads, WorkMemory(WorkStore()))
     low.run()
     n_launches = len(low.launches)
-    out = low.quantized(node, add_quantize)
+    out = low.quantized(node, 32, add_quantize)
     assert len(low.launches) == n_launches == 1  # no launch of its own
     get_pool().run(Program(low, get_pool().error_slot), n_threads)
     blocks = np.zeros(node.nelements // 32, BLOCK)
@@ -127,5 +165,6 @@ def test_norm_and_glu_quantize_what_they_write(n_threads: int, shape: tuple[int,
 
 
 def test_it_is_vectorised() -> None:
-    text = quantize_q8.assembly()
-    assert {"generic": "mulps", "avx2": "ymm", "avx512vnni": "zmm"}[isa()] in text
+    for columns in ACTIVATION_BYTES:
+        text = quantize_kernel(F32, columns).assembly()
+        assert {"generic": "mulps", "neon": ".4s", "avx512vnni": "zmm"}.get(isa(), "ymm") in text

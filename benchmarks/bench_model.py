@@ -1,0 +1,150 @@
+"""Speed of models here, against the rate at which this machine reads so many bytes.
+
+    python -m benchmarks.bench_model MODEL.gguf... [--threads 1,2] [--tests pp512,tg64,tg64@d512]
+    PYGGML_ISA=generic python -m benchmarks.bench_model MODEL.gguf
+
+A line a test in results/model.jsonl. Loading is from the page cache. The roof is measured right
+before and right after each generation, over a buffer of the bytes that a token reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.roof import read_roof
+from pyggml.jit import isa
+from pyllama import Context, Model
+from pyllama.bench import BenchCase, cpu_info, samples_ns
+from pyllama.demo import demo_model_path
+from pyllama_cli.bench_table import test_name
+
+RESULTS = Path(__file__).parent / "results"
+TESTS = "pp512,tg64,tg64@d512,pp2000"
+
+
+def cases(text: str) -> list[BenchCase]:
+    """``pp512,tg64@d512``: a prompt, and a generation behind 512 tokens."""
+    found = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(pp|tg)(\d+)(?:@d(\d+))?", part)
+        if match is None:
+            raise SystemExit(f"{part!r} is no test such as pp512 or tg64@d512")
+        kind, n, depth = match[1], int(match[2]), int(match[3] or 0)
+        prompt, generated = (n, 0) if kind == "pp" else (0, n)
+        found.append(BenchCase(n_prompt=prompt, n_gen=generated, n_depth=depth))
+    return found
+
+
+def name(case: BenchCase) -> str:
+    """``tg64 @ d512``."""
+    return test_name(asdict(case))
+
+
+def token_bytes(model: Model) -> int:
+    """Bytes of weights that one token reads: all matrices, but only the experts it uses."""
+    unread = {"token_embd.weight"} if "output.weight" in model.weights else set()
+    unread |= {"position_embd.weight"}
+    total = 0.0
+    for key, t in model.weights.items():
+        if t.n_dims > 1 and key not in unread:
+            experts = model.hparams.n_expert if t.n_dims > 2 else 0
+            total += t.nbytes * (model.hparams.n_expert_used / experts if experts else 1)
+    return int(total)
+
+
+def head(model: Model, threads: int) -> dict[str, Any]:
+    """What every line says first."""
+    return {
+        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "cpu": cpu_info(),
+        "isa": isa(),
+        "threads": threads,
+        "model": model.desc,
+        "file": model.path.name,
+        "bytes": token_bytes(model),
+    }
+
+
+def save(line: dict[str, Any], file: str, quiet: bool = False) -> None:
+    """Append to a results file, and print."""
+    if not quiet:
+        print(json.dumps(line), flush=True)
+    with (RESULTS / file).open("a") as f:
+        f.write(json.dumps(line) + "\n")
+
+
+class Ours:
+    """A model in a context that stays, so that turns with others cost no loading."""
+
+    def __init__(self, model: Model, threads: int, tests: list[BenchCase]) -> None:
+        n_ctx = max(c.n_prompt + c.n_gen + c.n_depth for c in tests)
+        self.context = Context(model, n_ctx=n_ctx, n_threads=threads)
+        self.bytes = token_bytes(model)
+        for case in tests:  # kernels compile, pages come in
+            self.speed(case)
+
+    def speed(self, case: BenchCase) -> float:
+        """Tokens per second, once."""
+        (ns,) = samples_ns(self.context, case)
+        return 1e9 * (case.n_prompt + case.n_gen) / ns
+
+    def against_roof(self, case: BenchCase) -> tuple[float, float]:
+        """Tokens per second, and GB/s of plain reads around it (0 of a prompt)."""
+        if case.n_prompt:
+            return self.speed(case), 0.0
+        threads = self.context.n_threads
+        before = read_roof(self.bytes, threads, tries=1)
+        speed = self.speed(case)
+        return speed, (before + read_roof(self.bytes, threads, tries=1)) / 2
+
+
+def roof_fields(n_bytes: int, pairs: list[tuple[float, float]]) -> dict[str, float]:
+    """What a line says of the roof: medians over the rounds; nothing of prompts."""
+    if not pairs[0][1]:
+        return {}
+    return {
+        "read_roof_gb_per_s": statistics.median(roof for _, roof in pairs),
+        "of_roof": statistics.median(speed * n_bytes / roof / 1e9 for speed, roof in pairs),
+    }
+
+
+def loaded(path: Path, threads: int) -> tuple[Model, float]:
+    """A model, and GB/s of loading it from the page cache."""
+    Model.load(path, n_threads=threads).close()
+    start = time.perf_counter()
+    model = Model.load(path, n_threads=threads)
+    return model, model.size_bytes / (time.perf_counter() - start) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--tests", default=TESTS)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    tests = cases(args.tests)
+    for path in args.models or [demo_model_path()]:
+        for threads in map(int, args.threads.split(",")):
+            model, load = loaded(path, threads)
+            ours = Ours(model, threads, tests)
+            for case in tests:
+                pairs = [ours.against_roof(case) for _ in range(args.rounds)]
+                line = head(model, threads) | {"load_gb_per_s": load, "test": name(case)}
+                speeds = [speed for speed, _ in pairs]
+                line |= {"ts": statistics.median(speeds), "samples_ts": speeds}
+                save(line | roof_fields(ours.bytes, pairs), "model.jsonl")
+            ours.context.close()
+            model.close()
+
+
+if __name__ == "__main__":
+    main()

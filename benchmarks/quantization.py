@@ -1,0 +1,179 @@
+"""Quality, size and speed of a model in every format: docs/quantization.md.
+
+    python -m benchmarks.quantization F16.gguf --text FILE [--peer PYTHON] [--types Q4_0,Q4_K_M]
+    python -m benchmarks.quantization              # the page again; measures nothing
+
+Perplexity and Kullback-Leibler divergence from F16 by llama.cpp's method, in chunks of 512; PYTHON
+is one that has xllamacpp: then also llama.cpp's perplexity of the same file, and how far its
+probabilities are from ours. A line a format in results/quantization.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.bench_model import Ours, cases, head, name, save
+from benchmarks.performance_page import DOCS, Line, markdown, newest
+from pyllama import Context, Model
+from pyllama.kl_divergence import kl_divergence
+from pyllama.perplexity import perplexity, scored_logits
+from pyllama.quantize import FILE_TYPES, Options, find_file_type, quantize_model
+from pyllama.quantize.file_types import can_write
+from pyllama.saved_logits import SavedLogits
+
+Floats = npt.NDArray[np.floating[Any]]
+FILE, N_CTX, TESTS = "quantization.jsonl", 512, "pp512,tg64"
+_HEAD = """\
+# Formats compared
+
+Made by `python -m benchmarks.quantization` from the lines in
+[benchmarks/results](../benchmarks/results/). Perplexity is of the first chunks of 512 tokens of the
+GNU GPL version 3, by llama.cpp's method; KL is the mean Kullback-Leibler divergence from F16's
+probabilities, "same top" how often the likeliest token is F16's. Speeds are tokens per second on 2
+threads. "llama.cpp" is its wheel from PyPI on the same file: the ratio of our perplexity to its,
+the mean divergence of our probabilities from its, and how often the likeliest token is the same.
+"""
+
+
+def _types(wanted: str) -> list[str]:
+    if wanted:
+        return [find_file_type(n).name for n in wanted.split(",")]
+    return [n for n, f in FILE_TYPES.items() if f.type is not None and can_write(f.type)]
+
+
+def _log_probabilities(logits: Floats) -> Floats:
+    x = logits.astype(np.float64)
+    x -= x.max(-1, keepdims=True)
+    found: Floats = x - np.log(np.exp(x).sum(-1, keepdims=True))
+    return found
+
+
+def _beside_peer(
+    context: Context, chunks: npt.NDArray[np.int32], path: Path, python: str
+) -> dict[str, float]:
+    """llama.cpp's perplexity of a file, and how far its probabilities are from ours."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokens, out = Path(folder, "tokens.i32"), Path(folder, "logits.f32")
+        chunks.tofile(tokens)
+        script = "benchmarks.llama_cpp_logits"
+        command = [python, "-m", script, str(path), str(tokens), str(N_CTX), str(out)]
+        subprocess.run(command, check=True, capture_output=True)
+        theirs = np.memmap(out, np.float32, "r").reshape(-1, context.model.hparams.n_vocab)
+        at, divergence, same, losses = 0, [], [], []
+        for chunk in chunks:
+            for logits, targets in scored_logits(context, chunk):
+                n = len(targets)
+                a, b = _log_probabilities(theirs[at : at + n]), _log_probabilities(logits)
+                divergence.append((np.exp(a) * (a - b)).sum(-1))
+                same.append(a.argmax(-1) == b.argmax(-1))
+                losses.append((-a[np.arange(n), targets], -b[np.arange(n), targets]))
+                at += n
+    their_loss, our_loss = (np.concatenate(x).mean() for x in zip(*losses, strict=True))
+    return {
+        "peer_ppl": float(np.exp(their_loss)),
+        "ppl_over_peer": float(np.exp(our_loss - their_loss)),
+        "peer_kld": float(np.concatenate(divergence).mean()),
+        "peer_same_top": float(np.concatenate(same).mean()),
+    }
+
+
+def _speeds(model: Model, rounds: int) -> dict[str, float]:
+    tests = cases(TESTS)
+    ours = Ours(model, 2, tests)
+    try:
+        turns = [[ours.speed(case) for case in tests] for _ in range(rounds)]
+    finally:
+        ours.context.close()
+    return {
+        name(case): statistics.median(t)
+        for case, t in zip(tests, zip(*turns, strict=True), strict=True)
+    }
+
+
+def _measure(
+    path: Path, chunks: npt.NDArray[np.int32], base: Path, python: str | None, rounds: int
+) -> Line:
+    model = Model.load(path, n_threads=2)
+    try:
+        with closing(Context(model, n_ctx=N_CTX, n_threads=2)) as context:
+            line: Line = {"ppl": 0.0}
+            if base.exists():
+                *_, last = kl_divergence(context, SavedLogits(base))
+                line["ppl"], line["kld"] = last.ppl.value, last.mean_kld.value
+                line["same_top"] = last.top_agreement.value
+            else:
+                for found in perplexity(context, chunks.ravel().tolist(), N_CTX, logits_file=base):
+                    line["ppl"] = found.ppl
+            if python:
+                line |= _beside_peer(context, chunks, path, python)
+        return head(model, 2) | line | _speeds(model, rounds)
+    finally:
+        model.close()
+
+
+def page(lines: list[Line]) -> str:
+    """The page of the results."""
+
+    def rows() -> Iterable[list[str]]:
+        for r in sorted(lines, key=lambda r: r["bits_per_weight"], reverse=True):
+            peer = [
+                f"{r['ppl_over_peer']:.4f}",
+                f"{r['peer_kld']:.1e}",
+                f"{r['peer_same_top']:.1%}",
+            ]
+            own = f"{r['kld']:.5f}" if "kld" in r else "", f"{r.get('same_top', 1):.1%}"
+            yield [
+                r["type"], f"{r['file_bytes'] / 1e6:.1f}", f"{r['bits_per_weight']:.2f}",
+                f"{r['ppl']:.4f}", *own, f"{r['pp512']:.0f}", f"{r['tg64']:.0f}",
+                *(peer if "peer_ppl" in r else [""] * 3),
+            ]  # fmt: skip
+
+    table = markdown(
+        "file type | MB | bits per weight | perplexity | KL | same top | pp512 | tg64"
+        " | llama.cpp: perplexity | KL | same top",
+        rows(),
+    )
+    return _HEAD + "\n" + table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("source", nargs="?", type=Path, help="the model in F16")
+    parser.add_argument("--text", type=Path, default=Path("/usr/share/common-licenses/GPL-3"))
+    parser.add_argument("--chunks", type=int, default=4)
+    parser.add_argument("--types", default="")
+    parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    if args.source:
+        with tempfile.TemporaryDirectory() as folder:
+            _run(args, Path(folder))
+    (DOCS / "quantization.md").write_text(page(newest(FILE, "type")), encoding="utf-8")
+
+
+def _run(args: argparse.Namespace, folder: Path) -> None:
+    model = Model.load(args.source, vocab_only=True)
+    tokens = model.tokenizer.encode(args.text.read_text(encoding="utf-8"))
+    model.close()
+    chunks = np.array(tokens[: args.chunks * N_CTX], np.int32).reshape(-1, N_CTX)
+    base, out = folder / "f16.logits", folder / "quantized.gguf"
+    for type in ["F16", *(t for t in _types(args.types) if t != "F16")]:
+        plan = quantize_model(args.source, out, find_file_type(type), Options())
+        line = {"type": type, "chunks": len(chunks), "file_bytes": out.stat().st_size}
+        line["bits_per_weight"] = 8 * plan.nbytes / plan.n_elements
+        save(_measure(out, chunks, base, args.peer, args.rounds) | line, FILE)
+        out.unlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""The lists of pyllama-bench: what may be given several times, and the product of all.
+
+    @list_options
+    def command(**options): cases = Lists.take(options).cases()
+
+A list is given by commas, by repeating the flag, or as ``first-last+step``, as in llama-bench.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import CACHE_TYPES, INT32_MAX, MAX_THREADS, Group, stack
+from .output import note
+
+if TYPE_CHECKING:
+    from pyllama.bench import BenchCase
+
+MAX_VALUES = 10_000  # of one list: a slip such as 1-1000000 is a mistake, not a plan
+N_BATCH, N_UBATCH = 2048, 512
+F16 = "f16"
+
+
+class IntList(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """``1,2``, ``16-64``, ``16-64+16`` or ``16-64*2``."""
+
+    name = "list"
+
+    def __init__(self, least: int, most: int = INT32_MAX) -> None:
+        self.least, self.most = least, most
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
+        """The integers, in order."""
+        if isinstance(value, list):
+            return value
+        numbers = [n for part in str(value).split(",") for n in self._expand(part, param, ctx)]
+        for number in numbers:
+            if not self.least <= number <= self.most:
+                self.fail(f"{number} is not in {self.least} to {self.most}.", param, ctx)
+        return numbers
+
+    def _expand(
+        self, part: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
+        match = re.fullmatch(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?", part.strip())
+        if match is None:
+            self.fail(f"{part!r} is not a number or first-last, +step or *factor.", param, ctx)
+        first, last = int(match[1]), int(match[2] or match[1])
+        operator, step = match[3] or "+", int(match[4] or 1)
+        if (
+            last < first
+            or step < 1
+            or (operator == "*" and last > first and (step < 2 or not first))
+        ):
+            self.fail(f"{part!r} never reaches its end.", param, ctx)
+        numbers = [first]
+        while (number := numbers[-1] + step if operator == "+" else numbers[-1] * step) <= last:
+            numbers.append(number)
+            if len(numbers) > MAX_VALUES:
+                self.fail(f"{part!r} has more than {MAX_VALUES} values.", param, ctx)
+        return numbers
+
+
+def _pairs(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> list[tuple[int, int]]:
+    pairs = []
+    for value in values:
+        match = re.fullmatch(r"(\d{1,9}),(\d{1,9})", value)
+        if match is None:
+            raise click.BadParameter(f"{value!r} is not PROMPT,GEN such as 512,128.")
+        pairs.append((int(match[1]), int(match[2])))
+    return pairs
+
+
+class TypeList(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """``f16,q8_0``: types of the KV cache."""
+
+    name = "types"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[str]:
+        """The types' names, in order."""
+        names = value if isinstance(value, list) else str(value).lower().split(",")
+        for name in names:
+            if name not in CACHE_TYPES:
+                self.fail(f"{name!r} is none of {', '.join(CACHE_TYPES)}.", param, ctx)
+        return names
+
+
+def _flash_attn(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> bool:
+    """Whether any was given; it is always on, so several are one."""
+    given = [v for value in values for v in value.lower().split(",")]
+    for v in given:
+        if v not in ("on", "off", "auto", "1", "0", "-1"):
+            raise click.BadParameter(f"{v!r} is none of on, off, auto.")
+    if {"off", "0"} & {*given}:
+        note("-fa off is ignored: attention is always fused")
+    return bool(given)
+
+
+def _chained(ctx: click.Context, param: click.Parameter, values: tuple[list[Any], ...]) -> Any:
+    return list(itertools.chain.from_iterable(values))
+
+
+def _list_option(*flags: str, default: int, least: int, most: int = INT32_MAX, help: str) -> Any:
+    return click.option(
+        *flags,
+        type=IntList(least, most),
+        multiple=True,
+        default=[str(default)],
+        show_default=str(default),
+        callback=_chained,
+        help=help,
+    )
+
+
+def _type_option(*flags: str, help: str) -> Any:
+    return click.option(
+        *flags,
+        type=TypeList(),
+        multiple=True,
+        default=[F16],
+        show_default=F16,
+        callback=_chained,
+        help=f"{help}: {', '.join(CACHE_TYPES)}.",
+    )
+
+
+@dataclass(frozen=True)
+class Lists(Group):
+    """The lists whose product is run."""
+
+    n_prompt: list[int]
+    n_gen: list[int]
+    pg: list[tuple[int, int]]
+    n_depth: list[int]
+    batch_size: list[int]
+    ubatch_size: list[int]
+    threads: list[int]
+    cache_type_k: list[str]
+    cache_type_v: list[str]
+    flash_attn: bool
+
+    def cases(self) -> Iterator[BenchCase]:
+        """Every case, in llama-bench's order: prompts, generations, both together."""
+        from pyggml.dtype import GGMLType
+        from pyllama.bench import BenchCase
+
+        tests = [(n, 0) for n in self.n_prompt] + [(0, n) for n in self.n_gen] + self.pg
+        for n_batch, n_ubatch, k, v, threads, n_depth, (n_prompt, n_gen) in itertools.product(
+            self.batch_size, self.ubatch_size, self.cache_type_k, self.cache_type_v,
+            self.threads, self.n_depth, tests,
+        ):  # fmt: skip
+            if n_prompt or n_gen:
+                yield BenchCase(
+                    n_prompt=n_prompt,
+                    n_gen=n_gen,
+                    n_depth=n_depth,
+                    n_batch=n_batch,
+                    n_ubatch=n_ubatch,
+                    type_k=GGMLType[k.upper()],
+                    type_v=GGMLType[v.upper()],
+                    n_threads=threads if threads > 0 else None,
+                )
+
+    def extra_fields(self) -> list[str]:
+        """Fields that the Markdown table shows only where they are not the default."""
+        shown = {
+            "n_batch": self.batch_size != [N_BATCH],
+            "n_ubatch": self.ubatch_size != [N_UBATCH],
+            "type_k": self.cache_type_k != [F16],
+            "type_v": self.cache_type_v != [F16],
+            "flash_attn": self.flash_attn,
+        }
+        return [name for name, wanted in shown.items() if wanted]
+
+
+list_options = stack(
+    _list_option("-p", "--n-prompt", default=512, least=0, help="Tokens of prompt. 0: none."),
+    _list_option("-n", "--n-gen", default=128, least=0, help="Tokens to generate. 0: none."),
+    click.option(
+        "-pg", metavar="PROMPT,GEN", multiple=True, callback=_pairs, help="Prompt, then generate."
+    ),
+    _list_option("-d", "--n-depth", default=0, least=0, help="Tokens in the context beforehand."),
+    _list_option("-b", "--batch-size", default=N_BATCH, least=1, help="Tokens in one decode."),
+    _list_option("-ub", "--ubatch-size", default=N_UBATCH, least=1, help="Computed at once."),
+    _list_option(
+        "-t", "--threads", default=-1, least=-1, most=MAX_THREADS, help="Threads. -1: chosen."
+    ),
+    _type_option("-ctk", "--cache-type-k", help="Types of cached keys"),
+    _type_option("-ctv", "--cache-type-v", help="Types of cached values"),
+    click.option(
+        "-fa",
+        "--flash-attn",
+        multiple=True,
+        callback=_flash_attn,
+        metavar="on|off|auto",
+        help="Fused attention; it is always on.",
+    ),
+)

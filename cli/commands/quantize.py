@@ -1,0 +1,185 @@
+"""``pyllama-quantize``: a smaller file from a large one, with llama-quantize's types and flags.
+
+pyllama-quantize x-F16.gguf Q4_K_M                           # ggml-model-Q4_K_M.gguf beside it
+pyllama-quantize --imatrix imatrix.gguf x-F16.gguf x-Q4_K_M.gguf Q4_K_M 4
+pyllama-quantize --dry-run x-F16.gguf Q4_K_M                 # only the sizes
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..kv_overrides import override_kv_option
+from ..options import MAX_THREADS, Number
+from ..output import note, progress_bar, write
+from ..tool import Tool, ignored_option, version_option
+
+if TYPE_CHECKING:
+    from pyllama.quantize import Importance, Options, Plan
+
+_PATH = click.Path(path_type=Path)
+_MIB = 1 << 20
+
+
+def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> frozenset[int]:
+    """``L0,L1,...``."""
+    number = Number(0, 1 << 16)
+    parts = [] if value is None else value.split(",")
+    return frozenset(int(number.convert(part, param, ctx)) for part in parts)
+
+
+@click.command("quantize", cls=Tool)
+@click.argument("arguments", nargs=-1, metavar="MODEL [OUTFILE] TYPE [THREADS]")
+@click.option("--allow-requantize", is_flag=True,
+              help="Take tensors that are quantized already: quality suffers twice.")  # fmt: skip
+@click.option("--leave-output-tensor", is_flag=True, help="Leave output.weight as it is.")
+@click.option("--pure", is_flag=True, help="No mix: the same type for all matrices.")
+@click.option("--imatrix", type=_PATH, metavar="FILE",
+              help="Importance matrix, GGUF or .dat; pyllama-imatrix makes one.")  # fmt: skip
+@click.option("--include-weights", multiple=True, metavar="NAME",
+              help="Use --imatrix only where a name has this in it. Repeatable.")  # fmt: skip
+@click.option("--exclude-weights", multiple=True, metavar="NAME",
+              help="Use --imatrix for all but these. Repeatable.")  # fmt: skip
+@click.option("--output-tensor-type", metavar="TYPE", help="Type of output.weight.")
+@click.option("--token-embedding-type", metavar="TYPE", help="Type of token_embd.weight.")
+@click.option("--tensor-type", multiple=True, metavar="REGEX=TYPE",
+              help="Type of tensors in whose name the expression is found: ffn_down=q6_k. "
+              "Repeatable; the first that is found counts.")  # fmt: skip
+@click.option("--tensor-type-file", type=_PATH, metavar="FILE",
+              help="A file of such, with spaces or line ends between.")  # fmt: skip
+@click.option("--prune-layers", callback=_layers, metavar="L0,L1,...", help="Layers to leave out.")
+@click.option("--keep-split", is_flag=True, help="Write as many parts as MODEL has.")
+@override_kv_option
+@click.option("--dry-run", is_flag=True, help="Say what each tensor would become; write nothing.")
+@ignored_option("--max-buffer-size", takes_value=True)
+@version_option()
+def command(arguments: tuple[str, ...], dry_run: bool, **options: Any) -> None:
+    """Quantize MODEL to OUTFILE, by default ggml-model-TYPE.gguf beside it.
+
+    TYPE is Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q2_K_S, Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M,
+    Q5_K_S, Q5_K_M, Q6_K, IQ4_NL, IQ4_XS, MXFP4_MOE, TQ1_0, TQ2_0, F16, BF16, F32, llama.cpp's
+    number of one, or COPY. THREADS is how many to use; all cores without it.
+    """
+    from pyllama.quantize import quantize_model
+    from pyllama.quantize.file_types import find_file_type, is_file_type
+
+    model, rest = _take(arguments)
+    outfile = None
+    if rest and not is_file_type(rest[0]):
+        outfile, rest = Path(rest[0]), rest[1:]
+    if not rest:
+        raise click.UsageError("give the type to quantize to, such as Q4_K_M, behind the files")
+    file_type, n_threads = find_file_type(rest[0]), _threads(rest[1:])
+    if outfile is None:
+        outfile = model.with_name(f"ggml-model-{file_type.name}.gguf")
+    wanted = _options(n_threads, options)
+    with progress_bar(f"quantizing to {file_type.name}") as progress:
+        plan = quantize_model(model, None if dry_run else outfile, file_type, wanted, progress)
+    _report(plan, dry_run)
+
+
+def _take(arguments: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+    if not 2 <= len(arguments) <= 4:
+        raise click.UsageError(f"want MODEL [OUTFILE] TYPE [THREADS], got {len(arguments)} words")
+    return Path(arguments[0]), arguments[1:]
+
+
+def _threads(words: tuple[str, ...]) -> int | None:
+    if len(words) > 1:
+        raise click.UsageError(f"what is {words[1]!r}? want MODEL [OUTFILE] TYPE [THREADS]")
+    if not words:
+        return None
+    number = int(Number(0, MAX_THREADS).convert(words[0], None, None))
+    return number or None
+
+
+def _options(n_threads: int | None, options: dict[str, Any]) -> Options:
+    from pyllama.quantize import Options, Wishes, find_tensor_type
+
+    types = {
+        key: None if options[key] is None else find_tensor_type(options[key])
+        for key in ("output_tensor_type", "token_embedding_type")
+    }
+    wishes = Wishes(
+        pure=options["pure"],
+        leave_output=options["leave_output_tensor"],
+        output_type=types["output_tensor_type"],
+        token_embedding_type=types["token_embedding_type"],
+        tensor_types=_tensor_types(options["tensor_type"], options["tensor_type_file"]),
+    )
+    importance = _importance(
+        options["imatrix"], options["include_weights"], options["exclude_weights"]
+    )
+    return Options(
+        allow_requantize=options["allow_requantize"],
+        keep_split=options["keep_split"],
+        prune_layers=options["prune_layers"],
+        overrides=options["override_kv"],
+        importance=importance,
+        imatrix_file=str(options["imatrix"] or ""),
+        n_threads=n_threads,
+        wishes=wishes,
+    )
+
+
+def _tensor_types(given: tuple[str, ...], path: Path | None) -> tuple[tuple[Any, Any], ...]:
+    from pyllama.quantize import find_tensor_type
+
+    words = [*given, *([] if path is None else path.read_text("utf-8", "replace").split())]
+    found = []
+    for word in words:
+        expression, _, name = word.rpartition("=")
+        if not expression:
+            raise click.UsageError(f"--tensor-type: {word!r} is not REGEX=TYPE: ffn_down=q6_k")
+        try:
+            pattern = re.compile(expression.lower())
+        except re.error as error:
+            raise click.UsageError(
+                f"--tensor-type: {expression!r} is not a regular expression: {error}"
+            ) from None
+        found.append((pattern, find_tensor_type(name)))
+    return tuple(found)
+
+
+def _importance(
+    path: Path | None, include: tuple[str, ...], exclude: tuple[str, ...]
+) -> Importance | None:
+    if include and exclude:
+        raise click.UsageError("choose --include-weights or --exclude-weights, not both")
+    if path is None:
+        return None
+    from pyllama.quantize import read_importance
+
+    importance = read_importance(path)
+    if include:
+        importance.keep(lambda name: any(part in name for part in include))
+    importance.keep(lambda name: not any(part in name for part in exclude))
+    note(f"{path}: {len(importance.entries)} matrices over {importance.n_chunks} chunks")
+    return importance
+
+
+def _report(plan: Plan, dry_run: bool) -> None:
+    """What became, or would become, of the tensors; the sizes as llama-quantize prints them."""
+    n = len(plan.tensors)
+    for i, t in enumerate(plan.tensors if dry_run else (), 1):
+        shape = ", ".join(f"{k:5d}" for k in t.source.ne)
+        old, new = t.source.nbytes / _MIB, t.nbytes / _MIB
+        change = f"-> {new:8.2f} MiB ({t.type.name})" if t.type is not t.source.type else ""
+        write(f"[{i:4d}/{n:4d}] {t.name:36s} - [{shape}], type = {t.source.type.name:>6s}, "
+              f"size = {old:8.2f} MiB {change}".rstrip() + "\n")  # fmt: skip
+    for (wanted, type), count in Counter((t.wanted, t.type) for t in plan.fallbacks).items():
+        note(f"{count} of {n} tensors have rows that do not fill blocks of {wanted.name}: "
+             f"{type.name} instead")  # fmt: skip
+    if plan.without_weights:
+        first = ", ".join(plan.without_weights[:3])
+        note(f"{len(plan.without_weights)} tensors are not in the importance matrix: {first} ...")
+    if dry_run and any(t.needs_imatrix and t.weights is None for t in plan.tensors):
+        note("the quantization itself will need an importance matrix (--imatrix)")
+    for what, size in (("model", plan.source_nbytes), ("quant", plan.nbytes)):
+        bits = 8 * size / max(plan.n_elements, 1)
+        write(f"{what} size  = {size / _MIB:8.2f} MiB ({bits:.2f} BPW)\n")

@@ -1,0 +1,148 @@
+"""Whole arrays of float32 to blocks and back, on all threads.
+
+    blocks = CpuArrays.encode(x, GGMLType.Q4_K, imatrix, n_threads=None)
+    x = CpuArrays.decode(blocks, GGMLType.Q4_K, n_threads=None)
+
+What ``pyggml.quants`` calls for arrays that are not small. A program of one launch, so Ctrl-C stops
+it, and a compute of another thread waits. Access: front to back, a block at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....cgraph import CGraph
+from ....context import Context
+from ....dtype import GGMLType, row_size
+from ....jit import Kernel, inline_strict, kernel
+from ....quants.block import BLOCK_TYPES, Floats, row_weights
+from ..abi import BAD_VALUE, DST, data, f32_ptr, first_row, int_param, set_error
+from ..atomics import call_address
+from ..backend import CpuBackend
+from ..lowering import Lowering
+from ..pool import get_pool
+from ..program import Program
+from ..simd.lanes import bits, lanes_f32, mask_bits, root, store
+from ..simd.math import ZERO
+from ..work import WorkMemory, WorkStore
+from . import CODECS
+from .rows import decode_columns, encode_row, row_decoder, row_encoder, weighted_row_encoder
+
+Bytes = npt.NDArray[np.uint8]
+SOURCE, COUNT, ROW, ROW_BYTES, CODEC, IMATRIX, BY_ROW = range(7)  # parameters
+_GRAIN = 16384  # elements of a chunk, about
+_MAX_CHUNKS = 4096
+_INFINITY = np.int32(0x7F800000)  # the bits that are all set in what is not finite
+
+
+@inline_strict
+def _is_finite(x, n):  # type: ignore[no-untyped-def]
+    """Whether ``n`` float32, a multiple of 32, are all numbers."""
+    for i in range(0, 4 * n, 128):
+        if mask_bits((bits(lanes_f32(32, x + i)) & _INFINITY) == _INFINITY) != 0:
+            return False
+    return True
+
+
+@kernel
+def encode_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Rows by the format's encoder; reports what is not finite."""
+    rows, n, row_bytes = int_param(node, COUNT), int_param(node, ROW), int_param(node, ROW_BYTES)
+    for r in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x = int_param(node, SOURCE) + 4 * n * r
+        if not _is_finite(x, n):
+            set_error(node, BAD_VALUE)
+            return
+        encode_row(int_param(node, CODEC), x, data(node, DST) + row_bytes * r, n)
+
+
+@kernel
+def encode_weighted_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """``encode_rows`` with importance weights; see ``quants.block.row_weights`` for the sums."""
+    rows, n, row_bytes = int_param(node, COUNT), int_param(node, ROW), int_param(node, ROW_BYTES)
+    imatrix = int_param(node, IMATRIX)
+    for r in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x = int_param(node, SOURCE) + 4 * n * r
+        if not _is_finite(x, n):
+            set_error(node, BAD_VALUE)
+            return
+        weights = imatrix
+        if int_param(node, BY_ROW) != 0:
+            power = ZERO
+            for i in range(n):
+                power += f32_ptr(x)[i] * f32_ptr(x)[i]
+            power = power / np.float32(n)
+            for i in range(0, 4 * n, 32):
+                v = lanes_f32(8, x + i)
+                store(scratch + i, lanes_f32(8, imatrix + i) * root(v * v + power))
+            weights = scratch
+        call_address(int_param(node, CODEC), (x, data(node, DST) + row_bytes * r, n, weights))
+
+
+@kernel
+def decode_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """Rows by the format's decoder."""
+    rows, n, row_bytes = int_param(node, COUNT), int_param(node, ROW), int_param(node, ROW_BYTES)
+    for r in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x = int_param(node, SOURCE) + row_bytes * r
+        decode_columns(int_param(node, CODEC), x, data(node, DST) + 4 * n * r, n, 0)
+
+
+class CpuArrays:
+    """Implements ``quants.arrays.ArrayCodec``."""
+
+    @staticmethod
+    def encode(x: Floats, type: GGMLType, imatrix: Floats | None, n_threads: int | None) -> Bytes:
+        """Rows [n_rows, n], n whole blocks, as bytes. Raises: Aborted, ComputeError."""
+        out = np.empty((len(x), row_size(type, x.shape[1])), np.uint8)
+        if imatrix is None or CODECS[int(type)].encode_weighted is None:
+            rows = _Rows(x, out, x.size, type)
+            rows.run(encode_rows, row_encoder(int(type)), n_threads)
+        else:
+            rows = _Rows(x, out, x.size, type, x.shape[1])
+            by_row = BLOCK_TYPES[type].weigh is row_weights
+            extra = [int(imatrix.ctypes.data), int(by_row)]
+            rows.run(encode_weighted_rows, weighted_row_encoder(int(type)), n_threads, extra)
+        return out
+
+    @staticmethod
+    def decode(blocks: Bytes, type: GGMLType, n_threads: int | None) -> Floats:
+        """Blocks as values, flat. Raises: Aborted."""
+        n = blocks.size // type.type_size * type.block_size
+        out = np.empty(n, np.float32)
+        _Rows(blocks, out, n, type).run(decode_rows, row_decoder(int(type)), n_threads)
+        return out
+
+
+@dataclass
+class _Rows:
+    """A conversion of ``n`` values in rows of ``length``; 0 cuts them where it suits."""
+
+    source: npt.NDArray[Any]
+    out: npt.NDArray[Any]
+    n: int
+    type: GGMLType
+    length: int = 0
+
+    def run(
+        self, made: Kernel, codec: Kernel, n_threads: int | None, extra: Sequence[int] = ()
+    ) -> None:
+        """Compute on the pool."""
+        backend = CpuBackend(n_threads)
+        length = self.length or math.gcd(self.n, _GRAIN)
+        rows = self.n // length
+        params = [int(self.source.ctypes.data), rows, length, row_size(self.type, length)]
+        result = Context(no_alloc=True).new_tensor_1d(GGMLType.I8, self.out.nbytes)
+        result.data = int(self.out.ctypes.data)
+        chunks = max(1, min(self.n // _GRAIN, rows, _MAX_CHUNKS))
+        low = Lowering(CGraph(), backend.n_threads, WorkMemory(WorkStore()))
+        low.launch(
+            made, result, [*params, codec.address, *extra], chunks, src=(), scratch=4 * length
+        )
+        backend.run(Program(low, get_pool().error_slot))

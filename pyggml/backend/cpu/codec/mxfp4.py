@@ -1,0 +1,71 @@
+"""MXFP4 in jitted code; see ``quants/mxfp4.py``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....dtype import GGMLType
+from ....jit import inline_strict
+from ..abi import bits_f32, f32_bits, f32_ptr, u8_ptr
+from ..simd.math import SMALLEST, ZERO, abs_f32
+from .codes import decode_nibbles
+from .tables import values_of
+
+_KIND = int(GGMLType.MXFP4)
+_UP = np.float32(2.0**23)
+_LOG2_E = np.float32(1.442695)
+_A, _B, _C, _D = np.float32(0.5), np.float32(1.5), np.float32(2.5), np.float32(3.5)
+_E, _F, _G = np.float32(5), np.float32(7), np.float32(10)
+
+
+@inline_strict
+def _scale(e):  # type: ignore[no-untyped-def]
+    """2^(e - 128)."""
+    return bits_f32(np.int32(0x200000 << e if e < 2 else (e - 1) << 23))
+
+
+@inline_strict
+def _exponent(v):  # type: ignore[no-untyped-def]
+    """``floor(log2f(v))`` of a positive number: the float32 nearest to its logarithm counts.
+
+    So a number that lies m * 2^-24 parts below 2^n counts as 2^n where 1.44 m * 2^-24 is less than
+    half a unit in the last place of n.
+    """
+    tiny = v < SMALLEST
+    bits = np.int64(f32_bits(v * _UP if tiny else v))
+    n = (bits >> 23) - (126 + 23 if tiny else 126)  # the next power of two
+    m = (1 << 23) - (bits & 0x7FFFFF)
+    size, unit = n - 1 if n > 0 else -n, 1
+    while 2 * unit <= size:
+        unit *= 2
+    up = size > 0 and _LOG2_E * np.float32(m) < np.float32(unit)
+    return n if up else n - 1
+
+
+@inline_strict
+def _code(v, d):  # type: ignore[no-untyped-def]
+    """The code of the nearest value; of two that are as near the smaller one."""
+    a = abs_f32(v)
+    n = np.int64(a > _A * d) + np.int64(a > _B * d) + np.int64(a > _C * d) + np.int64(a > _D * d)
+    n += np.int64(a > _E * d) + np.int64(a > _F * d) + np.int64(a > _G * d)
+    return n + 8 if v < ZERO and n != 0 else n
+
+
+@inline_strict
+def encode_mxfp4(x, out):  # type: ignore[no-untyped-def]
+    """32 float32 at ``x`` as one block at ``out``."""
+    xs, codes, top = f32_ptr(x), u8_ptr(out), ZERO
+    for i in range(32):
+        a = abs_f32(xs[i])
+        top = a if a > top else top
+    e = _exponent(top) + 125 & 255 if top > ZERO else 0
+    d = _scale(e)
+    codes[0] = e
+    for i in range(16):
+        codes[1 + i] = _code(xs[i], d) | _code(xs[16 + i], d) << 4
+
+
+@inline_strict
+def decode_mxfp4(block, y):  # type: ignore[no-untyped-def]
+    """One block as 32 float32 at ``y``."""
+    decode_nibbles(block + 1, values_of(_KIND), _scale(np.int64(u8_ptr(block)[0])), y)

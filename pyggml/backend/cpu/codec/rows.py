@@ -1,0 +1,88 @@
+"""Rows of blocks to float32 and back, as functions that kernels call by address.
+
+    decode = row_decoder(kind).address             # in a lowering: a parameter of the node
+    decode_columns(decode, row, y, n, first)       # in a kernel: columns first .. first + n
+
+A kernel that is not bound by decoding need not be compiled for each format: it takes the address,
+and each format has one decoder and one encoder for all kernels.
+Access: front to back, a block at a time.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ....dtype import GGMLType
+from ....jit import Kernel, inline, kernel
+from ..abi import f32_ptr
+from ..atomics import call_address
+from ..simd.element import F32, put
+from ..simd.lanes import stack
+from . import decode_block, encode_block, encode_weighted
+
+BLOCK_BYTES = 4 * 256  # of the largest block as float32
+
+
+@cache
+def row_decoder(kind: int) -> Kernel:
+    """The decoder of a format: (row, y, n, first), see ``decode_columns``."""
+    block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
+
+    def decode(row, y, n, first):  # type: ignore[no-untyped-def]
+        part = stack(BLOCK_BYTES)
+        column, end = first, first + n
+        while column < end:
+            start = column // block * block
+            stop = min(start + block, end)
+            whole = stop - column == block
+            out = y + 4 * (column - first)
+            decode_block(kind, row + column // block * size, out if whole else part)
+            if not whole:
+                for i in range(stop - column):
+                    put(F32, out, i, f32_ptr(part)[column - start + i])
+            column = stop
+
+    made = kernel(decode)
+    made.name = f"decode_{GGMLType(kind).name.lower()}"
+    return made
+
+
+@cache
+def row_encoder(kind: int) -> Kernel:
+    """The encoder of a format: (x, row, n, 0), see ``encode_row``."""
+    block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
+
+    def encode(x, row, n, unused):  # type: ignore[no-untyped-def]
+        for i in range(n // block):
+            encode_block(kind, x + 4 * block * i, row + size * i)
+
+    made = kernel(encode)
+    made.name = f"encode_{GGMLType(kind).name.lower()}"
+    return made
+
+
+@cache
+def weighted_row_encoder(kind: int) -> Kernel:
+    """The encoder of a format with importance weights: (x, row, n, weights of the values)."""
+    block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
+
+    def encode(x, row, n, weights):  # type: ignore[no-untyped-def]
+        for i in range(n // block):
+            at = 4 * block * i
+            encode_weighted(kind, x + at, weights + at, row + size * i)
+
+    made = kernel(encode)
+    made.name = f"encode_weighted_{GGMLType(kind).name.lower()}"
+    return made
+
+
+@inline
+def decode_columns(decoder, row, y, n, first):  # type: ignore[no-untyped-def]
+    """``n`` columns of a row of blocks from column ``first`` on, as float32 at ``y``."""
+    call_address(decoder, (row, y, n, first))
+
+
+@inline
+def encode_row(encoder, x, row, n):  # type: ignore[no-untyped-def]
+    """``n`` float32 at ``x``, whole blocks, as blocks at ``row``."""
+    call_address(encoder, (x, row, n, 0))

@@ -1,0 +1,195 @@
+"""What kernels know of a weight's format: a few numbers, and functions that they call by address.
+
+    facts = weight_facts(w, TILE_4, TILE_1)        # in a lowering: a parameter of the node
+    blocks = k // fact(facts, COLUMNS)             # in a kernel
+    tile(facts, TILE_4, weights, x, stride, out, blocks, ahead)
+
+So a matmul is compiled once, not for each format, and a format's inner loops once for all kernels.
+
+Formats without a tile of their own have a decoder: their rows become float32 and take the path of
+F32 weights, with float32 activations. So every format runs, row-sparse ops too, and sums have the
+order of F32 weights, whatever the number of tokens.
+Access: see ``simd/tile``, ``simd/row_tile`` and ``simd/axpy``; rows to decode are walked front to
+back, a few at a time, into thread scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from functools import cache, partial
+
+from ....dtype import GGMLType
+from ....jit import Kernel, inline, named_kernel
+from ....tensor import Tensor
+from ..abi import i64_ptr
+from ..atomics import call_address
+from ..buffer import is_repacked
+from ..codec import DECODED
+from ..codec.rows import decode_columns, row_decoder
+from ..facts import Facts, fact
+from ..layout import ACTIVATION_BYTES, INTERLEAVED, QUANTIZED, ROWS, block_bytes
+from ..layout import group_bytes as interleaved_bytes
+from ..simd import axpy
+from ..simd.element import F32
+from ..simd.row_tile import pack_rows, row_tiles
+from ..simd.tile import fetched_lines, float_tile, float_tokens, q_tile
+from ..simd.vector import LINE
+
+# Facts. Of a block: columns, bytes interleaved, bytes of activations, bytes of weights that a tile
+# of four tokens asks memory for; the row decoder or 0; tokens of the widest tile. Functions: the
+# widest tile, those of four tokens and of one; plain rows times one token; plain rows as a group.
+COLUMNS, BLOCK_BYTES, ACT_BYTES, FETCHED, DECODER, WIDE = range(6)
+TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(6, 11)
+# AXPY's: columns and bytes of a group of columns, whether its sums are in the order of quantized
+# formats, the decoder or 0. Functions: rows added to sums; groups of a row as float32.
+AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = range(11, 17)
+
+
+@cache
+def _tile(tokens: int, kind: int) -> Kernel:
+    column = block_bytes(kind)
+
+    def tile_q(w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
+        q_tile(kind, tokens, w, x, stride, out, n_blocks, ahead)
+
+    def tile_f(w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
+        float_tile(kind, tokens, w, column, x, stride, out, 4 * ROWS, n_blocks)
+
+    return named_kernel(tile_q if kind in QUANTIZED else tile_f, tokens, GGMLType(kind).name)
+
+
+@cache
+def _row_tiles(kind: int) -> Kernel:
+    def times_rows(table, n_rows, x, out, n):  # type: ignore[no-untyped-def]
+        row_tiles(kind, table, n_rows, x, out, n)
+
+    return named_kernel(times_rows, GGMLType(kind).name)
+
+
+@cache
+def _pack(kind: int) -> Kernel:
+    def pack_group(table, n, out):  # type: ignore[no-untyped-def]
+        pack_rows(kind, table, n, out)
+
+    return named_kernel(pack_group, GGMLType(kind).name)
+
+
+@cache
+def _axpy_rows(kind: int) -> Kernel:
+    def add_rows(table, n_rows, values, sums, n_groups):  # type: ignore[no-untyped-def]
+        axpy.axpy_rows(kind, table, n_rows, values, sums, n_groups)
+
+    return named_kernel(add_rows, GGMLType(kind).name)
+
+
+@cache
+def _axpy_unpack(kind: int) -> Kernel:
+    def unpack(row, panel, stride, n_groups, following):  # type: ignore[no-untyped-def]
+        axpy.decode_row(kind, row, panel, stride, n_groups, following)
+
+    return named_kernel(unpack, GGMLType(kind).name)
+
+
+@cache
+def _facts(type: GGMLType) -> Facts:
+    kind, summed = tile_kind(type), tile_kind(type, axpy.TYPES)
+    columns = GGMLType(kind).block_size
+    quantized = kind in QUANTIZED
+    wide = 4 if quantized else float_tokens()
+    numbers = {
+        COLUMNS: columns,
+        BLOCK_BYTES: block_bytes(kind),
+        ACT_BYTES: ACTIVATION_BYTES[columns] if quantized else 4,
+        FETCHED: LINE * fetched_lines(kind, 4) if quantized else 0,
+        DECODER: decoder_of(type),
+        WIDE: wide,
+        AXPY_COLUMNS: axpy.group_columns(),
+        AXPY_BYTES: axpy.group_bytes(summed),
+        AXPY_ORDER: int(summed in QUANTIZED),
+        AXPY_DECODER: decoder_of(type, axpy.TYPES),
+    }
+    functions = {
+        TILE_WIDE: partial(_tile, wide, kind),
+        TILE_4: partial(_tile, 4, kind),
+        TILE_1: partial(_tile, 1, kind),
+        ROW_TILES: partial(_row_tiles, kind),
+        PACK: partial(_pack, kind),
+        AXPY_ROWS: partial(_axpy_rows, summed),
+        AXPY_UNPACK: partial(_axpy_unpack, summed),
+    }
+    return Facts(numbers, functions)
+
+
+def weight_facts(w: Tensor, *functions: int) -> int:
+    """The address of the facts of a weight's format, of which these functions are compiled."""
+    return _facts(w.type).address(*functions)
+
+
+def tiles_for(n_tokens: int) -> tuple[int, ...]:
+    """The tiles that so many tokens pass through."""
+    return (TILE_WIDE, TILE_4, TILE_1) if n_tokens >= 4 else (TILE_1,)
+
+
+def is_decoded(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> bool:
+    """Whether the rows of a format are decoded before they are multiplied.
+
+    Args:
+        tiled: the types that need not be.
+    """
+    return type not in tiled and int(type) in DECODED
+
+
+def tile_kind(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> int:
+    """The format that inner loops see."""
+    return F32 if is_decoded(type, tiled) else int(type)
+
+
+def decoder_of(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> int:
+    """The address of a format's decoder, 0 if none is needed."""
+    return row_decoder(int(type)).address if is_decoded(type, tiled) else 0
+
+
+def packed_bytes(w: Tensor) -> int:
+    """Bytes of scratch for a group of a weight's rows: packed, and decoded where they must be."""
+    decoded = 4 * w.ne[0] * ROWS if is_decoded(w.type) else 0
+    return interleaved_bytes(GGMLType(tile_kind(w.type)), w.ne[0]) + decoded
+
+
+def layout_name(w: Tensor) -> str:
+    """A weight's format and layout, for profiles: ``q4_1_x16``."""
+    return w.type.name.lower() + ("_x16" if is_repacked(w) else "_plain")
+
+
+@inline
+def tile(facts, which, w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
+    """A group of interleaved rows times some tokens (``which``); see ``simd/tile``."""
+    call_address(fact(facts, which), (w, x, stride, out, n_blocks, ahead))
+
+
+@inline
+def times_rows(facts, table, n_rows, x, out, n):  # type: ignore[no-untyped-def]
+    """Plain rows times one token; see ``row_tiles``."""
+    call_address(fact(facts, ROW_TILES), (table, n_rows, x, out, n))
+
+
+@inline
+def pack(facts, table, n, out):  # type: ignore[no-untyped-def]
+    """16 plain rows as an interleaved group; see ``pack_rows``."""
+    call_address(fact(facts, PACK), (table, n, out))
+
+
+@inline
+def decode_rows(facts, table, rows, n, floats):  # type: ignore[no-untyped-def]
+    """Decode up to 16 rows of ``n`` columns to ``floats``, where ``table`` then has them.
+
+    As after ``aim``, the last one fills up the 16. Nothing happens to formats that have a tile.
+    """
+    decoder = fact(facts, DECODER)
+    if decoder == 0:
+        return
+    addresses = i64_ptr(table)
+    for r in range(ROWS):
+        place = floats + 4 * n * min(r, rows - 1)
+        if r < rows:
+            decode_columns(decoder, addresses[r] + 0, place, n, 0)
+        addresses[r] = place

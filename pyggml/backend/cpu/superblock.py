@@ -1,0 +1,222 @@
+"""How 16 rows of a K-quant interleave: blocks of 256 columns whose sub-scales are unpacked.
+
+    FORMATS[GGMLType.Q6_K].bits                    # 6
+    lines = pack_slices(codes, 6)                  # 8 slices of codes in 6 lines
+
+A block holds 16 scales d (float16) and, where there are minima, 16 dmin. Then come lines of 64
+bytes with 4 bytes of each row: the sub-scales, line j those of sub-blocks 4j..4j+3 as int8, the
+sub-minima likewise (Q2_K keeps both in one byte, as ggml does), and for each 32 columns ``bits``
+lines of codes. Slice k of these, columns 4k..4k+3, is where ``pieces`` says: a byte holds as many
+whole codes as fit, and what is left over of some bytes is the bits of the codes behind.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dtype import GGMLType
+
+COLUMNS = 256  # of a block
+STEP = 32  # columns whose codes lie together: 8 slices of 4
+STEPS = COLUMNS // STEP
+ROWS = 16
+LINE = 64
+Bytes = npt.NDArray[np.uint8]
+
+
+class Plane(NamedTuple):
+    """Some bits of all codes of a ggml block: those of 8 / bits steps share 32 bytes."""
+
+    bits: int
+    at: int  # byte in the block
+    crossed: bool = False  # steps go 0 2 1 3: the low bits of 64 columns come first
+
+    def place(self, step: int) -> tuple[int, int]:
+        """The first byte and the shift of a step's bits."""
+        if self.crossed:
+            step = step & 4 | step << 1 & 2 | step >> 1 & 1
+        return self.at + STEP * (step * self.bits // 8), step * self.bits % 8
+
+
+class Format(NamedTuple):
+    """A K-quant: codes of ``bits`` bits from planes, low bits first, times scales of sub-blocks."""
+
+    planes: tuple[Plane, ...]
+    d: int  # byte of the float16 scale
+    scales: int  # and of the sub-scales
+    sub: int  # columns of a sub-block
+    zero: int = 0  # what is taken off a code
+    minima: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return sum(p.bits for p in self.planes)
+
+    @property
+    def halves(self) -> int:
+        """Float16 values at the head of a block."""
+        return 2 if self.minima else 1
+
+    @property
+    def scale_lines(self) -> int:
+        """Lines of sub-scales."""
+        return COLUMNS // self.sub // 4
+
+    @property
+    def minimum_lines(self) -> int:
+        """Lines of sub-minima, where they are not in the lines of sub-scales."""
+        return self.scale_lines if self.minima and self.sub == 32 else 0
+
+    @property
+    def codes_at(self) -> int:
+        """Bytes before the lines of codes."""
+        return 2 * ROWS * self.halves + LINE * (self.scale_lines + self.minimum_lines)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of 16 rows."""
+        return self.codes_at + LINE * STEPS * self.bits
+
+
+FORMATS = {
+    GGMLType.Q2_K: Format((Plane(2, 16),), d=80, scales=0, sub=16, minima=True),
+    GGMLType.Q3_K: Format((Plane(2, 32), Plane(1, 0)), d=108, scales=96, sub=16, zero=4),
+    GGMLType.Q4_K: Format((Plane(4, 16),), d=0, scales=4, sub=32, minima=True),
+    GGMLType.Q5_K: Format((Plane(4, 48), Plane(1, 16)), d=0, scales=4, sub=32, minima=True),
+    GGMLType.Q6_K: Format(
+        (Plane(4, 0, crossed=True), Plane(2, 128)), d=208, scales=192, sub=16, zero=32
+    ),
+}
+
+
+class Piece(NamedTuple):
+    """``width`` bits of the codes of a slice, from bit ``of`` on: in a line's bytes from ``at``."""
+
+    slice: int
+    line: int
+    of: int
+    at: int
+    width: int
+
+
+@lru_cache
+def pieces(bits: int) -> tuple[Piece, ...]:
+    """Where the codes of 8 slices lie in ``bits`` lines."""
+    lines = next(n for n in range(1, 9) if n * 8 % bits == 0)  # the fewest that codes fill
+    n_slices, whole = lines * 8 // bits, 8 // bits
+    rest = 8 - whole * bits
+    found = []
+    for first in range(0, 8, n_slices):
+        line0 = first * bits // 8
+        for i in range(lines):
+            for k in range(whole):
+                found.append(Piece(first + whole * i + k, line0 + i, 0, k * bits, bits))
+        for k in range(n_slices - whole * lines):  # their bits follow each other in the rests
+            for i in range(lines):
+                start = max(k * bits, i * rest)
+                width = min((k + 1) * bits, (i + 1) * rest) - start
+                if width > 0:
+                    at, slice = whole * bits + start - i * rest, first + whole * lines + k
+                    found.append(Piece(slice, line0 + i, start - k * bits, at, width))
+    return tuple(found)
+
+
+def pack_slices(codes: Bytes, bits: int) -> Bytes:
+    """Codes [..., 8 slices, 4] as lines [..., bits, 4]."""
+    lines = np.zeros((*codes.shape[:-2], bits, codes.shape[-1]), np.uint8)
+    for p in pieces(bits):
+        part = codes[..., p.slice, :] >> np.uint8(p.of) & np.uint8((1 << p.width) - 1)
+        lines[..., p.line, :] |= part << np.uint8(p.at)
+    return lines
+
+
+def unpack_slices(lines: Bytes) -> Bytes:
+    """The inverse of ``pack_slices``."""
+    codes = np.zeros((*lines.shape[:-2], 8, lines.shape[-1]), np.uint8)
+    for p in pieces(lines.shape[-2]):
+        part = lines[..., p.line, :] >> np.uint8(p.at) & np.uint8((1 << p.width) - 1)
+        codes[..., p.slice, :] |= part << np.uint8(p.of)
+    return codes
+
+
+def interleave_blocks(type: GGMLType, blocks: Bytes) -> Bytes:
+    """Blocks of 16 rows, uint8[..., 16, type_size], as uint8[..., block_bytes]."""
+    f, shape = FORMATS[type], blocks.shape[:-2]
+    halves = blocks[..., f.d : f.d + 2 * f.halves].reshape(*shape, ROWS, f.halves, 2)
+    words = _sub_scales(type, blocks).reshape(*shape, ROWS, -1, 4)
+    codes = _codes(f, blocks).reshape(*shape, ROWS, STEPS, 8, 4)
+    lines = pack_slices(codes, f.bits).reshape(*shape, ROWS, -1, 4)
+    parts = [x.swapaxes(-2, -3).reshape(*shape, -1) for x in (halves, words, lines)]
+    return np.concatenate(parts, axis=-1)
+
+
+def deinterleave_blocks(type: GGMLType, groups: Bytes) -> Bytes:
+    """The inverse of ``interleave_blocks``."""
+    f, shape = FORMATS[type], groups.shape[:-1]
+
+    def by_row(start: int, stop: int, width: int) -> Bytes:
+        part = groups[..., start:stop].reshape(*shape, -1, ROWS, width)
+        return part.swapaxes(-2, -3).reshape(*shape, ROWS, -1)
+
+    blocks = np.zeros((*shape, ROWS, type.type_size), np.uint8)
+    scales_at = 2 * ROWS * f.halves
+    blocks[..., f.d : f.d + 2 * f.halves] = by_row(0, scales_at, 2)
+    _put_sub_scales(type, blocks, by_row(scales_at, f.codes_at, 4))
+    lines = by_row(f.codes_at, f.block_bytes, 4).reshape(*shape, ROWS, STEPS, f.bits, 4)
+    codes = unpack_slices(lines).reshape(*shape, ROWS, STEPS, STEP)
+    position = 0
+    for plane in f.planes:
+        for step in range(STEPS):
+            at, shift = plane.place(step)
+            bits = codes[..., step, :] >> np.uint8(position) & np.uint8((1 << plane.bits) - 1)
+            blocks[..., at : at + STEP] |= bits << np.uint8(shift)
+        position += plane.bits
+    return blocks
+
+
+def _codes(f: Format, blocks: Bytes) -> Bytes:
+    """uint8[..., 8, 32]."""
+    codes = np.zeros((*blocks.shape[:-1], STEPS, STEP), np.uint8)
+    position = 0
+    for plane in f.planes:
+        for step in range(STEPS):
+            at, shift = plane.place(step)
+            bits = blocks[..., at : at + STEP] >> np.uint8(shift) & np.uint8((1 << plane.bits) - 1)
+            codes[..., step, :] |= bits << np.uint8(position)
+        position += plane.bits
+    return codes
+
+
+def _sub_scales(type: GGMLType, blocks: Bytes) -> Bytes:
+    """A byte each, then the minima: uint8[..., 16]."""
+    at = FORMATS[type].scales
+    if type in (GGMLType.Q2_K, GGMLType.Q6_K):
+        return blocks[..., at : at + 16]
+    a, b, c = (blocks[..., at + i : at + i + 4] for i in (0, 4, 8))
+    if type == GGMLType.Q3_K:  # six bits: low nibbles of 16, then the two high bits
+        low = np.concatenate([a & 15, b & 15, a >> 4, b >> 4], axis=-1)
+        high = np.concatenate([c >> i & 3 for i in (0, 2, 4, 6)], axis=-1)
+        out: Bytes = (low | high << 4) - np.uint8(32)
+        return out
+    return np.concatenate([a & 63, c & 15 | a >> 2 & 48, b & 63, c >> 4 | b >> 2 & 48], axis=-1)
+
+
+def _put_sub_scales(type: GGMLType, blocks: Bytes, words: Bytes) -> None:
+    """The inverse of ``_sub_scales``."""
+    at = FORMATS[type].scales
+    if type in (GGMLType.Q2_K, GGMLType.Q6_K):
+        blocks[..., at : at + 16] = words
+        return
+    words = words + np.uint8(32) if type == GGMLType.Q3_K else words
+    w = [words[..., i : i + 4] for i in (0, 4, 8, 12)]
+    if type == GGMLType.Q3_K:
+        parts = [w[0] & 15 | w[2] << 4, w[1] & 15 | w[3] << 4]
+        parts.append(w[0] >> 4 | w[1] >> 4 << 2 | w[2] >> 4 << 4 | w[3] >> 4 << 6)
+    else:
+        parts = [w[0] | (w[1] & 48) << 2, w[2] | (w[3] & 48) << 2, w[1] & 15 | w[3] << 4]
+    blocks[..., at : at + 12] = np.concatenate(parts, axis=-1)

@@ -1,0 +1,139 @@
+"""Arrays to bytes and back in NumPy: the oracle of the jitted codecs.
+
+    blocks = reference_quantize(x, GGMLType.Q4_0)  # float32 [..., n] -> uint8 [..., row bytes]
+    y = reference_dequantize(blocks, GGMLType.Q4_0)
+
+Bit for bit what ggml's C functions give, and slow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dtype import GGMLType, numpy_dtype, row_size
+from ..errors import QuantizeError, ShapeError, TypeMismatch
+from .block import BLOCK_TYPES, BlockType, Floats
+from .half import bf16_from_float, bf16_to_float, f16_from_float
+from .validity import count_invalid
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def reference_quantize(x: npt.ArrayLike, type: GGMLType, imatrix: Floats | None = None) -> Bytes:
+    """The bytes of ``x`` in the format ``type``.
+
+    Args:
+        x: float32 [..., n], where n is a multiple of the block size.
+        imatrix: float32 [n], how much each column matters; formats without such a search ignore it.
+
+    Returns:
+        uint8 [..., row_size(type, n)].
+
+    Raises:
+        QuantizeError: NaN, infinity or a too large number for a block format.
+        ShapeError: rows that do not fill blocks.
+        TypeMismatch: a format that we cannot quantize to.
+    """
+    x = np.ascontiguousarray(x, np.float32)
+    n = x.shape[-1]
+    n_bytes = row_size(type, n)
+    if type == GGMLType.F32:
+        out: npt.NDArray[Any] = x
+    elif type == GGMLType.F16:
+        out = f16_from_float(x)
+    elif type == GGMLType.BF16:
+        out = bf16_from_float(x)
+    else:
+        block_type = encodable(type)
+        check_finite(x, type)
+        weights = None
+        if imatrix is not None:
+            weights = block_type.weigh(x.reshape(-1, n), imatrix).reshape(-1, type.block_size)
+        assert block_type.quantize_blocks is not None
+        with np.errstate(
+            all="ignore"
+        ):  # as in C: what comes of an overflow is not kept, or seen below
+            out = block_type.quantize_blocks(x.reshape(-1, type.block_size), weights)
+        check_scales(out.view(np.uint8), x, type)
+    return out.view(np.uint8).reshape(*x.shape[:-1], n_bytes)
+
+
+def reference_dequantize(data: npt.ArrayLike, type: GGMLType) -> Floats:
+    """The values of bytes in the format ``type``.
+
+    Args:
+        data: uint8 [..., row bytes], as from ``reference_quantize`` (or flat).
+
+    Returns:
+        float32 [..., n].
+
+    Raises:
+        ShapeError: rows that are not whole blocks.
+        TypeMismatch: a format that we do not know.
+    """
+    data = np.ascontiguousarray(data, np.uint8)
+    shape = value_shape(data, type)
+    if type in (GGMLType.F32, GGMLType.F16):
+        dtype = numpy_dtype(type)
+        assert dtype is not None
+        out: Floats = data.view(dtype).astype(np.float32)
+    elif type == GGMLType.BF16:
+        out = bf16_to_float(data.view(np.uint16))
+    else:
+        block_type = readable(type)
+        with np.errstate(over="ignore", invalid="ignore"):  # blocks of garbage are garbage
+            out = block_type.dequantize_blocks(data.reshape(-1).view(block_type.dtype))
+    return out.reshape(shape)
+
+
+def value_shape(data: Bytes, type: GGMLType) -> tuple[int, ...]:
+    """The shape of the values of [..., row bytes]. Raises: ShapeError."""
+    if data.shape[-1] % type.type_size:
+        raise ShapeError(
+            f"a row of {data.shape[-1]} bytes is not a whole number of {type.name} blocks of "
+            f"{type.type_size} bytes"
+        )
+    return (*data.shape[:-1], data.shape[-1] // type.type_size * type.block_size)
+
+
+def check_finite(x: Floats, type: GGMLType) -> None:
+    """Raises: QuantizeError: NaN or infinity."""
+    finite = np.isfinite(x)
+    if not finite.all():
+        at = np.argwhere(~finite)[0].tolist()
+        raise QuantizeError(
+            f"{x.size - int(finite.sum())} of {x.size} values are NaN or infinite, the first at "
+            f"{at}: {type.name} has no such values; repair the source"
+        )
+
+
+def check_scales(blocks: Bytes, x: Floats, type: GGMLType) -> None:
+    """Raises: QuantizeError: ``x`` was too large for the scales of its blocks."""
+    if type is GGMLType.MXFP4:  # none is too large, and ggml's exponents of tiny ones look illegal
+        return
+    if count_invalid(blocks, type)[0]:
+        raise QuantizeError(
+            f"values up to {np.abs(x).max():.3g} are too large for {type.name}: the scale of a "
+            "block does not fit float16; scale the source down"
+        )
+
+
+def readable(type: GGMLType) -> BlockType:
+    """A format that we can read. Raises: TypeMismatch."""
+    if type not in BLOCK_TYPES:
+        have = ", ".join(t.name for t in BLOCK_TYPES)
+        raise TypeMismatch(
+            f"{type.name} is not a format of numbers; there are F32, F16, BF16, {have}"
+        )
+    return BLOCK_TYPES[type]
+
+
+def encodable(type: GGMLType) -> BlockType:
+    """A format that we can write. Raises: TypeMismatch."""
+    if type not in BLOCK_TYPES or BLOCK_TYPES[type].quantize_blocks is None:
+        have = ", ".join(t.name for t, b in BLOCK_TYPES.items() if b.quantize_blocks is not None)
+        raise TypeMismatch(f"no quantization to {type.name}; there are F32, F16, BF16, {have}")
+    return BLOCK_TYPES[type]

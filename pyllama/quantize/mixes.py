@@ -1,0 +1,217 @@
+"""Which tensors of a mix get more bits, or fewer, than most: llama-quantize's choices as tables.
+
+    MIXES["Q4_K_M"]["ffn_down"]                    # ((more_bits, Q6_K),): else the file type's own
+
+A rule is a row of (condition, type); the first condition that holds decides. Conditions look at a
+``Place``: the how manieth of how many tensors of its kind, and in which model.
+Source: llama.cpp, ``llama_tensor_get_type_impl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyggml.dtype import GGMLType
+
+T = GGMLType
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the choice of types wants to know of a model; ``n_expert`` is 0 without experts."""
+
+    arch: str
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    n_expert: int = 0
+
+    @property
+    def n_gqa(self) -> int:
+        """Heads of queries for one of keys."""
+        return self.n_head // self.n_head_kv if self.n_head_kv else 0
+
+    @property
+    def is_70b(self) -> bool:
+        """Whether llama.cpp calls the model one of 70B."""
+        grouped = self.arch != "llama" or self.n_head != self.n_head_kv
+        return grouped and self.n_layer == _LAYERS_OF_70B.get(self.arch)
+
+
+_LAYERS_OF_70B = {"llama": 80, "qwen2": 80, "olmo": 80, "deci": 80, "jais2": 68}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor is: number ``i`` of ``n`` of its kind."""
+
+    i: int
+    n: int
+    sizes: Sizes
+    imatrix: bool = False
+
+
+Condition = Callable[[Place], bool]
+Rule = tuple[tuple[Condition, GGMLType], ...]
+
+
+def always(place: Place) -> bool:
+    """Any tensor."""
+    return True
+
+
+def first_2(place: Place) -> bool:
+    """The first two."""
+    return place.i < 2
+
+
+def first_4(place: Place) -> bool:
+    """The first four."""
+    return place.i < 4
+
+
+def first_16th(place: Place) -> bool:
+    """The first sixteenth."""
+    return place.i < place.n // 16
+
+
+def first_8th(place: Place) -> bool:
+    """The first eighth."""
+    return place.i < place.n // 8
+
+
+def middle(place: Place) -> bool:
+    """All but the first and the last eighth."""
+    return place.n // 8 <= place.i < 7 * place.n // 8
+
+
+def more_bits(place: Place) -> bool:
+    """The first and the last eighth, and each third between."""
+    return not middle(place) or (place.i - place.n // 8) % 3 == 2
+
+
+def grouped(place: Place) -> bool:
+    """Four heads of queries, or more, share keys and values."""
+    return place.sizes.n_gqa >= 4
+
+
+def grouped_or_experts(place: Place) -> bool:
+    """The same, or four experts or more."""
+    return grouped(place) or place.sizes.n_expert >= 4
+
+
+def no_imatrix(place: Place) -> bool:
+    """There is no importance matrix."""
+    return not place.imatrix
+
+
+def no_imatrix_first_8th(place: Place) -> bool:
+    """The first eighth, without an importance matrix."""
+    return not place.imatrix and first_8th(place)
+
+
+def imatrix_first_8th(place: Place) -> bool:
+    """The first eighth, with an importance matrix."""
+    return place.imatrix and first_8th(place)
+
+
+def first_8th_or_more_of_8(place: Place) -> bool:
+    """The first eighth; of models with eight experts the ones with more bits too."""
+    return first_8th(place) or (place.sizes.n_expert == 8 and more_bits(place))
+
+
+def _coarse(attn_v: GGMLType, ffn_down: GGMLType, output: GGMLType | None) -> dict[str, Rule]:
+    """The mixes of two bits and less."""
+    return {
+        "attn_v": ((grouped_or_experts, T.Q4_K), (always, attn_v)),
+        "ffn_down": ((first_8th, ffn_down),),
+        "attn_output": () if output is None else ((always, output),),
+    }
+
+
+_IQ4: dict[str, Rule] = {
+    "attn_v": ((grouped, T.Q5_K),),
+    "ffn_down": ((no_imatrix_first_8th, T.Q5_K),),
+}
+MIXES: dict[str, dict[str, Rule]] = {
+    "Q4_0": {"ffn_down": ((imatrix_first_8th, T.Q4_1),)},
+    "Q5_0": {"ffn_down": ((imatrix_first_8th, T.Q5_1),)},
+    "Q2_K": {
+        "attn_v": ((grouped, T.Q4_K), (always, T.Q3_K)),
+        "ffn_down": ((always, T.Q3_K),),
+        "attn_output": ((always, T.Q3_K),),
+    },
+    "Q2_K_S": {"attn_v": ((grouped, T.Q4_K),), "ffn_down": ((first_8th, T.Q4_K),)},
+    "Q3_K_M": {
+        "attn_v": ((first_2, T.Q5_K), (always, T.Q4_K)),
+        "ffn_down": ((first_16th, T.Q5_K), (always, T.Q4_K)),
+        "attn_output": ((always, T.Q4_K),),
+    },
+    "Q3_K_L": {
+        "attn_v": ((always, T.Q5_K),),
+        "ffn_down": ((always, T.Q5_K),),
+        "attn_output": ((always, T.Q5_K),),
+    },
+    "Q4_K_S": {"attn_v": ((first_4, T.Q5_K),), "ffn_down": ((first_8th, T.Q5_K),)},
+    "Q4_K_M": {"attn_v": ((more_bits, T.Q6_K),), "ffn_down": ((more_bits, T.Q6_K),)},
+    "Q5_K_M": {"attn_v": ((more_bits, T.Q6_K),), "ffn_down": ((more_bits, T.Q6_K),)},
+    "IQ4_NL": _IQ4,
+    "IQ4_XS": _IQ4,
+    "IQ3_M": {
+        "attn_v": ((always, T.Q4_K),),
+        "ffn_down": ((first_8th_or_more_of_8, T.Q4_K),),
+        "attn_output": ((always, T.Q4_K),),
+    },
+    "IQ3_S": {"attn_v": ((grouped, T.Q4_K),)},
+    "IQ3_XS": {
+        "attn_v": ((grouped, T.Q4_K),),
+        "attn_k": ((always, T.IQ3_XXS),),
+        "attn_q": ((always, T.IQ3_XXS),),
+        "ffn_gate": ((middle, T.IQ3_XXS),),
+        "ffn_up": ((middle, T.IQ3_XXS),),
+    },
+    "IQ3_XXS": {
+        "attn_v": ((grouped, T.Q4_K), (no_imatrix, T.IQ3_S), (always, T.IQ3_XXS)),
+        "attn_k": ((always, T.IQ2_S),),
+        "attn_q": ((always, T.IQ2_S),),
+        "ffn_down": ((no_imatrix_first_8th, T.Q4_K), (no_imatrix, T.Q3_K)),
+        "attn_output": ((always, T.IQ3_S),),
+    },
+    "IQ2_XXS": _coarse(T.Q2_K, T.Q2_K, None),
+    "IQ2_XS": _coarse(T.Q2_K, T.Q2_K, None),
+    "IQ2_S": _coarse(T.IQ3_S, T.IQ3_S, T.IQ3_S),
+    "IQ2_M": _coarse(T.IQ3_S, T.IQ3_S, T.IQ3_S),
+    "IQ1_S": _coarse(T.Q2_K, T.Q2_K, T.IQ2_XXS),
+    "IQ1_M": _coarse(T.Q2_K, T.Q2_K, T.IQ2_XXS),
+}
+# Two bits and less: an output of five, token embeddings of their own, other rules for experts.
+COARSE = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ1_S", "IQ1_M")
+
+# Of Falcon these differ; it has no other rule for attn_output.
+FALCON: dict[str, dict[str, Rule]] = {
+    "Q3_K_M": {"ffn_down": ((first_16th, T.Q5_K), (more_bits, T.Q4_K))},
+    "Q3_K_L": {"ffn_down": ((always, T.Q4_K),), "attn_output": ((always, T.Q4_K),)},
+    "Q4_K_S": {"ffn_down": ()},
+    "Q4_K_M": {"ffn_down": ((first_16th, T.Q6_K), (more_bits, T.Q5_K))},
+}
+# Of models with eight experts attn_output is Q5_K in these.
+EIGHT_EXPERTS = (
+    *("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS"),
+    *("IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M", *COARSE),
+)
+TOKEN_EMBD = {
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ1_S", "IQ1_M"), T.Q2_K),
+    **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), T.IQ3_S),
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), T.Q4_K),
+}
+# Where rows do not fill super-blocks of 256.
+FALLBACK = {
+    **dict.fromkeys((T.Q2_K, T.Q3_K, T.TQ1_0, T.TQ2_0), T.Q4_0),
+    **dict.fromkeys((T.IQ1_S, T.IQ1_M, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ3_XXS), T.IQ4_NL),
+    **dict.fromkeys((T.IQ3_S, T.IQ4_XS), T.IQ4_NL),
+    T.Q4_K: T.Q5_0,
+    T.Q5_K: T.Q5_1,
+    T.Q6_K: T.Q8_0,
+}
+NEEDS_IMATRIX = (T.IQ3_XXS, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ1_M, T.IQ1_S)

@@ -1,0 +1,129 @@
+"""Tiles of instruction sets that no host here has, with plain code for what this one lacks.
+
+Everything around those instructions runs: which bytes they get, what is added up, and in what
+order. The results must have the bits of the generic tile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+import numpy.typing as npt
+import pytest
+from llvmlite import ir
+
+from pyggml import jit
+from pyggml.backend.cpu.layout import interleave
+from pyggml.backend.cpu.simd import tile, vector
+from pyggml.backend.cpu.simd.vector import (
+    Avx512Vnni,
+    AvxVnni,
+    Generic,
+    Neon,
+    call,
+    i32,
+    vec,
+)
+from pyggml.dtype import GGMLType
+from pyggml.quants import reference_quantize
+from tests.pyggml.backend.cpu.test_isa import tile_module
+from tests.pyggml.backend.cpu.test_quantize import super_twin, twin
+
+Array = npt.NDArray[Any]
+Value = Any
+TOKENS, COLUMNS, ROWS = 1, 512, 16
+KINDS = [  # that take every way through the emitters
+    GGMLType[name] for name in ("Q4_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q5_K", "Q6_K")
+]
+
+
+class Plain(Generic):
+    """Plain IR for vectors of any width."""
+
+    def __init__(self, x: Value) -> None:
+        self.width = x.type.count * x.type.element.width // 8
+
+
+def vpdpbusd(b: Value, acc: Value, w: Value, a: Value) -> Value:
+    return Plain(acc).u4_add(b, acc, w, a)
+
+
+def sdot(b: Value, acc: Value, w: Value, a: Value) -> Value:
+    return Plain(acc).s8_add(b, acc, (w,), a)
+
+
+def pmaddwd(b: Value, x: Value, y: Value) -> Value:
+    return Plain(x).pair_dot(b, x, y)
+
+
+def look_up(b: Value, table: Value, codes: Value) -> Value:
+    return Plain(codes).look_up(b, tuple(x.constant for x in table.constant[:16]), codes)
+
+
+def smull(b: Value, x: Value, y: Value) -> Value:
+    return b.mul(b.sext(x, vec(i32, 4)), b.sext(y, vec(i32, 4)))
+
+
+def addp(b: Value, x: Value, y: Value) -> Value:
+    even, odd = (
+        b.shuffle_vector(x, y, ir.Constant(vec(i32, 4), list(range(first, 8, 2))))
+        for first in (0, 1)
+    )
+    return b.add(even, odd)
+
+
+STAND_INS: dict[str, Callable[..., Value]] = {
+    "llvm.x86.avx512.vpdpbusd": vpdpbusd,
+    "llvm.x86.avx512.pmaddw.d": pmaddwd,
+    "llvm.x86.avx512.pshuf.b": look_up,
+    "llvm.aarch64.neon.sdot.v4i32": sdot,
+    "llvm.aarch64.neon.smull": smull,
+    "llvm.aarch64.neon.addp": addp,
+    "llvm.aarch64.neon.tbl1": look_up,
+}
+
+
+def call_or_stand_in(b: Value, name: str, result: ir.Type, *args: Value) -> Value:
+    stand_in = STAND_INS.get(name.rpartition(".")[0])
+    return stand_in(b, *args) if stand_in else call(b, name, result, *args)
+
+
+def run_tile(kind: GGMLType, weights: Array, acts: Array) -> Array:
+    """``q_tile`` compiled for this host, [token, row]."""
+    triple = llvm.get_process_triple()
+    parsed = llvm.parse_assembly(str(tile_module(tile.q_tile, kind, 6, triple, (TOKENS,))))
+    machine = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=1
+    )
+    engine = llvm.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    out = np.full((TOKENS, ROWS), np.nan, np.float32)
+    n_blocks = COLUMNS // kind.block_size
+    args = (weights.ctypes.data, acts.ctypes.data, acts.strides[0], out.ctypes.data, n_blocks, 0)
+    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)(engine.get_function_address("tile"))(*args)
+    return out
+
+
+@pytest.mark.skipif("avx2" not in jit.host_isas(), reason="their other instructions are AVX2's")
+@pytest.mark.parametrize("kind", KINDS, ids=lambda t: t.name)
+def test_sums_have_the_bits_of_the_generic_tile(
+    kind: GGMLType,
+    emit_for: Callable[[type[Generic]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vector, "call", call_or_stand_in)
+    rng = np.random.default_rng(int(kind))
+    rows = reference_quantize(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32), kind)
+    weights = np.ascontiguousarray(interleave(kind, rows))
+    x = rng.standard_normal((TOKENS, COLUMNS)).astype(np.float32)
+    acts = (twin if kind.block_size == 32 else super_twin)(x).reshape(TOKENS, -1)
+    emit_for(Generic)
+    want = run_tile(kind, weights, acts)
+    assert np.isfinite(want).all() and np.ptp(want) > 1
+    for vectors in (AvxVnni, Avx512Vnni, Neon):
+        emit_for(vectors)
+        assert run_tile(kind, weights, acts).tobytes() == want.tobytes(), vectors
