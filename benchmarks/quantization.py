@@ -88,6 +88,8 @@ def _beside_peer(
 
 
 def _speeds(model: Model, rounds: int) -> dict[str, float]:
+    if not rounds:
+        return {}
     tests = cases(TESTS)
     ours = Ours(model, 2, tests)
     try:
@@ -134,7 +136,8 @@ def page(lines: list[Line]) -> str:
             own = f"{r['kld']:.5f}" if "kld" in r else "", f"{r.get('same_top', 1):.1%}"
             yield [
                 r["type"], f"{r['file_bytes'] / 1e6:.1f}", f"{r['bits_per_weight']:.2f}",
-                f"{r['ppl']:.4f}", *own, f"{r['pp512']:.0f}", f"{r['tg64']:.0f}",
+                f"{r['ppl']:.4f}", *own,
+                *(f"{r[t]:.0f}" if t in r else "" for t in TESTS.split(",")),
                 *(peer if "peer_ppl" in r else [""] * 3),
             ]  # fmt: skip
 
@@ -153,7 +156,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=4)
     parser.add_argument("--types", default="")
     parser.add_argument("--peer", metavar="PYTHON")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of speed; 0 for quality alone")
     args = parser.parse_args()
     if args.source:
         with tempfile.TemporaryDirectory() as folder:

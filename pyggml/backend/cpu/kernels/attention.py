@@ -18,11 +18,12 @@ from ..layout import Q8_BLOCK
 from ..lowering import Lowering, lowers
 from ..simd.kv_row import KINDS
 from .attention_chunk import (
+    DIRECT,
+    PACKED,
     S_STRIDE,
     VALUE_BYTES,
     cache_facts,
     find_cells,
-    functions_for,
     pack,
     score_direct,
     score_packed,
@@ -224,7 +225,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     splits = min(splits, n_chunks)
     parts = low.work.take(partial_bytes, len(low.launches)) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
-    rows = {min(4, n_rep - r) for r in range(0, n_rep, 4)} if n_tokens == 1 else {1, 2, 3, 4}
+    packed = PACKED if direct_rows < block * n_rep else ()
     facts = cache_facts(int(k.type), int(v.type), *tails)
     params = [
         float(node.op_params["scale"]),
@@ -239,7 +240,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         int(mask is not None and mask.type is GGMLType.F16),
         direct_rows,
         float(node.op_params["bias_scale"]),
-        facts.address(*functions_for(rows, packed=direct_rows < block * n_rep)),
+        facts.address(*DIRECT, *packed),
     ]
     scratch = 16 * CHUNK + 4 * (
         4 * CHUNK + 4 * padded + 64 + block * n_rep * (hd8 + hdv + 2) + 16

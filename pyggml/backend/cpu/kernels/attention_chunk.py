@@ -1,23 +1,23 @@
 """A chunk of keys and values in attention: read where they lie, or packed first and read then.
 
-    facts = cache_facts(F16, F16, 0, 0).address(*direct_functions(3))     # in a lowering
-    find_cells(node, sequence, first, n, cells)                         # in the kernel
+    facts = cache_facts(F16, F16, 0, 0).address(*DIRECT)     # in a lowering
+    find_cells(node, sequence, first, n, cells)             # in the kernel
     score_direct(facts, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
 
 Both ways give the same bits. Packing pays for itself where many query rows read the chunk. Packed
-rows may have any length: they are filled with zeros to a multiple of 8. What depends on the types
-of the cache, or on how many query rows (at most 4) share a pass, is a function called by address.
+rows may have any length: they are filled with zeros to a multiple of 8. At most 4 query rows
+share a pass. What depends on the types of the cache is a function that is called by address.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
 
 from ....dtype import GGMLType
-from ....jit import Kernel, inline, named_kernel
+from ....jit import Kernel, inline, inline_strict, kernel, named_kernel
 from ..abi import SRC5, data, f32_ptr, i32_ptr, i64_ptr, nb
 from ..atomics import call_address
 from ..facts import Facts, fact
@@ -87,64 +87,82 @@ def _pack_values(kind: int) -> Kernel:
     return named_kernel(pack_values, GGMLType(kind).name)
 
 
+@kernel
+def _score_packed(rows, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+    for j in range(0, n, 16):
+        k, s = keys + 4 * d * j, scores + 4 * j
+        if rows == 4:
+            score_tile(4, q, 4 * d, k, d, s, S_STRIDE)
+        elif rows == 3:
+            score_tile(3, q, 4 * d, k, d, s, S_STRIDE)
+        elif rows == 2:
+            score_tile(2, q, 4 * d, k, d, s, S_STRIDE)
+        else:
+            score_tile(1, q, 4 * d, k, d, s, S_STRIDE)
+
+
+@kernel
+def _weigh_packed(rows, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
+    for d in range(0, padded, 16):
+        v, out = values + 4 * CHUNK * d, sums + 4 * d
+        if rows == 4:
+            float_tile(_F32, 4, v, 64, p, S_STRIDE, out, 4 * padded, n)
+        elif rows == 3:
+            float_tile(_F32, 3, v, 64, p, S_STRIDE, out, 4 * padded, n)
+        elif rows == 2:
+            float_tile(_F32, 2, v, 64, p, S_STRIDE, out, 4 * padded, n)
+        else:
+            float_tile(_F32, 1, v, 64, p, S_STRIDE, out, 4 * padded, n)
+
+
 @cache
-def _score_packed(rows: int) -> Kernel:
-    def score_packed(q, d, keys, n, scores):  # type: ignore[no-untyped-def]
-        for j in range(0, n, 16):
-            score_tile(rows, q, 4 * d, keys + 4 * d * j, d, scores + 4 * j, S_STRIDE)
+def _score_direct(kind: int, tail: int) -> Kernel:
+    def score(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # type: ignore[no-untyped-def]
+        q_row, s_row = 4 * ((d + 7) // 8 * 8), S_STRIDE
+        if rows == 4:
+            score_cells(kind, 4, tail, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+        elif rows == 3:
+            score_cells(kind, 3, tail, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+        elif rows == 2:
+            score_cells(kind, 2, tail, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+        else:
+            score_cells(kind, 1, tail, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
 
-    return named_kernel(score_packed, rows)
-
-
-@cache
-def _score_direct(kind: int, tail: int, rows: int) -> Kernel:
-    def score(q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # type: ignore[no-untyped-def]
-        q_row = 4 * ((d + 7) // 8 * 8)
-        score_cells(kind, rows, tail, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines)
-
-    return named_kernel(score, GGMLType(kind).name, tail, rows)
+    return named_kernel(score, GGMLType(kind).name, tail)
 
 
 @cache
-def _weigh_packed(rows: int) -> Kernel:
-    def weigh_packed(p, values, n, sums, padded):  # type: ignore[no-untyped-def]
-        for d in range(0, padded, 16):
-            v, out = values + 4 * CHUNK * d, sums + 4 * d
-            float_tile(_F32, rows, v, 64, p, S_STRIDE, out, 4 * padded, n)
-
-    return named_kernel(weigh_packed, rows)
-
-
-@cache
-def _weigh_direct(kind: int, tail: int, rows: int) -> Kernel:
+def _weigh_direct(kind: int, tail: int) -> Kernel:
     block = 32 // BLOCK[kind] * BLOCK_BYTES[kind]  # bytes of 32 values
 
-    def weigh(p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
+    def weigh(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
         for d in range(0, hdv // 32 * 32, 32):
             x, out, key = v + block * (d // 32), sums + 4 * d, k + 2 * d
-            weigh_cells(
-                kind, rows, 32, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded, later, key, nb_k
-            )
+            _weigh(kind, 32, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
         if tail != 0:
             d = hdv - tail
             x, out, key = v + block // 32 * d, sums + 4 * d, k + 2 * d
-            weigh_cells(
-                kind, rows, tail, p, S_STRIDE, x, nb_v, cells, n, out, 4 * padded, later, key, nb_k
-            )
+            _weigh(kind, tail, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
 
-    return named_kernel(weigh, GGMLType(kind).name, tail, rows)
+    return named_kernel(weigh, GGMLType(kind).name, tail)
 
 
-# Places of functions; SCORE, WEIGH and their packed forms: one for each number of query rows.
-VALUE_BYTES, PACK_KEYS, PACK_VALUES, SCORE, WEIGH, SCORE_PACKED, WEIGH_PACKED = (
-    0,
-    1,
-    2,
-    3,
-    7,
-    11,
-    15,
-)
+@inline_strict
+def _weigh(kind, d, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
+    s_row, o_row = S_STRIDE, 4 * padded
+    if rows == 4:
+        weigh_cells(kind, 4, d, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+    elif rows == 3:
+        weigh_cells(kind, 3, d, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+    elif rows == 2:
+        weigh_cells(kind, 2, d, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+    else:
+        weigh_cells(kind, 1, d, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+
+
+# Facts: bytes of 32 values; the functions.
+VALUE_BYTES, PACK_KEYS, PACK_VALUES, SCORE, WEIGH, SCORE_PACKED, WEIGH_PACKED = range(7)
+DIRECT, PACKED = (SCORE, WEIGH), (PACK_KEYS, PACK_VALUES, SCORE_PACKED, WEIGH_PACKED)
 
 
 @cache
@@ -158,21 +176,12 @@ def cache_facts(kind_k: int, kind_v: int, tail_k: int, tail_v: int) -> Facts:
     functions: dict[int, Callable[[], Kernel]] = {
         PACK_KEYS: partial(_pack_keys, kind_k),
         PACK_VALUES: partial(_pack_values, kind_v),
+        SCORE: partial(_score_direct, kind_k, tail_k),
+        WEIGH: partial(_weigh_direct, kind_v, tail_v),
+        SCORE_PACKED: lambda: _score_packed,
+        WEIGH_PACKED: lambda: _weigh_packed,
     }
-    for i in range(4):
-        functions[SCORE + i] = partial(_score_direct, kind_k, tail_k, i + 1)
-        functions[WEIGH + i] = partial(_weigh_direct, kind_v, tail_v, i + 1)
-        functions[SCORE_PACKED + i] = partial(_score_packed, i + 1)
-        functions[WEIGH_PACKED + i] = partial(_weigh_packed, i + 1)
     return Facts({VALUE_BYTES: 32 // BLOCK[kind_v] * BLOCK_BYTES[kind_v]}, functions)
-
-
-def functions_for(rows: Iterable[int], packed: bool) -> list[int]:
-    """The places of the functions for passes of so many query rows each."""
-    places = [first + n - 1 for n in rows for first in (SCORE, WEIGH)]
-    if packed:
-        places += [p - SCORE + SCORE_PACKED for p in places] + [PACK_KEYS, PACK_VALUES]
-    return places
 
 
 @inline
@@ -185,24 +194,23 @@ def pack(facts, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):  # type: ign
 @inline
 def score_packed(facts, rows, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
     """Scores of at most 4 query rows against ``n`` packed keys."""
-    call_address(fact(facts, SCORE_PACKED + rows - 1), (q, d, keys, n, scores))
+    call_address(fact(facts, SCORE_PACKED), (rows, q, d, keys, n, scores))
 
 
 @inline
 def score_direct(facts, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # type: ignore[no-untyped-def]
     """Scores of at most 4 query rows against ``n`` keys in the cache, and their values fetched."""
-    score = fact(facts, SCORE + rows - 1)
-    call_address(score, (q, d, k, nb_k, cells, n, s, v, nb_v, lines))
+    call_address(fact(facts, SCORE), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines))
 
 
 @inline
 def weigh_packed(facts, rows, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
     """Sums of packed values, weighted with at most 4 rows of probabilities."""
-    call_address(fact(facts, WEIGH_PACKED + rows - 1), (p, values, n, sums, padded))
+    call_address(fact(facts, WEIGH_PACKED), (rows, p, values, n, sums, padded))
 
 
 @inline
 def weigh_direct(facts, rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
     """Sums of values in the cache, weighted; meanwhile the keys in ``later`` cells are fetched."""
-    weigh = fact(facts, WEIGH + rows - 1)
-    call_address(weigh, (p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k))
+    weigh = fact(facts, WEIGH)
+    call_address(weigh, (rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k))
