@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 INT32_MAX = 2**31 - 1
 MAX_THREADS = 1024
-CACHE_TYPES = (  # pyggml.ops.attention.KV_TYPES, without importing it
-    "f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl",
-)  # fmt: skip
+CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")  # KV_TYPES
 _ONE_DEVICE = "there is no GPU backend yet"
 _PLAN = "pyllama-powerinfer plan says what one would hold"
 
@@ -272,8 +270,7 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             type=click.Choice(CACHE_TYPES),
             default="f16",
             show_default=True,
-            help="Type of cached keys. f32: exact, twice as large. q8_0: half as large. q4_0: a "
-            "quarter.",
+            help="Type of cached keys. f32: exact, twice f16's size. q8_0: half. q4_0: a quarter.",
         ),
         click.option(
             "-ctv",

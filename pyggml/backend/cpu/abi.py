@@ -127,7 +127,7 @@ def f32_bits(typingctx: Any, x: Any) -> Any:
 
 
 def word_reader(first: int, n_places: int, numba_type: Any = types.int64) -> Any:
-    """An intrinsic that loads word ``first`` plus its arguments behind the first, of a node.
+    """An intrinsic that loads a word: number ``first`` plus all arguments but the address.
 
     Places are literals mostly, for each of which Numba would compile a jitted function anew.
     """
@@ -155,13 +155,11 @@ def word_reader(first: int, n_places: int, numba_type: Any = types.int64) -> Any
     return one if n_places == 1 else two
 
 
-# For jitted code: op parameter i as an int64, or as a float32: int_param(node, i)
+# For jitted code: op parameter i as an int64, and as a float32: int_param(node, i);
 int_param, float_param = word_reader(PARAMS, 1), word_reader(PARAMS, 1, types.float32)
-data = word_reader(
-    0, 1
-)  # address of the first element of a tensor (DST, SRC0, ...): data(node, SRC0)
-ne = word_reader(1, 2)  # elements of a tensor in dimension i: ne(node, SRC0, i)
-nb = word_reader(5, 2)  # stride in bytes of a tensor in dimension i: nb(node, SRC0, i)
+# of a tensor (DST, SRC0, ...): the address of its first element, data(node, SRC0); its elements
+# and its stride in bytes in dimension i, ne(node, SRC0, i).
+data, ne, nb = word_reader(0, 1), word_reader(1, 2), word_reader(5, 2)
 
 
 @inline

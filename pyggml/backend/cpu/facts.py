@@ -23,7 +23,7 @@ class Facts:
 
     Args:
         numbers: the values of places.
-        functions: what makes the function whose address is in a place.
+        functions: what makes the function whose address is in a place; other places stay 0.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Facts:
     def address(self, *functions: int) -> int:
         """Where the table is; these functions are compiled."""
         for place in functions:
-            if not self._words[place]:
+            if place in self._functions and not self._words[place]:
                 self._words[place] = self._functions[place]().address
         return int(self._words.ctypes.data)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 
 from ....dtype import GGMLType
-from ....jit import Kernel, inline, kernel
+from ....jit import Kernel, inline, named_kernel
 from ..abi import f32_ptr
 from ..atomics import call_address
 from ..simd.element import F32, put
@@ -42,9 +42,7 @@ def row_decoder(kind: int) -> Kernel:
                     put(F32, out, i, f32_ptr(part)[column - start + i])
             column = stop
 
-    made = kernel(decode)
-    made.name = f"decode_{GGMLType(kind).name.lower()}"
-    return made
+    return named_kernel(decode, GGMLType(kind).name)
 
 
 @cache
@@ -56,9 +54,7 @@ def row_encoder(kind: int) -> Kernel:
         for i in range(n // block):
             encode_block(kind, x + 4 * block * i, row + size * i)
 
-    made = kernel(encode)
-    made.name = f"encode_{GGMLType(kind).name.lower()}"
-    return made
+    return named_kernel(encode, GGMLType(kind).name)
 
 
 @cache
@@ -66,14 +62,12 @@ def weighted_row_encoder(kind: int) -> Kernel:
     """The encoder of a format with importance weights: (x, row, n, weights of the values)."""
     block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
 
-    def encode(x, row, n, weights):  # type: ignore[no-untyped-def]
+    def encode_weighted_rows(x, row, n, weights):  # type: ignore[no-untyped-def]
         for i in range(n // block):
             at = 4 * block * i
             encode_weighted(kind, x + at, weights + at, row + size * i)
 
-    made = kernel(encode)
-    made.name = f"encode_weighted_{GGMLType(kind).name.lower()}"
-    return made
+    return named_kernel(encode_weighted_rows, GGMLType(kind).name)
 
 
 @inline

@@ -97,11 +97,8 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
     Scratch: a tile, the gathered uses' numbers and rows, a packed group with its table.
     """
-    facts, plain, acts = (
-        int_param(node, FACTS),
-        int_param(node, PLAIN),
-        int_param(node, ACTIVATIONS),
-    )
+    facts, plain = int_param(node, FACTS), int_param(node, PLAIN)
+    acts = int_param(node, ACTIVATIONS)
     row_chunks, row_bytes = int_param(node, ROW_CHUNKS), int_param(node, ROW_BYTES)
     m, k, n_b, n_used = ne(node, DST, 0), ne(node, SRC0, 0), ne(node, SRC1, 1), ne(node, DST, 1)
     groups, blocks = (m + ROWS - 1) // ROWS, k // fact(facts, COLUMNS)

@@ -13,7 +13,7 @@ import math
 from functools import cache
 
 from ....dtype import GGMLType
-from ....jit import Kernel, inline, kernel
+from ....jit import Kernel, inline, kernel, named_kernel
 from ....ops.glu import ACTIVATIONS as GLU_ACTIVATIONS
 from ....tensor import Tensor
 from ..abi import (
@@ -204,9 +204,7 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
                         quantize_row(y, row + u * Q8_BLOCK, 32)
                 t += tokens
 
-    made = kernel(mul_mat_glu)
-    made.name = f"mul_mat_glu_{[*IDS][activation]}"
-    return made
+    return named_kernel(mul_mat_glu, [*IDS][activation])
 
 
 def supports_mul_mat(node: Tensor) -> bool:

@@ -101,12 +101,10 @@ def _facts(type: GGMLType) -> Facts:
         BLOCK_BYTES: block_bytes(kind),
         ACT_BYTES: ACTIVATION_BYTES[columns] if quantized else 4,
         FETCHED: LINE * fetched_lines(kind, 4) if quantized else 0,
-        DECODER: decoder_of(type),
         WIDE: wide,
         AXPY_COLUMNS: axpy.group_columns(),
         AXPY_BYTES: axpy.group_bytes(summed),
         AXPY_ORDER: int(summed in QUANTIZED),
-        AXPY_DECODER: decoder_of(type, axpy.TYPES),
     }
     functions = {
         TILE_WIDE: partial(_tile, wide, kind),
@@ -117,12 +115,19 @@ def _facts(type: GGMLType) -> Facts:
         AXPY_ROWS: partial(_axpy_rows, summed),
         AXPY_UNPACK: partial(_axpy_unpack, summed),
     }
+    for place, tiled in ((DECODER, INTERLEAVED), (AXPY_DECODER, axpy.TYPES)):
+        if is_decoded(type, tiled):
+            functions[place] = partial(row_decoder, int(type))
     return Facts(numbers, functions)
 
 
 def weight_facts(w: Tensor, *functions: int) -> int:
-    """The address of the facts of a weight's format, of which these functions are compiled."""
-    return _facts(w.type).address(*functions)
+    """The address of the facts of a weight's format.
+
+    These functions are compiled, and the decoder that goes with them where the format needs one.
+    """
+    decoder = AXPY_DECODER if functions[0] >= AXPY_ROWS else DECODER
+    return _facts(w.type).address(decoder, *functions)
 
 
 def tiles_for(n_tokens: int) -> tuple[int, ...]:
