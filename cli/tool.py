@@ -14,7 +14,9 @@ in a note instead of refused.
 
 from __future__ import annotations
 
+import atexit
 import difflib
+import gc
 import importlib
 import platform
 import sys
@@ -30,6 +32,7 @@ from .machine import apply
 from .output import note, report
 
 F = TypeVar("F", bound=Callable[..., Any])
+_GC_THRESHOLD = 20_000  # new objects between looks for garbage: imports make many, and no cycles
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -168,6 +171,8 @@ def _version(distribution: str) -> str:
 
 def _main(run: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
     kwargs["standalone_mode"] = False
+    gc.set_threshold(_GC_THRESHOLD)
+    atexit.register(gc.freeze)  # or Python looks through all of it again on its way out
     try:
         code = run(*args, **kwargs)
         sys.stdout.flush()

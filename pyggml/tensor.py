@@ -99,9 +99,11 @@ class Tensor:
         ne, nb = self.ne, self.nb
         if min(ne) <= 0:
             return 0
-        first = row_size(self.type, ne[0]) if self.type.is_quantized else self.type.type_size
-        start = 1 if self.type.is_quantized else 0
-        return first + sum((ne[i] - 1) * nb[i] for i in range(start, MAX_DIMS))
+        if self.type.is_quantized:
+            row = row_size(self.type, ne[0])
+        else:
+            row = self.type.type_size + (ne[0] - 1) * nb[0]
+        return row + (ne[1] - 1) * nb[1] + (ne[2] - 1) * nb[2] + (ne[3] - 1) * nb[3]
 
     @property
     def shape(self) -> tuple[int, ...]:

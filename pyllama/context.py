@@ -125,8 +125,7 @@ class Context:
         self._stop = self._running = False
         self._runner: Runner | None = None
         self._reserve()
-        for n in (1, min(2, self.n_ubatch)):  # kernels load or compile here, not in a timed decode
-            self._compiled(n, 1)
+        self._compiled(1, 1)
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
@@ -338,9 +337,10 @@ class Context:
         return b, b.finish(model.arch.build_graph(b))
 
     def _reserve(self) -> None:
-        """Memory for the largest graph, so that no decode allocates."""
+        """Memory and kernels for the largest graph, so that no decode allocates or compiles."""
         builder, _ = self._build(bucket(self.n_ubatch), bucket(self.n_ubatch))
-        self._allocator.reserve(builder.graph)
+        self._allocator.alloc_graph(builder.graph)
+        self._backend.compile(builder.graph)
 
     def _compiled(self, n_tokens: int, n_outputs: int) -> Compiled:
         key = n_tokens, n_outputs

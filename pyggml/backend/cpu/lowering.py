@@ -60,7 +60,7 @@ class Launch:
 Lower = Callable[["Lowering", Tensor], None]
 LOWER: dict[str, Lower] = {}
 SUPPORTS: dict[str, Callable[[Tensor], bool]] = {}
-FUSED: dict[tuple[str, ...], Callable[..., bool]] = {}
+FUSED: dict[str, list[tuple[tuple[str, ...], Callable[..., bool]]]] = {}  # by their first op
 
 
 def lowers(
@@ -82,7 +82,7 @@ def fuses(*ops: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
     """
 
     def register(lower: Callable[..., bool]) -> Callable[..., bool]:
-        FUSED[ops] = lower
+        FUSED.setdefault(ops[0], []).append((ops, lower))
         return lower
 
     return register
@@ -260,7 +260,9 @@ class Lowering:
     def _lower_fused(self, nodes: list[Tensor], i: int) -> int:
         if not self.fusion:
             return 0
-        for ops, lower in FUSED.items():
+        first = nodes[i].op
+        assert first is not None
+        for ops, lower in FUSED.get(first.name, ()):
             group = nodes[i : i + len(ops)]
             if tuple(n.op.name for n in group if n.op) != ops:
                 continue

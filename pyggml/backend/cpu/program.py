@@ -11,6 +11,7 @@ each phase boundary is the only barrier. A program keeps its buffers and kernels
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class _Hazards:
 
     def __init__(self, launches: list[Launch]) -> None:
         spans = _merge([r for launch in launches for r in (*launch.reads, *launch.writes)])
-        self._starts = np.array([a for a, _ in spans], np.int64)
+        self._starts = [start for start, _ in spans]
         self._shift = [max(6, ((end - start) // _GRANULES).bit_length()) for start, end in spans]
         sizes = [
             ((end - start) >> shift) + 1
@@ -58,8 +59,8 @@ class _Hazards:
         return phase
 
     def _locate(self, r: Range) -> tuple[int, slice]:
-        i = int(np.searchsorted(self._starts, r[0], side="right")) - 1
-        start, shift = int(self._starts[i]), self._shift[i]
+        i = bisect_right(self._starts, r[0]) - 1
+        start, shift = self._starts[i], self._shift[i]
         return i, slice((r[0] - start) >> shift, ((r[1] - 1 - start) >> shift) + 1)
 
 
