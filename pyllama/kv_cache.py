@@ -29,6 +29,9 @@ from .kv_cells import CellLists
 from .kv_table import Ints
 
 
+_LEAST_TURN = 64  # elements: for values as good as more
+
+
 class KVCache(CellLists):
     """Keys and values of some layers.
 
@@ -41,6 +44,8 @@ class KVCache(CellLists):
 
     Attributes:
         k, v: by layer, [head_dim, n_cells, n_head_kv]: what a head reads lies together.
+        turn_k, turn_v: so many elements of a head are turned together (HADAMARD) on their way into
+            the cache, which spreads outliers over the blocks of quantized types; 0 for none.
         cells: I32 [2, n_cells, n_seq_max], each sequence's (cell, position) ordered by position.
 
     Raises:
@@ -60,6 +65,8 @@ class KVCache(CellLists):
         window: int = 0,
         unified: bool = True,
     ) -> None:
+        self.turn_k = _turned(type_k, hparams.head_dim, hparams.head_dim)
+        self.turn_v = _turned(type_v, hparams.head_dim, _LEAST_TURN)
         self.layers = tuple(range(hparams.n_layer) if layers is None else layers)
         types = {"k": type_k, "v": type_v}
         for x, type in types.items():
@@ -92,6 +99,13 @@ class KVCache(CellLists):
         """The bytes of ``k[i]`` or ``v[i]`` as uint8[n_head_kv, n_cells, bytes]; a view."""
         rows: npt.NDArray[np.uint8] = tensor.bytes().reshape(tensor.ne[2], self.n_cells, -1)
         return rows
+
+
+def _turned(type: GGMLType, head_dim: int, most: int) -> int:
+    """The largest power of two up to ``most`` that divides heads, as llama.cpp; 0 if too small."""
+    if not type.is_quantized or head_dim % _LEAST_TURN:
+        return 0
+    return min(most, head_dim & -head_dim)
 
 
 def _check_memory(size: int, n_cells: int, n_seq_max: int) -> None:

@@ -32,7 +32,7 @@ from .kv_cache import KVCache
 if TYPE_CHECKING:
     from .context import Context
 
-MAGIC, VERSION = b"PYLS", 1
+MAGIC, VERSION = b"PYLS", 2
 _HEAD = struct.Struct("<4sIQI")  # magic, version, bytes of the JSON header, CRC of all behind
 _ALIGN = 64
 Bytes = npt.NDArray[np.uint8]

@@ -53,6 +53,7 @@ from .glu import (
     swiglu_split,
     swiglu_swapped,
 )
+from .hadamard import HADAMARD, hadamard
 from .image import UPSCALE, WIN_PART, WIN_UNPART, interpolate, upscale, win_part, win_unpart
 from .mask import DIAG, DIAG_MASK_INF, DIAG_MASK_ZERO, TRI, diag, diag_mask_inf, diag_mask_zero, tri
 from .math import (
@@ -193,6 +194,7 @@ __all__ = [
     "GET_ROWS",
     "GLU",
     "GROUP_NORM",
+    "HADAMARD",
     "IM2COL",
     "L2_NORM",
     "LEAKY_RELU",
@@ -305,6 +307,7 @@ __all__ = [
     "glu",
     "glu_split",
     "group_norm",
+    "hadamard",
     "hardsigmoid",
     "hardswish",
     "im2col",

@@ -188,10 +188,10 @@ class GraphBuilder:
         Shape:
             x [head_dim, n_head, T] -> the same
         """
-        turned = self._turned(x, self.hparams.rope(layer))
+        turned = self._roped(x, self.hparams.rope(layer))
         return turned if turned is x else turned.set_name(f"{name} (roped)")
 
-    def _turned(self, x: Tensor, params: Mapping[str, Any]) -> Tensor:
+    def _roped(self, x: Tensor, params: Mapping[str, Any]) -> Tensor:
         if not params["n_dims"]:
             return x
         kind = "rope_freqs" if "rope_freqs.weight" in self.weights else "rope_factors_short"
@@ -214,6 +214,7 @@ class GraphBuilder:
         """
         ctx, hp, kv = self.ctx, self.hparams, self.kv.of_layer(layer)
         index, rows = (x[self.kv.caches.index(kv)] for x in (self.kv_index, self.rows))
+        q, k, v = self._turn(q, kv.turn_k), self._turn(k, kv.turn_k), self._turn(v, kv.turn_v)
         self.graph.build_forward_expand(q)
         for cache, new in ((kv.k[layer], k), (kv.v[layer], v)):  # [head_dim, n_cells, n_head_kv]
             new = ops.permute(ctx, new, 0, 2, 1, 3)  # [head_dim, T, n_head_kv]
@@ -232,8 +233,13 @@ class GraphBuilder:
             hp.attn_logit_softcap,
             sinks=sinks,
             bias_scale=scale if hp.alibi_scaled else 1.0,
-        ).set_name(f"kqv-{layer}")  # [head_dim, n_head, T]
+        )  # [head_dim, n_head, T]
+        out = self._turn(out, kv.turn_v).set_name(f"kqv-{layer}")
         return ops.reshape_2d(ctx, out, hp.n_embd_q, self.n_tokens).set_name(f"kqv_out-{layer}")
+
+    def _turn(self, x: Tensor, n: int) -> Tensor:
+        """To the basis of a quantized cache, or back: scores stay, and sums of values turn back."""
+        return ops.hadamard(self.ctx, x, n) if n else x
 
     def shift_keys(self, cache: KVCache, cells: Tensor) -> None:
         """Rotate the keys in T cells of a cache by ``positions``, which are differences here.
@@ -247,7 +253,8 @@ class GraphBuilder:
             yarn = 1 - 0.1 * math.log(params["freq_scale"]) if params["ext_factor"] else 1.0
             params["attn_factor"] = 1 / yarn  # keys have their length already
             rows = ops.get_rows(ctx, k, cells)  # [head_dim, T, n_head_kv]
-            rows = self._turned(ops.permute(ctx, rows, 0, 2, 1, 3), params)
+            rows = self._turn(ops.permute(ctx, rows, 0, 2, 1, 3), cache.turn_k)
+            rows = self._turn(self._roped(rows, params), cache.turn_k)
             rows = ops.permute(ctx, rows.set_name(f"k_shifted-{i}"), 0, 2, 1, 3)
             self.graph.build_forward_expand(ops.set_rows(ctx, k, rows, index))
 

@@ -148,7 +148,7 @@ def test_without_causality_the_first_token_sees_the_last(
         rows(Context(model, n_ctx=64, n_ubatch=8), TOKENS[:9])
 
 
-@pytest.mark.parametrize("head_dim", [32, 100])
+@pytest.mark.parametrize("head_dim", [32, 64, 100, 128])
 def test_types_of_the_cache_keep_bits_and_most_of_the_value(tmp_path: Path, head_dim: int) -> None:
     spec = Spec(head_dim=head_dim, n_embd=64, n_ctx=512)
     model = Model.load(write_model(tmp_path / "x.gguf", spec, random_weights(spec)))
@@ -177,6 +177,29 @@ def test_types_of_the_cache_keep_bits_and_most_of_the_value(tmp_path: Path, head
         moved.kv.seq_add(0, 0, -1, -9)
         again = rows(moved, TOKENS[20:40])
         assert np.abs(again - exact[20:40]).max() < 2 * error * scale
+
+
+def test_turned_heads_lose_less_to_outliers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Spec(head_dim=64, n_embd=64, n_ctx=512)
+    weights = random_weights(spec)
+    for part, factor in (("k", 30.0), ("v", 30.0), ("q", 1 / 30)):
+        for i in range(spec.n_layer):
+            weights[f"blk.{i}.attn_{part}.weight"][5::64] *= factor
+    model = Model.load(write_model(tmp_path / "x.gguf", spec, weights))
+    exact = rows(Context(model, n_ctx=320, type_k=F32, type_v=F32), TOKENS[:300])
+
+    def error() -> float:
+        context = Context(model, n_ctx=320, type_k=Q4_0, type_v=Q4_0)
+        got = rows(context, TOKENS[:300])
+        names = {node.op.name for node in context.graph().graph.nodes if node.op}
+        assert ("HADAMARD" in names) == bool(context.kv.caches[0].turn_k)
+        return float(np.square(got - exact).mean())
+
+    turned = error()
+    monkeypatch.setattr("pyllama.kv_cache._turned", lambda *args: 0)
+    assert turned < 0.5 * error()
 
 
 @pytest.mark.parametrize("change", [{"max_alibi_bias": 8.0}, {"attn_logit_softcap": 0.5}])
