@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.alloc import alloc_ctx_tensors
-from pyggml.backend.cpu.osapi import available_memory
+from pyggml.backend.cpu.osapi import advise_hugepages, available_memory
 from pyggml.buffer import HOST
 from pyggml.context import Context
 from pyggml.dtype import GGMLType, row_size
@@ -28,7 +28,7 @@ from .hparams import HParams
 from .kv_cells import CellLists
 from .kv_table import Ints
 
-
+_HUGE_PAGES = 64 << 20  # bytes of a cache whose pages may be huge: of a larger one few may be used
 _LEAST_TURN = 64  # elements: for values as good as more
 
 
@@ -87,6 +87,8 @@ class KVCache(CellLists):
         self.cells = self._ctx.new_tensor_3d(GGMLType.I32, 2, n_cells, n_seq_max)
         self.cells.set_name("cache_cells" if not window else "cache_cells_swa")
         self._buffer = alloc_ctx_tensors(self._ctx, HOST)
+        if self._buffer.mem is not None and self._buffer.size <= _HUGE_PAGES:
+            advise_hugepages(self._buffer.mem)
         super().__init__(self.cells.numpy(squeeze=False)[0], window=window, unified=unified)
 
     def copy_cells(self, source: Ints, target: Ints) -> None:
