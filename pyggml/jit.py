@@ -176,12 +176,41 @@ def _numba_cache() -> Iterator[None]:
 _numba_caching: Any = caching
 
 
+class _Files(_numba_caching.IndexDataCacheFile):  # type: ignore[misc]
+    """Where the variants of a function are kept, each under a name that follows from its key.
+
+    Numba numbers them in an index instead: of two processes that compile different variants at the
+    same time, both may write under the same number, and then run each other's code.
+    """
+
+    def _name(self, key: object) -> str:
+        digest = hashlib.sha256(repr(key).encode()).hexdigest()
+        return f"{Path(self._index_path).stem}.{digest[:16]}.nbc"
+
+    def save(self, key: object, data: object) -> None:
+        """Keep a variant in place of an older one."""
+        self._save_data(self._name(key), (self._source_stamp, self._version, data))
+
+    def load(self, key: object) -> Any:
+        """A variant that was made from this source by this Numba; or None."""
+        try:
+            stamp, version, data = self._load_data(self._name(key))
+        except FileNotFoundError:
+            return None
+        return data if (stamp, version) == (self._source_stamp, self._version) else None
+
+
 class _Cache(_numba_caching.FunctionCache):  # type: ignore[misc]
     """Numba's cache of one function, but a hit does not fill Numba's tables of types and functions.
 
     Machine code needs only the runtime's symbols; the tables, 0.3 s at every start, are filled when
     something is compiled.
     """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        stamp = self._impl.locator.get_source_stamp()
+        self._cache_file = _Files(self._cache_path, self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         rtsys.initialize(target_context)

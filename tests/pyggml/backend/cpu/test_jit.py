@@ -129,6 +129,23 @@ def test_a_second_process_loads_what_the_first_compiled(base: Path) -> None:
     assert list(directory.rglob("*.nbc"))
 
 
+def test_variants_of_a_kernel_never_share_a_file(tmp_path: Path) -> None:
+    """Numba's own files may: two processes that know of no variant yet both write number 1."""
+    ours, theirs = (jit._Files(str(tmp_path), "f-1.py311", (1, 2)) for _ in range(2))
+    assert ours.load("a") is None
+    ours.save("a", "code of a")
+    theirs.save("b", "code of b")
+    assert (ours.load("b"), theirs.load("a")) == ("code of b", "code of a")
+    edited = jit._Files(str(tmp_path), "f-1.py311", (3, 4))
+    assert edited.load("a") is None
+    edited.save("a", "code of another a")
+    assert (edited.load("a"), ours.load("a"), len(list(tmp_path.iterdir()))) == (
+        "code of another a",
+        None,
+        2,
+    )
+
+
 def test_nan_and_inf_travel_through_fast_math() -> None:
     @jit.inline
     def total(x):  # type: ignore[no-untyped-def]
