@@ -59,6 +59,7 @@ def main() -> None:
         parser.add_argument(name)
     parser.add_argument("--library", help="libllama.so of a build")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--ubatch", type=int, help="tokens at once; all that fit if not given")
     args = parser.parse_args()
     n, lib, pointer = int(args.n_ctx), _library(args.library), ctypes.c_void_p
     tokens = memoryview(Path(args.tokens).read_bytes()).cast("i")
@@ -68,7 +69,8 @@ def main() -> None:
     params = lib.llama_context_default_params()
     defaults = list(params.first[:3])
     assert defaults[:3] == [512, 2048, 512], f"n_ctx, n_batch, n_ubatch moved: {defaults}"
-    params.first[0] = params.first[1] = params.first[2] = n
+    params.first[0] = params.first[1] = n
+    params.first[2] = args.ubatch or n
     context = pointer(lib.llama_init_from_model(model, params))
     assert model.value and context.value, "llama.cpp does not load it"
     lib.llama_set_n_threads(context, args.threads, args.threads)
