@@ -42,8 +42,8 @@ Made by `python -m benchmarks.quantization` from the lines in
 GNU GPL version 3, by llama.cpp's method; KL is the mean Kullback-Leibler divergence from F16's
 probabilities, "same top" how often the likeliest token is F16's. Speeds are tokens per second on 2
 threads. "llama.cpp" is its wheel from PyPI on the same file: the ratio of our perplexity to its,
-the mean divergence of our probabilities from its, and how often the likeliest token is the same: both
-round activations to 8 bits, and whatever is added in another order rounds some of them differently.
+the mean divergence of our probabilities from its, and how often the likeliest token is the same:
+both round activations to 8 bits, and what is added in another order rounds some of them otherwise.
 llama.cpp's own logits of the Q8_0 file with `--ubatch 1` and with 512 are as far apart (KL 4.0e-3,
 same top 96.0%): its kernels for one token and for many add in different orders.
 TQ formats are for models that were trained with three values a weight, which this one was not.
