@@ -5,6 +5,7 @@
 
 The matrix is orthonormal and its own inverse: dot products stay, outliers spread over all
 elements, so that what is quantized in blocks loses less.
+Source: llama.cpp, which turns what goes into quantized caches by this matrix as a weight.
 """
 
 from __future__ import annotations

@@ -284,6 +284,8 @@ REFUSED: list[tuple[Callable[[Context, Ctx], Any], type[Exception], str]] = [
      ShapeError, "as long"),
     (lambda c, t: ops.flash_attn_ext(c, t(256), t(256, type=GGMLType.Q6_K), t(256), None, 1.0),
      TypeMismatch, "Q6_K"),
+    (lambda c, t: ops.hadamard(c, t(48), 48), ShapeError, "n is 48, want a power of two"),
+    (lambda c, t: ops.hadamard(c, t(96), 64), ShapeError, "no multiple of 64"),
     (lambda c, t: ops.flash_attn_ext(c, t(64), t(64), t(64), None, 1.0, 8.0), ShapeError,
      "max_bias"),
     (lambda c, t: ops.flash_attn_cells(c, t(64), t(64), t(64), t(2, 5, type=I32), None, 1.0),
