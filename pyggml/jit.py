@@ -32,6 +32,7 @@ from typing import Any
 import numba as nb
 from numba.core import caching, config
 from numba.core.ccallback import CFunc
+from numba.core.registry import cpu_target
 from numba.core.runtime.nrt import rtsys
 
 from . import env
@@ -105,9 +106,16 @@ def use_isa(name: str) -> None:
         )
     if name != host_isas()[0]:
         _numba_config.CPU_NAME, _numba_config.CPU_FEATURES = ISAS[name][1], ""
+        _retarget()
     elif name == "neon":  # Numba asks LLVM only, and code for a CPU without it aborts the process
         _numba_config.CPU_FEATURES = _host_features().flatten()
+        _retarget()
     _chosen = name
+
+
+def _retarget() -> None:
+    """Let Numba look at its settings again: it did when the first function was declared."""
+    cpu_target.target_context.init()
 
 
 _NO_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -257,6 +265,7 @@ class Kernel:
 
     def assembly(self) -> str:
         """The machine code as text; compiles anew, since the cache keeps no assembly."""
+        isa()
         compiled: Any = nb.cfunc(self._signature, **self._options)(self.function)
         return str(compiled._library.get_asm_str())
 

@@ -32,6 +32,7 @@ from ..abi import (
 )  # fmt: skip
 from ..simd.half import load_f16
 from ..simd.math import exp_f32, tanh_f32
+from ..simd.total import total_f32
 
 CHUNK = 256  # keys
 # Parameters of the kernels.
@@ -97,10 +98,7 @@ def bias(node, s, t, head, sequence, stream, first, n):  # type: ignore[no-untyp
 
 @inline
 def softmax(s, lo, hi, n):  # type: ignore[no-untyped-def]
-    """exp(s - max) over [lo, hi), zeros elsewhere below ``n``; the maximum and the sum.
-
-    ``n`` is a multiple of 64, so the vectorised sum takes the same order for every row.
-    """
+    """exp(s - max) over [lo, hi), zeros elsewhere below ``n``; the maximum and the sum."""
     x = f32_ptr(s)
     top = np.float32(-np.inf)
     for j in range(lo, hi):
@@ -115,10 +113,7 @@ def softmax(s, lo, hi, n):  # type: ignore[no-untyped-def]
         x[j] = np.float32(-np.inf)
     for j in range(n):
         x[j] = exp_f32(x[j] - top)
-    total = np.float32(0)
-    for j in range(n):
-        total += x[j]
-    return top, total
+    return top, total_f32(s, n)
 
 
 @inline_strict

@@ -30,6 +30,7 @@ from ..abi import (
 from ..layout import Q8_BLOCK
 from ..lowering import Lowering, all_f32, fuses, lowers
 from ..simd.element import F32, put, take
+from ..simd.total import squares_f32
 from .binary import ADD, MUL, combine
 from .quantize import BLOCK, quantize_row
 from .reduce import sum_f32
@@ -39,16 +40,6 @@ EPS, QUANTIZE = 0, 1  # parameters
 _GRAIN = 2048  # elements of a chunk, about: read twice, and quantized
 
 
-@inline
-def sum_of_squares(x, n):  # type: ignore[no-untyped-def]
-    """The sum of squares of ``n`` float32, in one order for each ``n``."""
-    total = np.float32(0)
-    for i in range(n):
-        v = take(F32, x, i)
-        total += v * v
-    return total
-
-
 @kernel
 def rms_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """Parameters: eps, where to write the quantized rows (or 0). SRC1: the weight, or nothing."""
@@ -56,7 +47,7 @@ def rms_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def
     rows, weighted = nrows(node, DST), data(node, SRC1) != 0
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
-        s = np.float32(1) / math.sqrt(sum_of_squares(x, n) / np.float32(n) + eps)
+        s = np.float32(1) / math.sqrt(squares_f32(x, n) / np.float32(n) + eps)
         if weighted:
             w = repeated_row(node, DST, SRC1, row)
             for i in range(n):

@@ -33,6 +33,7 @@ from ..abi import (
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, put, take
 from ..simd.math import INF, ZERO, abs_f32, exp_f32
+from ..simd.total import total_f32
 from .reduce import LOWEST, order_key
 
 SCALE, BASE_0, BASE_1, N_HEAD_LOG2 = range(4)  # parameters
@@ -47,15 +48,6 @@ def row_max(x, n):  # type: ignore[no-untyped-def]
         key = order_key(xs[i])
         top = key if key > top else top
     return bits_f32(np.int32(top ^ ((top >> 31) & 0x7FFFFFFF)))
-
-
-@inline
-def row_sum(x, n):  # type: ignore[no-untyped-def]
-    """The sum of ``n`` float32, in one order for each ``n``."""
-    xs, total = f32_ptr(x), ZERO
-    for i in range(n):
-        total += xs[i]
-    return total
 
 
 @inline
@@ -98,7 +90,7 @@ def soft_max_kernel(mask_type: int) -> Kernel:
             ys = f32_ptr(y)
             for i in range(n):
                 ys[i] = exp_f32(ys[i] - top)
-            total = row_sum(y, n)
+            total = total_f32(y, n)
             if sinks != 0:
                 total += exp_f32(f32_ptr(sinks)[i2] - top)
             inverse = np.float32(1) / total if total != ZERO else ZERO
