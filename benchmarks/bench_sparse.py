@@ -4,9 +4,9 @@
         [--peer PYTHON] [--folder DIR]     # a Python with xllamacpp; 2 to 7 GB of files are kept
 
 ``benchmarks.sparse_files`` says how the share of active neurons is set. All modes run in turns, so
-that a busy machine slows all, and so does the roof: reading memory as fast as it can be read. Many
-tokens are one prompt. Bytes are the weights that must be read once: whole matrices, and the rows
-that at least one of the tokens needs (the union, counted in the run).
+that a busy machine slows all. The roof, reading memory as fast as it can be read, is measured
+before and after each. Many tokens are one prompt. Bytes are the weights that must be read once:
+whole matrices, and the rows that at least one of the tokens needs (the union, counted in the run).
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from pyllama.bench import cpu_info
 from pyllama.observe import observe
 
 RESULTS = Path(__file__).parent / "results" / "sparse.jsonl"
-ROUNDS, N_CTX, BEHIND, GENERATED = 5, 320, 16, 8
-PARTS = {  # by the names of nodes; what is left is attention's
+ROUNDS, N_CTX, BEHIND, GENERATED = 9, 320, 16, 8
+PARTS = {  # by the names of nodes, the first that fits; what is left is attention's
+    "attention": ("ffn_inp",),
     "predictor": ("mlp_pre_", "ffn_gate_signs", "ffn_gate_svd"),
     "down": ("ffn_down", "l_out"),
     "gate and up": ("ffn_",),
@@ -61,6 +62,7 @@ class Mode:
     scores: str = ""  # the nodes whose values decide
     threshold: float = _POSITIVE
     seconds: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    roofs: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # GB/s
 
     def run(self, n: int) -> float:
         """Seconds of ``n`` tokens at once, or the median of some single ones."""
@@ -150,9 +152,7 @@ def peer_times(python: str, path: Path, counts: list[int]) -> dict[str, Any]:
     return found
 
 
-def result_of(
-    mode: Mode, dense: Mode, n: int, read: float, peer: dict[str, Any] | None
-) -> dict[str, Any]:
+def result_of(mode: Mode, dense: Mode, n: int, peer: dict[str, Any] | None) -> dict[str, Any]:
     """A line for one mode and count of tokens."""
     union, density = mode.active(n)
     seconds, n_bytes = mode.seconds[n], mode.weight_bytes(union)
@@ -163,7 +163,10 @@ def result_of(
         "union": union,
         "ms": ms,
         "bytes": int(n_bytes),
-        "of_roof_time": ms / (n_bytes / read / 1e6),
+        "read_roof_gb_per_s": statistics.median(mode.roofs[n]),
+        "of_roof_time": statistics.median(
+            s * roof * 1e9 / n_bytes for s, roof in zip(seconds, mode.roofs[n], strict=True)
+        ),
         "dense_over_this": statistics.median(a / b for a, b in pairs),
     }
     if n == 1:
@@ -187,9 +190,8 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     dense, sparse = write_files(args.folder, GGMLType[args.type.upper()])
     modes = modes_of(dense, sparse, args.activity)
-    roofs, measure = [], _in_turns(modes, counts)
+    measure = _in_turns(modes, counts)
     for i in range(ROUNDS):
-        roofs.append(read_roof(1 << 30, modes["dense"].context.n_threads, tries=1))
         measure(i)
     peer = peer_times(args.peer, dense, counts) if args.peer else None
     head = {
@@ -198,13 +200,12 @@ def main() -> None:
         "threads": modes["dense"].context.n_threads,
         "type": args.type,
         "activity": args.activity,
-        "read_roof_gb_per_s": max(roofs),
         "peer": peer and f"llama.cpp, xllamacpp {peer['version']}",
     }
     for n in counts:
         for name, mode in modes.items():
             line = head | {"mode": name, "tokens": n}
-            line |= result_of(mode, modes["dense"], n, max(roofs), peer)
+            line |= result_of(mode, modes["dense"], n, peer)
             print(json.dumps({k: v for k, v in line.items() if k not in head}), flush=True)
             if not args.no_save:
                 with RESULTS.open("a") as f:
@@ -216,11 +217,18 @@ def _in_turns(modes: dict[str, Mode], counts: list[int]) -> Callable[[int], None
         for n in counts:
             mode.run(n)
 
+    def roof() -> float:
+        return read_roof(1 << 30, modes["dense"].context.n_threads, tries=1)
+
     def measure(i: int) -> None:
         for n in counts:
             if n < 64 or i < 3:  # long prompts take seconds
+                before = roof()
                 for mode in modes.values():
                     mode.seconds[n].append(mode.run(n))
+                    after = roof()
+                    mode.roofs[n].append((before + after) / 2)
+                    before = after
 
     return measure
 

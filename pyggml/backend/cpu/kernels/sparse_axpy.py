@@ -30,6 +30,7 @@ from .sparse_axpy_panel import (
     FACTS,
     LIST,
     MASKS,
+    PANEL_ROWS,
     SEGMENT_PANELS,
     STRIPES,
     SUMS,
@@ -179,7 +180,7 @@ def launch_axpy(
         low.launches.append(launch)
 
     if n > 1:
-        masks = take(8 * n_segments * SEGMENT_PANELS * n)
+        masks = take((8 + 4 * PANEL_ROWS) * n_segments * SEGMENT_PANELS * n)
         params[MASKS] = masks.address
         add(axpy_masks, min(n_segments * SEGMENT_PANELS, 8 * low.n_threads), held, masks)
         held.append(masks)

@@ -1,5 +1,8 @@
 """AXPY of several tokens: rows decoded once for all, and a walk of each token through its mask.
 
+Of each 64 listed rows a token has a mask, the rows it takes, and their values side by side: those
+of all neurons would be read again for every stripe of columns, a cache line for each.
+
 Access: 64 rows are decoded into scratch, 8 groups of columns at a time, of which each stays in L1
 while the tokens pass; a token's sums of a group stay in registers while its rows of the 64 are
 added, in order.
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....jit import kernel
+from ....jit import inline, kernel
 from ..abi import (
     DST,
     SRC0,
@@ -29,8 +32,9 @@ from ..abi import (
 from ..atomics import call_address
 from ..codec.rows import decode_columns
 from ..facts import fact
-from ..simd.axpy import axpy_panel, group_bytes, group_columns, place_of
+from ..simd.axpy import axpy_panel, count_bits, group_bytes, group_columns, place_of
 from ..simd.element import copy_bytes, zero_run
+from ..simd.plain_rows import ask_for_rows
 from .sparse_active import SEGMENT, list_place, list_rows, neuron_of, segments
 from .weights import (
     AXPY_BYTES,
@@ -47,14 +51,35 @@ _WINDOW = 8  # groups of columns that are decoded at a time: 128 KB
 VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, THRESHOLD, FACTS = range(9)
 
 
+@inline
+def _taken(node, unit, t):  # type: ignore[no-untyped-def]
+    """Where the values are that a block of tokens, the first of which is ``t``, takes of 64 rows.
+
+    float32, token by token, of each as many as its mask says.
+    """
+    n, units = ne(node, DST, 1), segments(ne(node, SRC0, 1)) * SEGMENT_PANELS
+    return int_param(node, MASKS) + 8 * units * n + 4 * PANEL_ROWS * (unit * n + t)
+
+
+@inline
+def _aim(node, table, start, weights):  # type: ignore[no-untyped-def]
+    """The addresses of 64 listed rows, of the last one again and again behind the end."""
+    listed, n_rows, addresses = int_param(node, LIST), ne(node, SRC0, 1), i64_ptr(table)
+    rows, last = list_rows(listed, n_rows), list_place(listed, n_rows, segments(n_rows)) - 1
+    for i in range(PANEL_ROWS):
+        p = min(start + i, last)
+        row = p if listed == 0 else rows[p] + 0
+        addresses[i] = weights + row * nb(node, SRC0, 1)
+
+
 @kernel
 def axpy_masks(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """For each 64 listed rows and each token: which rows it takes, as bits."""
+    """For each 64 listed rows and each token: which rows it takes, as bits, and their values."""
     n, n_rows, listed = ne(node, DST, 1), ne(node, SRC0, 1), int_param(node, LIST)
     bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
     threshold = float_param(node, THRESHOLD)
     rows = list_rows(listed, n_rows)
-    total = segments(n_rows) * SEGMENT_PANELS
+    total, blocks = segments(n_rows) * SEGMENT_PANELS, int_param(node, TOKEN_BLOCKS)
     neurons = i32_ptr(scratch)
     for unit in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
         segment = unit // SEGMENT_PANELS
@@ -63,38 +88,45 @@ def axpy_masks(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         for i in range(count):
             neurons[i] = neuron_of(first + i if listed == 0 else rows[first + i] + 0, bucket)
         masks = i64_ptr(int_param(node, MASKS) + 8 * unit * n)
+        block, c, taken = 0, 0, f32_ptr(_taken(node, unit, 0))
         for t in range(n):
+            if t == first_row(n, block, blocks):
+                taken, c = f32_ptr(_taken(node, unit, t)), 0
+                block += 1
             values = f32_ptr(int_param(node, VALUES) + t * nb(node, SRC1, 1))
             scores = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
             mask = 0
             for i in range(count):
-                bit = values[neurons[i]] != 0
+                value = values[neurons[i]]
+                bit = value != 0
                 if data(node, SRC2) != 0:
                     bit &= scores[neurons[i]] >= threshold
                 mask |= np.int64(bit) << i
+                taken[c] = value
+                c += bit
             masks[t] = mask
 
 
 def panel_scratch(kind: int, groups: int, tokens: int) -> int:
     """Bytes of scratch for a stripe of so many groups and a block of tokens with their totals."""
     decoded, sums = (1 + PANEL_ROWS) * min(groups, _WINDOW), 2 * groups * tokens
-    return group_bytes(kind) + 8 + 12 * PANEL_ROWS + 4 * group_columns() * (decoded + sums)
+    return group_bytes(kind) + 8 + 16 * PANEL_ROWS + 4 * group_columns() * (decoded + sums)
 
 
 @kernel
 def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """Weights of any format.
 
-    Scratch: the end of a row; a row in a format that has a decoder, as float32; addresses and
-    neurons of 64 rows; decoded rows; the sums of a segment (unless SUMS has them) and the totals.
+    Scratch: the end of a row; a row in a format that has a decoder, as float32; addresses of 64
+    rows and of those to come; decoded rows; the sums of a segment (unless SUMS has them) and the
+    totals.
     """
     facts = int_param(node, FACTS)
     columns, size = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_BYTES)
     sum_bytes = 4 * columns
     n, n_rows, width = ne(node, DST, 1), ne(node, SRC0, 1), ne(node, DST, 0)
     n_segments, listed = segments(n_rows), int_param(node, LIST)
-    bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
-    rows, stripes = list_rows(listed, n_rows), int_param(node, STRIPES)
+    stripes = int_param(node, STRIPES)
     all_groups = (width + columns - 1) // columns
     stripe, rest = chunk % stripes, chunk // stripes
     g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
@@ -105,10 +137,9 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     n_columns = min(g1 * columns, width) - g0 * columns
     weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
     floats = scratch + (size + 7) // 8 * 8
-    addresses_at = floats + min(groups, _WINDOW) * sum_bytes
-    neurons_at = addresses_at + 8 * PANEL_ROWS
-    panel = neurons_at + 4 * PANEL_ROWS
-    addresses, neurons = i64_ptr(addresses_at), i32_ptr(neurons_at)
+    table = floats + min(groups, _WINDOW) * sum_bytes
+    table_next = table + 8 * PANEL_ROWS
+    panel, addresses = table_next + 8 * PANEL_ROWS, i64_ptr(table)
     kept = int_param(node, SUMS)
     if kept != 0:
         s0, s1, t0, t1 = rest, min(rest + 1, n_segments), 0, n
@@ -131,44 +162,47 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             for g in range(groups):
                 zero_run(sums + t * token_stride + g * group_stride, columns)
         for k in range(SEGMENT_PANELS):
-            count = min(PANEL_ROWS, end - first - k * PANEL_ROWS)
+            start = first + k * PANEL_ROWS
+            count = min(PANEL_ROWS, end - start)
             if count <= 0:
                 break
             masks = i64_ptr(int_param(node, MASKS) + 8 * (segment * SEGMENT_PANELS + k) * n)
             needed = 0
             for t in range(t0, t1):
                 needed |= masks[t]
-            for i in range(count):
-                p = first + k * PANEL_ROWS + i
-                row = p if listed == 0 else rows[p] + 0
-                neurons[i] = neuron_of(row, bucket)
-                addresses[i] = weights + row * nb(node, SRC0, 1)
+            _aim(node, table, start, weights)
             for w0 in range(0, groups, _WINDOW):
                 w1 = min(groups, w0 + _WINDOW)
                 whole = min(full, w1) - w0
                 for r in range(count):
                     if (needed >> r) & 1 != 0:
                         x, y = addresses[r] + w0 * size, panel + r * sum_bytes
-                        following = addresses[min(r + 1, count - 1)] + w0 * size
                         if decoder != 0:
                             c = min(w1 * columns, n_columns) - w0 * columns
-                            start = (g0 + w0) * columns
-                            decode_columns(decoder, addresses[r] + 0, floats, c, start)
+                            column = (g0 + w0) * columns
+                            decode_columns(decoder, addresses[r] + 0, floats, c, column)
                             x = floats
                         stride = PANEL_ROWS * sum_bytes
-                        call_address(unpack, (x, y, stride, whole, following))
+                        call_address(unpack, (x, y, stride, whole))
                         if left != 0 and w1 == groups:
                             copy_bytes(x + whole * size, scratch, left)
                             y += whole * PANEL_ROWS * sum_bytes
-                            call_address(unpack, (scratch, y, 0, 1, following))
+                            call_address(unpack, (scratch, y, 0, 1))
+                if decoder == 0:  # meanwhile, memory is asked for what is decoded next
+                    if w1 < groups:
+                        _aim(node, table_next, start, weights + w1 * size)
+                        ask_for_rows(table_next, PANEL_ROWS, min(_WINDOW, groups - w1) * size)
+                    else:
+                        _aim(node, table_next, start + PANEL_ROWS, weights)
+                        ask_for_rows(table_next, PANEL_ROWS, min(_WINDOW, groups) * size)
                 for g in range(w0, w1):
-                    for t in range(tokens):
+                    taken = _taken(node, segment * SEGMENT_PANELS + k, t0)
+                    for t in range(t0, t1):
+                        sums_at = sums + (t - t0) * token_stride + g * group_stride
+                        values = taken
+                        taken += 4 * count_bits(masks[t])
                         axpy_panel(
-                            masks[t0 + t],
-                            panel + (g - w0) * PANEL_ROWS * sum_bytes,
-                            int_param(node, VALUES) + (t0 + t) * nb(node, SRC1, 1),
-                            neurons_at,
-                            sums + t * token_stride + g * group_stride,
+                            masks[t], panel + (g - w0) * PANEL_ROWS * sum_bytes, values, sums_at
                         )
         if kept == 0:
             total, added = f32_ptr(totals), f32_ptr(sums)

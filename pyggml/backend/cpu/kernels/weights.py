@@ -84,8 +84,8 @@ def _axpy_rows(kind: int) -> Kernel:
 
 @cache
 def _axpy_unpack(kind: int) -> Kernel:
-    def unpack(row, panel, stride, n_groups, following):  # type: ignore[no-untyped-def]
-        axpy.decode_row(kind, row, panel, stride, n_groups, following)
+    def unpack(row, panel, stride, n_groups):  # type: ignore[no-untyped-def]
+        axpy.decode_row(kind, row, panel, stride, n_groups)
 
     return named_kernel(unpack, GGMLType(kind).name)
 

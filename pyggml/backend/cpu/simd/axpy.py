@@ -1,8 +1,8 @@
 """Sums of rows in registers, each row times a float: the inner loops of AXPY.
 
     axpy_rows(Q4_0, table, n_rows, values, sums, n_groups)     # in jitted code: one token
-    decode_row(Q4_0, row, panel, stride, n_groups, next)       # a row as float32, for many tokens
-    axpy_panel(mask, panel, values, indices, sums)             # one token, one group of columns
+    decode_row(Q4_0, row, panel, stride, n_groups)             # a row as float32, for many tokens
+    axpy_panel(mask, panel, values, sums)                      # one token, one group of columns
 
 A group is 8 vectors of columns. Weights become float32 exactly as ``decode_block`` makes them, and
 each column is one chain of fused multiply-adds, row after row, so both ways give the same bits.
@@ -26,6 +26,7 @@ from .loop import counted_loop, literals_of
 from .product import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from .tile import BF16, F16, F32
 from .vector import (
+    LINE,
     at,
     broadcast,
     call,
@@ -207,7 +208,9 @@ def axpy_rows(
 
             def row(r: Value, accs: list[Value]) -> list[Value]:
                 entry = _scaled(b, r, 8)
-                prefetch(b, b.add(load(b, b.add(following, entry), i64), offset))
+                later = b.add(load(b, b.add(following, entry), i64), offset)
+                for line in range(0, size, LINE):
+                    prefetch(b, at(b, later, line))
                 y = broadcast(b, load(b, b.add(values, _scaled(b, r, 4)), f32), lanes)
                 w = _decoded(b, kind, b.add(load(b, b.add(table, entry), i64), offset))
                 return [fma(b, y, x, acc) for x, acc in zip(w, accs, strict=True)]
@@ -222,40 +225,46 @@ def axpy_rows(
 
 
 @intrinsic(prefer_literal=True)
-def decode_row(
-    typingctx: Any, fmt: Any, row: Any, panel: Any, stride: Any, n_groups: Any, following: Any
-) -> Any:
-    """Groups of a row as float32, ``stride`` bytes apart; memory is asked for a following row."""
+def decode_row(typingctx: Any, fmt: Any, row: Any, panel: Any, stride: Any, n_groups: Any) -> Any:
+    """Groups of a row as float32, ``stride`` bytes apart."""
     literals = literals_of(fmt)
     if literals is None:
         return None
     (kind,) = literals
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _, row, panel, stride, n_groups, following = args
+        _, row, panel, stride, n_groups = args
 
         def group(g: Value, _: list[Value]) -> list[Value]:
-            offset = _scaled(b, g, group_bytes(kind))
-            prefetch(b, b.add(following, offset))
-            values = _decoded(b, kind, b.add(row, offset))
+            values = _decoded(b, kind, b.add(row, _scaled(b, g, group_bytes(kind))))
             _stored(b, values, b.add(panel, b.mul(g, stride)))
             return []
 
         counted_loop(b, n_groups, [], group)
         return context.get_dummy_value()
 
-    return types.void(fmt, *[types.int64] * 5), codegen
+    return types.void(fmt, *[types.int64] * 4), codegen
 
 
 @intrinsic
-def axpy_panel(typingctx: Any, mask: Any, panel: Any, values: Any, indices: Any, sums: Any) -> Any:
-    """``sums += values[indices[r]] * panel[r]`` for the bits r of a mask, in order."""
+def count_bits(typingctx: Any, x: Any) -> Any:
+    """The number of ones in an int64."""
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        mask, panel, values, indices, sums = args
+        return call(b, "llvm.ctpop.i64", i64, args[0])
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def axpy_panel(typingctx: Any, mask: Any, panel: Any, values: Any, sums: Any) -> Any:
+    """``sums += value * panel[r]`` for the bits r of a mask, in order, each with the next value."""
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+        mask, panel, values, sums = args
         lanes, zero = vectors().lanes, ir.Constant(i64, 0)
         start = b.block
-        carried = [mask, *_loaded(b, sums)]
+        carried = [mask, values, *_loaded(b, sums)]
         head, inside, end = (b.append_basic_block(x) for x in ("head", "body", "end"))
         b.branch(head)
         b.position_at_end(head)
@@ -264,13 +273,12 @@ def axpy_panel(typingctx: Any, mask: Any, panel: Any, values: Any, indices: Any,
             phi.add_incoming(x, start)
         b.cbranch(b.icmp_unsigned("!=", phis[0], zero), inside, end)
         b.position_at_end(inside)
-        left, *accs = phis
+        left, place, *accs = phis
         r = call(b, "llvm.cttz.i64", i64, left, ir.Constant(ir.IntType(1), 1))
-        index = b.sext(load(b, b.add(indices, _scaled(b, r, 4)), i32), i64)
-        y = broadcast(b, load(b, b.add(values, _scaled(b, index, 4)), f32), lanes)
+        y = broadcast(b, load(b, place, f32), lanes)
         row = b.add(panel, _scaled(b, r, 4 * group_columns()))
         w = _loaded(b, row)
-        after = [b.and_(left, b.sub(left, ir.Constant(i64, 1)))]
+        after = [b.and_(left, b.sub(left, ir.Constant(i64, 1))), at(b, place, 4)]
         after += [fma(b, y, x, acc) for x, acc in zip(w, accs, strict=True)]
         for phi, x in zip(phis, after, strict=True):
             phi.add_incoming(x, b.block)
@@ -279,4 +287,4 @@ def axpy_panel(typingctx: Any, mask: Any, panel: Any, values: Any, indices: Any,
         _stored(b, accs, sums)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5), codegen
+    return types.void(*[types.int64] * 4), codegen

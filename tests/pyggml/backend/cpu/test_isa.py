@@ -328,7 +328,7 @@ def test_plain_rows(
         (row_tile.row_tiles, 5, 1),
         (row_tile.pack_rows, 3, 0),
         (axpy.axpy_rows, 5, 8),
-        (axpy.decode_row, 5, 0),
+        (axpy.decode_row, 4, 0),
     ):
         text = assembly(intrinsic, kind, n_args, host, ())
         assert len(re.findall(host.add, text)) >= least
