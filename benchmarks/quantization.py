@@ -1,11 +1,13 @@
 """Quality, size and speed of a model in every format: docs/quantization.md.
 
-    python -m benchmarks.quantization F16.gguf --text FILE [--peer PYTHON] [--types Q4_0,Q4_K_M]
+    python -m benchmarks.quantization F16.gguf --text FILE [--peer PYTHON] [--library libllama.so]
+        [--types Q4_0,Q4_K_M]
     python -m benchmarks.quantization              # the page again; measures nothing
 
 Perplexity and Kullback-Leibler divergence from F16 by llama.cpp's method, in chunks of 512; PYTHON
 is one that has xllamacpp: then also llama.cpp's perplexity of the same file, and how far its
-probabilities are from ours. A line a format in results/quantization.jsonl.
+probabilities are from ours; and from those of another build of it, given its library. A line a
+format in results/quantization.jsonl.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable
 from contextlib import closing
@@ -44,8 +47,8 @@ probabilities, "same top" how often the likeliest token is F16's. Speeds are tok
 threads. "llama.cpp" is its wheel from PyPI on the same file: the ratio of our perplexity to its,
 the mean divergence of our probabilities from its, and how often the likeliest token is the same:
 both round activations to 8 bits, and what is added in another order rounds some of them otherwise.
-llama.cpp's own logits of the Q8_0 file with `--ubatch 1` and with 512 are as far apart (KL 4.0e-3,
-same top 96.0%): its kernels for one token and for many add in different orders.
+"Its builds" are that wheel, whose kernels are AVX2's, and llama.cpp built for the machine with
+AVX-512: they are as far from each other.
 TQ formats are for models that were trained with three values a weight, which this one was not.
 """
 
@@ -63,33 +66,48 @@ def _log_probabilities(logits: Floats) -> Floats:
     return found
 
 
+def _peer_logits(
+    path: Path, tokens: Path, n_vocab: int, python: str, *library: str
+) -> npt.NDArray[np.float32]:
+    """llama.cpp's logits, in a file beside the tokens."""
+    out = tokens.with_suffix(".library" if library else ".wheel")
+    command = [python, "-m", "benchmarks.llama_cpp_logits", str(path), str(tokens), str(N_CTX)]
+    subprocess.run([*command, str(out), *library], check=True, capture_output=True)
+    return np.memmap(out, np.float32, "r").reshape(-1, n_vocab)
+
+
+def _apart(a: Floats, b: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Of rows of log probabilities: divergences, and whether the likeliest token is the same."""
+    return (np.exp(a) * (a - b)).sum(-1), a.argmax(-1) == b.argmax(-1)
+
+
 def _beside_peer(
-    context: Context, chunks: npt.NDArray[np.int32], path: Path, python: str
+    context: Context, chunks: npt.NDArray[np.int32], path: Path, python: str, library: str | None
 ) -> dict[str, float]:
     """llama.cpp's perplexity of a file, and how far its probabilities are from ours."""
     with tempfile.TemporaryDirectory() as folder:
-        tokens, out = Path(folder, "tokens.i32"), Path(folder, "logits.f32")
+        tokens, n_vocab = Path(folder, "tokens.i32"), context.model.hparams.n_vocab
         chunks.tofile(tokens)
-        script = "benchmarks.llama_cpp_logits"
-        command = [python, "-m", script, str(path), str(tokens), str(N_CTX), str(out)]
-        subprocess.run(command, check=True, capture_output=True)
-        theirs = np.memmap(out, np.float32, "r").reshape(-1, context.model.hparams.n_vocab)
-        at, divergence, same, losses = 0, [], [], []
+        theirs = _peer_logits(path, tokens, n_vocab, python)
+        others = theirs
+        if library:
+            others = _peer_logits(path, tokens, n_vocab, sys.executable, "--library", library)
+        at, ours_apart, builds_apart, losses = 0, [], [], []
         for chunk in chunks:
             for logits, targets in scored_logits(context, chunk):
                 n = len(targets)
                 a, b = _log_probabilities(theirs[at : at + n]), _log_probabilities(logits)
-                divergence.append((np.exp(a) * (a - b)).sum(-1))
-                same.append(a.argmax(-1) == b.argmax(-1))
+                ours_apart.append(_apart(a, b))
+                builds_apart.append(_apart(a, _log_probabilities(others[at : at + n])))
                 losses.append((-a[np.arange(n), targets], -b[np.arange(n), targets]))
                 at += n
     their_loss, our_loss = (np.concatenate(x).mean() for x in zip(*losses, strict=True))
-    return {
-        "peer_ppl": float(np.exp(their_loss)),
-        "ppl_over_peer": float(np.exp(our_loss - their_loss)),
-        "peer_kld": float(np.concatenate(divergence).mean()),
-        "peer_same_top": float(np.concatenate(same).mean()),
-    }
+    found = {"peer_ppl": float(np.exp(their_loss))}
+    found["ppl_over_peer"] = float(np.exp(our_loss - their_loss))
+    for who, apart in (("peer", ours_apart), *((("builds", builds_apart),) if library else ())):
+        divergence, same = (np.concatenate(x).mean() for x in zip(*apart, strict=True))
+        found |= {f"{who}_kld": float(divergence), f"{who}_same_top": float(same)}
+    return found
 
 
 def _speeds(model: Model, rounds: int) -> dict[str, float]:
@@ -108,7 +126,7 @@ def _speeds(model: Model, rounds: int) -> dict[str, float]:
 
 
 def _measure(
-    path: Path, chunks: npt.NDArray[np.int32], base: Path, python: str | None, rounds: int
+    path: Path, chunks: npt.NDArray[np.int32], base: Path, args: argparse.Namespace
 ) -> Line:
     model = Model.load(path, n_threads=2)
     try:
@@ -121,9 +139,9 @@ def _measure(
             else:
                 for found in perplexity(context, chunks.ravel().tolist(), N_CTX, logits_file=base):
                     line["ppl"] = found.ppl
-            if python:
-                line |= _beside_peer(context, chunks, path, python)
-        return head(model, 2) | line | _speeds(model, rounds)
+            if args.peer:
+                line |= _beside_peer(context, chunks, path, args.peer, args.library)
+        return head(model, 2) | line | _speeds(model, args.rounds)
     finally:
         model.close()
 
@@ -133,22 +151,22 @@ def page(lines: list[Line]) -> str:
 
     def rows() -> Iterable[list[str]]:
         for r in sorted(lines, key=lambda r: r["bits_per_weight"], reverse=True):
-            peer = [
-                f"{r['ppl_over_peer']:.4f}",
-                f"{r['peer_kld']:.1e}",
-                f"{r['peer_same_top']:.1%}",
-            ]
+            peer = [f"{r['ppl_over_peer']:.4f}" if "peer_ppl" in r else ""]
+            for who in ("peer", "builds"):
+                found = f"{who}_kld" in r
+                peer.append(f"{r[f'{who}_kld']:.1e}" if found else "")
+                peer.append(f"{r[f'{who}_same_top']:.1%}" if found else "")
             own = f"{r['kld']:.5f}" if "kld" in r else "", f"{r.get('same_top', 1):.1%}"
             yield [
                 r["type"], f"{r['file_bytes'] / 1e6:.1f}", f"{r['bits_per_weight']:.2f}",
                 f"{r['ppl']:.4f}", *own,
                 *(f"{r[t]:.0f}" if t in r else "" for t in TESTS.split(",")),
-                *(peer if "peer_ppl" in r else [""] * 3),
+                *peer,
             ]  # fmt: skip
 
     table = markdown(
         "file type | MB | bits per weight | perplexity | KL | same top | pp512 | tg64"
-        " | llama.cpp: perplexity | KL | same top",
+        " | llama.cpp: perplexity | KL | same top | its builds: KL | same top",
         rows(),
     )
     return _HEAD + "\n" + table
@@ -161,6 +179,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=4)
     parser.add_argument("--types", default="")
     parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--library", metavar="LIBLLAMA", help="of another build; with --peer")
     parser.add_argument("--rounds", type=int, default=3, help="of speed; 0 for quality alone")
     args = parser.parse_args()
     if args.source:
@@ -183,7 +202,7 @@ def _run(args: argparse.Namespace, folder: Path) -> None:
             continue
         line = {"type": type, "chunks": len(chunks), "file_bytes": out.stat().st_size}
         line["bits_per_weight"] = 8 * plan.nbytes / plan.n_elements
-        save(_measure(out, chunks, base, args.peer, args.rounds) | line, FILE)
+        save(_measure(out, chunks, base, args) | line, FILE)
         out.unlink()
 
 

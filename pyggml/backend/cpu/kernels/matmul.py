@@ -229,7 +229,7 @@ def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[in
         return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
     token_chunks = math.ceil(n / _TOKENS)
     macs = w.ne[0] * w.ne[1] * math.ceil(n / token_chunks)
-    few = min(2 * low.n_threads, macs // _LEAST_MACS) if token_chunks * batch == 1 else 0
+    few = min(8 * low.n_threads, macs // _LEAST_MACS) if token_chunks * batch == 1 else 0
     return max(1, min(groups, max(few, macs // _CHUNK_MACS))), token_chunks
 
 
