@@ -160,6 +160,8 @@ def float_tile(
 
         def body(i: Value, accs: list[Value]) -> list[Value]:
             column = b.add(w, b.mul(i, w_stride))
+            if n_tokens == 1 and kind != F32:  # which attention has, where values are in cache
+                prefetch(b, at(b, column, 2 * _AHEAD))
             parts = []
             for p in range(n_parts):
                 address = at(b, column, size * lanes * p)
