@@ -179,19 +179,19 @@ def launch_axpy(
         launch.variant = layout_name(w)
         low.launches.append(launch)
 
+    params[TOKEN_BLOCKS] = token_blocks = -(-n // _TOKENS)
+    tokens = -(-n // token_blocks)
     if n > 1:
         masks = take((8 + 4 * PANEL_ROWS) * n_segments * SEGMENT_PANELS * n)
         params[MASKS] = masks.address
         add(axpy_masks, min(n_segments * SEGMENT_PANELS, 8 * low.n_threads), held, masks)
         held.append(masks)
-    token_blocks = -(-n // _TOKENS)
-    tokens = -(-n // token_blocks)
     if n <= _FEW:
         stripes = min(groups, -(-2 * low.n_threads // n_segments))
     else:
         fit = max(1, _SUM_BYTES // (tokens * 4 * group_columns()))
         stripes = max(-(-groups // fit), min(groups, 4 * low.n_threads))
-    params[STRIPES], params[TOKEN_BLOCKS] = stripes, token_blocks
+    params[STRIPES] = stripes
     stripe = -(-groups // stripes)  # groups
     scratch = _SCRATCH + _TOGETHER * (group_bytes(kind) + 4 * group_columns() * stripe)
     made = axpy

@@ -121,6 +121,17 @@ def test_sums_depend_on_the_token_alone(kind: GGMLType) -> None:
     assert not sums(kind, 4, INF, 2).view(np.uint32).any()
 
 
+@pytest.mark.parametrize("threshold", [0.8, -INF])
+def test_sums_of_several_blocks_of_tokens(threshold: float) -> None:
+    """600 tokens are three blocks, of which each has the values of its own in a row."""
+    ctx = Context()
+    y, scores = (ctx.from_numpy(np.tile(v, (15, 1))) for v in (Y, SCORES))
+    w = matrix(ctx, GGMLType.Q4_0, rows(GGMLType.Q4_0))
+    got = compute(ops.axpy(ctx, w, y, scores, threshold), n_threads=2)
+    want = np.tile(sums(GGMLType.Q4_0, 40, threshold), (15, 1))
+    assert got.tobytes() == want.tobytes()
+
+
 @types
 def test_sums_are_chains_over_segments(kind: GGMLType) -> None:
     """The very bits: float32 weights, one rounding for each row, segments of 1,024 added."""
