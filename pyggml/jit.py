@@ -265,7 +265,7 @@ class Kernel:
 
     def assembly(self) -> str:
         """The machine code as text; compiles anew, since the cache keeps no assembly."""
-        isa()
+        isa()  # it tells Numba what to compile for
         compiled: Any = nb.cfunc(self._signature, **self._options)(self.function)
         return str(compiled._library.get_asm_str())
 

@@ -47,8 +47,8 @@ def _emit(b: Value, x: Value, n: Value, add: Callable[[Value, Value, Value], Val
 
     blocks = b.lshr(n, ir.Constant(i64, _SUMS.bit_length() - 1))
     (sums,) = counted_loop(b, blocks, [splat(f32, _SUMS, 0.0)], block)
-    a, c, d, e = (_part(b, sums, first, 8) for first in range(0, _SUMS, 8))
-    total = b.fadd(b.fadd(a, c), b.fadd(d, e))
+    quarters = [_part(b, sums, first, 8) for first in range(0, _SUMS, 8)]
+    total = b.fadd(b.fadd(*quarters[:2]), b.fadd(*quarters[2:]))
     for half in (4, 2, 1):
         total = b.fadd(_part(b, total, 0, half), _part(b, total, half, half))
     total = b.extract_element(total, ir.Constant(i32, 0))

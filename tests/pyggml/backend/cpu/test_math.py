@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,6 @@ def test_the_ends_of_float32() -> None:
 
 def test_the_loops_are_vectorised() -> None:
     text = all_functions.assembly()
-    register = {"avx512vnni": "mm", "generic": "xmm", "neon": ".4s"}.get(isa(), "ymm")
-    assert text.count(register) > 200
+    register = {"avx512vnni": "[yz]mm", "generic": "xmm", "neon": r"\.4s"}.get(isa(), "ymm")
+    assert len(re.findall(register, text)) > 200
     assert not any(name in text for name in ("expf", "sinf", "logf"))
