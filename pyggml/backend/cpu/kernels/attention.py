@@ -34,6 +34,7 @@ from .attention_row import (
     CHUNK,
     DIRECT_ROWS,
     FACTS,
+    N_THREADS,
     PARTIAL,
     QUANTIZE,
     SPLITS,
@@ -76,6 +77,8 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     stream = rest // blocks
     kv_stream = stream // (ne(node, SRC0, 3) // ne(node, SRC1, 3))
     k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + kv_stream * nb(node, SRC1, 3)
+    next_head = int_param(node, N_THREADS)  # this thread's, from here
+    next_k = k + (next_head if kv_head + next_head < n_kv_head else 0) * nb(node, SRC1, 2)
     v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
     nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
     cells = scratch
@@ -142,9 +145,9 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                     bias(node, s, token, head, sequence, stream, first, n)
                     tops[i], tops[4 + i] = softmax(s, begin, max(begin, end), n64)
                 if n > 0 and direct:
-                    x = later if r == 0 and after < stop else cells
+                    x, keys_x = (later, k) if r == 0 and after < stop else (cells, next_k)
                     weigh_direct(
-                        facts, rows, scores, v, nb_v, cells, n, hdv, sums, padded, x, k, nb_k
+                        facts, rows, scores, v, nb_v, cells, n, hdv, sums, padded, x, keys_x, nb_k
                     )
                 elif n > 0:
                     weigh_packed(facts, rows, scores, values, n, sums, padded)
@@ -241,6 +244,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         direct_rows,
         float(node.op_params["bias_scale"]),
         facts.address(*DIRECT, *packed),
+        low.n_threads,
     ]
     scratch = 16 * CHUNK + 4 * (
         4 * CHUNK + 4 * padded + 64 + block * n_rep * (hd8 + hdv + 2) + 16
