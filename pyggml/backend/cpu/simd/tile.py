@@ -39,8 +39,7 @@ from .vector import (
 )  # fmt: skip
 
 Value = Any
-# Bytes between the weights in use and those that are fetched; see docs/performance.md.
-_AHEAD = 2048
+SOON = 1  # ``ahead``: as far as the instruction set says
 F16, BF16, F32 = int(GGMLType.F16), int(GGMLType.BF16), int(GGMLType.F32)
 
 
@@ -51,9 +50,9 @@ def q_tile(
 ) -> Any:  # fmt: skip
     """Interleaved quantized rows times int8 activations of ``tokens`` (a literal) tokens.
 
-    Meanwhile memory is asked for what lies ``ahead`` bytes behind each block: all of a block's
-    lines for one token, half of them for several, see ``fetch_ahead``. Where registers do not hold
-    the sums of a block and those of the row, the latter stay in ``out``.
+    Meanwhile memory is asked for what lies ``ahead`` bytes (or SOON) behind each block: all of a
+    block's lines for one token, half of them for several, see ``fetch_ahead``. Where registers do
+    not hold the sums of a block and those of the row, the latter stay in ``out``.
     """
     literals = literals_of(fmt, tokens)
     if literals is None:
@@ -67,6 +66,8 @@ def q_tile(
         n_parts, lanes = v.parts, v.lanes
         n_sums = n_tokens * n_parts
         act_bytes = ACTIVATION_BYTES[GGMLType(kind).block_size]
+        soon = b.icmp_signed("==", ahead, ir.Constant(i64, SOON))
+        distance = b.select(soon, ir.Constant(i64, v.soon_bytes), ahead)
         in_memory = n_sums > v.row_sums
         sums_at = [at(b, out, 4 * lanes * k) for k in range(n_sums)]
         rows = [b.add(y, b.mul(y_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
@@ -74,7 +75,7 @@ def q_tile(
         def body(i: Value, accs: list[Value]) -> list[Value]:
             block = b.add(w, b.mul(i, ir.Constant(i64, block_bytes(kind))))
             acts = [b.add(r, b.mul(i, ir.Constant(i64, act_bytes))) for r in rows]
-            fetched = b.add(block, ahead)
+            fetched = b.add(block, distance)
             if kind in FORMATS:
                 each = lines // STEPS
 
@@ -117,7 +118,7 @@ def fetched_lines(kind: int, n_tokens: int) -> int:
 
 def _ask(b: Value, address: Value, lines: int) -> None:
     for line in range(lines):
-        prefetch(b, at(b, address, LINE * line))
+        prefetch(b, at(b, address, LINE * line), soon=True)
 
 
 @inline
@@ -128,7 +129,7 @@ def fetch_ahead(passed, left, group_bytes, half_bytes):  # type: ignore[no-untyp
     the next group each. Of fewer than 8 tokens the first fetch what they are about to read.
     """
     if passed + left < 8:
-        return _AHEAD if passed == 0 else 0
+        return SOON if passed == 0 else 0
     return group_bytes + passed // 4 * half_bytes if passed < 8 else 0
 
 
@@ -161,7 +162,7 @@ def float_tile(
         def body(i: Value, accs: list[Value]) -> list[Value]:
             column = b.add(w, b.mul(i, w_stride))
             if n_tokens == 1 and kind != F32:  # which attention has, where values are in cache
-                prefetch(b, at(b, column, 2 * _AHEAD))
+                prefetch(b, at(b, column, 2 * v.soon_bytes), soon=True)
             parts = []
             for p in range(n_parts):
                 address = at(b, column, size * lanes * p)

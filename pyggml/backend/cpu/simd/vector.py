@@ -81,10 +81,14 @@ def call(b: Value, name: str, result: ir.Type, *args: Value) -> Value:
     return b.call(function, args)
 
 
-def prefetch(b: Value, address: Value) -> None:
-    """Ask for the line at an address, which need not be mapped, in the second-level cache."""
+def prefetch(b: Value, address: Value, *, soon: bool = False) -> None:
+    """Ask for the line at an address, which need not be mapped.
+
+    It comes to the second-level cache; a stream that is read ``soon``, perhaps to the first alone.
+    """
     pointer = b.inttoptr(address, i8.as_pointer())
-    hints = [ir.Constant(i32, hint) for hint in (0, 2, 1)]  # a read, of some locality, of data
+    locality = vectors().soon_locality if soon else _SECOND_LEVEL
+    hints = [ir.Constant(i32, hint) for hint in (0, locality, 1)]  # a read, ..., of data
     call(b, "llvm.prefetch.p0i8", ir.VoidType(), pointer, *hints)
 
 
@@ -93,12 +97,18 @@ def fma(b: Value, x: Value, y: Value, z: Value) -> Value:
     return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
+_FIRST_LEVEL, _SECOND_LEVEL = 0, 2  # LLVM's localities of a prefetch; the first is gone when read
+
+
 class Generic:
     """Plain IR that runs anywhere."""
 
     width = 16  # bytes of a vector
     u5_lines = 4  # lines of codes 0..31 whose products a sum has room for
     row_sums = 4  # vectors of a tile's results that stay in registers
+    has_float_table = False  # whether ``float_table`` can be used
+    # Streams of weights: how far ahead memory is asked, and for which cache; docs/performance.md.
+    soon_bytes, soon_locality = 2048, _SECOND_LEVEL
 
     @property
     def parts(self) -> int:
@@ -356,6 +366,8 @@ class Avx512Vnni(AvxVnni):
     """512 bits."""
 
     width = 64
+    has_float_table = True
+    soon_bytes, soon_locality = 4096, _FIRST_LEVEL
 
     def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
         return call(b, "llvm.x86.avx512.pmaddw.d.512", vec(i32, 16), x, y)
@@ -370,6 +382,10 @@ class Avx512Vnni(AvxVnni):
     def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
         table = ir.Constant(vec(i8, 64), list(values) * 4)
         return call(b, "llvm.x86.avx512.pshuf.b.512", table.type, table, codes)
+
+    def float_table(self, b: Value, table: Value, index: Value) -> Value:
+        """Of 16 floats those that the low 4 bits of each word choose."""
+        return call(b, "llvm.x86.avx512.permvar.sf.512", table.type, table, index)
 
 
 _VECTORS = {
