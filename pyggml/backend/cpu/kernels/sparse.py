@@ -47,7 +47,7 @@ from ..work import WorkRange
 from .elementwise import IDS, function
 from .matmul import in_stream
 from .quantize import add_quantize
-from .sparse_active import active_rows, list_place, list_rows, neuron_of, segments
+from .sparse_active import active_rows, list_at, list_place, list_rows, neuron_of, segments
 from .weights import (
     ACT_BYTES,
     BLOCK_BYTES,
@@ -105,11 +105,19 @@ def zero_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _fill(table, chosen, n, base, stride):  # type: ignore[no-untyped-def]
-    """The addresses of chosen rows, and of the last one again as often as ``times_rows`` asks."""
-    addresses, rows = i64_ptr(table), i32_ptr(chosen)
-    for i in range((n + ROWS - 1) // ROWS * ROWS + ROWS):
+def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stride):  # type: ignore[no-untyped-def]
+    """The addresses of chosen rows, the last one again up to a multiple of 16, and of later rows.
+
+    Memory is asked for the first ones here, for the others by ``times_rows``.
+    """
+    addresses, rows, coming = i64_ptr(table), i32_ptr(chosen), i32_ptr(later)
+    end = (n + ROWS - 1) // ROWS * ROWS
+    for i in range(end):
         addresses[i] = base + rows[min(i, n - 1)] * stride
+    for i in range(ROWS):
+        addresses[end + i] = addresses[end - 1]
+        if n_later > 0:
+            addresses[end + i] = later_base + coming[min(i, n_later - 1)] * later_stride
     ask_for_rows(table, min(n, 8), stride)
 
 
@@ -146,6 +154,7 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
         floats = gate_packed + (group if what == GATE_ROWS else 0)
         most = _BLOCK if fact(facts, DECODER) == 0 else ROWS
         rows, count = list_rows(listed, n_rows), list_place(listed, n_rows, segments(n_rows))
+        listed_at = list_at(listed, n_rows)
         groups = (count + ROWS - 1) // ROWS
         place = in_stream(chunk, n_chunks, int_param(node, STREAMS))
         first = ROWS * first_row(groups, place, n_chunks)
@@ -175,7 +184,7 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                         else:
                             c += scores[neuron] >= threshold
                     if what == GATE_ROWS and c > 0:
-                        _fill(table, chosen, c, gate_rows, gate_bytes)
+                        _fill(table, chosen, c, gate_rows, gate_bytes, chosen, c, up_rows, up_bytes)
                         decode_rows(facts, table, c, k, floats)
                         times_rows(facts, table, c, x, dots, k)
                         opened = 0
@@ -187,7 +196,12 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                         c = opened
                     if c == 0:
                         continue
-                    _fill(table, chosen, c, up_rows, up_bytes)
+                    after = listed_at + 4 * (first + m)  # most likely read next by this thread
+                    left = count - first - m if n == 1 else 0
+                    base, step = (
+                        (gate_rows, gate_bytes) if what == GATE_ROWS else (up_rows, up_bytes)
+                    )
+                    _fill(table, chosen, c, up_rows, up_bytes, after, left, base, step)
                     decode_rows(facts, table, c, k, floats)
                     times_rows(facts, table, c, x, dots, k)
                     for i in range(c):
@@ -206,11 +220,11 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                 r = min(ROWS, first + m - g)
                 for i in range(2 * ROWS):
                     i32_ptr(chosen)[i] = rows[min(g + i, count - 1)]
-                _fill(table, chosen, 2 * ROWS, up_rows, up_bytes)
+                _fill(table, chosen, 2 * ROWS, up_rows, up_bytes, chosen, 0, 0, 0)
                 decode_rows(facts, table, r, k, floats)
                 pack(facts, table, k, packed)
                 if what == GATE_ROWS:
-                    _fill(table, chosen, 2 * ROWS, gate_rows, gate_bytes)
+                    _fill(table, chosen, 2 * ROWS, gate_rows, gate_bytes, chosen, 0, 0, 0)
                     decode_rows(facts, table, r, k, floats)
                     pack(facts, table, k, gate_packed)
                 t = 0

@@ -53,9 +53,15 @@ def list_place(listed, n_rows, segment):  # type: ignore[no-untyped-def]
 
 
 @inline
+def list_at(listed, n_rows):  # type: ignore[no-untyped-def]
+    """Where the rows themselves are, int32, unless ``listed`` is 0."""
+    return listed + 8 * (segments(n_rows) + 1)
+
+
+@inline
 def list_rows(listed, n_rows):  # type: ignore[no-untyped-def]
     """The rows themselves, unless ``listed`` is 0."""
-    return i32_ptr(listed + 8 * (segments(n_rows) + 1))
+    return i32_ptr(list_at(listed, n_rows))
 
 
 @inline

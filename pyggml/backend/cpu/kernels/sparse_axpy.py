@@ -30,6 +30,7 @@ from .sparse_axpy_panel import (
     FACTS,
     LIST,
     MASKS,
+    N_THREADS,
     PANEL_ROWS,
     SEGMENT_PANELS,
     STRIPES,
@@ -37,9 +38,11 @@ from .sparse_axpy_panel import (
     THRESHOLD,
     TOKEN_BLOCKS,
     VALUES,
+    WHOLE,
     axpy_many,
     axpy_masks,
     panel_scratch,
+    part_of,
 )  # fmt: skip
 from .weights import (
     AXPY_BYTES,
@@ -73,11 +76,9 @@ def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     sum_bytes = 4 * columns
     n_rows, width, listed = ne(node, SRC0, 1), ne(node, DST, 0), int_param(node, LIST)
     bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
-    rows, stripes = list_rows(listed, n_rows), int_param(node, STRIPES)
+    rows = list_rows(listed, n_rows)
     all_groups = (width + columns - 1) // columns
-    segment, stripe = chunk // stripes, chunk % stripes
-    if segment >= segments(n_rows):
-        return
+    segment, stripe, stripes = part_of(node, chunk)
     g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
     full = min(g1, width // columns) - g0
     left = 0 if g0 + full == g1 else (width - (g0 + full) * columns) * size // columns
@@ -102,8 +103,17 @@ def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         addresses[n] = weights + row * nb(node, SRC0, 1)
         taken[n] = values[neuron_of(row, bucket)]
         n += taken[n] != 0
+    later, stripe, stripes = part_of(node, chunk + int_param(node, N_THREADS))  # of this thread
+    begin = end = 0
+    if later < segments(n_rows):
+        begin, end = list_place(listed, n_rows, later), list_place(listed, n_rows, later + 1)
+        skipped = first_row(all_groups, stripe, stripes) - g0 if decoder == 0 else 0
     for i in range(_TOGETHER):
         addresses[n + i] = addresses[max(n - 1, 0)]
+        if begin < end:
+            p = min(begin + i, end - 1)
+            row = p if listed == 0 else rows[p] + 0
+            addresses[n + i] = weights + row * nb(node, SRC0, 1) + skipped * size
     row_bytes = full * size if decoder == 0 else nb(node, SRC0, 1)
     ask_for_rows(addresses_at, min(n, _TOGETHER), row_bytes)
     for i in range(0, n, _TOGETHER):
@@ -157,7 +167,7 @@ def launch_axpy(
     kind, groups = tile_kind(w.type, TYPES), -(-w.ne[0] // group_columns())
     listed = active_rows(low, node)
     held = [r for r in (listed, values) if isinstance(r, WorkRange)]
-    params: list[int | float] = [0] * 9
+    params: list[int | float] = [0] * 11
     params[FACTS] = weight_facts(w, AXPY_ROWS if n == 1 else AXPY_UNPACK)
     params[VALUES] = values.data if isinstance(values, Tensor) else values.address
     params[LIST] = listed.address if listed else 0
@@ -191,8 +201,11 @@ def launch_axpy(
     else:
         fit = max(1, _SUM_BYTES // (tokens * 4 * group_columns()))
         stripes = max(-(-groups // fit), min(groups, 4 * low.n_threads))
-    params[STRIPES] = stripes
-    stripe = -(-groups // stripes)  # groups
+    if n <= _FEW and stripes == 1:  # the last ones fall into stripes, so that all threads end alike
+        params[WHOLE] = n_segments // low.n_threads * low.n_threads
+        stripes = min(groups, low.n_threads)
+    params[STRIPES], params[N_THREADS] = stripes, low.n_threads
+    stripe = groups if params[WHOLE] else -(-groups // stripes)  # groups
     scratch = _SCRATCH + _TOGETHER * (group_bytes(kind) + 4 * group_columns() * stripe)
     made = axpy
     if n > 1:
@@ -204,7 +217,7 @@ def launch_axpy(
         return
     sums = take(4 * group_columns() * groups * n * n_segments)
     params[SUMS] = sums.address
-    add(made, stripes * n_segments, held, sums)
+    add(made, params[WHOLE] + stripes * (n_segments - params[WHOLE]), held, sums)
     chunks = max(1, min(n * groups, n * w.ne[0] // 1024, 8 * low.n_threads))
     add(axpy_sums, chunks, [sums], node)
 

@@ -49,6 +49,19 @@ SEGMENT_PANELS = SEGMENT // PANEL_ROWS
 _WINDOW = 8  # groups of columns that are decoded at a time: 128 KB
 # Parameters of all kernels of AXPY; SUMS: where those of each segment are kept, or 0
 VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, THRESHOLD, FACTS = range(9)
+WHOLE, N_THREADS = 9, 10
+
+
+@inline
+def part_of(node, chunk):  # type: ignore[no-untyped-def]
+    """A chunk's segment or block of tokens, its stripe of columns, and of how many.
+
+    The first WHOLE chunks are parts that are not cut into stripes.
+    """
+    whole, stripes = int_param(node, WHOLE), int_param(node, STRIPES)
+    if chunk < whole:
+        return chunk, 0, 1
+    return whole + (chunk - whole) // stripes, (chunk - whole) % stripes, stripes
 
 
 @inline
@@ -126,9 +139,8 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     sum_bytes = 4 * columns
     n, n_rows, width = ne(node, DST, 1), ne(node, SRC0, 1), ne(node, DST, 0)
     n_segments, listed = segments(n_rows), int_param(node, LIST)
-    stripes = int_param(node, STRIPES)
     all_groups = (width + columns - 1) // columns
-    stripe, rest = chunk % stripes, chunk // stripes
+    rest, stripe, stripes = part_of(node, chunk)
     g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
     groups, full = g1 - g0, min(g1, width // columns) - g0
     left = 0 if full == groups else (width - (g0 + full) * columns) * size // columns
@@ -174,7 +186,14 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             for w0 in range(0, groups, _WINDOW):
                 w1 = min(groups, w0 + _WINDOW)
                 whole = min(full, w1) - w0
+                if w1 < groups:
+                    _aim(node, table_next, start, weights + w1 * size)
+                else:
+                    _aim(node, table_next, start + PANEL_ROWS, weights)
+                later = min(_WINDOW, groups - w1 if w1 < groups else groups) * size
                 for r in range(count):
+                    if decoder == 0:  # meanwhile, memory is asked for what is decoded next
+                        ask_for_rows(table_next + 8 * r, 1, later)
                     if (needed >> r) & 1 != 0:
                         x, y = addresses[r] + w0 * size, panel + r * sum_bytes
                         if decoder != 0:
@@ -188,13 +207,6 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                             copy_bytes(x + whole * size, scratch, left)
                             y += whole * PANEL_ROWS * sum_bytes
                             call_address(unpack, (scratch, y, 0, 1))
-                if decoder == 0:  # meanwhile, memory is asked for what is decoded next
-                    if w1 < groups:
-                        _aim(node, table_next, start, weights + w1 * size)
-                        ask_for_rows(table_next, PANEL_ROWS, min(_WINDOW, groups - w1) * size)
-                    else:
-                        _aim(node, table_next, start + PANEL_ROWS, weights)
-                        ask_for_rows(table_next, PANEL_ROWS, min(_WINDOW, groups) * size)
                 for g in range(w0, w1):
                     taken = _taken(node, segment * SEGMENT_PANELS + k, t0)
                     for t in range(t0, t1):

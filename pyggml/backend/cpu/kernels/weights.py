@@ -104,7 +104,7 @@ def _facts(type: GGMLType) -> Facts:
         WIDE: wide,
         AXPY_COLUMNS: axpy.group_columns(),
         AXPY_BYTES: axpy.group_bytes(summed),
-        AXPY_ORDER: int(summed in QUANTIZED),
+        AXPY_ORDER: int(axpy.is_ordered(summed)),
     }
     functions = {
         TILE_WIDE: partial(_tile, wide, kind),

@@ -7,7 +7,7 @@
 A group is 8 vectors of columns. Weights become float32 exactly as ``decode_block`` makes them, and
 each column is one chain of fused multiply-adds, row after row, so both ways give the same bits.
 Quantized formats have their columns in an order of their own (``place_of``), in which no column
-changes its 128 bits.
+changes its 128 bits, unless a vector can be looked up in a table of floats (AVX-512).
 Access: rows front to back, 8 at a time side by side; sums stay in registers while 8 rows pass.
 """
 
@@ -22,6 +22,7 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ....jit import inline
+from ..layout import QUANTIZED
 from .loop import counted_loop, literals_of
 from .product import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from .tile import BF16, F16, F32
@@ -60,10 +61,15 @@ def group_bytes(kind: int) -> int:
     return group_columns() // GGMLType(kind).block_size * GGMLType(kind).type_size
 
 
+def is_ordered(kind: int) -> bool:
+    """Whether the sums of a group have an order of their own."""
+    return kind in QUANTIZED and not vectors().has_float_table
+
+
 @inline
-def place_of(column, columns, quantized):  # type: ignore[no-untyped-def]
+def place_of(column, columns, ordered):  # type: ignore[no-untyped-def]
     """Where a column of a group is among its sums."""
-    if quantized == 0:
+    if ordered == 0:
         return column
     lanes = columns // VECTORS
     return column % 32 // _WORD * lanes + column // 32 * _WORD + column % _WORD
@@ -79,6 +85,9 @@ def _decoded(b: Value, kind: int, address: Value) -> Iterator[Value]:
     if kind in (F16, BF16):
         widen = v.load_half if kind == F16 else v.load_bfloat
         yield from (widen(b, at(b, address, 2 * lanes * k)) for k in range(VECTORS))
+        return
+    if v.has_float_table:
+        yield from _looked_up(b, kind, address)
         return
     size = GGMLType(kind).type_size
     blocks = [at(b, address, size * k) for k in range(lanes // _WORD)]
@@ -103,6 +112,40 @@ def _decoded(b: Value, kind: int, address: Value) -> Iterator[Value]:
             codes = b.or_(codes, _fifth_bits(b, blocks, header, half))
         for x in _mantissas(b, codes, wide=False):
             yield fma(b, b.fsub(x, splat(f32, lanes, 2.0**7)) if header == 4 else x, d, offset)
+
+
+def _looked_up(b: Value, kind: int, address: Value) -> Iterator[Value]:
+    """The columns of each block in order: 4 bits look up one of 16 floats."""
+    v = vectors()
+    n, size = v.lanes, GGMLType(kind).type_size
+    header = 4 if kind in (Q4_1, Q5_1) else 2
+    five_bits = kind in (Q5_0, Q5_1)
+    for block in (at(b, address, size * k) for k in range(group_columns() // 32)):
+        d = v.half_to_float(b, broadcast(b, load(b, block, i16), n))
+        if kind == Q8_0:
+            for half in range(2):
+                codes = load(b, at(b, block, 2 + 16 * half), vec(i8, n))
+                yield b.fmul(b.sitofp(codes, vec(f32, n)), d)
+            continue
+        tables = []
+        for high in range(1 + five_bits):
+            zero_code = 0 if header == 4 else 16 if five_bits else 8
+            numbers = ir.Constant(vec(f32, n), [16 * high + i - zero_code for i in range(n)])
+            if header == 4:
+                minimum = v.half_to_float(b, broadcast(b, load(b, at(b, block, 2), i16), n))
+                tables.append(fma(b, numbers, d, minimum))
+            else:
+                tables.append(b.fmul(numbers, d))
+        fifth = load(b, at(b, block, header), i32) if five_bits else None
+        codes = b.zext(load(b, at(b, block, header + 4 * five_bits), vec(i8, n)), vec(i32, n))
+        for half in range(2):
+            index = b.lshr(codes, splat(i32, n, 4)) if half else codes
+            found = [v.float_table(b, table, index) for table in tables]
+            if fifth is None:
+                yield found[0]
+                continue
+            bits = b.trunc(b.lshr(fifth, ir.Constant(i32, 16 * half)), i16)
+            yield b.select(b.bitcast(bits, vec(ir.IntType(1), n)), found[1], found[0])
 
 
 def _mantissas(b: Value, codes: Value, *, wide: bool) -> Iterator[Value]:
