@@ -15,12 +15,11 @@ import numpy as np
 from ....jit import Kernel, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC3, data, f32_ptr, first_row, i64_ptr, int_param, nb, ne
-from ..atomics import call_address
 from ..codec.rows import decode_columns
 from ..facts import fact
 from ..lowering import Launch, Lowering, byte_range, lowers
 from ..simd.axpy import TYPES, group_bytes, group_columns, place_of
-from ..simd.element import F32, copy_bytes, put, take, zero_run
+from ..simd.element import F32, put, take, zero_run
 from ..simd.plain_rows import ask_for_rows
 from ..work import WorkRange
 from .sparse import supports_sparse
@@ -36,13 +35,16 @@ from .sparse_axpy_panel import (
     STRIPES,
     SUMS,
     THRESHOLD,
+    TOGETHER,
     TOKEN_BLOCKS,
     VALUES,
     WHOLE,
+    add_rows,
     axpy_many,
     axpy_masks,
     panel_scratch,
     part_of,
+    set_ends,
 )  # fmt: skip
 from .weights import (
     AXPY_BYTES,
@@ -51,24 +53,24 @@ from .weights import (
     AXPY_ORDER,
     AXPY_ROWS,
     AXPY_UNPACK,
+    is_decoded,
     layout_name,
     tile_kind,
     weight_facts,
 )
 
-_TOGETHER = 8  # rows of one token that are read side by side
 _FEW = 16  # tokens whose sums over each segment are kept
 _TOKENS = 256  # tokens of a chunk
 _SUM_BYTES = 1 << 17  # of a chunk of many tokens: they stay in L2
 # Of scratch, beside rows and their ends: addresses twice, a segment's addresses and values.
-_SCRATCH = 16 * _TOGETHER + 8 * (SEGMENT + _TOGETHER) + 4 * SEGMENT
+_SCRATCH = 16 * TOGETHER + 8 * (SEGMENT + TOGETHER) + 4 * SEGMENT
 
 
 @kernel
 def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """One token, and weights of any format.
 
-    Scratch: the last group of 8 rows, their addresses; the segment's addresses and values; 8 rows
+    Scratch: the ends of 8 rows and their addresses; the segment's addresses and values; 8 rows
     in a format that has a decoder, as float32.
     """
     facts = int_param(node, FACTS)
@@ -82,19 +84,16 @@ def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
     full = min(g1, width // columns) - g0
     left = 0 if g0 + full == g1 else (width - (g0 + full) * columns) * size // columns
-    decoder, add = fact(facts, AXPY_DECODER), fact(facts, AXPY_ROWS)
+    decoder = fact(facts, AXPY_DECODER)
     n_columns = min(g1 * columns, width) - g0 * columns
     weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
     sums = int_param(node, SUMS) + (segment * all_groups + g0) * sum_bytes
-    ends_at = scratch + _TOGETHER * size
-    addresses_at = ends_at + 16 * _TOGETHER
-    values_at = addresses_at + 8 * (SEGMENT + _TOGETHER)
+    addresses_at = scratch + 16 * TOGETHER + TOGETHER * size
+    values_at = addresses_at + 8 * (SEGMENT + TOGETHER)
     floats = values_at + 4 * SEGMENT
-    ends, addresses, taken = i64_ptr(ends_at), i64_ptr(addresses_at), f32_ptr(values_at)
+    addresses, taken = i64_ptr(addresses_at), f32_ptr(values_at)
     zero_run(sums, (g1 - g0) * columns)
-    zero_run(scratch, _TOGETHER * size // 4)
-    for r in range(2 * _TOGETHER):
-        ends[r] = scratch + r % _TOGETHER * size
+    set_ends(scratch, size)
     values = f32_ptr(int_param(node, VALUES))
     n = 0
     first = list_place(listed, n_rows, segment)
@@ -108,26 +107,22 @@ def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     if later < segments(n_rows):
         begin, end = list_place(listed, n_rows, later), list_place(listed, n_rows, later + 1)
         skipped = first_row(all_groups, stripe, stripes) - g0 if decoder == 0 else 0
-    for i in range(_TOGETHER):
+    for i in range(TOGETHER):
         addresses[n + i] = addresses[max(n - 1, 0)]
         if begin < end:
             p = min(begin + i, end - 1)
             row = p if listed == 0 else rows[p] + 0
             addresses[n + i] = weights + row * nb(node, SRC0, 1) + skipped * size
     row_bytes = full * size if decoder == 0 else nb(node, SRC0, 1)
-    ask_for_rows(addresses_at, min(n, _TOGETHER), row_bytes)
-    for i in range(0, n, _TOGETHER):
-        c, some = min(_TOGETHER, n - i), values_at + 4 * i
+    ask_for_rows(addresses_at, min(n, TOGETHER), row_bytes)
+    for i in range(0, n, TOGETHER):
+        c, some = min(TOGETHER, n - i), values_at + 4 * i
         if decoder != 0:
             for r in range(c):
                 y = floats + 4 * n_columns * r
                 decode_columns(decoder, addresses[i + r], y, n_columns, g0 * columns)
                 addresses[i + r] = y
-        call_address(add, (addresses_at + 8 * i, c, some, sums, full))
-        if left != 0:
-            for r in range(c):
-                copy_bytes(addresses[i + r] + full * size, scratch + r * size, left)
-            call_address(add, (ends_at, c, some, sums + full * sum_bytes, 1))
+        add_rows(facts, addresses_at + 8 * i, c, some, sums, full, left, scratch)
 
 
 @kernel
@@ -168,7 +163,10 @@ def launch_axpy(
     listed = active_rows(low, node)
     held = [r for r in (listed, values) if isinstance(r, WorkRange)]
     params: list[int | float] = [0] * 11
-    params[FACTS] = weight_facts(w, AXPY_ROWS if n == 1 else AXPY_UNPACK)
+    functions = [AXPY_ROWS] if n == 1 else [AXPY_UNPACK]
+    if 1 < n <= _FEW and not is_decoded(w.type, TYPES):
+        functions.insert(0, AXPY_ROWS)  # of rows that few tokens need
+    params[FACTS] = weight_facts(w, *functions)
     params[VALUES] = values.data if isinstance(values, Tensor) else values.address
     params[LIST] = listed.address if listed else 0
     params[BUCKET], params[THRESHOLD] = int(node.op_params["bucket"]), node.op_params["threshold"]
@@ -206,7 +204,7 @@ def launch_axpy(
         stripes = min(groups, low.n_threads)
     params[STRIPES], params[N_THREADS] = stripes, low.n_threads
     stripe = groups if params[WHOLE] else -(-groups // stripes)  # groups
-    scratch = _SCRATCH + _TOGETHER * (group_bytes(kind) + 4 * group_columns() * stripe)
+    scratch = _SCRATCH + TOGETHER * (group_bytes(kind) + 4 * group_columns() * stripe)
     made = axpy
     if n > 1:
         made = axpy_many

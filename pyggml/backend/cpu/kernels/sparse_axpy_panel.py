@@ -1,11 +1,13 @@
 """AXPY of several tokens: rows decoded once for all, and a walk of each token through its mask.
 
+Where few of a few tokens need the same rows, each token's are decoded in registers instead.
+
 Of each 64 listed rows a token has a mask, the rows it takes, and their values side by side: those
 of all neurons would be read again for every stripe of columns, a cache line for each.
 
 Access: 64 rows are decoded into scratch, 8 groups of columns at a time, of which each stays in L1
 while the tokens pass; a token's sums of a group stay in registers while its rows of the 64 are
-added, in order.
+added, in order. The 64 rows that come next are asked of memory meanwhile.
 """
 
 from __future__ import annotations
@@ -41,12 +43,15 @@ from .weights import (
     AXPY_COLUMNS,
     AXPY_DECODER,
     AXPY_ORDER,
+    AXPY_ROWS,
     AXPY_UNPACK,
 )  # fmt: skip
 
+TOGETHER = 8  # rows of one token that are read side by side
 PANEL_ROWS = 64
 SEGMENT_PANELS = SEGMENT // PANEL_ROWS
 _WINDOW = 8  # groups of columns that are decoded at a time: 128 KB
+_DIRECT = 4  # tokens a row, below which decoding it for each costs less than keeping it
 # Parameters of all kernels of AXPY; SUMS: where those of each segment are kept, or 0
 VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, THRESHOLD, FACTS = range(9)
 WHOLE, N_THREADS = 9, 10
@@ -83,6 +88,26 @@ def _aim(node, table, start, weights):  # type: ignore[no-untyped-def]
         p = min(start + i, last)
         row = p if listed == 0 else rows[p] + 0
         addresses[i] = weights + row * nb(node, SRC0, 1)
+
+
+@inline
+def set_ends(ends, size):  # type: ignore[no-untyped-def]
+    """What ``add_rows`` needs at ``ends``: the addresses of 8 rows' ends twice, then the ends."""
+    for r in range(2 * TOGETHER):
+        i64_ptr(ends)[r] = ends + 16 * TOGETHER + r % TOGETHER * size
+    zero_run(ends + 16 * TOGETHER, TOGETHER * size // 4)
+
+
+@inline
+def add_rows(facts, table, c, values, sums, full, left, ends):  # type: ignore[no-untyped-def]
+    """At most 8 rows times a token's values: ``full`` groups, and ``left`` bytes of another."""
+    add, size = fact(facts, AXPY_ROWS), fact(facts, AXPY_BYTES)
+    call_address(add, (table, c, values, sums, full))
+    if left != 0:
+        for r in range(c):
+            copy_bytes(i64_ptr(table)[r] + full * size, ends + 16 * TOGETHER + r * size, left)
+        end_sums = sums + 4 * full * fact(facts, AXPY_COLUMNS)
+        call_address(add, (ends, c, values, end_sums, 1))
 
 
 @kernel
@@ -123,7 +148,8 @@ def axpy_masks(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 def panel_scratch(kind: int, groups: int, tokens: int) -> int:
     """Bytes of scratch for a stripe of so many groups and a block of tokens with their totals."""
     decoded, sums = (1 + PANEL_ROWS) * min(groups, _WINDOW), 2 * groups * tokens
-    return group_bytes(kind) + 8 + 16 * PANEL_ROWS + 4 * group_columns() * (decoded + sums)
+    tables = 16 * PANEL_ROWS + 32 * TOGETHER
+    return (1 + TOGETHER) * group_bytes(kind) + 8 + tables + 4 * group_columns() * (decoded + sums)
 
 
 @kernel
@@ -131,8 +157,8 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """Weights of any format.
 
     Scratch: the end of a row; a row in a format that has a decoder, as float32; addresses of 64
-    rows and of those to come; decoded rows; the sums of a segment (unless SUMS has them) and the
-    totals.
+    rows and of those to come, of 8 rows and of 8 to come, the ends of 8 rows; decoded rows; the
+    sums of a segment (unless SUMS has them) and the totals.
     """
     facts = int_param(node, FACTS)
     columns, size = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_BYTES)
@@ -151,7 +177,10 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     floats = scratch + (size + 7) // 8 * 8
     table = floats + min(groups, _WINDOW) * sum_bytes
     table_next = table + 8 * PANEL_ROWS
-    panel, addresses = table_next + 8 * PANEL_ROWS, i64_ptr(table)
+    some = table_next + 8 * PANEL_ROWS
+    ends = some + 16 * TOGETHER
+    panel = (ends + 16 * TOGETHER + TOGETHER * size + 7) // 8 * 8
+    addresses, coming, rows = i64_ptr(table), i64_ptr(table_next), i64_ptr(some)
     kept = int_param(node, SUMS)
     if kept != 0:
         s0, s1, t0, t1 = rest, min(rest + 1, n_segments), 0, n
@@ -165,6 +194,7 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     tokens = t1 - t0
     totals = sums + tokens * groups * sum_bytes
     zero_run(scratch, size // 4)
+    set_ends(ends, size)
     if kept == 0:
         zero_run(totals, tokens * groups * columns)
     for segment in range(s0, s1):
@@ -179,10 +209,32 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             if count <= 0:
                 break
             masks = i64_ptr(int_param(node, MASKS) + 8 * (segment * SEGMENT_PANELS + k) * n)
-            needed = 0
+            needed = pairs = 0
             for t in range(t0, t1):
                 needed |= masks[t]
+                pairs += count_bits(masks[t])
             _aim(node, table, start, weights)
+            if kept != 0 and decoder == 0 and pairs < _DIRECT * count:
+                if k == 0:
+                    ask_for_rows(table, min(count, TOGETHER), groups * size)
+                _aim(node, table_next, start + PANEL_ROWS, weights)
+                asked, values = 0, _taken(node, segment * SEGMENT_PANELS + k, t0)
+                for t in range(t0, t1):
+                    c, missing, at = 0, count_bits(masks[t]), sums + (t - t0) * token_stride
+                    for r in range(count):
+                        if missing == 0:
+                            break
+                        rows[c] = addresses[r]
+                        bit = (masks[t] >> r) & 1
+                        c, missing = c + bit, missing - bit
+                        if c == TOGETHER or (missing == 0 and c > 0):
+                            for i in range(c):
+                                rows[c + i] = coming[min(asked, PANEL_ROWS - 1)]
+                                asked += 1
+                            add_rows(facts, some, c, values, at, full, left, ends)
+                            values += 4 * c
+                            c = 0
+                continue
             for w0 in range(0, groups, _WINDOW):
                 w1 = min(groups, w0 + _WINDOW)
                 whole = min(full, w1) - w0
