@@ -37,6 +37,7 @@ from ..facts import fact
 from ..simd.axpy import axpy_panel, count_bits, group_bytes, group_columns, place_of
 from ..simd.element import copy_bytes, zero_run
 from ..simd.plain_rows import ask_for_rows
+from ..simd.vector import LINE
 from .sparse_active import SEGMENT, list_place, list_rows, neuron_of, segments
 from .weights import (
     AXPY_BYTES,
@@ -148,7 +149,7 @@ def axpy_masks(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 def panel_scratch(kind: int, groups: int, tokens: int) -> int:
     """Bytes of scratch for a stripe of so many groups and a block of tokens with their totals."""
     decoded, sums = (1 + PANEL_ROWS) * min(groups, _WINDOW), 2 * groups * tokens
-    tables = 16 * PANEL_ROWS + 32 * TOGETHER
+    tables = 16 * PANEL_ROWS + 32 * TOGETHER + LINE
     return (1 + TOGETHER) * group_bytes(kind) + 8 + tables + 4 * group_columns() * (decoded + sums)
 
 
@@ -179,7 +180,7 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     table_next = table + 8 * PANEL_ROWS
     some = table_next + 8 * PANEL_ROWS
     ends = some + 16 * TOGETHER
-    panel = (ends + 16 * TOGETHER + TOGETHER * size + 7) // 8 * 8
+    panel = (ends + 16 * TOGETHER + TOGETHER * size + LINE - 1) // LINE * LINE
     addresses, coming, rows = i64_ptr(table), i64_ptr(table_next), i64_ptr(some)
     kept = int_param(node, SUMS)
     if kept != 0:
