@@ -107,7 +107,7 @@ class Generic:
     u5_lines = 4  # lines of codes 0..31 whose products a sum has room for
     row_sums = 4  # vectors of a tile's results that stay in registers
     has_float_table = False  # whether ``float_table`` can be used
-    # Streams of weights: how far ahead memory is asked, and for which cache; docs/performance.md.
+    # Streams of weights: how far ahead memory is asked, and for which cache. Measured on Zen 3.
     soon_bytes, soon_locality = 2048, _SECOND_LEVEL
 
     @property
@@ -367,7 +367,7 @@ class Avx512Vnni(AvxVnni):
 
     width = 64
     has_float_table = True
-    soon_bytes, soon_locality = 4096, _FIRST_LEVEL
+    soon_bytes, soon_locality = 4096, _FIRST_LEVEL  # measured on Zen 5
 
     def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
         return call(b, "llvm.x86.avx512.pmaddw.d.512", vec(i32, 16), x, y)
