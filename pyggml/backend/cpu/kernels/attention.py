@@ -77,8 +77,10 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     stream = rest // blocks
     kv_stream = stream // (ne(node, SRC0, 3) // ne(node, SRC1, 3))
     k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + kv_stream * nb(node, SRC1, 3)
-    next_head = int_param(node, N_THREADS)  # this thread's, from here
-    next_k = k + (next_head if kv_head + next_head < n_kv_head else 0) * nb(node, SRC1, 2)
+    next_head = kv_head + (chunk + int_param(node, N_THREADS)) // splits - chunk // splits
+    next_k = k  # of the head that this thread most likely takes next
+    if next_head < n_kv_head:
+        next_k += (next_head - kv_head) * nb(node, SRC1, 2)
     v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
     nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
     cells = scratch

@@ -81,6 +81,8 @@ def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     rows = list_rows(listed, n_rows)
     all_groups = (width + columns - 1) // columns
     segment, stripe, stripes = part_of(node, chunk)
+    if segment >= segments(n_rows):
+        return
     g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
     full = min(g1, width // columns) - g0
     left = 0 if g0 + full == g1 else (width - (g0 + full) * columns) * size // columns

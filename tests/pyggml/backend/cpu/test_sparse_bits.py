@@ -266,6 +266,17 @@ def test_a_score_that_is_not_a_number_is_an_error(op: str, n: int) -> None:
         compute(getattr(ops, op)(ctx, w, x, ctx.from_numpy(scores), 0.5), n_threads=2)
 
 
+@pytest.mark.parametrize("n", [1, 3, 20])
+def test_a_bucket_without_neurons_adds_nothing(n: int) -> None:
+    """What a placement leaves here when all neurons went elsewhere."""
+    kind = GGMLType.Q8_0
+    ctx = Context()
+    w, bucket = matrix(ctx, kind, rows(kind)[:0]), ctx.from_numpy(BUCKET[:0])
+    y, idx = ctx.from_numpy(Y[:n]), ctx.from_numpy(SCORES[:n])
+    node = ops.axpy(ctx, w, y, idx, 0.5, bucket=bucket)
+    assert not compute(node, n_threads=2).view(np.uint32).any()
+
+
 @pytest.mark.parametrize("neuron", [-1, F])
 def test_a_bucket_of_no_neuron_is_an_error(neuron: int) -> None:
     ctx = Context()
