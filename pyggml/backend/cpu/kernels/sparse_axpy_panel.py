@@ -51,7 +51,7 @@ from .weights import (
 TOGETHER = 8  # rows of one token that are read side by side
 PANEL_ROWS = 64
 SEGMENT_PANELS = SEGMENT // PANEL_ROWS
-_WINDOW = 8  # groups of columns that are decoded at a time: 128 KB
+_WINDOW = 8  # groups of columns that are decoded at a time: 128 KB, with AVX-512 256 KB
 _DIRECT = 4  # tokens a row, below which decoding it for each costs less than keeping it
 # Parameters of all kernels of AXPY; SUMS: where those of each segment are kept, or 0
 VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, THRESHOLD, FACTS = range(9)
@@ -109,6 +109,30 @@ def add_rows(facts, table, c, values, sums, full, left, ends):  # type: ignore[n
             copy_bytes(i64_ptr(table)[r] + full * size, ends + 16 * TOGETHER + r * size, left)
         end_sums = sums + 4 * full * fact(facts, AXPY_COLUMNS)
         call_address(add, (ends, c, values, end_sums, 1))
+
+
+@inline
+def _add_token(facts, mask, table, coming, asked, some, values, sums, full, left, ends):  # type: ignore[no-untyped-def]
+    """The rows of a mask times a token's values; meanwhile as many that come next are asked for.
+
+    ``some`` has room for 8 addresses twice. Returns the number of rows asked for, and the place
+    behind the values.
+    """
+    rows, c, missing = i64_ptr(some), 0, count_bits(mask)
+    for r in range(PANEL_ROWS):
+        if missing == 0:
+            break
+        rows[c] = i64_ptr(table)[r]
+        bit = (mask >> r) & 1
+        c, missing = c + bit, missing - bit
+        if c == TOGETHER or (missing == 0 and c > 0):
+            for i in range(c):
+                rows[c + i] = i64_ptr(coming)[min(asked, PANEL_ROWS - 1)]
+                asked += 1
+            add_rows(facts, some, c, values, sums, full, left, ends)
+            values += 4 * c
+            c = 0
+    return asked, values
 
 
 @kernel
@@ -181,7 +205,7 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     some = table_next + 8 * PANEL_ROWS
     ends = some + 16 * TOGETHER
     panel = (ends + 16 * TOGETHER + TOGETHER * size + LINE - 1) // LINE * LINE
-    addresses, coming, rows = i64_ptr(table), i64_ptr(table_next), i64_ptr(some)
+    addresses = i64_ptr(table)
     kept = int_param(node, SUMS)
     if kept != 0:
         s0, s1, t0, t1 = rest, min(rest + 1, n_segments), 0, n
@@ -221,20 +245,20 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 _aim(node, table_next, start + PANEL_ROWS, weights)
                 asked, values = 0, _taken(node, segment * SEGMENT_PANELS + k, t0)
                 for t in range(t0, t1):
-                    c, missing, at = 0, count_bits(masks[t]), sums + (t - t0) * token_stride
-                    for r in range(count):
-                        if missing == 0:
-                            break
-                        rows[c] = addresses[r]
-                        bit = (masks[t] >> r) & 1
-                        c, missing = c + bit, missing - bit
-                        if c == TOGETHER or (missing == 0 and c > 0):
-                            for i in range(c):
-                                rows[c + i] = coming[min(asked, PANEL_ROWS - 1)]
-                                asked += 1
-                            add_rows(facts, some, c, values, at, full, left, ends)
-                            values += 4 * c
-                            c = 0
+                    at = sums + (t - t0) * token_stride
+                    asked, values = _add_token(
+                        facts,
+                        masks[t],
+                        table,
+                        table_next,
+                        asked,
+                        some,
+                        values,
+                        at,
+                        full,
+                        left,
+                        ends,
+                    )
                 continue
             for w0 in range(0, groups, _WINDOW):
                 w1 = min(groups, w0 + _WINDOW)

@@ -63,7 +63,7 @@ def group_bytes(kind: int) -> int:
 
 def is_ordered(kind: int) -> bool:
     """Whether the sums of a group have an order of their own."""
-    return kind in QUANTIZED and not vectors().has_float_table
+    return kind in QUANTIZED and vectors().float_table is None
 
 
 @inline
@@ -86,7 +86,7 @@ def _decoded(b: Value, kind: int, address: Value) -> Iterator[Value]:
         widen = v.load_half if kind == F16 else v.load_bfloat
         yield from (widen(b, at(b, address, 2 * lanes * k)) for k in range(VECTORS))
         return
-    if v.has_float_table:
+    if v.float_table is not None:
         yield from _looked_up(b, kind, address)
         return
     size = GGMLType(kind).type_size

@@ -87,7 +87,7 @@ def prefetch(b: Value, address: Value, *, soon: bool = False) -> None:
     It comes to the second-level cache; a stream that is read ``soon``, perhaps to the first alone.
     """
     pointer = b.inttoptr(address, i8.as_pointer())
-    locality = vectors().soon_locality if soon else _SECOND_LEVEL
+    locality = vectors().soon_locality if soon else 2
     hints = [ir.Constant(i32, hint) for hint in (0, locality, 1)]  # a read, ..., of data
     call(b, "llvm.prefetch.p0i8", ir.VoidType(), pointer, *hints)
 
@@ -97,18 +97,16 @@ def fma(b: Value, x: Value, y: Value, z: Value) -> Value:
     return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
-_FIRST_LEVEL, _SECOND_LEVEL = 0, 2  # LLVM's localities of a prefetch; the first is gone when read
-
-
 class Generic:
     """Plain IR that runs anywhere."""
 
     width = 16  # bytes of a vector
     u5_lines = 4  # lines of codes 0..31 whose products a sum has room for
     row_sums = 4  # vectors of a tile's results that stay in registers
-    has_float_table = False  # whether ``float_table`` can be used
-    # Streams of weights: how far ahead memory is asked, and for which cache. Measured on Zen 3.
-    soon_bytes, soon_locality = 2048, _SECOND_LEVEL
+    float_table: Any = None  # where one instruction looks up floats
+    # Streams of weights: how far ahead memory is asked, and LLVM's locality: 2 the second-level
+    # cache, 0 the first alone. Measured on Zen 3.
+    soon_bytes, soon_locality = 2048, 2
 
     @property
     def parts(self) -> int:
@@ -366,8 +364,7 @@ class Avx512Vnni(AvxVnni):
     """512 bits."""
 
     width = 64
-    has_float_table = True
-    soon_bytes, soon_locality = 4096, _FIRST_LEVEL  # measured on Zen 5
+    soon_bytes, soon_locality = 4096, 0  # measured on Zen 5
 
     def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
         return call(b, "llvm.x86.avx512.pmaddw.d.512", vec(i32, 16), x, y)
