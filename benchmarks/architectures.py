@@ -108,7 +108,7 @@ class Runner:
     def profile(self) -> str:
         """Where the time goes."""
         program = self.context._compiled(len(self.tokens), 1).program
-        rows = rows_of(profile(program, self.context.n_threads, 3))
+        rows = rows_of(profile(program, 3))
         return "\n".join(
             f"    {r['share']:6.1%} {r['us']:8.1f} us x {r['phases']:3} "
             f"{r['kernels']} {r['shapes']}"

@@ -89,8 +89,8 @@ def measure(op: Op, case: Case, threads: int, repeats: int) -> dict[str, Any]:
     graph = CGraph()
     graph.build_forward_expand(node)
     program = CpuBackend(threads).compile(graph, threads)
-    profile(program, threads, 2)
-    times = profile(program, threads, repeats)
+    profile(program, 2)
+    times = profile(program, repeats)
     ns, cost = sum(t.ns for t in times), op.cost(node)
     read = _read_roof(max(16, round(math.log2(cost.bytes))), threads)
     line: dict[str, Any] = {

@@ -100,14 +100,14 @@ def main() -> None:
     prompt = np.random.default_rng(0).integers(0, model.hparams.n_vocab, 512).tolist()
     context.decode(Batch(prompt))
     context.decode(Batch(prompt[:1]))
-    token = profile(context._programs[1, 1].program, threads, 50)
+    token = profile(context._programs[1, 1].program, 50)
     speeds = []
     for _ in range(5):
         context.kv.clear()
         start = time.perf_counter()
         context.decode(Batch(prompt))
         speeds.append(512 / (time.perf_counter() - start))
-    prompt_times = profile(context._programs[512, 1].program, threads, 1)
+    prompt_times = profile(context._programs[512, 1].program, 1)
     weights = sum(t.nbytes for t in model.weights.values())
     read, macs = read_roof(weights, threads), mac_roof(GGMLType.Q4_1, threads)
     outside = statistics.median(outside_share(model) for _ in range(3))

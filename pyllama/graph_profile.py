@@ -58,9 +58,9 @@ def profiled_graph(
     context.decode(Batch(tokens[depth:]))
     ran = next(reversed(context._programs.values()))
     graph, program = ran.builder.graph, ran.program
-    first = trace(program, program.n_threads)[0]
+    first = trace(program)[0]
     repeats = min(100, max(5, int(_RUN_S * 1e9 / max(first.wall_ns, 1.0))))
-    runs = trace(program, program.n_threads, repeats)
+    runs = trace(program, repeats)
     title = f"{title_of(path, n_tokens)} behind {depth}, {program.n_threads} threads"
     if bucket(n_tokens) != n_tokens:
         title += f", padded to {bucket(n_tokens)}"

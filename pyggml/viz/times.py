@@ -1,6 +1,6 @@
 """How long each node of a run took, from traces of it.
 
-    times = node_times(trace(program, n_threads=2, repeats=20))
+    times = node_times(trace(program, repeats=20))
     times[node].ns, times[node].share, times[node].kernels
 
 A launch's time is its share of the wall time of its phase, so that the times of all nodes sum up to
@@ -116,14 +116,14 @@ def _busy_ns(run: RunTrace) -> npt.NDArray[np.float64]:
 
 def _wall_ns(run: RunTrace) -> npt.NDArray[np.float64]:
     """The time from a phase's begin to the next one's, shared out by busy time."""
-    starts: list[float] = []
-    for la in run.launches:
-        begin = float(run.start_ns[la.first : la.first + la.launch.chunks].min())
-        if la.phase == len(starts):
-            starts.append(begin)
-        starts[-1] = min(starts[-1], begin)
-    lengths = np.diff([*starts, float(run.end_ns.max())])
     phases = np.array([la.phase for la in run.launches])
+    starts = np.full(phases.max() + 1, np.inf)
+    for la in run.launches:
+        chunks = slice(la.first, la.first + la.launch.chunks)
+        begins = run.start_ns[chunks][run.thread[chunks] >= 0]
+        starts[la.phase] = min(starts[la.phase], begins.min(initial=np.inf))
+    end = float(run.end_ns.max())
+    lengths = np.diff(np.minimum([*starts, end], end))
     busy = _busy_ns(run)
     in_phase = np.bincount(phases, busy, len(starts))
     wall: npt.NDArray[np.float64] = busy / np.maximum(in_phase[phases], 1e-9) * lengths[phases]

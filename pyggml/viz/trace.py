@@ -1,6 +1,6 @@
 """A run as a Chrome trace: JSON that Perfetto and chrome://tracing open.
 
-    write_trace("token.json", trace(program, n_threads=2)[0], title="one token")
+    write_trace("token.json", trace(program)[0], title="one token")
 
 A lane for each thread and an event for each chunk, named after its node.
 Source: Trace Event Format, "X" (complete) and "M" (metadata) events; times are in microseconds.

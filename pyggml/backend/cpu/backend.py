@@ -82,7 +82,7 @@ class CpuBackend:
             )
         self._inside.add(thread)
         try:
-            get_pool().run(program, program.n_threads)
+            get_pool().run(program)
         finally:
             self._inside.discard(thread)
 

@@ -14,20 +14,26 @@ from .abi import i64_ptr
 from .atomics import atomic_add, atomic_cas, atomic_load, atomic_store, call_address, cycles, pause
 
 # Control block: one 64-byte line a word, by byte offset.
-CLAIM, TODO, ABORT, ERROR, QUIT, PROGRAM, N_THREADS, PROFILE, SPINS, SCRATCH = (
+STATE, TODO, ABORT, ERROR, QUIT, PROGRAM, N_THREADS, PROFILE, SPINS, SCRATCH = (
     64 * i for i in range(10)
 )
 MAX_THREADS = 512
-CONTROL_BYTES = SCRATCH + 8 * MAX_THREADS  # the last line begins a table: scratch of each thread
+QUEUES = SCRATCH + 8 * MAX_THREADS  # a line a thread: its claim word, its role, its chunks
+CONTROL_BYTES = QUEUES + 64 * MAX_THREADS
 # The claim word: 27 bits of epoch, 16 of phase, 20 of chunks left.
 MAX_CHUNKS, MAX_PHASES = (1 << 20) - 1, (1 << 16) - 2
 END = (1 << 16) - 1  # the phase number of a finished run
-# Words of a program's header (see program.py).
-H_PHASES, H_N_PHASES, H_LAUNCHES = 0, 1, 2
-PHASE_WORDS, LAUNCH_WORDS = 3, 4  # (first launch, launches, chunks); (address, node, chunks, first)
+# Words of a program's header (see program.py), of a phase and of a launch.
+H_PHASES, H_N_PHASES, H_LAUNCHES, H_COUNTS, H_BEGINS = range(5)
+HEADER_WORDS = 5
+P_LAUNCH, P_LAUNCHES, P_CHUNKS = range(3)  # the first launch, how many, chunks of all
+PHASE_WORDS = 3
+L_KERNEL, L_NODE, L_CHUNKS, L_STRIDE, L_PRIVATE = range(5)  # addresses; bytes from one thread's
+LAUNCH_WORDS = 5  # record to the next; the number of what each thread runs for itself before, or 0
 
 # A thread's pause instructions before it yields: longer than Python takes between two tokens.
 DEFAULT_SPINS = 10000
+LOOK = 8  # pauses from one look at others' queues to the next
 YIELDS = 100  # yields before sleeping
 PARK_AFTER = 60  # sleeps of ~20 us or more before a worker parks
 
@@ -39,7 +45,7 @@ def pack(epoch, phase, left):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _open_phase(ctl, epoch, phase):  # type: ignore[no-untyped-def]
+def _open_phase(ctl, me, epoch, phase):  # type: ignore[no-untyped-def]
     """Publish a phase, or the end of the run."""
     header = i64_ptr(atomic_load(ctl + PROGRAM))
     times = atomic_load(ctl + PROFILE)
@@ -47,26 +53,67 @@ def _open_phase(ctl, epoch, phase):  # type: ignore[no-untyped-def]
         i64_ptr(times)[phase] = cycles()
     stop = atomic_load(ctl + ABORT) | atomic_load(ctl + ERROR)
     if stop != 0 or phase >= header[H_N_PHASES]:
-        atomic_store(ctl + CLAIM, pack(epoch, END, 0))
+        atomic_store(ctl + STATE, pack(epoch, END, 0))
         return
-    chunks = i64_ptr(header[H_PHASES] + 8 * PHASE_WORDS * phase)[2]
+    chunks = i64_ptr(header[H_PHASES] + 8 * PHASE_WORDS * phase)[P_CHUNKS]
     atomic_store(ctl + TODO, chunks)
-    atomic_store(ctl + CLAIM, pack(epoch, phase, chunks))
+    n = atomic_load(ctl + N_THREADS)
+    counts = i64_ptr(header[H_COUNTS] + 8 * n * phase)
+    first = me if chunks < n else 0  # who opens a phase begins the first of few chunks
+    for role in range(n):
+        if counts[role] != 0:  # no others: the phase may be over when the last chunk is out
+            thread = role + first
+            if thread >= n:
+                thread -= n
+            queue = ctl + QUEUES + 64 * thread
+            i64_ptr(queue)[1] = role
+            i64_ptr(queue)[2] = counts[role]
+            atomic_store(queue, pack(epoch, phase, counts[role]))
 
 
 @inline
-def _run_chunk(ctl, phase, left, me):  # type: ignore[no-untyped-def]
+def _run_chunk(ctl, queue, claim, me, made):  # type: ignore[no-untyped-def]
+    """Run what was claimed, and before it what it needs if this thread has not ``made`` it yet.
+
+    Returns what is made now: the private launch, and the epoch and phase.
+    """
     header = i64_ptr(atomic_load(ctl + PROGRAM))
-    entry = i64_ptr(header[H_PHASES] + 8 * PHASE_WORDS * phase)
+    n = atomic_load(ctl + N_THREADS)
     scratch = i64_ptr(ctl + SCRATCH)[me]
-    chunk = entry[2] - left
-    launch = header[H_LAUNCHES] + 8 * LAUNCH_WORDS * entry[0]
-    for _ in range(entry[1]):
-        words = i64_ptr(launch)
-        if chunk < words[3] + words[2]:
-            call_address(words[0], (words[1], chunk - words[3], words[2], scratch))
-            return
-        launch += 8 * LAUNCH_WORDS
+    role = i64_ptr(queue)[1]
+    i = i64_ptr(queue)[2] - (claim & MAX_CHUNKS)  # the chunk's number in the thread's share
+    phase = claim >> 20
+    entry = i64_ptr(header[H_PHASES] + 8 * PHASE_WORDS * (phase & END))
+    number = entry[P_LAUNCH]
+    begins = header[H_BEGINS] + 8 * ((n + 1) * number + role)
+    share = i64_ptr(begins)[1] - i64_ptr(begins)[0]
+    while i >= share:
+        i -= share
+        number += 1
+        begins += 8 * (n + 1)
+        share = i64_ptr(begins)[1] - i64_ptr(begins)[0]
+    launch = i64_ptr(header[H_LAUNCHES] + 8 * LAUNCH_WORDS * number)
+    needs = launch[L_PRIVATE]
+    if needs != 0 and (needs != made[0] or phase != made[1]):
+        first = i64_ptr(header[H_LAUNCHES] + 8 * LAUNCH_WORDS * needs)
+        call_address(first[L_KERNEL], (first[L_NODE] + me * first[L_STRIDE], 0, 1, scratch))
+        made = needs, phase
+    node = launch[L_NODE] + me * launch[L_STRIDE]
+    call_address(launch[L_KERNEL], (node, i64_ptr(begins)[0] + i, launch[L_CHUNKS], scratch))
+    return made
+
+
+@inline
+def _other_queue(ctl, me, n):  # type: ignore[no-untyped-def]
+    """A thread's queue that is not empty, or 0."""
+    for k in range(1, n):
+        thread = me + k
+        if thread >= n:
+            thread -= n
+        queue = ctl + QUEUES + 64 * thread
+        if atomic_load(queue) & MAX_CHUNKS != 0:
+            return queue
+    return 0
 
 
 @compiled(types.int64(*[types.int64] * 5))
@@ -74,25 +121,37 @@ def work(ctl, me, epoch, sched_yield, usleep):  # type: ignore[no-untyped-def]
     """Claim and run chunks: the caller (``me`` 0) from begin to end of the run ``epoch``, a worker
     until nothing comes for a while.
 
-    The caller opens the run in here, so no Python exception can leave it open behind its back.
+    A thread takes the chunks of its own queue, then what is left in others'. The caller opens the
+    run in here, so no Python exception can leave it open behind its back.
     """
     if me == 0:
-        _open_phase(ctl, epoch, 0)
+        atomic_store(ctl + STATE, pack(epoch, 0, 0))
+        _open_phase(ctl, me, epoch, 0)
     idle, spins = 0, atomic_load(ctl + SPINS)
+    own = ctl + QUEUES + 64 * me
+    done = last = 0  # chunks of a phase that are run and not counted off, and the last claim
+    made = 0, 0
     while True:
-        claim = atomic_load(ctl + CLAIM)
-        left = claim & MAX_CHUNKS
-        if left != 0 and me < atomic_load(ctl + N_THREADS):
-            if not atomic_cas(ctl + CLAIM, claim, claim - 1):
-                continue
-            idle = 0
-            phase = (claim >> 20) & END
-            _run_chunk(ctl, phase, left, me)
-            if atomic_add(ctl + TODO, -1) == 1:
-                _open_phase(ctl, claim >> 36, phase + 1)
+        queue, claim = own, atomic_load(own)
+        if claim & MAX_CHUNKS == 0:
+            if done != 0:
+                over = atomic_add(ctl + TODO, -done) == done
+                done = 0
+                if over:
+                    _open_phase(ctl, me, last >> 36, ((last >> 20) & END) + 1)
+                    continue
+            if idle % LOOK == 0 or idle >= spins:
+                queue = _other_queue(ctl, me, atomic_load(ctl + N_THREADS))
+                claim = atomic_load(queue) if queue != 0 else 0
+        if claim & MAX_CHUNKS != 0 and me < atomic_load(ctl + N_THREADS):
+            if atomic_cas(queue, claim, claim - 1):
+                made = _run_chunk(ctl, queue, claim, me, made)
+                idle, last = 0, claim
+                done += 1
             continue
+        state = atomic_load(ctl + STATE)
         if me == 0:
-            if claim == pack(epoch, END, 0):
+            if state == pack(epoch, END, 0):
                 return 0
             idle = min(idle, spins + YIELDS)  # the caller never parks
         elif atomic_load(ctl + QUIT) != 0:
@@ -103,7 +162,7 @@ def work(ctl, me, epoch, sched_yield, usleep):  # type: ignore[no-untyped-def]
         elif idle < spins + YIELDS:
             call_address(sched_yield, (0, 0, 0, 0))
         elif idle < spins + YIELDS + PARK_AFTER or (
-            (claim >> 20) & END != END and me < atomic_load(ctl + N_THREADS)
+            (state >> 20) & END != END and me < atomic_load(ctl + N_THREADS)
         ):
             call_address(usleep, (20, 0, 0, 0))
         else:

@@ -28,6 +28,7 @@ Params = Sequence[int | float]
 
 _READ_LAYOUT = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # ops that know interleaved first sources
 
+ALWAYS = 1 << 30  # ``Launch.private``: however many chunks its readers have
 GRAIN = 8192  # elements: an element-wise chunk smaller than this costs more to claim than to do
 
 
@@ -46,6 +47,7 @@ class Launch:
     python: Callable[[], None] | None = None
     quantize_param: int = -1  # parameter that takes the address of the quantized result, if any
     streams: Tensor | None = None  # weights that it reads once, from memory
+    private: int = 0  # each thread may run it for itself, where readers have at most so many chunks
     nodes: tuple[Tensor, ...] = ()  # what it computes, or helps to; several where they are fused
     variant: str = ""  # of the kernel, for profiles: types and layouts
 

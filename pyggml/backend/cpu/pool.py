@@ -1,13 +1,14 @@
 """The thread pool: runs a program of kernels on the caller and its workers.
 
     pool = get_pool()
-    pool.run(program, n_threads=2)                 # blocks; other callers queue
+    pool.run(program)                              # blocks; other callers queue
 
 One pool per process. A program is a list of phases, a phase a list of chunks that may run at the
-same time. Threads claim chunks one by one from a single 64-bit word (epoch, phase, chunks left), so
-a thread that is not running holds nothing and blocks nobody; whoever finishes the last chunk of a
-phase opens the next one. An idle thread spins, then yields, then sleeps; a worker that has found
-nothing for a millisecond parks on a Python lock until the next run.
+same time. Each thread claims the chunks of its share one by one from a 64-bit word (epoch, phase,
+chunks left), then what is left of others' shares, so a thread that is not running holds nothing and
+blocks nobody; whoever finishes the last chunk of a phase opens the next one. An idle thread spins,
+then yields, then sleeps; a worker that has found nothing for a millisecond parks on a Python lock
+until the next run.
 """
 
 from __future__ import annotations
@@ -30,18 +31,17 @@ from .abi import ERRORS
 from .interrupt import Watcher
 from .loop import (
     ABORT,
-    CLAIM,
     CONTROL_BYTES,
     DEFAULT_SPINS,
     END,
     ERROR,
-    MAX_THREADS,
     N_THREADS,
     PROFILE,
     PROGRAM,
     QUIT,
     SCRATCH,
     SPINS,
+    STATE,
     pack,
     work,
 )  # fmt: skip
@@ -57,6 +57,7 @@ _LONG_S = 0.05  # a program that took longer is interrupted by Ctrl-C while it r
 class Runnable(Protocol):
     """What runs: a program, or a traced one."""
 
+    n_threads: int
     scratch_bytes: int
     seconds: float
 
@@ -88,7 +89,7 @@ class Pool:
         self._control[:SCRATCH] = 0
         self._epoch = 1
         self.open = 0  # threads of the run that begins or goes on: they do not park
-        self._set(CLAIM, pack.py_func(self._epoch, END, 0))
+        self._set(STATE, pack.py_func(self._epoch, END, 0))
         self._set(SPINS, self._spins)
 
     def _set(self, offset: int, value: int) -> None:
@@ -119,24 +120,22 @@ class Pool:
         """Of each thread's scratch memory, the caller's first."""
         return [int(s.ctypes.data) for s in self._scratch]
 
-    def run(self, program: Runnable, n_threads: int) -> None:
+    def run(self, program: Runnable) -> None:
         """Run a program to its end. Raises: Aborted, ComputeError."""
-        n_threads = min(n_threads, MAX_THREADS)
         with self._lock:
-            self._prepare(program, n_threads)
+            self._prepare(program)
             start = time.perf_counter()
             # Ctrl-C waits for a short program anyway: no pipe for one that is known to be short
             watch = program.seconds > _LONG_S
             for first, header in program.segments():
-                self._run_segment(first, header, n_threads, watch)
+                self._run_segment(first, header, program.n_threads, watch)
             program.seconds = time.perf_counter() - start
 
-    def profile(self, program: Program, n_threads: int) -> list[npt.NDArray[np.float64]]:
+    def profile(self, program: Program) -> list[npt.NDArray[np.float64]]:
         """Run once; the nanoseconds of the phases of each compiled part (cycle counter)."""
         times = []
-        n_threads = min(n_threads, MAX_THREADS)
         with self._lock:
-            self._prepare(program, n_threads)
+            self._prepare(program)
             for (python, header), n_phases in zip(
                 program.segments(), program.phase_counts(), strict=True
             ):
@@ -144,7 +143,7 @@ class Pool:
                 self._set(PROFILE, int(stamps.ctypes.data))
                 start = time.perf_counter_ns()
                 try:
-                    self._run_segment(python, header, n_threads, True)
+                    self._run_segment(python, header, program.n_threads, True)
                 finally:
                     self._set(PROFILE, 0)
                 elapsed = time.perf_counter_ns() - start
@@ -153,12 +152,13 @@ class Pool:
                     times.append(cycles * elapsed / max(1.0, cycles.sum()))
         return times
 
-    def _prepare(self, program: Runnable, n_threads: int) -> None:
+    def _prepare(self, program: Runnable) -> None:
+        n_threads = program.n_threads
         ready_threads, ready_bytes = self._ready
         if n_threads > ready_threads or program.scratch_bytes > ready_bytes:
             n, size = max(n_threads, ready_threads), max(program.scratch_bytes, ready_bytes)
             self._scratch = [zeroed(size) for _ in range(n)]
-            self._scratch_table[:n] = [s.ctypes.data for s in self._scratch]
+            self._scratch_table[:n] = self.scratch_addresses()
             for i in range(len(self._workers) + 1, n):
                 self._workers.append(_Worker(self, i))
             self._ready = n, size

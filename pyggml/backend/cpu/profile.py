@@ -1,6 +1,6 @@
 """Where the time of a program goes: nanoseconds, bytes and multiply-adds of each phase.
 
-    for row in profile(program, n_threads=2, repeats=20):
+    for row in profile(program, repeats=20):
         print(row.label, row.ns, row.gb_per_s)
 
 Each phase is timed with the core's cycle counter inside the run, so nothing is slowed down or cut.
@@ -26,7 +26,7 @@ class PhaseTime:
     @property
     def label(self) -> str:
         """Kernels and the first node, such as ``mul_mat_q4_1_x16*3 Qcur-0``."""
-        names = [launch.name for launch in self.phase.launches]
+        names = [launch.name for launch in (*self.phase.private, *self.phase.launches)]
         count = {n: names.count(n) for n in names}
         return " + ".join(n if k == 1 else f"{n}*{k}" for n, k in count.items())
 
@@ -53,9 +53,9 @@ class PhaseTime:
         return self.macs / self.ns
 
 
-def profile(program: Program, n_threads: int, repeats: int = 20) -> list[PhaseTime]:
+def profile(program: Program, repeats: int = 20) -> list[PhaseTime]:
     """Run the program some times; the median time of each phase of its compiled parts."""
     pool = get_pool()
-    runs = [np.concatenate(pool.profile(program, n_threads)) for _ in range(repeats)]
+    runs = [np.concatenate(pool.profile(program)) for _ in range(repeats)]
     medians = np.median(np.stack(runs), axis=0)
     return [PhaseTime(p, float(ns)) for p, ns in zip(program.phases, medians, strict=True)]

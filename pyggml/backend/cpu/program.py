@@ -1,27 +1,40 @@
 """A program: an allocated graph as arrays of addresses that the pool walks without Python.
 
     program = compile_program(graph, n_threads=2, pool=get_pool(), store=WorkStore())
-    pool.run(program, 2)
+    pool.run(program)
 
 Launches become phases: a launch runs one phase after the last one that it depends on, where depends
 means overlapping bytes of memory (read after write, write after read, write after write; work
 memory included). So nodes that do not touch each other (Q, K and V; gate and up) share a phase, and
-each phase boundary is the only barrier. A program keeps its buffers and kernels alive.
+each phase boundary is the only barrier. Small launches that one row needs are run by every thread
+for itself (``private``). A program keeps its buffers and kernels alive.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from ...buffer import zeroed
 from ...cgraph import CGraph
 from ...errors import UnsupportedOp
-from .abi import record
+from .loop import (
+    H_BEGINS,
+    H_COUNTS,
+    H_LAUNCHES,
+    H_N_PHASES,
+    H_PHASES,
+    HEADER_WORDS,
+    L_CHUNKS,
+    LAUNCH_WORDS,
+    MAX_THREADS,
+)  # fmt: skip
 from .lowering import Launch, Lowering, Range
+from .private import Need, privatise, thread_records
 from .work import WorkMemory, WorkStore
 
 _MAX_PHASES = (1 << 16) - 2  # what fits the pool's claim word
@@ -77,9 +90,10 @@ def _merge(ranges: list[Range]) -> list[Range]:
 
 @dataclass(eq=False)
 class Phase:
-    """Launches that may run at the same time."""
+    """Launches that may run at the same time, and those that threads run for themselves before."""
 
     launches: list[Launch]
+    private: list[Launch] = field(default_factory=list)
 
     @property
     def chunks(self) -> int:
@@ -96,6 +110,8 @@ class Program:
         self.launches = lowering.launches
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
         self._parts: list[tuple[Callable[[], None] | None, list[Phase], int]] = []
+        python = any(launch.python is not None for launch in lowering.launches)
+        self._graph, self._private = lowering.graph, lowering.fusion and not (sequential or python)
         run: list[Launch] = []
         for launch in lowering.launches:
             if launch.python is None:
@@ -127,6 +143,9 @@ class Program:
     def _add(self, launches: list[Launch], error_slot: int, sequential: bool) -> None:
         if not launches:
             return
+        needs: dict[Launch, Need] = {}
+        if self._private:
+            launches, needs = privatise(launches, self._graph, self.n_threads)
         hazards = _Hazards(launches)
         phases: list[Phase] = []
         for i, launch in enumerate(launches):
@@ -134,32 +153,81 @@ class Program:
             if at == len(phases):
                 phases.append(Phase([]))
             phases[at].launches.append(launch)
+            private = needs[launch].private.launch if launch in needs else None
+            if private is not None and private not in phases[at].private:
+                phases[at].private.append(private)
         if len(phases) > _MAX_PHASES:
             raise UnsupportedOp(f"a graph of {len(phases)} phases: the limit is {_MAX_PHASES}")
-        self._parts.append((None, phases, self._encode(phases, error_slot)))
+        self._parts.append((None, phases, self._encode(phases, needs, error_slot)))
 
-    def _encode(self, phases: list[Phase], error_slot: int) -> int:
-        phase_words = np.zeros((len(phases), 3), np.int64)
-        launch_words: list[tuple[int, int, int, int]] = []
-        records: list[npt.NDArray[np.int64]] = []
-        for i, phase in enumerate(phases):
-            if phase.chunks > _MAX_CHUNKS:
-                raise UnsupportedOp(f"a phase of {phase.chunks} chunks: the limit is {_MAX_CHUNKS}")
-            phase_words[i] = len(launch_words), len(phase.launches), phase.chunks
-            first = 0
-            for launch in phase.launches:
-                assert launch.kernel is not None
-                words = record(error_slot, launch.params, launch.dst, launch.src)
-                records.append(words)
-                launch_words.append(
-                    (launch.kernel.address, words.ctypes.data, launch.chunks, first)
-                )
-                self._keep.append((launch.kernel, launch.dst.buffer))
-                first += launch.chunks
-        table = np.array(launch_words, np.int64)
-        header = np.array([phase_words.ctypes.data, len(phases), table.ctypes.data], np.int64)
-        self._keep.append((phase_words, table, records, header))
+    def _encode(self, phases: list[Phase], needs: dict[Launch, Need], error_slot: int) -> int:
+        launches = [launch for launch, _ in in_table(phases)]
+        sizes = np.array([len(phase.launches) for phase in phases])
+        chunks = np.array([phase.chunks for phase in phases])
+        if chunks.max() > _MAX_CHUNKS:
+            raise UnsupportedOp(f"a phase of {chunks.max()} chunks: the limit is {_MAX_CHUNKS}")
+        first = np.cumsum(sizes) - sizes
+        made = {need.private for need in needs.values()}
+        needs = needs | {p.launch: Need(p, p.launch.writes) for p in made}
+        number = {launch: i for i, launch in enumerate(launches)}
+        memory = [zeroed(max((p.size for p in made), default=0)) for _ in range(self.n_threads)]
+        addresses = [int(m.ctypes.data) for m in memory]
+        table = np.zeros((len(launches), LAUNCH_WORDS), np.int64)
+        for row, launch in zip(table, launches, strict=True):
+            assert launch.kernel is not None
+            need = needs.get(launch)
+            records = thread_records(launch, need, addresses, error_slot)
+            stride = records.strides[0] if len(records) > 1 else 0
+            private = 0 if need is None else number[need.private.launch]
+            row[:] = launch.kernel.address, records.ctypes.data, launch.chunks, stride, private
+            self._keep.append((launch.kernel, launch.dst.buffer, records))
+        begins = shares(table[: sizes.sum(), L_CHUNKS], first, self.n_threads)
+        counts = np.add.reduceat(np.diff(begins, axis=1), first)
+        phase_words = np.stack([first, sizes, chunks], axis=1).astype(np.int64)
+        header = np.zeros(HEADER_WORDS, np.int64)
+        header[H_N_PHASES] = len(phases)
+        arrays = {
+            H_PHASES: phase_words, H_LAUNCHES: table, H_COUNTS: counts, H_BEGINS: begins
+        }  # fmt: skip
+        for word, array in arrays.items():
+            header[word] = array.ctypes.data
+        self._keep.append((arrays, memory, header))
         return int(header.ctypes.data)
+
+
+def in_table(phases: list[Phase]) -> list[tuple[Launch, int]]:
+    """Launches and their phases as the table has them: behind all others the private ones."""
+    shared = [(launch, i) for i, phase in enumerate(phases) for launch in phase.launches]
+    private = [(launch, i) for i, phase in enumerate(phases) for launch in phase.private]
+    return shared + list({launch: (launch, i) for launch, i in reversed(private)}.values())[::-1]
+
+
+Longs = npt.NDArray[np.int64]
+
+
+def shares(chunks: Longs, first: Longs, n: int) -> Longs:
+    """How the chunks of each launch fall to threads: thread t begins with those from ``[t]`` on.
+
+    Each thread has an equal share of a launch's chunks, side by side; launches of less chunks than
+    threads are dealt together.
+
+    Args:
+        chunks: of each launch.
+        first: the first launch of each phase.
+        n: threads.
+
+    Returns:
+        int64[launches, n + 1].
+    """
+    threads = np.arange(n + 1)
+    begins = -(-chunks[:, None] * threads // n)
+    few = np.where(chunks < n, chunks, 0)
+    before = np.cumsum(few) - few
+    sizes = np.diff(np.append(first, len(chunks)))
+    before -= np.repeat(before[first], sizes)
+    total = np.repeat(np.add.reduceat(few, first), sizes)[:, None]
+    dealt = np.where(total < n, threads, -(-total * threads // n)) - before[:, None]
+    return np.where(chunks[:, None] < n, np.clip(dealt, 0, chunks[:, None]), begins)
 
 
 def compile_program(
@@ -180,6 +248,6 @@ def compile_program(
     Raises:
         UnsupportedOp: a node that no kernel takes.
     """
-    lowering = Lowering(graph, n_threads, WorkMemory(store), fusion)
+    lowering = Lowering(graph, min(n_threads, MAX_THREADS), WorkMemory(store), fusion)
     lowering.run()
     return Program(lowering, error_slot, sequential=sequential)

@@ -1,6 +1,6 @@
 """When each chunk of a program ran, and on which thread.
 
-    runs = trace(program, n_threads=2, repeats=5)
+    runs = trace(program, repeats=5)
     runs[0].wall_ns, runs[0].launches[3].launch.name, runs[0].start_ns[7], runs[0].thread[7]
 
 The pool knows nothing of this: a traced program is the same program with another table of launches,
@@ -19,10 +19,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ComputeError
-from .loop import H_LAUNCHES, H_N_PHASES, H_PHASES, LAUNCH_WORDS, PHASE_WORDS
+from .loop import (
+    H_LAUNCHES,
+    H_N_PHASES,
+    H_PHASES,
+    HEADER_WORDS,
+    L_KERNEL,
+    L_NODE,
+    L_STRIDE,
+    LAUNCH_WORDS,
+    P_LAUNCH,
+    P_LAUNCHES,
+    PHASE_WORDS,
+)  # fmt: skip
 from .lowering import Launch
 from .pool import get_pool
-from .program import Program
+from .program import Program, in_table
 from .stamp import STAMP_WORDS, read_cycles, traced_chunk
 
 _ALIGN_S = 0.005  # the least time between two looks at both clocks
@@ -44,9 +56,10 @@ class RunTrace:
     """One run.
 
     Attributes:
-        launches: in order of phases; ``start_ns[first + i]`` is chunk ``i`` of one.
+        launches: in order of phases; ``start_ns[first + i]`` is chunk ``i`` of one, or of a launch
+            that threads run for themselves that of thread ``i``.
         start_ns, end_ns: of each chunk, from the run's begin.
-        thread: who ran it; 0 is the caller. -1: nobody, the run was stopped.
+        thread: who ran it; 0 is the caller. -1: nobody (the run was stopped, or it needed nothing).
     """
 
     launches: tuple[TracedLaunch, ...]
@@ -70,28 +83,31 @@ class _TracedProgram:
     """A program with stamps; what ``Pool.run`` needs of one."""
 
     def __init__(self, program: Program) -> None:
-        self.scratch_bytes, self.seconds = program.scratch_bytes, float("inf")
+        self.n_threads, self.scratch_bytes = program.n_threads, program.scratch_bytes
+        self.seconds = float("inf")
         self.launches: list[TracedLaunch] = []
         self._keep: list[object] = [program]
         self._segments: list[tuple[Callable[[], None] | None, int]] = []
         order = _launches(program)
-        n_chunks = sum(launch.chunks for part, _ in order for phase in part for launch in phase)
+        n_chunks = sum(launch.chunks for part, _ in order for launch, _ in part)
         self.stamps: Longs = np.zeros((n_chunks, STAMP_WORDS), np.int64)
         first = phase_number = 0
-        for phases, header in order:
-            if header == 0:
-                ((launch,),) = phases
-                self.launches.append(TracedLaunch(launch, phase_number, first))
-                self._segments.append((self._call(launch, first), 0))
-                first, phase_number = first + 1, phase_number + 1
-                continue
+        for launches, header in order:
             begin = first
-            for phase in phases:
-                for launch in phase:
-                    self.launches.append(TracedLaunch(launch, phase_number, first))
-                    first += launch.chunks
-                phase_number += 1
-            self._segments.append((None, self._encode(header, begin)))
+            for launch, phase in launches:
+                self.launches.append(TracedLaunch(launch, phase_number + phase, first))
+                first += launch.chunks
+            phase_number += 1 + max(phase for _, phase in launches)
+            if header == 0:
+                self._segments.append((self._call(launches[0][0], begin), 0))
+            else:
+                self._segments.append(
+                    (None, self._encode(header, [la for la, _ in launches], begin))
+                )
+        private = {
+            la for _, phases, _ in program.parts() for phase in phases for la in phase.private
+        }
+        self.launches.sort(key=lambda traced: (traced.phase, traced.launch not in private))
 
     def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]:
         """As a program's."""
@@ -106,26 +122,28 @@ class _TracedProgram:
 
         return call
 
-    def _encode(self, header: int, first: int) -> int:
+    def _encode(self, header: int, launches: list[Launch], first: int) -> int:
         """A header like ``header`` whose launches go through ``traced_chunk``."""
-        words = _words(header, 3)
-        n_phases = int(words[H_N_PHASES])
-        phases = _words(int(words[H_PHASES]), n_phases * PHASE_WORDS).reshape(-1, PHASE_WORDS)
-        n = int(phases[-1, 0] + phases[-1, 1])
-        table = _words(int(words[H_LAUNCHES]), n * LAUNCH_WORDS).reshape(-1, LAUNCH_WORDS).copy()
-        records = np.zeros((n, 3), np.int64)
-        records[:, :2] = table[:, :2]
-        starts = first + np.cumsum(table[:, 2]) - table[:, 2]
-        records[:, 2] = self.stamps.ctypes.data + 8 * STAMP_WORDS * starts
-        table[:, 0] = traced_chunk.address
-        table[:, 1] = records.ctypes.data + 8 * 3 * np.arange(n)
-        made = words.copy()
-        made[H_LAUNCHES] = table.ctypes.data
-        self._keep.append((table, records, made))
-        return int(made.ctypes.data)
+        words = _words(header, HEADER_WORDS).copy()
+        last = _words(int(words[H_PHASES]), PHASE_WORDS * int(words[H_N_PHASES]))[-PHASE_WORDS:]
+        shared = int(last[P_LAUNCH] + last[P_LAUNCHES])  # the others are run by each thread
+        n, threads = len(launches), np.arange(self.n_threads)
+        table = _words(int(words[H_LAUNCHES]), n * LAUNCH_WORDS).reshape(n, -1).copy()
+        records = np.zeros((n, self.n_threads, 3), np.int64)
+        records[:, :, 0] = table[:, L_KERNEL, None]
+        records[:, :, 1] = table[:, L_NODE, None] + table[:, L_STRIDE, None] * threads
+        starts = first + np.cumsum([0, *(launch.chunks for launch in launches)])[:-1]
+        own = np.where(np.arange(n)[:, None] < shared, 0, threads)
+        records[:, :, 2] = self.stamps.ctypes.data + 8 * STAMP_WORDS * (starts[:, None] + own)
+        table[:, L_KERNEL] = traced_chunk.address
+        table[:, L_NODE] = records.ctypes.data + records.strides[0] * np.arange(n)
+        table[:, L_STRIDE] = records.strides[1]
+        words[H_LAUNCHES] = table.ctypes.data
+        self._keep.append((table, records, words))
+        return int(words.ctypes.data)
 
 
-def trace(program: Program, n_threads: int, repeats: int = 1) -> list[RunTrace]:
+def trace(program: Program, repeats: int = 1) -> list[RunTrace]:
     """Run a program some times, on the inputs of its last run.
 
     Raises:
@@ -137,14 +155,14 @@ def trace(program: Program, n_threads: int, repeats: int = 1) -> list[RunTrace]:
     before = time.perf_counter_ns(), read_cycles()
     for _ in range(repeats):
         traced.stamps[:] = 0
-        pool.run(traced, n_threads)
+        pool.run(traced)
         runs.append((traced.stamps.copy(), pool.scratch_addresses()))
     while time.perf_counter_ns() - before[0] < 1e9 * _ALIGN_S:
         pass
     elapsed, counted = time.perf_counter_ns() - before[0], read_cycles() - before[1]
     if counted <= 0:
         raise ComputeError("this machine has no cycle counter that a program may read: no trace")
-    return [_run_trace(traced, n_threads, *run, elapsed / counted) for run in runs]
+    return [_run_trace(traced, program.n_threads, *run, elapsed / counted) for run in runs]
 
 
 def _run_trace(
@@ -161,13 +179,11 @@ def _run_trace(
     )
 
 
-def _launches(program: Program) -> list[tuple[list[list[Launch]], int]]:
-    """Launches by phase of each part, and the part's header (0: a Python callable)."""
+def _launches(program: Program) -> list[tuple[list[tuple[Launch, int]], int]]:
+    """Launches and their phases, of each part, and the part's header (0: a Python callable)."""
     python = iter([launch for launch in program.launches if launch.python is not None])
     return [
-        ([[next(python)]], 0)
-        if call is not None
-        else ([phase.launches for phase in phases], header)
+        ([(next(python), 0)], 0) if call is not None else (in_table(phases), header)
         for call, phases, header in program.parts()
     ]
 

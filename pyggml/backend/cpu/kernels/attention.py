@@ -15,7 +15,7 @@ from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, int_param, nb, ne
 from ..facts import fact
 from ..layout import Q8_BLOCK
-from ..lowering import Lowering, lowers
+from ..lowering import ALWAYS, Lowering, lowers
 from ..simd.kv_row import KINDS
 from .attention_chunk import (
     DIRECT,
@@ -34,7 +34,6 @@ from .attention_row import (
     CHUNK,
     DIRECT_ROWS,
     FACTS,
-    N_THREADS,
     PARTIAL,
     QUANTIZE,
     SPLITS,
@@ -77,7 +76,7 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     stream = rest // blocks
     kv_stream = stream // (ne(node, SRC0, 3) // ne(node, SRC1, 3))
     k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + kv_stream * nb(node, SRC1, 3)
-    next_head = kv_head + (chunk + int_param(node, N_THREADS)) // splits - chunk // splits
+    next_head = kv_head + (chunk + 1) // splits - chunk // splits
     next_k = k  # of the head that this thread most likely takes next
     if next_head < n_kv_head:
         next_k += (next_head - kv_head) * nb(node, SRC1, 2)
@@ -246,7 +245,6 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         direct_rows,
         float(node.op_params["bias_scale"]),
         facts.address(*DIRECT, *packed),
-        low.n_threads,
     ]
     scratch = 16 * CHUNK + 4 * (
         4 * CHUNK + 4 * padded + 64 + block * n_rep * (hd8 + hdv + 2) + 16
@@ -264,3 +262,4 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         )
         if n_head * hdv % 32 == 0:
             merge.quantize_param = QUANTIZE
+        merge.private = ALWAYS if merge.chunks == 1 else 0

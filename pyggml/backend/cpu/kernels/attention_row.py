@@ -37,7 +37,7 @@ from ..simd.total import total_f32
 CHUNK = 256  # keys
 # Parameters of the kernels.
 SCALE, BIAS_0, BIAS_1, N_HEAD_LOG2, SOFTCAP, TOKENS, SPLITS, PARTIAL = range(8)
-QUANTIZE, F16_MASK, DIRECT_ROWS, BIAS_SCALE, FACTS, N_THREADS = range(8, 14)
+QUANTIZE, F16_MASK, DIRECT_ROWS, BIAS_SCALE, FACTS = range(8, 13)
 
 
 @inline

@@ -71,16 +71,7 @@ _LEAST_MACS = 1 << 17  # and what is not worth sharing
 _TILE_BYTES = 8 * ROWS * 4  # float32 results of a tile: at most 8 tokens, 16 rows
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 # Parameters
-ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, STREAMS, FACTS, PLAIN = range(8)
-
-
-@inline
-def in_stream(chunk, n, streams):  # type: ignore[no-untyped-def]
-    """The place of the ``chunk``-th of ``n`` chunks (a multiple of ``streams``) to be claimed.
-
-    Threads claim in turn, so each of them walks through a stretch of its own, front to back.
-    """
-    return chunk % streams * (n // streams) + chunk // streams
+ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, FACTS, PLAIN = range(7)
 
 
 @inline
@@ -110,11 +101,15 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     row_chunks, token_chunks = int_param(node, ROW_CHUNKS), int_param(node, TOKEN_CHUNKS)
     facts, plain = int_param(node, FACTS), int_param(node, PLAIN)
     m, n, k = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 0)
-    rest = chunk // row_chunks
-    batch = rest // token_chunks
-    i2, i3 = batch % ne(node, DST, 2), batch // ne(node, DST, 2)
-    w2 = i2 // (ne(node, DST, 2) // ne(node, SRC0, 2))
-    w3 = i3 // (ne(node, DST, 3) // ne(node, SRC0, 3))
+    place, t0, t1, batch, i2, i3, w2, w3 = chunk, 0, n, 0, 0, 0, 0, 0
+    if n_chunks != row_chunks:  # else it does without divisions, each of which keeps memory idle
+        place, rest = chunk % row_chunks, chunk // row_chunks
+        batch = rest // token_chunks
+        i2, i3 = batch % ne(node, DST, 2), batch // ne(node, DST, 2)
+        w2 = i2 // (ne(node, DST, 2) // ne(node, SRC0, 2))
+        w3 = i3 // (ne(node, DST, 3) // ne(node, SRC0, 3))
+        t0 = first_row(n, rest % token_chunks, token_chunks)
+        t1 = first_row(n, rest % token_chunks + 1, token_chunks)
     groups, blocks = (m + ROWS - 1) // ROWS, k // fact(facts, COLUMNS)
     group = blocks * fact(facts, BLOCK_BYTES)
     if plain != 0:
@@ -129,9 +124,6 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         x = data(node, SRC1) + i2 * nb(node, SRC1, 2) + i3 * nb(node, SRC1, 3)
     out = data(node, DST) + i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3)
     out_stride = nb(node, DST, 1)
-    t0 = first_row(n, rest % token_chunks, token_chunks)
-    t1 = first_row(n, rest % token_chunks + 1, token_chunks)
-    place = in_stream(chunk % row_chunks, row_chunks, int_param(node, STREAMS))
     g0 = first_row(groups, place, row_chunks)
     g1 = first_row(groups, place + 1, row_chunks)
     table = scratch + _TILE_BYTES
@@ -173,9 +165,11 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
         group = blocks * fact(facts, BLOCK_BYTES)
         stride, out_stride = blocks * fact(facts, ACT_BYTES), nb(node, DST, 1)
         acts, quantized = int_param(node, ACTIVATIONS), int_param(node, QUANTIZE)
-        t0 = first_row(n, chunk // row_chunks, token_chunks)
-        t1 = first_row(n, chunk // row_chunks + 1, token_chunks)
-        place = in_stream(chunk % row_chunks, row_chunks, int_param(node, STREAMS))
+        place, t0, t1 = chunk, 0, n
+        if token_chunks != 1:
+            place = chunk % row_chunks
+            t0 = first_row(n, chunk // row_chunks, token_chunks)
+            t1 = first_row(n, chunk // row_chunks + 1, token_chunks)
         u0 = first_row(units, place, row_chunks)
         u1 = first_row(units, place + 1, row_chunks)
         up = scratch + _TILE_BYTES
@@ -224,18 +218,13 @@ def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[in
     """Row chunks and token chunks of one matmul."""
     groups = -(-w.ne[1] // rows)
     if n == 1:
-        rounds = max(2, group_bytes(w.type, w.ne[0]) * groups // _CHUNK_BYTES // low.n_threads)
+        rounds = max(1, group_bytes(w.type, w.ne[0]) * groups // _CHUNK_BYTES // low.n_threads)
         wanted = rounds * low.n_threads
         return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
     token_chunks = math.ceil(n / _TOKENS)
     macs = w.ne[0] * w.ne[1] * math.ceil(n / token_chunks)
     few = min(8 * low.n_threads, macs // _LEAST_MACS) if token_chunks * batch == 1 else 0
     return max(1, min(groups, max(few, macs // _CHUNK_MACS))), token_chunks
-
-
-def _streams(low: Lowering, row_chunks: int) -> int:
-    """How many stretches of weights are walked through at the same time."""
-    return low.n_threads if row_chunks % low.n_threads == 0 else 1
 
 
 def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
@@ -250,7 +239,6 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
     address = act[0].address if act else 0
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, ROWS)
-    streams = _streams(low, row_chunks)
     functions = tiles_for(node.ne[1])
     if plain:
         functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES,)
@@ -258,7 +246,7 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
     launch = low.launch(
         mul_mat,
         dst,
-        [row_chunks, token_chunks, address, len(add), 0, streams, facts, plain],
+        [row_chunks, token_chunks, address, len(add), 0, facts, plain],
         row_chunks * token_chunks * batch,
         src=(w, x, *add),
         work=act,
@@ -334,7 +322,7 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
     launch = low.launch(
         mul_mat_glu_kernel(IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]]),
         glu,
-        [row_chunks, token_chunks, act.address, 0, 0, _streams(low, row_chunks), facts],
+        [row_chunks, token_chunks, act.address, 0, 0, facts],
         row_chunks * token_chunks,
         src=(gate_w, x, up_w),
         work=[act],

@@ -28,7 +28,7 @@ from ..abi import (
     row_address,
 )
 from ..layout import Q8_BLOCK
-from ..lowering import Lowering, all_f32, fuses, lowers
+from ..lowering import ALWAYS, Lowering, all_f32, fuses, lowers
 from ..simd.element import F32, put, take
 from ..simd.total import squares_f32
 from .binary import ADD, MUL, combine
@@ -65,6 +65,7 @@ def _launch(low: Lowering, kernel: Kernel, norm: Tensor, dst: Tensor, *rows: Ten
     chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * low.n_threads)
     launch = low.launch(kernel, dst, params, chunks, src=src)
     launch.quantize_param = QUANTIZE
+    launch.private = ALWAYS if launch.chunks == 1 else 0
 
 
 def _fuse(low: Lowering, kernel: Kernel, norm: Tensor, *more: Tensor) -> bool:

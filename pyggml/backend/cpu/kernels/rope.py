@@ -131,4 +131,5 @@ def _lower_rope(low: Lowering, node: Tensor) -> None:
     )
     chunks = max(1, min(node.ne[2] * node.ne[3], node.nelements // GRAIN, 8 * low.n_threads))
     made = rope_kernel(int(p["mode"]), int(node.type))
-    low.launch(made, node, params, chunks, scratch=4 * p["n_dims"])
+    launch = low.launch(made, node, params, chunks, scratch=4 * p["n_dims"])
+    launch.private = int(chunks == 1)  # SET_ROWS of a token's keys does without a phase before it

@@ -45,7 +45,6 @@ from ..simd.element import zero_run
 from ..simd.plain_rows import ask_for_rows
 from ..work import WorkRange
 from .elementwise import IDS, function
-from .matmul import in_stream
 from .quantize import add_quantize
 from .sparse_active import active_rows, list_at, list_place, list_rows, neuron_of, segments
 from .weights import (
@@ -76,7 +75,7 @@ _TABLE_BYTES = 8 * (_BLOCK + 2 * ROWS)
 _SCRATCH = 2 * _TILE_BYTES + 2 * _FLOATS_BYTES + _TABLE_BYTES + 2 * 4 * _BLOCK
 ZERO = np.float32(0)
 # Parameters
-ACTIVATIONS, LIST, BUCKET, OUT, STREAMS, THRESHOLD, FACTS = range(7)
+ACTIVATIONS, LIST, BUCKET, OUT, THRESHOLD, FACTS = range(6)
 PLAIN, UP, GATE_ROWS, GATE = range(4)  # forms
 
 
@@ -156,9 +155,8 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
         rows, count = list_rows(listed, n_rows), list_place(listed, n_rows, segments(n_rows))
         listed_at = list_at(listed, n_rows)
         groups = (count + ROWS - 1) // ROWS
-        place = in_stream(chunk, n_chunks, int_param(node, STREAMS))
-        first = ROWS * first_row(groups, place, n_chunks)
-        end = min(count, ROWS * first_row(groups, place + 1, n_chunks))
+        first = ROWS * first_row(groups, chunk, n_chunks)
+        end = min(count, ROWS * first_row(groups, chunk + 1, n_chunks))
         while first < end:
             m = min(most, end - first)
             pairs = m if n == 1 else 0
@@ -290,14 +288,12 @@ def launch_rows(
     reads += [r.use(i) for r in (*act, listed)]
     groups = max(1, -(-w.ne[1] // ROWS))
     chunks = min(groups, (8 if n == 1 else 16) * low.n_threads)
-    streams = low.n_threads if chunks % low.n_threads == 0 else 1
     functions = (ROW_TILES,) if n == 1 else (ROW_TILES, PACK, *tiles_for(n))
     params = [
         act[0].address if act else 0,
         listed.address,
         int(node.op_params["bucket"]),
         out.data if isinstance(out, Tensor) else out.address,
-        streams,
         node.op_params["threshold"],
         weight_facts(w, *functions),
     ]

@@ -29,9 +29,9 @@ from .sparse_axpy_panel import (
     FACTS,
     LIST,
     MASKS,
-    N_THREADS,
     PANEL_ROWS,
     SEGMENT_PANELS,
+    SHARE,
     STRIPES,
     SUMS,
     THRESHOLD,
@@ -104,7 +104,7 @@ def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         addresses[n] = weights + row * nb(node, SRC0, 1)
         taken[n] = values[neuron_of(row, bucket)]
         n += taken[n] != 0
-    later, stripe, stripes = part_of(node, chunk + int_param(node, N_THREADS))  # of this thread
+    later, stripe, stripes = part_of(node, chunk + 1)  # what this thread reads next
     begin = end = 0
     if later < segments(n_rows):
         begin, end = list_place(listed, n_rows, later), list_place(listed, n_rows, later + 1)
@@ -201,10 +201,13 @@ def launch_axpy(
     else:
         fit = max(1, _SUM_BYTES // (tokens * 4 * group_columns()))
         stripes = max(-(-groups // fit), min(groups, 4 * low.n_threads))
-    if n <= _FEW and stripes == 1:  # the last ones fall into stripes, so that all threads end alike
-        params[WHOLE] = n_segments // low.n_threads * low.n_threads
-        stripes = min(groups, low.n_threads)
-    params[STRIPES], params[N_THREADS] = stripes, low.n_threads
+    chunks = stripes * n_segments
+    if n <= _FEW and stripes == 1 and groups >= low.n_threads:
+        stripes = low.n_threads  # of the last segments, so that all threads end alike
+        params[WHOLE], cut = divmod(n_segments, stripes)
+        params[SHARE] = params[WHOLE] + cut
+        chunks = stripes * params[SHARE]
+    params[STRIPES] = stripes
     stripe = groups if params[WHOLE] else -(-groups // stripes)  # groups
     scratch = _SCRATCH + TOGETHER * (group_bytes(kind) + 4 * group_columns() * stripe)
     made = axpy
@@ -217,7 +220,7 @@ def launch_axpy(
         return
     sums = take(4 * group_columns() * groups * n * n_segments)
     params[SUMS] = sums.address
-    add(made, params[WHOLE] + stripes * (n_segments - params[WHOLE]), held, sums)
+    add(made, chunks, held, sums)
     chunks = max(1, min(n * groups, n * w.ne[0] // 1024, 8 * low.n_threads))
     add(axpy_sums, chunks, [sums], node)
 

@@ -55,19 +55,24 @@ _WINDOW = 8  # groups of columns that are decoded at a time: 128 KB, with AVX-51
 _DIRECT = 4  # tokens a row, below which decoding it for each costs less than keeping it
 # Parameters of all kernels of AXPY; SUMS: where those of each segment are kept, or 0
 VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, THRESHOLD, FACTS = range(9)
-WHOLE, N_THREADS = 9, 10
+WHOLE, SHARE = 9, 10
 
 
 @inline
 def part_of(node, chunk):  # type: ignore[no-untyped-def]
     """A chunk's segment or block of tokens, its stripe of columns, and of how many.
 
-    The first WHOLE chunks are parts that are not cut into stripes.
+    Of the SHARE chunks of each thread the first WHOLE are segments that are not cut into stripes,
+    and the others its stripes of the last segments.
     """
     whole, stripes = int_param(node, WHOLE), int_param(node, STRIPES)
-    if chunk < whole:
-        return chunk, 0, 1
-    return whole + (chunk - whole) // stripes, (chunk - whole) % stripes, stripes
+    if whole == 0:
+        return chunk // stripes, chunk % stripes, stripes
+    thread = chunk // int_param(node, SHARE)
+    i = chunk - thread * int_param(node, SHARE)
+    if i < whole:
+        return thread * whole + i, 0, 1
+    return stripes * whole + i - whole, thread, stripes
 
 
 @inline

@@ -69,7 +69,7 @@ def attend(
     graph = CGraph()
     graph.build_forward_expand(node)
     program = compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
-    get_pool().run(program, n_threads)
+    get_pool().run(program)
     return node.numpy().reshape(len(tokens), -1).copy()
 
 

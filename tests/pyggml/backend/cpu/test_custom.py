@@ -27,7 +27,7 @@ def run(node: Tensor) -> Tensor:
     graph = CGraph()
     graph.build_forward_expand(node)
     pool = get_pool()
-    pool.run(compile_program(graph, 2, pool.error_slot, WorkStore()), 2)
+    pool.run(compile_program(graph, 2, pool.error_slot, WorkStore()))
     return node
 
 

@@ -40,7 +40,7 @@ def compute(node: Tensor, n_threads: int) -> Array:
     graph = CGraph()
     graph.build_forward_expand(node)
     program = compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
-    get_pool().run(program, n_threads)
+    get_pool().run(program)
     return node.numpy().copy()
 
 

@@ -84,7 +84,7 @@ def compute(build: Build, x: Tensor, ctx: Context, n_threads: int, fusion: bool 
     graph.build_forward_expand(node)
     pool = get_pool()
     program = compile_program(graph, n_threads, pool.error_slot, WorkStore(), fusion=fusion)
-    pool.run(program, n_threads)
+    pool.run(program)
     return node.numpy().copy()
 
 

@@ -65,7 +65,7 @@ def product(kind: GGMLType, rows: Array, x: Array, n_threads: int = 1, buft: Any
     graph = CGraph()
     graph.build_forward_expand(node)
     program = compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
-    get_pool().run(program, n_threads)
+    get_pool().run(program)
     return node.numpy().reshape(len(x), len(rows)).copy()
 
 
@@ -156,7 +156,7 @@ def test_batches_share_and_repeat_weights(kind: GGMLType) -> None:
     node = ops.mul_mat(ctx, w, x)
     graph = CGraph()
     graph.build_forward_expand(node)
-    get_pool().run(compile_program(graph, 3, get_pool().error_slot, WorkStore()), 3)
+    get_pool().run(compile_program(graph, 3, get_pool().error_slot, WorkStore()))
     for batch in range(4):
         part = np.ascontiguousarray(all_x[:, batch])
         assert node.numpy()[batch].tobytes() == product(kind, rows[batch // 2], part).tobytes()
@@ -183,6 +183,6 @@ def test_half_float_activations_are_those_values_in_float32(kind: GGMLType, half
         both = ops.add(ctx, first, ops.mul_mat(ctx, v, x))
         graph = CGraph()
         graph.build_forward_expand(both)
-        get_pool().run(compile_program(graph, 2, get_pool().error_slot, WorkStore()), 2)
+        get_pool().run(compile_program(graph, 2, get_pool().error_slot, WorkStore()))
         results.append(both.numpy().tobytes())
     assert results[0] == results[1]

@@ -15,7 +15,8 @@ import pytest
 
 from pyggml import ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
-from pyggml.backend.cpu.pool import MAX_THREADS, get_pool
+from pyggml.backend.cpu.loop import MAX_THREADS
+from pyggml.backend.cpu.pool import get_pool
 from pyggml.backend.cpu.program import Program, compile_program
 from pyggml.backend.cpu.work import WorkStore
 from pyggml.cgraph import CGraph
@@ -45,14 +46,14 @@ def test_any_number_of_threads_ends(n_threads: int) -> None:
     node = chain(Context())
     program = lower(node, n_threads)
     for _ in range(30):
-        get_pool().run(program, n_threads)
+        get_pool().run(program)
     np.testing.assert_array_equal(node.numpy(), X)
 
 
 def test_more_threads_than_there_can_be_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyggml.backend.cpu.pool.MAX_THREADS", 3)
+    monkeypatch.setattr("pyggml.backend.cpu.program.MAX_THREADS", 3)
     node = chain(Context(), 2)
-    get_pool().run(lower(node, 2), MAX_THREADS + 1)
+    get_pool().run(lower(node, MAX_THREADS + 1))
     np.testing.assert_array_equal(node.numpy(), X)
 
 
@@ -63,7 +64,7 @@ def test_the_number_of_runs_may_wrap_around() -> None:
     pool._epoch = (1 << 27) - 3
     for _ in range(6):
         node.numpy()[...] = 0
-        pool.run(program, 2)
+        pool.run(program)
         np.testing.assert_array_equal(node.numpy(), X)
     assert pool._epoch == 3
 
@@ -72,14 +73,14 @@ def test_a_parked_worker_wakes_up() -> None:
     pool = get_pool()
     node = chain(Context())
     program = lower(node, 2)
-    pool.run(program, 2)
+    pool.run(program)
     worker = pool._workers[0]
     for _ in range(3):
         deadline = time.monotonic() + 20
         while not worker._parked:
             assert time.monotonic() < deadline, "an idle worker never parks"
             time.sleep(0.01)
-        pool.run(program, 2)
+        pool.run(program)
         np.testing.assert_array_equal(node.numpy(), X)
         pool.open = 2  # a run that goes on: it must not sleep through it
         worker.wake()
@@ -94,8 +95,8 @@ def test_an_error_ends_the_run_and_the_next_one_is_fine() -> None:
     bad = ops.get_rows(ctx, table, ctx.from_numpy(np.array([1, 300], np.int32)))
     after = chain(ctx, 2)
     with pytest.raises(ComputeError, match="index lies outside"):
-        get_pool().run(lower(bad, 4), 4)
-    get_pool().run(lower(after, 4), 4)
+        get_pool().run(lower(bad, 4))
+    get_pool().run(lower(after, 4))
     np.testing.assert_array_equal(after.numpy(), X)
 
 
@@ -116,9 +117,9 @@ def test_a_python_callable_cuts_the_program_in_three() -> None:
         node.numpy()[...] = 0
         if fail:
             with pytest.raises(KeyError, match="mine"):
-                get_pool().run(program, 2)
+                get_pool().run(program)
         else:
-            get_pool().run(program, 2)
+            get_pool().run(program)
             np.testing.assert_array_equal(node.numpy(), X * np.float32(3))
 
 
@@ -128,11 +129,11 @@ def test_a_callable_may_compute_another_graph() -> None:
     inner_program = lower(inner, 3)
 
     def call(dst: Any, x: Any) -> None:
-        get_pool().run(inner_program, 3)
+        get_pool().run(inner_program)
         dst[...] = x + inner.numpy()
 
     node = ops.scale(ctx, ops.map_custom(ctx, call, ops.scale(ctx, ctx.from_numpy(X), 1.0)), 1.0)
-    get_pool().run(lower(node, 2), 2)
+    get_pool().run(lower(node, 2))
     np.testing.assert_array_equal(node.numpy(), X + X * np.float32(7))
 
 
@@ -156,11 +157,11 @@ def test_abort_from_another_thread() -> None:
     thread = threading.Thread(target=stop)
     thread.start()
     with pytest.raises(Aborted):
-        get_pool().run(lower(node, 2), 2)
+        get_pool().run(lower(node, 2))
     thread.join()
     assert (node.numpy() == 1).all()
     after = chain(ctx, 2)
-    get_pool().run(lower(after, 2), 2)
+    get_pool().run(lower(after, 2))
     np.testing.assert_array_equal(after.numpy(), X)
 
 
@@ -173,7 +174,7 @@ def test_two_python_threads_compute_at_once() -> None:
         program = lower(node, n_threads)
         for _ in range(40):
             node.numpy()[...] = 0
-            get_pool().run(program, n_threads)
+            get_pool().run(program)
             if not np.array_equal(node.numpy(), X * np.float32(factor)):
                 wrong.append(f"factor {factor}")
 

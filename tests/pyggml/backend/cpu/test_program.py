@@ -24,7 +24,7 @@ from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu import lowering
 from pyggml.backend.cpu.buffer import REPACK
 from pyggml.backend.cpu.kernels import matmul
-from pyggml.backend.cpu.loop import LAUNCH_WORDS, PHASE_WORDS
+from pyggml.backend.cpu.loop import L_CHUNKS, LAUNCH_WORDS, PHASE_WORDS
 from pyggml.backend.cpu.pool import get_pool
 from pyggml.backend.cpu.program import Program, compile_program
 from pyggml.backend.cpu.work import WorkStore
@@ -61,24 +61,33 @@ def words(address: int, n: int) -> list[int]:
 
 
 def run_in_disorder(program: Program, order: random.Random) -> None:
-    """Every phase's chunks one by one in any order."""
+    """Every phase's chunks one by one in any order, each by any thread."""
     scratch = zeroed(program.scratch_bytes)
+
+    def call(launch: int, thread: int, chunk: int, chunks: int) -> None:
+        address, node, _, stride, _ = words(launch, LAUNCH_WORDS)
+        scratch[:] = 0xFF
+        CALL(address)(node + thread * stride, chunk, chunks, int(scratch.ctypes.data))
+
     for python, header in program.segments():
         if python is not None:
             python()
             continue
         phases, n_phases, launches = words(header, 3)
         for p in range(n_phases):
-            first, n_launches, n_chunks = words(phases + 8 * PHASE_WORDS * p, 3)
+            first, n_launches, n_chunks = words(phases + 8 * PHASE_WORDS * p, PHASE_WORDS)
             calls = []
             for i in range(first, first + n_launches):
-                address, node, chunks, _ = words(launches + 8 * LAUNCH_WORDS * i, 4)
-                calls += [(address, node, chunk, chunks) for chunk in range(chunks)]
+                launch = launches + 8 * LAUNCH_WORDS * i
+                calls += [(launch, chunk) for chunk in range(words(launch, LAUNCH_WORDS)[L_CHUNKS])]
             assert len(calls) == n_chunks
             order.shuffle(calls)
-            for address, *arguments in calls:
-                scratch[:] = 0xFF
-                CALL(address)(*arguments, int(scratch.ctypes.data))
+            for launch, chunk in calls:
+                thread = order.randrange(program.n_threads)
+                _, _, chunks, _, private = words(launch, LAUNCH_WORDS)
+                if private:
+                    call(launches + 8 * LAUNCH_WORDS * private, thread, 0, 1)
+                call(launch, thread, chunk, chunks)
 
 
 def prepared(recipe: Recipe) -> tuple[RandomGraph, GraphAllocator]:
@@ -99,14 +108,19 @@ def prepared(recipe: Recipe) -> tuple[RandomGraph, GraphAllocator]:
     return graph, allocator
 
 
-def compute(graph: RandomGraph, allocator: GraphAllocator, program: Program, how: Any) -> Arrays:
+def compute(
+    graph: RandomGraph,
+    allocator: GraphAllocator,
+    program: Program,
+    order: random.Random | None = None,
+) -> Arrays:
     assert allocator.buffer is not None and allocator.buffer.mem is not None
     allocator.buffer.mem[:] = 0xFF
     graph.fill()
-    if isinstance(how, random.Random):
-        run_in_disorder(program, how)
+    if order is not None:
+        run_in_disorder(program, order)
     else:
-        get_pool().run(program, how)
+        get_pool().run(program)
     return graph.values()
 
 
@@ -122,14 +136,14 @@ def test_dropped_barriers_and_fusion_keep_the_bits(recipe: Recipe, seed: int) ->
     graph, allocator = prepared(recipe)
     simple = lower(graph.graph, 1, sequential=True, fusion=False)
     assert all(len(phase.launches) == 1 for phase in simple.phases)
-    want = compute(graph, allocator, simple, 1)
+    want = compute(graph, allocator, simple)
     for fusion in (True, False):
         program = lower(graph.graph, fusion=fusion)
         assert len(program.phases) <= len(simple.phases)
         for trial in range(2):
             order = random.Random(seed + trial)
             assert_same_bits(compute(graph, allocator, program, order), want, "in disorder")
-            assert_same_bits(compute(graph, allocator, program, 2), want, "2 threads")
+            assert_same_bits(compute(graph, allocator, program), want, "4 threads")
 
 
 # --- a layer with the patterns that are fused and share work memory ---
@@ -174,15 +188,15 @@ def layer(n_tokens: int, buft: Any = REPACK) -> tuple[CGraph, Tensor, Tensor]:
 @pytest.mark.parametrize("n_tokens", [1, 5, 7])
 def test_a_layer_has_one_result(n_tokens: int) -> None:
     graph, _, out = layer(n_tokens)
-    get_pool().run(lower(graph, 1, sequential=True, fusion=False), 1)
+    get_pool().run(lower(graph, 1, sequential=True, fusion=False))
     want = out.numpy().tobytes()
     plain_graph, _, plain_out = layer(n_tokens, HOST)
-    get_pool().run(lower(plain_graph, 1), 1)
+    get_pool().run(lower(plain_graph, 1))
     assert plain_out.numpy().tobytes() == want
     for n_threads, fusion in ((1, True), (2, True), (3, False), (4, True)):
         program = lower(graph, n_threads, fusion=fusion)
         for seed in range(3):
-            get_pool().run(program, n_threads)
+            get_pool().run(program)
             assert out.numpy().tobytes() == want
             run_in_disorder(program, random.Random(seed))
             assert out.numpy().tobytes() == want
@@ -203,7 +217,7 @@ def run(*results: Tensor) -> None:
     graph = CGraph()
     for tensor in results:
         graph.build_forward_expand(tensor)
-    get_pool().run(lower(graph), 2)
+    get_pool().run(lower(graph))
 
 
 def weight(ctx: Context, n: int = 64) -> Tensor:

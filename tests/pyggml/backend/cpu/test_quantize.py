@@ -140,7 +140,7 @@ def by_program(build: Callable[[Context], Tensor], n_threads: int) -> tuple[Arra
     n_launches = len(low.launches)
     out = low.quantized(node, 32, add_quantize)
     assert len(low.launches) == n_launches == 1  # no launch of its own
-    get_pool().run(Program(low, get_pool().error_slot), n_threads)
+    get_pool().run(Program(low, get_pool().error_slot))
     blocks = np.zeros(node.nelements // 32, BLOCK)
     ctypes.memmove(blocks.ctypes.data, out.address, blocks.nbytes)
     return node.numpy().copy(), blocks

@@ -70,7 +70,7 @@ def program_of(*nodes: Tensor, n_threads: int = 1, fusion: bool = True) -> Progr
 
 def compute(*nodes: Tensor, n_threads: int = 1, fusion: bool = True) -> Array:
     """The last node's values."""
-    get_pool().run(program_of(*nodes, n_threads=n_threads, fusion=fusion), n_threads)
+    get_pool().run(program_of(*nodes, n_threads=n_threads, fusion=fusion))
     return nodes[-1].numpy().reshape(nodes[-1].ne[1], -1).copy()
 
 
@@ -204,7 +204,7 @@ def feed_forward(
         first.append(gate)
     out = ops.axpy(ctx, down_w, inner(ctx, up, gate, bias), idx, threshold)
     made = program_of(*first, out, n_threads=n_threads, fusion=fusion)
-    get_pool().run(made, n_threads)
+    get_pool().run(made)
     names = [launch.kernel.name for launch in made.launches if launch.kernel is not None]
     return out.numpy().reshape(n, columns(kind)).copy(), names
 
@@ -246,7 +246,7 @@ def test_what_is_read_elsewhere_or_selected_otherwise_is_not_fused() -> None:
         made = program_of(*nodes)
         names = [launch.kernel.name for launch in made.launches if launch.kernel is not None]
         assert "relu_f32" in names
-        get_pool().run(made, 1)
+        get_pool().run(made)
         got = out.numpy().copy()
         assert got.tobytes() == compute(*nodes[:2], fusion=False).reshape(got.shape).tobytes()
 
