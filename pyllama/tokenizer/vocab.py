@@ -64,6 +64,7 @@ _MODELS: dict[str, _Model] = {
     "plamo2": _Model({"bos": 1, "eos": 2, "unk": 0, "pad": 3}, "scores"),
 }
 _PREFIXING = ("llama", "t5")
+_SPECIAL = frozenset({CONTROL, USER_DEFINED, UNKNOWN})
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
 
     pre_name = "gemma4" if model == "gemma4" else keys.text("pre")
     pre = pretokenizer(pre_name) if "merges" in kind.needs else None
-    special = [i for i, kind in enumerate(types) if kind in (CONTROL, USER_DEFINED, UNKNOWN)]
+    special = [i for i, kind in enumerate(types) if kind in _SPECIAL]
     lstrip, rstrip = space_swallowers(keys, pre_name or "", special, ids)
     lowercase = keys.flag("normalizer.lowercase", default=model == "bert")
     return Vocab(
