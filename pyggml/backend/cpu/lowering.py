@@ -123,6 +123,15 @@ def byte_range(tensor: Tensor) -> Range:
     return tensor.data, tensor.data + tensor.nbytes
 
 
+def meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
+    """Whether any two of them overlap."""
+    for start, end in some:
+        for first, last in others:
+            if start < last and first < end:
+                return True
+    return False
+
+
 @dataclass
 class Lowering:
     """The launches of a graph while they are collected."""
@@ -232,8 +241,7 @@ class Lowering:
 
     def _written(self, x: Tensor, since: int) -> bool:
         """Whether a launch behind ``since`` writes bytes of ``x``."""
-        first, end = byte_range(x)
-        return any(a < end and first < b for la in self.launches[since + 1 :] for a, b in la.writes)
+        return any(meet([byte_range(x)], la.writes) for la in self.launches[since + 1 :])
 
     def run(self) -> None:
         """Lower every node. Raises: UnsupportedOp."""

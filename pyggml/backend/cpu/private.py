@@ -20,34 +20,31 @@ import numpy.typing as npt
 from ...cgraph import CGraph
 from ...tensor import Tensor
 from .abi import DST, PARAMS, SRC0, TENSOR_WORDS, record
-from .lowering import Launch, Range, byte_range
+from .lowering import Launch, Range, byte_range, meet
 
 _ALIGN = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Private:
-    """A launch of which each thread has its own; ``launch.chunks`` counts the threads."""
+class Need:
+    """What a launch reads of a private one.
+
+    Attributes:
+        launch: the private one; its ``chunks`` count the threads.
+        ranges: what it writes and nobody has overwritten when the reader's turn comes.
+    """
 
     launch: Launch
-
-    def places(self) -> list[tuple[Range, int]]:
-        """What it would write, were it shared, and where in private memory that is."""
-        sizes = [-(-(end - start) // _ALIGN) * _ALIGN for start, end in self.launch.writes]
-        return [(r, sum(sizes[:i])) for i, r in enumerate(self.launch.writes)]
-
-    @property
-    def size(self) -> int:
-        """Bytes of private memory that a thread needs."""
-        return sum(end - start + _ALIGN for start, end in self.launch.writes)
-
-
-@dataclass(frozen=True, eq=False)
-class Need:
-    """What a launch reads of a private one: the ranges that are not yet somebody else's then."""
-
-    private: Private
     ranges: list[Range]
+
+
+def private_bytes(launch: Launch) -> int:
+    """Bytes of its own that a thread needs for what a private launch writes."""
+    return sum(_aligned(r) for r in launch.writes)
+
+
+def _aligned(r: Range) -> int:
+    return -(-(r[1] - r[0]) // _ALIGN) * _ALIGN
 
 
 def privatise(
@@ -82,10 +79,10 @@ def privatise(
             continue
         if any(r in needs or r.chunks > launch.private for r in readers):
             continue
-        made = Private(replace(launch, chunks=n_threads))
+        made = replace(launch, chunks=n_threads)
         for reader, ranges in readers.items():
             needs[reader] = Need(made, ranges)
-            reader.reads = [r for r in reader.reads if not _meet([r], ranges)] + launch.reads
+            reader.reads = [r for r in reader.reads if not meet([r], ranges)] + launch.reads
         taken.add(launch)
     return [launch for launch in launches if launch not in taken], needs
 
@@ -98,15 +95,15 @@ def _readers(launches: list[Launch], i: int) -> dict[Launch, list[Range]]:
     alive = launch.writes
     overwritten = False  # what it reads, by somebody up to here
     for later in launches[i + 1 :]:
-        overwritten = overwritten or _meet(launch.reads, later.writes)
-        if _meet(later.reads, alive):
+        overwritten = overwritten or meet(launch.reads, later.writes)
+        if meet(later.reads, alive):
             if overwritten or not _may_move(later, alive):
                 return {}
-            readers[later] = [r for r in alive if _meet(later.reads, [r])]
+            readers[later] = [r for r in alive if meet(later.reads, [r])]
         if later.dst is launch.dst or later.dst.view_src is launch.dst:
             return {}
-        if _meet(alive, later.writes):  # their memory is used again
-            alive = [r for r in alive if not _meet([r], later.writes)]
+        if meet(alive, later.writes):  # their memory is used again
+            alive = [r for r in alive if not meet([r], later.writes)]
             if not alive:
                 break
     return readers
@@ -118,26 +115,18 @@ def _may_move(reader: Launch, ranges: list[Range]) -> bool:
     return all(
         any(a <= start and end <= b for a, b in ranges)
         for start, end in sources
-        if _meet([(start, end)], ranges)
+        if meet([(start, end)], ranges)
     )
-
-
-def _meet(some: list[Range], others: list[Range]) -> bool:
-    """Whether any two of them overlap."""
-    for start, end in some:
-        for first, last in others:
-            if start < last and first < end:
-                return True
-    return False
 
 
 def thread_records(
     launch: Launch, need: Need | None, memory: list[int], error_slot: int
 ) -> npt.NDArray[np.int64]:
-    """The records of a launch: one, or where it meets private memory one for each thread.
+    """The records of a launch, int64[1 or threads, words]: one for each thread where it meets
+    private memory.
 
     Args:
-        need: of a private launch, all that it writes.
+        need: what it reads of a private launch; of that one itself, all that it writes.
         memory: the address of each thread's private memory.
     """
     words = record(error_slot, launch.params, launch.dst, launch.src)
@@ -145,10 +134,11 @@ def thread_records(
         return words[None]
     records = np.repeat(words[None], len(memory), axis=0)
     at = [PARAMS + k for k, p in enumerate(launch.params) if not isinstance(p, float)]
-    at += [DST] if launch is need.private.launch else range(SRC0, len(words), TENSOR_WORDS)
+    at += [DST] if launch is need.launch else range(SRC0, len(words), TENSOR_WORDS)
     found, mine = words.tolist(), np.array(memory)
-    for (start, end), offset in need.private.places():
+    for r in need.launch.writes:
         for word in at:
-            if (start, end) in need.ranges and start <= found[word] < end:
-                records[:, word] += mine + (offset - start)
+            if r in need.ranges and r[0] <= found[word] < r[1]:
+                records[:, word] += mine - r[0]
+        mine += _aligned(r)
     return records

@@ -34,7 +34,7 @@ from .loop import (
     MAX_THREADS,
 )  # fmt: skip
 from .lowering import Launch, Lowering, Range
-from .private import Need, privatise, thread_records
+from .private import Need, private_bytes, privatise, thread_records
 from .work import WorkMemory, WorkStore
 
 _MAX_PHASES = (1 << 16) - 2  # what fits the pool's claim word
@@ -109,18 +109,18 @@ class Program:
         self.seconds = float("inf")  # what the last run took
         self.launches = lowering.launches
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
-        self._parts: list[tuple[Callable[[], None] | None, list[Phase], int]] = []
         python = any(launch.python is not None for launch in lowering.launches)
-        self._graph, self._private = lowering.graph, lowering.fusion and not (sequential or python)
+        private = lowering.graph if lowering.fusion and not (sequential or python) else None
+        self._parts: list[tuple[Callable[[], None] | None, list[Phase], int]] = []
         run: list[Launch] = []
         for launch in lowering.launches:
             if launch.python is None:
                 run.append(launch)
                 continue
-            self._add(run, error_slot, sequential)
+            self._add(run, error_slot, sequential, private)
             self._parts.append((launch.python, [], 0))
             run = []
-        self._add(run, error_slot, sequential)
+        self._add(run, error_slot, sequential, private)
 
     @property
     def phases(self) -> list[Phase]:
@@ -140,12 +140,14 @@ class Program:
         for python, _, header in self._parts:
             yield python, header
 
-    def _add(self, launches: list[Launch], error_slot: int, sequential: bool) -> None:
+    def _add(
+        self, launches: list[Launch], error_slot: int, sequential: bool, private: CGraph | None
+    ) -> None:
         if not launches:
             return
         needs: dict[Launch, Need] = {}
-        if self._private:
-            launches, needs = privatise(launches, self._graph, self.n_threads)
+        if private is not None:
+            launches, needs = privatise(launches, private, self.n_threads)
         hazards = _Hazards(launches)
         phases: list[Phase] = []
         for i, launch in enumerate(launches):
@@ -153,9 +155,8 @@ class Program:
             if at == len(phases):
                 phases.append(Phase([]))
             phases[at].launches.append(launch)
-            private = needs[launch].private.launch if launch in needs else None
-            if private is not None and private not in phases[at].private:
-                phases[at].private.append(private)
+            if launch in needs and needs[launch].launch not in phases[at].private:
+                phases[at].private.append(needs[launch].launch)
         if len(phases) > _MAX_PHASES:
             raise UnsupportedOp(f"a graph of {len(phases)} phases: the limit is {_MAX_PHASES}")
         self._parts.append((None, phases, self._encode(phases, needs, error_slot)))
@@ -167,10 +168,11 @@ class Program:
         if chunks.max() > _MAX_CHUNKS:
             raise UnsupportedOp(f"a phase of {chunks.max()} chunks: the limit is {_MAX_CHUNKS}")
         first = np.cumsum(sizes) - sizes
-        made = {need.private for need in needs.values()}
-        needs = needs | {p.launch: Need(p, p.launch.writes) for p in made}
+        made = {need.launch for need in needs.values()}
+        needs = needs | {launch: Need(launch, launch.writes) for launch in made}
         number = {launch: i for i, launch in enumerate(launches)}
-        memory = [zeroed(max((p.size for p in made), default=0)) for _ in range(self.n_threads)]
+        size = max(map(private_bytes, made), default=0)
+        memory = [zeroed(size) for _ in range(self.n_threads)]
         addresses = [int(m.ctypes.data) for m in memory]
         table = np.zeros((len(launches), LAUNCH_WORDS), np.int64)
         for row, launch in zip(table, launches, strict=True):
@@ -178,7 +180,7 @@ class Program:
             need = needs.get(launch)
             records = thread_records(launch, need, addresses, error_slot)
             stride = records.strides[0] if len(records) > 1 else 0
-            private = 0 if need is None else number[need.private.launch]
+            private = 0 if need is None else number[need.launch]
             row[:] = launch.kernel.address, records.ctypes.data, launch.chunks, stride, private
             self._keep.append((launch.kernel, launch.dst.buffer, records))
         begins = shares(table[: sizes.sum(), L_CHUNKS], first, self.n_threads)
