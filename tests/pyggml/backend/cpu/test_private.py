@@ -69,6 +69,20 @@ def test_a_norm_that_matmuls_read_is_run_by_every_thread(kinds: tuple[str, str])
             assert values(program, *made) == want
 
 
+def test_it_is_run_anew_in_every_run() -> None:
+    ctx = Context()
+    x = ctx.from_numpy(X)
+    product = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), ops.rms_norm(ctx, x, 1e-6))
+    end = ops.scale(ctx, product, 2.0)
+    plain, program = program_of(end, sequential=True, fusion=False), program_of(end, n_threads=2)
+    assert private_names(program) == ["rms_norm_f32"]
+    inputs = [RNG.standard_normal(X.shape).astype(np.float32) for _ in range(20)]
+    wanted = [values(plain, end) for value in inputs if x.set(value) is x]
+    for value, want in zip(inputs, wanted, strict=True):
+        x.set(value)
+        assert values(program, end) == want
+
+
 def test_what_somebody_else_wants_is_not_private() -> None:
     ctx = Context()
     normed = ops.rms_norm(ctx, ctx.from_numpy(X), 1e-6)
@@ -78,7 +92,13 @@ def test_what_somebody_else_wants_is_not_private() -> None:
     assert private_names(program_of(product)) == ["rms_norm_f32"]
     assert private_names(program_of(product, sequential=True)) == []
     assert private_names(program_of(product, fusion=False)) == []
-    assert private_names(program_of(product, ops.reshape_1d(ctx, normed, 256))) == []  # a result
+    assert private_names(program_of(ops.reshape_1d(ctx, normed, 256), product)) == []  # a result
+    graph = CGraph()
+    for tensor in (product, ops.silu(ctx, normed)):
+        graph.build_forward_expand(tensor)
+    part = graph.part(graph.nodes[:-1])  # the other reader belongs to another split
+    made = compile_program(part, 2, get_pool().error_slot, WorkStore())
+    assert private_names(made) == []
 
     def look(dst: Any, x: Any) -> None:
         dst[...] = x
@@ -98,7 +118,7 @@ def test_nobody_computes_from_what_was_overwritten() -> None:
     early = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), normed)
     other = ops.cpy(ctx, ctx.from_numpy(3 * X + 1), x)  # x changes before the second matmul
     late = ops.mul_mat(ctx, weight(ctx, GGMLType.Q4_0), normed)
-    made = early, other, late
+    made = early, other, late, ops.scale(ctx, late, 2.0)
 
     def run(**options: bool) -> list[bytes]:
         x.set(X)
@@ -136,6 +156,11 @@ def test_keys_are_rotated_where_they_are_stored() -> None:
     program = program_of(stored, after)
     assert private_names(program) == ["rope_normal_f32"]
     assert values(program, table) == want and np.any(table.numpy())
+    wide = ops.rope(ctx, ops.scale(ctx, ctx.from_numpy(X.reshape(1, 4, 64)), 2.0), position, 64)
+    rows = ops.reshape_2d(ctx, wide, 256, 1)
+    product = ops.mul_mat(ctx, weight(ctx, GGMLType.F32), rows)
+    program = program_of(ops.scale(ctx, product, 2.0))
+    assert "rope_normal_f32" not in private_names(program)  # of several chunks
 
 
 def test_its_time_is_its_own() -> None:
