@@ -31,14 +31,15 @@ from .loop import (
     HEADER_WORDS,
     L_CHUNKS,
     LAUNCH_WORDS,
+    MAX_CHUNKS,
+    MAX_PHASES,
     MAX_THREADS,
 )  # fmt: skip
 from .lowering import Launch, Lowering, Range
 from .private import Need, private_bytes, privatise, thread_records
 from .work import WorkMemory, WorkStore
 
-_MAX_PHASES = (1 << 16) - 2  # what fits the pool's claim word
-_MAX_CHUNKS = (1 << 20) - 1
+Longs = npt.NDArray[np.int64]
 _GRANULES = 8192  # dependency tracking cuts each span of memory into about this many pieces
 
 
@@ -157,16 +158,16 @@ class Program:
             phases[at].launches.append(launch)
             if launch in needs and needs[launch].launch not in phases[at].private:
                 phases[at].private.append(needs[launch].launch)
-        if len(phases) > _MAX_PHASES:
-            raise UnsupportedOp(f"a graph of {len(phases)} phases: the limit is {_MAX_PHASES}")
+        if len(phases) > MAX_PHASES:
+            raise UnsupportedOp(f"a graph of {len(phases)} phases: the limit is {MAX_PHASES}")
         self._parts.append((None, phases, self._encode(phases, needs, error_slot)))
 
     def _encode(self, phases: list[Phase], needs: dict[Launch, Need], error_slot: int) -> int:
         launches = [launch for launch, _ in in_table(phases)]
         sizes = np.array([len(phase.launches) for phase in phases])
         chunks = np.array([phase.chunks for phase in phases])
-        if chunks.max() > _MAX_CHUNKS:
-            raise UnsupportedOp(f"a phase of {chunks.max()} chunks: the limit is {_MAX_CHUNKS}")
+        if chunks.max() > MAX_CHUNKS:
+            raise UnsupportedOp(f"a phase of {chunks.max()} chunks: the limit is {MAX_CHUNKS}")
         first = np.cumsum(sizes) - sizes
         made = {need.launch for need in needs.values()}
         needs = needs | {launch: Need(launch, launch.writes) for launch in made}
@@ -202,9 +203,6 @@ def in_table(phases: list[Phase]) -> list[tuple[Launch, int]]:
     shared = [(launch, i) for i, phase in enumerate(phases) for launch in phase.launches]
     private = [(launch, i) for i, phase in enumerate(phases) for launch in phase.private]
     return shared + list({launch: (launch, i) for launch, i in reversed(private)}.values())[::-1]
-
-
-Longs = npt.NDArray[np.int64]
 
 
 def shares(chunks: Longs, first: Longs, n: int) -> Longs:
