@@ -66,13 +66,17 @@ def privatise(
         counted = graph.use_count(tensor) == inside[tensor] > 0
         return counted and not tensor.flags and tensor not in looked_at
 
+    def only_for_launches(launch: Launch) -> bool:
+        dst = launch.dst
+        if not _writes_node(launch):
+            return True
+        return dst.view_src is None and all(map(only_read_here, (dst, *views.get(dst, ()))))
+
     needs: dict[Launch, Need] = {}
     taken: set[Launch] = set()
     for i in range(len(launches) - 1, -1, -1):
         launch = launches[i]
-        if launch.private == 0 or launch.dst.view_src is not None:
-            continue
-        if not all(map(only_read_here, (launch.dst, *views.get(launch.dst, ())))):
+        if launch.private == 0 or not only_for_launches(launch):
             continue
         readers = _readers(launches, i)
         if not readers or not taken.isdisjoint(readers):
@@ -87,10 +91,16 @@ def privatise(
     return [launch for launch in launches if launch not in taken], needs
 
 
+def _writes_node(launch: Launch) -> bool:
+    """Whether it writes its node, not mere work memory."""
+    return byte_range(launch.dst) in launch.writes
+
+
 def _readers(launches: list[Launch], i: int) -> dict[Launch, list[Range]]:
     """The launches that read what launch ``i`` writes, and what of it; none, if it may not run as
     late as they do."""
     launch = launches[i]
+    node = launch.dst if _writes_node(launch) else None
     readers: dict[Launch, list[Range]] = {}
     alive = launch.writes
     overwritten = False  # what it reads, by somebody up to here
@@ -100,7 +110,7 @@ def _readers(launches: list[Launch], i: int) -> dict[Launch, list[Range]]:
             if overwritten or not _may_move(later, alive):
                 return {}
             readers[later] = [r for r in alive if meet(later.reads, [r])]
-        if later.dst is launch.dst or later.dst.view_src is launch.dst:
+        if node is not None and (later.dst is node or later.dst.view_src is node):
             return {}
         if meet(alive, later.writes):  # their memory is used again
             alive = [r for r in alive if not meet([r], later.writes)]

@@ -28,7 +28,7 @@ from ....jit import Kernel, inline_strict, kernel
 from ....tensor import Tensor
 from ..abi import SRC0, first_row, int_param, ne, nrows, row_address
 from ..layout import ACTIVATION_BYTES, Q8_BLOCK, Q8K_BLOCK
-from ..lowering import Launch, Lowering, byte_range
+from ..lowering import ALWAYS, Launch, Lowering, byte_range
 from ..simd.element import F32, put, take
 from ..simd.loop import counted_loop
 from ..simd.super_product import CODES, STARTS, SUMS_16, SUMS_32
@@ -223,5 +223,6 @@ def add_quantize(low: Lowering, x: Tensor, columns: int, out: WorkRange) -> None
         [byte_range(x)],
         [out.use(len(low.launches))],
     )
+    launch.private = ALWAYS if launch.chunks == 1 else 0
     low.scratch_bytes = max(low.scratch_bytes, 4 * columns)
     low.launches.append(launch)

@@ -63,8 +63,9 @@ def test_a_norm_that_matmuls_read_is_run_by_every_thread(kinds: tuple[str, str])
     want = values(program_of(*made, sequential=True, fusion=False), *made)
     for n_threads in (1, 2, 5):
         program = program_of(*made, n_threads=n_threads)
-        if "K" not in "".join(kinds):  # whose activations have a launch of their own
-            assert private_names(program) == ["rms_norm_f32"] and len(program.phases) == 2
+        own = "K" in "".join(kinds)  # activations with a launch of their own, behind the norm
+        assert private_names(program) == ["quantize_256_f32" if own else "rms_norm_f32"]
+        assert len(program.phases) == 2 + own
         for _ in range(20):
             assert values(program, *made) == want
 
@@ -142,6 +143,29 @@ def test_work_memory_that_was_taken_again_is_not_mistaken() -> None:
     first, second = (la for la in program.launches if la.name.startswith("mul_mat"))
     assert first.params[2] == second.params[2] and set(private_names(program)) == {"rms_norm_f32"}
     assert values(program, total) == want
+
+
+@pytest.mark.parametrize("kinds", [("Q4_0", "Q8_0"), ("Q4_K", "Q6_K"), ("Q8_0", "Q4_K")])
+def test_a_row_is_quantized_by_every_thread(kinds: tuple[str, str]) -> None:
+    ctx = Context()
+    x = ctx.from_numpy(X)
+    early, late = (ops.mul_mat(ctx, weight(ctx, GGMLType[k]), x) for k in kinds)
+    change = ops.cpy(ctx, ctx.from_numpy(3 * X + 1), x)  # behind the first matmul
+    made = early, change, late
+
+    def run(**options: bool) -> list[bytes]:
+        x.set(X)
+        program = program_of(*made, **options)
+        columns = [32 if k == "Q8_0" or k == "Q4_0" else 256 for k in kinds]
+        names = [f"quantize_{n}_f32" for n in columns] if options.get("fusion", True) else []
+        assert private_names(program) == names
+        get_pool().run(program)
+        return [tensor.numpy().tobytes() for tensor in made]
+
+    want = run(sequential=True, fusion=False)
+    assert want[0] != want[2] and run() == want and run() == want
+    several = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), ctx.from_numpy(np.repeat(X, 64, 0)))
+    assert private_names(program_of(several)) == []  # of several chunks
 
 
 def test_keys_are_rotated_where_they_are_stored() -> None:
