@@ -15,8 +15,10 @@ own functions compile: a user's ``@njit(cache=True)`` is not touched.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import platform
+import secrets
 import shutil
 import stat
 import sys
@@ -31,6 +33,7 @@ from typing import Any
 
 import numba as nb
 from numba.core import caching, config
+from numba.core.bytecode import FunctionIdentity
 from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
 from numba.core.runtime.nrt import rtsys
@@ -120,6 +123,7 @@ def _retarget() -> None:
 
 _NO_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _numba_config: Any = config  # its attributes are made at run time
+_numba_functions: Any = FunctionIdentity
 KERNEL_SIG: Any = nb.types.void(*[nb.types.int64] * 4)
 FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must travel
 
@@ -171,14 +175,25 @@ def _prune(base: Path, keep: Path) -> None:
             continue
 
 
+@lru_cache(maxsize=1)
+def _numbers(process: int) -> Iterator[int]:
+    """What Numba tells functions of one name apart by, in their symbols.
+
+    Its own numbers begin at 1 in every process: what comes from the cache could have the symbols of
+    what is compiled now, and each would call the other's functions.
+    """
+    return itertools.count(secrets.randbits(62))
+
+
 @contextmanager
 def _numba_cache() -> Iterator[None]:
-    before = _numba_config.CACHE_DIR
+    before = _numba_config.CACHE_DIR, _numba_functions._unique_ids
     _numba_config.CACHE_DIR = str(cache_dir(isa()))
+    _numba_functions._unique_ids = _numbers(os.getpid())
     try:
         yield
     finally:
-        _numba_config.CACHE_DIR = before
+        _numba_config.CACHE_DIR, _numba_functions._unique_ids = before
 
 
 _numba_caching: Any = caching
@@ -296,8 +311,11 @@ def inline(function: Callable[..., Any]) -> Any:
 
 
 def inline_strict(function: Callable[..., Any]) -> Any:
-    """Like ``inline`` with strict floating point: the same bits wherever it is compiled into."""
-    return nb.njit(nogil=True, error_model="numpy", **_NO_WRAPPERS)(function)
+    """Like ``inline`` with strict floating point: the same bits wherever it is compiled into.
+
+    Numba lets functions that do not say inherit their first caller's mathematics.
+    """
+    return nb.njit(nogil=True, error_model="numpy", fastmath=False, **_NO_WRAPPERS)(function)
 
 
 class Compiled:

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 import pytest
 from numba.core import config
+from numba.core.bytecode import FunctionIdentity
 
 from pyggml import jit
 
@@ -144,6 +145,78 @@ def test_variants_of_a_kernel_never_share_a_file(tmp_path: Path) -> None:
         None,
         2,
     )
+
+
+TWINS = """
+import ctypes, sys
+from pyggml.backend.cpu.abi import i64_ptr
+from pyggml.jit import inline_strict, kernel
+
+def adding(n):
+    @inline_strict
+    def add(x):  # longer than what LLVM puts into its caller
+{body}
+        return x
+    return add
+
+add_1, add_2 = adding(1), adding(2)
+
+@kernel
+def first(node, chunk, n_chunks, scratch):
+    i64_ptr(node)[0] = add_1(i64_ptr(node)[0])
+
+@kernel
+def second(node, chunk, n_chunks, scratch):
+    i64_ptr(node)[0] = add_2(i64_ptr(node)[0])
+
+for name in sys.argv[1:]:
+    x = ctypes.c_int64(5)
+    globals()[name].compiled.ctypes(ctypes.addressof(x), 0, 1, 0)
+    print(x.value == (add_1 if name == "first" else add_2).py_func(5))
+""".format(body="        x = (x * 3 + n) % 1000003\n" * 300)
+
+
+def test_code_from_the_cache_never_calls_what_is_compiled_now(tmp_path: Path) -> None:
+    """Numba gives functions of one name the same symbols in each process that compiles one."""
+    script = tmp_path / "twins.py"
+    script.write_text(TWINS)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for names in (["first"], ["first", "second"], ["second", "first"]):
+        command = [sys.executable, str(script), *names]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["True"] * len(names)
+
+
+def test_numbers_of_symbols_are_a_process_s_own() -> None:
+    before = next(jit._numbers(1))
+    assert next(jit._numbers(1)) == before + 1  # one sequence for all that a process compiles
+    assert abs(next(jit._numbers(2)) - before) > 1 << 20  # and another one in a fork of it
+    theirs: Any = FunctionIdentity
+    own = theirs._unique_ids
+    with jit._numba_cache():
+        assert theirs._unique_ids is jit._numbers(os.getpid())
+    assert theirs._unique_ids is own
+
+
+def test_strict_functions_stay_so_whoever_calls_them_first() -> None:
+    @jit.inline_strict
+    def total(x):  # type: ignore[no-untyped-def]
+        s = np.float32(0)
+        for v in x:
+            s += v * v
+        return s
+
+    @numba.njit(fastmath=jit.FAST)
+    def fast(x: Any) -> Any:
+        return total(x)
+
+    @numba.njit
+    def strict(x: Any) -> Any:
+        return total(x)
+
+    x = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
+    in_order = np.add.accumulate(x * x, dtype=np.float32)[-1]
+    assert (fast(x), strict(x)) == (in_order, in_order)
 
 
 def test_nan_and_inf_travel_through_fast_math() -> None:
