@@ -2,8 +2,8 @@
 
     q = rope_ext(ctx, q, pos, None, n_dims=64, freq_base=10000.0)
 
-Angles are built as ggml builds them, by repeated float32 multiplication, so that long positions
-give the same bits; ``rope_tables`` is that rule in one place for every backend's tests.
+An angle is the position times a power of the base, which repeated float32 multiplication makes, so
+that every backend has the same bits; ``rope_tables`` is that rule in one place for their tests.
 Source: Su et al., "RoFormer", equation 34; Peng et al., "YaRN"; ggml, ``ggml_rope_ext``.
 """
 
@@ -85,11 +85,10 @@ def rope_tables(
     half = params["n_dims"] // 2
     ext, freq_scale = np.float32(params["ext_factor"]), np.float32(params["freq_scale"])
     step = rope_theta_scale(params["n_dims"], params["freq_base"])
-    theta: npt.NDArray[np.float32] = np.empty((len(pos), half), np.float32)
-    column: npt.NDArray[np.float32] = pos.astype(np.float32)
-    for i in range(half):
-        theta[:, i] = column
-        column = column * step
+    powers: npt.NDArray[np.float32] = np.full(half, step, np.float32)
+    powers[:1] = 1
+    np.multiply.accumulate(powers, out=powers)
+    theta = pos.astype(np.float32)[:, None] * powers
     if freqs is not None:
         np.divide(theta, freqs[:half], out=theta)
     magnitude = np.float32(params["attn_factor"])
@@ -184,6 +183,7 @@ def _cases() -> list[Case]:
             case(arg(64, 3, 5), _pos(5, 4000), None, n_dims=64, mode=mode, **yarn),
             case(arg(64, 3, 5), _pos(5), freqs, n_dims=48, mode=mode, **yarn),
             case(arg(64, 3, 5), _pos(5), n_dims=64, mode=mode, freq_scale=0.5),
+            case(arg(64, 3, 5), _pos(5, 1 << 24), n_dims=64, mode=mode),
             case(arg(64, 3, 5, type=F16), _pos(5), n_dims=64, mode=mode),
             case(arg(64, 9, 1), _pos(1), n_dims=64, mode=mode, perf=True),
             case(arg(64, 9, 512), _pos(512), n_dims=64, mode=mode, perf=True),

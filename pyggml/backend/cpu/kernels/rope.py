@@ -1,7 +1,7 @@
 """ROPE: normal and neox pairs, partial rows, frequency factors, YaRN.
 
-A chunk is a range of tokens. The angles of a token are built once for all its heads, by ggml's
-repeated float32 multiplication; sines and cosines are vectorised, in thread scratch.
+A chunk is a range of tokens. The angles of a token are built once for all its heads, by the rule of
+``ops/rope.py``; sines and cosines are vectorised, in thread scratch.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _TYPES = (GGMLType.F32, GGMLType.F16)
 def _angles(node, position, half, freqs, angle):  # type: ignore[no-untyped-def]
     """The angles of a token's pairs, float32[half] at ``angle``."""
     step, freq_scale = float_param(node, THETA_SCALE), float_param(node, FREQ_SCALE)
-    angles, theta = f32_ptr(angle), np.float32(position)
+    angles, power = f32_ptr(angle), ONE
     for i in range(half):
-        angles[i] = theta
-        theta = theta * step
+        angles[i] = np.float32(position) * power
+        power = power * step
     if freqs != 0:
         for i in range(half):
             angles[i] = angles[i] / take(F32, freqs, i)
