@@ -37,11 +37,14 @@ def _compare(ctx: click.Context, param: click.Parameter, paths: tuple[Path, Path
 
 def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> list[Path]:
     """Repeated or by commas; a comma may also be part of a name."""
-    return [
+    found = [
         Path(part)
         for text in given
-        for part in ([text] if Path(text).exists() else filter(None, text.split(",")))
+        for part in ([text] if text and Path(text).exists() else filter(None, text.split(",")))
     ]
+    if given and not found:
+        raise click.BadParameter(f"{' '.join(given)!r} names no file.")
+    return found
 
 
 @click.command("bench", cls=Tool)
@@ -113,19 +116,23 @@ def command(
     loaded = {"load_mode": options["load_mode"] or "auto", "repack": not options["no_repack"]}
     cases = list(lists.cases())
     printers = _printers(options["output"], options["output_err"], lists.extra_fields())
+    if not cases:
+        raise click.UsageError("nothing to measure: give -p or -n above 0, or -pg")
     _print(printers, "header")
     total = len(cases) * len(models or (None,))
     index = 0
-    for path in models or (None,):
-        model = load_model(replace(loading, model=path))
-        for case in cases:
-            index += 1
-            if progress:
-                note(f"pyllama-bench: benchmark {index}/{total}: {case}")
-            time.sleep(delay)
-            row = run_bench(model, case, repetitions=repetitions, warmup=not no_warmup)
-            _print(printers, "row", {**row, **loaded})
-    _print(printers, "footer")
+    try:
+        for path in models or (None,):
+            model = load_model(replace(loading, model=path))
+            for case in cases:
+                index += 1
+                if progress:
+                    note(f"pyllama-bench: benchmark {index}/{total}: {case}")
+                time.sleep(delay)
+                row = run_bench(model, case, repetitions=repetitions, warmup=not no_warmup)
+                _print(printers, "row", {**row, **loaded})
+    finally:  # what was measured before an error or Ctrl-C is a whole file
+        _print(printers, "footer")
 
 
 def _printers(out: str, err: str | None, extra: list[str]) -> list[tuple[Any, Printer]]:

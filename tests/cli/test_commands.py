@@ -264,3 +264,24 @@ def test_bench_runs_the_product_of_the_lists() -> None:
     assert code == 0
     assert [json.loads(line)["n_prompt"] for line in out.splitlines()] == [8, 16, 4] * 4
     assert err.count("benchmark ") == 12 and "benchmark 12/12" in err
+
+
+def test_bench_that_is_stopped_leaves_a_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(model: Any, case: dict[str, int], **options: Any) -> dict[str, int]:
+        if case["n_prompt"] == 16:
+            raise KeyboardInterrupt
+        return {"n_prompt": case["n_prompt"]}
+
+    monkeypatch.setattr(sys.modules["pyllama.bench"], "run_bench", stopped)
+    code, out, _ = run(bench.command, "-p", "8,16", "-n", "0", "-o", "json")
+    assert code == 130 and [row["n_prompt"] for row in json.loads(out)] == [8]
+    code, out, err = run(bench.command, "-m", "bad.gguf", "-p", "8", "-o", "json")
+    assert code == 1 and len(json.loads(out)) == 2 and "bad.gguf" in err
+
+
+def test_bench_of_nothing() -> None:
+    code, out, err = run(bench.command, "-p", "0", "-n", "0", "-o", "json")
+    assert (code, out) == (2, "") and "-p or -n above 0, or -pg" in err
+    for names in ("", ","):
+        result = CliRunner().invoke(bench.command, ["-m", names])
+        assert result.exit_code == 2 and "names no file" in result.stderr
