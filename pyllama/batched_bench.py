@@ -60,11 +60,16 @@ def batched_bench(
         shared: all sequences have one prompt, evaluated once.
 
     Raises:
-        BatchError: more sequences than the context has.
+        BatchError: more sequences than the context or a batch of it has.
     """
     if max(n_parallel) > context.kv.n_seq_max:
         raise BatchError(
             f"{max(n_parallel)} sequences at once: this context has {context.kv.n_seq_max}"
+        )
+    if max(n_parallel) > context.n_batch:
+        raise BatchError(
+            f"{max(n_parallel)} sequences at once: a decode takes a token of each, and at most "
+            f"n_batch = {context.n_batch}; use a larger one (-b, n_batch)"
         )
     if context.n_ctx_seq > 1:  # the first run of a program is slower
         _fill(context, 1, min(16, context.n_ctx_seq - 1))
@@ -82,7 +87,7 @@ def cells(pp: int, tg: int, pl: int, shared: bool) -> int:
 
 def _measure(context: Context, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
     clock = time.perf_counter
-    _fill(context, 1 if shared else pl, 1)  # graphs of these sizes are made before the clock runs
+    _fill(context, 1 if shared else pl, pp)  # graphs of these sizes are made before the clock runs
     if tg:
         _step(context, pl, 0)
     start = clock()

@@ -179,3 +179,28 @@ def test_batched_bench_measures_what_fits(make: Make) -> None:
     assert not list(batched_bench(context, [60], [4], [4]))
     with pytest.raises(BatchError, match="5 sequences at once: this context has 4"):
         next(batched_bench(context, [8], [4], [5]))
+    with pytest.raises(BatchError, match="4 sequences at once: .* n_batch = 3"):
+        next(batched_bench(make(n_seq_max=4, n_batch=3), [8], [4], [4]))
+
+
+def test_batched_bench_makes_no_graph_while_the_clock_runs(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = make(n_seq_max=2, n_batch=16, n_ubatch=16)
+    built: list[int] = []
+    times: list[int] = []
+
+    def build(*sizes: int) -> object:
+        built.append(sizes[0])
+        return make_graph(*sizes)
+
+    def clock() -> float:
+        times.append(len(built))
+        return float(len(times))
+
+    make_graph = context._build
+    monkeypatch.setattr(context, "_build", build)
+    monkeypatch.setattr("pyllama.batched_bench.time.perf_counter", clock)
+    assert len(list(batched_bench(context, [21, 9], [3], [1, 2]))) == 4
+    for i in range(0, len(times), 4):
+        assert len({*times[i : i + 4]}) == 1, built
