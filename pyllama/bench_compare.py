@@ -24,6 +24,7 @@ from .errors import BenchFileError
 TEST = ("n_prompt", "n_gen", "n_depth")
 SETTINGS = (
     "model_filename", "n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "flash_attn",
+    "load_mode", "repack",
 )  # fmt: skip
 _BUILD = ("cpu_info", "build_commit")
 Row = Mapping[str, Any]
