@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -28,7 +30,9 @@ def run(
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_batched_bench_prints_llamas_table(model: Path) -> None:
+def test_batched_bench_prints_llamas_table(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = SimpleNamespace(perf_counter=itertools.count().__next__)
+    monkeypatch.setattr("pyllama.batched_bench.time", seconds)
     code, out, err = run(batched_bench.command, model, "-npp", "4,8", "-ntg", 2, "-npl", "1,3")
     lines = out.splitlines()
     assert code == 0 and "n_kv_max = 30, n_batch = 30" in err
@@ -46,6 +50,7 @@ def test_batched_bench_prints_llamas_table(model: Path) -> None:
     )
     rows = [[int(x) for x in line.split("|")[1:5]] for line in lines[2:]]
     assert rows == [[4, 2, 1, 6], [4, 2, 3, 18], [8, 2, 1, 10], [8, 2, 3, 30]]
+    assert lines[5].endswith("1.000 |    24.00 |    1.000 |     6.00 |    2.000 |    15.00 |")
 
 
 def test_batched_bench_as_json_lines(model: Path) -> None:
