@@ -163,7 +163,8 @@ def make_plan(
         activity: None places no neurons, unless a file is given.
 
     Raises:
-        ModelError: the statistics or a given file are of another model, or damaged.
+        ModelError: the statistics or a given file are of another model, or damaged; the file to
+            write is the model.
         GGUFError: a file cannot be read or written.
     """
     choice, index, needs = choice or Choice(), index or IndexFile(), read_needs(model, budget)
@@ -172,6 +173,8 @@ def make_plan(
         key = content_key(file, model.hparams.sparse, digest, budget, choice)
     beside = model.path.with_name(f"{model.path.name}.generated.gpuidx")
     path, found = index.given or index.path or beside, index.given is not None
+    if not found and path.exists() and path.samefile(model.path):
+        raise ModelError(f"{path}: is the model; give another name to write to (-o)")
 
     def neurons(rows: NeuronRows, left: int) -> NeuronSplit:
         nonlocal found

@@ -120,6 +120,8 @@ SLIPS = {
     "a ratio": (("--solver", "balance"), "give --gpu-bandwidth or --speed-ratio"),
     "three ratios": (("--speed-ratio", "1,2,3"), "is not R or R_UP,R_DOWN"),
     "a ratio of zero": (("--speed-ratio", "0"), "not a finite number"),
+    "no folder": (("stats", "-m", "x", "-p", "a", "-o", "none/s.json"), "none: no such directory"),
+    "no folder of a picture": (("--svg", "none/s.svg"), "none: no such directory"),
     "no neurons": (("--disable-gpu-index", *SPEEDS), "not with --disable-gpu-index"),
     "statistics": (("--gpu-index", "x", *SPEEDS), "add --stats or --activation"),
 }
@@ -149,6 +151,7 @@ def test_faults_are_one_line(made: Path, tmp_path: Path) -> None:
     fails("damaged", "--stats", folder / "text.txt")
     fails("not a GGUF file", "--gpu-index", folder / "text.txt")
     fails("is a model, not a .gpuidx file", "--gpu-index", model)
+    fails("is the model; give another name", "-o", model, "--reset-gpu-index")
     fails("computes all of its neurons", "--sparse", "off")
     shutil.rmtree(folder / "activation")
     fails("no activation_0.pt")
