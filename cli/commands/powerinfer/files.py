@@ -1,4 +1,4 @@
-"""Files that the commands write: pictures are SVG."""
+"""Files that the commands write: into folders that are there; pictures are SVG."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+
+def writable(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Refuse a file in no folder before the work is done, not after it."""
+    if value is not None and not value.parent.is_dir():
+        raise click.BadParameter(f"{value.parent}: no such directory to write to.")
+    return value
 
 
 def svg_option(flag: str) -> Callable[[Any], Any]:
@@ -19,4 +26,4 @@ def svg_option(flag: str) -> Callable[[Any], Any]:
 def _svg(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
     if value is not None and value.suffix.lower() != ".svg":
         raise click.BadParameter(f"{str(value)!r}: pictures are SVG; give a name ending in .svg.")
-    return value
+    return writable(ctx, param, value)

@@ -20,7 +20,7 @@ from ...options import INT32_MAX, MAX_THREADS, ModelOptions, Number, model_optio
 from ...output import progress_bar, write
 from ...prompt import PromptOptions, escape_option, prompt_options
 from ...tool import Tool, version_option
-from .files import svg_option
+from .files import svg_option, writable
 
 if TYPE_CHECKING:
     from pyllama.sparsity.stats import Statistics
@@ -30,7 +30,7 @@ _PATH = click.Path(path_type=Path)
 
 @click.command("stats", cls=Tool)
 @prompt_options
-@click.option("-o", "--output", type=_PATH, help="Write everything as JSON.")
+@click.option("-o", "--output", type=_PATH, callback=writable, help="Write everything as JSON.")
 @svg_option("--plot")
 @click.option(
     "--activation", type=_PATH, help="Write activation_0.pt, ... into this folder, for PowerInfer."
