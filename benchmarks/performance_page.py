@@ -7,6 +7,7 @@ Of every model, test, instruction set and number of threads the newest line coun
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -169,6 +170,7 @@ def page() -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     PAGE.write_text(page(), encoding="utf-8")
     print(PAGE, PLOT)
 
