@@ -80,6 +80,10 @@ def command(
         raise click.UsageError("there is nothing to compute: give a prompt with -p or -f")
     sizes = replace(sizes, batch_size=max(sizes.batch_size, len(tokens)))
     context = make_context(model, sizes)
+    if len(tokens) > context.n_ctx:
+        raise click.UsageError(
+            f"the prompt has {len(tokens)} tokens, the context {context.n_ctx}: give a larger -c"
+        )
     from pyllama.node_text import NodeFiles, node_text
     from pyllama.observe import watch
 

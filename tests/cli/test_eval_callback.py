@@ -61,6 +61,8 @@ def test_what_is_refused(path: Path, tmp_path: Path) -> None:
     assert code == 2 and "'l_(' is not a regular expression" in err
     code, _, err = run(path, "-p", "x", "-n", "3", "--tensor-filter", "none")
     assert code == 0 and "-n is ignored: the prompt runs once" in err
+    code, _, err = run(path, "-p", "Hello", "-c", "3")
+    assert code == 2 and "tokens, the context 3: give a larger -c" in err
 
 
 def test_nan_stops_with_one_line(tmp_path: Path) -> None:
