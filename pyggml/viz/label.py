@@ -85,6 +85,8 @@ def legend(title: str, looks: Iterable[Look]) -> str:
         else ""
     )
     body = "".join(f"\n    <tr>{''.join(row)}</tr>" for row in rows)
+    if not top and not body:  # graphviz knows no table without rows
+        return ""
     return f'<table border="0" cellspacing="4" cellpadding="4">{top}{body}</table>'
 
 

@@ -213,6 +213,11 @@ def test_a_graph_built_again_gives_the_same_text(recipe: Recipe) -> None:
     assert text.count("->") == len(parse(text).edges) == n_sources(first)
 
 
+def test_a_graph_without_nodes_has_no_legend() -> None:
+    assert "<table" not in graph_dump_dot(CGraph())
+    assert "<b>none</b>" in graph_dump_dot(CGraph(), title="none")
+
+
 @pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(graph=random_graphs())
