@@ -66,7 +66,7 @@ def batched_bench(
         raise BatchError(
             f"{max(n_parallel)} sequences at once: this context has {context.kv.n_seq_max}"
         )
-    if max(n_parallel) > context.n_batch:
+    if max(n_gen) and max(n_parallel) > context.n_batch:
         raise BatchError(
             f"{max(n_parallel)} sequences at once: a decode takes a token of each, and at most "
             f"n_batch = {context.n_batch}; use a larger one (-b, n_batch)"

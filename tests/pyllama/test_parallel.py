@@ -182,6 +182,7 @@ def test_batched_bench_measures_what_fits(make: Make) -> None:
         next(batched_bench(context, [8], [4], [5]))
     with pytest.raises(BatchError, match=r"4 sequences at once: .* n_batch = 3"):
         next(batched_bench(make(n_seq_max=4, n_batch=3), [8], [4], [4]))
+    assert len(list(batched_bench(make(n_seq_max=4, n_batch=3), [8], [0], [4]))) == 1
 
 
 def test_batched_bench_makes_no_graph_while_the_clock_runs(
