@@ -121,6 +121,7 @@ SLIPS = {
     "three ratios": (("--speed-ratio", "1,2,3"), "is not R or R_UP,R_DOWN"),
     "a ratio of zero": (("--speed-ratio", "0"), "not a finite number"),
     "no folder": (("stats", "-m", "x", "-p", "a", "-o", "none/s.json"), "none: no such directory"),
+    "a file, no folder": (("stats", "-m", "x", "-p", "a", "--activation", __file__), "is a file"),
     "no folder of a picture": (("--svg", "none/s.svg"), "none: no such directory"),
     "no neurons": (("--disable-gpu-index", *SPEEDS), "not with --disable-gpu-index"),
     "statistics": (("--gpu-index", "x", *SPEEDS), "add --stats or --activation"),

@@ -33,7 +33,9 @@ _PATH = click.Path(path_type=Path)
 @click.option("-o", "--output", type=_PATH, callback=writable, help="Write everything as JSON.")
 @svg_option("--plot")
 @click.option(
-    "--activation", type=_PATH, help="Write activation_0.pt, ... into this folder, for PowerInfer."
+    "--activation",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write activation_0.pt, ... into this folder, for PowerInfer.",
 )
 @click.option(
     "-c",
