@@ -15,6 +15,7 @@ import pytest
 
 from pyggml import ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
+from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.loop import MAX_THREADS
 from pyggml.backend.cpu.pool import get_pool
 from pyggml.backend.cpu.program import Program, compile_program
@@ -55,6 +56,12 @@ def test_more_threads_than_there_can_be_are_cut(monkeypatch: pytest.MonkeyPatch)
     node = chain(Context(), 2)
     get_pool().run(lower(node, MAX_THREADS + 1))
     np.testing.assert_array_equal(node.numpy(), X)
+
+
+def test_a_backend_has_no_more_threads_than_there_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CpuBackend(MAX_THREADS + 1).n_threads == MAX_THREADS
+    monkeypatch.setenv("PYGGML_NUM_THREADS", "99999")
+    assert CpuBackend().n_threads == MAX_THREADS
 
 
 def test_the_number_of_runs_may_wrap_around() -> None:
