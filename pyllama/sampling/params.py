@@ -17,6 +17,7 @@ from pyllama.errors import PyllamaError
 RANDOM_SEED = 0xFFFFFFFF
 """llama.cpp's "choose one for me"; -1 means the same."""
 
+LARGEST = 2.0**128 - 2.0**104  # of float32, in which samplers compute
 MIN_REPEAT_PENALTY = 1e-6  # below it a float32 logit divided by the penalty may overflow
 
 
@@ -67,19 +68,20 @@ class SamplingParams:
         numbers = ("temp", "top_p", "min_p", "frequency_penalty", "presence_penalty")
         for name in numbers:
             value = getattr(self, name)
-            _check(math.isfinite(value), name, value, "a finite number")
+            _check(abs(value) <= LARGEST, name, value, f"a finite number, {LARGEST:.2g} at most")
         _check(-1 <= self.seed <= RANDOM_SEED, "seed", self.seed, f"-1 to {RANDOM_SEED}")
         _check(self.min_keep >= 0, "min_keep", self.min_keep, "0 or more")
         _check(self.repeat_last_n >= -1, "repeat_last_n", self.repeat_last_n, "-1 or more")
         _check(
-            MIN_REPEAT_PENALTY <= self.repeat_penalty < math.inf,
+            MIN_REPEAT_PENALTY <= self.repeat_penalty <= LARGEST,
             "repeat_penalty",
             self.repeat_penalty,
             f"a finite number of at least {MIN_REPEAT_PENALTY:g} (1 is off)",
         )
         for token, bias in self.logit_bias.items():
             _check(token >= 0, "logit_bias", token, "token ids of 0 or more")
-            _check(not math.isnan(bias), f"logit_bias[{token}]", bias, "a number")
+            legal = abs(bias) <= LARGEST or math.isinf(bias)
+            _check(legal, f"logit_bias[{token}]", bias, f"{LARGEST:.2g} at most, or an infinity")
 
     def for_text(self, i: int) -> SamplingParams:
         """The same for the i-th of several texts: a fixed seed gives each a stream of its own."""

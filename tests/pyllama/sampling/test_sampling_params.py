@@ -45,6 +45,8 @@ def test_parameters_do_not_change() -> None:
         {"seed": 2**32},
         {"temp": NAN},
         {"temp": INF},
+        {"temp": 1e300},
+        {"top_p": 10**400},
         {"top_p": NAN},
         {"min_p": NAN},
         {"min_keep": -1},
@@ -53,10 +55,12 @@ def test_parameters_do_not_change() -> None:
         {"repeat_penalty": -1.0},
         {"repeat_penalty": NAN},
         {"repeat_penalty": INF},
+        {"repeat_penalty": 1e39},
         {"frequency_penalty": INF},
         {"presence_penalty": NAN},
         {"logit_bias": {-1: 0.0}},
         {"logit_bias": {1: NAN}},
+        {"logit_bias": {1: -1e39}},
     ],
 )
 def test_bad_values(bad: dict[str, Any]) -> None:
