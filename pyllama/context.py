@@ -31,7 +31,7 @@ from pyggml.tensor import Tensor
 
 from .batch import Batch
 from .compiled import Compiled, as_array, bucket
-from .errors import BatchError, ContextFull
+from .errors import BatchError, ContextFull, ModelError
 from .graph.builder import GraphBuilder
 from .kv_table import MAX_POSITION, Ints, Seqs, each
 from .memory import Memory
@@ -66,6 +66,7 @@ class Context:
     Raises:
         AllocError: the KV cache does not fit into memory.
         BatchError: a size out of its range.
+        ModelError: the model has no weights.
     """
 
     def __init__(
@@ -95,7 +96,9 @@ class Context:
             if type not in KV_TYPES:
                 want = ", ".join(t.name for t in KV_TYPES)
                 raise BatchError(f"{name} is {GGMLType(type).name}, want one of {want}")
-        self.model = model
+        if not model.weights:
+            raise ModelError(f"{model.path}: loaded with vocab_only=True, or closed: load it again")
+        self.model, self._weights = model, model.weights  # which stay when the model is closed
         self.n_ctx, most = n_ctx or model.hparams.n_ctx_train, MAX_POSITION + 1
         if model.hparams.learned_positions:
             most = model.hparams.n_ctx_train
@@ -249,7 +252,7 @@ class Context:
     def _shift_keys(self, i: int, cells: npt.NDArray[Any], shift: Ints) -> None:
         """Rotate the keys in some cells of cache ``i``."""
         cache, n = self.kv.caches[i], len(cells)
-        b = GraphBuilder(self.hparams, self.model.weights, self.kv, bucket(n), 1)
+        b = GraphBuilder(self.hparams, self._weights, self.kv, bucket(n), 1)
         ids = b.ctx.new_tensor_2d(GGMLType.I32, bucket(n), self.hparams.n_head_kv)
         b.shift_keys(cache, ids.set_name("k_shift_cells").set_input())
         self._allocator.alloc_graph(b.graph)
@@ -332,9 +335,8 @@ class Context:
         return c.logits[:n_outputs]
 
     def _build(self, n_tokens: int, n_outputs: int) -> tuple[GraphBuilder, Tensor]:
-        model = self.model
-        b = GraphBuilder(self.hparams, model.weights, self.kv, n_tokens, n_outputs)
-        return b, b.finish(model.arch.build_graph(b))
+        b = GraphBuilder(self.hparams, self._weights, self.kv, n_tokens, n_outputs)
+        return b, b.finish(self.model.arch.build_graph(b))
 
     def _reserve(self) -> None:
         """Memory and kernels for the largest graph, so that no decode allocates or compiles."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyllama import Batch, Context, Model
 from pyllama.compiled import bucket
-from pyllama.errors import BatchError, ContextFull
+from pyllama.errors import BatchError, ContextFull, ModelError
 
 from .conftest import Make
 from .models import rows, state
@@ -237,6 +238,16 @@ def test_sizes_out_of_range(
     with pytest.raises(error) as raised:
         Context(model, **options)
     assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_closed_model_lives_on_in_its_contexts(model_path: Path) -> None:
+    model = Model.load(model_path)
+    context, other = (Context(model, n_ctx=64, n_threads=2) for _ in range(2))
+    model.close()
+    assert np.array_equal(rows(context, TOKENS[:9]), rows(other, TOKENS[:9]))
+    for empty in (model, Model.load(model_path, vocab_only=True)):
+        with pytest.raises(ModelError, match="vocab_only=True, or closed"):
+            Context(empty)
 
 
 @pytest.mark.parametrize("n", [None, 0, -1])
