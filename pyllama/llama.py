@@ -306,6 +306,8 @@ class Llama(LlamaChat):
         self._say_timings()
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, bytes):  # a sequence of integers too
+            raise BatchError("the prompt is bytes, want text or token ids; decode() it")
         if not isinstance(prompt, str):
             return list(map(int, prompt))
         tokenizer = self._model.tokenizer

@@ -23,7 +23,7 @@ import numpy as np
 from .chat.formats import DEFAULT, ChatFormats
 from .compat import cache_type, check_arguments, overrides
 from .context import Context
-from .errors import ModelError
+from .errors import BatchError, ModelError
 from .evaluated import Evaluated, Floats, Ids
 from .llama_state import LlamaState, put_state, take_state
 from .llama_tokenizer import LlamaTokenizer
@@ -231,11 +231,14 @@ class LlamaBase:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that the context holds; lower it to forget the last ones."""
+        """Tokens that the context holds; lower it to forget the last ones. Raises: BatchError."""
         return self._state.n_tokens
 
     @n_tokens.setter
     def n_tokens(self, value: int) -> None:
+        held = self._state.n_tokens
+        if not 0 <= value <= held:
+            raise BatchError(f"n_tokens = {value}: {held} tokens are evaluated, want 0 to {held}")
         self._state.n_tokens = value
 
     @property

@@ -65,6 +65,8 @@ def test_prompts_may_be_tokens_or_empty(reciting: Any) -> None:
     by_tokens = llama(tokens, max_tokens=4, temperature=0, echo=True)
     assert text_of(by_tokens) == "The cat sat"
     assert text_of(llama("", max_tokens=3, temperature=0)) == "The"
+    with pytest.raises(BatchError, match="bytes"):
+        llama(b"The cat")
 
 
 def test_the_cache_is_reused(reciting: Any) -> None:
@@ -96,6 +98,9 @@ def test_eval_and_scores(reciting: Any) -> None:
 def test_n_tokens_may_be_lowered(reciting: Any) -> None:
     llama = reciting(logits_all=True)
     llama.eval(ids("The dog"))
+    for wrong in (-1, 9):
+        with pytest.raises(BatchError, match=f"n_tokens = {wrong}: 8 tokens .* want 0 to 8"):
+            llama.n_tokens = wrong
     llama.n_tokens = 5
     llama.eval(ids("The cat")[5:])
     assert np.array_equal(llama.scores[7], llama.model.logits(ids("The cat")))
