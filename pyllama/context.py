@@ -107,6 +107,10 @@ class Context:
                 self.n_ctx = most * n_seq_max
         self._last_position = most - 1
         self.n_ctx_seq = self.n_ctx if unified else self.n_ctx // n_seq_max
+        if not self.n_ctx_seq:
+            raise BatchError(
+                f"n_ctx is {n_ctx}, want {n_seq_max} or more: each sequence has a part of its own"
+            )
         self.hparams = (overrides or Overrides()).apply(model.hparams, self.n_ctx_seq)
         self.n_batch = min(n_batch, self.n_ctx)
         self.n_ubatch = min(n_ubatch, self.n_batch)

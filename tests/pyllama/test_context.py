@@ -224,6 +224,7 @@ def test_a_full_context_changes_nothing(make: Make) -> None:
         ({"n_batch": 0}, BatchError, "n_batch is 0"),
         ({"n_ubatch": 0}, BatchError, "n_ubatch is 0"),
         ({"n_seq_max": 0}, BatchError, "n_seq_max is 0"),
+        ({"n_ctx": 1, "n_seq_max": 2, "unified": False}, BatchError, "n_ctx is 1, want 2 or more"),
         ({"n_seq_max": 257}, BatchError, "n_seq_max is 257, want at most 256"),
         ({"type_k": GGMLType.Q4_K}, BatchError, "type_k is Q4_K, want one of F16, F32"),
         ({"type_v": GGMLType.Q8_0}, BatchError, "type_v is Q8_0, whose blocks are 32 long, but"),
