@@ -18,6 +18,7 @@ import atexit
 import difflib
 import gc
 import importlib
+import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -110,10 +111,10 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse an unknown flag before the sub-command's name."""
+        """Refuse an unknown flag before the sub-command's name; without any, show the help."""
         if args and args[0].startswith("-"):
             _check_flags(_flags(self, ctx), args[:1])
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, args or ["--help"])
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run and exit, as a program."""
@@ -171,6 +172,7 @@ def _version(distribution: str) -> str:
 
 def _main(run: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
     kwargs["standalone_mode"] = False
+    _open_closed_streams()
     gc.set_threshold(_GC_THRESHOLD)
     atexit.register(gc.freeze)  # or Python looks through all of it again on its way out
     try:
@@ -179,6 +181,13 @@ def _main(run: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
     except (Exception, KeyboardInterrupt) as error:
         code = report(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """What was closed before the start (``>&-``) is empty, and no file gets its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (stays open)
 
 
 def _flags(command: click.Command, ctx: click.Context) -> dict[str, click.Parameter]:

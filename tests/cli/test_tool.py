@@ -145,6 +145,7 @@ def test_the_group_lists_and_runs_every_tool() -> None:
     assert (code, err) == (2, "error: no such option --tmep (did you mean --temp?)\n")
     code, _, err = run(pyllama, "bnech")
     assert (code, err) == (2, "error: no such command bnech (did you mean bench?)\n")
+    assert run(pyllama) == run(pyllama, "--help")
     assert run(pyllama, "--verison")[2].endswith("(did you mean --version?)\n")
     assert all(isinstance(tool, Tool) for tool in TOOLS)
 
@@ -238,6 +239,19 @@ def test_characters_that_stdout_lacks() -> None:
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (0, b"a?\n"), done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX shells")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_empty(closed: str) -> None:
+    body = (
+        "import sys; write('x'); click.echo('y', err=True); "
+        "sys.exit(sys.stdin.read() != '' or open('/dev/null').fileno() < 3)"
+    )
+    shell = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, PIPE.format(body=body)]
+    done = subprocess.run(shell, input="", capture_output=True, text=True, timeout=60)
+    out, err = ("" if ">&-" in closed.split() else "x"), ("" if "2>&-" in closed else "y\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, out, err)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
