@@ -142,7 +142,7 @@ def command(**options: Any) -> None:
         n_keep = talk.n_keep(tokens, model.tokenizer)
         _stream(context, tokens, params, run, timings, n_keep)
     finally:  # also after Ctrl-C
-        if run.perf:
+        if run.perf and timings.n_prompt_eval + timings.n_eval:
             for line in timings.lines():
                 note(line)
 
@@ -163,8 +163,6 @@ def _stream(
     cache, n_past = _load_prompt(context, tokens, run)
     decoder = TokenStream(tokenizer, special=run.special)
     shown = "".join(map(decoder.push, tokens))
-    if run.display_prompt:
-        write(shown)
     made: list[int] = []
     tail = ""
     keep = max(map(len, run.reverse_prompt), default=1) - 1
@@ -178,6 +176,8 @@ def _stream(
         n_keep=n_keep,
         timings=timings,
     )
+    if run.display_prompt:  # nothing is wrong with what was asked for
+        write(shown)
     for token in stream:
         if cache is not None and not made and not run.prompt_cache_ro:
             cache.save(context, tokens)  # the prompt is evaluated, and nothing more

@@ -42,8 +42,8 @@ def command(
 ) -> None:
     """Print the tokens of a text."""
     source = PromptOptions.take(options)
-    if not stdin and source.prompt is None and source.file is None:
-        raise click.UsageError("give the text with -p, -f or --stdin")
+    if stdin + (source.prompt is not None) + (source.file is not None) != 1:
+        raise click.UsageError("give the text with one of -p, -f and --stdin")
     tokenizer = load_vocab(model, options["override_kv"]).tokenizer
     text = source.text(sys.stdin.buffer.read() if stdin else None, whole_file=True)
     assert text is not None

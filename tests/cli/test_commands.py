@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyggml.errors import GGUFError
+from pyllama.errors import ContextFull
 from pyllama.timings import Timings
 from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
 
@@ -187,6 +188,15 @@ def test_nothing_to_continue_and_a_bad_file() -> None:
     assert re.fullmatch(r"error: bad\.gguf: magic .* not a GGUF file\n", err)
 
 
+def test_a_prompt_that_is_refused_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> Iterator[int]:
+        raise ContextFull("the prompt is too long")
+
+    monkeypatch.setattr(sys.modules["pyllama.generate"], "generate", refuse)
+    done = run(completion.command, "-p", "hi")
+    assert done == (1, "", "error: the prompt is too long\n")
+
+
 def test_perplexity(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("some text")
@@ -202,7 +212,9 @@ def test_tokenize() -> None:
     assert run(tokenize.command, "-p", "", "--ids", "--show-count")[1] == (
         "[]\nTotal number of tokens: 0\n"
     )
-    assert run(tokenize.command)[0] == 2
+    for wrong in ([], ["-p", "a", "--stdin"], ["-f", "a", "--stdin"]):
+        code, out, err = run(tokenize.command, *wrong, stdin="hi")
+        assert (code, out, err.count("\n")) == (2, "", 1) and "one of -p, -f and --stdin" in err
 
 
 def test_graph_writes_what_is_asked_for(tmp_path: Path) -> None:
