@@ -16,12 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
 from .chat.formats import DEFAULT, ChatFormats
-from .compat import cache_type, check_arguments, overrides
+from .compat import NotSupported, cache_type, check_arguments, overrides
 from .context import Context
 from .errors import BatchError, ModelError
 from .evaluated import Evaluated, Floats, Ids
@@ -283,6 +283,12 @@ class LlamaBase:
             self._state.holder = None
             self._state.evaluate(tokens)
             _ = self._state.scores  # keeps the last row
+
+    def embed(self, *args: object, **options: object) -> NoReturn:
+        """Not possible yet. Raises: NotSupported."""
+        raise NotSupported("Llama: embeddings are not supported yet; llama-cpp-python has them")
+
+    create_embedding = embed
 
     def save_state(self) -> LlamaState:
         """A copy of tokens, logits and cache, for `load_state`."""

@@ -74,6 +74,9 @@ def test_arguments_that_cannot_be_obeyed(reciting: Any) -> None:
             llama("x", **options)
     with pytest.raises(ValueError, match="did you mean chatglm4"):
         reciting(chat_format="chatlm")
+    for embed in (reciting().embed, reciting().create_embedding):
+        with pytest.raises(NotSupported, match="embeddings are not supported yet"):
+            embed("The cat")
 
 
 def test_rope_of_the_context(reciting: Any) -> None:
