@@ -86,7 +86,7 @@ class Pool:
         self._yields = osapi.yield_addresses()
         self._ready = 0, 0  # threads with scratch, and its bytes
         self._watcher = Watcher(lambda: self._set(ABORT, 1))
-        self._control[:SCRATCH] = 0
+        self._control[:] = 0  # claims of a run that went on at the fork too
         self._epoch = 1
         self.open = 0  # threads of the run that begins or goes on: they do not park
         self._set(STATE, pack.py_func(self._epoch, END, 0))

@@ -16,8 +16,8 @@ import pytest
 from pyggml import ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.loop import MAX_THREADS
-from pyggml.backend.cpu.pool import get_pool
+from pyggml.backend.cpu.loop import MAX_THREADS, QUEUES
+from pyggml.backend.cpu.pool import Pool, get_pool
 from pyggml.backend.cpu.program import Program, compile_program
 from pyggml.backend.cpu.work import WorkStore
 from pyggml.cgraph import CGraph
@@ -227,6 +227,13 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 def test_the_interpreter_ends_cleanly_with_workers_alive() -> None:
     done = python("import threading; print(threading.active_count() > 3)")
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_nothing_is_left_to_claim_after_a_fork_within_a_run() -> None:
+    pool = Pool()
+    pool._control[QUEUES:] = 1
+    pool.reset()
+    assert not pool._control[QUEUES:].any()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
