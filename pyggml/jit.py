@@ -218,7 +218,7 @@ class _Files(_numba_caching.IndexDataCacheFile):  # type: ignore[misc]
         """A variant that was made from this source by this Numba; or None."""
         try:
             stamp, version, data = self._load_data(self._name(key))
-        except OSError:  # there is none, or none that can be read
+        except Exception:  # there is none, or it is damaged, as a loss of power may leave it
             return None
         return data if (stamp, version) == (self._source_stamp, self._version) else None
 

@@ -147,6 +147,17 @@ def test_variants_of_a_kernel_never_share_a_file(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("left", [0, 1, 100, -10])
+def test_what_is_damaged_is_compiled_again(tmp_path: Path, left: int) -> None:
+    files = jit._Files(str(tmp_path), "f-1.py311", (1, 2))
+    files.save("a", b"code of a" * 20)
+    path = tmp_path / files._name("a")
+    path.write_bytes(path.read_bytes()[:left])
+    assert files.load("a") is None
+    files.save("a", b"new code of a")
+    assert files.load("a") == b"new code of a"
+
+
 TWINS = """
 import ctypes, sys
 from pyggml.backend.cpu.abi import i64_ptr
