@@ -131,17 +131,17 @@ class GGUFFile:
             GGUFError: a value of another type than the file's.
         """
         for key, value in values.items():
-            kind = self.value_types.get(key)
             simple = isinstance(value, bool | int | float | str)
-            if not simple or (kind is not None and not fits(kind, value)):
-                has = "can be int, float, bool or str" if kind is None else f"is {self._kind(key)}"
+            if not simple or not fits(self.value_types.get(key, natural_type(value)), value):
+                new = key not in self.value_types
+                has = "can be int (64 bits), float, bool or str" if new else f"is {self._kind(key)}"
                 raise GGUFError(
                     f"{self.path}: metadata key {key!r} {has}: it cannot be overridden with "
                     f"{type(value).__name__} {value!r:.80}"
                 )
-        new = {k: natural_type(v) for k, v in values.items() if k not in self.value_types}
+        added = {k: natural_type(v) for k, v in values.items() if k not in self.value_types}
         self.metadata = MappingProxyType({**self.metadata, **values})
-        self.value_types = MappingProxyType({**self.value_types, **new})
+        self.value_types = MappingProxyType({**self.value_types, **added})
 
     def close(self) -> None:
         """Let go of the data; it is unmapped as soon as no view of it is left."""

@@ -64,16 +64,17 @@ class ValueType(IntEnum):
 
 
 _NATURAL = {  # a bool is an int too, so it comes first
-    bool: ValueType.BOOL,
-    int: ValueType.INT64,
-    float: ValueType.FLOAT64,
-    str: ValueType.STRING,
+    bool: (ValueType.BOOL,),
+    int: (ValueType.UINT32, ValueType.INT32, ValueType.INT64, ValueType.UINT64),
+    float: (ValueType.FLOAT32, ValueType.FLOAT64),
+    str: (ValueType.STRING,),
 }
 
 
 def natural_type(value: bool | int | float | str) -> ValueType:
-    """The widest type of a simple value."""
-    return next(kind for python, kind in _NATURAL.items() if isinstance(value, python))
+    """The type of a simple value in most files, the only ones llama.cpp reads; wider if it must."""
+    kinds = next(kinds for python, kinds in _NATURAL.items() if isinstance(value, python))
+    return next((kind for kind in kinds if fits(kind, value)), kinds[-1])
 
 
 def fits(kind: ValueType, value: bool | int | float | str) -> bool:

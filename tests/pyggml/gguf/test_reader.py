@@ -245,10 +245,26 @@ def test_overrides(sample: Path, key: str, value: bool | int | float | str) -> N
 
 
 @pytest.mark.parametrize(
+    ("value", "type"),
+    [
+        *[(7, "UINT32"), (-7, "INT32"), (1 << 32, "INT64"), (1 << 63, "UINT64")],
+        *[(0.1, "FLOAT32"), (1e300, "FLOAT64"), (float("nan"), "FLOAT32"), (True, "BOOL")],
+    ],
+)
+def test_new_keys_have_the_types_that_llama_cpp_reads(
+    sample: Path, value: bool | int | float, type: str
+) -> None:
+    with GGUFFile(sample) as f:
+        f.override({"new": value})
+        assert f.value_types["new"].name == type
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         *[("u8", 256), ("u8", -1), ("i8", 1.0), ("u8", True), ("yes", 1), ("name", 1)],
         *[("new", None), ("tokens", "x"), ("f32", 1e300), ("f32", "x"), ("all.f4", 1.0)],
+        *[("new", 1 << 64), ("new", -1 << 70)],
     ],
 )
 def test_overrides_of_another_type(sample: Path, key: str, value: bool | int | float | str) -> None:
