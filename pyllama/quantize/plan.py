@@ -29,6 +29,7 @@ from .rules import Choice, Wishes, choose_types
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _QNT_VERSION = 2  # of ggml's formats
+_FILE_TYPE = "general.file_type"
 _F32 = GGMLType.F32
 
 
@@ -268,18 +269,21 @@ def _planned(source: TensorInfo, name: str, choice: Choice | None, options: Opti
 def _metadata(
     file: GGUFFile, file_type: FileType, options: Options, n_layer: int
 ) -> dict[str, Any]:
-    """As llama-quantize writes it."""
+    """As llama-quantize writes it, in its order: what it sets goes to the end."""
     metadata = whole_metadata(file)
-    new: dict[str, Any] = {"general.quantization_version": np.uint32(_QNT_VERSION)}
+    formats: dict[str, Any] = {"general.quantization_version": np.uint32(_QNT_VERSION)}
     if file_type.number is not None:
-        new["general.file_type"] = np.uint32(file_type.number)
-    new |= {key: metadata[key] for key in options.overrides}
+        formats[_FILE_TYPE] = np.uint32(file_type.number)
+    elif _FILE_TYPE in metadata:
+        formats[_FILE_TYPE] = metadata[_FILE_TYPE]
+    changes = [formats, {key: metadata[key] for key in options.overrides if key in metadata}]
     if options.importance is not None:
-        new |= _imatrix_keys(options.importance, options.imatrix_file)
+        changes.append(_imatrix_keys(options.importance, options.imatrix_file))
     if options.prune_layers:
-        new |= _pruned_keys(file, metadata, options.prune_layers, n_layer)
-    kept = {key: value for key, value in metadata.items() if key not in new}
-    return {**kept, **new}  # in llama.cpp's order too
+        changes.append(_pruned_keys(file, metadata, options.prune_layers, n_layer))
+    for change in changes:
+        metadata = {k: v for k, v in metadata.items() if k not in change} | change
+    return metadata
 
 
 def _imatrix_keys(importance: Importance, name: str) -> dict[str, Any]:

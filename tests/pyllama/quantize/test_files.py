@@ -115,6 +115,18 @@ def test_metadata_and_order(tiny: tuple[Path, Weights], tmp_path: Path) -> None:
     assert names[-1] == "blk.1.ffn_up.weight"
 
 
+def test_copy_keeps_the_file_type_behind_the_version(tmp_path: Path) -> None:
+    """As llama-quantize has them; what is overridden comes last."""
+    numbers = {"general.file_type": np.uint32(7), "general.quantization_version": np.uint32(2)}
+    path, _ = write_tiny(tmp_path / "x.gguf", metadata=numbers)
+    last = ["general.quantization_version", "general.file_type"]
+    with quantized(path, tmp_path / "y.gguf", "COPY") as file:
+        assert list(file.metadata)[-2:] == last and file.metadata["general.file_type"] == 7
+    overrides = {"general.quantization_version": 3, "split.count": 1}
+    with quantized(path, tmp_path / "y.gguf", "COPY", overrides=overrides) as file:
+        assert list(file.metadata)[-2:] == last[::-1] and "split.count" not in file.metadata
+
+
 def test_copy_changes_nothing_and_what_is_of_the_type_stays(tmp_path: Path) -> None:
     path, _ = write_tiny(tmp_path / "x.gguf", T.Q4_0)
     with GGUFFile(path) as source, quantized(path, tmp_path / "y.gguf", "COPY") as file:
