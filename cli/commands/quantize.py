@@ -160,6 +160,9 @@ def _importance(
         importance.keep(lambda name: any(part in name for part in include))
     importance.keep(lambda name: not any(part in name for part in exclude))
     note(f"{path}: {len(importance.entries)} matrices over {importance.n_chunks} chunks")
+    if not importance.entries:
+        note("no matrix is left of it: quantizing without")
+        return None
     return importance
 
 

@@ -155,6 +155,10 @@ def test_from_text_to_a_weighed_model_and_its_distance(
     )
     with GGUFFile("y.gguf") as file:
         assert file.get_int("quantize.imatrix.entries_count") == 8
+    none = ("--imatrix", "i.gguf", "--include-weights", "no such", "x.gguf")
+    assert "no matrix is left" in run(quantize.command, *none, "y.gguf", "Q4_0").stderr
+    run(quantize.command, "x.gguf", "z.gguf", "Q4_0")
+    assert Path("y.gguf").read_bytes() == Path("z.gguf").read_bytes()
 
     text = ("-f", "text.txt", "--chunks", 3)
     run(perplexity.command, *model, *text, "--save-all-logits", "x.logits")
