@@ -91,7 +91,7 @@ def save_state(
         OSError: the file cannot be written; an old one of that name stays.
     """
     parts = dump_state(context, tokens, seq=seq)
-    with replacing(path) as temporary, open(temporary, "xb") as file:
+    with replacing(path) as temporary, open(temporary, "wb") as file:
         for part in parts:
             file.write(part.data)
 
