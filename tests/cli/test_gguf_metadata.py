@@ -44,8 +44,10 @@ def test_set_changes_what_the_gguf_package_changes(
 def test_set_asks_and_can_be_tried(copy: Path) -> None:
     before, key = copy.read_bytes(), "tokenizer.ggml.add_bos_token"
     assert "True -> False" in run("set", "--dry-run", copy, key, "false").stdout
-    run("set", copy, key, "false", input="yes\n", code=1)
-    assert copy.read_bytes() == before
+    for answer in ("yes\n", ""):  # the second: nobody is there to answer
+        result = run("set", copy, key, "false", input=answer, code=1)
+        assert "the answer was not YES; --force does not ask" in result.stderr
+        assert copy.read_bytes() == before
     assert run("set", copy, key, "true").stdout == f"{key} is True already\n"
     run("set", copy, key, "false", input="YES\n")
     after = copy.read_bytes()

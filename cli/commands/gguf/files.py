@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,11 @@ def gguf_argument(name: str = "model") -> Callable[[F], F]:
 
 
 def confirm(warning: str) -> None:
-    """Ask before something that may do harm. Raises: click.Abort: the answer is not YES."""
+    """Ask before something that may do harm. Raises: ClickException: the answer is not YES."""
     note(warning)
-    if click.prompt("Enter exactly YES to go on", err=True) != "YES":
-        raise click.ClickException("nothing was changed: the answer was not YES")
+    click.echo("Enter exactly YES to go on: ", err=True, nl=False)
+    answer = sys.stdin.readline() if sys.stdin is not None else ""  # closed: nobody answers
+    if answer.strip() != "YES":
+        raise click.ClickException(
+            "nothing was changed: the answer was not YES; --force does not ask"
+        )
