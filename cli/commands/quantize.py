@@ -76,7 +76,7 @@ def command(arguments: tuple[str, ...], dry_run: bool, **options: Any) -> None:
         raise click.UsageError("give the type to quantize to, such as Q4_K_M, behind the files")
     file_type, n_threads = find_file_type(rest[0]), _threads(rest[1:])
     if outfile is None:
-        outfile = model.with_name(f"ggml-model-{file_type.name}.gguf")
+        outfile = model.parent / f"ggml-model-{file_type.name}.gguf"
     wanted = _options(n_threads, options)
     with progress_bar(f"quantizing to {file_type.name}") as progress:
         plan = quantize_model(model, None if dry_run else outfile, file_type, wanted, progress)

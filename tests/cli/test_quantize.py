@@ -95,6 +95,7 @@ def test_dry_run(folder: Path) -> None:
         (("x.gguf", "y.gguf", "Q8_0", "many"), 2, "'many' is not a whole number"),
         (("x.gguf", "Q8_0", "2", "3"), 2, "what is '3'"),
         (("none.gguf", "Q8_0"), 1, "no such file"),
+        ((".", "Q8_0"), 1, "is a directory"),
         (("text.txt", "Q8_0"), 1, "not a GGUF file"),
         (("x.gguf", "x.gguf", "Q8_0"), 1, "is the file to be read"),
         (("--tensor-type", "x", "x.gguf", "Q8_0"), 2, "is not REGEX=TYPE"),

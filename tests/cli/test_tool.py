@@ -231,6 +231,17 @@ def test_a_reader_that_leaves_is_no_traceback(body: str) -> None:
     child.stderr.close()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
+def test_a_closed_stdout_is_no_error() -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", '"$0" -c "$1" >&-', sys.executable, PIPE.format(body="write('x')")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_characters_that_stdout_lacks() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PIPE.format(body="write('a\\u20ac\\n')")],
