@@ -64,6 +64,8 @@ def report(error: BaseException) -> int:
     """Say in one line on stderr what went wrong, and return the exit code for it."""
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return INTERRUPTED  # maybe of an import: what is half there must not be imported again
     if isinstance(error, BrokenPipeError):
         # the reader has gone, as in `| head`; Python must not try to flush at exit
         with contextlib.suppress(OSError, ValueError):
@@ -79,8 +81,6 @@ def report(error: BaseException) -> int:
 
 
 def _describe(error: BaseException) -> tuple[str, int]:
-    if isinstance(error, (KeyboardInterrupt, click.Abort)):
-        return "", INTERRUPTED
     if isinstance(error, click.ClickException):  # a slip of the user's: nothing heavy is imported
         return error.format_message(), error.exit_code
     from pyggml.errors import Aborted, PyggmlError
