@@ -232,6 +232,9 @@ def test_diff(tiny: Path, tmp_path: Path) -> None:
     assert found["tensors"]["equal"] == 4
     quick = json.loads(run("diff", "--json", "--no-values", tiny, other, code=1).stdout)
     assert not quick["values"] and quick["tensors"]["changed"] == found["tensors"]["changed"]
+    for args, counted in (((), True), (("--no-values",), False)):
+        assert ("4 tensors are equal" in run("diff", *args, tiny, other, code=1).stdout) is counted
+        assert "0 tensors" not in run("diff", *args, tiny, other, code=1).stdout
 
 
 def test_diff_of_types_and_of_the_magic(tmp_path: Path) -> None:

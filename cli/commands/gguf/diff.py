@@ -39,13 +39,13 @@ def command(a: Path, b: Path, as_json: bool, no_values: bool) -> None:
     if as_json:
         write(json.dumps(_plain(found), indent=1) + "\n")
     else:
-        for line in _text(found):
+        for line in _text(found, counted=not no_values):
             write(line + "\n")
     if not found.same:
         raise click.exceptions.Exit(FAILED)
 
 
-def _text(found: Diff) -> Iterator[str]:
+def _text(found: Diff, counted: bool) -> Iterator[str]:
     if found.magic:
         yield "~ magic: {} -> {}".format(*found.magic)
     for key, value in found.metadata_removed.items():
@@ -63,7 +63,10 @@ def _text(found: Diff) -> Iterator[str]:
         types = found.tensors_changed.get(name)
         change = f": {_kind(types[0])} -> {_kind(types[1])}" if types else ""
         yield f"~ tensor {name}{change}{_apart(found.values.get(name))}"
-    yield f"{found.n_equal} tensors are equal" if not found.same else "no difference"
+    if found.same:
+        yield "no difference"
+    elif counted:
+        yield f"{found.n_equal} tensors are equal"
 
 
 def _kind(info: TensorInfo) -> str:
