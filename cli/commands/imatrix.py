@@ -82,6 +82,8 @@ def command(in_file: list[Path], show_statistics: bool, output: Path, **options:
     text = PromptOptions.take(options).text()
     if text is None and not in_file:
         raise click.UsageError("give the text with -f or -p, or matrices with --in-file")
+    if not output.parent.is_dir():  # said before the work, which may take hours
+        raise click.ClickException(f"{output}: there is no directory {output.parent} to write to")
     if text is not None:
         _collect(collector, text, output, options)
     write_importance(output, collector.importance)

@@ -143,6 +143,7 @@ def test_from_text_to_a_weighed_model_and_its_distance(
         (("--show-statistics",), "--in-file"),
         ((), "give the text"),
         (("-f", "text.txt", "--chunk", 99, *model), "none is left"),
+        (("-f", "text.txt", "-o", "none/i.gguf"), "there is no directory none"),
     ):
         assert message in run(imatrix.command, *args, code=2 if "-f" not in args else 1).stderr
 
