@@ -141,7 +141,7 @@ def dequantize(
     """The values of bytes in the format ``type``, a type or its name.
 
     Args:
-        data: uint8 [..., row bytes], as from ``quantize`` (or flat).
+        data: uint8 [..., row bytes], as from ``quantize`` (or flat); or ``bytes``.
         n_threads: None is one for each core that we may use.
 
     Returns:
@@ -149,10 +149,10 @@ def dequantize(
 
     Raises:
         ShapeError: rows that are not whole blocks.
-        TypeMismatch: a format that we do not know.
+        TypeMismatch: a format that we do not know, or an array of something else than bytes.
     """
     type = _type(type)
-    data = np.ascontiguousarray(data, np.uint8)
+    data = _bytes(data)
     small = data.size * type.block_size < _SMALL * type.type_size
     codec = None if small or type in _PLAIN else array_codec()
     if codec is None:
@@ -172,6 +172,18 @@ def _type(type: GGMLType | str) -> GGMLType:
         raise TypeMismatch(
             f"there is no format {type!r}; there are F32, F16, BF16, {have}"
         ) from None
+
+
+def _bytes(data: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return np.frombuffer(data, np.uint8)
+    found = np.ascontiguousarray(data)
+    if found.dtype != np.uint8:
+        raise TypeMismatch(
+            f"blocks are bytes: want an array of uint8, got {found.dtype}; its bytes are "
+            "x.view(np.uint8)"
+        )
+    return found
 
 
 def _importance(imatrix: npt.ArrayLike, n: int) -> Floats:

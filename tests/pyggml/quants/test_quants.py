@@ -206,6 +206,13 @@ def test_wrong_sizes_and_types_are_refused() -> None:
         dequantize(np.zeros(36, np.uint8), GGMLType.NVFP4)
     with pytest.raises(TypeMismatch, match=r"Q4_Q.*Q4_K"):
         quantize(np.zeros(256), "Q4_Q")
+    with pytest.raises(TypeMismatch, match=r"uint8, got float16.*view"):
+        dequantize(np.ones(32, np.float16), "F16")
+
+
+def test_blocks_may_be_a_files_bytes() -> None:
+    blocks = quantize(np.arange(64, dtype=np.float32), Q4_0)
+    np.testing.assert_array_equal(dequantize(blocks.tobytes(), Q4_0), dequantize(blocks, Q4_0))
 
 
 @by_name
