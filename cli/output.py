@@ -24,10 +24,8 @@ INTERRUPTED, USAGE, FAILED = 130, 2, 1
 
 
 def write(text: str) -> None:
-    """Write to stdout now, if it is open; characters its encoding lacks become ``?``."""
+    """Write to stdout now; characters its encoding lacks become ``?``."""
     stream = sys.stdout
-    if stream is None:  # closed before we began, as by `>&-`
-        return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()

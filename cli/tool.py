@@ -177,8 +177,7 @@ def _main(run: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
     atexit.register(gc.freeze)  # or Python looks through all of it again on its way out
     try:
         code = run(*args, **kwargs)
-        if sys.stdout is not None:  # as it is where it was closed before we began
-            sys.stdout.flush()
+        sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         code = report(error)
     sys.exit(code if isinstance(code, int) else 0)

@@ -18,19 +18,22 @@ from pathlib import Path
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to; what is there takes the place of ``path`` when all went well.
 
-    A device or a pipe, such as /dev/null, has no place to take: it is written to as it is.
+    Of a symbolic link it is what the link names. A device or a pipe, such as /dev/null, has no
+    place to take: it is written to as it is.
 
     Raises:
         OSError: there is no such directory, or it cannot be renamed.
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such directory to write to", str(path.parent))
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "cannot replace a directory", str(path))
     if path.exists() and not path.is_file():
         yield path
         return
+    if path.is_symlink():
+        path = path.resolve()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such directory to write to", str(path.parent))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         yield temporary

@@ -22,6 +22,20 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links are a privilege")
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "link", tmp_path / "there" / "x"
+    link.symlink_to(target)
+    for data in (b"new", b"newer"):
+        write_whole(link, data)
+        assert link.is_symlink() and target.read_bytes() == data
+    target.unlink()
+    target.parent.rmdir()
+    with pytest.raises(FileNotFoundError, match=r"no such directory to write to: '.*there'"):
+        write_whole(link, b"x")
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     """``-o /dev/null``, as root, made a file of the device."""
