@@ -157,10 +157,12 @@ class Pool:
         ready_threads, ready_bytes = self._ready
         if n_threads > ready_threads or program.scratch_bytes > ready_bytes:
             n, size = max(n_threads, ready_threads), max(program.scratch_bytes, ready_bytes)
+            self._ready = 0, 0  # an interrupt may come before all of it is
             self._scratch = [zeroed(size) for _ in range(n)]
             self._scratch_table[:n] = self.scratch_addresses()
             for i in range(len(self._workers) + 1, n):
                 self._workers.append(_Worker(self, i))
+                self._workers[-1].thread.start()  # known by now: there is never a second one
             self._ready = n, size
         self._set(ERROR, 0)
         self._set(ABORT, 0)
@@ -193,7 +195,8 @@ class Pool:
         for worker in self._workers:
             worker.wake()
         for worker in self._workers:
-            worker.thread.join(1.0)
+            if worker.thread.is_alive():
+                worker.thread.join(1.0)
         self._workers = []
 
 
@@ -206,7 +209,6 @@ class _Worker:
         self._parked = False
         self._bell = threading.Semaphore(0)
         self.thread = threading.Thread(target=self._loop, daemon=True, name=f"pyggml-{index}")
-        self.thread.start()
 
     def wake(self) -> None:
         if self._parked:

@@ -193,6 +193,48 @@ def test_two_python_threads_compute_at_once() -> None:
     assert not wrong
 
 
+def test_ctrl_c_between_memory_and_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads must not go on with addresses of memory that is gone."""
+    pool, node = Pool(), chain(Context(), 2)
+    program, larger = lower(node, 2), lower(node, 2)
+    larger.scratch_bytes = 2 * program.scratch_bytes
+    pool.run(program)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "scratch_addresses", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(larger)
+    pool.run(program)
+    assert pool._scratch_table[:2].tolist() == pool.scratch_addresses()
+    pool.close()
+
+
+def test_ctrl_c_while_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of one number would share scratch and a queue."""
+
+    def start(thread: threading.Thread) -> None:
+        begin(thread)
+        interrupt()
+
+    begin, before = threading.Thread.start, threading.enumerate()
+    pool, node = Pool(), chain(Context())
+    program = lower(node, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(program)
+    for _ in range(3):
+        node.numpy()[...] = 0
+        pool.run(program)
+        np.testing.assert_array_equal(node.numpy(), X)
+    names = [t.name for t in threading.enumerate() if t not in before]
+    assert names.count("pyggml-1") == names.count("pyggml-2") == 1
+    pool.close()
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 # --- other processes ---
 
 SETUP = """
