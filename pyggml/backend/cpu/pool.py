@@ -183,8 +183,8 @@ class Pool:
                 work(self.control, 0, self._epoch, *self._yields)
             finally:
                 self.open = 0
-        if self._words[ERROR // 64]:
-            code = int(self._words[ERROR // 64])
+        if code := int(self._words[ERROR // 64]):
+            self._set(ERROR, 0)  # a callable may go on after what failed inside of it
             raise ComputeError(f"a kernel stopped the graph: {ERRORS.get(code, f'error {code}')}")
         if self._words[ABORT // 64]:
             raise Aborted("the compute was aborted")

@@ -144,6 +144,21 @@ def test_a_callable_may_compute_another_graph() -> None:
     np.testing.assert_array_equal(node.numpy(), X + X * np.float32(7))
 
 
+def test_a_callable_may_go_on_after_an_error_inside_of_it() -> None:
+    ctx = Context()
+    table = ctx.from_numpy(X)
+    bad = lower(ops.get_rows(ctx, table, ctx.from_numpy(np.array([300], np.int32))), 2)
+
+    def call(dst: Any, x: Any) -> None:
+        with pytest.raises(ComputeError, match="index lies outside"):
+            get_pool().run(bad)
+        dst[...] = x
+
+    node = ops.scale(ctx, ops.map_custom(ctx, call, ops.scale(ctx, table, 2.0)), 0.5)
+    get_pool().run(lower(node, 2))
+    np.testing.assert_array_equal(node.numpy(), X)
+
+
 def test_abort_from_another_thread() -> None:
     """The callable in the middle makes sure that the compute runs when it is aborted."""
     ctx = Context()
