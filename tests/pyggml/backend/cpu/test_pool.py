@@ -16,7 +16,7 @@ import pytest
 from pyggml import ops
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.loop import MAX_THREADS, QUEUES
+from pyggml.backend.cpu.loop import MAX_THREADS
 from pyggml.backend.cpu.pool import Pool, get_pool
 from pyggml.backend.cpu.program import Program, compile_program
 from pyggml.backend.cpu.work import WorkStore
@@ -286,11 +286,44 @@ def test_the_interpreter_ends_cleanly_with_workers_alive() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
-def test_nothing_is_left_to_claim_after_a_fork_within_a_run() -> None:
-    pool = Pool()
-    pool._control[QUEUES:] = 1
-    pool.reset()
-    assert not pool._control[QUEUES:].any()
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_forked_in_a_compute_knows_nothing_of_it() -> None:
+    """The other run has chunks left, which the child must not take for its own."""
+    done = python("""
+import threading
+import numba
+from pyggml.backend.cpu.abi import SRC0, data
+from pyggml.backend.cpu.atomics import atomic_add, atomic_load, pause
+@numba.njit
+def wait(node, chunk, n_chunks, scratch):
+    atomic_add(data(node, SRC0), 1)
+    while atomic_load(data(node, SRC0) + 8) == 0:
+        pause()
+gate = ctx.from_numpy(np.zeros((64, 1024), np.float32))
+words = gate.numpy().reshape(-1).view(np.int64)
+waiting, small = CGraph(), CGraph()
+waiting.build_forward_expand(ops.map_custom(ctx, wait, gate))
+one = ops.scale(ctx, ctx.from_numpy(np.ones(8, np.float32)), 2.0)
+small.build_forward_expand(one)
+long, short = backend.compile(waiting), backend.compile(small)
+backend.run(short)
+thread = threading.Thread(target=backend.run, args=(long,))
+thread.start()
+while words[0] < 2:
+    time.sleep(0.01)
+child = os.fork()
+if not child:
+    for _ in range(20):
+        one.numpy()[...] = 0
+        backend.run(short)
+        assert (one.numpy() == 2).all()
+    assert words[0] <= 4, "chunks of the parent's run"
+    os._exit(0)
+words[1] = 1
+thread.join()
+print(os.waitpid(child, 0)[1])
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
