@@ -14,6 +14,7 @@ import errno
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def hub_model(name: str, file: str | None = None, hub: Hub | None = None) -> Pat
     Args:
         name: ``user/model`` or ``user/model:QUANT``; without a quantization Q4_K_M, else Q8_0,
             else the first.
-        file: name of the file instead.
+        file: name of the file instead, or a pattern that one file has, such as ``*Q4_K_M.gguf``.
 
     Returns:
         Its path in the cache; the first of several parts, all of which are there.
@@ -156,6 +157,11 @@ def _named(repo: str, files: list[str], wanted: str) -> str:
         if name.lower() == wanted.lower():
             return name
     models = [f for f in files if f.lower().endswith(".gguf")]
+    found = [f for f in models if fnmatchcase(f.lower(), wanted.lower()) and _is_model(f)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise HubError(f"{repo} has several files {wanted}: {', '.join(found)}; want one")
     raise HubError(f"{repo} has no file {wanted}{_shown(models)}")
 
 

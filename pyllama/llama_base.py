@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -25,6 +26,7 @@ from .compat import NotSupported, cache_type, check_arguments, overrides
 from .context import Context
 from .errors import BatchError, ModelError
 from .evaluated import Evaluated, Floats, Ids
+from .hub import Hub, hub_model
 from .llama_state import LlamaState, put_state, take_state
 from .llama_tokenizer import LlamaTokenizer
 from .model import Model
@@ -284,11 +286,42 @@ class LlamaBase:
             self._state.evaluate(tokens)
             _ = self._state.scores  # keeps the last row
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """A model from the Hugging Face hub, downloaded if need be; needs the extra ``hf``.
+
+        Args:
+            repo_id: ``user/model``, or ``user/model:QUANT``.
+            filename: name of the GGUF file, or a pattern such as ``*Q4_K_M.gguf``; None chooses.
+            cache_dir: another cache.
+            options: the constructor's.
+
+        Raises:
+            HubError: see `pyllama.hub.hub_model`.
+        """
+        hub = Hub(cache_dir=None if cache_dir is None else Path(cache_dir))
+        return cls(hub_model(repo_id, filename, hub), **options)
+
     def embed(self, *args: object, **options: object) -> NoReturn:
         """Not possible yet. Raises: NotSupported."""
         raise NotSupported("Llama: embeddings are not supported yet; llama-cpp-python has them")
 
     create_embedding = embed
+
+    def set_cache(self, cache: object | None) -> None:
+        """Nothing but None is possible yet. Raises: NotSupported."""
+        if cache is not None:
+            raise NotSupported(
+                "Llama: a cache of states is not supported yet; leave it out: what a prompt has "
+                "in common with the last one is used again in any case"
+            )
 
     def save_state(self) -> LlamaState:
         """A copy of tokens, logits and cache, for `load_state`."""

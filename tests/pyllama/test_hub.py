@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pyllama import Llama
 from pyllama.errors import HubError
 from pyllama.hub import Hub, choose, hub_model
 
@@ -61,6 +63,25 @@ def test_files_by_name_and_in_parts(server: HubServer, tmp_path: Path) -> None:
     first = hub_model("user/model:iq2_xs", hub=hub)
     assert first.read_bytes() == b"one"
     assert (first.parent / "model-IQ2_XS-00002-of-00002.gguf").read_bytes() == b"two"
+
+
+def test_files_by_pattern(server: HubServer, tmp_path: Path) -> None:
+    hub = Hub(cache_dir=tmp_path)
+    assert hub_model("user/model", "*f16.gguf", hub).read_bytes() == b"f16"
+    assert hub_model("user/model", "sub/*", hub).read_bytes() == b"one"  # the first part
+    with pytest.raises(HubError, match=r"several files \*\.gguf: model-F16\.gguf, .*; want one"):
+        hub_model("user/model", "*.gguf", hub)
+    with pytest.raises(HubError, match=r"no file \*Q9\*; it has mmproj-Q4_K_M\.gguf"):
+        hub_model("user/model", "*Q9*", hub)
+
+
+def test_llama_from_the_hub(server: HubServer, tmp_path: Path) -> None:
+    class Given(Llama):
+        def __init__(self, model_path: Any, **options: Any) -> None:
+            self.given = Path(model_path).read_bytes(), options
+
+    made = Given.from_pretrained("user/model", "*F16.gguf", cache_dir=tmp_path, n_ctx=8)
+    assert isinstance(made, Given) and made.given == (b"f16", {"n_ctx": 8})
 
 
 def test_a_download_that_was_cut_goes_on(server: HubServer, tmp_path: Path) -> None:

@@ -77,6 +77,9 @@ def test_arguments_that_cannot_be_obeyed(reciting: Any) -> None:
     for embed in (reciting().embed, reciting().create_embedding):
         with pytest.raises(NotSupported, match="embeddings are not supported yet"):
             embed("The cat")
+    reciting().set_cache(None)
+    with pytest.raises(NotSupported, match="cache of states is not supported yet"):
+        reciting().set_cache({})
 
 
 def test_rope_of_the_context(reciting: Any) -> None:
