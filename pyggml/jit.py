@@ -242,6 +242,12 @@ class _Cache(_numba_caching.FunctionCache):  # type: ignore[misc]
 
 
 _compile_lock = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a child would wait for ever for a thread that it has not
+    os.register_at_fork(
+        before=_compile_lock.acquire,
+        after_in_parent=_compile_lock.release,
+        after_in_child=_compile_lock.release,
+    )
 on_compile: Callable[[str], None] | None = None  # told what was compiled, or begins to be
 
 

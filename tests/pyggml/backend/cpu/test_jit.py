@@ -158,6 +158,39 @@ def test_what_is_damaged_is_compiled_again(tmp_path: Path, left: int) -> None:
     assert files.load("a") == b"new code of a"
 
 
+FORKED = """
+import os, threading
+from pyggml import jit
+from pyggml.backend.cpu.kernels.norm import rms_norm_f32
+from pyggml.backend.cpu.kernels.scale import scale_f32
+begun = threading.Event()
+inside = jit._numba_cache
+
+def entered():
+    begun.set()
+    return inside()
+
+jit._numba_cache = entered
+thread = threading.Thread(target=lambda: rms_norm_f32.address)
+thread.start()
+begun.wait()
+child = os.fork()
+assert scale_f32.address
+if child == 0:
+    os._exit(7)
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_forked_while_a_thread_compiles_can_compile() -> None:
+    command = [sys.executable, "-c", FORKED]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("7\n", "")
+
+
 TWINS = """
 import ctypes, sys
 from pyggml.backend.cpu.abi import i64_ptr
