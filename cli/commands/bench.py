@@ -19,7 +19,9 @@ import click
 
 from ..bench_lists import Lists, list_options
 from ..bench_table import PRINTERS, Printer, comparison_table
+from ..hub_options import hub_options
 from ..loading import load_model
+from ..machine import machine_options
 from ..options import ModelOptions, Number, load_options
 from ..output import note, write
 from ..tool import Tool, ignored_option, version_option
@@ -57,6 +59,7 @@ def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     metavar="PATH",
     help="GGUF files, by commas or repeated. Without it: a small demo model, fetched once.",
 )
+@hub_options
 @list_options
 @click.option(
     "-r",
@@ -98,6 +101,7 @@ def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     "llama-bench's) share, and how many times A's speed B has.",
 )
 @load_options
+@machine_options
 @ignored_option("-ngl", "--n-gpu-layers", takes_value=True, why="there is no GPU backend yet")
 @ignored_option("-v", "--verbose")
 @version_option()

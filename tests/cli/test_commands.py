@@ -291,6 +291,28 @@ def test_bench_that_is_stopped_leaves_a_whole_file(monkeypatch: pytest.MonkeyPat
     assert code == 1 and len(json.loads(out)) == 2 and "bad.gguf" in err
 
 
+def test_bench_takes_models_of_the_hub_and_places_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded: list[tuple[str, str | None]] = []
+    given: list[dict[str, Any]] = []
+
+    def hub_model(repo: str, file: str | None, hub: Any) -> Path:
+        loaded.append((repo, file))
+        return Path("x.gguf")
+
+    monkeypatch.setattr("pyllama.hub.hub_model", hub_model)
+    monkeypatch.setattr(
+        "pyggml.backend.cpu.pool.Pool.configure", lambda self, **options: given.append(options)
+    )
+    arguments = ["-hf", "user/model", "-hff", "x.gguf", "--poll", "7", "-o", "jsonl"]
+    result = CliRunner().invoke(bench.command, arguments)
+    assert result.exit_code == 0, result.stderr
+    assert loaded == [("user/model", "x.gguf")] and given == [{"poll": 7, "pinned": []}]
+    code, _, err = run(bench.command, "-hf", "user/model")
+    assert code == 2 and "with -m or with -hf, not both" in err
+
+
 def test_bench_of_nothing() -> None:
     code, out, err = run(bench.command, "-p", "0", "-n", "0", "-o", "json")
     assert (code, out) == (2, "") and "-p or -n above 0, or -pg" in err
