@@ -26,7 +26,6 @@ from .compat import NotSupported, cache_type, check_arguments, overrides
 from .context import Context
 from .errors import BatchError, ModelError
 from .evaluated import Evaluated, Floats, Ids
-from .hub import Hub, hub_model
 from .llama_state import LlamaState, put_state, take_state
 from .llama_tokenizer import LlamaTokenizer
 from .model import Model
@@ -306,6 +305,8 @@ class LlamaBase:
         Raises:
             HubError: see `pyllama.hub.hub_model`.
         """
+        from .hub import Hub, hub_model  # few need it: 3 ms of every start
+
         hub = Hub(cache_dir=None if cache_dir is None else Path(cache_dir))
         return cls(hub_model(repo_id, filename, hub), **options)
 

@@ -25,6 +25,7 @@ from ..options import (
     model_options,
 )
 from ..output import note, write
+from ..paths import writable
 from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
@@ -42,7 +43,7 @@ def _paths(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 
 @click.command("imatrix", cls=Tool)
 @prompt_options
-@click.option("-o", "--output", "--output-file", "output", type=_PATH,
+@click.option("-o", "--output", "--output-file", "output", type=_PATH, callback=writable,
               default=Path("imatrix.gguf"), show_default=True, help="The file.")  # fmt: skip
 @click.option("--chunk", "--from-chunk", "first_chunk", type=Number(0, INT32_MAX), default=0,
               show_default=True, help="Begin with this chunk of the text.")  # fmt: skip
@@ -82,8 +83,6 @@ def command(in_file: list[Path], show_statistics: bool, output: Path, **options:
     text = PromptOptions.take(options).text()
     if text is None and not in_file:
         raise click.UsageError("give the text with -f or -p, or matrices with --in-file")
-    if not output.parent.is_dir():  # said before the work, which may take hours
-        raise click.ClickException(f"{output}: there is no directory {output.parent} to write to")
     if text is not None:
         _collect(collector, text, output, options)
     write_importance(output, collector.importance)

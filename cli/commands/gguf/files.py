@@ -23,8 +23,7 @@ def confirm(warning: str) -> None:
     """Ask before something that may do harm. Raises: ClickException: the answer is not YES."""
     note(warning)
     click.echo("Enter exactly YES to go on: ", err=True, nl=False)
-    answer = sys.stdin.readline() if sys.stdin is not None else ""  # closed: nobody answers
-    if answer.strip() != "YES":
+    if sys.stdin.readline().strip() != "YES":
         raise click.ClickException(
             "nothing was changed: the answer was not YES; --force does not ask"
         )

@@ -1,4 +1,4 @@
-"""Files that the commands write: into folders that are there; pictures are SVG."""
+"""Files that the commands write: pictures are SVG."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from typing import Any
 
 import click
 
-
-def writable(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """Refuse a file in no folder before the work is done, not after it."""
-    if value is not None and not value.parent.is_dir():
-        raise click.BadParameter(f"{value.parent}: no such directory to write to.")
-    return value
+from ...paths import writable
 
 
 def svg_option(flag: str) -> Callable[[Any], Any]:

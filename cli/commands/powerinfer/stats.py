@@ -18,9 +18,10 @@ import click
 from ...loading import load_model
 from ...options import INT32_MAX, MAX_THREADS, ModelOptions, Number, model_options
 from ...output import progress_bar, write
+from ...paths import writable
 from ...prompt import PromptOptions, escape_option, prompt_options
 from ...tool import Tool, version_option
-from .files import svg_option, writable
+from .files import svg_option
 
 if TYPE_CHECKING:
     from pyllama.sparsity.stats import Statistics

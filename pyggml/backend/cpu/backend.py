@@ -20,7 +20,6 @@ from ...tensor import Tensor
 from ..interface import Device
 from . import kernels as kernels  # registers the lowerings
 from .buffer import RepackBufferType
-from .loop import MAX_THREADS
 from .lowering import LOWER, SUPPORTS, reads_layout
 from .osapi import default_threads
 from .pool import get_pool
@@ -33,8 +32,7 @@ class CpuBackend:
     """Runs graphs on this process's thread pool.
 
     Args:
-        n_threads: threads of a compute, at most ``MAX_THREADS``; None for min(affinity, cgroup
-            quota, physical cores).
+        n_threads: threads of a compute; None for min(affinity, cgroup quota, physical cores).
         fusion: let kernels take several nodes at once (``PYGGML_FUSION=0`` forbids it).
     """
 
@@ -42,8 +40,7 @@ class CpuBackend:
 
     def __init__(self, n_threads: int | None = None, *, fusion: bool = True) -> None:
         ensure_isa()
-        wanted = default_threads() if n_threads is None else max(1, n_threads)
-        self.n_threads = min(wanted, MAX_THREADS)
+        self.n_threads = default_threads() if n_threads is None else max(1, n_threads)
         self.fusion = fusion and env.FUSION.enabled()
         self._store = WorkStore()
         self._inside: set[int] = set()  # threads that run a program here

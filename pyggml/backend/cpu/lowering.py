@@ -21,6 +21,7 @@ from ...jit import Kernel
 from ...tensor import Tensor
 from .buffer import is_repacked
 from .layout import ACTIVATION_BYTES
+from .loop import MAX_THREADS
 from .work import WorkMemory, WorkRange
 
 Range = tuple[int, int]  # first byte, byte behind the last
@@ -134,7 +135,12 @@ def meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
 
 @dataclass
 class Lowering:
-    """The launches of a graph while they are collected."""
+    """The launches of a graph while they are collected.
+
+    Args:
+        n_threads: that will run them; the pool has room for ``MAX_THREADS``.
+        fusion: let kernels take several adjacent nodes at once.
+    """
 
     graph: CGraph
     n_threads: int
@@ -145,6 +151,9 @@ class Lowering:
     _producer: dict[Tensor, int] = field(default_factory=dict)
     _quantized: dict[tuple[Tensor, int], tuple[WorkRange, int]] = field(default_factory=dict)
     _made: dict[Hashable, tuple[WorkRange, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.n_threads = min(self.n_threads, MAX_THREADS)
 
     def launch(
         self,

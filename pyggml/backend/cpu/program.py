@@ -33,7 +33,6 @@ from .loop import (
     LAUNCH_WORDS,
     MAX_CHUNKS,
     MAX_PHASES,
-    MAX_THREADS,
 )  # fmt: skip
 from .lowering import Launch, Lowering, Range
 from .private import Need, private_bytes, privatise, thread_records
@@ -248,6 +247,6 @@ def compile_program(
     Raises:
         UnsupportedOp: a node that no kernel takes.
     """
-    lowering = Lowering(graph, min(n_threads, MAX_THREADS), WorkMemory(store), fusion)
+    lowering = Lowering(graph, n_threads, WorkMemory(store), fusion)
     lowering.run()
     return Program(lowering, error_slot, sequential=sequential)

@@ -14,15 +14,20 @@ import numpy as np
 import pytest
 
 from pyggml import ops
+from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
 from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.backend.cpu.buffer import REPACK
 from pyggml.backend.cpu.loop import MAX_THREADS
 from pyggml.backend.cpu.pool import Pool, get_pool
 from pyggml.backend.cpu.program import Program, compile_program
+from pyggml.backend.cpu.repack import repack
 from pyggml.backend.cpu.work import WorkStore
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
+from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted, ComputeError
+from pyggml.quants import quantize
 from pyggml.tensor import Tensor
 
 X = np.random.default_rng(0).standard_normal((300, 256)).astype(np.float32)
@@ -52,16 +57,39 @@ def test_any_number_of_threads_ends(n_threads: int) -> None:
 
 
 def test_more_threads_than_there_can_be_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyggml.backend.cpu.program.MAX_THREADS", 3)
+    monkeypatch.setattr("pyggml.backend.cpu.lowering.MAX_THREADS", 3)
     node = chain(Context(), 2)
-    get_pool().run(lower(node, MAX_THREADS + 1))
+    program = lower(node, MAX_THREADS + 1)
+    assert program.n_threads == 3
+    get_pool().run(program)
     np.testing.assert_array_equal(node.numpy(), X)
 
 
-def test_a_backend_has_no_more_threads_than_there_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert CpuBackend(MAX_THREADS + 1).n_threads == MAX_THREADS
+def test_no_user_of_the_pool_has_more_threads_than_there_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Graphs, arrays of blocks, and weights that are interleaved."""
+    ran: list[int] = []
+    run = Pool.run
+
+    def count(pool: Pool, program: Program) -> None:
+        ran.append(program.n_threads)
+        run(pool, program)
+
+    monkeypatch.setattr(Pool, "run", count)
+    monkeypatch.setattr("pyggml.backend.cpu.lowering.MAX_THREADS", 3)
     monkeypatch.setenv("PYGGML_NUM_THREADS", "99999")
-    assert CpuBackend().n_threads == MAX_THREADS
+    rows = np.random.default_rng(1).standard_normal((512, 256)).astype(np.float32)
+    blocks = quantize(rows, "Q4_0", n_threads=99999)
+    ctx = Context(no_alloc=True)
+    w = ctx.new_tensor_2d(GGMLType.Q4_0, 256, 512)
+    alloc_ctx_tensors(ctx, REPACK)
+    backend = CpuBackend()
+    list(repack(backend, [(w, blocks)]))
+    graph = CGraph()
+    graph.build_forward_expand(chain(Context(), 2))
+    backend.run(backend.compile(graph))
+    assert ran == [3, 3, 3]
 
 
 def test_the_number_of_runs_may_wrap_around() -> None:
@@ -256,7 +284,9 @@ SETUP = """
 import os, sys, time
 import numpy as np
 from pyggml import ops
+from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cpu.backend import CpuBackend
+from pyggml.backend.cpu.buffer import REPACK
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.errors import ComputeError
