@@ -113,7 +113,8 @@ between two barriers; kernels that share one are joined by `+` or counted by `*`
 
 One token, behind 512 others: {r["token_ms"]:.2f} ms, {1e3 / r["token_ms"]:.0f} tokens/s:
 {speed:.1f} GB/s of weights, {speed / read:.0%} of the read roof. Everything outside of graph
-compute (building inputs, sampling, the loop) takes {r["outside_share"]:.1%} of a greedy token.
+compute (building inputs, sampling, the loop) takes {r["outside_share"]:.1%} of a greedy token and
+{r["outside_share_sampled"]:.1%} of one chosen by the default samplers with some tokens banned.
 
 {table(r["token"])}
 A prompt of 512 tokens: {r["prompt_512_tokens_per_s"]:.0f} tokens/s.

@@ -64,8 +64,8 @@ def rows_of(times: list[PhaseTime]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda r: -r["share"])
 
 
-def outside_share(model: Model, n: int = 200) -> float:
-    """The share of a greedy token that is not graph compute."""
+def outside_share(model: Model, params: SamplingParams, n: int = 200) -> float:
+    """The share of a token that is not graph compute."""
     context = Context(model, n_ctx=1024)
     timings = Timings()
     inside = 0.0
@@ -79,9 +79,7 @@ def outside_share(model: Model, n: int = 200) -> float:
 
     context._backend.run = timed  # type: ignore[method-assign]
     tokens = list(range(1000, 1016))
-    stream = generate(
-        context, tokens, SamplingParams(temp=0.0, ignore_eos=True), n_predict=n, timings=timings
-    )
+    stream = generate(context, tokens, params, n_predict=n, timings=timings)
     next(stream)
     inside, start = 0.0, time.perf_counter()
     for _ in stream:
@@ -110,7 +108,14 @@ def main() -> None:
     prompt_times = profile(context._programs[512, 1].program, 1)
     weights = sum(t.nbytes for t in model.weights.values())
     read, macs = read_roof(weights, threads), mac_roof(GGMLType.Q4_1, threads)
-    outside = statistics.median(outside_share(model) for _ in range(3))
+    chains = {  # tokens that end a generation are banned, so that all take as many
+        "outside_share": SamplingParams(temp=0.0, ignore_eos=True),
+        "outside_share_sampled": SamplingParams(seed=1, ignore_eos=True),
+    }
+    outside = {
+        name: statistics.median(outside_share(model, params) for _ in range(5))
+        for name, params in chains.items()
+    }
     token_ns = sum(t.ns for t in token)
     result = {
         "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -122,7 +127,7 @@ def main() -> None:
         "mac_roof_gmac_per_s": macs,
         "token_ms": token_ns / 1e6,
         "prompt_512_tokens_per_s": statistics.median(speeds),
-        "outside_share": outside,
+        **outside,
         "token": rows_of(token),
         "prompt": rows_of(prompt_times),
     }

@@ -166,7 +166,7 @@ def _loop(
         logits, best = context.logits_ith(-1), None
         if processors:
             logits = apply_logits_processors(processors, np.array(ids, np.intc), logits)
-        elif chain.is_greedy:
+        else:
             best = context.best_ith(-1)
         token = chain.sample(logits, best)
         chain.accept(token)

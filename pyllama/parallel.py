@@ -101,8 +101,8 @@ class _Run:
             for slot in list(self._slots):
                 if slot.output < 0:
                     continue
-                best = context.best_ith(slot.output) if slot.chain.is_greedy else None
-                token = slot.chain.sample(context.logits_ith(slot.output), best)
+                logits, best = context.logits_ith(slot.output), context.best_ith(slot.output)
+                token = slot.chain.sample(logits, best)
                 slot.chain.accept(token)
                 slot.n_left -= 1
                 yield slot.index, token

@@ -114,8 +114,7 @@ def steps(
             state.catch_up(ids)
             state.holder = me
         logits = state.context.logits_ith(-1)
-        best = state.context.best_ith(-1) if chain.is_greedy else None
-        token = sampling.choose(logits, state, best)
+        token = sampling.choose(logits, state, state.context.best_ith(-1))
         chain.accept(token)
         if sampling.criteria:
             given = state.ids()

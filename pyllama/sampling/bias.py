@@ -22,6 +22,7 @@ class LogitBias(Sampler):
     """
 
     label = "logit-bias"
+    keeps_all = True
 
     def __init__(self, bias: Mapping[int, float]) -> None:
         self._tokens = np.fromiter(bias.keys(), np.intp, len(bias))

@@ -16,12 +16,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
-Positions = NDArray[np.intp]
-
-MIN_COLUMNS = 1024  # of the grid whose column maxima bound the top k; fastest at 32k-128k tokens
-MIN_ROWS = 4
-MIN_SIZE_FOR_KEYS = 512
+from pyggml.jit import inline_strict
+from pyllama.sampling.top import Floats, Positions, top_positions
 
 
 class Candidates:
@@ -29,6 +25,7 @@ class Candidates:
 
     Args:
         logits: float32[n], one per token id from 0.
+        best: where the largest one is, or the first NaN, if that is known.
 
     Attributes:
         logits: float32[n_candidates]; read-only by convention, see `edit`.
@@ -37,8 +34,9 @@ class Candidates:
 
     __slots__ = ("_ids", "_n_vocab", "_owned", "logits", "sorted")
 
-    def __init__(self, logits: Floats) -> None:
-        self._owned = math.isnan(logits[logits.argmax()])  # argmax stops at the first NaN
+    def __init__(self, logits: Floats, best: int | None = None) -> None:
+        best = int(logits.argmax()) if best is None else best
+        self._owned = math.isnan(logits[best])
         if self._owned:
             logits = np.where(np.isnan(logits), np.float32(-np.inf), logits)
         self.logits = logits
@@ -126,52 +124,10 @@ class Candidates:
         return weights
 
 
-def top_positions(logits: Floats, k: int) -> Positions:
-    """Positions of the k largest values, as a stable descending sort has them.
-
-    Reads a large vocabulary twice and sorts only a handful: laid out as a grid, the k-th largest of
-    the column maxima is a lower bound of the k-th largest value, and few values lie above it.
-
-    Args:
-        logits: float32[n] without NaN.
-        k: how many, at least 1; all of them when k >= n.
-    """
-    n = logits.size
-    if n <= 4 * k:
-        return _descending(logits)[:k]
-    bound = _lower_bound(logits, k)
-    chosen = logits >= bound
-    if np.count_nonzero(chosen) > 4 * k:  # too low, or equal to many
-        chosen = logits > bound
-        if np.count_nonzero(chosen) >= k:
-            bound = np.partition(logits, n - k)[n - k]
-            chosen = logits > bound
-        n_equal = k - np.count_nonzero(chosen)
-        chosen[(logits == bound).nonzero()[0][:n_equal]] = True
-    positions = chosen.nonzero()[0]
-    return positions[_descending(logits[positions])[:k]]
-
-
-def _lower_bound(logits: Floats, k: int) -> np.float32:
-    """The k-th largest value or, cheaper, one below it that few values exceed."""
-    n_columns = max(MIN_COLUMNS, 4 * k)
-    n_rows = logits.size // n_columns
-    if n_rows >= MIN_ROWS:
-        logits = logits[: n_rows * n_columns].reshape(n_rows, n_columns).max(axis=0)
-    bound: np.float32 = np.partition(logits, logits.size - k)[logits.size - k]
-    return bound
-
-
-def _descending(logits: Floats) -> Positions:
-    """Positions by descending value, equal ones by ascending position."""
-    negated = np.subtract(0, logits, dtype=np.float32)  # 0 - x, unlike -x, has no negative zero
-    if logits.size < MIN_SIZE_FOR_KEYS:
-        return negated.argsort(kind="stable")
-    # NumPy sorts integers several times faster than it sorts floats stably: order the bits of a
-    # float like a signed integer's and put the position below them.
-    bits = negated.view(np.int32)
-    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) << 32
-    keys |= np.arange(keys.size)
-    keys.sort()
-    order: Positions = (keys & 0xFFFFFFFF).astype(np.intp, copy=False)
-    return order
+@inline_strict
+def weight(logits, i):  # type: ignore[no-untyped-def]
+    """One of `Candidates.weights` where logits descend, for `fused`."""
+    top = logits[0]
+    if np.isfinite(top):
+        return np.exp(logits[i] - top)
+    return np.float32(logits[i] == top if top > 0 else i == 0)

@@ -15,16 +15,19 @@ counts as -inf; where every logit is -inf, token 0 is chosen. Not thread-safe.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 import numpy as np
 
 from pyllama.sampling.bias import LogitBias
-from pyllama.sampling.candidates import Candidates, Floats
+from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.dist import Dist
+from pyllama.sampling.fused import Fused
 from pyllama.sampling.params import SamplingError, SamplingParams
 from pyllama.sampling.penalties import Penalties
 from pyllama.sampling.sampler import ChainSetup, Sampler
 from pyllama.sampling.temperature import Temperature
+from pyllama.sampling.top import Floats
 from pyllama.sampling.truncation import MinP, TopK, TopP
 
 SAMPLERS: dict[str, type[Sampler]] = {
@@ -69,6 +72,9 @@ class Chain:
         self._greedy = _greedy_prefix(self._samplers)
         biases = [s for s in self._greedy or [] if isinstance(s, LogitBias)]
         self._biases = biases if self._greedy is not None and biases == self._greedy else None
+        n_head = sum(1 for _ in takewhile(lambda sampler: sampler.keeps_all, self._samplers))
+        self._head = self._samplers[:n_head]
+        self._fused = Fused.create(self._samplers[n_head:], n_vocab)
         shown = [label if sampler is not None else f"?{label}" for label, sampler in links]
         self._description = " -> ".join(["logits", *shown, self._dist.label])
 
@@ -77,35 +83,37 @@ class Chain:
         """The seed in use, also where it was drawn from the system."""
         return self._dist.seed
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the largest logit is chosen unless a bias forbids it."""
-        return self._biases is not None
-
     def sample(self, logits: Floats, best: int | None = None) -> int:
         """Choose a token; the chain takes note of it only by `accept`.
 
         Args:
             logits: float32[n_vocab], only read.
-            best: where the largest one is, the first of equal ones, if that is known.
+            best: where the largest one is, the first of equal ones or of NaN, if that is known.
 
         Raises:
             SamplingError: another number of logits.
         """
+        logits = self._checked(logits)
         if self._greedy is None:
-            return self._dist.pick(self.apply(logits))
+            uniform = self._dist.uniform()
+            if self._fused is not None:
+                edited = self._run(self._head, logits, best).logits if self._head else logits
+                token = self._fused.pick(edited, uniform)
+                if token >= 0:
+                    return token
+            return self._dist.pick(self._run(self._samplers, logits, best), uniform)
         self._dist.skip()
-        if self._biases is not None and logits.shape == (self._n_vocab,):
+        if self._biases is not None:
             # often enough: no copy of all logits to edit
             best = int(logits.argmax()) if best is None else best
             if logits[best] > -np.inf and all(bias.spares(best) for bias in self._biases):
                 return best
-        candidates = self._run(self._greedy, logits)
+        candidates = self._run(self._greedy, logits, best)
         return candidates.token(candidates.best())
 
     def apply(self, logits: Floats) -> Candidates:
         """The candidates that `sample` draws from; takes no random number of the draw's stream."""
-        return self._run(self._samplers, logits)
+        return self._run(self._samplers, self._checked(logits))
 
     def accept(self, token: int) -> None:
         """Take note of a token of the prompt or of the generation.
@@ -127,13 +135,16 @@ class Chain:
         """The chain in one line, as llama.cpp prints it; samplers that are off start with `?`."""
         return self._description
 
-    def _run(self, samplers: list[Sampler], logits: Floats) -> Candidates:
-        logits = np.asarray(logits, np.float32)
+    def _checked(self, logits: Floats) -> Floats:
+        logits = np.ascontiguousarray(logits, np.float32)
         if logits.shape != (self._n_vocab,):
             raise SamplingError(
                 f"sample: got logits of shape {logits.shape}, wanted ({self._n_vocab},)"
             )
-        candidates = Candidates(logits)
+        return logits
+
+    def _run(self, samplers: list[Sampler], logits: Floats, best: int | None = None) -> Candidates:
+        candidates = Candidates(logits, best)
         # masks near float32's lowest value end as -inf; infinite biases step over inf - inf
         with np.errstate(over="ignore", invalid="ignore"):
             for sampler in samplers:

@@ -7,11 +7,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyllama.sampling.candidates import Candidates
+from pyggml.jit import inline_strict
+from pyllama.sampling.candidates import Candidates, weight
 from pyllama.sampling.params import RANDOM_SEED
 from pyllama.sampling.rng import Mt19937
 
 SMALLEST_DOUBLE = 5e-324
+
+
+@inline_strict
+def draw(logits, n, uniform):  # type: ignore[no-untyped-def]
+    """The position that `Dist` picks out of n candidates by descending logit, for `fused`."""
+    total = 0.0
+    for i in range(n):
+        total += weight(logits, i)
+    target, running, i = max(uniform * total, SMALLEST_DOUBLE), weight(logits, 0), 0
+    while running < target:
+        i += 1
+        running += weight(logits, i)
+    return i
 
 
 class Dist:
@@ -30,11 +44,15 @@ class Dist:
         """The seed in use, also where it was drawn from the system."""
         return self._rng.seed
 
-    def pick(self, candidates: Candidates) -> int:
-        """A token id; never one of probability 0."""
+    def uniform(self) -> float:
+        """The random number of one pick, in [0, 1)."""
+        return self._rng.uniform_double()
+
+    def pick(self, candidates: Candidates, uniform: float | None = None) -> int:
+        """A token id; never one of probability 0. Draws the random number if there is none."""
         running = candidates.weights().astype(np.float64)
         np.cumsum(running, out=running)
-        target = self._rng.uniform_double() * running[-1]
+        target = (self.uniform() if uniform is None else uniform) * running[-1]
         # at 0 the search would stop at a leading token that is impossible
         position = running.searchsorted(max(target, SMALLEST_DOUBLE))
         return candidates.token(int(position))

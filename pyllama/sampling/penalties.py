@@ -23,6 +23,7 @@ class Penalties(Sampler):
     """
 
     label = "penalties"
+    keeps_all = True
 
     def __init__(self, params: SamplingParams) -> None:
         self._repeat = np.float32(params.repeat_penalty)

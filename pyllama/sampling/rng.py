@@ -16,6 +16,7 @@ import numpy as np
 
 from pyllama.sampling.params import RANDOM_SEED
 
+AHEAD = 64  # words drawn at once
 BELOW_ONE = 1.0 - 2.0**-53
 BELOW_ONE_FLOAT = 1.0 - 2.0**-24
 
@@ -31,6 +32,7 @@ class Mt19937:
         self._requested = seed & 0xFFFFFFFF
         self._bits = np.random.MT19937()
         self.seed = 0
+        self._ahead: list[int] = []  # the next words, the last one first: NumPy is slow to ask
         self._skipped = 0  # words that nobody looked at, not drawn yet
         self.reset()
 
@@ -42,6 +44,7 @@ class Mt19937:
         # RandomState is the public way to the classic seeding: MT19937(seed) hashes its seed.
         state: Any = np.random.RandomState(self.seed).get_state(legacy=False)
         self._bits.state = state
+        self._ahead.clear()
         self._skipped = 0
 
     def skip(self, n: int) -> None:
@@ -51,9 +54,13 @@ class Mt19937:
     def raw(self) -> int:
         """The next 32-bit word."""
         if self._skipped:
-            self._bits.random_raw(self._skipped, output=False)
+            n = min(self._skipped, len(self._ahead))
+            del self._ahead[len(self._ahead) - n :]
+            self._bits.random_raw(self._skipped - n, output=False)
             self._skipped = 0
-        return int(self._bits.random_raw())
+        if not self._ahead:
+            self._ahead = self._bits.random_raw(AHEAD)[::-1].tolist()
+        return self._ahead.pop()
 
     def uniform_double(self) -> float:
         """The next double in [0, 1); takes two words, the low one first.

@@ -46,10 +46,14 @@ class Sampler(ABC):
         label: the name that `Chain.describe` prints.
         keeps_best: Whether the best candidate before is always the best one after, which lets a
             greedy chain leave this sampler out.
+        keeps_all: Whether all candidates stay, by ascending id.
+        numbers: What `fused` has to know of one that it can fuse.
     """
 
     label: ClassVar[str]
     keeps_best: ClassVar[bool] = False
+    keeps_all: ClassVar[bool] = False
+    numbers: tuple[float, float] = (0, 0)
 
     @classmethod
     @abstractmethod

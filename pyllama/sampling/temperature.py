@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyggml.jit import inline_strict
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.sampler import ChainSetup, Sampler
 
 NO_TOKENS = np.empty(0, np.intp)
 SMALLEST = 1e-30  # divided by less, float32 logits overflow; greedy is the limit
+
+
+@inline_strict
+def divide(logits, n, temp):  # type: ignore[no-untyped-def]
+    """A temperature above 0 for n candidates, for `fused`."""
+    for i in range(n):
+        logits[i] /= np.float32(temp)
 
 
 class Temperature(Sampler):
@@ -26,6 +34,7 @@ class Temperature(Sampler):
 
     def __init__(self, temp: float) -> None:
         self._temp = np.float32(temp if temp > SMALLEST else 0)
+        self.numbers = float(self._temp), 0
 
     @classmethod
     def create(cls, setup: ChainSetup) -> Temperature | None:

@@ -13,8 +13,10 @@ import math
 
 import numpy as np
 
-from pyllama.sampling.candidates import Candidates, top_positions
+from pyggml.jit import inline_strict
+from pyllama.sampling.candidates import Candidates, weight
 from pyllama.sampling.sampler import ChainSetup, Sampler
+from pyllama.sampling.top import top_positions
 
 
 class TopK(Sampler):
@@ -27,14 +29,15 @@ class TopK(Sampler):
     keeps_best = True
 
     def __init__(self, k: int) -> None:
-        self._k = k
+        self.k = k
+        self.numbers = float(k), 0
 
     @classmethod
     def create(cls, setup: ChainSetup) -> TopK | None:
         return cls(setup.params.top_k) if setup.params.top_k > 0 else None
 
     def apply(self, candidates: Candidates) -> None:
-        candidates.keep_top(self._k)
+        candidates.keep_top(self.k)
 
 
 class TopP(Sampler):
@@ -50,6 +53,7 @@ class TopP(Sampler):
     def __init__(self, p: float, min_keep: int = 0) -> None:
         self._p = np.float32(p)
         self._min_keep = min_keep
+        self.numbers = float(self._p), min_keep
 
     @classmethod
     def create(cls, setup: ChainSetup) -> TopP | None:
@@ -76,6 +80,19 @@ class TopP(Sampler):
         return max(crossing + 1, self._min_keep)
 
 
+@inline_strict
+def top_p(logits, n, p, min_keep):  # type: ignore[no-untyped-def]
+    """How many of n candidates by descending logit `TopP` keeps, for `fused`."""
+    total, running = np.float32(0), np.float32(0)
+    for i in range(n):
+        total += weight(logits, i)
+    for i in range(n):
+        running += weight(logits, i) / total
+        if running >= p and i + 1 >= min_keep:
+            return i + 1
+    return n
+
+
 class MinP(Sampler):
     """Keeps the tokens that are at least p times as likely as the likeliest.
 
@@ -88,6 +105,7 @@ class MinP(Sampler):
     def __init__(self, p: float, min_keep: int = 0) -> None:
         self._distance = np.float32(math.log(p))
         self._min_keep = max(min_keep, 1)
+        self.numbers = float(self._distance), self._min_keep
 
     @classmethod
     def create(cls, setup: ChainSetup) -> MinP | None:
@@ -104,3 +122,12 @@ class MinP(Sampler):
             candidates.keep(slice(count))
         elif count < len(candidates):
             candidates.keep(likely)
+
+
+@inline_strict
+def min_p(logits, n, distance, min_keep):  # type: ignore[no-untyped-def]
+    """How many of n candidates by descending logit `MinP` keeps, for `fused`."""
+    limit, kept = logits[0] + np.float32(distance), 0
+    while kept < n and (logits[kept] >= limit or kept < min_keep):
+        kept += 1
+    return kept

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pyllama.sampling import Candidates
-from pyllama.sampling.candidates import Floats, top_positions
+from pyllama.sampling.top import Floats, top_positions
 
 PROPERTY = settings(deadline=None, max_examples=60)
 

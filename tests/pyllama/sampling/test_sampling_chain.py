@@ -21,8 +21,8 @@ from pyllama.sampling import (
     SamplingError,
     SamplingParams,
 )
-from pyllama.sampling.candidates import Floats
 from pyllama.sampling.dist import Dist
+from pyllama.sampling.top import Floats
 
 PROPERTY = settings(deadline=None, max_examples=100)
 

@@ -1,0 +1,118 @@
+"""The largest logits of a vocabulary, in order.
+
+    top_positions(logits, 40)       # of 49152: int32[40]
+
+Compiled, and read once: laid out as a grid, the k-th best of the columns' maxima is a bound of the
+k-th best of all, and only the few columns that reach it are looked at again. Columns, because the
+tokens of high logits stand together. A rank and a position make one integer: no two are equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from pyggml.backend.cpu.abi import i32_ptr, i64_ptr
+from pyggml.jit import compiled, inline_strict
+
+Floats = NDArray[np.float32]
+Positions = NDArray[np.signedinteger[Any]]
+
+ROWS = 64  # of the grid
+_MAGNITUDE, _INF = 0x7FFFFFFF, 0x7F800000  # of float32's bits
+POSITION = 0xFFFFFFFF  # of a key
+
+
+def top_positions(logits: Floats, k: int) -> Positions:
+    """Positions of the k largest values, as a stable descending sort has them.
+
+    Args:
+        logits: float32[n]; NaN counts as -inf.
+        k: how many, at least 1; all of them when k >= n.
+    """
+    n, k = logits.size, min(k, logits.size)
+    logits, keys = np.ascontiguousarray(logits), work_memory(n, k)
+    count = _gather(logits.ctypes.data, n, k, keys.ctypes.data)
+    keys = keys[:count] if count >= 0 else _all_keys(logits)
+    if keys.size > 2 * k:
+        keys.partition(k - 1)
+        keys = keys[:k]
+    keys.sort()
+    return keys[:k].view(np.int32)[::2]  # the low halves
+
+
+def _all_keys(logits: Floats) -> NDArray[np.int64]:
+    bits = logits.view(np.int32)
+    magnitude = bits & np.int32(_MAGNITUDE)
+    ranks = np.where(bits < 0, magnitude, -magnitude)
+    ranks[magnitude > _INF] = _INF
+    return ranks.astype(np.int64) << 32 | np.arange(bits.size)
+
+
+def work_memory(n: int, k: int) -> NDArray[np.int64]:
+    """What `gather` needs for the k best of n."""
+    return np.empty(max(2 * k, n if k * ROWS > n else 0) + n // ROWS + 1, np.int64)
+
+
+@inline_strict
+def gather(logits, n, k, keys):  # type: ignore[no-untyped-def]
+    """Gather the keys of at least the k best, in no order.
+
+    Args:
+        logits: address of n of them, k at least.
+        keys: address of `work_memory`.
+
+    Returns:
+        How many: 2 k at most, or all n where there are fewer than 64 k. -1 where more than 2 k are
+        as good as the k-th.
+    """
+    n_columns = (n + ROWS - 1) // ROWS
+    room = 2 * k if k <= n_columns else n
+    bits, keys, least = i32_ptr(logits), i64_ptr(keys), i32_ptr(keys + 8 * room)
+    for j in range(n_columns):
+        least[j] = _INF
+    for first in range(0, n, n_columns):
+        for j in range(min(n_columns, n - first)):
+            least[j] = min(least[j], _rank(bits[first + j]))
+    bound, count = _kth(least, n_columns, k) if k <= n_columns else np.int32(_INF), 0
+    for column in range(n_columns):
+        if least[column] <= bound:
+            for i in range(column, n, n_columns):
+                rank = _rank(bits[i])
+                if rank <= bound:
+                    if count == room:
+                        return -1
+                    keys[count] = np.int64(rank) << 32 | i
+                    count += 1
+    return count
+
+
+@inline_strict
+def _rank(bits):  # type: ignore[no-untyped-def]
+    """An int32 that falls where the float of these bits rises: they are sign and magnitude."""
+    magnitude = np.int32(bits & _MAGNITUDE)
+    rank = magnitude if bits < 0 else np.int32(-magnitude)
+    return rank if magnitude <= _INF else np.int32(_INF)
+
+
+@inline_strict
+def _kth(ranks, n, k):  # type: ignore[no-untyped-def]
+    """The k-th least of n ranks, by bisection: counting has no branches to guess wrong."""
+    low, high = -_INF, _INF
+    while low < high:
+        middle, count = (low + high) >> 1, 0
+        for i in range(n):
+            count += ranks[i] <= np.int32(middle)
+        if count >= k:
+            high = middle
+        else:
+            low = middle + 1
+    return np.int32(high)
+
+
+@compiled(types.int64(*[types.int64] * 4))
+def _gather(logits: Any, n: Any, k: Any, keys: Any) -> Any:
+    return gather(logits, n, k, keys)

@@ -1,0 +1,130 @@
+"""A fused chain chooses what its samplers choose one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pyllama.sampling import SAMPLERS, Chain, SamplingParams
+from pyllama.sampling.fused import STEPS, Fused
+from pyllama.sampling.sampler import Sampler
+from pyllama.sampling.temperature import Temperature
+from pyllama.sampling.top import ROWS, Floats
+from pyllama.sampling.truncation import MinP, TopK, TopP
+
+PROPERTY = settings(deadline=None, max_examples=150)
+
+LOGITS = hnp.arrays(
+    np.float32,
+    st.integers(6 * ROWS, 8 * ROWS),
+    elements=st.one_of(
+        st.sampled_from([-np.inf, -1.0, 0.0, -0.0, 0.5, 1.0, np.inf, np.nan, -3.4e38, 3.4e38]),
+        st.floats(-20, 20, width=32),
+    ),
+)
+PARAMS = st.builds(
+    SamplingParams,
+    seed=st.integers(0, 2**32 - 2),
+    temp=st.floats(0.05, 5),
+    top_k=st.integers(1, 6),
+    top_p=st.floats(-0.1, 1.1),
+    min_p=st.floats(-0.1, 1.1),
+    min_keep=st.integers(0, 7),
+    repeat_penalty=st.floats(0.5, 2),
+    ignore_eos=st.booleans(),
+    samplers=st.one_of(
+        st.none(),
+        st.permutations(["top_p", "min_p", "temperature"]).map(
+            lambda names: ("penalties", "top_k", *names)
+        ),
+    ),
+)
+
+
+def one_by_one(chain: Chain) -> Chain:
+    chain._fused = None
+    return chain
+
+
+@PROPERTY
+@given(LOGITS, PARAMS, st.lists(st.integers(0, 383), max_size=5))
+def test_any_logits_give_the_same_token(
+    logits: Floats, params: SamplingParams, history: list[int]
+) -> None:
+    chain, twin = (Chain(params, logits.size, eog_ids=(3,)) for _ in range(2))
+    assert chain._fused is not None
+    one_by_one(twin)
+    for token in history:
+        chain.accept(token)
+        twin.accept(token)
+    before = logits.copy()
+    assert [chain.sample(logits) for _ in range(4)] == [twin.sample(logits) for _ in range(4)]
+    np.testing.assert_array_equal(logits, before)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_vocabulary_gives_the_same_tokens(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    params = SamplingParams(seed=seed, top_k=int(rng.integers(1, 300)), temp=1.5)
+    chain, twin = Chain(params, 32003), one_by_one(Chain(params, 32003))
+    for _ in range(50):
+        logits = (rng.standard_normal(32003) * 3).astype(np.float32)
+        assert chain.sample(logits) == twin.sample(logits)
+
+
+@pytest.mark.parametrize("value", [0.0, 7.5, np.inf, -np.inf, np.nan])
+def test_more_equal_logits_than_it_takes(value: float) -> None:
+    logits = np.full(4096, value, np.float32)
+    params = SamplingParams(seed=5, top_k=40)
+    chain, twin = Chain(params, 4096), one_by_one(Chain(params, 4096))
+    assert chain._fused is not None and chain._fused.pick(logits, 0.5) == -1
+    tokens = [chain.sample(logits) for _ in range(50)]
+    assert tokens == [twin.sample(logits) for _ in range(50)]
+    assert max(tokens) < 40
+
+
+def test_equal_logits_are_taken_by_id() -> None:
+    logits = np.zeros(4096, np.float32)
+    logits[[4000, 70, 2000, 9, 1000]] = 3.0
+    fused = Fused.create([TopK(3)], 4096)
+    assert fused is not None
+    assert [fused.pick(logits, uniform) for uniform in (0.0, 0.5, 0.99)] == [9, 70, 1000]
+
+
+@pytest.mark.parametrize(
+    ("samplers", "n_vocab"),
+    [
+        ([], 4096),
+        ([TopP(0.9), TopK(40)], 4096),
+        ([TopK(65)], 64 * 64),
+        ([TopK(4), type("Mine", (MinP,), {})(0.1)], 4096),
+    ],
+)
+def test_what_cannot_be_fused(samplers: list[Sampler], n_vocab: int) -> None:
+    assert Fused.create(samplers, n_vocab) is None
+
+
+def test_every_sampler_behind_a_top_k_is_fused_or_edits_by_id() -> None:
+    assert {TopK, TopP, MinP, Temperature} == set(STEPS)
+    for sampler in SAMPLERS.values():
+        assert (sampler in STEPS) != sampler.keeps_all
+
+
+@pytest.mark.parametrize(
+    ("params", "fused"),
+    [
+        ({}, True),
+        ({"ignore_eos": True}, True),
+        ({"repeat_penalty": 1.1, "logit_bias": {5: 1.0}}, True),
+        ({"top_k": 0}, False),
+        ({"samplers": ("min_p", "top_k")}, False),
+        ({"samplers": ("top_k", "penalties"), "repeat_penalty": 1.1}, False),
+    ],
+)
+def test_which_chains_are_fused(params: dict[str, Any], fused: bool) -> None:
+    assert (Chain(SamplingParams(**params), 49152, (0,))._fused is not None) == fused
