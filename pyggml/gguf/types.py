@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
 from math import inf
 from typing import Any, overload
 
@@ -147,11 +146,16 @@ class GGUFStrings(Sequence[str]):
 
     def tolist(self) -> list[str]:
         """All strings, decoded."""
-        blob, spans = self._blob, pairwise(self._bounds)
-        try:
-            return [blob[start + 8 : end].decode() for start, end in spans]
-        except UnicodeDecodeError:  # rare; strict decoding is three times as fast
-            return self[:]
+        starts = np.frombuffer(self._bounds, np.int64)[:-1]
+        data = np.frombuffer(self._blob, np.uint8).copy()
+        for k in range(8):
+            data[starts + k] = 0
+        if np.count_nonzero(data) == data.size - 8 * starts.size:  # no NUL in any of them
+            try:  # at once, three times as fast
+                return data.tobytes().decode().split(8 * "\0")[1:]
+            except UnicodeDecodeError:  # not all are UTF-8
+                pass
+        return self[:]
 
     def __len__(self) -> int:
         return len(self._bounds) - 1

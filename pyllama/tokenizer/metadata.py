@@ -76,6 +76,7 @@ class Metadata:
             TokenizerError: The key is missing, or is anything but an array of strings.
         """
         items = self._array(key)
+        items = items.tolist() if hasattr(items, "tolist") else items
         if not isinstance(items, list | tuple) or not set(map(type, items)) <= {str}:
             raise _wrong_type(PREFIX + key, "an array of strings", items)
         return list(items)
@@ -105,7 +106,7 @@ class Metadata:
         value = self._values.get(PREFIX + key)
         if value is None:
             raise TokenizerError(f"{PREFIX + key} is missing: this file has no usable vocabulary")
-        return value.tolist() if hasattr(value, "tolist") else value
+        return value
 
 
 def _wrong_type(key: str, wanted: str, value: Any) -> TokenizerError:

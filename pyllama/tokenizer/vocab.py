@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import compress, repeat
+from operator import contains
 from typing import Any
 
 import numpy as np
@@ -149,7 +151,7 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
 
     pre_name = "gemma4" if model == "gemma4" else keys.text("pre")
     pre = pretokenizer(pre_name) if "merges" in kind.needs else None
-    special = [i for i, kind in enumerate(types) if kind in _SPECIAL]
+    special = list(compress(range(len(types)), map(_SPECIAL.__contains__, types)))
     lstrip, rstrip = space_swallowers(keys, pre_name or "", special, ids)
     lowercase = keys.flag("normalizer.lowercase", default=model == "bert")
     return Vocab(
@@ -244,11 +246,11 @@ def _read_merges(keys: Metadata, pre: str | None) -> list[str]:
     if pre == "kimi-k2" and "merges" not in keys:
         return []  # as in llama.cpp, which finds such files' tokens without them
     merges = keys.strings("merges")
-    bad = [i for i, merge in enumerate(merges) if " " not in merge]
-    if bad:
+    if not all(map(contains, merges, repeat(" "))):
+        bad = next(i for i, merge in enumerate(merges) if " " not in merge)
         raise TokenizerError(
-            f"{PREFIX}merges[{bad[0]}] is {merges[bad[0]]!r}, not two symbols with a space "
-            "between: the file is damaged"
+            f"{PREFIX}merges[{bad}] is {merges[bad]!r}, not two symbols with a space between: the "
+            "file is damaged"
         )
     return merges
 

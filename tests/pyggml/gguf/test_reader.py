@@ -157,6 +157,36 @@ def test_bytes_that_are_not_utf8_survive(tmp_path: Path) -> None:
     assert [tokens.raw(i) for i in range(3)] == raw
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        [],
+        [b""],
+        [b"a"],
+        [b"a", b"", b"b"],
+        [b"", b"a"],
+        [b"a\0", b"\0b", b"c"],
+        [b"\0" * 7, b"a" * 7],
+        [b"a" + b"\0" * 8, b"b", b""],
+        [b"\0" * 20],
+        [b"x" * 255, b"y"],
+        [b"x" * 256, b"y"],
+        [b"x" * 70_000, *[b"y"] * 3000],
+        [*[b"y"] * 3000, b"\xff"],
+        ["\u0120und".encode(), "\U0001f600".encode(), b" "] * 500,
+    ],
+)
+def test_strings_of_any_length(tmp_path: Path, raw: list[bytes]) -> None:
+    values = b"".join(map(string, raw))
+    body = kv("a", 9, struct.pack("<IQ", 8, len(raw)) + values) + kv("s", 8, string(b"behind"))
+    with GGUFFile(put(tmp_path, header(0, 2) + body)) as f:
+        tokens = f.get_strings("a")
+        assert f.get_str("s") == "behind"
+    assert [tokens.raw(i) for i in range(len(tokens))] == raw
+    assert [t.encode("utf-8", "surrogateescape") for t in tokens.tolist()] == raw
+    assert tokens.tolist() == list(tokens)
+
+
 # --- typed getters --------------------------------------------------------------------------------
 
 
