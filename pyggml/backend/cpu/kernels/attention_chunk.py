@@ -21,12 +21,11 @@ from ....jit import Kernel, inline, inline_strict, kernel, named_kernel
 from ..abi import SRC5, data, f32_ptr, i32_ptr, i64_ptr, nb
 from ..atomics import call_address
 from ..facts import Facts, fact
-from ..simd.attend import score_cells, score_tile, weigh_cells
+from ..simd import attend
+from ..simd.attend import score_cells, weigh_cells
 from ..simd.kv_row import BLOCK, BLOCK_BYTES, element, transpose_8x8, widen_8
-from ..simd.tile import float_tile
 from .attention_row import CHUNK
 
-_F32 = int(GGMLType.F32)
 S_STRIDE = 4 * CHUNK  # bytes of a row of scores
 
 
@@ -89,30 +88,26 @@ def _pack_values(kind: int) -> Kernel:
 
 @kernel
 def _score_packed(rows, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
-    for j in range(0, n, 16):
-        k, s = keys + 4 * d * j, scores + 4 * j
-        if rows == 4:
-            score_tile(4, q, 4 * d, k, d, s, S_STRIDE)
-        elif rows == 3:
-            score_tile(3, q, 4 * d, k, d, s, S_STRIDE)
-        elif rows == 2:
-            score_tile(2, q, 4 * d, k, d, s, S_STRIDE)
-        else:
-            score_tile(1, q, 4 * d, k, d, s, S_STRIDE)
+    if rows == 4:
+        attend.score_packed(4, q, 4 * d, keys, d, n, scores, S_STRIDE)
+    elif rows == 3:
+        attend.score_packed(3, q, 4 * d, keys, d, n, scores, S_STRIDE)
+    elif rows == 2:
+        attend.score_packed(2, q, 4 * d, keys, d, n, scores, S_STRIDE)
+    else:
+        attend.score_packed(1, q, 4 * d, keys, d, n, scores, S_STRIDE)
 
 
 @kernel
 def _weigh_packed(rows, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
-    for d in range(0, padded, 16):
-        v, out = values + 4 * CHUNK * d, sums + 4 * d
-        if rows == 4:
-            float_tile(_F32, 4, v, 64, p, S_STRIDE, out, 4 * padded, n)
-        elif rows == 3:
-            float_tile(_F32, 3, v, 64, p, S_STRIDE, out, 4 * padded, n)
-        elif rows == 2:
-            float_tile(_F32, 2, v, 64, p, S_STRIDE, out, 4 * padded, n)
-        else:
-            float_tile(_F32, 1, v, 64, p, S_STRIDE, out, 4 * padded, n)
+    if rows == 4:
+        attend.weigh_packed(4, p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
+    elif rows == 3:
+        attend.weigh_packed(3, p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
+    elif rows == 2:
+        attend.weigh_packed(2, p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
+    else:
+        attend.weigh_packed(1, p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
 
 
 @cache

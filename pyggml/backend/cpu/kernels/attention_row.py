@@ -32,7 +32,7 @@ from ..abi import (
 )  # fmt: skip
 from ..simd.half import load_f16
 from ..simd.math import exp_f32, tanh_f32
-from ..simd.total import total_f32
+from ..simd.total import max_f32, total_f32
 
 CHUNK = 256  # keys
 # Parameters of the kernels.
@@ -100,17 +100,15 @@ def bias(node, s, t, head, sequence, stream, first, n):  # type: ignore[no-untyp
 def softmax(s, lo, hi, n):  # type: ignore[no-untyped-def]
     """exp(s - max) over [lo, hi), zeros elsewhere below ``n``; the maximum and the sum."""
     x = f32_ptr(s)
-    top = np.float32(-np.inf)
-    for j in range(lo, hi):
-        top = max(top, x[j])
-    if top == np.float32(-np.inf):
-        for j in range(n):
-            x[j] = np.float32(0)
-        return top, np.float32(0)
     for j in range(lo):
         x[j] = np.float32(-np.inf)
     for j in range(hi, n):
         x[j] = np.float32(-np.inf)
+    top = max_f32(s, n)
+    if top == np.float32(-np.inf):
+        for j in range(n):
+            x[j] = np.float32(0)
+        return top, np.float32(0)
     for j in range(n):
         x[j] = exp_f32(x[j] - top)
     return top, total_f32(s, n)

@@ -12,14 +12,13 @@ from functools import cache
 import numpy as np
 
 from ....dtype import GGMLType
-from ....jit import Kernel, inline, inline_strict, kernel
+from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
 from ..abi import (
     DST,
     SRC0,
     SRC1,
     SRC2,
-    bits_f32,
     data,
     f32_ptr,
     first_row,
@@ -33,21 +32,10 @@ from ..abi import (
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, put, take
 from ..simd.math import INF, ZERO, abs_f32, exp_f32
-from ..simd.total import total_f32
-from .reduce import LOWEST, order_key
+from ..simd.total import max_f32, total_f32
 
 SCALE, BASE_0, BASE_1, N_HEAD_LOG2 = range(4)  # parameters
 _TYPES = (GGMLType.F32, GGMLType.F16)
-
-
-@inline_strict
-def row_max(x, n):  # type: ignore[no-untyped-def]
-    """The largest of ``n`` float32; NaN counts as the largest."""
-    xs, top = f32_ptr(x), LOWEST
-    for i in range(n):
-        key = order_key(xs[i])
-        top = key if key > top else top
-    return bits_f32(np.int32(top ^ ((top >> 31) & 0x7FFFFFFF)))
 
 
 @inline
@@ -82,7 +70,7 @@ def soft_max_kernel(mask_type: int) -> Kernel:
             else:
                 for i in range(n):
                     put(F32, y, i, take(F32, x, i) * scale)
-            top = row_max(y, n)
+            top = max_f32(y, n)
             if sinks != 0:
                 sink = f32_ptr(sinks)[i2]
                 top = sink if sink > top else top

@@ -1,7 +1,7 @@
 """Attention's inner loops: scores and weighted values, straight from cells or from packed chunks.
 
     score_cells(F16, 3, 0, q, q_stride, keys, nb, cells, n, d, scores, s_stride, ...)  # few rows
-    score_tile(4, q, q_stride, packed_keys, d, scores, s_stride)                 # 16 packed keys
+    score_packed(4, q, q_stride, packed_keys, d, n, scores, s_stride)            # many rows
 
 A score is eight partial sums (element i goes to sum i % 8, in order), added as (0+4 + 2+6) +
 (1+5 + 3+7): the one form does it across a register, the other across keys, and the bits are equal.
@@ -12,6 +12,7 @@ row behind whole vectors is read with its last eight elements, so nothing behind
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -40,6 +41,7 @@ Value = Any
 _AHEAD = 32  # keys between those in use and those that are fetched: cells may lie anywhere
 _AHEAD_LINES = 2  # of each: the rest follows by itself
 _KEYS = 4  # keys that are scored at a time
+_SCORED, _WEIGHED = {64: 2}, {64: 4}  # groups of 16 that 4 query rows take, by a vector's bytes
 _ROWS = 3  # query rows that one pass keeps in registers, with four keys or vectors of values
 
 
@@ -150,54 +152,149 @@ def _end(b: Value, kind: int, row: Value, d: Value, n_tail: int) -> Value:
 
 
 @intrinsic(prefer_literal=True)
-def score_tile(
-    typingctx: Any, rows: Any, q: Any, q_stride: Any, keys: Any, d: Any, scores: Any, s_stride: Any
-) -> Any:
-    """Scores of ``rows`` queries (a literal) against 16 packed keys, ``keys[d][16]`` float32."""
+def score_packed(
+    typingctx: Any, rows: Any, q: Any, q_stride: Any, keys: Any, d: Any, n: Any, scores: Any,
+    s_stride: Any,
+) -> Any:  # fmt: skip
+    """Scores of ``rows`` queries (a literal) against ``n`` packed keys, ``keys[n/16][d][16]``.
+
+    Up to the next multiple of 16.
+    """
     literals = literals_of(rows)
     if literals is None:
         return None
     (n_rows,) = literals
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _, q, q_stride, keys, d, scores, s_stride = args
-        v = vectors()
-        n_parts, lanes = v.parts, v.lanes
-        steps = b.lshr(d, ir.Constant(i64, 3))
+        _, q, q_stride, keys, d, n, scores, s_stride = args
         queries = [b.add(q, _scaled(b, q_stride, r)) for r in range(n_rows)]
+        outs = [b.add(scores, _scaled(b, s_stride, r)) for r in range(n_rows)]
 
-        def partial(lane: int) -> list[Value]:
-            """Sum ``lane`` of every score: rows times parts."""
+        def tile(first: Value, width: int) -> None:
+            numbers = [b.add(first, ir.Constant(i64, k)) for k in range(width)]
+            groups = [b.add(keys, b.mul(d, _scaled(b, i, 64))) for i in numbers]
+            places = [[b.add(out, _scaled(b, i, 64)) for i in numbers] for out in outs]
+            _score_tile(b, queries, groups, d, places)
 
-            def body(i: Value, accs: list[Value]) -> list[Value]:
-                row = b.add(at(b, keys, 64 * lane), _scaled(b, i, 64 * LANES))
-                parts = [
-                    load(b, at(b, row, 4 * lanes * p), vec(f32, lanes)) for p in range(n_parts)
-                ]
-                offset = b.add(_scaled(b, i, 4 * LANES), ir.Constant(i64, 4 * lane))
-                after = []
-                for r in range(n_rows):
-                    x = broadcast(b, load(b, b.add(queries[r], offset), f32), lanes)
-                    after += [fma(b, x, parts[p], accs[r * n_parts + p]) for p in range(n_parts)]
-                return after
-
-            return counted_loop(b, steps, [splat(f32, lanes, 0.0)] * (n_rows * n_parts), body)
-
-        def add(x: list[Value], y: list[Value]) -> list[Value]:
-            return [b.fadd(s, t) for s, t in zip(x, y, strict=True)]
-
-        def tree(first: int, step: int) -> list[Value]:
-            """Lanes first, first + step, ...: the halves that ``_total`` adds."""
-            if step == LANES:
-                return partial(first)
-            return add(tree(first, 2 * step), tree(first + step, 2 * step))
-
-        for k, total in enumerate(tree(0, 1)):
-            r, p = divmod(k, n_parts)
-            store(b, total, at(b, b.add(scores, _scaled(b, s_stride, r)), 4 * lanes * p))
+        groups = b.lshr(b.add(n, ir.Constant(i64, 15)), ir.Constant(i64, 4))
+        _in_tiles(b, groups, _SCORED, tile)
         return context.get_dummy_value()
 
-    return types.void(rows, *[types.int64] * 6), codegen
+    return types.void(rows, *[types.int64] * 7), codegen
+
+
+def _in_tiles(
+    b: Value, n: Value, widths: dict[int, int], tile: Callable[[Value, int], None]
+) -> None:
+    """``tile(first, width)`` over n groups of 16 floats, as many at a time as fill the FMA units.
+
+    They need eight sums or more; where registers are few, those of one group are as many.
+    """
+    width = widths.get(vectors().width, 1)
+
+    def wide(i: Value, _: list[Value]) -> list[Value]:
+        tile(b.mul(i, ir.Constant(i64, width)), width)
+        return []
+
+    def rest(i: Value, _: list[Value]) -> list[Value]:
+        tile(b.add(i, done), 1)
+        return []
+
+    count = b.udiv(n, ir.Constant(i64, width))
+    done = b.mul(count, ir.Constant(i64, width))
+    counted_loop(b, count, [], wide)
+    if width > 1:
+        counted_loop(b, b.sub(n, done), [], rest)
+
+
+def _score_tile(
+    b: Value, queries: list[Value], keys: list[Value], d: Value, outs: list[list[Value]]
+) -> None:
+    """Queries times groups of 16 keys: one of the eight partial sums after the other."""
+    v = vectors()
+    n_parts, lanes = v.parts, v.lanes
+    steps = b.lshr(d, ir.Constant(i64, 3))
+
+    def partial(lane: int) -> list[Value]:
+        """Sum ``lane`` of every score: rows times parts of groups."""
+
+        def body(i: Value, accs: list[Value]) -> list[Value]:
+            parts = []
+            for group in keys:
+                row = b.add(at(b, group, 64 * lane), _scaled(b, i, 64 * LANES))
+                parts += [load(b, at(b, row, 4 * lanes * p), vec(f32, lanes))
+                          for p in range(n_parts)]  # fmt: skip
+            offset = b.add(_scaled(b, i, 4 * LANES), ir.Constant(i64, 4 * lane))
+            xs = [broadcast(b, load(b, b.add(q, offset), f32), lanes) for q in queries]
+            products = [(x, part) for x in xs for part in parts]
+            return [fma(b, x, part, acc) for (x, part), acc in zip(products, accs, strict=True)]
+
+        n_sums = len(queries) * len(keys) * n_parts
+        return counted_loop(b, steps, [splat(f32, lanes, 0.0)] * n_sums, body)
+
+    def add(x: list[Value], y: list[Value]) -> list[Value]:
+        return [b.fadd(s, t) for s, t in zip(x, y, strict=True)]
+
+    def tree(first: int, step: int) -> list[Value]:
+        """Lanes first, first + step, ...: the halves that ``_totals`` adds."""
+        if step == LANES:
+            return partial(first)
+        return add(tree(first, 2 * step), tree(first + step, 2 * step))
+
+    for k, total in enumerate(tree(0, 1)):
+        r, part = divmod(k, len(keys) * n_parts)
+        group, p = divmod(part, n_parts)
+        store(b, total, at(b, outs[r][group], 4 * lanes * p))
+
+
+@intrinsic(prefer_literal=True)
+def weigh_packed(
+    typingctx: Any, rows: Any, p: Any, p_stride: Any, values: Any, v_stride: Any, n: Any,
+    out: Any, out_stride: Any, d: Any,
+) -> Any:  # fmt: skip
+    """``out[r][0:d] = sum over j < n of p[r][j] * values[0:d][j]``, in order of j.
+
+    ``rows`` is a literal. 16 columns of packed values lie together, ``v_stride`` bytes from the
+    next 16: ``values[d/16][n][16]``.
+    """
+    literals = literals_of(rows)
+    if literals is None:
+        return None
+    (n_rows,) = literals
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+        _, p, p_stride, values, v_stride, n, out, out_stride, d = args
+        v = vectors()
+        lanes = v.lanes
+        weights = [b.add(p, _scaled(b, p_stride, r)) for r in range(n_rows)]
+
+        def tile(first: Value, width: int) -> None:
+            numbers = [b.add(first, ir.Constant(i64, k)) for k in range(width)]
+            groups = [b.add(values, b.mul(v_stride, i)) for i in numbers]
+
+            def body(j: Value, accs: list[Value]) -> list[Value]:
+                rows = [b.add(group, _scaled(b, j, 64)) for group in groups]
+                parts = [
+                    load(b, at(b, row, 4 * lanes * p), vec(f32, lanes))
+                    for row in rows
+                    for p in range(v.parts)
+                ]
+                at_j = [load(b, b.add(w, _scaled(b, j, 4)), f32) for w in weights]
+                xs = [broadcast(b, x, lanes) for x in at_j]
+                products = [(part, x) for x in xs for part in parts]
+                return [fma(b, y, x, acc) for (y, x), acc in zip(products, accs, strict=True)]
+
+            n_sums = n_rows * width * v.parts
+            sums = counted_loop(b, n, [splat(f32, lanes, 0.0)] * n_sums, body)
+            for k, acc in enumerate(sums):
+                r, part = divmod(k, width * v.parts)
+                place = b.add(b.add(out, _scaled(b, out_stride, r)), _scaled(b, first, 64))
+                store(b, acc, at(b, place, 4 * lanes * part))
+
+        _in_tiles(b, b.lshr(d, ir.Constant(i64, 4)), _WEIGHED, tile)
+        return context.get_dummy_value()
+
+    return types.void(rows, *[types.int64] * 8), codegen
 
 
 @intrinsic(prefer_literal=True)

@@ -2,6 +2,7 @@
 
     total_f32(x, n)                                # in jitted code: of n float32 at an address
     squares_f32(x, n)                              # of their squares
+    max_f32(x, n)                                  # the largest: LLVM takes one by one, for NaN
 
 LLVM would choose the number of partial sums by the width of the host's vectors. Here they are 32:
 column i belongs to sum i % 32, the four vectors of 8 are added in pairs, then halves to halves; the
@@ -11,6 +12,7 @@ Access: front to back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,7 @@ from .loop import counted_loop
 from .vector import f32, i32, i64, load, splat, vec
 
 Value = Any
+Step = Callable[[Value, Value, Value], Value]
 _SUMS = 32
 
 
@@ -33,11 +36,15 @@ def _add_square(b: Value, total: Value, x: Value) -> Value:
     return b.fadd(total, b.fmul(x, x, flags=["contract"]), flags=["contract"])
 
 
+def _max(b: Value, top: Value, x: Value) -> Value:
+    return b.select(b.fcmp_ordered(">", x, top), x, top)
+
+
 def _part(b: Value, x: Value, first: int, n: int) -> Value:
     return b.shuffle_vector(x, x, ir.Constant(vec(i32, n), list(range(first, first + n))))
 
 
-def _emit(b: Value, x: Value, n: Value, add: Callable[[Value, Value, Value], Value]) -> Value:
+def _emit(b: Value, x: Value, n: Value, add: Step, join: Step, start: float) -> Value:
     def at(i: Value) -> Value:
         return b.add(x, b.shl(i, ir.Constant(i64, 2)))
 
@@ -46,11 +53,11 @@ def _emit(b: Value, x: Value, n: Value, add: Callable[[Value, Value, Value], Val
         return [add(b, carried[0], load(b, place, vec(f32, _SUMS), 4))]
 
     blocks = b.lshr(n, ir.Constant(i64, _SUMS.bit_length() - 1))
-    (sums,) = counted_loop(b, blocks, [splat(f32, _SUMS, 0.0)], block)
+    (sums,) = counted_loop(b, blocks, [splat(f32, _SUMS, start)], block)
     quarters = [_part(b, sums, first, 8) for first in range(0, _SUMS, 8)]
-    total = b.fadd(b.fadd(*quarters[:2]), b.fadd(*quarters[2:]))
+    total = join(b, join(b, *quarters[:2]), join(b, *quarters[2:]))
     for half in (4, 2, 1):
-        total = b.fadd(_part(b, total, 0, half), _part(b, total, half, half))
+        total = join(b, _part(b, total, 0, half), _part(b, total, half, half))
     total = b.extract_element(total, ir.Constant(i32, 0))
     done = b.shl(blocks, ir.Constant(i64, _SUMS.bit_length() - 1))
 
@@ -61,11 +68,11 @@ def _emit(b: Value, x: Value, n: Value, add: Callable[[Value, Value, Value], Val
     return total
 
 
-def _reducer(add: Callable[[Value, Value, Value], Value], doc: str) -> Any:
+def _reducer(add: Step, doc: str, join: Step = _add, start: float = 0.0) -> Any:
     @intrinsic
     def reduce_f32(typingctx: Any, x: Any, n: Any) -> Any:
         def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-            return _emit(b, *args, add)
+            return _emit(b, *args, add, join, start)
 
         return types.float32(types.int64, types.int64), codegen
 
@@ -75,3 +82,4 @@ def _reducer(add: Callable[[Value, Value, Value], Value], doc: str) -> Any:
 
 total_f32 = _reducer(_add, "The sum of ``n`` float32 at an address.")
 squares_f32 = _reducer(_add_square, "The sum of squares of ``n`` float32 at an address.")
+max_f32 = _reducer(_max, "The largest of ``n`` float32 but NaN, or -inf.", _max, -math.inf)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyggml.backend.cpu.simd.total import total_f32
+from pyggml.backend.cpu.simd.total import max_f32, total_f32
 from pyggml.jit import isa
 
 assert isa()  # chosen before anything here is compiled
@@ -16,6 +16,11 @@ assert isa()  # chosen before anything here is compiled
 @nb.njit
 def total_of(address, n):  # type: ignore[no-untyped-def]
     return total_f32(address, n)
+
+
+@nb.njit
+def max_of(address, n):  # type: ignore[no-untyped-def]
+    return max_f32(address, n)
 
 
 def in_order(x: npt.NDArray[np.float32]) -> np.float32:
@@ -45,3 +50,14 @@ def test_nan_and_inf_travel() -> None:
     assert total_of(x.ctypes.data, 40) == np.inf
     x[3] = np.nan
     assert np.isnan(total_of(x.ctypes.data, 40))
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 64, 576, 1023])
+def test_the_largest(n: int) -> None:
+    x = np.random.default_rng(n).normal(0, 1e3, n).astype(np.float32)
+    assert max_of(x.ctypes.data, n) == x.max(initial=-np.inf)
+    for i in range(0, n, 7):
+        x[i] = np.nan
+    assert max_of(x.ctypes.data, n) == np.fmax.reduce(x, initial=np.float32(-np.inf))
+    x[n // 2 :] = np.inf
+    assert max_of(x.ctypes.data, n) == (np.inf if n else -np.inf)
