@@ -8,8 +8,8 @@
 
 What it adds to click: a flag is written out in full (``-n3`` or ``-nx`` is not ``-n`` with a
 value), a wrong one names the nearest, every error is one line on stderr, exit code 2 for a wrong
-command line, 1 for anything else, 130 after Ctrl-C, and flags that have no effect here are named
-in a note instead of refused.
+command line, 1 for anything else, 130 after Ctrl-C, 143 after SIGTERM, and flags that have no
+effect here are named in a note instead of refused.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ import gc
 import importlib
 import os
 import platform
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn, TypeVar
 
@@ -175,12 +178,30 @@ def _main(run: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
     _open_closed_streams()
     gc.set_threshold(_GC_THRESHOLD)
     atexit.register(gc.freeze)  # or Python looks through all of it again on its way out
-    try:
-        code = run(*args, **kwargs)
-        sys.stdout.flush()
-    except (Exception, KeyboardInterrupt) as error:
-        code = report(error)
+    with _ended_by_sigterm():
+        try:
+            code = run(*args, **kwargs)
+            sys.stdout.flush()
+        except (Exception, KeyboardInterrupt) as error:
+            code = report(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM leaves the program as an error does: what is half-written goes."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _open_closed_streams() -> None:

@@ -87,7 +87,7 @@ def cells(pp: int, tg: int, pl: int, shared: bool) -> int:
 
 def _measure(context: Context, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
     clock = time.perf_counter
-    _fill(context, 1 if shared else pl, pp)  # graphs of these sizes are made before the clock runs
+    _fill(context, 1 if shared else pl, pp, graphs_only=True)  # before the clock runs
     if tg:
         _step(context, pl, 0)
     start = clock()
@@ -122,14 +122,22 @@ def _measure(context: Context, pp: int, tg: int, pl: int, shared: bool) -> Batch
     )
 
 
-def _fill(context: Context, n_seq: int, n: int) -> None:
-    """Evaluate a prompt of ``n`` tokens in each of the first sequences, all else forgotten."""
+def _fill(context: Context, n_seq: int, n: int, graphs_only: bool = False) -> None:
+    """Evaluate a prompt of ``n`` tokens in each of the first sequences, all else forgotten.
+
+    ``graphs_only`` leaves out batches of sizes that were evaluated.
+    """
     context.kv.clear()
     tokens = bench_tokens(context.model, n, 0) * n_seq
     seqs = [s for s in range(n_seq) for _ in range(n)]
     wanted = [i % n == n - 1 for i in range(len(tokens))]
+    sizes: set[tuple[int, int]] = set()
     for i in range(0, len(tokens), context.n_batch):
         part = slice(i, i + context.n_batch)
+        size = len(tokens[part]), sum(wanted[part])
+        if graphs_only and size in sizes:
+            continue
+        sizes.add(size)
         context.decode(Batch(tokens[part], seq_id=seqs[part], logits=wanted[part]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -272,6 +273,18 @@ def test_ctrl_c_is_quiet() -> None:
     for body in (kill, f"import sys; sys.modules['pyggml'] = None; {kill}"):
         done = python(PIPE.format(body=body))
         assert (done.returncode, done.stderr.strip()) == (130, "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_sigterm_leaves_nothing_half_written(tmp_path: Path) -> None:
+    body = (
+        "import os, signal; from pyggml.files import replacing\n"
+        f"    with replacing({str(tmp_path / 'x.bin')!r}) as temporary:\n"
+        "        temporary.write_bytes(b'half'); os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    done = python(PIPE.format(body=body))
+    assert (done.returncode, done.stderr.strip()) == (143, "")
+    assert not list(tmp_path.iterdir())
 
 
 def test_full_disk_is_one_line() -> None:
