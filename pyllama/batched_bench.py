@@ -125,20 +125,22 @@ def _measure(context: Context, pp: int, tg: int, pl: int, shared: bool) -> Batch
 def _fill(context: Context, n_seq: int, n: int, graphs_only: bool = False) -> None:
     """Evaluate a prompt of ``n`` tokens in each of the first sequences, all else forgotten.
 
-    ``graphs_only`` leaves out batches of sizes that were evaluated.
+    ``graphs_only`` leaves out batches whose graphs were made by others before them.
     """
     context.kv.clear()
     tokens = bench_tokens(context.model, n, 0) * n_seq
     seqs = [s for s in range(n_seq) for _ in range(n)]
     wanted = [i % n == n - 1 for i in range(len(tokens))]
-    sizes: set[tuple[int, int]] = set()
+    made: set[tuple[int, int]] = set()
     for i in range(0, len(tokens), context.n_batch):
         part = slice(i, i + context.n_batch)
-        size = len(tokens[part]), sum(wanted[part])
-        if graphs_only and size in sizes:
+        outputs, n_ubatch = wanted[part], context.n_ubatch
+        ubatches = [outputs[j : j + n_ubatch] for j in range(0, len(outputs), n_ubatch)]
+        graphs = {(len(ubatch), sum(ubatch)) for ubatch in ubatches}
+        if graphs_only and graphs <= made:
             continue
-        sizes.add(size)
-        context.decode(Batch(tokens[part], seq_id=seqs[part], logits=wanted[part]))
+        made |= graphs
+        context.decode(Batch(tokens[part], seq_id=seqs[part], logits=outputs))
 
 
 def _step(context: Context, n_seq: int, i: int) -> None:
