@@ -232,13 +232,26 @@ class _Cache(_numba_caching.FunctionCache):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        stamp = self._impl.locator.get_source_stamp()
+        file = Path(function.__code__.co_filename)
+        stamp = self._impl.locator.get_source_stamp(), _stamps_beside(file)
         self._cache_file = _Files(self._cache_path, self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         rtsys.initialize(target_context)
         with self._guard_against_spurious_io_errors():
             return self._load_overload(sig, target_context)
+
+
+@lru_cache(maxsize=16)
+def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    files = ((path.name, path.stat()) for path in sorted(folder.glob("*.py")))
+    return tuple((name, info.st_mtime_ns, info.st_size) for name, info in files)
+
+
+def _stamps_beside(file: Path) -> tuple[tuple[str, int, int], ...]:
+    """Of the files that a function may inline others of: ours are in ``cache_dir``'s digest."""
+    ours = Path(__file__).parent in file.parents
+    return () if ours or not file.is_file() else _stamps(file.parent)
 
 
 _compile_lock = threading.RLock()

@@ -72,9 +72,9 @@ class Chain:
         self._greedy = _greedy_prefix(self._samplers)
         biases = [s for s in self._greedy or [] if isinstance(s, LogitBias)]
         self._biases = biases if self._greedy is not None and biases == self._greedy else None
-        n_head = sum(1 for _ in takewhile(lambda sampler: sampler.keeps_all, self._samplers))
-        self._head = self._samplers[:n_head]
-        self._fused = Fused.create(self._samplers[n_head:], n_vocab)
+        self._head = list(takewhile(lambda sampler: sampler.keeps_all, self._samplers))
+        behind = self._samplers[len(self._head) :]
+        self._fused = Fused.create(behind, n_vocab) if self._greedy is None else None
         shown = [label if sampler is not None else f"?{label}" for label, sampler in links]
         self._description = " -> ".join(["logits", *shown, self._dist.label])
 
@@ -136,12 +136,12 @@ class Chain:
         return self._description
 
     def _checked(self, logits: Floats) -> Floats:
-        logits = np.ascontiguousarray(logits, np.float32)
+        logits = np.asarray(logits, np.float32)
         if logits.shape != (self._n_vocab,):
             raise SamplingError(
                 f"sample: got logits of shape {logits.shape}, wanted ({self._n_vocab},)"
             )
-        return logits
+        return np.ascontiguousarray(logits)
 
     def _run(self, samplers: list[Sampler], logits: Floats, best: int | None = None) -> Candidates:
         candidates = Candidates(logits, best)

@@ -22,7 +22,7 @@ def draw(logits, n, uniform):  # type: ignore[no-untyped-def]
     for i in range(n):
         total += weight(logits, i)
     target, running, i = max(uniform * total, SMALLEST_DOUBLE), weight(logits, 0), 0
-    while running < target:
+    while running < target and i < n - 1:
         i += 1
         running += weight(logits, i)
     return i

@@ -20,11 +20,12 @@ from pyggml.jit import compiled, inline_strict
 from pyllama.sampling.dist import draw
 from pyllama.sampling.sampler import Sampler
 from pyllama.sampling.temperature import Temperature, divide
-from pyllama.sampling.top import POSITION, ROWS, Floats, gather, work_memory
+from pyllama.sampling.top import POSITION, Floats, columns, gather, work_memory
 from pyllama.sampling.truncation import MinP, TopK, TopP, min_p, top_p
 
 STEPS: list[type[Sampler]] = [TopK, TopP, MinP, Temperature]
 """What can be fused; `_pick` knows them by their places here."""
+_TOP_K, _TOP_P, _MIN_P = range(3)
 
 
 class Fused:
@@ -32,20 +33,17 @@ class Fused:
 
     Args:
         n_vocab: number of logits.
-        k: of the first sampler, which is a top-k.
+        k: of the first sampler, which is a top-k; `columns` has some for it.
         others: those behind it, all of `STEPS`.
     """
 
     def __init__(self, n_vocab: int, k: int, others: Sequence[Sampler]) -> None:
-        self._n_vocab, self._k, self._n_steps = n_vocab, k, len(others)
+        n_columns = columns(n_vocab, k)
         steps = [(STEPS.index(type(s)), *s.numbers) for s in others]
-        self._steps = np.array(steps, np.float64)
-        self._keys, self._chosen = work_memory(n_vocab, k), np.empty(k, np.float32)
-        self._addresses = (
-            self._keys.ctypes.data,
-            self._chosen.ctypes.data,
-            self._steps.ctypes.data,
-        )
+        n_keys, self._sizes = work_memory(n_vocab, k, n_columns).size, (n_vocab, k, n_columns)
+        self._work = np.zeros(n_keys + k + 3 * len(steps), np.int64)  # keys, logits, steps
+        self._work[n_keys + k :] = np.array(steps, np.float64).reshape(-1).view(np.int64)
+        self._chosen, self._n_steps = 8 * n_keys, len(steps)
 
     @classmethod
     def create(cls, samplers: Sequence[Sampler], n_vocab: int) -> Fused | None:
@@ -55,18 +53,20 @@ class Fused:
         if not samplers or not isinstance(samplers[0], TopK):
             return None
         k = samplers[0].k
-        return cls(n_vocab, k, samplers[1:]) if k * ROWS <= n_vocab else None
+        return cls(n_vocab, k, samplers[1:]) if columns(n_vocab, k) else None
 
     def pick(self, logits: Floats, uniform: float) -> int:
-        """A token id; -1 where too many logits are equal for this.
+        """A token id; -1 where more logits reach the bound than there is room for.
 
         Args:
             logits: float32[n_vocab], contiguous; NaN counts as -inf.
             uniform: a random number in [0, 1).
         """
-        keys, chosen, steps = self._addresses
+        n_vocab, k, n_columns = self._sizes
+        work = self._work.ctypes.data  # not kept: a copy of this has memory of its own
+        chosen, n_steps = work + self._chosen, self._n_steps
         token: int = _pick(
-            logits.ctypes.data, self._n_vocab, self._k, keys, chosen, steps, self._n_steps, uniform
+            logits.ctypes.data, n_vocab, k, n_columns, work, chosen, n_steps, uniform
         )
         return token
 
@@ -86,23 +86,23 @@ def _sort(keys, n):  # type: ignore[no-untyped-def]
 
 
 @compiled(types.int64(*[types.int64] * 7, types.float64))
-def _pick(logits, n_vocab, k, keys, chosen, steps, n_steps, uniform):  # type: ignore[no-untyped-def]
-    count = gather(logits, n_vocab, k, keys)
+def _pick(logits, n_vocab, k, n_columns, work, chosen, n_steps, uniform):  # type: ignore[no-untyped-def]
+    count = gather(logits, n_vocab, k, n_columns, work)
     if count < 0:
         return -1
-    logits, keys, chosen, steps = f32_ptr(logits), i64_ptr(keys), f32_ptr(chosen), f64_ptr(steps)
+    logits, keys, steps = f32_ptr(logits), i64_ptr(work), f64_ptr(chosen + 8 * k)
+    chosen, n = f32_ptr(chosen), min(k, count)
     _sort(keys, count)
-    n = min(k, count)
     for i in range(n):
         logit = logits[keys[i] & POSITION]
         chosen[i] = logit if logit == logit else np.float32(-np.inf)
     for i in range(0, 3 * n_steps, 3):
         step, a, b = steps[i], steps[i + 1], steps[i + 2]
-        if step == 0:
+        if step == _TOP_K:
             n = min(n, int(a))
-        elif step == 1:
+        elif step == _TOP_P:
             n = top_p(chosen, n, a, b)
-        elif step == 2:
+        elif step == _MIN_P:
             n = min_p(chosen, n, a, b)
         else:
             divide(chosen, n, a)

@@ -21,7 +21,8 @@ from pyggml.jit import compiled, inline_strict
 Floats = NDArray[np.float32]
 Positions = NDArray[np.signedinteger[Any]]
 
-ROWS = 64  # of the grid
+_MOST_ROWS, _LEAST_ROWS = 64, 4  # of the grid
+_COLUMNS = 4  # for each of the k, at least: fewer are a bound that many pass
 _MAGNITUDE, _INF = 0x7FFFFFFF, 0x7F800000  # of float32's bits
 POSITION = 0xFFFFFFFF  # of a key
 
@@ -33,10 +34,11 @@ def top_positions(logits: Floats, k: int) -> Positions:
         logits: float32[n]; NaN counts as -inf.
         k: how many, at least 1; all of them when k >= n.
     """
-    n, k = logits.size, min(k, logits.size)
-    logits, keys = np.ascontiguousarray(logits), work_memory(n, k)
-    count = _gather(logits.ctypes.data, n, k, keys.ctypes.data)
-    keys = keys[:count] if count >= 0 else _all_keys(logits)
+    logits, k = np.ascontiguousarray(logits, np.float32), min(k, logits.size)
+    n_columns = columns(logits.size, k)
+    keys = work_memory(logits.size, k, n_columns)
+    count = _gather(logits.ctypes.data, logits.size, k, n_columns, keys.ctypes.data)
+    keys = keys[:count] if count >= 0 else _exact_keys(logits, k)
     if keys.size > 2 * k:
         keys.partition(k - 1)
         keys = keys[:k]
@@ -44,46 +46,58 @@ def top_positions(logits: Floats, k: int) -> Positions:
     return keys[:k].view(np.int32)[::2]  # the low halves
 
 
-def _all_keys(logits: Floats) -> NDArray[np.int64]:
+def columns(n: int, k: int) -> int:
+    """The columns of n values' grid; 0 where the k best are too many for one."""
+    n_columns = max(-(-n // _MOST_ROWS), _COLUMNS * k)
+    return n_columns if n_columns * _LEAST_ROWS <= n else 0
+
+
+def work_memory(n: int, k: int, n_columns: int) -> NDArray[np.int64]:
+    """What `gather` needs: room for keys, then for an int32 of each column."""
+    return np.empty(2 * k + n_columns // 2 + 1 if n_columns else n, np.int64)
+
+
+def _exact_keys(logits: Floats, k: int) -> NDArray[np.int64]:
+    """The keys of the k best, of equal ones the first."""
     bits = logits.view(np.int32)
     magnitude = bits & np.int32(_MAGNITUDE)
     ranks = np.where(bits < 0, magnitude, -magnitude)
     ranks[magnitude > _INF] = _INF
-    return ranks.astype(np.int64) << 32 | np.arange(bits.size)
-
-
-def work_memory(n: int, k: int) -> NDArray[np.int64]:
-    """What `gather` needs for the k best of n."""
-    return np.empty(max(2 * k, n if k * ROWS > n else 0) + n // ROWS + 1, np.int64)
+    bound = np.partition(ranks, k - 1)[k - 1]
+    better, equal = (ranks < bound).nonzero()[0], (ranks == bound).nonzero()[0]
+    positions = np.concatenate([better, equal[: k - better.size]])
+    keys: NDArray[np.int64] = ranks[positions].astype(np.int64) << 32 | positions
+    return keys
 
 
 @inline_strict
-def gather(logits, n, k, keys):  # type: ignore[no-untyped-def]
-    """Gather the keys of at least the k best, in no order.
+def gather(logits, n, k, n_columns, keys):  # type: ignore[no-untyped-def]
+    """Gather the keys of at least the k best, in no order: of all, where there are no columns.
 
     Args:
         logits: address of n of them, k at least.
         keys: address of `work_memory`.
 
     Returns:
-        How many: 2 k at most, or all n where there are fewer than 64 k. -1 where more than 2 k are
-        as good as the k-th.
+        How many; -1 where more than 2 k reach the bound, as where many are equal.
     """
-    n_columns = (n + ROWS - 1) // ROWS
-    room = 2 * k if k <= n_columns else n
-    bits, keys, least = i32_ptr(logits), i64_ptr(keys), i32_ptr(keys + 8 * room)
+    bits, least, keys = i32_ptr(logits), i32_ptr(keys + 16 * k), i64_ptr(keys)
+    if n_columns == 0:
+        for i in range(n):
+            keys[i] = np.int64(_rank(bits[i])) << 32 | i
+        return n
     for j in range(n_columns):
         least[j] = _INF
     for first in range(0, n, n_columns):
         for j in range(min(n_columns, n - first)):
             least[j] = min(least[j], _rank(bits[first + j]))
-    bound, count = _kth(least, n_columns, k) if k <= n_columns else np.int32(_INF), 0
+    bound, count = _kth(least, n_columns, k), 0
     for column in range(n_columns):
         if least[column] <= bound:
             for i in range(column, n, n_columns):
                 rank = _rank(bits[i])
                 if rank <= bound:
-                    if count == room:
+                    if count == 2 * k:
                         return -1
                     keys[count] = np.int64(rank) << 32 | i
                     count += 1
@@ -113,6 +127,6 @@ def _kth(ranks, n, k):  # type: ignore[no-untyped-def]
     return np.int32(high)
 
 
-@compiled(types.int64(*[types.int64] * 4))
-def _gather(logits: Any, n: Any, k: Any, keys: Any) -> Any:
-    return gather(logits, n, k, keys)
+@compiled(types.int64(*[types.int64] * 5))
+def _gather(logits: Any, n: Any, k: Any, n_columns: Any, keys: Any) -> Any:
+    return gather(logits, n, k, n_columns, keys)

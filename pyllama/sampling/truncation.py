@@ -18,6 +18,8 @@ from pyllama.sampling.candidates import Candidates, weight
 from pyllama.sampling.sampler import ChainSetup, Sampler
 from pyllama.sampling.top import top_positions
 
+MANY = 2**53  # candidates: no more are told apart as floats
+
 
 class TopK(Sampler):
     """Keeps the k largest logits; of equal ones those with the lowest ids.
@@ -30,7 +32,7 @@ class TopK(Sampler):
 
     def __init__(self, k: int) -> None:
         self.k = k
-        self.numbers = float(k), 0
+        self.numbers = min(k, MANY), 0
 
     @classmethod
     def create(cls, setup: ChainSetup) -> TopK | None:
@@ -53,7 +55,7 @@ class TopP(Sampler):
     def __init__(self, p: float, min_keep: int = 0) -> None:
         self._p = np.float32(p)
         self._min_keep = min_keep
-        self.numbers = float(self._p), min_keep
+        self.numbers = float(self._p), min(min_keep, MANY)
 
     @classmethod
     def create(cls, setup: ChainSetup) -> TopP | None:
@@ -105,7 +107,7 @@ class MinP(Sampler):
     def __init__(self, p: float, min_keep: int = 0) -> None:
         self._distance = np.float32(math.log(p))
         self._min_keep = max(min_keep, 1)
-        self.numbers = float(self._distance), self._min_keep
+        self.numbers = float(self._distance), min(self._min_keep, MANY)
 
     @classmethod
     def create(cls, setup: ChainSetup) -> MinP | None:

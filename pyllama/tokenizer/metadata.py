@@ -110,6 +110,7 @@ class Metadata:
 
 
 def _wrong_type(key: str, wanted: str, value: Any) -> TokenizerError:
+    value = value.tolist() if hasattr(value, "tolist") else value
     shown = type(value).__name__
     if isinstance(value, list | tuple) and value:
         shown += " of " + ", ".join(sorted({type(item).__name__ for item in value}))

@@ -106,9 +106,10 @@ def softmax(s, lo, hi, n):  # type: ignore[no-untyped-def]
         x[j] = np.float32(-np.inf)
     top = max_f32(s, n)
     if top == np.float32(-np.inf):
+        total = total_f32(s, n)
         for j in range(n):
             x[j] = np.float32(0)
-        return top, np.float32(0)
+        return (total, total) if total != total else (top, np.float32(0))  # NaN must travel
     for j in range(n):
         x[j] = exp_f32(x[j] - top)
     return top, total_f32(s, n)

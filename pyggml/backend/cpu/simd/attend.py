@@ -188,7 +188,7 @@ def _in_tiles(
 ) -> None:
     """``tile(first, width)`` over n groups of 16 floats, as many at a time as fill the FMA units.
 
-    They need eight sums or more; where registers are few, those of one group are as many.
+    They need eight sums; where vectors are shorter, those of four rows and one group are as many.
     """
     width = widths.get(vectors().width, 1)
 
@@ -255,7 +255,7 @@ def weigh_packed(
     """``out[r][0:d] = sum over j < n of p[r][j] * values[0:d][j]``, in order of j.
 
     ``rows`` is a literal. 16 columns of packed values lie together, ``v_stride`` bytes from the
-    next 16: ``values[d/16][n][16]``.
+    next 16.
     """
     literals = literals_of(rows)
     if literals is None:
@@ -275,9 +275,9 @@ def weigh_packed(
             def body(j: Value, accs: list[Value]) -> list[Value]:
                 rows = [b.add(group, _scaled(b, j, 64)) for group in groups]
                 parts = [
-                    load(b, at(b, row, 4 * lanes * p), vec(f32, lanes))
+                    load(b, at(b, row, 4 * lanes * part), vec(f32, lanes))
                     for row in rows
-                    for p in range(v.parts)
+                    for part in range(v.parts)
                 ]
                 at_j = [load(b, b.add(w, _scaled(b, j, 4)), f32) for w in weights]
                 xs = [broadcast(b, x, lanes) for x in at_j]

@@ -116,3 +116,17 @@ def test_the_dense_form_too(kind: GGMLType, monkeypatch: pytest.MonkeyPatch) -> 
         for n_threads, n in ((1, 5), (2, 9), (3, 24)):
             got = attend((kind, kind), list(range(n)), n_threads, dense=True)
             assert got.tobytes() == alone[:n].tobytes(), (limit, n)
+
+
+@pytest.mark.parametrize("limit", [DIRECT, PACKED], ids=["direct", "packed"])
+@pytest.mark.parametrize("n", [1, 12])
+def test_nan_of_a_query_travels(limit: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
+    clean = attend((F16, F16), list(range(n)))
+    queries = Q.copy()
+    queries[4, n // 2, 17] = np.nan
+    monkeypatch.setitem(globals(), "Q", queries)
+    got = attend((F16, F16), list(range(n))).reshape(n, HEADS, 64)
+    assert np.isnan(got[n // 2, 4]).all()
+    got[n // 2, 4] = clean.reshape(n, HEADS, 64)[n // 2, 4]
+    assert got.tobytes() == clean.tobytes()

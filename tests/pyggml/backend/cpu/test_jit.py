@@ -130,6 +130,26 @@ def test_a_second_process_loads_what_the_first_compiled(base: Path) -> None:
     assert list(directory.rglob("*.nbc"))
 
 
+def test_an_edit_of_what_is_inlined_from_another_file_is_compiled(tmp_path: Path) -> None:
+    helper, caller = tmp_path / "helper.py", tmp_path / "caller.py"
+    caller.write_text(
+        "from numba import types; from pyggml.jit import compiled; from helper import f\n"
+        "@compiled(types.int64(types.int64))\n"
+        "def g(x):\n    return f(x)\n"
+        "print(g(1))\n"
+    )
+    for factor in (10, 200):
+        helper.write_text(
+            "from pyggml.jit import inline_strict\n"
+            f"@inline_strict\ndef f(x):\n    return x * {factor}\n"
+        )
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+        done = subprocess.run(
+            [sys.executable, str(caller)], capture_output=True, text=True, env=env, timeout=120
+        )
+        assert done.stdout.strip() == str(factor), done.stderr
+
+
 def test_variants_of_a_kernel_never_share_a_file(tmp_path: Path) -> None:
     """Numba's own files may: two processes that know of no variant yet both write number 1."""
     ours, theirs = (jit._Files(str(tmp_path), "f-1.py311", (1, 2)) for _ in range(2))
