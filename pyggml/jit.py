@@ -244,7 +244,10 @@ class _Cache(_numba_caching.FunctionCache):  # type: ignore[misc]
 
 @lru_cache(maxsize=16)
 def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    files = ((path.name, path.stat()) for path in sorted(folder.glob("*.py")))
+    try:
+        files = [(path.name, path.stat()) for path in sorted(folder.glob("*.py"))]
+    except OSError:  # one went away meanwhile
+        return ()
     return tuple((name, info.st_mtime_ns, info.st_size) for name, info in files)
 
 
