@@ -161,7 +161,7 @@ def float_tile(
 
         def body(i: Value, accs: list[Value]) -> list[Value]:
             column = b.add(w, b.mul(i, w_stride))
-            if n_tokens == 1 and kind != F32:  # which attention has, where values are in cache
+            if n_tokens == 1:
                 prefetch(b, at(b, column, 2 * v.soon_bytes), soon=True)
             parts = []
             for p in range(n_parts):
