@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from .sampling.candidates import top_positions
+from .sampling.top import top_positions
 from .stopping import StopStrings
 from .tokenizer import Tokenizer, TokenStream
 

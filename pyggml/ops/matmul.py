@@ -88,7 +88,7 @@ def _cases() -> list[Case]:
             cases.append(case(arg(64, 17, 1, 2, type=t), arg(64, 5, 3, 2, type=half)))
     for t in OTHER_QUANTS:
         cases += [case(arg(512, 17, type=t), arg(512, n)) for n in (1, 5)]
-    t = GGMLType.IQ4_XS
+    t = GGMLType.IQ3_S
     cases += [
         case(arg(256, 33, 2, 1, type=t), arg(256, 1, 4, 3)),
         case(arg(256, 5, 17, type=t, permute=(0, 2, 1, 3)), arg(256, 9, 5, type=F16)),

@@ -181,7 +181,7 @@ def _cases(transposed: bool) -> list[Case]:
             cases.append(one(64, 100, n, type, 0.2, placed=_bucket(30, 100), rows=30))
     for type in OTHER_QUANTS:
         cases += [one(512, 100, n, type, 0.2) for n in (1, 3)]
-    cases += [one(256, 70, n, GGMLType.IQ4_XS, 0.9) for n in (4, 33)]
+    cases += [one(256, 70, n, GGMLType.IQ3_S, 0.9) for n in (4, 33)]
     cases += [one(64, 20, 2, placed=_bucket(0, 20), rows=0)]
     for type in (F16, GGMLType.Q4_0, GGMLType.Q8_0):
         for threshold in (0.9, 0.8, 0.6, 0.0):

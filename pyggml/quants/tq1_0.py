@@ -10,19 +10,15 @@ Source: ggml, ``quantize_row_tq1_0_ref``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import numpy.typing as npt
 
 from ..dtype import GGMLType
 from .block import Blocks, BlockType, Floats, register
-from .ternary import ternary
+from .ternary import Codes, ternary
 
 DTYPE = np.dtype([("qs", "u1", 48), ("qh", "u1", 4), ("d", "<f2")])
 _POWERS = np.array([[1], [3], [9], [27], [81]], np.uint8)
-# (first element, digits a byte, field, bytes)
-_PARTS = ((0, 5, "qs", slice(0, 32)), (160, 5, "qs", slice(32, 48)), (240, 4, "qh", slice(0, 4)))
+PARTS = ((0, 32, 5), (32, 16, 5), (48, 4, 4))  # first byte, bytes, digits a byte
 
 
 def quantize_blocks(x: Floats, weights: Floats | None = None) -> Blocks:
@@ -30,26 +26,37 @@ def quantize_blocks(x: Floats, weights: Floats | None = None) -> Blocks:
     blocks = np.empty(len(x), DTYPE)
     d, codes = ternary(x)
     blocks["d"] = d
-    for first, digits, field, part in _PARTS:
-        n_bytes = part.stop - part.start
-        q = codes[:, first : first + digits * n_bytes].reshape(-1, digits, n_bytes)
-        n = (q * _POWERS[::-1][:digits]).sum(axis=1)
-        blocks[field][:, part] = (n * 256 + 242) // 243
+    packed = pack(codes)
+    blocks["qs"], blocks["qh"] = packed[:, :48], packed[:, 48:]
     return blocks
 
 
 def dequantize_blocks(blocks: Blocks) -> Floats:
     """Blocks [n] -> float32 [n, 256]."""
-    values = np.concatenate(list(_digits(blocks)), axis=1).astype(np.float32) - np.float32(1)
+    values = unpack(np.hstack([blocks["qs"], blocks["qh"]])).astype(np.float32) - np.float32(1)
     out: Floats = blocks["d"].astype(np.float32)[:, None] * values
     return out
 
 
-def _digits(blocks: Blocks) -> Iterator[npt.NDArray[np.uint16]]:
-    for _, digits, field, part in _PARTS:
-        moved = blocks[field][:, None, part] * _POWERS[:digits]  # wraps around in a byte
+def pack(codes: Codes) -> Codes:
+    """Codes 0, 1 and 2, uint8[..., 256], as bytes, uint8[..., 52]."""
+    parts, done = [], 0
+    for _, n_bytes, digits in PARTS:
+        q = codes[..., done : done + digits * n_bytes].reshape(*codes.shape[:-1], digits, n_bytes)
+        n = (q * _POWERS[::-1][:digits]).sum(axis=-2)
+        parts.append((n * 256 + 242) // 243)
+        done += digits * n_bytes
+    return np.concatenate(parts, axis=-1).astype(np.uint8)
+
+
+def unpack(blocks: Codes) -> Codes:
+    """The inverse of ``pack``, of blocks whose first 52 bytes these are."""
+    parts = []
+    for first, n_bytes, digits in PARTS:
+        moved = blocks[..., None, first : first + n_bytes] * _POWERS[:digits]  # wraps in a byte
         digit = moved.astype(np.uint16) * np.uint16(3) >> np.uint16(8)
-        yield digit.reshape(len(blocks), -1)
+        parts.append(digit.reshape(*blocks.shape[:-1], -1))
+    return np.concatenate(parts, axis=-1).astype(np.uint8)
 
 
 TQ1_0 = register(BlockType(GGMLType.TQ1_0, DTYPE, quantize_blocks, dequantize_blocks))

@@ -157,7 +157,7 @@ def test_types_may_be_mixed(tmp_path: Path) -> None:
 def test_formats_without_a_layout_of_their_own(tmp_path: Path) -> None:
     """They stay in the file's pages, and the model says what one of F32 weights says."""
     spec = Spec(n_embd=256, n_ff=256, n_head=4, head_dim=64)
-    types = {"embd": "IQ4_XS", "attn_q": "IQ2_XXS", "attn_k": "IQ3_S", "up": "TQ1_0"}
+    types = {"embd": "IQ2_S", "attn_q": "IQ2_XXS", "attn_k": "IQ3_S", "up": "IQ3_XXS"}
     types["down"] = "IQ1_M"
     weights = random_weights(spec)
     path, plain = tmp_path / "x.gguf", tmp_path / "f32.gguf"

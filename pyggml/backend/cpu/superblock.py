@@ -1,4 +1,4 @@
-"""How 16 rows of a K-quant interleave: blocks of 256 columns whose sub-scales are unpacked.
+"""How 16 rows of blocks of 256 columns interleave (K-quants, IQ4_XS, TQ): sub-scales are unpacked.
 
     FORMATS[GGMLType.Q6_K].bits                    # 6
     lines = pack_slices(codes, 6)                  # 8 slices of codes in 6 lines
@@ -6,12 +6,14 @@
 A block holds 16 scales d (float16) and, where there are minima, 16 dmin. Then come lines of 64
 bytes with 4 bytes of each row: the sub-scales, line j those of sub-blocks 4j..4j+3 as int8, the
 sub-minima likewise (Q2_K keeps both in one byte, as ggml does), and for each 32 columns ``bits``
-lines of codes. Slice k of these, columns 4k..4k+3, is where ``pieces`` says: a byte holds as many
-whole codes as fit, and what is left over of some bytes is the bits of the codes behind.
+lines of codes (of TQ1_0 its digits, 2 bits each). Slice k of these, columns 4k..4k+3, is where
+``pieces`` says: a byte holds as many whole codes as fit, and what is left over of some bytes is
+the bits of the codes behind.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,12 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtype import GGMLType
+from ...quants import tq1_0
+from ...quants.iq4_nl import VALUES as IQ4_VALUES
 
 COLUMNS = 256  # of a block
 STEP = 32  # columns whose codes lie together: 8 slices of 4
 STEPS = COLUMNS // STEP
 ROWS = 16
 LINE = 64
+_CRUMBS, _NIBBLES = np.arange(0, 8, 2, dtype=np.uint8), np.array([0, 4], np.uint8)
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -34,23 +39,38 @@ class Plane(NamedTuple):
     bits: int
     at: int  # byte in the block
     crossed: bool = False  # steps go 0 2 1 3: the low bits of 64 columns come first
+    folded: bool = False  # the halves of a step share 16 bytes instead
 
     def place(self, step: int) -> tuple[int, int]:
-        """The first byte and the shift of a step's bits."""
+        """The first byte and the shift of a step's bits, where 32 bytes have them."""
         if self.crossed:
             step = step & 4 | step << 1 & 2 | step >> 1 & 1
         return self.at + STEP * (step * self.bits // 8), step * self.bits % 8
 
+    def places(self, step: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Those of the two halves of a step, 16 bytes each."""
+        if self.folded:
+            at = self.at + STEP // 2 * step
+            return (at, 0), (at, self.bits)
+        at, shift = self.place(step)
+        return (at, shift), (at + STEP // 2, shift)
+
 
 class Format(NamedTuple):
-    """A K-quant: codes of ``bits`` bits from planes, low bits first, times scales of sub-blocks."""
+    """Codes of ``bits`` bits from planes, low bits first, times scales of sub-blocks."""
 
     planes: tuple[Plane, ...]
     d: int  # byte of the float16 scale
     scales: int  # and of the sub-scales
-    sub: int  # columns of a sub-block
+    sub: int  # columns of a sub-block; all of a block: there are no sub-scales
     zero: int = 0  # what is taken off a code
     minima: bool = False
+    values: tuple[int, ...] = ()  # int8 that codes stand for
+
+    @property
+    def signed(self) -> bool:
+        """Whether sub-scales have a sign."""
+        return bool(self.zero or self.values)
 
     @property
     def bits(self) -> int:
@@ -91,6 +111,9 @@ FORMATS = {
     GGMLType.Q6_K: Format(
         (Plane(4, 0, crossed=True), Plane(2, 128)), d=208, scales=192, sub=16, zero=32
     ),
+    GGMLType.IQ4_XS: Format((Plane(4, 8, folded=True),), d=0, scales=2, sub=32, values=IQ4_VALUES),
+    GGMLType.TQ2_0: Format((Plane(2, 0),), d=64, scales=0, sub=COLUMNS, zero=1),
+    GGMLType.TQ1_0: Format((Plane(2, 0),), d=52, scales=0, sub=COLUMNS, zero=1),  # of the digits
 }
 
 
@@ -148,8 +171,9 @@ def interleave_blocks(type: GGMLType, blocks: Bytes) -> Bytes:
     """Blocks of 16 rows, uint8[..., 16, type_size], as uint8[..., block_bytes]."""
     f, shape = FORMATS[type], blocks.shape[:-2]
     halves = blocks[..., f.d : f.d + 2 * f.halves].reshape(*shape, ROWS, f.halves, 2)
-    words = _sub_scales(type, blocks).reshape(*shape, ROWS, -1, 4)
-    codes = _codes(f, blocks).reshape(*shape, ROWS, STEPS, 8, 4)
+    n_words = f.scale_lines + f.minimum_lines
+    words = _sub_scales(type, blocks).reshape(*shape, ROWS, n_words, 4)
+    codes = _codes(type, blocks).reshape(*shape, ROWS, STEPS, 8, 4)
     lines = pack_slices(codes, f.bits).reshape(*shape, ROWS, -1, 4)
     parts = [x.swapaxes(-2, -3).reshape(*shape, -1) for x in (halves, words, lines)]
     return np.concatenate(parts, axis=-1)
@@ -160,43 +184,61 @@ def deinterleave_blocks(type: GGMLType, groups: Bytes) -> Bytes:
     f, shape = FORMATS[type], groups.shape[:-1]
 
     def by_row(start: int, stop: int, width: int) -> Bytes:
-        part = groups[..., start:stop].reshape(*shape, -1, ROWS, width)
-        return part.swapaxes(-2, -3).reshape(*shape, ROWS, -1)
+        n_bytes = (stop - start) // ROWS
+        part = groups[..., start:stop].reshape(*shape, n_bytes // width, ROWS, width)
+        return part.swapaxes(-2, -3).reshape(*shape, ROWS, n_bytes)
 
     blocks = np.zeros((*shape, ROWS, type.type_size), np.uint8)
     scales_at = 2 * ROWS * f.halves
     blocks[..., f.d : f.d + 2 * f.halves] = by_row(0, scales_at, 2)
     _put_sub_scales(type, blocks, by_row(scales_at, f.codes_at, 4))
     lines = by_row(f.codes_at, f.block_bytes, 4).reshape(*shape, ROWS, STEPS, f.bits, 4)
-    codes = unpack_slices(lines).reshape(*shape, ROWS, STEPS, STEP)
-    position = 0
-    for plane in f.planes:
-        for step in range(STEPS):
-            at, shift = plane.place(step)
-            bits = codes[..., step, :] >> np.uint8(position) & np.uint8((1 << plane.bits) - 1)
-            blocks[..., at : at + STEP] |= bits << np.uint8(shift)
-        position += plane.bits
+    codes = unpack_slices(lines).reshape(*shape, ROWS, COLUMNS)
+    if type is GGMLType.TQ1_0:
+        blocks[..., : f.d] = tq1_0.pack(codes)
+        return blocks
+    for at, shift, columns, position, mask in _bit_fields(f):
+        bits = codes[..., columns : columns + 16] >> position & mask
+        blocks[..., at : at + 16] |= bits << shift
     return blocks
 
 
-def _codes(f: Format, blocks: Bytes) -> Bytes:
-    """uint8[..., 8, 32]."""
-    codes = np.zeros((*blocks.shape[:-1], STEPS, STEP), np.uint8)
-    position = 0
-    for plane in f.planes:
-        for step in range(STEPS):
-            at, shift = plane.place(step)
-            bits = blocks[..., at : at + STEP] >> np.uint8(shift) & np.uint8((1 << plane.bits) - 1)
-            codes[..., step, :] |= bits << np.uint8(position)
-        position += plane.bits
+def _codes(type: GGMLType, blocks: Bytes) -> Bytes:
+    """uint8[..., 256]."""
+    if type is GGMLType.TQ1_0:
+        return tq1_0.unpack(blocks)
+    codes = np.zeros((*blocks.shape[:-1], COLUMNS), np.uint8)
+    for at, shift, columns, position, mask in _bit_fields(FORMATS[type]):
+        bits = blocks[..., at : at + 16] >> shift & mask
+        codes[..., columns : columns + 16] |= bits << position
     return codes
 
 
+def _bit_fields(f: Format) -> Iterator[tuple[int, np.uint8, int, np.uint8, np.uint8]]:
+    """Bits of 16 columns: byte and shift in a ggml block, first column, shift in a code, mask."""
+    position = 0
+    for plane in f.planes:
+        mask = np.uint8((1 << plane.bits) - 1)
+        for step in range(STEPS):
+            for half, (at, shift) in enumerate(plane.places(step)):
+                yield at, np.uint8(shift), STEP * step + 16 * half, np.uint8(position), mask
+        position += plane.bits
+
+
 def _sub_scales(type: GGMLType, blocks: Bytes) -> Bytes:
-    """A byte each, then the minima: uint8[..., 16]."""
-    at = FORMATS[type].scales
+    """A byte each, then the minima: uint8[..., 0, 8 or 16]."""
+    f = FORMATS[type]
+    at = f.scales
+    if f.sub == COLUMNS:
+        return blocks[..., :0]
     if type in (GGMLType.Q2_K, GGMLType.Q6_K):
         return blocks[..., at : at + 16]
+    if type == GGMLType.IQ4_XS:  # two high bits each, then low nibbles
+        crumbs = blocks[..., at : at + 2, None] >> _CRUMBS & np.uint8(3)
+        nibbles = blocks[..., at + 2 : at + 6, None] >> _NIBBLES & np.uint8(15)
+        shape = *blocks.shape[:-1], 8
+        six: Bytes = nibbles.reshape(shape) | crumbs.reshape(shape) << np.uint8(4)
+        return six - np.uint8(32)
     a, b, c = (blocks[..., at + i : at + i + 4] for i in (0, 4, 8))
     if type == GGMLType.Q3_K:  # six bits: low nibbles of 16, then the two high bits
         low = np.concatenate([a & 15, b & 15, a >> 4, b >> 4], axis=-1)
@@ -208,11 +250,21 @@ def _sub_scales(type: GGMLType, blocks: Bytes) -> Bytes:
 
 def _put_sub_scales(type: GGMLType, blocks: Bytes, words: Bytes) -> None:
     """The inverse of ``_sub_scales``."""
-    at = FORMATS[type].scales
+    f = FORMATS[type]
+    at = f.scales
+    if f.sub == COLUMNS:
+        return
     if type in (GGMLType.Q2_K, GGMLType.Q6_K):
         blocks[..., at : at + 16] = words
         return
-    words = words + np.uint8(32) if type == GGMLType.Q3_K else words
+    words = words + np.uint8(32) if f.signed else words
+    if type == GGMLType.IQ4_XS:
+        shape = words.shape[:-1]
+        high = (words >> 4).reshape(*shape, 2, 4) << _CRUMBS
+        low = (words & 15).reshape(*shape, 4, 2) << _NIBBLES
+        blocks[..., at : at + 2] = np.bitwise_or.reduce(high, axis=-1)
+        blocks[..., at + 2 : at + 6] = np.bitwise_or.reduce(low, axis=-1)
+        return
     w = [words[..., i : i + 4] for i in (0, 4, 8, 12)]
     if type == GGMLType.Q3_K:
         parts = [w[0] & 15 | w[2] << 4, w[1] & 15 | w[3] << 4]

@@ -35,7 +35,7 @@ from ..layout import ROWS, block_bytes
 from ..lowering import Lowering, lowers
 from ..simd.element import F16, F32, I32, put, take
 from ..simd.interleave import take_block
-from ..simd.super_take import take_super_block
+from ..simd.super_decode import decode_super_block
 from ..superblock import FORMATS
 from .weights import decoder_of, tile_kind
 
@@ -74,9 +74,9 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
                 x = data(node, SRC0) + (matrix * groups + row // ROWS) * (n // block * group_block)
                 for i in range(n // block):
                     if super_block:
-                        take_super_block(kind, x + i * group_block, row % ROWS, scratch)
-                    else:
-                        take_block(kind, x, row % ROWS, i, scratch)
+                        decode_super_block(kind, x + i * group_block, row % ROWS, y + 1024 * i)
+                        continue
+                    take_block(kind, x, row % ROWS, i, scratch)
                     if blocks:
                         decode_block(kind, scratch, y + 4 * block * i)
                     else:

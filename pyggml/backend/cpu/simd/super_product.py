@@ -1,28 +1,32 @@
-"""Products of a block of 256 columns of 16 interleaved rows of a K-quant and int8 activations.
+"""Products of a block of 256 columns of 16 interleaved rows and int8 activations.
 
     terms = SuperTerms(b, Q4_K, address, acts, ask)
     acc = terms.add_to(b, acc, token, part)
 
 The integer sums are exact: of sub-blocks, times their sub-scales, over the block. Then one
 multiply-add a block (and one for the minima) goes to the row's float32 sum, so every tile has the
-same bits. Where a code's zero is not 0, sums start at what it takes off (see ``quantize``).
+same bits. Where a code's zero is not 0, or values of a table are raised for ``vpdpbusd``, the sum
+of a block starts at what is too much; sums of 16 bits at their sub-block's share (``quantize``).
 Access: the block's lines front to back, in a loop over steps of 32 columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 
 from ....dtype import GGMLType
 from ..layout import ROWS
-from ..superblock import FORMATS, LINE, STEP, STEPS, pieces
+from ..superblock import COLUMNS, FORMATS, LINE, STEP, STEPS, pieces
 from .loop import counted_loop
 from .vector import (
+    Generic,
     at,
     broadcast,
+    call,
     f32,
     fma,
     i8,
@@ -65,14 +69,21 @@ class SuperBlock:
         words = load(b, place, vec(i32, v.lanes))
         if self._shared:
             words = b.and_(words, splat(i32, v.lanes, 0x0F0F0F0F))
-        return v.sub_scale(b, words, signed=self.format.zero != 0)
+        extract = Generic.sub_scale if self.format.values else type(v).sub_scale
+        return extract(v, b, words, signed=self.format.signed)
 
-    def minimum_pairs(self, b: Value, k: int, p: int) -> Value:
-        """<2 lanes x i16>: the sub-minima of sub-blocks j and j + 2 of each row, j = 0 1 4 5.."""
+    def factor_pairs(self, b: Value, k: int, p: int) -> Value:
+        """<2 lanes x i16>: what sums of activations are multiplied by, of sub-blocks j and j + 2.
+
+        These are the sub-minima of each row, or its sub-scales; j = 0 1 4 5..
+        """
         v, f = vectors(), self.format
-        at_line = self._words_at + LINE * (k // 2 + (0 if self._shared else f.scale_lines))
+        line = k // 2 + (f.scale_lines if f.minimum_lines else 0)
         n = 2 * v.lanes
-        x = load(b, at(b, self._address, at_line + v.width * p), vec(i16, n))
+        x = load(b, at(b, self._address, self._words_at + LINE * line + v.width * p), vec(i16, n))
+        if f.signed:
+            x = x if k % 2 else b.shl(x, splat(i16, n, 8))
+            return b.ashr(x, splat(i16, n, 8))
         if self._shared:
             return b.and_(b.lshr(x, splat(i16, n, 4 + 8 * (k % 2))), splat(i16, n, 15))
         return b.lshr(x, splat(i16, n, 8)) if k % 2 else b.and_(x, splat(i16, n, 255))
@@ -89,7 +100,7 @@ class SuperBlock:
             x = loaded[line, p] = load(b, place, vec(i8, v.width))
             for piece in pieces(f.bits):
                 if piece.line == line and piece.width < f.bits:
-                    y = _moved(b, x, piece)
+                    y = moved(b, x, piece)
                     before = partial.get((piece.slice, p))
                     partial[piece.slice, p] = y if before is None else b.or_(before, y)
 
@@ -100,12 +111,12 @@ class SuperBlock:
                     take(piece.line, p)
             if (k, p) in partial:
                 return partial[k, p]
-            return _moved(b, loaded[mine[0].line, p], mine[0])
+            return moved(b, loaded[mine[0].line, p], mine[0])
 
         return codes
 
 
-def _moved(b: Value, x: Value, piece: Any) -> Value:
+def moved(b: Value, x: Value, piece: Any) -> Value:
     """The bits of a piece where they belong in a code."""
     n, down = x.type.count, piece.at - piece.of
     if down > 0:
@@ -127,7 +138,7 @@ class SuperTerms:
         self._scales = [self._block.half(b, 0, p) for p in parts]
         minima = self._block.format.minima
         self._minima = [self._block.half(b, 1, p) for p in parts] if minima else []
-        self._minimum_totals = self._minimum_products(b) if minima else []
+        self._minimum_totals = self._sum_products(b) if minima else []
         self._d: dict[int, Value] = {}
 
     def add_to(self, b: Value, acc: Value, t: int, p: int) -> Value:
@@ -146,9 +157,9 @@ class SuperTerms:
         v, f = vectors(), self._block.format
         n_parts, n_sums = v.parts, len(self._acts) * v.parts
         places = _places(b, n_sums) if n_sums > v.row_sums else []
-        zeros = [splat(i32, v.lanes, 0)] * n_sums
-        for zero, place in zip(zeros, places, strict=False):
-            store(b, zero, place)
+        starts = [x for row in self._starts(b) for x in row]
+        for start, place in zip(starts, places, strict=False):
+            store(b, start, place)
         length = min(f.sub // 4, 2 * v.u5_lines if f.bits == 5 else 8)  # slices that a sum takes
         per_step = STEP // f.sub
 
@@ -161,10 +172,14 @@ class SuperTerms:
                 half = 4 * first // f.sub
                 j = at(b, b.mul(i, ir.Constant(i64, per_step)), half)
                 sums = self._run(b, codes, acts, i, range(first, first + length))
-                scales = [self._block.sub_scale(b, j, p) for p in range(n_parts)]
+                if f.scale_lines:
+                    scales = [self._block.sub_scale(b, j, p) for p in range(n_parts)] * len(acts)
+                    scaled = b.mul if f.values else partial(v.scaled, b)
+                    sums = list(map(scaled, sums, scales))
+                else:
+                    sums = [v.u4_total(b, x) for x in sums]
                 after = []
-                for k in range(n_sums):
-                    y = v.scaled(b, sums[k], scales[k % n_parts])
+                for k, y in enumerate(sums):
                     if places:
                         store(b, b.add(y, load(b, places[k], y.type)), places[k])
                     else:
@@ -173,8 +188,8 @@ class SuperTerms:
             return totals
 
         steps = ir.Constant(i64, STEPS)
-        totals = counted_loop(b, steps, [] if places else zeros, step)
-        totals = totals or [load(b, place, zeros[0].type) for place in places]
+        totals = counted_loop(b, steps, [] if places else starts, step)
+        totals = totals or [load(b, place, starts[0].type) for place in places]
         return [totals[k : k + n_parts] for k in range(0, n_sums, n_parts)]
 
     def _run(
@@ -183,9 +198,13 @@ class SuperTerms:
         """Sums of products of some slices, [token * parts + part]."""
         v, f = vectors(), self._block.format
         parts = range(v.parts)
+        table = tuple(x + v.raised for x in f.values)
+        signed = table and not v.raised
         sums = []
         for act in self._acts:
-            if f.zero:
+            if signed:
+                start = v.s8_zero()
+            elif self._starts_narrow:
                 place = b.add(act, b.mul(step, ir.Constant(i64, 8)))
                 start = v.start(b, at(b, place, STARTS + slices[0]), 32 // f.zero)
             else:
@@ -193,20 +212,45 @@ class SuperTerms:
             sums += [start] * v.parts
         for k in slices:
             weights = [codes(k, p) for p in parts]
+            weights = [v.look_up(b, table, x) for x in weights] if table else weights
+            ready = [v.s8_prepare(b, x) for x in weights] if signed else weights
             for t, place in enumerate(acts):
                 a = v.broadcast_bytes(b, at(b, place, CODES + 4 * k))
                 for p in parts:
                     n = t * v.parts + p
-                    sums[n] = v.u4_add(b, sums[n], weights[p], a)
+                    sums[n] = (v.s8_add if signed else v.u4_add)(b, sums[n], ready[p], a)
         return sums
 
-    def _minimum_products(self, b: Value) -> list[list[Value]]:
-        """Integer sums of sub-minima times sums of activations, [token][part]."""
+    @property
+    def _starts_narrow(self) -> bool:
+        """Whether it is the sums of sub-blocks that start at what is too much."""
+        f = self._block.format
+        return f.zero != 0 and f.sub < COLUMNS and vectors().narrow
+
+    def _starts(self, b: Value) -> list[list[Value]]:
+        """What the sums over the block start at, [token][part]."""
+        v, f = vectors(), self._block.format
+        if f.sub == COLUMNS:
+            starts = []
+            for act in self._acts:
+                sums = load(b, at(b, act, SUMS_32), vec(i16, STEPS))
+                total = call(b, "llvm.vector.reduce.add.v8i16", i16, sums)
+                total = b.mul(b.sext(total, i32), ir.Constant(i32, -f.zero))
+                starts.append([broadcast(b, total, v.lanes)] * v.parts)
+            return starts
+        too_much = v.raised if f.values else f.zero
+        if too_much and not self._starts_narrow:
+            factor = splat(i32, v.lanes, -too_much)
+            return [[b.mul(x, factor) for x in row] for row in self._sum_products(b)]
+        return [[splat(i32, v.lanes, 0)] * v.parts for _ in self._acts]
+
+    def _sum_products(self, b: Value) -> list[list[Value]]:
+        """Integer sums of sub-minima or sub-scales times sums of activations, [token][part]."""
         v, f = vectors(), self._block.format
         sums_at = SUMS_32 if f.sub == STEP else SUMS_16
         totals = [[splat(i32, v.lanes, 0)] * v.parts for _ in self._acts]
         for k in range(128 // f.sub):
-            pairs = [self._block.minimum_pairs(b, k, p) for p in range(v.parts)]
+            pairs = [self._block.factor_pairs(b, k, p) for p in range(v.parts)]
             for t, act in enumerate(self._acts):
                 word = load(b, at(b, act, sums_at + 4 * k), i32)
                 a = b.bitcast(broadcast(b, word, v.lanes), vec(i16, 2 * v.lanes))

@@ -1,4 +1,4 @@
-"""Blocks of K-quants in plain rows, packed with a row in each lane.
+"""Blocks of 256 columns in plain rows, packed with a row in each lane.
 
     RowsSuperBlock(b, kind, rows, offset).pack(b, target, part)
 
@@ -13,8 +13,9 @@ from llvmlite import ir
 
 from ....dtype import GGMLType
 from ..layout import ROWS
-from ..superblock import FORMATS, LINE, STEP, STEPS, Plane, pieces
+from ..superblock import COLUMNS, FORMATS, LINE, STEP, STEPS, Plane, pieces
 from .loop import counted_loop
+from .ternary import digits_of
 from .transpose import elements_of, words_of
 from .vector import at, broadcast, i16, i32, i64, splat, store, vectors
 
@@ -38,13 +39,20 @@ class RowsSuperBlock:
             store(b, words, at(b, first, LINE * j))
         lines = at(b, target, f.codes_at + v.width * p)
 
-        def step(i: Value, _: list[Value]) -> list[Value]:
-            place = b.add(lines, b.mul(i, ir.Constant(i64, LINE * f.bits)))
-            for j, line in enumerate(self._lines(b, i)):
+        def put(place: Value, codes: list[Value]) -> None:
+            for j, line in enumerate(self._lines(b, codes)):
                 store(b, line, at(b, place, LINE * j))
+
+        def step(i: Value, _: list[Value]) -> list[Value]:
+            put(b.add(lines, b.mul(i, ir.Constant(i64, LINE * f.bits))), self._codes(b, i))
             return []
 
-        counted_loop(b, ir.Constant(i64, STEPS), [], step)
+        if self._kind is GGMLType.TQ1_0:
+            codes = digits_of(b, self._rows, self._offset)
+            for i in range(STEPS):
+                put(at(b, lines, LINE * f.bits * i), codes[8 * i : 8 * (i + 1)])
+        else:
+            counted_loop(b, ir.Constant(i64, STEPS), [], step)
 
     def _sub_scales(self, b: Value) -> list[Value]:
         """The sub-scales of four sub-blocks in a word, then the sub-minima."""
@@ -55,42 +63,64 @@ class RowsSuperBlock:
             x = b.lshr(x, splat(i32, n, down)) if down > 0 else b.shl(x, splat(i32, n, -down))
             return b.and_(x, splat(i32, n, mask * 0x01010101))
 
+        def less_32(x: Value) -> Value:  # in every byte: 32 is bit 5, whose complement goes above
+            flipped = b.xor(x, splat(i32, n, 0x20202020))
+            signs = b.and_(flipped, splat(i32, n, 0x20202020))
+            return b.or_(flipped, b.or_(bits(signs, -1, 64), bits(signs, -2, 128)))
+
+        if f.sub == COLUMNS:
+            return []
         if self._kind in (GGMLType.Q2_K, GGMLType.Q6_K):
             return words_of(b, self._rows, at(b, self._offset, f.scales))
         if self._kind is GGMLType.Q3_K:  # the 16 bytes before the end of the block's scales
             _, a, c, high = words_of(b, self._rows, at(b, self._offset, f.scales - 4))
             low = [bits(a, 0, 15), bits(c, 0, 15), bits(a, 4, 15), bits(c, 4, 15)]
-            found = [b.or_(x, bits(high, 2 * j - 4, 48)) for j, x in enumerate(low)]
-            # Less 32 in every byte: 32 is bit 5, whose complement is copied to the bits above.
-            flipped = [b.xor(x, splat(i32, n, 0x20202020)) for x in found]
-            signs = [b.and_(x, splat(i32, n, 0x20202020)) for x in flipped]
+            return [less_32(b.or_(x, bits(high, 2 * j - 4, 48))) for j, x in enumerate(low)]
+        if self._kind is GGMLType.IQ4_XS:  # behind d: eight times two high bits, then nibbles
+            head, low, _, _ = words_of(b, self._rows, at(b, self._offset, f.scales - 2))
+
+            def spread(x: Value, down: int, moves: tuple[tuple[int, int], ...]) -> Value:
+                x = b.lshr(x, splat(i32, n, down))
+                for up, mask in moves:
+                    x = b.and_(b.or_(x, b.shl(x, splat(i32, n, up))), splat(i32, n, mask))
+                return x
+
+            nibbles = (0, 0xFFFF), (8, 0x00FF00FF), (4, 0x0F0F0F0F)
+            crumbs = (0, 0xFF), (12, 0x000F000F), (6, 0x03030303)
             return [
-                b.or_(x, b.or_(b.shl(s, splat(i32, n, 1)), b.shl(s, splat(i32, n, 2))))
-                for x, s in zip(flipped, signs, strict=True)
+                less_32(
+                    b.or_(
+                        spread(low, 16 * j, nibbles),
+                        bits(spread(head, 16 + 8 * j, crumbs), -4, 48),
+                    )
+                )
+                for j in range(2)
             ]
         a, m, c, _ = words_of(b, self._rows, at(b, self._offset, f.scales))
         high, minima = b.or_(bits(c, 0, 15), bits(a, 2, 48)), b.or_(bits(c, 4, 15), bits(m, 2, 48))
         return [bits(a, 0, 63), high, bits(m, 0, 63), minima]
 
-    def _lines(self, b: Value, step: Value) -> list[Value]:
-        """The packed codes of 32 columns."""
+    def _codes(self, b: Value, step: Value) -> list[Value]:
+        """The codes of 32 columns, four a word."""
         f, n = FORMATS[self._kind], len(self._rows)
         codes: list[Value] = []
         position = 0
         for plane in f.planes:
-            place, down = plane_place(b, plane, step)
-            words = [
-                word
-                for half in (0, 16)
-                for word in words_of(b, self._rows, at(b, b.add(self._offset, place), half))
-            ]
             mask = splat(i32, n, ((1 << plane.bits) - 1) * 0x01010101)
-            shift = broadcast(b, b.trunc(down, i32), n)
-            bits = [b.and_(b.lshr(word, shift), mask) for word in words]
+            bits = []
+            for place, down in plane_places(b, plane, step):
+                shift = broadcast(b, b.trunc(down, i32), n)
+                words = words_of(b, self._rows, b.add(self._offset, place))
+                bits += [b.and_(b.lshr(word, shift), mask) for word in words]
             up = splat(i32, n, position)
             bits = [b.shl(x, up) for x in bits] if position else bits
             codes = [b.or_(x, y) for x, y in zip(codes, bits, strict=True)] if codes else bits
             position += plane.bits
+        return codes
+
+    def _lines(self, b: Value, codes: list[Value]) -> list[Value]:
+        """Codes of 32 columns, packed."""
+        f, n = FORMATS[self._kind], len(self._rows)
         lines: list[Value] = [None] * f.bits
         for piece in pieces(f.bits):
             x = codes[piece.slice]
@@ -106,16 +136,20 @@ class RowsSuperBlock:
         return lines
 
 
-def plane_place(b: Value, plane: Plane, step: Value) -> tuple[Value, Value]:
-    """``Plane.place`` of a step that is known at run time."""
+def plane_places(b: Value, plane: Plane, step: Value) -> list[tuple[Value, Value]]:
+    """``Plane.places`` of a step that is known at run time."""
 
     def const(value: int) -> Value:
         return ir.Constant(i64, value)
 
+    if plane.folded:
+        place = at(b, b.mul(step, const(STEP // 2)), plane.at)
+        return [(place, const(0)), (place, const(plane.bits))]
     if plane.crossed:
         low = b.and_(b.shl(step, const(1)), const(2))
         high = b.and_(b.lshr(step, const(1)), const(1))
         step = b.or_(b.and_(step, const(4)), b.or_(low, high))
     bit = b.mul(step, const(plane.bits))
-    place = b.mul(b.lshr(bit, const(3)), const(STEP))
-    return b.add(place, const(plane.at)), b.and_(bit, const(7))
+    place = at(b, b.mul(b.lshr(bit, const(3)), const(STEP)), plane.at)
+    shift = b.and_(bit, const(7))
+    return [(place, shift), (at(b, place, STEP // 2), shift)]

@@ -103,6 +103,8 @@ class Generic:
     width = 16  # bytes of a vector
     u5_lines = 4  # lines of codes 0..31 whose products a sum has room for
     row_sums = 4  # vectors of a tile's results that stay in registers
+    narrow = False  # whether ``u4_add`` has 16 bits: Q3_K and Q6_K fill them, see ``start``
+    raised = 0  # added to int8 weights of tables, which then are codes for ``u4_add``
     float_table: Any = None  # where one instruction looks up floats
     # Streams of weights: how far ahead memory is asked, and LLVM's locality: 2 the second-level
     # cache, 0 the first alone. Measured on Zen 3.
@@ -176,16 +178,6 @@ class Generic:
     def u4_total(self, b: Value, acc: Value) -> Value:
         """The sum as <lanes x i32>."""
         return acc
-
-    def start(self, b: Value, address: Value, divisor: int) -> Value:
-        """A sum that starts at what codes have too much: two i16 in memory, for two columns each.
-
-        They are multiples of ``divisor``, a power of two, by which they are divided.
-        """
-        halves = (load(b, at(b, address, offset), i16) for offset in (0, 2))
-        low, high = (b.sext(x, i32) for x in halves)
-        total = b.ashr(b.add(low, high), ir.Constant(i32, divisor.bit_length() - 1))
-        return broadcast(b, total, self.lanes)
 
     def sub_scale(self, b: Value, words: Value, signed: bool) -> Value:
         """The low byte of each word in the form that ``scaled`` wants."""
@@ -281,6 +273,7 @@ class Avx2(HardwareHalf):
 
     width = 32
     u5_lines = 2
+    narrow = True
 
     def _maddubs(self, b: Value, unsigned: Value, signed: Value) -> Value:
         return call(b, "llvm.x86.avx2.pmadd.ub.sw", vec(i16, 16), unsigned, signed)
@@ -300,6 +293,10 @@ class Avx2(HardwareHalf):
         return self._pairs(b, acc)
 
     def start(self, b: Value, address: Value, divisor: int) -> Value:
+        """A sum that starts at what codes have too much: two i16 in memory, for two columns each.
+
+        They are multiples of ``divisor``, a power of two, by which they are divided.
+        """
         both = b.bitcast(broadcast(b, load(b, address, i32), 8), vec(i16, 16))
         return b.ashr(both, splat(i16, 16, divisor.bit_length() - 1))
 
@@ -344,6 +341,7 @@ class AvxVnni(Avx2):
     """256 bits. ``vpdpbusd`` adds four products in 32 bits without saturation."""
 
     u5_lines = 4
+    narrow, raised = False, 128
 
     def u4_zero(self) -> Value:
         return splat(i32, self.lanes, 0)
@@ -356,7 +354,7 @@ class AvxVnni(Avx2):
     def u4_total(self, b: Value, acc: Value) -> Value:
         return acc
 
-    start, sub_scale, scaled = Generic.start, Generic.sub_scale, Generic.scaled
+    sub_scale, scaled = Generic.sub_scale, Generic.scaled
     s8_add = Avx2.s5_add
 
 
