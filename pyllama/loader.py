@@ -25,6 +25,7 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyggml.gguf import GGUFFile, TensorInfo
+from pyggml.quants.grids import CODEBOOKS
 from pyggml.quants.validity import count_invalid
 from pyggml.tensor import Dims, Tensor
 
@@ -60,7 +61,7 @@ def load_weights(
     matrices = {n: t.nbytes for n, t in infos.items() if _is_matrix(t)} | made
     plain = {n for n, t in infos.items() if t.type not in INTERLEAVED} | {*plan.by_rows}
     repacked = {n: size for n, size in matrices.items() if repack and n not in plain}
-    _check_memory(sum({**made, **repacked}.values()), bool(made))
+    repacked = _that_fit(repacked, infos, made)
     ctx, weights = Context(no_alloc=True), {}
     sources: list[tuple[Tensor, Bytes]] = []  # of what is repacked
 
@@ -198,14 +199,31 @@ def _is_matrix(info: TensorInfo) -> bool:
     return info.n_dims >= 2
 
 
-def _check_memory(size: int, made: bool) -> None:
-    have = osapi.available_memory()
-    if have is not None and size > have:
-        what = "repacking the weights" + (", and making those of sparse layers," if made else "")
-        raise AllocError(
-            f"{what} needs {size / 2**30:.2f} GiB, this machine has {have / 2**30:.2f} GiB free; "
-            "use --no-repack (repack=False) to read them in place"
-        )
+def _that_fit(
+    repacked: dict[str, int], infos: Mapping[str, TensorInfo], made: Mapping[str, int]
+) -> dict[str, int]:
+    """What of these is repacked: formats with codebooks grow, and stay where memory is short.
+
+    Raises:
+        AllocError: that is not enough.
+    """
+    copies = {n: REPACK.alloc_size(Tensor(t.type, t.ne)) for n, t in infos.items() if n in repacked}
+    sizes, have = {**made, **copies}, osapi.available_memory()
+    size = sum(sizes.values())
+    if have is None or size <= have:
+        return repacked
+    growing = {n for n in copies if infos[n].type in CODEBOOKS}
+    if sum(n_bytes for n, n_bytes in sizes.items() if n not in growing) <= have:
+        log.warning(
+            "%d matrices stay as they are in the file, which is slower: repacking all takes "
+            "%.2f GiB, this machine has %.2f GiB free", len(growing), size / 2**30, have / 2**30
+        )  # fmt: skip
+        return {n: n_bytes for n, n_bytes in repacked.items() if n not in growing}
+    what = "repacking the weights" + (", and making those of sparse layers," if made else "")
+    raise AllocError(
+        f"{what} needs {size / 2**30:.2f} GiB, this machine has {have / 2**30:.2f} GiB free; "
+        "use --no-repack (repack=False) to read them in place"
+    )
 
 
 def _lock(weights: Mapping[str, Tensor]) -> None:

@@ -11,29 +11,34 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import GGMLType
-from .block import Blocks, BlockType, Floats, register
-from .grids import grid
-from .iq1_s import DELTA
+from .block import Blocks
+from .grids import Split, codebook, nibbles, packed_nibbles, signed, unsigned
+from .iq1_s import DOWN, UP
 
 # Of each 16 elements a byte of ``qh``: twice the high bits of a code and a sign.
 DTYPE = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
-_NIBBLES = np.array([0, 4], np.uint8)
 _THREES = np.array([0, 3, 6, 9], np.uint16)
 _PARTS = np.array([12, 8, 4, 0], np.uint16)
 
 
-def dequantize_blocks(blocks: Blocks) -> Floats:
-    """Blocks [n] -> float32 [n, 256]."""
-    words = blocks["scales"]
+def split(blocks: Blocks) -> Split:
+    """Blocks [n] -> their parts, 16 steps each."""
+    words, high = blocks["scales"], nibbles(blocks["qh"])
     d = np.bitwise_or.reduce((words & np.uint16(0xF000)) >> _PARTS, axis=1).view(np.float16)
     steps = (words[:, :, None] >> _THREES & np.uint16(7)).reshape(-1, 16)
-    scale = d.astype(np.float32)[:, None] * (2 * steps + 1).astype(np.float32)  # [n, 16]
-    high = (blocks["qh"][:, :, None] >> _NIBBLES & np.uint8(15)).reshape(-1, 32)
-    delta = np.where(high & np.uint8(8), -DELTA, DELTA)
-    code = blocks["qs"] | (high & np.uint8(7)).astype(np.uint16) << np.uint16(8)
-    values = grid(GGMLType.IQ1_M)[code] + delta[:, :, None]  # [n, 32, 8]
-    out: Floats = scale.repeat(2, axis=1)[:, :, None] * values
-    return out.reshape(-1, 256)
+    entry = blocks["qs"] | (high & np.uint16(7)) << 8
+    return Split(d, 2 * steps + 1, signed(GGMLType.IQ1_M, entry, (high >> 3) * 255))
 
 
-IQ1_M = register(BlockType(GGMLType.IQ1_M, DTYPE, None, dequantize_blocks))
+def join(parts: Split) -> Blocks:
+    """The inverse of ``split``."""
+    entry, signs = unsigned(GGMLType.IQ1_M, parts.codes)
+    blocks = np.empty(len(entry), DTYPE)
+    steps = (parts.steps >> 1).astype(np.uint16).reshape(-1, 4, 4) << _THREES
+    d = parts.d.view(np.uint16)[:, None] << _PARTS & np.uint16(0xF000)
+    blocks["scales"] = np.bitwise_or.reduce(steps, axis=2) | d
+    blocks["qs"], blocks["qh"] = entry & 255, packed_nibbles(entry >> 8 | (signs & 1) << 3)
+    return blocks
+
+
+IQ1_M = codebook(GGMLType.IQ1_M, DTYPE, UP, 16, 1 / 8, split, join, negative=DOWN)

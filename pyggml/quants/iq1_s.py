@@ -10,25 +10,33 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import GGMLType
-from .block import Blocks, BlockType, Floats, register
-from .grids import grid
+from .block import Blocks
+from .grids import Split, codebook, signed, unsigned
 
 # Of each 32 elements: high bits of four codes, a scale of 3 bits, a sign.
 DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", (8, 4)), ("qh", "<u2", 8)])
-DELTA = np.float32(0.125)
+UP, DOWN = (-7, 1, 9), (-9, -1, 7)  # eighths
 _THREES = np.array([0, 3, 6, 9], np.uint16)
 
 
-def dequantize_blocks(blocks: Blocks) -> Floats:
-    """Blocks [n] -> float32 [n, 256]."""
+def split(blocks: Blocks) -> Split:
+    """Blocks [n] -> their parts, 8 steps each."""
     qh = blocks["qh"]
-    scale = np.uint16(2) * (qh >> np.uint16(12) & np.uint16(7)) + np.uint16(1)
-    d = blocks["d"].astype(np.float32)[:, None] * scale.astype(np.float32)  # [n, 8]
-    delta = np.where(qh & np.uint16(0x8000), -DELTA, DELTA)
-    high = qh[:, :, None] >> _THREES & np.uint16(7)
-    entries = grid(GGMLType.IQ1_S)[blocks["qs"] | high << np.uint16(8)]  # [n, 8, 4, 8]
-    out: Floats = d[:, :, None, None] * (entries + delta[:, :, None, None])
-    return out.reshape(-1, 256)
+    entry = blocks["qs"] | (qh[:, :, None] >> _THREES & 7) << 8
+    signs = np.repeat((qh >> 15) * 255, 4, axis=1)
+    codes = signed(GGMLType.IQ1_S, entry, signs)
+    return Split(blocks["d"], 2 * (qh >> 12 & 7) + 1, codes)
 
 
-IQ1_S = register(BlockType(GGMLType.IQ1_S, DTYPE, None, dequantize_blocks))
+def join(parts: Split) -> Blocks:
+    """The inverse of ``split``."""
+    entry, signs = unsigned(GGMLType.IQ1_S, parts.codes)
+    entry = entry.reshape(-1, 8, 4)
+    blocks = np.empty(len(entry), DTYPE)
+    blocks["d"], blocks["qs"] = parts.d, entry & 255
+    top = (signs[:, ::4] & np.uint16(1)) << 15 | (parts.steps >> 1).astype(np.uint16) << 12
+    blocks["qh"] = top | np.bitwise_or.reduce(entry >> 8 << _THREES, axis=2)
+    return blocks
+
+
+IQ1_S = codebook(GGMLType.IQ1_S, DTYPE, UP, 32, 1 / 8, split, join, negative=DOWN)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import GGMLType
-from .block import Blocks, BlockType, Floats, register
-from .grids import flip, grid, nibbles
+from .block import Blocks
+from .grids import TWO_BITS, Split, codebook, nibbles, packed_nibbles, signed, unsigned
 
 DTYPE = np.dtype(
     [("d", "<f2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)]
@@ -19,14 +19,21 @@ DTYPE = np.dtype(
 _PAIRS = np.array([0, 2, 4, 6], np.uint8)
 
 
-def dequantize_blocks(blocks: Blocks) -> Floats:
-    """Blocks [n] -> float32 [n, 256]."""
-    scale = np.float32(0.5) + nibbles(blocks["scales"]).astype(np.float32)
-    d = blocks["d"].astype(np.float32)[:, None] * scale * np.float32(0.25)  # [n, 16]
-    high = (blocks["qh"][:, :, None] >> _PAIRS & np.uint8(3)).reshape(-1, 32)
-    entries = grid(GGMLType.IQ2_S)[blocks["qs"] | high.astype(np.uint16) << np.uint16(8)]
-    values = d.repeat(2, axis=1)[:, :, None] * entries  # [n, 32, 8]
-    return flip(values, blocks["signs"]).reshape(-1, 256)
+def split(blocks: Blocks) -> Split:
+    """Blocks [n] -> their parts, 16 steps each."""
+    high = (blocks["qh"][:, :, None] >> _PAIRS & 3).reshape(-1, 32)
+    codes = signed(GGMLType.IQ2_S, blocks["qs"] | high.astype(np.uint16) << 8, blocks["signs"])
+    return Split(blocks["d"], 2 * nibbles(blocks["scales"]) + 1, codes)
 
 
-IQ2_S = register(BlockType(GGMLType.IQ2_S, DTYPE, None, dequantize_blocks))
+def join(parts: Split) -> Blocks:
+    """The inverse of ``split``."""
+    entry, signs = unsigned(GGMLType.IQ2_S, parts.codes)
+    blocks = np.empty(len(entry), DTYPE)
+    blocks["d"], blocks["scales"] = parts.d, packed_nibbles(parts.steps >> 1)
+    blocks["qs"], blocks["signs"] = entry & 255, signs
+    blocks["qh"] = np.bitwise_or.reduce((entry >> 8).reshape(-1, 8, 4) << _PAIRS, axis=2)
+    return blocks
+
+
+IQ2_S = codebook(GGMLType.IQ2_S, DTYPE, TWO_BITS, 16, 1 / 8, split, join)

@@ -10,19 +10,25 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import GGMLType
-from .block import Blocks, BlockType, Floats, register
-from .grids import flip, grid, nibbles, with_eighth
+from .block import Blocks
+from .grids import TWO_BITS, Split, codebook, nibbles, packed_nibbles, signed, unsigned, with_eighth
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "<u2", 32), ("scales", "u1", 8)])
 
 
-def dequantize_blocks(blocks: Blocks) -> Floats:
-    """Blocks [n] -> float32 [n, 256]."""
-    scale = np.float32(0.5) + nibbles(blocks["scales"]).astype(np.float32)
-    d = blocks["d"].astype(np.float32)[:, None] * scale * np.float32(0.25)  # [n, 16]
-    entries = grid(GGMLType.IQ2_XS)[blocks["qs"] & np.uint16(511)]
-    values = d.repeat(2, axis=1)[:, :, None] * entries  # [n, 32, 8]
-    return flip(values, with_eighth(blocks["qs"] >> np.uint16(9))).reshape(-1, 256)
+def split(blocks: Blocks) -> Split:
+    """Blocks [n] -> their parts, 16 steps each."""
+    codes = signed(GGMLType.IQ2_XS, blocks["qs"] & 511, with_eighth(blocks["qs"] >> 9))
+    return Split(blocks["d"], 2 * nibbles(blocks["scales"]) + 1, codes)
 
 
-IQ2_XS = register(BlockType(GGMLType.IQ2_XS, DTYPE, None, dequantize_blocks))
+def join(parts: Split) -> Blocks:
+    """The inverse of ``split``."""
+    entry, signs = unsigned(GGMLType.IQ2_XS, parts.codes)
+    blocks = np.empty(len(entry), DTYPE)
+    blocks["d"], blocks["scales"] = parts.d, packed_nibbles(parts.steps >> 1)
+    blocks["qs"] = entry | (signs & np.int64(127)) << 9
+    return blocks
+
+
+IQ2_XS = codebook(GGMLType.IQ2_XS, DTYPE, TWO_BITS, 16, 1 / 8, split, join)

@@ -10,21 +10,32 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import GGMLType
-from .block import Blocks, BlockType, Floats, register
-from .grids import flip, grid, with_eighth
+from .block import Blocks
+from .grids import TWO_BITS, Split, codebook, signed, unsigned, with_eighth
 
 # Of each 32 elements four codes, then four times 7 signs and a scale of 4 bits.
 DTYPE = np.dtype([("d", "<f2"), ("qs", [("code", "u1", 4), ("signs", "<u4")], 8)])
 _SEVENS = np.array([0, 7, 14, 21], np.uint32)
 
 
-def dequantize_blocks(blocks: Blocks) -> Floats:
-    """Blocks [n] -> float32 [n, 256]."""
-    code, signs = blocks["qs"]["code"], blocks["qs"]["signs"]
-    scale = np.float32(0.5) + (signs >> np.uint32(28)).astype(np.float32)
-    d = blocks["d"].astype(np.float32)[:, None] * scale * np.float32(0.25)
-    values = d[:, :, None, None] * grid(GGMLType.IQ2_XXS)[code]  # [n, 8, 4, 8]
-    return flip(values, with_eighth(signs[:, :, None] >> _SEVENS)).reshape(-1, 256)
+def split(blocks: Blocks) -> Split:
+    """Blocks [n] -> their parts, 8 steps each."""
+    word = blocks["qs"]["signs"]
+    signs = with_eighth(word[:, :, None] >> _SEVENS)
+    codes = signed(GGMLType.IQ2_XXS, blocks["qs"]["code"], signs)
+    return Split(blocks["d"], 2 * (word >> 28) + 1, codes)
 
 
-IQ2_XXS = register(BlockType(GGMLType.IQ2_XXS, DTYPE, None, dequantize_blocks))
+def join(parts: Split) -> Blocks:
+    """The inverse of ``split``."""
+    entry, signs = unsigned(GGMLType.IQ2_XXS, parts.codes)
+    sevens = (signs.reshape(-1, 8, 4) & np.uint32(127)) << _SEVENS
+    scale = parts.steps.astype(np.uint32) >> 1 << 28
+    blocks = np.empty(len(entry), DTYPE)
+    blocks["d"] = parts.d
+    blocks["qs"]["code"] = entry.reshape(-1, 8, 4)
+    blocks["qs"]["signs"] = np.bitwise_or.reduce(sevens, axis=2) | scale
+    return blocks
+
+
+IQ2_XXS = codebook(GGMLType.IQ2_XXS, DTYPE, TWO_BITS, 32, 1 / 8, split, join)

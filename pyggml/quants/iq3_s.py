@@ -10,23 +10,29 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import GGMLType
-from .block import Blocks, BlockType, Floats, register
-from .grids import flip, grid, nibbles
+from .block import Blocks
+from .grids import ODD, Split, codebook, nibbles, packed_nibbles, signed, unsigned
 
 DTYPE = np.dtype(
-    [("d", "<f2"), ("qs", "u1", (8, 8)), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)]
+    [("d", "<f2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)]
 )
-_BITS = np.arange(8, dtype=np.uint8)
 
 
-def dequantize_blocks(blocks: Blocks) -> Floats:
-    """Blocks [n] -> float32 [n, 256]."""
-    scale = np.float32(1) + np.float32(2) * nibbles(blocks["scales"]).astype(np.float32)
-    d = blocks["d"].astype(np.float32)[:, None] * scale  # [n, 8]
-    high = (blocks["qh"][:, :, None] >> _BITS & np.uint8(1)).astype(np.uint16)
-    entries = grid(GGMLType.IQ3_S)[blocks["qs"] | high << np.uint16(8)]
-    values = d[:, :, None, None] * entries  # [n, 8, 8, 4]
-    return flip(values.reshape(-1, 32, 8), blocks["signs"]).reshape(-1, 256)
+def split(blocks: Blocks) -> Split:
+    """Blocks [n] -> their parts, 8 steps each."""
+    high = np.unpackbits(blocks["qh"], axis=1, bitorder="little").astype(np.uint16)
+    codes = signed(GGMLType.IQ3_S, blocks["qs"] | high << 8, blocks["signs"])
+    return Split(blocks["d"], 2 * nibbles(blocks["scales"]) + 1, codes)
 
 
-IQ3_S = register(BlockType(GGMLType.IQ3_S, DTYPE, None, dequantize_blocks))
+def join(parts: Split) -> Blocks:
+    """The inverse of ``split``."""
+    entry, signs = unsigned(GGMLType.IQ3_S, parts.codes)
+    blocks = np.empty(len(entry), DTYPE)
+    blocks["d"], blocks["scales"] = parts.d, packed_nibbles(parts.steps >> 1)
+    blocks["qs"], blocks["signs"] = entry & 255, signs
+    blocks["qh"] = np.packbits(entry >> 8 != 0, axis=1, bitorder="little")
+    return blocks
+
+
+IQ3_S = codebook(GGMLType.IQ3_S, DTYPE, ODD, 32, 1.0, split, join)

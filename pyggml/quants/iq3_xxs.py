@@ -10,21 +10,29 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import GGMLType
-from .block import Blocks, BlockType, Floats, register
-from .grids import flip, grid, with_eighth
+from .block import Blocks
+from .grids import THREE_BITS, Split, codebook, signed, unsigned, with_eighth
 
-DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", (8, 8)), ("signs", "<u4", 8)])
+DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 64), ("signs", "<u4", 8)])
 _SEVENS = np.array([0, 7, 14, 21], np.uint32)
 
 
-def dequantize_blocks(blocks: Blocks) -> Floats:
-    """Blocks [n] -> float32 [n, 256]."""
-    signs = blocks["signs"]
-    scale = np.float32(0.5) + (signs >> np.uint32(28)).astype(np.float32)
-    d = blocks["d"].astype(np.float32)[:, None] * scale * np.float32(0.5)
-    values = d[:, :, None, None] * grid(GGMLType.IQ3_XXS)[blocks["qs"]]  # [n, 8, 8, 4]
-    values = values.reshape(-1, 8, 4, 8)
-    return flip(values, with_eighth(signs[:, :, None] >> _SEVENS)).reshape(-1, 256)
+def split(blocks: Blocks) -> Split:
+    """Blocks [n] -> their parts, 8 steps each."""
+    word = blocks["signs"]
+    codes = signed(GGMLType.IQ3_XXS, blocks["qs"], with_eighth(word[:, :, None] >> _SEVENS))
+    return Split(blocks["d"], 2 * (word >> 28) + 1, codes)
 
 
-IQ3_XXS = register(BlockType(GGMLType.IQ3_XXS, DTYPE, None, dequantize_blocks))
+def join(parts: Split) -> Blocks:
+    """The inverse of ``split``."""
+    entry, signs = unsigned(GGMLType.IQ3_XXS, parts.codes)
+    sevens = (signs.reshape(-1, 8, 4) & np.uint32(127)) << _SEVENS
+    scale = parts.steps.astype(np.uint32) >> 1 << 28
+    blocks = np.empty(len(entry), DTYPE)
+    blocks["d"], blocks["qs"] = parts.d, entry
+    blocks["signs"] = np.bitwise_or.reduce(sevens, axis=2) | scale
+    return blocks
+
+
+IQ3_XXS = codebook(GGMLType.IQ3_XXS, DTYPE, THREE_BITS, 32, 1 / 4, split, join)

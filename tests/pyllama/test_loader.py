@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyggml.backend.cpu.buffer import is_repacked
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError, GGUFError
 from pyggml.gguf import GGUFFile, plan_split, write_gguf, write_split
@@ -154,8 +155,8 @@ def test_types_may_be_mixed(tmp_path: Path) -> None:
     assert np.isfinite(rows[0]).all() and np.array_equal(*rows)
 
 
-def test_formats_without_a_layout_of_their_own(tmp_path: Path) -> None:
-    """They stay in the file's pages, and the model says what one of F32 weights says."""
+def test_formats_with_codebooks(tmp_path: Path) -> None:
+    """Repacked they have the file's bytes, and say about what F32 weights say."""
     spec = Spec(n_embd=256, n_ff=256, n_head=4, head_dim=64)
     types = {"embd": "IQ2_S", "attn_q": "IQ2_XXS", "attn_k": "IQ3_S", "up": "IQ3_XXS"}
     types["down"] = "IQ1_M"
@@ -175,11 +176,33 @@ def test_formats_without_a_layout_of_their_own(tmp_path: Path) -> None:
     assert np.array_equal(model.weights[name].bytes(), GGUFFile(path).tensor_bytes(name))
     assert validate(path).faults == []
     rows = []
-    for each in (model, Model.load(plain)):
+    for each in (model, Model.load(path, repack=False), Model.load(plain)):
         context = Context(each, n_ctx=16)
         context.decode(Batch(list(range(16)), logits="all"))
         rows.append(context.logits.copy())
-    assert np.isfinite(rows[0]).all() and np.array_equal(*rows)
+    assert np.isfinite(rows[0]).all() and np.array_equal(rows[0], rows[1])
+    assert np.sum((rows[0] - rows[2]) ** 2) < 1e-3 * np.sum(rows[2] ** 2)
+
+
+def test_formats_that_grow_stay_where_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = Spec(n_embd=256, n_ff=256, n_head=4, head_dim=64)
+    weights = random_weights(spec)
+    tensors: dict[str, Any] = {**weights}
+    for name in (n for n in weights if "ffn_" in n and "norm" not in n):
+        data = stored(weights[name], GGMLType.IQ2_XXS)
+        tensors[name] = data, GGMLType.IQ2_XXS, weights[name].shape[::-1]
+    file = GGUFFile(write_model(tmp_path / "f32.gguf", spec, weights))
+    path = tmp_path / "x.gguf"
+    write_gguf(path, file.typed_metadata(), tensors)
+    matrices = [t for t in GGUFFile(path).tensors.values() if t.n_dims == 2]
+    free = sum(t.nbytes for t in matrices)  # what all of them take in the file
+    monkeypatch.setattr("pyggml.backend.cpu.osapi.available_memory", lambda: free)
+    model = Model.load(path)
+    layouts = {name: is_repacked(w) for name, w in model.weights.items()}
+    assert not layouts["blk.0.ffn_up.weight"] and layouts["blk.0.attn_q.weight"]
+    assert "stay as they are in the file" in caplog.text
 
 
 def test_a_copy_that_does_not_fit_into_memory(

@@ -20,7 +20,7 @@ from ...tensor import Tensor
 from . import osapi
 from .abi import DST, data, first_row, i64_ptr, int_param
 from .backend import CpuBackend
-from .kernels.weights import PACK, pack, weight_facts
+from .kernels.weights import PACK, decode_rows, pack, packed_bytes, weight_facts
 from .layout import ROWS, group_bytes
 from .lowering import Lowering
 from .pool import get_pool
@@ -47,8 +47,9 @@ def repack_groups(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-de
         aim(scratch, source, row_bytes, row, n_rows)
         for r in range(n_rows - row, ROWS):
             i64_ptr(scratch)[r] = padding
-        out = data(node, DST) + g * int_param(node, GROUP_BYTES)
-        pack(int_param(node, FACTS), scratch, int_param(node, N_COLUMNS), out)
+        facts, n = int_param(node, FACTS), int_param(node, N_COLUMNS)
+        decode_rows(facts, scratch, ROWS, n, padding + row_bytes + 4)
+        pack(facts, scratch, n, data(node, DST) + g * int_param(node, GROUP_BYTES))
 
 
 def repack(
@@ -83,7 +84,7 @@ def _run(backend: CpuBackend, step: list[tuple[Tensor, npt.NDArray[np.uint8]]]) 
         start, facts = int(source.ctypes.data), weight_facts(tensor, PACK)
         params = [start, row_bytes, tensor.ne[1], n, bytes_of_16, matrices, facts]
         groups = -(-tensor.ne[1] // ROWS) * matrices
-        scratch = TABLE_BYTES + row_bytes + 4
+        scratch = TABLE_BYTES + row_bytes + 4 + packed_bytes(tensor)
         low.launch(repack_groups, tensor, params, min(groups, 256), src=(), scratch=scratch)
     backend.run(Program(low, get_pool().error_slot))
     for _, source in step:

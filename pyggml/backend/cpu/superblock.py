@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ...dtype import GGMLType
 from ...quants import tq1_0
+from ...quants.grids import CODEBOOKS, Split
 from ...quants.iq4_nl import VALUES as IQ4_VALUES
 
 COLUMNS = 256  # of a block
@@ -40,9 +41,12 @@ class Plane(NamedTuple):
     at: int  # byte in the block
     crossed: bool = False  # steps go 0 2 1 3: the low bits of 64 columns come first
     folded: bool = False  # the halves of a step share 16 bytes instead
+    single: bool = False  # a byte has the bits of one code alone
 
     def place(self, step: int) -> tuple[int, int]:
         """The first byte and the shift of a step's bits, where 32 bytes have them."""
+        if self.single:
+            return self.at + STEP * step, 0
         if self.crossed:
             step = step & 4 | step << 1 & 2 | step >> 1 & 1
         return self.at + STEP * (step * self.bits // 8), step * self.bits % 8
@@ -66,6 +70,8 @@ class Format(NamedTuple):
     zero: int = 0  # what is taken off a code
     minima: bool = False
     values: tuple[int, ...] = ()  # int8 that codes stand for
+    unit: float = 1.0  # what the scale is multiplied by
+    parts: bool = False  # rows of blocks are taken apart before they are packed
 
     @property
     def signed(self) -> bool:
@@ -115,6 +121,27 @@ FORMATS = {
     GGMLType.TQ2_0: Format((Plane(2, 0),), d=64, scales=0, sub=COLUMNS, zero=1),
     GGMLType.TQ1_0: Format((Plane(2, 0),), d=52, scales=0, sub=COLUMNS, zero=1),  # of the digits
 }
+
+
+# The parts of a block of a format with a codebook: its scale, steps, and a byte for each code
+STEPS_AT, CODES_AT, PARTS_BYTES = 2, 18, 18 + COLUMNS
+FORMATS |= {
+    type: Format(
+        (Plane(3 if len(c.values) == 8 else 4, CODES_AT, single=True),),
+        d=0,
+        scales=STEPS_AT,
+        sub=c.sub,
+        values=(*c.values, *(0,) * (16 - len(c.values))),
+        unit=c.unit,
+        parts=True,
+    )
+    for type, c in CODEBOOKS.items()
+}
+
+
+def row_block_bytes(kind: int) -> int:
+    """Bytes of a block in the plain rows that are packed."""
+    return PARTS_BYTES if FORMATS[GGMLType(kind)].parts else GGMLType(kind).type_size
 
 
 class Piece(NamedTuple):
@@ -170,6 +197,7 @@ def unpack_slices(lines: Bytes) -> Bytes:
 def interleave_blocks(type: GGMLType, blocks: Bytes) -> Bytes:
     """Blocks of 16 rows, uint8[..., 16, type_size], as uint8[..., block_bytes]."""
     f, shape = FORMATS[type], blocks.shape[:-2]
+    blocks = _parts(type, blocks) if f.parts else blocks
     halves = blocks[..., f.d : f.d + 2 * f.halves].reshape(*shape, ROWS, f.halves, 2)
     n_words = f.scale_lines + f.minimum_lines
     words = _sub_scales(type, blocks).reshape(*shape, ROWS, n_words, 4)
@@ -188,7 +216,7 @@ def deinterleave_blocks(type: GGMLType, groups: Bytes) -> Bytes:
         part = groups[..., start:stop].reshape(*shape, n_bytes // width, ROWS, width)
         return part.swapaxes(-2, -3).reshape(*shape, ROWS, n_bytes)
 
-    blocks = np.zeros((*shape, ROWS, type.type_size), np.uint8)
+    blocks = np.zeros((*shape, ROWS, row_block_bytes(type)), np.uint8)
     scales_at = 2 * ROWS * f.halves
     blocks[..., f.d : f.d + 2 * f.halves] = by_row(0, scales_at, 2)
     _put_sub_scales(type, blocks, by_row(scales_at, f.codes_at, 4))
@@ -200,7 +228,27 @@ def deinterleave_blocks(type: GGMLType, groups: Bytes) -> Bytes:
     for at, shift, columns, position, mask in _bit_fields(f):
         bits = codes[..., columns : columns + 16] >> position & mask
         blocks[..., at : at + 16] |= bits << shift
-    return blocks
+    return _whole(type, blocks) if f.parts else blocks
+
+
+def _parts(type: GGMLType, blocks: Bytes) -> Bytes:
+    """Blocks of a format with a codebook taken apart, uint8[..., PARTS_BYTES]."""
+    c = CODEBOOKS[type]
+    d, steps, codes = c.split(np.ascontiguousarray(blocks).view(c.dtype).reshape(-1))
+    parts = np.zeros((len(d), PARTS_BYTES), np.uint8)
+    parts[:, :STEPS_AT] = np.ascontiguousarray(d).view(np.uint8).reshape(-1, 2)
+    parts[:, STEPS_AT : STEPS_AT + steps.shape[1]] = steps
+    parts[:, CODES_AT:] = codes
+    return parts.reshape(*blocks.shape[:-1], PARTS_BYTES)
+
+
+def _whole(type: GGMLType, parts: Bytes) -> Bytes:
+    """The inverse of ``_parts``."""
+    c, flat = CODEBOOKS[type], parts.reshape(-1, PARTS_BYTES)
+    d = np.ascontiguousarray(flat[:, :STEPS_AT]).view(np.float16)[:, 0]
+    steps = flat[:, STEPS_AT : STEPS_AT + COLUMNS // c.sub]
+    blocks = np.ascontiguousarray(c.join(Split(d, steps, flat[:, CODES_AT:])))
+    return blocks.view(np.uint8).reshape(*parts.shape[:-1], type.type_size)
 
 
 def _codes(type: GGMLType, blocks: Bytes) -> Bytes:
@@ -231,8 +279,8 @@ def _sub_scales(type: GGMLType, blocks: Bytes) -> Bytes:
     at = f.scales
     if f.sub == COLUMNS:
         return blocks[..., :0]
-    if type in (GGMLType.Q2_K, GGMLType.Q6_K):
-        return blocks[..., at : at + 16]
+    if type in (GGMLType.Q2_K, GGMLType.Q6_K) or f.parts:
+        return blocks[..., at : at + COLUMNS // f.sub]
     if type == GGMLType.IQ4_XS:  # two high bits each, then low nibbles
         crumbs = blocks[..., at : at + 2, None] >> _CRUMBS & np.uint8(3)
         nibbles = blocks[..., at + 2 : at + 6, None] >> _NIBBLES & np.uint8(15)
@@ -254,8 +302,8 @@ def _put_sub_scales(type: GGMLType, blocks: Bytes, words: Bytes) -> None:
     at = f.scales
     if f.sub == COLUMNS:
         return
-    if type in (GGMLType.Q2_K, GGMLType.Q6_K):
-        blocks[..., at : at + 16] = words
+    if type in (GGMLType.Q2_K, GGMLType.Q6_K) or f.parts:
+        blocks[..., at : at + COLUMNS // f.sub] = words
         return
     words = words + np.uint8(32) if f.signed else words
     if type == GGMLType.IQ4_XS:

@@ -130,12 +130,17 @@ def stored(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:
         return quantize(values, type).view(np.uint16)
     if not type.is_quantized:
         return values
+    return encoded(values, type)
+
+
+def encoded(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[np.uint8]:
+    """Values as ggml's bytes of any type."""
     return random_blocks(values, type) if is_only_read(type) else quantize(values, type)
 
 
 def is_only_read(type: GGMLType) -> bool:
     """Whether there is no quantization to a format."""
-    return BLOCK_TYPES[type].quantize_blocks is None
+    return type in BLOCK_TYPES and BLOCK_TYPES[type].quantize_blocks is None
 
 
 def random_blocks(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:

@@ -5,7 +5,7 @@
 
 A format's functions are the twins of its NumPy ones in ``quants``: strict float32 in the same order
 of operations, so the bytes are ggml's. Only the chosen format's code is compiled into a kernel.
-To add a format: its file, and a line of ``CODECS``.
+To add a format: its file, and a line of ``CODECS``, or of ``SPLIT`` for one with a codebook.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from numba import types
 from numba.extending import intrinsic
 
 from ....dtype import GGMLType
-from .iq1_m import decode_iq1_m
-from .iq1_s import decode_iq1_s
-from .iq2_s import decode_iq2_s
-from .iq2_xs import decode_iq2_xs
-from .iq2_xxs import decode_iq2_xxs
-from .iq3_s import decode_iq3_s
-from .iq3_xxs import decode_iq3_xxs
+from .codebook import decoder
+from .iq1_m import split_iq1_m
+from .iq1_s import split_iq1_s
+from .iq2_s import split_iq2_s
+from .iq2_xs import split_iq2_xs
+from .iq2_xxs import split_iq2_xxs
+from .iq3_s import split_iq3_s
+from .iq3_xxs import split_iq3_xxs
 from .iq4_nl import decode_iq4_nl, encode_iq4_nl, encode_iq4_nl_weighted
 from .iq4_xs import decode_iq4_xs, encode_iq4_xs, encode_iq4_xs_weighted
 from .mxfp4 import decode_mxfp4, encode_mxfp4
@@ -75,14 +76,17 @@ CODECS = {
     int(GGMLType.MXFP4): Codec(decode_mxfp4, encode_mxfp4),
     int(GGMLType.TQ1_0): Codec(decode_tq1_0, encode_tq1_0),
     int(GGMLType.TQ2_0): Codec(decode_tq2_0, encode_tq2_0),
-    int(GGMLType.IQ2_XXS): Codec(decode_iq2_xxs),
-    int(GGMLType.IQ2_XS): Codec(decode_iq2_xs),
-    int(GGMLType.IQ2_S): Codec(decode_iq2_s),
-    int(GGMLType.IQ3_XXS): Codec(decode_iq3_xxs),
-    int(GGMLType.IQ3_S): Codec(decode_iq3_s),
-    int(GGMLType.IQ1_S): Codec(decode_iq1_s),
-    int(GGMLType.IQ1_M): Codec(decode_iq1_m),
 }
+SPLIT = {
+    GGMLType.IQ2_XXS: split_iq2_xxs,
+    GGMLType.IQ2_XS: split_iq2_xs,
+    GGMLType.IQ2_S: split_iq2_s,
+    GGMLType.IQ3_XXS: split_iq3_xxs,
+    GGMLType.IQ3_S: split_iq3_s,
+    GGMLType.IQ1_S: split_iq1_s,
+    GGMLType.IQ1_M: split_iq1_m,
+}
+CODECS |= {int(type): Codec(decoder(type, split)) for type, split in SPLIT.items()}
 DECODED = tuple(CODECS)
 ENCODED = tuple(kind for kind, codec in CODECS.items() if codec.encode is not None)
 

@@ -7,23 +7,20 @@ import numpy as np
 from ....dtype import GGMLType
 from ....jit import inline_strict
 from ..abi import u8_ptr
-from ..simd.half import load_f16
-from ..simd.math import HALF
-from .codes import put_signed
+from .codebook import put_codes, put_half, put_step
 from .tables import values_of
 
 _KIND = int(GGMLType.IQ2_S)
-_QUARTER = np.float32(0.25)
 
 
 @inline_strict
-def decode_iq2_s(block, y):  # type: ignore[no-untyped-def]
-    """One block as 256 float32 at ``y``."""
-    d, entries = load_f16(block), values_of(_KIND)
+def split_iq2_s(block, parts):  # type: ignore[no-untyped-def]
+    """One block as its parts, see ``codebook``."""
     codes, signs = u8_ptr(block + 2), u8_ptr(block + 34)
-    high, scales = u8_ptr(block + 66), u8_ptr(block + 74)
+    high, scales, entries = u8_ptr(block + 66), u8_ptr(block + 74), values_of(_KIND)
+    put_half(parts, block)
+    for i in range(16):
+        put_step(parts, i, np.int64(scales[i >> 1]) >> 4 * (i & 1) & 15)
     for i in range(32):
         code = np.int64(codes[i]) | (np.int64(high[i >> 2]) >> 2 * (i & 3) & 3) << 8
-        step = np.int64(scales[i >> 2]) >> 4 * (i >> 1 & 1) & 15
-        scale = d * (HALF + np.float32(step)) * _QUARTER
-        put_signed(entries + 8 * code, 8, np.int64(signs[i]), scale, y + 32 * i)
+        put_codes(_KIND, entries + 8 * code, np.int64(signs[i]), parts, i)

@@ -7,20 +7,21 @@ import numpy as np
 from ....dtype import GGMLType
 from ....jit import inline_strict
 from ..abi import load_i32, u8_ptr
-from ..simd.half import load_f16
-from ..simd.math import HALF
-from .codes import put_signed, with_eighth
+from .codebook import put_codes, put_half, put_step, with_eighth
 from .tables import values_of
 
 _KIND = int(GGMLType.IQ3_XXS)
 
 
 @inline_strict
-def decode_iq3_xxs(block, y):  # type: ignore[no-untyped-def]
-    """One block as 256 float32 at ``y``."""
-    d, entries, codes = load_f16(block), values_of(_KIND), u8_ptr(block + 2)
-    for i in range(64):
-        word = np.int64(np.uint32(load_i32(block + 66 + 4 * (i >> 3))))
-        scale = d * (HALF + np.float32(word >> 28)) * HALF
-        signs = with_eighth(word >> 7 * (i >> 1 & 3) & 127) >> 4 * (i & 1)
-        put_signed(entries + 4 * np.int64(codes[i]), 4, signs, scale, y + 16 * i)
+def split_iq3_xxs(block, parts):  # type: ignore[no-untyped-def]
+    """One block as its parts, see ``codebook``."""
+    codes, entries = u8_ptr(block + 2), values_of(_KIND)
+    put_half(parts, block)
+    for group in range(8):
+        word = np.int64(np.uint32(load_i32(block + 66 + 4 * group)))
+        put_step(parts, group, word >> 28)
+        for j in range(8):
+            i = 8 * group + j
+            signs = with_eighth(word >> 7 * (j >> 1) & 127) >> 4 * (j & 1)
+            put_codes(_KIND, entries + 4 * np.int64(codes[i]), signs, parts, i)

@@ -18,7 +18,8 @@ from ..abi import f32_ptr
 from ..atomics import call_address
 from ..simd.element import F32, put
 from ..simd.lanes import stack
-from . import decode_block, encode_block, encode_weighted
+from ..superblock import PARTS_BYTES
+from . import SPLIT, decode_block, encode_block, encode_weighted
 
 BLOCK_BYTES = 4 * 256  # of the largest block as float32
 
@@ -43,6 +44,18 @@ def row_decoder(kind: int) -> Kernel:
             column = stop
 
     return named_kernel(decode, GGMLType(kind).name)
+
+
+@cache
+def row_splitter(kind: int) -> Kernel:
+    """What takes the blocks of a row apart, see ``codebook``: (row, parts, n, 0)."""
+    split, size = SPLIT[GGMLType(kind)], GGMLType(kind).type_size
+
+    def split_row(row, parts, n, unused):  # type: ignore[no-untyped-def]
+        for i in range(n // 256):
+            split(row + size * i, parts + PARTS_BYTES * i)
+
+    return named_kernel(split_row, GGMLType(kind).name)
 
 
 @cache

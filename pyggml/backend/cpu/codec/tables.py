@@ -1,6 +1,6 @@
 """Codebooks in jitted code: constants of the compiled code, looked up when it is compiled.
 
-    entry = values_of(IQ2_XXS) + 8 * code          # the address of 8 int8
+    entry = values_of(IQ2_XXS) + 8 * code          # the address of 8 levels
 
 The IQ codebooks come from the ``gguf`` package, which only a compilation imports: code from the
 cache has them in it.
@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ....quants import iq4_nl, mxfp4
-from ....quants.grids import grid
+from ....quants.grids import entries
 from ..abi import i8, i64
 
 _VALUES = {GGMLType.IQ4_NL: iq4_nl.VALUES, GGMLType.MXFP4: mxfp4.VALUES}
@@ -37,13 +37,13 @@ def _address(b: Any, name: str, values: npt.NDArray[Any]) -> Any:
 
 @intrinsic(prefer_literal=True)
 def values_of(typingctx: Any, kind: Any) -> Any:
-    """The address of a format's values as int8: 16, or the entries of its codebook."""
+    """The address of a format's values as int8, 16, or of the levels of its codebook's entries."""
     if not isinstance(kind, types.IntegerLiteral):
         return None
     type = GGMLType(kind.literal_value)
 
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        values = np.asarray(_VALUES[type] if type in _VALUES else grid(type), np.int8)
+        values = np.asarray(_VALUES[type] if type in _VALUES else entries(type), np.int8)
         return _address(b, f"pyggml.values.{type.name}", values)
 
     return types.int64(kind), codegen

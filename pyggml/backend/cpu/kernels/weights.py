@@ -24,8 +24,8 @@ from ....tensor import Tensor
 from ..abi import i64_ptr
 from ..atomics import call_address
 from ..buffer import is_repacked
-from ..codec import DECODED
-from ..codec.rows import decode_columns, row_decoder
+from ..codec import DECODED, SPLIT
+from ..codec.rows import decode_columns, row_decoder, row_splitter
 from ..facts import Facts, fact
 from ..layout import ACTIVATION_BYTES, INTERLEAVED, QUANTIZED, ROWS, block_bytes
 from ..layout import group_bytes as interleaved_bytes
@@ -118,6 +118,8 @@ def _facts(type: GGMLType) -> Facts:
     for place, tiled in ((DECODER, INTERLEAVED), (AXPY_DECODER, axpy.TYPES)):
         if is_decoded(type, tiled):
             functions[place] = partial(row_decoder, int(type))
+    if type in SPLIT:
+        functions[DECODER] = partial(row_splitter, int(type))
     return Facts(numbers, functions)
 
 
@@ -156,7 +158,7 @@ def decoder_of(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> int:
 
 def packed_bytes(w: Tensor) -> int:
     """Bytes of scratch for a group of a weight's rows: packed, and decoded where they must be."""
-    decoded = 4 * w.ne[0] * ROWS if is_decoded(w.type) else 0
+    decoded = 4 * w.ne[0] * ROWS if is_decoded(w.type) or w.type in SPLIT else 0
     return interleaved_bytes(GGMLType(tile_kind(w.type)), w.ne[0]) + decoded
 
 
@@ -187,7 +189,8 @@ def pack(facts, table, n, out):  # type: ignore[no-untyped-def]
 def decode_rows(facts, table, rows, n, floats):  # type: ignore[no-untyped-def]
     """Decode up to 16 rows of ``n`` columns to ``floats``, where ``table`` then has them.
 
-    As after ``aim``, the last one fills up the 16. Nothing happens to formats that have a tile.
+    As after ``aim``, the last one fills up the 16. Rows of formats with a codebook are taken apart
+    instead; nothing happens to other formats that have a tile.
     """
     decoder = fact(facts, DECODER)
     if decoder == 0:

@@ -19,7 +19,7 @@ from ....dtype import GGMLType
 from ....jit import inline
 from ..abi import i64_ptr
 from ..layout import ACTIVATION_BYTES, Q8_BLOCK, QUANTIZED, ROWS, block_bytes
-from ..superblock import FORMATS
+from ..superblock import FORMATS, row_block_bytes
 from .loop import counted_loop, literals_of
 from .plain_rows import Bits, Floats, RowsBlock, addresses, ask, walk_blocks, walk_columns
 from .product import BlockTerms
@@ -90,7 +90,7 @@ def _super_rows(b: Value, kind: int, table: Value, x: Value, out: Value, n: Valu
         memory.align = LINE
     packed = b.ptrtoint(memory, i64)
     rows = addresses(b, table, ROWS)
-    size, columns = GGMLType(kind).type_size, GGMLType(kind).block_size
+    size, columns = row_block_bytes(kind), GGMLType(kind).block_size
     n_blocks = b.lshr(n, ir.Constant(i64, columns.bit_length() - 1))
     last = b.sub(b.mul(n_blocks, ir.Constant(i64, size)), ir.Constant(i64, 1))
 

@@ -1,12 +1,14 @@
-"""A row of a block of 256 columns that 16 rows interleave, as float32, for jitted code.
+"""Blocks of 256 columns as float32, for jitted code: a row of an interleaved one, or one in parts.
 
-decode_super_block(kind, block_address, lane, y)
+    decode_super_block(kind, block, lane, y)
+    decode_parts(kind, parts, y)
 
 The bits are those of ``decode_block``: a scale times a sub-scale is exact, so is that times a code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -15,7 +17,17 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ..layout import ROWS
-from ..superblock import FORMATS, LINE, STEP, STEPS, pieces
+from ..superblock import (
+    CODES_AT,
+    COLUMNS,
+    FORMATS,
+    LINE,
+    STEP,
+    STEPS,
+    STEPS_AT,
+    Format,
+    pieces,
+)
 from .loop import counted_loop, literals_of
 from .super_product import moved
 from .vector import at, broadcast, f32, i8, i16, i32, i64, load, splat, store, vec, vectors
@@ -29,57 +41,39 @@ def decode_super_block(typingctx: Any, fmt: Any, block: Any, lane: Any, y: Any) 
     literals = literals_of(fmt)
     if literals is None:
         return None
-    kind = GGMLType(literals[0])
-    f, shared = FORMATS[kind], kind is GGMLType.Q2_K
+    f, shared = FORMATS[GGMLType(literals[0])], literals[0] == GGMLType.Q2_K
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
         _, block, lane, y = args
         row = b.add(block, b.shl(lane, ir.Constant(i64, 2)))
         words_at = at(b, row, 2 * ROWS * f.halves)
-        minima_at = at(b, words_at, LINE * f.scale_lines if f.minimum_lines else 0)
+        lines_of = [words_at, at(b, words_at, LINE * f.scale_lines if f.minimum_lines else 0)]
+        first_half = b.add(block, b.shl(lane, ir.Constant(i64, 1)))
+        halves = [_scale(b, f, at(b, first_half, 2 * ROWS * k)) for k in range(f.halves)]
 
-        def half(which: int) -> Value:
-            place = b.add(at(b, block, 2 * ROWS * which), b.shl(lane, ir.Constant(i64, 1)))
-            value = vectors().half_to_float(b, load(b, place, vec(i16, 1)))
-            return b.extract_element(value, ir.Constant(i32, 0))
-
-        halves = [half(which) for which in range(f.halves)]
-
-        def factors(i: Value, lines: Value, which: int) -> Value:
-            """<32 x float>: those of the sub-blocks of a step."""
-            n = max(1, STEP // f.sub)
-            found = []
-            for k in range(n):
-                j = at(b, b.mul(i, ir.Constant(i64, n)), k)
+        def factors(i: Value, which: int) -> Value:
+            def byte(j: Value) -> Value:
                 line = b.shl(b.lshr(j, ir.Constant(i64, 2)), ir.Constant(i64, 6))
-                x = load(b, b.add(lines, b.add(line, b.and_(j, ir.Constant(i64, 3)))), i8)
-                if shared:
-                    x = b.lshr(x, ir.Constant(i8, 4)) if which else b.and_(x, ir.Constant(i8, 15))
-                x = b.sitofp(x, f32) if f.signed else b.uitofp(x, f32)
-                found.append(broadcast(b, b.fmul(halves[which], x), STEP // n))
-            lanes = ir.Constant(vec(i32, STEP), list(range(STEP)))
-            return found[0] if n == 1 else b.shuffle_vector(*found, lanes)
+                place = b.add(lines_of[which], b.add(line, b.and_(j, ir.Constant(i64, 3))))
+                x = load(b, place, i8)
+                if not shared:
+                    return x
+                return b.lshr(x, ir.Constant(i8, 4)) if which else b.and_(x, ir.Constant(i8, 15))
+
+            return _factors(b, f, halves[which], i, byte)
 
         def step(i: Value, _: list[Value]) -> list[Value]:
             lines = b.add(at(b, row, f.codes_at), b.mul(i, ir.Constant(i64, LINE * f.bits)))
             loaded = [load(b, at(b, lines, LINE * j), vec(i8, 4)) for j in range(f.bits)]
             slices = [splat(i8, 4, 0)] * 8
             for piece in pieces(f.bits):
-                slices[piece.slice] = b.or_(
-                    slices[piece.slice], moved(b, loaded[piece.line], piece)
-                )
-            x = ir.Constant(vec(i32, 8), ir.Undefined)
-            for k, codes in enumerate(slices):
-                x = b.insert_element(x, b.bitcast(codes, i32), ir.Constant(i32, k))
-            x = b.bitcast(x, vec(i8, STEP))
-            if f.values:
-                x = _looked_up(b, f.values, x)
-            x = (b.sext if f.values else b.zext)(x, vec(i32, STEP))
-            x = b.sub(x, splat(i32, STEP, f.zero)) if f.zero else x
-            scale = factors(i, words_at, 0) if f.scale_lines else broadcast(b, halves[0], STEP)
-            value = b.fmul(scale, b.sitofp(x, vec(f32, STEP)))
-            if f.minima:
-                value = b.fsub(value, factors(i, minima_at, 1))
+                x = moved(b, loaded[piece.line], piece)
+                slices[piece.slice] = b.or_(slices[piece.slice], x)
+            codes = ir.Constant(vec(i32, 8), ir.Undefined)
+            for k, four in enumerate(slices):
+                codes = b.insert_element(codes, b.bitcast(four, i32), ir.Constant(i32, k))
+            value = b.fmul(factors(i, 0), _numbers(b, f, b.bitcast(codes, vec(i8, STEP))))
+            value = b.fsub(value, factors(i, 1)) if f.minima else value
             store(b, value, b.add(y, b.mul(i, ir.Constant(i64, 4 * STEP))))
             return []
 
@@ -89,16 +83,66 @@ def decode_super_block(typingctx: Any, fmt: Any, block: Any, lane: Any, y: Any) 
     return types.void(fmt, *[types.int64] * 3), codegen
 
 
-def _looked_up(b: Value, values: tuple[int, ...], codes: Value) -> Value:
-    """What 32 codes stand for."""
+@intrinsic(prefer_literal=True)
+def decode_parts(typingctx: Any, fmt: Any, parts: Any, y: Any) -> Any:
+    """A block that was taken apart (``codec/codebook``) as 256 float32 at ``y``."""
+    literals = literals_of(fmt)
+    if literals is None:
+        return None
+    f = FORMATS[GGMLType(literals[0])]
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+        _, parts, y = args
+        d, steps_at = _scale(b, f, parts), at(b, parts, STEPS_AT)
+
+        def step(i: Value, _: list[Value]) -> list[Value]:
+            scale = _factors(b, f, d, i, lambda j: load(b, b.add(steps_at, j), i8))
+            place = b.add(at(b, parts, CODES_AT), b.mul(i, ir.Constant(i64, STEP)))
+            value = b.fmul(scale, _numbers(b, f, load(b, place, vec(i8, STEP))))
+            store(b, value, b.add(y, b.mul(i, ir.Constant(i64, 4 * STEP))))
+            return []
+
+        counted_loop(b, ir.Constant(i64, STEPS), [], step)
+        return context.get_dummy_value()
+
+    return types.void(fmt, types.int64, types.int64), codegen
+
+
+def _scale(b: Value, f: Format, place: Value) -> Value:
+    """A half float of a block, in the format's unit."""
+    value = vectors().half_to_float(b, load(b, place, vec(i16, 1)))
+    value = b.extract_element(value, ir.Constant(i32, 0))
+    return b.fmul(value, ir.Constant(f32, f.unit)) if f.unit != 1 else value
+
+
+def _factors(b: Value, f: Format, d: Value, i: Value, byte: Callable[[Value], Value]) -> Value:
+    """<32 x float>: ``d`` times the bytes of the sub-blocks of step ``i``, where there are any."""
+    if f.sub == COLUMNS:
+        return broadcast(b, d, STEP)
+    n = STEP // f.sub
+    found = []
+    for k in range(n):
+        x = byte(at(b, b.mul(i, ir.Constant(i64, n)), k))
+        x = b.sitofp(x, f32) if f.signed else b.uitofp(x, f32)
+        found.append(broadcast(b, b.fmul(d, x), f.sub))
+    return found[0] if n == 1 else _chosen(b, *found, range(STEP))
+
+
+def _numbers(b: Value, f: Format, codes: Value) -> Value:
+    """What 32 codes stand for, <32 x float>."""
+    if not f.values:
+        numbers = b.sub(b.zext(codes, vec(i32, STEP)), splat(i32, STEP, f.zero))
+        return b.sitofp(numbers, vec(f32, STEP))
     v = vectors()
-
-    def lanes(x: Value, y: Value, of: range) -> Value:
-        return b.shuffle_vector(x, y, ir.Constant(vec(i32, len(of)), list(of)))
-
     if v.width > STEP:
-        wide = v.look_up(b, values, lanes(codes, codes, range(2 * STEP)))
-        return lanes(wide, wide, range(STEP))
-    parts = [range(first, first + v.width) for first in range(0, STEP, v.width)]
-    found = [v.look_up(b, values, lanes(codes, codes, part)) for part in parts]
-    return found[0] if len(found) == 1 else lanes(*found, range(STEP))
+        found = [v.look_up(b, f.values, _chosen(b, codes, codes, range(v.width)))]
+        found = [_chosen(b, found[0], found[0], range(STEP))]
+    else:
+        parts = [range(first, first + v.width) for first in range(0, STEP, v.width)]
+        found = [v.look_up(b, f.values, _chosen(b, codes, codes, part)) for part in parts]
+    values = found[0] if len(found) == 1 else _chosen(b, *found, range(STEP))
+    return b.sitofp(values, vec(f32, STEP))
+
+
+def _chosen(b: Value, x: Value, y: Value, lanes: range) -> Value:
+    return b.shuffle_vector(x, y, ir.Constant(vec(i32, len(lanes)), list(lanes)))

@@ -58,7 +58,9 @@ class SuperBlock:
     def half(self, b: Value, which: int, p: int) -> Value:
         """<lanes x float>: the scales (0) or the scales of the minima (1)."""
         v = vectors()
-        return v.load_half(b, at(b, self._address, 2 * (ROWS * which + v.lanes * p)))
+        x = v.load_half(b, at(b, self._address, 2 * (ROWS * which + v.lanes * p)))
+        unit = self.format.unit
+        return b.fmul(x, splat(f32, v.lanes, unit)) if unit != 1 else x
 
     def sub_scale(self, b: Value, j: Value, p: int) -> Value:
         """Those of sub-block ``j`` in the form that ``scaled`` wants."""

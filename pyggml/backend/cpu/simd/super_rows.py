@@ -23,7 +23,7 @@ Value = Any
 
 
 class RowsSuperBlock:
-    """A block of ``lanes`` plain rows; ``offset`` is its place in the rows."""
+    """A block of ``lanes`` plain rows (or its parts); ``offset`` is its place in the rows."""
 
     def __init__(self, b: Value, kind: int, rows: list[Value], offset: Value) -> None:
         self._kind, self._rows, self._offset = GGMLType(kind), rows, offset
@@ -70,8 +70,8 @@ class RowsSuperBlock:
 
         if f.sub == COLUMNS:
             return []
-        if self._kind in (GGMLType.Q2_K, GGMLType.Q6_K):
-            return words_of(b, self._rows, at(b, self._offset, f.scales))
+        if self._kind in (GGMLType.Q2_K, GGMLType.Q6_K) or f.parts:
+            return words_of(b, self._rows, at(b, self._offset, f.scales))[: f.scale_lines]
         if self._kind is GGMLType.Q3_K:  # the 16 bytes before the end of the block's scales
             _, a, c, high = words_of(b, self._rows, at(b, self._offset, f.scales - 4))
             low = [bits(a, 0, 15), bits(c, 0, 15), bits(a, 4, 15), bits(c, 4, 15)]
@@ -142,6 +142,9 @@ def plane_places(b: Value, plane: Plane, step: Value) -> list[tuple[Value, Value
     def const(value: int) -> Value:
         return ir.Constant(i64, value)
 
+    if plane.single:
+        place = at(b, b.mul(step, const(STEP)), plane.at)
+        return [(place, const(0)), (at(b, place, STEP // 2), const(0))]
     if plane.folded:
         place = at(b, b.mul(step, const(STEP // 2)), plane.at)
         return [(place, const(0)), (place, const(plane.bits))]

@@ -25,8 +25,9 @@ from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import ShapeError, UnsupportedOp
-from pyggml.quants import dequantize, quantize, tq1_0
+from pyggml.quants import dequantize, tq1_0
 from pyggml.tensor import Tensor
+from tests.pyggml.ops.harness import encoded
 
 Bytes = npt.NDArray[np.uint8]
 BACKEND = CpuBackend(2)
@@ -89,7 +90,11 @@ def test_super_blocks_as_documented(kind: GGMLType) -> None:
     """Scales d, sub-scales as bytes, then lines whose pieces make the codes of ggml's bits."""
     f, columns = FORMATS[kind], 256
     rows = random_bytes(kind, (columns, ROWS)).reshape(ROWS, -1)
-    rows[:, f.d : f.d + 2 * f.halves] = np.float16([1, 0])[: f.halves].view(np.uint8)
+    if kind is GGMLType.IQ1_M:
+        words = rows[:, 48:].view(np.uint16)
+        words[:] = words & 0xFFF | np.uint16([0, 0, 0xC000, 0x3000])
+    else:
+        rows[:, f.d : f.d + 2 * f.halves] = np.float16([1, 0])[: f.halves].view(np.uint8)
     block = interleave(kind, rows)[0]
     halves = block[: 32 * f.halves].view(np.float16).reshape(f.halves, ROWS)
     assert (halves[0] == 1).all() and not halves[1:].any()
@@ -105,7 +110,7 @@ def test_super_blocks_as_documented(kind: GGMLType) -> None:
         part = lines[:, p.line] >> np.uint8(p.at) & np.uint8((1 << p.width) - 1)
         codes[:, :, p.slice] |= (part << np.uint8(p.of)).swapaxes(0, 1)
     numbers = np.take(f.values, codes) if f.values else codes - np.float32(f.zero)
-    got = numbers.reshape(ROWS, columns) * np.repeat(values, f.sub, axis=1)
+    got = f.unit * numbers.reshape(ROWS, columns) * np.repeat(values, f.sub, axis=1)
     np.testing.assert_array_equal(got, dequantize(rows, kind))
 
 
@@ -160,7 +165,7 @@ def compute(node: Tensor) -> npt.NDArray[Any]:
 def test_rows_of_a_table_are_the_same_in_both_layouts(kind: GGMLType, n_rows: int) -> None:
     n = max(64, kind.block_size)
     values = np.random.default_rng(0).standard_normal((2, n_rows, n)).astype(np.float32)
-    rows = quantize(values, kind).reshape(-1)
+    rows = encoded(values, kind).reshape(-1)
     plain_ctx = Context(no_alloc=True)
     plain = plain_ctx.new_tensor(kind, (n, n_rows, 2))
     alloc_ctx_tensors(plain_ctx, HOST).set_tensor(plain, rows)

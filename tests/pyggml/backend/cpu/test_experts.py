@@ -21,8 +21,8 @@ from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import ComputeError
-from pyggml.quants import quantize
 from pyggml.tensor import Tensor
+from tests.pyggml.ops.harness import encoded
 
 Array = npt.NDArray[Any]
 M, N_EXPERT, N_USED, N_TOKENS = 83, 5, 2, 70  # M rows: with a part of a group
@@ -51,7 +51,7 @@ def stack(kind: GGMLType, buft: Any, *ne: int) -> Tensor:
     values = np.random.default_rng(int(kind)).standard_normal(shape).astype(np.float32)
     w = weights.new_tensor(kind, ne)
     buffer = alloc_ctx_tensors(weights, buft)
-    buffer.set_tensor(w, quantize(values, kind).reshape(-1).view(np.uint8))
+    buffer.set_tensor(w, encoded(values, kind).reshape(-1))
     return w
 
 

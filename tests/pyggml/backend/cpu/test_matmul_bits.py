@@ -21,6 +21,7 @@ from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.quants import BLOCK_TYPES, dequantize, quantize
+from tests.pyggml.ops.harness import encoded
 
 Array = npt.NDArray[Any]
 M = 83  # rows with a part of a group
@@ -41,7 +42,7 @@ def tokens(kind: GGMLType, n: int = 65) -> Array:
 def random_rows(kind: GGMLType, n_rows: int = M) -> Array:
     shape = n_rows, columns(kind)
     values = np.random.default_rng(int(kind)).standard_normal(shape).astype(np.float32)
-    return quantize(values, kind)
+    return encoded(values, kind)
 
 
 def rounded(x: Array, size: int) -> Array:
@@ -103,6 +104,8 @@ def test_extreme_codes_do_not_saturate(kind: GGMLType) -> None:
         blocks = raw.view(dtype)
         for half in {"d", "m", "dmin"} & set(dtype.names or ()):
             blocks[half] = 1
+        if kind is GGMLType.IQ1_M:  # a quarter of d, 1, in each word
+            blocks["scales"] = blocks["scales"] & 0xFFF | np.uint16([0, 0, 0xC000, 0x3000])
         if kind is GGMLType.MXFP4:
             blocks["e"] = 128
         want = x.astype(np.float64) @ dequantize(raw, kind).astype(np.float64).T
@@ -166,8 +169,8 @@ def test_batches_share_and_repeat_weights(kind: GGMLType) -> None:
 @pytest.mark.parametrize("half", [GGMLType.F16, GGMLType.BF16], ids=lambda t: t.name)
 def test_half_float_activations_are_those_values_in_float32(kind: GGMLType, half: GGMLType) -> None:
     """Alone, with a bias behind, and with two readers of one activation."""
-    stored = quantize(tokens(kind, 7), half)
-    values = dequantize(stored, half)
+    halves = quantize(tokens(kind, 7), half)
+    values = dequantize(halves, half)
     results = []
     for type in (half, GGMLType.F32):
         ctx = Context()
@@ -177,7 +180,7 @@ def test_half_float_activations_are_those_values_in_float32(kind: GGMLType, half
             t.buffer.set_tensor(t, random_rows(kind).reshape(-1).view(np.uint8))
         x = ctx.new_tensor_2d(type, columns(kind), 7)
         assert x.buffer is not None
-        x.buffer.set_tensor(x, (stored if type is half else values).reshape(-1).view(np.uint8))
+        x.buffer.set_tensor(x, (halves if type is half else values).reshape(-1).view(np.uint8))
         bias = ctx.from_numpy(np.linspace(-1, 1, M, dtype=np.float32))
         first = ops.add(ctx, ops.mul_mat(ctx, w, x), bias)
         both = ops.add(ctx, first, ops.mul_mat(ctx, v, x))

@@ -22,8 +22,9 @@ from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import ComputeError
-from pyggml.quants import dequantize, quantize
+from pyggml.quants import dequantize
 from pyggml.tensor import Tensor
+from tests.pyggml.ops.harness import encoded
 
 Array = npt.NDArray[Any]
 F = 1100  # rows of two segments
@@ -49,7 +50,7 @@ def tokens(kind: GGMLType, n: int, first: int = 0) -> Array:
 @cache
 def rows(kind: GGMLType, seed: int = 0) -> Array:
     values = np.random.default_rng(seed).standard_normal((F, columns(kind))).astype(np.float32)
-    return quantize(values, kind)
+    return encoded(values, kind)
 
 
 def matrix(ctx: Context, kind: GGMLType, data: Array) -> Tensor:
@@ -317,7 +318,7 @@ def test_random_shapes_against_the_reference(data: st.DataObject) -> None:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     x, y = (rng.standard_normal((n, k)).astype(np.float32) for k in (n_embd, n_ff))
     scores = rng.uniform(-1, 1, (n, n_ff)).astype(np.float32)
-    packed = quantize(rng.standard_normal((n_ff, n_embd)).astype(np.float32), kind)
+    packed = encoded(rng.standard_normal((n_ff, n_embd)).astype(np.float32), kind)
     values = dequantize(packed, kind).astype(np.float64)
     active = scores >= threshold
     ctx = Context()
