@@ -21,7 +21,7 @@ from .superblock import FORMATS, deinterleave_blocks, interleave_blocks
 from .superblock import ROWS as ROWS
 
 # Bytes of quantized activations by the columns of a block; see ``kernels/quantize.py``.
-ACTIVATION_BYTES = {32: 40, 256: 384}
+ACTIVATION_BYTES = {32: 44, 256: 384}
 Q8_BLOCK, Q8K_BLOCK = ACTIVATION_BYTES[32], ACTIVATION_BYTES[256]
 _HEADER = {  # bytes before a block's codes
     GGMLType.Q8_0: 2,

@@ -33,6 +33,8 @@ Value = Any
 Q4_0, Q4_1, Q8_0 = int(GGMLType.Q4_0), int(GGMLType.Q4_1), int(GGMLType.Q8_0)
 Q5_0, Q5_1 = int(GGMLType.Q5_0), int(GGMLType.Q5_1)
 IQ4_NL, MXFP4 = int(GGMLType.IQ4_NL), int(GGMLType.MXFP4)
+# Bytes in a block of quantized activations
+SUM, SCALE, CODES, ROUNDED_SUM = 0, 4, 8, 40
 _VALUES = {IQ4_NL: IQ4_NL_VALUES, MXFP4: MXFP4_VALUES}  # that codes stand for
 
 
@@ -79,6 +81,7 @@ class BlockTerms:
         self._totals = sums(b, kind, block, acts)
         self._scales = [block.scale(b, p) for p in parts]
         self._offsets: list[Value] = []
+        self._sum_at = ROUNDED_SUM if kind in (Q4_1, Q5_1) else SUM
         if kind in (Q4_1, Q5_1):
             self._offsets = [block.minimum(b, p) for p in parts]
         elif kind in (Q4_0, Q5_0):
@@ -90,7 +93,7 @@ class BlockTerms:
     def add_to(self, b: Value, acc: Value, t: int, p: int) -> Value:
         """The sum of the rows of a part with a token, with the block added."""
         if t not in self._heads:
-            words = (load(b, at(b, self._acts[t], offset), f32) for offset in (0, 4))
+            words = (load(b, at(b, self._acts[t], offset), f32) for offset in (SCALE, self._sum_at))
             d, s = (broadcast(b, word, vectors().lanes) for word in words)
             self._heads[t] = d, s
         d, s = self._heads[t]
@@ -119,10 +122,10 @@ def _byte_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[
     sums = [[v.u4_zero() if small else v.s8_zero()] * block.n_parts for _ in acts]
     for line in range(4 if kind in _VALUES else 8):
         weights = [_values(b, kind, block.codes(b, line, p)) for p in parts]
-        for k, place in enumerate((8 + 4 * line, 24 + 4 * line)[: len(weights[0])]):
+        for k, half in enumerate((0, 16)[: len(weights[0])]):
             ready = [v.s8_prepare(b, weights[p][k]) for p in parts]
             for t, act in enumerate(acts):
-                a = v.broadcast_bytes(b, at(b, act, place))
+                a = v.broadcast_bytes(b, at(b, act, CODES + half + 4 * line))
                 for p in parts:
                     add = v.s5_add if small else v.s8_add
                     sums[t][p] = add(b, sums[t][p], ready[p], a)
@@ -160,7 +163,8 @@ def _nibble_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[lis
         for line in range(first, first + lines):
             codes_of = [nibbles(line, p) for p in parts]
             for t in range(n_tokens):
-                acts_of = [v.broadcast_bytes(b, at(b, acts[t], 4 * line + n)) for n in (8, 24)]
+                places = (at(b, acts[t], CODES + half + 4 * line) for half in (0, 16))
+                acts_of = [v.broadcast_bytes(b, place) for place in places]
                 for p in parts:
                     for n, a in zip(codes_of[p], acts_of, strict=True):
                         sums[t][p] = v.u4_add(b, sums[t][p], n, a)

@@ -25,7 +25,7 @@ from pyggml.ops import mul, rms_norm, swiglu_split
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
-BLOCK = np.dtype([("d", np.float32), ("s", np.float32), ("q", np.int8, 32)])
+BLOCK = np.dtype([("t", np.float32), ("d", np.float32), ("q", np.int8, 32), ("s", np.float32)])
 SUPER_BLOCK = np.dtype(
     {
         "names": ["d", "sums_32", "sums_16", "starts", "q"],
@@ -50,7 +50,9 @@ def twin(x: Array) -> Array:
     inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
     out["q"] = np.rint(rows * inverse[:, None]).astype(np.int8)
     out["d"] = d.astype(np.float16)
-    out["s"] = (d * out["q"].sum(axis=1, dtype=np.int32).astype(np.float32)).astype(np.float16)
+    total = out["q"].sum(axis=1, dtype=np.int32).astype(np.float32)
+    out["s"] = (d * total).astype(np.float16)
+    out["t"] = out["d"] * total
     return out
 
 
