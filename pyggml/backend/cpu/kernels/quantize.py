@@ -4,11 +4,11 @@
     quantize_super_row(x, out, n)                  # n / 256 blocks
     low.quantized(x, 32, add_quantize)             # in a lowering: made once, where x is computed
 
-A block has as many columns as those of the weights. One of 32 is 44 bytes: float32 t and d, 32 x
-int8 q, float32 s, with d = max|x| / 127, q = round(x / d) (ties to even) and s = d * sum(q); d and
-s are then rounded to half floats, as in ggml's Q8_1. Minima of weights (Q4_1, Q5_1) meet s, a zero
-in the middle (Q4_0, Q5_0) meets t = d * sum(q) of the rounded d, which has no error of its own:
-ggml's integer sums with Q8_0 have none either. One of 256 has the values of Q8_K, d = max|x| / 127
+A block has as many columns as those of the weights. One of 32 is 44 bytes: int32 -8 * sum(q),
+which integer sums begin at whose weights have a zero that is not 0 (or values that are raised),
+float32 d, 32 x int8 q, float32 s for the minima of Q4_1 and Q5_1, with d = max|x| / 127, q = round
+(x / d) (ties to even) and s = d * sum(q); d and s are then rounded to half floats, as in ggml's
+Q8_1. One of 256 has the values of Q8_K, d = max|x| / 127
 in float32, and sums (int16) for ``super_product``: 384 bytes with d, at 16 the sums of 32 columns
 and at 32 those of 16 columns (each four in the order 0 2 1 3), at 64 for 16 columns -32 times the
 sums of columns 4k, 4k + 1 and of 4k + 2, 4k + 3, at 128 the codes. The bits are the same wherever
@@ -34,7 +34,7 @@ from ..lowering import ALWAYS, Launch, Lowering, byte_range
 from ..simd.element import F32, put, take
 from ..simd.loop import counted_loop
 from ..simd.product import CODES as CODES_32
-from ..simd.product import ROUNDED_SUM, SCALE, SUM
+from ..simd.product import EIGHT_OFF, SCALE, SUM
 from ..simd.super_product import CODES, STARTS, SUMS_16, SUMS_32
 from ..simd.vector import (
     at,
@@ -94,11 +94,9 @@ def _quantize_32(typingctx: Any, x: Any, out: Any) -> Any:
         total = call(b, f"llvm.vector.reduce.add.v{BLOCK}i32", i32, codes)
         total = b.sub(total, ir.Constant(i32, (BLOCK * _MAGIC_BITS) & 0xFFFFFFFF))
         v = vectors()
-        total = b.sitofp(total, f32)
-        rounded = v.round_to_half(b, d)
-        store(b, b.fmul(rounded, total), at(b, target, SUM), 4)
-        store(b, rounded, at(b, target, SCALE), 4)
-        store(b, v.round_to_half(b, b.fmul(d, total)), at(b, target, ROUNDED_SUM), 4)
+        store(b, b.mul(total, ir.Constant(i32, -8)), at(b, target, EIGHT_OFF), 4)
+        store(b, v.round_to_half(b, d), at(b, target, SCALE), 4)
+        store(b, v.round_to_half(b, b.fmul(d, b.sitofp(total, f32))), at(b, target, SUM), 4)
         store(b, b.trunc(codes, vec(i8, BLOCK)), at(b, target, CODES_32), 4)
         return context.get_dummy_value()
 

@@ -10,6 +10,7 @@ are exact and the rest has one order, so every tile has the same bits.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from ....dtype import GGMLType
@@ -34,7 +35,7 @@ Q4_0, Q4_1, Q8_0 = int(GGMLType.Q4_0), int(GGMLType.Q4_1), int(GGMLType.Q8_0)
 Q5_0, Q5_1 = int(GGMLType.Q5_0), int(GGMLType.Q5_1)
 IQ4_NL, MXFP4 = int(GGMLType.IQ4_NL), int(GGMLType.MXFP4)
 # Bytes in a block of quantized activations
-SUM, SCALE, CODES, ROUNDED_SUM = 0, 4, 8, 40
+EIGHT_OFF, SCALE, CODES, SUM = 0, 4, 8, 40
 _VALUES = {IQ4_NL: IQ4_NL_VALUES, MXFP4: MXFP4_VALUES}  # that codes stand for
 
 
@@ -77,29 +78,26 @@ class BlockTerms:
 
     def __init__(self, b: Value, kind: int, block: Any, acts: list[Value]) -> None:
         parts = range(block.n_parts)
-        sums = _byte_sums if kind == Q8_0 or kind in _VALUES else _nibble_sums
+        values = kind == Q8_0 or kind in _VALUES
+        sums = _signed_sums if values and not vectors().raised else _unsigned_sums
         self._totals = sums(b, kind, block, acts)
         self._scales = [block.scale(b, p) for p in parts]
-        self._offsets: list[Value] = []
-        self._sum_at = ROUNDED_SUM if kind in (Q4_1, Q5_1) else SUM
-        if kind in (Q4_1, Q5_1):
-            self._offsets = [block.minimum(b, p) for p in parts]
-        elif kind in (Q4_0, Q5_0):
-            zero_code = splat(f32, vectors().lanes, -8.0 if kind == Q4_0 else -16.0)
-            self._offsets = [b.fmul(s, zero_code) for s in self._scales]
+        self._minima = [block.minimum(b, p) for p in parts] if kind in (Q4_1, Q5_1) else []
         self._acts = acts
-        self._heads: dict[int, tuple[Value, Value]] = {}
+        self._heads: dict[tuple[int, int], Value] = {}
 
     def add_to(self, b: Value, acc: Value, t: int, p: int) -> Value:
         """The sum of the rows of a part with a token, with the block added."""
-        if t not in self._heads:
-            words = (load(b, at(b, self._acts[t], offset), f32) for offset in (SCALE, self._sum_at))
-            d, s = (broadcast(b, word, vectors().lanes) for word in words)
-            self._heads[t] = d, s
-        d, s = self._heads[t]
         product = b.sitofp(self._totals[t][p], acc.type)
-        acc = fma(b, b.fmul(self._scales[p], d), product, acc)
-        return fma(b, self._offsets[p], s, acc) if self._offsets else acc
+        acc = fma(b, b.fmul(self._scales[p], self._head(b, t, SCALE)), product, acc)
+        return fma(b, self._minima[p], self._head(b, t, SUM), acc) if self._minima else acc
+
+    def _head(self, b: Value, t: int, offset: int) -> Value:
+        """A float of a token's block."""
+        if (t, offset) not in self._heads:
+            word = load(b, at(b, self._acts[t], offset), f32)
+            self._heads[t, offset] = broadcast(b, word, vectors().lanes)
+        return self._heads[t, offset]
 
 
 def power_of_two(b: Value, e: Value) -> Value:
@@ -112,7 +110,7 @@ def power_of_two(b: Value, e: Value) -> Value:
     return b.bitcast(bits, vec(f32, n))
 
 
-def _byte_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:
+def _signed_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:
     """Products of int8 values and int8 over a block, as integers [token][part].
 
     The values are Q8_0's codes, or what codes of 4 bits stand for.
@@ -120,9 +118,9 @@ def _byte_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[
     v, parts = vectors(), range(block.n_parts)
     small = kind == MXFP4
     sums = [[v.u4_zero() if small else v.s8_zero()] * block.n_parts for _ in acts]
-    for line in range(4 if kind in _VALUES else 8):
-        weights = [_values(b, kind, block.codes(b, line, p)) for p in parts]
-        for k, half in enumerate((0, 16)[: len(weights[0])]):
+    for line, halves in _lines(kind):
+        weights = [_slices(b, kind, block, line, p) for p in parts]
+        for k, half in enumerate(halves):
             ready = [v.s8_prepare(b, weights[p][k]) for p in parts]
             for t, act in enumerate(acts):
                 a = v.broadcast_bytes(b, at(b, act, CODES + half + 4 * line))
@@ -132,48 +130,61 @@ def _byte_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[
     return [[v.u4_total(b, x) for x in row] for row in sums] if small else sums
 
 
-def _values(b: Value, kind: int, codes: Value) -> list[Value]:
-    """The int8 values of a line, one or two slices of columns."""
-    if kind not in _VALUES:
-        return [codes]
-    v = vectors()
-    mask, four = splat(i8, v.width, 15), splat(i8, v.width, 4)
-    return [v.look_up(b, _VALUES[kind], x) for x in (b.and_(codes, mask), b.lshr(codes, four))]
-
-
-def _nibble_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:
-    """Products of codes of 4 or 5 bits and int8 over a block, as integers [token][part]."""
-    v, n_tokens, parts = vectors(), len(acts), range(block.n_parts)
-    five_bits = kind in (Q5_0, Q5_1)
-    lines = v.u5_lines if five_bits else 4  # whose products fit a sum
-
-    def nibbles(line: int, p: int) -> tuple[Value, Value]:
-        q = block.codes(b, line, p)
-        low = b.and_(q, splat(i8, v.width, 15))
-        high = b.lshr(q, splat(i8, v.width, 4))
-        if five_bits:
-            fifth = block.fifth_bits(b, p)
-            low = b.or_(low, _fifth(b, fifth, line))
-            high = b.or_(high, _fifth(b, fifth, 4 + line))
-        return low, high
-
-    totals: list[list[Value]] = []
-    for first in range(0, 4, lines):
-        sums = [[v.u4_zero()] * block.n_parts for _ in acts]
-        for line in range(first, first + lines):
-            codes_of = [nibbles(line, p) for p in parts]
-            for t in range(n_tokens):
-                places = (at(b, acts[t], CODES + half + 4 * line) for half in (0, 16))
+def _unsigned_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:
+    """The same of unsigned codes: their zero, or what values are raised by, is taken off."""
+    v, parts = vectors(), range(block.n_parts)
+    zero = {Q4_0: 8, Q5_0: 16, Q4_1: 0, Q5_1: 0}.get(kind, v.raised)
+    lines = _lines(kind)
+    fitting = v.u5_lines if kind in (Q5_0, Q5_1) else len(lines)  # whose products fit a sum
+    groups = []
+    for first in range(0, len(lines), fitting):
+        sums = [[v.u4_zero() if v.narrow else _start(b, act, zero)] * len(parts) for act in acts]
+        for line, halves in lines[first : first + fitting]:
+            codes = [_slices(b, kind, block, line, p) for p in parts]
+            for t, act in enumerate(acts):
+                places = (at(b, act, CODES + half + 4 * line) for half in halves)
                 acts_of = [v.broadcast_bytes(b, place) for place in places]
                 for p in parts:
-                    for n, a in zip(codes_of[p], acts_of, strict=True):
+                    for n, a in zip(codes[p], acts_of, strict=True):
                         sums[t][p] = v.u4_add(b, sums[t][p], n, a)
-        part = [[v.u4_total(b, x) for x in row] for row in sums]
-        totals = [
-            [b.add(x, y) for x, y in zip(*rows, strict=True)]
-            for rows in zip(totals, part, strict=True)
-        ] if totals else part  # fmt: skip
-    return totals
+        groups.append(sums)
+    if v.narrow:  # groups of 16 bits
+        groups = [[[v.u4_total(b, x) for x in row] for row in sums] for sums in groups]
+        groups.append([[_start(b, act, zero)] * len(parts) for act in acts])
+    return [
+        [reduce(b.add, xs) for xs in zip(*rows, strict=True)] for rows in zip(*groups, strict=True)
+    ]
+
+
+def _start(b: Value, act: Value, zero: int) -> Value:
+    """What is taken off the products of a block, <lanes x i32>."""
+    lanes = vectors().lanes
+    if not zero:
+        return splat(i32, lanes, 0)
+    eight = broadcast(b, load(b, at(b, act, EIGHT_OFF), i32), lanes)
+    return b.shl(eight, splat(i32, lanes, (zero // 8).bit_length() - 1)) if zero > 8 else eight
+
+
+def _lines(kind: int) -> list[tuple[int, tuple[int, ...]]]:
+    """The lines of a block, and the columns that the slices of each begin at."""
+    return [(j, (0,)) for j in range(8)] if kind == Q8_0 else [(j, (0, 16)) for j in range(4)]
+
+
+def _slices(b: Value, kind: int, block: Any, line: int, p: int) -> list[Value]:
+    """The bytes of a line that are multiplied, one or two slices of columns."""
+    v, q = vectors(), block.codes(b, line, p)
+    if kind == Q8_0:
+        return [b.xor(q, splat(i8, v.width, v.raised)) if v.raised else q]
+    slices = [b.and_(q, splat(i8, v.width, 15)), b.lshr(q, splat(i8, v.width, 4))]
+    if kind in _VALUES:
+        values = tuple(x + v.raised for x in _VALUES[kind])
+        return [v.look_up(b, values, x) for x in slices]
+    if kind in (Q5_0, Q5_1):
+        fifth = block.fifth_bits(b, p)
+        return [
+            b.or_(x, _fifth(b, fifth, k)) for x, k in zip(slices, (line, 4 + line), strict=True)
+        ]
+    return slices
 
 
 def _fifth(b: Value, bits: Value, k: int) -> Value:

@@ -104,7 +104,7 @@ class Generic:
     u5_lines = 4  # lines of codes 0..31 whose products a sum has room for
     row_sums = 4  # vectors of a tile's results that stay in registers
     narrow = False  # whether ``u4_add`` has 16 bits: Q3_K and Q6_K fill them, see ``start``
-    raised = 0  # added to int8 weights of tables, which then are codes for ``u4_add``
+    raised = 0  # added to int8 weights, which then are codes for ``u4_add``; else it is ``s8_add``
     float_table: Any = None  # where one instruction looks up floats
     # Streams of weights: how far ahead memory is asked, and LLVM's locality: 2 the second-level
     # cache, 0 the first alone. Measured on Zen 3.
@@ -355,7 +355,6 @@ class AvxVnni(Avx2):
         return acc
 
     sub_scale, scaled = Generic.sub_scale, Generic.scaled
-    s8_add = Avx2.s5_add
 
 
 class Avx512Vnni(AvxVnni):
@@ -366,13 +365,6 @@ class Avx512Vnni(AvxVnni):
 
     def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
         return call(b, "llvm.x86.avx512.pmaddw.d.512", vec(i32, 16), x, y)
-
-    def s8_prepare(self, b: Value, w: Value) -> tuple[Value, ...]:
-        magnitude = call(b, "llvm.abs.v64i8", w.type, w, ir.Constant(ir.IntType(1), 0))
-        return magnitude, b.icmp_signed("<", w, splat(i8, 64, 0))
-
-    def _with_signs(self, b: Value, a: Value, signs: Value) -> Value:
-        return b.select(signs, b.sub(splat(i8, 64, 0), a), a)
 
     def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
         table = ir.Constant(vec(i8, 64), list(values) * 4)

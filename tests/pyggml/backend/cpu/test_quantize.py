@@ -25,7 +25,7 @@ from pyggml.ops import mul, rms_norm, swiglu_split
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
-BLOCK = np.dtype([("t", np.float32), ("d", np.float32), ("q", np.int8, 32), ("s", np.float32)])
+BLOCK = np.dtype([("eight", np.int32), ("d", np.float32), ("q", np.int8, 32), ("s", np.float32)])
 SUPER_BLOCK = np.dtype(
     {
         "names": ["d", "sums_32", "sums_16", "starts", "q"],
@@ -52,7 +52,7 @@ def twin(x: Array) -> Array:
     out["d"] = d.astype(np.float16)
     total = out["q"].sum(axis=1, dtype=np.int32).astype(np.float32)
     out["s"] = (d * total).astype(np.float16)
-    out["t"] = out["d"] * total
+    out["eight"] = -8 * total
     return out
 
 
