@@ -1,4 +1,4 @@
-"""How 16 rows of blocks of 256 columns interleave (K-quants, IQ4_XS, TQ): sub-scales are unpacked.
+"""How 16 rows of blocks of 256 columns interleave (K-quants, IQ, TQ): sub-scales are unpacked.
 
     FORMATS[GGMLType.Q6_K].bits                    # 6
     lines = pack_slices(codes, 6)                  # 8 slices of codes in 6 lines

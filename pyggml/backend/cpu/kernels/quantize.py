@@ -4,15 +4,14 @@
     quantize_super_row(x, out, n)                  # n / 256 blocks
     low.quantized(x, 32, add_quantize)             # in a lowering: made once, where x is computed
 
-A block has as many columns as those of the weights. One of 32 is 44 bytes: int32 -8 * sum(q),
-which integer sums begin at whose weights have a zero that is not 0 (or values that are raised),
-float32 d, 32 x int8 q, float32 s for the minima of Q4_1 and Q5_1, with d = max|x| / 127, q = round
-(x / d) (ties to even) and s = d * sum(q); d and s are then rounded to half floats, as in ggml's
-Q8_1. One of 256 has the values of Q8_K, d = max|x| / 127
-in float32, and sums (int16) for ``super_product``: 384 bytes with d, at 16 the sums of 32 columns
-and at 32 those of 16 columns (each four in the order 0 2 1 3), at 64 for 16 columns -32 times the
-sums of columns 4k, 4k + 1 and of 4k + 2, 4k + 3, at 128 the codes. The bits are the same wherever
-the code is compiled into. NaN or inf in a block makes d NaN or inf.
+A block has as many columns as those of the weights, d = max|x| / 127 and codes q = round(x / d),
+ties to even. One of 32 has the values of ggml's Q8_1, d and s = d * sum(q) rounded to half floats,
+in 44 bytes: at 0 -8 * sum(q) (int32), where integer sums start whose weights have a zero in the
+middle or are raised, at 4 d (float32), at 8 the codes, at 40 s (float32) for minima. One of 256 has
+the values of Q8_K, d in float32, and sums (int16) for ``super_product``: 384 bytes with d, at 16
+the sums of 32 columns and at 32 those of 16 columns (each four in the order 0 2 1 3), at 64 for 16
+columns -32 times the sums of columns 4k, 4k + 1 and of 4k + 2, 4k + 3, at 128 the codes. The bits
+are the same wherever the code is compiled into. NaN or inf in a block makes d NaN or inf.
 Access: reads and writes front to back, 32 values at a time in vector registers.
 """
 

@@ -1,7 +1,6 @@
-"""TQ1_0's digits of base 3, in vectors of words or in one: see ``quants/tq1_0``.
+"""TQ1_0's digits of base 3: see ``quants/tq1_0``.
 
-codes = digits_of(b, rows, offset)             # 64 <lanes x i32>: codes 0, 1, 2 of 256 columns
-words = packed_digits(b, codes)                # 13 words of five digits a byte
+codes = digits_of(b, rows, offset)                 # 64 <lanes x i32>: codes 0, 1, 2 of 256 columns
 """
 
 from __future__ import annotations

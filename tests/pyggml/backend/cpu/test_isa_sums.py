@@ -37,9 +37,8 @@ Array = npt.NDArray[Any]
 Value = Any
 TOKENS, COLUMNS, ROWS = 1, 512, 16
 KINDS = [  # that take every way through the emitters
-    GGMLType[name]
-    for name in ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
-    + ("Q2_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0")
+    *(GGMLType[name] for name in ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")),
+    *(GGMLType[name] for name in ("Q2_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0")),
 ]
 
 
