@@ -25,7 +25,6 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyggml.gguf import GGUFFile, TensorInfo
-from pyggml.quants.grids import CODEBOOKS
 from pyggml.quants.validity import count_invalid
 from pyggml.tensor import Dims, Tensor
 
@@ -202,7 +201,7 @@ def _is_matrix(info: TensorInfo) -> bool:
 def _that_fit(
     repacked: dict[str, int], infos: Mapping[str, TensorInfo], made: Mapping[str, int]
 ) -> dict[str, int]:
-    """What of these is repacked: formats with codebooks grow, and stay where memory is short.
+    """What of these is repacked: formats that grow stay where they leave no fifth of memory free.
 
     Raises:
         AllocError: that is not enough.
@@ -210,9 +209,9 @@ def _that_fit(
     copies = {n: REPACK.alloc_size(Tensor(t.type, t.ne)) for n, t in infos.items() if n in repacked}
     sizes, have = {**made, **copies}, osapi.available_memory()
     size = sum(sizes.values())
-    if have is None or size <= have:
+    growing = {n for n, n_bytes in copies.items() if n_bytes > 1.1 * infos[n].nbytes}
+    if have is None or size <= (0.8 if growing else 1) * have:
         return repacked
-    growing = {n for n in copies if infos[n].type in CODEBOOKS}
     if sum(n_bytes for n, n_bytes in sizes.items() if n not in growing) <= have:
         log.warning(
             "%d matrices stay as they are in the file, which is slower: repacking all takes "

@@ -1,6 +1,6 @@
 """Codebooks of the IQ formats: a code is an entry of magnitudes, beside which there are signs.
 
-    IQ2_XXS = codebook(GGMLType.IQ2_XXS, DTYPE, TWO_BITS, 32, 1 / 8, split, join)
+    IQ2_XXS = register_codebook(Codebook(IQ2_XXS, DTYPE, TWO_BITS, 32, 1 / 8, split, join))
     IQ2_XXS.split(blocks)                          # d, steps, and a small code for each element
     x[j] = d * steps[j / sub] * unit * values[codes[j]]
 
@@ -23,9 +23,9 @@ from .block import Blocks, BlockType, Floats, register
 
 Bytes = npt.NDArray[np.uint8]
 _BITS = np.arange(8, dtype=np.uint8)
-TWO_BITS = (8, 25, 43)
-THREE_BITS = (4, 12, 20, 28, 36, 44, 52, 62)
-ODD = (1, 3, 5, 7, 9, 11, 13, 15)
+TWO_BITS = (8, 25, 43, 0, -8, -25, -43, 0)
+SEVENS = np.array([0, 7, 14, 21], np.uint32)
+THREES = np.array([0, 3, 6, 9], np.uint16)
 
 
 class Split(NamedTuple):
@@ -68,23 +68,11 @@ class Codebook:
 CODEBOOKS: dict[GGMLType, Codebook] = {}
 
 
-def codebook(
-    type: GGMLType,
-    dtype: np.dtype[Any],
-    levels: tuple[int, ...],
-    sub: int,
-    unit: float,
-    split: Callable[[Blocks], Split],
-    join: Callable[[Split], Blocks],
-    negative: tuple[int, ...] | None = None,
-) -> Codebook:
-    """Register a format that is only read; with a sign, levels are ``negative``."""
-    negative = negative or tuple(-level for level in levels)
-    padding = (0,) * (-len(levels) % 4)
-    values = (*levels, *padding, *negative, *padding)
-    made = CODEBOOKS[type] = Codebook(type, dtype, values, sub, unit, split, join)
-    register(BlockType(type, dtype, None, made.dequantize_blocks))
-    return made
+def register_codebook(codebook: Codebook) -> Codebook:
+    """Add a format, which is only read, to the tables."""
+    CODEBOOKS[codebook.type] = codebook
+    register(BlockType(codebook.type, codebook.dtype, None, codebook.dequantize_blocks))
+    return codebook
 
 
 @cache
@@ -140,6 +128,14 @@ def with_eighth(seven: npt.NDArray[Any]) -> Bytes:
     odd = np.bitwise_count(seven) & np.uint8(1)
     eight: Bytes = seven | odd << np.uint8(7)
     return eight
+
+
+def signs_and_scale(signs: Bytes, steps: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """Words [n, 8] of four times 7 of the signs of 8 elements [n, 32], and a step's upper bits."""
+    sevens = (signs.reshape(-1, 8, 4) & np.uint32(127)) << SEVENS
+    scale = steps.astype(np.uint32) >> 1 << 28
+    words: npt.NDArray[np.uint32] = np.bitwise_or.reduce(sevens, axis=2) | scale
+    return words
 
 
 def nibbles(packed: Bytes) -> Bytes:

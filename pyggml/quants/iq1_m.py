@@ -12,12 +12,20 @@ import numpy as np
 
 from ..dtype import GGMLType
 from .block import Blocks
-from .grids import Split, codebook, nibbles, packed_nibbles, signed, unsigned
-from .iq1_s import DOWN, UP
+from .grids import (
+    THREES,
+    Codebook,
+    Split,
+    nibbles,
+    packed_nibbles,
+    register_codebook,
+    signed,
+    unsigned,
+)
+from .iq1_s import VALUES
 
 # Of each 16 elements a byte of ``qh``: twice the high bits of a code and a sign.
 DTYPE = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
-_THREES = np.array([0, 3, 6, 9], np.uint16)
 _PARTS = np.array([12, 8, 4, 0], np.uint16)
 
 
@@ -25,7 +33,7 @@ def split(blocks: Blocks) -> Split:
     """Blocks [n] -> their parts, 16 steps each."""
     words, high = blocks["scales"], nibbles(blocks["qh"])
     d = np.bitwise_or.reduce((words & np.uint16(0xF000)) >> _PARTS, axis=1).view(np.float16)
-    steps = (words[:, :, None] >> _THREES & np.uint16(7)).reshape(-1, 16)
+    steps = (words[:, :, None] >> THREES & np.uint16(7)).reshape(-1, 16)
     entry = blocks["qs"] | (high & np.uint16(7)) << 8
     return Split(d, 2 * steps + 1, signed(GGMLType.IQ1_M, entry, (high >> 3) * 255))
 
@@ -34,11 +42,11 @@ def join(parts: Split) -> Blocks:
     """The inverse of ``split``."""
     entry, signs = unsigned(GGMLType.IQ1_M, parts.codes)
     blocks = np.empty(len(entry), DTYPE)
-    steps = (parts.steps >> 1).astype(np.uint16).reshape(-1, 4, 4) << _THREES
+    steps = (parts.steps >> 1).astype(np.uint16).reshape(-1, 4, 4) << THREES
     d = parts.d.view(np.uint16)[:, None] << _PARTS & np.uint16(0xF000)
     blocks["scales"] = np.bitwise_or.reduce(steps, axis=2) | d
     blocks["qs"], blocks["qh"] = entry & 255, packed_nibbles(entry >> 8 | (signs & 1) << 3)
     return blocks
 
 
-IQ1_M = codebook(GGMLType.IQ1_M, DTYPE, UP, 16, 1 / 8, split, join, negative=DOWN)
+IQ1_M = register_codebook(Codebook(GGMLType.IQ1_M, DTYPE, VALUES, 16, 1 / 8, split, join))

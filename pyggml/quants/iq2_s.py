@@ -11,7 +11,16 @@ import numpy as np
 
 from ..dtype import GGMLType
 from .block import Blocks
-from .grids import TWO_BITS, Split, codebook, nibbles, packed_nibbles, signed, unsigned
+from .grids import (
+    TWO_BITS,
+    Codebook,
+    Split,
+    nibbles,
+    packed_nibbles,
+    register_codebook,
+    signed,
+    unsigned,
+)
 
 DTYPE = np.dtype(
     [("d", "<f2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)]
@@ -36,4 +45,4 @@ def join(parts: Split) -> Blocks:
     return blocks
 
 
-IQ2_S = codebook(GGMLType.IQ2_S, DTYPE, TWO_BITS, 16, 1 / 8, split, join)
+IQ2_S = register_codebook(Codebook(GGMLType.IQ2_S, DTYPE, TWO_BITS, 16, 1 / 8, split, join))

@@ -11,7 +11,17 @@ import numpy as np
 
 from ..dtype import GGMLType
 from .block import Blocks
-from .grids import TWO_BITS, Split, codebook, nibbles, packed_nibbles, signed, unsigned, with_eighth
+from .grids import (
+    TWO_BITS,
+    Codebook,
+    Split,
+    nibbles,
+    packed_nibbles,
+    register_codebook,
+    signed,
+    unsigned,
+    with_eighth,
+)
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "<u2", 32), ("scales", "u1", 8)])
 
@@ -31,4 +41,4 @@ def join(parts: Split) -> Blocks:
     return blocks
 
 
-IQ2_XS = codebook(GGMLType.IQ2_XS, DTYPE, TWO_BITS, 16, 1 / 8, split, join)
+IQ2_XS = register_codebook(Codebook(GGMLType.IQ2_XS, DTYPE, TWO_BITS, 16, 1 / 8, split, join))

@@ -11,17 +11,26 @@ import numpy as np
 
 from ..dtype import GGMLType
 from .block import Blocks
-from .grids import TWO_BITS, Split, codebook, signed, unsigned, with_eighth
+from .grids import (
+    SEVENS,
+    TWO_BITS,
+    Codebook,
+    Split,
+    register_codebook,
+    signed,
+    signs_and_scale,
+    unsigned,
+    with_eighth,
+)
 
 # Of each 32 elements four codes, then four times 7 signs and a scale of 4 bits.
 DTYPE = np.dtype([("d", "<f2"), ("qs", [("code", "u1", 4), ("signs", "<u4")], 8)])
-_SEVENS = np.array([0, 7, 14, 21], np.uint32)
 
 
 def split(blocks: Blocks) -> Split:
     """Blocks [n] -> their parts, 8 steps each."""
     word = blocks["qs"]["signs"]
-    signs = with_eighth(word[:, :, None] >> _SEVENS)
+    signs = with_eighth(word[:, :, None] >> SEVENS)
     codes = signed(GGMLType.IQ2_XXS, blocks["qs"]["code"], signs)
     return Split(blocks["d"], 2 * (word >> 28) + 1, codes)
 
@@ -29,13 +38,11 @@ def split(blocks: Blocks) -> Split:
 def join(parts: Split) -> Blocks:
     """The inverse of ``split``."""
     entry, signs = unsigned(GGMLType.IQ2_XXS, parts.codes)
-    sevens = (signs.reshape(-1, 8, 4) & np.uint32(127)) << _SEVENS
-    scale = parts.steps.astype(np.uint32) >> 1 << 28
     blocks = np.empty(len(entry), DTYPE)
     blocks["d"] = parts.d
     blocks["qs"]["code"] = entry.reshape(-1, 8, 4)
-    blocks["qs"]["signs"] = np.bitwise_or.reduce(sevens, axis=2) | scale
+    blocks["qs"]["signs"] = signs_and_scale(signs, parts.steps)
     return blocks
 
 
-IQ2_XXS = codebook(GGMLType.IQ2_XXS, DTYPE, TWO_BITS, 32, 1 / 8, split, join)
+IQ2_XXS = register_codebook(Codebook(GGMLType.IQ2_XXS, DTYPE, TWO_BITS, 32, 1 / 8, split, join))

@@ -11,8 +11,9 @@ import numpy as np
 
 from ..dtype import GGMLType
 from .block import Blocks
-from .grids import ODD, Split, codebook, nibbles, packed_nibbles, signed, unsigned
+from .grids import Codebook, Split, nibbles, packed_nibbles, register_codebook, signed, unsigned
 
+VALUES = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
 DTYPE = np.dtype(
     [("d", "<f2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)]
 )
@@ -35,4 +36,4 @@ def join(parts: Split) -> Blocks:
     return blocks
 
 
-IQ3_S = codebook(GGMLType.IQ3_S, DTYPE, ODD, 32, 1.0, split, join)
+IQ3_S = register_codebook(Codebook(GGMLType.IQ3_S, DTYPE, VALUES, 32, 1.0, split, join))

@@ -2,7 +2,7 @@
 
     buffer = RepackBufferType().alloc_buffer(size)
     buffer.set_tensor(weight, ggml_bytes)          # stored 16 rows interleaved
-    buffer.get_tensor(weight)                      # ggml's bytes again
+    buffer.get_tensor(weight)                      # ggml's bytes again (see ``layout``)
 
 A repacked tensor can be a matmul's weight or GET_ROWS' table and nothing else, and no tensor is
 kept in both layouts.
@@ -10,16 +10,20 @@ kept in both layouts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
 from ...buffer import ALIGNMENT, zeroed
+from ...dtype import row_size
 from ...errors import ShapeError
 from ...tensor import Tensor
 from . import osapi
 from .layout import INTERLEAVED, ROWS, deinterleave, group_bytes, interleave
 
 _HUGE = 2 << 20  # bytes of a huge page
+_PIECE = 1 << 20  # that are rearranged at a time
 
 
 class RepackBuffer:
@@ -36,13 +40,17 @@ class RepackBuffer:
 
     def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8]) -> None:
         matrices = data.reshape(tensor.ne[2] * tensor.ne[3], tensor.ne[1], -1)
-        out = self.groups(tensor)
-        for matrix, place in zip(matrices, out, strict=True):
-            place[:] = interleave(tensor.type, matrix)
+        for matrix, groups in zip(matrices, self.groups(tensor), strict=True):
+            for part, rows in _pieces(groups):
+                groups[part] = interleave(tensor.type, matrix[rows])
 
     def get_tensor(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
-        parts = [deinterleave(tensor.type, g, tensor.ne[1]) for g in self.groups(tensor)]
-        return np.concatenate(parts).reshape(-1)
+        n_bytes = row_size(tensor.type, tensor.ne[0])
+        out = np.empty((tensor.ne[2] * tensor.ne[3], tensor.ne[1], n_bytes), np.uint8)
+        for matrix, groups in zip(out, self.groups(tensor), strict=True):
+            for part, rows in _pieces(groups):
+                matrix[rows] = deinterleave(tensor.type, groups[part], len(matrix[rows]))
+        return out.reshape(-1)
 
     def groups(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
         """The tensor's memory as uint8[matrices, groups, group_bytes]."""
@@ -73,6 +81,13 @@ class RepackBufferType:
 
 
 REPACK = RepackBufferType()
+
+
+def _pieces(groups: npt.NDArray[np.uint8]) -> Iterator[tuple[slice, slice]]:
+    """Some groups and their rows at a time: NumPy's work takes many times their memory."""
+    step = max(1, _PIECE // groups.shape[1])
+    for start in range(0, len(groups), step):
+        yield slice(start, start + step), slice(ROWS * start, ROWS * (start + step))
 
 
 def is_repacked(tensor: Tensor) -> bool:

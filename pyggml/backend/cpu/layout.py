@@ -8,8 +8,8 @@ line j has 4 bytes of each row, the codes of columns 4j..4j+3 (nibbles: in the l
 16+4j.. in the high ones). Five-bit formats have a line of fifth bits before: 32 bits of each row,
 where bit j of byte i is column 4j+i, so that a shift puts four of them where they belong. F16, BF16
 and F32 are columns of 16 values. The bits are ggml's, only their order differs. K-quants, IQ and TQ
-formats have blocks of 256 columns, some of them unpacked: see ``superblock``. Rows past the last
-full group are padded with zeros.
+formats (not IQ4_NL) have blocks of 256 columns, some of them unpacked: see ``superblock``. Bytes
+of TQ1_0 come back as ggml writes those digits. Rows past the last full group are padded with zeros.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ....jit import inline_strict
-from ....quants.grids import CODEBOOKS
+from ....quants.grids import CODEBOOKS, entries
 from ..abi import u8_ptr, u16_ptr
 from ..simd.lanes import stack
 from ..simd.super_decode import decode_parts
@@ -42,15 +42,15 @@ def put_codes(typingctx: Any, kind: Any, entry: Any, signs: Any, parts: Any, i: 
     """The levels of the ``i``-th entry of a block, with a sign where a bit of ``signs`` is set."""
     if not isinstance(kind, types.IntegerLiteral):
         return None
-    values = len(CODEBOOKS[GGMLType(kind.literal_value)].values)
-    n = 4 if values == 16 else 8  # of an entry
+    type = GGMLType(kind.literal_value)
 
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        n, with_sign = entries(type).shape[1], len(CODEBOOKS[type].values) // 2
         _, entry, signs, parts, i = args
         bits = ir.Constant(vec(i8, n), [1 << j for j in range(n)])
         minus = b.and_(broadcast(b, b.trunc(signs, i8), n), bits)
         minus = b.icmp_unsigned("!=", minus, splat(i8, n, 0))
-        sign = b.select(minus, splat(i8, n, values // 2), splat(i8, n, 0))
+        sign = b.select(minus, splat(i8, n, with_sign), splat(i8, n, 0))
         place = b.add(at(b, parts, CODES_AT), b.mul(i, ir.Constant(i64, n)))
         store(b, b.or_(load(b, entry, vec(i8, n)), sign), place)
         return context.get_dummy_value()

@@ -89,14 +89,14 @@ def _quantize_32(typingctx: Any, x: Any, out: Any) -> Any:
         values = load(b, source, vec(f32, BLOCK), 4)
         largest = _largest(b, _magnitudes(b, values))
         d = b.fdiv(largest, ir.Constant(f32, 127.0))
-        codes = _codes(b, values, _inverse(b, largest))
-        total = call(b, f"llvm.vector.reduce.add.v{BLOCK}i32", i32, codes)
-        total = b.sub(total, ir.Constant(i32, (BLOCK * _MAGIC_BITS) & 0xFFFFFFFF))
+        codes = b.trunc(_codes(b, values, _inverse(b, largest)), vec(i8, BLOCK))
+        wide = b.sext(codes, vec(i32, BLOCK))  # what is stored, NaN or not
+        total = call(b, f"llvm.vector.reduce.add.v{BLOCK}i32", i32, wide)
         v = vectors()
         store(b, b.mul(total, ir.Constant(i32, -8)), at(b, target, EIGHT_OFF), 4)
         store(b, v.round_to_half(b, d), at(b, target, SCALE), 4)
         store(b, v.round_to_half(b, b.fmul(d, b.sitofp(total, f32))), at(b, target, SUM), 4)
-        store(b, b.trunc(codes, vec(i8, BLOCK)), at(b, target, CODES_32), 4)
+        store(b, codes, at(b, target, CODES_32), 4)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen

@@ -34,15 +34,17 @@ from ..simd.element import F32
 from ..simd.row_tile import pack_rows, row_tiles
 from ..simd.tile import fetched_lines, float_tile, float_tokens, q_tile
 from ..simd.vector import LINE
+from ..superblock import PARTS_BYTES
 
 # Facts. Of a block: columns, bytes interleaved, bytes of activations, bytes of weights that a tile
-# of four tokens asks memory for; the row decoder or 0; tokens of the widest tile. Functions: the
-# widest tile, those of four tokens and of one; plain rows times one token; plain rows as a group.
-COLUMNS, BLOCK_BYTES, ACT_BYTES, FETCHED, DECODER, WIDE = range(6)
-TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(6, 11)
+# of four tokens asks memory for, bytes when decoded or in parts; what does that to a row, or 0;
+# tokens of the widest tile. Functions: the widest tile, those of four tokens and of one; plain rows
+# times one token; plain rows as a group.
+COLUMNS, BLOCK_BYTES, ACT_BYTES, FETCHED, DECODED_BYTES, DECODER, WIDE = range(7)
+TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(7, 12)
 # AXPY's: columns and bytes of a group of columns, whether its sums are in the order of quantized
 # formats, the decoder or 0. Functions: rows added to sums; groups of a row as float32.
-AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = range(11, 17)
+AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = range(12, 18)
 
 
 @cache
@@ -90,6 +92,13 @@ def _axpy_unpack(kind: int) -> Kernel:
     return named_kernel(unpack, GGMLType(kind).name)
 
 
+def _decoded_bytes(type: GGMLType) -> int:
+    """Bytes of a block of the format that inner loops see, of rows that are decoded or in parts."""
+    if type in SPLIT:
+        return PARTS_BYTES
+    return 4 if is_decoded(type) else 0
+
+
 @cache
 def _facts(type: GGMLType) -> Facts:
     kind, summed = tile_kind(type), tile_kind(type, axpy.TYPES)
@@ -101,6 +110,7 @@ def _facts(type: GGMLType) -> Facts:
         BLOCK_BYTES: block_bytes(kind),
         ACT_BYTES: ACTIVATION_BYTES[columns] if quantized else 4,
         FETCHED: LINE * fetched_lines(kind, 4) if quantized else 0,
+        DECODED_BYTES: _decoded_bytes(type),
         WIDE: wide,
         AXPY_COLUMNS: axpy.group_columns(),
         AXPY_BYTES: axpy.group_bytes(summed),
@@ -157,9 +167,10 @@ def decoder_of(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> int:
 
 
 def packed_bytes(w: Tensor) -> int:
-    """Bytes of scratch for a group of a weight's rows: packed, and decoded where they must be."""
-    decoded = 4 * w.ne[0] * ROWS if is_decoded(w.type) or w.type in SPLIT else 0
-    return interleaved_bytes(GGMLType(tile_kind(w.type)), w.ne[0]) + decoded
+    """Bytes of scratch for a group of a weight's rows: packed, and decoded or in parts."""
+    kind = GGMLType(tile_kind(w.type))
+    decoded = ROWS * (w.ne[0] // kind.block_size) * _decoded_bytes(w.type)
+    return interleaved_bytes(kind, w.ne[0]) + decoded
 
 
 def layout_name(w: Tensor) -> str:
@@ -196,8 +207,9 @@ def decode_rows(facts, table, rows, n, floats):  # type: ignore[no-untyped-def]
     if decoder == 0:
         return
     addresses = i64_ptr(table)
+    row_bytes = n // fact(facts, COLUMNS) * fact(facts, DECODED_BYTES)
     for r in range(ROWS):
-        place = floats + 4 * n * min(r, rows - 1)
+        place = floats + row_bytes * min(r, rows - 1)
         if r < rows:
             decode_columns(decoder, addresses[r] + 0, place, n, 0)
         addresses[r] = place

@@ -29,16 +29,16 @@ from pyggml.backend.cpu.simd.vector import (
     vec,
 )
 from pyggml.dtype import GGMLType
-from pyggml.quants import reference_quantize
 from tests.pyggml.backend.cpu.test_isa import tile_module
 from tests.pyggml.backend.cpu.test_quantize import super_twin, twin
+from tests.pyggml.ops.harness import encoded
 
 Array = npt.NDArray[Any]
 Value = Any
 TOKENS, COLUMNS, ROWS = 1, 512, 16
 KINDS = [  # that take every way through the emitters
     *(GGMLType[name] for name in ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")),
-    *(GGMLType[name] for name in ("Q2_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0")),
+    *(GGMLType[name] for name in ("Q2_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "IQ2_S", "TQ2_0")),
 ]
 
 
@@ -118,7 +118,7 @@ def test_sums_have_the_bits_of_the_generic_tile(
 ) -> None:
     monkeypatch.setattr(vector, "call", call_or_stand_in)
     rng = np.random.default_rng(int(kind))
-    rows = reference_quantize(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32), kind)
+    rows = encoded(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32), kind)
     weights = np.ascontiguousarray(interleave(kind, rows))
     x = rng.standard_normal((TOKENS, COLUMNS)).astype(np.float32)
     acts = (twin if kind.block_size == 32 else super_twin)(x).reshape(TOKENS, -1)

@@ -122,6 +122,7 @@ def test_nan_and_inf_stay_in_their_token(kind: GGMLType) -> None:
     got = product(kind, rows, x, 2)
     assert np.isnan(got[1]).all()
     assert not np.isfinite(got[3]).any()
+    assert np.isnan(got[3]).all() or not kind.is_quantized  # all codes are 0, with every CPU
     assert not got[4].any()
     assert got[[0, 2, 5]].tobytes() == want[[0, 2, 5]].tobytes()
 
