@@ -18,7 +18,7 @@ from pyggml.backend.cpu import osapi
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.buffer import REPACK, RepackBuffer
 from pyggml.backend.cpu.codec import DECODED
-from pyggml.backend.cpu.layout import INTERLEAVED
+from pyggml.backend.cpu.layout import INTERLEAVED, ROWS, block_bytes
 from pyggml.backend.cpu.repack import repack as repack_tensors
 from pyggml.buffer import HOST, HostBuffer
 from pyggml.context import Context
@@ -198,6 +198,11 @@ def _is_matrix(info: TensorInfo) -> bool:
     return info.n_dims >= 2
 
 
+def _growth(type: GGMLType) -> float:
+    """How large a block is repacked, compared to the file."""
+    return block_bytes(type) / (ROWS * type.type_size)
+
+
 def _that_fit(
     repacked: dict[str, int], infos: Mapping[str, TensorInfo], made: Mapping[str, int]
 ) -> dict[str, int]:
@@ -209,7 +214,7 @@ def _that_fit(
     copies = {n: REPACK.alloc_size(Tensor(t.type, t.ne)) for n, t in infos.items() if n in repacked}
     sizes, have = {**made, **copies}, osapi.available_memory()
     size = sum(sizes.values())
-    growing = {n for n, n_bytes in copies.items() if n_bytes > 1.1 * infos[n].nbytes}
+    growing = {n for n in copies if _growth(infos[n].type) > 1.1}
     if have is None or size <= (0.8 if growing else 1) * have:
         return repacked
     if sum(n_bytes for n, n_bytes in sizes.items() if n not in growing) <= have:

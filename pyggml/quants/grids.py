@@ -22,7 +22,6 @@ from ..dtype import GGMLType
 from .block import Blocks, BlockType, Floats, register
 
 Bytes = npt.NDArray[np.uint8]
-_BITS = np.arange(8, dtype=np.uint8)
 TWO_BITS = (8, 25, 43, 0, -8, -25, -43, 0)
 SEVENS = np.array([0, 7, 14, 21], np.uint32)
 THREES = np.array([0, 3, 6, 9], np.uint16)
@@ -113,9 +112,8 @@ def unsigned(type: GGMLType, codes: Bytes) -> tuple[npt.NDArray[np.int64], Bytes
     levels = codes & np.uint8((1 << int(_sign_bit(type))) - 1)
     numbers, which = _numbers(type)
     wanted = _number(levels.reshape(len(codes), -1, entries(type).shape[1]))
-    return which[np.searchsorted(numbers, wanted)], np.packbits(
-        codes >> _sign_bit(type), axis=1, bitorder="little"
-    )
+    signs = np.packbits(codes >> _sign_bit(type), axis=1, bitorder="little")
+    return which[np.searchsorted(numbers, wanted)], signs
 
 
 def _sign_bit(type: GGMLType) -> np.uint8:
