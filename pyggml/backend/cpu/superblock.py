@@ -122,7 +122,6 @@ FORMATS = {
     GGMLType.TQ1_0: Format((Plane(2, 0),), d=52, scales=0, sub=COLUMNS, zero=1),  # of the digits
 }
 
-
 # The parts of a block of a format with a codebook: its scale, steps, and a byte for each code
 STEPS_AT, CODES_AT, PARTS_BYTES = 2, 18, 18 + COLUMNS
 FORMATS |= {
@@ -141,7 +140,8 @@ FORMATS |= {
 
 def row_block_bytes(kind: int) -> int:
     """Bytes of a block in the plain rows that are packed."""
-    return PARTS_BYTES if FORMATS[GGMLType(kind)].parts else GGMLType(kind).type_size
+    f = FORMATS.get(GGMLType(kind))
+    return PARTS_BYTES if f is not None and f.parts else GGMLType(kind).type_size
 
 
 class Piece(NamedTuple):

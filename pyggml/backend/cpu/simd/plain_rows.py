@@ -143,8 +143,7 @@ def ask(b: Value, table: Value, n: int, i: Value, step: int, last: Value) -> Non
 
 def walk_blocks(b: Value, kind: int, table: Value, n: Value, carried: list[Value], use: Any) -> Any:
     """``carried = use(block, i, carried)`` for the blocks of a vector of rows, in order."""
-    size = row_block_bytes(kind) if kind in FORMATS else GGMLType(kind).type_size
-    lanes = vectors().lanes
+    size, lanes = row_block_bytes(kind), vectors().lanes
     columns = GGMLType(kind).block_size
     n_blocks = b.lshr(n, ir.Constant(i64, columns.bit_length() - 1))
     last = b.sub(b.mul(n_blocks, ir.Constant(i64, size)), ir.Constant(i64, 1))

@@ -95,7 +95,7 @@ class SuperBlock:
         v, f = vectors(), self.format
         start = pointer(b, b.add(self._address, b.mul(step, ir.Constant(i64, LINE * f.bits))))
         loaded: dict[tuple[int, int], Value] = {}
-        partial: dict[tuple[int, int], Value] = {}
+        joined: dict[tuple[int, int], Value] = {}
 
         def take(line: int, p: int) -> None:
             place = at(b, start, f.codes_at + LINE * line + v.width * p)
@@ -103,16 +103,16 @@ class SuperBlock:
             for piece in pieces(f.bits):
                 if piece.line == line and piece.width < f.bits:
                     y = moved(b, x, piece)
-                    before = partial.get((piece.slice, p))
-                    partial[piece.slice, p] = y if before is None else b.or_(before, y)
+                    before = joined.get((piece.slice, p))
+                    joined[piece.slice, p] = y if before is None else b.or_(before, y)
 
         def codes(k: int, p: int) -> Value:
             mine = [piece for piece in pieces(f.bits) if piece.slice == k]
             for piece in mine:
                 if (piece.line, p) not in loaded:
                     take(piece.line, p)
-            if (k, p) in partial:
-                return partial[k, p]
+            if (k, p) in joined:
+                return joined[k, p]
             return moved(b, loaded[mine[0].line, p], mine[0])
 
         return codes
