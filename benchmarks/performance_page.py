@@ -126,26 +126,32 @@ def plot(lines: list[Line]) -> str:
     """SVG: times llama.cpp's speed, and shares of the read roof, on all threads measured."""
     most = max(r["threads"] for r in lines)
     lines = [r for r in lines if r["threads"] == most and " @ " not in r["test"]]
-    charts = []
-    for kind, title in (("pp", "Prompt"), ("tg", "Generation")):
-        rows = [r for r in lines if r["test"].startswith(kind)]
-        chart = Chart(
-            f"{title}: times llama.cpp's speed", "", "ratio", names=[r["model"] for r in rows]
-        )
+    charts, roofs = [], []
+    fastest = {r["isa"]: r["ours"] for r in sorted(lines, key=lambda r: float(r["ours"]))}
+    for isa in sorted(fastest, key=fastest.__getitem__, reverse=True):
+        of_set = [r for r in lines if r["isa"] == isa]
+        for kind, title in (("pp", "prompts"), ("tg", "generation")):
+            rows = [r for r in of_set if r["test"].startswith(kind)]
+            names = [_bar_name(r) for r in rows]
+            chart = Chart(f"{isa}: {title}, times llama.cpp's speed", "", "", names=names)
+            for peer, name in PEERS.items():
+                if any(f"over_{peer}" in r for r in rows):
+                    values = [r.get(f"over_{peer}", float("nan")) for r in rows]
+                    chart.bars(range(len(rows)), values, f"over {name}")
+            charts.append(chart)
+        title = f"{isa}: generation, share of the read roof"
+        roof = Chart(title, "", "", percent=True, names=names)
+        roof.bars(range(len(rows)), [r.get("of_roof", float("nan")) for r in rows], "here")
         for peer, name in PEERS.items():
-            if any(f"over_{peer}" in r for r in rows):
-                values = [r.get(f"over_{peer}", float("nan")) for r in rows]
-                chart.bars(range(len(rows)), values, f"over {name}")
-        charts.append(chart)
-    rows = [r for r in lines if r.get("of_roof")]
-    chart = Chart("Generation: share of the read roof", "", "", percent=True,
-                  names=[r["model"] for r in rows])  # fmt: skip
-    chart.bars(range(len(rows)), [r["of_roof"] for r in rows], "here")
-    for peer, name in PEERS.items():
-        if any(peer in r for r in rows):
-            shares = [r["of_roof"] * r.get(peer, float("nan")) / r["ours"] for r in rows]
-            chart.bars(range(len(rows)), shares, name)
-    return charts_svg([*charts, chart], PLOT, title="Speed beside llama.cpp and the roof")
+            if any(peer in r for r in rows):
+                shares = [r["of_roof"] * r.get(peer, float("nan")) / r["ours"] for r in rows]
+                roof.bars(range(len(rows)), shares, name)
+        roofs.append(roof)
+    return charts_svg([*charts, *roofs], PLOT, title="Speed beside llama.cpp and the roof")
+
+
+def _bar_name(r: Line) -> str:
+    return r["model"] if r["test"] in ("pp512", "tg64") else f"{r['model']} {r['test']}"
 
 
 def page() -> str:
@@ -158,7 +164,8 @@ def page() -> str:
         plot(peers)
         parts.append(
             "## Beside llama.cpp\n\n`python -m benchmarks.bench_peers`; "
-            f"{peers[-1]['cpu']}.\n\n![Speed](pictures/{PLOT.name})\n\n{peers_table(peers)}"
+            f"{peers[-1]['cpu']}. Native is a build for the machine; where the set is sse42 one "
+            f"for SSE4.2 alone.\n\n![Speed](pictures/{PLOT.name})\n\n{peers_table(peers)}"
         )
     if models:
         parts.append(f"## Threads and instruction sets\n\n`python -m benchmarks.bench_model`.\n\n"

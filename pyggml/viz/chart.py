@@ -4,7 +4,8 @@
     chart.band([1, 2, 4], low, high, "all layers").line([1, 2, 4], mean, "mean")
     charts_svg([chart], "union.svg", title="x.gguf")
 
-Several charts stand in rows of two. Values that are not finite leave a gap.
+Several charts stand in rows of two. Values that are not finite leave a gap. Bars of things that
+have names lie, one thing below the other.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .svg import escape
 _W, _H = 460.0, 240.0  # of the plotted area
 _LEFT, _TOP, _RIGHT, _BOTTOM = 64.0, 46.0, 24.0, 62.0  # around it
 _HEAD = 56.0
+_BAR, _GAP, _CHAR = 12.0, 7.0, 6.7  # a lying bar, between rows of them, a character of a name
 _COLORS = [FAMILIES[name] for name in ("matmul", "rope", "norm", "attention", "weight", "cache")]
 _CSS = """\
 .chart{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;background:#fff}
@@ -49,7 +51,7 @@ class Chart:
     Args:
         log2: a logarithmic x axis with ticks at powers of two.
         percent: y values are shares, and are written as percentages.
-        names: of x = 0, 1, ..., written in place of the numbers.
+        names: of x = 0, 1, ...: bars lie in rows, each with its name and their values.
         y_range: of the y axis; None: from 0, or the least value if it is lower, to the largest.
     """
 
@@ -98,16 +100,22 @@ def charts_svg(
         OSError: the file cannot be written.
     """
     columns = min(columns, len(charts))
-    wide, high = _LEFT + _W + _RIGHT, _TOP + _H + _BOTTOM
-    width, height = columns * wide, _HEAD + -(-len(charts) // columns) * high
+    drawn = [(_Rows if chart.names else _Axes)(chart) for chart in charts]
+    rows = [drawn[i : i + columns] for i in range(0, len(drawn), columns)]
+    wide = _LEFT + _W + _RIGHT
+    highs = [_TOP + max(axes.height for axes in row) + _BOTTOM for row in rows]
+    width, height = columns * wide, _HEAD + sum(highs)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{width:.0f}" '
         f'height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}">',
         f'<style>{_CSS}</style><text class="heading" x="20" y="32">{escape(title)}</text>',
     ]
-    for i, chart in enumerate(charts):
-        x, y = i % columns * wide + _LEFT, _HEAD + i // columns * high + _TOP
-        parts += [f'<g transform="translate({x:.0f},{y:.0f})">', *_Axes(chart).drawn(), "</g>"]
+    y = _HEAD + _TOP
+    for row, high in zip(rows, highs, strict=True):
+        for i, axes in enumerate(row):
+            place = f"translate({i * wide + _LEFT:.0f},{y:.0f})"
+            parts += [f'<g transform="{place}">', *axes.drawn(), "</g>"]
+        y += high
     text = "\n".join((*parts, "</svg>", ""))
     if path is not None:
         write_whole(path, text.encode("utf-8"))
@@ -116,6 +124,8 @@ def charts_svg(
 
 class _Axes:
     """From values to places."""
+
+    height = _H
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
@@ -139,32 +149,28 @@ class _Axes:
     def drawn(self) -> Iterator[str]:
         """Everything of one chart."""
         chart = self.chart
-        yield f'<text class="title" x="0" y="-26">{escape(chart.title)}</text>'
+        yield _title(chart)
         yield _quiet(0, -9, chart.y, "start")
         yield _quiet(_W, _H + 32, chart.x, "end")
         yield from self._ticks()
         for series in chart.series:
             yield from self._series(series)
         yield f'<path class="axis" d="M0 0V{_H}H{_W}"/>'
-        yield from self._legend()
+        yield from _legend(chart, _H)
 
     def _ticks(self) -> Iterator[str]:
         for value in ticks(self.y0, self.y1):
             _, y = self._at(1.0, value)
-            text = f"{100 * value:g} %" if self.chart.percent else f"{value:g}"
             yield f'<path class="faint" d="M0 {y:.1f}H{_W}"/>'
-            yield _quiet(-7, y + 4, text, "end")
-        if self.chart.names:
-            values = list(map(float, range(len(self.chart.names))))
-        elif self.chart.log2:
+            yield _quiet(-7, y + 4, _text(self.chart, value), "end")
+        if self.chart.log2:
             values = [2.0**k for k in range(math.ceil(self.x0), math.floor(self.x1) + 1)]
         else:
             whole = all(x == int(x) for s in self.chart.series for x in s.xs)
             values = [v for v in ticks(self.x0, self.x1, 8) if v == int(v) or not whole]
         for value in values:
             x, _ = self._at(value, self.y0)
-            text = self.chart.names[int(value)] if self.chart.names else f"{value:g}"
-            yield _quiet(x, _H + 16, text, "middle")
+            yield _quiet(x, _H + 16, f"{value:g}", "middle")
 
     def _series(self, s: _Series) -> Iterator[str]:
         paint = _COLORS[s.color]
@@ -189,18 +195,69 @@ class _Axes:
             for x, y in high:
                 yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{paint.line}"/>'
 
-    def _legend(self) -> Iterator[str]:
-        x = 0.0
-        for s in self.chart.series:
-            if not s.name:
-                continue
-            paint = _COLORS[s.color]
-            fill = paint.fill if s.kind == "band" else paint.line
-            yield (
-                f'<rect x="{x:.0f}" y="{_H + 42}" width="12" height="12" rx="2" fill="{fill}"/>'
-                f'<text x="{x + 17:.0f}" y="{_H + 52}">{escape(s.name)}</text>'
-            )
-            x += 36 + 6.8 * len(s.name)
+
+class _Rows:
+    """Bars that lie, of things with names."""
+
+    def __init__(self, chart: Chart) -> None:
+        self.chart = chart
+        values = [y for s in chart.series for y in s.high if math.isfinite(y)]
+        self.low, self.high = chart.y_range or (0.0, max(values, default=1.0) or 1.0)
+        self.left = _CHAR * max(map(len, chart.names)) - _LEFT + 2 * _GAP
+        self.row = _BAR * len(chart.series) + _GAP
+        self.height = self.row * len(chart.names)
+
+    def _right(self, value: float) -> float:
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return self.left + (_W - 40 - self.left) * share  # room for a number behind the longest
+
+    def drawn(self) -> Iterator[str]:
+        """Everything of one chart."""
+        chart = self.chart
+        yield _title(chart)
+        for value in ticks(self.low, self.high):
+            x = self._right(value)
+            yield f'<path class="faint" d="M{x:.1f} 0V{self.height:.1f}"/>'
+            yield _quiet(x, self.height + 16, _text(chart, value), "middle")
+        yield _quiet(_W, self.height + 32, chart.y, "end")
+        for i, name in enumerate(chart.names):
+            middle = (i + 0.5) * self.row
+            yield _quiet(self.left - _GAP, middle + 4, name, "end")
+        for k, s in enumerate(chart.series):
+            for x, value in zip(s.xs, s.high, strict=True):
+                if math.isfinite(value):
+                    top = x * self.row + _GAP / 2 + k * _BAR
+                    right = self._right(value)
+                    yield (
+                        f'<rect x="{self.left:.1f}" y="{top:.1f}" height="{_BAR - 1:.1f}" '
+                        f'width="{right - self.left:.1f}" fill="{_COLORS[s.color].line}"/>'
+                    )
+                    number = f"{100 * value:.0f} %" if chart.percent else f"{value:.3g}"
+                    yield _quiet(right + 4, top + _BAR - 2, number, "start")
+        yield f'<path class="axis" d="M{self.left:.1f} 0V{self.height:.1f}"/>'
+        yield from _legend(chart, self.height)
+
+
+def _title(chart: Chart) -> str:
+    return f'<text class="title" x="0" y="-26">{escape(chart.title)}</text>'
+
+
+def _text(chart: Chart, value: float) -> str:
+    return f"{100 * value:g} %" if chart.percent else f"{value:g}"
+
+
+def _legend(chart: Chart, height: float) -> Iterator[str]:
+    x = 0.0
+    for s in chart.series:
+        if not s.name:
+            continue
+        paint = _COLORS[s.color]
+        fill = paint.fill if s.kind == "band" else paint.line
+        yield (
+            f'<rect x="{x:.0f}" y="{height + 42:.0f}" width="12" height="12" rx="2" fill="{fill}"/>'
+            f'<text x="{x + 17:.0f}" y="{height + 52:.0f}">{escape(s.name)}</text>'
+        )
+        x += 36 + 6.8 * len(s.name)
 
 
 def ticks(low: float, high: float, n: int = 5) -> list[float]:

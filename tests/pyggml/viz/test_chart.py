@@ -60,12 +60,21 @@ def test_ticks_are_round_and_inside(low: float, size: float) -> None:
     assert 1 <= len(found) <= 11
 
 
-def test_bars_of_several_series_stand_side_by_side() -> None:
+def test_bars_of_things_with_names_lie_below_each_other() -> None:
     chart = Chart("t", "", "", names=["one", "two <>"])
-    text = charts_svg([chart.bars([0, 1], [1, 2], "a").bars([0, 1], [2, 1], "b")])
-    found = re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="[\d.]+" fill', text)
-    bars = sorted((float(x), float(width)) for x, width in found if width != "12")
-    assert len(bars) == 4
-    for (x, width), (following, _) in itertools.pairwise(bars):
-        assert x + width <= following + 0.2
+    text = charts_svg([chart.bars([0, 1], [1, math.nan], "a").bars([0, 1], [2.5, 1], "b")])
+    found = re.findall(r'<rect x="[-\d.]+" y="([\d.]+)" height="([\d.]+)" width="([\d.]+)"', text)
+    bars = sorted((float(y), float(height), float(width)) for y, height, width in found)
+    assert [width / bars[0][2] for *_, width in bars] == pytest.approx([1, 2.5, 1], rel=1e-3)
+    for (y, height, _), (following, *_) in itertools.pairwise(bars):
+        assert y + height <= following
     assert ">one</text>" in text and ">two &lt;&gt;</text>" in text
+    assert ">2.5</text>" in text and "nan" not in text
+
+
+def test_a_chart_of_many_names_is_higher() -> None:
+    few, many = (Chart("", "", "", names=["x"] * n).bars(range(n), [1] * n) for n in (2, 40))
+    heights = [float(re.findall(r'height="(\d+)" view', charts_svg([c]))[0]) for c in (few, many)]
+    assert heights[1] - heights[0] == pytest.approx(38 * 19, abs=1)
+    both = ElementTree.fromstring(charts_svg([few, many, few], columns=2))
+    assert float(both.attrib["height"]) == pytest.approx(heights[1] + heights[0] - 56, abs=2)
