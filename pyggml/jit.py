@@ -46,9 +46,14 @@ _X86 = {
     "avx512vnni": (("avx512f", "avx512bw", "avx512vl", "avx512vnni", "f16c", "fma"), "cascadelake"),
     "avxvnni": (("avx2", "f16c", "fma", "avxvnni"), "alderlake"),
     "avx2": (("avx2", "f16c", "fma"), "haswell"),
+    "sse42": (("sse4.2", "popcnt"), "x86-64-v2"),
     "generic": ((), "x86-64"),
 }
-_AARCH64 = {"neon": (("dotprod", "fullfp16"), "neoverse-n1"), "generic": ((), "generic")}
+_AARCH64 = {
+    "neon": (("dotprod", "fullfp16"), "neoverse-n1"),
+    "asimd": ((), "generic"),
+    "generic": ((), "generic"),
+}
 ISAS = _AARCH64 if platform.machine().lower() in ("aarch64", "arm64") else _X86
 _CPUINFO = Path("/proc/cpuinfo")
 _KEEP_DAYS = 30  # digests that nobody used for so long are pruned

@@ -210,26 +210,34 @@ def _in_tiles(
 def _score_tile(
     b: Value, queries: list[Value], keys: list[Value], d: Value, outs: list[list[Value]]
 ) -> None:
-    """Queries times groups of 16 keys: one of the eight partial sums after the other."""
+    """Queries times groups of 16 keys, some parts at a time."""
     v = vectors()
-    n_parts, lanes = v.parts, v.lanes
+    for parts in v.part_groups(len(queries) * len(keys), v.parts, v.float_sums):
+        _score_parts(b, queries, keys, d, outs, parts)
+
+
+def _score_parts(
+    b: Value, queries: list[Value], keys: list[Value], d: Value, outs: list[list[Value]],
+    parts: range,
+) -> None:  # fmt: skip
+    """One of the eight partial sums after the other."""
+    lanes = vectors().lanes
     steps = b.lshr(d, ir.Constant(i64, 3))
 
     def partial(lane: int) -> list[Value]:
         """Sum ``lane`` of every score: rows times parts of groups."""
 
         def body(i: Value, accs: list[Value]) -> list[Value]:
-            parts = []
+            loaded = []
             for group in keys:
                 row = b.add(at(b, group, 64 * lane), _scaled(b, i, 64 * LANES))
-                parts += [load(b, at(b, row, 4 * lanes * p), vec(f32, lanes))
-                          for p in range(n_parts)]  # fmt: skip
+                loaded += [load(b, at(b, row, 4 * lanes * p), vec(f32, lanes)) for p in parts]
             offset = b.add(_scaled(b, i, 4 * LANES), ir.Constant(i64, 4 * lane))
             xs = [broadcast(b, load(b, b.add(q, offset), f32), lanes) for q in queries]
-            products = [(x, part) for x in xs for part in parts]
+            products = [(x, part) for x in xs for part in loaded]
             return [fma(b, x, part, acc) for (x, part), acc in zip(products, accs, strict=True)]
 
-        n_sums = len(queries) * len(keys) * n_parts
+        n_sums = len(queries) * len(keys) * len(parts)
         return counted_loop(b, steps, [splat(f32, lanes, 0.0)] * n_sums, body)
 
     def add(x: list[Value], y: list[Value]) -> list[Value]:
@@ -241,10 +249,9 @@ def _score_tile(
             return partial(first)
         return add(tree(first, 2 * step), tree(first + step, 2 * step))
 
-    for k, total in enumerate(tree(0, 1)):
-        r, part = divmod(k, len(keys) * n_parts)
-        group, p = divmod(part, n_parts)
-        store(b, total, at(b, outs[r][group], 4 * lanes * p))
+    places = [at(b, out, 4 * lanes * p) for row in outs for out in row for p in parts]
+    for total, place in zip(tree(0, 1), places, strict=True):
+        store(b, total, place)
 
 
 @intrinsic(prefer_literal=True)
@@ -269,27 +276,32 @@ def weigh_packed(
         weights = [b.add(p, _scaled(b, p_stride, r)) for r in range(n_rows)]
 
         def tile(first: Value, width: int) -> None:
-            numbers = [b.add(first, ir.Constant(i64, k)) for k in range(width)]
-            groups = [b.add(values, b.mul(v_stride, i)) for i in numbers]
+            for parts in v.part_groups(n_rows * width, v.parts, v.float_sums):
+                some(first, [(k, p) for k in range(width) for p in parts])
+
+        def some(first: Value, vectors_of: list[tuple[int, int]]) -> None:
+            """Parts of groups, each (group, part)."""
+            start = b.add(values, b.mul(v_stride, first))
+            starts = [b.add(start, b.mul(v_stride, ir.Constant(i64, k))) for k, _ in vectors_of]
 
             def body(j: Value, accs: list[Value]) -> list[Value]:
-                rows = [b.add(group, _scaled(b, j, 64)) for group in groups]
-                parts = [
-                    load(b, at(b, row, 4 * lanes * part), vec(f32, lanes))
-                    for row in rows
-                    for part in range(v.parts)
+                offset = _scaled(b, j, 64)
+                loaded = [
+                    load(b, at(b, b.add(start, offset), 4 * lanes * p), vec(f32, lanes))
+                    for start, (_, p) in zip(starts, vectors_of, strict=True)
                 ]
                 at_j = [load(b, b.add(w, _scaled(b, j, 4)), f32) for w in weights]
                 xs = [broadcast(b, x, lanes) for x in at_j]
-                products = [(part, x) for x in xs for part in parts]
+                products = [(part, x) for x in xs for part in loaded]
                 return [fma(b, y, x, acc) for (y, x), acc in zip(products, accs, strict=True)]
 
-            n_sums = n_rows * width * v.parts
-            sums = counted_loop(b, n, [splat(f32, lanes, 0.0)] * n_sums, body)
-            for k, acc in enumerate(sums):
-                r, part = divmod(k, width * v.parts)
-                place = b.add(b.add(out, _scaled(b, out_stride, r)), _scaled(b, first, 64))
-                store(b, acc, at(b, place, 4 * lanes * part))
+            zeros = [splat(f32, lanes, 0.0)] * (n_rows * len(vectors_of))
+            sums = counted_loop(b, n, zeros, body)
+            rows = [b.add(out, _scaled(b, out_stride, r)) for r in range(n_rows)]
+            rows = [b.add(row, _scaled(b, first, 64)) for row in rows]
+            places = [at(b, row, 64 * k + 4 * lanes * p) for row in rows for k, p in vectors_of]
+            for acc, place in zip(sums, places, strict=True):
+                store(b, acc, place)
 
         _in_tiles(b, b.lshr(d, ir.Constant(i64, 4)), _WEIGHED, tile)
         return context.get_dummy_value()

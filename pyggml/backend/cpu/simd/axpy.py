@@ -28,6 +28,7 @@ from .product import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from .tile import BF16, F16, F32
 from .vector import (
     LINE,
+    HardwareFloats,
     at,
     broadcast,
     call,
@@ -93,12 +94,14 @@ def _decoded(b: Value, kind: int, address: Value) -> Iterator[Value]:
     blocks = [at(b, address, size * k) for k in range(lanes // _WORD)]
     d = _halves(b, blocks, 0)
     if kind == Q8_0:
-        minus = b.fmul(d, splat(f32, lanes, -(2.0**15) - 128))
+        zero = splat(f32, lanes, 2.0**15 + 128)
+        minus = b.fmul(b.fneg(zero), d)
         for half in range(2):
             signed = _side_by_side(b, blocks, 2 + 16 * half)
             codes = b.xor(signed, splat(i8, 4 * lanes, -128))
             for x in _mantissas(b, codes, wide=True):
-                yield fma(b, x, d, minus)
+                exact = isinstance(v, HardwareFloats)  # a product by itself would be rounded
+                yield fma(b, x, d, minus) if exact else b.fmul(b.fsub(x, zero), d)
         return
     header = 4 if kind in (Q4_1, Q5_1) else 2
     five_bits = kind in (Q5_0, Q5_1)

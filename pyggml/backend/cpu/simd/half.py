@@ -3,8 +3,8 @@
     y[i] = f16_to_f32(u16_ptr(x)[i])               # vectorises in a loop
     store_f16(address, x)                          # one value at an address
 
-With F16C or NEON the conversion is the hardware's. In generic code integer arithmetic does it, for
-there ``fpext half`` may call a function that does not exist. For jitted code.
+Where the hardware has no conversion integer arithmetic does it, for there ``fpext half`` may call
+a function that does not exist. For jitted code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ....jit import isa
+from .vector import HardwareFloats, vectors
 
 i16, i32 = ir.IntType(16), ir.IntType(32)
 f16, f32 = ir.HalfType(), ir.FloatType()
@@ -28,7 +28,7 @@ def _c(value: int) -> ir.Constant:
 
 def widen_f16(b: Value, bits: Value) -> Value:
     """Emit the float of an i16 that holds a half float."""
-    if isa() != "generic":
+    if isinstance(vectors(), HardwareFloats):
         return b.fpext(b.bitcast(bits, f16), f32)
     h = b.zext(bits, i32)
     magnitude = b.and_(h, _c(0x7FFF))
@@ -41,7 +41,7 @@ def widen_f16(b: Value, bits: Value) -> Value:
 
 def narrow_f16(b: Value, x: Value) -> Value:
     """Emit the half float of a float, as an i16."""
-    if isa() != "generic":
+    if isinstance(vectors(), HardwareFloats):
         return b.bitcast(b.fptrunc(x, f16), i16)
     u = b.bitcast(x, i32)
     magnitude = b.and_(u, _c(0x7FFFFFFF))

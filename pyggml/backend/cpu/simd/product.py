@@ -77,20 +77,30 @@ class BlockTerms:
     """A block of 32 columns times tokens."""
 
     def __init__(self, b: Value, kind: int, block: Any, acts: list[Value]) -> None:
-        parts = range(block.n_parts)
-        values = kind == Q8_0 or kind in _VALUES
-        sums = _signed_sums if values and not vectors().raised else _unsigned_sums
-        self._totals = sums(b, kind, block, acts)
-        self._scales = [block.scale(b, p) for p in parts]
-        self._minima = [block.minimum(b, p) for p in parts] if kind in (Q4_1, Q5_1) else []
-        self._acts = acts
+        self._kind, self._block, self._acts = kind, block, acts
+        self._parts: dict[int, tuple[list[Value], Value, Value]] = {}
         self._heads: dict[tuple[int, int], Value] = {}
 
     def add_to(self, b: Value, acc: Value, t: int, p: int) -> Value:
         """The sum of the rows of a part with a token, with the block added."""
-        product = b.sitofp(self._totals[t][p], acc.type)
-        acc = fma(b, b.fmul(self._scales[p], self._head(b, t, SCALE)), product, acc)
-        return fma(b, self._minima[p], self._head(b, t, SUM), acc) if self._minima else acc
+        if p not in self._parts:
+            self._multiply(b, p)
+        totals, scale, minimum = self._parts[p]
+        product = b.sitofp(totals[t], acc.type)
+        acc = fma(b, b.fmul(scale, self._head(b, t, SCALE)), product, acc)
+        return fma(b, minimum, self._head(b, t, SUM), acc) if minimum is not None else acc
+
+    def _multiply(self, b: Value, p: int) -> None:
+        """The integer sums, [token], of a part and those that go with it."""
+        kind, block = self._kind, self._block
+        v = vectors()
+        groups = v.part_groups(len(self._acts), block.n_parts, v.block_sums)
+        parts = next(group for group in groups if p in group)
+        values = kind == Q8_0 or kind in _VALUES
+        sums = _signed_sums if values and not v.raised else _unsigned_sums
+        for part, *totals in zip(parts, *sums(b, kind, block, self._acts, parts), strict=True):
+            minimum = block.minimum(b, part) if kind in (Q4_1, Q5_1) else None
+            self._parts[part] = totals, block.scale(b, part), minimum
 
     def _head(self, b: Value, t: int, offset: int) -> Value:
         """A float of a token's block."""
@@ -110,29 +120,31 @@ def power_of_two(b: Value, e: Value) -> Value:
     return b.bitcast(bits, vec(f32, n))
 
 
-def _signed_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:
+def _signed_sums(
+    b: Value, kind: int, block: Any, acts: list[Value], parts: range
+) -> list[list[Value]]:
     """Products of int8 values and int8 over a block, as integers [token][part].
 
     The values are Q8_0's codes, or what codes of 4 bits stand for.
     """
-    v, parts = vectors(), range(block.n_parts)
-    small = kind == MXFP4
-    sums = [[v.u4_zero() if small else v.s8_zero()] * block.n_parts for _ in acts]
+    v, small = vectors(), kind == MXFP4
+    sums = [[v.u4_zero() if small else v.s8_zero()] * len(parts) for _ in acts]
     for line, halves in _lines(kind):
         weights = [_slices(b, kind, block, line, p) for p in parts]
         for k, half in enumerate(halves):
-            ready = [v.s8_prepare(b, weights[p][k]) for p in parts]
-            for t, act in enumerate(acts):
+            ready = [v.s8_prepare(b, w[k]) for w in weights]
+            for row, act in zip(sums, acts, strict=True):
                 a = v.broadcast_bytes(b, at(b, act, CODES + half + 4 * line))
-                for p in parts:
-                    add = v.s5_add if small else v.s8_add
-                    sums[t][p] = add(b, sums[t][p], ready[p], a)
+                for p, w in enumerate(ready):
+                    row[p] = (v.s5_add if small else v.s8_add)(b, row[p], w, a)
     return [[v.u4_total(b, x) for x in row] for row in sums] if small else sums
 
 
-def _unsigned_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[list[Value]]:
+def _unsigned_sums(
+    b: Value, kind: int, block: Any, acts: list[Value], parts: range
+) -> list[list[Value]]:
     """The same of unsigned codes: their zero, or what values are raised by, is taken off."""
-    v, parts = vectors(), range(block.n_parts)
+    v = vectors()
     zero = {Q4_0: 8, Q5_0: 16, Q4_1: 0, Q5_1: 0}.get(kind, v.raised)
     lines = _lines(kind)
     fitting = v.u5_lines if kind in (Q5_0, Q5_1) else len(lines)  # whose products fit a sum
@@ -141,12 +153,12 @@ def _unsigned_sums(b: Value, kind: int, block: Any, acts: list[Value]) -> list[l
         sums = [[v.u4_zero() if v.narrow else _start(b, act, zero)] * len(parts) for act in acts]
         for line, halves in lines[first : first + fitting]:
             codes = [_slices(b, kind, block, line, p) for p in parts]
-            for t, act in enumerate(acts):
+            for row, act in zip(sums, acts, strict=True):
                 places = (at(b, act, CODES + half + 4 * line) for half in halves)
                 acts_of = [v.broadcast_bytes(b, place) for place in places]
-                for p in parts:
-                    for n, a in zip(codes[p], acts_of, strict=True):
-                        sums[t][p] = v.u4_add(b, sums[t][p], n, a)
+                for p, slices in enumerate(codes):
+                    for n, a in zip(slices, acts_of, strict=True):
+                        row[p] = v.u4_add(b, row[p], n, a)
         groups.append(sums)
     if v.narrow:  # groups of 16 bits
         groups = [[[v.u4_total(b, x) for x in row] for row in sums] for sums in groups]

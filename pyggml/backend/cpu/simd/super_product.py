@@ -166,6 +166,7 @@ class SuperTerms:
         per_step = STEP // f.sub
 
         def step(i: Value, totals: list[Value]) -> list[Value]:
+            totals = list(totals)
             ask(i)
             codes = self._block.slices(b, i)
             offset = b.mul(i, ir.Constant(i64, STEP))
@@ -173,20 +174,20 @@ class SuperTerms:
             for first in range(0, 8, length):
                 half = 4 * first // f.sub
                 j = at(b, b.mul(i, ir.Constant(i64, per_step)), half)
-                sums = self._run(b, codes, acts, i, range(first, first + length))
-                if f.scale_lines:
-                    scales = [self._block.sub_scale(b, j, p) for p in range(n_parts)] * len(acts)
-                    scaled = b.mul if f.values else partial(v.scaled, b)
-                    sums = list(map(scaled, sums, scales))
-                else:
-                    sums = [v.u4_total(b, x) for x in sums]
-                after = []
-                for k, y in enumerate(sums):
-                    if places:
-                        store(b, b.add(y, load(b, places[k], y.type)), places[k])
+                for parts in v.part_groups(len(acts), n_parts, v.block_sums):
+                    sums = self._run(b, codes, acts, i, range(first, first + length), parts)
+                    if f.scale_lines:
+                        scales = [self._block.sub_scale(b, j, p) for p in parts] * len(acts)
+                        scaled = b.mul if f.values else partial(v.scaled, b)
+                        sums = list(map(scaled, sums, scales))
                     else:
-                        after.append(b.add(totals[k], y))
-                totals = after
+                        sums = [v.u4_total(b, x) for x in sums]
+                    numbers = [t * n_parts + p for t in range(len(acts)) for p in parts]
+                    for k, y in zip(numbers, sums, strict=True):
+                        if places:
+                            store(b, b.add(y, load(b, places[k], y.type)), places[k])
+                        else:
+                            totals[k] = b.add(totals[k], y)
             return totals
 
         steps = ir.Constant(i64, STEPS)
@@ -195,11 +196,10 @@ class SuperTerms:
         return [totals[k : k + n_parts] for k in range(0, n_sums, n_parts)]
 
     def _run(
-        self, b: Value, codes: Any, acts: list[Value], step: Value, slices: range
+        self, b: Value, codes: Any, acts: list[Value], step: Value, slices: range, parts: range
     ) -> list[Value]:
-        """Sums of products of some slices, [token * parts + part]."""
+        """Sums of products of some slices and parts, [token * parts + part]."""
         v, f = vectors(), self._block.format
-        parts = range(v.parts)
         table = tuple(x + v.raised for x in f.values)
         signed = table and not v.raised
         sums = []
@@ -211,23 +211,22 @@ class SuperTerms:
                 start = v.start(b, at(b, place, STARTS + slices[0]), 32 // f.zero)
             else:
                 start = v.u4_zero()
-            sums += [start] * v.parts
+            sums += [start] * len(parts)
         for k in slices:
             weights = [codes(k, p) for p in parts]
             weights = [v.look_up(b, table, x) for x in weights] if table else weights
             ready = [v.s8_prepare(b, x) for x in weights] if signed else weights
             for t, place in enumerate(acts):
                 a = v.broadcast_bytes(b, at(b, place, CODES + 4 * k))
-                for p in parts:
-                    n = t * v.parts + p
-                    sums[n] = (v.s8_add if signed else v.u4_add)(b, sums[n], ready[p], a)
+                for n, w in enumerate(ready, t * len(parts)):
+                    sums[n] = (v.s8_add if signed else v.u4_add)(b, sums[n], w, a)
         return sums
 
     @property
     def _starts_narrow(self) -> bool:
         """Whether it is the sums of sub-blocks that start at what is too much."""
         f = self._block.format
-        return f.zero != 0 and f.sub < COLUMNS and vectors().narrow
+        return f.zero != 0 and f.sub < COLUMNS and vectors().start is not None
 
     def _starts(self, b: Value) -> list[list[Value]]:
         """What the sums over the block start at, [token][part]."""

@@ -86,16 +86,16 @@ def q_tile(
             else:
                 _ask(b, fetched, lines)
                 terms = BlockTerms(b, kind, GroupBlock(kind, block), acts)
-            after = []
-            for t in range(n_tokens):
-                for p in range(n_parts):
-                    k = t * n_parts + p
+            after = list(accs)
+            for parts in v.part_groups(n_tokens, n_parts, v.block_sums):
+                for k in (t * n_parts + p for t in range(n_tokens) for p in parts):
                     acc = load(b, sums_at[k], vec(f32, lanes)) if in_memory else accs[k]
-                    acc = terms.add_to(b, acc, t, p)
+                    acc = terms.add_to(b, acc, *divmod(k, n_parts))
                     if in_memory:
                         store(b, acc, sums_at[k])
-                    after.append(acc)
-            return [] if in_memory else after
+                    else:
+                        after[k] = acc
+            return after
 
         zeros = [splat(f32, lanes, 0.0)] * n_sums
         if in_memory:
@@ -155,35 +155,35 @@ def float_tile(
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
         _, _, w, w_stride, x, x_stride, out, out_stride, n = args
         v = vectors()
-        n_parts, lanes = v.parts, v.lanes
+        lanes, size = v.lanes, 4 if kind == F32 else 2
         rows = [b.add(x, b.mul(x_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
-        size = 4 if kind == F32 else 2
+        outs = [b.add(out, b.mul(out_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
+        for parts in v.part_groups(n_tokens, v.parts, v.float_sums):
 
-        def body(i: Value, accs: list[Value]) -> list[Value]:
-            column = b.add(w, b.mul(i, w_stride))
-            if n_tokens == 1:
-                prefetch(b, at(b, column, 2 * v.soon_bytes), soon=True)
-            parts = []
-            for p in range(n_parts):
-                address = at(b, column, size * lanes * p)
-                if kind == F32:
-                    parts.append(load(b, address, vec(f32, lanes)))
-                else:
-                    widen = v.load_half if kind == F16 else v.load_bfloat
-                    parts.append(widen(b, address))
-            offset = b.mul(i, ir.Constant(i64, 4))
-            after = []
-            for t in range(n_tokens):
-                a = broadcast(b, load(b, b.add(rows[t], offset), f32), lanes)
-                after += [fma(b, parts[p], a, accs[t * n_parts + p]) for p in range(n_parts)]
-            return after
+            def body(i: Value, accs: list[Value], parts: range = parts) -> list[Value]:
+                column = b.add(w, b.mul(i, w_stride))
+                if n_tokens == 1:
+                    prefetch(b, at(b, column, 2 * v.soon_bytes), soon=True)
+                weights = []
+                for p in parts:
+                    address = at(b, column, size * lanes * p)
+                    if kind == F32:
+                        weights.append(load(b, address, vec(f32, lanes)))
+                    else:
+                        widen = v.load_half if kind == F16 else v.load_bfloat
+                        weights.append(widen(b, address))
+                offset = b.mul(i, ir.Constant(i64, 4))
+                after = []
+                for t, row in enumerate(rows):
+                    a = broadcast(b, load(b, b.add(row, offset), f32), lanes)
+                    first = t * len(parts)
+                    after += [fma(b, x, a, accs[k]) for k, x in enumerate(weights, first)]
+                return after
 
-        zero = splat(f32, lanes, 0.0)
-        accs = counted_loop(b, n, [zero] * (n_tokens * n_parts), body)
-        for k, acc in enumerate(accs):
-            t, p = divmod(k, n_parts)
-            row = b.add(out, b.mul(out_stride, ir.Constant(i64, t)))
-            store(b, acc, at(b, row, 4 * lanes * p))
+            zeros = [splat(f32, lanes, 0.0)] * (n_tokens * len(parts))
+            places = [at(b, out, 4 * lanes * p) for out in outs for p in parts]
+            for acc, place in zip(counted_loop(b, n, zeros, body), places, strict=True):
+                store(b, acc, place)
         return context.get_dummy_value()
 
     return types.void(fmt, tokens, *[types.int64] * 7), codegen

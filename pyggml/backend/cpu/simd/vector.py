@@ -93,8 +93,8 @@ def prefetch(b: Value, address: Value, *, soon: bool = False) -> None:
 
 
 def fma(b: Value, x: Value, y: Value, z: Value) -> Value:
-    """x * y + z, rounded once (a libm call where the host has no FMA)."""
-    return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
+    """x * y + z of vectors of floats, rounded once where the host can."""
+    return vectors().fma(b, x, y, z)
 
 
 class Generic:
@@ -103,9 +103,12 @@ class Generic:
     width = 16  # bytes of a vector
     u5_lines = 4  # lines of codes 0..31 whose products a sum has room for
     row_sums = 4  # vectors of a tile's results that stay in registers
-    narrow = False  # whether ``u4_add`` has 16 bits: Q3_K and Q6_K fill them, see ``start``
+    block_sums = 8  # and of the sums of a block of them
+    float_sums = 8  # and of those of float weights
+    narrow = False  # whether sums of ``u4_add`` have 16 bits
     raised = 0  # added to int8 weights, which then are codes for ``u4_add``; else it is ``s8_add``
     float_table: Any = None  # where one instruction looks up floats
+    start: Any = None  # where sums of ``u4_add`` must start at what codes have too much
     # Streams of weights: how far ahead memory is asked, and LLVM's locality: 2 the second-level
     # cache, 0 the first alone. Measured on Zen 3.
     soon_bytes, soon_locality = 2048, 2
@@ -118,17 +121,24 @@ class Generic:
     def lanes(self) -> int:
         return self.width // 4
 
+    def part_groups(self, n_tokens: int, n_parts: int, n_sums: int) -> list[range]:
+        """The parts of a line that a tile multiplies at a time, for ``n_sums`` registers."""
+        size = min(n_parts, max(1, n_sums // n_tokens))
+        return [range(first, first + size) for first in range(0, n_parts, size)]
+
+    def fma(self, b: Value, x: Value, y: Value, z: Value) -> Value:
+        return b.fadd(b.fmul(x, y), z)
+
     def half_to_float(self, b: Value, x: Value) -> Value:
         """<n x i16> bits of half floats as <n x float>, without F16C."""
         n = x.type.count
-        h = b.zext(x, vec(i32, n))
-        magnitude = b.and_(h, splat(i32, n, 0x7FFF))
-        scaled = b.bitcast(b.shl(magnitude, splat(i32, n, 13)), vec(f32, n))
-        value = b.bitcast(b.fmul(scaled, splat(f32, n, 2.0**112)), vec(i32, n))
-        special = b.icmp_unsigned(">=", magnitude, splat(i32, n, 0x7C00))
-        value = b.select(special, b.or_(value, splat(i32, n, 0x7F800000)), value)
-        sign = b.shl(b.and_(h, splat(i32, n, 0x8000)), splat(i32, n, 16))
-        return b.bitcast(b.or_(value, sign), vec(f32, n))
+        exponent = splat(i32, n, 0x0F800000)  # where a half's is when its fraction is a float's
+        x = b.shl(b.sext(x, vec(i32, n)), splat(i32, n, 13))
+        x = b.and_(x, splat(i32, n, 0x8FFFE000))
+        value = b.bitcast(b.fmul(b.bitcast(x, vec(f32, n)), splat(f32, n, 2.0**112)), x.type)
+        special = b.icmp_signed("==", b.and_(x, exponent), exponent)  # inf and NaN
+        special = b.and_(b.sext(special, x.type), splat(i32, n, 0x7F800000))
+        return b.bitcast(b.or_(value, special), vec(f32, n))
 
     def load_half(self, b: Value, address: Value) -> Value:
         """One vector of floats from half floats in memory."""
@@ -232,8 +242,11 @@ class Generic:
         return acc
 
 
-class HardwareHalf(Generic):
-    """Half floats that the hardware converts: F16C, and every AArch64."""
+class HardwareFloats(Generic):
+    """Half floats that the hardware converts, and its multiply-add: every AVX2 and AArch64."""
+
+    def fma(self, b: Value, x: Value, y: Value, z: Value) -> Value:
+        return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
     def half_to_float(self, b: Value, x: Value) -> Value:
         n = x.type.count
@@ -243,148 +256,10 @@ class HardwareHalf(Generic):
         return b.fpext(b.fptrunc(x, f16), f32)
 
 
-class Neon(HardwareHalf):
-    """128 bits of AArch64. ``sdot`` adds four products of signed bytes in 32 bits.
-
-    All codes fit a signed byte, those without a sign too: they end at 63.
-    """
-
-    row_sums = 8  # there are 32 registers
-
-    def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
-        products = []
-        for first in (0, 4):
-            mask = ir.Constant(vec(i32, 4), list(range(first, first + 4)))
-            x4, y4 = (b.shuffle_vector(v, v, mask) for v in (x, y))
-            products.append(call(b, "llvm.aarch64.neon.smull.v4i32", vec(i32, 4), x4, y4))
-        return call(b, "llvm.aarch64.neon.addp.v4i32", vec(i32, 4), *products)
-
-    def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
-        table = ir.Constant(vec(i8, 16), list(values))
-        return call(b, "llvm.aarch64.neon.tbl1.v16i8", table.type, table, codes)
-
-    def _dot(self, b: Value, acc: Value, w: Value, a: Value, shift: Any) -> Value:
-        return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", acc.type, acc, w, a)
-
-
-class Avx2(HardwareHalf):
-    """256 bits. ``vpmaddubsw`` adds pairs in 16 bits, which 32 columns of codes 0..15 never fill:
-    8 slices * 2 * 15 * 127 = 30480. Of codes 0..31 it is 16 columns."""
-
-    width = 32
-    u5_lines = 2
-    narrow = True
-
-    def _maddubs(self, b: Value, unsigned: Value, signed: Value) -> Value:
-        return call(b, "llvm.x86.avx2.pmadd.ub.sw", vec(i16, 16), unsigned, signed)
-
-    def _pairs(self, b: Value, x: Value) -> Value:
-        return call(b, "llvm.x86.avx2.pmadd.wd", vec(i32, 8), x, splat(i16, 16, 1))
-
-    def u4_zero(self) -> Value:
-        return splat(i16, 16, 0)
-
-    def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
-        # It never saturates, but LLVM keeps its order: of plain sums it makes trees, and spills.
-        products = self._maddubs(b, w, a)
-        return call(b, "llvm.sadd.sat.v16i16", products.type, acc, products)
-
-    def u4_total(self, b: Value, acc: Value) -> Value:
-        return self._pairs(b, acc)
-
-    def start(self, b: Value, address: Value, divisor: int) -> Value:
-        """A sum that starts at what codes have too much: two i16 in memory, for two columns each.
-
-        They are multiples of ``divisor``, a power of two, by which they are divided.
-        """
-        both = b.bitcast(broadcast(b, load(b, address, i32), 8), vec(i16, 16))
-        return b.ashr(both, splat(i16, 16, divisor.bit_length() - 1))
-
-    def sub_scale(self, b: Value, words: Value, signed: bool) -> Value:
-        """Two equal i16 in each word."""
-        high = int(signed)  # then it is shifted down with its sign
-        lanes = [[32] * 4 for _ in range(8)]
-        for word, bytes_of in enumerate(lanes):
-            for half in (0, 2):
-                bytes_of[half + high] = 4 * word
-        mask = ir.Constant(vec(i32, 32), [byte for word in lanes for byte in word])
-        x = b.bitcast(words, vec(i8, 32))
-        pairs = b.bitcast(b.shuffle_vector(x, splat(i8, 32, 0), mask), vec(i16, 16))
-        return b.ashr(pairs, splat(i16, 16, 8)) if signed else pairs
-
-    def scaled(self, b: Value, acc: Value, scale: Value) -> Value:
-        return call(b, "llvm.x86.avx2.pmadd.wd", vec(i32, 8), acc, scale)
-
-    def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
-        return call(b, "llvm.x86.avx2.pmadd.wd", vec(i32, 8), x, y)
-
-    def s8_prepare(self, b: Value, w: Value) -> tuple[Value, ...]:
-        return (call(b, "llvm.abs.v32i8", w.type, w, ir.Constant(ir.IntType(1), 0)), w)
-
-    def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
-        signed = self._with_signs(b, a, w[1])
-        return b.add(acc, self._pairs(b, self._maddubs(b, w[0], signed)))
-
-    def s5_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
-        return self.u4_add(b, acc, w[0], self._with_signs(b, a, w[1]))
-
-    def _with_signs(self, b: Value, a: Value, signs: Value) -> Value:
-        """Activations to be multiplied by the magnitudes of weights, see ``s8_prepare``."""
-        return call(b, "llvm.x86.avx2.psign.b", a.type, a, signs)
-
-    def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
-        table = ir.Constant(vec(i8, 32), [*values, *values])
-        return call(b, "llvm.x86.avx2.pshuf.b", table.type, table, codes)
-
-
-class AvxVnni(Avx2):
-    """256 bits. ``vpdpbusd`` adds four products in 32 bits without saturation."""
-
-    u5_lines = 4
-    narrow, raised = False, 128
-
-    def u4_zero(self) -> Value:
-        return splat(i32, self.lanes, 0)
-
-    def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
-        words = vec(i32, self.lanes)
-        name = f"llvm.x86.avx512.vpdpbusd.{8 * self.width}"  # 256 bits do not need AVX-512
-        return call(b, name, words, acc, *(b.bitcast(x, words) for x in (w, a)))
-
-    def u4_total(self, b: Value, acc: Value) -> Value:
-        return acc
-
-    sub_scale, scaled = Generic.sub_scale, Generic.scaled
-
-
-class Avx512Vnni(AvxVnni):
-    """512 bits."""
-
-    width = 64
-    soon_bytes, soon_locality = 4096, 0  # measured on Zen 5
-
-    def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
-        return call(b, "llvm.x86.avx512.pmaddw.d.512", vec(i32, 16), x, y)
-
-    def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
-        table = ir.Constant(vec(i8, 64), list(values) * 4)
-        return call(b, "llvm.x86.avx512.pshuf.b.512", table.type, table, codes)
-
-    def float_table(self, b: Value, table: Value, index: Value) -> Value:
-        """Of 16 floats those that the low 4 bits of each word choose."""
-        return call(b, "llvm.x86.avx512.permvar.sf.512", table.type, table, index)
-
-
-_VECTORS = {
-    "avx512vnni": Avx512Vnni,
-    "avxvnni": AvxVnni,
-    "avx2": Avx2,
-    "neon": Neon,
-    "generic": Generic,
-}
-
-
 @lru_cache(maxsize=1)
 def vectors() -> Generic:
     """The emitter of the instruction set in use."""
-    return _VECTORS[isa()]()
+    from . import aarch64, x86  # which build on this file
+
+    found: dict[str, type[Generic]] = {"generic": Generic, **x86.SETS, **aarch64.SETS}
+    return found[isa()]()

@@ -22,8 +22,10 @@ from numba import types
 
 from pyggml import jit
 from pyggml.backend.cpu import selftest
-from pyggml.backend.cpu.simd import attend, axpy, kv_row, row_tile, tile, vector
-from pyggml.backend.cpu.simd.vector import Avx2, Avx512Vnni, AvxVnni, Generic, Neon
+from pyggml.backend.cpu.simd import aarch64, attend, axpy, kv_row, row_tile, tile, x86
+from pyggml.backend.cpu.simd.aarch64 import Asimd, Neon
+from pyggml.backend.cpu.simd.vector import Generic
+from pyggml.backend.cpu.simd.x86 import Avx2, Avx512Vnni, AvxVnni, Sse42
 from pyggml.backend.cpu.superblock import FORMATS
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, PyggmlError
@@ -45,6 +47,7 @@ FAMILIES = (
     "SET_ROWS",
 )
 CASES_OF_AN_OP = 12
+UNFUSED = ("sse42", "generic") if jit.ISAS is jit._X86 else ("generic",)
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -89,9 +92,8 @@ def digest_of(isa: str) -> str:
 
 @pytest.mark.parametrize("isa", jit.host_isas()[1:])  # the first one is what all tests run on
 def test_a_simpler_instruction_set_computes_the_same(isa: str) -> None:
-    """Code of all but the best set; its bits, but where there is no FMA."""
-    found = digest_of(isa)
-    assert isa == "generic" or found == digest_of(jit.host_isas()[0])
+    """Code of all but the best set; its bits, or those of the others that have no FMA."""
+    assert digest_of(isa) == digest_of("generic" if isa in UNFUSED else jit.host_isas()[0])
 
 
 @pytest.mark.skipif(jit.ISAS is jit._AARCH64, reason="names of x86's registers")
@@ -103,7 +105,7 @@ def test_loops_that_llvm_vectorises_use_a_simpler_instruction_set_too(isa: str) 
         print([register for register in ("xmm", "ymm", "zmm") if register in text])
     """
     done = python(code, PYGGML_ISA=isa)
-    wide = [] if isa == "generic" else ["ymm"]
+    wide = [] if isa in UNFUSED else ["ymm"]
     assert done.stdout.strip() == str(["xmm", *wide]), done.stderr
 
 
@@ -143,7 +145,7 @@ def test_a_host_with_arm(
     monkeypatch.setattr(jit, "_chosen", None)
     monkeypatch.setattr(jit, "_retarget", lambda: None)  # this machine has no code for it
     monkeypatch.delenv("PYGGML_ISA", raising=False)
-    assert jit.host_isas() == (("neon", "generic") if want else ("generic",))
+    assert jit.host_isas() == (*(["neon"] if want else []), "asimd", "generic")
     assert jit.isa() == jit.host_isas()[0]
     told = numba.CPU_NAME, numba.CPU_FEATURES
     assert told == (None, "+dotprod,+fullfp16,+neon" if want else None)
@@ -154,7 +156,8 @@ def test_a_host_with_arm(
 
 
 def test_every_instruction_set_has_an_emitter() -> None:
-    assert set(vector._VECTORS) == {*jit._X86, *jit._AARCH64}
+    assert set(jit._X86) == {*x86.SETS, "generic"}
+    assert set(jit._AARCH64) == {*aarch64.SETS, "generic"}
 
 
 # --- the self-test ---
@@ -218,9 +221,10 @@ class Target(NamedTuple):
     vectors: type[Generic]
     cpu: str
     dot: str = ""  # integer products of a line, part and token
+    dots: int = 1  # instructions that they take
     triple: str = "x86_64-unknown-linux-gnu"
     register: str = "ymm"
-    half: str = "vcvtph2ps"  # from half floats; none where integer operations do it
+    half: str = "vcvtph2ps"  # from half floats; empty where integer operations do it
     spills: int = 0  # of a tile of 4 tokens
 
     @property
@@ -228,17 +232,25 @@ class Target(NamedTuple):
         """Floats that are multiplied and added."""
         if self.register == "v":
             return r"fmla\s+v\d+\.4s"
+        if self.register == "xmm":
+            return r"\taddps\s"
         return rf"vfmadd\S+ps\s.*{self.register}"
 
 
 ARM = {"triple": "aarch64-unknown-linux-gnu", "register": "v", "half": "fcvtl"}
 SDOT = r"sdot\s+v\d+\.4s, v\d+\.16b, v\d+\.16b"
+SMLAL = r"sm(?:ul|la)l2?\s+v\d+\.8h, v\d+\.(?:8|16)b, v\d+\.(?:8|16)b"
 X86 = {
     "avx512vnni": Target(Avx512Vnni, "cascadelake", r"\tvpdpbusd\s.*zmm", register="zmm"),
     "avxvnni": Target(AvxVnni, "alderlake", r"\{vex\}\s+vpdpbusd\s.*ymm", spills=10),
     "avx2": Target(Avx2, "haswell", r"vpmaddubsw\s.*ymm", spills=18),
+    "sse42": Target(Sse42, "x86-64-v2", r"\tpmaddubsw\s.*xmm", register="xmm", half="", spills=44),
 }
-SETS = {**X86, "neon": Target(Neon, "neoverse-n1", SDOT, spills=40, **ARM)}
+SETS = {
+    **X86,
+    "neon": Target(Neon, "neoverse-n1", SDOT, spills=40, **ARM),
+    "asimd": Target(Asimd, "cortex-a72", SMLAL, dots=2, spills=40, **ARM),
+}
 HOSTS = {**SETS, "apple": Target(Neon, "apple-m1", SDOT, spills=4, **ARM)}
 FOR_SETS = pytest.mark.parametrize("host", SETS.values(), ids=SETS)
 FOR_HOSTS = pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
@@ -283,8 +295,8 @@ def test_quantized_tiles(
     """8 lines of codes, 4 tokens: as many products, in whole registers and nothing wider."""
     emit_for(host.vectors)
     text = assembly(tile.q_tile, kind, 6, host)
-    assert len(re.findall(host.dot, text)) == 32 * host.vectors().parts
-    spilled = len(re.findall(r"vmov\S+\s+%[yz]mm\d+, -?\d*\(%rsp\)|st[rp]\s+q.*\[sp", text))
+    assert len(re.findall(host.dot, text)) == 32 * host.vectors().parts * host.dots
+    spilled = len(re.findall(r"mov\S+\s+%[xyz]mm\d+, -?\d*\(%rsp\)|st[rp]\s+q.*\[sp", text))
     if kind in QUANTIZED:  # a block's sums stay in registers; those of the others have a loop
         assert spilled <= host.spills
     if kind != GGMLType.MXFP4:
@@ -296,14 +308,13 @@ def test_quantized_tiles(
 
 
 @pytest.mark.parametrize("kind", (GGMLType.Q5_1, GGMLType.Q8_0, GGMLType.F16), ids=lambda t: t.name)
-def test_tiles_of_an_old_arm(
-    kind: GGMLType, emit_for: Callable[[type[Generic]], None]
-) -> None:  # without sdot
+def test_tiles_of_any_host(kind: GGMLType, emit_for: Callable[[type[Generic]], None]) -> None:
+    """The plain set, for a processor that we know nothing of."""
     emit_for(Generic)
     host = Target(Generic, "generic", **ARM)
     is_float = kind is GGMLType.F16
     text = assembly(tile.float_tile if is_float else tile.q_tile, kind, 6 + is_float, host)
-    assert len(re.findall(host.add, text)) >= 4 and host.half not in text
+    assert len(re.findall(r"fadd\s+v\d+\.4s", text)) >= 4 and host.half not in text
 
 
 @FOR_HOSTS
@@ -314,7 +325,7 @@ def test_float_tiles(
     emit_for(host.vectors)
     text = assembly(tile.float_tile, kind, 7, host)
     assert len(re.findall(host.add, text)) >= 4 * host.vectors().parts
-    assert (host.half in text) == (kind == GGMLType.F16)
+    assert not host.half or (host.half in text) == (kind == GGMLType.F16)
 
 
 @FOR_SETS
@@ -333,7 +344,7 @@ def test_plain_rows(
         text = assembly(intrinsic, kind, n_args, host, ())
         assert len(re.findall(host.add, text)) >= least
         if intrinsic is row_tile.row_tiles and kind in QUANTIZED:
-            assert len(re.findall(host.dot, text)) == 8
+            assert len(re.findall(host.dot, text)) == 8 * host.dots
 
 
 @FOR_SETS
@@ -353,7 +364,8 @@ def test_rows_of_the_cache(
         text = assembly(intrinsic, kind, n_args, host, rows)
         assert len(re.findall(host.add, text)) >= least
         widens = host.half if not kind.is_quantized else host.half.rstrip("l")  # fcvt of a scale
-        assert (widens in text) == (kind is GGMLType.F16 or kind.is_quantized)
+        has_halves = kind is GGMLType.F16 or kind.is_quantized
+        assert not widens or (widens in text) == has_halves
         if host.triple == X86["avx2"].triple:
-            assert ("vpmovsxbd" in text) == (kind in (GGMLType.Q8_0, GGMLType.IQ4_NL))
-            assert ("vpmovzxbd" in text) == (kind.is_quantized and kind is not GGMLType.Q8_0)
+            assert ("pmovsxbd" in text) == (kind in (GGMLType.Q8_0, GGMLType.IQ4_NL))
+            assert ("pmovzxbd" in text) == (kind.is_quantized and kind is not GGMLType.Q8_0)

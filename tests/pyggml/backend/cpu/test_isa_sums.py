@@ -18,16 +18,10 @@ from llvmlite import ir
 
 from pyggml import jit
 from pyggml.backend.cpu.layout import interleave
-from pyggml.backend.cpu.simd import tile, vector
-from pyggml.backend.cpu.simd.vector import (
-    Avx512Vnni,
-    AvxVnni,
-    Generic,
-    Neon,
-    call,
-    i32,
-    vec,
-)
+from pyggml.backend.cpu.simd import aarch64, tile, x86
+from pyggml.backend.cpu.simd.aarch64 import Asimd, Neon
+from pyggml.backend.cpu.simd.vector import Generic, HardwareFloats, call, i32, vec
+from pyggml.backend.cpu.simd.x86 import Avx512Vnni, AvxVnni
 from pyggml.dtype import GGMLType
 from tests.pyggml.backend.cpu.test_isa import tile_module
 from tests.pyggml.backend.cpu.test_quantize import super_twin, twin
@@ -40,6 +34,12 @@ KINDS = [  # that take every way through the emitters
     *(GGMLType[name] for name in ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")),
     *(GGMLType[name] for name in ("Q2_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "IQ2_S", "TQ2_0")),
 ]
+
+
+class Fused(Generic):
+    """Plain IR and the multiply-add of the others."""
+
+    fma = HardwareFloats.fma
 
 
 class Plain(Generic):
@@ -65,16 +65,32 @@ def look_up(b: Value, table: Value, codes: Value) -> Value:
     return Plain(codes).look_up(b, tuple(x.constant for x in table.constant[:16]), codes)
 
 
+def widened(b: Value, x: Value, lanes: int) -> Value:
+    """Integers of twice the width."""
+    return b.sext(x, vec(ir.IntType(2 * x.type.element.width), lanes))
+
+
 def smull(b: Value, x: Value, y: Value) -> Value:
-    return b.mul(b.sext(x, vec(i32, 4)), b.sext(y, vec(i32, 4)))
+    return b.mul(*(widened(b, v, x.type.count) for v in (x, y)))
 
 
 def addp(b: Value, x: Value, y: Value) -> Value:
-    even, odd = (
-        b.shuffle_vector(x, y, ir.Constant(vec(i32, 4), list(range(first, 8, 2))))
+    n = x.type.count
+    return b.add(
+        *(
+            b.shuffle_vector(x, y, ir.Constant(vec(i32, n), list(range(first, 2 * n, 2))))
+            for first in (0, 1)
+        )
+    )
+
+
+def saddlp(b: Value, x: Value) -> Value:
+    n = x.type.count // 2
+    halves = (
+        b.shuffle_vector(x, x, ir.Constant(vec(i32, n), list(range(first, 2 * n, 2))))
         for first in (0, 1)
     )
-    return b.add(even, odd)
+    return b.add(*(widened(b, half, n) for half in halves))
 
 
 STAND_INS: dict[str, Callable[..., Value]] = {
@@ -84,6 +100,7 @@ STAND_INS: dict[str, Callable[..., Value]] = {
     "llvm.aarch64.neon.sdot.v4i32": sdot,
     "llvm.aarch64.neon.smull": smull,
     "llvm.aarch64.neon.addp": addp,
+    "llvm.aarch64.neon.saddlp.v4i32": saddlp,
     "llvm.aarch64.neon.tbl1": look_up,
 }
 
@@ -116,15 +133,16 @@ def test_sums_have_the_bits_of_the_generic_tile(
     emit_for: Callable[[type[Generic]], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(vector, "call", call_or_stand_in)
+    for module in (aarch64, x86):
+        monkeypatch.setattr(module, "call", call_or_stand_in)
     rng = np.random.default_rng(int(kind))
     rows = encoded(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32), kind)
     weights = np.ascontiguousarray(interleave(kind, rows))
     x = rng.standard_normal((TOKENS, COLUMNS)).astype(np.float32)
     acts = (twin if kind.block_size == 32 else super_twin)(x).reshape(TOKENS, -1)
-    emit_for(Generic)
+    emit_for(Fused)
     want = run_tile(kind, weights, acts)
     assert np.isfinite(want).all() and np.ptp(want) > 1
-    for vectors in (AvxVnni, Avx512Vnni, Neon):
+    for vectors in (AvxVnni, Avx512Vnni, Asimd, Neon):
         emit_for(vectors)
         assert run_tile(kind, weights, acts).tobytes() == want.tobytes(), vectors

@@ -1,0 +1,134 @@
+"""LLVM vector IR for x86: SSE4.2, AVX2, AVX-VNNI and AVX-512 VNNI, each on top of the one before.
+
+Integer products are ``pmaddubsw``'s up to AVX2 and ``vpdpbusd``'s from then on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from .vector import Generic, HardwareFloats, broadcast, call, i8, i16, i32, load, splat, vec
+
+Value = Any
+
+
+class Sse42(Generic):
+    """128 bits. ``pmaddubsw`` adds pairs in 16 bits, which 32 columns of codes 0..15 never fill:
+    8 slices * 2 * 15 * 127 = 30480. Of codes 0..31 it is 16 columns; of Q6_K's see ``start``."""
+
+    u5_lines = 2
+    narrow = True
+    _maddubs = "llvm.x86.ssse3.pmadd.ub.sw.128"
+    _madd = "llvm.x86.sse2.pmadd.wd"
+    _sign = "llvm.x86.ssse3.psign.b.128"
+    _shuffle = "llvm.x86.ssse3.pshuf.b.128"
+
+    def _pairs(self, b: Value, x: Value) -> Value:
+        return self.pair_dot(b, x, splat(i16, 2 * self.lanes, 1))
+
+    def u4_zero(self) -> Value:
+        return splat(i16, 2 * self.lanes, 0)
+
+    def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
+        # It never saturates, but LLVM keeps its order: of plain sums it makes trees, and spills.
+        products = call(b, self._maddubs, acc.type, w, a)
+        return call(b, f"llvm.sadd.sat.v{2 * self.lanes}i16", acc.type, acc, products)
+
+    def u4_total(self, b: Value, acc: Value) -> Value:
+        return self._pairs(b, acc)
+
+    def start(self, b: Value, address: Value, divisor: int) -> Value:
+        """A sum that starts at what codes have too much: two i16 in memory, for two columns each.
+
+        They are multiples of ``divisor``, a power of two, by which they are divided.
+        """
+        n = self.lanes
+        both = b.bitcast(broadcast(b, load(b, address, i32), n), vec(i16, 2 * n))
+        return b.ashr(both, splat(i16, 2 * n, divisor.bit_length() - 1))
+
+    def sub_scale(self, b: Value, words: Value, signed: bool) -> Value:
+        """Two equal i16 in each word."""
+        high = int(signed)  # then it is shifted down with its sign
+        lanes = [[self.width] * 4 for _ in range(self.lanes)]
+        for word, bytes_of in enumerate(lanes):
+            for half in (0, 2):
+                bytes_of[half + high] = 4 * word
+        mask = ir.Constant(vec(i32, self.width), [byte for word in lanes for byte in word])
+        x = b.bitcast(words, vec(i8, self.width))
+        x = b.shuffle_vector(x, splat(i8, self.width, 0), mask)
+        pairs = b.bitcast(x, vec(i16, 2 * self.lanes))
+        return b.ashr(pairs, splat(i16, 2 * self.lanes, 8)) if signed else pairs
+
+    def scaled(self, b: Value, acc: Value, scale: Value) -> Value:
+        return self.pair_dot(b, acc, scale)
+
+    def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
+        return call(b, self._madd, vec(i32, self.lanes), x, y)
+
+    def s8_prepare(self, b: Value, w: Value) -> tuple[Value, ...]:
+        name = f"llvm.abs.v{self.width}i8"
+        return (call(b, name, w.type, w, ir.Constant(ir.IntType(1), 0)), w)
+
+    def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
+        pairs = vec(i16, 2 * self.lanes)
+        products = call(b, self._maddubs, pairs, w[0], self._with_signs(b, a, w[1]))
+        return b.add(acc, self._pairs(b, products))
+
+    def s5_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
+        return self.u4_add(b, acc, w[0], self._with_signs(b, a, w[1]))
+
+    def _with_signs(self, b: Value, a: Value, signs: Value) -> Value:
+        """Activations to be multiplied by the magnitudes of weights, see ``s8_prepare``."""
+        return call(b, self._sign, a.type, a, signs)
+
+    def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
+        table = ir.Constant(vec(i8, self.width), list(values) * (self.width // 16))
+        return call(b, self._shuffle, table.type, table, codes)
+
+
+class Avx2(HardwareFloats, Sse42):
+    """256 bits, and multiply-adds rounded once."""
+
+    width, float_sums = 32, 12
+    _maddubs = "llvm.x86.avx2.pmadd.ub.sw"
+    _madd = "llvm.x86.avx2.pmadd.wd"
+    _sign = "llvm.x86.avx2.psign.b"
+    _shuffle = "llvm.x86.avx2.pshuf.b"
+
+
+class AvxVnni(Avx2):
+    """256 bits. ``vpdpbusd`` adds four products in 32 bits without saturation."""
+
+    u5_lines = 4
+    narrow, raised = False, 128
+
+    def u4_zero(self) -> Value:
+        return splat(i32, self.lanes, 0)
+
+    def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
+        words = vec(i32, self.lanes)
+        name = f"llvm.x86.avx512.vpdpbusd.{8 * self.width}"  # 256 bits do not need AVX-512
+        return call(b, name, words, acc, *(b.bitcast(x, words) for x in (w, a)))
+
+    def u4_total(self, b: Value, acc: Value) -> Value:
+        return acc
+
+    sub_scale, scaled, start = Generic.sub_scale, Generic.scaled, None
+
+
+class Avx512Vnni(AvxVnni):
+    """512 bits."""
+
+    width = 64
+    soon_bytes, soon_locality = 4096, 0  # measured on Zen 5
+    _madd = "llvm.x86.avx512.pmaddw.d.512"
+    _shuffle = "llvm.x86.avx512.pshuf.b.512"
+
+    def float_table(self, b: Value, table: Value, index: Value) -> Value:
+        """Of 16 floats those that the low 4 bits of each word choose."""
+        return call(b, "llvm.x86.avx512.permvar.sf.512", table.type, table, index)
+
+
+SETS = {"sse42": Sse42, "avx2": Avx2, "avxvnni": AvxVnni, "avx512vnni": Avx512Vnni}
