@@ -6,8 +6,8 @@
 
 Perplexity and Kullback-Leibler divergence from F16 by llama.cpp's method, in chunks of 512; PYTHON
 is one that has xllamacpp: then also llama.cpp's perplexity of the same file, and how far its
-probabilities are from ours; and from those of another build of it, given its library. A line a
-format in results/quantization.jsonl.
+probabilities are from ours, and from exact ones; and from those of another build of it, given its
+library. A line a format in results/quantization.jsonl.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
-from contextlib import closing
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,10 @@ probabilities, "same top" how often the likeliest token is F16's. Speeds are tok
 threads. "llama.cpp" is its wheel from PyPI on the same file: the ratio of our perplexity to its,
 the mean divergence of our probabilities from its, and how often the likeliest token is the same:
 both round activations to 8 bits, and what is added in another order rounds some of them otherwise.
-"Its builds" are that wheel, whose kernels are AVX2's, and llama.cpp built for the machine with
-AVX-512: they are as far from each other.
+"Exact" is the same from the same weights in float32, whose activations nobody rounds: no
+implementation that rounds otherwise than llama.cpp can be expected to come closer to it. "Its
+builds" are that wheel, whose kernels are AVX2's, and llama.cpp built for the machine with AVX-512:
+they are as far from each other.
 TQ formats are for models that were trained with three values a weight, which this one was not.
 """
 
@@ -82,9 +85,13 @@ def _apart(a: Floats, b: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
 
 
 def _beside_peer(
-    context: Context, chunks: npt.NDArray[np.int32], path: Path, python: str, library: str | None
-) -> dict[str, float]:
-    """llama.cpp's perplexity of a file, and how far its probabilities are from ours."""
+    context: Context, exact: Context, chunks: npt.NDArray[np.int32], path: Path, python: str,
+    library: str | None,
+) -> dict[str, float]:  # fmt: skip
+    """llama.cpp's perplexity of a file, and how far its probabilities are from ours.
+
+    And from those of ``exact``, which has the file's weights in float32.
+    """
     with tempfile.TemporaryDirectory() as folder:
         tokens, n_vocab = Path(folder, "tokens.i32"), context.model.hparams.n_vocab
         chunks.tofile(tokens)
@@ -92,22 +99,40 @@ def _beside_peer(
         others = theirs
         if library:
             others = _peer_logits(path, tokens, n_vocab, sys.executable, "--library", library)
-        at, ours_apart, builds_apart, losses = 0, [], [], []
+        at, losses = 0, []
+        apart: dict[str, list[tuple[Floats, npt.NDArray[np.bool_]]]] = defaultdict(list)
         for chunk in chunks:
-            for logits, targets in scored_logits(context, chunk):
+            of_both = (scored_logits(c, chunk) for c in (context, exact))
+            for (logits, targets), (best, _) in zip(*of_both, strict=True):
                 n = len(targets)
                 a, b = _log_probabilities(theirs[at : at + n]), _log_probabilities(logits)
-                ours_apart.append(_apart(a, b))
-                builds_apart.append(_apart(a, _log_probabilities(others[at : at + n])))
+                apart["peer"].append(_apart(a, b))
+                apart["exact"].append(_apart(a, _log_probabilities(best)))
+                if library:
+                    apart["builds"].append(_apart(a, _log_probabilities(others[at : at + n])))
                 losses.append((-a[np.arange(n), targets], -b[np.arange(n), targets]))
                 at += n
     their_loss, our_loss = (np.concatenate(x).mean() for x in zip(*losses, strict=True))
     found = {"peer_ppl": float(np.exp(their_loss))}
     found["ppl_over_peer"] = float(np.exp(our_loss - their_loss))
-    for who, apart in (("peer", ours_apart), *((("builds", builds_apart),) if library else ())):
-        divergence, same = (np.concatenate(x).mean() for x in zip(*apart, strict=True))
+    for who, parts in apart.items():
+        divergence, same = (np.concatenate(x).mean() for x in zip(*parts, strict=True))
         found |= {f"{who}_kld": float(divergence), f"{who}_same_top": float(same)}
     return found
+
+
+@contextmanager
+def _exact(path: Path) -> Iterator[Context]:
+    """A file's weights in float32, so that nothing is rounded to 8 bits."""
+    with tempfile.TemporaryDirectory() as folder:
+        floats = Path(folder, "exact.gguf")
+        quantize_model(path, floats, find_file_type("F32"), Options(allow_requantize=True))
+        model = Model.load(floats, n_threads=2)
+        try:
+            with closing(Context(model, n_ctx=N_CTX, n_threads=2)) as context:
+                yield context
+        finally:
+            model.close()
 
 
 def _speeds(model: Model, rounds: int) -> dict[str, float]:
@@ -140,7 +165,8 @@ def _measure(
                 for found in perplexity(context, chunks.ravel().tolist(), N_CTX, logits_file=base):
                     line["ppl"] = found.ppl
             if args.peer:
-                line |= _beside_peer(context, chunks, path, args.peer, args.library)
+                with _exact(path) as exact:
+                    line |= _beside_peer(context, exact, chunks, path, args.peer, args.library)
         return head(model, 2) | line | _speeds(model, args.rounds)
     finally:
         model.close()
@@ -152,7 +178,7 @@ def page(lines: list[Line]) -> str:
     def rows() -> Iterable[list[str]]:
         for r in sorted(lines, key=lambda r: r["bits_per_weight"], reverse=True):
             peer = [f"{r['ppl_over_peer']:.4f}" if "peer_ppl" in r else ""]
-            for who in ("peer", "builds"):
+            for who in ("peer", "exact", "builds"):
                 found = f"{who}_kld" in r
                 peer.append(f"{r[f'{who}_kld']:.1e}" if found else "")
                 peer.append(f"{r[f'{who}_same_top']:.1%}" if found else "")
@@ -166,7 +192,8 @@ def page(lines: list[Line]) -> str:
 
     table = markdown(
         "file type | MB | bits per weight | perplexity | KL | same top | pp512 | tg64"
-        " | llama.cpp: perplexity | KL | same top | its builds: KL | same top",
+        " | llama.cpp: perplexity | KL | same top | exact: KL | same top"
+        " | its builds: KL | same top",
         rows(),
     )
     return _HEAD + "\n" + table
