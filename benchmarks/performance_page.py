@@ -144,7 +144,8 @@ def plot(lines: list[Line]) -> str:
         roof.bars(range(len(rows)), [r.get("of_roof", float("nan")) for r in rows], "here")
         for peer, name in PEERS.items():
             if any(peer in r for r in rows):
-                shares = [r["of_roof"] * r.get(peer, float("nan")) / r["ours"] for r in rows]
+                nan = float("nan")
+                shares = [r.get("of_roof", nan) * r.get(peer, nan) / r["ours"] for r in rows]
                 roof.bars(range(len(rows)), shares, name)
         roofs.append(roof)
     return charts_svg([*charts, *roofs], PLOT, title="Speed beside llama.cpp and the roof")

@@ -23,6 +23,7 @@ _W, _H = 460.0, 240.0  # of the plotted area
 _LEFT, _TOP, _RIGHT, _BOTTOM = 64.0, 46.0, 24.0, 62.0  # around it
 _HEAD = 56.0
 _BAR, _GAP, _CHAR = 12.0, 7.0, 6.7  # a lying bar, between rows of them, a character of a name
+_NAME = 40  # characters of a name that are shown
 _COLORS = [FAMILIES[name] for name in ("matmul", "rope", "norm", "attention", "weight", "cache")]
 _CSS = """\
 .chart{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;background:#fff}
@@ -51,7 +52,7 @@ class Chart:
     Args:
         log2: a logarithmic x axis with ticks at powers of two.
         percent: y values are shares, and are written as percentages.
-        names: of x = 0, 1, ...: bars lie in rows, each with its name and their values.
+        names: of x = 0, 1, ...: the series are bars that lie in rows, with their values.
         y_range: of the y axis; None: from 0, or the least value if it is lower, to the largest.
     """
 
@@ -76,6 +77,12 @@ class Chart:
     def bars(self, xs: Numbers, ys: Numbers, name: str = "") -> Chart:
         """A bar for each x, which are one apart, beside other series'; returns the chart."""
         return self._add("bars", xs, [0.0] * len(ys), ys, name)
+
+    def value_range(self) -> tuple[float, float]:
+        """Of the axis of values; never empty."""
+        ys = [v for s in self.series for v in (*s.low, *s.high) if math.isfinite(v)] or [0.0, 1.0]
+        low, high = self.y_range or (min(0.0, *ys), max(ys))
+        return low, high + (high == low) * 1.0
 
     def _add(self, kind: str, xs: Numbers, low: Numbers, high: Numbers, name: str) -> Chart:
         x, a, b = ([float(v) for v in row] for row in (xs, low, high))
@@ -130,13 +137,11 @@ class _Axes:
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
         xs = [self._scaled(x) for s in chart.series for x in s.xs] or [0.0]
-        ys = [v for s in chart.series for v in (*s.low, *s.high) if math.isfinite(v)] or [0.0, 1.0]
         self.bars = [s for s in chart.series if s.kind == "bars"]
         half = 0.5 if self.bars else 0.0
         self.x0, self.x1 = min(xs) - half, max(xs) + half
-        self.y0, self.y1 = chart.y_range or (min(0.0, *ys), max(ys))
         self.x1 += (self.x1 == self.x0) * 1.0
-        self.y1 += (self.y1 == self.y0) * 1.0
+        self.y0, self.y1 = chart.value_range()
 
     def _scaled(self, x: float) -> float:
         return math.log2(x) if self.chart.log2 else x
@@ -201,9 +206,10 @@ class _Rows:
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
-        values = [y for s in chart.series for y in s.high if math.isfinite(y)]
-        self.low, self.high = chart.y_range or (0.0, max(values, default=1.0) or 1.0)
-        self.left = _CHAR * max(map(len, chart.names)) - _LEFT + 2 * _GAP
+        self.low, self.high = chart.value_range()
+        self.names = [n if len(n) <= _NAME else n[: _NAME - 1] + "\N{HORIZONTAL ELLIPSIS}"
+                      for n in chart.names]  # fmt: skip
+        self.left = _CHAR * max(map(len, self.names)) - _LEFT + 2 * _GAP
         self.row = _BAR * len(chart.series) + _GAP
         self.height = self.row * len(chart.names)
 
@@ -213,28 +219,26 @@ class _Rows:
 
     def drawn(self) -> Iterator[str]:
         """Everything of one chart."""
-        chart = self.chart
+        chart, zero = self.chart, self._right(0)
         yield _title(chart)
         for value in ticks(self.low, self.high):
             x = self._right(value)
             yield f'<path class="faint" d="M{x:.1f} 0V{self.height:.1f}"/>'
             yield _quiet(x, self.height + 16, _text(chart, value), "middle")
         yield _quiet(_W, self.height + 32, chart.y, "end")
-        for i, name in enumerate(chart.names):
-            middle = (i + 0.5) * self.row
-            yield _quiet(self.left - _GAP, middle + 4, name, "end")
+        for i, name in enumerate(self.names):
+            yield _quiet(self.left - _GAP, (i + 0.5) * self.row + 4, name, "end")
         for k, s in enumerate(chart.series):
             for x, value in zip(s.xs, s.high, strict=True):
                 if math.isfinite(value):
-                    top = x * self.row + _GAP / 2 + k * _BAR
-                    right = self._right(value)
+                    top, end = x * self.row + _GAP / 2 + k * _BAR, self._right(value)
                     yield (
-                        f'<rect x="{self.left:.1f}" y="{top:.1f}" height="{_BAR - 1:.1f}" '
-                        f'width="{right - self.left:.1f}" fill="{_COLORS[s.color].line}"/>'
+                        f'<rect x="{min(zero, end):.1f}" y="{top:.1f}" height="{_BAR - 1:.1f}" '
+                        f'width="{abs(end - zero):.1f}" fill="{_COLORS[s.color].line}"/>'
                     )
                     number = f"{100 * value:.0f} %" if chart.percent else f"{value:.3g}"
-                    yield _quiet(right + 4, top + _BAR - 2, number, "start")
-        yield f'<path class="axis" d="M{self.left:.1f} 0V{self.height:.1f}"/>'
+                    yield _quiet(max(zero, end) + 4, top + _BAR - 2, number, "start")
+        yield f'<path class="axis" d="M{zero:.1f} 0V{self.height:.1f}"/>'
         yield from _legend(chart, self.height)
 
 

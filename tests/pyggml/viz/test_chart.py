@@ -78,3 +78,13 @@ def test_a_chart_of_many_names_is_higher() -> None:
     assert heights[1] - heights[0] == pytest.approx(38 * 19, abs=1)
     both = ElementTree.fromstring(charts_svg([few, many, few], columns=2))
     assert float(both.attrib["height"]) == pytest.approx(heights[1] + heights[0] - 56, abs=2)
+
+
+@pytest.mark.parametrize("values", [[-1.0, -2.0], [0.0, 0.0], [-1.0, 2.0], [math.nan, math.inf]])
+@pytest.mark.parametrize("y_range", [None, (1.0, 1.0)])
+def test_rows_of_any_values(values: list[float], y_range: tuple[float, float] | None) -> None:
+    chart = Chart("", "", "", names=["a", "x" * 200], y_range=y_range).bars([0, 1], values)
+    text = charts_svg([chart])
+    widths = [float(w) for w in re.findall(r'<rect [^>]*width="([-\d.]+)"', text)]
+    assert len(widths) == sum(map(math.isfinite, values)) and all(w >= 0 for w in widths)
+    assert "x" * 39 + "\N{HORIZONTAL ELLIPSIS}" in text and "x" * 41 not in text

@@ -5,7 +5,7 @@
     axpy_panel(mask, panel, values, sums)                      # one token, one group of columns
 
 A group is 8 vectors of columns. Weights become float32 exactly as ``decode_block`` makes them, and
-each column is one chain of fused multiply-adds, row after row, so both ways give the same bits.
+each column is one chain of multiply-adds, row after row, so both ways give the same bits.
 Quantized formats have their columns in an order of their own (``place_of``), in which no column
 changes its 128 bits, unless a vector can be looked up in a table of floats (AVX-512).
 Access: rows front to back, 8 at a time side by side; sums stay in registers while 8 rows pass.
@@ -95,13 +95,13 @@ def _decoded(b: Value, kind: int, address: Value) -> Iterator[Value]:
     d = _halves(b, blocks, 0)
     if kind == Q8_0:
         zero = splat(f32, lanes, 2.0**15 + 128)
-        minus = b.fmul(b.fneg(zero), d)
+        fused = isinstance(v, HardwareFloats)  # a product by itself would be rounded
+        minus = b.fmul(b.fneg(zero), d) if fused else None
         for half in range(2):
             signed = _side_by_side(b, blocks, 2 + 16 * half)
             codes = b.xor(signed, splat(i8, 4 * lanes, -128))
             for x in _mantissas(b, codes, wide=True):
-                exact = isinstance(v, HardwareFloats)  # a product by itself would be rounded
-                yield fma(b, x, d, minus) if exact else b.fmul(b.fsub(x, zero), d)
+                yield fma(b, x, d, minus) if fused else b.fmul(b.fsub(x, zero), d)
         return
     header = 4 if kind in (Q4_1, Q5_1) else 2
     five_bits = kind in (Q5_0, Q5_1)
@@ -155,7 +155,7 @@ def _mantissas(b: Value, codes: Value, *, wide: bool) -> Iterator[Value]:
     """Bytes n as the floats 128 + n (n < 64) or, wide, 32768 + n, four of every 16 a vector.
 
     A byte in the mantissa of a power of two is a float without a conversion. What that adds is
-    taken away with the offset, exactly: the sum of both powers and n times d have few digits.
+    taken away, before it is scaled or with the offset: exactly, for both have few digits.
     """
     n = codes.type.count
     zero, high = splat(i8, n, 0), splat(i8, n, 0x43)

@@ -30,13 +30,10 @@ def widen_f16(b: Value, bits: Value) -> Value:
     """Emit the float of an i16 that holds a half float."""
     if isinstance(vectors(), HardwareFloats):
         return b.fpext(b.bitcast(bits, f16), f32)
-    h = b.zext(bits, i32)
-    magnitude = b.and_(h, _c(0x7FFF))
-    scaled = b.bitcast(b.shl(magnitude, _c(13)), f32)
-    value = b.bitcast(b.fmul(scaled, ir.Constant(f32, 2.0**112)), i32)  # subnormals come right too
-    special = b.icmp_unsigned(">=", magnitude, _c(0x7C00))  # inf and NaN
-    value = b.select(special, b.or_(value, _c(0x7F800000)), value)
-    return b.bitcast(b.or_(value, b.shl(b.and_(h, _c(0x8000)), _c(16))), f32)
+    x = b.and_(b.shl(b.sext(bits, i32), _c(13)), _c(0x8FFFE000))
+    value = b.bitcast(b.fmul(b.bitcast(x, f32), ir.Constant(f32, 2.0**112)), i32)  # or subnormal
+    special = b.icmp_signed("==", b.and_(x, _c(0x0F800000)), _c(0x0F800000))  # inf and NaN
+    return b.bitcast(b.or_(value, b.and_(b.sext(special, i32), _c(0x7F800000))), f32)
 
 
 def narrow_f16(b: Value, x: Value) -> Value:

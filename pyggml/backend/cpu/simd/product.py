@@ -91,7 +91,7 @@ class BlockTerms:
         return fma(b, minimum, self._head(b, t, SUM), acc) if minimum is not None else acc
 
     def _multiply(self, b: Value, p: int) -> None:
-        """The integer sums, [token], of a part and those that go with it."""
+        """The integer sums, [token], of a part and of those that are multiplied with it."""
         kind, block = self._kind, self._block
         v = vectors()
         groups = v.part_groups(len(self._acts), block.n_parts, v.block_sums)

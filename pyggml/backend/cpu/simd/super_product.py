@@ -6,7 +6,7 @@
 The integer sums are exact: of sub-blocks, times their sub-scales, over the block. Then one
 multiply-add a block (and one for the minima) goes to the row's float32 sum, so every tile has the
 same bits. Where a code's zero is not 0, or values of a table are raised for ``vpdpbusd``, the sum
-of a block starts at what is too much; sums of 16 bits at their sub-block's share (``quantize``).
+of a block starts at what is too much; those of a set with a ``start`` at their sub-block's share.
 Access: the block's lines front to back, in a loop over steps of 32 columns.
 """
 

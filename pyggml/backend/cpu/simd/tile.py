@@ -10,6 +10,7 @@ Access: weights stream once per tile, front to back; activations are broadcast f
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 from llvmlite import ir
@@ -88,9 +89,10 @@ def q_tile(
                 terms = BlockTerms(b, kind, GroupBlock(kind, block), acts)
             after = list(accs)
             for parts in v.part_groups(n_tokens, n_parts, v.block_sums):
-                for k in (t * n_parts + p for t in range(n_tokens) for p in parts):
+                for t, p in product(range(n_tokens), parts):
+                    k = t * n_parts + p
                     acc = load(b, sums_at[k], vec(f32, lanes)) if in_memory else accs[k]
-                    acc = terms.add_to(b, acc, *divmod(k, n_parts))
+                    acc = terms.add_to(b, acc, t, p)
                     if in_memory:
                         store(b, acc, sums_at[k])
                     else:
@@ -134,7 +136,7 @@ def fetch_ahead(passed, left, group_bytes, half_bytes):  # type: ignore[no-untyp
 
 
 def float_tokens() -> int:
-    """Tokens whose sums of float weights stay in registers."""
+    """Tokens of the widest tile of float weights."""
     return {64: 8, 32: 6}.get(vectors().width, 4)
 
 

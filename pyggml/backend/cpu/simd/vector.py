@@ -4,7 +4,7 @@
     acc = v.u4_add(b, acc, weights, activations)   # b: llvmlite's IRBuilder
 
 Kernels that emit IR themselves are written once over ``v.width`` bytes and ``v.parts`` vectors a
-64-byte line; everything that differs between instruction sets is in this file.
+64-byte line; everything that differs between instruction sets is here, in ``x86`` and ``aarch64``.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class Generic:
 
     width = 16  # bytes of a vector
     u5_lines = 4  # lines of codes 0..31 whose products a sum has room for
-    row_sums = 4  # vectors of a tile's results that stay in registers
-    block_sums = 8  # and of the sums of a block of them
-    float_sums = 8  # and of those of float weights
+    # Vectors of sums for which there are registers: of results of a tile that are carried from
+    # block to block, of products within a block, of products with float weights
+    row_sums, block_sums, float_sums = 4, 8, 8
     narrow = False  # whether sums of ``u4_add`` have 16 bits
     raised = 0  # added to int8 weights, which then are codes for ``u4_add``; else it is ``s8_add``
     float_table: Any = None  # where one instruction looks up floats
@@ -122,9 +122,9 @@ class Generic:
         return self.width // 4
 
     def part_groups(self, n_tokens: int, n_parts: int, n_sums: int) -> list[range]:
-        """The parts of a line that a tile multiplies at a time, for ``n_sums`` registers."""
-        size = min(n_parts, max(1, n_sums // n_tokens))
-        return [range(first, first + size) for first in range(0, n_parts, size)]
+        """The parts of a line that a tile multiplies at a time, so as to have ``n_sums`` sums."""
+        size = max(1, n_sums // n_tokens)
+        return [range(k, min(k + size, n_parts)) for k in range(0, n_parts, size)]
 
     def fma(self, b: Value, x: Value, y: Value, z: Value) -> Value:
         return b.fadd(b.fmul(x, y), z)

@@ -29,7 +29,7 @@ from tests.pyggml.ops.harness import encoded
 
 Array = npt.NDArray[Any]
 Value = Any
-TOKENS, COLUMNS, ROWS = 1, 512, 16
+COLUMNS, ROWS = 512, 16
 KINDS = [  # that take every way through the emitters
     *(GGMLType[name] for name in ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")),
     *(GGMLType[name] for name in ("Q2_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "IQ2_S", "TQ2_0")),
@@ -113,33 +113,47 @@ def call_or_stand_in(b: Value, name: str, result: ir.Type, *args: Value) -> Valu
 def run_tile(kind: GGMLType, weights: Array, acts: Array) -> Array:
     """``q_tile`` compiled for this host, [token, row]."""
     triple = llvm.get_process_triple()
-    parsed = llvm.parse_assembly(str(tile_module(tile.q_tile, kind, 6, triple, (TOKENS,))))
+    tokens = len(acts)
+    parsed = llvm.parse_assembly(str(tile_module(tile.q_tile, kind, 6, triple, (tokens,))))
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=1
     )
     engine = llvm.create_mcjit_compiler(parsed, machine)
     engine.finalize_object()
-    out = np.full((TOKENS, ROWS), np.nan, np.float32)
+    out = np.full((tokens, ROWS), np.nan, np.float32)
     n_blocks = COLUMNS // kind.block_size
     args = (weights.ctypes.data, acts.ctypes.data, acts.strides[0], out.ctypes.data, n_blocks, 0)
     ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)(engine.get_function_address("tile"))(*args)
     return out
 
 
+def numbers(kind: GGMLType, extreme: bool, tokens: int) -> tuple[Array, Array]:
+    """Weights and activations; the extreme ones have the largest codes, which fill the sums."""
+    rng = np.random.default_rng(int(kind))
+    rows, x = (rng.standard_normal((n, COLUMNS)).astype(np.float32) for n in (ROWS, tokens))
+    if extreme:
+        rows, x = np.sign(rows), np.sign(x)
+        rows[1::2], rows[1::2, ::32] = 1, -1  # the zero of a block is its smallest value
+        x[0], x[1:2], x[2:3] = 1, rows[0], -1
+    return rows, x
+
+
 @pytest.mark.skipif("avx2" not in jit.host_isas(), reason="their other instructions are AVX2's")
+@pytest.mark.parametrize("tokens", [1, 4])  # fewer parts of a line at a time
+@pytest.mark.parametrize("extreme", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda t: t.name)
-def test_sums_have_the_bits_of_the_generic_tile(
+def test_sums_have_the_bits_of_the_plain_tile(
     kind: GGMLType,
+    extreme: bool,
+    tokens: int,
     emit_for: Callable[[type[Generic]], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (aarch64, x86):
         monkeypatch.setattr(module, "call", call_or_stand_in)
-    rng = np.random.default_rng(int(kind))
-    rows = encoded(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32), kind)
-    weights = np.ascontiguousarray(interleave(kind, rows))
-    x = rng.standard_normal((TOKENS, COLUMNS)).astype(np.float32)
-    acts = (twin if kind.block_size == 32 else super_twin)(x).reshape(TOKENS, -1)
+    rows, x = numbers(kind, extreme, tokens)
+    weights = np.ascontiguousarray(interleave(kind, encoded(rows, kind)))
+    acts = (twin if kind.block_size == 32 else super_twin)(x).reshape(tokens, -1)
     emit_for(Fused)
     want = run_tile(kind, weights, acts)
     assert np.isfinite(want).all() and np.ptp(want) > 1
