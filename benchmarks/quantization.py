@@ -219,7 +219,8 @@ def _run(args: argparse.Namespace, folder: Path) -> None:
     model = Model.load(args.source, vocab_only=True)
     tokens = model.tokenizer.encode(args.text.read_text(encoding="utf-8"))
     model.close()
-    chunks = np.array(tokens[: args.chunks * N_CTX], np.int32).reshape(-1, N_CTX)
+    n_chunks = min(args.chunks, len(tokens) // N_CTX)
+    chunks = np.array(tokens[: n_chunks * N_CTX], np.int32).reshape(-1, N_CTX)
     base, out = folder / "f16.logits", folder / "quantized.gguf"
     for type in ["F16", *(t for t in _types(args.types) if t != "F16")]:
         try:
