@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +117,10 @@ def is_gateless(model: Model) -> bool:
     return "blk.0.ffn_gate.weight" not in model.weights
 
 
-_WANTED: dict[int, np.ndarray] = {}
-
-
+@cache  # which keeps the model too, so that no other one can be taken for it
 def wanted(model: Model) -> np.ndarray:
     """The CPU's own result."""
-    if id(model) not in _WANTED:
-        _WANTED[id(model)] = decoded(new(model))
-    return _WANTED[id(model)]
+    return decoded(new(model))
 
 
 def test_a_neuron_on_one_device_keeps_its_bits(folder: Path) -> None:
