@@ -61,7 +61,14 @@ CACHE_DIR = Variable(
 SELF_TEST = Variable(
     "PYGGML_SELF_TEST",
     "1",
-    "`0` skips the child process that tries an instruction set before its first use.",
+    "`0` skips the child processes that try an instruction set before its first use and measure "
+    "what `PYGGML_TUNING` names.",
+)
+TUNING = Variable(
+    "PYGGML_TUNING",
+    None,
+    "Values in place of those that were measured on this CPU: `one_hint=3,one_bytes=2048`, or "
+    "`default` for no measured ones. `pyllama info` lists names and values.",
 )
 FUSION = Variable("PYGGML_FUSION", "1", "`0` runs every node of a graph by itself, unfused.")
 KEEP_BARRIERS = Variable(
@@ -101,6 +108,7 @@ VARIABLES = (
     NUM_THREADS,
     CACHE_DIR,
     SELF_TEST,
+    TUNING,
     FUSION,
     KEEP_BARRIERS,
     GRAPH_REUSE,

@@ -2,6 +2,7 @@
 
 pyllama info
 pyllama info --list-devices
+pyllama info --tune
 pyllama info --clear-cache
 """
 
@@ -9,30 +10,42 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ..output import write
 from ..tool import Tool, version_option, version_text
 
+if TYPE_CHECKING:
+    from pyggml.backend.cpu.tuning import Choice
+
 
 @click.command("info", cls=Tool)
 @click.option("--list-devices", is_flag=True, help="Only list the devices that can compute.")
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="Measure prefetches and chunks on this CPU again; it should be idle.",
+)
 @click.option("--clear-cache", is_flag=True, help="Delete compiled kernels and the demo model.")
 @version_option()
-def command(list_devices: bool, clear_cache: bool) -> None:
-    """Show versions, instruction set, threads, caches and devices of this machine."""
+def command(list_devices: bool, tune: bool, clear_cache: bool) -> None:
+    """Show versions, instruction set, tuning, threads, caches and devices of this machine."""
     if clear_cache:
         _clear()
     elif list_devices:
         write(devices())
+    elif tune:
+        write(_tuned_again())
     else:
-        write(f"{version_text()}\n\n{_cpu()}\n{_threads()}\n{_caches()}\n{devices()}")
+        parts = (_cpu(), _tuning(), _threads(), _caches(), devices())
+        write("\n".join([f"{version_text()}\n", *parts]))
 
 
 def _cpu() -> str:
     from pyggml import env, jit
-    from pyggml.backend.cpu.osapi import cache_sizes
+    from pyggml.backend.cpu.osapi import cache_sizes, cpu_identity
     from pyllama.bench import cpu_info
 
     names, chosen = jit.host_isas(), jit.isa()
@@ -42,12 +55,57 @@ def _cpu() -> str:
     lacks = [name for name in jit.ISAS if name not in names]
     sizes = ", ".join(f"{name} {size // 1024} KiB" for name, size in cache_sizes().items())
     return (
-        f"CPU              {cpu_info()} ({platform.machine()})\n"
+        f"CPU              {cpu_info()} ({cpu_identity()}; {platform.machine()})\n"
         f"CPU caches       {sizes or 'not known'}\n"
         f"instruction set  {chosen}: {why}"
         + (f"; it lacks {', '.join(lacks)}" if lacks else "")
         + "\n"
     )
+
+
+def _tuning() -> str:
+    """The values of ``pyggml.backend.cpu.tuning`` in use, and why each has its value."""
+    from dataclasses import asdict
+
+    from pyggml import env
+    from pyggml.backend.cpu import tuning
+
+    given, measured = tuning.by_hand()
+    record = tuning.load() if measured else None
+    if record is None:
+        why = "the defaults, not measured yet" if measured else f"the defaults ({env.TUNING.name})"
+    elif record.problem:
+        why = f"the defaults, since measuring failed: {record.problem}"
+    else:
+        why = f"measured in {record.seconds:.2f} s"
+    lines = [f"tuning           {why}; {env.TUNING.name} sets values, --tune measures again"]
+    choices = {choice.name: choice for choice in record.choices} if record else {}
+    for name, value in asdict(tuning.tuning()).items():
+        reason = ""
+        if name in given:
+            reason = f"set by {env.TUNING.name}"
+        elif name in choices:
+            reason = _race(choices[name])
+        elif record and record.pause_ns and name in tuning.waiting(record.pause_ns):
+            reason = f"a pause takes {record.pause_ns:.1f} ns"
+        lines.append(f"  {name:13s}  {value:<7d} {tuning.WHAT[name]}")
+        if reason:
+            lines.append(f"{'':25s}{reason}")
+    return "\n".join(lines) + "\n"
+
+
+def _race(choice: Choice) -> str:
+    """What was measured for one value."""
+    rates = ", ".join(f"{value}: {rate:.1f}" for value, rate in choice.rates.items())
+    return f"GB/s {rates}; best other {choice.gain:.2f} x the default"
+
+
+def _tuned_again() -> str:
+    from pyggml.backend.cpu.selftest import ensure_isa, measure_again
+
+    ensure_isa()
+    measure_again()
+    return _tuning()
 
 
 def _threads() -> str:

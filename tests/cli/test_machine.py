@@ -10,7 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pyggml.backend.cpu import osapi
+from pyggml import jit
+from pyggml.backend.cpu import osapi, selftest, tuning
 from pyggml.backend.cpu.pool import get_pool
 from pyllama_cli.commands import batched_bench, bench, completion, info, parallel
 from pyllama_cli.environment import variables
@@ -134,3 +135,38 @@ def test_info_says_what_runs_here_and_why(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "in 1 files" in run(command=info.command)[1]
     out = run("--clear-cache", command=info.command)[1]
     assert "deleted the compiled kernels" in out and not (tmp_path / "code").exists()
+
+
+def test_info_says_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    raced = tuning.Choice("few_bytes", 8192, {4096: 10.0, 8192: 12.5}, 1.25)
+    records = {
+        "not measured yet": None,
+        "0.25 s": tuning.Record("a CPU", 0.25, (raced,), pause_ns=50.0),
+        "measuring failed: out of memory": tuning.Record("a CPU", problem="out of memory"),
+    }
+    monkeypatch.setattr(jit, "cache_dir", lambda name: tmp_path)
+    monkeypatch.delenv("PYGGML_TUNING", raising=False)
+    for text, record in records.items():
+        with tuning.using(None):
+            if record:
+                tuning.save(record)
+            lines = run(command=info.command)[1].splitlines()
+        (head,) = [line for line in lines if line.startswith("tuning")]
+        assert text in head
+        at = lines.index(next(line for line in lines if line.split()[:1] == ["few_bytes"]))
+        assert lines[at].split()[1] == ("8192" if record and record.choices else "4096")
+        if record and record.choices:
+            assert "4096: 10.0, 8192: 12.5; best other 1.25 x" in lines[at + 1]
+            assert any("a pause takes 50.0 ns" in line for line in lines)
+    monkeypatch.setattr(selftest, "measure_again", lambda: tuning.save(records["0.25 s"]))
+    with tuning.using(None):
+        out = run("--tune", command=info.command)[1]
+    assert out.startswith("tuning           measured in 0.25 s")
+    monkeypatch.setenv("PYGGML_TUNING", "default,look=3")
+    with tuning.using(None):
+        out = run(command=info.command)[1]
+    assert "the defaults (PYGGML_TUNING)" in out and "set by PYGGML_TUNING" in out
+    monkeypatch.setenv("PYGGML_TUNING", "look=none")
+    with tuning.using(None):
+        code, _, err = run(command=info.command)
+    assert code == 1 and err.count("\n") == 1 and "look=none" in err

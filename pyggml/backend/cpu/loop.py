@@ -14,8 +14,8 @@ from .abi import i64_ptr
 from .atomics import atomic_add, atomic_cas, atomic_load, atomic_store, call_address, cycles, pause
 
 # Control block: one 64-byte line a word, by byte offset.
-STATE, TODO, ABORT, ERROR, QUIT, PROGRAM, N_THREADS, PROFILE, SPINS, SCRATCH = (
-    64 * i for i in range(10)
+STATE, TODO, ABORT, ERROR, QUIT, PROGRAM, N_THREADS, PROFILE, SPINS, LOOK, SCRATCH = (
+    64 * i for i in range(11)
 )
 MAX_THREADS = 512
 QUEUES = SCRATCH + 8 * MAX_THREADS  # a line a thread: its claim word, its role, its chunks
@@ -31,9 +31,6 @@ PHASE_WORDS = 3
 L_KERNEL, L_NODE, L_CHUNKS, L_STRIDE, L_PRIVATE = range(5)  # addresses; bytes from one thread's
 LAUNCH_WORDS = 5  # record to the next; the number of what each thread runs for itself before, or 0
 
-# A thread's pause instructions before it yields: longer than Python takes between two tokens.
-DEFAULT_SPINS = 10000
-LOOK = 8  # pauses from one look at others' queues to the next
 YIELDS = 100  # yields before sleeping
 PARK_AFTER = 60  # sleeps of ~20 us or more before a worker parks
 
@@ -127,7 +124,8 @@ def work(ctl, me, epoch, sched_yield, usleep):  # type: ignore[no-untyped-def]
     if me == 0:
         atomic_store(ctl + STATE, pack(epoch, 0, 0))
         _open_phase(ctl, me, epoch, 0)
-    idle, spins = 0, atomic_load(ctl + SPINS)
+    idle, spins, look = 0, atomic_load(ctl + SPINS), atomic_load(ctl + LOOK)
+    next_look = 0  # the idle round of the next look at others' queues
     own = ctl + QUEUES + 64 * me
     done = last = 0  # chunks of a phase that are run and not counted off, and the last claim
     made = 0, 0
@@ -140,13 +138,14 @@ def work(ctl, me, epoch, sched_yield, usleep):  # type: ignore[no-untyped-def]
                 if over:
                     _open_phase(ctl, me, last >> 36, ((last >> 20) & END) + 1)
                     continue
-            if idle % LOOK == 0 or idle >= spins:
+            if idle >= next_look or idle >= spins:
+                next_look = idle + look
                 queue = _other_queue(ctl, me, atomic_load(ctl + N_THREADS))
                 claim = atomic_load(queue) if queue != 0 else 0
         if claim & MAX_CHUNKS != 0 and me < atomic_load(ctl + N_THREADS):
             if atomic_cas(queue, claim, claim - 1):
                 made = _run_chunk(ctl, queue, claim, me, made)
-                idle, last = 0, claim
+                idle, next_look, last = 0, 0, claim
                 done += 1
             continue
         state = atomic_load(ctl + STATE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import platform
 import sys
 from collections.abc import Collection
 from functools import lru_cache
@@ -124,6 +125,30 @@ def cache_sizes() -> dict[str, int]:
         if size[:-1].isdigit() and size[-1] in "KM":
             sizes[name] = int(size[:-1]) << (10 if size[-1] == "K" else 20)
     return sizes
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+_IDENTITY = (
+    "vendor_id", "cpu family", "model", "stepping",  # x86
+    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision",  # ARM
+)  # fmt: skip
+
+
+def cpu_identity() -> str:
+    """What tells this CPU's kind from others of the same name, such as "AMD EPYC".
+
+    ``"AuthenticAMD, family 26, model 2, stepping 1"``; the platform's own words where the system
+    does not list the numbers.
+    """
+    try:
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    except OSError:
+        text = ""
+    found = {name.strip(): value.strip() for name, _, value in
+             (line.partition(":") for line in text.splitlines())}  # fmt: skip
+    parts = [f"{name.removeprefix('cpu ')} {found[name]}".removeprefix("vendor_id ")
+             for name in _IDENTITY if name in found]  # fmt: skip
+    return ", ".join(parts) or platform.processor() or platform.machine()
 
 
 def cgroup_cpus() -> float:

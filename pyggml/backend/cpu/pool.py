@@ -32,9 +32,9 @@ from .interrupt import Watcher
 from .loop import (
     ABORT,
     CONTROL_BYTES,
-    DEFAULT_SPINS,
     END,
     ERROR,
+    LOOK,
     N_THREADS,
     PROFILE,
     PROGRAM,
@@ -45,6 +45,7 @@ from .loop import (
     pack,
     work,
 )  # fmt: skip
+from .tuning import Tuning, tuning
 
 if TYPE_CHECKING:
     from .program import Program
@@ -73,7 +74,7 @@ class Pool:
         self._scratch_table = self._control[SCRATCH:].view(np.int64)
         self.control = int(self._control.ctypes.data)
         self.error_slot = self.control + ERROR
-        self._spins = DEFAULT_SPINS
+        self._poll = 50
         self._pinned: list[int] = []
         self._scratch: list[npt.NDArray[np.uint8]] = []
         self.reset()
@@ -90,7 +91,7 @@ class Pool:
         self._epoch = 1
         self.open = 0  # threads of the run that begins or goes on: they do not park
         self._set(STATE, pack.py_func(self._epoch, END, 0))
-        self._set(SPINS, self._spins)
+        self._waiting: Tuning | None = None
 
     def _set(self, offset: int, value: int) -> None:
         self._words[offset // 64] = value
@@ -99,13 +100,13 @@ class Pool:
         """How threads wait and where they run; threads that run already keep their place.
 
         Args:
-            poll: 0 to 100: how long an idle thread spins before it yields and sleeps. 50 is longer
-                than Python takes between two tokens; 0 saves power, and costs speed.
+            poll: 0 to 100: how long an idle thread spins before it yields and sleeps. 50 is about
+                250 us, longer than Python takes between two tokens; 0 saves power, and costs speed.
             pinned: thread i runs on the CPU ``pinned[i % len(pinned)]`` only; empty lets the
                 system choose.
         """
-        self._spins = DEFAULT_SPINS * poll // 50
-        self._set(SPINS, self._spins)
+        self._poll = poll
+        self._waiting = None
         self._pinned = list(pinned)
 
     def cpu(self, index: int) -> list[int]:
@@ -164,6 +165,10 @@ class Pool:
                 self._workers.append(_Worker(self, i))
                 self._workers[-1].thread.start()  # known by now: there is never a second one
             self._ready = n, size
+        if (values := tuning()) is not self._waiting:
+            self._waiting = values
+            self._set(SPINS, values.spins * self._poll // 50)
+            self._set(LOOK, values.look)
         self._set(ERROR, 0)
         self._set(ABORT, 0)
 

@@ -1,15 +1,18 @@
 """Try an instruction set before it is used: a mistake there is a dead process, not an exception.
 
     ensure_isa()                                   # at the start of the first CPU backend
+    measure_again()                                # pyllama info --tune
 
 The first time that these sources meet this host, two child processes compare small computations
 with NumPy: one a case of each kernel family, the other a token through a layer as models run it. If
 one dies or disagrees, the next simpler instruction set is tried, with one line on stderr. What they
-compiled, side by side, is in the cache then.
+compiled, side by side, is in the cache then. When both have passed and the machine is idle, the
+first child measures the CPU (``measure``), which takes a fraction of a second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -22,24 +25,46 @@ import numpy.typing as npt
 from ... import env, jit
 from ...errors import BackendError
 from ...tensor import Tensor
+from . import tuning
 
 Array = npt.NDArray[Any]
 _TIMEOUT_S = 300
+_PASSED = "passed"
 _lock = threading.Lock()
 _done = False
 
 
 def ensure_isa() -> None:
-    """Settle on an instruction set that works here. Raises: BackendError, PyggmlError."""
+    """Settle on an instruction set that works here, and measure a CPU that was not seen before.
+
+    Raises: BackendError, PyggmlError.
+    """
     global _done
     with _lock:
         if _done:
             return
+        _, measured = tuning.by_hand()
         if env.ISA.get() is None and env.SELF_TEST.enabled():
             jit.use_isa(_first_working())
         else:
             jit.isa()
+        tuning.forget()  # what was looked up before the instruction set was settled
+        if measured and env.SELF_TEST.enabled() and tuning.load() is None:
+            measure_again()
         _done = True
+
+
+def measure_again() -> tuning.Record:
+    """Measure this CPU in a child process and keep the result, for this process too."""
+    if jit.on_compile is not None:
+        jit.on_compile("measuring this CPU")
+    try:
+        with contextlib.closing(_Child(jit.isa(), "measure_when_told")) as child:
+            record = _record(*child.result())
+    except OSError as e:
+        record = tuning.Record(tuning.cpu_key(), problem=str(e))
+    tuning.save(record)
+    return record
 
 
 def _first_working() -> str:
@@ -49,46 +74,90 @@ def _first_working() -> str:
             return name
         if jit.on_compile is not None:
             jit.on_compile(f"{name} self-test")
-        problem = _try(name)
+        problem, measured = _try(name)
         if not problem:
             mark.touch()
+            if measured is not None:
+                jit.use_isa(name)
+                tuning.save(measured)
             return name
         print(f"pyggml: the {name} kernels fail here ({problem}); stepping down", file=sys.stderr)
     raise BackendError("no instruction set passes the self-test; PYGGML_SELF_TEST=0 skips it")
 
 
-def _try(name: str) -> str:
-    """Run the self-test of an instruction set in child processes; what is wrong, or nothing."""
-    if not sys.executable or getattr(sys, "frozen", False):
-        return ""  # an embedded Python: there is no interpreter to start
-    child_env = {**os.environ, "PYGGML_ISA": name, "PYGGML_SELF_TEST": "0"}
-    children: list[subprocess.Popen[str]] = []
+def _try(name: str) -> tuple[str, tuning.Record | None]:
+    """Run the self-test of an instruction set in child processes.
+
+    Returns:
+        What is wrong, or nothing; and what was measured.
+    """
+    if not _has_interpreter():
+        return "", None
+    with contextlib.ExitStack() as stack:
+
+        def start(*parts: str) -> _Child:
+            return stack.enter_context(contextlib.closing(_Child(name, *parts)))
+
+        try:
+            first, second = start("families", "measure_when_told"), start("layer")
+        except OSError as e:
+            return f"no child process: {e}", None
+        _, problem = second.result()
+        if not problem:
+            output, problem = first.result()
+            if _PASSED in output:
+                return "", _record(output, problem)
+        return problem or "the self-test gave no answer", None
+
+
+def _has_interpreter() -> bool:
+    """Whether this is no embedded Python, which has no interpreter to start."""
+    return bool(sys.executable) and not getattr(sys, "frozen", False)
+
+
+def _record(output: list[str], problem: str) -> tuning.Record:
+    """What a child measured, or why it did not."""
     try:
-        for part in ("families", "layer"):
-            code = (
-                f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import {part}; {part}()"
-            )
-            command = [sys.executable, "-c", code]
-            children.append(
-                subprocess.Popen(
-                    command, env=child_env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE, text=True,
-                )
-            )  # fmt: skip
-        for child in children:
-            _, error = child.communicate(timeout=_TIMEOUT_S)
-            if child.returncode != 0:
-                last = (error.strip().splitlines() or ["no message"])[-1]
-                return f"exit code {child.returncode}: {last}"
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return f"the self-test did not end: {e}"
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-            if child.stderr is not None:
-                child.stderr.close()
-    return ""
+        return tuning.Record.from_json(output[-1])
+    except (IndexError, ValueError) as e:
+        return tuning.Record(tuning.cpu_key(), problem=problem or str(e))
+
+
+class _Child:
+    """A Python process that calls functions of this module, one after the other.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, isa: str, *functions: str) -> None:
+        names, calls = ", ".join(functions), "; ".join(f"{name}()" for name in functions)
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import {names}; {calls}"
+        settings = {"PYGGML_ISA": isa, "PYGGML_SELF_TEST": "0", "PYGGML_TUNING": "default"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code], env={**os.environ, **settings}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def result(self) -> tuple[list[str], str]:
+        """Let it measure, if it waits for that. The lines that it printed, and what went wrong."""
+        try:
+            output, error = self._process.communicate("go\n", timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired as e:
+            return [], f"the self-test did not end: {e}"
+        if self._process.returncode == 0:
+            return output.splitlines(), ""
+        last = (error.strip().splitlines() or ["no message"])[-1]
+        return output.splitlines(), f"exit code {self._process.returncode}: {last}"
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
 
 
 # Sizes that take every path once: full and partial groups, one token and several.
@@ -138,6 +207,18 @@ def families() -> None:
     p = np.exp(scores - scores.max(-1, keepdims=True))
     want = (p / p.sum(-1, keepdims=True)) @ k.numpy().astype(np.float32)  # [head, token, 16]
     check(ops.flash_attn_ext(ctx, q, k, k, None, 0.25), want.swapaxes(0, 1), 1e-5)
+
+
+def measure_when_told() -> None:
+    """Prepare to measure, wait for a line or the end of stdin, and print the record."""
+    from .backend import CpuBackend
+    from .measure import prepare, run
+
+    print(_PASSED, flush=True)  # so far
+    backend = CpuBackend()
+    races = prepare(backend)
+    sys.stdin.readline()
+    print(run(backend, races).to_json())
 
 
 def layer() -> None:

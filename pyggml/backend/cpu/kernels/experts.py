@@ -45,6 +45,7 @@ from .weights import (
     TILE_1,
     TILE_4,
     decode_rows,
+    distance,
     layout_name,
     pack,
     packed_bytes,
@@ -148,7 +149,8 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             while t < n:
                 tokens = 4 if t + 4 <= n else 1
                 x = gathered + t * row_bytes
-                ahead = fetch_ahead(t, n - t, group, blocks * fact(facts, FETCHED))
+                half = blocks * fact(facts, FETCHED)
+                ahead = fetch_ahead(t, n - t, distance(facts, n), group, half)
                 which = TILE_4 if tokens == 4 else TILE_1
                 tile(facts, which, w, x, row_bytes, scratch, blocks, ahead)
                 for i in range(tokens):

@@ -36,6 +36,7 @@ from ..lowering import Lowering, fuses, lowers
 from ..simd.element import F32, put, take
 from ..simd.row_tile import TABLE_BYTES, aim
 from ..simd.tile import fetch_ahead
+from ..tuning import tuning
 from .binary import ADD as SUM
 from .binary import combine
 from .elementwise import IDS, function
@@ -53,6 +54,7 @@ from .weights import (
     TILE_WIDE,
     WIDE,
     decode_rows,
+    distance,
     is_decoded,
     layout_name,
     pack,
@@ -65,7 +67,6 @@ from .weights import (
 from .widen import widened
 
 _TOKENS = 64  # tokens of a chunk
-_CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _LEAST_MACS = 1 << 17  # and what is not worth sharing
 _TILE_BYTES = 8 * ROWS * 4  # float32 results of a tile: at most 8 tokens, 16 rows
@@ -145,7 +146,8 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             tokens, which = fact(facts, WIDE), TILE_WIDE
             if t + tokens > t1:
                 tokens, which = (4, TILE_4) if t + 4 <= t1 else (1, TILE_1)
-            ahead = fetch_ahead(t - t0, t1 - t, group, blocks * fact(facts, FETCHED))
+            half = blocks * fact(facts, FETCHED)
+            ahead = fetch_ahead(t - t0, t1 - t, distance(facts, t1 - t0), group, half)
             tile(facts, which, w, x + t * stride, stride, scratch, blocks, ahead)
             emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
             t += tokens
@@ -180,7 +182,8 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
                 tokens = 4 if t + 4 <= t1 else 1
                 which = TILE_4 if tokens == 4 else TILE_1
                 x = acts + t * stride
-                ahead = fetch_ahead(t - t0, t1 - t, group, blocks * fact(facts, FETCHED))
+                half = blocks * fact(facts, FETCHED)
+                ahead = fetch_ahead(t - t0, t1 - t, distance(facts, t1 - t0), group, half)
                 for g in range(2 * u, 2 * u + 2):
                     gate_w, up_w = data(node, SRC0) + g * group, data(node, SRC2) + g * group
                     tile(facts, which, gate_w, x, stride, scratch, blocks, ahead)
@@ -218,7 +221,8 @@ def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[in
     """Row chunks and token chunks of one matmul."""
     groups = -(-w.ne[1] // rows)
     if n == 1:
-        rounds = max(1, group_bytes(w.type, w.ne[0]) * groups // _CHUNK_BYTES // low.n_threads)
+        n_bytes = group_bytes(w.type, w.ne[0]) * groups
+        rounds = max(1, n_bytes // tuning().chunk_bytes // low.n_threads)
         wanted = rounds * low.n_threads
         return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
     token_chunks = math.ceil(n / _TOKENS)

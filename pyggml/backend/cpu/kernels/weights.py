@@ -35,27 +35,30 @@ from ..simd.row_tile import pack_rows, row_tiles
 from ..simd.tile import fetched_lines, float_tile, float_tokens, q_tile
 from ..simd.vector import LINE
 from ..superblock import PARTS_BYTES
+from ..tuning import Tuning, tuning
 
 # Facts. Of a block: columns, bytes interleaved, bytes of activations, bytes of weights that a tile
-# of four tokens asks memory for, bytes when decoded or in parts; what does that to a row, or 0;
-# tokens of the widest tile. Functions: the widest tile, those of four tokens and of one; plain rows
-# times one token; plain rows as a group.
-COLUMNS, BLOCK_BYTES, ACT_BYTES, FETCHED, DECODED_BYTES, DECODER, WIDE = range(7)
-TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(7, 12)
+# of four tokens prefetches, bytes when decoded or in parts; what does that to a row, or 0; tokens
+# of the widest tile; how many bytes ahead one token and a few prefetch. Functions: the widest tile,
+# those of four tokens and of one; plain rows times one token; plain rows as a group.
+COLUMNS, BLOCK_BYTES, ACT_BYTES, FETCHED, DECODED_BYTES, DECODER, WIDE, AHEAD_ONE, AHEAD_FEW = (
+    range(9)
+)
+TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(9, 14)
 # AXPY's: columns and bytes of a group of columns, whether its sums are in the order of quantized
 # formats, the decoder or 0. Functions: rows added to sums; groups of a row as float32.
-AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = range(12, 18)
+AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = range(14, 20)
 
 
 @cache
-def _tile(tokens: int, kind: int) -> Kernel:
+def _tile(tokens: int, kind: int, hint: int) -> Kernel:
     column = block_bytes(kind)
 
     def tile_q(w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
-        q_tile(kind, tokens, w, x, stride, out, n_blocks, ahead)
+        q_tile(kind, tokens, hint, w, x, stride, out, n_blocks, ahead)
 
     def tile_f(w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
-        float_tile(kind, tokens, w, column, x, stride, out, 4 * ROWS, n_blocks)
+        float_tile(kind, tokens, hint, w, column, x, stride, out, 4 * ROWS, n_blocks, ahead)
 
     return named_kernel(tile_q if kind in QUANTIZED else tile_f, tokens, GGMLType(kind).name)
 
@@ -77,9 +80,9 @@ def _pack(kind: int) -> Kernel:
 
 
 @cache
-def _axpy_rows(kind: int) -> Kernel:
+def _axpy_rows(kind: int, hint: int) -> Kernel:
     def add_rows(table, n_rows, values, sums, n_groups):  # type: ignore[no-untyped-def]
-        axpy.axpy_rows(kind, table, n_rows, values, sums, n_groups)
+        axpy.axpy_rows(kind, hint, table, n_rows, values, sums, n_groups)
 
     return named_kernel(add_rows, GGMLType(kind).name)
 
@@ -100,11 +103,16 @@ def _decoded_bytes(type: GGMLType) -> int:
 
 
 @cache
-def _facts(type: GGMLType) -> Facts:
+def _facts(type: GGMLType, tuned: Tuning) -> Facts:
     kind, summed = tile_kind(type), tile_kind(type, axpy.TYPES)
     columns = GGMLType(kind).block_size
     quantized = kind in QUANTIZED
     wide = 4 if quantized else float_tokens()
+    one, few = tuned.float_hint, tuned.float_hint
+    ahead_one = ahead_few = tuned.float_bytes
+    if quantized:
+        one, few = tuned.one_hint, tuned.few_hint
+        ahead_one, ahead_few = tuned.one_bytes, tuned.few_bytes
     numbers = {
         COLUMNS: columns,
         BLOCK_BYTES: block_bytes(kind),
@@ -112,17 +120,19 @@ def _facts(type: GGMLType) -> Facts:
         FETCHED: LINE * fetched_lines(kind, 4) if quantized else 0,
         DECODED_BYTES: _decoded_bytes(type),
         WIDE: wide,
+        AHEAD_ONE: ahead_one,
+        AHEAD_FEW: ahead_few,
         AXPY_COLUMNS: axpy.group_columns(),
         AXPY_BYTES: axpy.group_bytes(summed),
         AXPY_ORDER: int(axpy.is_ordered(summed)),
     }
     functions = {
-        TILE_WIDE: partial(_tile, wide, kind),
-        TILE_4: partial(_tile, 4, kind),
-        TILE_1: partial(_tile, 1, kind),
+        TILE_WIDE: partial(_tile, wide, kind, few),
+        TILE_4: partial(_tile, 4, kind, few),
+        TILE_1: partial(_tile, 1, kind, one),
         ROW_TILES: partial(_row_tiles, kind),
         PACK: partial(_pack, kind),
-        AXPY_ROWS: partial(_axpy_rows, summed),
+        AXPY_ROWS: partial(_axpy_rows, summed, tuned.axpy_hint),
         AXPY_UNPACK: partial(_axpy_unpack, summed),
     }
     for place, tiled in ((DECODER, INTERLEAVED), (AXPY_DECODER, axpy.TYPES)):
@@ -139,7 +149,7 @@ def weight_facts(w: Tensor, *functions: int) -> int:
     These functions are compiled, and the decoder that goes with them where the format needs one.
     """
     decoder = AXPY_DECODER if functions[0] >= AXPY_ROWS else DECODER
-    return _facts(w.type).address(decoder, *functions)
+    return _facts(w.type, tuning()).address(decoder, *functions)
 
 
 def tiles_for(n_tokens: int) -> tuple[int, ...]:
@@ -176,6 +186,12 @@ def packed_bytes(w: Tensor) -> int:
 def layout_name(w: Tensor) -> str:
     """A weight's format and layout, for profiles: ``q4_1_x16``."""
     return w.type.name.lower() + ("_x16" if is_repacked(w) else "_plain")
+
+
+@inline
+def distance(facts, n_tokens):  # type: ignore[no-untyped-def]
+    """How many bytes ahead weights are prefetched for so many tokens; see ``fetch_ahead``."""
+    return fact(facts, AHEAD_ONE) if n_tokens == 1 else fact(facts, AHEAD_FEW)
 
 
 @inline

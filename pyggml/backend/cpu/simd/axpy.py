@@ -1,6 +1,6 @@
 """Sums of rows in registers, each row times a float: the inner loops of AXPY.
 
-    axpy_rows(Q4_0, table, n_rows, values, sums, n_groups)     # in jitted code: one token
+    axpy_rows(Q4_0, hint, table, n_rows, values, sums, n_groups)   # in jitted code: one token
     decode_row(Q4_0, row, panel, stride, n_groups)             # a row as float32, for many tokens
     axpy_panel(mask, panel, values, sums)                      # one token, one group of columns
 
@@ -233,19 +233,21 @@ def _scaled(b: Value, i: Value, by: int) -> Value:
 
 @intrinsic(prefer_literal=True)
 def axpy_rows(
-    typingctx: Any, fmt: Any, table: Any, n_rows: Any, values: Any, sums: Any, n_groups: Any
-) -> Any:
-    """``sums += value * row`` for a few rows in order; ``table``: their addresses, then the next.
+    typingctx: Any, fmt: Any, hint: Any, table: Any, n_rows: Any, values: Any, sums: Any,
+    n_groups: Any,
+) -> Any:  # fmt: skip
+    """``sums += value * row`` for a few rows in order.
 
-    There are as many next ones, which memory is asked for.
+    ``table`` has their addresses, then as many of the next rows, which are prefetched with a
+    ``hint`` (a literal).
     """
-    literals = literals_of(fmt)
+    literals = literals_of(fmt, hint)
     if literals is None:
         return None
-    (kind,) = literals
+    kind, locality = literals
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _, table, n_rows, values, sums, n_groups = args
+        _, _, table, n_rows, values, sums, n_groups = args
         lanes, size = vectors().lanes, group_bytes(kind)
         following = b.add(table, _scaled(b, n_rows, 8))
 
@@ -256,7 +258,7 @@ def axpy_rows(
                 entry = _scaled(b, r, 8)
                 later = b.add(load(b, b.add(following, entry), i64), offset)
                 for line in range(0, size, LINE):
-                    prefetch(b, at(b, later, line))
+                    prefetch(b, at(b, later, line), locality)
                 y = broadcast(b, load(b, b.add(values, _scaled(b, r, 4)), f32), lanes)
                 w = _decoded(b, kind, b.add(load(b, b.add(table, entry), i64), offset))
                 return [fma(b, y, x, acc) for x, acc in zip(w, accs, strict=True)]
@@ -267,7 +269,7 @@ def axpy_rows(
         counted_loop(b, n_groups, [], group)
         return context.get_dummy_value()
 
-    return types.void(fmt, *[types.int64] * 5), codegen
+    return types.void(fmt, hint, *[types.int64] * 5), codegen
 
 
 @intrinsic(prefer_literal=True)

@@ -1,7 +1,7 @@
 """The register tile of every matmul: 16 interleaved rows times a few tokens.
 
-    q_tile(Q4_1, 4, weights, acts, stride, out, n_blocks, ahead)      # in jitted code
-    float_tile(F16, 4, weights, w_stride, x, x_stride, out, out_stride, n)
+    q_tile(Q4_1, 4, hint, weights, acts, stride, out, n_blocks, ahead)    # in jitted code
+    float_tile(F16, 4, hint, weights, w_stride, x, x_stride, out, out_stride, n, ahead)
 
 ``out`` gets 16 floats a token. A row's sum runs over its blocks in order whatever the number of
 tokens, so a token's result has the same bits in a batch as alone.
@@ -40,35 +40,32 @@ from .vector import (
 )  # fmt: skip
 
 Value = Any
-SOON = 1  # ``ahead``: as far as the instruction set says
 F16, BF16, F32 = int(GGMLType.F16), int(GGMLType.BF16), int(GGMLType.F32)
 
 
 @intrinsic(prefer_literal=True)
 def q_tile(
-    typingctx: Any, fmt: Any, tokens: Any, w: Any, y: Any, y_stride: Any, out: Any, n_blocks: Any,
-    ahead: Any,
+    typingctx: Any, fmt: Any, tokens: Any, hint: Any, w: Any, y: Any, y_stride: Any, out: Any,
+    n_blocks: Any, ahead: Any,
 ) -> Any:  # fmt: skip
     """Interleaved quantized rows times int8 activations of ``tokens`` (a literal) tokens.
 
-    Meanwhile memory is asked for what lies ``ahead`` bytes (or SOON) behind each block: all of a
-    block's lines for one token, half of them for several, see ``fetch_ahead``. Where registers do
-    not hold the sums of a block and those of the row, the latter stay in ``out``.
+    Each block prefetches, with a ``hint`` (a literal), weights ``ahead`` bytes after it: all lines
+    of a block for one token, half of them for several, see ``fetch_ahead``. Where registers do not
+    hold the sums of a block and those of the row, the latter stay in ``out``.
     """
-    literals = literals_of(fmt, tokens)
+    literals = literals_of(fmt, tokens, hint)
     if literals is None:
         return None
-    kind, n_tokens = literals
+    kind, n_tokens, locality = literals
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _, _, w, y, y_stride, out, n_blocks, ahead = args
+        _, _, _, w, y, y_stride, out, n_blocks, ahead = args
         lines = fetched_lines(kind, n_tokens)
         v = vectors()
         n_parts, lanes = v.parts, v.lanes
         n_sums = n_tokens * n_parts
         act_bytes = ACTIVATION_BYTES[GGMLType(kind).block_size]
-        soon = b.icmp_signed("==", ahead, ir.Constant(i64, SOON))
-        distance = b.select(soon, ir.Constant(i64, v.soon_bytes), ahead)
         in_memory = n_sums > v.row_sums
         sums_at = [at(b, out, 4 * lanes * k) for k in range(n_sums)]
         rows = [b.add(y, b.mul(y_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
@@ -76,16 +73,17 @@ def q_tile(
         def body(i: Value, accs: list[Value]) -> list[Value]:
             block = b.add(w, b.mul(i, ir.Constant(i64, block_bytes(kind))))
             acts = [b.add(r, b.mul(i, ir.Constant(i64, act_bytes))) for r in rows]
-            fetched = b.add(block, distance)
+            fetched = b.add(block, ahead)
             if kind in FORMATS:
                 each = lines // STEPS
 
-                def ask(step: Value) -> None:
-                    _ask(b, b.add(fetched, b.mul(step, ir.Constant(i64, LINE * each))), each)
+                def prefetch_step(step: Value) -> None:
+                    start = b.add(fetched, b.mul(step, ir.Constant(i64, LINE * each)))
+                    _prefetch_lines(b, start, each, locality)
 
-                terms: Any = SuperTerms(b, kind, block, acts, ask)
+                terms: Any = SuperTerms(b, kind, block, acts, prefetch_step)
             else:
-                _ask(b, fetched, lines)
+                _prefetch_lines(b, fetched, lines, locality)
                 terms = BlockTerms(b, kind, GroupBlock(kind, block), acts)
             after = list(accs)
             for parts in v.part_groups(n_tokens, n_parts, v.block_sums):
@@ -108,30 +106,34 @@ def q_tile(
             store(b, acc, place)
         return context.get_dummy_value()
 
-    return types.void(fmt, tokens, *[types.int64] * 6), codegen
+    return types.void(fmt, tokens, hint, *[types.int64] * 6), codegen
 
 
 def fetched_lines(kind: int, n_tokens: int) -> int:
-    """Cache lines for each block that ``q_tile`` asks of memory."""
+    """Cache lines that ``q_tile`` prefetches for each block."""
     lines = -(-block_bytes(kind) // LINE)
     lines = lines if n_tokens == 1 else -(-lines // 2)
     return -(-lines // STEPS) * STEPS if kind in FORMATS else lines  # as many a step
 
 
-def _ask(b: Value, address: Value, lines: int) -> None:
+def _prefetch_lines(b: Value, address: Value, lines: int, hint: int) -> None:
     for line in range(lines):
-        prefetch(b, at(b, address, LINE * line), soon=True)
+        prefetch(b, at(b, address, LINE * line), hint)
 
 
 @inline
-def fetch_ahead(passed, left, group_bytes, half_bytes):  # type: ignore[no-untyped-def]
-    """What a pass over a group of weights fetches, given the tokens that passed and that are left.
+def fetch_ahead(passed, left, distance, group_bytes, half_bytes):  # type: ignore[no-untyped-def]
+    """How many bytes ahead a pass over a group of weights prefetches.
 
-    Several passes over a group leave memory idle but for the first: the first two fetch half of
-    the next group each. Of fewer than 8 tokens the first fetch what they are about to read.
+    Several passes over a group leave memory idle but for the first: the first two prefetch half of
+    the next group each. With fewer than 8 tokens the first pass prefetches its own weights, the
+    tuned ``distance`` ahead.
+
+    Args:
+        passed, left: tokens of the group before this pass, and from it on.
     """
     if passed + left < 8:
-        return SOON if passed == 0 else 0
+        return distance if passed == 0 else 0
     return group_bytes + passed // 4 * half_bytes if passed < 8 else 0
 
 
@@ -142,20 +144,21 @@ def float_tokens() -> int:
 
 @intrinsic(prefer_literal=True)
 def float_tile(
-    typingctx: Any, fmt: Any, tokens: Any, w: Any, w_stride: Any, x: Any, x_stride: Any,
-    out: Any, out_stride: Any, n: Any,
+    typingctx: Any, fmt: Any, tokens: Any, hint: Any, w: Any, w_stride: Any, x: Any, x_stride: Any,
+    out: Any, out_stride: Any, n: Any, ahead: Any,
 ) -> Any:  # fmt: skip
     """``out[t][0:16] = sum over i < n of x[t][i] * w[i][0:16]``; w is F16, BF16 or F32.
 
-    Strides in bytes: of a column of w (16 interleaved values), of a token of x and of out.
+    Strides in bytes: of a column of w (16 interleaved values), of a token of x and of out. One
+    token prefetches weights ``ahead`` bytes after those in use, with a ``hint`` (a literal).
     """
-    literals = literals_of(fmt, tokens)
+    literals = literals_of(fmt, tokens, hint)
     if literals is None:
         return None
-    kind, n_tokens = literals
+    kind, n_tokens, locality = literals
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _, _, w, w_stride, x, x_stride, out, out_stride, n = args
+        _, _, _, w, w_stride, x, x_stride, out, out_stride, n, ahead = args
         v = vectors()
         lanes, size = v.lanes, 4 if kind == F32 else 2
         rows = [b.add(x, b.mul(x_stride, ir.Constant(i64, t))) for t in range(n_tokens)]
@@ -165,7 +168,7 @@ def float_tile(
             def body(i: Value, accs: list[Value], parts: range = parts) -> list[Value]:
                 column = b.add(w, b.mul(i, w_stride))
                 if n_tokens == 1:
-                    prefetch(b, at(b, column, 2 * v.soon_bytes), soon=True)
+                    prefetch(b, b.add(column, ahead), locality)
                 weights = []
                 for p in parts:
                     address = at(b, column, size * lanes * p)
@@ -188,4 +191,4 @@ def float_tile(
                 store(b, acc, place)
         return context.get_dummy_value()
 
-    return types.void(fmt, tokens, *[types.int64] * 7), codegen
+    return types.void(fmt, tokens, hint, *[types.int64] * 8), codegen

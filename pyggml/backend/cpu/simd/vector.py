@@ -81,15 +81,16 @@ def call(b: Value, name: str, result: ir.Type, *args: Value) -> Value:
     return b.call(function, args)
 
 
-def prefetch(b: Value, address: Value, *, soon: bool = False) -> None:
-    """Ask for the line at an address, which need not be mapped.
+def prefetch(b: Value, address: Value, hint: int = 2) -> None:
+    """Prefetch the line at an address, which need not be mapped.
 
-    It comes to the second-level cache; a stream that is read ``soon``, perhaps to the first alone.
+    Args:
+        hint: LLVM's locality: 3 fills all caches, 2 the second level and below, 1 the third; 0 is
+            non-temporal (``prefetchnta``).
     """
     pointer = b.inttoptr(address, i8.as_pointer())
-    locality = vectors().soon_locality if soon else 2
-    hints = [ir.Constant(i32, hint) for hint in (0, locality, 1)]  # a read, ..., of data
-    call(b, "llvm.prefetch.p0i8", ir.VoidType(), pointer, *hints)
+    flags = [ir.Constant(i32, flag) for flag in (0, hint, 1)]  # a read, hint, of data
+    call(b, "llvm.prefetch.p0i8", ir.VoidType(), pointer, *flags)
 
 
 def fma(b: Value, x: Value, y: Value, z: Value) -> Value:
@@ -109,9 +110,6 @@ class Generic:
     raised = 0  # added to int8 weights, which then are codes for ``u4_add``; else it is ``s8_add``
     float_table: Any = None  # where one instruction looks up floats
     start: Any = None  # where sums of ``u4_add`` must start at what codes have too much
-    # Streams of weights: how far ahead memory is asked, and LLVM's locality: 2 the second-level
-    # cache, 0 the first alone. Measured on Zen 3.
-    soon_bytes, soon_locality = 2048, 2
 
     @property
     def parts(self) -> int:

@@ -122,7 +122,6 @@ class Avx512Vnni(AvxVnni):
     """512 bits."""
 
     width = 64
-    soon_bytes, soon_locality = 4096, 0  # measured on Zen 5
     _madd = "llvm.x86.avx512.pmaddw.d.512"
     _shuffle = "llvm.x86.avx512.pshuf.b.512"
 

@@ -168,9 +168,9 @@ def tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Names that were tried; only "b" and "c" work of a host that has a, b and c."""
     names: list[str] = []
 
-    def attempt(name: str) -> str:
+    def attempt(name: str) -> tuple[str, None]:
         names.append(name)
-        return "exit code -4: no message" if name == "a" else ""
+        return "exit code -4: no message" if name == "a" else "", None
 
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
@@ -194,17 +194,17 @@ def test_it_steps_down_with_one_line_and_remembers(
 
 
 def test_no_instruction_set_works(tries: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "_try", lambda name: "no")
+    monkeypatch.setattr(selftest, "_try", lambda name: ("no", None))
     with pytest.raises(BackendError, match="PYGGML_SELF_TEST"):
         selftest._first_working()
 
 
 def test_a_child_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "wrong_isa" in selftest._try("wrong_isa")
+    assert "wrong_isa" in selftest._try("wrong_isa")[0]
     monkeypatch.setattr(selftest, "__name__", "no_such_module")
-    assert "no_such_module" in selftest._try(jit.host_isas()[0])
+    assert "no_such_module" in selftest._try(jit.host_isas()[0])[0]
     monkeypatch.setattr(selftest.sys, "executable", "/nowhere/python")
-    assert "did not end" in selftest._try("generic")
+    assert "/nowhere/python" in selftest._try("generic")[0]
 
 
 # --- assembly of hosts that we do not have ---
@@ -257,9 +257,9 @@ FOR_HOSTS = pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 
 
 def assembly(
-    intrinsic: Any, kind: GGMLType, n_args: int, host: Target, rows: tuple[int, ...] = (4,)
+    intrinsic: Any, kind: GGMLType, n_args: int, host: Target, rows: tuple[int, ...] = (4, 2)
 ) -> str:
-    """The machine code of a tile for 4 tokens (or other literals), as text: it calls nothing."""
+    """The machine code of a tile (4 tokens, prefetch hint 2) as text: it calls nothing."""
     parsed = llvm.parse_assembly(str(tile_module(intrinsic, kind, n_args, host.triple, rows)))
     parsed.verify()
     llvm.initialize_all_targets()
@@ -313,7 +313,7 @@ def test_tiles_of_any_host(kind: GGMLType, emit_for: Callable[[type[Generic]], N
     emit_for(Generic)
     host = Target(Generic, "generic", **ARM)
     is_float = kind is GGMLType.F16
-    text = assembly(tile.float_tile if is_float else tile.q_tile, kind, 6 + is_float, host)
+    text = assembly(tile.float_tile if is_float else tile.q_tile, kind, 6 + 2 * is_float, host)
     assert len(re.findall(r"fadd\s+v\d+\.4s", text)) >= 4 and host.half not in text
 
 
@@ -323,7 +323,7 @@ def test_float_tiles(
     kind: GGMLType, host: Target, emit_for: Callable[[type[Generic]], None]
 ) -> None:
     emit_for(host.vectors)
-    text = assembly(tile.float_tile, kind, 7, host)
+    text = assembly(tile.float_tile, kind, 8, host)
     assert len(re.findall(host.add, text)) >= 4 * host.vectors().parts
     assert not host.half or (host.half in text) == (kind == GGMLType.F16)
 
@@ -335,13 +335,13 @@ def test_plain_rows(
 ) -> None:
     """The tile of plain rows, their packing, and AXPY's sums: no calls, whole registers."""
     emit_for(host.vectors)
-    for intrinsic, n_args, least in (
-        (row_tile.row_tiles, 5, 1),
-        (row_tile.pack_rows, 3, 0),
-        (axpy.axpy_rows, 5, 8),
-        (axpy.decode_row, 4, 0),
+    for intrinsic, n_args, literals, least in (
+        (row_tile.row_tiles, 5, (), 1),
+        (row_tile.pack_rows, 3, (), 0),
+        (axpy.axpy_rows, 5, (2,), 8),
+        (axpy.decode_row, 4, (), 0),
     ):
-        text = assembly(intrinsic, kind, n_args, host, ())
+        text = assembly(intrinsic, kind, n_args, host, literals)
         assert len(re.findall(host.add, text)) >= least
         if intrinsic is row_tile.row_tiles and kind in QUANTIZED:
             assert len(re.findall(host.dot, text)) == 8 * host.dots

@@ -27,6 +27,7 @@ from pyggml.backend.cpu.kernels import matmul
 from pyggml.backend.cpu.loop import L_CHUNKS, LAUNCH_WORDS, PHASE_WORDS
 from pyggml.backend.cpu.pool import get_pool
 from pyggml.backend.cpu.program import Program, compile_program
+from pyggml.backend.cpu.tuning import Tuning, using
 from pyggml.backend.cpu.work import WorkStore
 from pyggml.buffer import HOST, zeroed
 from pyggml.cgraph import CGraph
@@ -47,9 +48,9 @@ def many_small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lowering, "GRAIN", 16)
         patch.setattr(matmul, "_CHUNK_MACS", 64, raising=False)
-        patch.setattr(matmul, "_CHUNK_BYTES", 64, raising=False)
         patch.setattr(matmul, "_TOKENS", 3, raising=False)
-        yield
+        with using(Tuning(chunk_bytes=64)):
+            yield
 
 
 def lower(graph: CGraph, n_threads: int = 4, **options: bool) -> Program:

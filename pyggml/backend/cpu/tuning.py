@@ -1,0 +1,223 @@
+"""What depends on a CPU's memory system and is measured on the host: prefetches, chunks, waiting.
+
+    tuning().one_bytes                             # in a lowering: the value in use here
+    with using(Tuning(one_hint=0)): ...            # programs lowered inside keep it
+    PYGGML_TUNING=one_hint=3,one_bytes=2048        # set by hand
+
+The self-test measures a CPU when it is first seen (``measure``) and keeps the values with the
+compiled code. Without a measurement the defaults hold, which no CPU we know runs badly with. No
+value changes the bits of a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ... import env, jit
+from ...errors import PyggmlError
+from . import osapi
+
+
+def _tuned(default: int, least: int, most: int, what: str) -> Any:
+    return field(default=default, metadata={"least": least, "most": most, "what": what})
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Values that kernels and lowerings read; ``docs/decisions/0020`` says what was tried.
+
+    A hint is LLVM's locality of a prefetch (3 all caches, 2 the second level and below, 1 the
+    third, 0 non-temporal): an immediate, so kernels are compiled for it. The rest are run-time
+    values.
+    """
+
+    one_hint: int = _tuned(2, 0, 3, "prefetch hint of quantized weights, one token")
+    one_bytes: int = _tuned(4096, 0, 1 << 16, "how far ahead, in bytes")
+    few_hint: int = _tuned(2, 0, 3, "prefetch hint of quantized weights, several tokens")
+    few_bytes: int = _tuned(4096, 0, 1 << 16, "how far ahead for two to seven tokens, in bytes")
+    float_hint: int = _tuned(2, 0, 3, "prefetch hint of float weights, one token")
+    float_bytes: int = _tuned(4096, 0, 1 << 16, "how far ahead, in bytes")
+    axpy_hint: int = _tuned(2, 0, 3, "prefetch hint of the rows that AXPY adds")
+    chunk_bytes: int = _tuned(1 << 17, 1, 1 << 30, "weights of a thread's chunk, one token")
+    spins: int = _tuned(10_000, 0, 1 << 30, "pauses of an idle thread before it yields")
+    look: int = _tuned(8, 1, 1 << 20, "pauses between looks at other threads' chunks")
+
+
+DEFAULT = Tuning()
+WHAT: Mapping[str, str] = {f.name: f.metadata["what"] for f in fields(Tuning)}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value that was measured.
+
+    Attributes:
+        name: the field of ``Tuning``.
+        value: the value chosen.
+        rates: GB/s of the values tried, each value's best run.
+        gain: speed of the fastest other value over the default's, in alternating runs.
+    """
+
+    name: str
+    value: int
+    rates: Mapping[int, float]
+    gain: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was measured on a CPU, or why nothing was."""
+
+    cpu: str
+    seconds: float = 0.0
+    choices: tuple[Choice, ...] = ()
+    pause_ns: float = 0.0
+    problem: str = ""
+
+    def tuning(self) -> Tuning:
+        """The values chosen; defaults for the rest."""
+        chosen = {choice.name: choice.value for choice in self.choices}
+        if self.pause_ns > 0:
+            chosen |= waiting(self.pause_ns)
+        return replace(DEFAULT, **{name: _checked(name, chosen[name]) for name in chosen})
+
+    def to_json(self) -> str:
+        """The record as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Record:
+        """A record from its text. Raises: ValueError, of a text that is none."""
+        try:
+            data = json.loads(text)
+            choices = tuple(_choice_from(c) for c in data["choices"])
+            pause_ns = float(data["pause_ns"])
+            if pause_ns and not 0.1 <= pause_ns <= 1e6:
+                raise ValueError(f"a pause of {pause_ns} ns")
+            record = cls(
+                str(data["cpu"]), float(data["seconds"]), choices, pause_ns, str(data["problem"])
+            )
+            record.tuning()
+        except (KeyError, TypeError, AttributeError, ValueError, PyggmlError) as e:
+            raise ValueError(f"not a record of measurements: {e}") from None
+        return record
+
+
+def _choice_from(data: Mapping[str, Any]) -> Choice:
+    rates = {int(value): float(rate) for value, rate in data["rates"].items()}
+    return Choice(str(data["name"]), int(data["value"]), rates, float(data["gain"]))
+
+
+_SPIN_NS = 250_000.0  # longer than Python takes between two tokens
+_LOOK_NS = 200.0
+
+
+def waiting(pause_ns: float) -> dict[str, int]:
+    """How often to pause, from a pause's duration: between 4 and 60 ns on the CPUs that we know."""
+    return {"spins": round(_SPIN_NS / pause_ns), "look": max(1, round(_LOOK_NS / pause_ns))}
+
+
+def _checked(name: str, value: int) -> int:
+    known = {f.name: f.metadata for f in fields(Tuning)}
+    if name not in known:
+        raise PyggmlError(f"{env.TUNING.name}: unknown name {name!r}; known: {', '.join(known)}")
+    limits = known[name]
+    if not limits["least"] <= value <= limits["most"]:
+        raise PyggmlError(
+            f"{env.TUNING.name}: {name}={value}, wanted {limits['least']} to {limits['most']}"
+        )
+    return value
+
+
+def by_hand() -> tuple[dict[str, int], bool]:
+    """The values of ``PYGGML_TUNING``, and whether measurements count for the rest.
+
+    Raises:
+        PyggmlError: a name is unknown, or a value no number or out of its range.
+    """
+    given: dict[str, int] = {}
+    measured = True
+    for part in (env.TUNING.get() or "").split(","):
+        name, equals, value = (text.strip() for text in part.partition("="))
+        if name == "default" and not equals:
+            measured = False
+        elif name or equals:
+            if not value.isdigit():
+                raise PyggmlError(
+                    f"{env.TUNING.name}: {part.strip()!r}, wanted NAME=NUMBER or 'default', apart "
+                    "by commas, as one_hint=2,one_bytes=4096"
+                )
+            given[name] = _checked(name, int(value))
+    return given, measured
+
+
+_current: Tuning | None = None
+
+
+def tuning() -> Tuning:
+    """The values in use: set by hand, else measured, else the defaults. Raises: PyggmlError."""
+    global _current
+    if _current is None:
+        given, measured = by_hand()
+        record = load() if measured else None
+        _current = replace(record.tuning() if record else DEFAULT, **given)
+    return _current
+
+
+@contextlib.contextmanager
+def using(values: Tuning | None) -> Iterator[None]:
+    """Lower programs with these values; None looks again for what was measured."""
+    global _current
+    before, _current = _current, values
+    try:
+        yield
+    finally:
+        _current = before
+
+
+def forget() -> None:
+    """Look again for what was measured, at the next lowering."""
+    global _current
+    _current = None
+
+
+def record_path() -> Path:
+    """Where the measurements of this CPU, instruction set and number of threads are kept."""
+    key = cpu_key(), jit.isa(), osapi.default_threads()
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()
+    return jit.cache_dir(jit.isa()) / f"tuning-{digest[:16]}.json"
+
+
+def cpu_key() -> str:
+    """The CPU and its caches, as one line."""
+    caches = ", ".join(f"{name} {size >> 10} KiB" for name, size in osapi.cache_sizes().items())
+    return "; ".join(part for part in (osapi.cpu_identity(), caches) if part)
+
+
+def load() -> Record | None:
+    """What was measured on this CPU; None where nothing was, or the file is damaged."""
+    try:
+        return Record.from_json(record_path().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def save(record: Record) -> None:
+    """Keep a measurement; where it cannot be written, it holds for this process."""
+    global _current
+    path = record_path()
+    temporary = path.with_suffix(f".{os.getpid()}")
+    try:
+        temporary.write_text(record.to_json(), encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+    given, measured = by_hand()
+    _current = replace(record.tuning() if measured else DEFAULT, **given)
