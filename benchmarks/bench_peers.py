@@ -281,7 +281,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.isa:
         raise SystemExit(_forced(args, sys.argv[1:]))
-    files, peers = args.models, {}
+    files: list[Path] = args.models
+    peers: dict[str, Peer] = {}
     try:
         if not files:
             files, peers = prepared(args)

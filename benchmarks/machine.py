@@ -238,8 +238,8 @@ def replaces(newer: Line, older: Line) -> bool:
     found, name = newer.get("host", {}), label(older)
     if "host" in older or found.get("vendor") != "AMD":
         return False
-    core = found.get("microarchitecture")
-    return {ZEN3: core == "Zen 3", ZEN5: core == "Zen 5", NOT_RECORDED: True}.get(name, False)
+    cores = {ZEN3: ("Zen 3",), ZEN5: ("Zen 5",), NOT_RECORDED: ("Zen 3", "Zen 5")}
+    return found.get("microarchitecture") in cores.get(name, ())
 
 
 def describe(line: Line) -> str:

@@ -6,6 +6,7 @@ import json
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,7 @@ def test_files_of_the_demo_model_are_made_once(
 
 def test_time_left_follows_what_tests_took(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(bench_peers.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     limits = bench_peers.Limits(5, 60.0)
     assert [limits.done(n, 0.0) for n in (3, 5)] == [False, True]
     tests = [(100_000_000, case) for case in bench_model.cases("pp512,tg64,tg64,tg64")]
@@ -298,7 +299,7 @@ def test_sets_are_forced_in_children(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ran.append((command[3:], env["PYGGML_ISA"]))
         return subprocess.CompletedProcess(command, 3 if "x" in command else 0)
 
-    monkeypatch.setattr(bench_peers.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(sys, "argv", ["bench_peers", "x", "--isa", "generic,none", "--rounds", "3"])
     with pytest.raises(SystemExit) as ended:
         bench_peers.main()
