@@ -1,4 +1,4 @@
-"""Speed beside llama.cpp's, turn about in one run: from pip, and a build of it for this machine.
+"""Speed beside llama.cpp's, in turns within one run: from pip, and a build of it for this machine.
 
     python -m benchmarks.bench_peers               # all of it, about 20 minutes on two cores
     python -m benchmarks.bench_peers --isa avx2,sse42      # the same with fewer instructions
@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks import machine, prepare
 from benchmarks.bench_model import Ours, cases, head, name, save
-from benchmarks.performance_page import peers_table
+from benchmarks.performance_page import LEAST_ROUNDS, peers_table
 from pyggml import env
 from pyggml.backend.cpu.osapi import default_threads
 from pyggml.jit import host_isas, isa
@@ -39,7 +39,7 @@ from pyllama.bench import BenchCase
 Speed = Callable[[Path, BenchCase, int], float | None]  # tokens per second; None: not measured
 TESTS, DEEP, LONG = "pp512,tg64", "pp4096,tg64@d4096", "pp16384"
 _LONG_PROMPT = 4096  # tokens from which a peer's warm-up, a whole prompt, says nothing new
-_LEAST_ROUNDS = 3
+_BUSY = 0.1  # share of the CPUs' time that others may take
 
 
 class PeerFailed(Exception):
@@ -109,7 +109,7 @@ class Limits:
 
     def done(self, rounds: int, since: float) -> bool:
         """Whether a test that began at ``since`` (``time.monotonic()``) has run often enough."""
-        late = rounds >= _LEAST_ROUNDS and time.monotonic() - since > self.seconds
+        late = rounds >= LEAST_ROUNDS and time.monotonic() - since > self.seconds
         return rounds >= self.rounds or late
 
 
@@ -158,7 +158,7 @@ class Progress:
     def _seconds(self, n_bytes: int, case: BenchCase) -> float:
         work = (case.n_prompt + case.n_depth) / 200 + case.n_gen / 30
         a_round = 6 + n_bytes / 1e8 * work
-        least = max(_LEAST_ROUNDS * a_round, self.limits.seconds)
+        least = max(LEAST_ROUNDS * a_round, self.limits.seconds)
         return min(self.limits.rounds * a_round, least)
 
     def left(self) -> str:
@@ -190,6 +190,8 @@ def run_all(
     sizes = [(path.stat().st_size, case) for path, tests in work for case in tests]
     progress = Progress(sizes, limits)
     lines = []
+    if (busy := machine.busy_share()) > _BUSY:
+        print(f"other programs take {busy:.0%} of this machine: llama.cpp suffers most from that")
     for path, tests in work:
         print(f"loading {path.name}: {progress.left()}", flush=True)
         model = Model.load(path.resolve(), n_threads=args.threads)
@@ -265,7 +267,8 @@ def _forced(args: argparse.Namespace, argv: list[str]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    about = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
     parser.add_argument("models", nargs="*", type=Path, help="none: the demo model's files, 1.1B")
     parser.add_argument("--native", metavar="LLAMA_BENCH", help="path of a llama-bench, or none")
     parser.add_argument("--peer", metavar="PYTHON", help="that has xllamacpp, or none")

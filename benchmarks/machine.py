@@ -14,6 +14,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -210,6 +211,22 @@ def head(threads: int | None = None) -> Line:
     if threads is not None:
         line["threads"] = threads
     return line | {"host": host(), "versions": versions()}
+
+
+def busy_share(seconds: float = 0.5) -> float:
+    """The share of all CPUs' time that others take now; 0 where the system does not tell."""
+
+    def ticks() -> tuple[int, int]:
+        numbers = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return sum(numbers), numbers[3] + numbers[4]  # all; idle and waiting for disks
+
+    try:
+        all_before, idle_before = ticks()
+        time.sleep(seconds)
+        all_after, idle_after = ticks()
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return 1 - (idle_after - idle_before) / max(1, all_after - all_before)
 
 
 # Lines up to 2026-11-23 say "AMD EPYC" and no more. results/batched.jsonl names the machine of its

@@ -164,6 +164,7 @@ def test_cpus_of_other_systems_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
     head = machine.head(2)
     assert head["cpu"] and head["host"]["cores"] > 0 and head["versions"]["numba"]
     assert json.loads(json.dumps(head)) == head
+    assert 0 <= machine.busy_share(0.02) <= 1
 
 
 def test_old_lines_say_no_more_than_is_known() -> None:
@@ -214,7 +215,7 @@ def test_newest_lines_of_each_cpu_count() -> None:
         _nameless(_line("2026-11-22T10:00:00Z", "pp2000", 200.0)),  # not measured again
         _nameless(_line("2026-11-22T01:00:00Z", "pp512", 100.0, isa="avx2")),  # a Zen 3
     ]
-    alone = [_line(new, "tg64", 70.0), _line(new, "tg64 @ d512", 30.0, threads=1)]
+    alone = [_line(new, "tg64", 70.0), _line(new, "tg64 @ d512", 30.0, threads=1, of_roof=0.9)]
     model = [r | {"ts": r["ours"], "samples_ts": [1.0] * 5} for r in alone]
     for r in model:
         del r["ours"], r["samples"]
@@ -228,6 +229,8 @@ def test_newest_lines_of_each_cpu_count() -> None:
         machine.ZEN5: [("pp2000", 200.0)],
         machine.ZEN3: [("pp512", 100.0)],
     }  # fmt: skip
+    deep = cpus["AMD EPYC (Zen 5, family 26 model 2)"][-1]
+    assert "of_roof" not in deep  # of weights alone, before keys and values counted
     text = performance_page.summary(cpus)
     assert "4.0 times as fast as by llama.cpp compiled there" in text and "80% of the rate" in text
     assert text.count(". ") == 2 and "notes" not in text
