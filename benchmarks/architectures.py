@@ -14,12 +14,12 @@ import json
 import statistics
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import machine
 from benchmarks.profile_model import rows_of
 from pyggml.backend.cpu.profile import profile
 from pyggml.dtype import GGMLType
@@ -27,7 +27,6 @@ from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.quants import quantize
 from pyllama import Batch, Context, Model
 from pyllama.arch import get_arch
-from pyllama.bench import cpu_info
 from pyllama.convert import convert
 from pyllama.convert.outtype import type_of
 from pyllama.hparams import HParams, read_hparams
@@ -134,9 +133,7 @@ def main() -> None:
             a, b = (statistics.median(times) for times in zip(*pairs, strict=True))
             ratio = statistics.median((mine.macs / x) / (peer.macs / y) for x, y in pairs)
             line = {
-                "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "cpu": cpu_info(),
-                "threads": mine.context.n_threads,
+                **machine.head(mine.context.n_threads),
                 "variant": name,
                 "type": args.type,
                 "tokens": args.tokens,

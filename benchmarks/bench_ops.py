@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import machine
 from benchmarks.bench_model import save
 from benchmarks.roof import mac_roof, read_roof
 from pyggml.alloc.tallocr import alloc_ctx_tensors
@@ -34,7 +34,6 @@ from pyggml.errors import PyggmlError
 from pyggml.jit import isa
 from pyggml.ops import OPS, PERMUTE, Arg, Case, Op
 from pyggml.tensor import Tensor
-from pyllama.bench import cpu_info
 from tests.pyggml.ops.harness import random_values, stored
 
 _ROWS = 64  # random ones; larger sources repeat them
@@ -133,12 +132,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--save", action="store_true", help="append to results/ops.jsonl")
     args = parser.parse_args()
-    head = {
-        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "cpu": cpu_info(),
-        "isa": isa(),
-        "threads": args.threads,
-    }
+    head = machine.head(args.threads) | {"isa": isa()}
     print(f"{'op':22} {'case':58} {'us':>10} {'GB/s':>7} {'roof':>5} {'GMAC/s':>7} {'roof':>5}")
     for op, case in chosen(args.ops, args.types):
         try:

@@ -1,45 +1,74 @@
-"""Speed beside llama.cpp's, turn about in one run: from pip, and a build of it if there is one.
+"""Speed beside llama.cpp's, in turns within one run: from pip, and a build of it for this machine.
 
+    python -m benchmarks.bench_peers               # all of it, about 20 minutes on two cores
+    python -m benchmarks.bench_peers --isa avx2,sse42      # the same with fewer instructions
     python -m benchmarks.bench_peers MODEL.gguf... [--native PATH/llama-bench] [--peer PYTHON]
         [--tests pp512,tg64] [--threads 2] [--rounds 5]
 
+Without models it makes what it compares (`benchmarks.prepare`), keeps that for the next time, and
+says in one line what cannot be made here. With models only the peers that are named take part;
 PYTHON is one that has xllamacpp. Every round runs each test here and on every peer, so that a busy
 machine slows all; speeds are medians of the rounds, ratios medians of the rounds' ratios. A line a
-test in results/peers.jsonl. Peers are measured by their own clocks, behind their own warm-up.
+test in results/peers.jsonl. Peers are measured by their own clocks, after their own warm-up.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
+import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_model import Ours, cases, head, name, roof_fields, save
-from benchmarks.performance_page import peers_table
+from benchmarks import machine, prepare
+from benchmarks.bench_model import Ours, cases, head, name, save
+from benchmarks.performance_page import LEAST_ROUNDS, peers_table
+from pyggml import env
+from pyggml.backend.cpu.osapi import default_threads
+from pyggml.jit import host_isas, isa
 from pyllama import Model
 from pyllama.bench import BenchCase
 
-Peer = Callable[[Path, BenchCase, int], float | None]  # tokens per second; None: not measured
+Speed = Callable[[Path, BenchCase, int], float | None]  # tokens per second; None: not measured
+TESTS, DEEP, LONG = "pp512,tg64", "pp4096,tg64@d4096", "pp16384"
+_LONG_PROMPT = 4096  # tokens from which a peer's warm-up, a whole prompt, says nothing new
+_BUSY = 0.1  # share of the CPUs' time that others may take
+
+
+class PeerFailed(Exception):
+    """A peer's program ended with an error; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """llama.cpp as someone else built it: its speed, and what to call it."""
+
+    speed: Speed
+    name: str
 
 
 def _output(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise PeerFailed(f"{' '.join(command)}: {said}")
     return done.stdout
 
 
-def native(program: str) -> Peer:
+def native(program: str) -> Speed:
     """llama-bench by its path; attention fused, as here."""
 
     def speed(path: Path, case: BenchCase, threads: int) -> float:
         sizes = {"-p": case.n_prompt, "-n": case.n_gen, "-d": case.n_depth, "-t": threads, "-r": 1}
         flags = [str(part) for pair in sizes.items() for part in pair]
+        flags += ["--no-warmup"] if case.n_prompt >= _LONG_PROMPT else []
         text = _output([program, "-m", str(path), *flags, "-fa", "1", "-o", "jsonl"])
         found: float = json.loads(text.splitlines()[-1])["avg_ts"]
         return found
@@ -47,8 +76,8 @@ def native(program: str) -> Peer:
     return speed
 
 
-def from_pip(python: str) -> Peer:
-    """llama.cpp as xllamacpp has it; tests behind a depth are left out there."""
+def from_pip(python: str) -> Speed:
+    """llama.cpp as xllamacpp has it; tests after a depth are left out there."""
     script = str(Path(__file__).with_name("llama_cpp.py"))  # -P: tokenize beside it is not Python's
 
     def speed(path: Path, case: BenchCase, threads: int) -> float | None:
@@ -66,51 +95,210 @@ def from_pip(python: str) -> Peer:
     return speed
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How often a test runs.
+
+    Attributes:
+        rounds: at most.
+        seconds: after which three rounds are enough.
+    """
+
+    rounds: int = 5
+    seconds: float = 60.0
+
+    def done(self, rounds: int, since: float) -> bool:
+        """Whether a test that began at ``since`` (``time.monotonic()``) has run often enough."""
+        late = rounds >= LEAST_ROUNDS and time.monotonic() - since > self.seconds
+        return rounds >= self.rounds or late
+
+
 def measure(
-    ours: Ours, path: Path, case: BenchCase, peers: dict[str, Peer], rounds: int
+    ours: Ours, path: Path, case: BenchCase, peers: dict[str, Peer], limits: Limits
 ) -> dict[str, Any]:
     """Rounds of one test."""
     pairs: list[tuple[float, float]] = []
     speeds: dict[str, list[float]] = defaultdict(list)
-    for _ in range(rounds):
+    failed: set[str] = set()
+    start = time.monotonic()
+    while not limits.done(len(pairs), start):
         pairs.append(ours.against_roof(case))
-        for peer, run in peers.items():
-            if (found := run(path, case, ours.context.n_threads)) is not None:
-                speeds[peer].append(found)
+        for key, peer in peers.items():
+            try:
+                found = None if key in failed else peer.speed(path, case, ours.context.n_threads)
+            except PeerFailed as error:
+                print(f"{peer.name} is left out of {name(case)}: {error}", flush=True)
+                failed.add(key)
+                speeds.pop(key, None)
+                continue
+            if found is not None:
+                speeds[key].append(found)
     mine = [speed for speed, _ in pairs]
     line: dict[str, Any] = {"test": name(case), "ours": statistics.median(mine)}
-    for peer, theirs in speeds.items():
-        line[peer] = statistics.median(theirs)
-        line[f"over_{peer}"] = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
-    return line | roof_fields(ours.bytes, pairs) | {"samples": {"ours": mine, **speeds}}
+    for key, theirs in speeds.items():
+        line[key] = statistics.median(theirs)
+        line[f"over_{key}"] = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+        line[f"{key}_build"] = peers[key].name
+    return line | ours.roof_fields(case, pairs) | {"samples": {"ours": mine, **speeds}}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("--native", metavar="LLAMA_BENCH", help="path of a llama-bench")
-    parser.add_argument("--peer", metavar="PYTHON", help="that has xllamacpp")
-    parser.add_argument("--tests", default="pp512,tg64")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    peers: dict[str, Peer] = {}
-    if args.native:
-        peers["native"] = native(args.native)
-    if args.peer:
-        peers["pip"] = from_pip(args.peer)
-    tests, lines = cases(args.tests), []
-    for path in args.models:
+@dataclass
+class Progress:
+    """Which test runs, and how long the rest takes: rough estimates, corrected by what was taken.
+
+    Attributes:
+        tests: of each file, with its size in bytes.
+    """
+
+    tests: list[tuple[int, BenchCase]]
+    limits: Limits
+    done: int = 0
+    _start: float = field(default_factory=lambda: time.monotonic())
+
+    def _seconds(self, n_bytes: int, case: BenchCase) -> float:
+        work = (case.n_prompt + case.n_depth) / 200 + case.n_gen / 30
+        a_round = 6 + n_bytes / 1e8 * work
+        least = max(LEAST_ROUNDS * a_round, self.limits.seconds)
+        return min(self.limits.rounds * a_round, least)
+
+    def left(self) -> str:
+        """``about 9 min left``."""
+        expected = [self._seconds(*test) for test in self.tests]
+        past, rest = sum(expected[: self.done]), sum(expected[self.done :])
+        taken = (time.monotonic() - self._start) / past if past else 1.0
+        return f"about {max(1, round(rest * taken / 60))} min left" if rest else "done"
+
+
+def _report(line: dict[str, Any], progress: Progress) -> str:
+    parts = [f"here {line['ours']:.0f} t/s"]
+    for key in ("native", "pip"):
+        if key in line:
+            parts.append(f"{key} {line[key]:.0f} ({line[f'over_{key}']:.2f}x)")
+    if "of_roof" in line:
+        parts.append(f"{line['of_roof']:.0%} of the read rate")
+    count = f"[{progress.done}/{len(progress.tests)}]"
+    return f"{count} {line['model']} {line['test']}: {', '.join(parts)}; {progress.left()}"
+
+
+def run_all(
+    work: list[tuple[Path, list[BenchCase]]],
+    peers: dict[str, Peer],
+    args: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    """Every test of every file; a line each."""
+    limits = Limits(args.rounds, args.seconds)
+    sizes = [(path.stat().st_size, case) for path, tests in work for case in tests]
+    progress = Progress(sizes, limits)
+    lines = []
+    if (busy := machine.busy_share()) > _BUSY:
+        print(f"other programs take {busy:.0%} of this machine: llama.cpp suffers most from that")
+    for path, tests in work:
+        print(f"loading {path.name}: {progress.left()}", flush=True)
         model = Model.load(path.resolve(), n_threads=args.threads)
         ours = Ours(model, args.threads, tests)
         for case in tests:
-            lines.append(
-                head(model, args.threads) | measure(ours, path.resolve(), case, peers, args.rounds)
-            )
-            save(lines[-1], "peers.jsonl")
+            found = measure(ours, path.resolve(), case, peers, limits)
+            lines.append(head(model, args.threads) | found)
+            progress.done += 1
+            print(_report(lines[-1], progress), flush=True)
+            if not args.no_save:
+                save(lines[-1], "peers.jsonl", quiet=True)
         ours.context.close()
         model.close()
-    print(peers_table(lines))
+    return lines
+
+
+def prepared(args: argparse.Namespace) -> tuple[list[Path], dict[str, Peer]]:
+    """Files and peers of this machine, made where they are missing.
+
+    Raises:
+        Missing: there is no model to measure.
+    """
+    folder = prepare.cache_dir()
+    print(f"{machine.cpu().label}, {args.threads} threads, {isa()}; everything is in {folder}")
+    print("making the demo model's files", flush=True)
+    files = prepare.demo_files(folder)
+
+    def random_file() -> None:
+        files.append(prepare.random_file(folder))
+
+    def native_peer() -> None:
+        forced = env.ISA.get()
+        kind = forced if forced in prepare.SET_BUILDS else "native"
+        if forced and isa() == "generic":
+            raise prepare.Missing("llama.cpp has no build for generic: left out")
+        found = prepare.build(folder, kind, files[0])
+        print(f"{found.name}: {found.program}")
+        peers["native"] = Peer(native(str(found.program)), found.name)
+
+    def pip_peer() -> None:
+        if env.ISA.get() in ("sse42", "generic"):
+            raise prepare.Missing(f"llama.cpp from pip needs AVX2: left out beside {isa()}")
+        python = prepare.pip_peer(folder)
+        print(f"{prepare.pip_name(python)}: {python}")
+        peers["pip"] = Peer(from_pip(str(python)), prepare.pip_name(python))
+
+    peers: dict[str, Peer] = {}
+    steps = {"1.1 billion random weights": random_file}
+    steps |= {"llama.cpp for this machine": native_peer} if args.native is None else {}
+    steps |= {"llama.cpp from pip": pip_peer} if args.peer is None else {}
+    for what, step in steps.items():
+        print(f"making {what}", flush=True)
+        try:
+            step()
+        except prepare.Missing as missing:
+            print(missing)
+    return files, peers
+
+
+def _forced(args: argparse.Namespace, argv: list[str]) -> int:
+    """This command in a child for each instruction set of ``--isa``; the worst exit code."""
+    worst = 0
+    at = next(i for i, word in enumerate(argv) if word.partition("=")[0] == "--isa")
+    rest = argv[:at] + argv[at + (1 if "=" in argv[at] else 2) :]
+    for wanted in args.isa.split(","):
+        if wanted not in host_isas():
+            print(f"this machine has no {wanted}, but {', '.join(host_isas())}: left out")
+            continue
+        command = [sys.executable, "-m", "benchmarks.bench_peers", *rest]
+        done = subprocess.run(command, env={**os.environ, env.ISA.name: wanted})
+        worst = max(worst, abs(done.returncode))
+    return worst
+
+
+def main() -> None:
+    about = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
+    parser.add_argument("models", nargs="*", type=Path, help="none: the demo model's files, 1.1B")
+    parser.add_argument("--native", metavar="LLAMA_BENCH", help="path of a llama-bench, or none")
+    parser.add_argument("--peer", metavar="PYTHON", help="that has xllamacpp, or none")
+    parser.add_argument("--tests", help=f"of each file; default {TESTS}; {DEEP} of the first too")
+    parser.add_argument("--long", action="store_true", help=f"{LONG} of the first file too")
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--rounds", type=int, default=5, help="of a test, at most")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="after which three rounds of a test will do"
+    )
+    parser.add_argument("--isa", help="instruction sets to force, by commas: one run each")
+    parser.add_argument("--no-save", action="store_true")
+    args = parser.parse_args()
+    if args.isa:
+        raise SystemExit(_forced(args, sys.argv[1:]))
+    files: list[Path] = args.models
+    peers: dict[str, Peer] = {}
+    try:
+        if not files:
+            files, peers = prepared(args)
+    except prepare.Missing as missing:
+        raise SystemExit(str(missing)) from None
+    if args.native not in (None, "none"):
+        peers["native"] = Peer(native(args.native), f"llama.cpp, a given {Path(args.native).name}")
+    if args.peer not in (None, "none"):
+        peers["pip"] = Peer(from_pip(args.peer), prepare.pip_name(args.peer))
+    first = ",".join([TESTS] + [DEEP] * (not args.models) + [LONG] * args.long)
+    tests = [args.tests or (TESTS if i else first) for i in range(len(files))]
+    work = [(path, cases(text)) for path, text in zip(files, tests, strict=True)]
+    print(peers_table(run_all(work, peers, args)))
 
 
 if __name__ == "__main__":

@@ -20,20 +20,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import machine
 from benchmarks.roof import read_roof
 from benchmarks.sparse_files import N_LAYER, N_VOCAB, set_gates, write_files
 from pyggml.backend.cpu.profile import profile
 from pyggml.dtype import GGMLType
 from pyggml.env import user_cache_dir
+from pyggml.jit import isa
 from pyllama import Batch, Context, Model
-from pyllama.bench import cpu_info
 from pyllama.observe import observe
 
 RESULTS = Path(__file__).parent / "results" / "sparse.jsonl"
@@ -194,10 +194,8 @@ def main() -> None:
     for i in range(ROUNDS):
         measure(i)
     peer = peer_times(args.peer, dense, counts) if args.peer else None
-    head = {
-        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "cpu": cpu_info(),
-        "threads": modes["dense"].context.n_threads,
+    head = machine.head(modes["dense"].context.n_threads) | {
+        "isa": isa(),
         "type": args.type,
         "activity": args.activity,
         "peer": peer and f"llama.cpp, xllamacpp {peer['version']}",
@@ -227,7 +225,7 @@ def _in_turns(modes: dict[str, Mode], counts: list[int]) -> Callable[[int], None
                 for mode in modes.values():
                     mode.seconds[n].append(mode.run(n))
                     after = roof()
-                    mode.roofs[n].append((before + after) / 2)
+                    mode.roofs[n].append(max(before, after))
                     before = after
 
     return measure

@@ -1,41 +1,68 @@
-"""docs/performance.md and its plot, made from the results that the benchmarks wrote down.
+"""docs/performance.md and its pictures, made from the results that the benchmarks wrote down.
 
     python -m benchmarks.performance_page          # measures nothing
 
-Of every model, test, instruction set and number of threads the newest line counts.
+A section for each CPU. Of every model, test, instruction set and number of threads of one CPU the
+newest line counts, one beside llama.cpp before one alone; lines of fewer than three rounds do not
+count. A line that does not name its CPU is left out once one that does may be of the same kind.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import describe, label, replaces
 from pyggml.viz import Chart, charts_svg
 
 ROOT = Path(__file__).parent
 DOCS = ROOT.parent / "docs"
-PAGE, PLOT = DOCS / "performance.md", DOCS / "pictures" / "speed.svg"
+PAGE, PICTURES = DOCS / "performance.md", DOCS / "pictures"
 PEERS = {"native": "llama.cpp, native build", "pip": "llama.cpp, from pip"}
+_VERSIONS = ("commit", "numba", "llvmlite", "python")
+_KINDS = ("pp", "tg")  # how tests of prompts and of generation begin
+_COLORS = {"native": 0, "pip": 1, "here": 2}
+LEAST_ROUNDS = 3
 Line = dict[str, Any]
 _HEAD = """\
 # Performance
 
+{summary}
+
 Made by `python -m benchmarks.performance_page` from the lines in
 [benchmarks/results](../benchmarks/results/), which say when and where each was measured. Speeds are
-tokens per second, medians; ratios are of runs turn about on the same machine. The read roof is the
-rate of plain reads over a buffer of as many bytes, measured around each run.
+tokens per second, medians of rounds; ratios are of runs in turns on the same machine. "Native" is
+llama.cpp compiled for the machine, or for the row's instruction set alone where that was forced
+with `PYGGML_ISA`; "pip" is what `pip install xllamacpp` gives. The read rate is that of plain reads
+over a buffer of as many bytes as a token reads (weights, and keys and values of the tokens before
+it), on as many threads, measured around each run.
+"""
+_ADD = """\
+## Add a machine
+
+One command fetches the demo model, makes its other formats, compiles llama.cpp, installs it from
+pip, and measures all of it: about 20 minutes on two cores, 2 GB of disk in the user's cache folder
+(`~/.cache/pyggml-benchmarks` on Linux), nothing else running. What is made stays for the next time,
+and what cannot be made (no compiler, say) is left out with one line.
+
+```sh
+python -m benchmarks.bench_peers                 # --long: prompts of 16,384 tokens too
+python -m benchmarks.bench_peers --isa avx2,sse42    # the same with fewer instructions, on x86
+python -m benchmarks.profile_model               # where the time of a token and of a prompt goes
+python -m benchmarks.performance_page            # this page
+```
 """
 
 
 def newest(file: str, *keys: str) -> list[Line]:
     """The last line of each combination of the keys' values; none where there is no file."""
-    path = ROOT / "results" / file
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines = [json.loads(line) for line in text.splitlines()]
-    return list({tuple(line.get(k) for k in keys): line for line in lines}.values())
+    return list({tuple(line.get(k) for k in keys): line for line in _lines(file)}.values())
 
 
 def markdown(head: str, rows: Iterable[Iterable[object]]) -> str:
@@ -48,30 +75,16 @@ def _number(line: Line, key: str, form: str) -> str:
     return format(line[key], form) if line.get(key) is not None else ""
 
 
-def _what(r: Line) -> list[object]:
-    return [r["model"], r["threads"], r["isa"], r["test"]]
-
-
-def peers_table(lines: list[Line]) -> str:
-    """Speeds here and of llama.cpp, medians of turn-about rounds."""
+def peers_table(lines: Iterable[Line]) -> str:
+    """Speeds here and of llama.cpp, medians of rounds in turns."""
     rows = (
-        [*_what(r), f"{r['ours']:.0f}",
+        [r["model"], r["threads"], r["isa"], r["test"], f"{r['ours']:.0f}",
          *(_number(r, key, f) for p in PEERS for key, f in ((p, ".0f"), (f"over_{p}", ".2f"))),
-         _number(r, "of_roof", ".0%")]
+         _number(r, "of_roof", ".0%"), r["time"][:10]]
         for r in lines
     )  # fmt: skip
     names = "model | threads | set | test | here, t/s | native, t/s | ratio | pip, t/s | ratio"
-    return markdown(f"{names} | of read roof", rows)
-
-
-def models_table(lines: list[Line]) -> str:
-    """Speeds here by threads and instruction set."""
-    rows = (
-        [*_what(r), f"{r['ts']:.0f}", _number(r, "of_roof", ".0%"),
-         _number(r, "load_gb_per_s", ".1f")]
-        for r in lines
-    )  # fmt: skip
-    return markdown("model | threads | set | test | t/s | of read roof | loading, GB/s", rows)
+    return markdown(f"{names} | of read rate | date", rows)
 
 
 def ops_table(lines: list[Line]) -> str:
@@ -84,7 +97,7 @@ def ops_table(lines: list[Line]) -> str:
          ))]
         for r in lines
     )  # fmt: skip
-    names = "op | case | threads | us | GB/s | of read roof | GMAC/s | of MAC roof"
+    names = "op | case | threads | us | GB/s | of read rate | GMAC/s | of MAC roof"
     return markdown(names, rows)
 
 
@@ -92,6 +105,10 @@ def profile_section(r: Line) -> str:
     """Where the time of one model's token and prompt goes."""
     read, macs = r["read_roof_gb_per_s"], r["mac_roof_gmac_per_s"]
     speed = r["weights_bytes"] / r["token_ms"] / 1e6
+
+    outside = f"{r['outside_share']:.1%} of a greedy token"
+    if "outside_share_sampled" in r:
+        outside += f" and {r['outside_share_sampled']:.1%} of one chosen by the default samplers"
 
     def rate(row: Line, key: str, form: str, roof: float) -> list[str]:
         return [format(row[key], form), f"{row[key] / roof:.0%}"] if row[key] else ["", ""]
@@ -102,86 +119,220 @@ def profile_section(r: Line) -> str:
              *rate(q, "gb_per_s", ".1f", read), *rate(q, "gmac_per_s", ".0f", macs)]
             for q in rows
         )  # fmt: skip
-        names = "kernels | shapes (k x m) | phases | us each | share | GB/s | of read roof"
+        names = "kernels | shapes (k x m) | phases | us each | share | GB/s | of read rate"
         return markdown(f"{names} | GMAC/s | of MAC roof", cells)
 
-    return f"""## Where the time goes: {r["model"]}, {r["threads"]} threads
+    return f"""### Where the time goes: {r["model"]}, {r["threads"]} threads
 
 Roofs in that run ({r["time"][:10]}): reading {r["weights_bytes"] / 1e6:.1f} MB again and again
 {read:.1f} GB/s; the Q4_1 register tile on data in L1 {macs:.0f} GMAC/s. A phase is what runs
 between two barriers; kernels that share one are joined by `+` or counted by `*`.
 
-One token, behind 512 others: {r["token_ms"]:.2f} ms, {1e3 / r["token_ms"]:.0f} tokens/s:
-{speed:.1f} GB/s of weights, {speed / read:.0%} of the read roof. Everything outside of graph
-compute (building inputs, sampling, the loop) takes {r["outside_share"]:.1%} of a greedy token and
-{r["outside_share_sampled"]:.1%} of one chosen by the default samplers with some tokens banned.
+One token after 512 others takes {r["token_ms"]:.2f} ms: {speed:.1f} GB/s of weights,
+{speed / read:.0%} of the read rate. Everything outside of graph compute (building inputs, sampling,
+the loop) takes {outside}.
 
 {table(r["token"])}
-A prompt of 512 tokens: {r["prompt_512_tokens_per_s"]:.0f} tokens/s.
+A prompt of 512 tokens takes {512e3 / r["prompt_512_tokens_per_s"]:.0f} ms.
 
 {table(r["prompt"])}"""
 
 
-def plot(lines: list[Line]) -> str:
-    """SVG: times llama.cpp's speed, and shares of the read roof, on all threads measured."""
-    most = max(r["threads"] for r in lines)
-    lines = [r for r in lines if r["threads"] == most and " @ " not in r["test"]]
-    charts, roofs = [], []
-    fastest = {r["isa"]: r["ours"] for r in sorted(lines, key=lambda r: float(r["ours"]))}
-    for isa in sorted(fastest, key=fastest.__getitem__, reverse=True):
-        of_set = [r for r in lines if r["isa"] == isa]
-        for kind, title in (("pp", "prompts"), ("tg", "generation")):
-            rows = [r for r in of_set if r["test"].startswith(kind)]
-            names = [_bar_name(r) for r in rows]
-            chart = Chart(f"{isa}: {title}, times llama.cpp's speed", "", "", names=names)
-            for peer, name in PEERS.items():
-                if any(f"over_{peer}" in r for r in rows):
-                    values = [r.get(f"over_{peer}", float("nan")) for r in rows]
-                    chart.bars(range(len(rows)), values, f"over {name}")
-            charts.append(chart)
-        title = f"{isa}: generation, share of the read roof"
-        roof = Chart(title, "", "", percent=True, names=names)
-        roof.bars(range(len(rows)), [r.get("of_roof", float("nan")) for r in rows], "here")
-        for peer, name in PEERS.items():
-            if any(peer in r for r in rows):
-                nan = float("nan")
-                shares = [r.get("of_roof", nan) * r.get(peer, nan) / r["ours"] for r in rows]
-                roof.bars(range(len(rows)), shares, name)
-        roofs.append(roof)
-    return charts_svg([*charts, *roofs], PLOT, title="Speed beside llama.cpp and the roof")
+def rows(file_lines: dict[str, list[Line]] | None = None) -> dict[str, list[Line]]:
+    """Lines of speeds by the label of their CPU, one for each row; CPUs that are named first.
+
+    Args:
+        file_lines: lines by file name; None reads the results.
+    """
+    given = file_lines or {name: _lines(name) for name in ("model.jsonl", "peers.jsonl")}
+    alone = [{"ours": r["ts"], **r} for r in given["model.jsonl"]]
+    found: dict[tuple[object, ...], Line] = {}
+    for r in sorted([*alone, *given["peers.jsonl"]], key=_rank):
+        if " @ " in r["test"] and "read_bytes" not in r:  # its share counts weights alone
+            r = {k: v for k, v in r.items() if k != "of_roof"}
+        found[(label(r), *_key(r))] = r
+    named = defaultdict(list)
+    for r in found.values():
+        if "host" in r:
+            named[_key(r)].append(r)
+    cpus: dict[str, list[Line]] = defaultdict(list)
+    for r in found.values():
+        if not any(replaces(newer, r) for newer in named[_key(r)]):
+            cpus[label(r)].append(r)
+    order = sorted(cpus, key=lambda cpu: max(r["time"] for r in cpus[cpu]), reverse=True)
+    order.sort(key=lambda cpu: "host" not in cpus[cpu][0])
+    return {cpu: _in_order(cpus[cpu]) for cpu in order}
+
+
+def _lines(file: str) -> list[Line]:
+    path = ROOT / "results" / file
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _key(r: Line) -> tuple[object, ...]:
+    return r["model"], r["threads"], r["isa"], r["test"]
+
+
+def _rank(r: Line) -> tuple[bool, bool, str]:
+    """Lines that count more come later: enough rounds, then with a peer, then newer."""
+    samples = r["samples"]["ours"] if "samples" in r else r["samples_ts"]
+    return len(samples) >= LEAST_ROUNDS, any(p in r for p in PEERS), r["time"]
+
+
+def _in_order(lines: list[Line]) -> list[Line]:
+    """The fastest set first, then most threads; models and tests as they were first measured."""
+    lines = sorted(lines, key=lambda r: r["time"])
+    fastest: dict[str, float] = defaultdict(float)
+    for r in lines:
+        if r["test"] == "pp512":
+            fastest[r["isa"]] = max(fastest[r["isa"]], r["ours"])
+    models = list(dict.fromkeys(r["model"] for r in lines))
+    models.sort(key=lambda m: "135M" not in m)
+    tests = ["pp512", "tg64"]
+    tests += sorted({r["test"] for r in lines} - set(tests), key=_numbers)
+
+    def place(r: Line) -> tuple[float, int, int, int]:
+        at = models.index(r["model"]), tests.index(r["test"])
+        return -fastest[r["isa"]], -r["threads"], *at
+
+    return sorted(lines, key=place)
+
+
+def _numbers(test: str) -> tuple[str, list[int]]:
+    return test[:2], [int(n) for n in re.findall(r"\d+", test)]
+
+
+def best_rows(lines: list[Line]) -> list[Line]:
+    """Of one CPU: with the fastest instruction set, on the most threads."""
+    of_set = [r for r in lines if r["isa"] == lines[0]["isa"]]
+    most = max(r["threads"] for r in of_set)
+    return [r for r in of_set if r["threads"] == most]
+
+
+def summary(cpus: dict[str, list[Line]]) -> str:
+    """Three sentences that say what a user gets; of the CPUs whose model is recorded, if any."""
+    named = {cpu: lines for cpu, lines in cpus.items() if "host" in lines[0]} or cpus
+    best = [r for lines in named.values() for r in best_rows(lines)]
+    if not best:
+        return "Nothing has been measured yet."
+
+    def ratios(test: str) -> str:
+        parts = []
+        for peer, name in (("pip", "llama.cpp from pip"), ("native", "llama.cpp compiled there")):
+            found = [r[f"over_{peer}"] for r in best if r["test"] == test and f"over_{peer}" in r]
+            if found:
+                parts.append(f"{_range(found, '.1f')} times as fast as by {name}")
+        return " and ".join(parts) or "at a speed that was not measured beside llama.cpp"
+
+    shares = [r["of_roof"] for r in best if r["test"] == "tg64" and "of_roof" in r]
+    read = f"{_range(shares, '.0%')} of the rate" if shares else "an unknown share of the rate"
+    middle = f" (median {statistics.median(shares):.0%})" if shares else ""
+    models = len({r["model"] for r in best})
+    return (
+        f"On {', and on '.join(named)} a prompt of 512 tokens is read {ratios('pp512')}, depending "
+        f"on the model ({models} were measured). Text is generated {ratios('tg64')}. A generated "
+        f"token reads its weights at {read} at which the machine reads as many bytes{middle}."
+    )
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    low, high = (format(f(values), form) for f in (min, max))
+    return low if low == high else f"{low.removesuffix('%')} to {high}"
+
+
+def picture(cpu: str) -> Path:
+    """Where a CPU's plot is."""
+    return PICTURES / f"speed-{re.sub('[^a-z0-9]+', '-', cpu.lower()).strip('-')}.svg"
+
+
+def plot(cpu: str, lines: list[Line]) -> str:
+    """SVG: times llama.cpp's speed, and shares of the read rate, on all threads measured."""
+    charts, shares = [], []
+    for isa in dict.fromkeys(r["isa"] for r in lines):
+        of_set = best_rows([r for r in lines if r["isa"] == isa])
+        of_set = [r for r in of_set if any(p in r for p in PEERS)]
+        prompts, tokens = ([r for r in of_set if r["test"].startswith(kind)] for kind in _KINDS)
+        charts += [
+            _ratios(f"{isa}: {title}, times llama.cpp's speed", found)
+            for found, title in ((prompts, "prompts"), (tokens, "generation"))
+            if found
+        ]
+        if tokens:
+            shares.append(_shares(f"{isa}: generation, share of the read rate", tokens))
+    return charts_svg(charts + shares, picture(cpu), title=cpu) if charts else ""
+
+
+def _ratios(title: str, found: list[Line]) -> Chart:
+    chart = Chart(title, "", "", names=[_bar_name(r) for r in found])
+    for peer, name in PEERS.items():
+        if any(f"over_{peer}" in r for r in found):
+            values = [r.get(f"over_{peer}", float("nan")) for r in found]
+            chart.bars(range(len(found)), values, f"over {name}", _COLORS[peer])
+    return chart
+
+
+def _shares(title: str, found: list[Line]) -> Chart:
+    nan = float("nan")
+    chart = Chart(title, "", "", percent=True, names=[_bar_name(r) for r in found])
+    chart.bars(range(len(found)), [r.get("of_roof", nan) for r in found], "here", _COLORS["here"])
+    for peer, name in PEERS.items():
+        if any(peer in r for r in found):
+            shares = [r.get("of_roof", nan) * r.get(peer, nan) / r["ours"] for r in found]
+            chart.bars(range(len(found)), shares, name, _COLORS[peer])
+    return chart
 
 
 def _bar_name(r: Line) -> str:
     return r["model"] if r["test"] in ("pp512", "tg64") else f"{r['model']} {r['test']}"
 
 
+def section(cpu: str, lines: list[Line]) -> str:
+    """One CPU: what it is, the plot and the table of speeds; draws the plot too."""
+    newest_line = max(lines, key=lambda r: str(r["time"]))
+    builds = dict.fromkeys(r[f"{p}_build"] for p in PEERS for r in lines if f"{p}_build" in r)
+    said = [describe(newest_line), ", ".join(builds)]
+    if versions := newest_line.get("versions"):
+        said.append(", ".join(f"{k} {versions[k]}" for k in _VERSIONS if k in versions))
+    about = "; ".join(part for part in said if part)
+    parts = [f"## {cpu}\n"] + [f"{about}.\n"] * bool(about)
+    if plot(cpu, lines):
+        parts.append(f"![Speed on {cpu}](pictures/{picture(cpu).name})\n")
+    return "\n".join([*parts, peers_table(lines)])
+
+
 def page() -> str:
-    """The whole page, from what results there are; draws the plot too."""
-    keys = ("file", "threads", "isa", "test")
-    peers, models = newest("peers.jsonl", *keys), newest("model.jsonl", *keys)
-    ops = [r for r in newest("ops.jsonl", "op", "case", "threads", "isa") if "gmac_per_s" in r]
-    parts = [_HEAD]
-    if peers:
-        plot(peers)
-        parts.append(
-            "## Beside llama.cpp\n\n`python -m benchmarks.bench_peers`; "
-            f"{peers[-1]['cpu']}. Native is a build for the machine; where the set is sse42 one "
-            f"for SSE4.2 alone.\n\n![Speed](pictures/{PLOT.name})\n\n{peers_table(peers)}"
-        )
-    if models:
-        parts.append(f"## Threads and instruction sets\n\n`python -m benchmarks.bench_model`.\n\n"
-                     f"{models_table(models)}")  # fmt: skip
-    parts += [profile_section(r) for r in newest("profile.jsonl", "model", "threads")]
-    if ops:
-        parts.append(f"## Matmuls alone\n\n`python -m benchmarks.bench_ops --save`.\n\n"
-                     f"{ops_table(ops)}")  # fmt: skip
-    return "\n".join(parts)
+    """The whole page, from what results there are; draws the plots too."""
+    cpus = rows()
+    profiles = _of_cpus("profile.jsonl", "model", "threads")
+    ops = _of_cpus("ops.jsonl", "op", "case", "threads", "isa")
+    parts = [_HEAD.format(summary=summary(cpus))]
+    for cpu in dict.fromkeys([*cpus, *profiles, *ops]):
+        parts.append(section(cpu, cpus[cpu]) if cpu in cpus else f"## {cpu}\n")
+        parts += [profile_section(r) for r in profiles.get(cpu, [])]
+        if measured := [r for r in ops.get(cpu, []) if "gmac_per_s" in r]:
+            parts.append(f"### Matmuls alone\n\n`python -m benchmarks.bench_ops --save`.\n\n"
+                         f"{ops_table(measured)}")  # fmt: skip
+    return "\n".join([*parts, _ADD])
+
+
+def _of_cpus(file: str, *keys: str) -> dict[str, list[Line]]:
+    """The newest lines of each CPU; of a CPU that is not named none that another replaces."""
+    found = {(label(r), *(r.get(k) for k in keys)): r for r in _lines(file)}
+    cpus: dict[str, list[Line]] = defaultdict(list)
+    for (cpu, *key), r in found.items():
+        same = [q for (_, *other), q in found.items() if other == key]
+        if not any(replaces(q, r) for q in same):
+            cpus[str(cpu)].append(r)
+    return cpus
 
 
 def main() -> None:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    for old in PICTURES.glob("speed*.svg"):
+        old.unlink()
     PAGE.write_text(page(), encoding="utf-8")
-    print(PAGE, PLOT)
+    print(PAGE, *sorted(PICTURES.glob("speed*.svg")))
 
 
 if __name__ == "__main__":

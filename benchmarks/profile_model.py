@@ -13,18 +13,19 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import machine
+from benchmarks.bench_model import token_bytes
 from benchmarks.performance_page import profile_section
 from benchmarks.roof import mac_roof, read_roof
 from pyggml.backend.cpu.profile import PhaseTime, profile
 from pyggml.dtype import GGMLType
+from pyggml.jit import isa
 from pyllama.batch import Batch
-from pyllama.bench import cpu_info
 from pyllama.context import Context
 from pyllama.demo import demo_model_path
 from pyllama.generate import generate
@@ -106,7 +107,7 @@ def main() -> None:
         context.decode(Batch(prompt))
         speeds.append(512 / (time.perf_counter() - start))
     prompt_times = profile(context._programs[512, 1].program, 1)
-    weights = sum(t.nbytes for t in model.weights.values())
+    weights = token_bytes(model)
     read, macs = read_roof(weights, threads), mac_roof(GGMLType.Q4_1, threads)
     chains = {  # tokens that end a generation are banned, so that all take as many
         "outside_share": SamplingParams(temp=0.0, ignore_eos=True),
@@ -118,9 +119,8 @@ def main() -> None:
     }
     token_ns = sum(t.ns for t in token)
     result = {
-        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "cpu": cpu_info(),
-        "threads": threads,
+        **machine.head(threads),
+        "isa": isa(),
         "model": model.desc,
         "weights_bytes": weights,
         "read_roof_gb_per_s": read,

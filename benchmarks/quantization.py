@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.bench_model import Ours, cases, head, name, save
+from benchmarks.machine import label
 from benchmarks.performance_page import DOCS, Line, markdown, newest
 from pyllama import Context, Model
 from pyllama.errors import ModelError
@@ -196,7 +197,8 @@ def page(lines: list[Line]) -> str:
         " | its builds: KL | same top",
         rows(),
     )
-    return _HEAD + "\n" + table
+    cpus = dict.fromkeys(label(r) for r in lines)
+    return f"{_HEAD}Measured on {', '.join(cpus)}.\n\n{table}"
 
 
 def main() -> None:

@@ -14,12 +14,11 @@ import statistics
 import subprocess
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks import machine
 from benchmarks.bench_model import save
 from pyggml.jit import isa
-from pyllama.bench import cpu_info
 from pyllama.quantize import Options, find_file_type, quantize_model
 
 _THEIRS = re.compile(r"quantize time =\s*([\d.]+) ms")
@@ -60,8 +59,7 @@ def main() -> None:
             ]
             theirs, ours = (statistics.median(t) for t in zip(*turns, strict=True))
             line = {
-                "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "cpu": cpu_info(), "isa": isa(), "threads": args.threads,
+                **machine.head(args.threads), "isa": isa(),
                 "file": args.source.name, "type": type, "ours_s": ours, "llama_quantize_s": theirs,
                 "llama_quantize_over_ours": statistics.median(a / b for a, b in turns),
                 "samples": turns,

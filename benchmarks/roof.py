@@ -1,9 +1,11 @@
 """The roofs of this machine, measured in the same run as what is compared with them.
 
     read_roof(96_500_000, n_threads=2)             # GB/s of reading so many bytes again and again
+    around(run, 96_500_000, n_threads=2)           # the same, right before and right after a run
     mac_roof(GGMLType.Q4_1, n_threads=2)           # GMAC/s of the register tile on data in L1
 
-Best of several tries, since a neighbour on the machine only ever slows things down.
+Best of several tries, since a neighbour on the machine only ever slows things down. A read is a
+plain loop that LLVM vectorises: four streams a thread or software prefetches were slower on Zen 5.
 """
 
 from __future__ import annotations
@@ -53,6 +55,18 @@ def read_roof(n_bytes: int, n_threads: int, tries: int = 5) -> float:
         n_bytes * repeats / _in_parallel(n_threads, lambda i: _read(parts[i], repeats)) / 1e9
         for _ in range(tries)
     )
+
+
+def around(
+    run: Callable[[], float], n_bytes: int, n_threads: int, tries: int = 2
+) -> tuple[float, float]:
+    """What ``run`` returns, and the best rate of plain reads right before and right after it.
+
+    Neighbours on the machine come and go: a rate of another minute says little of this run.
+    """
+    before = read_roof(n_bytes, n_threads, tries)
+    found = run()
+    return found, max(before, read_roof(n_bytes, n_threads, tries))
 
 
 def mac_roof(kind: GGMLType, n_threads: int, tries: int = 5) -> float:

@@ -13,19 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import machine
 from benchmarks.bench_sparse import BEHIND, N_CTX, ROUNDS, Mode, modes_of
 from benchmarks.roof import read_roof
 from benchmarks.sparse_files import N_FF, N_LAYER, write_files
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.dtype import GGMLType
 from pyggml.env import user_cache_dir
-from pyllama.bench import cpu_info
 from pyllama.sparsity.placement import place
 from pyllama.sparsity.plan import Budget, read_needs
 from pyllama.sparsity.simulate import Machine, Work, predict
@@ -68,9 +67,7 @@ def main() -> None:
             ms = 1e3 * statistics.median(mode.seconds[1])
             density = float(mode.active(1)[1])
             line: dict[str, Any] = {
-                "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "cpu": cpu_info(),
-                "threads": backend.n_threads,
+                **machine.head(backend.n_threads),
                 "mode": name,
                 "density": density,
                 "measured_ms": ms,

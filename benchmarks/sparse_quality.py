@@ -19,17 +19,16 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks import machine
 from pyggml.dtype import GGMLType
 from pyggml.env import user_cache_dir
 from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.quants import dequantize, quantize
 from pyggml.viz.chart import Chart, charts_svg
 from pyllama import Batch, Context, Model
-from pyllama.bench import cpu_info
 from pyllama.convert import Options, convert
 from pyllama.perplexity import perplexity
 from pyllama.sparsity.collect import collect
@@ -190,8 +189,7 @@ def main() -> None:
         else:
             found = speed(args.folder, outtype, i > 0)
         for line in found:
-            head = {"time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "cpu": cpu_info(),
-                    "part": args.part, "type": outtype}  # fmt: skip
+            head = machine.head() | {"part": args.part, "type": outtype}
             print(json.dumps({"type": outtype} | line), flush=True)
             lines.append(head | line)
     if not args.no_save:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks import machine
 from pyggml.gguf import GGUFFile
-from pyllama.bench import cpu_info
 from pyllama.tokenizer import Tokenizer, load_tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "tokenize.jsonl"
@@ -52,8 +51,7 @@ def main() -> None:
         rates[path.stem] = {kind: round(rate(tokenizer, text), 2) for kind, text in texts.items()}
         print(f"{path.stem:30} {rates[path.stem]}", flush=True)
     line = {
-        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "cpu": cpu_info(),
+        **machine.head(),
         "chars": {kind: len(text) for kind, text in texts.items()},
         "mb_per_s": rates,
     }

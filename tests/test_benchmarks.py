@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +18,19 @@ from benchmarks import (
     bench_model,
     bench_ops,
     bench_peers,
+    machine,
     performance_page,
+    prepare,
     random_llama,
     sparse_files,
 )
-from benchmarks.roof import mac_roof, read_roof
+from benchmarks.roof import around, mac_roof, read_roof
 from pyggml.backend.registry import init_backend
 from pyggml.dtype import GGMLType
 from pyggml.ggml_ops import GGML_OPS
 from pyggml.ops import OPS
 from pyllama import Batch, Context, Model
+from pyllama.bench import BenchCase
 from pyllama.observe import observe
 
 
@@ -44,6 +50,8 @@ def test_grids_are_well_formed() -> None:
 def test_roofs_can_be_measured() -> None:
     assert mac_roof(GGMLType.Q4_1, n_threads=1, tries=1) > 0
     assert read_roof(1 << 20, n_threads=2, tries=1) > 0
+    found, rate = around(lambda: 7.0, 1 << 20, n_threads=2, tries=1)
+    assert found == 7.0 and rate > 0
 
 
 @pytest.mark.parametrize("type", [GGMLType.Q4_0, GGMLType.F16])
@@ -99,23 +107,234 @@ def test_names_of_tests() -> None:
         bench_model.cases("pp")
 
 
-def test_peers_and_the_page_of_them(
+def _x86(vendor: str, family: int, model: int, stepping: int, name: str, flags: str) -> str:
+    fields = {
+        "processor": 0, "vendor_id": vendor, "cpu family": family, "model": model,
+        "model name": name, "stepping": stepping, "flags": flags,
+    }  # fmt: skip
+    return "".join(f"{key}\t: {value}\n" for key, value in fields.items()) * 2
+
+
+NEOVERSE = """\
+processor\t: 0
+BogoMIPS\t: 50.00
+Features\t: fp asimd asimddp sve i8mm
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x1
+CPU part\t: 0xd40
+CPU revision\t: 1
+"""
+XEON = "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "flags"),
+    [
+        (_x86("AuthenticAMD", 25, 1, 1, "AMD EPYC", "fma avx2 hypervisor"),
+         "AMD EPYC (Zen 3, family 25 model 1)", ("avx2", "hypervisor")),
+        (_x86("AuthenticAMD", 25, 17, 1, "AMD EPYC 9R14 96-Core Processor", "avx2 avx512f"),
+         "AMD EPYC 9R14 (Zen 4, family 25 model 17)", ("avx2", "avx512f")),
+        (_x86("AuthenticAMD", 26, 2, 1, "AMD EPYC", "avx512f avx512_vnni"),
+         "AMD EPYC (Zen 5, family 26 model 2)", ("avx512f", "avx512_vnni")),
+        (_x86("AuthenticAMD", 23, 49, 0, "AMD EPYC 7R32", "avx2"),
+         "AMD EPYC 7R32 (Zen 2, family 23 model 49)", ("avx2",)),
+        (_x86("GenuineIntel", 6, 143, 8, XEON, "avx2 avx512f amx_int8"),
+         "Intel Xeon Platinum 8481C (Sapphire Rapids, family 6 model 143)",
+         ("avx2", "avx512f", "amx_int8")),
+        (_x86("GenuineIntel", 6, 0x55, 7, "Intel(R) Xeon(R) CPU @ 2.50GHz", "avx512f"),
+         "Intel Xeon (Cascade Lake, family 6 model 85)", ("avx512f",)),
+        (_x86("GenuineIntel", 6, 0x55, 4, "Intel(R) Xeon(R) CPU @ 2.50GHz", ""),
+         "Intel Xeon (Skylake, family 6 model 85)", ()),
+        (_x86("AuthenticAMD", 99, 7, 0, "AMD EPYC", ""), "AMD EPYC (family 99 model 7)", ()),
+        (NEOVERSE, "ARM (Neoverse V1, part 0xd40)", ("asimddp", "i8mm", "sve")),
+    ],
+)  # fmt: skip
+def test_cpus_are_named(text: str, label: str, flags: tuple[str, ...]) -> None:
+    found = machine.parse_cpuinfo(text)
+    assert found.label == label
+    assert set(found.flags) == set(flags)
+
+
+def test_cpus_of_other_systems_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "Intel64 Family 6 Model 143 Stepping 8, GenuineIntel"
+    assert machine.parse_windows(text).label == "Intel (Sapphire Rapids, family 6 model 143)"
+    assert machine.parse_windows("Alpha").label == "Alpha"
+    assert machine.parse_cpuinfo("").family is None
+    head = machine.head(2)
+    assert head["cpu"] and head["host"]["cores"] > 0 and head["versions"]["numba"]
+    assert json.loads(json.dumps(head)) == head
+    assert 0 <= machine.busy_share(0.02) <= 1
+
+
+def test_old_lines_say_no_more_than_is_known() -> None:
+    old = {"cpu": "AMD EPYC", "time": "2026-11-22T00:29:20Z"}
+    assert machine.label(old) == machine.ZEN3
+    assert machine.label(old | {"time": "2026-11-22T05:37:31Z"}) == machine.ZEN5
+    assert machine.label(old | {"time": "2026-11-23T02:15:25Z"}) == machine.NOT_RECORDED
+    assert machine.label(old | {"host": {"cores": 2}}) == "AMD EPYC"
+    assert machine.label({}) == "CPU not recorded"
+    for name in ("peers", "model", "profile"):
+        for line in performance_page._lines(f"{name}.jsonl"):
+            assert machine.label(line) != "AMD EPYC"
+
+
+def test_generated_tokens_count_keys_and_values(small_model: Path) -> None:
+    context = Context(Model.load(small_model), n_ctx=64)
+    case = BenchCase(n_gen=3, n_depth=10)  # sees 11, 12 and 13 cells of 2 layers, 2 heads, F16
+    assert bench_model.kv_bytes(context, case) == 12 * (2 * 2 * 2 * 64 * 2)
+
+
+ZEN5 = {"vendor": "AMD", "microarchitecture": "Zen 5", "cores": 2, "flags": ["avx512_vnni"],
+        "caches": {"L2": 1 << 20, "L3": 32 << 20}}  # fmt: skip
+
+
+def _line(time: str, test: str, ours: float, **more: Any) -> dict[str, Any]:
+    kind = {"time": time, "isa": "avx512vnni", "threads": 2, "model": "llama 135M Q4_1"}
+    line = kind | {"cpu": "AMD EPYC (Zen 5, family 26 model 2)", "host": ZEN5, "test": test}
+    return line | {"ours": ours, "samples": {"ours": [ours] * 3}} | more
+
+
+def _nameless(line: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in line.items() if k != "host"} | {"cpu": "AMD EPYC"}
+
+
+def test_newest_lines_of_each_cpu_count() -> None:
+    old, new = "2026-11-24T01:00:00Z", "2026-11-25T01:00:00Z"
+    peer = {"native": 100.0, "over_native": 4.0}
+    intel = {"cpu": "Intel Xeon (Sapphire Rapids, family 6 model 143)", "host": {"vendor": "Intel"}}
+    tried = _line(new, "pp512", 9.0, **peer)
+    tried["samples"] = {"ours": [9.0]}
+    peers = [
+        _line(old, "pp512", 300.0, **peer),
+        _line(new, "pp512", 400.0, **peer),
+        tried,  # one round counts less than an older line of three
+        _line(old, "tg64", 50.0, **peer, of_roof=0.8),
+        _line(old, "pp512", 700.0, **intel),
+        _nameless(_line("2026-11-22T10:00:00Z", "pp512", 200.0)),  # measured again on a Zen 5
+        _nameless(_line("2026-11-22T10:00:00Z", "pp2000", 200.0)),  # not measured again
+        _nameless(_line("2026-11-22T01:00:00Z", "pp512", 100.0, isa="avx2")),  # a Zen 3
+    ]
+    alone = [_line(new, "tg64", 70.0), _line(new, "tg64 @ d512", 30.0, threads=1, of_roof=0.9)]
+    model = [r | {"ts": r["ours"], "samples_ts": [1.0] * 5} for r in alone]
+    for r in model:
+        del r["ours"], r["samples"]
+    cpus = performance_page.rows({"peers.jsonl": peers, "model.jsonl": model})
+    found = {cpu: [(r["test"], r["ours"]) for r in lines] for cpu, lines in cpus.items()}
+    assert found == {
+        "AMD EPYC (Zen 5, family 26 model 2)": [
+            ("pp512", 400.0), ("tg64", 50.0), ("tg64 @ d512", 30.0),
+        ],
+        "Intel Xeon (Sapphire Rapids, family 6 model 143)": [("pp512", 700.0)],
+        machine.ZEN5: [("pp2000", 200.0)],
+        machine.ZEN3: [("pp512", 100.0)],
+    }  # fmt: skip
+    deep = cpus["AMD EPYC (Zen 5, family 26 model 2)"][-1]
+    assert "of_roof" not in deep  # of weights alone, before keys and values counted
+    text = performance_page.summary(cpus)
+    assert "4.0 times as fast as by llama.cpp compiled there" in text and "80% of the rate" in text
+    assert text.count(". ") == 2 and "notes" not in text
+
+
+def test_builds_of_llama_cpp_are_made_once_and_without_amx_where_it_crashes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[bool] = []
+
+    def compile(folder: Path, root: Path, here: Path, kind: str, no_amx: bool) -> None:
+        made.append(no_amx)
+        program = here / "build" / "bin" / "llama-bench"
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("#!/bin/sh\n" + ("" if no_amx else "kill -ILL $$\n"))
+        program.chmod(0o755)
+
+    amx = machine.Cpu("Intel", "Intel Xeon", 6, 143, 8, flags=("amx_int8",))
+    monkeypatch.setattr(machine, "cpu", lambda: amx)
+    monkeypatch.setattr(prepare, "_compile", compile)
+    said: list[str] = []
+    for _ in range(2):
+        found = prepare.build(tmp_path, "native", tmp_path / "x.gguf", said.append)
+        assert found.name == "llama.cpp 11434, native build, AMX off"
+        assert "intel-6-143-8" in str(found.program)
+    assert made == [False, True] and any("without AMX" in line for line in said)
+    with pytest.raises(prepare.Missing, match="does not run"):
+        prepare.build(tmp_path, "avx2", tmp_path / "x.gguf", said.append)
+    monkeypatch.undo()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(prepare.Missing, match="no C"):
+        prepare.build(tmp_path, "sse42", tmp_path / "x.gguf", said.append)
+
+
+def test_files_of_the_demo_model_are_made_once(
     small_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(prepare, "demo_model_path", lambda: small_model)
+    files = prepare.demo_files(tmp_path)
+    assert [Model.load(path, vocab_only=True).desc.split()[-1] for path in files] == [
+        "Q4_0", "Q4_0", "Q8_0", "F16",
+    ]  # fmt: skip
+    times = [path.stat().st_mtime_ns for path in files]
+    assert [path.stat().st_mtime_ns for path in prepare.demo_files(tmp_path)] == times
+    path = prepare.random_file(tmp_path)
+    assert prepare.random_file(tmp_path) == path and path.stat().st_size > 0
+
+
+def test_time_left_follows_what_tests_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    limits = bench_peers.Limits(5, 60.0)
+    assert [limits.done(n, 0.0) for n in (3, 5)] == [False, True]
+    tests = [(100_000_000, case) for case in bench_model.cases("pp512,tg64,tg64,tg64")]
+    progress = bench_peers.Progress(tests, limits)
+    before = progress.left()
+    now[0], progress.done = 600.0, 2  # far slower than expected
+    assert before == "about 3 min left" and progress.left() == "about 10 min left"
+    assert limits.done(3, 0.0)
+    progress.done = 4
+    assert progress.left() == "done"
+
+
+def test_sets_are_forced_in_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[tuple[list[str], str]] = []
+
+    def run(command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        ran.append((command[3:], env["PYGGML_ISA"]))
+        return subprocess.CompletedProcess(command, 3 if "x" in command else 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["bench_peers", "x", "--isa", "generic,none", "--rounds", "3"])
+    with pytest.raises(SystemExit) as ended:
+        bench_peers.main()
+    assert ended.value.code == 3 and ran == [(["x", "--rounds", "3"], "generic")]
+
+
+def test_peers_and_the_page_of_them(
+    small_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "pictures").mkdir()
     peer = tmp_path / "llama-bench"
-    peer.write_text(f"#!{sys.executable}\nprint('{{\"avg_ts\": 2.0}}')\n")
+    peer.write_text(
+        f"#!{sys.executable}\nimport sys\nprint('{{\"avg_ts\": 2.0}}')\nsys.exit('-d 3' in "
+        "' '.join(sys.argv))\n"
+    )
     peer.chmod(peer.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(bench_model, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(performance_page, "ROOT", tmp_path)
-    monkeypatch.setattr(performance_page, "PLOT", tmp_path / "pictures" / "speed.svg")
-    flags = ["--native", str(peer), "--tests", "pp4,tg2", "--threads", "1", "--rounds", "2"]
+    monkeypatch.setattr(performance_page, "PICTURES", tmp_path / "pictures")
+    flags = ["--native", str(peer), "--tests", "pp4,tg2,tg2@d3", "--threads", "1", "--rounds", "3"]
     monkeypatch.setattr(sys, "argv", ["bench_peers", str(small_model), *flags])
     bench_peers.main()
     text = (tmp_path / "results" / "peers.jsonl").read_text()
-    prompt, generation = map(json.loads, text.splitlines())
+    prompt, generation, deep = map(json.loads, text.splitlines())
+    assert "native" not in deep and "is left out of tg2 @ d3" in capsys.readouterr().out
     assert prompt["native"] == 2.0 and prompt["over_native"] == pytest.approx(prompt["ours"] / 2)
     assert generation["of_roof"] > 0 and "of_roof" not in prompt
-    assert "| pp4 |" in performance_page.page()
-    assert (tmp_path / "pictures" / "speed.svg").read_text().startswith("<svg")
+    page = performance_page.page()
+    (plot,) = (tmp_path / "pictures").glob("speed-*.svg")
+    assert "| pp4 |" in page and f"pictures/{plot.name}" in page
+    assert plot.read_text().startswith("<svg")

@@ -74,9 +74,13 @@ class Chart:
         """The area from ``low`` to ``high``, in the next line's colour; returns the chart."""
         return self._add("band", xs, low, high, name)
 
-    def bars(self, xs: Numbers, ys: Numbers, name: str = "") -> Chart:
-        """A bar for each x, which are one apart, beside other series'; returns the chart."""
-        return self._add("bars", xs, [0.0] * len(ys), ys, name)
+    def bars(self, xs: Numbers, ys: Numbers, name: str = "", color: int | None = None) -> Chart:
+        """A bar for each x, which are one apart, beside other series'; returns the chart.
+
+        Args:
+            color: number of a colour, so that charts agree; None takes the next.
+        """
+        return self._add("bars", xs, [0.0] * len(ys), ys, name, color)
 
     def value_range(self) -> tuple[float, float]:
         """Of the axis of values; never empty."""
@@ -84,9 +88,13 @@ class Chart:
         low, high = self.y_range or (min(0.0, *ys), max(ys))
         return low, high + (high == low) * 1.0
 
-    def _add(self, kind: str, xs: Numbers, low: Numbers, high: Numbers, name: str) -> Chart:
+    def _add(
+        self, kind: str, xs: Numbers, low: Numbers, high: Numbers, name: str,
+        color: int | None = None,
+    ) -> Chart:  # fmt: skip
         x, a, b = ([float(v) for v in row] for row in (xs, low, high))
-        self.series.append(_Series(kind, x, a, b, name, self._n_colors % len(_COLORS)))
+        number = self._n_colors if color is None else color
+        self.series.append(_Series(kind, x, a, b, name, number % len(_COLORS)))
         self._n_colors += kind != "band"
         return self
 

@@ -70,6 +70,8 @@ def test_bars_of_things_with_names_lie_below_each_other() -> None:
         assert y + height <= following
     assert ">one</text>" in text and ">two &lt;&gt;</text>" in text
     assert ">2.5</text>" in text and "nan" not in text
+    first = Chart("t", "", "", names=["one"]).bars([0], [1], "b", color=1)
+    assert charts_svg([first]).count("#e8590c") == text.count("#e8590c") - 1
 
 
 def test_a_chart_of_many_names_is_higher() -> None:
