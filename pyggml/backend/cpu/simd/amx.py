@@ -414,7 +414,7 @@ class _SuperTiles(_Pipeline):
         return [b.add(x, y) for x, y in zip(sums, products, strict=True)]
 
     def _floats(self, j: Value, rows: Value, out: Value, sums: list[Value]) -> None:
-        """Block ``j`` added as ``SuperTerms`` does, a few tokens at a time for want of registers."""
+        """Block ``j`` added as ``SuperTerms`` does; registers hold a few tokens at a time."""
         b, few = self.b, 4
         block = b.add(self.w, b.mul(j, _c(block_bytes(self.kind))))
         acts = self.tokens(b.add(rows, b.mul(j, _c(self.act_bytes))))

@@ -7,8 +7,9 @@ added. Results must have the bits of ``q_tile``. The real instructions are compi
 from __future__ import annotations
 
 import ctypes
-import re
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -18,15 +19,26 @@ import pytest
 from llvmlite import ir
 
 from pyggml import jit
-from pyggml.backend.cpu.layout import QUANTIZED, group_bytes, interleave
+from pyggml.backend.cpu.layout import QUANTIZED, interleave
 from pyggml.backend.cpu.simd import amx, tile, x86
 from pyggml.backend.cpu.simd.loop import counted_loop
-from pyggml.backend.cpu.simd.vector import Generic, at, broadcast, call, i8, i32, i64
-from pyggml.backend.cpu.simd.vector import load, pointer, splat, store, vec  # fmt: skip
+from pyggml.backend.cpu.simd.vector import (  # fmt: skip
+    Generic,
+    at,
+    broadcast,
+    call,
+    i8,
+    i32,
+    i64,
+    load,
+    splat,
+    store,
+    vec,
+)
 from pyggml.backend.cpu.simd.x86 import Avx512Amx
 from pyggml.backend.cpu.superblock import FORMATS
 from pyggml.dtype import GGMLType
-from tests.pyggml.backend.cpu.test_isa import tile_module
+from tests.pyggml.backend.cpu.test_isa import python, tile_module
 from tests.pyggml.backend.cpu.test_isa_sums import Fused, Plain, call_or_stand_in
 from tests.pyggml.backend.cpu.test_quantize import super_twin, twin
 from tests.pyggml.ops.harness import encoded
@@ -37,7 +49,7 @@ KINDS = [t for t in QUANTIZED if t not in FORMATS or FORMATS[t].sub >= 32]
 AVX2 = pytest.mark.skipif("avx2" not in jit.host_isas(), reason="other instructions are AVX2's")
 BY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda t: t.name)
 _COUNT = "pyggml_tests_configured"
-CONFIGURED = ctypes.c_int64(0)  # threads whose tiles have shapes
+COUNTS = (ctypes.c_int64 * 2)()  # threads whose tiles have shapes, and how often they got them
 
 
 def shapes(config: bytes) -> list[tuple[int, int]]:
@@ -54,6 +66,7 @@ class StandIn(Avx512Amx):
     def configure_tiles(self, b: Value, config: bytes) -> None:
         assert shapes(config) == list(amx.SHAPES)
         self._count(b, 1)
+        self._count(b, 1, 1)
 
     def release_tiles(self, b: Value) -> None:
         self._count(b, -1)
@@ -114,11 +127,12 @@ class StandIn(Avx512Amx):
         known = b.module.globals.get(_COUNT)
         return known or ir.GlobalVariable(b.module, i64, _COUNT)
 
-    def _count(self, b: Value, n: int) -> None:
-        b.atomic_rmw("add", self._counter(b), ir.Constant(i64, n), "seq_cst")
+    def _count(self, b: Value, n: int, which: int = 0) -> None:
+        place = b.gep(self._counter(b), [ir.Constant(i64, which)])
+        b.atomic_rmw("add", place, ir.Constant(i64, n), "seq_cst")
 
 
-llvm.add_symbol(_COUNT, ctypes.addressof(CONFIGURED))
+llvm.add_symbol(_COUNT, ctypes.addressof(COUNTS))
 
 
 def compiled(intrinsic: Any, kind: GGMLType, n_args: int, *literals: int) -> Any:
@@ -165,7 +179,7 @@ def test_tiles_have_the_bits_of_the_register_tile(
     one, keep_one = compiled(tile.q_tile, kind, 6, 1)
     emit_for(StandIn)
     many, keep_many = compiled(amx.tiles, kind, 7)
-    monkeypatch.setattr(CONFIGURED, "value", 1)
+    monkeypatch.setitem(COUNTS, 0, 1)
     size = kind.block_size
     for blocks in (1, 2, 3, 5, 8) if size == 256 else (1, 2, 3, 4, 5, 7, 18):
         for n_tiles, extreme in ((1, True), (3, False)):
@@ -183,3 +197,129 @@ def test_tiles_have_the_bits_of_the_register_tile(
             assert got[:tokens].tobytes() == want.tobytes(), (blocks, n_tiles)
             assert np.isnan(got[tokens:]).all()
     del keep_one, keep_many
+
+
+# --- the whole path, on any host ---
+
+_SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+NAME = f"amx_stand_in_{_SOURCE}"  # an instruction set: its code is cached, so never that of others
+TOKENS = (1, 15, 16, 17, 31, 48, 67, 150)
+
+
+def install() -> None:
+    """Make the stand-in this process's instruction set."""
+    known = jit.host_isas()
+    jit.host_isas = lambda: (NAME, *known)  # type: ignore[assignment]
+    x86.SETS[NAME] = StandIn
+    if "avx512vnni" not in known:
+        x86.call = call_or_stand_in
+    jit.use_isa(NAME)
+
+
+def chunks_with_tiles() -> int:
+    """How many there were since the last call; none may be left configured."""
+    assert COUNTS[0] == 0
+    n, COUNTS[1] = COUNTS[1], 0
+    return n
+
+
+def child() -> None:
+    """In a process of its own: tokens in batches have the bits that they have alone."""
+    install()
+    from pyggml.backend.cpu.buffer import REPACK
+    from pyggml.buffer import HOST
+    from tests.pyggml.backend.cpu.test_matmul_bits import product
+
+    rng = np.random.default_rng(0)
+    shapes = {"Q4_1": (83, 96), "Q8_0": (16, 160), "MXFP4": (5, 32), "Q4_K": (83, 512)}
+    for name, (m, n) in {**shapes, "Q6_K": (83, 256), "F16": (83, 96)}.items():
+        kind = GGMLType[name]
+        rows = encoded(rng.standard_normal((m, n)).astype(np.float32), kind)
+        x = rng.standard_normal((max(TOKENS), n)).astype(np.float32)
+        x[20, 5], x[33, 5] = np.inf, np.nan  # which no other token may see
+        alone = np.concatenate([product(kind, rows, x[i : i + 1]) for i in range(len(x))])
+        assert not chunks_with_tiles() and np.isfinite(np.delete(alone, (20, 33), 0)).all()
+        for i, count in enumerate(TOKENS):
+            for buft in (REPACK, HOST):
+                got = product(kind, rows, x[:count], 1 + i % 3, buft)
+                assert same(got, alone[:count]), (name, count, buft.name)
+                assert (chunks_with_tiles() > 0) == (count >= 16 and name in shapes)
+    experts()
+    feed_forward()
+
+
+def same(got: Array, want: Array) -> bool:
+    """Whether bits are equal, whatever NaN's."""
+    nan = np.isnan(got)
+    return np.array_equal(nan, np.isnan(want)) and got[~nan].tobytes() == want[~nan].tobytes()
+
+
+def experts() -> None:
+    from pyggml.backend.cpu.buffer import REPACK
+    from pyggml.buffer import HOST
+    from tests.pyggml.backend.cpu.test_experts import IDS, N_TOKENS, product
+
+    for ids in (IDS, np.full_like(IDS, 3)):  # 28 uses of each expert, or all of one
+        kind = GGMLType.Q4_1
+        alone = product(kind, 1, ids=ids), product(kind, 2, ids=ids)[1:]
+        assert not chunks_with_tiles()
+        for n in (40, N_TOKENS):
+            for buft in (REPACK, HOST):
+                got = product(kind, n, 2, buft, ids)
+                assert got[:2].tobytes() == b"".join(x.tobytes() for x in alone)
+                assert chunks_with_tiles()
+                if n == 40:
+                    before = got
+                assert got[:40].tobytes() == before.tobytes()
+
+
+def feed_forward() -> None:
+    """Gate and up with the GLU between them, and down, which reads what that kernel quantized."""
+    from pyggml import ops
+    from pyggml.alloc.tallocr import alloc_ctx_tensors
+    from pyggml.backend.cpu.buffer import REPACK
+    from pyggml.backend.cpu.pool import get_pool
+    from pyggml.backend.cpu.program import compile_program
+    from pyggml.backend.cpu.work import WorkStore
+    from pyggml.cgraph import CGraph
+    from pyggml.context import Context
+
+    rng = np.random.default_rng(1)
+    bias = np.linspace(-1, 1, 40, dtype=np.float32)
+    for kind, n, n_ff in ((GGMLType.Q4_0, 96, 160), (GGMLType.Q5_K, 256, 96)):
+        weights = Context(no_alloc=True)
+        sizes = (("gate", n, n_ff), ("up", n, n_ff), ("down", n_ff, 40))
+        types = {"gate": kind, "up": kind, "down": GGMLType.Q8_0}
+        w = {name: weights.new_tensor_2d(types[name], k, m) for name, k, m in sizes}
+        buffer = alloc_ctx_tensors(weights, REPACK)
+        for name, k, m in sizes:
+            rows = encoded(rng.standard_normal((m, k)).astype(np.float32), types[name])
+            buffer.set_tensor(w[name], rows.reshape(-1))
+
+        def result(x: Array, n_threads: int) -> Array:
+            ctx, graph = Context(), CGraph()
+            xs = ctx.from_numpy(x)
+            gate, up = (ops.mul_mat(ctx, w[name], xs) for name in ("gate", "up"))
+            node = ops.mul_mat(ctx, w["down"], ops.swiglu_split(ctx, gate, up))
+            residual = ctx.from_numpy(np.ascontiguousarray(x[:, :40]))
+            node = ops.add(ctx, ops.add(ctx, node, ctx.from_numpy(bias)), residual)
+            graph.build_forward_expand(node)
+            program = compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
+            names = [launch.name for launch in program.launches]
+            assert any(name.startswith("mul_mat_glu") for name in names), names
+            assert not any(name.startswith(("add", "quantize_32")) for name in names[1:]), names
+            get_pool().run(program)
+            return node.numpy().reshape(len(x), 40).copy()
+
+        x = rng.standard_normal((100, n)).astype(np.float32)
+        alone = np.concatenate([result(x[i : i + 1], 1) for i in range(len(x))])
+        assert not chunks_with_tiles()
+        for count in (16, 37, 100):
+            assert result(x[:count], 2).tobytes() == alone[:count].tobytes()
+            assert chunks_with_tiles() >= 2
+
+
+@AVX2
+def test_matmuls_have_the_bits_of_one_token_alone() -> None:
+    done = python("from tests.pyggml.backend.cpu import test_amx; test_amx.child()")
+    assert done.returncode == 0, done.stderr
