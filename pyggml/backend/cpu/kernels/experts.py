@@ -60,10 +60,9 @@ from .weights import (
 )
 
 _GATHER = 16  # rows that are gathered at a time
-_TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 while an expert's tokens pass
 # Parameters
-ROW_CHUNKS, LISTS, ACTIVATIONS, ROW_BYTES, FACTS, PLAIN, TILES_AT = range(7)
+ROW_CHUNKS, LISTS, ACTIVATIONS, ROW_BYTES, FACTS, PLAIN, PANEL = range(7)
 
 
 @inline
@@ -121,12 +120,12 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             return
     else:
         first, end, expert = i64_ptr(lists)[unit], i64_ptr(lists)[unit + 1], unit
-    gather = _GATHER if int_param(node, TILES_AT) == 0 else MOST_TOKENS
-    listed = i64_ptr(scratch + _TILE_BYTES)
-    gathered = scratch + _TILE_BYTES + 8 * gather
+    gather = _GATHER if int_param(node, PANEL) == 0 else MOST_TOKENS
+    listed = i64_ptr(scratch + RESULTS_BYTES)
+    gathered = scratch + RESULTS_BYTES + 8 * gather
     packed = gathered + gather * row_bytes
-    room = scratch + int_param(node, TILES_AT)
-    tiled = int_param(node, TILES_AT) != 0 and end - first >= TILE_TOKENS
+    panel = scratch + int_param(node, PANEL)
+    tiled = int_param(node, PANEL) != 0 and end - first >= TILE_TOKENS
     if tiled:
         use_tiles(facts, 1)
     if plain != 0:
@@ -160,17 +159,17 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             t = 0
             while t < n:
                 tokens, which = (4, TILE_4) if t + 4 <= n else (1, TILE_1)
-                x, result = gathered + t * row_bytes, scratch
+                x = gathered + t * row_bytes
                 if t < t_tiles:
-                    tokens, result = t_tiles - t, room
-                    panel, n_tiles = room + RESULTS_BYTES, tokens // TILE_TOKENS
-                    multiply_tiles(facts, w, x, row_bytes, result, blocks, n_tiles, panel)
+                    tokens = t_tiles - t
+                    n_tiles = tokens // TILE_TOKENS
+                    multiply_tiles(facts, w, x, row_bytes, scratch, blocks, n_tiles, panel)
                 else:
                     ahead = fetch_ahead(t, n - t, group, blocks * fact(facts, FETCHED))
-                    tile(facts, which, w, x, row_bytes, result, blocks, ahead)
+                    tile(facts, which, w, x, row_bytes, scratch, blocks, ahead)
                 for i in range(tokens):
                     y = data(node, DST) + listed[t + i] * nb(node, DST, 1) + 4 * row
-                    copy_run(result + 4 * ROWS * i, y, rows)
+                    copy_run(scratch + 4 * ROWS * i, y, rows)
                 t += tokens
     if tiled:
         use_tiles(facts, 0)
@@ -204,13 +203,13 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     functions = (PACK, TILE_4, TILE_1) if plain else (TILE_4, TILE_1)
     n = node.nrows // w.ne[2]  # tokens of an expert, about
     gather = MOST_TOKENS if room_for_tiles(w, n, 0)[0] else _GATHER
-    scratch = _TILE_BYTES + (8 + row_bytes) * gather + (packed if plain else 0)
-    more, tiles_at, scratch = room_for_tiles(w, n, scratch)
+    scratch = RESULTS_BYTES + (8 + row_bytes) * gather + (packed if plain else 0)
+    more, panel, scratch = room_for_tiles(w, n, scratch)
     addresses = [a[0].address if a else 0 for a in (lists, act)]
     launch = low.launch(
         mul_mat_id,
         node,
-        [row_chunks, *addresses, row_bytes, weight_facts(w, *functions, *more), plain, tiles_at],
+        [row_chunks, *addresses, row_bytes, weight_facts(w, *functions, *more), plain, panel],
         row_chunks * (node.nrows if by_use else w.ne[2]),
         work=act + lists,
         scratch=scratch,

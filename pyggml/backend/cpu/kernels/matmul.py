@@ -75,17 +75,16 @@ from .widen import widened
 _CHUNK_BYTES = 1 << 17  # weights of a chunk for one token
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _LEAST_MACS = 1 << 17  # and what is not worth sharing
-_TILE_BYTES = 8 * ROWS * 4  # float32 results of a tile: at most 8 tokens, 16 rows
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 # Parameters
 ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, FACTS, PLAIN = range(7)
-TILES_AT = 7  # where the matrix unit's results and panel are in scratch; 0: it is not used
+PANEL = 7  # where in scratch the matrix unit's panel begins; 0: the unit is not used
 
 
 @inline
-def first_token(n, chunk, n_chunks, tiles_at):  # type: ignore[no-untyped-def]
+def first_token(n, chunk, n_chunks, panel):  # type: ignore[no-untyped-def]
     """First token of a chunk, a whole number of the matrix unit's tiles where that is used."""
-    unit = 1 if tiles_at == 0 else TILE_TOKENS
+    unit = 1 if panel == 0 else TILE_TOKENS
     return min(n, first_row((n + unit - 1) // unit, chunk, n_chunks) * unit)
 
 
@@ -123,8 +122,8 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         i2, i3 = batch % ne(node, DST, 2), batch // ne(node, DST, 2)
         w2 = i2 // (ne(node, DST, 2) // ne(node, SRC0, 2))
         w3 = i3 // (ne(node, DST, 3) // ne(node, SRC0, 3))
-        t0 = first_token(n, rest % token_chunks, token_chunks, int_param(node, TILES_AT))
-        t1 = first_token(n, rest % token_chunks + 1, token_chunks, int_param(node, TILES_AT))
+        t0 = first_token(n, rest % token_chunks, token_chunks, int_param(node, PANEL))
+        t1 = first_token(n, rest % token_chunks + 1, token_chunks, int_param(node, PANEL))
     groups, blocks = (m + ROWS - 1) // ROWS, k // fact(facts, COLUMNS)
     group = blocks * fact(facts, BLOCK_BYTES)
     if plain != 0:
@@ -141,10 +140,10 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     out_stride = nb(node, DST, 1)
     g0 = first_row(groups, place, row_chunks)
     g1 = first_row(groups, place + 1, row_chunks)
-    table = scratch + _TILE_BYTES
+    table = scratch + RESULTS_BYTES
     packed = table + TABLE_BYTES
-    room, t_tiles = scratch + int_param(node, TILES_AT), t0
-    if int_param(node, TILES_AT) != 0 and t1 - t0 >= TILE_TOKENS:
+    panel, t_tiles = scratch + int_param(node, PANEL), t0
+    if int_param(node, PANEL) != 0 and t1 - t0 >= TILE_TOKENS:
         t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
         use_tiles(facts, 1)
     for g in range(g0, g1):
@@ -161,18 +160,18 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             pack(facts, table, k, packed)
         t = t0
         while t < t1:
-            result, y = scratch, x + t * stride
+            y = x + t * stride
             if t < t_tiles:
-                tokens, result = t_tiles - t, room
-                panel, n_tiles = room + RESULTS_BYTES, tokens // TILE_TOKENS
-                multiply_tiles(facts, w, y, stride, result, blocks, n_tiles, panel)
+                tokens = t_tiles - t
+                n_tiles = tokens // TILE_TOKENS
+                multiply_tiles(facts, w, y, stride, scratch, blocks, n_tiles, panel)
             else:
                 tokens, which = fact(facts, WIDE), TILE_WIDE
                 if t + tokens > t1:
                     tokens, which = (4, TILE_4) if t + 4 <= t1 else (1, TILE_1)
                 ahead = fetch_ahead(t - t0, t1 - t, group, blocks * fact(facts, FETCHED))
-                tile(facts, which, w, y, stride, result, blocks, ahead)
-            emit_tile(node, result, tokens, t, row, rows, out, out_stride)
+                tile(facts, which, w, y, stride, scratch, blocks, ahead)
+            emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
             t += tokens
     if t_tiles > t0:
         use_tiles(facts, 0)
@@ -195,35 +194,34 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
         place, t0, t1 = chunk, 0, n
         if token_chunks != 1:
             place = chunk % row_chunks
-            t0 = first_token(n, chunk // row_chunks, token_chunks, int_param(node, TILES_AT))
-            t1 = first_token(n, chunk // row_chunks + 1, token_chunks, int_param(node, TILES_AT))
+            t0 = first_token(n, chunk // row_chunks, token_chunks, int_param(node, PANEL))
+            t1 = first_token(n, chunk // row_chunks + 1, token_chunks, int_param(node, PANEL))
         u0 = first_row(units, place, row_chunks)
         u1 = first_row(units, place + 1, row_chunks)
         rows = min(ROWS, ne(node, DST, 0))  # 16, but LLVM must not know: it would unroll to scalars
-        room, t_tiles = scratch + int_param(node, TILES_AT), t0
-        panel = room + 2 * RESULTS_BYTES
-        if int_param(node, TILES_AT) != 0 and t1 - t0 >= TILE_TOKENS:
+        panel, t_tiles = scratch + int_param(node, PANEL), t0
+        up = scratch + RESULTS_BYTES
+        if int_param(node, PANEL) != 0 and t1 - t0 >= TILE_TOKENS:
             t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
             use_tiles(facts, 1)
         for u in range(u0, u1):
             t = t0
             while t < t1:
                 tokens, which = (4, TILE_4) if t + 4 <= t1 else (1, TILE_1)
-                gate, up = scratch, scratch + _TILE_BYTES
                 if t < t_tiles:
-                    tokens, gate, up = t_tiles - t, room, room + RESULTS_BYTES
+                    tokens = t_tiles - t
                 x, n_tiles = acts + t * stride, tokens // TILE_TOKENS
                 ahead = fetch_ahead(t - t0, t1 - t, group, blocks * fact(facts, FETCHED))
                 for g in range(2 * u, 2 * u + 2):
                     gate_w, up_w = data(node, SRC0) + g * group, data(node, SRC2) + g * group
                     if t < t_tiles:
-                        multiply_tiles(facts, gate_w, x, stride, gate, blocks, n_tiles, panel)
+                        multiply_tiles(facts, gate_w, x, stride, scratch, blocks, n_tiles, panel)
                         multiply_tiles(facts, up_w, x, stride, up, blocks, n_tiles, panel)
                     else:
-                        tile(facts, which, gate_w, x, stride, gate, blocks, ahead)
+                        tile(facts, which, gate_w, x, stride, scratch, blocks, ahead)
                         tile(facts, which, up_w, x, stride, up, blocks, ahead)
                     for i in range(tokens):
-                        a, b = gate + 4 * ROWS * i, up + 4 * ROWS * i
+                        a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
                         y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g
                         for r in range(rows):
                             v = function(activation, take(F32, a, r)) * take(F32, b, r)
@@ -281,13 +279,13 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
     functions = tiles_for(node.ne[1])
     if plain:
         functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES,)
-    scratch = _TILE_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0)
-    more, tiles_at, scratch = room_for_tiles(w, node.ne[1], scratch)
+    scratch = RESULTS_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0)
+    more, panel, scratch = room_for_tiles(w, node.ne[1], scratch)
     facts = weight_facts(w, *functions, *more)
     launch = low.launch(
         mul_mat,
         dst,
-        [row_chunks, token_chunks, address, len(add), 0, facts, plain, tiles_at],
+        [row_chunks, token_chunks, address, len(add), 0, facts, plain, panel],
         row_chunks * token_chunks * batch,
         src=(w, x, *add),
         work=act,
@@ -358,13 +356,13 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
     if glu.ne[0] % 32 or glu.nrows != glu.ne[1] or glu.type is not GGMLType.F32:
         return False
     act = low.quantized(x, gate_w.type.block_size, add_quantize)
-    more, tiles_at, scratch = room_for_tiles(gate_w, glu.ne[1], 2 * _TILE_BYTES, 2)
+    more, panel, scratch = room_for_tiles(gate_w, glu.ne[1], 2 * RESULTS_BYTES)
     facts = weight_facts(gate_w, *tiles_for(glu.ne[1]), *more)
     row_chunks, token_chunks = _chunks(low, gate_w, glu.ne[1], 1, 32)
     launch = low.launch(
         mul_mat_glu_kernel(IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]]),
         glu,
-        [row_chunks, token_chunks, act.address, 0, 0, facts, 0, tiles_at],
+        [row_chunks, token_chunks, act.address, 0, 0, facts, 0, panel],
         row_chunks * token_chunks,
         src=(gate_w, x, up_w),
         work=[act],

@@ -49,7 +49,8 @@ AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = ran
 TILES, USE_TILES = range(18, 20)
 TILE_TOKENS = amx.TOKENS
 MOST_TOKENS = 64  # that pass a group of weights at a time
-RESULTS_BYTES = 4 * ROWS * MOST_TOKENS
+# Float32 results of a group; more, so that two of them are not a multiple of 4 KB apart
+RESULTS_BYTES = 4 * ROWS * (MOST_TOKENS + 8)
 
 
 @cache
@@ -168,24 +169,19 @@ def tiles_for(n_tokens: int) -> tuple[int, ...]:
     return (TILE_WIDE, TILE_4, TILE_1) if n_tokens >= 4 else (TILE_1,)
 
 
-def room_for_tiles(
-    w: Tensor, n_tokens: int, scratch: int, results: int = 1
-) -> tuple[tuple[int, ...], int, int]:
-    """What a matmul needs for ``TILES``: functions, their place in scratch, bytes of scratch.
+def room_for_tiles(w: Tensor, n_tokens: int, scratch: int) -> tuple[tuple[int, ...], int, int]:
+    """What a matmul needs for ``TILES``: functions, where in scratch, bytes of scratch in all.
 
-    At the place are float32 results of ``MOST_TOKENS`` tokens, then a panel. It is 0 where so many
-    tokens do not take tiles.
+    The place of the panel is 0 where so many tokens do not take tiles.
 
     Args:
         scratch: bytes that the matmul needs without them.
-        results: matrices whose results are there at the same time.
     """
     least = amx.least_tokens(w.type)
     if not 0 < least <= n_tokens:
         return (), 0, scratch
-    place = -(-scratch // LINE) * LINE
-    end = place + results * RESULTS_BYTES + amx.panel_bytes(int(w.type), w.ne[0])
-    return (TILES, USE_TILES), place, end
+    panel = -(-scratch // LINE) * LINE
+    return (TILES, USE_TILES), panel, panel + amx.panel_bytes(int(w.type), w.ne[0])
 
 
 def is_decoded(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> bool:

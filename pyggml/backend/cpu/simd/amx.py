@@ -13,18 +13,18 @@ floats a token, ``panel`` is scratch of ``panel_bytes``, aligned to a line.
     packed in 1 to 8 bits                                                      sums: 16 x 16 int32
     rows of activations, as they lie: 32 codes of 16 tokens  ->  A: 16 x 32    /
 
-A line (4 columns of 16 rows) is a row of a tile as it lies, so weights have no other layout: they
-are unpacked once for all tokens of a chunk. Activations are not repacked: a tile is loaded from 16
-rows with their stride, and their scales are read from there too. Panels of 16 tokens would have to
-be made once a chunk, which costs as much as the products of 16 rows, or once a source, by each of
-the kernels that quantize. So chunks need not be larger: unpacking is about a sixth of the work of
-one tile, four of which share it.
+A line (4 columns of 16 rows) is a row of tile B as it lies, so weights keep their layout: they are
+unpacked once for the tokens of a chunk, at most 64. That is about 35 instructions for 32 columns,
+and a tile's products and floats are 110. Activations are not repacked: tile A is loaded from 16
+rows with their stride, and scales are read there too, from lines that the tile has just loaded.
+Panels of 16 tokens would have to be made for each chunk, as much work as the products of a few
+groups, or by every kernel that quantizes. So chunks need not be larger than without tiles.
 
-Three stages overlap, from tile to tile without a stop: the product of 32 columns s + 4, the store
-of product s + 1, the floats of s. Beside tile instructions one port multiplies and converts, two
+Three stages overlap, without a stop between tiles: the product of 32 columns s + 4, the store of
+product s + 1, the floats of s. Beside tile instructions one port multiplies and converts, two
 add: so integers become floats by two additions, exactly.
-Access: weights once, front to back; then the panel once a tile, 16 rows of activations side by
-side, and as many lines of the next group as two tiles need to prefetch it.
+Access: weights once, front to back; then for each tile the panel and 16 rows of activations side by
+side. Each tile prefetches half a group of weights, from the next group on.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from .vector import (
 
 Value = Any
 TOKENS = 16  # of a tile
-LEAST_TOKENS = 16
+LEAST_TOKENS = 16  # the default of ``least_tokens``
 _COLUMNS = 32  # of a product
 _RING = 4  # products under way: each has a tile of sums and memory for them
 _SUMS_BYTES = TOKENS * LINE
@@ -74,9 +74,9 @@ _MAGIC, _MAGIC_BITS = 1.5 * 2.0**23, 0x4B400000  # float and bits: integers belo
 
 
 def least_tokens(type: GGMLType) -> int:
-    """From how many tokens on a format's matmuls take tiles of 16; 0: they never do.
+    """The fewest tokens for which a format's matmuls take tiles of 16; 0: they never do.
 
-    The one place to ask: a measured choice belongs here.
+    Everything that depends on this choice asks here, so a measured one belongs here.
     """
     if not vectors().has_tiles or type not in QUANTIZED:
         return 0
@@ -192,10 +192,11 @@ def _unpack(b: Value, kind: int, w: Value, n_blocks: Value, panel: Value) -> Non
 
 
 class _Pipeline:
-    """The products of all tiles, one after the other, and their way through memory.
+    """The products of all tiles, in order: tile by tile, and within a tile unit by unit.
 
-    A place among them is (unit of the panel, activations of the tile's first token); products run
-    ahead of floats, so the place after the last is the first again.
+    A product's place is the address of its unit in the panel and that of its activations in the
+    row of the tile's first token. Products run 4 ahead of floats, so after the last place comes the
+    first again: what is read there is not used.
     """
 
     def __init__(
@@ -212,7 +213,7 @@ class _Pipeline:
         self.tile_stride = b.mul(stride, _c(TOKENS))
         self.x_end = b.add(x, b.mul(self.tile_stride, n_tiles))
         self.to_next_tile = b.sub(self.tile_stride, row_bytes)  # from the end of a tile's first row
-        # Half of a group a tile, in whole lines
+        # Prefetched for each product: half of its weights' lines
         self.lines = -(-block_bytes(kind) // (LINE * columns // _COLUMNS) // 2)
         self.ahead = b.add(w, b.mul(n_blocks, _c(block_bytes(kind))))
         with b.goto_entry_block():
@@ -221,17 +222,17 @@ class _Pipeline:
         self.ring = b.bitcast(ring, i8.as_pointer())
 
     def emit(self) -> None:
-        """Emit all of it, from what ``unpack`` has left in the panel."""
+        """Emit the code, for a panel that ``_unpack`` has filled."""
         raise NotImplementedError
 
     def tokens(self, address: Value) -> list[Value]:
-        """The rows of a tile's 16 tokens: sums of 2 bases and 8 multiples, which registers hold."""
+        """The rows of a tile's 16 tokens: two bases and 8 multiples, few enough for registers."""
         b, s = self.b, self.stride
         bases = [address, b.add(address, b.mul(s, _c(8)))]
         return [b.add(base, b.mul(s, _c(t))) for base in bases for t in range(8)]
 
     def wrap(self, unit: Value, a: Value) -> tuple[Value, Value, Value]:
-        """A place where a row may have ended, the same or the next tile's start; and whether."""
+        """A place, or the start of the next tile where the row has ended; and whether it has."""
         b = self.b
         ended = b.icmp_signed("==", unit, self.panel_end)
         zero = _c(0)
@@ -418,11 +419,12 @@ class _SuperTiles(_Pipeline):
         b, few = self.b, 4
         block = b.add(self.w, b.mul(j, _c(block_bytes(self.kind))))
         acts = self.tokens(b.add(rows, b.mul(j, _c(self.act_bytes))))
-        zero, is_first = splat(f32, 16, 0.0), b.icmp_signed("==", j, _c(0))
+        # All bits but for the first block: a select would be a branch for each token
+        mask = broadcast(b, b.sext(b.icmp_signed("!=", j, _c(0)), i32), 16)
         for first in range(0, TOKENS, few):
             some = slice(first, first + few)
             terms = _Stored(b, self.kind, block, acts[some], sums[some])
             for t in range(few):
                 place = at(b, out, LINE * (first + t))
-                acc = b.select(is_first, zero, load(b, place, zero.type))
+                acc = b.bitcast(b.and_(load(b, place, mask.type), mask), vec(f32, 16))
                 store(b, terms.add_to(b, acc, t, 0), place)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ from pyggml.backend.cpu.simd.vector import (  # fmt: skip
 from pyggml.backend.cpu.simd.x86 import Avx512Amx
 from pyggml.backend.cpu.superblock import FORMATS
 from pyggml.dtype import GGMLType
-from tests.pyggml.backend.cpu.test_isa import python, tile_module
+from pyggml.tensor import Tensor
+from tests.pyggml.backend.cpu.test_isa import Target, assembly, python, tile_module
 from tests.pyggml.backend.cpu.test_isa_sums import Fused, Plain, call_or_stand_in
 from tests.pyggml.backend.cpu.test_quantize import super_twin, twin
 from tests.pyggml.ops.harness import encoded
@@ -48,6 +50,8 @@ Value = Any
 KINDS = [t for t in QUANTIZED if t not in FORMATS or FORMATS[t].sub >= 32]
 AVX2 = pytest.mark.skipif("avx2" not in jit.host_isas(), reason="other instructions are AVX2's")
 BY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda t: t.name)
+HOST = Target(Avx512Amx, "sapphirerapids", register="zmm")
+TILE_INSTRUCTIONS = ("tdpbssd", "tilezero", "tileloadd", "tilestored", "ldtilecfg", "tilerelease")
 _COUNT = "pyggml_tests_configured"
 COUNTS = (ctypes.c_int64 * 2)()  # threads whose tiles have shapes, and how often they got them
 
@@ -168,8 +172,16 @@ def numbers(kind: GGMLType, n: int, tokens: int, extreme: bool) -> tuple[Array, 
     return weights, np.ascontiguousarray(acts)
 
 
+@pytest.fixture
+def configured() -> Iterator[None]:
+    COUNTS[0] = 1
+    yield
+    COUNTS[0] = 0
+
+
 @AVX2
 @BY_KIND
+@pytest.mark.usefixtures("configured")
 def test_tiles_have_the_bits_of_the_register_tile(
     kind: GGMLType, emit_for: Callable[[type[Generic]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,12 +191,13 @@ def test_tiles_have_the_bits_of_the_register_tile(
     one, keep_one = compiled(tile.q_tile, kind, 6, 1)
     emit_for(StandIn)
     many, keep_many = compiled(amx.tiles, kind, 7)
-    monkeypatch.setitem(COUNTS, 0, 1)
     size = kind.block_size
     for blocks in (1, 2, 3, 5, 8) if size == 256 else (1, 2, 3, 4, 5, 7, 18):
         for n_tiles, extreme in ((1, True), (3, False)):
             tokens, n = 16 * n_tiles, size * blocks
             weights, acts = numbers(kind, n, tokens, extreme)
+            if extreme and kind is GGMLType.Q8_0:
+                weights.reshape(blocks, -1)[:, 32:] = 128  # -128, which encoders never write
             want = np.zeros((tokens, 16), np.float32)
             for t in range(tokens):
                 place = acts.ctypes.data + t * acts.strides[0]
@@ -197,6 +210,27 @@ def test_tiles_have_the_bits_of_the_register_tile(
             assert got[:tokens].tobytes() == want.tobytes(), (blocks, n_tiles)
             assert np.isnan(got[tokens:]).all()
     del keep_one, keep_many
+
+
+# --- assembly ---
+
+
+@BY_KIND
+def test_assembly(kind: GGMLType, emit_for: Callable[[type[Generic]], None]) -> None:
+    """Four products under way and four in the loop; their sums are added in whole registers."""
+    emit_for(Avx512Amx)
+    text = assembly(amx.tiles, kind, 7, HOST, ())
+    counts = {name: len(re.findall(rf"\t{name}\s", text)) for name in TILE_INSTRUCTIONS}
+    want = {"tdpbssd": 8, "tilezero": 8, "tileloadd": 16, "tilestored": 5}
+    assert counts == {name: want.get(name, 0) for name in TILE_INSTRUCTIONS}
+    assert re.search(r"\tvpaddd\s.*zmm", text) and "ymm" not in text
+    assert len(re.findall(r"mov\S+\s+%zmm\d+, -?\d*\(%rsp\)", text)) <= 20
+
+
+def test_assembly_of_the_configuration(emit_for: Callable[[type[Generic]], None]) -> None:
+    emit_for(Avx512Amx)
+    text = assembly(amx.use_tiles, None, 1, HOST, ())
+    assert all(len(re.findall(rf"\t{name}\b", text)) == 1 for name in TILE_INSTRUCTIONS[-2:])
 
 
 # --- the whole path, on any host ---
@@ -275,48 +309,48 @@ def experts() -> None:
 
 def feed_forward() -> None:
     """Gate and up with the GLU between them, and down, which reads what that kernel quantized."""
-    from pyggml import ops
     from pyggml.alloc.tallocr import alloc_ctx_tensors
     from pyggml.backend.cpu.buffer import REPACK
+    from pyggml.context import Context
+
+    rng = np.random.default_rng(1)
+    for kind, n, n_ff in ((GGMLType.Q4_0, 96, 160), (GGMLType.Q5_K, 256, 96)):
+        weights = Context(no_alloc=True)
+        sizes = {"gate": (n, n_ff), "up": (n, n_ff), "down": (n_ff, 40)}
+        types = {"gate": kind, "up": kind, "down": GGMLType.Q8_0}
+        w = {name: weights.new_tensor_2d(types[name], k, m) for name, (k, m) in sizes.items()}
+        buffer = alloc_ctx_tensors(weights, REPACK)
+        for name, (k, m) in sizes.items():
+            rows = encoded(rng.standard_normal((m, k)).astype(np.float32), types[name])
+            buffer.set_tensor(w[name], rows.reshape(-1))
+        x = rng.standard_normal((100, n)).astype(np.float32)
+        alone = np.concatenate([fed_forward(w, x[i : i + 1], 1) for i in range(len(x))])
+        assert not chunks_with_tiles()
+        for count in (16, 37, 100):
+            assert fed_forward(w, x[:count], 2).tobytes() == alone[:count].tobytes()
+            assert chunks_with_tiles() >= 2
+
+
+def fed_forward(w: dict[str, Tensor], x: Array, n_threads: int) -> Array:
+    from pyggml import ops
     from pyggml.backend.cpu.pool import get_pool
     from pyggml.backend.cpu.program import compile_program
     from pyggml.backend.cpu.work import WorkStore
     from pyggml.cgraph import CGraph
     from pyggml.context import Context
 
-    rng = np.random.default_rng(1)
-    bias = np.linspace(-1, 1, 40, dtype=np.float32)
-    for kind, n, n_ff in ((GGMLType.Q4_0, 96, 160), (GGMLType.Q5_K, 256, 96)):
-        weights = Context(no_alloc=True)
-        sizes = (("gate", n, n_ff), ("up", n, n_ff), ("down", n_ff, 40))
-        types = {"gate": kind, "up": kind, "down": GGMLType.Q8_0}
-        w = {name: weights.new_tensor_2d(types[name], k, m) for name, k, m in sizes}
-        buffer = alloc_ctx_tensors(weights, REPACK)
-        for name, k, m in sizes:
-            rows = encoded(rng.standard_normal((m, k)).astype(np.float32), types[name])
-            buffer.set_tensor(w[name], rows.reshape(-1))
-
-        def result(x: Array, n_threads: int) -> Array:
-            ctx, graph = Context(), CGraph()
-            xs = ctx.from_numpy(x)
-            gate, up = (ops.mul_mat(ctx, w[name], xs) for name in ("gate", "up"))
-            node = ops.mul_mat(ctx, w["down"], ops.swiglu_split(ctx, gate, up))
-            residual = ctx.from_numpy(np.ascontiguousarray(x[:, :40]))
-            node = ops.add(ctx, ops.add(ctx, node, ctx.from_numpy(bias)), residual)
-            graph.build_forward_expand(node)
-            program = compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
-            names = [launch.name for launch in program.launches]
-            assert any(name.startswith("mul_mat_glu") for name in names), names
-            assert not any(name.startswith(("add", "quantize_32")) for name in names[1:]), names
-            get_pool().run(program)
-            return node.numpy().reshape(len(x), 40).copy()
-
-        x = rng.standard_normal((100, n)).astype(np.float32)
-        alone = np.concatenate([result(x[i : i + 1], 1) for i in range(len(x))])
-        assert not chunks_with_tiles()
-        for count in (16, 37, 100):
-            assert result(x[:count], 2).tobytes() == alone[:count].tobytes()
-            assert chunks_with_tiles() >= 2
+    ctx, graph, n = Context(), CGraph(), w["down"].ne[1]
+    xs, residual = ctx.from_numpy(x), ctx.from_numpy(np.ascontiguousarray(x[:, :n]))
+    bias = ctx.from_numpy(np.linspace(-1, 1, n, dtype=np.float32))
+    gate, up = (ops.mul_mat(ctx, w[name], xs) for name in ("gate", "up"))
+    down = ops.mul_mat(ctx, w["down"], ops.swiglu_split(ctx, gate, up))
+    node = ops.add(ctx, ops.add(ctx, down, bias), residual)
+    graph.build_forward_expand(node)
+    program = compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
+    names = [launch.name.partition("_q")[0] for launch in program.launches]
+    assert names[-2:] == ["mul_mat_glu_silu", "mul_mat"], names  # fused
+    get_pool().run(program)
+    return node.numpy().reshape(len(x), n).copy()
 
 
 @AVX2
