@@ -44,8 +44,8 @@ class Variable:
 ISA = Variable(
     "PYGGML_ISA",
     None,
-    "Instruction set of the CPU kernels: `avx512vnni`, `avxvnni`, `avx2`, `sse42`, `neon`, `asimd` "
-    "or `generic`. Unset: the best that this host has.",
+    "Instruction set of the CPU kernels: `avx512amx`, `avx512vnni`, `avxvnni`, `avx2`, `sse42`, "
+    "`neon`, `asimd` or `generic`. Unset: the best that this host has.",
 )
 NUM_THREADS = Variable(
     "PYGGML_NUM_THREADS",

@@ -14,6 +14,7 @@ is not touched.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import os
@@ -38,8 +39,10 @@ from .code_cache import CodeCache, FunctionCache, prune
 from .errors import PyggmlError
 
 # name: (features it needs, the LLVM cpu that stands for it when it is forced)
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512vnni", "f16c", "fma")
 _X86 = {
-    "avx512vnni": (("avx512f", "avx512bw", "avx512vl", "avx512vnni", "f16c", "fma"), "cascadelake"),
+    "avx512amx": ((*_AVX512, "amx-tile", "amx-int8"), "sapphirerapids"),
+    "avx512vnni": (_AVX512, "cascadelake"),
     "avxvnni": (("avx2", "f16c", "fma", "avxvnni"), "alderlake"),
     "avx2": (("avx2", "f16c", "fma"), "haswell"),
     "sse42": (("sse4.2", "popcnt"), "x86-64-v2"),
@@ -57,17 +60,38 @@ _CPUINFO = Path("/proc/cpuinfo")
 def _host_features() -> Any:
     """LLVM's names of what this CPU has, ``{"avx2": True, ...}``.
 
-    LLVM does not look for all that ``ISAS`` needs on AArch64: Linux tells, every Mac has it.
+    LLVM does not look for all that ``ISAS`` needs on AArch64: Linux tells, every Mac has it. Tiles
+    are left out where the system does not permit them.
     """
     import llvmlite.binding as llvm
 
     have = llvm.get_host_cpu_features()
+    if have.get("amx-tile", False):
+        have["amx-tile"] = _request_tiles()
     if ISAS is _AARCH64 and sys.platform == "darwin":
         have |= {"dotprod": True, "fullfp16": True}
     elif ISAS is _AARCH64 and sys.platform == "linux":
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace") if _CPUINFO.exists() else ""
         have |= {"dotprod": "asimddp" in text.split(), "fullfp16": "asimdhp" in text.split()}
     return have
+
+
+def _request_tiles() -> bool:
+    """Ask Linux for AMX's tile registers, without which their first use is SIGILL.
+
+    What it grants holds for all threads of the process and for its forks; a program that is started
+    by exec asks again, since nothing runs kernels before ``host_isas``. It refuses where a thread's
+    signal stack (sigaltstack) is too small for another 8 KB of registers.
+    """
+    if sys.platform != "linux" or sys.maxsize < 1 << 32:
+        return False
+    try:
+        libc = ctypes.CDLL(None)
+        arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+        numbers = map(ctypes.c_long, (arch_prctl, request_permission, tile_data))
+        return int(libc.syscall(*numbers)) == 0
+    except (OSError, AttributeError):
+        return False
 
 
 @lru_cache(maxsize=1)

@@ -31,6 +31,7 @@ from .atomics import pause
 from .backend import CpuBackend
 from .buffer import REPACK, RepackBuffer
 from .program import Program
+from .simd.vector import vectors
 from .tuning import DEFAULT, Choice, Record, Tuning, cpu_key, using
 
 _GAIN = 1.1  # the least for which a default is left
@@ -39,6 +40,7 @@ _LEAST_BYTES, _MOST_BYTES = 96 << 20, 128 << 20
 _BUDGET_S = 1.0  # races that have not begun by then keep their defaults
 _PAUSES = 20_000
 _HINTS, _BYTES = (0, 3), (1024, 2048, 8192)
+_NEVER = (1 << 20,)  # tokens, more than a matmul has
 _FILL = 0x11  # of all memory: as a half float 0.0006, no denormal number
 
 
@@ -95,9 +97,9 @@ def measure() -> Record:
 def _programs(
     backend: CpuBackend, race: Race, name: str, values: Sequence[int], base: Tuning
 ) -> dict[int, Program]:
-    """The graph lowered with each value of a field, the default first."""
+    """The graph lowered with each value of a field, that of ``base`` first."""
     made = {}
-    for value in (getattr(DEFAULT, name), *values):
+    for value in (getattr(base, name), *values):
         with using(replace(base, **{name: value})):
             made[value] = backend.compile(race.graph)
     return made
@@ -106,7 +108,7 @@ def _programs(
 def _choose(
     backend: CpuBackend, race: Race, name: str, values: Sequence[int], base: Tuning
 ) -> Choice:
-    default = getattr(DEFAULT, name)
+    default = getattr(base, name)
     programs = _programs(backend, race, name, values, base)
 
     def rate(value: int) -> float:
@@ -177,10 +179,18 @@ def _races(memory: _Memory) -> list[Race]:
     small = memory.tensors(GGMLType.Q4_1, 576, 1536, interleaved=True)
     floats = memory.tensors(GGMLType.F16, 2048, 4096, interleaved=True)
     rows = memory.tensors(GGMLType.F16, 2048, 4096, interleaved=False)
-    return [
+    races = [
         race(large, 1, times(1), one_hint=_HINTS, one_bytes=_BYTES),
         race(small, 1, times(1), chunk_bytes=(1 << 16, 1 << 18)),
         race(large, 1, times(4), few_hint=_HINTS, few_bytes=_BYTES),
         race(floats, 1, times(1), float_hint=_HINTS, float_bytes=_BYTES),
         race(rows, 0.5, axpy, axpy_hint=_HINTS),
     ]
+    if vectors().has_tiles:  # many tokens first, then the fewest
+        super_blocks = memory.tensors(GGMLType.Q4_K, 2048, 512, interleaved=True)
+        races += [
+            race(some[:4], 1, times(n_tokens), **{name: values})
+            for name, some in (("amx_tokens", small), ("amx_tokens_256", super_blocks))
+            for n_tokens, values in ((64, _NEVER), (16, (32,)))
+        ]
+    return races

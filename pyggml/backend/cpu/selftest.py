@@ -187,7 +187,8 @@ def end_with(pipe: int) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-# Sizes that take every path once: full and partial groups, one token and several.
+# Sizes that take every path once: full and partial groups, one token, several, and with a matrix
+# unit two of its tiles and five tokens more.
 _MATMUL_TYPES = {"Q4_1": 64, "Q8_0": 64, "Q4_K": 256, "Q6_K": 256, "F16": 64}  # by columns
 
 
@@ -219,7 +220,7 @@ def families() -> None:
         w = ctx.new_tensor_2d(kind, n, 33)
         rows = quantize(values(33, n), kind)
         w.set(rows if kind.is_quantized else rows.view(np.float16))
-        for x_of in (ctx.from_numpy(values(5, n)), ctx.from_numpy(values(1, n))):
+        for x_of in (ctx.from_numpy(values(37, n)), ctx.from_numpy(values(1, n))):
             check(ops.mul_mat(ctx, w, x_of), x_of.numpy() @ dequantize(rows, kind).T, 5e-4)
     y = ctx.from_numpy(values(1, 33))
     check(ops.axpy(ctx, w, y), y.numpy() @ dequantize(rows, kind), 1e-7)  # of the last type

@@ -44,6 +44,8 @@ class Tuning:
     float_bytes: int = _tuned(4096, 0, 1 << 16, "how far ahead, in bytes")
     axpy_hint: int = _tuned(2, 0, 3, "prefetch hint of the rows that AXPY adds")
     chunk_bytes: int = _tuned(1 << 17, 1, 1 << 30, "weights of a thread's chunk, one token")
+    amx_tokens: int = _tuned(16, 1, 1 << 20, "tokens from which AMX multiplies, blocks of 32")
+    amx_tokens_256: int = _tuned(16, 1, 1 << 20, "the same, blocks of 256 columns")
     spins: int = _tuned(10_000, 0, 1 << 30, "pauses of an idle thread before it yields")
     look: int = _tuned(8, 1, 1 << 20, "pauses between looks at other threads' chunks")
 

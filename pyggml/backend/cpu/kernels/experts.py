@@ -2,8 +2,9 @@
 
 A chunk of MUL_MAT_ID is a range of 16-row groups times one use of an expert; where there are more
 uses than experts, times one expert, whose uses a launch before it has listed. At most 16 of their
-rows at a time are gathered into thread scratch, so that they pass through MUL_MAT's tile while the
-chunk's weights stay in cache. An id that names no expert writes nothing and reports an error.
+rows at a time (64 with a matrix unit) are gathered into thread scratch, so that they pass through
+MUL_MAT's tiles while the chunk's weights stay in cache. An id that names no expert writes nothing
+and reports an error.
 """
 
 from __future__ import annotations
@@ -33,31 +34,34 @@ from ..layout import QUANTIZED, ROWS, activation_bytes, group_bytes
 from ..lowering import Launch, Lowering, byte_range, lowers
 from ..simd.element import F32, copy_run, put, take
 from ..simd.row_tile import TABLE_BYTES, aim
-from ..simd.tile import fetch_ahead
 from ..work import WorkRange
 from .matmul import supports_mul_mat
 from .quantize import add_quantize
 from .weights import (
     BLOCK_BYTES,
     COLUMNS,
-    FETCHED,
+    MOST_TOKENS,
     PACK,
+    RESULTS_BYTES,
     TILE_1,
     TILE_4,
+    TILE_TOKENS,
     decode_rows,
-    distance,
     layout_name,
+    multiply_tiles,
     pack,
     packed_bytes,
+    prefetch_ahead,
+    room_for_tiles,
     tile,
+    use_tiles,
     weight_facts,
 )
 
 _GATHER = 16  # rows that are gathered at a time
-_TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 while an expert's tokens pass
 # Parameters
-ROW_CHUNKS, LISTS, ACTIVATIONS, ROW_BYTES, FACTS, PLAIN = range(6)
+ROW_CHUNKS, LISTS, ACTIVATIONS, ROW_BYTES, FACTS, PLAIN, PANEL = range(7)
 
 
 @inline
@@ -115,15 +119,21 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             return
     else:
         first, end, expert = i64_ptr(lists)[unit], i64_ptr(lists)[unit + 1], unit
-    listed = i64_ptr(scratch + _TILE_BYTES)
-    gathered = scratch + _TILE_BYTES + 8 * _GATHER
-    packed = gathered + _GATHER * row_bytes
+    gather = _GATHER if int_param(node, PANEL) == 0 else MOST_TOKENS
+    listed = i64_ptr(scratch + RESULTS_BYTES)
+    gathered = scratch + RESULTS_BYTES + 8 * gather
+    packed = gathered + gather * row_bytes
+    panel = scratch + int_param(node, PANEL)
+    tiled = int_param(node, PANEL) != 0 and end - first >= TILE_TOKENS
+    if tiled:
+        use_tiles(facts, 1)
     if plain != 0:
         weights = data(node, SRC0) + expert * nb(node, SRC0, 2)
     else:
         weights = data(node, SRC0) + expert * groups * group
     while first < end:
-        n = min(_GATHER, end - first)
+        n = min(gather, end - first)
+        t_tiles = n // TILE_TOKENS * TILE_TOKENS if tiled else 0
         for i in range(n):
             use = first if lists == 0 else order[first + i]
             token = use // n_used
@@ -147,16 +157,21 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 w = weights + g * group
             t = 0
             while t < n:
-                tokens = 4 if t + 4 <= n else 1
+                tokens, which = (4, TILE_4) if t + 4 <= n else (1, TILE_1)
                 x = gathered + t * row_bytes
-                half = blocks * fact(facts, FETCHED)
-                ahead = fetch_ahead(t, n - t, distance(facts, n), group, half)
-                which = TILE_4 if tokens == 4 else TILE_1
-                tile(facts, which, w, x, row_bytes, scratch, blocks, ahead)
+                if t < t_tiles:
+                    tokens = t_tiles - t
+                    n_tiles = tokens // TILE_TOKENS
+                    multiply_tiles(facts, w, x, row_bytes, scratch, blocks, n_tiles, panel)
+                else:
+                    ahead = prefetch_ahead(facts, t, n - t, blocks)
+                    tile(facts, which, w, x, row_bytes, scratch, blocks, ahead)
                 for i in range(tokens):
                     y = data(node, DST) + listed[t + i] * nb(node, DST, 1) + 4 * row
                     copy_run(scratch + 4 * ROWS * i, y, rows)
                 t += tokens
+    if tiled:
+        use_tiles(facts, 0)
 
 
 def _listed(low: Lowering, node: Tensor) -> WorkRange:
@@ -185,14 +200,18 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     groups = -(-w.ne[1] // ROWS)
     row_chunks = max(1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * low.n_threads)))
     functions = (PACK, TILE_4, TILE_1) if plain else (TILE_4, TILE_1)
+    n = node.nrows // w.ne[2]  # tokens of an expert, about
+    gather = MOST_TOKENS if room_for_tiles(w, n, 0)[0] else _GATHER
+    scratch = RESULTS_BYTES + (8 + row_bytes) * gather + (packed if plain else 0)
+    more, panel, scratch = room_for_tiles(w, n, scratch)
     addresses = [a[0].address if a else 0 for a in (lists, act)]
     launch = low.launch(
         mul_mat_id,
         node,
-        [row_chunks, *addresses, row_bytes, weight_facts(w, *functions), plain],
+        [row_chunks, *addresses, row_bytes, weight_facts(w, *functions, *more), plain, panel],
         row_chunks * (node.nrows if by_use else w.ne[2]),
         work=act + lists,
-        scratch=_TILE_BYTES + (8 + row_bytes) * _GATHER + (packed if plain else 0),
+        scratch=scratch,
     )
     launch.variant = layout_name(w)
 

@@ -4,7 +4,9 @@ A chunk is a range of 16-row groups times a range of at most 64 tokens; a group'
 while its tokens pass. Quantized weights meet int8 activations that are made once per source tensor;
 F16, BF16 and F32 weights meet float32, which half-float activations become first. Weights in ggml's
 plain layout are transposed in registers for one token; for several, a group at a time is packed
-into thread scratch and goes through the same tile. Both layouts give the same bits.
+into thread scratch and goes through the same tile. Both layouts give the same bits. With a matrix
+unit (``simd/amx``) as many tokens of a chunk as are multiples of 16 take its tiles, a group at a
+time; chunks then begin at such multiples. The tiles' bits are the same too.
 """
 
 from __future__ import annotations
@@ -35,7 +37,6 @@ from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, group_bytes
 from ..lowering import Lowering, fuses, lowers
 from ..simd.element import F32, put, take
 from ..simd.row_tile import TABLE_BYTES, aim
-from ..simd.tile import fetch_ahead
 from ..tuning import tuning
 from .binary import ADD as SUM
 from .binary import combine
@@ -46,33 +47,44 @@ from .weights import (
     ACT_BYTES,
     BLOCK_BYTES,
     COLUMNS,
-    FETCHED,
+    MOST_TOKENS,
     PACK,
+    RESULTS_BYTES,
     ROW_TILES,
     TILE_1,
     TILE_4,
+    TILE_TOKENS,
     TILE_WIDE,
     WIDE,
     decode_rows,
-    distance,
     is_decoded,
     layout_name,
+    multiply_tiles,
     pack,
     packed_bytes,
+    prefetch_ahead,
+    room_for_tiles,
     tile,
     tiles_for,
     times_rows,
+    use_tiles,
     weight_facts,
 )
 from .widen import widened
 
-_TOKENS = 64  # tokens of a chunk
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _LEAST_MACS = 1 << 17  # and what is not worth sharing
-_TILE_BYTES = 8 * ROWS * 4  # float32 results of a tile: at most 8 tokens, 16 rows
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 # Parameters
 ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, FACTS, PLAIN = range(7)
+PANEL = 7  # where in scratch the matrix unit's panel begins; 0: the unit is not used
+
+
+@inline
+def first_token(n, chunk, n_chunks, panel):  # type: ignore[no-untyped-def]
+    """First token of a chunk, a whole number of the matrix unit's tiles where that is used."""
+    unit = 1 if panel == 0 else TILE_TOKENS
+    return min(n, first_row((n + unit - 1) // unit, chunk, n_chunks) * unit)
 
 
 @inline
@@ -109,8 +121,8 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         i2, i3 = batch % ne(node, DST, 2), batch // ne(node, DST, 2)
         w2 = i2 // (ne(node, DST, 2) // ne(node, SRC0, 2))
         w3 = i3 // (ne(node, DST, 3) // ne(node, SRC0, 3))
-        t0 = first_row(n, rest % token_chunks, token_chunks)
-        t1 = first_row(n, rest % token_chunks + 1, token_chunks)
+        t0 = first_token(n, rest % token_chunks, token_chunks, int_param(node, PANEL))
+        t1 = first_token(n, rest % token_chunks + 1, token_chunks, int_param(node, PANEL))
     groups, blocks = (m + ROWS - 1) // ROWS, k // fact(facts, COLUMNS)
     group = blocks * fact(facts, BLOCK_BYTES)
     if plain != 0:
@@ -127,8 +139,12 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     out_stride = nb(node, DST, 1)
     g0 = first_row(groups, place, row_chunks)
     g1 = first_row(groups, place + 1, row_chunks)
-    table = scratch + _TILE_BYTES
+    table = scratch + RESULTS_BYTES
     packed = table + TABLE_BYTES
+    panel, t_tiles = scratch + int_param(node, PANEL), t0
+    if int_param(node, PANEL) != 0 and t1 - t0 >= TILE_TOKENS:
+        t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
+        use_tiles(facts, 1)
     for g in range(g0, g1):
         row, w = g * ROWS, weights + g * group
         rows = min(ROWS, m - row)
@@ -143,14 +159,21 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             pack(facts, table, k, packed)
         t = t0
         while t < t1:
-            tokens, which = fact(facts, WIDE), TILE_WIDE
-            if t + tokens > t1:
-                tokens, which = (4, TILE_4) if t + 4 <= t1 else (1, TILE_1)
-            half = blocks * fact(facts, FETCHED)
-            ahead = fetch_ahead(t - t0, t1 - t, distance(facts, t1 - t0), group, half)
-            tile(facts, which, w, x + t * stride, stride, scratch, blocks, ahead)
+            y = x + t * stride
+            if t < t_tiles:
+                tokens = t_tiles - t
+                n_tiles = tokens // TILE_TOKENS
+                multiply_tiles(facts, w, y, stride, scratch, blocks, n_tiles, panel)
+            else:
+                tokens, which = fact(facts, WIDE), TILE_WIDE
+                if t + tokens > t1:
+                    tokens, which = (4, TILE_4) if t + 4 <= t1 else (1, TILE_1)
+                ahead = prefetch_ahead(facts, t - t0, t1 - t, blocks)
+                tile(facts, which, w, y, stride, scratch, blocks, ahead)
             emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
             t += tokens
+    if t_tiles > t0:
+        use_tiles(facts, 0)
 
 
 @cache
@@ -170,24 +193,32 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
         place, t0, t1 = chunk, 0, n
         if token_chunks != 1:
             place = chunk % row_chunks
-            t0 = first_row(n, chunk // row_chunks, token_chunks)
-            t1 = first_row(n, chunk // row_chunks + 1, token_chunks)
+            t0 = first_token(n, chunk // row_chunks, token_chunks, int_param(node, PANEL))
+            t1 = first_token(n, chunk // row_chunks + 1, token_chunks, int_param(node, PANEL))
         u0 = first_row(units, place, row_chunks)
         u1 = first_row(units, place + 1, row_chunks)
-        up = scratch + _TILE_BYTES
         rows = min(ROWS, ne(node, DST, 0))  # 16, but LLVM must not know: it would unroll to scalars
+        panel, t_tiles = scratch + int_param(node, PANEL), t0
+        up = scratch + RESULTS_BYTES
+        if int_param(node, PANEL) != 0 and t1 - t0 >= TILE_TOKENS:
+            t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
+            use_tiles(facts, 1)
         for u in range(u0, u1):
             t = t0
             while t < t1:
-                tokens = 4 if t + 4 <= t1 else 1
-                which = TILE_4 if tokens == 4 else TILE_1
-                x = acts + t * stride
-                half = blocks * fact(facts, FETCHED)
-                ahead = fetch_ahead(t - t0, t1 - t, distance(facts, t1 - t0), group, half)
+                tokens, which = (4, TILE_4) if t + 4 <= t1 else (1, TILE_1)
+                if t < t_tiles:
+                    tokens = t_tiles - t
+                x, n_tiles = acts + t * stride, tokens // TILE_TOKENS
+                ahead = prefetch_ahead(facts, t - t0, t1 - t, blocks)
                 for g in range(2 * u, 2 * u + 2):
                     gate_w, up_w = data(node, SRC0) + g * group, data(node, SRC2) + g * group
-                    tile(facts, which, gate_w, x, stride, scratch, blocks, ahead)
-                    tile(facts, which, up_w, x, stride, up, blocks, ahead)
+                    if t < t_tiles:
+                        multiply_tiles(facts, gate_w, x, stride, scratch, blocks, n_tiles, panel)
+                        multiply_tiles(facts, up_w, x, stride, up, blocks, n_tiles, panel)
+                    else:
+                        tile(facts, which, gate_w, x, stride, scratch, blocks, ahead)
+                        tile(facts, which, up_w, x, stride, up, blocks, ahead)
                     for i in range(tokens):
                         a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
                         y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g
@@ -200,6 +231,8 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
                         row = quantized + (t + i) * units * Q8_BLOCK
                         quantize_row(y, row + u * Q8_BLOCK, 32)
                 t += tokens
+        if t_tiles > t0:
+            use_tiles(facts, 0)
 
     return named_kernel(mul_mat_glu, [*IDS][activation])
 
@@ -225,7 +258,7 @@ def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[in
         rounds = max(1, n_bytes // tuning().chunk_bytes // low.n_threads)
         wanted = rounds * low.n_threads
         return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
-    token_chunks = math.ceil(n / _TOKENS)
+    token_chunks = math.ceil(n / MOST_TOKENS)
     macs = w.ne[0] * w.ne[1] * math.ceil(n / token_chunks)
     few = min(8 * low.n_threads, macs // _LEAST_MACS) if token_chunks * batch == 1 else 0
     return max(1, min(groups, max(few, macs // _CHUNK_MACS))), token_chunks
@@ -246,15 +279,17 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
     functions = tiles_for(node.ne[1])
     if plain:
         functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES,)
-    facts = weight_facts(w, *functions)
+    scratch = RESULTS_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0)
+    more, panel, scratch = room_for_tiles(w, node.ne[1], scratch)
+    facts = weight_facts(w, *functions, *more)
     launch = low.launch(
         mul_mat,
         dst,
-        [row_chunks, token_chunks, address, len(add), 0, facts, plain],
+        [row_chunks, token_chunks, address, len(add), 0, facts, plain, panel],
         row_chunks * token_chunks * batch,
         src=(w, x, *add),
         work=act,
-        scratch=_TILE_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0),
+        scratch=scratch,
     )
     launch.streams, launch.variant = w, layout_name(w)
 
@@ -321,16 +356,17 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
     if glu.ne[0] % 32 or glu.nrows != glu.ne[1] or glu.type is not GGMLType.F32:
         return False
     act = low.quantized(x, gate_w.type.block_size, add_quantize)
-    facts = weight_facts(gate_w, *tiles_for(glu.ne[1]))
+    more, panel, scratch = room_for_tiles(gate_w, glu.ne[1], 2 * RESULTS_BYTES)
+    facts = weight_facts(gate_w, *tiles_for(glu.ne[1]), *more)
     row_chunks, token_chunks = _chunks(low, gate_w, glu.ne[1], 1, 32)
     launch = low.launch(
         mul_mat_glu_kernel(IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]]),
         glu,
-        [row_chunks, token_chunks, act.address, 0, 0, facts],
+        [row_chunks, token_chunks, act.address, 0, 0, facts, 0, panel],
         row_chunks * token_chunks,
         src=(gate_w, x, up_w),
         work=[act],
-        scratch=2 * _TILE_BYTES,
+        scratch=scratch,
     )
     launch.quantize_param = QUANTIZE
     launch.streams, launch.variant = gate_w, layout_name(gate_w)

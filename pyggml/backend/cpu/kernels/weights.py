@@ -19,7 +19,7 @@ from collections.abc import Container
 from functools import cache, partial
 
 from ....dtype import GGMLType
-from ....jit import Kernel, inline, named_kernel
+from ....jit import Kernel, inline, kernel, named_kernel
 from ....tensor import Tensor
 from ..abi import i64_ptr
 from ..atomics import call_address
@@ -29,10 +29,10 @@ from ..codec.rows import decode_columns, row_decoder, row_splitter
 from ..facts import Facts, fact
 from ..layout import ACTIVATION_BYTES, INTERLEAVED, QUANTIZED, ROWS, block_bytes
 from ..layout import group_bytes as interleaved_bytes
-from ..simd import axpy
+from ..simd import amx, axpy
 from ..simd.element import F32
 from ..simd.row_tile import pack_rows, row_tiles
-from ..simd.tile import fetched_lines, float_tile, float_tokens, q_tile
+from ..simd.tile import fetch_ahead, fetched_lines, float_tile, float_tokens, q_tile
 from ..simd.vector import LINE
 from ..superblock import PARTS_BYTES
 from ..tuning import Tuning, tuning
@@ -48,6 +48,12 @@ TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(9, 14)
 # AXPY's: columns and bytes of a group of columns, whether its sums are in the order of quantized
 # formats, the decoder or 0. Functions: rows added to sums; groups of a row as float32.
 AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = range(14, 20)
+# Functions of ``simd/amx``: a group times many tokens; tiles configured and released.
+TILES, USE_TILES = range(20, 22)
+TILE_TOKENS = amx.TOKENS
+MOST_TOKENS = 64  # that pass a group of weights at a time
+# Float32 results of a group; more, so that two of them are not a multiple of 4 KB apart
+RESULTS_BYTES = 4 * ROWS * (MOST_TOKENS + 8)
 
 
 @cache
@@ -61,6 +67,20 @@ def _tile(tokens: int, kind: int, hint: int) -> Kernel:
         float_tile(kind, tokens, hint, w, column, x, stride, out, 4 * ROWS, n_blocks, ahead)
 
     return named_kernel(tile_q if kind in QUANTIZED else tile_f, tokens, GGMLType(kind).name)
+
+
+@cache
+def _tiles(kind: int) -> Kernel:
+    def tiles_of(w, x, stride, out, n_blocks, n_tiles, panel):  # type: ignore[no-untyped-def]
+        amx.tiles(kind, w, x, stride, out, n_blocks, n_tiles, panel)
+
+    return named_kernel(tiles_of, GGMLType(kind).name)
+
+
+@kernel
+def configure_tiles(on):  # type: ignore[no-untyped-def]
+    """See ``amx.use_tiles``."""
+    amx.use_tiles(on)
 
 
 @cache
@@ -132,6 +152,8 @@ def _facts(type: GGMLType, tuned: Tuning) -> Facts:
         TILE_1: partial(_tile, 1, kind, one),
         ROW_TILES: partial(_row_tiles, kind),
         PACK: partial(_pack, kind),
+        TILES: partial(_tiles, kind),
+        USE_TILES: lambda: configure_tiles,
         AXPY_ROWS: partial(_axpy_rows, summed, tuned.axpy_hint),
         AXPY_UNPACK: partial(_axpy_unpack, summed),
     }
@@ -148,13 +170,28 @@ def weight_facts(w: Tensor, *functions: int) -> int:
 
     These functions are compiled, and the decoder that goes with them where the format needs one.
     """
-    decoder = AXPY_DECODER if functions[0] >= AXPY_ROWS else DECODER
+    decoder = AXPY_DECODER if functions[0] in (AXPY_ROWS, AXPY_UNPACK) else DECODER
     return _facts(w.type, tuning()).address(decoder, *functions)
 
 
 def tiles_for(n_tokens: int) -> tuple[int, ...]:
     """The tiles that so many tokens pass through."""
     return (TILE_WIDE, TILE_4, TILE_1) if n_tokens >= 4 else (TILE_1,)
+
+
+def room_for_tiles(w: Tensor, n_tokens: int, scratch: int) -> tuple[tuple[int, ...], int, int]:
+    """What a matmul needs for ``TILES``: functions, where in scratch, bytes of scratch in all.
+
+    The place of the panel is 0 where so many tokens do not take tiles.
+
+    Args:
+        scratch: bytes that the matmul needs without them.
+    """
+    least = amx.least_tokens(w.type)
+    if not 0 < least <= n_tokens:
+        return (), 0, scratch
+    panel = -(-scratch // LINE) * LINE
+    return (TILES, USE_TILES), panel, panel + amx.panel_bytes(int(w.type), w.ne[0])
 
 
 def is_decoded(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> bool:
@@ -189,15 +226,29 @@ def layout_name(w: Tensor) -> str:
 
 
 @inline
-def distance(facts, n_tokens):  # type: ignore[no-untyped-def]
-    """How many bytes ahead weights are prefetched for so many tokens; see ``fetch_ahead``."""
-    return fact(facts, AHEAD_ONE) if n_tokens == 1 else fact(facts, AHEAD_FEW)
+def prefetch_ahead(facts, passed, left, blocks):  # type: ignore[no-untyped-def]
+    """How many bytes ahead a pass over a group of blocks prefetches; see ``fetch_ahead``."""
+    tuned = fact(facts, AHEAD_ONE) if passed + left == 1 else fact(facts, AHEAD_FEW)
+    group, half = blocks * fact(facts, BLOCK_BYTES), blocks * fact(facts, FETCHED)
+    return fetch_ahead(passed, left, tuned, group, half)
 
 
 @inline
 def tile(facts, which, w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
     """A group of interleaved rows times some tokens (``which``); see ``simd/tile``."""
     call_address(fact(facts, which), (w, x, stride, out, n_blocks, ahead))
+
+
+@inline
+def use_tiles(facts, on):  # type: ignore[no-untyped-def]
+    """Configure this thread's tiles for ``multiply_tiles``, or release them."""
+    call_address(fact(facts, USE_TILES), (on,))
+
+
+@inline
+def multiply_tiles(facts, w, x, stride, out, n_blocks, n_tiles, panel):  # type: ignore[no-untyped-def]
+    """A group of interleaved rows times ``n_tiles`` times 16 tokens; see ``simd/amx``."""
+    call_address(fact(facts, TILES), (w, x, stride, out, n_blocks, n_tiles, panel))
 
 
 @inline

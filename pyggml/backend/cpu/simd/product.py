@@ -36,6 +36,7 @@ Q5_0, Q5_1 = int(GGMLType.Q5_0), int(GGMLType.Q5_1)
 IQ4_NL, MXFP4 = int(GGMLType.IQ4_NL), int(GGMLType.MXFP4)
 # Bytes in a block of quantized activations
 EIGHT_OFF, SCALE, CODES, SUM = 0, 4, 8, 40
+_ZEROS = {Q4_0: 8, Q5_0: 16, Q4_1: 0, Q5_1: 0}  # codes that stand for 0
 _VALUES = {IQ4_NL: IQ4_NL_VALUES, MXFP4: MXFP4_VALUES}  # that codes stand for
 
 
@@ -145,7 +146,7 @@ def _unsigned_sums(
 ) -> list[list[Value]]:
     """The same of unsigned codes: their zero, or what values are raised by, is taken off."""
     v = vectors()
-    zero = {Q4_0: 8, Q5_0: 16, Q4_1: 0, Q5_1: 0}.get(kind, v.raised)
+    zero = _ZEROS.get(kind, v.raised)
     lines = _lines(kind)
     fitting = v.u5_lines if kind in (Q5_0, Q5_1) else len(lines)  # whose products fit a sum
     groups = []
@@ -197,6 +198,17 @@ def _slices(b: Value, kind: int, block: Any, line: int, p: int) -> list[Value]:
             b.or_(x, _fifth(b, fifth, k)) for x, k in zip(slices, (line, 4 + line), strict=True)
         ]
     return slices
+
+
+def signed_codes(b: Value, kind: int, block: Any) -> list[Value]:
+    """A block's 32 columns as the int8 that codes stand for, 8 lines of 4 columns of 16 rows."""
+    by_line = [_slices(b, kind, block, line, 0) for line, _ in _lines(kind)]
+    lines = [slices[k] for k in range(len(by_line[0])) for slices in by_line]
+    if kind == Q8_0 or kind in _VALUES:
+        raised = splat(i8, LINE, vectors().raised)
+        return [b.sub(x, raised) for x in lines]
+    zero = _ZEROS.get(kind, 0)
+    return [b.sub(x, splat(i8, LINE, zero)) for x in lines] if zero else lines
 
 
 def _fifth(b: Value, bits: Value, k: int) -> Value:

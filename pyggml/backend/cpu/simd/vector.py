@@ -109,6 +109,7 @@ class Generic:
     narrow = False  # whether sums of ``u4_add`` have 16 bits
     raised = 0  # added to int8 weights, which then are codes for ``u4_add``; else it is ``s8_add``
     float_table: Any = None  # where one instruction looks up floats
+    has_tiles = False  # whether there are the tile registers of ``Avx512Amx``
     start: Any = None  # where sums of ``u4_add`` must start at what codes have too much
 
     @property

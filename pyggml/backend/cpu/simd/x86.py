@@ -130,4 +130,50 @@ class Avx512Vnni(AvxVnni):
         return call(b, "llvm.x86.avx512.permvar.sf.512", table.type, table, index)
 
 
-SETS = {"sse42": Sse42, "avx2": Avx2, "avxvnni": AvxVnni, "avx512vnni": Avx512Vnni}
+class Avx512Amx(Avx512Vnni):
+    """512 bits, and tiles: eight registers of up to 16 rows of 64 bytes.
+
+    A tile's number is an immediate, so LLVM neither allocates nor spills tiles. Their instructions
+    keep their order among each other and among loads and stores.
+    """
+
+    has_tiles = True
+
+    def configure_tiles(self, b: Value, config: bytes) -> None:
+        """Give tiles the shapes of 64 bytes, see ``amx.configuration``; they become zero."""
+        line = ir.Constant(vec(i8, len(config)), list(config))
+        with b.goto_entry_block():
+            room = b.alloca(line.type)
+        b.store(line, room)
+        self._tile(b, "ldtilecfg", room)
+
+    def release_tiles(self, b: Value) -> None:
+        """Back to tiles without a shape, as the system wants them from an idle thread."""
+        self._tile(b, "tilerelease")
+
+    def zero_tile(self, b: Value, tile: int) -> None:
+        self._tile(b, "tilezero", tile)
+
+    def load_tile(self, b: Value, tile: int, address: Value, stride: Value) -> None:
+        """Rows from memory, ``stride`` bytes apart."""
+        self._tile(b, "tileloadd64", tile, address, stride)
+
+    def store_tile(self, b: Value, tile: int, address: Value, stride: Value) -> None:
+        self._tile(b, "tilestored64", tile, address, stride)
+
+    def multiply_tiles(self, b: Value, sums: int, x: int, y: int) -> None:
+        """Tiles of int8: ``sums[m][n] += sum over k of x[m][4k..4k+3] . y[k][4n..4n+3]``, int32."""
+        self._tile(b, "tdpbssd", sums, x, y)
+
+    def _tile(self, b: Value, name: str, *args: Value | int) -> None:
+        values = [ir.Constant(i8, a) if isinstance(a, int) else a for a in args]
+        call(b, f"llvm.x86.{name}", ir.VoidType(), *values)
+
+
+SETS = {
+    "sse42": Sse42,
+    "avx2": Avx2,
+    "avxvnni": AvxVnni,
+    "avx512vnni": Avx512Vnni,
+    "avx512amx": Avx512Amx,
+}

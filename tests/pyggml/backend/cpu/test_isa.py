@@ -156,6 +156,52 @@ def test_a_host_with_arm(
         assert told == ("generic", "")
 
 
+@pytest.mark.skipif(jit.ISAS is jit._AARCH64, reason="x86's features")
+@pytest.mark.parametrize("permitted", [True, False])
+@pytest.mark.parametrize("lacks", ["", "amx-tile", "amx-int8", "avx512vnni"])
+def test_a_host_with_tiles(permitted: bool, lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU must have them, and Linux must grant their use; simpler sets know nothing of them."""
+    features = FeatureMap({f: f != lacks for f in (*jit._X86["avx512amx"][0], "avx2")})
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features.copy())
+    monkeypatch.setattr(jit, "host_isas", jit.host_isas.__wrapped__)
+    monkeypatch.setattr(jit, "_request_tiles", lambda: permitted)
+    monkeypatch.setattr(jit, "_chosen", None)
+    monkeypatch.setattr(jit, "_retarget", lambda: None)
+    numba = jit._numba_config
+    monkeypatch.setattr(numba, "CPU_NAME", None)
+    monkeypatch.setattr(numba, "CPU_FEATURES", None)
+    monkeypatch.delenv("PYGGML_ISA", raising=False)
+    wide = [] if lacks == "avx512vnni" else ["avx512vnni"]
+    tiles = ["avx512amx"] if permitted and not lacks else []
+    assert jit.host_isas() == (*tiles, *wide, "avx2", "generic")
+    assert jit.isa() == jit.host_isas()[0]
+    assert (numba.CPU_NAME, numba.CPU_FEATURES) == (None, None)
+    jit.use_isa("generic")
+    assert (numba.CPU_NAME, numba.CPU_FEATURES) == ("x86-64", "")
+    if not tiles:
+        with pytest.raises(PyggmlError, match="avx512amx"):
+            jit.use_isa("avx512amx")
+
+
+@pytest.mark.parametrize("answer", [0, -1, None])
+def test_tiles_are_requested_of_linux_alone(
+    answer: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def syscall(*numbers: Any) -> int:
+        asked.append(tuple(n.value for n in numbers))
+        return answer or 0
+
+    library = SimpleNamespace() if answer is None else SimpleNamespace(syscall=syscall)
+    monkeypatch.setattr(jit.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(jit.sys, "platform", "linux")
+    assert jit._request_tiles() == (answer == 0)
+    assert asked == ([] if answer is None else [(158, 0x1023, 18)])
+    monkeypatch.setattr(jit.sys, "platform", "win32")
+    assert not jit._request_tiles() and len(asked) == (answer is not None)
+
+
 def test_every_instruction_set_has_an_emitter() -> None:
     assert set(jit._X86) == {*x86.SETS, "generic"}
     assert set(jit._AARCH64) == {*aarch64.SETS, "generic"}
@@ -259,7 +305,7 @@ FOR_HOSTS = pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 
 
 def assembly(
-    intrinsic: Any, kind: GGMLType, n_args: int, host: Target, rows: tuple[int, ...] = (4, 2)
+    intrinsic: Any, kind: GGMLType | None, n_args: int, host: Target, rows: tuple[int, ...] = (4, 2)
 ) -> str:
     """The machine code of a tile (4 tokens, prefetch hint 2) as text: it calls nothing."""
     parsed = llvm.parse_assembly(str(tile_module(intrinsic, kind, n_args, host.triple, rows)))
@@ -273,15 +319,15 @@ def assembly(
 
 
 def tile_module(
-    intrinsic: Any, kind: GGMLType, n_args: int, triple: str, rows: tuple[int, ...]
+    intrinsic: Any, kind: GGMLType | None, n_args: int, triple: str, rows: tuple[int, ...]
 ) -> ir.Module:
-    """A module whose function ``tile`` is an intrinsic."""
+    """A module whose function ``tile`` is an intrinsic, of a kind unless it is none's."""
     module = ir.Module("tile")
     module.triple = triple
     i64 = ir.IntType(64)
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [i64] * n_args), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
-    literals = [types.literal(int(kind)), *(types.literal(n) for n in rows)]
+    literals = [types.literal(n) for n in (*([] if kind is None else [int(kind)]), *rows)]
     _, codegen = intrinsic._defn(None, *literals, *[types.int64] * n_args)
     context = SimpleNamespace(get_dummy_value=lambda: None)
     codegen(context, builder, None, [*(None for _ in literals), *function.args])

@@ -138,6 +138,7 @@ def test_the_ends_of_float32() -> None:
 
 def test_the_loops_are_vectorised() -> None:
     text = all_functions.assembly()
-    register = {"avx512vnni": "[yz]mm", "avxvnni": "ymm", "avx2": "ymm"}.get(isa(), r"xmm|\.4s")
+    wide = dict.fromkeys(("avx512amx", "avx512vnni"), "[yz]mm")
+    register = {**wide, "avxvnni": "ymm", "avx2": "ymm"}.get(isa(), r"xmm|\.4s")
     assert len(re.findall(register, text)) > 200
     assert not any(name in text for name in ("expf", "sinf", "logf"))

@@ -170,5 +170,5 @@ def test_norm_and_glu_quantize_what_they_write(n_threads: int, shape: tuple[int,
 def test_it_is_vectorised() -> None:
     for columns in ACTIVATION_BYTES:
         text = quantize_kernel(F32, columns).assembly()
-        wide = {"avx512vnni": "zmm", "avxvnni": "ymm", "avx2": "ymm"}.get(isa(), r"mulps|\.4s")
-        assert re.search(wide, text)
+        wide = {"avx512amx": "zmm", "avx512vnni": "zmm", "avxvnni": "ymm", "avx2": "ymm"}
+        assert re.search(wide.get(isa(), r"mulps|\.4s"), text)

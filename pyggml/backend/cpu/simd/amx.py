@@ -1,0 +1,429 @@
+"""Tiles of 16 rows times 16 tokens, multiplied by Intel's matrix unit (AMX), for many tokens.
+
+    use_tiles(1)                                   # in jitted code: before a chunk, on its thread
+    tiles(Q4_1, weights, acts, stride, out, n_blocks, n_tiles, panel)
+    use_tiles(0)
+
+``tiles`` is ``q_tile`` for ``n_tiles`` times 16 tokens, with its bits: integer sums of 32 columns
+are exact in either unit, and the float32 operations are the same in the same order. ``out`` gets 16
+floats a token, ``panel`` is scratch of ``panel_bytes``, aligned to a line.
+
+    weights of a group       panel (int8, L1 or L2)
+    4 bytes of 16 rows,  ->  8 lines for 32 columns  ->  tile B: 8 x 64 bytes  \\
+    packed in 1 to 8 bits                                                      sums: 16 x 16 int32
+    rows of activations, as they lie: 32 codes of 16 tokens  ->  A: 16 x 32    /
+
+A line (4 columns of 16 rows) is a row of tile B as it lies, so weights keep their layout: they are
+unpacked once for the tokens of a chunk, at most 64. That is about 35 instructions for 32 columns,
+and a tile's products and floats are 110. Activations are not repacked: tile A is loaded from 16
+rows with their stride, and scales are read there too, from lines that the tile has just loaded.
+Panels of 16 tokens would have to be made for each chunk, as much work as the products of a few
+groups, or by every kernel that quantizes. So chunks need not be larger than without tiles.
+
+Three stages overlap, without a stop between tiles: the product of 32 columns s + 4, the store of
+product s + 1, the floats of s. Beside tile instructions one port multiplies and converts, two
+add: so integers become floats by two additions, exactly.
+Access: weights once, front to back; then for each tile the panel and 16 rows of activations side by
+side. Each tile prefetches half a group of weights, from the next group on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ....dtype import GGMLType
+from ..layout import ACTIVATION_BYTES, QUANTIZED, block_bytes
+from ..superblock import FORMATS, STEPS
+from ..tuning import tuning
+from .loop import counted_loop, literals_of
+from .product import CODES as CODES_32
+from .product import SCALE, SUM, GroupBlock, signed_codes
+from .super_product import CODES, SuperBlock, SuperTerms
+from .vector import (
+    LINE,
+    at,
+    broadcast,
+    f32,
+    fma,
+    i8,
+    i32,
+    i64,
+    load,
+    pointer,
+    prefetch,
+    splat,
+    store,
+    vec,
+    vectors,
+)
+
+Value = Any
+TOKENS = 16  # of a tile
+_COLUMNS = 32  # of a product
+_RING = 4  # products under way: each has a tile of sums and memory for them
+_SUMS_BYTES = TOKENS * LINE
+_CODES_BYTES = 8 * LINE  # of a product's weights
+# (rows, bytes of a row) of the tiles: sums, activations (A) and weights (B)
+SHAPES = ((TOKENS, LINE),) * _RING + ((TOKENS, _COLUMNS),) * 2 + ((8, LINE),) * 2
+_A, _B = _RING, _RING + 2
+_MAGIC, _MAGIC_BITS = 1.5 * 2.0**23, 0x4B400000  # float and bits: integers below 2^22 are its ulps
+
+
+def least_tokens(type: GGMLType) -> int:
+    """The fewest tokens for which a format's matmuls take tiles of 16; 0: they never do."""
+    if not vectors().has_tiles or type not in QUANTIZED:
+        return 0
+    if type not in FORMATS:
+        return tuning().amx_tokens
+    # Sub-blocks of 16 columns (Q2_K, Q3_K, Q6_K, some IQ) would use a quarter of the unit.
+    return 0 if FORMATS[type].sub < _COLUMNS else tuning().amx_tokens_256
+
+
+def configuration() -> bytes:
+    """The 64 bytes that give tiles their shapes."""
+    config = bytearray(LINE)
+    config[0] = 1  # the palette
+    for i, (rows, row_bytes) in enumerate(SHAPES):
+        config[16 + 2 * i], config[48 + i] = row_bytes, rows
+    return bytes(config)
+
+
+def _unit_bytes(kind: int) -> int:
+    """Bytes of 32 columns in a panel: codes, then scales and minima (float), or sub-scales."""
+    if kind in FORMATS:
+        return _CODES_BYTES + (LINE if FORMATS[GGMLType(kind)].scale_lines else 0)
+    return _CODES_BYTES + (2 * LINE if _has_minima(kind) else LINE)
+
+
+def _has_minima(kind: int) -> bool:
+    return kind in (GGMLType.Q4_1, GGMLType.Q5_1)
+
+
+def panel_bytes(kind: int, n_columns: int) -> int:
+    """Bytes of an unpacked group."""
+    return n_columns // _COLUMNS * _unit_bytes(kind)
+
+
+@intrinsic
+def use_tiles(typingctx: Any, on: Any) -> Any:
+    """Configure this thread's tiles, or release them (0)."""
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+        v: Any = vectors()
+        with b.if_else(b.icmp_signed("!=", args[0], _c(0))) as (configure, release):
+            with configure:
+                v.configure_tiles(b, configuration())
+            with release:
+                v.release_tiles(b)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic(prefer_literal=True)
+def tiles(
+    typingctx: Any, fmt: Any, w: Any, x: Any, stride: Any, out: Any, n_blocks: Any, n_tiles: Any,
+    panel: Any,
+) -> Any:  # fmt: skip
+    """A group of interleaved rows times ``n_tiles`` times 16 tokens, rows of int8 activations."""
+    literals = literals_of(fmt)
+    if literals is None:
+        return None
+    (kind,) = literals
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+        _unpack(b, kind, args[1], args[5], args[7])
+        (_SuperTiles if kind in FORMATS else _BlockTiles)(b, kind, *args[1:]).emit()
+        return context.get_dummy_value()
+
+    return types.void(fmt, *[types.int64] * 7), codegen
+
+
+def _c(n: int) -> ir.Constant:
+    return ir.Constant(i64, n)
+
+
+def _line(b: Value, address: Value, type: ir.Type) -> Value:
+    return load(b, address, type, LINE)
+
+
+def _unpack(b: Value, kind: int, w: Value, n_blocks: Value, panel: Value) -> None:
+    """A group's blocks as units of 32 columns."""
+    unit_bytes = _unit_bytes(kind)
+
+    def block_32(i: Value, _: Any) -> list[Value]:
+        block = GroupBlock(kind, pointer(b, b.add(w, b.mul(i, _c(block_bytes(kind))))))
+        unit = pointer(b, b.add(panel, b.mul(i, _c(unit_bytes))))
+        for k, line in enumerate(signed_codes(b, kind, block)):
+            store(b, line, at(b, unit, LINE * k), LINE)
+        store(b, block.scale(b, 0), at(b, unit, _CODES_BYTES), LINE)
+        if _has_minima(kind):
+            store(b, block.minimum(b, 0), at(b, unit, _CODES_BYTES + LINE), LINE)
+        return []
+
+    def block_256(i: Value, _: Any) -> list[Value]:
+        block = SuperBlock(kind, b.add(w, b.mul(i, _c(block_bytes(kind)))))
+        f = block.format
+
+        def step(j: Value, _: Any) -> list[Value]:
+            unit = b.add(b.mul(i, _c(STEPS)), j)
+            unit = pointer(b, b.add(panel, b.mul(unit, _c(unit_bytes))))
+            codes = block.slices(b, j)
+            for k in range(8):
+                line = codes(k, 0)
+                if f.values:
+                    line = vectors().look_up(b, f.values, line)
+                elif f.zero:
+                    line = b.sub(line, splat(i8, LINE, f.zero))
+                store(b, line, at(b, unit, LINE * k), LINE)
+            if f.scale_lines:
+                store(b, block.sub_scale(b, j, 0), at(b, unit, _CODES_BYTES), LINE)
+            return []
+
+        counted_loop(b, _c(STEPS), [], step)
+        return []
+
+    counted_loop(b, n_blocks, [], block_256 if kind in FORMATS else block_32)
+
+
+class _Pipeline:
+    """The products of all tiles, in order: tile by tile, and within a tile unit by unit.
+
+    A product's place is the address of its unit in the panel and that of its activations in the
+    row of the tile's first token. Products run 4 ahead of floats, so after the last place comes the
+    first again: what is read there is not used.
+    """
+
+    def __init__(
+        self, b: Value, kind: int, w: Value, x: Value, stride: Value, out: Value, n_blocks: Value,
+        n_tiles: Value, panel: Value,
+    ) -> None:  # fmt: skip
+        columns = GGMLType(kind).block_size
+        self.b, self.kind, self.w, self.stride, self.out = b, kind, w, stride, out
+        self.n_blocks, self.n_tiles, self.panel = n_blocks, n_tiles, panel
+        self.act_bytes, self.unit_bytes = ACTIVATION_BYTES[columns], _unit_bytes(kind)
+        self.units = b.mul(n_blocks, _c(columns // _COLUMNS))
+        self.panel_end = b.add(panel, b.mul(self.units, _c(self.unit_bytes)))
+        self.x, row_bytes = x, b.mul(n_blocks, _c(self.act_bytes))
+        self.tile_stride = b.mul(stride, _c(TOKENS))
+        self.x_end = b.add(x, b.mul(self.tile_stride, n_tiles))
+        self.to_next_tile = b.sub(self.tile_stride, row_bytes)  # from the end of a tile's first row
+        # Prefetched for each product: half of its weights' lines
+        self.lines = -(-block_bytes(kind) // (LINE * columns // _COLUMNS) // 2)
+        self.ahead = b.add(w, b.mul(n_blocks, _c(block_bytes(kind))))
+        with b.goto_entry_block():
+            ring = b.alloca(ir.ArrayType(i8, _RING * _SUMS_BYTES))
+            ring.align = LINE
+        self.ring = b.bitcast(ring, i8.as_pointer())
+
+    def emit(self) -> None:
+        """Emit the code, for a panel that ``_unpack`` has filled."""
+        raise NotImplementedError
+
+    def tokens(self, address: Value) -> list[Value]:
+        """The rows of a tile's 16 tokens: two bases and 8 multiples, few enough for registers."""
+        b, s = self.b, self.stride
+        bases = [address, b.add(address, b.mul(s, _c(8)))]
+        return [b.add(base, b.mul(s, _c(t))) for base in bases for t in range(8)]
+
+    def wrap(self, unit: Value, a: Value) -> tuple[Value, Value, Value]:
+        """A place, or the start of the next tile where the row has ended; and whether it has."""
+        b = self.b
+        ended = b.icmp_signed("==", unit, self.panel_end)
+        zero = _c(0)
+        a = b.add(a, b.select(ended, self.to_next_tile, zero))
+        a = b.select(b.icmp_signed("==", a, self.x_end), self.x, a)
+        return b.select(ended, self.panel, unit), a, ended
+
+    def multiply(self, r: int, unit: Value, codes: Value, fetched: Value) -> None:
+        """The product of a unit and codes of 16 tokens, to tile ``r``."""
+        b, v = self.b, _tiled()
+        v.load_tile(b, _A + r % 2, b.inttoptr(codes, i8.as_pointer()), self.stride)
+        v.load_tile(b, _B + r % 2, b.inttoptr(unit, i8.as_pointer()), _c(LINE))
+        v.zero_tile(b, r)
+        v.multiply_tiles(b, r, _A + r % 2, _B + r % 2)
+        for k in range(self.lines):
+            prefetch(b, at(b, fetched, LINE * k))
+
+    def put(self, r: int) -> None:
+        """Sums from their tile to memory, which vectors are loaded from."""
+        _tiled().store_tile(self.b, r, at(self.b, self.ring, _SUMS_BYTES * r), _c(LINE))
+
+    def sums(self, r: int, t: int) -> Value:
+        """<16 x i32>: those of a token with 16 rows."""
+        return _line(self.b, at(self.b, self.ring, _SUMS_BYTES * r + LINE * t), vec(i32, 16))
+
+    def fetch(self, fetched: Value) -> Value:
+        return at(self.b, fetched, LINE * self.lines)
+
+
+def _tiled() -> Any:
+    """The emitter of tile instructions."""
+    return vectors()
+
+
+class _BlockTiles(_Pipeline):
+    """Formats with blocks of 32 columns: sums of a tile stay in 16 registers."""
+
+    def emit(self) -> None:
+        b = self.b
+        unit, a, fetched = self.panel, self.x, self.ahead
+        for r in range(_RING):
+            unit, a, fetched = self._product(r, unit, a, fetched)
+        self.put(0)
+        zeros = [splat(f32, 16, 0.0)] * TOKENS
+
+        def four(_: Value, carried: list[Value]) -> list[Value]:
+            p_unit, p_a, fetched, f_unit, f_a, out, *accs = carried
+            for r in range(_RING):
+                p_unit, p_a, fetched = self._product(r, p_unit, p_a, fetched)
+                self.put((r + 1) % _RING)
+                accs = self._floats(r, f_unit, f_a, accs)
+                f_unit, f_a, ended = self._next(f_unit, f_a)
+                out, accs = self._flush(ended, out, accs)
+            return [p_unit, p_a, fetched, f_unit, f_a, out, *accs]
+
+        total = b.mul(self.units, self.n_tiles)  # up to 3 floats more are computed, not stored
+        fours = b.lshr(b.add(total, _c(_RING - 1)), _c(2))
+        counted_loop(b, fours, [unit, a, fetched, self.panel, self.x, self.out, *zeros], four)
+
+    def _next(self, unit: Value, a: Value) -> tuple[Value, Value, Value]:
+        return self.wrap(at(self.b, unit, self.unit_bytes), at(self.b, a, self.act_bytes))
+
+    def _product(self, r: int, unit: Value, a: Value, fetched: Value) -> tuple[Value, ...]:
+        self.multiply(r, unit, at(self.b, a, CODES_32), fetched)
+        unit, a, _ = self._next(unit, a)
+        return unit, a, self.fetch(fetched)
+
+    def _floats(self, r: int, unit: Value, a: Value, accs: list[Value]) -> list[Value]:
+        """A block added as ``BlockTerms`` does."""
+        b = self.b
+        head = at(b, pointer(b, unit), _CODES_BYTES)
+        scale = _line(b, head, vec(f32, 16))
+        minimum = _line(b, at(b, head, LINE), vec(f32, 16)) if _has_minima(self.kind) else None
+        after = []
+        for t, (row, acc) in enumerate(zip(self.tokens(a), accs, strict=True)):
+            acts = pointer(b, row)
+            bits = b.add(self.sums(r, t), splat(i32, 16, _MAGIC_BITS))
+            x = b.fsub(b.bitcast(bits, vec(f32, 16)), splat(f32, 16, _MAGIC))
+            d = broadcast(b, load(b, at(b, acts, SCALE), f32), 16)
+            acc = fma(b, b.fmul(scale, d), x, acc)
+            if minimum is not None:
+                acc = fma(b, minimum, broadcast(b, load(b, at(b, acts, SUM), f32), 16), acc)
+            after.append(acc)
+        return after
+
+    def _flush(self, ended: Value, out: Value, accs: list[Value]) -> tuple[Value, list[Value]]:
+        """Where a tile ends, its sums go to memory and become zero."""
+        b = self.b
+        end = b.add(self.out, b.mul(self.n_tiles, _c(_SUMS_BYTES)))
+        whole = b.and_(ended, b.icmp_signed("!=", out, end))
+        before = b.block
+        with b.if_then(whole):
+            start = pointer(b, out)
+            for t, acc in enumerate(accs):
+                store(b, acc, at(b, start, LINE * t))
+            after = at(b, out, _SUMS_BYTES)
+            inside = b.block
+        places = [(after, out), *((splat(f32, 16, 0.0), acc) for acc in accs)]
+        joined = []
+        for stored, kept in places:
+            phi = b.phi(kept.type)
+            phi.add_incoming(stored, inside)
+            phi.add_incoming(kept, before)
+            joined.append(phi)
+        return joined[0], joined[1:]
+
+
+class _Stored(SuperTerms):
+    """A block whose integer sums are there already, [token]."""
+
+    def __init__(self, b: Value, kind: int, w: Value, acts: list[Value], sums: list[Value]) -> None:
+        self._ready = [[x] for x in sums]
+        super().__init__(b, kind, w, acts, lambda step: None)
+
+    def _products(self, b: Value, ask: Any) -> list[list[Value]]:
+        return self._ready
+
+
+class _SuperTiles(_Pipeline):
+    """Formats with blocks of 256 columns: integer sums stay in 16 registers, floats in ``out``.
+
+    A product is a sub-block, or an eighth of a block that has none; four are half a block.
+    """
+
+    def emit(self) -> None:
+        b = self.b
+        ahead = [self.panel, self.x, self.ahead]
+        for r in range(_RING):
+            ahead = self._product(r, ahead)
+        ahead = self._next(ahead, _c(1))
+        self.put(0)
+
+        def tile(i: Value, ahead: list[Value]) -> list[Value]:
+            rows = b.add(self.x, b.mul(self.tile_stride, i))
+            out = pointer(b, b.add(self.out, b.mul(i, _c(_SUMS_BYTES))))
+
+            def block(j: Value, ahead: list[Value]) -> list[Value]:
+                units = b.add(self.panel, b.mul(j, _c(STEPS * self.unit_bytes)))
+
+                def half(k: Value, carried: list[Value]) -> list[Value]:
+                    unit = pointer(b, b.add(units, b.mul(k, _c(_RING * self.unit_bytes))))
+                    ahead, sums = carried[:3], carried[3:]
+                    for r in range(_RING):
+                        ahead = self._product(r, ahead)
+                        self.put((r + 1) % _RING)
+                        sums = self._scaled(r, at(b, unit, self.unit_bytes * r), sums)
+                    return [*self._next(ahead, k), *sums]
+
+                zeros = [splat(i32, 16, 0)] * TOKENS
+                carried = counted_loop(b, _c(2), [*ahead, *zeros], half)
+                self._floats(j, rows, out, carried[3:])
+                return carried[:3]
+
+            return counted_loop(b, self.n_blocks, ahead, block)
+
+        counted_loop(b, self.n_tiles, ahead, tile)
+
+    def _product(self, r: int, ahead: list[Value]) -> list[Value]:
+        """One of half a block; its place is that of the half."""
+        b, (unit, a, fetched) = self.b, ahead
+        codes = at(b, a, CODES + _COLUMNS * r)
+        self.multiply(r, at(b, unit, self.unit_bytes * r), codes, fetched)
+        return [unit, a, self.fetch(fetched)]
+
+    def _next(self, ahead: list[Value], half: Value) -> list[Value]:
+        """The place of the next half, where floats are in a ``half`` (0, 1) and products one on."""
+        b, (unit, a, fetched) = self.b, ahead
+        inside = _RING * _COLUMNS
+        first = b.icmp_signed("==", half, _c(1))
+        a = b.add(a, b.select(first, _c(inside), _c(self.act_bytes - inside)))
+        unit, a, _ = self.wrap(at(b, unit, _RING * self.unit_bytes), a)
+        return [unit, a, fetched]
+
+    def _scaled(self, r: int, unit: Value, sums: list[Value]) -> list[Value]:
+        b = self.b
+        products = [self.sums(r, t) for t in range(TOKENS)]
+        if FORMATS[GGMLType(self.kind)].scale_lines:
+            scale = _line(b, at(b, unit, _CODES_BYTES), vec(i32, 16))
+            products = [b.mul(x, scale) for x in products]
+        return [b.add(x, y) for x, y in zip(sums, products, strict=True)]
+
+    def _floats(self, j: Value, rows: Value, out: Value, sums: list[Value]) -> None:
+        """Block ``j`` added as ``SuperTerms`` does; registers hold a few tokens at a time."""
+        b, few = self.b, 4
+        block = b.add(self.w, b.mul(j, _c(block_bytes(self.kind))))
+        acts = self.tokens(b.add(rows, b.mul(j, _c(self.act_bytes))))
+        # All bits but for the first block: a select would be a branch for each token
+        mask = broadcast(b, b.sext(b.icmp_signed("!=", j, _c(0)), i32), 16)
+        for first in range(0, TOKENS, few):
+            some = slice(first, first + few)
+            terms = _Stored(b, self.kind, block, acts[some], sums[some])
+            for t in range(few):
+                place = at(b, out, LINE * (first + t))
+                acc = b.bitcast(b.and_(load(b, place, mask.type), mask), vec(f32, 16))
+                store(b, terms.add_to(b, acc, t, 0), place)

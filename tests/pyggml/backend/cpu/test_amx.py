@@ -1,0 +1,359 @@
+"""Tiles of Intel's matrix unit: plain IR stands in for their instructions where there are none.
+
+Everything around those runs here: which bytes tiles get, where sums go, in what order floats are
+added. Results must have the bits of ``q_tile``. The real instructions are compiled and counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+import numpy.typing as npt
+import pytest
+from llvmlite import ir
+
+from pyggml import jit
+from pyggml.backend.cpu.layout import QUANTIZED, interleave
+from pyggml.backend.cpu.simd import amx, tile, x86
+from pyggml.backend.cpu.simd.loop import counted_loop
+from pyggml.backend.cpu.simd.vector import (  # fmt: skip
+    Generic,
+    at,
+    broadcast,
+    call,
+    i8,
+    i32,
+    i64,
+    load,
+    splat,
+    store,
+    vec,
+)
+from pyggml.backend.cpu.simd.x86 import Avx512Amx
+from pyggml.backend.cpu.superblock import FORMATS
+from pyggml.dtype import GGMLType
+from pyggml.tensor import Tensor
+from tests.pyggml.backend.cpu.test_isa import Target, assembly, python, tile_module
+from tests.pyggml.backend.cpu.test_isa_sums import Fused, Plain, call_or_stand_in
+from tests.pyggml.backend.cpu.test_quantize import super_twin, twin
+from tests.pyggml.ops.harness import encoded
+
+Array = npt.NDArray[Any]
+Value = Any
+KINDS = [t for t in QUANTIZED if t not in FORMATS or FORMATS[t].sub >= 32]
+AVX2 = pytest.mark.skipif("avx2" not in jit.host_isas(), reason="other instructions are AVX2's")
+BY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda t: t.name)
+HOST = Target(Avx512Amx, "sapphirerapids", register="zmm")
+TILE_INSTRUCTIONS = ("tdpbssd", "tilezero", "tileloadd", "tilestored", "ldtilecfg", "tilerelease")
+_COUNT = "pyggml_tests_configured"
+COUNTS = (ctypes.c_int64 * 2)()  # threads whose tiles have shapes, and how often they got them
+
+
+def shapes(config: bytes) -> list[tuple[int, int]]:
+    """(rows, bytes of a row) of 8 tiles, as LDTILECFG reads them (Intel's manual, volume 1)."""
+    assert len(config) == 64 and config[0] == 1 and not any(config[1:16])
+    assert not any(config[32:48]) and not any(config[56:])
+    row_bytes = np.frombuffer(config[16:32], np.uint16)
+    return list(zip(config[48:56], map(int, row_bytes), strict=True))
+
+
+class StandIn(Avx512Amx):
+    """Tiles in memory of the function that uses them. Those that nobody configured end it."""
+
+    def configure_tiles(self, b: Value, config: bytes) -> None:
+        assert shapes(config) == list(amx.SHAPES)
+        self._count(b, 1)
+        self._count(b, 1, 1)
+
+    def release_tiles(self, b: Value) -> None:
+        self._count(b, -1)
+
+    def zero_tile(self, b: Value, tile: int) -> None:
+        rows, row_bytes = amx.SHAPES[tile]
+        for row in range(rows):
+            store(b, splat(i8, row_bytes, 0), at(b, self._memory(b, tile), 64 * row))
+
+    def load_tile(self, b: Value, tile: int, address: Value, stride: Value) -> None:
+        self._copy(b, tile, lambda row, place: (b.gep(address, [b.mul(row, stride)]), place))
+
+    def store_tile(self, b: Value, tile: int, address: Value, stride: Value) -> None:
+        self._copy(b, tile, lambda row, place: (place, b.gep(address, [b.mul(row, stride)])))
+
+    def multiply_tiles(self, b: Value, sums: int, x: int, y: int) -> None:
+        (rows, depth), (steps, width) = amx.SHAPES[x], amx.SHAPES[y]
+        assert amx.SHAPES[sums] == (rows, width) and depth == 4 * steps  # or it is #UD
+        with b.if_then(b.icmp_signed("<", b.load(self._counter(b)), ir.Constant(i64, 1))):
+            call(b, "llvm.trap", ir.VoidType())
+        to, a, c = (self._memory(b, t) for t in (sums, x, y))
+
+        def row(m: Value, _: Value) -> list[Value]:
+            place = b.gep(to, [b.shl(m, ir.Constant(i64, 6))])
+
+            def step(k: Value, carried: list[Value]) -> list[Value]:
+                offset = b.add(b.shl(m, ir.Constant(i64, 6)), b.shl(k, ir.Constant(i64, 2)))
+                words = broadcast(b, load(b, b.gep(a, [offset]), i32), width // 4)
+                weights = load(b, b.gep(c, [b.shl(k, ir.Constant(i64, 6))]), vec(i8, width))
+                acc = carried[0]
+                return [Plain(acc).s8_add(b, acc, (weights,), b.bitcast(words, weights.type))]
+
+            start = load(b, place, vec(i32, width // 4))
+            (total,) = counted_loop(b, ir.Constant(i64, steps), [start], step)
+            store(b, total, place)
+            return []
+
+        counted_loop(b, ir.Constant(i64, rows), [], row)
+
+    def _copy(self, b: Value, tile: int, places: Callable[[Value, Value], Any]) -> None:
+        rows, row_bytes = amx.SHAPES[tile]
+
+        def row(i: Value, _: Value) -> list[Value]:
+            mine = b.gep(self._memory(b, tile), [b.shl(i, ir.Constant(i64, 6))])
+            source, target = places(i, mine)
+            store(b, load(b, source, vec(i8, row_bytes)), target)
+            return []
+
+        counted_loop(b, ir.Constant(i64, rows), [], row)
+
+    def _memory(self, b: Value, tile: int) -> Value:
+        if not hasattr(b.function, "tiles"):
+            with b.goto_entry_block():
+                b.function.tiles = b.alloca(ir.ArrayType(i8, 8 * 1024))
+        return at(b, b.bitcast(b.function.tiles, i8.as_pointer()), 1024 * tile)
+
+    def _counter(self, b: Value) -> Value:
+        known = b.module.globals.get(_COUNT)
+        return known or ir.GlobalVariable(b.module, i64, _COUNT)
+
+    def _count(self, b: Value, n: int, which: int = 0) -> None:
+        place = b.gep(self._counter(b), [ir.Constant(i64, which)])
+        b.atomic_rmw("add", place, ir.Constant(i64, n), "seq_cst")
+
+
+llvm.add_symbol(_COUNT, ctypes.addressof(COUNTS))
+
+
+def compiled(intrinsic: Any, kind: GGMLType, n_args: int, *literals: int) -> Any:
+    """An intrinsic as a function of this host, and what it must not outlive."""
+    triple = llvm.get_process_triple()
+    parsed = llvm.parse_assembly(str(tile_module(intrinsic, kind, n_args, triple, literals)))
+    parsed.verify()
+    machine = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=1
+    )
+    engine = llvm.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_args)
+    return function(engine.get_function_address("tile")), engine
+
+
+def aligned(n_bytes: int) -> Array:
+    room = np.full(n_bytes + 64, 255, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + n_bytes]
+
+
+def numbers(kind: GGMLType, n: int, tokens: int, extreme: bool) -> tuple[Array, Array]:
+    """A group of weights, and quantized activations."""
+    rng = np.random.default_rng(int(kind) + n)
+    rows, x = (rng.standard_normal((m, n)).astype(np.float32) for m in (16, tokens))
+    if extreme:
+        rows, x = np.sign(rows), np.sign(x)
+        rows[1::2], rows[1::2, ::32] = 1, -1  # the zero of a block is its smallest value
+        x[0], x[1:2], x[2:3] = 1, rows[0], -1
+    weights = np.ascontiguousarray(interleave(kind, encoded(rows, kind)))
+    acts = (twin if kind.block_size == 32 else super_twin)(x).reshape(tokens, -1)
+    return weights, np.ascontiguousarray(acts)
+
+
+@pytest.fixture
+def configured() -> Iterator[None]:
+    COUNTS[0] = 1
+    yield
+    COUNTS[0] = 0
+
+
+@AVX2
+@BY_KIND
+@pytest.mark.usefixtures("configured")
+def test_tiles_have_the_bits_of_the_register_tile(
+    kind: GGMLType, emit_for: Callable[[type[Generic]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows with any number of blocks, which end anywhere among products under way."""
+    monkeypatch.setattr(x86, "call", call_or_stand_in)
+    emit_for(Fused)
+    one, keep_one = compiled(tile.q_tile, kind, 6, 1, 2)
+    emit_for(StandIn)
+    many, keep_many = compiled(amx.tiles, kind, 7)
+    size = kind.block_size
+    for blocks in (1, 2, 3, 5, 8) if size == 256 else (1, 2, 3, 4, 5, 7, 18):
+        for n_tiles, extreme in ((1, True), (3, False)):
+            tokens, n = 16 * n_tiles, size * blocks
+            weights, acts = numbers(kind, n, tokens, extreme)
+            if extreme and kind is GGMLType.Q8_0:
+                weights.reshape(blocks, -1)[:, 32:] = 128  # -128, which encoders never write
+            want = np.zeros((tokens, 16), np.float32)
+            for t in range(tokens):
+                place = acts.ctypes.data + t * acts.strides[0]
+                one(weights.ctypes.data, place, 0, want[t:].ctypes.data, blocks, 0)
+            got = np.full((tokens + 16, 16), np.nan, np.float32)
+            panel = aligned(amx.panel_bytes(kind, n))
+            rest = (got.ctypes.data, blocks, n_tiles, panel.ctypes.data)
+            many(weights.ctypes.data, acts.ctypes.data, acts.strides[0], *rest)
+            assert np.ptp(want) > 0.1 and np.isfinite(want).all()
+            assert got[:tokens].tobytes() == want.tobytes(), (blocks, n_tiles)
+            assert np.isnan(got[tokens:]).all()
+    del keep_one, keep_many
+
+
+# --- assembly ---
+
+
+@BY_KIND
+def test_assembly(kind: GGMLType, emit_for: Callable[[type[Generic]], None]) -> None:
+    """Four products under way and four in the loop; their sums are added in whole registers."""
+    emit_for(Avx512Amx)
+    text = assembly(amx.tiles, kind, 7, HOST, ())
+    counts = {name: len(re.findall(rf"\t{name}\s", text)) for name in TILE_INSTRUCTIONS}
+    want = {"tdpbssd": 8, "tilezero": 8, "tileloadd": 16, "tilestored": 5}
+    assert counts == {name: want.get(name, 0) for name in TILE_INSTRUCTIONS}
+    assert re.search(r"\tvpaddd\s.*zmm", text) and "ymm" not in text
+    assert len(re.findall(r"mov\S+\s+%zmm\d+, -?\d*\(%rsp\)", text)) <= 20
+
+
+def test_assembly_of_the_configuration(emit_for: Callable[[type[Generic]], None]) -> None:
+    emit_for(Avx512Amx)
+    text = assembly(amx.use_tiles, None, 1, HOST, ())
+    assert all(len(re.findall(rf"\t{name}\b", text)) == 1 for name in TILE_INSTRUCTIONS[-2:])
+
+
+# --- the whole path, on any host ---
+
+_SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+NAME = f"amx_stand_in_{_SOURCE}"  # an instruction set: its code is cached, so never that of others
+TOKENS = (1, 15, 16, 17, 31, 48, 67, 150)
+
+
+def install() -> None:
+    """Make the stand-in this process's instruction set."""
+    known = jit.host_isas()
+    jit.host_isas = lambda: (NAME, *known)  # type: ignore[assignment]
+    x86.SETS[NAME] = StandIn
+    if "avx512vnni" not in known:
+        x86.call = call_or_stand_in
+    jit.use_isa(NAME)
+
+
+def chunks_with_tiles() -> int:
+    """How many there were since the last call; none may be left configured."""
+    assert COUNTS[0] == 0
+    n, COUNTS[1] = COUNTS[1], 0
+    return n
+
+
+def child() -> None:
+    """In a process of its own: tokens in batches have the bits that they have alone."""
+    install()
+    from pyggml.backend.cpu.buffer import REPACK
+    from pyggml.buffer import HOST
+    from tests.pyggml.backend.cpu.test_matmul_bits import product
+
+    rng = np.random.default_rng(0)
+    shapes = {"Q4_1": (83, 96), "Q8_0": (16, 160), "MXFP4": (5, 32), "Q4_K": (83, 512)}
+    for name, (m, n) in {**shapes, "Q6_K": (83, 256), "F16": (83, 96)}.items():
+        kind = GGMLType[name]
+        rows = encoded(rng.standard_normal((m, n)).astype(np.float32), kind)
+        x = rng.standard_normal((max(TOKENS), n)).astype(np.float32)
+        x[20, 5], x[33, 5] = np.inf, np.nan  # which no other token may see
+        alone = np.concatenate([product(kind, rows, x[i : i + 1]) for i in range(len(x))])
+        assert not chunks_with_tiles() and np.isfinite(np.delete(alone, (20, 33), 0)).all()
+        for i, count in enumerate(TOKENS):
+            for buft in (REPACK, HOST):
+                got = product(kind, rows, x[:count], 1 + i % 3, buft)
+                assert same(got, alone[:count]), (name, count, buft.name)
+                assert (chunks_with_tiles() > 0) == (count >= 16 and name in shapes)
+    experts()
+    feed_forward()
+
+
+def same(got: Array, want: Array) -> bool:
+    """Whether bits are equal, whatever NaN's."""
+    nan = np.isnan(got)
+    return np.array_equal(nan, np.isnan(want)) and got[~nan].tobytes() == want[~nan].tobytes()
+
+
+def experts() -> None:
+    from pyggml.backend.cpu.buffer import REPACK
+    from pyggml.buffer import HOST
+    from tests.pyggml.backend.cpu.test_experts import IDS, N_TOKENS, product
+
+    for ids in (IDS, np.full_like(IDS, 3)):  # 28 uses of each expert, or all of one
+        kind = GGMLType.Q4_1
+        alone = product(kind, 1, ids=ids), product(kind, 2, ids=ids)[1:]
+        assert not chunks_with_tiles()
+        for n in (40, N_TOKENS):
+            for buft in (REPACK, HOST):
+                got = product(kind, n, 2, buft, ids)
+                assert got[:2].tobytes() == b"".join(x.tobytes() for x in alone)
+                assert chunks_with_tiles()
+                if n == 40:
+                    before = got
+                assert got[:40].tobytes() == before.tobytes()
+
+
+def feed_forward() -> None:
+    """Gate and up with the GLU between them, and down, which reads what that kernel quantized."""
+    from pyggml.alloc.tallocr import alloc_ctx_tensors
+    from pyggml.backend.cpu.buffer import REPACK
+    from pyggml.context import Context
+
+    rng = np.random.default_rng(1)
+    for kind, n, n_ff in ((GGMLType.Q4_0, 96, 160), (GGMLType.Q5_K, 256, 96)):
+        weights = Context(no_alloc=True)
+        sizes = {"gate": (n, n_ff), "up": (n, n_ff), "down": (n_ff, 40)}
+        types = {"gate": kind, "up": kind, "down": GGMLType.Q8_0}
+        w = {name: weights.new_tensor_2d(types[name], k, m) for name, (k, m) in sizes.items()}
+        buffer = alloc_ctx_tensors(weights, REPACK)
+        for name, (k, m) in sizes.items():
+            rows = encoded(rng.standard_normal((m, k)).astype(np.float32), types[name])
+            buffer.set_tensor(w[name], rows.reshape(-1))
+        x = rng.standard_normal((100, n)).astype(np.float32)
+        alone = np.concatenate([fed_forward(w, x[i : i + 1], 1) for i in range(len(x))])
+        assert not chunks_with_tiles()
+        for count in (16, 37, 100):
+            assert fed_forward(w, x[:count], 2).tobytes() == alone[:count].tobytes()
+            assert chunks_with_tiles() >= 2
+
+
+def fed_forward(w: dict[str, Tensor], x: Array, n_threads: int) -> Array:
+    from pyggml import ops
+    from pyggml.backend.cpu.pool import get_pool
+    from pyggml.backend.cpu.program import compile_program
+    from pyggml.backend.cpu.work import WorkStore
+    from pyggml.cgraph import CGraph
+    from pyggml.context import Context
+
+    ctx, graph, n = Context(), CGraph(), w["down"].ne[1]
+    xs, residual = ctx.from_numpy(x), ctx.from_numpy(np.ascontiguousarray(x[:, :n]))
+    bias = ctx.from_numpy(np.linspace(-1, 1, n, dtype=np.float32))
+    gate, up = (ops.mul_mat(ctx, w[name], xs) for name in ("gate", "up"))
+    down = ops.mul_mat(ctx, w["down"], ops.swiglu_split(ctx, gate, up))
+    node = ops.add(ctx, ops.add(ctx, down, bias), residual)
+    graph.build_forward_expand(node)
+    program = compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
+    names = [launch.name.partition("_q")[0] for launch in program.launches]
+    assert names[-2:] == ["mul_mat_glu_silu", "mul_mat"], names  # fused
+    get_pool().run(program)
+    return node.numpy().reshape(len(x), n).copy()
+
+
+@AVX2
+def test_matmuls_have_the_bits_of_one_token_alone() -> None:
+    done = python("from tests.pyggml.backend.cpu import test_amx; test_amx.child()")
+    assert done.returncode == 0, done.stderr
