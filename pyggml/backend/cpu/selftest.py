@@ -56,6 +56,15 @@ def ensure_isa() -> None:
         _done = True
 
 
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that is not here may have had it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def measure_again() -> tuning.Record:
     """Measure this CPU in a child process and keep the result, for this process too."""
     if jit.on_compile is not None:
