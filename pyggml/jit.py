@@ -8,8 +8,8 @@
 A kernel is a C function ``void(int64 node, int64 chunk, int64 n_chunks, int64 scratch)``; those
 that kernels call by address may have any number of int64 arguments. Compiled code is kept in the
 user's cache directory under a digest of our sources, the compilers' versions and the instruction
-set, so an edit or an upgrade never runs old code. Numba is told of that directory only while our
-own functions compile: a user's ``@njit(cache=True)`` is not touched.
+set (``code_cache``), so an edit or an upgrade never runs old code. A user's ``@njit(cache=True)``
+is not touched.
 """
 
 from __future__ import annotations
@@ -20,12 +20,8 @@ import itertools
 import os
 import platform
 import secrets
-import shutil
-import stat
 import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
@@ -37,9 +33,9 @@ from numba.core import caching, config
 from numba.core.bytecode import FunctionIdentity
 from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
-from numba.core.runtime.nrt import rtsys
 
 from . import env
+from .code_cache import CodeCache, FunctionCache, prune
 from .errors import PyggmlError
 
 # name: (features it needs, the LLVM cpu that stands for it when it is forced)
@@ -59,7 +55,6 @@ _AARCH64 = {
 }
 ISAS = _AARCH64 if platform.machine().lower() in ("aarch64", "arm64") else _X86
 _CPUINFO = Path("/proc/cpuinfo")
-_KEEP_DAYS = 30  # digests that nobody used for so long are pruned
 
 
 def _host_features() -> Any:
@@ -158,17 +153,13 @@ FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must tr
 
 
 @lru_cache(maxsize=len(ISAS))
-def cache_dir(isa_name: str) -> Path:
-    """The directory of compiled code for exactly these sources, compilers and instruction set.
-
-    Falls back to a private temporary directory, with one line on stderr, where the user's cache
-    cannot be written or is not ours alone (Numba unpickles what it finds there).
-    """
+def code_cache(isa_name: str) -> CodeCache:
+    """The code compiled of exactly these sources, by these compilers, for an instruction set."""
     import llvmlite
 
     root = Path(__file__).parent
     digest = hashlib.sha256()
-    constants = [root / "jit.py", root / "dtype.py"]
+    constants = [root / "code_cache.py", root / "jit.py", root / "dtype.py"]
     for package in ("ops", "quants"):
         constants += (root / package).glob("*.py")
     for path in sorted([*constants, *(root / "backend" / "cpu").rglob("*.py")]):
@@ -177,31 +168,10 @@ def cache_dir(isa_name: str) -> Path:
         repr((nb.__version__, llvmlite.__version__, sys.version_info[:3], isa_name)).encode()
     )
     base = env.code_dir()
-    path = base / digest.hexdigest()[:16]
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = path.stat()
-        if hasattr(os, "getuid") and (
-            info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o022
-        ):
-            raise PermissionError(f"{path} can be written by others")
-        (path / "used").touch()
-    except OSError as e:
-        path = Path(tempfile.mkdtemp(prefix="pyggml-code-"))
-        print(f"pyggml: no code cache ({e}); compiling into {path}", file=sys.stderr)
-        return path
-    _prune(base, path)
-    return path
-
-
-def _prune(base: Path, keep: Path) -> None:
-    limit = time.time() - _KEEP_DAYS * 86400
-    for old in base.iterdir():
-        try:
-            if old != keep and (old / "used").stat().st_mtime < limit:
-                shutil.rmtree(old, ignore_errors=True)
-        except OSError:
-            continue
+    cache = CodeCache(base / digest.hexdigest()[:16])
+    if cache.writable:
+        prune(base, cache.path)
+    return cache
 
 
 @lru_cache(maxsize=1)
@@ -215,75 +185,36 @@ def _numbers(process: int) -> Iterator[int]:
 
 
 @contextmanager
-def _numba_cache() -> Iterator[None]:
-    before = _numba_config.CACHE_DIR, _numba_functions._unique_ids
-    _numba_config.CACHE_DIR = str(cache_dir(isa()))
+def _own_numbers() -> Iterator[None]:
+    before = _numba_functions._unique_ids
     _numba_functions._unique_ids = _numbers(os.getpid())
     try:
         yield
     finally:
-        _numba_config.CACHE_DIR, _numba_functions._unique_ids = before
+        _numba_functions._unique_ids = before
 
 
-_numba_caching: Any = caching
+def _cache_of(function: Callable[..., Any]) -> Any:
+    """Numba's interface to the cache, for one function.
 
-
-class _Files(_numba_caching.IndexDataCacheFile):  # type: ignore[misc]
-    """Where the variants of a function are kept, each under a name that follows from its key.
-
-    Numba numbers them in an index instead: of two processes that compile different variants at the
-    same time, both may write under the same number, and then run each other's code.
+    ``code_cache``'s digest covers our own sources. Of others, all files of the folder count, since
+    functions of any may be inlined; what has no file, such as a line typed in, is not kept.
     """
-
-    def _name(self, key: object) -> str:
-        digest = hashlib.sha256(repr(key).encode()).hexdigest()
-        return f"{Path(self._index_path).stem}.{digest[:16]}.nbc"
-
-    def save(self, key: object, data: object) -> None:
-        """Keep a variant in place of an older one."""
-        self._save_data(self._name(key), (self._source_stamp, self._version, data))
-
-    def load(self, key: object) -> Any:
-        """A variant that was made from this source by this Numba; or None."""
-        try:
-            stamp, version, data = self._load_data(self._name(key))
-        except Exception:  # there is none, or it is damaged, as a loss of power may leave it
-            return None
-        return data if (stamp, version) == (self._source_stamp, self._version) else None
-
-
-class _Cache(_numba_caching.FunctionCache):  # type: ignore[misc]
-    """Numba's cache of one function, but a hit does not fill Numba's tables of types and functions.
-
-    Machine code needs only the runtime's symbols; the tables, 0.3 s at every start, are filled when
-    something is compiled.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        file = Path(function.__code__.co_filename)
-        stamp = self._impl.locator.get_source_stamp(), _stamps_beside(file)
-        self._cache_file = _Files(self._cache_path, self._impl.filename_base, stamp)
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        rtsys.initialize(target_context)
-        with self._guard_against_spurious_io_errors():
-            return self._load_overload(sig, target_context)
+    file, root = Path(function.__code__.co_filename), Path(__file__).parent
+    if root in file.parents:
+        return FunctionCache(function, code_cache(isa()), str(file.relative_to(root)), ())
+    if not file.is_file():
+        return caching.NullCache()
+    return FunctionCache(function, code_cache(isa()), str(file), _stamps(file.parent, file))
 
 
 @lru_cache(maxsize=16)
-def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
+def _stamps(folder: Path, file: Path) -> tuple[tuple[str, int, int], ...]:
     try:
-        files = [(path.name, path.stat()) for path in sorted(folder.glob("*.py"))]
+        files = [(path.name, path.stat()) for path in sorted({file, *folder.glob("*.py")})]
     except OSError:  # one went away meanwhile
         return ()
     return tuple((name, info.st_mtime_ns, info.st_size) for name, info in files)
-
-
-def _stamps_beside(file: Path) -> tuple[tuple[str, int, int], ...]:
-    """Of the files that a function may inline others of: ours are in ``cache_dir``'s digest."""
-    ours = Path(__file__).parent in file.parents
-    return () if ours or not file.is_file() else _stamps(file.parent)
 
 
 _compile_lock = threading.RLock()
@@ -314,11 +245,11 @@ class Kernel:
     @cached_property
     def compiled(self) -> Any:
         """Numba's CFunc."""
-        with _compile_lock, _numba_cache():
+        with _compile_lock, _own_numbers():
             signature = self._signature
             args = (signature.args, signature.return_type)
             made: Any = CFunc(self.function, args, {}, self._options)
-            made._cache = _Cache(self.function)
+            made._cache = _cache_of(self.function)
             made.compile()
             if on_compile is not None and not made.cache_hits:
                 on_compile(self.name)
@@ -378,9 +309,9 @@ class Compiled:
 
     @cached_property
     def _compiled(self) -> Any:
-        with _compile_lock, _numba_cache():
+        with _compile_lock, _own_numbers():
             made: Any = nb.njit(nogil=True, error_model="numpy")(self.py_func)
-            made._cache = _Cache(self.py_func)
+            made._cache = _cache_of(self.py_func)
             made.compile(self._signature)
             made.disable_compile()
             return made

@@ -11,7 +11,6 @@ inputs, so a decode step rewrites a few small arrays and runs. One lock: a secon
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from pyggml.tensor import Tensor
 from .batch import Batch
 from .compiled import Compiled, as_array, bucket
 from .errors import BatchError, ContextFull, ModelError
+from .fork_lock import ForkLock
 from .graph.builder import GraphBuilder
 from .kv_table import MAX_POSITION, Ints, Seqs, each
 from .memory import Memory
@@ -128,7 +128,7 @@ class Context:
         self._programs: OrderedDict[tuple[int, int], Compiled] = OrderedDict()
         self._best: memoryview | None = None  # of each output, where the graph found it
         self._logits: npt.NDArray[np.float32] = np.empty((0, model.hparams.n_vocab), np.float32)
-        self._lock = threading.RLock()
+        self._lock = ForkLock("this context", advice="reset() empties it")
         self._stop = self._running = False
         self._runner: Runner | None = None
         self._reserve()
@@ -163,6 +163,7 @@ class Context:
             ContextFull: not enough free cells. Nothing has changed then.
             Aborted, ComputeError: it stopped; tokens of finished ubatches stay in the cache, and
                 there are no logits.
+            Forked: another thread was decoding here when this process was forked; ``reset()``.
         """
         with self._lock:
             tokens, seqs, positions = self._validate(batch)
@@ -272,6 +273,17 @@ class Context:
         if self._running:
             self._stop = True
             (self._runner or self._backend).abort()
+
+    def reset(self) -> None:
+        """Forget all tokens and programs, also of a decode that a fork has cut off."""
+        self._lock.renew()
+        with self._lock:
+            self.kv.clear()
+            self._programs.clear()
+            self._logits, self._best = self._logits[:0], None
+            self._stop = self._running = False
+            self._backend, self._allocator = CpuBackend(self.n_threads), GraphAllocator(HOST)
+            self._reserve()
 
     def close(self) -> None:
         """Let go of the compiled programs; the cache goes with the object, which stays usable."""

@@ -88,7 +88,7 @@ class LlamaBase:
         sparse_threshold: float | None = None,
         verbose: bool = True,
     ) -> None:
-        self._lock = CallLock("this Llama object")
+        self._lock = CallLock("this Llama object", self._recover)
         self._evaluated: Evaluated | None = None
         check_arguments("Llama", locals())
         types = cache_type("type_k", type_k), cache_type("type_v", type_v)
@@ -204,6 +204,12 @@ class LlamaBase:
         """Set the seed of what is sampled from now on; 0xFFFFFFFF or -1 for random ones."""
         self._seed = seed & RANDOM_SEED
         self._seeds = random.Random(self._seed)
+
+    def _recover(self) -> None:
+        """In a child that was forked during a call: tokens are evaluated again."""
+        if self._evaluated is not None:
+            self._evaluated.context.reset()
+            self._evaluated.adopt(())
 
     def close(self) -> None:
         """Free model and context; the tokenizer still works."""

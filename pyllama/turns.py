@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from .errors import PyllamaError
 from .evaluated import Evaluated, Floats, Ids
+from .fork_lock import ForkLock
 from .sampling import Chain, LogitsProcessor, apply_logits_processors
 from .timings import Timings
 
@@ -32,16 +33,16 @@ class ReentrantCall(PyllamaError, RuntimeError):
     """A callback called the object that is calling it."""
 
 
-class CallLock:
+class CallLock(ForkLock):
     """A mutex that raises where its own holder takes it again, and a plain lock would hang.
 
     Args:
         what: the object, for the message.
+        recover: see ``ForkLock``.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._lock = threading.Lock()
+    def __init__(self, what: str, recover: Callable[[], None] | None = None) -> None:
+        super().__init__(what, recover)
         self._holder: int | None = None  # thread
 
     def __enter__(self) -> None:
@@ -51,7 +52,7 @@ class CallLock:
                 f"{self._what} is busy with the call that this callback belongs to; "
                 "use what the callback is given, or another object"
             )
-        self._lock.acquire()
+        super().__enter__()
         self._holder = me
 
     def __exit__(
@@ -61,7 +62,7 @@ class CallLock:
         tb: TracebackType | None,
     ) -> None:
         self._holder = None
-        self._lock.release()
+        super().__exit__(kind, error, tb)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from pyggml import jit
 from pyggml.backend.cpu import osapi, selftest, tuning
 from pyggml.backend.cpu.pool import get_pool
+from pyggml.code_cache import CodeCache
 from pyllama_cli.commands import batched_bench, bench, completion, info, parallel
 from pyllama_cli.environment import variables
 from pyllama_cli.machine import machine_options
@@ -144,7 +145,8 @@ def test_info_says_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "0.25 s": tuning.Record("a CPU", 0.25, (raced,), pause_ns=50.0),
         "measuring failed: out of memory": tuning.Record("a CPU", problem="out of memory"),
     }
-    monkeypatch.setattr(jit, "cache_dir", lambda name: tmp_path)
+    cache = CodeCache(tmp_path / "code")
+    monkeypatch.setattr(jit, "code_cache", lambda name: cache)
     monkeypatch.delenv("PYGGML_TUNING", raising=False)
     for text, record in records.items():
         with tuning.using(None):

@@ -161,6 +161,73 @@ def test_parent_and_child_of_a_fork_go_on(model_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("True 0\n", "")
 
 
+FORK_IN_A_DECODE = """
+import os, sys, threading, time
+import numpy as np
+from pyllama import Batch, Context, Llama, Model
+from pyllama.fork_lock import Forked
+
+path = sys.argv[1]
+context = Context(Model.load(path), n_ctx=4096, n_threads=2)
+llama = Llama(path, n_ctx=256, n_threads=2, verbose=False)
+first = llama("a b c", max_tokens=20, temperature=0)["choices"][0]["text"]
+stop = threading.Event()
+
+def decodes():
+    while not stop.is_set():
+        context.kv.clear()
+        context.decode(Batch(list(range(200)) * 4))
+
+def generates():
+    while not stop.is_set():
+        llama("d e f g", max_tokens=60, temperature=0)
+
+def in_the_child():
+    try:
+        context.decode(Batch([1, 2, 3]))
+    except Forked as e:
+        assert "reset()" in str(e)
+    context.reset()
+    context.decode(Batch([1, 2, 3]))
+    fresh = Context(context.model, n_ctx=64, n_threads=2)
+    fresh.decode(Batch([1, 2, 3]))
+    assert np.array_equal(context.logits, fresh.logits)
+    assert llama("a b c", max_tokens=20, temperature=0)["choices"][0]["text"] == first
+
+threads = [threading.Thread(target=f) for f in (decodes, generates)]
+for t in threads:
+    t.start()
+codes = []
+for _ in range(12):
+    time.sleep(0.01)
+    child = os.fork()
+    if child == 0:
+        try:
+            in_the_child()
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    codes.append(os.waitpid(child, 0)[1])
+stop.set()
+for t in threads:
+    t.join()
+print(codes)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_forked_while_other_threads_decode_goes_on(model_path: Path) -> None:
+    """Their locks would be held for ever, and what they were changing is half changed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK_IN_A_DECODE,
+         str(model_path)],
+        capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (f"{[0] * 12}\n", "")
+
+
 def test_a_closed_model_and_context_stay_usable_for_who_has_them(model_path: Path) -> None:
     with Model.load(model_path) as model:
         context = Context(model, n_ctx=64)

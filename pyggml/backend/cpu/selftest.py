@@ -29,7 +29,8 @@ from . import tuning
 
 Array = npt.NDArray[Any]
 _TIMEOUT_S = 300
-_PASSED = "passed"
+_PASSED = "self-test-passed"
+_INHERITS = os.name == "posix"  # whether a child can be given a pipe beside its standard ones
 _lock = threading.Lock()
 _done = False
 
@@ -49,9 +50,19 @@ def ensure_isa() -> None:
         else:
             jit.isa()
         tuning.forget()  # what was looked up before the instruction set was settled
-        if measured and env.SELF_TEST.enabled() and tuning.load() is None:
+        keeps = jit.code_cache(jit.isa()).writable
+        if measured and keeps and env.SELF_TEST.enabled() and tuning.load() is None:
             measure_again()
         _done = True
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that is not here may have had it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def measure_again() -> tuning.Record:
@@ -69,14 +80,14 @@ def measure_again() -> tuning.Record:
 
 def _first_working() -> str:
     for name in jit.host_isas():
-        mark = jit.cache_dir(name) / "self-test-passed"
-        if mark.exists():
+        cache = jit.code_cache(name)
+        if cache.read(_PASSED) is not None:
             return name
         if jit.on_compile is not None:
             jit.on_compile(f"{name} self-test")
         problem, measured = _try(name)
         if not problem:
-            mark.touch()
+            cache.write(_PASSED, b"")
             if measured is not None:
                 jit.use_isa(name)
                 tuning.save(measured)
@@ -126,18 +137,31 @@ def _record(output: list[str], problem: str) -> tuning.Record:
 class _Child:
     """A Python process that calls functions of this module, one after the other.
 
+    It ends with this process, even if that is killed: it watches a pipe whose other end is here.
+
     Raises:
         OSError: it cannot be started.
     """
 
     def __init__(self, isa: str, *functions: str) -> None:
         names, calls = ", ".join(functions), "; ".join(f"{name}()" for name in functions)
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import {names}; {calls}"
+        watched, self._alive = os.pipe()
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import end_with, {names}; "
+            f"end_with({watched if _INHERITS else -1}); {calls}"
+        )
         settings = {"PYGGML_ISA": isa, "PYGGML_SELF_TEST": "0", "PYGGML_TUNING": "default"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code], env={**os.environ, **settings}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code], env={**os.environ, **settings}, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                pass_fds=(watched,) if _INHERITS else (),
+            )  # fmt: skip
+        except OSError:
+            os.close(self._alive)
+            raise
+        finally:
+            os.close(watched)
 
     def result(self) -> tuple[list[str], str]:
         """Let it measure, if it waits for that. The lines that it printed, and what went wrong."""
@@ -154,10 +178,22 @@ class _Child:
         """End it."""
         self._process.kill()
         self._process.wait()
+        os.close(self._alive)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+
+
+def end_with(pipe: int) -> None:
+    """End this process when the other end of a pipe is closed; -1 is no pipe."""
+
+    def watch() -> None:
+        os.read(pipe, 1)
+        os._exit(1)
+
+    if pipe >= 0:
+        threading.Thread(target=watch, daemon=True).start()
 
 
 # Sizes that take every path once: full and partial groups, one token, several, and with a matrix

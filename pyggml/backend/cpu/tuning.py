@@ -14,10 +14,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 from ... import env, jit
@@ -190,11 +188,10 @@ def forget() -> None:
     _current = None
 
 
-def record_path() -> Path:
-    """Where the measurements of this CPU, instruction set and number of threads are kept."""
+def _entry() -> str:
+    """The entry in the code cache that has the record of this CPU, set and number of threads."""
     key = cpu_key(), jit.isa(), osapi.default_threads()
-    digest = hashlib.sha256(repr(key).encode()).hexdigest()
-    return jit.cache_dir(jit.isa()) / f"tuning-{digest[:16]}.json"
+    return f"tuning-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.json"
 
 
 def cpu_key() -> str:
@@ -204,22 +201,17 @@ def cpu_key() -> str:
 
 
 def load() -> Record | None:
-    """What was measured on this CPU; None where nothing was, or the file is damaged."""
+    """What was measured on this CPU; None where nothing was."""
+    data = jit.code_cache(jit.isa()).read(_entry())
     try:
-        return Record.from_json(record_path().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return None if data is None else Record.from_json(data.decode())
+    except ValueError:
         return None
 
 
 def save(record: Record) -> None:
-    """Keep a measurement; where it cannot be written, it holds for this process."""
+    """Keep a measurement; where it cannot be kept, it holds for this process."""
     global _current
-    path = record_path()
-    temporary = path.with_suffix(f".{os.getpid()}")
-    try:
-        temporary.write_text(record.to_json(), encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+    jit.code_cache(jit.isa()).write(_entry(), record.to_json().encode())
     given, measured = by_hand()
     _current = replace(record.tuning() if measured else DEFAULT, **given)

@@ -27,6 +27,7 @@ from pyggml.backend.cpu.simd.aarch64 import Asimd, Neon
 from pyggml.backend.cpu.simd.vector import Generic
 from pyggml.backend.cpu.simd.x86 import Avx2, Avx512Vnni, AvxVnni, Sse42
 from pyggml.backend.cpu.superblock import FORMATS
+from pyggml.code_cache import CodeCache
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, PyggmlError
 
@@ -222,7 +223,8 @@ def tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         (tmp_path / name).mkdir()
     monkeypatch.setattr(jit, "on_compile", None)  # no progress on stderr
     monkeypatch.setattr(jit, "host_isas", lambda: ("a", "b", "c"))
-    monkeypatch.setattr(jit, "cache_dir", lambda name: tmp_path / name)
+    caches = {name: CodeCache(tmp_path / name) for name in ("a", "b", "c")}
+    monkeypatch.setattr(jit, "code_cache", caches.__getitem__)
     monkeypatch.setattr(selftest, "_try", attempt)
     return names
 

@@ -4,95 +4,47 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import stat
 import subprocess
 import sys
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 import pytest
-from numba.core import config
 from numba.core.bytecode import FunctionIdentity
 
 from pyggml import jit
 
 ROOT = Path(__file__).parents[4]
-fresh_cache_dir: Any = jit.cache_dir.__wrapped__
-posix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="permission bits are POSIX's")
 
 
 @pytest.fixture(autouse=True)
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     base = tmp_path / "cache" / "code"
     monkeypatch.setenv("PYGGML_CACHE_DIR", str(base))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(jit, "code_cache", lru_cache(jit.code_cache.__wrapped__))
     return base
 
 
-def test_one_private_directory_for_sources_and_instruction_set(base: Path) -> None:
-    path = fresh_cache_dir("generic")
-    assert path.parent == base and (path / "used").exists()
-    assert fresh_cache_dir("generic") == path != fresh_cache_dir("avx2")
-    if hasattr(os, "getuid"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+def test_one_directory_for_sources_and_instruction_set(base: Path) -> None:
+    path = jit.code_cache("generic").path
+    assert path.parent == base and path != jit.code_cache("avx2").path
+    assert jit.code_cache.__wrapped__("generic").path == path
 
 
-@posix
-@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
-def test_a_directory_that_others_can_write_is_not_used(
-    mode: int, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Numba unpickles what it finds there."""
-    path = fresh_cache_dir("generic")
-    path.chmod(mode)
-    other = fresh_cache_dir("generic")
-    assert other.parent == tmp_path and stat.S_IMODE(other.stat().st_mode) == 0o700
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "can be written by others" in error and str(other) in error
-
-
-@posix
-def test_a_directory_of_another_user_is_not_used(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fresh_cache_dir("generic")
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
-    assert fresh_cache_dir("generic").parent == tmp_path
-
-
-def test_a_cache_that_cannot_be_written(
-    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base.parent.mkdir()
-    base.write_text("a file is where the directory should be")
-    path = fresh_cache_dir("generic")
-    assert path.is_dir() and path.parent == tmp_path
-    error = capsys.readouterr().err
-    assert error.startswith("pyggml: no code cache") and error.count("\n") == 1
-
-
-def test_digests_that_nobody_uses_are_pruned(base: Path) -> None:
-    old, recent, foreign = (base / name for name in ("old", "recent", "foreign"))
-    for path, days in ((old, 31), (recent, 29), (foreign, 0)):
+def test_directories_that_nobody_uses_are_pruned(base: Path) -> None:
+    old, recent = base / "old", base / "recent"
+    for path, days in ((old, 31), (recent, 29)):
         path.mkdir(parents=True)
-        if days:
-            (path / "used").touch()
-            then = time.time() - days * 86400
-            os.utime(path / "used", (then, then))
-    kept = fresh_cache_dir("generic")
-    assert set(base.iterdir()) == {recent, foreign, kept}
-
-
-def test_numba_s_own_setting_is_restored() -> None:
-    before = config.CACHE_DIR
-    with pytest.raises(KeyError), jit._numba_cache():
-        assert Path(config.CACHE_DIR) == jit.cache_dir(jit.isa())
-        raise KeyError
-    assert before == config.CACHE_DIR
+        (path / "x.nbc").touch()
+        then = time.time() - days * 86400
+        os.utime(path, (then, then))
+    assert set(base.iterdir()) == {recent, old}
+    kept = jit.code_cache("generic").path
+    assert set(base.iterdir()) == {recent, kept}
 
 
 def test_a_user_s_cached_function_stays_in_its_own_place(tmp_path: Path, base: Path) -> None:
@@ -104,7 +56,7 @@ def test_a_user_s_cached_function_stays_in_its_own_place(tmp_path: Path, base: P
     spec.loader.exec_module(module)
     assert module.f(2) == 3
     assert list((tmp_path / "__pycache__").glob("mine.f-*.nbc"))
-    assert not list(jit.cache_dir(jit.isa()).rglob("mine.*"))
+    assert not base.exists() or not list(base.rglob("mine*"))
 
 
 SCRIPT = """
@@ -113,7 +65,7 @@ from pyggml.backend.cpu.kernels.scale import scale_f32
 compiled = []
 jit.on_compile = compiled.append
 assert scale_f32.address
-print(compiled, jit.cache_dir(jit.isa()))
+print(compiled, jit.code_cache(jit.isa()).path)
 """
 
 
@@ -150,47 +102,19 @@ def test_an_edit_of_what_is_inlined_from_another_file_is_compiled(tmp_path: Path
         assert done.stdout.strip() == str(factor), done.stderr
 
 
-def test_variants_of_a_kernel_never_share_a_file(tmp_path: Path) -> None:
-    """Numba's own files may: two processes that know of no variant yet both write number 1."""
-    ours, theirs = (jit._Files(str(tmp_path), "f-1.py311", (1, 2)) for _ in range(2))
-    assert ours.load("a") is None
-    ours.save("a", "code of a")
-    theirs.save("b", "code of b")
-    assert (ours.load("b"), theirs.load("a")) == ("code of b", "code of a")
-    edited = jit._Files(str(tmp_path), "f-1.py311", (3, 4))
-    assert edited.load("a") is None
-    edited.save("a", "code of another a")
-    assert (edited.load("a"), ours.load("a"), len(list(tmp_path.iterdir()))) == (
-        "code of another a",
-        None,
-        2,
-    )
-
-
-@pytest.mark.parametrize("left", [0, 1, 100, -10])
-def test_what_is_damaged_is_compiled_again(tmp_path: Path, left: int) -> None:
-    files = jit._Files(str(tmp_path), "f-1.py311", (1, 2))
-    files.save("a", b"code of a" * 20)
-    path = tmp_path / files._name("a")
-    path.write_bytes(path.read_bytes()[:left])
-    assert files.load("a") is None
-    files.save("a", b"new code of a")
-    assert files.load("a") == b"new code of a"
-
-
 FORKED = """
 import os, threading
 from pyggml import jit
 from pyggml.backend.cpu.kernels.norm import rms_norm_f32
 from pyggml.backend.cpu.kernels.scale import scale_f32
 begun = threading.Event()
-inside = jit._numba_cache
+inside = jit._own_numbers
 
 def entered():
     begun.set()
     return inside()
 
-jit._numba_cache = entered
+jit._own_numbers = entered
 thread = threading.Thread(target=lambda: rms_norm_f32.address)
 thread.start()
 begun.wait()
@@ -257,7 +181,7 @@ def test_numbers_of_symbols_are_a_process_s_own() -> None:
     assert abs(next(jit._numbers(2)) - before) > 1 << 20  # and another one in a fork of it
     theirs: Any = FunctionIdentity
     own = theirs._unique_ids
-    with jit._numba_cache():
+    with jit._own_numbers():
         assert theirs._unique_ids is jit._numbers(os.getpid())
     assert theirs._unique_ids is own
 

@@ -20,6 +20,7 @@ from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.buffer import REPACK
 from pyggml.backend.cpu.tuning import DEFAULT, Choice, Record, Tuning, using
 from pyggml.cgraph import CGraph
+from pyggml.code_cache import CodeCache
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import PyggmlError
@@ -31,12 +32,13 @@ RECORD = Record("some CPU", 0.25, (Choice("one_hint", 3, {2: 10.0, 3: 12.5}, 1.2
 
 @pytest.fixture(autouse=True)
 def afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Nothing is set or measured, and files are kept in a folder of the test's."""
+    """Nothing is set or measured, and what is measured is kept in a folder of the test's."""
     monkeypatch.delenv("PYGGML_TUNING", raising=False)
     jit.isa()
-    monkeypatch.setattr(jit, "cache_dir", lambda name: tmp_path)
+    cache = CodeCache(tmp_path / "code")
+    monkeypatch.setattr(jit, "code_cache", lambda name: cache)
     with using(None):
-        yield tmp_path
+        yield cache.path
 
 
 # --- by hand ---
@@ -98,8 +100,8 @@ def test_a_record_is_kept_for_this_cpu(afresh: Path, monkeypatch: pytest.MonkeyP
     assert tuning.load() is None
 
 
-def test_a_place_that_cannot_be_written(afresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jit, "cache_dir", lambda name: afresh / "missing")
+def test_a_place_that_cannot_be_written() -> None:
+    jit.code_cache(jit.isa()).writable = False
     tuning.save(RECORD)
     assert tuning.tuning().one_hint == 3 and tuning.load() is None
 
@@ -118,13 +120,12 @@ DAMAGE: list[Callable[[dict[str, Any]], Any]] = [
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_record_counts_as_none(damage: Callable[[dict[str, Any]], Any]) -> None:
-    tuning.save(RECORD)
-    path = tuning.record_path()
-    path.write_text(json.dumps(damage(json.loads(path.read_text()))))
-    tuning.forget()
+    cache = jit.code_cache(jit.isa())
+    text = json.dumps(damage(json.loads(RECORD.to_json())))
+    cache.write(tuning._entry(), text.encode())
     assert tuning.load() is None and tuning.tuning() == DEFAULT
-    for text in ("", "{", "\0" * 100):
-        path.write_text(text)
+    for data in (b"", b"{", bytes(100), b"\xff"):
+        cache.write(tuning._entry(), data)
         assert tuning.load() is None
 
 

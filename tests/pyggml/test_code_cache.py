@@ -1,0 +1,252 @@
+"""The directory of compiled code: checked entries, and a place that nobody else can change."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyggml import code_cache
+from pyggml.code_cache import CodeCache
+
+ROOT = Path(__file__).parents[2]
+posix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="permission bits are POSIX's")
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def say_again() -> None:
+    """Lines that are said once in a process are said once in a test."""
+    code_cache._say_once.cache_clear()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "code" / "0123"
+
+
+def test_entries_are_kept_and_replaced(path: Path, capsys: Capture) -> None:
+    ours, theirs = CodeCache(path), CodeCache(path)
+    assert ours.read("a") is None
+    ours.write("a", b"code of a")
+    theirs.write("b", b"code of b")
+    assert (ours.read("b"), theirs.read("a")) == (b"code of b", b"code of a")
+    theirs.write("a", b"")
+    assert ours.read("a") == b"" and sorted(os.listdir(path)) == ["a", "b"]
+    assert capsys.readouterr().err == ""
+    if hasattr(os, "getuid"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        assert stat.S_IMODE((path / "a").stat().st_mode) == 0o600
+
+
+def _flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+DAMAGE = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[:-1],
+    "cut to the header": lambda data: data[:46],
+    "longer": lambda data: data + b"\0",
+    "a bit of the content": lambda data: _flip(data, 60),
+    "a bit of the checksum": lambda data: _flip(data, 20),
+    "a bit of the head": lambda data: _flip(data, 0),
+    "a page of zeros": lambda data: bytes(len(data)),
+    "another format": lambda data: b"\x80\x05N.",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_entry_is_deleted_with_one_line(damage: str, path: Path, capsys: Capture) -> None:
+    cache = CodeCache(path)
+    cache.write("a", b"code of a" * 100)
+    place = path / "a"
+    place.write_bytes(DAMAGE[damage](place.read_bytes()))
+    assert cache.read("a") is None and not place.exists()
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"{place} is damaged" in error
+    assert cache.read("a") is None and capsys.readouterr().err == ""
+    cache.write("a", b"new code")
+    assert cache.read("a") == b"new code"
+
+
+# --- who can change it ---
+
+
+def _refused(path: Path, capsys: Capture, why: str) -> None:
+    cache = CodeCache(path)
+    cache.write("b", b"ours")
+    assert not (cache.readable or cache.writable or (path / "b").exists())
+    assert cache.read("a") is None
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and why in error and "compiling in memory" in error
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o720, 0o702])
+def test_a_directory_that_others_can_write_is_not_used(
+    mode: int, path: Path, capsys: Capture
+) -> None:
+    """What is found there is unpickled."""
+    CodeCache(path).write("a", b"theirs")
+    path.chmod(mode)
+    _refused(path, capsys, f"{path} can be written by others")
+
+
+@posix
+@pytest.mark.parametrize("above", [0, 1, 2])
+def test_nor_one_that_others_can_replace(above: int, path: Path, capsys: Capture) -> None:
+    CodeCache(path).write("a", b"theirs")
+    parent = path.parents[above]
+    parent.chmod(0o777)
+    _refused(path, capsys, f"{parent} can be written by others")
+    parent.chmod(0o1777)  # as /tmp: others cannot rename what is ours
+    assert CodeCache(path).read("a") == b"theirs"
+
+
+@posix
+def test_a_group_of_one_s_own_may_write_above_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    CodeCache(path).write("a", b"ours")
+    path.parent.chmod(0o770)
+    monkeypatch.setattr(code_cache, "_is_private_group", lambda gid: True)
+    assert CodeCache(path).read("a") == b"ours"
+    monkeypatch.setattr(code_cache, "_is_private_group", lambda gid: False)
+    _refused(path, capsys, f"{path.parent} can be written by others")
+
+
+@posix
+def test_a_directory_of_another_user_is_not_used(
+    path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CodeCache(path)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    _refused(path, capsys, "belongs to user")
+
+
+@posix
+def test_what_is_put_in_its_place_later_is_not_read(path: Path, tmp_path: Path) -> None:
+    cache = CodeCache(path)
+    cache.write("a", b"ours")
+    path.rename(tmp_path / "moved")
+    CodeCache(path).write("a", b"theirs")
+    assert cache.read("a") == b"ours"
+    cache.write("b", b"ours")
+    assert (tmp_path / "moved" / "b").exists() and not (path / "b").exists()
+
+
+@posix
+def test_links_are_not_followed_inside(path: Path, tmp_path: Path, capsys: Capture) -> None:
+    elsewhere = CodeCache(tmp_path / "elsewhere")
+    elsewhere.write("a", b"theirs")
+    cache = CodeCache(path)
+    (path / "a").symlink_to(tmp_path / "elsewhere" / "a")
+    assert cache.read("a") is None
+    linked = tmp_path / "linked"
+    linked.symlink_to(path)
+    cache.write("b", b"ours")
+    assert CodeCache(linked).read("b") == b"ours"  # a link in the user's own path is fine
+
+
+# --- disks ---
+
+
+def test_a_place_that_cannot_be_made(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("a file is where the directory should be")
+    _refused(tmp_path / "file" / "code", capsys, str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("fails", ["open", "rename"])
+def test_a_full_disk_keeps_what_is_there(
+    fails: str, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cache = CodeCache(path)
+    cache.write("a", b"code of a")
+    real = cache._open
+
+    def full(*args: Any) -> Any:
+        if fails == "open" and args[1] == os.O_RDONLY:
+            return real(*args)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cache, f"_{fails}", full)
+    for _ in range(2):
+        cache.write("b", b"code of b")
+    assert cache.readable and not cache.writable and cache.read("a") == b"code of a"
+    assert os.listdir(path) == ["a"]
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "No space left" in error and "compiling in memory" in error
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from pyggml.code_cache import CodeCache
+cache = CodeCache(Path(sys.argv[1]))
+cache._rename = lambda *names: (print("writing", flush=True), sys.stdin.read())
+cache.write("a", b"code of a")
+"""
+
+
+@posix
+def test_what_a_killed_process_left_is_deleted_at_the_next_start(path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "writing\n"
+        CodeCache(path)
+        assert len(os.listdir(path)) == 1  # it may still be written
+        process.send_signal(signal.SIGKILL)
+    CodeCache(path)
+    assert os.listdir(path) == []
+
+
+def test_old_neighbours_are_pruned(path: Path) -> None:
+    CodeCache(path)
+    for name, days in (("old", 31), ("recent", 29)):
+        then = time.time() - days * 86400
+        (path.parent / name).mkdir()
+        os.utime(path.parent / name, (then, then))
+    code_cache.prune(path.parent, path)
+    assert sorted(p.name for p in path.parent.iterdir()) == [path.name, "recent"]
+
+
+DAMAGED_CODE = """
+import sys
+from pyggml import jit
+from pyggml.backend.cpu.kernels.scale import scale_f32
+compiled = []
+jit.on_compile = compiled.append
+assert scale_f32.address
+print(compiled)
+"""
+
+
+def test_damaged_code_is_compiled_again(tmp_path: Path) -> None:
+    """A flipped bit in machine code is a crash, a flipped bit in a pickle may be anything."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_CACHE_DIR": str(tmp_path / "code")}
+
+    def run() -> tuple[str, str]:
+        command = [sys.executable, "-c", DAMAGED_CODE]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        return done.stdout, done.stderr
+
+    assert run() == ("['scale_f32']\n", "") and run() == ("[]\n", "")
+    (entry,) = tmp_path.rglob("*.nbc")
+    data = entry.read_bytes()
+    for place in (50, len(data) // 2, len(data) - 1):
+        entry.write_bytes(_flip(data, place))
+        output, error = run()
+        assert output == "['scale_f32']\n" and error.count("\n") == 1 and str(entry) in error
+    assert run() == ("[]\n", "")
