@@ -9,6 +9,8 @@ and merge them in a second launch.
 
 from __future__ import annotations
 
+import numpy as np
+
 from ....dtype import GGMLType
 from ....jit import kernel
 from ....tensor import Tensor
@@ -16,6 +18,7 @@ from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, int_param, nb, ne
 from ..facts import fact
 from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, lowers
+from ..simd.attend import TILE_ROWS
 from ..simd.kv_row import KINDS
 from .attention_chunk import (
     DIRECT,
@@ -27,6 +30,7 @@ from .attention_chunk import (
     pack,
     score_direct,
     score_packed,
+    stretched,
     weigh_direct,
     weigh_packed,
 )
@@ -51,17 +55,18 @@ from .attention_row import (
 )
 from .quantize import quantize_row
 
-_ROWS = 64  # query rows of a block, about
+_ROWS = 126  # query rows of a block, about
 _CHUNKS = 8  # a thread, at least, where blocks have room for so many
 _SPLIT_TOKENS = 8  # up to so many tokens split their chunks over threads
 _DIRECT_ROWS = 8  # up to so many query rows read keys where they lie
+DIRECT_TILE = 4  # query rows that then share a pass
 
 
 @kernel
 def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """Blocks of query rows, times KV heads, streams and splits of the chunks.
 
-    Scratch: cells, scores of four rows, sums of four rows, then queries, states and packed chunk.
+    Scratch: cells, scores and sums of a tile's rows, then queries, states and packed chunk.
     """
     facts = int_param(node, FACTS)
     n_tokens, n_kv_head = ne(node, SRC0, 1), ne(node, SRC1, 2)
@@ -85,13 +90,13 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     cells = scratch
     later = cells + 8 * CHUNK  # cells of the next sequence's keys
     scores = later + 8 * CHUNK
-    sums = scores + 4 * S_STRIDE
-    queries = sums + 16 * padded + 256  # behind the maxima and sums of a tile
-    states = queries + block * n_rep * 4 * hd8
+    sums = scores + TILE_ROWS * S_STRIDE
+    tops = f32_ptr(sums + TILE_ROWS * 4 * padded)  # maxima of a tile's rows, then their sums
+    queries = sums + TILE_ROWS * 4 * padded + 64
+    states = queries + (block * n_rep + TILE_ROWS - 1) * 4 * hd8
     state_bytes = 4 * (hdv + 2)
     keys = (states + block * n_rep * state_bytes + 63) // 64 * 64
     values = keys + hd8 * S_STRIDE
-    tops = f32_ptr(sums + 16 * padded)  # maxima of at most 4 rows, then their sums
     t = rest % blocks * block
     stop = min(n_tokens, t + block)
     while t < stop:
@@ -108,12 +113,15 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             head = kv_head * n_rep + r % n_rep
             x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
             x += head * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
-            y = queries + r * 4 * hd8
-            for d in range(hd):
-                f32_ptr(y)[d] = f32_ptr(x)[d]
-            for d in range(hd, hd8):
-                f32_ptr(y)[d] = 0
+            y = f32_ptr(queries + r * 4 * hd8)
+            for d in range(hd8):
+                value = f32_ptr(x)[d] if d < hd else np.float32(0)
+                y[d if direct else stretched(d, hd8)] = value
             clear(states + r * state_bytes, hdv)
+        if not direct:  # the last tile is whole
+            y = f32_ptr(queries + n_rows * 4 * hd8)
+            for d in range((TILE_ROWS - 1) * hd8):
+                y[d] = 0
         for c in range(lo // CHUNK, (hi + CHUNK - 1) // CHUNK):
             if c % splits != split:
                 continue
@@ -126,8 +134,9 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 find_cells(node, sequence_of(node, after), begin, max(n, 1), later)
             if not direct:
                 pack(facts, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
-            for r in range(0, n_rows, 4):
-                rows = min(4, n_rows - r)
+            step = DIRECT_TILE if direct else TILE_ROWS
+            for r in range(0, n_rows, step):
+                rows = min(step, n_rows - r)
                 n = min(n_keys, list_end(node, t + r // n_rep) - first)
                 for i in range(1, rows):
                     n = max(n, min(n_keys, list_end(node, t + (r + i) // n_rep) - first))
@@ -137,32 +146,32 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                     lines = (hdv // 32 * fact(facts, VALUE_BYTES) + 63) // 64 if r == 0 else 0
                     score_direct(facts, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
                 elif n > 0:
-                    score_packed(facts, rows, query, hd8, keys, n, scores)
+                    score_packed(facts, query, hd8, keys, n, scores)
                 for i in range(rows if n > 0 else 0):
                     token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
                     s = scores + i * S_STRIDE
                     begin = max(list_begin(node, token) - first, 0)
                     end = min(list_end(node, token) - first, n)
                     bias(node, s, token, head, sequence, stream, first, n)
-                    tops[i], tops[4 + i] = softmax(s, begin, max(begin, end), n64)
+                    tops[i], tops[TILE_ROWS + i] = softmax(s, begin, max(begin, end), n64)
                 if n > 0 and direct:
                     x, keys_x = (later, k) if r == 0 and after < stop else (cells, next_k)
                     weigh_direct(
                         facts, rows, scores, v, nb_v, cells, n, hdv, sums, padded, x, keys_x, nb_k
                     )
                 elif n > 0:
-                    weigh_packed(facts, rows, scores, values, n, sums, padded)
+                    weigh_packed(facts, scores, values, n, sums, padded)
                 for i in range(rows):
                     token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
                     state, found = states + (r + i) * state_bytes, sums + i * 4 * padded
                     if partials != 0:
                         state = partial(node, stream, token, head, c, state_bytes)
                         if n > 0:
-                            start(state, tops[i], tops[4 + i], found, hdv)
+                            start(state, tops[i], tops[TILE_ROWS + i], found, hdv)
                         else:
                             clear(state, hdv)
                     elif n > 0:
-                        merge(state, tops[i], tops[4 + i], found, hdv)
+                        merge(state, tops[i], tops[TILE_ROWS + i], found, hdv)
         if partials == 0:
             for r in range(n_rows):
                 head = kv_head * n_rep + r % n_rep
@@ -247,7 +256,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         facts.address(*DIRECT, *packed),
     ]
     scratch = 16 * CHUNK + 4 * (
-        4 * CHUNK + 4 * padded + 64 + block * n_rep * (hd8 + hdv + 2) + 16
+        TILE_ROWS * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 32
         + (0 if alone else CHUNK * (hd8 + padded))
     )  # fmt: skip
     blocks = -(-n_tokens // block)

@@ -45,6 +45,16 @@ def find_cells(node, sequence, first, n, out):  # type: ignore[no-untyped-def]
         rows[j] = rows[n - 1]
 
 
+@inline
+def stretched(d, hd8):  # type: ignore[no-untyped-def]
+    """Where column ``d`` of ``hd8`` lies in packed keys and queries: with those of its sum.
+
+    Partial sum s takes the columns s, s + 8, ...; sums lie in the order that they are added in.
+    """
+    lane = d % 8
+    return (lane % 2 * 4 + lane // 2 % 2 * 2 + lane // 4) * (hd8 // 8) + d // 8
+
+
 @cache
 def _pack_keys(kind: int) -> Kernel:
     def pack_keys(k, nb_k, cells, n, hd, keys):  # type: ignore[no-untyped-def]
@@ -61,11 +71,12 @@ def _pack_keys(kind: int) -> Kernel:
             )  # fmt: skip
             out = keys + j // 16 * 64 * hd8 + j % 16 * 4
             for d in range(0, whole, 8):
-                transpose_8x8(kind, a0, a1, a2, a3, a4, a5, a6, a7, d, out + 64 * d, 64)
+                place = out + 8 * d  # 64 bytes for each step of 8
+                transpose_8x8(kind, a0, a1, a2, a3, a4, a5, a6, a7, d, place, 8 * hd8)
             for d in range(whole, hd8):
                 for i in range(8):
                     x = element(kind, k + rows[j + i] * nb_k, d) if d < hd else np.float32(0)
-                    f32_ptr(out + 64 * d)[i] = x
+                    f32_ptr(out + 64 * stretched(d, hd8))[i] = x
 
     return named_kernel(pack_keys, GGMLType(kind).name)
 
@@ -87,27 +98,13 @@ def _pack_values(kind: int) -> Kernel:
 
 
 @kernel
-def _score_packed(rows, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
-    if rows == 4:
-        attend.score_packed(4, q, 4 * d, keys, d, n, scores, S_STRIDE)
-    elif rows == 3:
-        attend.score_packed(3, q, 4 * d, keys, d, n, scores, S_STRIDE)
-    elif rows == 2:
-        attend.score_packed(2, q, 4 * d, keys, d, n, scores, S_STRIDE)
-    else:
-        attend.score_packed(1, q, 4 * d, keys, d, n, scores, S_STRIDE)
+def _score_packed(q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+    attend.score_packed(q, 4 * d, keys, d, n, scores, S_STRIDE)
 
 
 @kernel
-def _weigh_packed(rows, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
-    if rows == 4:
-        attend.weigh_packed(4, p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
-    elif rows == 3:
-        attend.weigh_packed(3, p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
-    elif rows == 2:
-        attend.weigh_packed(2, p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
-    else:
-        attend.weigh_packed(1, p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
+def _weigh_packed(p, values, n, sums, padded):  # type: ignore[no-untyped-def]
+    attend.weigh_packed(p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
 
 
 @cache
@@ -187,9 +184,9 @@ def pack(facts, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):  # type: ign
 
 
 @inline
-def score_packed(facts, rows, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
-    """Scores of at most 4 query rows against ``n`` packed keys."""
-    call_address(fact(facts, SCORE_PACKED), (rows, q, d, keys, n, scores))
+def score_packed(facts, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+    """Scores of ``TILE_ROWS`` query rows against ``n`` packed keys."""
+    call_address(fact(facts, SCORE_PACKED), (q, d, keys, n, scores))
 
 
 @inline
@@ -199,9 +196,9 @@ def score_direct(facts, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # ty
 
 
 @inline
-def weigh_packed(facts, rows, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
-    """Sums of packed values, weighted with at most 4 rows of probabilities."""
-    call_address(fact(facts, WEIGH_PACKED), (rows, p, values, n, sums, padded))
+def weigh_packed(facts, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
+    """Sums of packed values, weighted with ``TILE_ROWS`` rows of probabilities."""
+    call_address(fact(facts, WEIGH_PACKED), (p, values, n, sums, padded))
 
 
 @inline

@@ -1,7 +1,7 @@
 """Attention's inner loops: scores and weighted values, straight from cells or from packed chunks.
 
     score_cells(F16, 3, 0, q, q_stride, keys, nb, cells, n, d, scores, s_stride, ...)  # few rows
-    score_packed(4, q, q_stride, packed_keys, d, n, scores, s_stride)            # many rows
+    score_packed(q, q_stride, packed_keys, d, n, scores, s_stride)               # six rows
 
 A score is eight partial sums (element i goes to sum i % 8, in order), added as (0+4 + 2+6) +
 (1+5 + 3+7): the one form does it across a register, the other across keys, and the bits are equal.
@@ -12,11 +12,11 @@ row behind whole vectors is read with its last eight elements, so nothing behind
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .kv_row import BLOCK, BLOCK_BYTES, LANES, load_8, scales
@@ -25,8 +25,10 @@ from .vector import (
     LINE,
     at,
     broadcast,
+    call,
     f32,
     fma,
+    i8,
     i32,
     i64,
     load,
@@ -41,7 +43,7 @@ Value = Any
 _AHEAD = 32  # keys between those in use and those that are fetched: cells may lie anywhere
 _AHEAD_LINES = 2  # of each: the rest follows by itself
 _KEYS = 4  # keys that are scored at a time
-_SCORED, _WEIGHED = {64: 2}, {64: 4}  # groups of 16 that 4 query rows take, by a vector's bytes
+TILE_ROWS = 6  # query rows of a tile of packed keys or values
 _ROWS = 3  # query rows that one pass keeps in registers, with four keys or vectors of values
 
 
@@ -151,132 +153,132 @@ def _end(b: Value, kind: int, row: Value, d: Value, n_tail: int) -> Value:
     return b.shuffle_vector(load_8(b, kind, last, 0, []), zeros, mask)
 
 
-@intrinsic(prefer_literal=True)
+@intrinsic
 def score_packed(
-    typingctx: Any, rows: Any, q: Any, q_stride: Any, keys: Any, d: Any, n: Any, scores: Any,
-    s_stride: Any,
-) -> Any:  # fmt: skip
-    """Scores of ``rows`` queries (a literal) against ``n`` packed keys, ``keys[n/16][d][16]``.
+    typingctx: Any, q: Any, q_stride: Any, keys: Any, d: Any, n: Any, scores: Any, s_stride: Any
+) -> Any:
+    """Scores of ``TILE_ROWS`` queries against ``n`` packed keys, ``keys[n/16][d][16]``.
 
-    Up to the next multiple of 16.
+    The columns d of queries and keys lie in the order of ``stretched``. Scores go on to the next
+    multiple of 64.
     """
-    literals = literals_of(rows)
-    if literals is None:
-        return None
-    (n_rows,) = literals
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _, q, q_stride, keys, d, n, scores, s_stride = args
-        queries = [b.add(q, _scaled(b, q_stride, r)) for r in range(n_rows)]
-        outs = [b.add(scores, _scaled(b, s_stride, r)) for r in range(n_rows)]
+        q, q_stride, keys, d, n, scores, s_stride = args
+        queries = [b.add(q, _scaled(b, q_stride, r)) for r in range(TILE_ROWS)]
+        outs = [b.add(scores, _scaled(b, s_stride, r)) for r in range(TILE_ROWS)]
+        width = _width() // _together()
 
-        def tile(first: Value, width: int) -> None:
-            numbers = [b.add(first, ir.Constant(i64, k)) for k in range(width)]
-            groups = [b.add(keys, b.mul(d, _scaled(b, i, 64))) for i in numbers]
-            places = [[b.add(out, _scaled(b, i, 64)) for i in numbers] for out in outs]
-            _score_tile(b, queries, groups, d, places)
+        def tile(i: Value, _: list[Value]) -> list[Value]:
+            numbers = [b.add(_scaled(b, i, width), ir.Constant(i64, k)) for k in range(width)]
+            groups = [b.add(keys, b.mul(d, _scaled(b, k, 64))) for k in numbers]
+            places = [[b.add(out, _scaled(b, k, 64)) for k in numbers] for out in outs]
+            for parts in _parts(width):
+                _score_parts(b, queries, groups, d, places, parts)
+            return []
 
-        groups = b.lshr(b.add(n, ir.Constant(i64, 15)), ir.Constant(i64, 4))
-        _in_tiles(b, groups, _SCORED, tile)
+        count = b.udiv(b.add(n, ir.Constant(i64, 16 * width - 1)), ir.Constant(i64, 16 * width))
+        counted_loop(b, count, [], tile)
         return context.get_dummy_value()
 
-    return types.void(rows, *[types.int64] * 7), codegen
+    return types.void(*[types.int64] * 7), codegen
 
 
-def _in_tiles(
-    b: Value, n: Value, widths: dict[int, int], tile: Callable[[Value, int], None]
-) -> None:
-    """``tile(first, width)`` over n groups of 16 floats, as many at a time as fill the FMA units.
-
-    They need eight sums; where vectors are shorter, those of four rows and one group are as many.
-    """
-    width = widths.get(vectors().width, 1)
-
-    def wide(i: Value, _: list[Value]) -> list[Value]:
-        tile(b.mul(i, ir.Constant(i64, width)), width)
-        return []
-
-    def rest(i: Value, _: list[Value]) -> list[Value]:
-        tile(b.add(i, done), 1)
-        return []
-
-    count = b.udiv(n, ir.Constant(i64, width))
-    done = b.mul(count, ir.Constant(i64, width))
-    counted_loop(b, count, [], wide)
-    if width > 1:
-        counted_loop(b, b.sub(n, done), [], rest)
+def _width() -> int:
+    """Groups of 16 floats that a tile takes at a time: AVX-512 has registers for four."""
+    return 4 if vectors().width == LINE else 1
 
 
-def _score_tile(
-    b: Value, queries: list[Value], keys: list[Value], d: Value, outs: list[list[Value]]
-) -> None:
-    """Queries times groups of 16 keys, some parts at a time."""
+def _together() -> int:
+    """Partial sums of a score that are made at a time: the counter is used half as often."""
+    return 2 if vectors().width == LINE else 1
+
+
+def _parts(width: int) -> list[range]:
+    """The parts of ``width`` groups whose sums fit registers: 24 of 32, or 12 of 16."""
     v = vectors()
-    for parts in v.part_groups(len(queries) * len(keys), v.parts, v.float_sums):
-        _score_parts(b, queries, keys, d, outs, parts)
+    n_sums = 24 if v.width == LINE else max(12, v.float_sums)
+    return v.part_groups(TILE_ROWS * width, v.parts, n_sums)
 
 
 def _score_parts(
     b: Value, queries: list[Value], keys: list[Value], d: Value, outs: list[list[Value]],
     parts: range,
 ) -> None:  # fmt: skip
-    """One of the eight partial sums after the other."""
-    lanes = vectors().lanes
-    steps = b.lshr(d, ir.Constant(i64, 3))
+    """The eight partial sums one or two at a time, each along a stretch of columns.
 
-    def partial(lane: int) -> list[Value]:
-        """Sum ``lane`` of every score: rows times parts of groups."""
+    They are added in pairs, pairs of pairs and halves with a binary counter in memory: after n
+    stretches its level l holds a total of 2^l stretches where bit l of n is set. In registers LLVM
+    would spill them, to places that are not aligned.
+    """
+    lanes, n_sums = vectors().lanes, len(queries) * len(keys) * len(parts)
+    together = _together()
+    top = (LANES // together).bit_length() - 1  # the level of the whole sum
+    steps, size = b.lshr(d, ir.Constant(i64, 3)), LINE * n_sums
+    levels = cgutils.alloca_once(b, ir.ArrayType(i8, (top + 1) * size))
+    levels.align = LINE
+    counter = b.ptrtoint(levels, i64)
+
+    def held(level: int | Value) -> list[Value]:
+        """The places of a level's sums."""
+        start = b.add(counter, _scaled(b, ir.Constant(i64, size), level))
+        return [at(b, start, LINE * i) for i in range(n_sums)]
+
+    def stretch(k: Value, _: list[Value]) -> list[Value]:
+        first = b.mul(k, _scaled(b, steps, together))
 
         def body(i: Value, accs: list[Value]) -> list[Value]:
-            loaded = []
-            for group in keys:
-                row = b.add(at(b, group, 64 * lane), _scaled(b, i, 64 * LANES))
-                loaded += [load(b, at(b, row, 4 * lanes * p), vec(f32, lanes)) for p in parts]
-            offset = b.add(_scaled(b, i, 4 * LANES), ir.Constant(i64, 4 * lane))
-            xs = [broadcast(b, load(b, b.add(q, offset), f32), lanes) for q in queries]
-            products = [(x, part) for x in xs for part in loaded]
+            products = []
+            for c in range(together):
+                column = b.add(b.add(first, _scaled(b, steps, c)), i)
+                rows = [b.add(group, _scaled(b, column, 64)) for group in keys]
+                places = [at(b, row, 4 * lanes * p) for row in rows for p in parts]
+                loaded = [load(b, place, vec(f32, lanes)) for place in places]
+                places = [b.add(q, _scaled(b, column, 4)) for q in queries]
+                xs = [broadcast(b, load(b, place, f32), lanes) for place in places]
+                products += [(x, part) for x in xs for part in loaded]
             return [fma(b, x, part, acc) for (x, part), acc in zip(products, accs, strict=True)]
 
-        n_sums = len(queries) * len(keys) * len(parts)
-        return counted_loop(b, steps, [splat(f32, lanes, 0.0)] * n_sums, body)
+        sums = counted_loop(b, steps, [splat(f32, lanes, 0.0)] * (n_sums * together), body)
+        if together == 2:
+            halves = zip(sums[:n_sums], sums[n_sums:], strict=True)
+            sums = [b.fadd(x, y) for x, y in halves]
 
-    def add(x: list[Value], y: list[Value]) -> list[Value]:
-        return [b.fadd(s, t) for s, t in zip(x, y, strict=True)]
+        def carry(level: Value, sums: list[Value]) -> list[Value]:
+            before = [load(b, x, vec(f32, lanes), LINE) for x in held(level)]
+            return [b.fadd(x, y) for x, y in zip(before, sums, strict=True)]
 
-    def tree(first: int, step: int) -> list[Value]:
-        """Lanes first, first + step, ...: the halves that ``_totals`` adds."""
-        if step == LANES:
-            return partial(first)
-        return add(tree(first, 2 * step), tree(first + step, 2 * step))
+        whole = ir.Constant(ir.IntType(1), 0)
+        level = call(b, "llvm.cttz.i64", i64, b.add(k, ir.Constant(i64, 1)), whole)
+        sums = counted_loop(b, level, sums, carry)
+        for x, place in zip(sums, held(level), strict=True):
+            store(b, x, place, LINE)
+        return []
 
+    counted_loop(b, ir.Constant(i64, LANES // together), [], stretch)
     places = [at(b, out, 4 * lanes * p) for row in outs for out in row for p in parts]
-    for total, place in zip(tree(0, 1), places, strict=True):
-        store(b, total, place)
+    for total, place in zip(held(top), places, strict=True):
+        store(b, load(b, total, vec(f32, lanes), LINE), place)
 
 
-@intrinsic(prefer_literal=True)
+@intrinsic
 def weigh_packed(
-    typingctx: Any, rows: Any, p: Any, p_stride: Any, values: Any, v_stride: Any, n: Any,
-    out: Any, out_stride: Any, d: Any,
+    typingctx: Any, p: Any, p_stride: Any, values: Any, v_stride: Any, n: Any, out: Any,
+    out_stride: Any, d: Any,
 ) -> Any:  # fmt: skip
     """``out[r][0:d] = sum over j < n of p[r][j] * values[0:d][j]``, in order of j.
 
-    ``rows`` is a literal. 16 columns of packed values lie together, ``v_stride`` bytes from the
-    next 16.
+    ``TILE_ROWS`` rows. 16 columns of packed values lie together, ``v_stride`` bytes from the next
+    16.
     """
-    literals = literals_of(rows)
-    if literals is None:
-        return None
-    (n_rows,) = literals
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _, p, p_stride, values, v_stride, n, out, out_stride, d = args
-        v = vectors()
-        lanes = v.lanes
-        weights = [b.add(p, _scaled(b, p_stride, r)) for r in range(n_rows)]
+        p, p_stride, values, v_stride, n, out, out_stride, d = args
+        lanes = vectors().lanes
+        weights = [b.add(p, _scaled(b, p_stride, r)) for r in range(TILE_ROWS)]
 
         def tile(first: Value, width: int) -> None:
-            for parts in v.part_groups(n_rows * width, v.parts, v.float_sums):
+            for parts in _parts(width):
                 some(first, [(k, p) for k in range(width) for p in parts])
 
         def some(first: Value, vectors_of: list[tuple[int, int]]) -> None:
@@ -295,18 +297,32 @@ def weigh_packed(
                 products = [(part, x) for x in xs for part in loaded]
                 return [fma(b, y, x, acc) for (y, x), acc in zip(products, accs, strict=True)]
 
-            zeros = [splat(f32, lanes, 0.0)] * (n_rows * len(vectors_of))
+            zeros = [splat(f32, lanes, 0.0)] * (TILE_ROWS * len(vectors_of))
             sums = counted_loop(b, n, zeros, body)
-            rows = [b.add(out, _scaled(b, out_stride, r)) for r in range(n_rows)]
+            rows = [b.add(out, _scaled(b, out_stride, r)) for r in range(TILE_ROWS)]
             rows = [b.add(row, _scaled(b, first, 64)) for row in rows]
             places = [at(b, row, 64 * k + 4 * lanes * p) for row in rows for k, p in vectors_of]
             for acc, place in zip(sums, places, strict=True):
                 store(b, acc, place)
 
-        _in_tiles(b, b.lshr(d, ir.Constant(i64, 4)), _WEIGHED, tile)
+        width, groups = _width(), b.lshr(d, ir.Constant(i64, 4))
+
+        def wide(i: Value, _: list[Value]) -> list[Value]:
+            tile(b.mul(i, ir.Constant(i64, width)), width)
+            return []
+
+        def rest(i: Value, _: list[Value]) -> list[Value]:
+            tile(b.add(i, done), 1)
+            return []
+
+        count = b.udiv(groups, ir.Constant(i64, width))
+        done = b.mul(count, ir.Constant(i64, width))
+        counted_loop(b, count, [], wide)
+        if width > 1:
+            counted_loop(b, b.sub(groups, done), [], rest)
         return context.get_dummy_value()
 
-    return types.void(rows, *[types.int64] * 8), codegen
+    return types.void(*[types.int64] * 8), codegen
 
 
 @intrinsic(prefer_literal=True)

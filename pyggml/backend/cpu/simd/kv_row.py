@@ -25,6 +25,7 @@ from .vector import at, broadcast, f32, fma, i8, i16, i32, i64, load, splat, sto
 
 Value = Any
 LANES = 8  # elements of a vector
+REVERSED = (0, 4, 2, 6, 1, 5, 3, 7)  # their numbers with the three bits reversed
 
 
 class Codes(NamedTuple):
@@ -129,7 +130,7 @@ def transpose_8x8(
     typingctx: Any, fmt: Any, r0: Any, r1: Any, r2: Any, r3: Any, r4: Any, r5: Any, r6: Any,
     r7: Any, d: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """Elements d..d+7 of the rows at eight addresses as eight columns of float32."""
+    """Elements d..d+7 of the rows at eight addresses as columns of float32, ``REVERSED``."""
     literals = literals_of(fmt)
     if literals is None:
         return None
@@ -146,7 +147,7 @@ def transpose_8x8(
             columns = _interleave(b, columns)
         for i, column in enumerate(columns):
             value = widen(b, kind, column) if kind in (F16, BF16) else column
-            store(b, value, b.add(out, _times(b, out_stride, i)))
+            store(b, value, b.add(out, _times(b, out_stride, REVERSED[i])))
         return context.get_dummy_value()
 
     return types.void(fmt, *[types.int64] * 11), codegen
