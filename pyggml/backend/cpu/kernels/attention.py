@@ -15,18 +15,20 @@ from ....dtype import GGMLType
 from ....jit import kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, int_param, nb, ne
-from ..facts import fact
 from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, lowers
-from ..simd.attend import TILE_ROWS
+from ..simd.attend import TILE_ROWS, fetch_rows, weighed_columns
 from ..simd.kv_row import KINDS
 from .attention_chunk import (
+    CELLS_BYTES,
     DIRECT,
+    KEY_BYTES,
     PACKED,
     S_STRIDE,
     VALUE_BYTES,
     cache_facts,
     find_cells,
+    lines_of,
     pack,
     score_direct,
     score_packed,
@@ -88,8 +90,8 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
     nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
     cells = scratch
-    later = cells + 8 * CHUNK  # cells of the next sequence's keys
-    scores = later + 8 * CHUNK
+    later = cells + CELLS_BYTES  # those of the keys that are wanted next
+    scores = later + CELLS_BYTES
     sums = scores + TILE_ROWS * S_STRIDE
     tops = f32_ptr(sums + TILE_ROWS * 4 * padded)  # maxima of a tile's rows, then their sums
     queries = sums + TILE_ROWS * 4 * padded + 64
@@ -122,18 +124,26 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             y = f32_ptr(queries + n_rows * 4 * hd8)
             for d in range((TILE_ROWS - 1) * hd8):
                 y[d] = 0
-        for c in range(lo // CHUNK, (hi + CHUNK - 1) // CHUNK):
-            if c % splits != split:
-                continue
+        n_met = (hi + CHUNK - 1) // CHUNK - lo // CHUNK  # chunks
+        first_chunk = lo // CHUNK + n_met * split // splits
+        end_chunk = lo // CHUNK + n_met * (split + 1) // splits
+        if first_chunk < end_chunk:
+            find_cells(node, sequence, first_chunk * CHUNK, hi, cells)
+        for c in range(first_chunk, end_chunk):
             first = c * CHUNK
             n_keys = min(CHUNK, hi - first)
-            find_cells(node, sequence, first, n_keys, cells)
-            if direct and after < stop:
-                begin = list_begin(node, after) // CHUNK * CHUNK
-                n = min(n_keys, list_end(node, after) - begin)
-                find_cells(node, sequence_of(node, after), begin, max(n, 1), later)
+            later_k, n_later = k, min(CHUNK, hi - first - CHUNK)
+            if c + 1 < end_chunk:
+                find_cells(node, sequence, first + CHUNK, hi, later)
+            elif after < stop:
+                begin, n_later = list_begin(node, after) // CHUNK * CHUNK, 0
+                end = max(list_end(node, after), begin + 1)
+                find_cells(node, sequence_of(node, after), begin, end, later)
+            else:
+                later_k, n_later = next_k, 0
             if not direct:
                 pack(facts, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
+            lines_k, lines_v = lines_of(facts, KEY_BYTES, hd), lines_of(facts, VALUE_BYTES, hdv)
             step = DIRECT_TILE if direct else TILE_ROWS
             for r in range(0, n_rows, step):
                 rows = min(step, n_rows - r)
@@ -143,9 +153,14 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 query = queries + r * 4 * hd8
                 n64 = (n + 63) // 64 * 64
                 if n > 0 and direct:
-                    lines = (hdv // 32 * fact(facts, VALUE_BYTES) + 63) // 64 if r == 0 else 0
+                    lines = lines_v if r == 0 else 0
                     score_direct(facts, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
                 elif n > 0:
+                    j = n_later * r // n_rows
+                    n_fetched = n_later * min(r + step, n_rows) // n_rows - j
+                    if n_fetched > 0:
+                        fetch_rows(k, nb_k, later + 8 * j, n_fetched, lines_k)
+                        fetch_rows(v, nb_v, later + 8 * j, n_fetched, lines_v)
                     score_packed(facts, query, hd8, keys, n, scores)
                 for i in range(rows if n > 0 else 0):
                     token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
@@ -155,9 +170,9 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                     bias(node, s, token, head, sequence, stream, first, n)
                     tops[i], tops[TILE_ROWS + i] = softmax(s, begin, max(begin, end), n64)
                 if n > 0 and direct:
-                    x, keys_x = (later, k) if r == 0 and after < stop else (cells, next_k)
+                    x = cells if later_k == next_k and next_k != k else later
                     weigh_direct(
-                        facts, rows, scores, v, nb_v, cells, n, hdv, sums, padded, x, keys_x, nb_k
+                        facts, rows, scores, v, nb_v, cells, n, hdv, sums, padded, x, later_k, nb_k
                     )
                 elif n > 0:
                     weigh_packed(facts, scores, values, n, sums, padded)
@@ -172,6 +187,7 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                             clear(state, hdv)
                     elif n > 0:
                         merge(state, tops[i], tops[TILE_ROWS + i], found, hdv)
+            cells, later = later, cells
         if partials == 0:
             for r in range(n_rows):
                 head = kv_head * n_rep + r % n_rep
@@ -239,7 +255,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     parts = low.work.take(partial_bytes, len(low.launches)) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()
-    facts = cache_facts(int(k.type), int(v.type), *tails)
+    facts = cache_facts(int(k.type), int(v.type), weighed_columns(hdv), *tails)
     params = [
         float(node.op_params["scale"]),
         2.0 ** (-max_bias / n2) if max_bias else 0.0,
@@ -255,7 +271,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         float(node.op_params["bias_scale"]),
         facts.address(*DIRECT, *packed),
     ]
-    scratch = 16 * CHUNK + 4 * (
+    scratch = 2 * CELLS_BYTES + 4 * (
         TILE_ROWS * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 32
         + (0 if alone else CHUNK * (hd8 + padded))
     )  # fmt: skip

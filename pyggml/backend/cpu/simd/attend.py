@@ -19,7 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .kv_row import BLOCK, BLOCK_BYTES, LANES, load_8, scales
+from .kv_row import BLOCK, BLOCK_BYTES, CODES, LANES, joined, load_8, load_twice, scales
 from .loop import counted_loop, literals_of
 from .vector import (
     LINE,
@@ -40,11 +40,22 @@ from .vector import (
 )
 
 Value = Any
-_AHEAD = 32  # keys between those in use and those that are fetched: cells may lie anywhere
+AHEAD = 32  # keys between those in use and those that are fetched: cells may lie anywhere
 _AHEAD_LINES = 2  # of each: the rest follows by itself
-_KEYS = 4  # keys that are scored at a time
+_VECTORS = 4  # of keys that are scored at a time
+# The keys in the halves of registers of 16 lanes: so they come out in order.
+_PAIRS = ((0, 2), (4, 6), (1, 3), (5, 7))
 TILE_ROWS = 6  # query rows of a tile of packed keys or values
-_ROWS = 3  # query rows that one pass keeps in registers, with four keys or vectors of values
+_ROWS = 3  # query rows that 16 registers have room for, with four vectors of keys or values
+
+
+def _pairs() -> bool:
+    """Whether registers have room for eight elements of two keys, or sixteen of a value."""
+    return vectors().width == LINE
+
+
+def _rows_of_a_pass(n_rows: int) -> int:
+    return n_rows if n_rows <= _ROWS or _pairs() else -(-n_rows // 2)
 
 
 def _totals(b: Value, x: list[Value]) -> Value:
@@ -54,6 +65,13 @@ def _totals(b: Value, x: list[Value]) -> Value:
         """The sum of two choices from the lanes of u and v."""
         return b.fadd(*(b.shuffle_vector(u, v, ir.Constant(vec(i32, len(n)), n)) for n in lanes))
 
+    if _pairs():
+        low = (*range(4), *range(8, 12), *range(16, 20), *range(24, 28))
+        high = tuple(lane + 4 for lane in low)
+        fours = [add(x[k], x[k + 1], low, high) for k in (0, 2)]
+        even = tuple(first + lane for first in range(0, 16, 4) for lane in (0, 1, 16, 17))
+        twos = add(*fours, even, tuple(lane + 2 for lane in even))
+        return add(twos, twos, tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
     fours = [
         add(x[k], x[k + 1], (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
         for k in (0, 2)
@@ -74,8 +92,8 @@ def score_cells(
     """Scores of ``rows`` queries (a literal) against ``n`` keys where they lie in the cache.
 
     Rows are ``d`` >= 8 long, ``tail`` (a literal) is d % 8, and queries have zeros up to a multiple
-    of 8. Four keys at a time: ``scores`` go on to the next multiple of four, and memory may be read
-    ``_AHEAD`` behind ``cells``. Keys that lie ahead are asked of memory, and the first ``lines``
+    of 8. ``scores`` go on to the next multiple of eight, and cells are read up to ``AHEAD`` after
+    that. Keys that lie ahead are asked of memory, and the first ``lines``
     cache lines of each key's row of values, which are wanted next.
     """
     literals = literals_of(fmt, rows, tail)
@@ -85,28 +103,39 @@ def score_cells(
     columns = max(LANES, BLOCK[kind])  # of a step
     step = columns // BLOCK[kind] * BLOCK_BYTES[kind]
 
+    n_keys = _VECTORS * (2 if _pairs() else 1)  # that are scored at a time
+
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
         q, q_stride, keys, nb, cells, n, d, scores, s_stride, values, nb_v, lines = args[3:]
         steps = b.udiv(d, ir.Constant(i64, columns))
         queries = [b.add(q, _scaled(b, q_stride, r)) for r in range(n_rows)]
-        per_pass = n_rows if n_rows <= _ROWS else -(-n_rows // 2)
+        per_pass = _rows_of_a_pass(n_rows)
 
-        def four_keys(j: Value, _: list[Value]) -> list[Value]:
-            key = []
-            for i in range(_KEYS):
-                cell = load(b, at(b, b.add(cells, _scaled(b, j, 8 * _KEYS)), 8 * i), i64, 8)
+        def of_keys(x: list[Value]) -> list[Value]:
+            """A vector of eight for each key as registers."""
+            return [joined(b, x[i], x[j]) for i, j in _PAIRS] if _pairs() else x
+
+        def of_queries(x: list[Value]) -> list[Value]:
+            return [joined(b, y, y) for y in x] if _pairs() else x
+
+        def some_keys(j: Value, _: list[Value]) -> list[Value]:
+            key, value = [], []
+            place = b.add(cells, _scaled(b, j, 8 * n_keys))
+            for i in range(n_keys):
+                cell = load(b, at(b, place, 8 * i), i64, 8)
                 key.append(b.add(keys, b.mul(cell, nb)))
-                value = b.add(values, b.mul(cell, nb_v))
-
-                def fetch(line: Value, _: list[Value], value: Value = value) -> list[Value]:
-                    prefetch(b, b.add(value, _scaled(b, line, LINE)))
-                    return []
-
-                counted_loop(b, lines, [], fetch)
-                place = at(b, b.add(cells, _scaled(b, j, 8 * _KEYS)), 8 * (i + _AHEAD))
-                later = b.add(keys, b.mul(load(b, place, i64, 8), nb))
+                value.append(b.add(values, b.mul(cell, nb_v)))
+                coming = load(b, at(b, place, 8 * (i + AHEAD)), i64, 8)
+                later = b.add(keys, b.mul(coming, nb))
                 for line in range(_AHEAD_LINES):
                     prefetch(b, at(b, later, LINE * line))
+
+            def fetch(line: Value, _: list[Value]) -> list[Value]:
+                for row in value:
+                    prefetch(b, b.add(row, _scaled(b, line, LINE)))
+                return []
+
+            counted_loop(b, lines, [], fetch)
             for first in range(0, n_rows, per_pass):
                 some = queries[first : first + per_pass]
 
@@ -117,32 +146,60 @@ def score_cells(
                     after = list(accs)
                     for e in range(0, columns, LANES):
                         places = [at(b, b.add(x, offset), 4 * e) for x in some]
-                        q = [load(b, x, vec(f32, LANES)) for x in places]
-                        for c in range(_KEYS):
-                            k = load_8(b, kind, blocks[c], e, of_blocks[c])
+                        q = of_queries([load(b, x, vec(f32, LANES)) for x in places])
+                        eights = [(x, e, y) for x, y in zip(blocks, of_blocks, strict=True)]
+                        for c in range(_VECTORS):
+                            if _pairs():
+                                k = load_twice(b, kind, [eights[h] for h in _PAIRS[c]])
+                            else:
+                                k = load_8(b, kind, *eights[c])
                             for r in range(len(some)):
-                                after[r * _KEYS + c] = fma(b, q[r], k, after[r * _KEYS + c])
+                                place = r * _VECTORS + c
+                                after[place] = fma(b, q[r], k, after[place])
                     return after
 
-                zeros = [splat(f32, LANES, 0.0)] * (len(some) * _KEYS)
-                sums = counted_loop(b, steps, zeros, body)
+                zeros = [splat(f32, 2 * LANES if _pairs() else LANES, 0.0)]
+                sums = counted_loop(b, steps, zeros * (len(some) * _VECTORS), body)
                 if n_tail:
-                    ends = [_end(b, kind, k, d, n_tail) for k in key]
+                    ends = of_keys([_end(b, kind, k, d, n_tail) for k in key])
                     places = [b.add(x, _scaled(b, steps, 4 * columns)) for x in some]
-                    parts = [load(b, x, vec(f32, LANES)) for x in places]
-                    sums = [fma(b, x, end, sums[r * _KEYS + c])
-                            for r, x in enumerate(parts) for c, end in enumerate(ends)]  # fmt: skip
+                    parts = of_queries([load(b, x, vec(f32, LANES)) for x in places])
+                    products = [(x, end) for x in parts for end in ends]
+                    sums = [fma(b, x, y, z) for (x, y), z in zip(products, sums, strict=True)]
                 for r in range(len(some)):
-                    place = b.add(scores, _scaled(b, s_stride, first + r))
-                    total = _totals(b, sums[r * _KEYS : (r + 1) * _KEYS])
-                    store(b, total, b.add(place, _scaled(b, j, 4 * _KEYS)))
+                    out = b.add(scores, _scaled(b, s_stride, first + r))
+                    total = _totals(b, sums[r * _VECTORS : (r + 1) * _VECTORS])
+                    store(b, total, b.add(out, _scaled(b, j, 4 * n_keys)))
             return []
 
-        rounded = b.add(n, ir.Constant(i64, _KEYS - 1))
-        counted_loop(b, b.udiv(rounded, ir.Constant(i64, _KEYS)), [], four_keys)
+        rounded = b.add(n, ir.Constant(i64, n_keys - 1))
+        counted_loop(b, b.udiv(rounded, ir.Constant(i64, n_keys)), [], some_keys)
         return context.get_dummy_value()
 
     return types.void(fmt, rows, tail, *[types.int64] * 12), codegen
+
+
+@intrinsic
+def fetch_rows(typingctx: Any, rows: Any, nb: Any, cells: Any, n: Any, lines: Any) -> Any:
+    """Ask memory for the first ``lines`` cache lines of the rows in ``n`` cells."""
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+        rows, nb, cells, n, lines = args
+
+        def row(j: Value, _: list[Value]) -> list[Value]:
+            start = b.add(rows, b.mul(load(b, b.add(cells, _scaled(b, j, 8)), i64, 8), nb))
+
+            def line(i: Value, _: list[Value]) -> list[Value]:
+                prefetch(b, b.add(start, _scaled(b, i, LINE)))
+                return []
+
+            counted_loop(b, lines, [], line)
+            return []
+
+        counted_loop(b, n, [], row)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
 
 
 def _end(b: Value, kind: int, row: Value, d: Value, n_tail: int) -> Value:
@@ -332,46 +389,65 @@ def weigh_cells(
 ) -> Any:  # fmt: skip
     """``out[r][0:d] = sum over j < n of p[r][j] * values[cells[j]][0:d]``, in order of j.
 
-    ``rows`` and d = ``columns``, a multiple of 8 from 0 to 32, are literals. Meanwhile a line of
-    ``keys[later[j]]`` is asked of memory, which is wanted next.
+    ``rows`` and d = ``columns``, a multiple of 8 up to 32, or ``weighed_columns``, are literals.
+    Meanwhile ``keys[later[j]]`` is asked of memory, which is wanted next: a line for 32 columns.
     """
     literals = literals_of(fmt, rows, columns)
     if literals is None:
         return None
     kind, n_rows, n_columns = literals
-    n_parts = n_columns // LANES
-    per_pass = max(1, n_parts if n_rows <= _ROWS else (n_parts + 1) // 2)
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
         p, p_stride, values, nb, cells, n, out, out_stride, later, keys, nb_k = args[3:]
         weights = [b.add(p, _scaled(b, p_stride, r)) for r in range(n_rows)]
-        for first in range(0, n_parts, per_pass):
-            count = min(per_pass, n_parts - first)
+        size = 2 * LANES if _pairs() else LANES
+        parts = [(e, min(size, n_columns - e)) for e in range(0, n_columns, size)]
+        per_pass = max(1, len(parts) if _rows_of_a_pass(n_rows) == n_rows else -(-len(parts) // 2))
+        for first in range(0, len(parts), per_pass):
+            some = parts[first : first + per_pass]
 
             def body(
-                j: Value, accs: list[Value], first: int = first, count: int = count
-            ) -> list[Value]:
+                j: Value, accs: list[Value], first: int = first,
+                some: list[tuple[int, int]] = some,
+            ) -> list[Value]:  # fmt: skip
                 cell = load(b, b.add(cells, _scaled(b, j, 8)), i64, 8)
                 row = b.add(values, b.mul(cell, nb))
                 if not first:
                     coming = load(b, b.add(later, _scaled(b, j, 8)), i64, 8)
-                    prefetch(b, b.add(keys, b.mul(coming, nb_k)))
-                at_j = [load(b, b.add(x, _scaled(b, j, 4)), f32) for x in weights]
-                w = [broadcast(b, x, LANES) for x in at_j]
-                of_block = scales(b, kind, row)
-                after = list(accs)
-                for i in range(count):  # one vector at a time: more would not fit registers
-                    part = load_8(b, kind, row, LANES * (first + i), of_block)
-                    for r in range(n_rows):
-                        k = r * count + i
-                        after[k] = fma(b, part, w[r], accs[k])
+                    key = b.add(keys, b.mul(coming, nb_k))
+                    for line in range(-(-n_columns // 32)):
+                        prefetch(b, at(b, key, LINE * line))
+                w = [load(b, b.add(x, _scaled(b, j, 4)), f32) for x in weights]
+                blocks = [at(b, row, BLOCK_BYTES[kind] * k) for k in range(-(-n_columns // 32))]
+                of_blocks = [scales(b, kind, x) for x in blocks] if kind in CODES else []
+
+                def eight(e: int) -> tuple[Value, int, list[Value]]:
+                    if kind not in CODES:
+                        return row, e, []
+                    return blocks[e // 32], e % 32, of_blocks[e // 32]
+
+                after = []
+                for e, lanes in some:  # one vector at a time: more would not fit registers
+                    if lanes > LANES:
+                        part = load_twice(b, kind, [eight(e), eight(e + LANES)])
+                    else:
+                        part = load_8(b, kind, *eight(e))
+                    for x in w:
+                        acc = accs[len(after)]
+                        after.append(fma(b, part, broadcast(b, x, lanes), acc))
                 return after
 
-            sums = counted_loop(b, n, [splat(f32, LANES, 0.0)] * (n_rows * count), body)
-            for k, acc in enumerate(sums):
-                r, i = divmod(k, count)
-                place = b.add(out, _scaled(b, out_stride, r))
-                store(b, acc, at(b, place, 4 * LANES * (first + i)))
+            zeros = [splat(f32, lanes, 0.0) for _, lanes in some for _ in weights]
+            sums = iter(counted_loop(b, n, zeros, body))
+            for e, _ in some:
+                for r in range(n_rows):
+                    place = b.add(out, _scaled(b, out_stride, r))
+                    store(b, next(sums), at(b, place, 4 * e))
         return context.get_dummy_value()
 
     return types.void(fmt, rows, columns, *[types.int64] * 11), codegen
+
+
+def weighed_columns(d: int) -> int:
+    """Columns that ``weigh_cells`` is best given at a time, of values ``d`` long: 32 or 64."""
+    return 64 if _pairs() and d % 64 == 0 else 32
