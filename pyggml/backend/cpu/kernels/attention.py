@@ -9,6 +9,8 @@ and merge them in a second launch.
 
 from __future__ import annotations
 
+from math import gcd
+
 import numpy as np
 
 from ....dtype import GGMLType
@@ -59,6 +61,7 @@ from .quantize import quantize_row
 
 _ROWS = 126  # query rows of a block, about
 _CHUNKS = 8  # a thread, at least, where blocks have room for so many
+_SPLITS = 4  # of the keys for a thread, at least, where few tokens are split
 _SPLIT_TOKENS = 8  # up to so many tokens split their chunks over threads
 _DIRECT_ROWS = 8  # up to so many query rows read keys where they lie
 DIRECT_TILE = 4  # query rows that then share a pass
@@ -111,36 +114,39 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             after += 1
         n_rows = (after - t) * n_rep
         direct = n_rows <= int_param(node, DIRECT_ROWS)
-        for r in range(n_rows):
-            head = kv_head * n_rep + r % n_rep
-            x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
-            x += head * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
-            y = f32_ptr(queries + r * 4 * hd8)
-            for d in range(hd8):
-                value = f32_ptr(x)[d] if d < hd else np.float32(0)
-                y[d if direct else stretched(d, hd8)] = value
-            clear(states + r * state_bytes, hdv)
-        if not direct:  # the last tile is whole
-            y = f32_ptr(queries + n_rows * 4 * hd8)
-            for d in range((TILE_ROWS - 1) * hd8):
-                y[d] = 0
         n_met = (hi + CHUNK - 1) // CHUNK - lo // CHUNK  # chunks
         first_chunk = lo // CHUNK + n_met * split // splits
         end_chunk = lo // CHUNK + n_met * (split + 1) // splits
         if first_chunk < end_chunk:
             find_cells(node, sequence, first_chunk * CHUNK, hi, cells)
+            for r in range(n_rows):
+                head = kv_head * n_rep + r % n_rep
+                x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
+                x += head * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
+                y = f32_ptr(queries + r * 4 * hd8)
+                for d in range(hd8):
+                    value = f32_ptr(x)[d] if d < hd else np.float32(0)
+                    y[d if direct else stretched(d, hd8)] = value
+            if not direct:  # the last tile is whole
+                y = f32_ptr(queries + n_rows * 4 * hd8)
+                for d in range((TILE_ROWS - 1) * hd8):
+                    y[d] = 0
+        if partials == 0:
+            for r in range(n_rows):
+                clear(states + r * state_bytes, hdv)
         for c in range(first_chunk, end_chunk):
             first = c * CHUNK
             n_keys = min(CHUNK, hi - first)
-            later_k, n_later = k, min(CHUNK, hi - first - CHUNK)
+            next_cells, keys_after, n_fetched = later, k, 0
             if c + 1 < end_chunk:
                 find_cells(node, sequence, first + CHUNK, hi, later)
+                n_fetched = min(CHUNK, hi - first - CHUNK)
             elif after < stop:
-                begin, n_later = list_begin(node, after) // CHUNK * CHUNK, 0
+                begin = list_begin(node, after) // CHUNK * CHUNK
                 end = max(list_end(node, after), begin + 1)
                 find_cells(node, sequence_of(node, after), begin, end, later)
             else:
-                later_k, n_later = next_k, 0
+                next_cells, keys_after = cells, next_k
             if not direct:
                 pack(facts, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
             lines_k, lines_v = lines_of(facts, KEY_BYTES, hd), lines_of(facts, VALUE_BYTES, hdv)
@@ -156,11 +162,10 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                     lines = lines_v if r == 0 else 0
                     score_direct(facts, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
                 elif n > 0:
-                    j = n_later * r // n_rows
-                    n_fetched = n_later * min(r + step, n_rows) // n_rows - j
-                    if n_fetched > 0:
-                        fetch_rows(k, nb_k, later + 8 * j, n_fetched, lines_k)
-                        fetch_rows(v, nb_v, later + 8 * j, n_fetched, lines_v)
+                    j = n_fetched * r // n_rows  # a share of the next chunk
+                    share = n_fetched * min(r + step, n_rows) // n_rows - j
+                    fetch_rows(k, nb_k, later + 8 * j, share, lines_k)
+                    fetch_rows(v, nb_v, later + 8 * j, share, lines_v)
                     score_packed(facts, query, hd8, keys, n, scores)
                 for i in range(rows if n > 0 else 0):
                     token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
@@ -170,10 +175,10 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                     bias(node, s, token, head, sequence, stream, first, n)
                     tops[i], tops[TILE_ROWS + i] = softmax(s, begin, max(begin, end), n64)
                 if n > 0 and direct:
-                    x = cells if later_k == next_k and next_k != k else later
                     weigh_direct(
-                        facts, rows, scores, v, nb_v, cells, n, hdv, sums, padded, x, later_k, nb_k
-                    )
+                        facts, rows, scores, v, nb_v, cells, n, hdv, sums, padded,
+                        next_cells, keys_after, nb_k,
+                    )  # fmt: skip
                 elif n > 0:
                     weigh_packed(facts, scores, values, n, sums, padded)
                 for i in range(rows):
@@ -250,8 +255,9 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     split = n_tokens <= _SPLIT_TOKENS and n_chunks > 1 and partial_bytes <= 1 << 26
     share = -(-n_tokens * n_kv_head * n_streams // (_CHUNKS * low.n_threads))
     block = -(-n_tokens // low.n_threads) if split else max(1, min(n_tokens, _ROWS // n_rep, share))
-    splits = -(-4 * low.n_threads // n_kv_head) if split else 1
-    splits = min(splits, n_chunks)
+    splits = -(-_SPLITS * low.n_threads // n_kv_head) if split else 1
+    even = low.n_threads // gcd(low.n_threads, n_kv_head)  # so that threads get as many
+    splits = min(-(-splits // even) * even, n_chunks) if split else 1
     parts = low.work.take(partial_bytes, len(low.launches)) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()

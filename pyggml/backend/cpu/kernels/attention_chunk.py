@@ -6,7 +6,7 @@
 
 Both ways give the same bits. Packing pays for itself where many query rows read the chunk. Packed
 rows may have any length: they are filled with zeros to a multiple of 8. At most 4 query rows
-share a pass. What depends on the types of the cache is a function that is called by address.
+share a pass over the cache, and always 6 one over packed rows. What depends on the types of the cache is a function that is called by address.
 """
 
 from __future__ import annotations
@@ -166,9 +166,10 @@ DIRECT, PACKED = (SCORE, WEIGH), (PACK_KEYS, PACK_VALUES, SCORE_PACKED, WEIGH_PA
 def cache_facts(kind_k: int, kind_v: int, columns: int, tail_k: int, tail_v: int) -> Facts:
     """The functions for the types of a cache.
 
-    For the direct form, ``columns`` are those of values that are summed at a time, ``tail_k`` is what a key has behind its last vector of 8, and ``tail_v``,
-    rounded up to vectors, what a value has behind its last 32 columns, some of which are then
-    summed twice: 0 for most models, whose functions have no code for it.
+    For the direct form, ``columns`` of values are summed at a time, ``tail_k`` are the elements of
+    a key after its last vector of 8, and ``tail_v``, rounded up to vectors, the columns of a value
+    after its last ``columns``, some of which are then summed twice: 0 for most models, whose
+    functions have no code for it.
     """
     functions: dict[int, Callable[[], Kernel]] = {
         PACK_KEYS: partial(_pack_keys, kind_k),

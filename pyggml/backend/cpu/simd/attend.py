@@ -92,9 +92,9 @@ def score_cells(
     """Scores of ``rows`` queries (a literal) against ``n`` keys where they lie in the cache.
 
     Rows are ``d`` >= 8 long, ``tail`` (a literal) is d % 8, and queries have zeros up to a multiple
-    of 8. ``scores`` go on to the next multiple of eight, and cells are read up to ``AHEAD`` after
-    that. Keys that lie ahead are asked of memory, and the first ``lines``
-    cache lines of each key's row of values, which are wanted next.
+    of 8. ``scores`` are written up to a multiple of 8, and cells read up to ``AHEAD`` after that.
+    Keys that lie ahead are prefetched, and the first ``lines`` cache lines of each key's values,
+    which are read next.
     """
     literals = literals_of(fmt, rows, tail)
     if literals is None:
@@ -102,7 +102,6 @@ def score_cells(
     kind, n_rows, n_tail = literals
     columns = max(LANES, BLOCK[kind])  # of a step
     step = columns // BLOCK[kind] * BLOCK_BYTES[kind]
-
     n_keys = _VECTORS * (2 if _pairs() else 1)  # that are scored at a time
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
@@ -181,7 +180,7 @@ def score_cells(
 
 @intrinsic
 def fetch_rows(typingctx: Any, rows: Any, nb: Any, cells: Any, n: Any, lines: Any) -> Any:
-    """Ask memory for the first ``lines`` cache lines of the rows in ``n`` cells."""
+    """Prefetch the first ``lines`` cache lines of the rows in ``n`` cells."""
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
         rows, nb, cells, n, lines = args
@@ -216,8 +215,8 @@ def score_packed(
 ) -> Any:
     """Scores of ``TILE_ROWS`` queries against ``n`` packed keys, ``keys[n/16][d][16]``.
 
-    The columns d of queries and keys lie in the order of ``stretched``. Scores go on to the next
-    multiple of 64.
+    Columns of queries and keys lie in the order of ``stretched``. Scores are written up to a
+    multiple of 64, those after the last key without meaning.
     """
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
@@ -276,9 +275,9 @@ def _score_parts(
     levels.align = LINE
     counter = b.ptrtoint(levels, i64)
 
-    def held(level: int | Value) -> list[Value]:
+    def held(level: Value) -> list[Value]:
         """The places of a level's sums."""
-        start = b.add(counter, _scaled(b, ir.Constant(i64, size), level))
+        start = b.add(counter, _scaled(b, level, size))
         return [at(b, start, LINE * i) for i in range(n_sums)]
 
     def stretch(k: Value, _: list[Value]) -> list[Value]:
@@ -305,8 +304,8 @@ def _score_parts(
             before = [load(b, x, vec(f32, lanes), LINE) for x in held(level)]
             return [b.fadd(x, y) for x, y in zip(before, sums, strict=True)]
 
-        whole = ir.Constant(ir.IntType(1), 0)
-        level = call(b, "llvm.cttz.i64", i64, b.add(k, ir.Constant(i64, 1)), whole)
+        n_made = b.add(k, ir.Constant(i64, 1))
+        level = call(b, "llvm.cttz.i64", i64, n_made, ir.Constant(ir.IntType(1), 0))
         sums = counted_loop(b, level, sums, carry)
         for x, place in zip(sums, held(level), strict=True):
             store(b, x, place, LINE)
@@ -314,7 +313,7 @@ def _score_parts(
 
     counted_loop(b, ir.Constant(i64, LANES // together), [], stretch)
     places = [at(b, out, 4 * lanes * p) for row in outs for out in row for p in parts]
-    for total, place in zip(held(top), places, strict=True):
+    for total, place in zip(held(ir.Constant(i64, top)), places, strict=True):
         store(b, load(b, total, vec(f32, lanes), LINE), place)
 
 
@@ -390,7 +389,7 @@ def weigh_cells(
     """``out[r][0:d] = sum over j < n of p[r][j] * values[cells[j]][0:d]``, in order of j.
 
     ``rows`` and d = ``columns``, a multiple of 8 up to 32, or ``weighed_columns``, are literals.
-    Meanwhile ``keys[later[j]]`` is asked of memory, which is wanted next: a line for 32 columns.
+    Meanwhile ``keys[later[j]]``, which is read next, is prefetched: a line for 32 columns.
     """
     literals = literals_of(fmt, rows, columns)
     if literals is None:
