@@ -1,12 +1,13 @@
 """A chunk of keys and values in attention: read where they lie, or packed first and read then.
 
-    facts = cache_facts(F16, F16, 32, 0, 0).address(*DIRECT)     # in a lowering
+    facts = cache_facts(F16, F16, 32, 0, 0).address(*DIRECT)  # in a lowering
     find_cells(node, sequence, first, n, cells)             # in the kernel
     score_direct(facts, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
 
 Both ways give the same bits. Packing pays for itself where many query rows read the chunk. Packed
 rows may have any length: they are filled with zeros to a multiple of 8. At most 4 query rows
-share a pass over the cache, and always 6 one over packed rows. What depends on the types of the cache is a function that is called by address.
+share a pass over the cache, and 6 one over packed rows. What depends on the types of the cache is
+a function that is called by address.
 """
 
 from __future__ import annotations
