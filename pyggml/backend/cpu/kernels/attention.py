@@ -9,24 +9,32 @@ and merge them in a second launch.
 
 from __future__ import annotations
 
+from math import gcd
+
+import numpy as np
+
 from ....dtype import GGMLType
 from ....jit import kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, int_param, nb, ne
-from ..facts import fact
 from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, lowers
+from ..simd.attend import TILE_ROWS, fetch_rows, weighed_columns
 from ..simd.kv_row import KINDS
 from .attention_chunk import (
+    CELLS_BYTES,
     DIRECT,
+    KEY_BYTES,
     PACKED,
     S_STRIDE,
     VALUE_BYTES,
     cache_facts,
     find_cells,
+    lines_of,
     pack,
     score_direct,
     score_packed,
+    stretched,
     weigh_direct,
     weigh_packed,
 )
@@ -51,17 +59,19 @@ from .attention_row import (
 )
 from .quantize import quantize_row
 
-_ROWS = 64  # query rows of a block, about
+_ROWS = 126  # query rows of a block, about
 _CHUNKS = 8  # a thread, at least, where blocks have room for so many
+_SPLITS = 4  # of the keys for a thread, at least, where few tokens are split
 _SPLIT_TOKENS = 8  # up to so many tokens split their chunks over threads
 _DIRECT_ROWS = 8  # up to so many query rows read keys where they lie
+DIRECT_TILE = 4  # query rows that then share a pass
 
 
 @kernel
 def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """Blocks of query rows, times KV heads, streams and splits of the chunks.
 
-    Scratch: cells, scores of four rows, sums of four rows, then queries, states and packed chunk.
+    Scratch: cells, scores and sums of a tile's rows, then queries, states and packed chunk.
     """
     facts = int_param(node, FACTS)
     n_tokens, n_kv_head = ne(node, SRC0, 1), ne(node, SRC1, 2)
@@ -83,15 +93,15 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
     nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
     cells = scratch
-    later = cells + 8 * CHUNK  # cells of the next sequence's keys
-    scores = later + 8 * CHUNK
-    sums = scores + 4 * S_STRIDE
-    queries = sums + 16 * padded + 256  # behind the maxima and sums of a tile
-    states = queries + block * n_rep * 4 * hd8
+    later = cells + CELLS_BYTES  # those of the keys that are wanted next
+    scores = later + CELLS_BYTES
+    sums = scores + TILE_ROWS * S_STRIDE
+    tops = f32_ptr(sums + TILE_ROWS * 4 * padded)  # maxima of a tile's rows, then their sums
+    queries = sums + TILE_ROWS * 4 * padded + 64
+    states = queries + (block * n_rep + TILE_ROWS - 1) * 4 * hd8
     state_bytes = 4 * (hdv + 2)
     keys = (states + block * n_rep * state_bytes + 63) // 64 * 64
     values = keys + hd8 * S_STRIDE
-    tops = f32_ptr(sums + 16 * padded)  # maxima of at most 4 rows, then their sums
     t = rest % blocks * block
     stop = min(n_tokens, t + block)
     while t < stop:
@@ -104,65 +114,85 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             after += 1
         n_rows = (after - t) * n_rep
         direct = n_rows <= int_param(node, DIRECT_ROWS)
-        for r in range(n_rows):
-            head = kv_head * n_rep + r % n_rep
-            x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
-            x += head * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
-            y = queries + r * 4 * hd8
-            for d in range(hd):
-                f32_ptr(y)[d] = f32_ptr(x)[d]
-            for d in range(hd, hd8):
-                f32_ptr(y)[d] = 0
-            clear(states + r * state_bytes, hdv)
-        for c in range(lo // CHUNK, (hi + CHUNK - 1) // CHUNK):
-            if c % splits != split:
-                continue
+        n_met = (hi + CHUNK - 1) // CHUNK - lo // CHUNK  # chunks
+        first_chunk = lo // CHUNK + n_met * split // splits
+        end_chunk = lo // CHUNK + n_met * (split + 1) // splits
+        if first_chunk < end_chunk:
+            find_cells(node, sequence, first_chunk * CHUNK, hi, cells)
+            for r in range(n_rows):
+                head = kv_head * n_rep + r % n_rep
+                x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
+                x += head * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
+                y = f32_ptr(queries + r * 4 * hd8)
+                for d in range(hd8):
+                    value = f32_ptr(x)[d] if d < hd else np.float32(0)
+                    y[d if direct else stretched(d, hd8)] = value
+            if not direct:  # the last tile is whole
+                y = f32_ptr(queries + n_rows * 4 * hd8)
+                for d in range((TILE_ROWS - 1) * hd8):
+                    y[d] = 0
+        if partials == 0:
+            for r in range(n_rows):
+                clear(states + r * state_bytes, hdv)
+        for c in range(first_chunk, end_chunk):
             first = c * CHUNK
             n_keys = min(CHUNK, hi - first)
-            find_cells(node, sequence, first, n_keys, cells)
-            if direct and after < stop:
+            next_cells, keys_after, n_fetched = later, k, 0
+            if c + 1 < end_chunk:
+                find_cells(node, sequence, first + CHUNK, hi, later)
+                n_fetched = min(CHUNK, hi - first - CHUNK)
+            elif after < stop:
                 begin = list_begin(node, after) // CHUNK * CHUNK
-                n = min(n_keys, list_end(node, after) - begin)
-                find_cells(node, sequence_of(node, after), begin, max(n, 1), later)
+                end = max(list_end(node, after), begin + 1)
+                find_cells(node, sequence_of(node, after), begin, end, later)
+            else:
+                next_cells, keys_after = cells, next_k
             if not direct:
                 pack(facts, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
-            for r in range(0, n_rows, 4):
-                rows = min(4, n_rows - r)
+            lines_k, lines_v = lines_of(facts, KEY_BYTES, hd), lines_of(facts, VALUE_BYTES, hdv)
+            step = DIRECT_TILE if direct else TILE_ROWS
+            for r in range(0, n_rows, step):
+                rows = min(step, n_rows - r)
                 n = min(n_keys, list_end(node, t + r // n_rep) - first)
                 for i in range(1, rows):
                     n = max(n, min(n_keys, list_end(node, t + (r + i) // n_rep) - first))
                 query = queries + r * 4 * hd8
                 n64 = (n + 63) // 64 * 64
                 if n > 0 and direct:
-                    lines = (hdv // 32 * fact(facts, VALUE_BYTES) + 63) // 64 if r == 0 else 0
+                    lines = lines_v if r == 0 else 0
                     score_direct(facts, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
                 elif n > 0:
-                    score_packed(facts, rows, query, hd8, keys, n, scores)
+                    j = n_fetched * r // n_rows  # a share of the next chunk
+                    share = n_fetched * min(r + step, n_rows) // n_rows - j
+                    fetch_rows(k, nb_k, later + 8 * j, share, lines_k)
+                    fetch_rows(v, nb_v, later + 8 * j, share, lines_v)
+                    score_packed(facts, query, hd8, keys, n, scores)
                 for i in range(rows if n > 0 else 0):
                     token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
                     s = scores + i * S_STRIDE
                     begin = max(list_begin(node, token) - first, 0)
                     end = min(list_end(node, token) - first, n)
                     bias(node, s, token, head, sequence, stream, first, n)
-                    tops[i], tops[4 + i] = softmax(s, begin, max(begin, end), n64)
+                    tops[i], tops[TILE_ROWS + i] = softmax(s, begin, max(begin, end), n64)
                 if n > 0 and direct:
-                    x, keys_x = (later, k) if r == 0 and after < stop else (cells, next_k)
                     weigh_direct(
-                        facts, rows, scores, v, nb_v, cells, n, hdv, sums, padded, x, keys_x, nb_k
-                    )
+                        facts, rows, scores, v, nb_v, cells, n, hdv, sums, padded,
+                        next_cells, keys_after, nb_k,
+                    )  # fmt: skip
                 elif n > 0:
-                    weigh_packed(facts, rows, scores, values, n, sums, padded)
+                    weigh_packed(facts, scores, values, n, sums, padded)
                 for i in range(rows):
                     token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
                     state, found = states + (r + i) * state_bytes, sums + i * 4 * padded
                     if partials != 0:
                         state = partial(node, stream, token, head, c, state_bytes)
                         if n > 0:
-                            start(state, tops[i], tops[4 + i], found, hdv)
+                            start(state, tops[i], tops[TILE_ROWS + i], found, hdv)
                         else:
                             clear(state, hdv)
                     elif n > 0:
-                        merge(state, tops[i], tops[4 + i], found, hdv)
+                        merge(state, tops[i], tops[TILE_ROWS + i], found, hdv)
+            cells, later = later, cells
         if partials == 0:
             for r in range(n_rows):
                 head = kv_head * n_rep + r % n_rep
@@ -225,12 +255,13 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     split = n_tokens <= _SPLIT_TOKENS and n_chunks > 1 and partial_bytes <= 1 << 26
     share = -(-n_tokens * n_kv_head * n_streams // (_CHUNKS * low.n_threads))
     block = -(-n_tokens // low.n_threads) if split else max(1, min(n_tokens, _ROWS // n_rep, share))
-    splits = -(-4 * low.n_threads // n_kv_head) if split else 1
-    splits = min(splits, n_chunks)
+    splits = -(-_SPLITS * low.n_threads // n_kv_head) if split else 1
+    even = low.n_threads // gcd(low.n_threads, n_kv_head)  # so that threads get as many
+    splits = min(-(-splits // even) * even, n_chunks) if split else 1
     parts = low.work.take(partial_bytes, len(low.launches)) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()
-    facts = cache_facts(int(k.type), int(v.type), *tails)
+    facts = cache_facts(int(k.type), int(v.type), weighed_columns(hdv), *tails)
     params = [
         float(node.op_params["scale"]),
         2.0 ** (-max_bias / n2) if max_bias else 0.0,
@@ -246,8 +277,8 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         float(node.op_params["bias_scale"]),
         facts.address(*DIRECT, *packed),
     ]
-    scratch = 16 * CHUNK + 4 * (
-        4 * CHUNK + 4 * padded + 64 + block * n_rep * (hd8 + hdv + 2) + 16
+    scratch = 2 * CELLS_BYTES + 4 * (
+        TILE_ROWS * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 32
         + (0 if alone else CHUNK * (hd8 + padded))
     )  # fmt: skip
     blocks = -(-n_tokens // block)

@@ -1,12 +1,13 @@
 """A chunk of keys and values in attention: read where they lie, or packed first and read then.
 
-    facts = cache_facts(F16, F16, 0, 0).address(*DIRECT)     # in a lowering
+    facts = cache_facts(F16, F16, 32, 0, 0).address(*DIRECT)  # in a lowering
     find_cells(node, sequence, first, n, cells)             # in the kernel
     score_direct(facts, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
 
 Both ways give the same bits. Packing pays for itself where many query rows read the chunk. Packed
 rows may have any length: they are filled with zeros to a multiple of 8. At most 4 query rows
-share a pass. What depends on the types of the cache is a function that is called by address.
+share a pass over the cache, and 6 one over packed rows. What depends on the types of the cache is
+a function that is called by address.
 """
 
 from __future__ import annotations
@@ -22,18 +23,23 @@ from ..abi import SRC5, data, f32_ptr, i32_ptr, i64_ptr, nb
 from ..atomics import call_address
 from ..facts import Facts, fact
 from ..simd import attend
-from ..simd.attend import score_cells, weigh_cells
+from ..simd.attend import AHEAD, score_cells, weigh_cells
 from ..simd.kv_row import BLOCK, BLOCK_BYTES, element, transpose_8x8, widen_8
 from .attention_row import CHUNK
 
 S_STRIDE = 4 * CHUNK  # bytes of a row of scores
+CELLS_BYTES = 8 * (CHUNK + AHEAD)  # of a list of cells
 
 
 @inline
-def find_cells(node, sequence, first, n, out):  # type: ignore[no-untyped-def]
-    """The rows of ``n`` keys in the cache, as int64; the last is repeated up to a multiple of 8."""
+def find_cells(node, sequence, first, end, out):  # type: ignore[no-untyped-def]
+    """The rows in the cache of a chunk of keys from ``first`` on, as int64, and of ``AHEAD`` more.
+
+    The last before ``end`` is repeated.
+    """
     rows = i64_ptr(out)
     cells = data(node, SRC5)
+    n = min(CHUNK + AHEAD, end - first)
     if cells == 0:
         for j in range(n):
             rows[j] = first + j
@@ -41,8 +47,18 @@ def find_cells(node, sequence, first, n, out):  # type: ignore[no-untyped-def]
         pairs = i32_ptr(cells + sequence * nb(node, SRC5, 2) + first * nb(node, SRC5, 1))
         for j in range(n):
             rows[j] = pairs[2 * j]
-    for j in range(n, (n + 7) // 8 * 8):
+    for j in range(n, CHUNK + AHEAD):
         rows[j] = rows[n - 1]
+
+
+@inline
+def stretched(d, hd8):  # type: ignore[no-untyped-def]
+    """Where column ``d`` of ``hd8`` lies in packed keys and queries: with those of its sum.
+
+    Partial sum s takes the columns s, s + 8, ...; sums lie in the order that they are added in.
+    """
+    lane = d % 8
+    return (lane % 2 * 4 + lane // 2 % 2 * 2 + lane // 4) * (hd8 // 8) + d // 8
 
 
 @cache
@@ -61,11 +77,12 @@ def _pack_keys(kind: int) -> Kernel:
             )  # fmt: skip
             out = keys + j // 16 * 64 * hd8 + j % 16 * 4
             for d in range(0, whole, 8):
-                transpose_8x8(kind, a0, a1, a2, a3, a4, a5, a6, a7, d, out + 64 * d, 64)
+                place = out + 8 * d  # 64 bytes for each step of 8
+                transpose_8x8(kind, a0, a1, a2, a3, a4, a5, a6, a7, d, place, 8 * hd8)
             for d in range(whole, hd8):
                 for i in range(8):
                     x = element(kind, k + rows[j + i] * nb_k, d) if d < hd else np.float32(0)
-                    f32_ptr(out + 64 * d)[i] = x
+                    f32_ptr(out + 64 * stretched(d, hd8))[i] = x
 
     return named_kernel(pack_keys, GGMLType(kind).name)
 
@@ -87,27 +104,13 @@ def _pack_values(kind: int) -> Kernel:
 
 
 @kernel
-def _score_packed(rows, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
-    if rows == 4:
-        attend.score_packed(4, q, 4 * d, keys, d, n, scores, S_STRIDE)
-    elif rows == 3:
-        attend.score_packed(3, q, 4 * d, keys, d, n, scores, S_STRIDE)
-    elif rows == 2:
-        attend.score_packed(2, q, 4 * d, keys, d, n, scores, S_STRIDE)
-    else:
-        attend.score_packed(1, q, 4 * d, keys, d, n, scores, S_STRIDE)
+def _score_packed(q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+    attend.score_packed(q, 4 * d, keys, d, n, scores, S_STRIDE)
 
 
 @kernel
-def _weigh_packed(rows, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
-    if rows == 4:
-        attend.weigh_packed(4, p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
-    elif rows == 3:
-        attend.weigh_packed(3, p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
-    elif rows == 2:
-        attend.weigh_packed(2, p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
-    else:
-        attend.weigh_packed(1, p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
+def _weigh_packed(p, values, n, sums, padded):  # type: ignore[no-untyped-def]
+    attend.weigh_packed(p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
 
 
 @cache
@@ -127,19 +130,19 @@ def _score_direct(kind: int, tail: int) -> Kernel:
 
 
 @cache
-def _weigh_direct(kind: int, tail: int) -> Kernel:
+def _weigh_direct(kind: int, columns: int, tail: int) -> Kernel:
     block = 32 // BLOCK[kind] * BLOCK_BYTES[kind]  # bytes of 32 values
 
     def weigh(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
-        for d in range(0, hdv // 32 * 32, 32):
+        for d in range(0, hdv // columns * columns, columns):
             x, out, key = v + block * (d // 32), sums + 4 * d, k + 2 * d
-            _weigh(kind, 32, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
+            _weigh(kind, columns, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
         if tail != 0:
             d = hdv - tail
             x, out, key = v + block // 32 * d, sums + 4 * d, k + 2 * d
             _weigh(kind, tail, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
 
-    return named_kernel(weigh, GGMLType(kind).name, tail)
+    return named_kernel(weigh, GGMLType(kind).name, columns, tail)
 
 
 @inline_strict
@@ -155,28 +158,39 @@ def _weigh(kind, d, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):  #
         weigh_cells(kind, 1, d, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
 
 
-# Facts: bytes of 32 values; the functions.
-VALUE_BYTES, PACK_KEYS, PACK_VALUES, SCORE, WEIGH, SCORE_PACKED, WEIGH_PACKED = range(7)
+# Facts: bytes of 32 values, and of keys; the functions.
+VALUE_BYTES, KEY_BYTES, PACK_KEYS, PACK_VALUES, SCORE, WEIGH, SCORE_PACKED, WEIGH_PACKED = range(8)
 DIRECT, PACKED = (SCORE, WEIGH), (PACK_KEYS, PACK_VALUES, SCORE_PACKED, WEIGH_PACKED)
 
 
 @cache
-def cache_facts(kind_k: int, kind_v: int, tail_k: int, tail_v: int) -> Facts:
+def cache_facts(kind_k: int, kind_v: int, columns: int, tail_k: int, tail_v: int) -> Facts:
     """The functions for the types of a cache.
 
-    For the direct form, ``tail_k`` is what a key has behind its last vector of 8, and ``tail_v``,
-    rounded up to vectors, what a value has behind its last 32 columns, some of which are then
-    summed twice: 0 for most models, whose functions have no code for it.
+    For the direct form, ``columns`` of values are summed at a time, ``tail_k`` are the elements of
+    a key after its last vector of 8, and ``tail_v``, rounded up to vectors, the columns of a value
+    after its last ``columns``, some of which are then summed twice: 0 for most models, whose
+    functions have no code for it.
     """
     functions: dict[int, Callable[[], Kernel]] = {
         PACK_KEYS: partial(_pack_keys, kind_k),
         PACK_VALUES: partial(_pack_values, kind_v),
         SCORE: partial(_score_direct, kind_k, tail_k),
-        WEIGH: partial(_weigh_direct, kind_v, tail_v),
+        WEIGH: partial(_weigh_direct, kind_v, columns, tail_v),
         SCORE_PACKED: lambda: _score_packed,
         WEIGH_PACKED: lambda: _weigh_packed,
     }
-    return Facts({VALUE_BYTES: 32 // BLOCK[kind_v] * BLOCK_BYTES[kind_v]}, functions)
+    n_bytes = {
+        place: 32 // BLOCK[kind] * BLOCK_BYTES[kind]
+        for place, kind in ((KEY_BYTES, kind_k), (VALUE_BYTES, kind_v))
+    }
+    return Facts(n_bytes, functions)
+
+
+@inline
+def lines_of(facts, place, d):  # type: ignore[no-untyped-def]
+    """Cache lines of a row of ``d`` keys (``KEY_BYTES``) or values, which begins a line."""
+    return (d * fact(facts, place) // 32 + 63) // 64
 
 
 @inline
@@ -187,9 +201,9 @@ def pack(facts, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):  # type: ign
 
 
 @inline
-def score_packed(facts, rows, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
-    """Scores of at most 4 query rows against ``n`` packed keys."""
-    call_address(fact(facts, SCORE_PACKED), (rows, q, d, keys, n, scores))
+def score_packed(facts, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+    """Scores of ``TILE_ROWS`` query rows against ``n`` packed keys."""
+    call_address(fact(facts, SCORE_PACKED), (q, d, keys, n, scores))
 
 
 @inline
@@ -199,9 +213,9 @@ def score_direct(facts, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # ty
 
 
 @inline
-def weigh_packed(facts, rows, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
-    """Sums of packed values, weighted with at most 4 rows of probabilities."""
-    call_address(fact(facts, WEIGH_PACKED), (rows, p, values, n, sums, padded))
+def weigh_packed(facts, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
+    """Sums of packed values, weighted with ``TILE_ROWS`` rows of probabilities."""
+    call_address(fact(facts, WEIGH_PACKED), (p, values, n, sums, padded))
 
 
 @inline

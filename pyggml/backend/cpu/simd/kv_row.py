@@ -25,6 +25,7 @@ from .vector import at, broadcast, f32, fma, i8, i16, i32, i64, load, splat, sto
 
 Value = Any
 LANES = 8  # elements of a vector
+REVERSED = (0, 4, 2, 6, 1, 5, 3, 7)  # their numbers with the three bits reversed
 
 
 class Codes(NamedTuple):
@@ -56,12 +57,13 @@ BLOCK_BYTES = {int(kind): kind.type_size for kind in KINDS}
 
 
 def widen(b: Value, kind: int, x: Value) -> Value:
-    """Eight floats as they lie in memory as float32."""
+    """Floats as they lie in memory as float32."""
     if kind == F16:
         return vectors().half_to_float(b, x)
     if kind == BF16:
-        wide = b.shl(b.zext(x, vec(i32, LANES)), splat(i32, LANES, 16))
-        return b.bitcast(wide, vec(f32, LANES))
+        n = x.type.count
+        wide = b.shl(b.zext(x, vec(i32, n)), splat(i32, n, 16))
+        return b.bitcast(wide, vec(f32, n))
     return x
 
 
@@ -80,6 +82,20 @@ def load_8(b: Value, kind: int, block: Value, i: int | Value, of_block: list[Val
         return widen(b, kind, load(b, place, vec(f32 if kind == F32 else i16, LANES)))
     numbers = b.sitofp(_numbers(b, CODES[kind], block, i), vec(f32, LANES))
     return fma(b, numbers, *of_block) if CODES[kind].minimum else b.fmul(numbers, *of_block)
+
+
+def load_twice(b: Value, kind: int, pair: list[tuple[Value, int, list[Value]]]) -> Value:
+    """Sixteen elements: of each (block, i, scales of the block) those that ``load_8`` gives."""
+    if kind in CODES:
+        return joined(b, *(load_8(b, kind, *place) for place in pair))
+    raw = vec(f32 if kind == F32 else i16, LANES)
+    places = (at(b, block, BLOCK_BYTES[kind] * i) for block, i, _ in pair)
+    return widen(b, kind, joined(b, *(load(b, place, raw) for place in places)))
+
+
+def joined(b: Value, x: Value, y: Value) -> Value:
+    """The lanes of two vectors of eight."""
+    return b.shuffle_vector(x, y, ir.Constant(vec(i32, 2 * LANES), list(range(2 * LANES))))
 
 
 def _numbers(b: Value, codes: Codes, block: Value, i: Value) -> Value:
@@ -129,7 +145,7 @@ def transpose_8x8(
     typingctx: Any, fmt: Any, r0: Any, r1: Any, r2: Any, r3: Any, r4: Any, r5: Any, r6: Any,
     r7: Any, d: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """Elements d..d+7 of the rows at eight addresses as eight columns of float32."""
+    """Elements d..d+7 of the rows at eight addresses as columns of float32, ``REVERSED``."""
     literals = literals_of(fmt)
     if literals is None:
         return None
@@ -146,7 +162,7 @@ def transpose_8x8(
             columns = _interleave(b, columns)
         for i, column in enumerate(columns):
             value = widen(b, kind, column) if kind in (F16, BF16) else column
-            store(b, value, b.add(out, _times(b, out_stride, i)))
+            store(b, value, b.add(out, _times(b, out_stride, REVERSED[i])))
         return context.get_dummy_value()
 
     return types.void(fmt, *[types.int64] * 11), codegen
