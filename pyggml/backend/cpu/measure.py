@@ -175,15 +175,23 @@ def _races(memory: _Memory) -> list[Race]:
         values[:, ::2] = 1  # every other row is active
         return ops.axpy(ctx, w, ctx.from_numpy(values))
 
+    def attention(ctx: Context, both: Tensor) -> Tensor:
+        q = ctx.from_numpy(np.ones((9, 1, 64), np.float32))  # of three heads a KV head
+        ne = (*both.ne[:2], both.ne[2] // 2, 1)
+        k, v = (ctx.new_view(both, ne, both.nb, i * ne[2] * both.nb[2]) for i in range(2))
+        return ops.flash_attn_ext(ctx, q, k, v, None, 0.1)
+
     large = memory.tensors(GGMLType.Q4_1, 2048, 8192, interleaved=True)
     small = memory.tensors(GGMLType.Q4_1, 576, 1536, interleaved=True)
     floats = memory.tensors(GGMLType.F16, 2048, 4096, interleaved=True)
     rows = memory.tensors(GGMLType.F16, 2048, 4096, interleaved=False)
+    cells = memory.tensors(GGMLType.F16, 64, 4096, 6, interleaved=False)
     races = [
         race(large, 1, times(1), one_hint=_HINTS, one_bytes=_BYTES),
         race(small, 1, times(1), chunk_bytes=(1 << 16, 1 << 18)),
         race(large, 1, times(4), few_hint=_HINTS, few_bytes=_BYTES),
         race(floats, 1, times(1), float_hint=_HINTS, float_bytes=_BYTES),
+        race(cells, 1, attention, kv_hint=_HINTS, kv_keys=(8, 16, 64)),
         race(rows, 0.5, axpy, axpy_hint=_HINTS),
     ]
     if vectors().has_tiles:  # many tokens first, then the fewest

@@ -21,6 +21,7 @@ from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, lowers
 from ..simd.attend import TILE_ROWS, fetch_rows, weighed_columns
 from ..simd.kv_row import KINDS
+from ..tuning import tuning
 from .attention_chunk import (
     CELLS_BYTES,
     DIRECT,
@@ -261,7 +262,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     parts = low.work.take(partial_bytes, len(low.launches)) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()
-    facts = cache_facts(int(k.type), int(v.type), weighed_columns(hdv), *tails)
+    facts = cache_facts(int(k.type), int(v.type), weighed_columns(hdv), *tails, tuning())
     params = [
         float(node.op_params["scale"]),
         2.0 ** (-max_bias / n2) if max_bias else 0.0,

@@ -23,23 +23,24 @@ from ..abi import SRC5, data, f32_ptr, i32_ptr, i64_ptr, nb
 from ..atomics import call_address
 from ..facts import Facts, fact
 from ..simd import attend
-from ..simd.attend import AHEAD, score_cells, weigh_cells
+from ..simd.attend import MOST_AHEAD, score_cells, weigh_cells
 from ..simd.kv_row import BLOCK, BLOCK_BYTES, element, transpose_8x8, widen_8
+from ..tuning import Tuning
 from .attention_row import CHUNK
 
 S_STRIDE = 4 * CHUNK  # bytes of a row of scores
-CELLS_BYTES = 8 * (CHUNK + AHEAD)  # of a list of cells
+CELLS_BYTES = 8 * (CHUNK + MOST_AHEAD)  # of a list of cells
 
 
 @inline
 def find_cells(node, sequence, first, end, out):  # type: ignore[no-untyped-def]
-    """The rows in the cache of a chunk of keys from ``first`` on, as int64, and of ``AHEAD`` more.
+    """The cache's rows of a chunk of keys from ``first`` on, as int64, and of ``MOST_AHEAD`` more.
 
     The last before ``end`` is repeated.
     """
     rows = i64_ptr(out)
     cells = data(node, SRC5)
-    n = min(CHUNK + AHEAD, end - first)
+    n = min(CHUNK + MOST_AHEAD, end - first)
     if cells == 0:
         for j in range(n):
             rows[j] = first + j
@@ -47,7 +48,7 @@ def find_cells(node, sequence, first, end, out):  # type: ignore[no-untyped-def]
         pairs = i32_ptr(cells + sequence * nb(node, SRC5, 2) + first * nb(node, SRC5, 1))
         for j in range(n):
             rows[j] = pairs[2 * j]
-    for j in range(n, CHUNK + AHEAD):
+    for j in range(n, CHUNK + MOST_AHEAD):
         rows[j] = rows[n - 1]
 
 
@@ -114,57 +115,67 @@ def _weigh_packed(p, values, n, sums, padded):  # type: ignore[no-untyped-def]
 
 
 @cache
-def _score_direct(kind: int, tail: int) -> Kernel:
-    def score(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # type: ignore[no-untyped-def]
-        q_row, s_row = 4 * ((d + 7) // 8 * 8), S_STRIDE
+def _score_direct(kind: int, tail: int, hint: int) -> Kernel:
+    def score(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):  # type: ignore[no-untyped-def]
+        q_row = 4 * ((d + 7) // 8 * 8)
         if rows == 4:
-            score_cells(kind, 4, tail, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+            _score(kind, 4, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
         elif rows == 3:
-            score_cells(kind, 3, tail, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+            _score(kind, 3, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
         elif rows == 2:
-            score_cells(kind, 2, tail, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+            _score(kind, 2, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
         else:
-            score_cells(kind, 1, tail, q, q_row, k, nb_k, cells, n, d, s, s_row, v, nb_v, lines)
+            _score(kind, 1, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
 
     return named_kernel(score, GGMLType(kind).name, tail)
 
 
+@inline_strict
+def _score(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead):  # type: ignore[no-untyped-def]
+    score_cells(
+        kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines, ahead
+    )
+
+
 @cache
-def _weigh_direct(kind: int, columns: int, tail: int) -> Kernel:
+def _weigh_direct(kind: int, columns: int, tail: int, hint: int) -> Kernel:
     block = 32 // BLOCK[kind] * BLOCK_BYTES[kind]  # bytes of 32 values
 
     def weigh(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
         for d in range(0, hdv // columns * columns, columns):
             x, out, key = v + block * (d // 32), sums + 4 * d, k + 2 * d
-            _weigh(kind, columns, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
+            _weigh(kind, columns, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
         if tail != 0:
             d = hdv - tail
             x, out, key = v + block // 32 * d, sums + 4 * d, k + 2 * d
-            _weigh(kind, tail, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
+            _weigh(kind, tail, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
 
     return named_kernel(weigh, GGMLType(kind).name, columns, tail)
 
 
 @inline_strict
-def _weigh(kind, d, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
+def _weigh(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
     s_row, o_row = S_STRIDE, 4 * padded
     if rows == 4:
-        weigh_cells(kind, 4, d, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        weigh_cells(kind, 4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
     elif rows == 3:
-        weigh_cells(kind, 3, d, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        weigh_cells(kind, 3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
     elif rows == 2:
-        weigh_cells(kind, 2, d, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        weigh_cells(kind, 2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
     else:
-        weigh_cells(kind, 1, d, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        weigh_cells(kind, 1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
 
 
-# Facts: bytes of 32 values, and of keys; the functions.
-VALUE_BYTES, KEY_BYTES, PACK_KEYS, PACK_VALUES, SCORE, WEIGH, SCORE_PACKED, WEIGH_PACKED = range(8)
+# Facts: bytes of 32 values, and of keys; how many keys ahead are prefetched; the functions.
+VALUE_BYTES, KEY_BYTES, KEYS_AHEAD = range(3)
+PACK_KEYS, PACK_VALUES, SCORE, WEIGH, SCORE_PACKED, WEIGH_PACKED = range(3, 9)
 DIRECT, PACKED = (SCORE, WEIGH), (PACK_KEYS, PACK_VALUES, SCORE_PACKED, WEIGH_PACKED)
 
 
 @cache
-def cache_facts(kind_k: int, kind_v: int, columns: int, tail_k: int, tail_v: int) -> Facts:
+def cache_facts(
+    kind_k: int, kind_v: int, columns: int, tail_k: int, tail_v: int, tuned: Tuning
+) -> Facts:
     """The functions for the types of a cache.
 
     For the direct form, ``columns`` of values are summed at a time, ``tail_k`` are the elements of
@@ -175,16 +186,16 @@ def cache_facts(kind_k: int, kind_v: int, columns: int, tail_k: int, tail_v: int
     functions: dict[int, Callable[[], Kernel]] = {
         PACK_KEYS: partial(_pack_keys, kind_k),
         PACK_VALUES: partial(_pack_values, kind_v),
-        SCORE: partial(_score_direct, kind_k, tail_k),
-        WEIGH: partial(_weigh_direct, kind_v, columns, tail_v),
+        SCORE: partial(_score_direct, kind_k, tail_k, tuned.kv_hint),
+        WEIGH: partial(_weigh_direct, kind_v, columns, tail_v, tuned.kv_hint),
         SCORE_PACKED: lambda: _score_packed,
         WEIGH_PACKED: lambda: _weigh_packed,
     }
-    n_bytes = {
+    numbers = {
         place: 32 // BLOCK[kind] * BLOCK_BYTES[kind]
         for place, kind in ((KEY_BYTES, kind_k), (VALUE_BYTES, kind_v))
     }
-    return Facts(n_bytes, functions)
+    return Facts(numbers | {KEYS_AHEAD: tuned.kv_keys}, functions)
 
 
 @inline
@@ -209,7 +220,8 @@ def score_packed(facts, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
 @inline
 def score_direct(facts, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # type: ignore[no-untyped-def]
     """Scores of at most 4 query rows against ``n`` keys in the cache, and their values fetched."""
-    call_address(fact(facts, SCORE), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines))
+    ahead = fact(facts, KEYS_AHEAD)
+    call_address(fact(facts, SCORE), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead))
 
 
 @inline

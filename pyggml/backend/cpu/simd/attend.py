@@ -40,7 +40,7 @@ from .vector import (
 )
 
 Value = Any
-AHEAD = 32  # keys between those in use and those that are fetched: cells may lie anywhere
+MOST_AHEAD = 64  # keys between those in use and those that are prefetched: cells may lie anywhere
 _AHEAD_LINES = 2  # of each: the rest follows by itself
 _VECTORS = 4  # of keys that are scored at a time
 # The keys in the halves of registers of 16 lanes: so they come out in order.
@@ -86,26 +86,27 @@ def _scaled(b: Value, i: Value, factor: int | Value) -> Value:
 
 @intrinsic(prefer_literal=True)
 def score_cells(
-    typingctx: Any, fmt: Any, rows: Any, tail: Any, q: Any, q_stride: Any, keys: Any, nb: Any,
-    cells: Any, n: Any, d: Any, scores: Any, s_stride: Any, values: Any, nb_v: Any, lines: Any,
+    typingctx: Any, fmt: Any, rows: Any, tail: Any, hint: Any, q: Any, q_stride: Any, keys: Any,
+    nb: Any, cells: Any, n: Any, d: Any, scores: Any, s_stride: Any, values: Any, nb_v: Any,
+    lines: Any, ahead: Any,
 ) -> Any:  # fmt: skip
     """Scores of ``rows`` queries (a literal) against ``n`` keys where they lie in the cache.
 
     Rows are ``d`` >= 8 long, ``tail`` (a literal) is d % 8, and queries have zeros up to a multiple
-    of 8. ``scores`` are written up to a multiple of 8, and cells read up to ``AHEAD`` after that.
+    of 8. ``scores`` are written up to a multiple of 8, and cells read up to ``ahead`` after that.
     Keys that lie ahead are prefetched, and the first ``lines`` cache lines of each key's values,
     which are read next.
     """
-    literals = literals_of(fmt, rows, tail)
+    literals = literals_of(fmt, rows, tail, hint)
     if literals is None:
         return None
-    kind, n_rows, n_tail = literals
+    kind, n_rows, n_tail, locality = literals
     columns = max(LANES, BLOCK[kind])  # of a step
     step = columns // BLOCK[kind] * BLOCK_BYTES[kind]
     n_keys = _VECTORS * (2 if _pairs() else 1)  # that are scored at a time
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        q, q_stride, keys, nb, cells, n, d, scores, s_stride, values, nb_v, lines = args[3:]
+        q, q_stride, keys, nb, cells, n, d, scores, s_stride, values, nb_v, lines, ahead = args[4:]
         steps = b.udiv(d, ir.Constant(i64, columns))
         queries = [b.add(q, _scaled(b, q_stride, r)) for r in range(n_rows)]
         per_pass = _rows_of_a_pass(n_rows)
@@ -124,14 +125,14 @@ def score_cells(
                 cell = load(b, at(b, place, 8 * i), i64, 8)
                 key.append(b.add(keys, b.mul(cell, nb)))
                 value.append(b.add(values, b.mul(cell, nb_v)))
-                coming = load(b, at(b, place, 8 * (i + AHEAD)), i64, 8)
+                coming = load(b, at(b, b.add(place, _scaled(b, ahead, 8)), 8 * i), i64, 8)
                 later = b.add(keys, b.mul(coming, nb))
                 for line in range(_AHEAD_LINES):
-                    prefetch(b, at(b, later, LINE * line))
+                    prefetch(b, at(b, later, LINE * line), locality)
 
             def fetch(line: Value, _: list[Value]) -> list[Value]:
                 for row in value:
-                    prefetch(b, b.add(row, _scaled(b, line, LINE)))
+                    prefetch(b, b.add(row, _scaled(b, line, LINE)), locality)
                 return []
 
             counted_loop(b, lines, [], fetch)
@@ -175,7 +176,7 @@ def score_cells(
         counted_loop(b, b.udiv(rounded, ir.Constant(i64, n_keys)), [], some_keys)
         return context.get_dummy_value()
 
-    return types.void(fmt, rows, tail, *[types.int64] * 12), codegen
+    return types.void(fmt, rows, tail, hint, *[types.int64] * 13), codegen
 
 
 @intrinsic
@@ -383,21 +384,22 @@ def weigh_packed(
 
 @intrinsic(prefer_literal=True)
 def weigh_cells(
-    typingctx: Any, fmt: Any, rows: Any, columns: Any, p: Any, p_stride: Any, values: Any, nb: Any,
-    cells: Any, n: Any, out: Any, out_stride: Any, later: Any, keys: Any, nb_k: Any,
+    typingctx: Any, fmt: Any, rows: Any, columns: Any, hint: Any, p: Any, p_stride: Any,
+    values: Any, nb: Any, cells: Any, n: Any, out: Any, out_stride: Any, later: Any, keys: Any,
+    nb_k: Any,
 ) -> Any:  # fmt: skip
     """``out[r][0:d] = sum over j < n of p[r][j] * values[cells[j]][0:d]``, in order of j.
 
     ``rows`` and d = ``columns``, a multiple of 8 up to 32, or ``weighed_columns``, are literals.
     Meanwhile ``keys[later[j]]``, which is read next, is prefetched: a line for 32 columns.
     """
-    literals = literals_of(fmt, rows, columns)
+    literals = literals_of(fmt, rows, columns, hint)
     if literals is None:
         return None
-    kind, n_rows, n_columns = literals
+    kind, n_rows, n_columns, locality = literals
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        p, p_stride, values, nb, cells, n, out, out_stride, later, keys, nb_k = args[3:]
+        p, p_stride, values, nb, cells, n, out, out_stride, later, keys, nb_k = args[4:]
         weights = [b.add(p, _scaled(b, p_stride, r)) for r in range(n_rows)]
         size = 2 * LANES if _pairs() else LANES
         parts = [(e, min(size, n_columns - e)) for e in range(0, n_columns, size)]
@@ -415,7 +417,7 @@ def weigh_cells(
                     coming = load(b, b.add(later, _scaled(b, j, 8)), i64, 8)
                     key = b.add(keys, b.mul(coming, nb_k))
                     for line in range(-(-n_columns // 32)):
-                        prefetch(b, at(b, key, LINE * line))
+                        prefetch(b, at(b, key, LINE * line), locality)
                 w = [load(b, b.add(x, _scaled(b, j, 4)), f32) for x in weights]
                 blocks = [at(b, row, BLOCK_BYTES[kind] * k) for k in range(-(-n_columns // 32))]
                 of_blocks = [scales(b, kind, x) for x in blocks] if kind in CODES else []
@@ -444,7 +446,7 @@ def weigh_cells(
                     store(b, next(sums), at(b, place, 4 * e))
         return context.get_dummy_value()
 
-    return types.void(fmt, rows, columns, *[types.int64] * 11), codegen
+    return types.void(fmt, rows, columns, hint, *[types.int64] * 11), codegen
 
 
 def weighed_columns(d: int) -> int:

@@ -412,9 +412,9 @@ def test_rows_of_the_cache(
 ) -> None:
     emit_for(host.vectors)
     for intrinsic, n_args, rows, least in (
-        (attend.score_cells, 12, (3, 0), 12),
-        (attend.score_cells, 12, (3, 0 if kind.is_quantized else 4), 12),
-        (attend.weigh_cells, 11, (4, attend.weighed_columns(64)), 16),
+        (attend.score_cells, 13, (3, 0, 2), 12),
+        (attend.score_cells, 13, (3, 0 if kind.is_quantized else 4, 2), 12),
+        (attend.weigh_cells, 11, (4, attend.weighed_columns(64), 2), 16),
         (kv_row.transpose_8x8, 11, (), 0),
         (kv_row.widen_8, 3, (), 0),
     ):
