@@ -5,7 +5,8 @@
 
 Not Python's unpickler: the two dozen opcodes that a state dict needs are run here, on dictionaries,
 lists, tuples, text and numbers. A name of a module is looked up in a table of tensor parts and
-never imported; anything else is refused by name. Time and memory are linear in ``data``.
+never imported; anything else is refused by name. Time and memory are linear in ``data``, and
+bounded by a budget: a tuple that holds another twice, and so on, is never looked through.
 Source: Python's ``pickletools``; PyTorch, ``torch._utils`` and ``torch.serialization``.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ModelError
+from .budget import OPCODE_VALUES, Budget, shown
 
 _STORAGES = {
     "DoubleStorage": "F64",
@@ -35,6 +37,7 @@ _NUMBERS = ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT")
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MAX_DIMS = 8
+_COUNTED = 256  # opcodes that are counted at a time, before they are run
 
 
 class Storage(NamedTuple):
@@ -66,23 +69,26 @@ _PARAMETER = _Name("torch._utils _rebuild_parameter")
 _NAMES = {_DICT, _TENSOR, _PARAMETER} | {_Name(f"torch {name}") for name in _STORAGES}
 
 
-def read_pickle(path: Path, data: bytes) -> dict[str, View]:
+def read_pickle(path: Path, data: bytes, budget: Budget) -> dict[str, View]:
     """The tensors of a state dict by name; entries that are none are left out.
 
     A tensor on its own, as ``torch.save(tensor)`` writes it, has the empty name.
 
     Args:
         path: for messages.
+        budget: what is left of it is how many opcodes are run.
 
     Raises:
         ModelError: the pickle is damaged, or wants anything but tensors.
     """
     try:
-        root = _Machine().run(data)
+        root = _Machine().run(path, data, budget)
     except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ModelError(f"{path}: the pickle in it is damaged ({error!r:.80})") from None
+        text = str(error).removeprefix(f"{path}: ")
+        raise ModelError(f"{path}: {text}") from None
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        what = f"{type(error).__name__}: {error!s:.80}"
+        raise ModelError(f"{path}: the pickle in it is damaged ({what})") from None
     if isinstance(root, View):
         return {"": root}
     if not isinstance(root, dict):
@@ -98,11 +104,17 @@ class _Machine:
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self, data: bytes) -> Any:
+    def run(self, path: Path, data: bytes, budget: Budget) -> Any:
         """What the pickle builds. Raises: ModelError, and what damage leads to."""
         push = self.stack.append
         steps: Iterator[tuple[Any, Any, Any]] = pickletools.genops(data)  # checks all lengths
+        left = _COUNTED
+        budget.take("values", _COUNTED * OPCODE_VALUES, path)
         for opcode, arg, _ in steps:
+            left -= 1
+            if not left:
+                budget.take("values", _COUNTED * OPCODE_VALUES, path)
+                left = _COUNTED
             match opcode.name:
                 case "PROTO":
                     pass
@@ -178,9 +190,11 @@ def _set_items(target: Any, items: list[Any]) -> None:
     if not isinstance(target, dict) or len(items) % 2:
         raise TypeError(f"items for {_kind(target)}")
     for key, value in zip(items[::2], items[1::2], strict=True):
-        if not isinstance(key, str | int):  # hashing could take for ever
+        if isinstance(key, str):
+            target[key] = value
+        elif not isinstance(key, int):
             raise TypeError(f"{_kind(key)} as a key")
-        target[key] = value
+        # numbers, as of an optimizer's state, name no tensors; chosen well, all hash alike
 
 
 def _extend(target: Any, items: list[Any]) -> None:
@@ -214,14 +228,17 @@ def _view(storage: Any, offset: Any, shape: Any, strides: Any) -> View:
     if not isinstance(storage, Storage):
         raise ModelError(f"makes a tensor of {_kind(storage)}, want a storage")
     if not _are_sizes(shape) or not _are_sizes(strides) or not _are_sizes((offset,)):
-        raise ModelError(f"a tensor has the shape {shape!r:.40} and strides {strides!r:.40}")
+        raise ModelError(
+            f"a tensor has the shape {shown(shape)} and strides {shown(strides)}, want "
+            f"at most {_MAX_DIMS} sizes each"
+        )
     span = offset
     if len(shape) == len(strides) and math.prod(shape):
         span += 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     if len(shape) != len(strides) or max(span, math.prod(shape)) > storage.size:
         raise ModelError(
             f"a tensor of shape {shape}, strides {strides} at {offset} is not within its storage "
-            f"of {storage.size}"
+            f"of {shown(storage.size)}"
         )
     return View(storage, offset, shape, strides)
 
