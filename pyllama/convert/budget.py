@@ -98,7 +98,7 @@ def count_values(data: bytes) -> int:
 def too_deep(value: Any, depth: int = MAX_JSON_DEPTH) -> bool:
     """Whether lists and dictionaries are nested in more levels."""
     level = [value]
-    for _ in range(depth + 1):
+    for _ in range(depth):
         level = [
             item
             for one in level

@@ -74,7 +74,7 @@ def _read_indexed(folder: Folder, name_of_index: str, read: Reader) -> dict[str,
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: there is no weight_map: fetch the file again")
     for file in weight_map.values():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or Path(file).name != file or file in ("", ".."):
             raise ModelError(f"{index}: {shown(file)} is not the name of a file in the folder")
     files = sorted(set(weight_map.values()))
     for file in files:

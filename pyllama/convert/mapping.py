@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError
+from .budget import shown
 from .rope import Config as Config
 from .rope import rope_factors, rope_keys
 
@@ -141,7 +142,8 @@ def hidden_act(config: Config, usual: str) -> dict[str, str]:
     given = next((config[name] for name in names if config.get(name) is not None), None)
     if given is not None and given not in _ACTS:
         raise ModelError(
-            f"config.json: activation {given!r} is not supported; there are: {', '.join(_ACTS)}"
+            f"config.json: activation {shown(given)} is not supported; there are: "
+            f"{', '.join(_ACTS)}"
         )
     act = usual if given is None else _ACTS[given]
     return {} if act == usual else {"hidden_act": act}
@@ -153,7 +155,8 @@ def check_config(config: Config, **wanted: Any) -> None:
         got = config.get(name)
         if got is not None and got != value:
             raise ModelError(
-                f"config.json: {name} is {got!r}, want {value!r}; this variant is not supported"
+                f"config.json: {name} is {shown(got)}, want {value!r}; this variant is not "
+                "supported"
             )
 
 

@@ -106,8 +106,9 @@ def _read_archive(
         if f"{root}data/{key}" not in entries:
             raise ModelError(f"{path}: the array {shown(key)} is missing in it; {INCOMPLETE}")
         info = entries[f"{root}data/{key}"]
-        file.seek(info.header_offset)
-        signature, n_name, n_extra = _LOCAL.unpack(file.read(_LOCAL.size))
+        file.seek(min(info.header_offset, size))
+        local = file.read(_LOCAL.size).ljust(_LOCAL.size, b"\0")
+        signature, n_name, n_extra = _LOCAL.unpack(local)
         start = info.header_offset + _LOCAL.size + n_name + n_extra
         if signature != b"PK\3\4" or start + info.file_size > size:
             raise ModelError(f"{path}: the array {shown(key)} is not whole; {INCOMPLETE}")

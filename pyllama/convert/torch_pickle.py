@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import pickletools
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,12 @@ _STORAGES = {
 _NUMBERS = ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT")
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_OPCODES = {
+    "PROTO", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "MARK", "TUPLE", "BINUNICODE", "BINPUT",
+    "LONG_BINPUT", "BINGET", "LONG_BINGET", "SETITEM", "SETITEMS", "APPEND", "APPENDS", "GLOBAL",
+    "BINPERSID", "REDUCE", "BUILD", "STOP", *_NUMBERS, *_CONSTANTS, *_TUPLES,
+}  # fmt: skip
+_CODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _MAX_DIMS = 8
 _COUNTED = 256  # opcodes that are counted at a time, before they are run
 
@@ -107,15 +114,14 @@ class _Machine:
     def run(self, path: Path, data: bytes, budget: Budget) -> Any:
         """What the pickle builds. Raises: ModelError, and what damage leads to."""
         push = self.stack.append
-        steps: Iterator[tuple[Any, Any, Any]] = pickletools.genops(data)  # checks all lengths
         left = _COUNTED
         budget.take("values", _COUNTED * OPCODE_VALUES, path)
-        for opcode, arg, _ in steps:
+        for name, arg in _steps(data):
             left -= 1
             if not left:
                 budget.take("values", _COUNTED * OPCODE_VALUES, path)
                 left = _COUNTED
-            match opcode.name:
+            match name:
                 case "PROTO":
                     pass
                 case "EMPTY_DICT":
@@ -128,13 +134,13 @@ class _Machine:
                     self.marks.append(len(self.stack))
                 case "TUPLE":
                     push(tuple(self._to_mark()))
-                case "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
+                case "TUPLE1" | "TUPLE2" | "TUPLE3":
                     push(tuple(self._pop(_TUPLES[name])))
                 case "BINUNICODE":
                     push(arg)
-                case name if name in _NUMBERS:
+                case _ if name in _NUMBERS:
                     push(arg)
-                case name if name in _CONSTANTS:
+                case _ if name in _CONSTANTS:
                     push(_CONSTANTS[name])
                 case "BINPUT" | "LONG_BINPUT":
                     self.memo[arg] = self.stack[-1]
@@ -160,8 +166,7 @@ class _Machine:
                     self._pop(1)
                 case "STOP":
                     return self._pop(1)[0]
-                case name:
-                    raise ModelError(f"its pickle has the opcode {name}, which no tensor needs")
+        raise ValueError("it has no end")
 
     def _pop(self, n: int) -> list[Any]:
         if len(self.stack) - (self.marks[-1] if self.marks else 0) < n:
@@ -175,6 +180,21 @@ class _Machine:
         items = self.stack[start:]
         del self.stack[start:]
         return items
+
+
+def _steps(data: bytes) -> Iterator[tuple[str, Any]]:
+    """Names of opcodes, and their arguments, whose lengths are checked.
+
+    Raises:
+        ModelError: an opcode that is not run; its argument is not looked at.
+    """
+    stream = BytesIO(data)
+    while code := stream.read(1):
+        opcode = _CODES.get(code.decode("latin-1"))
+        name = "unknown" if opcode is None else opcode.name
+        if opcode is None or name not in _OPCODES:
+            raise ModelError(f"its pickle has the opcode {name}, which no tensor needs")
+        yield name, None if opcode.arg is None else opcode.arg.reader(stream)
 
 
 def _known(name: str) -> _Name:

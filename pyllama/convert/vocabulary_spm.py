@@ -6,12 +6,17 @@ vocabulary = read_sentencepiece(Folder(Path("folder")))
 from __future__ import annotations
 
 import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import TokenizerError
 from ..tokenizer.special import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED
 from .budget import MAX_SENTENCEPIECE_BYTES
 from .folder import Folder
 from .vocabulary_tokens import MAX_TOKENS, Token, Vocabulary
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
 
 log = logging.getLogger(__name__)
 
@@ -46,26 +51,10 @@ def read_sentencepiece(folder: Folder) -> Vocabulary:
     model = SentencePieceProcessor()
     try:
         model.LoadFromSerializedProto(data)
-    except RuntimeError:
+        tokens = _pieces(path, model)
+        begins = "".join(model.EncodeAsPieces("a")).startswith("\u2581")
+    except (RuntimeError, UnicodeDecodeError):  # texts and messages with bytes that are no UTF-8
         raise TokenizerError(f"{path}: is damaged: fetch the file again") from None
-    kinds = (
-        (model.IsUnknown, UNKNOWN),
-        (model.IsControl, CONTROL),
-        (model.IsUnused, UNUSED),
-        (model.IsByte, BYTE),
-    )
-    if model.GetPieceSize() > MAX_TOKENS:
-        raise TokenizerError(
-            f"{path}: {model.GetPieceSize()} pieces, a vocabulary has at most {MAX_TOKENS}"
-        )
-    tokens = {
-        i: Token(
-            model.IdToPiece(i),
-            next((kind for test, kind in kinds if test(i)), NORMAL),
-            model.GetScore(i),
-        )
-        for i in range(model.GetPieceSize())
-    }
     if any(token.type == NORMAL and token.score % 1 for token in tokens.values()):
         log.warning("%s: a Unigram model: texts may be cut into other tokens than there", path)
     ids = {
@@ -75,5 +64,27 @@ def read_sentencepiece(folder: Folder) -> Vocabulary:
         model="llama",
         tokens=tokens,
         roles={role: i for role, i in ids.items() if i >= 0},
-        add_space_prefix="".join(model.EncodeAsPieces("a")).startswith("\u2581"),
+        add_space_prefix=begins,
     )
+
+
+def _pieces(path: Path, model: SentencePieceProcessor) -> dict[int, Token]:
+    """The tokens by id."""
+    if model.GetPieceSize() > MAX_TOKENS:
+        raise TokenizerError(
+            f"{path}: {model.GetPieceSize()} pieces, a vocabulary has at most {MAX_TOKENS}"
+        )
+    kinds = (
+        (model.IsUnknown, UNKNOWN),
+        (model.IsControl, CONTROL),
+        (model.IsUnused, UNUSED),
+        (model.IsByte, BYTE),
+    )
+    return {
+        i: Token(
+            model.IdToPiece(i),
+            next((kind for test, kind in kinds if test(i)), NORMAL),
+            model.GetScore(i),
+        )
+        for i in range(model.GetPieceSize())
+    }

@@ -87,7 +87,7 @@ PICKLES = {
     "INST": (b"(ios\nsystem\n.", "opcode INST"),
     "NEWOBJ": (b"\x80\x02ccollections\nOrderedDict\n)\x81.", "opcode NEWOBJ"),
     "EXT1": (b"\x80\x02\x82\x01.", "opcode EXT1"),
-    "bytes of any size": (b"\x96" + HUGE.to_bytes(8, "little") + b".", "is damaged"),
+    "bytes of any size": (b"\x96" + HUGE.to_bytes(8, "little") + b".", "opcode BYTEARRAY8"),
     "text of any size": (b"\x80\x02X\xff\xff\xff\x7f.", "is damaged"),
     "a memo of any size": (b"\x80\x02}r\xff\xff\xff\xff.", "^ok"),
     "a key that hashes for ever": (b"\x80\x02})" + b"\x85" * 10**5 + b"Ns.", "is damaged"),
