@@ -215,9 +215,9 @@ def _change_steps(data: bytes, rng: Random) -> bytes:
         root = json.loads(data)
         key = rng.choice(("normalizer", "pre_tokenizer", "decoder", "post_processor"))
         root[key] = _odd_step(rng)
-    except (ValueError, TypeError):  # damaged already
+        return json.dumps(root).encode()
+    except (ValueError, TypeError, RecursionError):  # damaged already
         return data
-    return json.dumps(root).encode()
 
 
 def _tokenizer_json_seeds() -> Sequence[Files]:

@@ -49,6 +49,7 @@ def repeat(data: bytes, rng: Random) -> bytes:
     return data[:at] + piece * rng.choice((1, 2, 10, 1000)) + data[at:]
 
 
+MAX_BYTES = 8 << 20  # what grows beyond it stays as it was
 BYTES: tuple[Mutator, ...] = (flip_bytes, put_number, cut, repeat)
 
 
@@ -57,7 +58,8 @@ def any_of(*mutators: Mutator) -> Mutator:
 
     def apply(data: bytes, rng: Random) -> bytes:
         for _ in range(rng.choice((1, 1, 2, 3))):
-            data = rng.choice(mutators)(data, rng)
+            damaged = rng.choice(mutators)(data, rng)
+            data = damaged if len(damaged) <= MAX_BYTES else data
         return data
 
     return apply
@@ -77,7 +79,7 @@ def odd_value(rng: Random, depth: int = 2) -> Any:
     if kind == 4:
         return "x" * rng.choice([10, 300, 70_000])
     if kind == 5:
-        return [odd_value(rng, depth - 1)] * rng.choice([2, 50, 1000]) if depth else []
+        return [odd_value(rng, 0)] * rng.choice([2, 50, 1000]) if depth else []
     if kind == 6:
         value: Any = rng.choice([[], {}, "x"])
         for _ in range(rng.choice([3, 50, 500])):
@@ -93,9 +95,12 @@ def odd_value(rng: Random, depth: int = 2) -> Any:
 def change_json(data: bytes, rng: Random, odd: Callable[[Random], Any] = odd_value) -> bytes:
     """One to three values of a JSON text are removed, copied, exchanged, or become odd ones."""
     try:
-        root = json.loads(data)
+        return _change_json(json.loads(data), rng, odd)
     except (ValueError, RecursionError):  # damaged already
         return data
+
+
+def _change_json(root: Any, rng: Random, odd: Callable[[Random], Any]) -> bytes:
     places = _places(root)
     for _ in range(rng.choice((1, 1, 2, 3)) if places else 0):
         holder, key = rng.choice(places)

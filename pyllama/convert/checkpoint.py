@@ -74,10 +74,12 @@ def _read_indexed(folder: Folder, name_of_index: str, read: Reader) -> dict[str,
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: there is no weight_map: fetch the file again")
     for file in weight_map.values():
-        if not isinstance(file, str) or Path(file).name != file or file in ("", ".."):
+        if not isinstance(file, str):
             raise ModelError(f"{index}: {shown(file)} is not the name of a file in the folder")
     files = sorted(set(weight_map.values()))
     for file in files:
+        if Path(file).name != file or file in ("", ".."):
+            raise ModelError(f"{index}: {shown(file)} is not the name of a file in the folder")
         if not os.path.exists(index.parent / file):  # no error for any name whatever
             where = index.parent / file[:_SHOWN]
             raise ModelError(f"{where}: no such file, though {index.name} names it")

@@ -10,8 +10,11 @@ A file is read and parsed once; all of them, and the checkpoint's tables, share 
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +90,8 @@ def parse_json(path: Path, data: bytes, budget: Budget) -> dict[str, Any]:
     """
     budget.take("values", count_values(data), path)
     try:
-        value = json.loads(data, object_pairs_hook=_unique)
+        with _no_collections():
+            value = json.loads(data, object_pairs_hook=_unique)
     except RecursionError:
         raise ModelError(f"{path}: JSON nested too deeply: the file is damaged") from None
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, _unique's
@@ -139,6 +143,19 @@ def read_config(folder: Folder) -> dict[str, Any]:
     if isinstance(config.get("text_config"), dict):
         config |= {k: v for k, v in config["text_config"].items() if v is not None}
     return config
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Without looks for garbage: a million new lists hold none, and every look goes through all."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import ModelError
 from .budget import shown
 from .folder import Folder, read_json
+from .mapping import float32
 from .model_card import read_card
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "UINT32": np.uint32,
     "INT32": np.int32,
-    "FLOAT32": np.float32,
+    "FLOAT32": float32,
 }
 
 _SAMPLING = {"temperature": "temp"}  # generation_config.json's names, where GGUF has others

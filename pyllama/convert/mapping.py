@@ -91,10 +91,18 @@ def base_keys(config: Config) -> dict[str, Any]:
     for key, names in _SYNONYMS.items():
         value = next((config[name] for name in names if config.get(name) is not None), None)
         if value is not None:
-            keys[key] = np.float32(value) if key.endswith("epsilon") else int(value)
+            keys[key] = float32(value) if key.endswith("epsilon") else int(value)
     if "attention.key_length" in keys:
         keys["attention.value_length"] = keys["attention.key_length"]
     return keys | rope_keys(config)
+
+
+def float32(value: Any) -> np.float32:
+    """A number of config.json. Raises: ValueError: it is none, or 32 bits cannot hold it."""
+    number = float(value)
+    if not abs(number) <= float(np.finfo(np.float32).max):  # NaN is not
+        raise ValueError(f"{shown(value)} is no number that 32 bits hold")
+    return np.float32(number)
 
 
 def kv_heads(config: Config) -> int:

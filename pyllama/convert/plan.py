@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from .stored import Stored
 
 log = logging.getLogger(__name__)
 
-_NUMBER = r"0|[1-9]\d{0,5}"
+_NUMBER = r"0|[1-9]\d{0,3}"  # of layers and experts: no model has 10,000
 _GROUPS = {"{i}": f"(?P<i>{_NUMBER})", "{e}": f"(?P<e>{_NUMBER})", "*": "(?P<end>weight|bias)"}
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _ALONE = -1  # the number of a tensor that is not one of many experts'
@@ -149,11 +149,12 @@ def _sources(folder: Path, checkpoint: Mapping[str, Stored], arch: Arch) -> dict
     patterns = [(_compile(theirs), ours) for theirs, ours in convert.tensors.items()]
     sources: dict[str, _Source] = {}
     others: list[str] = []
+    ignored, other_media = _any_of(convert.ignored), _any_of(convert.other_media)
     for theirs, stored in checkpoint.items():
         whole = theirs, convert.prefix + theirs
-        if any(fnmatchcase(name, pattern) for pattern in convert.ignored for name in whole):
+        if ignored(whole[0]) or ignored(whole[1]):
             continue
-        if any(fnmatchcase(theirs, pattern) for pattern in convert.other_media):
+        if other_media(theirs):
             others.append(theirs)
             continue
         found = _find(whole[0], patterns) or _find(whole[1], patterns)
@@ -171,10 +172,15 @@ def _sources(folder: Path, checkpoint: Mapping[str, Stored], arch: Arch) -> dict
         members[number] = theirs, stored
     if others:
         log.warning(
-            "%s: only the text part is converted: %d tensors are left out, such as %r",
-            folder, len(others), others[0],
+            "%s: only the text part is converted: %d tensors are left out, such as %s",
+            folder, len(others), shown(others[0]),
         )  # fmt: skip
     return sources
+
+
+def _any_of(patterns: Iterable[str]) -> Callable[[str], object]:
+    """Whether one of these patterns of files' names is that of a tensor."""
+    return re.compile("|".join(map(translate, patterns)) or "(?!)").match
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
