@@ -13,7 +13,7 @@ is no weights below about a gigabyte and a few seconds.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..errors import ModelError
 
 What = Literal["bytes", "values", "tensors"]
 
-LIMITS: Mapping[What, int] = {
+LIMITS: dict[What, int] = {
     # Of JSON, tables of tensors, vocabularies: the largest tokenizer.json has 35 MB.
     "bytes": 128 << 20,
     # Of JSON, opcodes of pickles, pieces: 80 bytes of memory each; that tokenizer.json has 2.1
@@ -35,7 +35,7 @@ LIMITS: Mapping[What, int] = {
 MAX_JSON_BYTES = 64 << 20  # of one file
 MAX_JSON_DEPTH = 64  # the deepest tokenizer.json has 10 levels
 MAX_PICKLE_BYTES = 16 << 20  # a table of 10,000 tensors has 2 MB
-MAX_DIRECTORY_BYTES = 16 << 20  # of a zip archive, in all of a conversion: 1 KB takes 15 KB then
+MAX_DIRECTORY_BYTES = 8 << 20  # of zip archives, in all of a conversion: 1 KB takes 15 KB then
 MAX_SENTENCEPIECE_BYTES = 16 << 20  # the largest have 5 MB
 MAX_CARD_BYTES = 1 << 20  # README.md's front matter, where benchmark results stand: 0.1 MB
 MAX_CARD_SIZE = 1 << 20  # characters and values of it, each time an alias repeats them

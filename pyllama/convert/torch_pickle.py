@@ -194,7 +194,17 @@ def _steps(data: bytes) -> Iterator[tuple[str, Any]]:
         name = "unknown" if opcode is None else opcode.name
         if opcode is None or name not in _OPCODES:
             raise ModelError(f"its pickle has the opcode {name}, which no tensor needs")
-        yield name, None if opcode.arg is None else opcode.arg.reader(stream)
+        if name == "GLOBAL":  # whose reader warns of what looks like escapes
+            yield name, " ".join((_line(stream), _line(stream)))
+        else:
+            yield name, None if opcode.arg is None else opcode.arg.reader(stream)
+
+
+def _line(stream: BytesIO) -> str:
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        raise ValueError("a name has no end")
+    return line[:-1].decode("ascii")
 
 
 def _known(name: str) -> _Name:
