@@ -18,6 +18,7 @@ from .budget import MAX_CARD_BYTES, MAX_CARD_DEPTH, MAX_CARD_SIZE, MAX_CARD_TEXT
 from .folder import Folder
 
 _NAME = "README.md"
+_VALUE = 16  # characters that a value counts as, however short it is
 _NULL = ("", "~", "null", "Null", "NULL")
 
 
@@ -83,17 +84,17 @@ class _Builder:
         elif kind == "Scalar":
             if len(event.value) > MAX_CARD_TEXT:
                 raise self._error(f"a value of {len(event.value)} characters")
-            self._count(1 + len(event.value))
+            self._count(_VALUE + len(event.value))
             plain = event.style in (None, "") and event.value in _NULL
             value = None if plain else event.value
             if event.anchor:
-                self._anchors[event.anchor] = value, 1 + len(event.value)
+                self._anchors[event.anchor] = value, _VALUE + len(event.value)
             self._add(value)
         elif kind.endswith("Start") and kind[:3] in ("Seq", "Map"):
             if len(self._open) == MAX_CARD_DEPTH:
                 raise self._error(f"more than {MAX_CARD_DEPTH} levels")
             self._open.append((event.anchor, _Pairs() if kind[0] == "M" else [], self.size))
-            self._count(1)
+            self._count(_VALUE)
         elif kind.endswith("End") and kind[:3] in ("Seq", "Map"):
             anchor, items, before = self._open.pop()
             value = items.whole() if isinstance(items, _Pairs) else items
