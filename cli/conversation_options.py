@@ -25,6 +25,7 @@ from .tool import ignored_option
 if TYPE_CHECKING:
     from pyllama.tokenizer import Tokenizer
 
+_MAX_TEMPLATE_BYTES = 4 << 20  # what is longer than a template may be is refused by `chat`
 Mode = Literal["complete", "talk", "write"]
 
 
@@ -132,7 +133,11 @@ class ConversationOptions(Group):
     def template(self) -> str | None:
         """Name or source of the chat format that was asked for."""
         if self.chat_template_file is not None:
-            return self.chat_template_file.read_text("utf-8", "replace")
+            from pyggml.files import read_regular
+
+            return read_regular(self.chat_template_file, _MAX_TEMPLATE_BYTES).decode(
+                "utf-8", "replace"
+            )
         return self.chat_template
 
 

@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyggml.files import read_regular
+
 from .errors import BenchFileError
 
+_MAX_BYTES = 64 << 20  # a row has about 1 KB
 TEST = ("n_prompt", "n_gen", "n_depth")
 SETTINGS = (
     "model_filename", "n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "flash_attn",
@@ -66,7 +69,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         BenchFileError: no such file, no JSON, or a row without what is compared.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_regular(path, _MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as e:
         raise BenchFileError(f"cannot read {path}: {e}") from e
     try:

@@ -164,6 +164,16 @@ class HParams:
         return self.n_embd_token or self.n_embd
 
     @property
+    def n_embd_output_norm(self) -> int:
+        """Columns of the norm before the output; 0 where layers end in their own."""
+        return 0 if self.post_norm else self.n_embd
+
+    @property
+    def n_embd_ffn_norm(self) -> int:
+        """Columns of the norm between attention and feed-forward; 0 where these are parallel."""
+        return 0 if self.parallel_residual else self.n_embd
+
+    @property
     def n_embd_qkv(self) -> int:
         """Columns of all queries, keys and values."""
         return self.n_embd_q + 2 * self.n_embd_kv

@@ -195,7 +195,7 @@ def tensor_sizes(hparams: HParams, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _is_matrix(info: TensorInfo) -> bool:
-    return info.n_dims >= 2
+    return any(n > 1 for n in info.ne[1:])  # a vector may be written with sizes of 1
 
 
 def _growth(type: GGMLType) -> float:

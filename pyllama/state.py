@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.files import replacing
+from pyggml.files import open_regular, replacing
 
 from .errors import StateError
 from .kv_cache import KVCache
@@ -100,7 +100,7 @@ def load_state(
     context: Context, path: str | os.PathLike[str], *, seq: int | None = None
 ) -> list[int]:
     """``restore_state`` from a file. Raises: StateError, BatchError, OSError."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         if file.read(len(MAGIC)) != MAGIC:  # before a wrong file of any size is read
             raise StateError(f"{os.fspath(path)}: not a saved state")
         file.seek(0)

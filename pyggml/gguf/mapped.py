@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import mmap as pages
 import os
-import stat
 from dataclasses import dataclass
 from mmap import mmap as MemoryMap
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import AllocError, GGUFError
+from ..files import NotRegular, open_regular
 from .cursor import INCOMPLETE
 
 
@@ -50,18 +50,17 @@ def read_bytes(path: Path, *, mmap: bool) -> Mapped:
         GGUFError: it cannot be opened. AllocError: it does not fit into memory (``mmap=False``).
     """
     try:
-        mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            raise GGUFError(f"{path}: is a directory; name a .gguf file in it")
-        if not stat.S_ISREG(mode):  # opening a pipe would block for ever
-            raise GGUFError(f"{path}: is not a regular file; name a .gguf file")
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if mmap and size:
                 map = MemoryMap(file.fileno(), size, access=pages.ACCESS_READ)
                 return Mapped(path, np.frombuffer(map, np.uint8), map)
             data = np.empty(size, np.uint8)
-            got = file.readinto(data.data)
+            got = 0
+            while got < size and (n := file.readinto(data.data[got:])):  # 2 GiB at most at a time
+                got += n
+    except NotRegular as error:
+        raise GGUFError(f"{path}: {error.strerror}; name a .gguf file") from None
     except FileNotFoundError:
         raise GGUFError(f"{path}: no such file; check the path") from None
     except PermissionError:

@@ -8,6 +8,7 @@ A file has
 - ``HPARAMS``: the keys of hyperparameters that stand elsewhere than ``hparams.KEYS`` say, and the
   values that are always the same;
 - ``TENSORS``: name pattern -> sizes in ne order; ``{i}`` is the layer, ``?`` marks an optional one;
+  with a size of 0, as of what a variant lacks, it must not be there;
 - ``build_graph(b)``, which reads sizes and weights from the builder and returns the logits;
 - ``CONVERT``: how a checkpoint from Hugging Face becomes a GGUF file (``convert.mapping``);
 - ``TINY``: by name of a variant, the config.json of a tiny checkpoint, for tests.

@@ -11,7 +11,7 @@ import numpy as np
 
 from pyggml.tensor import Tensor
 
-from ..convert.mapping import Config, Convert, base_keys, check_config
+from ..convert.mapping import Config, Convert, base_keys, check_config, float32
 from ..errors import ModelError
 from ..graph.builder import GraphBuilder
 from ..hparams import Key, Values
@@ -83,7 +83,7 @@ def _keys(config: Config) -> dict[str, Any]:
         ("attention.scale", attn.get("softmax_scale")),
     ):
         if value:
-            keys[key] = np.float32(value)
+            keys[key] = float32(value)
     return keys
 
 

@@ -32,7 +32,7 @@ from ..hparams import HParams, read_hparams
 from ..loader import check_tensors
 from ..tokenizer import load_tokenizer
 from .checkpoint import read_checkpoint
-from .folder import read_config
+from .folder import Folder, read_config
 from .general import read_general
 from .mapping import Config
 from .outtype import OUTTYPES, auto, pieces, type_of
@@ -94,28 +94,28 @@ def convert(
     """
     if outtype not in (*OUTTYPES, "auto"):
         raise ModelError(f"outtype is {outtype!r}, there are: {', '.join(OUTTYPES)}, auto")
-    folder, options = Path(folder), options or Options()
-    config = read_config(folder)
+    source, options = Folder(Path(folder)), options or Options()
+    folder, config = source.path, read_config(source)
     name, arch = find_arch(folder, config)
     config = {**arch.CONVERT.defaults, **config}
     keys = _arch_keys(folder, config, arch)
     planned: list[Planned] = []
     if not options.vocab_only:
-        planned = plan_tensors(folder, read_checkpoint(folder), config, arch)
+        planned = plan_tensors(folder, read_checkpoint(source), config, arch)
     outtype = auto(planned) if outtype == "auto" else outtype
     matrices, file_type = OUTTYPES[outtype]
     shapes = {one.name: one.shape for one in planned}
-    general = read_general(folder, name, shapes, options.model_name, options.metadata)
+    general = read_general(source, name, shapes, options.model_name, options.metadata)
     metadata = {
         **general.keys,
         **{f"{name}.{key}": value for key, value in keys.items()},
         **({"general.file_type": file_type} if planned else {}),
         "general.quantization_version": 2,
-        **read_vocabulary(folder, config, arch.CONVERT.add_bos),
+        **read_vocabulary(source, config, arch.CONVERT.add_bos),
     }
     with _trial(folder, _Content(metadata)) as file:
         hparams = read_hparams(file, load_tokenizer(file.metadata, file.path).n_vocab)
-    form = _form(folder, planned, hparams, arch, keys, options)
+    form = _form(source, planned, hparams, arch, keys, options)
     path = folder if outfile is None else Path(outfile)
     if path.is_dir():
         path /= general.file_name(outtype if planned else None, form.ending)
@@ -134,7 +134,7 @@ def _arch_keys(folder: Path, config: Config, arch: Arch) -> dict[str, Any]:
 
 
 def _form(
-    folder: Path,
+    source: Folder,
     planned: list[Planned],
     hparams: HParams,
     arch: Arch,
@@ -143,12 +143,14 @@ def _form(
 ) -> Form:
     """The tensors in the form that is asked for. Raises: ModelError."""
     if planned:
-        check_missing(folder, planned, hparams, arch)
+        check_missing(source.path, planned, hparams, arch)
     if not planned or (options.predictor is None and not options.transpose_down):
         return Form(planned)
     act = keys.get("hidden_act", "relu" if arch.CONVERT.relu else "")
-    check_neurons(folder, hparams, act)
-    return sparse_form(planned, hparams, options.predictor)
+    check_neurons(source.path, hparams, act)
+    if options.predictor is None:
+        return sparse_form(planned, hparams)
+    return sparse_form(planned, hparams, Folder(options.predictor, source.budget))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The ``general.*`` keys: what the folder, its README and config.json say about the model.
 
-    general = read_general(folder, arch="llama", tensors={"token_embd.weight": (512, 64)})
+    general = read_general(Folder(path), arch="llama", tensors={"token_embd.weight": (512, 64)})
     general.keys["general.name"], general.file_name("F16")
 
-The ``gguf`` package reads and guesses, by llama.cpp's conventions.
+The ``gguf`` package guesses, by llama.cpp's conventions; the files are read here, in a budget.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ModelError
-from .folder import read_json
+from .budget import shown
+from .folder import Folder, read_json
+from .mapping import float32
+from .model_card import read_card
 
 if TYPE_CHECKING:
     import gguf
@@ -29,8 +32,11 @@ log = logging.getLogger(__name__)
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "UINT32": np.uint32,
     "INT32": np.int32,
-    "FLOAT32": np.float32,
+    "FLOAT32": float32,
 }
+
+_SAMPLING = {"temperature": "temp"}  # generation_config.json's names, where GGUF has others
+_MAX_NAME = 1024  # characters
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class General:
 
 
 def read_general(
-    folder: Path,
+    folder: Folder,
     arch: str,
     tensors: Mapping[str, tuple[int, ...]],
     model_name: str | None = None,
@@ -71,14 +77,17 @@ def read_general(
     """
     import gguf  # slow to import
 
+    given: dict[str, Any] = {}
     if metadata is not None:
-        unknown = [key for key in read_json(metadata, must=True) if not key.startswith("general.")]
+        given = read_json(metadata, folder.budget)
+        unknown = [key for key in given if not key.startswith("general.")]
         if unknown:
-            raise ModelError(f"{metadata}: {unknown[0]!r:.80} is no general.* key")
+            raise ModelError(f"{metadata}: {shown(unknown[0])} is no general.* key")
     counts = _count(tensors)
     writer = gguf.GGUFWriter(None, arch)
-    found = _load(folder, model_name, metadata, counts[0])
-    found.name = found.name or folder.absolute().name
+    found = _guess(folder, counts[0])
+    _set(found, given)
+    found.name = model_name or found.name or folder.path.absolute().name
     if found.size_label is None and counts[0]:
         found.size_label = gguf.size_label(*counts)
     writer.add_type(gguf.GGUFType.MODEL)
@@ -87,23 +96,39 @@ def read_general(
         keys = {k: _plain(v.type.name, v.value) for k, v in writer.kv_data[0].items()}
     except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise ModelError(
-            f"{metadata or folder}: a general.* key is not as it must be: {error}"
+            f"{metadata or folder.path}: a general.* key is not as it must be: {error!s:.200}"
         ) from None
     parts = (found.name, found.basename, found.finetune, found.version, found.size_label)
     return General(keys, tuple(None if part is None else str(part) for part in parts))
 
 
-def _load(
-    folder: Path, model_name: str | None, metadata: Path | None, n_params: int
-) -> gguf.Metadata:
-    """What the files say; a README that cannot be understood says nothing."""
+def _guess(folder: Folder, n_params: int) -> gguf.Metadata:
+    """What the folder says; a README that cannot be understood says nothing."""
     import gguf
 
+    where = folder.path.absolute()
+    path = folder.json("config.json").get("_name_or_path")
+    names = {"_name_or_path": path} if isinstance(path, str) and len(path) < _MAX_NAME else {}
+    guess = gguf.Metadata.apply_metadata_heuristic
     try:
-        return gguf.Metadata.load(metadata, folder.absolute(), model_name, n_params)
-    except Exception as error:  # of YAML, or of values of any type in it
-        log.warning("%s: left out, since it cannot be read: %.200s", folder / "README.md", error)
-        return gguf.Metadata.load(metadata, None, model_name, n_params)
+        found = guess(gguf.Metadata(), read_card(folder), names, where, n_params)
+    except Exception as error:  # values of any type in a README
+        readme = folder.path / "README.md"
+        reason = str(error).removeprefix(f"{readme}: ")
+        log.warning("%s: left out, since it cannot be read: %.200s", readme, reason)
+        found = guess(gguf.Metadata(), {}, names, where, n_params)
+    sampling = folder.json("generation_config.json")
+    _set(found, {f"general.sampling.{_SAMPLING.get(k, k)}": v for k, v in sampling.items()})
+    return found
+
+
+def _set(found: gguf.Metadata, given: Mapping[str, Any]) -> None:
+    """Take over what ``general.*`` keys say; others are none of the model's."""
+    known = {field.name for field in fields(found)}
+    for key, value in given.items():
+        name = key.removeprefix("general.").replace(".", "_")
+        if name in known:
+            setattr(found, name, value)
 
 
 def _plain(kind: str, value: Any) -> Any:

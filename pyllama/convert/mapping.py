@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError
+from .budget import shown
 from .rope import Config as Config
 from .rope import rope_factors, rope_keys
 
@@ -90,10 +91,18 @@ def base_keys(config: Config) -> dict[str, Any]:
     for key, names in _SYNONYMS.items():
         value = next((config[name] for name in names if config.get(name) is not None), None)
         if value is not None:
-            keys[key] = np.float32(value) if key.endswith("epsilon") else int(value)
+            keys[key] = float32(value) if key.endswith("epsilon") else int(value)
     if "attention.key_length" in keys:
         keys["attention.value_length"] = keys["attention.key_length"]
     return keys | rope_keys(config)
+
+
+def float32(value: Any) -> np.float32:
+    """A number of config.json. Raises: ValueError: it is none, or 32 bits cannot hold it."""
+    number = float(value)
+    if not abs(number) <= float(np.finfo(np.float32).max):  # NaN is not
+        raise ValueError(f"{shown(value)} is no number that 32 bits hold")
+    return np.float32(number)
 
 
 def kv_heads(config: Config) -> int:
@@ -141,7 +150,8 @@ def hidden_act(config: Config, usual: str) -> dict[str, str]:
     given = next((config[name] for name in names if config.get(name) is not None), None)
     if given is not None and given not in _ACTS:
         raise ModelError(
-            f"config.json: activation {given!r} is not supported; there are: {', '.join(_ACTS)}"
+            f"config.json: activation {shown(given)} is not supported; there are: "
+            f"{', '.join(_ACTS)}"
         )
     act = usual if given is None else _ACTS[given]
     return {} if act == usual else {"hidden_act": act}
@@ -153,7 +163,8 @@ def check_config(config: Config, **wanted: Any) -> None:
         got = config.get(name)
         if got is not None and got != value:
             raise ModelError(
-                f"config.json: {name} is {got!r}, want {value!r}; this variant is not supported"
+                f"config.json: {name} is {shown(got)}, want {value!r}; this variant is not "
+                "supported"
             )
 
 

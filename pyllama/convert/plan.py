@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +25,13 @@ from ..arch import Arch, arch_names, get_arch
 from ..errors import ModelError
 from ..hparams import HParams
 from ..loader import tensor_sizes
+from .budget import shown
 from .mapping import Array, Config, Tensors
 from .stored import Stored
 
 log = logging.getLogger(__name__)
 
-_NUMBER = r"0|[1-9]\d{0,5}"
+_NUMBER = r"0|[1-9]\d{0,3}"  # of layers and experts: no model has 10,000
 _GROUPS = {"{i}": f"(?P<i>{_NUMBER})", "{e}": f"(?P<e>{_NUMBER})", "*": "(?P<end>weight|bias)"}
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _ALONE = -1  # the number of a tensor that is not one of many experts'
@@ -64,14 +65,15 @@ class _Source:
 def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
     """The architecture whose ``CONVERT`` names config.json's class. Raises: ModelError."""
     wanted = config.get("architectures")
+    models = {x for x in wanted if isinstance(x, str)} if isinstance(wanted, list) else set()
     known: list[str] = []
     for name in arch_names():
         arch = get_arch(name)
         known += arch.CONVERT.models
-        if isinstance(wanted, list) and any(model in wanted for model in arch.CONVERT.models):
+        if models.intersection(arch.CONVERT.models):
             return name, arch
     raise ModelError(
-        f"{folder / 'config.json'}: architectures is {wanted!r:.80}, known are: "
+        f"{folder / 'config.json'}: architectures is {shown(wanted)}, known are: "
         f"{', '.join(sorted(known))}; one more is a file in pyllama/arch: docs/add-a-model.md"
     )
 
@@ -84,7 +86,7 @@ def declared(folder: Path, arch: Arch) -> Iterator[None]:
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        what = f"{error!s:.200}" + (" is missing" if isinstance(error, KeyError) else "")
         raise ModelError(
             f"{folder / 'config.json'}: {what}: it describes no {arch.CONVERT.models[0]}"
         ) from None
@@ -147,32 +149,38 @@ def _sources(folder: Path, checkpoint: Mapping[str, Stored], arch: Arch) -> dict
     patterns = [(_compile(theirs), ours) for theirs, ours in convert.tensors.items()]
     sources: dict[str, _Source] = {}
     others: list[str] = []
+    ignored, other_media = _any_of(convert.ignored), _any_of(convert.other_media)
     for theirs, stored in checkpoint.items():
         whole = theirs, convert.prefix + theirs
-        if any(fnmatchcase(name, pattern) for pattern in convert.ignored for name in whole):
+        if ignored(whole[0]) or ignored(whole[1]):
             continue
-        if any(fnmatchcase(theirs, pattern) for pattern in convert.other_media):
+        if other_media(theirs):
             others.append(theirs)
             continue
         found = _find(whole[0], patterns) or _find(whole[1], patterns)
         if found is None:
             raise ModelError(
-                f"{stored.path}: tensor {theirs!r:.80} has no place in a "
+                f"{stored.path}: tensor {shown(theirs)} has no place in a "
                 f"{convert.models[0]}: this variant is not supported"
             )
         name, number = found
         members = sources.setdefault(name, _Source(name, {})).members
         if number in members:
             raise ModelError(
-                f"{folder}: {members[number][0]!r:.80} and {theirs!r:.80} both become {name!r}"
+                f"{folder}: {shown(members[number][0])} and {shown(theirs)} both become {name!r}"
             )
         members[number] = theirs, stored
     if others:
         log.warning(
-            "%s: only the text part is converted: %d tensors are left out, such as %r",
-            folder, len(others), others[0],
+            "%s: only the text part is converted: %d tensors are left out, such as %s",
+            folder, len(others), shown(others[0]),
         )  # fmt: skip
     return sources
+
+
+def _any_of(patterns: Iterable[str]) -> Callable[[str], object]:
+    """Whether one of these patterns of files' names is that of a tensor."""
+    return re.compile("|".join(map(translate, patterns)) or "(?!)").match
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
@@ -221,14 +229,14 @@ class _Change:
             lost = min(set(range(len(members))) - set(source.members), default=0)
             raise ModelError(
                 f"{self.folder}: {source.name!r} is stacked from {len(members)} experts, but "
-                f"expert {lost} is missing, beside {members[0][0]!r:.80}"
+                f"expert {lost} is missing, beside {shown(members[0][0])}"
             )
         first_name, first = members[0]
         for name, stored in members:
             if stored.shape != first.shape:
                 raise ModelError(
-                    f"{self.folder}: {name!r:.80} has the shape {list(stored.shape)}, but "
-                    f"{first_name!r:.80} {list(first.shape)}"
+                    f"{self.folder}: {shown(name)} has the shape {list(stored.shape)}, but "
+                    f"{shown(first_name)} {list(first.shape)}"
                 )
         shapes = self._try(first_name, source.name, first.shape)
         return [
@@ -252,8 +260,8 @@ class _Change:
                 made: Tensors = self.change(name, zeros, self.config)
             except (LookupError, TypeError, ValueError, ArithmeticError) as error:
                 raise ModelError(
-                    f"{self.folder}: tensor {theirs!r:.80} has the shape {list(shape)}, which "
-                    f"cannot become {name!r}: {error}"
+                    f"{self.folder}: tensor {shown(theirs)} has the shape {list(shape)}, which "
+                    f"cannot become {name!r}: {error!s:.200}"
                 ) from None
             self.tried[key] = {_pattern(ours): x.shape for ours, x in made.items()}
         layer = _LAYER.match(name)

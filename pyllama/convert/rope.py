@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError
+from .budget import shown
 
 Config = Mapping[str, Any]  # a parsed config.json
 _MOST_PAIRS = 1 << 13  # far beyond any head: a damaged size must not fill the memory
@@ -60,7 +61,7 @@ def rope_factors(config: Config) -> dict[str, npt.NDArray[np.float32]]:
     except ModelError:
         raise
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise ModelError(f"rope's parameters make no sense: {error}") from None
+        raise ModelError(f"rope's parameters make no sense: {error!s:.200}") from None
 
 
 def _factors(config: Config, params: Config) -> dict[str, npt.NDArray[np.float32]]:
@@ -89,7 +90,7 @@ def _parameters(config: Config) -> Config:
 
 def _mapping(params: Any) -> Config:
     if not isinstance(params, Mapping):
-        raise ModelError(f"rope's parameters are {params!r:.80}, want names and values")
+        raise ModelError(f"rope's parameters are {shown(params)}, want names and values")
     return params
 
 
@@ -99,7 +100,7 @@ def _sliding(config: Config) -> Config:
     local = {"rope_theta": config.get("rope_local_base_freq")}
     own = _mapping(params.get("sliding_attention") or local)
     if _kind(own) != "default":
-        raise ModelError(f"rope_type {_kind(own)!r} in layers with a window, want 'default'")
+        raise ModelError(f"rope_type {shown(_kind(own))} in layers with a window, want 'default'")
     return own
 
 
@@ -109,7 +110,7 @@ def _kind(params: Config) -> str:
     kind = known.get(kind, kind)
     if kind not in ("default", "linear", "yarn", "longrope", "llama3"):
         raise ModelError(
-            f"rope_type {kind!r} is not supported; there are: default, linear, dynamic, yarn, "
+            f"rope_type {shown(kind)} is not supported; there are: default, linear, dynamic, yarn, "
             "longrope, llama3"
         )
     return str(kind)

@@ -13,11 +13,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+from pyggml.files import open_regular
+
 from ..errors import ModelError
-from .folder import parse_json
+from .budget import MAX_JSON_BYTES, Budget, shown
+from .folder import parse_json, unreadable
 from .stored import DTYPES, Stored
 
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 LFS_POINTER = b"version https://git-lfs"
 INCOMPLETE = "the file is incomplete: fetch it again"
 
@@ -29,14 +31,18 @@ def lfs_error(path: Path) -> ModelError:
     )
 
 
-def read_safetensors(path: Path) -> dict[str, Stored]:
+def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, Stored]:
     """The tensors of a file, by name.
+
+    Args:
+        budget: what is left of it is what the table may cost.
 
     Raises:
         ModelError: it cannot be read, is damaged or incomplete.
     """
+    budget = budget or Budget()
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             file.seek(0)
             head = file.read(8)
@@ -48,12 +54,16 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
                     f"{path}: {size} bytes, the header alone should have {n}; {INCOMPLETE}, "
                     "or it is no safetensors file"
                 )
-            if n > _MAX_HEADER_BYTES:
-                raise ModelError(f"{path}: a header of {n} bytes, {_MAX_HEADER_BYTES} are legal")
-            header = parse_json(path, file.read(n))
+            if n > MAX_JSON_BYTES:
+                raise ModelError(
+                    f"{path}: a header of {n} bytes, at most {MAX_JSON_BYTES} are read"
+                )
+            budget.take("bytes", n, path)
+            header = parse_json(path, file.read(n), budget)
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
     header.pop("__metadata__", None)
+    budget.take("tensors", len(header), path)
     tensors, ends = {}, []
     for name, entry in header.items():
         tensors[name], end = _read_entry(path, name, entry, 8 + n)
@@ -64,22 +74,23 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 
 def _read_entry(path: Path, name: str, entry: Any, start: int) -> tuple[Stored, int]:
     """A tensor, and where it ends in the file."""
-    who = f"{path}: tensor {name!r:.80}"
+    who = f"{path}: tensor {shown(name)}"
     if not isinstance(entry, dict):
-        raise ModelError(f"{who} is described by {entry!r:.40}, want an object")
+        raise ModelError(f"{who} is described by {shown(entry)}, want an object")
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     places: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ModelError(f"{who} is {dtype!r:.20}, known are: {', '.join(DTYPES)}")
+        raise ModelError(f"{who} is {shown(dtype)}, known are: {', '.join(DTYPES)}")
     if not _are_sizes(shape) or len(shape) > 8:
-        raise ModelError(f"{who} has the shape {shape!r:.80}, want a list of sizes")
+        raise ModelError(f"{who} has the shape {shown(shape)}, want a list of sizes")
     if not _are_sizes(places) or len(places) != 2 or places[0] > places[1]:
-        raise ModelError(f"{who} has data_offsets {places!r:.80}, want [begin, end]")
+        raise ModelError(f"{who} has data_offsets {shown(places)}, want [begin, end]")
     wanted = math.prod(shape) * DTYPES[dtype].itemsize
     if places[1] - places[0] != wanted:
         raise ModelError(
-            f"{who} has {places[1] - places[0]} bytes, {dtype} of the shape {shape} takes {wanted}"
+            f"{who} has {places[1] - places[0]} bytes, {dtype} of the shape {shape} takes "
+            f"{shown(wanted)}"
         )
     return Stored(path, start + places[0], dtype, tuple(shape)), start + places[1]
 
@@ -93,7 +104,7 @@ def _check_places(path: Path, places: list[tuple[int, int, str]], size: int) -> 
     last_end, last = 0, ""
     for begin, end, name in sorted(places):
         if begin < last_end and end > begin:
-            raise ModelError(f"{path}: tensors {last!r:.80} and {name!r:.80} overlap")
+            raise ModelError(f"{path}: tensors {shown(last)} and {shown(name)} overlap")
         if end > last_end:
             last_end, last = end, name
     if last_end > size:

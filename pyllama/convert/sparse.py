@@ -1,7 +1,7 @@
 """A checkpoint as sparse inference wants it: down matrices by neuron, and PowerInfer's predictors.
 
     check_neurons(folder, hparams, act="relu")
-    form = sparse_form(planned, hparams, Path("predictors"))
+    form = sparse_form(planned, hparams, Folder(Path("predictors")))
     form.planned, form.keys, form.magic
 
 A folder of predictors has ``model_{i}.pt`` (or ``.safetensors``) for each layer, which hold
@@ -27,7 +27,8 @@ from ..errors import ModelError
 from ..graph.activation import RELU_LIKE
 from ..hparams import HParams
 from ..sparsity.sources import THRESHOLD_KEY
-from .folder import read_json
+from .budget import Budget, shown
+from .folder import Folder
 from .mapping import Array
 from .plan import Planned
 from .safetensors import read_safetensors
@@ -76,7 +77,9 @@ def check_neurons(folder: Path, hparams: HParams, act: str) -> None:
         )
 
 
-def sparse_form(planned: Iterable[Planned], hparams: HParams, predictor: Path | None) -> Form:
+def sparse_form(
+    planned: Iterable[Planned], hparams: HParams, predictor: Folder | None = None
+) -> Form:
     """A file with ``ffn_down_t``, and with the predictors of a folder if there is one.
 
     Raises:
@@ -104,36 +107,39 @@ def _read_transposed(read: Callable[[], Array]) -> Array:
     return read().T  # a view: what is written at a time is copied then
 
 
-def _read_threshold(folder: Path) -> np.float32 | None:
+def _read_threshold(folder: Folder) -> np.float32 | None:
     """What a neuron's score must reach; None where the folder does not say.
 
     Raises:
         ModelError: there is no such folder, or the threshold is no number.
     """
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "no such folder"
-        raise ModelError(f"{folder}: {what}: name the folder that has model_0.pt, a predictor")
-    value = read_json(folder / "config.json").get("sparse_threshold")
+    path = folder.path
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "no such folder"
+        raise ModelError(f"{path}: {what}: name the folder that has model_0.pt, a predictor")
+    value = folder.json("config.json").get("sparse_threshold")
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not abs(value) <= float(np.finfo(np.float32).max):  # NaN is not
         raise ModelError(
-            f"{folder / 'config.json'}: sparse_threshold is {value!r:.40}, want a number that a "
+            f"{path / 'config.json'}: sparse_threshold is {shown(value)}, want a number that a "
             "32-bit float holds"
         )
     return np.float32(value)
 
 
-def _plan_predictors(folder: Path, hparams: HParams) -> list[Planned]:
+def _plan_predictors(folder: Folder, hparams: HParams) -> list[Planned]:
     """The predictors' tensors, layer by layer.
 
     Raises:
         ModelError: a layer's file is missing or there are too many, one is damaged or holds
             something else, or sizes are not those of the model.
     """
-    files = _find_files(folder, hparams.n_layer)
-    return [one for i, file in enumerate(files) for one in _plan_layer(i, file, hparams)]
+    files = _find_files(folder.path, hparams.n_layer)
+    return [
+        one for i, file in enumerate(files) for one in _plan_layer(i, file, hparams, folder.budget)
+    ]
 
 
 def _find_files(folder: Path, n_layer: int) -> list[Path]:
@@ -167,8 +173,8 @@ def _find_files(folder: Path, n_layer: int) -> list[Path]:
     return [files[i] for i in range(n_layer)]
 
 
-def _plan_layer(i: int, file: Path, hparams: HParams) -> list[Planned]:
-    tensors = (read_torch if file.suffix == ".pt" else read_safetensors)(file)
+def _plan_layer(i: int, file: Path, hparams: HParams, budget: Budget) -> list[Planned]:
+    tensors = (read_torch if file.suffix == ".pt" else read_safetensors)(file, budget)
     _check(file, tensors, hparams)
     return [
         Planned(
@@ -187,7 +193,7 @@ def _check(file: Path, tensors: dict[str, Stored], hparams: HParams) -> None:
     odd += [name for name in tensors if name not in (_FC1, _FC2)]
     if odd:
         what = "has no place in a predictor" if odd[0] in tensors else "is missing"
-        raise ModelError(f"{file}: tensor {odd[0]!r:.80} {what}, which is {_FC1} and {_FC2}")
+        raise ModelError(f"{file}: tensor {shown(odd[0])} {what}, which is {_FC1} and {_FC2}")
     n_embd, n_ff = hparams.n_embd, hparams.n_ff
     first, second = (list(tensors[name].shape) for name in (_FC1, _FC2))
     for name, shape, size, wanted in (

@@ -12,12 +12,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
 from ..tokenizer.special import find_eog
-from .folder import objects, read_bytes, read_json
+from .budget import MAX_TEMPLATE_BYTES, shown
+from .folder import Folder, objects
 from .mapping import Config
 from .vocabulary_tokens import Vocabulary
 
@@ -37,13 +37,13 @@ _NAMED = ("bos", "eos", "unk", "sep", "pad", "mask")  # that the files have
 
 
 def special_keys(
-    folder: Path, config: Config, vocabulary: Vocabulary, tokens: Sequence[str]
+    folder: Folder, config: Config, vocabulary: Vocabulary, tokens: Sequence[str]
 ) -> tuple[dict[str, Any], set[int]]:
     """The keys, and the ids of all tokens with a role. Raises: ModelError."""
     ids = {text: i for i, text in enumerate(tokens)}
-    settings = read_json(folder / "tokenizer_config.json")
-    texts = (settings, read_json(folder / "special_tokens_map.json"))
-    numbers = (config, read_json(folder / "generation_config.json"))
+    settings = folder.json("tokenizer_config.json")
+    texts = (settings, folder.json("special_tokens_map.json"))
+    numbers = (config, folder.json("generation_config.json"))
     template = _template(folder)
 
     def named(role: str) -> Iterator[Any]:
@@ -76,10 +76,10 @@ def _text(token: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _template(folder: Path) -> dict[str, str]:
+def _template(folder: Folder) -> dict[str, str]:
     """The special tokens that tokenizer.json puts around a text, by role bos and eos."""
     found: dict[str, str] = {}
-    for processor in objects(read_json(folder / "tokenizer.json").get("post_processor")):
+    for processor in objects(folder.json("tokenizer.json").get("post_processor")):
         for part in [processor, *objects(processor.get("processors"))]:
             single = objects(part.get("single"))
             if part.get("type") != "TemplateProcessing" or len(single) < 2:
@@ -95,31 +95,40 @@ def _add_ends(
     roles: dict[str, int], ends: list[int], tokens: Sequence[str], ids: dict[str, int]
 ) -> None:
     """Give roles to the other tokens that end a generation, where their text does not say so."""
-    free = ["eot", "eom"]
+    free, unsaid = ["eot", "eom"], list[str]()
     for i in dict.fromkeys(i for i in ends if 0 <= i < len(tokens)):
         if i in find_eog(roles, ids):
             continue
         if free:
             roles[free.pop(0)] = i
         else:
-            log.warning("%r ends a text too, but GGUF has no room to say so", tokens[i])
+            unsaid.append(tokens[i])
+    if unsaid:
+        more = f" and {len(unsaid) - 1} more end" if len(unsaid) > 1 else " ends"
+        log.warning("%s%s a text too, but GGUF has no room to say so", shown(unsaid[0]), more)
 
 
-def _chat_templates(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _chat_templates(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
     template = settings.get("chat_template")
-    if template is None and (folder / "chat_template.jinja").is_file():
+    if template is None and folder.has("chat_template.jinja"):
         try:
-            template = read_bytes(folder / "chat_template.jinja").decode()
+            template = folder.read("chat_template.jinja", MAX_TEMPLATE_BYTES).decode()
         except UnicodeDecodeError as error:
-            raise ModelError(f"{folder / 'chat_template.jinja'}: not UTF-8 ({error})") from None
+            path = folder.path / "chat_template.jinja"
+            raise ModelError(f"{path}: not UTF-8 ({error})") from None
     if template is None:
-        template = read_json(folder / "chat_template.json").get("chat_template")
+        template = folder.json("chat_template.json").get("chat_template")
     if isinstance(template, str):
         template = [{"name": "default", "template": template}]
     keys: dict[str, Any] = {}
     for entry in objects(template):
         name, text = entry.get("name"), entry.get("template")
         if isinstance(name, str) and name and isinstance(text, str):
+            if max(len(name), len(text)) > MAX_TEMPLATE_BYTES:
+                raise ModelError(
+                    f"{folder.path}: the chat template {shown(name)} has {len(text)} characters, "
+                    f"at most {MAX_TEMPLATE_BYTES} are read: no model's has as many"
+                )
             name = re.sub(r"[^A-Za-z0-9]", "_", name)
             suffix = "" if name == "default" else f".{name}"
             keys[f"tokenizer.chat_template{suffix}"] = text

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.files import open_regular
 from pyggml.quants.half import bf16_to_float
 
 from ..errors import ModelError
@@ -82,7 +83,7 @@ class Stored:
     def _read_flat(self, n: int) -> Floats:
         out, dtype = np.empty(n, np.float32), DTYPES[self.dtype]
         try:
-            with open(self.path, "rb", buffering=0) as file:
+            with open_regular(self.path) as file:
                 file.seek(self.offset)
                 for i in range(0, n, _CHUNK):
                     part = out[i : i + _CHUNK]

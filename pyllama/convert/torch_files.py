@@ -12,81 +12,134 @@ from __future__ import annotations
 
 import struct
 import zipfile
+from io import FileIO
 from pathlib import Path
+from typing import IO, cast
+
+from pyggml.files import open_regular
 
 from ..errors import ModelError
+from .budget import MAX_PICKLE_BYTES, MAX_SHARED, Budget, shown
+from .folder import unreadable
 from .safetensors import INCOMPLETE, LFS_POINTER, lfs_error
 from .stored import DTYPES, Stored
 from .torch_pickle import View, read_pickle
 
-_MAX_PICKLE_BYTES = 64 << 20  # a table of 10,000 tensors has 2 MB
 _LOCAL = struct.Struct("<4s22xHH")  # a zip entry's own header: signature, lengths of name and extra
+_BYTE_ORDER = b"little"
 _DAMAGED = (
-    zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, struct.error,
+    zipfile.BadZipFile, ArithmeticError, LookupError, NotImplementedError, RuntimeError,
+    ValueError, EOFError, struct.error,
 )  # fmt: skip
 
 
-def read_torch(path: Path) -> dict[str, Stored]:
+class _Directory:
+    """An archive whose table of contents is read: bytes count before they are."""
+
+    def __init__(self, file: FileIO, path: Path, budget: Budget) -> None:
+        self._file, self._path, self._budget = file, path, budget
+        self.counts = True
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, n: int | None = -1) -> bytes:
+        if n is None or n < 0:
+            at = self._file.tell()
+            n = self._file.seek(0, 2) - at
+            self._file.seek(at)
+        if self.counts:
+            self._budget.take_directory(n, self._path)
+        return self._file.read(n)
+
+
+def read_torch(path: Path, budget: Budget | None = None) -> dict[str, Stored]:
     """The tensors of a file, by name; one on its own has the empty name.
+
+    Args:
+        budget: what is left of it is what the table may cost.
 
     Raises:
         ModelError: it cannot be read, is damaged, or holds anything but tensors.
     """
+    budget = budget or Budget()
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if file.read(len(LFS_POINTER)) == LFS_POINTER:
                 raise lfs_error(path)
-        with zipfile.ZipFile(path) as archive:
-            return _read_archive(path, archive)
+            directory = _Directory(file, path, budget)
+            with zipfile.ZipFile(cast("IO[bytes]", directory)) as archive:
+                directory.counts = False
+                return _read_archive(path, file, archive, budget)
     except ModelError:
         raise
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
     except _DAMAGED as error:
         raise ModelError(
-            f"{path}: not PyTorch's zip format ({error}); {INCOMPLETE}, or, if it is of before "
-            "PyTorch 1.6, load and save it there once"
+            f"{path}: not PyTorch's zip format ({error!s:.200}); {INCOMPLETE}, or, if it is of "
+            "before PyTorch 1.6, load and save it there once"
         ) from None
 
 
-def _read_archive(path: Path, archive: zipfile.ZipFile) -> dict[str, Stored]:
+def _read_archive(
+    path: Path, file: FileIO, archive: zipfile.ZipFile, budget: Budget
+) -> dict[str, Stored]:
     entries = {info.filename: info for info in archive.infolist()}
     roots = [name.removesuffix("data.pkl") for name in entries if name.endswith("/data.pkl")]
     if len(roots) != 1:
         raise ModelError(f"{path}: a zip archive, but not of PyTorch: no data.pkl in it")
     (root,) = roots
     for info in entries.values():
-        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-            raise ModelError(f"{path}: {info.filename!r:.80} is compressed, PyTorch's never are")
-    if entries[f"{root}data.pkl"].file_size > _MAX_PICKLE_BYTES:
-        raise ModelError(f"{path}: the table of tensors takes more than {_MAX_PICKLE_BYTES} bytes")
-    if f"{root}byteorder" in entries and archive.read(f"{root}byteorder") != b"little":
+        stored = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
+        if not stored or info.compress_size != info.file_size:
+            raise ModelError(f"{path}: {shown(info.filename)} is compressed, PyTorch's never are")
+    if entries[f"{root}data.pkl"].file_size > MAX_PICKLE_BYTES:
+        raise ModelError(f"{path}: the table of tensors takes more than {MAX_PICKLE_BYTES} bytes")
+    order = entries.get(f"{root}byteorder")
+    if order is not None and (order.file_size > 16 or archive.read(order) != _BYTE_ORDER):
         raise ModelError(f"{path}: was written on a big-endian machine: save it on another")
-    views = read_pickle(path, archive.read(f"{root}data.pkl"))
+    budget.take("bytes", entries[f"{root}data.pkl"].file_size, path)
+    views = read_pickle(path, archive.read(f"{root}data.pkl"), budget)
+    budget.take("tensors", len(views), path)
     places: dict[str, tuple[int, int]] = {}
-    with open(path, "rb") as file:
-        size = file.seek(0, 2)
-        for key in {view.storage.key for view in views.values()}:
-            if f"{root}data/{key}" not in entries:
-                raise ModelError(f"{path}: the array {key!r:.40} is missing in it; {INCOMPLETE}")
-            info = entries[f"{root}data/{key}"]
-            file.seek(info.header_offset)
-            signature, n_name, n_extra = _LOCAL.unpack(file.read(_LOCAL.size))
-            start = info.header_offset + _LOCAL.size + n_name + n_extra
-            if signature != b"PK\3\4" or start + info.file_size > size:
-                raise ModelError(f"{path}: the array {key!r:.40} is not whole; {INCOMPLETE}")
-            places[key] = start, info.file_size
-    return {
+    size = file.seek(0, 2)
+    for key in {view.storage.key for view in views.values()}:
+        if f"{root}data/{key}" not in entries:
+            raise ModelError(f"{path}: the array {shown(key)} is missing in it; {INCOMPLETE}")
+        info = entries[f"{root}data/{key}"]
+        file.seek(min(info.header_offset, size))
+        local = file.read(_LOCAL.size).ljust(_LOCAL.size, b"\0")
+        signature, n_name, n_extra = _LOCAL.unpack(local)
+        start = info.header_offset + _LOCAL.size + n_name + n_extra
+        if signature != b"PK\3\4" or start + info.file_size > size:
+            raise ModelError(f"{path}: the array {shown(key)} is not whole; {INCOMPLETE}")
+        places[key] = start, info.file_size
+    tensors = {
         name: _stored(path, name, view, *places[view.storage.key]) for name, view in views.items()
     }
+    _check_shared(path, tensors, size)
+    return tensors
+
+
+def _check_shared(path: Path, tensors: dict[str, Stored], size: int) -> None:
+    """Tensors may share an array, but a small file must not become a large one.
+
+    Raises:
+        ModelError: they take too many times the bytes that are there.
+    """
+    total = sum(one.size * DTYPES[one.dtype].itemsize for one in tensors.values())
+    if total > MAX_SHARED * size:
+        raise ModelError(
+            f"{path}: its {len(tensors)} tensors take {total} bytes, more than {MAX_SHARED} times "
+            f"the {size} of the file: they share arrays as no checkpoint's do"
+        )
 
 
 def _stored(path: Path, name: str, view: View, start: int, nbytes: int) -> Stored:
     itemsize = DTYPES[view.storage.dtype].itemsize
     if view.storage.size * itemsize > nbytes:
         raise ModelError(
-            f"{path}: tensor {name!r:.80}: an array of {view.storage.size} {view.storage.dtype} "
-            f"has only {nbytes} bytes"
+            f"{path}: tensor {shown(name)}: an array of {shown(view.storage.size)} "
+            f"{view.storage.dtype} has only {nbytes} bytes"
         )
     offset = start + view.offset * itemsize
     strides = None if _is_contiguous(view) else view.strides

@@ -5,7 +5,8 @@
 
 Not Python's unpickler: the two dozen opcodes that a state dict needs are run here, on dictionaries,
 lists, tuples, text and numbers. A name of a module is looked up in a table of tensor parts and
-never imported; anything else is refused by name. Time and memory are linear in ``data``.
+never imported; anything else is refused by name. Time and memory are linear in ``data``, and
+bounded by a budget: a tuple that holds another twice, and so on, is never looked through.
 Source: Python's ``pickletools``; PyTorch, ``torch._utils`` and ``torch.serialization``.
 """
 
@@ -14,10 +15,12 @@ from __future__ import annotations
 import math
 import pickletools
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ModelError
+from .budget import OPCODE_VALUES, Budget, shown
 
 _STORAGES = {
     "DoubleStorage": "F64",
@@ -34,7 +37,14 @@ _STORAGES = {
 _NUMBERS = ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT")
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_OPCODES = {
+    "PROTO", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "MARK", "TUPLE", "BINUNICODE", "BINPUT",
+    "LONG_BINPUT", "BINGET", "LONG_BINGET", "SETITEM", "SETITEMS", "APPEND", "APPENDS", "GLOBAL",
+    "BINPERSID", "REDUCE", "BUILD", "STOP", *_NUMBERS, *_CONSTANTS, *_TUPLES,
+}  # fmt: skip
+_CODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _MAX_DIMS = 8
+_COUNTED = 256  # opcodes that are counted at a time, before they are run
 
 
 class Storage(NamedTuple):
@@ -66,23 +76,26 @@ _PARAMETER = _Name("torch._utils _rebuild_parameter")
 _NAMES = {_DICT, _TENSOR, _PARAMETER} | {_Name(f"torch {name}") for name in _STORAGES}
 
 
-def read_pickle(path: Path, data: bytes) -> dict[str, View]:
+def read_pickle(path: Path, data: bytes, budget: Budget) -> dict[str, View]:
     """The tensors of a state dict by name; entries that are none are left out.
 
     A tensor on its own, as ``torch.save(tensor)`` writes it, has the empty name.
 
     Args:
         path: for messages.
+        budget: what is left of it is how many opcodes are run.
 
     Raises:
         ModelError: the pickle is damaged, or wants anything but tensors.
     """
     try:
-        root = _Machine().run(data)
+        root = _Machine().run(path, data, budget)
     except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ModelError(f"{path}: the pickle in it is damaged ({error!r:.80})") from None
+        text = str(error).removeprefix(f"{path}: ")
+        raise ModelError(f"{path}: {text}") from None
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        what = f"{type(error).__name__}: {error!s:.80}"
+        raise ModelError(f"{path}: the pickle in it is damaged ({what})") from None
     if isinstance(root, View):
         return {"": root}
     if not isinstance(root, dict):
@@ -98,12 +111,17 @@ class _Machine:
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self, data: bytes) -> Any:
+    def run(self, path: Path, data: bytes, budget: Budget) -> Any:
         """What the pickle builds. Raises: ModelError, and what damage leads to."""
         push = self.stack.append
-        steps: Iterator[tuple[Any, Any, Any]] = pickletools.genops(data)  # checks all lengths
-        for opcode, arg, _ in steps:
-            match opcode.name:
+        left = _COUNTED
+        budget.take("values", _COUNTED * OPCODE_VALUES, path)
+        for name, arg in _steps(data):
+            left -= 1
+            if not left:
+                budget.take("values", _COUNTED * OPCODE_VALUES, path)
+                left = _COUNTED
+            match name:
                 case "PROTO":
                     pass
                 case "EMPTY_DICT":
@@ -116,13 +134,13 @@ class _Machine:
                     self.marks.append(len(self.stack))
                 case "TUPLE":
                     push(tuple(self._to_mark()))
-                case "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
+                case "TUPLE1" | "TUPLE2" | "TUPLE3":
                     push(tuple(self._pop(_TUPLES[name])))
                 case "BINUNICODE":
                     push(arg)
-                case name if name in _NUMBERS:
+                case _ if name in _NUMBERS:
                     push(arg)
-                case name if name in _CONSTANTS:
+                case _ if name in _CONSTANTS:
                     push(_CONSTANTS[name])
                 case "BINPUT" | "LONG_BINPUT":
                     self.memo[arg] = self.stack[-1]
@@ -148,8 +166,7 @@ class _Machine:
                     self._pop(1)
                 case "STOP":
                     return self._pop(1)[0]
-                case name:
-                    raise ModelError(f"its pickle has the opcode {name}, which no tensor needs")
+        raise ValueError("it has no end")
 
     def _pop(self, n: int) -> list[Any]:
         if len(self.stack) - (self.marks[-1] if self.marks else 0) < n:
@@ -165,6 +182,31 @@ class _Machine:
         return items
 
 
+def _steps(data: bytes) -> Iterator[tuple[str, Any]]:
+    """Names of opcodes, and their arguments, whose lengths are checked.
+
+    Raises:
+        ModelError: an opcode that is not run; its argument is not looked at.
+    """
+    stream = BytesIO(data)
+    while code := stream.read(1):
+        opcode = _CODES.get(code.decode("latin-1"))
+        name = "unknown" if opcode is None else opcode.name
+        if opcode is None or name not in _OPCODES:
+            raise ModelError(f"its pickle has the opcode {name}, which no tensor needs")
+        if name == "GLOBAL":  # whose reader warns of what looks like escapes
+            yield name, " ".join((_line(stream), _line(stream)))
+        else:
+            yield name, None if opcode.arg is None else opcode.arg.reader(stream)
+
+
+def _line(stream: BytesIO) -> str:
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        raise ValueError("a name has no end")
+    return line[:-1].decode("ascii")
+
+
 def _known(name: str) -> _Name:
     if _Name(name) not in _NAMES:
         raise ModelError(
@@ -178,9 +220,11 @@ def _set_items(target: Any, items: list[Any]) -> None:
     if not isinstance(target, dict) or len(items) % 2:
         raise TypeError(f"items for {_kind(target)}")
     for key, value in zip(items[::2], items[1::2], strict=True):
-        if not isinstance(key, str | int):  # hashing could take for ever
+        if isinstance(key, str):
+            target[key] = value
+        elif not isinstance(key, int):
             raise TypeError(f"{_kind(key)} as a key")
-        target[key] = value
+        # numbers, as of an optimizer's state, name no tensors; chosen well, all hash alike
 
 
 def _extend(target: Any, items: list[Any]) -> None:
@@ -214,14 +258,17 @@ def _view(storage: Any, offset: Any, shape: Any, strides: Any) -> View:
     if not isinstance(storage, Storage):
         raise ModelError(f"makes a tensor of {_kind(storage)}, want a storage")
     if not _are_sizes(shape) or not _are_sizes(strides) or not _are_sizes((offset,)):
-        raise ModelError(f"a tensor has the shape {shape!r:.40} and strides {strides!r:.40}")
+        raise ModelError(
+            f"a tensor has the shape {shown(shape)} and strides {shown(strides)}, want "
+            f"at most {_MAX_DIMS} sizes each"
+        )
     span = offset
     if len(shape) == len(strides) and math.prod(shape):
         span += 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     if len(shape) != len(strides) or max(span, math.prod(shape)) > storage.size:
         raise ModelError(
             f"a tensor of shape {shape}, strides {strides} at {offset} is not within its storage "
-            f"of {storage.size}"
+            f"of {shown(storage.size)}"
         )
     return View(storage, offset, shape, strides)
 

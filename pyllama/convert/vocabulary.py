@@ -1,6 +1,6 @@
 """The vocabulary of a Hugging Face folder as GGUF's ``tokenizer.*`` keys.
 
-    keys = read_vocabulary(folder, config)
+    keys = read_vocabulary(Folder(Path("folder")), config)
     keys["tokenizer.ggml.tokens"]
 
 It is read from a SentencePiece model, tokenizer.json, or vocab.json with merges.txt, the first that
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ..errors import TokenizerError
 from ..tokenizer.special import CONTROL, NORMAL, UNUSED, USER_DEFINED
-from .folder import objects, read_json
+from .budget import shown
+from .folder import Folder, objects
 from .mapping import Config
 from .special_tokens import special_keys
 from .vocabulary_bpe import read_tokenizer_json, read_vocab_json
@@ -30,7 +30,7 @@ _LOOK_SPECIAL = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
 _BRACKETS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
 
 
-def read_vocabulary(folder: Path, config: Config, add_bos: bool | None = None) -> dict[str, Any]:
+def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None) -> dict[str, Any]:
     """The ``tokenizer.*`` keys.
 
     Args:
@@ -43,11 +43,11 @@ def read_vocabulary(folder: Path, config: Config, add_bos: bool | None = None) -
     vocabulary = _read_base(folder)
     n_vocab = config.get("vocab_size", max(vocabulary.tokens, default=0) + 1)
     if type(n_vocab) is not int or not 0 < n_vocab <= MAX_TOKENS:
-        raise TokenizerError(f"{folder / 'config.json'}: vocab_size is {n_vocab!r:.40}")
+        raise TokenizerError(f"{folder.path / 'config.json'}: vocab_size is {shown(n_vocab)}")
     if max(vocabulary.tokens, default=0) >= n_vocab:
         raise TokenizerError(
-            f"{folder}: the vocabulary has the token {max(vocabulary.tokens)}, config.json has "
-            f"the vocab_size {n_vocab}: they are of two models"
+            f"{folder.path}: the vocabulary has the token {max(vocabulary.tokens)}, config.json "
+            f"has the vocab_size {n_vocab}: they are of two models"
         )
     _add_tokens(folder, vocabulary, n_vocab)
     tokens = [
@@ -74,25 +74,26 @@ def read_vocabulary(folder: Path, config: Config, add_bos: bool | None = None) -
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | special
 
 
-def _read_base(folder: Path) -> Vocabulary:
+def _read_base(folder: Folder) -> Vocabulary:
     """The vocabulary without what was added to it."""
-    if is_sentencepiece(folder / "tokenizer.model"):
-        return read_sentencepiece(folder / "tokenizer.model")
-    if (folder / "tokenizer.json").is_file():
-        return read_tokenizer_json(folder / "tokenizer.json")
-    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return read_vocab_json(folder / "vocab.json", folder / "merges.txt")
+    if is_sentencepiece(folder):
+        return read_sentencepiece(folder)
+    if folder.has("tokenizer.json"):
+        return read_tokenizer_json(folder)
+    if folder.has("vocab.json") and folder.has("merges.txt"):
+        return read_vocab_json(folder)
     raise TokenizerError(
-        f"{folder}: there is no vocabulary: no tokenizer.model, tokenizer.json, or vocab.json "
+        f"{folder.path}: there is no vocabulary: no tokenizer.model, tokenizer.json, or vocab.json "
         "with merges.txt"
     )
 
 
-def _add_tokens(folder: Path, vocabulary: Vocabulary, n_vocab: int) -> None:
+def _add_tokens(folder: Folder, vocabulary: Vocabulary, n_vocab: int) -> None:
     """Put added tokens into the vocabulary."""
+    left_out: list[tuple[int, str]] = []
     for i, text, special in _added(folder):
         if not 0 <= i < n_vocab:
-            log.warning("%s: the added token %d %r has no weights: left out", folder, i, text)
+            left_out.append((i, text))
             continue
         vocabulary.added.add(i)
         if special or _looks_special(text):
@@ -100,15 +101,21 @@ def _add_tokens(folder: Path, vocabulary: Vocabulary, n_vocab: int) -> None:
         else:
             kind, text = USER_DEFINED, text.replace("\u2581", " ")
         vocabulary.tokens[i] = Token(text, kind, -1000.0)
+    if left_out:
+        (i, text), n = left_out[0], len(left_out) - 1
+        log.warning(
+            "%s: the added token %s %s has no weights: left out%s",
+            folder.path, shown(i), shown(text), f", and {n} more" if n else "",
+        )  # fmt: skip
 
 
-def _added(folder: Path) -> Iterator[tuple[int, str, bool]]:
+def _added(folder: Folder) -> Iterator[tuple[int, str, bool]]:
     """Id, text and whether it is special, of all added tokens; later ones replace earlier."""
-    for text, i in read_json(folder / "added_tokens.json").items():
+    for text, i in folder.json("added_tokens.json").items():
         if type(i) is int:
             yield i, text, False
-    listed = objects(read_json(folder / "tokenizer.json").get("added_tokens"))
-    for decoder in objects(read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")):
+    listed = objects(folder.json("tokenizer.json").get("added_tokens"))
+    for decoder in objects(folder.json("tokenizer_config.json").get("added_tokens_decoder")):
         listed += [
             {**entry, "id": int(i)}
             for i, value in decoder.items()

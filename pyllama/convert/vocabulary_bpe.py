@@ -1,6 +1,6 @@
 """BPE vocabularies: tokenizer.json, or vocab.json with merges.txt.
 
-    vocabulary = read_tokenizer_json(Path("tokenizer.json"))
+    vocabulary = read_tokenizer_json(Folder(Path("folder")))
 
 A tokenizer.json whose words begin with U+2581 is a SentencePiece model written out; it becomes one
 again, with scores in the order of the merges.
@@ -17,7 +17,8 @@ from typing import Any
 from ..errors import TokenizerError
 from ..tokenizer.recognise import recognise
 from ..tokenizer.special import BYTE, NORMAL, UNKNOWN
-from .folder import objects, read_bytes, read_json
+from .budget import shown
+from .folder import Folder, objects
 from .vocabulary_tokens import MAX_TOKENS, Token, Vocabulary
 
 log = logging.getLogger(__name__)
@@ -26,29 +27,33 @@ _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
-def read_vocab_json(vocab: Path, merges: Path) -> Vocabulary:
+def read_vocab_json(folder: Folder) -> Vocabulary:
     """GPT-2's two files. Raises: TokenizerError, ModelError."""
+    vocab, merges = folder.path / "vocab.json", folder.path / "merges.txt"
+    data = folder.read("merges.txt")
+    folder.budget.take("values", 2 * data.count(b"\n"), merges)
     try:
-        lines = read_bytes(merges).decode().splitlines()
+        lines = data.decode().split("\n")
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{merges}: not UTF-8 ({error}): fetch the file again") from None
+    lines = [line.removesuffix("\r") for line in lines]
     pairs = [line for line in lines if line and not line.startswith("#version")]
     return Vocabulary(
         model="gpt2",
-        tokens=_tokens(vocab, read_json(vocab)),
+        tokens=_tokens(vocab, folder.json("vocab.json")),
         pre="gpt-2",
         merges=[_merge(merges, pair) for pair in pairs],
     )
 
 
-def read_tokenizer_json(path: Path) -> Vocabulary:
+def read_tokenizer_json(folder: Folder) -> Vocabulary:
     """The file of the ``tokenizers`` library. Raises: TokenizerError, ModelError."""
-    root = read_json(path)
+    path, root = folder.path / "tokenizer.json", folder.json("tokenizer.json")
     model = root.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else None
         raise TokenizerError(
-            f"{path}: a tokenizer of the type {kind!r:.40}; BPE and SentencePiece can be converted"
+            f"{path}: a tokenizer of the type {shown(kind)}; BPE and SentencePiece can be converted"
         )
     tokens = _tokens(path, model.get("vocab"))
     pairs = model.get("merges")
@@ -59,6 +64,7 @@ def read_tokenizer_json(path: Path) -> Vocabulary:
             root.get("pre_tokenizer"),
             root.get("normalizer"),
             ignore_merges=model.get("ignore_merges") is True,
+            budget=folder.budget,
         )
         if found.warning is not None:
             log.warning("%s: %s", path, found.warning)
@@ -110,9 +116,11 @@ def _tokens(path: Path, vocab: Any) -> dict[int, Token]:
     tokens: dict[int, Token] = {}
     for text, i in vocab.items():
         if type(i) is not int or not 0 <= i < MAX_TOKENS:
-            raise TokenizerError(f"{path}: token {text!r:.40} has the id {i!r:.40}")
+            raise TokenizerError(f"{path}: token {shown(text)} has the id {shown(i)}")
         if i in tokens:
-            raise TokenizerError(f"{path}: {tokens[i].text!r:.40} and {text!r:.40} have the id {i}")
+            raise TokenizerError(
+                f"{path}: {shown(tokens[i].text)} and {shown(text)} have the id {i}"
+            )
         tokens[i] = Token(text, NORMAL)
     return tokens
 
@@ -125,5 +133,5 @@ def _merge(path: Path, pair: Any) -> str:
         or len(symbols) != 2
         or not all(isinstance(symbol, str) and symbol for symbol in symbols)
     ):
-        raise TokenizerError(f"{path}: the merge {pair!r:.60} is not two symbols")
+        raise TokenizerError(f"{path}: the merge {shown(pair)} is not two symbols")
     return " ".join(symbol.replace(" ", "\u0120") for symbol in symbols)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MAX_TOKENS = 1 << 20  # far beyond any vocabulary: a damaged id must not fill the memory
+MAX_TOKENS = 1 << 19  # twice the largest vocabularies: a damaged id must not fill the memory
 
 
 class Token(NamedTuple):

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from pyggml.files import read_regular
 from pyggml.gguf import GGUFError, GGUFFile
 
 from ..loader import Progress
@@ -77,6 +78,7 @@ def _new(kind: str) -> _State:
     return hashlib.new("sha1" if kind == "uuid" else kind)
 
 
+_MAX_MANIFEST_BYTES = 64 << 20  # a line for each tensor has about 100 bytes
 Manifest = dict[tuple[str, str | None], str]
 
 
@@ -87,7 +89,7 @@ def read_manifest(path: Path, model: Path) -> Manifest:
         GGUFError: it cannot be read, or has none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path, _MAX_MANIFEST_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise GGUFError(f"{path}: cannot be read as a list of hashes: {error}") from error
     line_of_model = re.compile(rf"(\w+)\s+([-\w]+)\s+(?:.*[/\\])?{re.escape(model.name)}(?::(.*))?")

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.files import open_regular
 from pyggml.gguf import GGUFError, GGUFFile, GGUFStrings, ValueType
 from pyggml.gguf.header import ALIGNMENT_KEY
 from pyggml.gguf.parts import SPLIT_KEYS
@@ -56,7 +57,7 @@ class Change:
         """Write it. Raises: GGUFError: the file cannot be written."""
         data = self.kind.dtype.type(self.new).tobytes()
         try:
-            with open(file.path, "r+b", buffering=0) as out:
+            with open_regular(file.path, update=True) as out:
                 out.seek(self.offset)
                 out.write(data)
         except OSError as error:

@@ -72,7 +72,7 @@ class GraphBuilder:
 
     def embed(self, name: str) -> Tensor:
         """Rows of the embedding for the ubatch's tokens: [n_embd, T]."""
-        return ops.get_rows(self.ctx, self.weights[name], self.tokens).set_name("inp_embd")
+        return ops.get_rows(self.ctx, self.weight(name), self.tokens).set_name("inp_embd")
 
     def add_positions(self, x: Tensor) -> Tensor:
         """``x`` plus the learned vectors of the tokens' positions: [n_embd, T]."""
@@ -89,7 +89,7 @@ class GraphBuilder:
     def rms_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
         """RMS norm of rows times its weight."""
         norm = ops.rms_norm(self.ctx, x, self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
-        return ops.mul(self.ctx, norm, self.weights[f"{prefix}.weight"]).set_name(name)
+        return ops.mul(self.ctx, norm, self.weight(f"{prefix}.weight")).set_name(name)
 
     def layer_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
         """Layer norm times its weight, plus its bias if the model has one."""
@@ -102,7 +102,7 @@ class GraphBuilder:
 
     def linear(self, x: Tensor, prefix: str, name: str, residual: Tensor | None = None) -> Tensor:
         """``weight @ x``, plus the bias if the model has one, plus the residual if given."""
-        y = ops.mul_mat(self.ctx, self.weights[f"{prefix}.weight"], x).set_name(name)
+        y = ops.mul_mat(self.ctx, self.weight(f"{prefix}.weight"), x).set_name(name)
         bias = self.weights.get(f"{prefix}.bias")
         if bias is not None:
             y = ops.add(self.ctx, y, bias).set_name(f"{name}_b")

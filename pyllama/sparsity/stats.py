@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.files import write_whole
+from pyggml.files import read_regular, write_whole
 
 from ..errors import ModelError
 from ..hparams import HParams
@@ -128,10 +128,9 @@ def save_stats(path: str | os.PathLike[str], stats: Statistics) -> None:
 def load_stats(path: str | os.PathLike[str]) -> Statistics:
     """Read what ``save_stats`` wrote. Raises: ModelError; OSError: the file cannot be read."""
     path = Path(path)
-    if path.stat().st_size > _MAX_BYTES:
-        raise ModelError(f"{path}: larger than any file of statistics")
+    data = read_regular(path, _MAX_BYTES)
     try:
-        return _parse(json.loads(path.read_bytes()))
+        return _parse(json.loads(data))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ModelError(
             f"{path}: no statistics of pyllama-powerinfer stats, or damaged ({error!r:.80})"

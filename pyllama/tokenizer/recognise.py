@@ -17,6 +17,7 @@ from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
 
+from ..convert.budget import Budget
 from .boundaries import SPACE
 from .characters import WHITE
 from .pretokenize import Cutter, PreTokenizer
@@ -49,15 +50,22 @@ class Recognised:
     warning: str | None = None
 
 
-def recognise(pre_tokenizer: Any, normalizer: Any, *, ignore_merges: bool = False) -> Recognised:
+def recognise(
+    pre_tokenizer: Any,
+    normalizer: Any,
+    *,
+    ignore_merges: bool = False,
+    budget: Budget | None = None,
+) -> Recognised:
     """The pre-tokenizer that cuts text as these sections do, or comes closest.
 
     Args:
         pre_tokenizer: Section of that name, parsed; None if there is none.
         normalizer: Section of that name, parsed; None if there is none.
         ignore_merges: What the section ``model`` says under this name.
+        budget: What is left of it is the time that following the sections may take.
     """
-    steps = Steps()
+    steps = Steps(budget or Budget())
     words = steps.words(pre_tokenizer, normalizer, PROBE)
     names = [name for name, pre in PRE_TOKENIZERS.items() if pre.byte_level == steps.byte_level]
     exact = [name for name in names if words in _cuts(PRE_TOKENIZERS[name])]

@@ -1,23 +1,27 @@
 r"""How a ``tokenizer.json`` cuts a text into words, by its normalizer and pre_tokenizer sections.
 
-    reader = Steps()
+    reader = Steps(Budget())
     reader.words({"type": "Digits", "individual_digits": True}, None, "in 2026")
     # ['in ', '2', '0', '2', '6']
     reader.unread               # names of steps that could not be followed: []
 
-For texts of a few hundred characters. The file is a stranger's, so a regular expression
-gets a second at most, and whatever is odd ends up in `Steps.unread`, never in an exception.
+For texts of a few hundred characters. The file is a stranger's, so all regular expressions
+together get a second at most, none becomes large when it is compiled, and whatever is odd ends up
+in `Steps.unread`, never in an exception.
 
 Source: the ``tokenizers`` library, ``pre_tokenizers`` and ``SplitDelimiterBehavior``.
 """
 
 from __future__ import annotations
 
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ..convert.budget import Budget, shown
 from .boundaries import SPACE
+from .pattern_size import MAX_SIZE, compiled_size
 
 Section = Mapping[str, Any]
 # A text in pieces, in order; True where the pattern matched.
@@ -25,7 +29,6 @@ Marked = list[tuple[str, bool]]
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
-_TIMEOUT_S = 1.0
 _MAX_STEPS = 100
 _MAX_CHARS = 2000
 
@@ -37,21 +40,29 @@ class _Odd(Exception):
 class Steps:
     """Follows the steps of a section.
 
+    Args:
+        budget: what is left of its time is what following them may take.
+
     Attributes:
         byte_level: Some step spells bytes in GPT-2's alphabet.
         prefixes_space: Some step puts a space before words; `words` leaves that out.
         unread: What could not be followed, by type.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
         self.byte_level = False
         self.prefixes_space = False
         self.unread: list[str] = []
 
     def words(self, pre_tokenizer: Any, normalizer: Any, text: str) -> list[str]:
         """Words of a text, spelt in characters even where the model spells bytes."""
+        with self.budget.pattern_time() as seconds:
+            return self._words(pre_tokenizer, normalizer, text, _Matcher(seconds))
+
+    def _words(self, pre_tokenizer: Any, normalizer: Any, text: str, m: _Matcher) -> list[str]:
         for section in self._flat(normalizer, "normalizers"):
-            normalized = self._follow(_NORMALIZERS, section, text, text)
+            normalized = self._follow(_NORMALIZERS, section, text, text, m)
             if len(normalized) > _MAX_CHARS:
                 self._note(section.get("type"))
             else:
@@ -64,7 +75,7 @@ class Steps:
             words = [
                 piece
                 for word in words
-                for piece in self._follow(_PRE_TOKENIZERS, section, word, [word])
+                for piece in self._follow(_PRE_TOKENIZERS, section, word, [word], m)
                 if piece
             ]
         return words
@@ -82,36 +93,70 @@ class Steps:
             elif section is not None:
                 self._note(type(section).__name__)
 
-    def _follow(self, steps: Mapping[str, Any], section: Section, text: str, otherwise: Any) -> Any:
+    def _follow(
+        self, steps: Mapping[str, Any], section: Section, text: str, otherwise: Any, m: _Matcher
+    ) -> Any:
         kind = section.get("type")
         try:
-            if not isinstance(kind, str) or kind not in steps:
+            if not isinstance(kind, str) or kind not in steps or m.seconds_left <= 0:
                 raise _Odd
-            return steps[kind](section, text)
+            return steps[kind](section, text, m)
         except _Odd:
             self._note(kind)
             return otherwise
 
     def _note(self, kind: Any) -> None:
-        shown = kind[:40] if isinstance(kind, str) else repr(kind)[:40]
-        if shown not in self.unread:
-            self.unread.append(shown)
+        name = kind[:40] if isinstance(kind, str) else shown(kind, 40)
+        if name not in self.unread:
+            self.unread.append(name)
 
 
-def _mark(pattern: str, text: str) -> Marked:
-    """Matches and the gaps between them; a match of nothing cuts."""
+class _Matcher:
+    """Finds regular expressions, until its time is up.
+
+    Args:
+        seconds: for all of them together.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._compiled: dict[str, Any] = {}  # None: one that is refused
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the next one may take; 0 or less: it may not begin."""
+        return self._end - time.monotonic()
+
+    def mark(self, pattern: str, text: str) -> Marked:
+        """Matches and the gaps between them; a match of nothing cuts."""
+        if pattern not in self._compiled:
+            self._compiled[pattern] = _compile(pattern)
+        compiled, seconds = self._compiled[pattern], self.seconds_left
+        if compiled is None or seconds <= 0:
+            raise _Odd
+        marked: Marked = []
+        end = 0
+        try:
+            for match in compiled.finditer(text, timeout=seconds):
+                marked += [(text[end : match.start()], False), (match.group(), True)]
+                end = match.end()
+        except (TimeoutError, RecursionError, OverflowError, MemoryError):
+            raise _Odd from None
+        return [*marked, (text[end:], False)]
+
+
+def _compile(pattern: str) -> Any:
+    """A regular expression that can be compiled at little cost, or None."""
     import regex
 
-    marked: Marked = []
-    end = 0
+    size = compiled_size(pattern)
+    if size is None or size > MAX_SIZE:
+        return None
     try:
         # version 1 of its syntax has nested sets and intersections, as Oniguruma has
-        for match in regex.compile(pattern, regex.V1).finditer(text, timeout=_TIMEOUT_S):
-            marked += [(text[end : match.start()], False), (match.group(), True)]
-            end = match.end()
-    except (regex.error, TimeoutError, RecursionError, OverflowError, MemoryError):
-        raise _Odd from None
-    return [*marked, (text[end:], False)]
+        return regex.compile(pattern, regex.V1)
+    except (regex.error, RecursionError, OverflowError, MemoryError, ValueError, LookupError):
+        return None
 
 
 def _isolated(marked: Marked) -> list[str]:
@@ -167,11 +212,11 @@ _BEHAVIORS: dict[str, Callable[[Marked], list[str]]] = {
 }
 
 
-def _cut(pattern: str, behavior: Any, text: str, invert: bool = False) -> list[str]:
+def _cut(m: _Matcher, pattern: str, behavior: Any, text: str, invert: bool = False) -> list[str]:
     if not isinstance(behavior, str) or behavior not in _BEHAVIORS:
         raise _Odd
     return _BEHAVIORS[behavior](
-        [(piece, matched != invert) for piece, matched in _mark(pattern, text) if piece]
+        [(piece, matched != invert) for piece, matched in m.mark(pattern, text) if piece]
     )
 
 
@@ -194,71 +239,81 @@ def _text(section: Section, key: str, default: str | None = None) -> str:
     return value
 
 
-def _split_at_character(section: Section, text: str) -> list[str]:
+def _split_at_character(section: Section, text: str, m: _Matcher) -> list[str]:
     delimiter = _text(section, "delimiter")
     if len(delimiter) != 1:
         raise _Odd
     return text.split(delimiter)
 
 
-def _metaspace(section: Section, text: str) -> list[str]:
+def _metaspace(section: Section, text: str, m: _Matcher) -> list[str]:
     import regex
 
     space = _text(section, "replacement", SPACE)
+    if len(space) != 1:
+        raise _Odd
     text = text.replace(" ", space)
     scheme = section.get("prepend_scheme", "always")
     if section.get("add_prefix_space", True) and scheme != "never" and not text.startswith(space):
         text = space + text
     if not section.get("split", True):
         return [text]
-    return _cut(regex.escape(space), "MergedWithNext", text)
+    return _cut(m, regex.escape(space), "MergedWithNext", text)
 
 
-def _replace(section: Section, text: str) -> str:
+def _replace(section: Section, text: str, m: _Matcher) -> str:
     content = _text(section, "content")
-    return "".join(
-        content if matched else piece for piece, matched in _mark(_pattern(section), text)
-    )
+    marked = m.mark(_pattern(section), text)
+    if sum(len(content) if matched else len(piece) for piece, matched in marked) > _MAX_CHARS:
+        raise _Odd
+    return "".join(content if matched else piece for piece, matched in marked)
 
 
-def _strip_accents(section: Section, text: str) -> str:
+def _prepend(section: Section, text: str, m: _Matcher) -> str:
+    before = _text(section, "prepend")
+    if len(before) > _MAX_CHARS:
+        raise _Odd
+    return before + text if text else text
+
+
+def _strip_accents(section: Section, text: str, m: _Matcher) -> str:
     return "".join(char for char in text if unicodedata.category(char) != "Mn")
 
 
-def _strip(section: Section, text: str) -> str:
+def _strip(section: Section, text: str, m: _Matcher) -> str:
     text = text.lstrip() if section.get("strip_left", True) else text
     return text.rstrip() if section.get("strip_right", True) else text
 
 
-_PRE_TOKENIZERS: dict[str, Callable[[Section, str], list[str]]] = {
-    "Split": lambda s, text: _cut(
-        _pattern(s), s.get("behavior"), text, invert=bool(s.get("invert", False))
+_PRE_TOKENIZERS: dict[str, Callable[[Section, str, _Matcher], list[str]]] = {
+    "Split": lambda s, text, m: _cut(
+        m, _pattern(s), s.get("behavior"), text, invert=bool(s.get("invert", False))
     ),
-    "ByteLevel": lambda s, text: (
-        _cut(_GPT2, "Isolated", text) if s.get("use_regex", True) else [text]
+    "ByteLevel": lambda s, text, m: (
+        _cut(m, _GPT2, "Isolated", text) if s.get("use_regex", True) else [text]
     ),
-    "Digits": lambda s, text: _cut(
-        r"\p{N}", "Isolated" if s.get("individual_digits", False) else "Contiguous", text
+    "Digits": lambda s, text, m: _cut(
+        m, r"\p{N}", "Isolated" if s.get("individual_digits", False) else "Contiguous", text
     ),
-    "Punctuation": lambda s, text: _cut(_PUNCTUATION, s.get("behavior", "Isolated"), text),
-    "Whitespace": lambda s, text: _cut(r"\w+|[^\w\s]+", "Removed", text, invert=True),
-    "WhitespaceSplit": lambda s, text: _cut(r"\s", "Removed", text),
-    "BertPreTokenizer": lambda s, text: [
+    "Punctuation": lambda s, text, m: _cut(m, _PUNCTUATION, s.get("behavior", "Isolated"), text),
+    "Whitespace": lambda s, text, m: _cut(m, r"\w+|[^\w\s]+", "Removed", text, invert=True),
+    "WhitespaceSplit": lambda s, text, m: _cut(m, r"\s", "Removed", text),
+    "BertPreTokenizer": lambda s, text, m: [
         piece
-        for word in _cut(r"\s", "Removed", text)
-        for piece in _cut(_PUNCTUATION, "Isolated", word)
+        for word in _cut(m, r"\s", "Removed", text)
+        for piece in _cut(m, _PUNCTUATION, "Isolated", word)
     ],
     "CharDelimiterSplit": _split_at_character,
     "Metaspace": _metaspace,
 }
 
-_NORMALIZERS: dict[str, Callable[[Section, str], str]] = {
-    "NFC": lambda s, text: unicodedata.normalize("NFC", text),
-    "NFD": lambda s, text: unicodedata.normalize("NFD", text),
-    "NFKC": lambda s, text: unicodedata.normalize("NFKC", text),
-    "NFKD": lambda s, text: unicodedata.normalize("NFKD", text),
-    "Lowercase": lambda s, text: text.lower(),
-    "Prepend": lambda s, text: _text(s, "prepend") + text if text else text,
+_NORMALIZERS: dict[str, Callable[[Section, str, _Matcher], str]] = {
+    "NFC": lambda s, text, m: unicodedata.normalize("NFC", text),
+    "NFD": lambda s, text, m: unicodedata.normalize("NFD", text),
+    "NFKC": lambda s, text, m: unicodedata.normalize("NFKC", text),
+    "NFKD": lambda s, text, m: unicodedata.normalize("NFKD", text),
+    "Lowercase": lambda s, text, m: text.lower(),
+    "Prepend": _prepend,
     "Replace": _replace,
     "Strip": _strip,
     "StripAccents": _strip_accents,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from pyggml.files import replacing, write_whole
+from pyggml.files import NotRegular, open_regular, read_regular, replacing, write_whole
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -44,3 +46,62 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     with replacing(pipe) as path:
         assert path == pipe
     assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_regular_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"0123456789")
+    assert read_regular(path) == read_regular(path, 10) == b"0123456789"
+    with pytest.raises(OSError, match="has 10 bytes, at most 9 are read"):
+        read_regular(path, 9)
+    with open_regular(path, update=True) as file:
+        file.seek(3)
+        file.write(b"x")
+    with open_regular(path) as file:
+        assert file.read(5) == b"012x4"
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "none")
+    with pytest.raises(OSError, match="null"):
+        open_regular("a\0b")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+@pytest.mark.timeout(10)
+def test_nothing_else_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    os.mkfifo("pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        os.symlink("pipe", "link")
+        kinds = {
+            "pipe": "a pipe", "link": "a pipe", "socket": "a socket", ".": "a directory",
+            "/dev/zero": "a device",
+        }  # fmt: skip
+        for name, kind in kinds.items():
+            for read in (open_regular, read_regular):
+                with pytest.raises(NotRegular, match=f"is {kind}, not a regular file"):
+                    read(name)
+    with pytest.raises(NotRegular):
+        open_regular("pipe", update=True)
+
+
+# what may open a file otherwise: it writes, or reads a path that is the program's or the system's
+OPENED = {
+    "pyggml/files.py", "pyggml/jit.py", "pyggml/backend/cpu/osapi.py",
+    "pyggml/backend/cpu/tuning.py", "pyggml/viz/html.py", "pyllama/bench.py",
+}  # fmt: skip
+
+
+def test_readers_open_files_in_one_place() -> None:
+    root = Path(__file__).parents[2]
+    found = set()
+    for path in [*(root / "pyggml").rglob("*.py"), *(root / "pyllama").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            writes = any(isinstance(x, ast.Constant) and x.value == "wb" for x in node.args)
+            by_name = name in ("open", "io.open", "os.open", "np.load", "np.memmap")
+            if (by_name and not writes) or name.endswith((".read_text", "path.read_bytes")):
+                found.add(path.relative_to(root).as_posix())
+    assert found <= OPENED

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyggml.gguf import GGUFFile
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_MAX_TEMPLATE_BYTES = 64 << 20  # or the tokenizer_config.json around it
 _SIMPLE = {
     "general_name": "general.name",
     "general_description": "general.description",
@@ -122,8 +123,10 @@ def _template(options: dict[str, Any]) -> Any:
 
 
 def _text(path: Path) -> str:
+    from pyggml.files import read_regular
+
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, _MAX_TEMPLATE_BYTES).decode()
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{path} is not UTF-8: {error}") from None
 

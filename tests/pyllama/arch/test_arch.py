@@ -17,8 +17,10 @@ from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.viz import graph_dump_dot
 from pyllama import Batch, Context, Model
+from pyllama.arch import get_arch
 from pyllama.convert import convert
 from pyllama.errors import ModelError
+from pyllama.gguf_tools.validate import validate
 
 from .checkpoints import recorded, variants, write_checkpoint
 
@@ -117,3 +119,25 @@ def test_missing_and_unknown_tensors_are_named(folders: Any, name: str, tmp_path
     write_gguf(tmp_path / "y.gguf", file.metadata, tensors)
     with pytest.raises(ModelError, match=r"such as 'blk.0.strange.weight'"):
         Model.load(tmp_path / "y.gguf")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_too_few_is_a_fault_or_no_need(folders: Any, name: str, tmp_path: Path) -> None:
+    """What the table calls optional: ``validate`` says that it is missing, or the rest runs."""
+    with GGUFFile(folders(name)) as file:
+        metadata = dict(file.metadata)
+        tensors = {n: (file.tensor_bytes(n), t.type, t.ne) for n, t in file.tensors.items()}
+    arch = get_arch(metadata["general.architecture"])
+    patterns = {
+        p.rstrip("?") for p, ne in arch.TENSORS.items() if p.endswith("?") or "norm" in ne[-1]
+    }
+    patterns |= {p for p in arch.TENSORS if p.startswith("project_")}
+    names = {p.replace("{i}", "0") for p in patterns} & set(tensors)
+    for lost in sorted(names):
+        path = tmp_path / "x.gguf"
+        write_gguf(path, metadata, {n: t for n, t in tensors.items() if n != lost})
+        if validate(path).faults:
+            with pytest.raises(ModelError, match=f"'{lost}' is missing"):
+                Model.load(path)
+        else:
+            assert np.isfinite(logits(Model.load(path), [1, 2, 3])).all(), lost

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyllama.arch import get_arch
-from pyllama.convert.folder import read_config
+from pyllama.convert.folder import Folder, read_config
 from pyllama.errors import ModelError
 
 
@@ -57,7 +57,7 @@ def test_gemma_3_that_sees(tmp_path: Path) -> None:
     }  # fmt: skip
     whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(whole))
-    config, convert = read_config(tmp_path), get_arch("gemma3").CONVERT
+    config, convert = read_config(Folder(tmp_path)), get_arch("gemma3").CONVERT
     assert config["architectures"] == whole["architectures"]
     keys = convert.keys({**convert.defaults, **config})
     assert {

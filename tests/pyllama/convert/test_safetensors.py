@@ -12,6 +12,7 @@ import pytest
 
 from pyggml.quants.half import bf16_from_float
 from pyllama.convert.checkpoint import read_checkpoint
+from pyllama.convert.folder import Folder
 from pyllama.convert.safetensors import read_safetensors
 from pyllama.errors import ModelError
 
@@ -134,25 +135,25 @@ def test_shards(tmp_path: Path, indexed: bool) -> None:
     write_safetensors(tmp_path / second, {"b": X + 1})
     if indexed:
         index(tmp_path, {"a": first, "b": second})
-    tensors = read_checkpoint(tmp_path)
+    tensors = read_checkpoint(Folder(tmp_path))
     np.testing.assert_array_equal(tensors["b"].read(), X + 1)
     assert list(tensors) == ["a", "b"]
     (tmp_path / second).unlink()
     with pytest.raises(ModelError, match=r"model-00002-of-00002.safetensors: no such file"):
-        read_checkpoint(tmp_path)
+        read_checkpoint(Folder(tmp_path))
 
 
 def test_pytorchs_files(tmp_path: Path) -> None:
     write_torch(tmp_path / "model.pt", {"p": X})
-    assert list(read_checkpoint(tmp_path)) == ["p"]
+    assert list(read_checkpoint(Folder(tmp_path))) == ["p"]
     write_torch(tmp_path / "pytorch_model-00001-of-00002.bin", {"a": X})
     write_torch(tmp_path / "pytorch_model-00002-of-00002.bin", {"b": X})
-    assert list(read_checkpoint(tmp_path)) == ["a", "b"]
+    assert list(read_checkpoint(Folder(tmp_path))) == ["a", "b"]
     names = {x: f"pytorch_model-0000{i}-of-00002.bin" for i, x in ((1, "a"), (2, "b"))}
     index(tmp_path, names, "pytorch_model.bin.index.json")
-    np.testing.assert_array_equal(read_checkpoint(tmp_path)["b"].read(), X)
+    np.testing.assert_array_equal(read_checkpoint(Folder(tmp_path))["b"].read(), X)
     write_safetensors(tmp_path / "model.safetensors", {"s": X})
-    assert list(read_checkpoint(tmp_path)) == ["s"]  # the format that can hold no code
+    assert list(read_checkpoint(Folder(tmp_path))) == ["s"]  # the format that can hold no code
 
 
 @pytest.mark.parametrize(
@@ -170,13 +171,13 @@ def test_an_index_that_is_wrong(tmp_path: Path, weight_map: Any, message: str) -
     write_safetensors(tmp_path / "model.safetensors", {"a": X})
     index(tmp_path, weight_map)
     with pytest.raises(ModelError, match=message):
-        read_checkpoint(tmp_path)
+        read_checkpoint(Folder(tmp_path))
 
 
 def test_folders_without_weights_or_with_two(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there are no weights: no model"):
-        read_checkpoint(tmp_path)
+        read_checkpoint(Folder(tmp_path))
     write_safetensors(tmp_path / "model.safetensors", {"a": X})
     write_safetensors(tmp_path / "model-00001-of-00001.safetensors", {"a": X})
     with pytest.raises(ModelError, match=r"tensor 'a' is in model-00001-of-00001.safetensors too"):
-        read_checkpoint(tmp_path)
+        read_checkpoint(Folder(tmp_path))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pyllama.convert.folder import Folder
 from pyllama.convert.vocabulary import read_vocabulary
 from pyllama.errors import PyllamaError
 from pyllama.tokenizer import load_tokenizer
@@ -18,6 +19,13 @@ from ..tokenizer.vocabularies import DATA, cases
 
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 P = "tokenizer.ggml."
+
+
+def vocabulary_of(
+    folder: Path, config: dict[str, Any], add_bos: bool | None = None
+) -> dict[str, Any]:
+    """The keys of the folder as it is now."""
+    return read_vocabulary(Folder(folder), config, add_bos)
 
 
 def put(folder: Path, name: str, value: Any) -> None:
@@ -47,7 +55,7 @@ def encode(keys: dict[str, Any], text: str, **how: bool) -> list[int]:
 
 
 def test_sentencepiece(tmp_path: Path) -> None:
-    keys = read_vocabulary(spm(tmp_path), {"vocab_size": 512, "bos_token_id": 1})
+    keys = vocabulary_of(spm(tmp_path), {"vocab_size": 512, "bos_token_id": 1})
     for text, ids in cases("llama"):
         assert encode(keys, text) == ids
     assert keys[P + "token_type"][:5] == [2, 3, 3, 6, 6] and keys[P + "scores"][300] == -41
@@ -59,7 +67,7 @@ def test_sentencepiece(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [["tokenizer.json"], ["vocab.json", "merges.txt"]])
 def test_bpe(tmp_path: Path, names: list[str]) -> None:
     config = {"vocab_size": 512, "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
-    keys = read_vocabulary(bpe(tmp_path, *names), config)
+    keys = vocabulary_of(bpe(tmp_path, *names), config)
     for text, ids in cases("gpt2"):
         if "tokenizer.json" in names or "<s>" not in text:  # which only that file calls special
             assert encode(keys, text, parse_special=True) == ids
@@ -73,15 +81,15 @@ def test_bpe(tmp_path: Path, names: list[str]) -> None:
 def test_merges_as_pairs_text_and_with_spaces(tmp_path: Path) -> None:
     root = json.loads((bpe(tmp_path) / "tokenizer.json").read_text())
     pairs = root["model"]["merges"]
-    whole = read_vocabulary(tmp_path, {})
+    whole = vocabulary_of(tmp_path, {})
     for merges in ([" ".join(pair) for pair in pairs], [*pairs[:-1], ["Ġ x", "y"]]):
-        keys = read_vocabulary(edited(tmp_path, model=root["model"] | {"merges": merges}), {})
+        keys = vocabulary_of(edited(tmp_path, model=root["model"] | {"merges": merges}), {})
         assert keys[P + "merges"][:-1] == whole[P + "merges"][:-1]
     assert keys[P + "merges"][-1] == "ĠĠx y"
 
 
 def test_a_sentencepiece_model_written_as_json(tmp_path: Path) -> None:
-    keys = read_vocabulary(spm(tmp_path), {})
+    keys = vocabulary_of(spm(tmp_path), {})
     vocab = {text: i for i, text in enumerate(keys[P + "tokens"])}
     scores = dict(zip(keys[P + "tokens"], keys[P + "scores"], strict=True))
     pairs = [  # as transformers finds them
@@ -110,14 +118,14 @@ def test_a_sentencepiece_model_written_as_json(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "tokenizer.model").unlink()
     put(tmp_path, "tokenizer.json", root)
-    again = read_vocabulary(tmp_path, {"bos_token_id": 1})
+    again = vocabulary_of(tmp_path, {"bos_token_id": 1})
     assert again[P + "model"] == "llama" and again[P + "add_space_prefix"]
     assert again[P + "token_type"] == keys[P + "token_type"]
     for text, ids in cases("llama"):
         assert encode(again, text) == ids
     del root["normalizer"]["normalizers"][0]  # type: ignore[attr-defined]
     put(tmp_path, "tokenizer.json", root)
-    assert not read_vocabulary(tmp_path, {})[P + "add_space_prefix"]
+    assert not vocabulary_of(tmp_path, {})[P + "add_space_prefix"]
 
 
 def test_added_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -129,7 +137,7 @@ def test_added_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         "512": {"content": "<A>", "special": False},
     }
     put(tmp_path, "tokenizer_config.json", {"added_tokens_decoder": decoder})
-    keys = read_vocabulary(tmp_path, {"vocab_size": 520})
+    keys = vocabulary_of(tmp_path, {"vocab_size": 520})
     assert keys[P + "tokens"][512:517] == ["<A>", "<|b|>", " c", "d", "[PAD516]"]
     wanted = [USER_DEFINED, CONTROL, USER_DEFINED, CONTROL, UNUSED]
     assert keys[P + "token_type"][512:517] == wanted
@@ -141,13 +149,13 @@ def test_added_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_who_names_special_tokens(tmp_path: Path) -> None:
     bpe(tmp_path)
     config = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": [0, 2], "sep_token_id": -1}
-    assert read_vocabulary(tmp_path, config)[P + "bos_token_id"] == 0
+    assert vocabulary_of(tmp_path, config)[P + "bos_token_id"] == 0
     put(tmp_path, "special_tokens_map.json", {"bos_token": "<pad>", "unk_token": "<unk>"})
-    assert read_vocabulary(tmp_path, config)[P + "bos_token_id"] == 1
+    assert vocabulary_of(tmp_path, config)[P + "bos_token_id"] == 1
     settings: dict[str, Any] = {"bos_token": {"content": "</s>"}, "eos_token": "no such token"}
     put(tmp_path, "tokenizer_config.json", settings)
     put(tmp_path, "generation_config.json", {"eos_token_id": [300, 301], "pad_token_id": 1})
-    keys = read_vocabulary(tmp_path, config)
+    keys = vocabulary_of(tmp_path, config)
     roles = {key: keys.get(f"{P}{key}_token_id") for key in ("bos", "eos", "eot", "eom")}
     assert roles == {"bos": 2, "eos": 0, "eot": 300, "eom": 301}  # </s> ends by its text
     assert keys[P + "unknown_token_id"] == 3 and keys[P + "padding_token_id"] == 1
@@ -168,12 +176,12 @@ def test_whether_bos_is_added(tmp_path: Path) -> None:
     config = {"vocab_size": 512, "bos_token_id": 2}
 
     def flags() -> list[bool | None]:
-        keys = read_vocabulary(tmp_path, config, add_bos=None)
+        keys = vocabulary_of(tmp_path, config, add_bos=None)
         return [keys.get(f"{P}add_{role}_token") for role in ("bos", "eos")]
 
     edited(tmp_path)
     assert flags() == [None, None]
-    assert encode(read_vocabulary(tmp_path, config, add_bos=True), "a", add_special=True)[0] == 2
+    assert encode(vocabulary_of(tmp_path, config, add_bos=True), "a", add_special=True)[0] == 2
     edited(tmp_path, post_processor=template("</s>", "A"))
     assert flags() == [True, None]
     edited(tmp_path, post_processor=template("</s>", "A", "<pad>"))
@@ -181,20 +189,20 @@ def test_whether_bos_is_added(tmp_path: Path) -> None:
     assert flags() == [True, True]
     put(tmp_path, "tokenizer_config.json", {"add_bos_token": False})
     assert flags() == [False, True]
-    assert read_vocabulary(tmp_path, config, add_bos=True)[P + "add_bos_token"] is False
+    assert vocabulary_of(tmp_path, config, add_bos=True)[P + "add_bos_token"] is False
 
 
 def test_chat_templates(tmp_path: Path) -> None:
     bpe(tmp_path)
     put(tmp_path, "chat_template.json", {"chat_template": "json"})
-    assert read_vocabulary(tmp_path, {})["tokenizer.chat_template"] == "json"
+    assert vocabulary_of(tmp_path, {})["tokenizer.chat_template"] == "json"
     put(tmp_path, "chat_template.jinja", "jinja é")
-    assert read_vocabulary(tmp_path, {})["tokenizer.chat_template"] == "jinja é"
+    assert vocabulary_of(tmp_path, {})["tokenizer.chat_template"] == "jinja é"
     put(tmp_path, "tokenizer_config.json", {"chat_template": "config"})
-    assert read_vocabulary(tmp_path, {})["tokenizer.chat_template"] == "config"
+    assert vocabulary_of(tmp_path, {})["tokenizer.chat_template"] == "config"
     several = [{"name": "default", "template": "a"}, {"name": "tool use", "template": "b"}]
     put(tmp_path, "tokenizer_config.json", {"chat_template": several})
-    keys = read_vocabulary(tmp_path, {})
+    keys = vocabulary_of(tmp_path, {})
     assert keys["tokenizer.chat_template"] == "a"
     assert keys["tokenizer.chat_template.tool_use"] == "b"
     assert keys["tokenizer.chat_templates"] == ["tool_use"]
@@ -220,14 +228,14 @@ BAD_JSON = {
 def test_a_tokenizer_json_that_is_refused(tmp_path: Path, value: Any, message: str) -> None:
     put(tmp_path, "tokenizer.json", value)
     with pytest.raises(PyllamaError, match=message) as error:
-        read_vocabulary(tmp_path, {})
+        vocabulary_of(tmp_path, {})
     assert str(error.value).startswith(str(tmp_path)) and "\n" not in str(error.value)
 
 
 def test_vocabularies_that_are_refused(tmp_path: Path) -> None:
     def refused(message: str, **config: Any) -> None:
         with pytest.raises(PyllamaError, match=message):
-            read_vocabulary(tmp_path, config)
+            vocabulary_of(tmp_path, config)
 
     refused("there is no vocabulary: no tokenizer.model")
     bpe(tmp_path)
@@ -237,7 +245,7 @@ def test_vocabularies_that_are_refused(tmp_path: Path) -> None:
     put(tmp_path, "tokenizer.model", "\nnot a model")
     refused("tokenizer.model: is damaged", vocab_size=512)
     put(tmp_path, "tokenizer.model", "IQ== 0\n")  # tiktoken's, beside which there is the other
-    assert read_vocabulary(tmp_path, {})[P + "model"] == "gpt2"
+    assert vocabulary_of(tmp_path, {})[P + "model"] == "gpt2"
     (tmp_path / "tokenizer.json").unlink()
     bpe(tmp_path, "vocab.json", "merges.txt")
     (tmp_path / "merges.txt").write_bytes(b"\xff\xff")
@@ -261,7 +269,7 @@ def test_odd_values_in_settings_do_no_harm(tmp_path: Path, odd: Any) -> None:
     for name in ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json"):
         put(tmp_path, name, dict.fromkeys(names, odd))
     put(tmp_path, "added_tokens.json", {"x": odd})
-    keys = read_vocabulary(tmp_path, dict.fromkeys(names, odd))
+    keys = vocabulary_of(tmp_path, dict.fromkeys(names, odd))
     assert len(keys[P + "tokens"]) == 512
 
 
@@ -273,18 +281,18 @@ def test_odd_values_within_parts_do_no_harm(tmp_path: Path, odd: Any) -> None:
         post_processor={"processors": [processor, odd]},
         normalizer={"type": odd, "content": odd, "normalizers": odd},
     )
-    assert len(read_vocabulary(tmp_path, {})[P + "tokens"]) == 512
+    assert len(vocabulary_of(tmp_path, {})[P + "tokens"]) == 512
     edited(tmp_path, post_processor={"processors": odd}, pre_tokenizer={"pretokenizers": odd})
-    assert len(read_vocabulary(tmp_path, {})[P + "tokens"]) == 512
+    assert len(vocabulary_of(tmp_path, {})[P + "tokens"]) == 512
 
 
 def test_the_pretokenizer_is_recognised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     digits = {"type": "Digits", "individual_digits": True}
     spelt = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     smollm = {"type": "Sequence", "pretokenizers": [digits, spelt]}
-    keys = read_vocabulary(edited(tmp_path, pre_tokenizer=smollm), {})
+    keys = vocabulary_of(edited(tmp_path, pre_tokenizer=smollm), {})
     regexes = PRE_TOKENIZERS["smollm"].regexes
     assert PRE_TOKENIZERS[keys[P + "pre"]].regexes == regexes
     assert not caplog.text
-    keys = read_vocabulary(edited(tmp_path, pre_tokenizer=smollm | {"type": "Mine"}), {})
+    keys = vocabulary_of(edited(tmp_path, pre_tokenizer=smollm | {"type": "Mine"}), {})
     assert "Mine" in caplog.text and keys[P + "pre"] in PRE_TOKENIZERS

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 from tokenizers import models
 
+from pyllama.convert.budget import Budget
 from pyllama.tokenizer.pretokenizers import PRE_TOKENIZERS
 from pyllama.tokenizer.recognise import PROBE, recognise
 from pyllama.tokenizer.tokenizer_json import Steps
@@ -147,7 +148,7 @@ def test_sections_are_read_as_tokenizers_reads_them(section: Any) -> None:
     @settings(max_examples=60)
     def check(text: str) -> None:
         pieces = reference.pre_tokenizer.pre_tokenize_str(text)
-        found = Steps().words(section, None, text)
+        found = Steps(Budget()).words(section, None, text)
         if section.get("add_prefix_space"):
             assert len(found) >= len(pieces) - 1  # `words` leaves that space out
         else:

@@ -1,0 +1,36 @@
+"""Damaged files of every type that strangers make: read or refused, in bounded time and memory."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from benchmarks import fuzz
+
+COUNT = 500
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits on memory are the system's")
+@pytest.mark.parametrize("name", fuzz.types())
+def test_damaged_files(name: str) -> None:
+    report = fuzz.fuzz(name, 0, COUNT)
+    assert report.findings == []
+    assert sum(report.counts.values()) == COUNT
+    assert report.seconds < fuzz.MAX_SECONDS and report.peak_bytes < fuzz.MAX_BYTES
+
+
+def test_damage_is_the_same_for_the_same_number() -> None:
+    type = fuzz.types()["torch"]
+    seeds = type.seeds()
+    assert fuzz.damaged(type, seeds, 7) == fuzz.damaged(type, seeds, 7)
+    assert fuzz.damaged(type, seeds, 7) != fuzz.damaged(type, seeds, 8)
+
+
+def test_what_is_a_finding(tmp_path: object) -> None:
+    report = fuzz.Report()
+    for number, what in enumerate(("read", "refused", "KeyError: 1", "crash, exit code -11: ")):
+        fuzz._note(report, number, {"what": what, "seconds": number, "peak": 10 * number})
+    assert report.counts == {"read": 1, "refused": 1} and report.seconds == 3
+    assert [number for number, _ in report.findings] == [2, 3] and report.peak_bytes == 30
