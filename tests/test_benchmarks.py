@@ -105,7 +105,7 @@ def test_peers_and_the_page_of_them(
     (tmp_path / "results").mkdir()
     (tmp_path / "pictures").mkdir()
     peer = tmp_path / "llama-bench"
-    peer.write_text(f"#!{sys.executable}\nprint('{{\"avg_ts\": 2.0}}')\n")
+    peer.write_text(f"#!{sys.executable} -P\nprint('{{\"avg_ts\": 2.0}}')\n")
     peer.chmod(peer.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(bench_model, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(performance_page, "ROOT", tmp_path)

@@ -191,7 +191,9 @@ def test_a_traceback_on_request(
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"], ["completion", "--help"], ["bnech"]])
@@ -222,7 +224,7 @@ command([])
 def test_a_reader_that_leaves_is_no_traceback(body: str) -> None:
     code = PIPE.format(body=body)
     child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert child.stdout is not None and child.stderr is not None
     child.stdout.read(8)
@@ -232,20 +234,20 @@ def test_a_reader_that_leaves_is_no_traceback(body: str) -> None:
     child.stderr.close()
 
 
+CLOSED = ["/bin/sh", "-c", '"$0" "$@" >&-', sys.executable, "-P", "-c"]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
 def test_a_closed_stdout_is_no_error() -> None:
     done = subprocess.run(
-        ["/bin/sh", "-c", '"$0" -c "$1" >&-', sys.executable, PIPE.format(body="write('x')")],
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [*CLOSED, PIPE.format(body="write('x')")], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_characters_that_stdout_lacks() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PIPE.format(body="write('a\\u20ac\\n')")],
+        [sys.executable, "-P", "-c", PIPE.format(body="write('a\\u20ac\\n')")],
         capture_output=True,
         env={"PYTHONIOENCODING": "ascii", "PATH": ""},
         timeout=60,
@@ -260,7 +262,8 @@ def test_streams_that_are_closed_are_empty(closed: str) -> None:
         "import sys; write('x'); click.echo('y', err=True); "
         "sys.exit(sys.stdin.read() != '' or open('/dev/null').fileno() < 3)"
     )
-    shell = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, PIPE.format(body=body)]
+    shell = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-P", "-c"]
+    shell.append(PIPE.format(body=body))
     done = subprocess.run(shell, input="", capture_output=True, text=True, timeout=60)
     out, err = ("" if ">&-" in closed.split() else "x"), ("" if "2>&-" in closed else "y\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, out, err)
@@ -292,7 +295,7 @@ def test_full_disk_is_one_line() -> None:
         pytest.skip("needs /dev/full")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", PIPE.format(body="write('x')")],
+            [sys.executable, "-P", "-c", PIPE.format(body="write('x')")],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -305,7 +305,7 @@ compute()
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_SELF_TEST": "0"}
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SETUP + code]
+    command = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", SETUP + code]
     return subprocess.run(
         command, env=env, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
     )
