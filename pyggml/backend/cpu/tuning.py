@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 from ... import env, jit
 from ...errors import PyggmlError
+from ...files import write_whole
 from . import osapi
 
 
@@ -212,12 +212,7 @@ def load() -> Record | None:
 def save(record: Record) -> None:
     """Keep a measurement; where it cannot be written, it holds for this process."""
     global _current
-    path = record_path()
-    temporary = path.with_suffix(f".{os.getpid()}")
-    try:
-        temporary.write_text(record.to_json(), encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        write_whole(record_path(), record.to_json().encode())
     given, measured = by_hand()
     _current = replace(record.tuning() if measured else DEFAULT, **given)
