@@ -33,7 +33,7 @@ from click.core import ParameterSource
 
 from .environment import PREFIX, bind_environment, variables
 from .machine import apply
-from .output import note, report
+from .output import note, report, visible_logs
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GC_THRESHOLD = 20_000  # new objects between looks for garbage: imports make many, and no cycles
@@ -66,6 +66,7 @@ class Tool(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run, on the CPUs and with the priority that the options name."""
         apply(ctx)
+        visible_logs()
         return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

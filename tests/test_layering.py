@@ -14,7 +14,15 @@ PACKAGES = {"pyggml": "pyggml", "pyllama": "pyllama", "cli": "pyllama_cli"}
 # The longest prefix of a module's name counts. A package's own __init__ is on its package's floor.
 FLOORS = {
     **dict.fromkeys(
-        ["pyggml.errors", "pyggml.env", "pyggml.dtype", "pyggml.jit", "pyggml.files"], 0
+        [
+            "pyggml.errors",
+            "pyggml.env",
+            "pyggml.dtype",
+            "pyggml.jit",
+            "pyggml.files",
+            "pyggml.visible",
+        ],
+        0,
     ),
     **dict.fromkeys(["pyggml.buffer", "pyggml.tensor", "pyggml.context", "pyggml.cgraph"], 1),
     "pyggml.gguf": 1,

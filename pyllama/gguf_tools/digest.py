@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pyggml.gguf import GGUFError, GGUFFile
+from pyggml.visible import visible
 
 from ..loader import Progress
 
@@ -90,7 +91,8 @@ def read_manifest(path: Path, model: Path) -> Manifest:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise GGUFError(f"{path}: cannot be read as a list of hashes: {error}") from error
-    line_of_model = re.compile(rf"(\w+)\s+([-\w]+)\s+(?:.*[/\\])?{re.escape(model.name)}(?::(.*))?")
+    name = "|".join(map(re.escape, (model.name, visible(model.name, keep="\t"))))
+    line_of_model = re.compile(rf"(\w+)\s+([-\w]+)\s+(?:.*[/\\])?(?:{name})(?::(.*))?")
     found = (line_of_model.fullmatch(line.strip()) for line in lines)
     manifest = {(m[1], m[3]): m[2].lower() for m in found if m is not None and m[1] in KINDS}
     if not manifest:
