@@ -306,10 +306,11 @@ def _ctrl_c_stops() -> Iterator[list[bool]]:
     stopped: list[bool] = []
 
     def handle(number: int, frame: Any) -> None:
-        if stopped:
-            raise KeyboardInterrupt
+        if stopped and callable(before):
+            before(number, frame)
         stopped.append(True)
 
+    before: Any = signal.default_int_handler
     try:
         before = signal.signal(signal.SIGINT, handle)
     except ValueError:  # not the main thread

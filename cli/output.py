@@ -24,7 +24,9 @@ from typing import Any
 
 import click
 
-INTERRUPTED, USAGE, FAILED = 130, 2, 1
+from .interrupt import INTERRUPTED
+
+USAGE, FAILED = 2, 1
 
 
 _LONGEST_ERROR, _LONGEST_LABEL = 2000, 200  # characters

@@ -31,7 +31,9 @@ from typing import Any, NoReturn, TypeVar
 import click
 from click.core import ParameterSource
 
+from . import interrupt
 from .environment import PREFIX, bind_environment, variables
+from .interrupt import INTERRUPTED
 from .machine import apply
 from .output import note, report, visible_logs
 
@@ -179,12 +181,15 @@ def _main(run: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
     _open_closed_streams()
     gc.set_threshold(_GC_THRESHOLD)
     atexit.register(gc.freeze)  # or Python looks through all of it again on its way out
-    with _ended_by_sigterm():
-        try:
-            code = run(*args, **kwargs)
-            sys.stdout.flush()
-        except (Exception, KeyboardInterrupt) as error:
-            code = report(error)
+    try:
+        with interrupt.raised(), _ended_by_sigterm():
+            try:
+                code = run(*args, **kwargs)
+                sys.stdout.flush()
+            except Exception as error:
+                code = INTERRUPTED if interrupt.happened() else report(error)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     sys.exit(code if isinstance(code, int) else 0)
 
 
