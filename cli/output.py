@@ -111,14 +111,19 @@ def report(error: BaseException) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    message, code = _describe(error)
-    with contextlib.suppress(OSError):
-        if not isinstance(error, click.ClickException) and _wants_traceback():
-            lines = "".join(traceback.format_exception(error))
-            click.echo(visible(lines, keep="\n\t"), err=True, nl=False)
-        elif message:
-            note(visible("error: " + " ".join(message.split()), limit=_LONGEST_ERROR))
-    return code
+    try:
+        message, code = _describe(error)
+        with contextlib.suppress(OSError):
+            if not isinstance(error, click.ClickException) and _wants_traceback():
+                lines = "".join(traceback.format_exception(error))
+                click.echo(visible(lines, keep="\n\t"), err=True, nl=False)
+            elif message:
+                note(visible("error: " + " ".join(message.split()), limit=_LONGEST_ERROR))
+        return code
+    except Exception:  # nothing can be imported, or no memory is left to say more
+        with contextlib.suppress(OSError):
+            os.write(2, f"error: {type(error).__name__}; is there enough memory?\n".encode())
+        return FAILED
 
 
 def _describe(error: BaseException) -> tuple[str, int]:
@@ -136,6 +141,10 @@ def _describe(error: BaseException) -> tuple[str, int]:
         return f"{where}{error.strerror or error}{hint}", FAILED
     if isinstance(error, MemoryError):
         return f"out of memory: {str(error) or 'try a smaller -c or -b'}", FAILED
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return f"{error}: allow more memory or processes (ulimit -v, -u)", FAILED
+    if isinstance(error, ImportError):
+        return f"{error}; is the installation whole, and is there enough memory?", FAILED
     kind = type(error).__name__
     return f"internal error: {kind}: {error} (PYLLAMA_TRACEBACK=1 shows where)", FAILED
 

@@ -154,6 +154,7 @@ def _bytes(info: TensorInfo) -> int:
 def _numbers(data: Bytes, type: GGMLType) -> npt.NDArray[np.float64]:
     """The values of blocks. Raises: TypeMismatch: a format that cannot be read here."""
     dtype = numpy_dtype(type)
-    if dtype is not None and type is not GGMLType.BF16:
-        return np.ascontiguousarray(data).view(dtype).astype(np.float64)
-    return dequantize(data, type).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signaling NaN
+        if dtype is not None and type is not GGMLType.BF16:
+            return np.ascontiguousarray(data).view(dtype).astype(np.float64)
+        return dequantize(data, type).astype(np.float64)
