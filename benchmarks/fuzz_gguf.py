@@ -269,7 +269,7 @@ def read_model(folder: Path) -> None:
     """Load it, and generate, or look at it by another tool that runs it."""
     x = folder / _MODEL
     common = ("-m", x, "-c", "96", "-t", "1")
-    (folder / "text").write_text("ABC " * 40)
+    (folder / "text").write_text("ABC " * 80)
     _pick(folder, (
         ("completion", *common, "-p", "A", "-n", "2", "-no-cnv", "--temp", "0"),
         ("completion", *common, "-p", "A", "-n", "2", "-cnv", "-st"),

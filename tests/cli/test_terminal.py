@@ -42,6 +42,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_gguf(
             folder / "arch.gguf", metadata | {"general.architecture": f"a{BAD}"}, tensors, arch=None
         )
+        array = {"general.architecture": np.zeros(3, np.int32)}
+        write_gguf(folder / "array.gguf", metadata | array, tensors, arch=None)
         tokens = [f"{t}{BAD}" if 40 < i < 250 else t for i, t in enumerate(TOKENS(file))]
         write_gguf(
             folder / "tokens.gguf", metadata | {"tokenizer.ggml.tokens": tokens}, tensors, arch=None
@@ -85,6 +87,11 @@ def in_terminal(folder: Path, tool: str, *args: str) -> str:
 
 
 CASES = [
+    ("gguf.validate", ["array.gguf"], "an array of 3 int32, expected a string"),
+    ("gguf.dump", ["array.gguf"], ""),
+    ("quantize", ["array.gguf", "x.gguf", "q8_0"], "an array of 3 int32, expected a string"),
+    ("graph", ["-m", "array.gguf"], "an array of 3 int32, expected a string"),
+    ("tokenize", ["-m", "array.gguf", "-p", "a"], "an array of 3 int32, expected a string"),
     ("gguf.dump", ["names.gguf"], SHOWN),
     ("gguf.dump", ["--markdown", "names.gguf"], SHOWN),
     ("gguf.dump", ["--json", "--arrays", "names.gguf"], "u001b"),

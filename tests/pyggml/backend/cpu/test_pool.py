@@ -26,7 +26,7 @@ from pyggml.backend.cpu.work import WorkStore
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.errors import Aborted, ComputeError
+from pyggml.errors import Aborted, AllocError, ComputeError
 from pyggml.quants import quantize
 from pyggml.tensor import Tensor
 
@@ -248,6 +248,21 @@ def test_ctrl_c_between_memory_and_its_addresses(monkeypatch: pytest.MonkeyPatch
             pool.run(larger)
     pool.run(program)
     assert pool._scratch_table[:2].tolist() == pool.scratch_addresses()
+    pool.close()
+
+
+def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool, node = Pool(), chain(Context())
+    program = lower(node, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(AllocError, match=r"thread 2 of 3 cannot be started .*ulimit"):
+            pool.run(program)
+    pool.run(program)
+    np.testing.assert_array_equal(node.numpy(), X)
     pool.close()
 
 
