@@ -146,7 +146,8 @@ def modes_of(dense: Path, sparse: Path, activity: float) -> dict[str, Mode]:
 def peer_times(python: str, path: Path, counts: list[int]) -> dict[str, Any]:
     """llama.cpp's milliseconds of the dense file by number of tokens."""
     several = ",".join(str(n) for n in counts if n > 1)
-    command = [python, "-m", "benchmarks.llama_cpp", str(path), several]
+    script = Path(__file__).with_name("llama_cpp.py")
+    command = [python, "-P", str(script), str(path), several]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.partition("PEER ")[2].partition("\n")[0])
     return found

@@ -45,7 +45,7 @@ from typing import Any
 
 import click
 
-MODULES = ("benchmarks.fuzz_convert",)
+MODULES = ("benchmarks.fuzz_convert", "benchmarks.fuzz_gguf")
 MAX_SECONDS = 10.0  # of the processor, so that a busy machine makes no findings
 MAX_BYTES = 2 << 30  # resident
 MAX_MESSAGE = 2000  # characters

@@ -71,12 +71,14 @@ def _log_probabilities(logits: Floats) -> Floats:
 
 
 def _peer_logits(
-    path: Path, tokens: Path, n_vocab: int, python: str, *library: str
+    path: Path, tokens: Path, n_vocab: int, python: str, library: str | None = None
 ) -> npt.NDArray[np.float32]:
     """llama.cpp's logits, in a file beside the tokens."""
     out = tokens.with_suffix(".library" if library else ".wheel")
-    command = [python, "-m", "benchmarks.llama_cpp_logits", str(path), str(tokens), str(N_CTX)]
-    subprocess.run([*command, str(out), *library], check=True, capture_output=True)
+    script = Path(__file__).with_name("llama_cpp_logits.py")
+    command = [python, "-P", str(script), str(path), str(tokens), str(N_CTX)]
+    command += [str(out), *(["--library", library] if library else [])]
+    subprocess.run(command, check=True, capture_output=True)
     return np.memmap(out, np.float32, "r").reshape(-1, n_vocab)
 
 
@@ -99,7 +101,7 @@ def _beside_peer(
         theirs = _peer_logits(path, tokens, n_vocab, python)
         others = theirs
         if library:
-            others = _peer_logits(path, tokens, n_vocab, sys.executable, "--library", library)
+            others = _peer_logits(path, tokens, n_vocab, python=sys.executable, library=library)
         at, losses = 0, []
         apart: dict[str, list[tuple[Floats, npt.NDArray[np.bool_]]]] = defaultdict(list)
         for chunk in chunks:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from .conversation_options import ConversationOptions, Mode, is_terminal
 from .lines import LineReader, wants_color
-from .output import note, write
+from .output import note, write_raw
 
 if TYPE_CHECKING:
     from pyllama.chat.conversation import Conversation
@@ -150,7 +150,7 @@ def _transcript(state: Evaluated, options: ConversationOptions, prompt: str) -> 
     from pyllama.chat.transcript import Transcript
 
     if options.display_prompt:
-        write(prompt)
+        write_raw(prompt)
     return Transcript(state, prompt, between=options.between(), bos=options.in_prefix_bos)
 
 
@@ -180,7 +180,7 @@ class _Talk:
             text = self._lines.read(f"\n{self._marker}" if self._marker else "")
             if text is None:
                 if self._terminal:
-                    write("\n")
+                    write_raw("\n")
                 return
             asked = self._command(text)
             if asked is None:
@@ -191,7 +191,7 @@ class _Talk:
         if not prompt or (not self._talks and self._options.interactive_first):
             return False
         if self._marker:
-            write(f"\n{self._marker}{prompt}\n")
+            write_raw(f"\n{self._marker}{prompt}\n")
         if self._talks:
             self._dialogue.say(prompt)
         return self._reply(strict=True)
@@ -208,7 +208,8 @@ class _Talk:
             self._files = ""
             note("The conversation is forgotten.")
         elif word == "/help" and not rest:
-            note(_HELP)
+            for line in _HELP.splitlines():
+                note(line)
         elif word == "/read" and rest:
             self._read(rest.strip())
         elif word == "/glob" and rest:
@@ -260,7 +261,7 @@ class _Talk:
         with _ctrl_c_stops() as stopped:
             try:
                 for text in self._dialogue.reply(self._next_settings()):
-                    write(text)
+                    write_raw(text)
                     last, shown = text, True
                     if stopped:
                         break
@@ -276,7 +277,7 @@ class _Talk:
             self._dialogue.unsay()
             return False
         if self._talks and not last.endswith("\n"):
-            write("\n")
+            write_raw("\n")
         self._say_speed()
         return True
 
@@ -294,7 +295,9 @@ class _Talk:
                 ("Generation", timings.n_eval, timings.eval_ms),
             )
             shown = [f"{name}: {1e3 * n / ms:.1f} t/s" for name, n, ms in rates if n and ms]
-            note(f"\n[ {' | '.join(shown)} ]" if shown else "")
+            note("")
+            if shown:
+                note(f"[ {' | '.join(shown)} ]")
 
 
 @contextlib.contextmanager
@@ -303,10 +306,11 @@ def _ctrl_c_stops() -> Iterator[list[bool]]:
     stopped: list[bool] = []
 
     def handle(number: int, frame: Any) -> None:
-        if stopped:
-            raise KeyboardInterrupt
+        if stopped and callable(before):
+            before(number, frame)
         stopped.append(True)
 
+    before: Any = signal.default_int_handler
     try:
         before = signal.signal(signal.SIGINT, handle)
     except ValueError:  # not the main thread

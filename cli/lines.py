@@ -46,11 +46,14 @@ class LineReader:
         if self._readline is None:
             return
         with contextlib.suppress(OSError):  # a history is not worth an error
+            from pyggml.files import replacing
+
             path = _history()
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.touch(mode=0o600)
             self._readline.set_history_length(_MOST_LINES)
-            self._readline.write_history_file(str(path))
+            with replacing(path) as temporary:
+                temporary.chmod(0o600)
+                self._readline.write_history_file(str(temporary))
 
     def read(self, prompt: str) -> str | None:
         r"""What the user says next, None at the end of input.

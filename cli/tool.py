@@ -31,9 +31,11 @@ from typing import Any, NoReturn, TypeVar
 import click
 from click.core import ParameterSource
 
+from . import interrupt
 from .environment import PREFIX, bind_environment, variables
+from .interrupt import INTERRUPTED
 from .machine import apply
-from .output import note, report
+from .output import note, report, visible_logs
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GC_THRESHOLD = 20_000  # new objects between looks for garbage: imports make many, and no cycles
@@ -66,6 +68,7 @@ class Tool(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run, on the CPUs and with the priority that the options name."""
         apply(ctx)
+        visible_logs()
         return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -178,12 +181,15 @@ def _main(run: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
     _open_closed_streams()
     gc.set_threshold(_GC_THRESHOLD)
     atexit.register(gc.freeze)  # or Python looks through all of it again on its way out
-    with _ended_by_sigterm():
-        try:
-            code = run(*args, **kwargs)
-            sys.stdout.flush()
-        except (Exception, KeyboardInterrupt) as error:
-            code = report(error)
+    try:
+        with interrupt.raised(), _ended_by_sigterm():
+            try:
+                code = run(*args, **kwargs)
+                sys.stdout.flush()
+            except Exception as error:
+                code = INTERRUPTED if interrupt.happened() else report(error)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     sys.exit(code if isinstance(code, int) else 0)
 
 

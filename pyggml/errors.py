@@ -11,12 +11,18 @@
     ├── ComputeError     (RuntimeError)  a graph stopped with an error code
     └── Aborted                          a graph was stopped by abort() or Ctrl-C
 
-A message says what, which tensor, got and wanted with numbers, and the next step.
+A message says what, which tensor, got and wanted with numbers, and the next step. It may quote what
+a file says: what a terminal would obey is escaped.
 """
+
+from .visible import visible
 
 
 class PyggmlError(Exception):
     """Base of all errors that pyggml raises on purpose."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__(), keep="\n\t")
 
 
 class ShapeError(PyggmlError, ValueError):

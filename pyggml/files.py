@@ -6,8 +6,15 @@ data = read_regular("config.json", max_bytes=1 << 20)
 
 with replacing("x.bin") as temporary:          # a path beside it
     temporary.write_bytes(data)                # renamed at the end, deleted on an error
+with working_folder(cache, "fetch-") as folder:    # deleted at the end, with all that is in it
+    ...
 
 Everything in pyggml and pyllama that opens a file by its name to read it does so here.
+
+A temporary file or folder is locked (``flock``) as long as it is written, and a lock ends with its
+process, however that ends. So what a killed process left is what nobody has locked: the next write
+into the same folder deletes it. On Windows an open file cannot be deleted, which says the same of
+files; folders stay there.
 """
 
 from __future__ import annotations
@@ -15,12 +22,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
+import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
+if sys.platform != "win32":
+    import fcntl
+
+_SUFFIX = ".pyggml.tmp"
+_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{12}" + re.escape(_SUFFIX), re.DOTALL)
+_MAX_NAME = 255  # bytes of a file's name
+_CLOSED = -1  # in place of a descriptor
+_FLAGS = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 # A pipe without a writer would block `open`; Windows has neither that nor the flag.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _UPDATE = os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -101,12 +119,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path to write to; what is there takes the place of ``path`` when all went well.
 
     Of a symbolic link it is what the link names. A device or a pipe, such as /dev/null, has no
-    place to take: it is written to as it is.
+    place to take: it is written to as it is. The bytes are on the disk before the name is.
 
     Raises:
         OSError: there is no such directory, or it cannot be renamed.
     """
     path = Path(path)
+    if _TEMPORARY.fullmatch(path.name):  # of a caller's ``replacing``, which has it locked
+        yield path
+        return
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "cannot replace a directory", str(path))
     if path.exists() and not path.is_file():
@@ -116,11 +137,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         path = path.resolve()
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory to write to", str(path.parent))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    _delete_abandoned(path.parent)
+    temporary, held = _locked_file(path)
     try:
         yield temporary
+        sync(held)
+        if sys.platform == "win32":  # an open file cannot be renamed
+            os.close(held)
+            held = _CLOSED
         os.replace(temporary, path)
     finally:
+        if held != _CLOSED:
+            os.close(held)
         with contextlib.suppress(OSError):
             temporary.unlink()
 
@@ -129,3 +157,98 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file that appears whole or not at all. Raises: OSError."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
+
+
+@contextlib.contextmanager
+def working_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A fresh folder in ``parent`` for this process alone, deleted at the end with its files.
+
+    Folders of that prefix that a killed process left are deleted first: ``parent`` must be one of
+    our own, where nobody else makes such folders.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    _delete_abandoned(parent, prefix)
+    held = None
+    while held is None:  # another process may delete it before it is locked
+        folder = parent / f"{prefix}{secrets.token_hex(6)}"
+        folder.mkdir(mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            held = _CLOSED if sys.platform == "win32" else _locked(folder, os.O_RDONLY)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if held != _CLOSED:
+            os.close(held)
+
+
+def sync(descriptor: int) -> None:
+    """Wait until the bytes of an open file are on its disk, where there is one. Raises: OSError."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+
+
+def _locked_file(path: Path) -> tuple[Path, int]:
+    """A new file beside ``path`` and the descriptor that keeps it locked."""
+    while True:
+        ending = f".{secrets.token_hex(6)}{_SUFFIX}"
+        name = os.fsencode(path.name)[: _MAX_NAME - len(ending) - 1]
+        temporary = path.with_name(f".{os.fsdecode(name)}{ending}")
+        held = _locked(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        if held is not None:
+            return temporary, held
+
+
+def _locked(path: Path, flags: int) -> int | None:
+    """A descriptor that keeps ``path`` locked until it is closed.
+
+    None: another process has it locked, or has deleted it since. Where the file system knows no
+    locks, nobody else can lock it either.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    held = os.open(path, flags | _FLAGS, 0o666)
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(held)):
+            return held
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        return held
+    os.close(held)
+    return None
+
+
+def _delete_abandoned(folder: Path, prefix: str | None = None) -> None:
+    """Delete temporary files of processes that are gone; with ``prefix`` such folders, too."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            is_folder = prefix is not None and entry.name.startswith(prefix)
+            if is_folder or _TEMPORARY.fullmatch(entry.name):
+                with contextlib.suppress(OSError):  # another user's, or another process was first
+                    _delete_if_abandoned(Path(entry.path), is_folder)
+
+
+def _delete_if_abandoned(path: Path, is_folder: bool) -> None:
+    found = os.stat(path, follow_symlinks=False)
+    if stat.S_IFMT(found.st_mode) != (stat.S_IFDIR if is_folder else stat.S_IFREG):
+        return
+    if sys.platform == "win32":
+        if not is_folder:
+            path.unlink()
+        return
+    held = os.open(path, os.O_RDONLY | _FLAGS)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if found.st_uid == os.geteuid():
+            shutil.rmtree(path) if is_folder else path.unlink()
+    finally:
+        os.close(held)

@@ -161,11 +161,13 @@ class Context:
         Raises:
             BatchError: too many tokens, ids, positions or sequences that do not fit.
             ContextFull: not enough free cells. Nothing has changed then.
+            GGUFError: the mapped file of the model was truncated meanwhile. As well.
             Aborted, ComputeError: it stopped; tokens of finished ubatches stay in the cache, and
                 there are no logits.
             Forked: another thread was decoding here when this process was forked; ``reset()``.
         """
         with self._lock:
+            self.model.check_file()
             tokens, seqs, positions = self._validate(batch)
             wanted, n = batch.outputs(), len(tokens)
             parts, start = [], 0
@@ -203,6 +205,7 @@ class Context:
         Python runs with cold caches between two tokens, so there is little of it here.
         """
         with self._lock:
+            self.model.check_file()
             c, cache = self._programs.get((1, 1)), self.kv.caches[0]
             usual = self._steps and not cache.pending.any and self._runner is None
             legal = 0 <= token < self._n_vocab and 0 <= seq < cache.n_seq_max

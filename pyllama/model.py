@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from pyggml.gguf import GGUFFile
+from pyggml.gguf.mapped import Mapped
 from pyggml.tensor import Tensor
 
 from .arch import Arch, get_arch
@@ -50,6 +51,7 @@ class Model:
         self.n_params = sum(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3] for t in infos)
         self.size_bytes = sum(t.nbytes for t in infos)
         self._types = Counter(t.type.name for t in infos if t.n_dims > 1)
+        self._parts: tuple[Mapped, ...] = ()  # that weights are mapped from
 
     @classmethod
     def load(
@@ -114,6 +116,7 @@ class Model:
             mlock=use_mlock,
             progress=progress,
         )
+        model._parts = file.parts
         return model
 
     @property
@@ -132,9 +135,14 @@ class Model:
                 digest.update(name.encode() + self.weights[name].bytes().tobytes())
         return digest.hexdigest()
 
+    def check_file(self) -> None:
+        """Raise GGUFError if a mapped file of weights was truncated; takes less than a us."""
+        for part in self._parts:
+            part.check()
+
     def close(self) -> None:
         """Let go of the weights; contexts that still use them keep them alive."""
-        self.weights = {}
+        self.weights, self._parts = {}, ()
 
     def __enter__(self) -> Model:
         return self

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.files import replacing, write_whole
 from pyggml.tensor import Tensor
 
 _EDGE = 3  # values shown at either end of a dimension
@@ -95,7 +96,8 @@ class NodeFiles:
         """Save one node; the number in front keeps names apart and in order. Raises: OSError."""
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", node.name).strip("_")
         path = self.folder / f"{len(self.index):04d}_{name}.npy"
-        np.save(path, values.astype(np.float32).reshape(node.shape))
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            np.save(file, values.astype(np.float32).reshape(node.shape))
         self.index.append(
             {
                 "file": path.name,
@@ -117,4 +119,4 @@ class NodeFiles:
         tb: TracebackType | None,
     ) -> None:
         text = json.dumps(self.index, indent=1) + "\n"
-        (self.folder / "index.json").write_text(text, encoding="utf-8")
+        write_whole(self.folder / "index.json", text.encode())

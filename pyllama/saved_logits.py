@@ -34,6 +34,8 @@ _HEAD = struct.Struct("<8siii")  # magic, n_ctx, n_vocab, n_chunks
 _ROW_HEAD = 4  # codes that the scale and the minimum take
 _MOST_CODE = np.float32(65535)
 _RANGE = np.float32(16)
+# Log probabilities are at most 0, and at least -16 - ln(2^31) = -37.5; with room for rounding.
+_LEAST, _MOST = -40.0, 1.0
 _BLOCK_ROWS = 4  # of logits at a time: their copies stay in the cache of the core
 
 
@@ -134,9 +136,21 @@ class SavedLogits:
         return int(self.tokens.shape[1])
 
     def log_probs(self, chunk: int, rows: slice = slice(None)) -> Floats:
-        """Log probabilities of a chunk's scored positions, or of some of them."""
+        """Log probabilities of a chunk's scored positions, or of some of them.
+
+        Raises:
+            SavedLogitsError: a row's scale or minimum is not finite, or of no probabilities.
+        """
         found = self._rows[chunk, rows]
         head = found[:, :_ROW_HEAD].copy().view("<f4")  # [n, 2]
+        scale, least = head.astype(np.float64).T
+        ok = (scale >= 0) & (least >= _LEAST) & (least + scale * float(_MOST_CODE) <= _MOST)
+        if not ok.all():
+            row = int(ok.argmin())
+            raise SavedLogitsError(
+                f"{self.path}: chunk {chunk + 1} has a row with the scale {scale[row]:g} and the "
+                f"minimum {least[row]:g}, which are no log probabilities; save it again"
+            )
         values = found[:, _ROW_HEAD : _ROW_HEAD + self.n_vocab].astype(np.float32)
         values *= head[:, :1]
         values += head[:, 1:]

@@ -319,7 +319,7 @@ def test_peers_and_the_page_of_them(
     (tmp_path / "pictures").mkdir()
     peer = tmp_path / "llama-bench"
     peer.write_text(
-        f"#!{sys.executable}\nimport sys\nprint('{{\"avg_ts\": 2.0}}')\nsys.exit('-d 3' in "
+        f"#!{sys.executable} -P\nimport sys\nprint('{{\"avg_ts\": 2.0}}')\nsys.exit('-d 3' in "
         "' '.join(sys.argv))\n"
     )
     peer.chmod(peer.stat().st_mode | stat.S_IXUSR)

@@ -14,7 +14,7 @@ import click
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)[ ]*(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 

@@ -21,6 +21,7 @@ FLOORS = {
             "pyggml.jit",
             "pyggml.code_cache",
             "pyggml.files",
+            "pyggml.visible",
         ],
         0,
     ),
@@ -129,3 +130,32 @@ def test_the_check_sees_an_import_that_goes_up(tmp_path: Path) -> None:
     bad.write_text("def f():\n    from ..pyllama import x\n    from .ops import op\n")
     assert [t for _, t in imports("pyggml.tensor", bad)][-1] == "pyggml.ops.op"
     assert floor("pyggml.ops.op") > floor("pyggml.tensor")
+
+
+def commands_in_danger(code: str) -> Iterator[int]:
+    """Lines where an interpreter is named without -P or -I right after it."""
+    for node in ast.walk(ast.parse(code)):
+        if not isinstance(node, ast.Call | ast.List | ast.Tuple):
+            continue
+        items = node.args if isinstance(node, ast.Call) else node.elts
+        for i, item in enumerate(items):
+            text = ast.unparse(item)
+            named = text == "sys.executable" and len(items) > 1
+            named |= text == "python" and isinstance(node, ast.List) and i == 0
+            after = [x.value for x in items[i + 1 : i + 2] if isinstance(x, ast.Constant)]
+            if named and after not in (["-P"], ["-I"]):
+                yield item.lineno
+
+
+def test_no_interpreter_imports_from_where_the_user_stands() -> None:
+    """``python -m pip`` runs a pip.py of the current folder, which may be one of downloads."""
+    assert [*commands_in_danger("run([sys.executable, '-m', 'pip'])")] == [1]
+    assert [*commands_in_danger("run([python, '-m', 'x']); f(sys.executable, '--y')")] == [1, 1]
+    assert not [*commands_in_danger("run([sys.executable, '-P', '-c', x]); bool(sys.executable)")]
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for folder in (*PACKAGES, "benchmarks", "tests", "docs")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in commands_in_danger(path.read_text(encoding="utf-8"))
+    ]
+    assert not found

@@ -29,7 +29,7 @@ from ..options import (
     sampling_options,
     stack,
 )
-from ..output import note, write
+from ..output import note, write_raw
 from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
@@ -177,19 +177,19 @@ def _stream(
         timings=timings,
     )
     if run.display_prompt:  # nothing is wrong with what was asked for
-        write(shown)
+        write_raw(shown)
     for token in stream:
         if cache is not None and not made and not run.prompt_cache_ro:
             cache.save(context, tokens)  # the prompt is evaluated, and nothing more
         made.append(token)
         text = decoder.push(token)
-        write(text)
+        write_raw(text)
         tail += text
         if any(stop in tail for stop in run.reverse_prompt):
             break
         tail = tail[-keep:] if keep else ""
-    write(decoder.flush())
-    write(" [end of text]\n" if made and tokenizer.is_eog(made[-1]) else "\n")
+    write_raw(decoder.flush())
+    write_raw(" [end of text]\n" if made and tokenizer.is_eog(made[-1]) else "\n")
     if cache is not None and run.prompt_cache_all and not run.prompt_cache_ro:
         ids, n = [*tokens, *made], context.kv.seq_pos_max(0) + 1
         if n >= len(ids) - 1:  # not after a context shift
@@ -217,5 +217,8 @@ def _describe(context: Context, params: SamplingParams, n_predict: int) -> None:
         f"system_info: n_threads = {context.n_threads} "
         f"(n_threads_batch = {context.n_threads_batch})"
     )
-    note(f"sampler seed: {params.seed}\nsampler params:\n{params.describe()}")
+    note(f"sampler seed: {params.seed}")
+    note("sampler params:")
+    for line in params.describe().splitlines():
+        note(line)
     note(f"generate: n_ctx = {context.n_ctx}, n_batch = {context.n_batch}, n_predict = {n_predict}")

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ..options import INT32_MAX, ByteCount, Number
-from ..output import note, progress_bar, write
+from ..output import note, progress_bar, visible_logs, write_line
 from ..tool import Tool, version_option
 
 
@@ -72,6 +72,7 @@ def command(
     if dense and (options["predictor"] is not None or options["transpose_down"]):
         raise click.UsageError("choose --dense, or --predictor or --transpose-down, not both")
     logging.basicConfig(format="%(message)s")
+    visible_logs()
     if verbose:
         logging.getLogger("pyllama").setLevel(logging.INFO)
     from pyllama.convert import Options, convert
@@ -81,4 +82,4 @@ def command(
         path = convert(folder, outfile, outtype, wanted, progress)
     if wanted.dry_run:
         note("dry run: nothing was written")
-    write(f"{path}\n")
+    write_line(str(path))

@@ -24,7 +24,7 @@ from ..options import (
     context_options,
     model_options,
 )
-from ..output import note, write
+from ..output import note, write, write_line
 from ..paths import writable
 from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
@@ -125,4 +125,4 @@ def _show(importance: Importance) -> None:
     write(f"{'Tensor':>40s}" + "".join(f"{name:>14s}" for name in names) + "\n")
     for row in matrix_statistics(importance):
         values = (row.sum, row.mean, row.deviation, row.skewness, row.kurtosis, row.evenness)
-        write(f"{row.name[-40:]:>40s}" + "".join(f"{value:14.4f}" for value in values) + "\n")
+        write_line(f"{row.name[-40:]:>40s}" + "".join(f"{value:14.4f}" for value in values))

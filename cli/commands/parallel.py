@@ -27,7 +27,7 @@ from ..options import (
     model_options,
     sampling_options,
 )
-from ..output import note, write
+from ..output import note, write_raw
 from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
@@ -100,7 +100,7 @@ def command(
         sizes = replace(sizes, ctx_size=_cells(ids, n_seq, predict, kv_unified))
     context = make_context(model, sizes, n_seq_max=n_seq, unified=kv_unified)
     for i, n, text in _texts(context, ids, each, predict):
-        write(f"--- {i}: {n} tokens ---\n{prompts[i % len(prompts)]}{text}\n\n")
+        write_raw(f"--- {i}: {n} tokens ---\n{prompts[i % len(prompts)]}{text}\n\n")
 
 
 def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int, unified: bool) -> int:

@@ -16,7 +16,7 @@ import click
 
 from ..kv_overrides import override_kv_option
 from ..options import MAX_THREADS, Number
-from ..output import note, progress_bar, write
+from ..output import note, progress_bar, write, write_line
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ def _report(plan: Plan, dry_run: bool) -> None:
         shape = ", ".join(f"{k:5d}" for k in t.source.ne)
         old, new = t.source.nbytes / _MIB, t.nbytes / _MIB
         change = f"-> {new:8.2f} MiB ({t.type.name})" if t.type is not t.source.type else ""
-        write(f"[{i:4d}/{n:4d}] {t.name:36s} - [{shape}], type = {t.source.type.name:>6s}, "
-              f"size = {old:8.2f} MiB {change}".rstrip() + "\n")  # fmt: skip
+        write_line(f"[{i:4d}/{n:4d}] {t.name:36s} - [{shape}], type = {t.source.type.name:>6s}, "
+                   f"size = {old:8.2f} MiB {change}".rstrip())  # fmt: skip
     for (wanted, type), count in Counter((t.wanted, t.type) for t in plan.fallbacks).items():
         note(f"{count} of {n} tensors have rows that do not fill blocks of {wanted.name}: "
              f"{type.name} instead")  # fmt: skip

@@ -36,6 +36,14 @@ class Mapped:
     data: npt.NDArray[np.uint8]
     map: MemoryMap | None = None
 
+    def check(self) -> None:
+        """Raise GGUFError if the mapped file is shorter now: its lost pages would be a SIGBUS."""
+        if self.map is not None and self.map.size() < self.data.size:
+            raise GGUFError(
+                f"{self.path}: was cut to {self.map.size()} of {self.data.size} bytes while it was "
+                "in use; fetch it again; --no-mmap (mmap=False) reads it into memory instead"
+            )
+
     def release(self, start: int, stop: int) -> None:
         """Let the system take the pages of these bytes; touched again, they are read again."""
         if self.map is not None and hasattr(pages, "MADV_DONTNEED"):

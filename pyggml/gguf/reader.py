@@ -9,8 +9,8 @@ Opening maps the file and parses its header (about 20 ms for 100,000 vocabulary 
 that is not legal ends in a GGUFError of one line. The first of several parts opens them all, and
 nothing but ``TensorInfo.part`` tells the difference. Metadata owns its memory; ``tensor_bytes`` is
 a view of a mapping, which lives as long as any view of it. Read-only, so safe between threads. If
-another process truncates a mapped file, touching the lost pages kills the process (SIGBUS);
-``mmap=False`` reads the file into memory instead.
+another process truncates a mapped file, the next access by name says so; touching the lost pages
+before kills the process (SIGBUS). ``mmap=False`` reads the file into memory instead.
 """
 
 from __future__ import annotations
@@ -96,12 +96,14 @@ class GGUFFile:
         """The bytes of a tensor: a read-only view, aligned to ``alignment`` within its file.
 
         Raises:
-            GGUFError: there is no such tensor, or the file is closed.
+            GGUFError: there is no such tensor, the file is closed, or was truncated meanwhile.
         """
         info = self.tensors.get(name)
         if info is None:
             raise GGUFError(f"{self.path}: no tensor {name!r} among its {len(self.tensors)}")
-        return self.parts[info.part].data[info.offset : info.offset + info.nbytes]
+        part = self.parts[info.part]
+        part.check()
+        return part.data[info.offset : info.offset + info.nbytes]
 
     def chunks(
         self, name: str, max_bytes: int = 8 << 20, *, unit: int | None = None
@@ -121,6 +123,7 @@ class GGUFFile:
         step = max(max_bytes // unit, 1) * unit
         for start in range(0, info.nbytes, step):
             piece = data[start : start + step]
+            part.check()
             yield piece
             part.release(info.offset + start, info.offset + start + piece.size)
 

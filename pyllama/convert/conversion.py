@@ -20,6 +20,7 @@ from typing import Any
 
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import GGUFError
+from pyggml.files import working_folder
 from pyggml.gguf import GGUFFile, copy_gguf, plan_split, write_split
 from pyggml.gguf.encode import Entry, encode_header, encode_value
 from pyggml.gguf.header import padded
@@ -177,8 +178,8 @@ def _trial(folder: Path, content: _Content) -> Iterator[GGUFFile]:
     except GGUFError as error:
         raise ModelError(f"{folder}: {error}") from None
     size = len(header) + sum(padded(entry.nbytes, DEFAULT_ALIGNMENT) for entry in entries)
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "trial.gguf"
+    with working_folder(Path(tempfile.gettempdir()), "pyllama-convert-") as directory:
+        path = directory / "trial.gguf"
         path.write_bytes(header)
         os.truncate(path, size)
         try:

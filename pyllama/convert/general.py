@@ -9,7 +9,6 @@ The ``gguf`` package guesses, by llama.cpp's conventions; the files are read her
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from math import prod
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LONGEST_NAME = 128  # characters of a default file name
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "UINT32": np.uint32,
     "INT32": np.int32,
@@ -55,7 +55,8 @@ class General:
             stem = gguf.naming_convention(name, base, finetune, version, None, None, "vocab")
         else:
             stem = gguf.naming_convention(name, base, finetune, version, size, outtype)
-        return re.sub(r"[/\0]", "-", stem) + f"{ending}.gguf"
+        plain = (c if c.isprintable() and c != "/" else "-" for c in stem[:_LONGEST_NAME])
+        return "".join(plain) + f"{ending}.gguf"
 
 
 def read_general(

@@ -125,13 +125,13 @@ def _diff_values(a: GGUFFile, b: GGUFFile, x: TensorInfo, y: TensorInfo) -> Valu
     n_changed, max_abs, error, power = 0, 0.0, 0.0, 0.0
     try:
         for mine, other in _pieces(a, b, x, y):
-            first, second = _numbers(mine, x.type), _numbers(other, y.type)
-            with np.errstate(invalid="ignore"):  # infinity minus infinity
+            with np.errstate(invalid="ignore", over="ignore"):  # infinity minus infinity
+                first, second = _numbers(mine, x.type), _numbers(other, y.type)
                 apart = np.abs(first - second)
-            n_changed += int(np.count_nonzero(first != second))
-            max_abs = float(np.maximum(max_abs, apart.max(initial=0)))
-            error += float(apart @ apart)
-            power += float(first @ first)
+                n_changed += int(np.count_nonzero(first != second))
+                max_abs = float(np.maximum(max_abs, apart.max(initial=0)))
+                error += float(apart @ apart)
+                power += float(first @ first)
     except TypeMismatch:
         return ValueChange(-1, np.nan, np.nan)
     if not n_changed and x.type is not y.type:

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 from pyggml.files import read_regular
 from pyggml.gguf import GGUFError, GGUFFile
+from pyggml.visible import visible
 
 from ..loader import Progress
 
@@ -92,7 +93,8 @@ def read_manifest(path: Path, model: Path) -> Manifest:
         lines = read_regular(path, _MAX_MANIFEST_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise GGUFError(f"{path}: cannot be read as a list of hashes: {error}") from error
-    line_of_model = re.compile(rf"(\w+)\s+([-\w]+)\s+(?:.*[/\\])?{re.escape(model.name)}(?::(.*))?")
+    name = "|".join(map(re.escape, (model.name, visible(model.name, keep="\t"))))
+    line_of_model = re.compile(rf"(\w+)\s+([-\w]+)\s+(?:.*[/\\])?(?:{name})(?::(.*))?")
     found = (line_of_model.fullmatch(line.strip()) for line in lines)
     manifest = {(m[1], m[3]): m[2].lower() for m in found if m is not None and m[1] in KINDS}
     if not manifest:

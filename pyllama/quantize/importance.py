@@ -30,6 +30,8 @@ from ..errors import ModelError
 Floats = npt.NDArray[np.float32]
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _MAGIC = b"GGUF"
+# Far beyond any text; sums of files that are put together stay in float32.
+_MOST_SUM, _MOST_COUNT, _MOST_CHUNKS = 1e30, 1e15, 1 << 24
 
 
 @dataclass
@@ -92,6 +94,11 @@ class Importance:
                     f"columns in one and {sums.size} in the other"
                 )
             n_mat = max(len(mine.counts), len(counts))
+            if {len(mine.counts), len(counts)} - {1, n_mat}:
+                raise ModelError(
+                    f"importance matrices of different models: {name!r} has {len(mine.counts)} "
+                    f"experts in one and {len(counts)} in the other"
+                )
             mine.sums = mine.sums.reshape(n_mat, -1) + sums.reshape(n_mat, -1)
             mine.counts = mine.counts + counts  # one count is broadcast to all experts
         self.datasets += other.datasets
@@ -135,6 +142,13 @@ def read_importance(path: str | os.PathLike[str]) -> Importance:
             raise ModelError(f"{path}: {name!r} has NaN or infinity; compute the matrix again")
         if entry.sums.min() < 0 or entry.counts.min() < 0:
             raise ModelError(f"{path}: {name!r} has negative sums; compute the matrix again")
+        if entry.sums.max() > _MOST_SUM or entry.counts.max() > _MOST_COUNT:
+            raise ModelError(f"{path}: {name!r} has sums that no text gives; compute it again")
+    if not (0 <= found.n_chunks <= _MOST_CHUNKS and 0 <= found.chunk_size <= _MOST_CHUNKS):
+        raise ModelError(
+            f"{path}: made from {found.n_chunks} chunks of {found.chunk_size} tokens, want at most "
+            f"{_MOST_CHUNKS} of each"
+        )
     return found
 
 

@@ -128,6 +128,8 @@ def _pieces(plan: Plan, planned: Planned) -> Iterator[npt.NDArray[np.uint8]]:
             _check_finite(file, planned, piece)
             yield piece
         return
+    if not source.n_elements:  # its rows may be empty, too
+        return
     n, row = source.ne[0], row_size(source.type, source.ne[0])
     done = 0
     for piece in file.chunks(source.name, _CHUNK // n * row, unit=row):

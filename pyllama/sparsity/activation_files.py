@@ -37,10 +37,11 @@ def write_activations(folder: str | os.PathLike[str], counts: npt.NDArray[Any]) 
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for path in _files(folder):
-        path.unlink()  # of a model with more layers
     for i, row in enumerate(counts):
         write_torch(folder / f"activation_{i}.pt", row)
+    for path in _files(folder):
+        if _number(path) >= len(counts):
+            path.unlink()  # of a model with more layers
 
 
 def read_activations(folder: str | os.PathLike[str]) -> Counts:

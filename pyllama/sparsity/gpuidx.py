@@ -80,7 +80,7 @@ def read_gpuidx(path: str | os.PathLike[str]) -> GPUIndex:
         ModelError: it is none of these, or what it says of a layer does not agree with itself.
     """
     with GGUFFile(path, mmap=False) as file:
-        if file.metadata.get("general.architecture") != ARCHITECTURE:
+        if file.get_str("general.architecture", "") != ARCHITECTURE:
             raise ModelError(f"{file.path}: is a model, not a .gpuidx file of neurons on a GPU")
         n_layer = file.get_int(_BLOCKS)
         suffixes = ("", "_down") if "blk.0.gpu_idx_down" in file.tensors else ("",)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.files import read_regular, write_whole
+from pyggml.visible import visible
 
 from ..errors import ModelError
 from ..hparams import HParams
@@ -28,6 +29,7 @@ from .placement import Activity, hottest
 Shares = npt.NDArray[np.float64]
 _FORMAT = "pyllama sparse statistics 1"
 _MAX_BYTES = 1 << 30
+_MOST_TOKENS, _LONGEST = 1 << 48, 200
 COVERED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # shares of neurons in the file and in tables
 
 
@@ -131,7 +133,9 @@ def load_stats(path: str | os.PathLike[str]) -> Statistics:
     data = read_regular(path, _MAX_BYTES)
     try:
         return _parse(json.loads(data))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (
+        ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError
+    ) as error:  # fmt: skip
         raise ModelError(
             f"{path}: no statistics of pyllama-powerinfer stats, or damaged ({error!r:.80})"
         ) from None
@@ -143,26 +147,36 @@ def _parse(data: Any) -> Statistics:
     layers = data["layers"]
     counts = np.array([layer["counts"] for layer in layers], np.int64)
     n_tokens, sizes = int(data["n_tokens"]), tuple(layers[0]["union"])
-    if counts.ndim != 2 or counts.min() < 0 or counts.max() > n_tokens or n_tokens < 1:
+    if counts.ndim != 2 or not counts.size or counts.min() < 0 or counts.max() > n_tokens:
         raise ValueError("counts")
+    if not 1 <= n_tokens < _MOST_TOKENS:
+        raise ValueError(f"{n_tokens:.3g} tokens")
 
     def numbers(key: str) -> Shares:
-        return np.array([math.nan if x[key] is None else x[key] for x in layers], np.float64)
+        return _shares([math.nan if x[key] is None else x[key] for x in layers], key)
 
     threshold = data["threshold"]
     return Statistics(
-        str(data["model"]),
-        str(data["fingerprint"]),
+        visible(str(data["model"]), limit=_LONGEST),
+        visible(str(data["fingerprint"]), limit=_LONGEST),
         n_tokens,
-        str(data["source"]),
+        visible(str(data["source"]), limit=_LONGEST),
         math.nan if threshold is None else float(threshold),
         counts,
         tuple(map(int, sizes)),
-        np.array([[x["union"][n] for n in sizes] for x in layers], np.float64),
+        _shares([[x["union"][n] for n in sizes] for x in layers], "union"),
         numbers("predicted"),
         numbers("recall"),
         numbers("precision"),
     )
+
+
+def _shares(values: list[Any], key: str) -> Shares:
+    """Numbers from 0 to 1, or NaN. Raises: ValueError."""
+    shares = np.array(values, np.float64)
+    if not ((shares >= 0) & (shares <= 1) | np.isnan(shares)).all():
+        raise ValueError(f"{key} is no share")
+    return shares
 
 
 def _plain(x: float) -> float | None:

@@ -84,7 +84,7 @@ def read_as_ours(file: GGUFFile) -> None:
     Sparse models are ReLU models. Files of OPT (known by their missing epsilon) have the two rows
     in front of the positions that nothing uses, and count them; a text begins with BOS.
     """
-    arch, known = file.metadata.get("general.architecture"), file.metadata
+    arch, known = file.get_str("general.architecture", ""), file.metadata
     if is_sparse(file.tensors) and f"{arch}.hidden_act" not in known:
         file.override({f"{arch}.hidden_act": "relu"})
     if arch != "opt" or "opt.attention.layer_norm_epsilon" in known:

@@ -28,7 +28,7 @@ def run(*args: str | Path, code: int = 0, input: str | None = None) -> Result:
 
 def script(name: str, *args: str | Path) -> str:
     """What one of gguf-py's programs prints."""
-    line = [sys.executable, "-m", f"gguf.scripts.{name}", *map(str, args)]
+    line = [sys.executable, "-P", "-m", f"gguf.scripts.{name}", *map(str, args)]
     return subprocess.run(line, capture_output=True, text=True, check=True).stdout
 
 

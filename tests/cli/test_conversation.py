@@ -147,7 +147,7 @@ def test_ctrl_c_stops_a_reply_and_a_second_one_leaves(
         if len(shown) == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(conversation, "write", write)
+    monkeypatch.setattr(conversation, "write_raw", write)
     assert talk("u:Hi|a:one two three", "-cnv", stdin="Hi\n")[0] == 0
     assert shown == ["o", "n", "\n"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -18,6 +21,8 @@ from pyllama_cli.main import TABLE, pyllama
 from pyllama_cli.options import CACHE_TYPES
 from pyllama_cli.output import report
 from pyllama_cli.tool import Tool, ignored_option
+
+from ..pyllama.models import Spec, random_weights, write_model
 
 TOOLS = [m.command for m in (bench, completion, graph, perplexity, tokenize)]
 
@@ -191,7 +196,9 @@ def test_a_traceback_on_request(
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"], ["completion", "--help"], ["bnech"]])
@@ -222,7 +229,7 @@ command([])
 def test_a_reader_that_leaves_is_no_traceback(body: str) -> None:
     code = PIPE.format(body=body)
     child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert child.stdout is not None and child.stderr is not None
     child.stdout.read(8)
@@ -232,20 +239,20 @@ def test_a_reader_that_leaves_is_no_traceback(body: str) -> None:
     child.stderr.close()
 
 
+CLOSED = ["/bin/sh", "-c", '"$0" "$@" >&-', sys.executable, "-P", "-c"]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
 def test_a_closed_stdout_is_no_error() -> None:
     done = subprocess.run(
-        ["/bin/sh", "-c", '"$0" -c "$1" >&-', sys.executable, PIPE.format(body="write('x')")],
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [*CLOSED, PIPE.format(body="write('x')")], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_characters_that_stdout_lacks() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PIPE.format(body="write('a\\u20ac\\n')")],
+        [sys.executable, "-P", "-c", PIPE.format(body="write('a\\u20ac\\n')")],
         capture_output=True,
         env={"PYTHONIOENCODING": "ascii", "PATH": ""},
         timeout=60,
@@ -260,19 +267,98 @@ def test_streams_that_are_closed_are_empty(closed: str) -> None:
         "import sys; write('x'); click.echo('y', err=True); "
         "sys.exit(sys.stdin.read() != '' or open('/dev/null').fileno() < 3)"
     )
-    shell = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, PIPE.format(body=body)]
+    shell = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-P", "-c"]
+    shell.append(PIPE.format(body=body))
     done = subprocess.run(shell, input="", capture_output=True, text=True, timeout=60)
     out, err = ("" if ">&-" in closed.split() else "x"), ("" if "2>&-" in closed else "y\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, out, err)
 
 
+KILL = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+THRICE = """
+    try:
+        {kill}
+    finally:
+        {kill}
+        {kill}
+"""
+DESTRUCTOR = """
+    class Thing:
+        def __del__(self):
+            {kill}
+    Thing()
+    import time; time.sleep(30)
+"""
+SWALLOWED = """
+    try:
+        {kill}
+    except BaseException:
+        raise ValueError("a consequence") from None
+"""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_ctrl_c_is_quiet() -> None:
-    """Also in the middle of an import, when modules that are half there fail."""
-    kill = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
-    for body in (kill, f"import sys; sys.modules['pyggml'] = None; {kill}"):
-        done = python(PIPE.format(body=body))
-        assert (done.returncode, done.stderr.strip()) == (130, "")
+@pytest.mark.parametrize(
+    "body",
+    [
+        KILL,
+        f"import sys; sys.modules['pyggml'] = None; {KILL}",  # what is half imported fails
+        THRICE.format(kill=KILL),
+        DESTRUCTOR.format(kill=KILL),
+        SWALLOWED.format(kill=KILL),
+    ],
+    ids=["once", "in an import", "thrice", "in a destructor", "turned into an error"],
+)
+def test_ctrl_c_is_quiet(body: str) -> None:
+    done = python(PIPE.format(body=body))
+    assert (done.returncode, done.stderr.strip()) == (130, "")
+
+
+PROGRAM = """
+import os, sys
+import pyllama_cli
+os.write(1, b"ready")
+from pyllama_cli.commands.completion import command
+if __name__ == "__main__":
+    sys.exit(command())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_any_number_of_ctrl_c_at_any_time(tmp_path: Path) -> None:
+    """During imports, loading, generation and at the exit, as many as come within two ms."""
+    spec = Spec(n_layer=1)
+    model = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+    script = tmp_path / "pyllama-cli"
+    script.write_text(PROGRAM)
+    flags = ["-p", "a", "-n", "-1", "--context-shift", "--ignore-eos", "-no-cnv", "--no-perf"]
+    for i in range(12):
+        with subprocess.Popen(
+            [sys.executable, "-P", str(script), "-m", str(model), *flags],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as child:  # fmt: skip
+            assert child.stdout is not None and child.stderr is not None
+            assert child.stdout.read(5) == b"ready"
+            time.sleep(0.1 * i)
+            for _ in range(1 + i % 5):
+                child.send_signal(signal.SIGINT)
+                time.sleep(0.0005 * (i % 3))
+            err = child.communicate(timeout=30)[1]
+        assert child.returncode == 130, (i, err)
+        assert len(err.splitlines()) <= 1 and b"Traceback" not in err, (i, err)
+
+
+def test_an_empty_entry_of_the_path_is_not_the_current_folder(tmp_path: Path) -> None:
+    """``PYTHONPATH=$PYTHONPATH:/x`` has one where it was not set."""
+    script = tmp_path / "bin" / "pyllama-cli"
+    script.parent.mkdir()
+    script.write_text(PROGRAM)
+    for name in ("numba", "click", "numpy", "pyllama"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from here')")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(["", str(tmp_path / "bin"), ""])}
+    command = [sys.executable, "-P", str(script), "--version"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -292,7 +378,7 @@ def test_full_disk_is_one_line() -> None:
         pytest.skip("needs /dev/full")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", PIPE.format(body="write('x')")],
+            [sys.executable, "-P", "-c", PIPE.format(body="write('x')")],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

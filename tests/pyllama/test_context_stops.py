@@ -155,7 +155,7 @@ print(os.read(read, 1000) == mine + mine, os.wait()[1])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_parent_and_child_of_a_fork_go_on(model_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, str(model_path)],
+        [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", FORK, str(model_path)],
         capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("True 0\n", "")

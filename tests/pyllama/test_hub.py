@@ -143,7 +143,9 @@ def test_offline_in_a_fresh_process(tmp_path: Path) -> None:
     """huggingface_hub loads its parts when they are first used: others may hide that one is not."""
     code = "from pyllama.hub import Hub; print(Hub(offline=True).files('user/model'))"
     environ = {**os.environ, "HF_HOME": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environ, capture_output=True, text=True
+    )
     assert (run.stdout, run.returncode) == ("[]\n", 0), run.stderr
 
 

@@ -124,6 +124,14 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
             write(np.zeros((n_scored(16), n_vocab), np.float32))
         with pytest.raises(SavedLogitsError, match=message):
             kl_divergence(context, SavedLogits(path))
+    for at, value in ((0, np.inf), (0, np.nan), (0, -1.0), (4, -np.inf), (4, 9.0), (4, -1e30)):
+        save(path)
+        data = bytearray(path.read_bytes())
+        start = 20 + 4 * SavedLogits(path).tokens.size  # of the first row's scale and minimum
+        data[start + at : start + at + 4] = struct.pack("<f", value)
+        path.write_bytes(data)
+        with pytest.raises(SavedLogitsError, match=r"chunk 1 has a row with the scale .* save it"):
+            next(kl_divergence(context, SavedLogits(path)))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -268,3 +271,45 @@ def test_weights_are_checked_on_demand(tmp_path: Path) -> None:
     Model.load(path)
     with pytest.raises(ModelError, match=r"'blk.1.ffn_norm.weight' \(F32\): 1 of 64 NaN"):
         Model.load(path, check_tensors=True)
+
+
+TRUNCATED = """
+import os, sys
+from pyggml.errors import GGUFError
+from pyllama import Batch, Context, Model
+from pyllama.gguf_tools.digest import digests
+from pyggml.gguf import GGUFFile
+
+path = sys.argv[1]
+file = GGUFFile(path)
+contexts = [Context(Model.load(path, use_mmap=mmap), n_ctx=32) for mmap in (True, False)]
+for context in contexts:
+    context.decode(Batch([3, 4]))
+os.truncate(path, 4096)
+for context in contexts:
+    for step in (lambda: context.decode(Batch([5, 6])), lambda: context.decode_token(7)):
+        try:
+            step()
+            print("ran")
+        except GGUFError as error:
+            print(error)
+try:
+    list(digests(file, ["sha256"]))
+except GGUFError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be truncated")
+def test_a_mapped_file_that_is_truncated(tmp_path: Path) -> None:
+    """Touching the lost pages would be a SIGBUS."""
+    spec = Spec(n_layer=1)
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+    size = path.stat().st_size
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-P", "-c", TRUNCATED, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(lines), lines[2:4]) == (0, 5, ["ran", "ran"]), done.stderr
+    for line in (*lines[:2], lines[4]):
+        assert line.startswith(f"{path}: was cut to 4096 of {size} bytes while it was in use; ")

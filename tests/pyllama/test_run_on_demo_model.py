@@ -103,5 +103,7 @@ def test_a_bench_row(model: Model) -> None:
 
 def test_the_package_imports_nothing_heavy() -> None:
     code = "import sys, pyllama; print([m for m in ('numba', 'numpy') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     assert out.stdout == "[]\n"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...output import FAILED, progress_bar, write
+from ...output import FAILED, progress_bar, write, write_line
 from ...tool import Tool, version_option
 from .files import gguf_argument
 
@@ -40,7 +40,7 @@ def command(a: Path, b: Path, as_json: bool, no_values: bool) -> None:
         write(json.dumps(_plain(found), indent=1) + "\n")
     else:
         for line in _text(found, counted=not no_values):
-            write(line + "\n")
+            write_line(line)
     if not found.same:
         raise click.exceptions.Exit(FAILED)
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import click
 
-from ...output import write
+from ...output import visible, write, write_line
 from ...tool import Tool, version_option
 from .files import gguf_argument
 
 _FEW, _SHORT = 6, 60  # elements of an array and characters of a string that are shown
+_LONG = 200  # characters of a key that are
 
 
 @click.command("dump", cls=Tool)
@@ -47,13 +48,13 @@ def command(
     with GGUFFile(model) as file:
         found = describe(file, arrays=arrays or not as_json, tensors=not no_tensors)
         if data_offset or data_alignment:
-            write(f"{file.data_offset if data_offset else file.alignment}\n")
+            write_line(f"{file.data_offset if data_offset else file.alignment}")
         elif as_json:
             write(json.dumps(found, indent=1) + "\n")
         else:
             lines = _markdown if markdown else _text
             for line in lines(found, arrays):
-                write(line + "\n")
+                write_line(line)
 
 
 def _text(found: dict[str, Any], arrays: bool) -> Iterator[str]:
@@ -63,7 +64,8 @@ def _text(found: dict[str, Any], arrays: bool) -> Iterator[str]:
     yield f"* {len(found['metadata'])} metadata entries"
     for key, entry in found["metadata"].items():
         kind, n, value = _shown(entry, arrays)
-        yield f"  {entry['index'] + 1:5}: {kind:9} | {n:8} | {key} = {value}"
+        shown = visible(key, limit=_LONG)
+        yield f"  {entry['index'] + 1:5}: {kind:9} | {n:8} | {shown} = {value}"
     if "tensors" in found:
         yield f"* {len(found['tensors'])} tensors: type | ne | offset | bytes | name"
         for name, t in found["tensors"].items():
@@ -82,24 +84,25 @@ def _text(found: dict[str, Any], arrays: bool) -> Iterator[str]:
 
 
 def _markdown(found: dict[str, Any], arrays: bool) -> Iterator[str]:
-    yield f"# {Path(found['filename']).name}\n\n{_headline(found)[2:]}\n"
+    yield from (f"# {Path(found['filename']).name}", "", _headline(found)[2:], "")
     if "sparse" in found:
-        yield f"{_sparse(found['sparse'])}\n"
-    yield "## Metadata\n"
+        yield from (_sparse(found["sparse"]), "")
+    yield from ("## Metadata", "")
     rows = []
     for key, entry in found["metadata"].items():
         kind, n, value = _shown(entry, arrays)
-        rows.append((str(entry["index"] + 1), kind, str(n), f"`{key}`", value))
+        shown = visible(key, limit=_LONG)
+        rows.append((str(entry["index"] + 1), kind, str(n), f"`{shown}`", value))
     yield from _table(("", "type", "count", "key", "value"), rows)
     if "tensors" in found:
-        yield "\n## Tensors\n"
+        yield from ("", "## Tensors", "")
         heads = ("", "name", "type", "ne", "offset", "bytes", "part")
         tensors = []
         for name, t in found["tensors"].items():
             row = (t["index"] + 1, f"`{name}`", t["type"], " × ".join(map(str, t["shape"])))
             tensors.append((*map(str, row), str(t["offset"]), str(t["bytes"]), _part(t)))
         yield from _table(heads, tensors)
-    yield "\n## Totals\n"
+    yield from ("", "## Totals", "")
     totals = [(name, *map(str, total.values())) for name, total in _totals(found).items()]
     yield from _table(("type", "tensors", "parameters", "bytes"), totals)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...output import FAILED, note, progress_bar, write
+from ...output import FAILED, note, progress_bar, visible, write_line
 from ...tool import Tool, version_option
 from .files import gguf_argument
 
@@ -53,14 +53,15 @@ def command(
             n_good, n_bad = n_good + (verdict == "Ok"), n_bad + (verdict == "Mismatch")
             where = f"{model}:{found.name}" if found.name else f"{model}"
             ending = f"  -  {verdict}" if manifest is not None else ""
-            write(f"{found.kind:8}  {found.digest}  {where}{ending}\n")
+            write_line(f"{found.kind:8}  {found.digest}  {where}{ending}")
     if manifest is not None and (n_bad or not n_good):
         note(f"error: {model}: {n_bad} hashes differ from {manifest}, {n_good} are the same")
         raise click.exceptions.Exit(FAILED)
 
 
 def _verdict(found: Digest, wanted: dict[tuple[str, str | None], str]) -> str:
-    digest = wanted.get((found.kind, found.name))
+    shown = None if found.name is None else visible(found.name, keep="\t")  # as it is printed
+    digest = wanted.get((found.kind, found.name)) or wanted.get((found.kind, shown))
     if digest is None:
         return "Not Found"
     return "Ok" if digest == found.digest else "Mismatch"

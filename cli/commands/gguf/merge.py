@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ...output import progress_bar, write
+from ...output import progress_bar, write_line
 from ...tool import Tool, version_option
 from .files import gguf_argument
 
@@ -26,7 +26,7 @@ def command(model: Path, output: Path, dry_run: bool) -> None:
     if output.exists():
         raise click.ClickException(f"{output} exists: remove it, or name another file")
     with GGUFFile(model) as file:
-        write(f"{len(file.parts)} parts with {len(file.tensors)} tensors\n")
+        write_line(f"{len(file.parts)} parts with {len(file.tensors)} tensors")
         if not dry_run:
             with progress_bar(f"writing {output}") as progress:
                 merge(file, output, progress)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ...output import write
+from ...output import write_line
 from ...tool import Tool, version_option
 from .files import confirm, gguf_argument
 
@@ -30,9 +30,9 @@ def command(model: Path, key: str, value: str, dry_run: bool, force: bool, verbo
     with GGUFFile(model) as file:
         change = planned_change(file, key, value)
         if change.old == change.new:
-            write(f"{key} is {change.old!r} already\n")
+            write_line(f"{key} is {change.old!r} already")
             return
-        write(f"{key} ({change.kind.name}): {change.old!r} -> {change.new!r}\n")
+        write_line(f"{key} ({change.kind.name}): {change.old!r} -> {change.new!r}")
         if dry_run:
             return
         if not force:

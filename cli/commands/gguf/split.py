@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ...options import INT32_MAX, ByteCount, Number
-from ...output import progress_bar, write
+from ...output import progress_bar, write_line
 from ...tool import Tool, version_option
 from .files import gguf_argument
 
@@ -46,10 +46,10 @@ def command(
             max_bytes=split_max_size,
             tensors_in_first=not no_tensor_first_split,
         )
-        write(f"n_split: {len(plans)}\n")
+        write_line(f"n_split: {len(plans)}")
         for plan in plans:
             size = f"{plan.nbytes / 1000**2:.1f}M"
-            write(f"{plan.path}: n_tensors = {len(plan.names)}, total_size = {size}\n")
+            write_line(f"{plan.path}: n_tensors = {len(plan.names)}, total_size = {size}")
         if not dry_run:
             with progress_bar("writing the parts") as progress:
                 write_split(file, plans, progress)

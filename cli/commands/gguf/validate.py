@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ...output import FAILED, note, progress_bar, write
+from ...output import FAILED, note, progress_bar, write_line
 from ...tool import Tool, version_option
 from .files import gguf_argument
 
@@ -26,8 +26,8 @@ def command(model: Path) -> None:
     for text in report.notes:
         note(f"note: {text}")
     for fault in report.faults:
-        write(fault + "\n")
+        write_line(fault)
     if report.faults:
         note(f"error: {model}: faults: {len(report.faults)}")
         raise click.exceptions.Exit(FAILED)
-    write(f"{model}: no faults in {report.n_tensors} tensors\n")
+    write_line(f"{model}: no faults in {report.n_tensors} tensors")

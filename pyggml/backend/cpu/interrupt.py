@@ -30,7 +30,8 @@ class Watcher:
         if threading.current_thread() is threading.main_thread():
             if self._pipe is None:
                 self._start()
-            assert self._pipe is not None
+            if self._pipe is None:
+                return self
             try:
                 before = signal.set_wakeup_fd(self._pipe[1].fileno(), warn_on_full_buffer=False)
             except ValueError:  # a subinterpreter
@@ -48,10 +49,15 @@ class Watcher:
     def _start(self) -> None:
         read, write = socket.socketpair()
         write.setblocking(False)
-        self._pipe = read, write
         watch = threading.Thread(target=self._watch, args=(read,), daemon=True)
         watch.name = "pyggml-signal"
-        watch.start()
+        try:
+            watch.start()
+        except RuntimeError:  # no more threads: Ctrl-C waits for the end of a compute
+            read.close()
+            write.close()
+        else:
+            self._pipe = read, write
 
     def _watch(self, read: socket.socket) -> None:
         while data := read.recv(64):

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...buffer import zeroed
-from ...errors import Aborted, ComputeError
+from ...errors import Aborted, AllocError, ComputeError
 from . import osapi
 from .abi import ERRORS
 from .interrupt import Watcher
@@ -163,7 +163,14 @@ class Pool:
             self._scratch_table[:n] = self.scratch_addresses()
             for i in range(len(self._workers) + 1, n):
                 self._workers.append(_Worker(self, i))
-                self._workers[-1].thread.start()  # known by now: there is never a second one
+                try:
+                    self._workers[-1].thread.start()  # known by now: there is never a second one
+                except RuntimeError as error:
+                    del self._workers[-1]
+                    raise AllocError(
+                        f"thread {i + 1} of {n} cannot be started ({error}): use fewer threads "
+                        "(-t, n_threads), or allow more memory or processes (ulimit -v, -u)"
+                    ) from None
             self._ready = n, size
         if (values := tuning()) is not self._waiting:
             self._waiting = values

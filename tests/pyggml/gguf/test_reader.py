@@ -228,7 +228,9 @@ def test_getters_name_key_got_and_wanted(sample: Path, getter: str, key: str, me
 
 def test_import_is_light() -> None:
     code = "import sys, pyggml.gguf; print(sorted({'numba', 'gguf', 'tqdm'} & set(sys.modules)))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     assert out.stdout.strip() == "[]"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyggml.dtype import GGMLType
-from pyggml.gguf import GGUFError, GGUFFile, merge, plan_split, write_split
+from pyggml.gguf import GGUFError, GGUFFile, merge, plan_split, write_gguf, write_split
 from pyllama import Batch, Context, Model
 from pyllama.errors import ModelError
 from pyllama.quantize import FILE_TYPES, Options, Wishes, find_file_type, quantize_model
@@ -152,6 +152,18 @@ def test_short_rows_fall_back(tmp_path: Path) -> None:
     assert types["blk.0.attn_q.weight"] is T.Q5_0
     assert types["blk.0.ffn_down.weight"] is T.F16
     assert np.isfinite(logits(tmp_path / "y.gguf")).all()
+
+
+@pytest.mark.parametrize("ne", [(0, 48), (32, 0)])
+@pytest.mark.parametrize("name", ["Q8_0", "F16", "Q4_K_M", "TQ1_0"])
+def test_empty_rows_and_no_rows(tmp_path: Path, ne: tuple[int, int], name: str) -> None:
+    spec = Spec(n_layer=1)
+    with GGUFFile(write_model(tmp_path / "x.gguf", spec, random_weights(spec))) as file:
+        tensors: dict[str, Any] = {"blk.0.ffn_up.weight": (b"", T.F32, ne)}
+        write_gguf(tmp_path / "empty.gguf", file.typed_metadata(), tensors, arch=None)
+    quantize_model(tmp_path / "empty.gguf", tmp_path / "y.gguf", find_file_type(name))
+    with GGUFFile(tmp_path / "y.gguf") as file:
+        assert file.tensors["blk.0.ffn_up.weight"].ne == (*ne, 1, 1)
 
 
 # --- parts, layers, PowerInfer --------------------------------------------------------------------

@@ -99,6 +99,9 @@ def test_put_together(tmp_path: Path) -> None:
         both.add(
             Importance({"blk.0.ffn_up.weight": Entry(np.ones((1, 2), np.float32), np.ones(1))})
         )
+    two, three = (Entry(np.ones((n, 12 // n), np.float32), np.ones(n)) for n in (2, 3))
+    with pytest.raises(ModelError, match="'a' has 2 experts in one and 3 in the other"):
+        Importance({"a": two}).add(Importance({"a": three}))
 
 
 @pytest.mark.parametrize(
@@ -115,6 +118,8 @@ def test_put_together(tmp_path: Path) -> None:
         dat({"a": (1, [])}),
         dat({"a": (1, [np.nan])}),
         dat({"a": (1, [-1.0])}),
+        dat({"a": (1, [3e38])}),
+        dat({"a": (1, [1.0])}, struct.pack("<i", 2**31 - 1)),
         dat({"a": (1, [1.0])}, struct.pack("<ii", 1, 99)),
         b"GGUF" + bytes(3),
     ],

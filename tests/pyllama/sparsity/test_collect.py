@@ -177,6 +177,10 @@ def test_files_that_are_refused(tmp_path: Path, stats: Statistics) -> None:
         "deep": "[" * 100_000,
         "more than tokens": good.replace('"n_tokens": 150', '"n_tokens": 3'),
         "rows of two lengths": good.replace('"counts": [', '"counts": [1, ', 1),
+        "huge counts": good.replace('"counts": [', f'"counts": [{10**40}, ', 1),
+        "huge tokens": good.replace('"n_tokens": 150', f'"n_tokens": {10**400}'),
+        "infinite tokens": good.replace('"n_tokens": 150', '"n_tokens": 1e999'),
+        "a share above 1": good.replace('"union": {"1": ', '"union": {"1": 7'),
     }
     for text in bad.values():
         path.write_text(text)

@@ -90,7 +90,7 @@ def test_any_split(tmp_path_factory: pytest.TempPathFactory, sets: list[Any]) ->
 def test_files_that_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.gpuidx"
 
-    def written(changes: dict[str, Any], n_layer: int = 2, arch: str = ARCHITECTURE) -> None:
+    def written(changes: dict[str, Any], n_layer: int = 2, arch: Any = ARCHITECTURE) -> None:
         tensors: dict[str, Any] = {}
         for i in range(2):
             tensors[f"blk.{i}.gpu_idx"] = (np.arange(N_FF) < 3).astype(np.int32)
@@ -126,6 +126,8 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     refused("is F32")
     written({"blk.1.gpu_bucket": None, "other": np.zeros(3, np.int32)})
     refused("'blk.1.gpu_bucket' is missing")
+    written({}, arch=np.zeros(3, np.int32))
+    refused("'general.architecture' is an array of 3 int32, expected a string", GGUFError)
     written({}, n_layer=3)
     refused("4 tensors, 3 layers have 6")
     written({}, n_layer=1 << 31)

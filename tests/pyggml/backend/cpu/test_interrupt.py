@@ -73,7 +73,7 @@ for _ in range(2):
 def test_ctrl_c_stops_a_compute_of_half_a_minute() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_SELF_TEST": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", LONG],
+        [sys.executable, "-P", "-c", LONG],
         env=env, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.stderr == ""

@@ -53,7 +53,7 @@ UNFUSED = ("sse42", "generic") if jit.ISAS is jit._X86 else ("generic",)
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-P", "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_SELF_TEST": "0", **env},
         capture_output=True, text=True, cwd=ROOT, timeout=280,
     )  # fmt: skip

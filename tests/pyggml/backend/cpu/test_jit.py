@@ -73,7 +73,7 @@ def test_a_second_process_loads_what_the_first_compiled(base: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     out = []
     for _ in range(2):
-        command = [sys.executable, "-c", SCRIPT]
+        command = [sys.executable, "-P", "-c", SCRIPT]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
         assert done.stderr == ""
         out.append(done.stdout.strip())
@@ -97,7 +97,11 @@ def test_an_edit_of_what_is_inlined_from_another_file_is_compiled(tmp_path: Path
         )
         env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
         done = subprocess.run(
-            [sys.executable, str(caller)], capture_output=True, text=True, env=env, timeout=120
+            [sys.executable, "-P", str(caller)],
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=120,
         )
         assert done.stdout.strip() == str(factor), done.stderr
 
@@ -129,7 +133,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_forked_while_a_thread_compiles_can_compile() -> None:
-    command = [sys.executable, "-c", FORKED]
+    command = [sys.executable, "-P", "-c", FORKED]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("7\n", "")
@@ -170,7 +174,7 @@ def test_code_from_the_cache_never_calls_what_is_compiled_now(tmp_path: Path) ->
     script.write_text(TWINS)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     for names in (["first"], ["first", "second"], ["second", "first"]):
-        command = [sys.executable, str(script), *names]
+        command = [sys.executable, "-P", str(script), *names]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
         assert done.stdout.split() == ["True"] * len(names)
 

@@ -26,7 +26,7 @@ from pyggml.backend.cpu.work import WorkStore
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.errors import Aborted, ComputeError
+from pyggml.errors import Aborted, AllocError, ComputeError
 from pyggml.quants import quantize
 from pyggml.tensor import Tensor
 
@@ -251,6 +251,21 @@ def test_ctrl_c_between_memory_and_its_addresses(monkeypatch: pytest.MonkeyPatch
     pool.close()
 
 
+def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool, node = Pool(), chain(Context())
+    program = lower(node, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(AllocError, match=r"thread 2 of 3 cannot be started .*ulimit"):
+            pool.run(program)
+    pool.run(program)
+    np.testing.assert_array_equal(node.numpy(), X)
+    pool.close()
+
+
 def test_ctrl_c_while_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of one number would share scratch and a queue."""
 
@@ -305,7 +320,7 @@ compute()
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_SELF_TEST": "0"}
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SETUP + code]
+    command = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", SETUP + code]
     return subprocess.run(
         command, env=env, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
     )
