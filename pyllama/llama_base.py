@@ -113,7 +113,7 @@ class LlamaBase:
         elif chat_handler is None:
             self.chat_format = DEFAULT if self._chat_formats.has_own else "llama-2"
         self._timings = Timings()
-        self._n_ctx = n_ctx or self._model.hparams.n_ctx_train
+        self._n_ctx = n_ctx or self._model.n_ctx_train
         if not vocab_only:
             context = Context(
                 self._model,
@@ -165,11 +165,11 @@ class LlamaBase:
 
     def n_embd(self) -> int:
         """Width of an embedding."""
-        return self._model.hparams.n_embd
+        return self._model.n_embd
 
     def n_vocab(self) -> int:
         """Tokens of the vocabulary."""
-        return self._model.hparams.n_vocab
+        return self._model.tokenizer.n_vocab
 
     def token_bos(self) -> int:
         """Beginning-of-text token, -1 where there is none."""

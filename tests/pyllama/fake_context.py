@@ -52,10 +52,11 @@ class FakeModel:
     desc, n_params, size_bytes = "fake 1K F32", 1000, 4000
     metadata = METADATA
     tokenizer = TOKENIZER
+    n_embd, n_ctx_train = 8, 512
 
     def __init__(self, text: str = "") -> None:
         self.text = [*TOKENIZER.encode(text, add_special=False), EOS]
-        self.hparams = SimpleNamespace(n_vocab=TOKENIZER.n_vocab, n_embd=8, n_ctx_train=512)
+        self.hparams = SimpleNamespace(n_vocab=TOKENIZER.n_vocab)
         self.closed = False
 
     def logits(self, tokens: list[int]) -> np.ndarray:
@@ -104,7 +105,7 @@ class FakeContext:
         overrides: Overrides | None = None,
     ) -> None:  # fmt: skip
         self.model, self.types, self.overrides = model, (type_k, type_v), overrides
-        self.n_ctx = self.n_ctx_seq = n_ctx or model.hparams.n_ctx_train
+        self.n_ctx = self.n_ctx_seq = n_ctx or model.n_ctx_train
         self.n_batch, self.n_ubatch = min(n_batch, self.n_ctx), n_ubatch
         self.n_threads = self.n_threads_batch = n_threads or 1
         self.kv = FakeKV()
