@@ -11,7 +11,7 @@ Source: llama.cpp's ``common/arg.cpp`` of build 11434, its tools' own parsers, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 NO_GPU = "there is no GPU backend yet"
 _ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one into a model"
@@ -228,17 +228,16 @@ _OF_TOOLS: dict[str, dict[str, tuple[str, ...]]] = {  # before those of everywhe
 
 def why_not(tool: str | None, flag: str) -> str | None:
     """Why a tool does not have a flag of llama.cpp's; None if llama.cpp has none of that name."""
-    for table in (_OF_TOOLS.get(tool or "", {}), _EVERYWHERE):
+    for table in (by_reason(tool) if tool in _OF_TOOLS else {}, _EVERYWHERE):
         for reason, flags in table.items():
             if flag in flags:
                 return reason
     return None
 
 
-def known_flags(tool: str | None = None) -> Iterable[str]:
-    """The flags of the table: those of everywhere, or those of one tool alone."""
-    table = _EVERYWHERE if tool is None else _OF_TOOLS.get(tool, {})
-    return (flag for flags in table.values() for flag in flags)
+def by_reason(tool: str | None = None) -> Mapping[str, Sequence[str]]:
+    """The flags of each reason: those of all tools, or those of one tool alone."""
+    return _EVERYWHERE if tool is None else _OF_TOOLS[tool]
 
 
 def tools() -> Iterable[str]:

@@ -142,6 +142,7 @@ class Model:
         """The same model, its weights shared, with other hyperparameters."""
         changed = copy.copy(self)
         changed._hparams = hparams
+        changed.__dict__.pop("fingerprint", None)  # which was of the others
         return changed
 
     @cached_property

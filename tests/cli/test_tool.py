@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 from pyggml.errors import Aborted, GGUFError, ShapeError
 from pyggml.ops.attention import KV_TYPES
-from pyllama_cli import unsupported
+from pyllama_cli import differences, unsupported
 from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
 from pyllama_cli.main import TABLE, pyllama
 from pyllama_cli.options import CACHE_TYPES
@@ -101,16 +102,23 @@ def test_flags_of_llama_cpp_are_no_typos(tool: str, args: list[str], said: str |
 def test_the_table_of_flags_has_none_that_is_supported() -> None:
     flags = {program: {*found, "-h", "--help"} for program, found in all_flags()}
     assert {"pyllama-cli", "pyllama-gguf split", "pyllama-convert"} <= flags.keys()
-    everywhere = [*unsupported.known_flags()]
+    everywhere = [*chain.from_iterable(unsupported.by_reason().values())]
     assert len(everywhere) == len({*everywhere}) > 300
     for program, supported in flags.items():
         assert not supported & {*everywhere}, program
-        name = "completion" if program == "pyllama-cli" else program.split("-", 1)[1].split()[-1]
-        assert not supported & {*unsupported.known_flags(name)}, program
-    names = {"completion", *(program.split("-", 1)[1].split()[-1] for program in flags)}
-    assert {*unsupported.tools()} <= names
+    tables = {"completion": "cli", "split": "gguf split", "merge": "gguf merge"}
+    for name in unsupported.tools():
+        supported = flags[f"pyllama-{tables.get(name, name)}"]
+        assert not supported & {*chain.from_iterable(unsupported.by_reason(name).values())}, name
     reasons = (unsupported.why_not(None, flag) for flag in everywhere)
     assert all(reason and "\n" not in reason and not reason.endswith(".") for reason in reasons)
+
+
+def test_the_page_of_differences_is_that_of_the_tables() -> None:
+    page = Path(__file__).parents[2] / "docs" / "from-llama-cpp.md"
+    assert page.read_text("utf-8") == differences.page(), (
+        "run: python -m pyllama_cli.differences > docs/from-llama-cpp.md"
+    )
 
 
 def test_a_flag_like_nothing_points_to_help() -> None:
