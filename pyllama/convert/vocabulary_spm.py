@@ -25,15 +25,11 @@ def read_sentencepiece(path: Path) -> Vocabulary:
     """The vocabulary of a SentencePiece model.
 
     Raises:
-        TokenizerError: the package is missing, or the file is damaged.
+        TokenizerError: the file is damaged.
         ModelError: it cannot be read.
     """
-    try:
-        from sentencepiece import SentencePieceProcessor
-    except ImportError:
-        raise TokenizerError(
-            f"{path}: reading it needs the package sentencepiece: pip install 'pyggml[convert]'"
-        ) from None
+    from sentencepiece import SentencePieceProcessor  # loads a library: only where it is needed
+
     model = SentencePieceProcessor()
     try:
         model.LoadFromSerializedProto(read_bytes(path))
