@@ -43,7 +43,7 @@ class Llama(LlamaChat):
 
     Args:
         model_path: GGUF file, or the first part of several.
-        vocab_only: tokenizer and metadata only.
+        vocab_only: tokenizer and metadata only, of any architecture.
         use_mmap: map the file; False reads it into memory.
         use_mlock: keep the weights in RAM.
         kv_overrides: metadata to change or add, by key.
