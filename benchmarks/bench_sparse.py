@@ -12,7 +12,6 @@ whole matrices, and the rows that at least one of the tokens needs (the union, c
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import statistics
 import subprocess
@@ -121,9 +120,7 @@ def calibrated(sparse: Model, activity: float) -> float:
 
 def _with_threshold(model: Model, threshold: float) -> Model:
     """The same weights with another threshold."""
-    model = copy.copy(model)
-    model.hparams = replace(model.hparams, sparse_threshold=threshold)
-    return model
+    return model.with_hparams(replace(model.hparams, sparse_threshold=threshold))
 
 
 def modes_of(dense: Path, sparse: Path, activity: float) -> dict[str, Mode]:

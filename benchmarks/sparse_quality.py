@@ -12,7 +12,6 @@ the dense file in turns. Lines go to benchmarks/results/sparse_quality.jsonl.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
 import statistics
@@ -80,9 +79,7 @@ def with_threshold(model: Model, threshold: float | None) -> Model:
     """The same weights with another threshold."""
     if threshold is None:
         return model
-    model = copy.copy(model)
-    model.hparams = replace(model.hparams, sparse_threshold=threshold)
-    return model
+    return model.with_hparams(replace(model.hparams, sparse_threshold=threshold))
 
 
 class Generation:

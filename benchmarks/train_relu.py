@@ -2,7 +2,7 @@
 
     python -m benchmarks.train_relu [--folder DIR]    # ~/.cache/pyllama/relu-7m: model, predictor
 
-Needs torch and sentencepiece (``pip install 'pyggml[bench]'``), half an hour of two cores. A
+Needs torch (``pip install 'pyggml[bench]'``), half an hour of two cores. A
 run that was stopped goes on at its last checkpoint; one that is complete does nothing. Text, order
 and initial weights come from the seed, so the same versions give the same model.
 

@@ -29,6 +29,7 @@ from .output import note
 from .override_options import override_options
 from .sparse_options import sparse_options
 from .tool import ignored_option
+from .unsupported import NO_GPU
 
 if TYPE_CHECKING:
     from pyllama.sampling import SamplingParams
@@ -37,7 +38,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 INT32_MAX = 2**31 - 1
 MAX_THREADS = 1024
 CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")  # KV_TYPES
-_ONE_DEVICE = "there is no GPU backend yet"
 _PLAN = "pyllama-powerinfer plan says what one would hold"
 
 
@@ -183,9 +183,9 @@ load_options = stack(
         help="Look for NaN, infinity and illegal scales among the weights before all else.",
     ),
     sparse_options,
-    ignored_option("--vram-budget", takes_value=True, why=f"{_ONE_DEVICE}; {_PLAN}"),
-    ignored_option("--reset-gpu-index", why=f"{_ONE_DEVICE}; {_PLAN}"),
-    ignored_option("--disable-gpu-index", why=f"{_ONE_DEVICE}; {_PLAN}"),
+    ignored_option("--vram-budget", takes_value=True, why=f"{NO_GPU}; {_PLAN}"),
+    ignored_option("--reset-gpu-index", why=f"{NO_GPU}; {_PLAN}"),
+    ignored_option("--disable-gpu-index", why=f"{NO_GPU}; {_PLAN}"),
 )
 
 model_options = stack(model_option, load_options)
@@ -211,6 +211,15 @@ class ContextOptions(Group):
     @property
     def n_threads_batch(self) -> int | None:
         return self.threads_batch if self.threads_batch > 0 else self.n_threads
+
+
+gpu_options = stack(
+    ignored_option("-ngl", "--gpu-layers", "--n-gpu-layers", takes_value=True, why=NO_GPU),
+    ignored_option("-sm", "--split-mode", takes_value=True, why=NO_GPU),
+    ignored_option("-mg", "--main-gpu", takes_value=True, why=NO_GPU),
+    ignored_option("-ts", "--tensor-split", takes_value=True, why=NO_GPU),
+)
+numa_option = ignored_option("--numa", takes_value=True, why="start the process with numactl(8)")
 
 
 def _flash_attn(ctx: click.Context, param: click.Parameter, value: str) -> None:
@@ -286,12 +295,18 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             help="Keep all keys and values of layers that see only a window of tokens.",
         ),
         override_options,
-        ignored_option("-ngl", "--gpu-layers", "--n-gpu-layers", takes_value=True, why=_ONE_DEVICE),
-        ignored_option("-sm", "--split-mode", takes_value=True, why=_ONE_DEVICE),
-        ignored_option("-mg", "--main-gpu", takes_value=True, why=_ONE_DEVICE),
-        ignored_option("-nkvo", "--no-kv-offload", why=_ONE_DEVICE),
+        gpu_options,
+        *(
+            ignored_option(*flags, why=NO_GPU)
+            for flags in (
+                ("-nkvo", "--no-kv-offload"),
+                ("-kvo", "--kv-offload"),
+                ("--op-offload",),
+                ("--no-op-offload",),
+            )
+        ),
         machine_options,
-        ignored_option("--numa", takes_value=True, why="start the process with numactl(8)"),
+        numa_option,
     )
 
 

@@ -7,9 +7,9 @@
     command()                                      # parses sys.argv, runs, exits with a code
 
 What it adds to click: a flag is written out in full (``-n3`` or ``-nx`` is not ``-n`` with a
-value), a wrong one names the nearest, every error is one line on stderr, exit code 2 for a wrong
-command line, 1 for anything else, 130 after Ctrl-C, 143 after SIGTERM, and flags that have no
-effect here are named in a note instead of refused.
+value), a wrong one names the nearest or says why llama.cpp has it and we do not, every error is one
+line on stderr, exit code 2 for a wrong command line, 1 for anything else, 130 after Ctrl-C, 143
+after SIGTERM, and flags that have no effect here are named in a note instead of refused.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from .environment import PREFIX, bind_environment, variables
 from .interrupt import INTERRUPTED
 from .machine import apply
 from .output import note, report, visible_logs
+from .unsupported import why_not
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GC_THRESHOLD = 20_000  # new objects between looks for garbage: imports make many, and no cycles
@@ -52,7 +53,7 @@ class Tool(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse flags that are not spelled out before click takes them apart."""
         if not ctx.resilient_parsing:
-            _check_flags(_flags(self, ctx), args)
+            _check_flags(self.name, _flags(self, ctx), args)
             ctx.default_map = {**(ctx.default_map or {}), **bind_environment(self)}
         try:
             return super().parse_args(ctx, args)
@@ -119,7 +120,7 @@ class LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse an unknown flag before the sub-command's name; without any, show the help."""
         if args and args[0].startswith("-"):
-            _check_flags(_flags(self, ctx), args[:1])
+            _check_flags(self.name, _flags(self, ctx), args[:1])
         return super().parse_args(ctx, args or ["--help"])
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -221,7 +222,9 @@ def _flags(command: click.Command, ctx: click.Context) -> dict[str, click.Parame
     return {f: p for p in command.get_params(ctx) for f in (*p.opts, *p.secondary_opts)}
 
 
-def _check_flags(known: Mapping[str, click.Parameter], args: Sequence[str]) -> None:
+def _check_flags(
+    tool: str | None, known: Mapping[str, click.Parameter], args: Sequence[str]
+) -> None:
     """Raise UsageError for the first argument that stands where a flag does and is none."""
     i = 0
     while i < len(args) and args[i] != "--":
@@ -231,9 +234,39 @@ def _check_flags(known: Mapping[str, click.Parameter], args: Sequence[str]) -> N
             continue  # click says what it thinks of it
         name, given, _ = arg.partition("=") if arg.startswith("--") else (arg, "", "")
         if name not in known:
-            raise click.UsageError(f"no such option {name}{_suggestion(name, known)}")
+            raise click.UsageError(_unknown(tool, name, known))
         if not given:
             i += _n_values(known[name], args[i : i + 1])
+
+
+def _unknown(tool: str | None, name: str, known: Mapping[str, object]) -> str:
+    """What is said of a flag that a tool does not have."""
+    reason = why_not(tool, name)
+    if reason is not None:
+        return f"llama.cpp's {name} is not supported: {reason}"
+    tools = [program for program, flags in all_flags() if name in flags]
+    if tools:
+        more = f" and {len(tools) - 3} more" if len(tools) > 3 else ""
+        return f"no such option {name} here; it belongs to {', '.join(tools[:3])}{more}"
+    return f"no such option {name}{_suggestion(name, known)}"
+
+
+def all_flags() -> Iterator[tuple[str, Mapping[str, object]]]:
+    """The flags of each program; imports them all."""
+    from .main import pyllama
+
+    def walk(words: str, group: LazyGroup) -> Iterator[tuple[str, Mapping[str, object]]]:
+        ctx = click.Context(group)
+        for name in group.table:
+            program = "pyllama-cli" if name == "completion" else f"{words}{name}"
+            command = group.get_command(ctx, name)
+            if isinstance(command, LazyGroup):
+                yield from walk(f"{program} ", command)
+            elif command is not None:
+                yield program, _flags(command, ctx)
+
+    assert isinstance(pyllama, LazyGroup)
+    return walk("pyllama-", pyllama)
 
 
 def _n_values(param: click.Parameter, following: Sequence[str]) -> int:

@@ -43,7 +43,7 @@ class Llama(LlamaChat):
 
     Args:
         model_path: GGUF file, or the first part of several.
-        vocab_only: tokenizer and metadata only.
+        vocab_only: tokenizer and metadata only, of any architecture.
         use_mmap: map the file; False reads it into memory.
         use_mlock: keep the weights in RAM.
         kv_overrides: metadata to change or add, by key.
@@ -52,6 +52,7 @@ class Llama(LlamaChat):
         n_batch: tokens of a prompt in one decode; n_ubatch: computed at once.
         n_threads, n_threads_batch: for one token and for several; None chooses.
         logits_all: keep the logits of every token in ``scores``.
+        swa_full: keep all keys and values of layers that see only a window of tokens.
         last_n_tokens_size: tokens that the repeat penalty looks back on.
         chat_format: name of a chat format, of llama.cpp or llama-cpp-python; None for the model's
             own template.
@@ -59,8 +60,8 @@ class Llama(LlamaChat):
         chat_handler: called with ``llama=`` and all arguments instead of `create_chat_completion`.
         verbose: say on stderr what is loaded, reused and how fast; warnings come either way.
 
-    Other arguments are llama-cpp-python's: refused where they would change results, warned of where
-    they would only be faster, see `pyllama.compat`.
+    Other arguments are llama-cpp-python's: refused where they would change results, named in a
+    warning of `logging` where they would only change speed, see `pyllama.compat`.
 
     Attributes:
         metadata: the file's, as text, without arrays.

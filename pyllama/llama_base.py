@@ -41,7 +41,7 @@ class LlamaBase:
         self,
         model_path: str | os.PathLike[str],
         *,
-        n_gpu_layers: int = 0,
+        n_gpu_layers: int | None = 0,
         split_mode: int = 1,
         main_gpu: int = 0,
         tensor_split: Sequence[float] | None = None,
@@ -55,7 +55,7 @@ class LlamaBase:
         n_ubatch: int = 512,
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
-        rope_scaling_type: int = -1,
+        rope_scaling_type: int | None = -1,
         pooling_type: int = -1,
         attention_type: int = -1,
         rope_freq_base: float = 0.0,
@@ -113,7 +113,7 @@ class LlamaBase:
         elif chat_handler is None:
             self.chat_format = DEFAULT if self._chat_formats.has_own else "llama-2"
         self._timings = Timings()
-        self._n_ctx = n_ctx or self._model.hparams.n_ctx_train
+        self._n_ctx = n_ctx or self._model.n_ctx_train
         if not vocab_only:
             context = Context(
                 self._model,
@@ -124,6 +124,7 @@ class LlamaBase:
                 n_threads_batch=n_threads_batch,
                 type_k=types[0],
                 type_v=types[1],
+                swa_full=bool(swa_full),
                 overrides=changed,
             )
             self._evaluated = Evaluated(
@@ -165,11 +166,11 @@ class LlamaBase:
 
     def n_embd(self) -> int:
         """Width of an embedding."""
-        return self._model.hparams.n_embd
+        return self._model.n_embd
 
     def n_vocab(self) -> int:
         """Tokens of the vocabulary."""
-        return self._model.hparams.n_vocab
+        return self._model.tokenizer.n_vocab
 
     def token_bos(self) -> int:
         """Beginning-of-text token, -1 where there is none."""

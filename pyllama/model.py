@@ -8,6 +8,7 @@ Immutable once loaded; any number of contexts and threads may share it.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,13 +18,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pyggml.gguf import GGUFFile
+import numpy as np
+
+from pyggml.errors import PyggmlError
+from pyggml.gguf import GGUFError, GGUFFile
 from pyggml.gguf.mapped import Mapped
 from pyggml.tensor import Tensor
 
 from .arch import Arch, get_arch
 from .errors import ModelError
-from .hparams import HParams, read_hparams
+from .hparams import KEYS, HParams, Key, read_hparams
 from .sparsity.sources import choose_sources
 from .sparsity.weights import read_as_ours
 from .tokenizer import Tokenizer, load_tokenizer
@@ -36,16 +40,18 @@ class Model:
 
     Attributes:
         path, metadata: of the file.
-        hparams, tokenizer: read from it.
+        tokenizer: read from it.
         weights: tensors by name (empty with ``vocab_only``).
         n_params, size_bytes: of all tensors in the file.
     """
 
-    def __init__(self, file: GGUFFile, hparams: HParams, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, file: GGUFFile, hparams: HParams | PyggmlError, tokenizer: Tokenizer
+    ) -> None:
+        """``hparams`` may be the error that reading them raised: such a model is a vocabulary."""
         self.path: Path = file.path
         self.metadata: Mapping[str, Any] = file.metadata
-        self.hparams, self.tokenizer = hparams, tokenizer
-        self.arch: Arch = get_arch(hparams.arch)
+        self._hparams, self.tokenizer = hparams, tokenizer
         self.weights: dict[str, Tensor] = {}
         infos = file.tensors.values()
         self.n_params = sum(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3] for t in infos)
@@ -75,7 +81,7 @@ class Model:
             use_mmap: map the file; False reads it into memory.
             use_mlock: pin the weights in RAM (a warning if the system refuses).
             repack: lay matrices out for fast kernels; False reads them where they are.
-            vocab_only: no weights.
+            vocab_only: no weights; the architecture need not be one that can be run.
             kv_overrides: metadata to change or add, by key.
             check_tensors: look for NaN, infinity and illegal scales among the weights first.
             sparse: how active neurons are found: ``auto``, or one of ``graph.sparse_ffn``'s
@@ -94,7 +100,12 @@ class Model:
         file.override(kv_overrides or {})
         read_as_ours(file)
         tokenizer = load_tokenizer(file.metadata, file.path)
-        hparams = read_hparams(file, tokenizer.n_vocab)
+        try:
+            hparams = read_hparams(file, tokenizer.n_vocab)
+        except (ModelError, GGUFError) as error:
+            if not vocab_only:
+                raise
+            return cls(file, error, tokenizer)
         hparams = choose_sources(file, hparams, sparse, sparse_threshold)
         model = cls(file, hparams, tokenizer)
         if vocab_only:
@@ -120,11 +131,56 @@ class Model:
         return model
 
     @property
+    def hparams(self) -> HParams:
+        """The hyperparameters.
+
+        Raises:
+            ModelError, GGUFError: a vocabulary of a model that cannot be run.
+        """
+        if isinstance(self._hparams, PyggmlError):
+            raise self._hparams.with_traceback(None)
+        return self._hparams
+
+    def with_hparams(self, hparams: HParams) -> Model:
+        """The same model, its weights shared, with other hyperparameters."""
+        changed = copy.copy(self)
+        changed._hparams = hparams
+        changed.__dict__.pop("fingerprint", None)  # which was of the others
+        return changed
+
+    @cached_property
+    def arch(self) -> Arch:
+        """The module of the architecture. Raises: as `hparams`."""
+        return get_arch(self.hparams.arch)
+
+    @property
+    def n_ctx_train(self) -> int:
+        """Tokens of context in training; of a vocabulary, 0 where the file does not say."""
+        return self._size("n_ctx_train")
+
+    @property
+    def n_embd(self) -> int:
+        """Width of an embedding; of a vocabulary, 0 where the file does not say."""
+        return self._size("n_embd")
+
+    def _size(self, field: str) -> int:
+        if isinstance(self._hparams, HParams):
+            return int(getattr(self._hparams, field))
+        key = KEYS[field]
+        assert isinstance(key, Key)
+        value = self.metadata.get(f"{self._arch_name}.{key.name}")
+        return int(value) if isinstance(value, (int, np.integer)) and value > 0 else 0
+
+    @property
+    def _arch_name(self) -> str:
+        return str(self.metadata.get("general.architecture", "unknown"))
+
+    @property
     def desc(self) -> str:
         """Architecture, size and the type of most matrices, such as ``llama 135M Q4_1``."""
         factor, suffix = next(((f, s) for f, s in _SUFFIXES if self.n_params >= f), (1, ""))
         kind = self._types.most_common(1)[0][0] if self._types else "vocab"
-        return f"{self.hparams.arch} {self.n_params / factor:.0f}{suffix} {kind}"
+        return f"{self._arch_name} {self.n_params / factor:.0f}{suffix} {kind}"
 
     @cached_property
     def fingerprint(self) -> str:

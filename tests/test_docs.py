@@ -6,7 +6,12 @@ A page's Python blocks run in order and share their names. The info string of a 
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ import click
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)[ ]*(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
@@ -90,40 +96,98 @@ def test_ci_runs_readmes_second_command() -> None:
     assert "pyllama-cli" in commands[0]
 
 
-def test_shell_blocks_use_commands_that_exist() -> None:
-    from pyllama_cli.commands import (
-        bench,
-        completion,
-        eval_callback,
-        gguf,
-        graph,
-        imatrix,
-        perplexity,
-        quantize,
-        tokenize,
-    )
+def shell_commands(text: str) -> Iterator[list[str]]:
+    """The words of each command in a shell block: of lines, and between ``&&``, ``|`` and ``;``."""
+    for line in text.splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;<>")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        words: list[str] = []
+        for word in lexer:
+            if word in ("&&", "|", ";"):
+                yield words
+                words = []
+            else:
+                words.append(word)
+        if words:
+            yield words
 
-    tools = {
-        "pyllama-cli": completion,
-        "pyllama-bench": bench,
-        "pyllama-imatrix": imatrix,
-        "pyllama-perplexity": perplexity,
-        "pyllama-quantize": quantize,
-        "pyllama-tokenize": tokenize,
-        "pyllama-graph": graph,
-        "pyllama-eval-callback": eval_callback,
-    }
+
+def check_command(words: Sequence[str]) -> None:
+    """Fail, unless it is a command that exists, with arguments that it takes."""
+    name, args = Path(words[0]).name, [*words[1:]]
+    if ">" in args:
+        args = args[: args.index(">")]
+    if name in PROJECT["scripts"]:
+        module, _, attribute = PROJECT["scripts"][name].partition(":")
+        parse(getattr(importlib.import_module(module), attribute), args)
+    elif name in ("python", "python3"):
+        assert args[0] == "-m" and importlib.util.find_spec(args[1]), f"no module {args[1:2]}"
+    elif name == "pip":
+        asked = re.findall(r"\[([^]]*)\]", " ".join(args))
+        extras = {extra for group in asked for extra in group.split(",")}
+        assert args[0] == "install" and extras <= PROJECT["optional-dependencies"].keys(), args
+    elif name == "pytest":
+        assert all((ROOT / arg).exists() for arg in args if "/" in arg), args
+    else:
+        assert name == "cd", f"no such command: {name}"
+
+
+def parse(command: click.Command, args: list[str]) -> None:
+    """Parse a command line without running it."""
+    if isinstance(command, click.Group):
+        sub = command.get_command(click.Context(command), args[0])
+        assert sub is not None, f"no such command: {command.name} {args[0]}"
+        parse(sub, args[1:])
+    else:
+        command.make_context(command.name, args).close()
+
+
+def shell_lines() -> Iterator[tuple[Path, list[str]]]:
+    """The commands of all pages' shell blocks."""
     for page in PAGES:
         for language, _, code in blocks(page):
-            for line in code.splitlines() if language == "sh" else ():
-                name, *args = re.findall(r"(?<!\S)(?:\"[^\"]*\"|\S+)", line.split("/bin/")[-1]) or [
-                    ""
-                ]
-                tool = tools[name].command if name in tools else None
-                if name == "pyllama-gguf":
-                    tool = gguf.command.get_command(click.Context(gguf.command), args[0])
-                    assert tool is not None, (page, line)
-                if tool is not None:
-                    params = tool.params
-                    flags = {f for p in params for f in (*p.opts, *p.secondary_opts)}
-                    assert {a for a in args if a.startswith("-")} <= flags, (page, line)
+            if language in ("sh", "bash", "shell", "console"):
+                yield from ((page, words) for words in shell_commands(code))
+
+
+def test_shell_blocks_use_commands_that_exist() -> None:
+    commands = [*shell_lines()]
+    assert len(commands) > 50
+    for page, words in commands:
+        try:
+            check_command(words)
+        except (AssertionError, click.ClickException) as error:
+            text = error.format_message() if isinstance(error, click.ClickException) else error
+            pytest.fail(f"{page.relative_to(ROOT)}: {shlex.join(words)}: {text}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pyllama-clii -p x",
+        "pyllama-cli --promt x",
+        "pyllama-cli -n three",
+        "pyllama-gguf dmp x.gguf",
+        "pyllama-gguf dump --tensors x.gguf",
+        "pyllama no-such-tool",
+        "python -m benchmarks.no_such_page",
+        "pip install 'pyggml[nothing]'",
+        "pytest tests/no/such/folder",
+        "cd build && cmake ..",
+    ],
+)
+def test_commands_that_do_not_exist_are_found(line: str) -> None:
+    with pytest.raises((AssertionError, click.ClickException)):
+        for words in shell_commands(line):
+            check_command(words)
+
+
+def test_pages_name_programs_that_exist() -> None:
+    named = re.compile(r"`(pyllama-[a-z-]+)((?: [a-z-]+)?)[^`]*`")
+    for page in PAGES:
+        for name, sub in named.findall(page.read_text(encoding="utf-8")):
+            assert name in PROJECT["scripts"], (page, name)
+            module, _, attribute = PROJECT["scripts"][name].partition(":")
+            command = getattr(importlib.import_module(module), attribute)
+            if isinstance(command, click.Group) and sub and not sub.strip().startswith("-"):
+                assert sub.strip() in command.list_commands(click.Context(command)), (page, sub)

@@ -36,7 +36,14 @@ FLOORS = {
     **dict.fromkeys(["pyllama.arch", "pyllama.graph", "pyllama.tokenizer", "pyllama.convert"], 6),
     **dict.fromkeys(["pyllama.model", "pyllama.context", "pyllama.batch", "pyllama.kv_cache"], 6),
     **dict.fromkeys(
-        ["pyllama.memory", "pyllama.state", "pyllama.overrides", "pyllama.compiled"], 6
+        [
+            "pyllama.memory",
+            "pyllama.state",
+            "pyllama.overrides",
+            "pyllama.compiled",
+            "pyllama.fork_lock",
+        ],
+        6,
     ),
     **dict.fromkeys(["pyllama.kv_cells", "pyllama.kv_table", "pyllama.observe"], 6),
     **dict.fromkeys(["pyllama.sparsity", "pyllama.quantize"], 6),

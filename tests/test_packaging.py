@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -40,6 +42,19 @@ def test_files_that_are_not_code_are_shipped() -> None:
 def test_scripts_lead_to_commands(script: tuple[str, str]) -> None:
     module, _, attribute = script[1].partition(":")
     assert isinstance(getattr(importlib.import_module(module), attribute), click.Command)
+
+
+def test_what_is_imported_is_a_dependency() -> None:
+    """All of it, so that a plain install does everything; but for what the extra ``hf`` is for."""
+    imported = set()
+    for path in (p for name in ("pyggml", "pyllama", "cli") for p in (ROOT / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                imported.add(node.module.split(".")[0])
+    imported -= {*sys.stdlib_module_names, "pyggml", "pyllama", "pyllama_cli"}
+    assert imported - {"huggingface_hub"} == {d.split(">=")[0] for d in PROJECT["dependencies"]}
 
 
 def test_llvmlite_and_numba_are_pinned_below_their_next_minor() -> None:

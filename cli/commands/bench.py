@@ -22,9 +22,10 @@ from ..bench_table import PRINTERS, Printer, comparison_table
 from ..hub_options import hub_options
 from ..loading import load_model
 from ..machine import machine_options
-from ..options import ModelOptions, Number, load_options
+from ..options import ModelOptions, Number, gpu_options, load_options, numa_option
 from ..output import note, write
 from ..tool import Tool, ignored_option, version_option
+from ..unsupported import NO_GPU
 
 
 def _compare(ctx: click.Context, param: click.Parameter, paths: tuple[Path, Path] | None) -> None:
@@ -102,7 +103,10 @@ def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
 )
 @load_options
 @machine_options
-@ignored_option("-ngl", "--n-gpu-layers", takes_value=True, why="there is no GPU backend yet")
+@gpu_options
+@ignored_option("-nkvo", "--no-kv-offload", takes_value=True, why=NO_GPU)
+@ignored_option("-nopo", "--no-op-offload", takes_value=True, why=NO_GPU)
+@numa_option
 @ignored_option("-v", "--verbose")
 @version_option()
 def command(

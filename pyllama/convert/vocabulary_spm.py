@@ -33,16 +33,12 @@ def read_sentencepiece(folder: Folder) -> Vocabulary:
     """The vocabulary of a SentencePiece model.
 
     Raises:
-        TokenizerError: the package is missing, or the file is damaged.
+        TokenizerError: the file is damaged.
         ModelError: it cannot be read.
     """
+    from sentencepiece import SentencePieceProcessor  # loads a library: only where it is needed
+
     path = folder.path / _NAME
-    try:
-        from sentencepiece import SentencePieceProcessor
-    except ImportError:
-        raise TokenizerError(
-            f"{path}: reading it needs the package sentencepiece: pip install 'pyggml[convert]'"
-        ) from None
     data = folder.read(_NAME, MAX_SENTENCEPIECE_BYTES)
     most = data.count(_PIECE)  # pieces: the byte may be in texts and scores too
     if most > 4 * MAX_TOKENS:

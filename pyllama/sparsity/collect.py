@@ -10,7 +10,6 @@ tokens, each evaluated from an empty cache; what stands behind the last ReLU is 
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -66,8 +65,7 @@ def collect(
     chunks = _chunks(model, tokens, n_ctx)[:n_chunks]
     if not chunks:
         raise BatchError("no tokens to count active neurons for: give a longer text or more chunks")
-    whole = copy.copy(model)
-    whole.hparams = replace(model.hparams, sparse_threshold=-math.inf)
+    whole = model.with_hparams(replace(model.hparams, sparse_threshold=-math.inf))
     context = Context(whole, n_ctx=n_ctx, n_batch=n_ctx, n_threads=n_threads)
     nodes = _watched(model, context.graph(1, 1).graph)
     counter = _Counter(model.hparams, context.n_ubatch)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -16,11 +17,12 @@ from click.testing import CliRunner
 
 from pyggml.errors import Aborted, GGUFError, ShapeError
 from pyggml.ops.attention import KV_TYPES
+from pyllama_cli import differences, unsupported
 from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
 from pyllama_cli.main import TABLE, pyllama
 from pyllama_cli.options import CACHE_TYPES
 from pyllama_cli.output import report
-from pyllama_cli.tool import Tool, ignored_option
+from pyllama_cli.tool import Tool, all_flags, ignored_option
 
 from ..pyllama.models import Spec, random_weights, write_model
 
@@ -65,6 +67,63 @@ def test_an_unknown_flag_names_the_nearest(wrong: str, near: str) -> None:
     assert (code, out) == (2, "")
     name = wrong.partition("=")[0]
     assert err == f"error: no such option {name} (did you mean {near}?)\n"
+
+
+@pytest.mark.parametrize(
+    ("tool", "args", "said"),
+    [
+        ("completion", ["--lora", "x.gguf"], "llama.cpp's --lora is not supported: LoRA adapters"),
+        ("completion", ["--lora-scaled=x"], "llama.cpp's --lora-scaled is not supported: LoRA"),
+        ("perplexity", ["-dev", "none"], "llama.cpp's -dev is not supported: there is no GPU back"),
+        ("bench", ["-rpc", "a:1"], "llama.cpp's -rpc is not supported: there is no backend on"),
+        ("completion", ["-o", "x"], "llama.cpp's -o is not supported: the text goes to stdout"),
+        ("imatrix", ["-o", "x"], None),
+        ("convert", ["--mtp"], "llama.cpp's --mtp is not supported: layers that predict further"),
+        ("completion", ["--mtp"], "llama.cpp's --mtp is not supported: there is no speculative"),
+        ("gguf", ["split", "--merge"], "llama.cpp's --merge is not supported: it is the default"),
+        (
+            "tokenize",
+            ["-npl", "3"],
+            "no such option -npl here; it belongs to pyllama-batched-bench",
+        ),
+        ("tokenize", ["--sha256"], "no such option --sha256 here; it belongs to pyllama-gguf hash"),
+        (
+            "tokenize",
+            ["--mlock"],
+            "no such option --mlock here; it belongs to pyllama-cli, pyllama-",
+        ),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_flags_of_llama_cpp_are_no_typos(tool: str, args: list[str], said: str | None) -> None:
+    code, out, err = run(pyllama, tool, *args)
+    if said is None:
+        assert code != 0 and "is not supported" not in err
+    else:
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"error: {said}")
+
+
+def test_the_table_of_flags_has_none_that_is_supported() -> None:
+    flags = {program: {*found, "-h", "--help"} for program, found in all_flags()}
+    assert {"pyllama-cli", "pyllama-gguf split", "pyllama-convert"} <= flags.keys()
+    everywhere = [*chain.from_iterable(unsupported.by_reason().values())]
+    assert len(everywhere) == len({*everywhere}) > 300
+    for program, supported in flags.items():
+        assert not supported & {*everywhere}, program
+    tables = {"completion": "cli", "split": "gguf split", "merge": "gguf merge"}
+    for name in unsupported.tools():
+        supported = flags[f"pyllama-{tables.get(name, name)}"]
+        assert not supported & {*chain.from_iterable(unsupported.by_reason(name).values())}, name
+    reasons = (unsupported.why_not(None, flag) for flag in everywhere)
+    assert all(reason and "\n" not in reason and not reason.endswith(".") for reason in reasons)
+
+
+def test_the_page_of_differences_is_that_of_the_tables() -> None:
+    page = Path(__file__).parents[2] / "docs" / "from-llama-cpp.md"
+    assert page.read_text("utf-8") == differences.page(), (
+        "run: python -m pyllama_cli.differences > docs/from-llama-cpp.md"
+    )
 
 
 def test_a_flag_like_nothing_points_to_help() -> None:

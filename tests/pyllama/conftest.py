@@ -37,7 +37,7 @@ def make(model: Model) -> Make:
 def windowed(model: Model, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Contexts of the same model, where two of three layers see 20 positions."""
     hparams = dataclasses.replace(model.hparams, n_swa=20, swa_period=3)
-    monkeypatch.setattr(model, "hparams", hparams)
+    monkeypatch.setattr(model, "_hparams", hparams)
     return lambda **options: Context(model, **{"n_ctx": 2048, "n_threads": 2, **options})
 
 
@@ -49,7 +49,12 @@ def reciting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., L
 
     def llama(text: str = TEXT, **options: Any) -> Llama:
         model = FakeModel(text)
-        loader = type("Model", (), {"load": staticmethod(lambda path, **o: model)})
+
+        def load(path: Path, **given: Any) -> FakeModel:
+            model.given = given
+            return model
+
+        loader = type("Model", (), {"load": staticmethod(load)})
         monkeypatch.setattr(llama_base, "Model", loader)
         monkeypatch.setattr(llama_base, "Context", FakeContext)
         return Llama(path, **{"n_ctx": 64, "verbose": False, **options})

@@ -52,11 +52,13 @@ class FakeModel:
     desc, n_params, size_bytes = "fake 1K F32", 1000, 4000
     metadata = METADATA
     tokenizer = TOKENIZER
+    n_embd, n_ctx_train = 8, 512
 
     def __init__(self, text: str = "") -> None:
         self.text = [*TOKENIZER.encode(text, add_special=False), EOS]
-        self.hparams = SimpleNamespace(n_vocab=TOKENIZER.n_vocab, n_embd=8, n_ctx_train=512)
+        self.hparams = SimpleNamespace(n_vocab=TOKENIZER.n_vocab)
         self.closed = False
+        self.given: dict[str, Any] = {}  # what it was loaded with
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """float32[n_vocab] after these tokens."""
@@ -101,10 +103,12 @@ class FakeContext:
         self, model: Any, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512,
         n_threads: int | None = None, n_threads_batch: int | None = None,
         type_k: GGMLType = GGMLType.F16, type_v: GGMLType = GGMLType.F16,
-        overrides: Overrides | None = None,
+        swa_full: bool = False, overrides: Overrides | None = None,
     ) -> None:  # fmt: skip
+        given = {k: v for k, v in locals().items() if k not in ("self", "model")}
+        self.given = given  # for a test of the options
         self.model, self.types, self.overrides = model, (type_k, type_v), overrides
-        self.n_ctx = self.n_ctx_seq = n_ctx or model.hparams.n_ctx_train
+        self.n_ctx = self.n_ctx_seq = n_ctx or model.n_ctx_train
         self.n_batch, self.n_ubatch = min(n_batch, self.n_ctx), n_ubatch
         self.n_threads = self.n_threads_batch = n_threads or 1
         self.kv = FakeKV()

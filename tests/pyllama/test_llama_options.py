@@ -6,9 +6,11 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyggml.dtype import GGMLType
+from pyllama import compat
 from pyllama.compat import NotSupported
 from pyllama.errors import ModelError, PyllamaError
 from pyllama.llama import Llama
@@ -53,8 +55,6 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_arguments_that_cannot_be_obeyed(reciting: Any) -> None:
-    with pytest.warns(UserWarning, match="no GPU backend"):
-        reciting(n_gpu_layers=-1)
     assert reciting(type_k=0, type_v=2).context.types == (GGMLType.F32, GGMLType.Q4_0)
     reciting(type_k=1, chat_format="chatml", flash_attn=True)
     for options in (
@@ -82,9 +82,84 @@ def test_arguments_that_cannot_be_obeyed(reciting: Any) -> None:
         reciting().set_cache({})
 
 
+# For each parameter that is obeyed, a value other than its default.
+OBEYED: dict[str, Any] = {
+    "vocab_only": True, "use_mmap": False, "use_mlock": True, "kv_overrides": {"fake.n": 8},
+    "seed": 7, "n_ctx": 32, "n_batch": 16, "n_ubatch": 16, "n_threads": 2, "n_threads_batch": 3,
+    "rope_scaling_type": 2, "rope_freq_base": 5e5, "rope_freq_scale": 0.5, "yarn_ext_factor": 0.5,
+    "yarn_attn_factor": 2.0, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0, "yarn_orig_ctx": 99,
+    "logits_all": True, "swa_full": True, "no_perf": True, "last_n_tokens_size": 8,
+    "chat_format": "chatml", "chat_handler": print, "type_k": 0, "type_v": 0, "sparse": "off",
+    "sparse_threshold": 0.5, "verbose": True,
+}  # fmt: skip
+# For each that is refused or warned of, some such values.
+NOT_OBEYED: dict[str, tuple[Any, ...]] = {
+    "pooling_type": (1,), "attention_type": (1,), "embedding": (True,), "lora_base": ("x",),
+    "lora_path": ("x",), "tokenizer": (object(),), "n_gpu_layers": (-1, 99), "split_mode": (2, 0),
+    "main_gpu": (1,), "tensor_split": ([0.5, 0.5], (1,), np.ones(2), []), "op_offload": (True,),
+    "numa": (True, 1, 2), "draft_model": (print,),
+}  # fmt: skip
+
+
+def test_each_parameter_is_obeyed_or_in_a_table() -> None:
+    parameters = {*inspect.signature(Llama).parameters} - {"model_path"}
+    tables = ({*OBEYED}, {*compat.REFUSED}, {*compat.WITHOUT_EFFECT}, {*compat.AS_IT_IS})
+    for name in parameters:
+        assert sum(name in table for table in tables) == 1, name
+    assert {*OBEYED, *NOT_OBEYED} == parameters - {*compat.AS_IT_IS}
+
+
+def built(llama: Llama) -> dict[str, Any]:
+    """What was loaded and made of a `Llama`'s options."""
+    made: Any = {name: getattr(llama, name) for name in ("metadata", "chat_handler")}
+    made |= {k: v for k, v in vars(llama).items() if isinstance(v, (bool, int, float, str))}
+    made |= {"load": vars(llama.model)["given"]}
+    if llama._evaluated is not None:
+        made |= {"context": vars(llama.context)["given"], "all": llama._evaluated.logits_all}
+    return {key: repr(value) for key, value in made.items()}
+
+
+@pytest.mark.parametrize("name", OBEYED)
+def test_a_parameter_changes_what_is_built(
+    reciting: Any, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    assert built(reciting(**{name: OBEYED[name]})) != built(reciting())
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", NOT_OBEYED)
+def test_a_parameter_that_is_not_obeyed_says_so(
+    reciting: Any, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    plain = built(reciting())
+    for value in NOT_OBEYED[name]:
+        if name in compat.REFUSED:
+            with pytest.raises(NotSupported, match=f"^Llama: {name}=.* is not supported: "):
+                reciting(**{name: value})
+            continue
+        assert built(reciting(**{name: value})) == plain
+        (line,) = (record.getMessage() for record in caplog.records)
+        assert line.startswith(f"Llama: {name}={value!r} has no effect: ")
+        caplog.clear()
+    for value in (compat.REFUSED | compat.WITHOUT_EFFECT)[name].same:
+        assert built(reciting(**{name: value})) == plain and not caplog.records
+
+
+@pytest.mark.parametrize(
+    "name", sorted(compat.AS_IT_IS.keys() & {*inspect.signature(Llama).parameters})
+)
+def test_a_parameter_whose_values_are_all_the_same(
+    reciting: Any, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    default = inspect.signature(Llama).parameters[name].default
+    other = 0.5 if isinstance(default, float) else not default
+    assert built(reciting(**{name: other})) == built(reciting()) and not caplog.records
+
+
 def test_rope_of_the_context(reciting: Any) -> None:
     as_the_model = [
         {},
+        {"rope_scaling_type": None},
         {"rope_scaling_type": -1, "rope_freq_base": 0.0, "yarn_ext_factor": -1.0},
         {"yarn_attn_factor": -1.0, "yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0},
     ]

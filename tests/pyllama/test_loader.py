@@ -93,6 +93,45 @@ def test_a_file_without_weights(tmp_path: Path) -> None:
         Model.load(tmp_path / "x.gguf")
 
 
+@pytest.mark.parametrize(
+    ("changes", "sizes", "fault"),
+    [
+        ({"general.architecture": "starcoder2"}, (0, 0), "'starcoder2' is not supported"),
+        (
+            {
+                "general.architecture": "phi3",
+                "phi3.context_length": 64,
+                "phi3.embedding_length": 32,
+            },
+            (64, 32),
+            "'phi3' is not supported",
+        ),
+        ({"llama.block_count": None}, (256, 64), "'llama.block_count' is missing"),
+        ({"llama.expert_count": 8}, (256, 64), "0 of 8 experts used"),
+        ({"llama.block_count": None, "llama.embedding_length": "wide"}, (256, 0), "embedding"),
+    ],
+    ids=("no-sizes", "sizes", "missing", "experts", "two-faults"),
+)
+def test_vocabularies_of_models_that_cannot_be_run(
+    tmp_path: Path, changes: dict[str, Any], sizes: tuple[int, int], fault: str
+) -> None:
+    path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC), metadata=changes)
+    model, whole = Model.load(path, vocab_only=True), write_model(tmp_path / "y.gguf", SPEC, {})
+    assert model.tokenizer.encode("hi") == Model.load(whole, vocab_only=True).tokenizer.encode("hi")
+    assert (model.n_ctx_train, model.n_embd) == sizes
+    assert model.desc.startswith(f"{changes.get('general.architecture', 'llama')} ")
+    for attribute in ("hparams", "arch"):
+        with pytest.raises((ModelError, GGUFError), match=fault):
+            getattr(model, attribute)
+    with pytest.raises((ModelError, GGUFError), match=fault):
+        Model.load(path)
+    llama = Llama(path, vocab_only=True, verbose=False, n_ctx=0)
+    assert llama.tokenize(b"hi") == model.tokenizer.encode("hi")
+    assert (llama.n_ctx(), llama.n_embd()) == sizes and llama.n_vocab() == SPEC.n_vocab
+    with pytest.raises(ModelError, match="vocab_only=True"):
+        llama("hi")
+
+
 def test_a_vocabulary_that_cannot_be_used(tmp_path: Path) -> None:
     for changes in ({"tokenizer.ggml.tokens": None}, {"tokenizer.ggml.model": "abacus"}):
         path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC), metadata=changes)

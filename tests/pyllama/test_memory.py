@@ -136,7 +136,7 @@ def test_going_back_behind_a_window(windowed: Make) -> None:
 def test_without_causality_the_first_token_sees_the_last(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "hparams", dataclasses.replace(model.hparams, causal=False))
+    monkeypatch.setattr(model, "_hparams", dataclasses.replace(model.hparams, causal=False))
     got = {n: rows(Context(model, n_ctx=64, n_threads=n), TOKENS[:30]) for n in (1, 2)}
     assert np.array_equal(got[1], got[2])
     other = rows(Context(model, n_ctx=64), [*TOKENS[:29], 7])
@@ -207,7 +207,7 @@ def test_attention_of_other_models_is_invariant_too(
     model: Model, monkeypatch: pytest.MonkeyPatch, change: dict[str, float]
 ) -> None:
     plain = rows(Context(model, n_ctx=512), TOKENS[:300])
-    monkeypatch.setattr(model, "hparams", dataclasses.replace(model.hparams, **change))
+    monkeypatch.setattr(model, "_hparams", dataclasses.replace(model.hparams, **change))
     whole = rows(Context(model, n_ctx=512), TOKENS[:300])
     assert not np.array_equal(whole, plain)
     for options in ({"n_ubatch": 1}, {"n_ubatch": 7, "n_threads": 1}, {"n_batch": 1}):

@@ -121,7 +121,7 @@ def test_layers_that_slide_shift_with_their_own_base(
 ) -> None:
     loaded = model(tmp_path / "x.gguf")
     own = {"n_swa": 32, "swa_period": 2, "rope_freq_base_swa": 300.0}
-    monkeypatch.setattr(loaded, "hparams", dataclasses.replace(loaded.hparams, **own))
+    monkeypatch.setattr(loaded, "_hparams", dataclasses.replace(loaded.hparams, **own))
     shifted, fresh = (
         Context(loaded, type_k=GGMLType.F32, type_v=GGMLType.F32, swa_full=True) for _ in range(2)
     )

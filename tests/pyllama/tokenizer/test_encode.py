@@ -32,7 +32,6 @@ def test_bpe_agrees_with_tokenizers(text: str, ids: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def llama():
-    pytest.importorskip("sentencepiece")
     return load_tokenizer(spm_metadata(DATA / "llama" / "tokenizer.model"))
 
 
