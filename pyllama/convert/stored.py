@@ -75,9 +75,10 @@ class Stored:
         if self.strides is not None and span:
             span = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
         values = self._read_flat(span)
-        if self.strides is None:
+        if self.strides is None or not span:
             return values.reshape(self.shape)
-        strides = [4 * s for s in self.strides]
+        # one element needs no stride, and may have any
+        strides = [4 * s if n > 1 else 0 for n, s in zip(self.shape, self.strides, strict=True)]
         return np.ascontiguousarray(np.lib.stride_tricks.as_strided(values, self.shape, strides))
 
     def _read_flat(self, n: int) -> Floats:

@@ -55,6 +55,17 @@ def test_tensors_may_share_a_storage(tmp_path: Path) -> None:
     assert tensors["b"].read().tolist() == [4, 5]
 
 
+def test_strides_that_nothing_needs(tmp_path: Path) -> None:
+    huge = 2**63 - 1
+    pickled = state(
+        a=tensor("0", 6, 0, (2, 1, 3), (1, huge, 2)), b=tensor("0", 6, 0, (0, 3), (huge, 2))
+    )
+    data = np.arange(6, dtype=np.float32).tobytes()
+    tensors = read_torch(write_archive(tmp_path / "x.bin", pickled, {"0": data}))
+    assert tensors["a"].read().tolist() == [[[0, 2, 4]], [[1, 3, 5]]]
+    assert tensors["b"].read().shape == (0, 3)
+
+
 class Call:
     """Pickles as a call of a function."""
 
