@@ -260,8 +260,9 @@ def _forced(args: argparse.Namespace, argv: list[str]) -> int:
         if wanted not in host_isas():
             print(f"this machine has no {wanted}, but {', '.join(host_isas())}: left out")
             continue
-        command = [sys.executable, "-m", "benchmarks.bench_peers", *rest]
-        done = subprocess.run(command, env={**os.environ, env.ISA.name: wanted})
+        command = [sys.executable, "-P", "-m", "benchmarks.bench_peers", *rest]
+        settings = {env.ISA.name: wanted, "PYTHONPATH": str(Path(__file__).parents[1])}
+        done = subprocess.run(command, env={**os.environ, **settings})
         worst = max(worst, abs(done.returncode))
     return worst
 

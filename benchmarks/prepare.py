@@ -124,14 +124,14 @@ def pip_name(python: Path | str) -> str:
 def _environment(folder: Path) -> Path:
     venv = folder / "venv"
     python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not python.exists() and (said := _run([sys.executable, "-m", "venv", venv])):
+    if not python.exists() and (said := _run([sys.executable, "-P", "-m", "venv", venv])):
         raise Missing(f"no virtual environment at {venv}: {said}")
     return python
 
 
 def _install(python: Path, *packages: str) -> None:
     options = ("-q", "--only-binary=:all:", "--no-input", "--disable-pip-version-check")
-    if said := _run([python, "-m", "pip", "install", *options, *packages]):
+    if said := _run([python, "-P", "-m", "pip", "install", *options, *packages]):
         raise Missing(f"pip does not install {' '.join(packages)}: {said}")
 
 
@@ -232,7 +232,7 @@ def _source(root: Path) -> Path:
     # Only this package from source: its build tools, which pip wants to see, come as wheels.
     package = SDIST.partition("==")[0]
     options = ("-q", "--no-deps", "--no-input", "--no-binary", package)
-    said = _run([sys.executable, "-m", "pip", "download", *options, "-d", download, SDIST])
+    said = _run([sys.executable, "-P", "-m", "pip", "download", *options, "-d", download, SDIST])
     archive = next(download.glob("*.tar.gz"), None)
     if archive is None:
         raise Missing(f"llama.cpp is left out, pip does not fetch {SDIST}: {said}")

@@ -299,7 +299,7 @@ def test_sets_are_forced_in_children(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     ran: list[tuple[list[str], str]] = []
 
     def run(command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        ran.append((command[3:], env["PYGGML_ISA"]))
+        ran.append((command[4:], env["PYGGML_ISA"]))
         return subprocess.CompletedProcess(command, 3 if "x" in command else 0)
 
     monkeypatch.setattr(subprocess, "run", run)

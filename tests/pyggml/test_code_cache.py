@@ -199,7 +199,7 @@ cache.write("a", b"code of a")
 
 @posix
 def test_what_a_killed_process_left_is_deleted_at_the_next_start(path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(path)]
+    command = [sys.executable, "-P", "-c", KILLED, str(path)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -238,7 +238,7 @@ def test_damaged_code_is_compiled_again(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_CACHE_DIR": str(tmp_path / "code")}
 
     def run() -> tuple[str, str]:
-        command = [sys.executable, "-c", DAMAGED_CODE]
+        command = [sys.executable, "-P", "-c", DAMAGED_CODE]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
         return done.stdout, done.stderr
 

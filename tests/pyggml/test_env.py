@@ -56,12 +56,13 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_variables_are_read_in_env_only() -> None:
+    """But for Python's own PYTHONPATH, which cli/__init__ reads before anything is imported."""
     read = re.compile(r"environ\.get\(|environ\[[^]]+\](?! *=[^=])|getenv\(")
     found = [
         f"{path.relative_to(ROOT)}: {match[0]}"
         for package in ("pyggml", "pyllama", "cli")
         for path in (ROOT / package).rglob("*.py")
-        if path != ROOT / "pyggml" / "env.py"
+        if path not in (ROOT / "pyggml" / "env.py", ROOT / "cli" / "__init__.py")
         for match in read.finditer(path.read_text(encoding="utf-8"))
     ]
     assert not found

@@ -221,7 +221,7 @@ print(codes)
 def test_a_child_forked_while_other_threads_decode_goes_on(model_path: Path) -> None:
     """Their locks would be held for ever, and what they were changing is half changed."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK_IN_A_DECODE,
+        [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", FORK_IN_A_DECODE,
          str(model_path)],
         capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2],
     )  # fmt: skip

@@ -179,7 +179,7 @@ def test_the_races_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     record = measure.measure()
     assert Record.from_json(record.to_json()) == record
     raced = [choice.name for choice in record.choices]
-    assert raced == [f.name for f in fields(Tuning) if f.name in raced]  # in the order of info
+    assert len(set(raced)) == len(raced) >= 1 and set(raced) <= {f.name for f in fields(Tuning)}
     assert record.pause_ns > 0 and not record.problem
     monkeypatch.setattr(measure, "_BUDGET_S", 0.0)
     backend = CpuBackend()
