@@ -179,7 +179,8 @@ def token_losses(
     for start in range(0, len(ids), _BLOCK_ROWS):
         rows = slice(start, min(start + _BLOCK_ROWS, len(ids)))
         block = logits[rows]
-        shifted = block - block.max(axis=1, keepdims=True)
+        with np.errstate(over="ignore", invalid="ignore"):  # of a damaged model: callers look
+            shifted = block - block.max(axis=1, keepdims=True)
         chosen = shifted[np.arange(len(block)), ids[rows]].astype(np.float64)
         np.exp(shifted, out=shifted)
         losses[rows] = np.log(shifted.sum(axis=1, dtype=np.float64)) - chosen

@@ -143,8 +143,9 @@ class SavedLogits:
         """
         found = self._rows[chunk, rows]
         head = found[:, :_ROW_HEAD].copy().view("<f4")  # [n, 2]
-        scale, least = head.astype(np.float64).T
-        ok = (scale >= 0) & (least >= _LEAST) & (least + scale * float(_MOST_CODE) <= _MOST)
+        with np.errstate(invalid="ignore"):  # NaN, infinity
+            scale, least = head.astype(np.float64).T
+            ok = (scale >= 0) & (least >= _LEAST) & (least + scale * float(_MOST_CODE) <= _MOST)
         if not ok.all():
             row = int(ok.argmin())
             raise SavedLogitsError(

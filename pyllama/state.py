@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 MAGIC, VERSION = b"PYLS", 2
 _HEAD = struct.Struct("<4sIQI")  # magic, version, bytes of the JSON header, CRC of all behind
 _ALIGN = 64
+_LONGEST = 100  # characters of a text in the header
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -222,7 +223,7 @@ def _read(data: bytes, name: str) -> tuple[dict[str, Any], Bytes]:
     try:
         header = json.loads(bytes(behind[:size]))
         ok = isinstance(header, dict) and _is_header(header)
-    except ValueError:
+    except (ValueError, RecursionError):
         ok = False
     if not ok:
         raise StateError(f"{name}: its header is not one of a saved state; save it again")
@@ -235,9 +236,12 @@ def _is_header(header: dict[str, Any]) -> bool:
     def natural(x: object) -> bool:
         return type(x) is int and -1 <= x < 1 << 31
 
+    def short(x: object) -> bool:
+        return isinstance(x, str) and len(x) <= _LONGEST
+
     return (
-        isinstance(header.get("model"), str)
-        and isinstance(header.get("type"), str)
+        short(header.get("model"))
+        and short(header.get("type"))
         and isinstance(header.get("tokens"), list)
         and all(natural(t) for t in header["tokens"])
         and isinstance(header.get("caches"), list)

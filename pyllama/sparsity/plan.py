@@ -138,6 +138,12 @@ def read_activity(
                 f"{stats}: statistics of another model ({found.model}), not of {model.path}; make "
                 "them with pyllama-powerinfer stats"
             )
+    wanted = model.hparams.n_layer, model.hparams.n_ff
+    if found.counts.shape != wanted:
+        raise ModelError(
+            f"{stats}: statistics of {found.counts.shape} layers and neurons, the model has "
+            f"{wanted}; the file is damaged: make it with pyllama-powerinfer stats"
+        )
     same = found.source == source_name(model.hparams)
     return Observed(found.activity, found.computed if same else found.activity)
 
