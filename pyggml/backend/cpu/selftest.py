@@ -153,7 +153,7 @@ class _Child:
         settings = {"PYGGML_ISA": isa, "PYGGML_SELF_TEST": "0", "PYGGML_TUNING": "default"}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code], env={**os.environ, **settings}, text=True,
+                [sys.executable, "-I", "-c", code], env={**os.environ, **settings}, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 pass_fds=(watched,) if _INHERITS else (),
             )  # fmt: skip
