@@ -182,7 +182,10 @@ def _numbers(file: GGUFFile, name: str) -> Floats:
     if info is None or info.type is not GGMLType.F32:
         what = "is missing" if info is None else f"is {info.type.name}, want F32"
         raise ModelError(f"{file.path}: tensor {name!r} {what}")
-    return file.tensor_bytes(name).view(np.float32).copy()
+    values = file.tensor_bytes(name).view(np.float32).copy()
+    if not np.isfinite(values).all():  # before any arithmetic: a signalling NaN would warn
+        raise ModelError(f"{file.path}: {name!r} has NaN or infinity; compute the matrix again")
+    return values
 
 
 def _read_dat(path: Path, data: memoryview) -> Importance:

@@ -157,6 +157,11 @@ def test_damaged_gguf_files(tmp_path: Path) -> None:
         "4 sums and 3 counts": (keys, {"a.in_sum2": sums, "a.counts": np.ones(3, np.float32)}),
         "no importance matrix": (keys, {"other": sums}),
         "has NaN": (keys, {"a.in_sum2": sums * np.nan, "a.counts": counts}),
+        # A signalling NaN: arithmetic on it warns.
+        "'a.counts' has NaN": (
+            keys,
+            {"a.in_sum2": sums, "a.counts": np.array([[0x7FA00000]], "<u4").view(np.float32)},
+        ),
     }
     for message, (metadata, tensors) in cases.items():
         write_gguf(path, metadata, tensors, arch=None)
