@@ -31,7 +31,7 @@ from benchmarks import machine, prepare
 from benchmarks.bench_model import Ours, cases, head, name, save
 from benchmarks.performance_page import LEAST_ROUNDS, peers_table
 from pyggml import env
-from pyggml.backend.cpu.osapi import default_threads
+from pyggml.host import default_threads
 from pyggml.jit import host_isas, isa
 from pyllama import Model
 from pyllama.bench import BenchCase

@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pyggml.backend.cpu.osapi import cache_sizes, physical_cores
+from pyggml.host import cache_sizes, physical_cores
 
 ROOT = Path(__file__).parent
 Line = dict[str, Any]

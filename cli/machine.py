@@ -42,7 +42,7 @@ def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> Non
         raise click.BadParameter(f"{value!r} is not a range of CPUs, such as 0-3.")
     cpus = set(range(int(first), int(last) + 1))
     if match and not match[2]:
-        from pyggml.backend.cpu.osapi import usable_cpus
+        from pyggml.host import usable_cpus
 
         cpus &= set(usable_cpus())
     _set(ctx, "cpus", cpus | ctx.meta.get(_KEY, {}).get("cpus", set()))
@@ -106,16 +106,15 @@ def apply(ctx: click.Context) -> None:
     given: dict[str, Any] | None = ctx.meta.get(_KEY)
     if not given:
         return
-    from pyggml.backend.cpu import osapi
-    from pyggml.backend.cpu.pool import get_pool
+    from pyggml import host
 
     if "cpus" in given:
-        problem = osapi.set_cpus(given["cpus"])
+        problem = host.set_cpus(given["cpus"])
         if problem:
             raise click.UsageError(f"-C, -Cr: {problem}")
     if given.get("prio"):
-        problem = osapi.set_priority(given["prio"])
+        problem = host.set_priority(given["prio"])
         if problem:
             note(f"--prio {given['prio']} is ignored: {problem}")
-    pinned = osapi.usable_cpus() if given.get("strict") else []
-    get_pool().configure(poll=given.get("poll", 50), pinned=pinned)
+    pinned = tuple(host.usable_cpus()) if given.get("strict") else ()
+    host.set_thread_options(host.ThreadOptions(given.get("poll", 50), pinned))

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.alloc import alloc_ctx_tensors
-from pyggml.backend.cpu.osapi import advise_hugepages, available_memory
 from pyggml.buffer import HOST
 from pyggml.context import Context
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import AllocError
+from pyggml.host import advise_hugepages, available_memory
 from pyggml.tensor import Tensor
 
 from .errors import BatchError

@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from pyggml import host
 from pyggml.alloc import alloc_ctx_tensors
-from pyggml.backend.cpu import osapi
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.buffer import REPACK, RepackBuffer
 from pyggml.backend.cpu.codec import DECODED
@@ -80,7 +80,7 @@ def load_weights(
         data = file.tensor_bytes(one.source.name)
         for (name, type, ne), x in zip(one.tensors, one.make(data), strict=True):
             place(name, type, ne, x, HostBuffer(x, HOST))
-        osapi.drop_pages(data)
+        host.drop_pages(data)
         done += data.nbytes
         _tell(progress, done / total)
     if sources:
@@ -212,7 +212,7 @@ def _that_fit(
         AllocError: that is not enough.
     """
     copies = {n: REPACK.alloc_size(Tensor(t.type, t.ne)) for n, t in infos.items() if n in repacked}
-    sizes, have = {**made, **copies}, osapi.available_memory()
+    sizes, have = {**made, **copies}, host.available_memory()
     size = sum(sizes.values())
     growing = {n for n in copies if _growth(infos[n].type) > 1.1}
     if have is None or size <= (0.8 if growing else 1) * have:
@@ -234,6 +234,6 @@ def _lock(weights: Mapping[str, Tensor]) -> None:
     for buffer in {id(t.buffer): t.buffer for t in weights.values()}.values():
         assert isinstance(buffer, (HostBuffer, RepackBuffer))
         memory = buffer.memory if isinstance(buffer, RepackBuffer) else buffer.mem
-        problem = osapi.lock_memory(memory)
+        problem = host.lock_memory(memory)
         if problem:
             log.warning("cannot lock %d bytes of weights: %s", memory.nbytes, problem)

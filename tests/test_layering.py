@@ -22,6 +22,8 @@ FLOORS = {
             "pyggml.code_cache",
             "pyggml.files",
             "pyggml.visible",
+            "pyggml.host",
+            "pyggml.pointers",
         ],
         0,
     ),

@@ -45,7 +45,7 @@ def command(list_devices: bool, tune: bool, clear_cache: bool) -> None:
 
 def _cpu() -> str:
     from pyggml import env, jit
-    from pyggml.backend.cpu.osapi import cache_sizes, cpu_identity
+    from pyggml.host import cache_sizes, cpu_identity
     from pyllama.bench import cpu_info
 
     names, chosen = jit.host_isas(), jit.isa()
@@ -109,16 +109,15 @@ def _tuned_again() -> str:
 
 
 def _threads() -> str:
-    from pyggml import env
-    from pyggml.backend.cpu import osapi
+    from pyggml import env, host
 
-    quota = osapi.cgroup_cpus()
+    quota = host.cgroup_cpus()
     given = env.NUM_THREADS.get()
-    free = osapi.available_memory()
+    free = host.available_memory()
     memory = "not known" if free is None else f"{free / 2**30:.1f} GiB"
     return (
-        f"threads          {osapi.default_threads()} by default: the least of "
-        f"{len(osapi.usable_cpus())} usable CPUs, {osapi.physical_cores()} physical cores, "
+        f"threads          {host.default_threads()} by default: the least of "
+        f"{len(host.usable_cpus())} usable CPUs, {host.physical_cores()} physical cores, "
         f"{'no' if quota == float('inf') else f'{quota:g} CPUs as'} cgroup quota"
         + (f"; {env.NUM_THREADS.name}={given} wins" if given else "")
         + f"\nfree memory      {memory}\n"

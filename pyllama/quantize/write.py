@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backend.cpu.osapi import default_threads
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import GGUFError, QuantizeError
 from pyggml.files import replacing
 from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.gguf.parts import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS, part_path
+from pyggml.host import default_threads
 from pyggml.quants import dequantize, quantize
 from pyggml.quants.validity import count_invalid
 

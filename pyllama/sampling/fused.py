@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from numba import types
 
-from pyggml.backend.cpu.abi import f32_ptr, f64_ptr, i64_ptr
 from pyggml.jit import compiled, inline_strict
+from pyggml.pointers import f32_ptr, f64_ptr, i64_ptr
 from pyllama.sampling.dist import draw
 from pyllama.sampling.sampler import Sampler
 from pyllama.sampling.temperature import Temperature, divide

@@ -15,8 +15,8 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.backend.cpu.abi import i32_ptr, i64_ptr
 from pyggml.jit import compiled, inline_strict
+from pyggml.pointers import i32_ptr, i64_ptr
 
 Floats = NDArray[np.float32]
 Positions = NDArray[np.signedinteger[Any]]

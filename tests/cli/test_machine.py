@@ -10,9 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pyggml import jit
-from pyggml.backend.cpu import osapi, selftest, tuning
-from pyggml.backend.cpu.pool import get_pool
+from pyggml import host, jit
+from pyggml.backend.cpu import selftest, tuning
 from pyggml.code_cache import CodeCache
 from pyllama_cli.commands import batched_bench, bench, completion, info, parallel
 from pyllama_cli.environment import variables
@@ -76,19 +75,19 @@ def affinity() -> Any:
     before = os.sched_getaffinity(0)
     yield sorted(before)
     os.sched_setaffinity(0, before)
-    get_pool().configure()
+    host.set_thread_options(host.ThreadOptions())
 
 
 def test_threads_run_where_the_flags_say(affinity: list[int]) -> None:
     first = affinity[0]
     assert run("-C", hex(1 << first))[0] == 0
-    assert osapi.usable_cpus() == [first] and osapi.default_threads() == 1
+    assert host.usable_cpus() == [first] and host.default_threads() == 1
     os.sched_setaffinity(0, affinity)
     assert run("-Cr", f"{first}-{affinity[-1]}", "--cpu-strict", "1", "--poll", "0")[0] == 0
-    pool = get_pool()
-    assert [pool.cpu(i) for i in range(3)] == [[affinity[i % len(affinity)]] for i in range(3)]
-    pool.configure(poll=100)
-    assert pool.cpu(0) == []
+    options = host.thread_options()
+    assert options.poll == 0
+    assert [options.cpu(i) for i in range(3)] == [[affinity[i % len(affinity)]] for i in range(3)]
+    assert host.ThreadOptions(poll=100).cpu(0) == []
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_formats_that_grow_stay_where_memory_is_short(
     write_gguf(path, file.typed_metadata(), tensors)
     matrices = [t for t in GGUFFile(path).tensors.values() if t.n_dims == 2]
     free = sum(t.nbytes for t in matrices)  # what all of them take in the file
-    monkeypatch.setattr("pyggml.backend.cpu.osapi.available_memory", lambda: free)
+    monkeypatch.setattr("pyggml.host.available_memory", lambda: free)
     model = Model.load(path)
     layouts = {name: is_repacked(w) for name, w in model.weights.items()}
     assert not layouts["blk.0.ffn_up.weight"] and layouts["blk.0.attn_q.weight"]
@@ -251,7 +251,7 @@ def test_a_copy_that_does_not_fit_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC))
-    monkeypatch.setattr("pyggml.backend.cpu.osapi.available_memory", lambda: 1000)
+    monkeypatch.setattr("pyggml.host.available_memory", lambda: 1000)
     with pytest.raises(AllocError, match="--no-repack"):
         Model.load(path)
     Model.load(path, repack=False)

@@ -24,6 +24,12 @@ from numba import types
 from numba.extending import intrinsic
 
 from ...jit import inline
+from ...pointers import f32_ptr as f32_ptr
+from ...pointers import f64_ptr as f64_ptr
+from ...pointers import i32_ptr as i32_ptr
+from ...pointers import i64_ptr as i64_ptr
+from ...pointers import u8_ptr as u8_ptr
+from ...pointers import u16_ptr as u16_ptr
 from ...tensor import Tensor
 
 PARAMS = 1  # first word of the op parameters
@@ -80,30 +86,10 @@ def _loader(numba_type: types.Type, llvm_type: ir.Type) -> Any:
     return load
 
 
-def _pointer(numba_type: types.Type) -> Any:
-    """An intrinsic that makes an address a typed pointer: ``p[i]``, unchecked."""
-    pointer_type = types.CPointer(numba_type)
-
-    @intrinsic
-    def as_pointer(typingctx: Any, address: Any) -> Any:
-        def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-            return b.inttoptr(args[0], context.get_value_type(pointer_type))
-
-        return pointer_type(types.int64), codegen
-
-    return as_pointer
-
-
 load_i64 = _loader(types.int64, i64)
 load_f64 = _loader(types.float64, f64)
 load_i32 = _loader(types.int32, i32)
 load_f32 = _loader(types.float32, f32)
-u8_ptr = _pointer(types.uint8)
-u16_ptr = _pointer(types.uint16)
-i32_ptr = _pointer(types.int32)
-i64_ptr = _pointer(types.int64)
-f32_ptr = _pointer(types.float32)
-f64_ptr = _pointer(types.float64)
 
 
 @intrinsic

@@ -16,12 +16,12 @@ from ... import env
 from ...buffer import HOST, BufferType, HostBufferType
 from ...cgraph import CGraph
 from ...errors import ComputeError
+from ...host import default_threads
 from ...tensor import Tensor
 from ..interface import Device
 from . import kernels as kernels  # registers the lowerings
 from .buffer import RepackBufferType
 from .lowering import LOWER, SUPPORTS, reads_layout
-from .osapi import default_threads
 from .pool import get_pool
 from .program import Program, compile_program
 from .selftest import ensure_isa

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from ... import host
 from ...buffer import ALIGNMENT, zeroed
 from ...dtype import row_size
 from ...errors import ShapeError
 from ...tensor import Tensor
-from . import osapi
 from .layout import INTERLEAVED, ROWS, deinterleave, group_bytes, interleave
 
 _HUGE = 2 << 20  # bytes of a huge page
@@ -33,7 +33,7 @@ class RepackBuffer:
 
     def __init__(self, size: int, buft: RepackBufferType) -> None:
         self.memory = zeroed(size, _HUGE if size >= _HUGE else ALIGNMENT)
-        osapi.advise_hugepages(self.memory)
+        host.advise_hugepages(self.memory)
         self.buft = buft
         self.base = int(self.memory.ctypes.data)
         self.size = size

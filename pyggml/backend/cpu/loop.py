@@ -1,6 +1,6 @@
 """The loop that all threads of the pool run: claim a chunk, run it, open the next phase.
 
-    work(control, me, epoch, *osapi.yield_addresses())      # nogil; see ``pool``
+    work(control, me, epoch, *host.yield_addresses())      # nogil; see ``pool``
 
 Jitted code over the control block, whose words lie on cache lines of their own.
 """

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numba import types
 
-from ... import ops
+from ... import host, ops
 from ...alloc.tallocr import TensorAllocator
 from ...buffer import HOST, HostBuffer
 from ...cgraph import CGraph
@@ -26,7 +26,6 @@ from ...context import Context
 from ...dtype import GGMLType
 from ...jit import compiled
 from ...tensor import Tensor
-from . import osapi
 from .atomics import pause
 from .backend import CpuBackend
 from .buffer import REPACK, RepackBuffer
@@ -134,7 +133,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _bytes_to_read() -> int:
-    largest = max(osapi.cache_sizes().values(), default=0)
+    largest = max(host.cache_sizes().values(), default=0)
     return min(max(3 * largest, _LEAST_BYTES), _MOST_BYTES)
 
 

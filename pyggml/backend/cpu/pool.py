@@ -17,16 +17,16 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ... import host
 from ...buffer import zeroed
 from ...errors import Aborted, AllocError, ComputeError
-from . import osapi
 from .abi import ERRORS
 from .interrupt import Watcher
 from .loop import (
@@ -74,8 +74,6 @@ class Pool:
         self._scratch_table = self._control[SCRATCH:].view(np.int64)
         self.control = int(self._control.ctypes.data)
         self.error_slot = self.control + ERROR
-        self._poll = 50
-        self._pinned: list[int] = []
         self._scratch: list[npt.NDArray[np.uint8]] = []
         self.reset()
         atexit.register(self.close)
@@ -84,34 +82,18 @@ class Pool:
         """No workers and no run, as after a fork; the control block that programs know stays."""
         self._lock = threading.RLock()
         self._workers: list[_Worker] = []
-        self._yields = osapi.yield_addresses()
+        self._yields = host.yield_addresses()
         self._ready = 0, 0  # threads with scratch, and its bytes
         self._watcher = Watcher(lambda: self._set(ABORT, 1))
         self._control[:] = 0  # claims of a run that went on at the fork too
         self._epoch = 1
         self.open = 0  # threads of the run that begins or goes on: they do not park
         self._set(STATE, pack.py_func(self._epoch, END, 0))
-        self._waiting: Tuning | None = None
+        self._tuning: Tuning | None = None
+        self._options: host.ThreadOptions | None = None
 
     def _set(self, offset: int, value: int) -> None:
         self._words[offset // 64] = value
-
-    def configure(self, *, poll: int = 50, pinned: Sequence[int] = ()) -> None:
-        """How threads wait and where they run; threads that run already keep their place.
-
-        Args:
-            poll: 0 to 100: how long an idle thread spins before it yields and sleeps. 50 is about
-                250 us, longer than Python takes between two tokens; 0 saves power, and costs speed.
-            pinned: thread i runs on the CPU ``pinned[i % len(pinned)]`` only; empty lets the
-                system choose.
-        """
-        self._poll = poll
-        self._waiting = None
-        self._pinned = list(pinned)
-
-    def cpu(self, index: int) -> list[int]:
-        """The CPU that a thread is pinned to, if any."""
-        return [self._pinned[index % len(self._pinned)]] if self._pinned else []
 
     def abort(self) -> None:
         """Stop the running compute (from any thread); it raises Aborted."""
@@ -172,9 +154,10 @@ class Pool:
                         "(-t, n_threads), or allow more memory or processes (ulimit -v, -u)"
                     ) from None
             self._ready = n, size
-        if (values := tuning()) is not self._waiting:
-            self._waiting = values
-            self._set(SPINS, values.spins * self._poll // 50)
+        values, options = tuning(), host.thread_options()
+        if values is not self._tuning or options is not self._options:
+            self._tuning, self._options = values, options
+            self._set(SPINS, values.spins * options.poll // 50)
             self._set(LOOK, values.look)
         self._set(ERROR, 0)
         self._set(ABORT, 0)
@@ -228,9 +211,10 @@ class _Worker:
             self._bell.release()
 
     def _loop(self) -> None:
-        pool, yields = self._pool, osapi.yield_addresses()
-        if pool.cpu(self._index):
-            osapi.set_cpus(pool.cpu(self._index))
+        pool, yields = self._pool, host.yield_addresses()
+        cpus = host.thread_options().cpu(self._index)
+        if cpus:
+            host.set_cpus(cpus)
         while True:
             if work(pool.control, self._index, 0, *yields):
                 return

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from ... import host
 from ...cgraph import CGraph
 from ...dtype import row_size
 from ...jit import kernel
 from ...tensor import Tensor
-from . import osapi
 from .abi import DST, data, first_row, i64_ptr, int_param
 from .backend import CpuBackend
 from .kernels.weights import PACK, decode_rows, pack, packed_bytes, weight_facts
@@ -88,4 +88,4 @@ def _run(backend: CpuBackend, step: list[tuple[Tensor, npt.NDArray[np.uint8]]]) 
         low.launch(repack_groups, tensor, params, min(groups, 256), src=(), scratch=scratch)
     backend.run(Program(low, get_pool().error_slot))
     for _, source in step:
-        osapi.drop_pages(source)
+        host.drop_pages(source)

@@ -18,9 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from ... import env, jit
+from ... import env, host, jit
 from ...errors import PyggmlError
-from . import osapi
 
 
 def _tuned(default: int, least: int, most: int, what: str) -> Any:
@@ -192,14 +191,14 @@ def forget() -> None:
 
 def _entry() -> str:
     """The entry in the code cache that has the record of this CPU, set and number of threads."""
-    key = cpu_key(), jit.isa(), osapi.default_threads()
+    key = cpu_key(), jit.isa(), host.default_threads()
     return f"tuning-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.json"
 
 
 def cpu_key() -> str:
     """The CPU and its caches, as one line."""
-    caches = ", ".join(f"{name} {size >> 10} KiB" for name, size in osapi.cache_sizes().items())
-    return "; ".join(part for part in (osapi.cpu_identity(), caches) if part)
+    caches = ", ".join(f"{name} {size >> 10} KiB" for name, size in host.cache_sizes().items())
+    return "; ".join(part for part in (host.cpu_identity(), caches) if part)
 
 
 def load() -> Record | None:

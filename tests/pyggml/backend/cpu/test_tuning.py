@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyggml import jit, ops
+from pyggml import host, jit, ops
 from pyggml.alloc.tallocr import alloc_ctx_tensors
-from pyggml.backend.cpu import measure, osapi, selftest, tuning
+from pyggml.backend.cpu import measure, selftest, tuning
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.buffer import REPACK
 from pyggml.backend.cpu.tuning import DEFAULT, Choice, Record, Tuning, using
@@ -96,7 +96,7 @@ def test_a_record_is_kept_for_this_cpu(afresh: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PYGGML_TUNING", "spins=7")
     tuning.forget()
     assert tuning.tuning() == replace(want, spins=7)
-    monkeypatch.setattr(osapi, "cpu_identity", lambda: "another CPU of the same name")
+    monkeypatch.setattr(host, "cpu_identity", lambda: "another CPU of the same name")
     assert tuning.load() is None
 
 
@@ -144,10 +144,10 @@ SAMPLES = {
 @pytest.mark.parametrize("text", SAMPLES)
 def test_the_identity_of_a_cpu(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cpuinfo"
-    monkeypatch.setattr(osapi, "_CPUINFO", path)
-    assert osapi.cpu_identity()  # the platform's words
+    monkeypatch.setattr(host, "_CPUINFO", path)
+    assert host.cpu_identity()  # the platform's words
     path.write_text(text)
-    assert osapi.cpu_identity() == SAMPLES[text]
+    assert host.cpu_identity() == SAMPLES[text]
 
 
 # --- measuring ---

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyggml.backend.cpu import osapi
+from pyggml import host
 
 
 def test_yield_and_sleep_can_be_called_like_kernels() -> None:
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
-    for address, argument in zip(osapi.yield_addresses(), (0, 20), strict=True):
+    for address, argument in zip(host.yield_addresses(), (0, 20), strict=True):
         call(address)(argument, 0, 0, 0)
 
 
@@ -33,13 +33,13 @@ def test_yield_and_sleep_can_be_called_like_kernels() -> None:
 def test_default_threads(
     monkeypatch: pytest.MonkeyPatch, cores: int, quota: float, given: str | None, want: int
 ) -> None:
-    monkeypatch.setattr(osapi, "physical_cores", lambda: cores)
-    monkeypatch.setattr(osapi, "cgroup_cpus", lambda: quota)
+    monkeypatch.setattr(host, "physical_cores", lambda: cores)
+    monkeypatch.setattr(host, "cgroup_cpus", lambda: quota)
     if given is None:
         monkeypatch.delenv("PYGGML_NUM_THREADS", raising=False)
     else:
         monkeypatch.setenv("PYGGML_NUM_THREADS", given)
-    assert osapi.default_threads() == want
+    assert host.default_threads() == want
 
 
 FILES = {
@@ -69,35 +69,35 @@ def test_cgroup_quota(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
             raise FileNotFoundError(path) from None
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    assert osapi.cgroup_cpus() == want
+    assert host.cgroup_cpus() == want
 
 
 def test_hyper_threads_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(osapi.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     monkeypatch.setattr(Path, "read_text", lambda path: f"{int(path.parts[5][3:]) % 2}")
-    assert osapi.physical_cores() == 2
+    assert host.physical_cores() == 2
 
 
 def test_only_mapped_pages_are_dropped(tmp_path: Path) -> None:
     """MADV_DONTNEED on anonymous memory would zero it."""
     memory = np.full(1 << 16, 7, np.uint8)
-    assert not osapi.drop_pages(memory)
+    assert not host.drop_pages(memory)
     assert (memory == 7).all()
     path = tmp_path / "file"
     path.write_bytes(memory.tobytes())
     with path.open("rb") as file:
         mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    assert osapi.drop_pages(mapped[5000:]) == (osapi.sys.platform == "linux")
+    assert host.drop_pages(mapped[5000:]) == (host.sys.platform == "linux")
     assert (mapped == 7).all()
 
 
 def test_without_a_c_library_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(osapi, "_libc", lambda: None)
+    monkeypatch.setattr(host, "_libc", lambda: None)
     memory = np.zeros(1 << 16, np.uint8)
-    assert not osapi.advise_hugepages(memory)
-    assert osapi.lock_memory(memory) == "this system has no mlock"
+    assert not host.advise_hugepages(memory)
+    assert host.lock_memory(memory) == "this system has no mlock"
 
 
 def test_available_memory_is_plausible() -> None:
-    available = osapi.available_memory()
+    available = host.available_memory()
     assert available is None or 0 <= available < 1 << 50
