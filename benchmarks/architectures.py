@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import machine
-from benchmarks.profile_model import rows_of
+from benchmarks.profile_model import cpu_program, rows_of
 from pyggml.backend.cpu.profile import profile
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, write_gguf
@@ -106,7 +106,7 @@ class Runner:
 
     def profile(self) -> str:
         """Where the time goes."""
-        program = self.context._compiled(len(self.tokens), 1).program
+        program = cpu_program(self.context._graph(len(self.tokens), 1).schedule)
         rows = rows_of(profile(program, 3))
         return "\n".join(
             f"    {r['share']:6.1%} {r['us']:8.1f} us x {r['phases']:3} "

@@ -87,7 +87,7 @@ def measure(op: Op, case: Case, threads: int, repeats: int) -> dict[str, Any]:
     node, buffers = built(op, case)
     graph = CGraph()
     graph.build_forward_expand(node)
-    program = CpuBackend(threads).compile(graph, threads)
+    program = CpuBackend(threads).compile(graph).program
     profile(program, 2)
     times = profile(program, repeats)
     ns, cost = sum(t.ns for t in times), op.cost(node)

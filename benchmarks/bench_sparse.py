@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import machine
+from benchmarks.profile_model import cpu_program
 from benchmarks.roof import read_roof
 from benchmarks.sparse_files import N_LAYER, N_VOCAB, set_gates, write_files
 from pyggml.backend.cpu.profile import profile
@@ -102,7 +103,7 @@ class Mode:
     def parts(self) -> dict[str, float]:
         """Milliseconds of the parts of one token."""
         self.run(1)
-        program = self.context._compiled(1, 1).program
+        program = cpu_program(self.context._graph(1, 1).schedule)
         times: dict[str, float] = defaultdict(float)
         for p in profile(program, GENERATED):
             name = p.phase.launches[-1].dst.name

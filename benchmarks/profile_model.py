@@ -22,9 +22,12 @@ from benchmarks import machine
 from benchmarks.bench_model import token_bytes
 from benchmarks.performance_page import profile_section
 from benchmarks.roof import mac_roof, read_roof
+from pyggml.backend.cpu.backend import CpuProgram
 from pyggml.backend.cpu.profile import PhaseTime, profile
+from pyggml.backend.cpu.program import Program
 from pyggml.dtype import GGMLType
 from pyggml.jit import isa
+from pyggml.sched import Schedule
 from pyllama.batch import Batch
 from pyllama.context import Context
 from pyllama.demo import demo_model_path
@@ -70,22 +73,31 @@ def outside_share(model: Model, params: SamplingParams, n: int = 200) -> float:
     context = Context(model, n_ctx=1024)
     timings = Timings()
     inside = 0.0
-    run = context._backend.run
+    run = Schedule.run
 
-    def timed(program: Any) -> None:
+    def timed(schedule: Schedule) -> None:
         nonlocal inside
         start = time.perf_counter()
-        run(program)
+        run(schedule)
         inside += time.perf_counter() - start
 
-    context._backend.run = timed  # type: ignore[method-assign]
+    Schedule.run = timed  # type: ignore[method-assign]
     tokens = list(range(1000, 1016))
     stream = generate(context, tokens, params, n_predict=n, timings=timings)
     next(stream)
     inside, start = 0.0, time.perf_counter()
     for _ in stream:
         pass
-    return 1 - inside / (time.perf_counter() - start)
+    total = time.perf_counter() - start
+    Schedule.run = run  # type: ignore[method-assign]
+    return 1 - inside / total
+
+
+def cpu_program(schedule: Schedule) -> Program:
+    """The one program of a schedule on the CPU alone."""
+    (made,) = schedule.programs
+    assert isinstance(made, CpuProgram)
+    return made.program
 
 
 def main() -> None:
@@ -99,14 +111,14 @@ def main() -> None:
     prompt = np.random.default_rng(0).integers(0, model.hparams.n_vocab, 512).tolist()
     context.decode(Batch(prompt))
     context.decode(Batch(prompt[:1]))
-    token = profile(context._programs[1, 1].program, 50)
+    token = profile(cpu_program(context._graphs[1, 1].schedule), 50)
     speeds = []
     for _ in range(5):
         context.kv.clear()
         start = time.perf_counter()
         context.decode(Batch(prompt))
         speeds.append(512 / (time.perf_counter() - start))
-    prompt_times = profile(context._programs[512, 1].program, 1)
+    prompt_times = profile(cpu_program(context._graphs[512, 1].schedule), 1)
     weights = token_bytes(model)
     read, macs = read_roof(weights, threads), mac_roof(GGMLType.Q4_1, threads)
     chains = {  # tokens that end a generation are banned, so that all take as many

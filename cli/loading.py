@@ -18,6 +18,7 @@ from .kv_overrides import Value
 from .options import ContextOptions, ModelOptions
 from .output import note, progress_bar
 from .override_options import current_overrides
+from .unsupported import NO_GPU
 
 if TYPE_CHECKING:
     from pyllama.context import Context
@@ -43,6 +44,8 @@ def load_model(options: ModelOptions, n_threads: int | None = None) -> Model:
     from pyllama.model import Model
 
     announce_compiles()
+    if options.gpu_layers and options.device in (None, "none"):
+        note(f"-ngl is ignored: {NO_GPU}")
     with progress_bar("loading the model") as progress:
         return Model.load(
             path,
@@ -53,6 +56,8 @@ def load_model(options: ModelOptions, n_threads: int | None = None) -> Model:
             check_tensors=options.check_tensors,
             sparse=options.sparse,
             sparse_threshold=options.sparse_threshold,
+            devices=options.device,
+            n_gpu_layers=-1 if options.gpu_layers is None else options.gpu_layers,
             n_threads=n_threads,
             progress=progress,
         )

@@ -121,6 +121,21 @@ def _threads(*flags: str, help: str) -> Callable[[F], F]:
     return click.option(*flags, type=kind, default=-1, show_default=True, help=help)
 
 
+class GpuLayers(click.ParamType[int]):
+    """A number of layers; ``auto``, ``all`` and negative numbers are -1."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Raises: click.BadParameter."""
+        if value in ("auto", "all"):
+            return -1
+        try:
+            return max(-1, int(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a number of layers, auto or all.", param, ctx)
+
+
 @dataclass(frozen=True)
 class ModelOptions(Group):
     """Where the model is and how it is loaded. ``model`` None is the demo model."""
@@ -134,6 +149,8 @@ class ModelOptions(Group):
     check_tensors: bool = False
     sparse: str = "auto"
     sparse_threshold: float | None = None
+    device: str | None = None
+    gpu_layers: int | None = None
 
     @property
     def use_mmap(self) -> bool:
@@ -182,6 +199,21 @@ load_options = stack(
         is_flag=True,
         help="Look for NaN, infinity and illegal scales among the weights before all else.",
     ),
+    click.option(
+        "-dev",
+        "--device",
+        metavar="DEV,...",
+        help="Devices to compute on, the first preferred; the CPU takes what they do not. none is "
+        "the CPU alone; see --list-devices.  [default: none]",
+    ),
+    click.option(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        type=GpuLayers(),
+        help="How many layers, the last ones first, are on --device's: a number, auto or all.  "
+        "[default: all]",
+    ),
     sparse_options,
     ignored_option("--vram-budget", takes_value=True, why=f"{NO_GPU}; {_PLAN}"),
     ignored_option("--reset-gpu-index", why=f"{NO_GPU}; {_PLAN}"),
@@ -214,7 +246,6 @@ class ContextOptions(Group):
 
 
 gpu_options = stack(
-    ignored_option("-ngl", "--gpu-layers", "--n-gpu-layers", takes_value=True, why=NO_GPU),
     ignored_option("-sm", "--split-mode", takes_value=True, why=NO_GPU),
     ignored_option("-mg", "--main-gpu", takes_value=True, why=NO_GPU),
     ignored_option("-ts", "--tensor-split", takes_value=True, why=NO_GPU),

@@ -106,7 +106,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     ),
     # where it is computed, and where weights lie
     f"{NO_GPU}; leave it out, the CPU has all tensors": (
-        "-dev", "--device", "-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe",
+        "-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe",
         "--n-cpu-moe", "-ncffn", "--n-cpu-ffn", "-fit", "--fit", "-fitp", "--fit-print", "-fitt",
         "--fit-target", "-fitc", "--fit-ctx", "--no-host",
     ),

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import AllocError, ShapeError
+from .host import lock_memory
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -32,6 +33,7 @@ class BufferType(Protocol):
 
     name: str
     alignment: int  # bytes
+    is_host: bool  # ggml's layout, at addresses that the host reads and writes
 
     def alloc_buffer(self, size: int) -> Buffer:
         """A new buffer of ``size`` bytes. Raises: AllocError."""
@@ -63,12 +65,27 @@ class Buffer(Protocol):
         """The bytes; None when the host cannot address them."""
         ...
 
-    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8]) -> None:
-        """Store ggml's bytes of ``tensor`` (converted to the buffer's own layout)."""
+    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
+        """Store ggml's bytes of ``tensor`` (converted to the buffer's own layout).
+
+        Args:
+            offset: byte of the tensor that ``data`` begins at. Layouts other than ggml's may want
+                all of it at once.
+        """
         ...
 
-    def get_tensor(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
-        """ggml's bytes of ``tensor``, a copy where the buffer's layout differs."""
+    def get_tensor(
+        self, tensor: Tensor, offset: int = 0, size: int | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """ggml's bytes of ``tensor``, a copy unless ``is_host``.
+
+        Args:
+            offset: the first byte; size: how many, None for all from there on.
+        """
+        ...
+
+    def lock(self) -> str:
+        """Keep it from being swapped out; an empty string, or why that is not possible."""
         ...
 
 
@@ -94,11 +111,16 @@ class HostBuffer:
         self.base = int(mem.ctypes.data)
         self.size = mem.nbytes
 
-    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8]) -> None:
-        self._bytes(tensor)[:] = data
+    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
+        self._bytes(tensor)[offset : offset + data.nbytes] = data
 
-    def get_tensor(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
-        return self._bytes(tensor)
+    def get_tensor(
+        self, tensor: Tensor, offset: int = 0, size: int | None = None
+    ) -> npt.NDArray[np.uint8]:
+        return self._bytes(tensor)[offset : None if size is None else offset + size]
+
+    def lock(self) -> str:
+        return lock_memory(self.mem)
 
     def _bytes(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
         if not tensor.is_contiguous():
@@ -115,6 +137,7 @@ class HostBufferType:
 
     name = "Host"
     alignment = ALIGNMENT
+    is_host = True
 
     def alloc_buffer(self, size: int) -> HostBuffer:
         return HostBuffer(zeroed(size, self.alignment), self)

@@ -11,7 +11,7 @@ Source: ggml, ``ggml_build_forward_expand``.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 from .tensor import Flag, Tensor
 
@@ -75,24 +75,6 @@ class CGraph:
     def get_tensor(self, name: str) -> Tensor | None:
         """The first leaf or node of that name."""
         return next((t for t in (*self.leafs, *self.nodes) if t.name == name), None)
-
-    def topology_key(self) -> Hashable:
-        """Equal for graphs that compute the same ops on the same shapes in the same order."""
-        number = {t: i for i, t in enumerate((*self.leafs, *self.nodes))}
-        return tuple(
-            (
-                t.op.name if t.op else None,
-                tuple(t.op_params.items()),
-                t.type,
-                t.ne,
-                t.nb,
-                tuple(None if s is None else number[s] for s in t.src),
-                None if t.view_src is None else number.get(t.view_src, -1),
-                t.view_offs,
-                t.flags,
-            )
-            for t in number
-        )
 
     def _append(self, tensor: Tensor) -> None:
         if tensor.op is None and not tensor.flags & Flag.PARAM:

@@ -8,6 +8,7 @@ What a system lacks is a no-op, or a plain answer such as None.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -266,3 +267,13 @@ def available_memory() -> int | None:
     except (OSError, ValueError):
         pass
     return max(0, min(limits)) if limits else None
+
+
+def total_memory() -> int | None:
+    """Bytes of memory that this machine, or the control group, has in all."""
+    limits = []
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with contextlib.suppress(OSError, ValueError):
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits) if limits else None

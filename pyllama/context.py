@@ -1,48 +1,50 @@
-"""A context: the KV cache and the programs that run a model on it.
+"""A context: the KV cache and the graphs that run a model on it.
 
     context = Context(model, n_ctx=2048)
     context.decode(Batch(tokens))
     context.logits[-1].argmax()
 
-One program is lowered for each bucket of token counts and kept; positions, cells and lengths are
-inputs, so a decode step rewrites a few small arrays and runs. One lock: a second thread waits.
+One graph is scheduled on the model's devices for each bucket of token counts and kept; positions,
+cells and lengths are inputs, so a decode step rewrites a few small arrays and runs. One lock: a
+second thread waits.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pyggml import env
-from pyggml.alloc import GraphAllocator
-from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.buffer import HOST
+from pyggml.backend.interface import Backend
+from pyggml.cgraph import CGraph
 from pyggml.dtype import GGMLType
 from pyggml.errors import Aborted
+from pyggml.host import default_threads
 from pyggml.ops.attention import KV_TYPES
+from pyggml.sched import EvalCallback, Sched
 from pyggml.tensor import Tensor
 
 from .batch import Batch
-from .compiled import Compiled, as_array, bucket
+from .decode_graph import DecodeGraph, as_array, bucket
+from .devices import kv_homes, start_devices
 from .errors import BatchError, ContextFull, ModelError
 from .fork_lock import ForkLock
 from .graph.builder import GraphBuilder
+from .kv_cache import KVCache, cell_runs
 from .kv_table import MAX_POSITION, Ints, Seqs, each
 from .memory import Memory
 from .model import Model
 from .overrides import Overrides
 
-if TYPE_CHECKING:
-    from .observe import Runner
-
 log = logging.getLogger(__name__)
-_MAX_PROGRAMS = 64
+_MAX_GRAPHS = 64
+_MAX_RUNS = 64  # of cells that are copied by one graph
 _MAX_SEQ = 256
 
 
@@ -62,6 +64,9 @@ class Context:
 
     Attributes:
         n_ctx_seq: cells that one sequence may take.
+        sched: runs the graphs on the model's devices.
+        wishes: gives for each new graph the nodes that a certain device should compute (see
+            ``Sched.compile``); for experiments.
 
     Raises:
         AllocError: the KV cache does not fit into memory.
@@ -114,25 +119,26 @@ class Context:
         self.hparams = (overrides or Overrides()).apply(model.hparams, self.n_ctx_seq)
         self.n_batch = min(n_batch, self.n_ctx)
         self.n_ubatch = min(n_ubatch, self.n_batch)
-        self._backend = CpuBackend(n_threads)
-        self.n_threads = self._backend.n_threads
+        self.n_threads = default_threads() if n_threads is None else max(1, n_threads)
         self.n_threads_batch = max(0, n_threads_batch or 0) or self.n_threads
+        self.sched = Sched(start_devices(model.devices, self.n_threads))
+        self.wishes: Callable[[CGraph], Mapping[Tensor, Backend]] = _no_wishes
         self.kv = Memory(
             self.hparams, self.n_ctx, n_seq_max, type_k, type_v,
             n_ubatch=self.n_ubatch, swa_full=swa_full, unified=unified,
+            home=kv_homes(self.sched.backends, self._weights, self.hparams, type_k, type_v),
         )  # fmt: skip
         self.n_reused, self._n_vocab = 0, model.hparams.n_vocab
         self._reuse = env.GRAPH_REUSE.enabled()
         self._steps = self._reuse and len(self.kv.caches) == 1  # see decode_token
-        self._allocator = GraphAllocator(HOST)
-        self._programs: OrderedDict[tuple[int, int], Compiled] = OrderedDict()
+        self._graphs: OrderedDict[tuple[int, int], DecodeGraph] = OrderedDict()
+        self._watched = False
         self._best: memoryview | None = None  # of each output, where the graph found it
         self._logits: npt.NDArray[np.float32] = np.empty((0, model.hparams.n_vocab), np.float32)
         self._lock = ForkLock("this context", advice="reset() empties it")
         self._stop = self._running = False
-        self._runner: Runner | None = None
         self._reserve()
-        self._compiled(1, 1)
+        self._graph(1, 1)
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
@@ -206,8 +212,8 @@ class Context:
         """
         with self._lock:
             self.model.check_file()
-            c, cache = self._programs.get((1, 1)), self.kv.caches[0]
-            usual = self._steps and not cache.pending.any and self._runner is None
+            c, cache = self._graphs.get((1, 1)), self.kv.caches[0]
+            usual = self._steps and not cache.pending.any
             legal = 0 <= token < self._n_vocab and 0 <= seq < cache.n_seq_max
             if c is None or not (usual and legal):  # nothing is placed before all is known
                 return self.decode(Batch((token,), seq_id=seq))
@@ -217,7 +223,9 @@ class Context:
             self._stop, self._running = False, True
             try:
                 c.fill_one(token, seq, placed)
-                self._backend.run(c.program)
+                if cache.mirrored:
+                    cache.update_tables()
+                c.schedule.run()
             except BaseException:
                 self._logits = self._logits[:0]
                 self.kv.seq_rm(seq, placed[2])
@@ -225,7 +233,7 @@ class Context:
             finally:
                 self._running = False
             self.n_reused += 1
-            self._logits, self._best = c.logits, c.best
+            self._logits, self._best = c.results()
 
     def _forget(self, seqs: Seqs, positions: list[int]) -> None:
         """Take tokens of a ubatch that failed, and of those behind it, out of the memory."""
@@ -246,7 +254,7 @@ class Context:
             if not pending.any:
                 continue
             for source, target in pending.copies:
-                cache.copy_cells(source, target)
+                self._copy_cells(cache, source, target)
             pending.copies = []
             if not self.model.hparams.n_rot:  # keys do not depend on positions
                 pending.shift[:] = 0
@@ -257,52 +265,68 @@ class Context:
                 pending.shift[cells] = 0
             pending.any = False
 
+    def _copy_cells(self, cache: KVCache, source: Ints, target: Ints) -> None:
+        """Copy keys and values from cells to cells."""
+        runs = cell_runs(source, target)
+        for start in range(0, len(runs), _MAX_RUNS):
+            b = GraphBuilder(self.hparams, self._weights, self.kv, 1, 1)
+            b.copy_cells(cache, runs[start : start + _MAX_RUNS])
+            self.sched.compile(b.graph, n_threads=1, interruptible=False).run()
+
     def _shift_keys(self, i: int, cells: npt.NDArray[Any], shift: Ints) -> None:
         """Rotate the keys in some cells of cache ``i``."""
         cache, n = self.kv.caches[i], len(cells)
         b = GraphBuilder(self.hparams, self._weights, self.kv, bucket(n), 1)
         ids = b.ctx.new_tensor_2d(GGMLType.I32, bucket(n), self.hparams.n_head_kv)
         b.shift_keys(cache, ids.set_name("k_shift_cells").set_input())
-        self._allocator.alloc_graph(b.graph)
+        # Ctrl-C waits: half of the keys rotated would be of no use
+        schedule = self.sched.compile(b.graph, n_threads=self.n_threads_batch, interruptible=False)
         as_array(b.positions)[:] = np.pad(shift, (0, bucket(n) - n))
         ids.numpy(squeeze=False)[0, 0, :, :] = np.pad(cells, (0, bucket(n) - n))
         as_array(b.kv_index[i])[:] = np.pad(cells, (0, bucket(n) - n), constant_values=-1)
-        program = self._backend.compile(b.graph, self.n_threads_batch)
-        program.seconds = 0.0  # Ctrl-C waits: half of the keys rotated would be of no use
-        self._backend.run(program)
+        schedule.run()
 
     def abort(self) -> None:
         """Stop the running decode, from any thread; it raises Aborted."""
         if self._running:
             self._stop = True
-            (self._runner or self._backend).abort()
+            self.sched.abort()
 
     def reset(self) -> None:
-        """Forget all tokens and programs, also of a decode that a fork has cut off."""
+        """Forget all tokens and graphs, also of a decode that a fork has cut off."""
         self._lock.renew()
         with self._lock:
             self.kv.clear()
-            self._programs.clear()
+            self._graphs.clear()
             self._logits, self._best = self._logits[:0], None
             self._stop = self._running = False
-            self._backend, self._allocator = CpuBackend(self.n_threads), GraphAllocator(HOST)
+            self.sched = Sched(start_devices(self.model.devices, self.n_threads))
             self._reserve()
 
     def close(self) -> None:
-        """Let go of the compiled programs; the cache goes with the object, which stays usable."""
+        """Let go of the compiled graphs; the cache goes with the object, which stays usable."""
         with self._lock:
-            self._programs.clear()
+            self._graphs.clear()
 
     @contextmanager
-    def running_on(self, runner: Runner) -> Iterator[None]:
-        """Let ``runner`` allocate and run the graphs of decodes meanwhile; they are not padded."""
+    def watched(self, callback: EvalCallback) -> Iterator[None]:
+        """Let ``callback`` look at the nodes of decodes meanwhile (``Sched.set_eval_callback``).
+
+        Their graphs are not padded, and not kept.
+        """
         with self._lock:
-            kept = self._runner, self._programs
-            self._runner, self._programs = runner, OrderedDict()
+            kept, self._graphs, self._watched = self._graphs, OrderedDict(), True
+            self.sched.set_eval_callback(callback)
             try:
                 yield
             finally:
-                self._runner, self._programs = kept
+                self.sched.set_eval_callback(None)
+                self._graphs, self._watched = kept, False
+
+    @property
+    def last_graph(self) -> DecodeGraph:
+        """The graph of the last decode."""
+        return next(reversed(self._graphs.values()))
 
     def graph(self, n_tokens: int = 1, n_outputs: int = 1) -> GraphBuilder:
         """A fresh graph of so many tokens, without memory (for pictures and tests)."""
@@ -340,18 +364,20 @@ class Context:
     ) -> npt.NDArray[np.float32]:
         """One ubatch; the logits of the wanted tokens, overwritten by the next."""
         n, n_outputs = len(tokens), len(outputs)
-        size = bucket if self._runner is None else int
-        c = self._compiled(size(n), max(1, size(n_outputs)))  # a graph needs a result
+        size = int if self._watched else bucket
+        c = self._graph(size(n), max(1, size(n_outputs)))  # a graph needs a result
         causal = self.hparams.causal
         cells, rows = [], []
         for cache in self.kv.caches:
             new, places = cache.place(seqs, positions)
             cells.append(new)
             rows.append(cache.rows(seqs, positions, places, causal))
+            if cache.mirrored:
+                cache.update_tables()
         c.fill(tokens, positions, cells, rows, outputs)
-        (self._runner or self._backend).run(c.program)
-        self._best = c.best
-        return c.logits[:n_outputs]
+        c.schedule.run()
+        logits, self._best = c.results()
+        return logits[:n_outputs]
 
     def _build(self, n_tokens: int, n_outputs: int) -> tuple[GraphBuilder, Tensor]:
         b = GraphBuilder(self.hparams, self._weights, self.kv, n_tokens, n_outputs)
@@ -360,26 +386,30 @@ class Context:
     def _reserve(self) -> None:
         """Memory and kernels for the largest graph, so that no decode allocates or compiles."""
         builder, _ = self._build(bucket(self.n_ubatch), bucket(self.n_ubatch))
-        self._allocator.alloc_graph(builder.graph)
-        self._backend.compile(builder.graph)
+        self.sched.compile(builder.graph, wishes=self.wishes(builder.graph))
 
-    def _compiled(self, n_tokens: int, n_outputs: int) -> Compiled:
+    def _graph(self, n_tokens: int, n_outputs: int) -> DecodeGraph:
         key = n_tokens, n_outputs
-        found = self._programs.get(key)
+        found = self._graphs.get(key)
         if found is not None and self._reuse:
-            self._programs.move_to_end(key)
+            self._graphs.move_to_end(key)
             self.n_reused += 1
             return found
         builder, logits = self._build(n_tokens, n_outputs)
-        (self._runner or self._allocator).alloc_graph(builder.graph)
         threads = self.n_threads if n_tokens == 1 else self.n_threads_batch
-        program = (self._runner or self._backend).compile(builder.graph, threads)
-        made = Compiled(builder, logits, program)
-        self._programs[key] = made
-        if len(self._programs) > _MAX_PROGRAMS:
-            oldest = next(k for k in self._programs if k != (1, 1))  # see decode_token
-            del self._programs[oldest]
+        schedule = self.sched.compile(
+            builder.graph, wishes=self.wishes(builder.graph), n_threads=threads
+        )
+        made = DecodeGraph(builder, logits, schedule)
+        self._graphs[key] = made
+        if len(self._graphs) > _MAX_GRAPHS:
+            oldest = next(k for k in self._graphs if k != (1, 1))  # see decode_token
+            del self._graphs[oldest]
         return made
+
+
+def _no_wishes(graph: CGraph) -> Mapping[Tensor, Backend]:
+    return {}
 
 
 def _positions(seqs: Seqs, given: Sequence[int] | None, ends: dict[int, int]) -> list[int]:

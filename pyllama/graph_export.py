@@ -25,18 +25,14 @@ from pyggml.tensor import Tensor
 from pyggml.viz import NodeTime, Options, graph_dump_dot
 
 from .arch import get_arch
-from .graph.builder import GraphBuilder
 from .hparams import read_hparams
-from .loader import check_tensors
-from .memory import Memory
+from .loader import check_tensors, header_graph, weight_headers
 from .sparsity.sources import choose_sources
 from .sparsity.weights import plan_weights, read_as_ours
 from .tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from pyggml.backend.cpu.trace import RunTrace
-
-_CELLS = 256  # of the drawn cache: its length does not change the graph
+    from pyggml.backend.trace import RunTrace
 
 
 def model_graph(
@@ -59,13 +55,8 @@ def model_graph(
     hparams = choose_sources(file, hparams, sparse, sparse_threshold)
     arch = get_arch(hparams.arch)
     infos = check_tensors(file, arch.TENSORS, hparams)
-    plan = plan_weights(infos, hparams)
-    shapes = [(t.name, t.type, t.ne) for t in infos.values() if t.name not in plan.unread]
-    shapes += [tensor for one in plan.made for tensor in one.tensors]
-    weights = {name: Tensor(type, ne).set_name(name) for name, type, ne in shapes}
-    builder = GraphBuilder(hparams, weights, Memory(hparams, _CELLS), n_tokens, n_outputs=1)
-    builder.finish(arch.build_graph(builder))
-    return builder.graph
+    headers = weight_headers(infos, plan_weights(infos, hparams))
+    return header_graph(arch, hparams, headers, n_tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +133,13 @@ class _Unread:
         tensor.buffer, tensor.data = self, self.base + self.size
         self.size += tensor.nbytes
 
-    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8]) -> None:
+    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
         raise AllocError(f"'{tensor.name}' is only drawn: its weights were not loaded")
 
-    def get_tensor(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+    def get_tensor(
+        self, tensor: Tensor, offset: int = 0, size: int | None = None
+    ) -> npt.NDArray[np.uint8]:
         raise AllocError(f"'{tensor.name}' is only drawn: its weights were not loaded")
+
+    def lock(self) -> str:
+        return ""

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 
-from pyggml.backend.cpu.trace import trace
 from pyggml.viz import node_times
 
 from .batch import Batch
-from .compiled import bucket
 from .context import Context
+from .decode_graph import bucket
 from .graph_export import DrawnGraph, title_of
 from .model import Model
 
@@ -56,15 +55,15 @@ def profiled_graph(
     if depth:
         context.decode(Batch(tokens[:depth]))
     context.decode(Batch(tokens[depth:]))
-    ran = next(reversed(context._programs.values()))
-    graph, program = ran.builder.graph, ran.program
-    first = trace(program)[0]
+    ran = context.last_graph
+    graph, schedule = ran.builder.graph, ran.schedule
+    first = schedule.trace()[0]
     repeats = min(100, max(5, int(_RUN_S * 1e9 / max(first.wall_ns, 1.0))))
-    runs = trace(program, repeats)
-    title = f"{title_of(path, n_tokens)} behind {depth}, {program.n_threads} threads"
+    runs = schedule.trace(repeats)
+    title = f"{title_of(path, n_tokens)} behind {depth}, {first.n_threads} threads"
     if bucket(n_tokens) != n_tokens:
         title += f", padded to {bucket(n_tokens)}"
-    plan = context._allocator.plan(graph)
+    plan = schedule.plan()
     runs.sort(key=lambda run: run.wall_ns)
     runs = runs[: (len(runs) + 1) // 2]  # other processes stretch a run, never shrink it
     middle = runs.pop(len(runs) // 2)  # the first one is the median: what a trace shows

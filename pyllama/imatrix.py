@@ -19,15 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.interface import Backend
-from pyggml.backend.reference.backend import ReferenceBackend
 from pyggml.errors import ComputeError
 from pyggml.sched import to_numpy
 from pyggml.tensor import Tensor
 
 from .batch import Batch
-from .observe import Runner
 from .perplexity import Perplexity, PerplexityError, check_finite, token_losses
 from .quantize.importance import Entry, Importance
 
@@ -157,11 +153,9 @@ def collect_importance(
 def _run(
     context: Context, chunks: npt.NDArray[np.int32], collector: Collector
 ) -> Iterator[Perplexity]:
-    backends: list[Backend] = [CpuBackend(context.n_threads_batch), ReferenceBackend()]
-    runner = Runner(backends, callback=collector.callback)
     n_scored, nll, nll2 = 0, 0.0, 0.0
     for i, chunk in enumerate(chunks):
-        with context.running_on(runner):
+        with context.watched(collector.callback):
             losses = _losses(context, chunk)
         check_finite(losses, i)
         collector.importance.count_chunks()

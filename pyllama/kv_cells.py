@@ -100,6 +100,9 @@ class CellLists(CellTable):
                 lengths[s] += 1
         new = np.array(entries, np.int32).reshape(-1, 4)
         self._lists[new[:, 0], new[:, 1]] = new[:, 2:]
+        if self._changed is not None:
+            for s, place, _, _ in entries:
+                self._note_change(s, place)
         # Only now does anything change: an interrupt above leaves no half-placed batch.
         self._owners[cells] = owners
         self._n_used += n
@@ -123,6 +126,8 @@ class CellLists(CellTable):
         if position > last:
             return None
         self._lists[seq, place, 0], self._lists[seq, place, 1] = cell, position
+        if self._changed is not None:
+            self._note_change(seq, place)
         self._owners[cell] = 1
         self._n_used += 1
         self._lengths[seq] = place + 1
@@ -200,6 +205,7 @@ class CellLists(CellTable):
         if not self.unified:
             part[:, 0] = self._copied(target, part[:, 0])
         self._lists[target, n : n + len(part)] = part
+        self._note_change(target, n)
         self._own(part[:, 0])
         self._lengths[target] = n + len(part)
         self._lost[target] = max(self._lost[target], self._lost[source] if first == 0 else -1)
@@ -263,5 +269,6 @@ class CellLists(CellTable):
         self.pending.any = True
         part[:, 1] = kept
         old[first + gone : last] = part
+        self._note_change(seq, first)
         if gone:
             self._remove(seq, first, first + gone)

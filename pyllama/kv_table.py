@@ -55,21 +55,42 @@ class CellTable:
         table: int32[n_seq_max, n_cells, 2], where the lists are kept.
         window: positions that a token sees, its own included; 0 for all before it.
         unified: whether sequences share the cells; otherwise each has an equal part for itself.
+        mirrored: whether to note what changes, for ``changed_entries``.
 
     Attributes:
         pending: see ``Pending``.
     """
 
-    def __init__(self, table: Ints, *, window: int = 0, unified: bool = True) -> None:
+    def __init__(
+        self, table: Ints, *, window: int = 0, unified: bool = True, mirrored: bool = False
+    ) -> None:
         self.n_seq_max, self.n_cells = int(table.shape[0]), int(table.shape[1])
         self.window, self.unified = window, unified or self.n_seq_max == 1
         self._lists = table
+        self._changed: dict[int, int] | None = {} if mirrored else None  # first entry by sequence
         self._lengths = [0] * self.n_seq_max
         self._lost = [-1] * self.n_seq_max  # the last position that made room for others
         self._owners = np.zeros(self.n_cells, np.int32)  # sequences that a cell belongs to
         self._n_used = 0
         self._next = 0  # cells below are probably taken
         self.pending = Pending(np.zeros(self.n_cells, np.int32))
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether devices have copies of the lists that must follow them."""
+        return self._changed is not None
+
+    def changed_entries(self) -> list[tuple[int, int, int]]:
+        """(sequence, first, end) of the entries that changed since this was asked before."""
+        if not self._changed:
+            return []
+        changed, self._changed = self._changed, {}
+        return [(seq, first, self._lengths[seq]) for seq, first in changed.items()]
+
+    def _note_change(self, seq: int, first: int) -> None:
+        """Entries of a sequence from ``first`` on differ from what a device has."""
+        if self._changed is not None:
+            self._changed[seq] = min(self._changed.get(seq, first), first)
 
     @property
     def n_used(self) -> int:
@@ -131,6 +152,8 @@ class CellTable:
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a snapshot."""
         self._lists[:] = state["_lists"]
+        for seq in range(self.n_seq_max):
+            self._note_change(seq, 0)
         for name in _STATE[1:]:
             setattr(self, name, state[name])
 
@@ -168,6 +191,7 @@ class CellTable:
                 cells = np.resize(cells, n)
                 cells[entries[:, 0]] = free[: len(entries)]
             own = cells[entries[:, 0]]
+            self._note_change(seq, 0)
             self._lists[seq, : len(entries), 0] = own
             self._lists[seq, : len(entries), 1] = entries[:, 1]
             self._lengths[seq], self._lost[seq] = len(entries), gone
@@ -215,6 +239,7 @@ class CellTable:
         n = self._lengths[seq]
         cells = self._lists[seq, first:last, 0].copy()
         self._lists[seq, first : n - (last - first)] = self._lists[seq, last:n].copy()
+        self._note_change(seq, first)
         self._lengths[seq] = n - (last - first)
         self._owners[cells] -= 1
         freed = cells[self._owners[cells] == 0]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pyggml.buffer import HOST, BufferType
 from pyggml.dtype import GGMLType
 
 from .errors import BatchError, PyllamaError
@@ -30,6 +31,7 @@ class Memory:
         n_ubatch: most tokens that are placed at once.
         swa_full: caches of windows hold as much as the others.
         unified: whether sequences share the cells; otherwise each has an equal part for itself.
+        home: see ``KVCache``.
 
     Attributes:
         types: of keys and values, such as ``F16/F16``.
@@ -51,6 +53,7 @@ class Memory:
         n_ubatch: int = 512,
         swa_full: bool = False,
         unified: bool = True,
+        home: Callable[[int], BufferType] = lambda layer: HOST,
     ) -> None:
         self.n_cells, self.n_seq_max, self.unified = n_ctx, n_seq_max, unified
         self._n_ubatch = n_ubatch
@@ -67,7 +70,7 @@ class Memory:
             self.caches.append(
                 KVCache(
                     hparams, n_cells, n_seq_max, type_k, type_v,
-                    layers=by_window[window], window=window, unified=unified,
+                    layers=by_window[window], window=window, unified=unified, home=home,
                 )
             )  # fmt: skip
         self._of_layer = {i: cache for cache in self.caches for i in cache.layers}

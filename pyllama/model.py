@@ -16,21 +16,26 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyggml.backend.interface import Backend
 from pyggml.errors import PyggmlError
 from pyggml.gguf import GGUFError, GGUFFile
 from pyggml.gguf.mapped import Mapped
 from pyggml.tensor import Tensor
 
 from .arch import Arch, get_arch
+from .devices import CPU, Devices, parse_devices, start_devices
 from .errors import ModelError
 from .hparams import KEYS, HParams, Key, read_hparams
 from .sparsity.sources import choose_sources
 from .sparsity.weights import read_as_ours
 from .tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from .sparsity.placement import Placement
 
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
@@ -42,6 +47,7 @@ class Model:
         path, metadata: of the file.
         tokenizer: read from it.
         weights: tensors by name (empty with ``vocab_only``).
+        devices: where they are, and contexts compute; the CPU is the last.
         n_params, size_bytes: of all tensors in the file.
     """
 
@@ -53,6 +59,7 @@ class Model:
         self.metadata: Mapping[str, Any] = file.metadata
         self._hparams, self.tokenizer = hparams, tokenizer
         self.weights: dict[str, Tensor] = {}
+        self.devices: tuple[str | Backend, ...] = (CPU,)
         infos = file.tensors.values()
         self.n_params = sum(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3] for t in infos)
         self.size_bytes = sum(t.nbytes for t in infos)
@@ -72,6 +79,9 @@ class Model:
         check_tensors: bool = False,
         sparse: str = "auto",
         sparse_threshold: float | None = None,
+        devices: Devices | None = None,
+        n_gpu_layers: int = -1,
+        placement: Placement | None = None,
         n_threads: int | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Model:
@@ -87,6 +97,12 @@ class Model:
             sparse: how active neurons are found: ``auto``, or one of ``graph.sparse_ffn``'s
                 sources, of some layers another: ``predictor,exact:0-3``; ``off`` computes all.
             sparse_threshold: what their scores must reach; None is what environment or file say.
+            devices: names of ``pyllama info --list-devices``, as a list or separated by commas, or
+                running backends; None or ``none`` for the CPU alone. Contexts follow.
+            n_gpu_layers: how many of the last layers (the output counts as one) are on devices
+                other than the CPU; negative for all.
+            placement: what of a sparse model is on the first device, neuron by neuron, in place of
+                layers (see ``sparsity.plan``).
             n_threads: threads that repack.
             progress: told the fraction that is done.
 
@@ -95,7 +111,9 @@ class Model:
             ModelError: it is not a model that can be run.
             TokenizerError: its vocabulary cannot be used.
             AllocError: not enough memory.
+            BackendError: there is no such device.
         """
+        wanted = parse_devices(devices)
         file = GGUFFile(path, mmap=use_mmap)
         file.override(kv_overrides or {})
         read_as_ours(file)
@@ -112,23 +130,32 @@ class Model:
             return model
         if not file.tensors:
             raise ModelError(f"{file.path}: there are no weights in this file (a vocabulary only)")
-        from pyggml.backend.cpu.backend import CpuBackend
-
         from .loader import check_data, load_weights
 
         for fault in check_data(file) if check_tensors else ():
             raise ModelError(f"{file.path}: {fault}; fetch the file again")
+        backends = start_devices(wanted, n_threads)
         model.weights = load_weights(
             file,
-            model.arch.TENSORS,
+            model.arch,
             hparams,
-            CpuBackend(n_threads),
+            backends,
+            n_gpu_layers=n_gpu_layers if placement is None else 0,
             repack=repack,
             mlock=use_mlock,
             progress=progress,
         )
         model._parts = file.parts
-        return model
+        model.devices = tuple(
+            given if backend.buffer_type().is_host else backend
+            for given, backend in zip(wanted, backends, strict=True)
+        )
+        if placement is None:
+            return model
+        from .sparsity.hybrid import place_weights
+
+        model.devices = model.devices[1:]
+        return place_weights(model, placement, backends[0])
 
     @property
     def hparams(self) -> HParams:

@@ -6,8 +6,8 @@
     watch(context, tokens, look, wants=lambda name: name.startswith("attn"))
 
 The tokens are decoded as usual, so they join the context's memory and its logits are the last
-decode's; only the graph is made for just so many tokens and run by a scheduler, which stops behind
-each node that is wanted. The bits are those of any other decode. Names are llama.cpp's.
+decode's; only the graph is made for just so many tokens, and the scheduler stops after each node
+that is wanted. The bits are those of any other decode. Names are llama.cpp's.
 Source: llama.cpp, ``cb_eval`` and ``llama-eval-callback``.
 """
 
@@ -20,12 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.interface import Backend
-from pyggml.backend.reference.backend import ReferenceBackend
-from pyggml.cgraph import CGraph
 from pyggml.errors import ComputeError
-from pyggml.sched import EvalCallback, Sched, to_numpy
+from pyggml.sched import to_numpy
 from pyggml.tensor import Tensor
 
 from .batch import Batch
@@ -33,51 +29,6 @@ from .context import Context
 from .errors import BatchError
 
 Look = Callable[[Tensor, npt.NDArray[Any]], None]
-
-
-class Runner:
-    """Runs a context's graphs with a scheduler on any backends; for ``Context.running_on``.
-
-    Args:
-        backends: as for ``Sched``; the last one's memory holds inputs and must be the host's.
-        callback: as for ``Sched.set_eval_callback``.
-        wish: called with the scheduler and each graph before it is allocated, to set backends.
-    """
-
-    def __init__(
-        self,
-        backends: Sequence[Backend],
-        *,
-        callback: EvalCallback | None = None,
-        wish: Callable[[Sched, CGraph], None] | None = None,
-    ) -> None:
-        self.backends = backends
-        self.callback, self.wish = callback, wish
-        self._scheds: dict[CGraph, Sched] = {}  # one a graph: it keeps its memory
-
-    def alloc_graph(self, graph: CGraph) -> None:
-        """Schedule a graph. Raises: AllocError, UnsupportedOp."""
-        sched = Sched(self.backends)
-        sched.set_eval_callback(self.callback)
-        if self.wish is not None:
-            self.wish(sched, graph)
-        sched.alloc_graph(graph)
-        self._scheds[graph] = sched
-
-    def compile(self, graph: CGraph, n_threads: int) -> Any:
-        """What ``run`` takes; the backends use their own number of threads."""
-        return self._scheds[graph], graph
-
-    def run(self, program: Any) -> None:
-        """Compute. Raises: as ``Sched.graph_compute``."""
-        sched, graph = program
-        sched.graph_compute(graph)
-
-    def abort(self) -> None:
-        """Stop what runs, where a backend can."""
-        for backend in self.backends:
-            if isinstance(backend, CpuBackend):
-                backend.abort()
 
 
 def watch(
@@ -117,8 +68,7 @@ def watch(
             )
         return True
 
-    backends: list[Backend] = [CpuBackend(context.n_threads_batch), ReferenceBackend()]
-    with context.running_on(Runner(backends, callback=callback)):
+    with context.watched(callback):
         context.decode(Batch(tokens, logits=logits))
 
 

@@ -55,7 +55,7 @@ def dump_state(
     caches, blobs = [], []
     for cache in context.kv.caches:
         cells, lists = cache.take_lists(seqs)
-        part = [cache.cell_bytes(t)[:, cells] for t in (*cache.k.values(), *cache.v.values())]
+        part = [cache.read_cells(t, cells) for t in (*cache.k.values(), *cache.v.values())]
         blobs += [np.ascontiguousarray(x).view(np.uint8).reshape(-1) for x in (*lists, *part)]
         caches.append(
             {
@@ -160,7 +160,7 @@ class _Part:
         self._cache, self._n, self._path = cache, n, path
         self._lost = info["lost"]
         tensors = [*cache.k.values(), *cache.v.values()]
-        shapes = [(t.ne[2], n, cache.cell_bytes(t).shape[-1]) for t in tensors]
+        shapes = [(t.ne[2], n, t.nb[1]) for t in tensors]
         sizes = [8 * length for length in lengths] + [int(np.prod(s)) for s in shapes]
         self.n_bytes = sum(sizes)
         if self.n_bytes > len(data):
@@ -207,7 +207,7 @@ class _Part:
     def put(self, seqs: Sequence[int]) -> None:
         cells = self._cache.put_lists(seqs, self._lists, self._lost, self._n)
         for tensor, values in self._values:
-            self._cache.cell_bytes(tensor)[:, cells] = values
+            self._cache.write_cells(tensor, cells, values)
 
 
 def _read(data: bytes, name: str) -> tuple[dict[str, Any], Bytes]:

@@ -42,7 +42,8 @@ FLOORS = {
             "pyllama.memory",
             "pyllama.state",
             "pyllama.overrides",
-            "pyllama.compiled",
+            "pyllama.decode_graph",
+            "pyllama.devices",
             "pyllama.fork_lock",
         ],
         6,
@@ -117,6 +118,15 @@ def test_backends_do_not_import_each_other(name: str) -> None:
     others = tuple(f"pyggml.backend.{b}" for b in BACKENDS if b != own)
     if own in BACKENDS:
         assert not [t for _, t in imports(name, MODULES[name]) if t.startswith(others)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_runtime_knows_no_backend(name: str) -> None:
+    """pyllama and the commands talk to backends through interface, registry and trace."""
+    concrete = tuple(f"pyggml.backend.{b}" for b in BACKENDS)
+    if not name.startswith("pyggml"):
+        text = MODULES[name].read_text(encoding="utf-8")  # imports for types count too
+        assert not [backend for backend in concrete if backend in text]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -9,6 +9,7 @@ pyllama info --clear-cache
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from ..output import write
 from ..tool import Tool, version_option, version_text
 
 if TYPE_CHECKING:
-    from pyggml.backend.cpu.tuning import Choice
+    from pyggml.backend.interface import Backend
 
 
 @click.command("info", cls=Tool)
@@ -39,7 +40,7 @@ def command(list_devices: bool, tune: bool, clear_cache: bool) -> None:
     elif tune:
         write(_tuned_again())
     else:
-        parts = (_cpu(), _tuning(), _threads(), _caches(), devices())
+        parts = (_cpu(), _reports(), _threads(), _caches(), devices())
         write("\n".join([f"{version_text()}\n", *parts]))
 
 
@@ -63,49 +64,18 @@ def _cpu() -> str:
     )
 
 
-def _tuning() -> str:
-    """The values of ``pyggml.backend.cpu.tuning`` in use, and why each has its value."""
-    from dataclasses import asdict
-
-    from pyggml import env
-    from pyggml.backend.cpu import tuning
-
-    given, measured = tuning.by_hand()
-    record = tuning.load() if measured else None
-    if record is None:
-        why = "the defaults, not measured yet" if measured else f"the defaults ({env.TUNING.name})"
-    elif record.problem:
-        why = f"the defaults, since measuring failed: {record.problem}"
-    else:
-        why = f"measured in {record.seconds:.2f} s"
-    lines = [f"tuning           {why}; {env.TUNING.name} sets values, --tune measures again"]
-    choices = {choice.name: choice for choice in record.choices} if record else {}
-    for name, value in asdict(tuning.tuning()).items():
-        reason = ""
-        if name in given:
-            reason = f"set by {env.TUNING.name}"
-        elif name in choices:
-            reason = _race(choices[name])
-        elif record and record.pause_ns and name in tuning.waiting(record.pause_ns):
-            reason = f"a pause takes {record.pause_ns:.1f} ns"
-        lines.append(f"  {name:13s}  {value:<7d} {tuning.WHAT[name]}")
-        if reason:
-            lines.append(f"{'':25s}{reason}")
-    return "\n".join(lines) + "\n"
-
-
-def _race(choice: Choice) -> str:
-    """What was measured for one value."""
-    rates = ", ".join(f"{value}: {rate:.1f}" for value, rate in choice.rates.items())
-    return f"GB/s {rates}; best other {choice.gain:.2f} x the default"
+def _reports() -> str:
+    """What the backends chose for this machine, and why."""
+    return "".join(backend.report() for _, backend in _backends() if not isinstance(backend, str))
 
 
 def _tuned_again() -> str:
-    from pyggml.backend.cpu.selftest import ensure_isa, measure_again
-
-    ensure_isa()
-    measure_again()
-    return _tuning()
+    lines = []
+    for _, backend in _backends():
+        if not isinstance(backend, str):
+            backend.tune()
+            lines.append(backend.report())
+    return "".join(lines)
 
 
 def _threads() -> str:
@@ -140,22 +110,32 @@ def _caches() -> str:
 
 
 def devices() -> str:
-    """The backends that can be used here, a line for each."""
+    """The devices that can be used here, a line for each: the names that ``--device`` takes."""
+    lines = ["Available devices:\n"]
+    for name, backend in _backends():
+        if isinstance(backend, str):
+            lines.append(f"  {name}: not usable here: {backend}\n")
+            continue
+        sizes, device, memory = backend.memory(), backend.device, ""
+        if sizes is not None:
+            memory = f", {sizes[1] / 2**20:.0f} MiB, {sizes[0] / 2**20:.0f} MiB free"
+        lines.append(f"  {name}: {device.description} ({device.kind}{memory})\n")
+    return "".join(lines)
+
+
+def _backends() -> Iterator[tuple[str, Backend | str]]:
+    """Name and backend of each device; in place of one that cannot be started, why."""
     from pyggml.backend.registry import available, init_backend
     from pyggml.errors import PyggmlError
 
-    lines = ["Available devices:\n"]
     for name in available():
         try:
             backend = init_backend(name)
-        except PyggmlError as e:
-            lines.append(f"  {name}: not usable here: {e}\n")
+        except PyggmlError as error:
+            yield name, str(error)
             continue
-        device = backend.device
-        memory = f", {device.memory / 2**20:.0f} MiB" if device.memory else ""
-        lines.append(f"  {name}: {device.description} ({device.kind}{memory})\n")
+        yield name, backend
         backend.close()
-    return "".join(lines)
 
 
 def _clear() -> None:

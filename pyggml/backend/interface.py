@@ -1,49 +1,170 @@
-"""What a backend is: the protocol that the scheduler and graph compute talk to.
+"""What a backend is: the protocols that the scheduler, the loader and graph compute talk to.
 
     backend = init_backend("cpu", n_threads=2)
     buffer = backend.buffer_type().alloc_buffer(1 << 20)
-    backend.graph_compute(graph)
+    program = backend.compile(graph)               # addresses are fixed from here on
+    program.enqueue()                              # again and again
+    backend.queue.synchronize()                    # results are in memory
     backend.close()
 
-A backend computes the nodes of an allocated graph in order (or in any order with the same result).
-``graph_compute`` blocks until the results are in memory, unless the backend has ``synchronize``;
-calls from several threads wait for each other.
-
-Two abilities are optional, each a protocol of its own: a ``CompilingBackend`` prepares a graph once
-and runs it many times; an ``AsyncBackend`` returns from a compute when the work is queued.
+A backend computes the nodes of an allocated graph in order, or in any order with the same result.
+Nothing above ``pyggml.backend`` knows one by name. Calls from several threads wait for each other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
-from ..buffer import BufferType
+import numpy as np
+import numpy.typing as npt
+
+from ..buffer import HOST, Buffer, BufferType
 from ..cgraph import CGraph
-from ..tensor import Tensor
+from ..dtype import GGMLType
+from ..tensor import Dims, Tensor
+from .trace import RunTrace
+
+_PIECE_BYTES = 16 << 20  # of weights that are written at a time
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where a backend computes."""
+    """Where a backend computes.
+
+    Attributes:
+        batch_invariant: whether a token's result has the same bits whatever is computed beside it.
+    """
 
     name: str
     description: str
-    kind: Literal["cpu", "gpu"]
-    memory: int = 0  # bytes in all, 0 = not known
+    kind: Literal["cpu", "gpu", "accel"]
+    batch_invariant: bool = True
+
+
+@dataclass(frozen=True)
+class WeightUse:
+    """A weight as a loader knows it before it has memory.
+
+    Attributes:
+        type, ne: of the tensor; quantized types as the file has them.
+        ops: names of the ops that read it.
+    """
+
+    type: GGMLType
+    ne: Dims
+    ops: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A kind of memory that a backend reads a weight from, and the bytes that it takes there."""
+
+    buft: BufferType
+    nbytes: int
+
+
+class DeviceEvent(Protocol):
+    """A point in a queue's work."""
+
+    def synchronize(self) -> None:
+        """Wait until the work before it is done. Raises: as ``Queue.synchronize``."""
+        ...
+
+
+class Queue(Protocol):
+    """The work of one backend, done in the order in which it was enqueued."""
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Enqueue a copy of a tensor's bytes; one of the two is in memory of this backend."""
+        ...
+
+    def record(self) -> DeviceEvent:
+        """The point after all work that is enqueued now."""
+        ...
+
+    def wait(self, event: DeviceEvent) -> None:
+        """Let later work begin only after an event, of any queue."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for all work. Raises: ComputeError, Aborted: for any of it."""
+        ...
+
+    def abort(self) -> None:
+        """Stop what runs, from any thread; whoever waits for it gets ``Aborted``."""
+        ...
+
+
+class Program(Protocol):
+    """An allocated graph in a backend's own form."""
+
+    def enqueue(self) -> None:
+        """Compute all nodes once. A CPU is done on return.
+
+        Raises:
+            ComputeError: a node failed; the message names it.
+            Aborted: ``Queue.abort`` or Ctrl-C.
+        """
+        ...
+
+    def trace(self, repeats: int = 1) -> list[RunTrace]:
+        """Run on the inputs of the last run, and tell when each node ran.
+
+        Raises:
+            ComputeError: there is no clock, or a node failed. Aborted: as ``enqueue``.
+        """
+        ...
 
 
 class Backend(Protocol):
-    """Computes graphs on one device."""
+    """Computes graphs on one device.
+
+    A backend derives from this class and gets the methods that have a body here.
+    """
 
     name: str
+    queue: Queue
 
     @property
     def device(self) -> Device: ...
 
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes of the device's memory, (free, total); None if that is not known."""
+        return None
+
     def buffer_type(self) -> BufferType:
         """The layout that all kernels of this backend read and write."""
         ...
+
+    def staging_type(self) -> BufferType:
+        """Memory of the host that copies to and from this backend are fastest with."""
+        return HOST
+
+    def layouts(self, use: WeightUse) -> Sequence[Layout]:
+        """The kinds of memory that a weight may be in, the fastest first; none: not supported."""
+        tensor = Tensor(use.type, use.ne)
+        buft = self.buffer_type()
+        return (Layout(buft, buft.alloc_size(tensor)),)
+
+    def set_weights(self, weights: Iterable[tuple[Tensor, Bytes]]) -> Iterator[int]:
+        """Write weights, in ggml's layout, into the buffers of ``layouts`` that they are in.
+
+        Yields:
+            The bytes that are done, a few megabytes at a time.
+        """
+        done = 0
+        for tensor, data in weights:
+            assert tensor.buffer is not None
+            whole = tensor.buffer.buft is not self.buffer_type()  # its layout may not be linear
+            step = data.nbytes if whole else _PIECE_BYTES
+            for start in range(0, data.nbytes, max(step, 1)):
+                piece = data[start : start + step]
+                tensor.buffer.set_tensor(tensor, piece, start)
+                done += piece.nbytes
+                yield done
 
     def supports_buft(self, buft: BufferType) -> bool:
         """Whether kernels of this backend read and write buffers of that type where they are."""
@@ -53,45 +174,90 @@ class Backend(Protocol):
         """Whether this backend computes a node of this op with these types and strides."""
         ...
 
-    def graph_compute(self, graph: CGraph) -> None:
-        """Compute all nodes of an allocated graph.
+    def compile(
+        self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True
+    ) -> Program:
+        """Prepare an allocated graph, to run it many times.
+
+        Args:
+            n_threads: of this program; None for the backend's own. Devices without threads ignore
+                it.
+            interruptible: whether Ctrl-C may stop it in the middle.
 
         Raises:
             UnsupportedOp: a node that has no kernel here.
-            ComputeError: a node failed; the message names it.
-            Aborted: ``abort()`` or Ctrl-C.
         """
         ...
 
+    def graph_compute(self, graph: CGraph) -> None:
+        """Compile a graph, run it once and wait for the results.
+
+        Raises:
+            UnsupportedOp: as ``compile``. ComputeError, Aborted: as ``Program.enqueue``.
+        """
+        self.compile(graph).enqueue()
+        self.queue.synchronize()
+
+    def report(self) -> str:
+        """Lines for ``pyllama info``: what was chosen for this machine, and why."""
+        return ""
+
+    def tune(self) -> None:
+        """Measure again what depends on this machine."""
+        return None
+
     def close(self) -> None:
         """Release threads and memory; a second call does nothing."""
-        ...
+        return None
 
 
-@runtime_checkable
-class CompilingBackend(Protocol):
-    """A backend that can prepare an allocated graph, to run it many times."""
-
-    def compile(self, graph: CGraph) -> Any:
-        """The graph in the backend's own form. Raises: UnsupportedOp."""
-        ...
-
-    def run(self, program: Any) -> None:
-        """Run what ``compile`` made. Raises: as ``graph_compute``."""
-        ...
-
-
-@runtime_checkable
-class AsyncBackend(Protocol):
-    """A backend whose computes (``graph_compute``, ``run``) return when the work is queued.
-
-    Queued work runs in order. Whoever reads or overwrites memory of this backend synchronizes
-    first; the scheduler does.
-    """
+class HostEvent:
+    """An event of a queue that is done whenever it returns."""
 
     def synchronize(self) -> None:
-        """Wait for all queued work. Raises: as ``graph_compute``, for any of it."""
-        ...
+        """Nothing to wait for."""
+
+
+class HostQueue:
+    """The queue of a backend that computes at once, in memory of the host."""
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copy now, gaps between rows included."""
+        copy_bytes(source, target)
+
+    def record(self) -> DeviceEvent:
+        """An event that has happened."""
+        return HostEvent()
+
+    def wait(self, event: DeviceEvent) -> None:
+        """Block until the event."""
+        event.synchronize()
+
+    def synchronize(self) -> None:
+        """Nothing is left to be done."""
+
+    def abort(self) -> None:
+        """Nothing runs on its own."""
+
+
+def copy_bytes(source: Tensor, target: Tensor) -> None:
+    """Copy a tensor's bytes through the host, those between its rows included.
+
+    Shape:
+        Both have the same type, ne and nb.
+    """
+    if not source.is_contiguous():
+        source, target = flat(source), flat(target)
+    buffers: tuple[Buffer | None, Buffer | None] = source.buffer, target.buffer
+    assert buffers[0] is not None and buffers[1] is not None
+    buffers[1].set_tensor(target, buffers[0].get_tensor(source))
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """All bytes that a tensor spans, as a row of I8."""
+    row = Tensor(GGMLType.I8, (tensor.nbytes, 1, 1, 1)).set_name(tensor.name)
+    row.buffer, row.data = tensor.buffer, tensor.data
+    return row
 
 
 class BackendFactory(Protocol):

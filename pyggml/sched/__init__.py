@@ -1,7 +1,7 @@
 """The scheduler: which backend runs which node of a graph, in splits, with copies between them."""
 
-from .sched import EvalCallback, Sched
+from .sched import EvalCallback, Sched, Schedule
 from .split import Copy, Split
-from .transfer import to_numpy, transfer
+from .values import to_numpy
 
-__all__ = ["Copy", "EvalCallback", "Sched", "Split", "to_numpy", "transfer"]
+__all__ = ["Copy", "EvalCallback", "Sched", "Schedule", "Split", "to_numpy"]

@@ -1,12 +1,13 @@
 """A graph cut into splits, each for one backend, with copies of what the backend cannot reach.
 
-    schedule = cut(graph, assign(graph, backends, pins, is_given))
-    schedule.splits[0].copies                      # made before the split runs
-    schedule.whole                                 # a graph of everything, in order, for planning
+    made = cut(graph, assign(graph, backends, pins, is_given))
+    made.splits[0].copies                          # made before the split runs
+    made.whole                                     # a graph of everything, in order, for planning
 
-The user's graph is not touched: a schedule has headers of its own (``twin``), whose sources are the
+The user's graph is not touched: a cut has headers of its own (``twin``), whose sources are the
 copies where there are any. A copy is made once for each content of a tensor and each kind of
-memory, however many splits read it.
+memory, however many splits read it. Inputs lie side by side in one staging tensor, so each device
+gets them all in one copy.
 Source: ggml, ``ggml_backend_sched_split_graph`` (pass 5).
 """
 
@@ -17,7 +18,8 @@ from dataclasses import dataclass, field
 
 from ..buffer import BufferType
 from ..cgraph import CGraph
-from ..tensor import Tensor
+from ..dtype import GGMLType
+from ..tensor import Flag, Tensor
 from .assign import Assignment, root_of, runs
 
 
@@ -45,7 +47,7 @@ class Split:
 
 
 @dataclass(eq=False)
-class Schedule:
+class Cut:
     """What runs where, in order.
 
     Attributes:
@@ -69,10 +71,10 @@ class Schedule:
         return self.whole.part([self.twin[n] for n in nodes if runs(n)])
 
 
-def cut(graph: CGraph, assignment: Assignment) -> Schedule:
+def cut(graph: CGraph, assignment: Assignment) -> Cut:
     """Cut a graph where the backend changes, and insert copies."""
     splits = _splits(graph, assignment)
-    cutter = _Cutter(assignment)
+    cutter = _Cutter(assignment, graph)
     leafs = [cutter.twin_of(leaf) for leaf in graph.leafs]
     nodes: list[Tensor] = []
     for split in splits:
@@ -80,7 +82,7 @@ def cut(graph: CGraph, assignment: Assignment) -> Schedule:
         nodes += [copy.dst for copy in split.copies]
         nodes += twins
     whole = CGraph.in_order(nodes, leafs)
-    return Schedule(splits, cutter.twin, whole, cutter.homes(), cutter.windows, assignment)
+    return Cut(splits, cutter.twin, whole, cutter.homes(), cutter.windows, assignment)
 
 
 def _splits(graph: CGraph, assignment: Assignment) -> list[Split]:
@@ -100,8 +102,9 @@ def _splits(graph: CGraph, assignment: Assignment) -> list[Split]:
 class _Cutter:
     """Makes headers and copies, split by split."""
 
-    def __init__(self, assignment: Assignment) -> None:
+    def __init__(self, assignment: Assignment, graph: CGraph) -> None:
         self.assignment = assignment
+        self._staging, self._staged = _stage(graph, assignment)
         self.twin: dict[Tensor, Tensor] = {}
         self.windows: list[Tensor] = []
         self._writes: Counter[Tensor] = Counter()  # by root: how often its content changed so far
@@ -116,8 +119,13 @@ class _Cutter:
         twin = Tensor(tensor.type, tensor.ne, tensor.nb)
         twin.op, twin.op_params = tensor.op, tensor.op_params
         twin.flags, twin.name = tensor.flags, tensor.name
-        if tensor.view_src is not None:
-            twin.view_src, twin.view_offs = self.twin_of(tensor.view_src), tensor.view_offs
+        if tensor in self._staged:
+            twin.view_src, twin.view_offs = self._staging, self._staged[tensor]
+        elif tensor.view_src is not None:
+            root = self.twin_of(tensor.view_src)
+            twin.view_src, twin.view_offs = root, tensor.view_offs
+            if root.view_src is not None:  # an input
+                twin.view_src, twin.view_offs = root.view_src, root.view_offs + tensor.view_offs
         if self.assignment.is_given(root_of(tensor)):
             twin.buffer, twin.data = tensor.buffer, tensor.data
         self.twin[tensor] = twin
@@ -129,7 +137,8 @@ class _Cutter:
         if runs(node):
             twin.src = tuple(None if s is None else self._reachable(split, s) for s in node.src)
             if node.view_src is not None:
-                self._writes[node.view_src] += 1
+                written = self._staging if node.view_src in self._staged else node.view_src
+                self._writes[written] += 1
         else:
             twin.src = tuple(None if s is None else self.twin_of(s) for s in node.src)
         return twin
@@ -141,20 +150,22 @@ class _Cutter:
         if source.nelements == 0 or a.reaches(split.backend, source):
             return twin
         backend, root = a.backends[split.backend], root_of(source)
+        staged = root in self._staged
+        root, copied = (self._staging, self._staging) if staged else (root, twin)
         key = (root, self._writes[root], backend.buffer_type())
         copies = self._copies.setdefault(key, [])
         for copy in copies:
             first = twin.view_offs - copy.src.view_offs
             if first >= 0 and first + twin.nbytes <= copy.src.nbytes:
                 return self._window(copy.dst, twin, first)
-        dst = Tensor(twin.type, twin.ne, twin.nb)
-        name = f"{backend.name}#{source.name}"
+        dst = Tensor(copied.type, copied.ne, copied.nb)
+        name = f"{backend.name}#{copied.name}"
         dst.set_name(f"{name}#{self._names[name]}")
         self._names[name] += 1
-        dst.src = (twin,)
-        copies.append(Copy(twin, dst))
+        dst.src = (copied,)
+        copies.append(Copy(copied, dst))
         split.copies.append(copies[-1])
-        return dst
+        return self._window(dst, twin, twin.view_offs) if staged else dst
 
     def _window(self, copy: Tensor, like: Tensor, first: int) -> Tensor:
         """A view of a copy with the sizes of ``like``; the copy itself where it has them."""
@@ -169,6 +180,8 @@ class _Cutter:
         """Where everything goes that has no memory: see ``Schedule``."""
         homes: dict[BufferType, set[Tensor]] = {}
         for tensor, twin in self.twin.items():
+            if tensor in self._staged:
+                twin = self._staging
             if tensor.view_src is None and not self.assignment.is_given(tensor):
                 buft = self.assignment.buft(tensor)
                 assert buft is not None
@@ -176,3 +189,17 @@ class _Cutter:
         for (_, _, buft), copies in self._copies.items():
             homes.setdefault(buft, set()).update(copy.dst for copy in copies)
         return homes
+
+
+def _stage(graph: CGraph, a: Assignment) -> tuple[Tensor, dict[Tensor, int]]:
+    """One tensor for all inputs that live in the last backend's memory, and where each begins."""
+    last = len(a.backends) - 1
+    alignment = a.backends[last].buffer_type().alignment
+    offsets: dict[Tensor, int] = {}
+    size = 0
+    for leaf in graph.leafs:
+        if leaf.flags & Flag.INPUT and leaf.view_src is None and a.home.get(leaf) == last:
+            offsets[leaf] = size
+            size += -(-leaf.nbytes // alignment) * alignment
+    staging = Tensor(GGMLType.I8, (max(size, 1), 1, 1, 1)).set_name("inputs").set_input()
+    return staging, offsets

@@ -21,7 +21,7 @@ from ..tensor import Tensor
 from .label import printable
 
 if TYPE_CHECKING:
-    from ..backend.cpu.trace import RunTrace
+    from ..backend.trace import RunTrace
 
 
 @dataclass(frozen=True)

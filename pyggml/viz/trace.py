@@ -18,7 +18,7 @@ from .label import printable
 from .style import shape, symbol
 
 if TYPE_CHECKING:
-    from ..backend.cpu.trace import RunTrace
+    from ..backend.trace import RunTrace
 
 _PROCESS = 1  # a number for each process is wanted; there is one
 

@@ -9,7 +9,7 @@ Shapes are in ne order; T is the number of tokens of the ubatch. Node names are 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyggml import ops
@@ -214,7 +214,11 @@ class GraphBuilder:
         """
         ctx, hp, kv = self.ctx, self.hparams, self.kv.of_layer(layer)
         index, rows = (x[self.kv.caches.index(kv)] for x in (self.kv_index, self.rows))
-        q, k, v = self._turn(q, kv.turn_k), self._turn(k, kv.turn_k), self._turn(v, kv.turn_v)
+        q, k, v = (
+            self._rotated(q, kv.rotate_k),
+            self._rotated(k, kv.rotate_k),
+            self._rotated(v, kv.rotate_v),
+        )
         self.graph.build_forward_expand(q)
         for cache, new in ((kv.k[layer], k), (kv.v[layer], v)):  # [head_dim, n_cells, n_head_kv]
             new = ops.permute(ctx, new, 0, 2, 1, 3)  # [head_dim, T, n_head_kv]
@@ -226,7 +230,7 @@ class GraphBuilder:
             q,
             kv.k[layer],
             kv.v[layer],
-            kv.cells,
+            kv.table(layer),
             rows,
             scale,
             hp.max_alibi_bias,
@@ -234,12 +238,26 @@ class GraphBuilder:
             sinks=sinks,
             bias_scale=scale if hp.alibi_scaled else 1.0,
         )  # [head_dim, n_head, T]
-        out = self._turn(out, kv.turn_v).set_name(f"kqv-{layer}")
+        out = self._rotated(out, kv.rotate_v).set_name(f"kqv-{layer}")
         return ops.reshape_2d(ctx, out, hp.n_embd_q, self.n_tokens).set_name(f"kqv_out-{layer}")
 
-    def _turn(self, x: Tensor, n: int) -> Tensor:
-        """To the basis of a quantized cache, or back: scores stay, and sums of values turn back."""
+    def _rotated(self, x: Tensor, n: int) -> Tensor:
+        """Rotate to the basis of a quantized cache, or back (the transform is its own inverse).
+
+        Scores do not change under it; the attention's output is rotated back.
+        """
         return ops.hadamard(self.ctx, x, n) if n else x
+
+    def copy_cells(self, cache: KVCache, runs: Sequence[tuple[int, int, int]]) -> None:
+        """Copy keys and values of a cache from cells to cells, byte by byte.
+
+        Args:
+            runs: (first source cell, first target cell, how many).
+        """
+        for tensor in (*cache.k.values(), *cache.v.values()):
+            for source, target, n in runs:
+                views = [_raw_cells(tensor, first, n) for first in (source, target)]
+                self.graph.build_forward_expand(ops.cpy(self.ctx, *views))
 
     def shift_keys(self, cache: KVCache, cells: Tensor) -> None:
         """Rotate the keys in T cells of a cache by ``positions``, which are differences here.
@@ -253,8 +271,8 @@ class GraphBuilder:
             yarn = 1 - 0.1 * math.log(params["freq_scale"]) if params["ext_factor"] else 1.0
             params["attn_factor"] = 1 / yarn  # keys have their length already
             rows = ops.get_rows(ctx, k, cells)  # [head_dim, T, n_head_kv]
-            rows = self._turn(ops.permute(ctx, rows, 0, 2, 1, 3), cache.turn_k)
-            rows = self._turn(self._roped(rows, params), cache.turn_k)
+            rows = self._rotated(ops.permute(ctx, rows, 0, 2, 1, 3), cache.rotate_k)
+            rows = self._rotated(self._roped(rows, params), cache.rotate_k)
             rows = ops.permute(ctx, rows.set_name(f"k_shifted-{i}"), 0, 2, 1, 3)
             self.graph.build_forward_expand(ops.set_rows(ctx, k, rows, index))
 
@@ -280,6 +298,20 @@ class GraphBuilder:
             self.best = ops.argmax(self.ctx, logits).set_name("result_argmax").set_output()
             self.graph.build_forward_expand(self.best)
         return logits
+
+
+def _raw_cells(tensor: Tensor, first: int, n: int) -> Tensor:
+    """The bytes of some cells of ``cache.k[i]`` or ``v[i]``, as a view of I16.
+
+    Shape:
+        tensor [head_dim, n_cells, n_head_kv] -> [bytes of a row / 2, n, n_head_kv]
+    """
+    unit = GGMLType.I16
+    ne = (tensor.nb[1] // unit.type_size, n, tensor.ne[2], 1)
+    view = Tensor(unit, ne, (unit.type_size, *tensor.nb[1:]))
+    view.view_src, view.view_offs = tensor, first * tensor.nb[1]
+    view.buffer, view.data = tensor.buffer, tensor.data + view.view_offs
+    return view.set_name(f"{tensor.name} (bytes)")
 
 
 def _layer(name: str) -> str:

@@ -19,9 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.interface import Backend
-from pyggml.backend.reference.backend import ReferenceBackend
 from pyggml.cgraph import CGraph
 from pyggml.gguf import GGUFFile
 from pyggml.sched import to_numpy
@@ -32,7 +29,6 @@ from ..context import Context
 from ..errors import BatchError, ModelError
 from ..hparams import HParams
 from ..model import Model
-from ..observe import Runner
 from .fingerprint import model_fingerprint
 from .stats import Statistics, judged, source_name
 
@@ -83,8 +79,7 @@ def collect(
             progress(done / (len(nodes) * sum(map(len, chunks))))
         return node.name != last
 
-    backends: list[Backend] = [CpuBackend(context.n_threads_batch), ReferenceBackend()]
-    with context.running_on(Runner(backends, callback=callback)):
+    with context.watched(callback):
         for chunk in chunks:
             context.kv.clear()
             context.decode(Batch(chunk, logits="all"))  # or else the last layer sees few tokens

@@ -1,14 +1,12 @@
 """A model whose weights are where a placement says: dense tensors and hot neurons on a device.
 
-    there = place_weights(model, placed, gpu.buffer_type())
-    context = Context(there, n_ctx=4096)
-    with context.running_on(Runner([gpu, CpuBackend(), ReferenceBackend()])):
-        context.decode(batch)
+    there = place_weights(model, placed, gpu)
+    context = Context(there, n_ctx=4096)           # runs on both
 
 The graph is made for it: a layer whose neurons are split has sliced matrices on the device, with
 the rows of its bucket in order, and the scheduler runs each part where its weights are. The model
-that was given stays as it was, and both share the weights of the host. KV caches stay with the
-host, since a context makes them.
+that was given stays as it was, and both share the weights of the host. A layer's KV cache goes
+where its attention's weights are.
 Source: PowerInfer, ``llm_load_gpu_split`` and its names of tensors.
 """
 
@@ -21,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.alloc import alloc_ctx_tensors
+from pyggml.backend.interface import Backend
 from pyggml.buffer import HOST, BufferType
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
@@ -33,7 +32,7 @@ from .placement import Ids, NeuronSplit, Placement
 _GPU = {"ffn_gate": "ffn_gate_gpu", "ffn_up": "ffn_up_gpu", "ffn_down_t": "ffn_down_gpu"}
 
 
-def place_weights(model: Model, placed: Placement, buft: BufferType) -> Model:
+def place_weights(model: Model, placed: Placement, device: Backend) -> Model:
     """The same model with some of its weights in the memory of another device.
 
     Raises:
@@ -46,17 +45,18 @@ def place_weights(model: Model, placed: Placement, buft: BufferType) -> Model:
             f"{model.path}: neurons of {len(split.up)} layers of {split.n_ff} are placed, the "
             f"model has {hp.n_layer} of {hp.n_ff}: the placement is of another model"
         )
-    device, host = _Copies(buft), _Copies(HOST)
+    there, here = _Copies(device.buffer_type()), _Copies(HOST)
     for item in placed.on_gpu:
         for name in item.names:
             if name in model.weights:  # not a cache
                 tied = name == "token_embd.weight"  # the host reads its rows as well
-                device.add("output.weight" if tied else name, model.weights[name])
+                there.add("output.weight" if tied else name, model.weights[name])
     for i in range(hp.n_layer):
-        _place_layer(model, i, split, device, host)
-    there = copy.copy(model)
-    there.weights = {**model.weights, **host.made(), **device.made()}
-    return there
+        _place_layer(model, i, split, there, here)
+    placed_model = copy.copy(model)
+    placed_model.weights = {**model.weights, **here.made(), **there.made()}
+    placed_model.devices = (device, *model.devices)
+    return placed_model
 
 
 class _Copies:

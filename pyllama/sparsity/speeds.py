@@ -1,6 +1,6 @@
 """How fast a backend computes active neurons: bytes of their rows a second, measured.
 
-    speeds = measure_speeds(CpuBackend(), n_embd=4096, n_ff=11008, up=GGMLType.Q4_0,
+    speeds = measure_speeds(init_backend("cpu"), n_embd=4096, n_ff=11008, up=GGMLType.Q4_0,
                             down=GGMLType.Q4_0)
     speeds.up, speeds.down                         # of MUL_MAT_SPARSE and of AXPY
 
@@ -13,13 +13,12 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pyggml import ops
 from pyggml.alloc import alloc_ctx_tensors
-from pyggml.backend.interface import AsyncBackend, Backend
+from pyggml.backend.interface import Backend
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType, row_size
@@ -82,9 +81,7 @@ def _measure(
     return n * round(share * n_ff) * row_size(type, n_embd) / seconds
 
 
-def _seconds(backend: Any, graph: CGraph) -> float:
+def _seconds(backend: Backend, graph: CGraph) -> float:
     start = time.perf_counter()
     backend.graph_compute(graph)
-    if isinstance(backend, AsyncBackend):
-        backend.synchronize()
     return time.perf_counter() - start

@@ -124,12 +124,10 @@ class WeightPlan:
     """How the weights of a model are loaded.
 
     Attributes:
-        by_rows: whose rows are read one by one: they must not be repacked.
         unread: tensors of the file that no layer reads.
         made: what is made of others.
     """
 
-    by_rows: frozenset[str]
     unread: frozenset[str]
     made: tuple[Made, ...]
 
@@ -145,30 +143,25 @@ class WeightPlan:
 
 def plan_weights(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan:
     """The plan for the sources of ``hparams.sparse``."""
-    by_rows, unread, made = set(), set(), []
+    unread: set[str] = set()
+    made: list[Made] = []
     for i in range(hparams.n_layer):
         source, gate, up, down, down_t, fc1, fc2 = (
             hparams.source(i),
             *(f"blk.{i}.{part}.weight"
               for part in ("ffn_gate", "ffn_up", "ffn_down", "ffn_down_t", "fc1", "fc2")),
         )  # fmt: skip
-        by_rows.add(down_t)
         if source != "predictor":
             unread |= {fc1, fc2} & infos.keys()
-        if source in ("predictor", "signs", "svd"):
-            by_rows |= {gate, up}
-        elif source == "exact" and gate in infos:
-            by_rows.add(up)
         if source != "off" and down in infos:
             unread.add(down)
             made.append(_transposed(infos[down], down_t))
         first = infos.get(gate) or infos.get(up)
         if source == "signs" and first is not None:
             made.append(_signs(first))
-            by_rows.add(made[-1].tensors[0][0])
         if source == "svd" and first is not None:
             made.append(_svd(first, int(hparams.sparse[i].partition("=")[2]), seed=i))
-    return WeightPlan(frozenset(by_rows), frozenset(unread), tuple(made))
+    return WeightPlan(frozenset(unread), tuple(made))
 
 
 def _transposed(info: TensorInfo, name: str) -> Made:

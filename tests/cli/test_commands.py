@@ -97,7 +97,7 @@ def fake_drawn(path: Path | None, n_tokens: int, **sparse: Any) -> SimpleNamespa
 
 
 def fake_profiled(model: Any, path: Path, *, n_tokens: int, **options: Any) -> SimpleNamespace:
-    from pyggml.backend.cpu.trace import RunTrace
+    from pyggml.backend.trace import RunTrace
     from pyggml.viz import NodeTime
 
     drawn = fake_drawn(path, n_tokens)

@@ -7,7 +7,7 @@ import pytest
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
-from pyggml.ops import add, mul, mul_mat, scale, silu, view_1d
+from pyggml.ops import add, mul, scale, silu
 from pyggml.tensor import Flag, Tensor
 
 F32 = GGMLType.F32
@@ -74,37 +74,6 @@ def test_long_chains_do_not_recurse() -> None:
     graph = CGraph()
     graph.build_forward_expand(x)
     assert len(graph) == 3000
-
-
-def key(*, n: int = 4, s: float = 2.0, offset: int = 0, output: bool = False, swap: bool = False):  # type: ignore[no-untyped-def]
-    ctx = Context(no_alloc=True)
-    a, b = vector(ctx, n=n), vector(ctx, n=n)
-    left = scale(ctx, view_1d(ctx, a, n - 1, offset), s)
-    right = silu(ctx, view_1d(ctx, b, n - 1))
-    y = add(ctx, right, left) if swap else add(ctx, left, right)
-    if output:
-        y.set_output()
-    graph = CGraph()
-    graph.build_forward_expand(y)
-    return graph.topology_key()
-
-
-def test_topology_key_is_equal_for_equal_graphs_only() -> None:
-    assert key() == key() and hash(key()) == hash(key())
-    for change in ({"n": 5}, {"s": 3.0}, {"offset": 4}, {"output": True}, {"swap": True}):
-        assert key(**change) != key()
-
-
-def test_topology_key_tells_shared_from_separate_sources() -> None:
-    ctx = Context(no_alloc=True)
-    keys = []
-    for shared in (True, False):
-        a = ctx.new_tensor_2d(F32, 4, 4)
-        b = a if shared else ctx.new_tensor_2d(F32, 4, 4)
-        graph = CGraph()
-        graph.build_forward_expand(mul_mat(ctx, a, b))
-        keys.append(graph.topology_key())
-    assert keys[0] != keys[1]
 
 
 @pytest.mark.parametrize("name", ["", "x"])

@@ -12,7 +12,7 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyllama import Batch, Context, Model
-from pyllama.compiled import bucket
+from pyllama.decode_graph import bucket
 from pyllama.errors import BatchError, ContextFull, ModelError
 
 from .conftest import Make

@@ -9,12 +9,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pyggml.errors import Aborted, ComputeError
+from pyggml.sched import Schedule
 from pyllama import Batch, Context, Model
 
 from .conftest import Make
@@ -61,17 +61,18 @@ def test_a_stop_in_any_ubatch_rolls_back_to_it(
 ) -> None:
     context = make(n_ubatch=4, n_seq_max=2)
     rows(context, TOKENS[:3])
-    run, calls = context._backend.run, []
+    run, calls = Schedule.run, []
 
-    def fail_third(program: Any) -> None:
-        calls.append(program)
+    def fail_third(schedule: Schedule) -> None:
+        calls.append(schedule)
         if len(calls) == 3:
             raise error
-        run(program)
+        run(schedule)
 
-    monkeypatch.setattr(context._backend, "run", fail_third)
+    monkeypatch.setattr(Schedule, "run", fail_third)
     with pytest.raises(type(error)):
         context.decode(Batch(TOKENS[3:19], seq_id=[0, 1] * 8))
+    monkeypatch.undo()
     assert state(context) == (3 + 8, [(7, 0, 6), (4, 0, 3)]) and len(context.logits) == 0
     again = rows(context, TOKENS[20:24])
     assert np.array_equal(again, rows(make(), TOKENS[:3] + TOKENS[3:11:2] + TOKENS[20:24])[7:])
@@ -79,16 +80,16 @@ def test_a_stop_in_any_ubatch_rolls_back_to_it(
 
 def test_an_abort_between_two_ubatches_counts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     context = make(n_ubatch=4)
-    run = context._backend.run
+    run = Schedule.run
     with monkeypatch.context() as patch:  # nothing runs: others that use the pool are left alone
-        patch.setattr(context._backend, "abort", lambda: pytest.fail("it stopped another"))
+        patch.setattr(context.sched, "abort", lambda: pytest.fail("it stopped another"))
         context.abort()
 
-    def run_then_abort(program: Any) -> None:
-        run(program)
+    def run_then_abort(schedule: Schedule) -> None:
+        run(schedule)
         context.abort()
 
-    monkeypatch.setattr(context._backend, "run", run_then_abort)
+    monkeypatch.setattr(Schedule, "run", run_then_abort)
     with pytest.raises(Aborted):
         context.decode(Batch(TOKENS[:12]))
     assert context.kv.length(0) == 4

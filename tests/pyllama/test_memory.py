@@ -194,11 +194,11 @@ def test_turned_heads_lose_less_to_outliers(
         context = Context(model, n_ctx=320, type_k=Q4_0, type_v=Q4_0)
         got = rows(context, TOKENS[:300])
         names = {node.op.name for node in context.graph().graph.nodes if node.op}
-        assert ("HADAMARD" in names) == bool(context.kv.caches[0].turn_k)
+        assert ("HADAMARD" in names) == bool(context.kv.caches[0].rotate_k)
         return float(np.square(got - exact).mean())
 
     turned = error()
-    monkeypatch.setattr("pyllama.kv_cache._turned", lambda *args: 0)
+    monkeypatch.setattr("pyllama.kv_cache._rotated", lambda *args: 0)
     assert turned < 0.5 * error()
 
 

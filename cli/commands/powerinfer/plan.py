@@ -122,12 +122,14 @@ def _speeds(
 
     if machine.cpu_bandwidth is not None:
         return Speeds(machine.cpu_bandwidth * 1e9, machine.cpu_bandwidth * 1e9)
-    from pyggml.backend.cpu.backend import CpuBackend
+    from pyggml.backend.registry import init_backend
     from pyllama.sparsity.plan import read_needs
 
     announce_compiles()
     hp, (up, down) = model.hparams, read_needs(model, budget).rows.types
-    found = measure_speeds(CpuBackend(sizes.n_threads), hp.n_embd, hp.n_ff, up, down)
+    found = measure_speeds(
+        init_backend("cpu", n_threads=sizes.n_threads), hp.n_embd, hp.n_ff, up, down
+    )
     note(f"measured: the CPU reads active rows of up at {found.up / 1e9:.1f} GB/s, of down at "
          f"{found.down / 1e9:.1f} GB/s")  # fmt: skip
     return found

@@ -2,7 +2,8 @@
 
     backend = CpuBackend(n_threads=2)
     backend.graph_compute(graph)                   # lowers, runs
-    program = backend.compile(graph); backend.run(program)      # lowers once, runs many times
+    program = backend.compile(graph)               # lowers once ...
+    program.enqueue()                              # ... and runs many times; done on return
 
 Thread-safe: computes of one process queue on the pool. Nothing is allocated while a program runs.
 """
@@ -11,24 +12,67 @@ from __future__ import annotations
 
 import platform
 import threading
+from collections.abc import Iterable, Iterator, Sequence
 
-from ... import env
+from ... import env, host
 from ...buffer import HOST, BufferType, HostBufferType
 from ...cgraph import CGraph
 from ...errors import ComputeError
-from ...host import default_threads
 from ...tensor import Tensor
-from ..interface import Device
+from ..interface import Backend, Bytes, Device, HostQueue, Layout, WeightUse
+from ..trace import RunTrace
 from . import kernels as kernels  # registers the lowerings
-from .buffer import RepackBufferType
-from .lowering import LOWER, SUPPORTS, reads_layout
+from .buffer import REPACK, RepackBufferType
+from .codec import DECODED
+from .layout import INTERLEAVED
+from .lowering import LOWER, READS_INTERLEAVED, SUPPORTS, Lowering, reads_layout
 from .pool import get_pool
 from .program import Program, compile_program
-from .selftest import ensure_isa
+from .selftest import ensure_isa, measure_again
+from .tuning import report
 from .work import WorkStore
 
 
-class CpuBackend:
+class _PoolQueue(HostQueue):
+    """The process's pool: a program is done when ``enqueue`` returns."""
+
+    def abort(self) -> None:
+        """Stop the running compute, from any thread."""
+        get_pool().abort()
+
+
+class CpuProgram:
+    """A lowered graph; see ``CpuBackend.compile``.
+
+    Attributes:
+        program: its phases and launches.
+    """
+
+    def __init__(self, program: Program, inside: set[int]) -> None:
+        self.program, self._inside = program, inside
+
+    def enqueue(self) -> None:
+        """Run, and return when all results are in memory. Raises: Aborted, ComputeError."""
+        thread = threading.get_ident()
+        if thread in self._inside:  # its work memory is in use
+            raise ComputeError(
+                "a Python callable of a graph computes on the backend that runs it; "
+                "give it a backend of its own"
+            )
+        self._inside.add(thread)
+        try:
+            get_pool().run(self.program)
+        finally:
+            self._inside.discard(thread)
+
+    def trace(self, repeats: int = 1) -> list[RunTrace]:
+        """When each chunk ran, on the inputs of the last run. Raises: ComputeError, Aborted."""
+        from .trace import trace
+
+        return trace(self.program, repeats)
+
+
+class CpuBackend(Backend):
     """Runs graphs on this process's thread pool.
 
     Args:
@@ -40,8 +84,9 @@ class CpuBackend:
 
     def __init__(self, n_threads: int | None = None, *, fusion: bool = True) -> None:
         ensure_isa()
-        self.n_threads = default_threads() if n_threads is None else max(1, n_threads)
+        self.n_threads = host.default_threads() if n_threads is None else max(1, n_threads)
         self.fusion = fusion and env.FUSION.enabled()
+        self.queue = _PoolQueue()
         self._store = WorkStore()
         self._inside: set[int] = set()  # threads that run a program here
 
@@ -49,8 +94,39 @@ class CpuBackend:
     def device(self) -> Device:
         return Device("CPU", platform.processor() or platform.machine(), "cpu")
 
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes of the machine's memory: what can be taken without swapping, and all."""
+        free, total = host.available_memory(), host.total_memory()
+        return None if free is None or total is None else (free, total)
+
     def buffer_type(self) -> BufferType:
         return HOST
+
+    def layouts(self, use: WeightUse) -> Sequence[Layout]:
+        """Interleaved, if all ops that read the weight know how, or else as ggml has it."""
+        known = use.type in INTERLEAVED or int(use.type) in DECODED
+        if use.type.is_quantized and not known:
+            return ()
+        tensor = Tensor(use.type, use.ne)
+        plain = Layout(HOST, tensor.nbytes)
+        if not REPACK.accepts(tensor) or not use.ops or not use.ops <= READS_INTERLEAVED:
+            return (plain,)
+        return Layout(REPACK, REPACK.alloc_size(tensor)), plain
+
+    def set_weights(self, weights: Iterable[tuple[Tensor, Bytes]]) -> Iterator[int]:
+        """Write weights; those that are interleaved by all threads. Yields the bytes done."""
+        from .repack import repack
+
+        plain: list[tuple[Tensor, Bytes]] = []
+        interleaved: list[tuple[Tensor, Bytes]] = []
+        for tensor, data in weights:
+            assert tensor.buffer is not None
+            (interleaved if tensor.buffer.buft is REPACK else plain).append((tensor, data))
+        done = 0
+        for done in super().set_weights(plain):
+            yield done
+        for n in repack(self.run_launches, self.n_threads, interleaved):
+            yield done + n
 
     def supports_buft(self, buft: BufferType) -> bool:
         return isinstance(buft, (HostBufferType, RepackBufferType))
@@ -61,9 +137,11 @@ class CpuBackend:
             return True
         return node.op.name in LOWER and reads_layout(node) and SUPPORTS[node.op.name](node)
 
-    def compile(self, graph: CGraph, n_threads: int | None = None) -> Program:
+    def compile(
+        self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True
+    ) -> CpuProgram:
         """Lower an allocated graph to a program. Raises: UnsupportedOp."""
-        return compile_program(
+        made = compile_program(
             graph,
             n_threads or self.n_threads,
             get_pool().error_slot,
@@ -71,28 +149,16 @@ class CpuBackend:
             fusion=self.fusion,
             sequential=env.KEEP_BARRIERS.enabled(),
         )
+        if not interruptible:
+            made.seconds = 0.0  # as one that is known to be short
+        return CpuProgram(made, self._inside)
 
-    def run(self, program: Program) -> None:
-        """Run a program. Raises: Aborted, ComputeError."""
-        thread = threading.get_ident()
-        if thread in self._inside:  # its work memory is in use
-            raise ComputeError(
-                "a Python callable of a graph computes on the backend that runs it; "
-                "give it a backend of its own"
-            )
-        self._inside.add(thread)
-        try:
-            get_pool().run(program)
-        finally:
-            self._inside.discard(thread)
+    def run_launches(self, low: Lowering) -> None:
+        """Run launches that belong to no graph. Raises: Aborted, ComputeError."""
+        CpuProgram(Program(low, get_pool().error_slot), self._inside).enqueue()
 
-    def graph_compute(self, graph: CGraph) -> None:
-        """Lower and run. Raises: UnsupportedOp, Aborted, ComputeError."""
-        self.run(self.compile(graph))
+    def report(self) -> str:
+        return report()
 
-    def close(self) -> None:
-        """Nothing to do: the pool belongs to the process."""
-
-    def abort(self) -> None:
-        """Stop the running compute, from any thread."""
-        get_pool().abort()
+    def tune(self) -> None:
+        measure_again()

@@ -38,19 +38,26 @@ class RepackBuffer:
         self.base = int(self.memory.ctypes.data)
         self.size = size
 
-    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8]) -> None:
+    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
+        if offset or data.nbytes != tensor.nbytes:
+            raise ShapeError(f"'{tensor.name}': interleaved weights are written whole")
         matrices = data.reshape(tensor.ne[2] * tensor.ne[3], tensor.ne[1], -1)
         for matrix, groups in zip(matrices, self.groups(tensor), strict=True):
             for part, rows in _pieces(groups):
                 groups[part] = interleave(tensor.type, matrix[rows])
 
-    def get_tensor(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+    def get_tensor(
+        self, tensor: Tensor, offset: int = 0, size: int | None = None
+    ) -> npt.NDArray[np.uint8]:
         n_bytes = row_size(tensor.type, tensor.ne[0])
         out = np.empty((tensor.ne[2] * tensor.ne[3], tensor.ne[1], n_bytes), np.uint8)
         for matrix, groups in zip(out, self.groups(tensor), strict=True):
             for part, rows in _pieces(groups):
                 matrix[rows] = deinterleave(tensor.type, groups[part], len(matrix[rows]))
-        return out.reshape(-1)
+        return out.reshape(-1)[offset : None if size is None else offset + size]
+
+    def lock(self) -> str:
+        return host.lock_memory(self.memory)
 
     def groups(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
         """The tensor's memory as uint8[matrices, groups, group_bytes]."""
@@ -67,6 +74,7 @@ class RepackBufferType:
 
     name = "CPU_REPACK"
     alignment = ALIGNMENT
+    is_host = False
 
     def alloc_buffer(self, size: int) -> RepackBuffer:
         return RepackBuffer(size, self)

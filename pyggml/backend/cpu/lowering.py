@@ -27,7 +27,8 @@ from .work import WorkMemory, WorkRange
 Range = tuple[int, int]  # first byte, byte behind the last
 Params = Sequence[int | float]
 
-_READ_LAYOUT = ("MUL_MAT", "MUL_MAT_ID", "GET_ROWS")  # ops that know interleaved first sources
+# Ops that know interleaved first sources.
+READS_INTERLEAVED = frozenset(("MUL_MAT", "MUL_MAT_ID", "GET_ROWS"))
 
 ALWAYS = 1 << 30  # ``Launch.private``: however many chunks its readers have
 GRAIN = 8192  # elements: an element-wise chunk smaller than this costs more to claim than to do
@@ -112,7 +113,7 @@ def reads_layout(node: Tensor) -> bool:
     They are used whole: a view starts and ends inside of groups.
     """
     assert node.op is not None
-    known = node.src[0] if node.op.name in _READ_LAYOUT else None
+    known = node.src[0] if node.op.name in READS_INTERLEAVED else None
     return not any(
         s is not None and is_repacked(s) and (s is not known or s.view_src is not None)
         for s in node.src

@@ -27,9 +27,8 @@ from ...dtype import GGMLType
 from ...jit import compiled
 from ...tensor import Tensor
 from .atomics import pause
-from .backend import CpuBackend
+from .backend import CpuBackend, CpuProgram
 from .buffer import REPACK, RepackBuffer
-from .program import Program
 from .simd.vector import vectors
 from .tuning import DEFAULT, Choice, Record, Tuning, cpu_key, using
 
@@ -95,7 +94,7 @@ def measure() -> Record:
 
 def _programs(
     backend: CpuBackend, race: Race, name: str, values: Sequence[int], base: Tuning
-) -> dict[int, Program]:
+) -> dict[int, CpuProgram]:
     """The graph lowered with each value of a field, that of ``base`` first."""
     made = {}
     for value in (getattr(base, name), *values):
@@ -112,8 +111,8 @@ def _choose(
 
     def rate(value: int) -> float:
         """GB/s of the second of two runs: the first leaves the caches as a token leaves them."""
-        backend.run(programs[value])
-        return race.n_bytes / _seconds(lambda: backend.run(programs[value])) / 1e9
+        programs[value].enqueue()
+        return race.n_bytes / _seconds(programs[value].enqueue) / 1e9
 
     rates = {value: rate(value) for value in programs}
     rival = max(values, key=rates.__getitem__)

@@ -1,6 +1,6 @@
 """Fill repacked buffers from mapped files, on all threads, in steps of a few megabytes.
 
-    for done_bytes in repack(backend, [(tensor, ggml_bytes), ...]):
+    for done_bytes in repack(backend.run_launches, n_threads, [(tensor, ggml_bytes), ...]):
         ...                                        # show progress
 
 Each step is one program whose launches interleave whole tensors; mapped pages are let go behind.
@@ -8,7 +8,7 @@ Each step is one program whose launches interleave whole tensors; mapped pages a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,9 @@ from ...dtype import row_size
 from ...jit import kernel
 from ...tensor import Tensor
 from .abi import DST, data, first_row, i64_ptr, int_param
-from .backend import CpuBackend
 from .kernels.weights import PACK, decode_rows, pack, packed_bytes, weight_facts
 from .layout import ROWS, group_bytes
 from .lowering import Lowering
-from .pool import get_pool
-from .program import Program
 from .simd.element import zero_run
 from .simd.row_tile import TABLE_BYTES, aim
 from .work import WorkMemory, WorkStore
@@ -53,9 +50,14 @@ def repack_groups(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-de
 
 
 def repack(
-    backend: CpuBackend, tensors: Iterable[tuple[Tensor, npt.NDArray[np.uint8]]]
+    run: Callable[[Lowering], None],
+    n_threads: int,
+    tensors: Iterable[tuple[Tensor, npt.NDArray[np.uint8]]],
 ) -> Iterator[int]:
     """Interleave tensors that are allocated in a repacked buffer.
+
+    Args:
+        run: runs the launches of a lowering.
 
     Yields:
         The bytes that are done, after each step.
@@ -66,17 +68,21 @@ def repack(
         step.append((tensor, source))
         size += source.nbytes
         if size >= _STEP_BYTES:
-            _run(backend, step)
+            _run(run, step, n_threads)
             done += size
             yield done
             step, size = [], 0
     if step:
-        _run(backend, step)
+        _run(run, step, n_threads)
         yield done + size
 
 
-def _run(backend: CpuBackend, step: list[tuple[Tensor, npt.NDArray[np.uint8]]]) -> None:
-    low = Lowering(CGraph(), backend.n_threads, WorkMemory(WorkStore()))
+def _run(
+    run: Callable[[Lowering], None],
+    step: list[tuple[Tensor, npt.NDArray[np.uint8]]],
+    n_threads: int,
+) -> None:
+    low = Lowering(CGraph(), n_threads, WorkMemory(WorkStore()))
     for tensor, source in step:
         n = tensor.ne[0]
         matrices = tensor.ne[2] * tensor.ne[3]
@@ -86,6 +92,6 @@ def _run(backend: CpuBackend, step: list[tuple[Tensor, npt.NDArray[np.uint8]]]) 
         groups = -(-tensor.ne[1] // ROWS) * matrices
         scratch = TABLE_BYTES + row_bytes + 4 + packed_bytes(tensor)
         low.launch(repack_groups, tensor, params, min(groups, 256), src=(), scratch=scratch)
-    backend.run(Program(low, get_pool().error_slot))
+    run(low)
     for _, source in step:
         host.drop_pages(source)

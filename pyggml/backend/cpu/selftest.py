@@ -273,7 +273,6 @@ def layer() -> None:
     from ...quants import reference_quantize as quantize
     from .backend import CpuBackend
     from .buffer import REPACK
-    from .repack import repack
 
     rng, n, n_cells, token = np.random.default_rng(0), 64, 512, 7
     backend = CpuBackend(1)
@@ -286,7 +285,7 @@ def layer() -> None:
         want[name] = dequantize(data, kind)
         sources.append((weights[name], data.reshape(-1)))
     alloc_ctx_tensors(packed, REPACK)
-    for _ in repack(backend, sources):
+    for _ in backend.set_weights(sources):
         pass
 
     kept = Context()

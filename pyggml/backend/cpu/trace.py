@@ -13,12 +13,12 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ComputeError
+from ..trace import RunTrace, TracedLaunch
 from .loop import (
     H_LAUNCHES,
     H_N_PHASES,
@@ -40,43 +40,6 @@ from .stamp import STAMP_WORDS, read_cycles, traced_chunk
 _ALIGN_S = 0.005  # the least time between two looks at both clocks
 
 Longs = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class TracedLaunch:
-    """A launch, the phase it ran in (counted over the program), and where its chunks are."""
-
-    launch: Launch
-    phase: int
-    first: int
-
-
-@dataclass(frozen=True, eq=False)
-class RunTrace:
-    """One run.
-
-    Attributes:
-        launches: in order of phases; ``start_ns[first + i]`` is chunk ``i`` of one, or of a launch
-            that threads run for themselves that of thread ``i``.
-        start_ns, end_ns: of each chunk, from the run's begin.
-        thread: who ran it; 0 is the caller. -1: nobody (the run was stopped, or it needed nothing).
-    """
-
-    launches: tuple[TracedLaunch, ...]
-    start_ns: npt.NDArray[np.float64]
-    end_ns: npt.NDArray[np.float64]
-    thread: npt.NDArray[np.int64]
-    n_threads: int
-
-    @property
-    def wall_ns(self) -> float:
-        """From the first chunk's begin to the last one's end."""
-        return float(self.end_ns.max() - self.start_ns.min()) if len(self.end_ns) else 0.0
-
-    @property
-    def busy_ns(self) -> float:
-        """Time of all threads inside of kernels."""
-        return float((self.end_ns - self.start_ns).sum())
 
 
 class _TracedProgram:

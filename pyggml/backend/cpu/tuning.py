@@ -216,3 +216,35 @@ def save(record: Record) -> None:
     jit.code_cache(jit.isa()).write(_entry(), record.to_json().encode())
     given, measured = by_hand()
     _current = replace(record.tuning() if measured else DEFAULT, **given)
+
+
+def report() -> str:
+    """Lines that say which values are in use, and why each has its value."""
+    given, measured = by_hand()
+    record = load() if measured else None
+    if record is None:
+        why = "the defaults, not measured yet" if measured else f"the defaults ({env.TUNING.name})"
+    elif record.problem:
+        why = f"the defaults, since measuring failed: {record.problem}"
+    else:
+        why = f"measured in {record.seconds:.2f} s"
+    lines = [f"tuning           {why}; {env.TUNING.name} sets values, --tune measures again"]
+    choices = {choice.name: choice for choice in record.choices} if record else {}
+    for name, value in asdict(tuning()).items():
+        reason = ""
+        if name in given:
+            reason = f"set by {env.TUNING.name}"
+        elif name in choices:
+            reason = _race(choices[name])
+        elif record and record.pause_ns and name in waiting(record.pause_ns):
+            reason = f"a pause takes {record.pause_ns:.1f} ns"
+        lines.append(f"  {name:13s}  {value:<7d} {WHAT[name]}")
+        if reason:
+            lines.append(f"{'':25s}{reason}")
+    return "\n".join(lines) + "\n"
+
+
+def _race(choice: Choice) -> str:
+    """What was measured for one value."""
+    rates = ", ".join(f"{value}: {rate:.1f}" for value, rate in choice.rates.items())
+    return f"GB/s {rates}; best other {choice.gain:.2f} x the default"

@@ -8,29 +8,99 @@ at once. It computes every op in every type that ``pyggml.quants`` knows.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from ...buffer import HOST, BufferType, HostBufferType
 from ...cgraph import CGraph
-from ...errors import AllocError, ComputeError, PyggmlError
+from ...errors import Aborted, AllocError, ComputeError, PyggmlError
 from ...ops.custom import MAP_CUSTOM, is_kernel
 from ...ops.op import Array
 from ...quants import BLOCK_TYPES, from_float, get_blocks, set_blocks, to_float
 from ...tensor import Tensor
-from ..interface import Device
+from ..interface import Backend, Device, HostQueue, Layout, WeightUse
+from ..trace import RunTrace, TracedLaunch
 
 
-class ReferenceBackend:
+class _Queue(HostQueue):
+    """Computes node by node, so that is where it can stop."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def abort(self) -> None:
+        """Stop after the node that runs, from any thread."""
+        self.stopped = True
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A node that was computed, as traces show it."""
+
+    node: Tensor
+    chunks: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.node.op.name.lower() if self.node.op else ""
+
+    @property
+    def nodes(self) -> tuple[Tensor, ...]:
+        return (self.node,)
+
+
+class ReferenceProgram:
+    """The nodes of a graph, to be computed one after the other."""
+
+    def __init__(self, nodes: list[Tensor], queue: _Queue) -> None:
+        self._nodes, self._queue = nodes, queue
+
+    def enqueue(self) -> None:
+        """Compute all nodes. Raises: Aborted, and as ``compute_node``."""
+        self._queue.stopped = False
+        for node in self._nodes:
+            if self._queue.stopped:
+                raise Aborted("the compute was aborted")
+            compute_node(node)
+
+    def trace(self, repeats: int = 1) -> list[RunTrace]:
+        """The time of each node. Raises: as ``enqueue``."""
+        nodes = [n for n in self._nodes if n.op is not None and not n.op.is_view]
+        launches = tuple(TracedLaunch(_Launch(node), i, i) for i, node in enumerate(nodes))
+        runs = []
+        for _ in range(repeats):
+            stamps = [time.perf_counter_ns()]
+            for node in nodes:
+                compute_node(node)
+                stamps.append(time.perf_counter_ns())
+            times = np.array(stamps, np.float64) - stamps[0]
+            thread = np.zeros(len(nodes), np.int64)
+            runs.append(RunTrace(launches, times[:-1], times[1:], thread, 1))
+        return runs
+
+
+class ReferenceBackend(Backend):
     """NumPy on the host."""
 
     name = "reference"
-    device = Device("reference", "NumPy", "cpu")
 
     def __init__(self, *, n_threads: int | None = None) -> None:
-        pass
+        self.queue = self._queue = _Queue()
+
+    @property
+    def device(self) -> Device:
+        return Device("reference", "NumPy", "cpu")
 
     def buffer_type(self) -> BufferType:
         return HOST
+
+    def layouts(self, use: WeightUse) -> Sequence[Layout]:
+        """ggml's, for all formats that ``pyggml.quants`` knows."""
+        known = not use.type.is_quantized or use.type in BLOCK_TYPES
+        return super().layouts(use) if known else ()
 
     def supports_buft(self, buft: BufferType) -> bool:
         return isinstance(buft, HostBufferType)
@@ -41,12 +111,11 @@ class ReferenceBackend:
         tensors = (node, *(s for s in node.src if s is not None))
         return all(not t.type.is_quantized or t.type in BLOCK_TYPES for t in tensors)
 
-    def graph_compute(self, graph: CGraph) -> None:
-        for node in graph:
-            compute_node(node)
-
-    def close(self) -> None:
-        pass
+    def compile(
+        self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True
+    ) -> ReferenceProgram:
+        """The nodes of the graph: there is nothing to prepare."""
+        return ReferenceProgram(list(graph), self._queue)
 
 
 def compute_node(node: Tensor) -> None:

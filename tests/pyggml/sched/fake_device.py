@@ -9,14 +9,23 @@ error. A deferred device runs nothing before ``synchronize``, so a missing wait 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.program import Program
-from pyggml.backend.interface import Device
+from pyggml.backend.interface import (
+    Backend,
+    Device,
+    DeviceEvent,
+    HostQueue,
+    Layout,
+    Program,
+    WeightUse,
+    copy_bytes,
+)
+from pyggml.backend.trace import RunTrace
 from pyggml.buffer import ALIGNMENT, BufferType, zeroed
 from pyggml.cgraph import CGraph
 from pyggml.errors import ShapeError
@@ -37,11 +46,14 @@ class FakeBuffer:
         self.base = int(self._memory.ctypes.data)
         self.size = size
 
-    def set_tensor(self, tensor: Tensor, data: Bytes) -> None:
-        self._bytes(tensor)[:] = data
+    def set_tensor(self, tensor: Tensor, data: Bytes, offset: int = 0) -> None:
+        self._bytes(tensor)[offset : offset + data.nbytes] = data
 
-    def get_tensor(self, tensor: Tensor) -> Bytes:
-        return self._bytes(tensor).copy()
+    def get_tensor(self, tensor: Tensor, offset: int = 0, size: int | None = None) -> Bytes:
+        return self._bytes(tensor)[offset : None if size is None else offset + size].copy()
+
+    def lock(self) -> str:
+        return ""
 
     def _bytes(self, tensor: Tensor) -> Bytes:
         if tensor.buffer is not self or not tensor.is_contiguous():
@@ -55,6 +67,7 @@ class FakeBufferType:
 
     name = "FAKE"
     alignment = ALIGNMENT
+    is_host = False
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -67,12 +80,13 @@ class FakeBufferType:
         return tensor.nbytes
 
 
-class _Checked:
+class _Checked(Backend):
     """The CPU backend, but every tensor of a node must be in memory that it supports."""
 
     def __init__(self, ops: Collection[str] | None = None, n_threads: int = 1) -> None:
         self.cpu = CpuBackend(n_threads)
         self.ops = ops
+        self.queue = self.cpu.queue
         self.compiled: list[list[str]] = []  # the ops of each graph
 
     def supports_buft(self, buft: BufferType) -> bool:
@@ -82,7 +96,9 @@ class _Checked:
         assert node.op is not None
         return (self.ops is None or node.op.name in self.ops) and self.cpu.supports_op(node)
 
-    def compile(self, graph: CGraph) -> Program:
+    def compile(
+        self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True
+    ) -> Program:
         for node in graph:
             assert node.op is not None and self.supports_op(node)
             for tensor in (node, *node.src):
@@ -90,13 +106,7 @@ class _Checked:
                     assert tensor.buffer is not None, (node, tensor)
                     assert self.supports_buft(tensor.buffer.buft), (node, tensor)
         self.compiled.append([node.op.name for node in graph if node.op])
-        return self.cpu.compile(graph)
-
-    def run(self, program: Program) -> None:
-        self.cpu.run(program)
-
-    def graph_compute(self, graph: CGraph) -> None:
-        raise AssertionError("the scheduler should compile")
+        return self.cpu.compile(graph, n_threads=n_threads, interruptible=interruptible)
 
     def close(self) -> None:
         self.cpu.close()
@@ -106,17 +116,29 @@ class HostOnly(_Checked):
     """The CPU backend, which never sees the fake device's memory."""
 
     name = "cpu"
-    device = Device("CPU", "checked", "cpu")
+
+    @property
+    def device(self) -> Device:
+        return Device("CPU", "checked", "cpu")
 
     def buffer_type(self) -> BufferType:
         return self.cpu.buffer_type()
+
+    def layouts(self, use: WeightUse) -> Sequence[Layout]:
+        return self.cpu.layouts(use)
+
+    def set_weights(self, weights: Iterable[tuple[Tensor, Bytes]]) -> Iterator[int]:
+        return self.cpu.set_weights(weights)
 
 
 class FakeDevice(_Checked):
     """A device with memory of its own; see the module."""
 
     name = "fake"
-    device = Device("FAKE", "the CPU in disguise", "gpu")
+
+    @property
+    def device(self) -> Device:
+        return Device("FAKE", "the CPU in disguise", "gpu")
 
     def __init__(
         self, ops: Collection[str] | None = None, n_threads: int = 1, *, name: str = "fake"
@@ -136,6 +158,57 @@ class FakeDevice(_Checked):
         return node.op.name != "MAP_CUSTOM" and super().supports_op(node)
 
 
+class _Event:
+    """How much of a queue's work was enqueued."""
+
+    def __init__(self, queue: _DeferredQueue, n: int) -> None:
+        self._queue, self._n = queue, n
+
+    def synchronize(self) -> None:
+        self._queue.run_until(self._n)
+
+
+class _DeferredQueue(HostQueue):
+    """Work that is kept until somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self._n_done = 0
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        self.waiting.append(lambda: copy_bytes(source, target))
+
+    def record(self) -> DeviceEvent:
+        return _Event(self, self._n_done + len(self.waiting))
+
+    def wait(self, event: DeviceEvent) -> None:
+        self.waiting.append(event.synchronize)
+
+    def synchronize(self) -> None:
+        self.run_until(self._n_done + len(self.waiting))
+
+    def run_until(self, n: int) -> None:
+        try:
+            while self._n_done < n and self.waiting:
+                self._n_done += 1
+                self.waiting.pop(0)()
+        except BaseException:
+            self._n_done += len(self.waiting)
+            self.waiting.clear()
+            raise
+
+
+class _DeferredProgram:
+    def __init__(self, program: Program, queue: _DeferredQueue) -> None:
+        self._program, self._queue = program, queue
+
+    def enqueue(self) -> None:
+        self._queue.waiting.append(self._program.enqueue)
+
+    def trace(self, repeats: int = 1) -> list[RunTrace]:
+        return self._program.trace(repeats)
+
+
 class DeferredDevice(FakeDevice):
     """A fake device that computes as late as it may."""
 
@@ -143,12 +216,9 @@ class DeferredDevice(FakeDevice):
         self, ops: Collection[str] | None = None, n_threads: int = 1, *, name: str = "deferred"
     ) -> None:
         super().__init__(ops, n_threads, name=name)
-        self.queue: list[Callable[[], None]] = []
+        self.queue = self.deferred = _DeferredQueue()
 
-    def run(self, program: Program) -> None:
-        self.queue.append(lambda: self.cpu.run(program))
-
-    def synchronize(self) -> None:
-        queue, self.queue = self.queue, []
-        for work in queue:
-            work()
+    def compile(
+        self, graph: CGraph, *, n_threads: int | None = None, interruptible: bool = True
+    ) -> Program:
+        return _DeferredProgram(super().compile(graph), self.deferred)

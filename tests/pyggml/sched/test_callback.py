@@ -82,4 +82,4 @@ def test_an_error_leaves_nothing_in_the_queue() -> None:
         tensor.set(np.ones(256))
     with pytest.raises(ComputeError, match="on purpose"):
         sched.graph_compute(graph)
-    assert not device.queue
+    assert not device.deferred.waiting

@@ -53,8 +53,8 @@ def test_an_unchanged_input_is_copied_once() -> None:
     prefer(sched, graph)
     sched.alloc_graph(graph)
     copied = [copy.dst.name for split in sched.splits for copy in split.copies]
-    assert sched.n_splits == 8 and copied.count("fake#x#0") == 1
-    assert len(copied) == 1 + 4 + 4  # x; the chain goes there and back four times
+    assert sched.n_splits == 8 and copied.count("fake#inputs#0") == 1
+    assert len(copied) == 1 + 3 + 4  # both inputs; the chain goes there and back
 
 
 def test_windows_of_one_copied_tensor_share_the_copy() -> None:
@@ -283,9 +283,9 @@ def test_async_compute_waits_only_when_told() -> None:
     sched.alloc_graph(graph)
     x.set(np.ones(256))
     sched.graph_compute_async(graph)
-    assert len(device.queue) == 1
+    assert len(device.deferred.waiting) == 2
     sched.synchronize()
-    assert not device.queue and (to_numpy(nodes[-1]) == 1.5**2).all()
+    assert not device.deferred.waiting and (to_numpy(nodes[-1]) == 1.5**2).all()
 
 
 def test_independent_devices_work_at_the_same_time() -> None:
@@ -299,7 +299,7 @@ def test_independent_devices_work_at_the_same_time() -> None:
         sched.set_tensor_backend(tensor, devices[device])
     sched.alloc_graph(graph)
     sched.graph_compute_async(graph)
-    assert [len(d.queue) for d in devices] == [1, 1] and sched.n_copies == 0
+    assert [len(d.deferred.waiting) for d in devices] == [1, 1] and sched.n_copies == 0
     sched.synchronize()
 
 

@@ -14,7 +14,7 @@ import pytest
 from pyggml import ops
 from pyggml.alloc import GraphAllocator
 from pyggml.backend.cpu.backend import CpuBackend
-from pyggml.backend.cpu.trace import RunTrace, TracedLaunch, trace
+from pyggml.backend.trace import RunTrace, TracedLaunch
 from pyggml.buffer import HOST
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
@@ -74,11 +74,10 @@ def real_program() -> tuple[Any, CGraph]:
 def test_a_traced_run_has_the_same_bits_and_knows_what_was_fused() -> None:
     program, graph = real_program()
     result = graph.nodes[-1]
-    backend = CpuBackend(2)
-    backend.run(program)
+    program.enqueue()
     want = result.numpy().copy()
     result.numpy()[...] = 0
-    runs = trace(program, repeats=3)
+    runs = program.trace(repeats=3)
     assert (result.numpy() == want).all() and len(runs) == 3
     for run in runs:
         assert (run.end_ns >= run.start_ns).all() and set(run.thread) <= {0, 1}
@@ -90,7 +89,7 @@ def test_a_traced_run_has_the_same_bits_and_knows_what_was_fused() -> None:
     times = node_times(runs)
     by_name = {t.name: time for t, time in times.items()}
     assert [t.name for t in by_name["normed"].fused] == ["norm"] and "sum" in by_name
-    backend.run(program)  # and the program is as it was
+    program.enqueue()  # and the program is as it was
     assert (result.numpy() == want).all()
 
 
@@ -105,7 +104,7 @@ def test_python_nodes_are_traced() -> None:
     graph.build_forward_expand(ops.silu(ctx, y).set_name("end"))
     GraphAllocator(HOST).alloc_graph(graph)
     x.set(np.ones(8))
-    run = trace(CpuBackend(1).compile(graph))[0]
+    run = CpuBackend(1).compile(graph).trace()[0]
     assert [la.phase for la in run.launches] == [0, 1, 2]
     assert '"kernel": "Python"' in trace_json(run)
     assert {t.name for t in node_times([run])} >= {"twice", "end"}
@@ -114,7 +113,7 @@ def test_python_nodes_are_traced() -> None:
 def test_a_trace_is_json_with_a_lane_for_each_thread(tmp_path: Path) -> None:
     program, graph = real_program()
     graph.nodes[-1].set_name('</script>"\n\ud800')
-    run = trace(program)[0]
+    run = program.trace()[0]
     write_trace(tmp_path / "x.json", run, "title")
     data = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
     assert data == json.loads(trace_json(run, "title"))

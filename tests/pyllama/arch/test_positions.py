@@ -64,9 +64,9 @@ def test_keys_without_rotation_stay_as_they_are(bloom: Model) -> None:
     context.kv.clear()
     context.decode(Batch(TOKENS))
     cache = context.kv.caches[0]
-    keys = {i: cache.cell_bytes(k).copy() for i, k in cache.k.items()}
+    keys = {i: k.bytes().copy() for i, k in cache.k.items()}
     context.kv.seq_rm(0, 4, 8)
     context.kv.seq_add(0, 8, -1, -4)
     context.apply_pending()
     assert not cache.pending.any and context.kv.seq_pos_max(0) == 15
-    assert all(np.array_equal(cache.cell_bytes(k), keys[i]) for i, k in cache.k.items())
+    assert all(np.array_equal(k.bytes(), keys[i]) for i, k in cache.k.items())

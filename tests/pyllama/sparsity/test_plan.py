@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyggml.buffer import HOST
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import GGUFError
 from pyllama import Context, Model
@@ -20,6 +19,7 @@ from pyllama.sparsity.gpuidx import read_gpuidx, write_gpuidx
 from pyllama.sparsity.inventory import ATTENTION, FFN_IO, KV, OUTPUT, SCORES, padded
 from pyllama.sparsity.plan import Budget, Choice, IndexFile, make_plan, read_activity, read_needs
 from pyllama.sparsity.stats import save_stats
+from tests.pyggml.sched.fake_device import FakeDevice
 
 from .files import N_LAYER, VARIANTS, dense_file, sparse_file
 
@@ -95,20 +95,10 @@ def test_a_buffer_takes_what_was_counted(folder: Path) -> None:
         choice = replace(BLOCKS_OF_8, block=7)
         plan = make_plan(model, replace(BUDGET, nbytes=kib << 10), activity, choice,
                          IndexFile(reset=True))  # fmt: skip
-        buft = _Counting()
-        place_weights(model, plan.placed, buft)
+        device = FakeDevice()
+        place_weights(model, plan.placed, device)
         caches = sum(item.nbytes for item in plan.placed.on_gpu if item.level == KV)
-        assert sum(buft.sizes) == plan.placed.used_bytes - caches <= kib << 10
-
-
-class _Counting(type(HOST)):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
-
-    def alloc_buffer(self, size: int):  # type: ignore[no-untyped-def]
-        self.sizes.append(size)
-        return super().alloc_buffer(size)
+        assert sum(device.buft.sizes) == plan.placed.used_bytes - caches <= kib << 10
 
 
 @pytest.mark.parametrize("sparse", ["off", "topk=3", "exact,off:1"])

@@ -26,8 +26,6 @@ from ..abi import BAD_VALUE, DST, data, f32_ptr, first_row, int_param, set_error
 from ..atomics import call_address
 from ..backend import CpuBackend
 from ..lowering import Lowering
-from ..pool import get_pool
-from ..program import Program
 from ..simd.lanes import bits, lanes_f32, mask_bits, root, store
 from ..simd.math import ZERO
 from ..work import WorkMemory, WorkStore
@@ -145,4 +143,4 @@ class _Rows:
         low.launch(
             made, result, [*params, codec.address, *extra], chunks, src=(), scratch=4 * length
         )
-        backend.run(Program(low, get_pool().error_slot))
+        backend.run_launches(low)

@@ -18,7 +18,6 @@ from pyggml.backend.cpu import repack as repack_module
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.buffer import REPACK, RepackBuffer, is_repacked
 from pyggml.backend.cpu.layout import INTERLEAVED, ROWS, deinterleave, group_bytes, interleave
-from pyggml.backend.cpu.repack import repack
 from pyggml.backend.cpu.superblock import FORMATS, pieces
 from pyggml.buffer import HOST
 from pyggml.cgraph import CGraph
@@ -124,7 +123,7 @@ def test_the_repack_kernel_is_the_reference(
     source = random_bytes(kind, ne)
     kept = source.copy()
     buffer_of(by_numpy).set_tensor(by_numpy, source)
-    assert list(repack(BACKEND, [(by_kernel, source)])) == [source.nbytes]
+    assert list(BACKEND.set_weights([(by_kernel, source)])) == [source.nbytes]
     a, b = (buffer_of(t).groups(t) for t in (by_numpy, by_kernel))
     np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(by_kernel.bytes(), kept)
@@ -146,7 +145,7 @@ def test_repacking_in_steps_from_a_mapped_file(
         mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     for source in (mapped, data.copy()):
         cuts = np.cumsum([t.nbytes for t in tensors])[:-1]
-        done = list(repack(BACKEND, zip(tensors, np.split(source, cuts), strict=True)))
+        done = list(BACKEND.set_weights(zip(tensors, np.split(source, cuts), strict=True)))
         assert done == sorted(done) and len(done) > 1 and done[-1] == data.nbytes
         for tensor, part in zip(tensors, np.split(data, cuts), strict=True):
             np.testing.assert_array_equal(tensor.bytes(), part)

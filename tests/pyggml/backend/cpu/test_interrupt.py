@@ -57,7 +57,7 @@ def interrupt():
 for _ in range(2):
     threading.Thread(target=interrupt).start()
     try:
-        backend.run(program)
+        program.enqueue()
         print("it was not stopped")
     except KeyboardInterrupt:
         late = time.monotonic() - sent

@@ -21,7 +21,6 @@ from pyggml.backend.cpu.buffer import REPACK
 from pyggml.backend.cpu.loop import MAX_THREADS
 from pyggml.backend.cpu.pool import Pool, get_pool
 from pyggml.backend.cpu.program import Program, compile_program
-from pyggml.backend.cpu.repack import repack
 from pyggml.backend.cpu.work import WorkStore
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
@@ -85,10 +84,10 @@ def test_no_user_of_the_pool_has_more_threads_than_there_can_be(
     w = ctx.new_tensor_2d(GGMLType.Q4_0, 256, 512)
     alloc_ctx_tensors(ctx, REPACK)
     backend = CpuBackend()
-    list(repack(backend, [(w, blocks)]))
+    list(backend.set_weights([(w, blocks)]))
     graph = CGraph()
     graph.build_forward_expand(chain(Context(), 2))
-    backend.run(backend.compile(graph))
+    backend.graph_compute(graph)
     assert ran == [3, 3, 3]
 
 
@@ -312,7 +311,7 @@ node = ops.scale(ctx, x, 2.0)
 graph = CGraph(); graph.build_forward_expand(node)
 def compute(program=None):
     node.numpy()[...] = 0
-    backend.run(program or backend.compile(graph))
+    (program or backend.compile(graph)).enqueue()
     assert (node.numpy() == 2 * x.numpy()).all()
 compute()
 """
@@ -351,8 +350,8 @@ waiting.build_forward_expand(ops.map_custom(ctx, wait, gate))
 one = ops.scale(ctx, ctx.from_numpy(np.ones(8, np.float32)), 2.0)
 small.build_forward_expand(one)
 long, short = backend.compile(waiting), backend.compile(small)
-backend.run(short)
-thread = threading.Thread(target=backend.run, args=(long,))
+short.enqueue()
+thread = threading.Thread(target=long.enqueue)
 thread.start()
 while words[0] < 2:
     time.sleep(0.01)
@@ -360,7 +359,7 @@ child = os.fork()
 if not child:
     for _ in range(20):
         one.numpy()[...] = 0
-        backend.run(short)
+        short.enqueue()
         assert (one.numpy() == 2).all()
     assert words[0] <= 4, "chunks of the parent's run"
     os._exit(0)
@@ -386,7 +385,7 @@ for pause in (0, 0.3):
         compute()
         compute(before)
         try:
-            backend.run(broken)
+            broken.enqueue()
         except ComputeError:
             print("child", flush=True)
             sys.exit(0)  # through atexit, with the parent's handlers

@@ -1,42 +1,46 @@
-"""A graph that is ready to run: the program, with its inputs and results as arrays.
+"""A decode's graph, ready to run: its schedule, with inputs and results as arrays.
 
-    c = Compiled(builder, logits, program)
-    c.fill(tokens, positions, cells, rows, outputs); backend.run(c.program); c.logits
+    graph = DecodeGraph(builder, logits, schedule)
+    graph.fill(tokens, positions, cells, rows, outputs)
+    graph.schedule.run()
+    logits, best = graph.results()
 
 One is made for each ``bucket`` of token counts and kept: positions, cells and lengths are inputs.
+Inputs are in memory of the host; results may be anywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.sched import Schedule
 from pyggml.tensor import Tensor
 
 from .graph.builder import GraphBuilder
 from .kv_table import Ints
 
-if TYPE_CHECKING:
-    from pyggml.backend.cpu.program import Program
+Floats = npt.NDArray[np.float32]
 
 
-class Compiled:
-    """A lowered graph with its inputs and result as arrays."""
+class DecodeGraph:
+    """A scheduled graph with its inputs and results as arrays."""
 
-    def __init__(self, builder: GraphBuilder, logits: Tensor, program: Program) -> None:
-        self.builder, self.program = builder, program
+    def __init__(self, builder: GraphBuilder, logits: Tensor, schedule: Schedule) -> None:
+        self.builder, self.schedule = builder, schedule
         self.tokens, self.positions, self.out_ids = (
             as_array(t) for t in (builder.tokens, builder.positions, builder.out_ids)
         )
         self.kv_index = [as_array(t) for t in builder.kv_index]
         self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 4] of each cache
-        self.logits: npt.NDArray[np.float32] = logits.numpy(squeeze=False)[0, 0]
-        best = builder.best
-        here = best is not None and best.buffer is not None and best.buffer.mem is not None
-        self.best = as_array(best).data if best is not None and here else None
+        self._results = logits, builder.best
+        self._here: tuple[Floats, memoryview | None] | None = None
+        if all(t is None or _on_host(t) for t in self._results):
+            best = None if builder.best is None else as_array(builder.best).data
+            self._here = logits.numpy(squeeze=False)[0, 0], best
         first = (
             self.tokens, self.positions, self.out_ids, self.kv_index[0], self.rows[0].reshape(-1)
         )  # fmt: skip
@@ -70,10 +74,25 @@ class Compiled:
         tokens[0], positions[0], out_ids[0], index[0] = token, position, 0, cell
         row[0], row[1], row[2], row[3] = seq, 0, place + 1, position
 
+    def results(self) -> tuple[Floats, memoryview | None]:
+        """Logits float32[n_outputs, n_vocab] of the last run, and where the largest of each is.
+
+        The next run overwrites both. The second is None for graphs of many outputs.
+        """
+        if self._here is not None:
+            return self._here
+        logits, best = self._results
+        found = None if best is None else self.schedule.read(best).reshape(-1).data
+        return self.schedule.read(logits)[0, 0], found
+
 
 def as_array(tensor: Tensor) -> npt.NDArray[Any]:
     """A tensor's memory, flat."""
     return tensor.numpy(squeeze=False).reshape(-1)
+
+
+def _on_host(tensor: Tensor) -> bool:
+    return tensor.buffer is not None and tensor.buffer.buft.is_host
 
 
 def bucket(n: int) -> int:
