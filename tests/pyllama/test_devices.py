@@ -79,7 +79,7 @@ def test_sparse_models_run_on_any_device(tmp_path: Path, name: str, device: str)
 @pytest.mark.parametrize("n_layers", [0, 1, 2, 3, -1])
 def test_some_layers_on_a_device(tmp_path: Path, n_layers: int) -> None:
     spec = Spec(tied=n_layers % 2 == 0)
-    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec), GGMLType.Q8_0)
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec), GGMLType.F16)
     device = FakeDevice()
     model = Model.load(path, devices=[device], n_gpu_layers=n_layers)
     there = {n for n, w in model.weights.items() if w.buffer and w.buffer.buft is device.buft}

@@ -327,6 +327,61 @@ def test_results_stay_where_the_caller_reads_them() -> None:
             assert (to_numpy(nodes[-1]) == 1.5**n).all()
 
 
+@pytest.mark.parametrize("devices", [(), (FakeDevice,), (DeferredDevice,)])
+def test_many_schedules_are_alive_over_one_memory(devices: tuple[Any, ...]) -> None:
+    others = [device() for device in devices]
+    sched = Sched([*others, HostOnly()])
+    made = []
+    for n in (5, 1, 3):
+        _, x, graph, nodes = chain("F" * n)
+        if n == 5:
+            sched.reserve(graph)
+        wishes = dict.fromkeys(graph.nodes, sched.backends[0])
+        made.append((n, x, nodes[-1], sched.compile(graph, wishes=wishes)))
+    host = {x.buffer for _, x, _, _ in made}
+    assert len(host) == 1 and sched.n_splits == 0
+    for n, x, result, schedule in [*made, *made[::-1], *made]:
+        x.set(np.ones(256))
+        schedule.run()
+        assert (schedule.read(result) == 1.5**n).all()
+    assert all(len(backend.compiled) == 3 for backend in others)  # each was lowered once
+
+
+def test_a_device_gets_all_inputs_in_one_copy() -> None:
+    ctx = Context(no_alloc=True)
+    x, y = input_of(ctx), input_of(ctx, name="y")
+    window = ops.view_1d(ctx, y, 64, 256)
+    graph = graph_of(ops.add(ctx, x, y), ops.scale(ctx, window, 2.0))
+    device = FakeDevice()
+    sched = Sched([device, HostOnly()])
+    schedule = sched.compile(graph, wishes=dict.fromkeys(graph.nodes, device))
+    (split,) = schedule.splits
+    assert [copy.dst.name for copy in split.copies] == ["fake#inputs#0"]
+    for factor in (1, 2):
+        x.set(factor * np.arange(256))
+        y.set(factor * np.arange(256) ** 2 % 97)
+        schedule.run()
+        np.testing.assert_array_equal(
+            schedule.read(graph.nodes[0]), x.numpy()[None, None] + y.numpy()
+        )
+        half = schedule.read(graph.nodes[-1]).ravel()
+        np.testing.assert_array_equal(half, 2 * y.numpy().ravel()[64:128])
+
+
+def test_only_one_program_can_be_traced() -> None:
+    _, x, graph, nodes = chain("FC")
+    alone = Sched([HostOnly()]).compile(graph)
+    x.set(np.ones(256))
+    alone.run()
+    (run,) = alone.trace()
+    assert {traced.launch.node for traced in run.launches} == {n for n in graph.nodes if n.op}
+    sched = Sched([FakeDevice({"SCALE"}), HostOnly()])
+    prefer(sched, graph)
+    cut = sched.compile(graph, wishes={nodes[0]: sched.backends[0]})
+    with pytest.raises(BackendError, match="2 splits on several backends"):
+        cut.trace()
+
+
 def test_memory_that_exists_stays() -> None:
     ctx = Context()
     x = ctx.from_numpy(np.ones((4, 64), np.float32))
