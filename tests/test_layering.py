@@ -42,6 +42,7 @@ FLOORS = {
             "pyllama.overrides",
             "pyllama.compiled",
             "pyllama.fork_lock",
+            "pyllama.bounded_json",
         ],
         6,
     ),

@@ -152,8 +152,12 @@ def test_what_varies_within_a_file_is_matched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"avg_ts": 0.0}, {"avg_ts": "1"}, {"samples_ts": [float("nan")]}, {"n_gen": [1]}]
-)
+    "bad",
+    [
+        {"avg_ts": 0.0}, {"avg_ts": "1"}, {"samples_ts": [float("nan")]}, {"n_gen": [1]},
+        {"avg_ts": 1e-320}, {"samples_ts": [2.5, 10**400]},
+    ],
+)  # fmt: skip
 def test_rows_that_cannot_be_compared(tmp_path: Path, bad: dict[str, Any]) -> None:
     result = compared(tmp_path, [{**ROW, **bad}], [ROW])
     assert result.exit_code == 1 and result.stderr.count("\n") == 1
