@@ -18,6 +18,7 @@ import click
 
 from .options import Group, stack
 from .output import note
+from .paths import read_text
 from .prompt import process_escapes
 from .tool import ignored_option
 
@@ -127,7 +128,7 @@ class ConversationOptions(Group):
     def system(self) -> str:
         """What the model is told first."""
         if self.system_prompt_file is not None:
-            return self.system_prompt_file.read_text("utf-8", "replace").removesuffix("\n")
+            return read_text(self.system_prompt_file).removesuffix("\n")
         return self._read(self.system_prompt or "")
 
     def template(self) -> str | None:
