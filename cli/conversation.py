@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from .conversation_options import ConversationOptions, Mode, is_terminal
 from .lines import LineReader, wants_color
 from .output import note, write_raw
-from .paths import read_text
+from .paths import MAX_TEXT_BYTES, read_text
 
 if TYPE_CHECKING:
     from pyllama.chat.conversation import Conversation
@@ -235,6 +235,8 @@ class _Talk:
     def _read(self, name: str) -> bool:
         try:
             text = read_text(Path(os.path.expanduser(name)))
+            if len(self._files) + len(text) > MAX_TEXT_BYTES:
+                raise ValueError(f"more than {MAX_TEXT_BYTES} characters with the files before")
         except (OSError, ValueError) as error:
             note(f"{name}: {getattr(error, 'strerror', None) or error}")
             return False
