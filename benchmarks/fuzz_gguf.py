@@ -133,6 +133,8 @@ def change_gguf(data: bytes, rng: Random) -> bytes:
 
 def _change_key(metadata: dict[str, Any], tensors: list[list[Any]], rng: Random) -> None:
     keys = list(metadata)
+    if not keys:  # all are removed already
+        return
     key = rng.choice(keys)
     ours = [k for k in keys if k.endswith(_ENDINGS) or k.startswith("general.")]
     if ours and rng.random() < 0.5:

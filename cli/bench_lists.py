@@ -50,7 +50,7 @@ class IntList(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     def _expand(
         self, part: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> list[int]:
-        match = re.fullmatch(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?", part.strip())
+        match = re.fullmatch(r"(-?\d{1,18})(?:-(\d{1,18})(?:([+*])(\d{1,18}))?)?", part.strip())
         if match is None:
             self.fail(f"{part!r} is not a number or first-last, +step or *factor.", param, ctx)
         first, last = int(match[1]), int(match[2] or match[1])

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from .conversation_options import ConversationOptions, Mode, is_terminal
 from .lines import LineReader, wants_color
 from .output import note, write_raw
+from .paths import MAX_TEXT_BYTES, read_text
 
 if TYPE_CHECKING:
     from pyllama.chat.conversation import Conversation
@@ -233,7 +234,9 @@ class _Talk:
 
     def _read(self, name: str) -> bool:
         try:
-            text = Path(os.path.expanduser(name)).read_text("utf-8", "replace")
+            text = read_text(Path(os.path.expanduser(name)))
+            if len(self._files) + len(text) > MAX_TEXT_BYTES:
+                raise ValueError(f"more than {MAX_TEXT_BYTES} characters with the files before")
         except (OSError, ValueError) as error:
             note(f"{name}: {getattr(error, 'strerror', None) or error}")
             return False

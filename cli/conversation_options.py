@@ -8,7 +8,6 @@ def command(**options: Any) -> None:
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,14 @@ import click
 
 from .options import Group, stack
 from .output import note
+from .paths import read_text
 from .prompt import process_escapes
 from .tool import ignored_option
 
 if TYPE_CHECKING:
     from pyllama.tokenizer import Tokenizer
 
+_MAX_VALUES = 1 << 16  # of --chat-template-kwargs
 _MAX_TEMPLATE_BYTES = 4 << 20  # what is longer than a template may be is refused by `chat`
 Mode = Literal["complete", "talk", "write"]
 
@@ -127,7 +128,7 @@ class ConversationOptions(Group):
     def system(self) -> str:
         """What the model is told first."""
         if self.system_prompt_file is not None:
-            return self.system_prompt_file.read_text("utf-8", "replace").removesuffix("\n")
+            return read_text(self.system_prompt_file).removesuffix("\n")
         return self._read(self.system_prompt or "")
 
     def template(self) -> str | None:
@@ -142,9 +143,11 @@ class ConversationOptions(Group):
 
 
 def _json(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:
+    from pyllama.bounded_json import parse_json
+
     try:
-        values = json.loads(value or "{}")
-    except json.JSONDecodeError as error:
+        values = parse_json((value or "{}").encode("utf-8", "surrogateescape"), _MAX_VALUES)
+    except ValueError as error:
         raise click.BadParameter(f"it is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise click.BadParameter('it is not a JSON object, such as {"enable_thinking": false}')

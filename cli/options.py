@@ -89,7 +89,7 @@ def _logit_bias(
     """``ID+BIAS`` or ``ID-BIAS``: a token id and what is added to its logit."""
     pairs = []
     for value in values:
-        match = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|-inf)", value)
+        match = re.fullmatch(r"(\d{1,18})([+-](?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|-inf)", value)
         if match is None:
             raise click.BadParameter(f"{value!r} is not ID+BIAS or ID-BIAS: 15043+1, 2-inf.")
         pairs.append((int(match[1]), float(match[2])))

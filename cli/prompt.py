@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import click
 
 from .options import Group, stack
+from .paths import MAX_TEXT_BYTES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,7 +54,9 @@ class PromptOptions(Group):
             return self.prompt.encode("utf-8", "surrogateescape")
         if self.file is None:
             return None
-        data = self.file.read_bytes()
+        from pyggml.files import read_input
+
+        data = read_input(self.file, MAX_TEXT_BYTES)
         return data if whole_file else data.removesuffix(b"\n")
 
 

@@ -3,6 +3,7 @@
 with open_regular("x.gguf") as file:           # a pipe, device or folder is an OSError at once
     head = file.read(8)
 data = read_regular("config.json", max_bytes=1 << 20)
+prompt = read_input("/dev/stdin", 1 << 20)     # what a user names may be a pipe
 
 with replacing("x.bin") as temporary:          # a path beside it
     temporary.write_bytes(data)                # renamed at the end, deleted on an error
@@ -106,6 +107,29 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int | None = None) -> 
         return file.readall() if max_bytes is None else _read_at_most(file, max_bytes)
 
 
+def read_input(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """A whole file, or what comes through a pipe, such as ``<(command)`` or /dev/stdin.
+
+    Raises:
+        NotRegular: it is a directory, a socket or a device, or a pipe that nobody writes to.
+        OSError: it cannot be read, or is larger.
+    """
+    try:
+        return read_regular(path, max_bytes)
+    except NotRegular:
+        if not stat.S_ISFIFO(os.stat(path).st_mode):
+            raise
+    with FileIO(os.open(path, _READ | getattr(os, "O_CLOEXEC", 0))) as file:
+        os.set_blocking(file.fileno(), True)
+        data = _read_at_most(file, max_bytes + 1)
+    if not data:
+        raise NotRegular(errno.EINVAL, "is a pipe that nobody writes to", str(path))
+    if len(data) > max_bytes:
+        what = f"is a pipe of more than {max_bytes} bytes, which are the most that are read"
+        raise OSError(errno.EFBIG, what, str(path))
+    return data
+
+
 def _read_at_most(file: FileIO, n: int) -> bytes:
     pieces, left = [], n
     while left and (piece := file.read(min(left, 1 << 24))):
@@ -122,7 +146,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     place to take: it is written to as it is. The bytes are on the disk before the name is.
 
     Raises:
-        OSError: there is no such directory, or it cannot be renamed.
+        OSError: there is no such directory, it cannot be renamed, or is a pipe that nobody reads.
     """
     path = Path(path)
     if _TEMPORARY.fullmatch(path.name):  # of a caller's ``replacing``, which has it locked
@@ -131,10 +155,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "cannot replace a directory", str(path))
     if path.exists() and not path.is_file():
-        yield path
+        with _read_by_somebody(path):
+            yield path
         return
     if path.is_symlink():
-        path = path.resolve()
+        path = Path(os.path.realpath(path))
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory to write to", str(path.parent))
     _delete_abandoned(path.parent)
@@ -151,6 +178,24 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.close(held)
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+@contextlib.contextmanager
+def _read_by_somebody(path: Path) -> Iterator[None]:
+    """Opening a pipe to write to it would wait for its reader. Raises: OSError: it has none."""
+    if not path.is_fifo():
+        yield
+        return
+    try:
+        held = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.ENXIO, "is a pipe that nobody reads", str(path)) from None
+    try:
+        yield
+    finally:
+        os.close(held)
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:

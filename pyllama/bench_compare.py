@@ -10,7 +10,6 @@ same throughout each file but not in both (threads, the model) is what is compar
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections import defaultdict
@@ -21,9 +20,11 @@ from typing import Any
 
 from pyggml.files import read_regular
 
+from .bounded_json import parse_json
 from .errors import BenchFileError
 
-_MAX_BYTES = 64 << 20  # a row has about 1 KB
+_MAX_BYTES, _MAX_VALUES = 64 << 20, 1 << 21  # a row has about 1 KB and 100 of them
+_LEAST_SPEED, _MOST_SPEED = 1e-9, 1e15  # tokens per second
 TEST = ("n_prompt", "n_gen", "n_depth")
 SETTINGS = (
     "model_filename", "n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "flash_attn",
@@ -69,22 +70,20 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         BenchFileError: no such file, no JSON, or a row without what is compared.
     """
     try:
-        text = read_regular(path, _MAX_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as e:
+        data = read_regular(path, _MAX_BYTES)
+    except OSError as e:
         raise BenchFileError(f"cannot read {path}: {e}") from e
+    if not data.lstrip().startswith(b"["):
+        data = b"[" + b",\n".join(filter(None, map(bytes.strip, data.splitlines()))) + b"]"
     try:
-        rows = json.loads(text) if text.lstrip().startswith("[") else _lines(text)
-    except (ValueError, RecursionError) as e:
+        rows = parse_json(data, _MAX_VALUES)
+    except ValueError as e:
         raise BenchFileError(
             f"{path} is no JSON and no JSON lines ({e}): make it with -o jsonl"
         ) from e
     if not rows:
         raise BenchFileError(f"{path} has no rows")
     return [_checked(row, f"{path}, row {i}") for i, row in enumerate(rows, 1)]
-
-
-def _lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def _checked(row: Any, where: str) -> dict[str, Any]:
@@ -97,11 +96,14 @@ def _checked(row: Any, where: str) -> dict[str, Any]:
                 f"{where}: no {name!r}; want a row as llama-bench -o jsonl prints it"
             )
     for speed in (row["avg_ts"], *_samples(row)):
-        if not (isinstance(speed, (int, float)) and 0 < speed < float("inf")):
-            raise BenchFileError(f"{where}: {speed!r} tokens per second, want a number above 0")
+        if not (isinstance(speed, (int, float)) and _LEAST_SPEED <= speed <= _MOST_SPEED):
+            raise BenchFileError(
+                f"{where}: {speed!r:.80} tokens per second, "
+                f"want a number from {_LEAST_SPEED:g} to {_MOST_SPEED:g}"
+            )
     for name in (*TEST, *SETTINGS, *_BUILD):
         if isinstance(row.get(name), (list, dict)):
-            raise BenchFileError(f"{where}: {name!r} is {row[name]!r}, want a number or a text")
+            raise BenchFileError(f"{where}: {name!r} is {row[name]!r:.80}, want a number or a text")
     return {**row, "model_filename": Path(str(row["model_filename"])).name}
 
 

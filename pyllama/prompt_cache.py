@@ -48,7 +48,7 @@ class PromptCache:
 
     def load_all(self, context: Context) -> list[int]:
         """Put all that the file holds into sequence 0; its tokens. Raises: as `load`."""
-        if self.path.exists() and self.path.stat().st_size:
+        if self.path.exists() and (self.path.stat().st_size or not self.path.is_file()):
             self.tokens = load_state(context, self.path)
         return self.tokens
 

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from pyggml.files import open_regular, replacing
 
+from .bounded_json import parse_json
 from .errors import StateError
 from .kv_cache import KVCache
 
@@ -36,6 +37,7 @@ MAGIC, VERSION = b"PYLS", 2
 _HEAD = struct.Struct("<4sIQI")  # magic, version, bytes of the JSON header, CRC of all behind
 _ALIGN = 64
 _LONGEST = 100  # characters of a text in the header
+_MAX_VALUES = 1 << 22  # in the header: tokens, and two for each sequence
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -221,9 +223,9 @@ def _read(data: bytes, name: str) -> tuple[dict[str, Any], Bytes]:
     if size > len(behind) or zlib.crc32(behind) != crc:
         raise StateError(f"{name}: the checksum differs, it is damaged; save it again")
     try:
-        header = json.loads(bytes(behind[:size]))
+        header = parse_json(bytes(behind[:size]), _MAX_VALUES)
         ok = isinstance(header, dict) and _is_header(header)
-    except (ValueError, RecursionError):
+    except ValueError:
         ok = False
     if not ok:
         raise StateError(f"{name}: its header is not one of a saved state; save it again")

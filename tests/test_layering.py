@@ -45,6 +45,7 @@ FLOORS = {
             "pyllama.decode_graph",
             "pyllama.devices",
             "pyllama.fork_lock",
+            "pyllama.bounded_json",
         ],
         6,
     ),

@@ -33,7 +33,7 @@ def _layers(
     """``a:b``: layers a up to, not with, b."""
     if value is None:
         return None
-    match = re.fullmatch(r"(\d+):(\d+)", value)
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", value)
     if match is None or int(match[1]) >= int(match[2]):
         raise click.BadParameter(f"{value!r} is not a range A:B with A < B, such as 0:2.")
     return int(match[1]), int(match[2])

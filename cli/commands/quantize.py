@@ -17,6 +17,7 @@ import click
 from ..kv_overrides import override_kv_option
 from ..options import MAX_THREADS, Number
 from ..output import note, progress_bar, write, write_line
+from ..paths import read_text
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _options(n_threads: int | None, options: dict[str, Any]) -> Options:
 def _tensor_types(given: tuple[str, ...], path: Path | None) -> tuple[tuple[Any, Any], ...]:
     from pyllama.quantize import find_tensor_type
 
-    words = [*given, *([] if path is None else path.read_text("utf-8", "replace").split())]
+    words = [*given, *([] if path is None else read_text(path).split())]
     found = []
     for word in words:
         expression, _, name = word.rpartition("=")

@@ -33,7 +33,6 @@ LIMITS: dict[What, int] = {
     "tensors": 1 << 17,
 }
 MAX_JSON_BYTES = 64 << 20  # of one file
-MAX_JSON_DEPTH = 64  # the deepest tokenizer.json has 10 levels
 MAX_PICKLE_BYTES = 16 << 20  # a table of 10,000 tensors has 2 MB
 MAX_DIRECTORY_BYTES = 8 << 20  # of zip archives, in all of a conversion: 1 KB takes 15 KB then
 MAX_SENTENCEPIECE_BYTES = 16 << 20  # the largest have 5 MB
@@ -88,27 +87,6 @@ class Budget:
             yield self.pattern_seconds
         finally:
             self.pattern_seconds -= time.monotonic() - start
-
-
-def count_values(data: bytes) -> int:
-    """At least as many as the values and keys in a JSON text."""
-    return 1 + sum(map(data.count, (b",", b":", b"[", b"{")))
-
-
-def too_deep(value: Any, depth: int = MAX_JSON_DEPTH) -> bool:
-    """Whether lists and dictionaries are nested in more levels."""
-    level = [value]
-    for _ in range(depth):
-        level = [
-            item
-            for one in level
-            if type(one) in (dict, list)
-            for item in (one.values() if type(one) is dict else one)
-            if type(item) in (dict, list)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def shown(value: Any, n_chars: int = 80, depth: int = 3) -> str:

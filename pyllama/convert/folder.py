@@ -10,18 +10,15 @@ A file is read and parsed once; all of them, and the checkpoint's tables, share 
 from __future__ import annotations
 
 import errno
-import gc
-import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pyggml.files import open_regular, read_regular
 
+from ..bounded_json import count_values, parse_json
 from ..errors import ModelError
-from .budget import MAX_JSON_BYTES, MAX_JSON_DEPTH, Budget, count_values, shown, too_deep
+from .budget import LIMITS, MAX_JSON_BYTES, Budget, shown
 
 
 class Folder:
@@ -82,7 +79,7 @@ def read_small(path: Path, budget: Budget, max_bytes: int = MAX_JSON_BYTES) -> b
     return data
 
 
-def parse_json(path: Path, data: bytes, budget: Budget) -> dict[str, Any]:
+def parse_object(path: Path, data: bytes, budget: Budget) -> dict[str, Any]:
     """The object in ``data``, whose keys are unique; ``path`` is for messages.
 
     Raises:
@@ -90,25 +87,17 @@ def parse_json(path: Path, data: bytes, budget: Budget) -> dict[str, Any]:
     """
     budget.take("values", count_values(data), path)
     try:
-        with _no_collections():
-            value = json.loads(data, object_pairs_hook=_unique)
-    except RecursionError:
-        raise ModelError(f"{path}: JSON nested too deeply: the file is damaged") from None
+        value = parse_json(data, LIMITS["values"], make_object=_unique)
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, _unique's
         raise ModelError(f"{path}: not JSON ({error}): fetch the file again") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: JSON {type(value).__name__}, want an object")
-    if too_deep(value):
-        raise ModelError(
-            f"{path}: JSON nested too deeply, in more than {MAX_JSON_DEPTH} levels: the file is "
-            "damaged"
-        )
     return value
 
 
 def read_json(path: Path, budget: Budget) -> dict[str, Any]:
     """The object in a JSON file. Raises: ModelError."""
-    return parse_json(path, read_small(path, budget), budget)
+    return parse_object(path, read_small(path, budget), budget)
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
@@ -143,19 +132,6 @@ def read_config(folder: Folder) -> dict[str, Any]:
     if isinstance(config.get("text_config"), dict):
         config |= {k: v for k, v in config["text_config"].items() if v is not None}
     return config
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Without looks for garbage: a million new lists hold none, and every look goes through all."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pyggml.files import open_regular
 
 from ..errors import ModelError
 from .budget import MAX_JSON_BYTES, Budget, shown
-from .folder import parse_json, unreadable
+from .folder import parse_object, unreadable
 from .stored import DTYPES, Stored
 
 LFS_POINTER = b"version https://git-lfs"
@@ -59,7 +59,7 @@ def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, Stor
                     f"{path}: a header of {n} bytes, at most {MAX_JSON_BYTES} are read"
                 )
             budget.take("bytes", n, path)
-            header = parse_json(path, file.read(n), budget)
+            header = parse_object(path, file.read(n), budget)
     except OSError as error:
         raise unreadable(path, error) from None
     header.pop("__metadata__", None)

@@ -26,6 +26,9 @@ from pyggml.gguf.header import ALIGNMENT_KEY
 from pyggml.gguf.parts import SPLIT_KEYS
 from pyggml.gguf.types import parse_value
 
+from ..bounded_json import parse_json
+
+_MAX_VALUES = 4 << 20  # in an array of a setting
 CHAT_TEMPLATE = "tokenizer.chat_template"
 _TEMPLATE_NAMES = "tokenizer.chat_templates"
 _TOKENS = "tokenizer.ggml.tokens"
@@ -109,8 +112,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
         value = parse_value(kind, match[5])
         return key, value if kind is ValueType.STRING else kind.dtype.type(value)
     try:
-        items = json.loads(match[5])
-    except json.JSONDecodeError:
+        items = parse_json(match[5].encode("utf-8", "surrogateescape"), _MAX_VALUES)
+    except ValueError:
         items = None
     if not isinstance(items, list):
         raise ValueError(f"{text!r}: {match[5]!r} is not a JSON array")

@@ -22,13 +22,14 @@ import numpy.typing as npt
 from pyggml.files import read_regular, write_whole
 from pyggml.visible import visible
 
+from ..bounded_json import parse_json
 from ..errors import ModelError
 from ..hparams import HParams
 from .placement import Activity, hottest
 
 Shares = npt.NDArray[np.float64]
 _FORMAT = "pyllama sparse statistics 1"
-_MAX_BYTES = 1 << 30
+_MAX_BYTES, _MAX_VALUES = 128 << 20, 12 << 20  # 70 billion parameters have 2.3 million counts
 _MOST_TOKENS, _LONGEST = 1 << 48, 200
 COVERED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # shares of neurons in the file and in tables
 
@@ -132,10 +133,8 @@ def load_stats(path: str | os.PathLike[str]) -> Statistics:
     path = Path(path)
     data = read_regular(path, _MAX_BYTES)
     try:
-        return _parse(json.loads(data))
-    except (
-        ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError
-    ) as error:  # fmt: skip
+        return _parse(parse_json(data, _MAX_VALUES))
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise ModelError(
             f"{path}: no statistics of pyllama-powerinfer stats, or damaged ({error!r:.80})"
         ) from None

@@ -60,7 +60,9 @@ def test_lists(text: str, values: list[int]) -> None:
     assert IntList(0).convert(text, None, None) == values
 
 
-@pytest.mark.parametrize("text", ["", "x", "3-1", "0-4*2", "1-4*1", "1-4+0", "1-9999999", "-3"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "3-1", "0-4*2", "1-4*1", "1-4+0", "1-9999999", "-3", "9" * 5000]
+)
 def test_lists_that_are_none(text: str) -> None:
     with pytest.raises(click.BadParameter):
         IntList(0).convert(text, None, None)
@@ -152,8 +154,12 @@ def test_what_varies_within_a_file_is_matched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"avg_ts": 0.0}, {"avg_ts": "1"}, {"samples_ts": [float("nan")]}, {"n_gen": [1]}]
-)
+    "bad",
+    [
+        {"avg_ts": 0.0}, {"avg_ts": "1"}, {"samples_ts": [float("nan")]}, {"n_gen": [1]},
+        {"avg_ts": 1e-320}, {"samples_ts": [2.5, 10**400]},
+    ],
+)  # fmt: skip
 def test_rows_that_cannot_be_compared(tmp_path: Path, bad: dict[str, Any]) -> None:
     result = compared(tmp_path, [{**ROW, **bad}], [ROW])
     assert result.exit_code == 1 and result.stderr.count("\n") == 1

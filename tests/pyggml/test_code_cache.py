@@ -222,7 +222,9 @@ def test_old_neighbours_are_pruned(path: Path) -> None:
     assert sorted(p.name for p in path.parent.iterdir()) == [path.name, "recent"]
 
 
-DAMAGED_CODE = """
+# --- a program that needs one kernel ---
+
+PROGRAM = """
 import sys
 from pyggml import jit
 from pyggml.backend.cpu.kernels.scale import scale_f32
@@ -231,22 +233,46 @@ jit.on_compile = compiled.append
 assert scale_f32.address
 print(compiled)
 """
+FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99))"
+COMPILED, FOUND = "['scale_f32']\n", "[]\n"
+
+
+def run(cache: Path, before: str = "") -> tuple[str, str]:
+    """What a process says that looks for the kernel in ``cache``."""
+    temporary = cache.parent / "tmp"
+    temporary.mkdir(exist_ok=True)
+    env = {"PYTHONPATH": str(ROOT), "PYGGML_CACHE_DIR": str(cache), "TMPDIR": str(temporary)}
+    command = [sys.executable, "-P", "-c", before + PROGRAM]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not any(temporary.iterdir())  # code that nothing finds again
+    return done.stdout, done.stderr
 
 
 def test_damaged_code_is_compiled_again(tmp_path: Path) -> None:
     """A flipped bit in machine code is a crash, a flipped bit in a pickle may be anything."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_CACHE_DIR": str(tmp_path / "code")}
-
-    def run() -> tuple[str, str]:
-        command = [sys.executable, "-P", "-c", DAMAGED_CODE]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-        return done.stdout, done.stderr
-
-    assert run() == ("['scale_f32']\n", "") and run() == ("[]\n", "")
+    cache = tmp_path / "code"
+    assert run(cache) == (COMPILED, "") and run(cache) == (FOUND, "")
     (entry,) = tmp_path.rglob("*.nbc")
     data = entry.read_bytes()
-    for place in (50, len(data) // 2, len(data) - 1):
+    for place in (len(data) // 6, len(data) // 5, len(data) // 3, len(data) - 1):
         entry.write_bytes(_flip(data, place))
-        output, error = run()
-        assert output == "['scale_f32']\n" and error.count("\n") == 1 and str(entry) in error
-    assert run() == ("[]\n", "")
+        output, error = run(cache)
+        assert output == COMPILED and error.count("\n") == 1 and str(entry) in error
+    assert run(cache) == (FOUND, "")
+
+
+@posix
+@pytest.mark.parametrize("full", [False, True])
+def test_a_program_runs_where_no_code_can_be_kept(tmp_path: Path, full: bool) -> None:
+    """On a full disk; and where others could have put other code in place of ours."""
+    cache = tmp_path / "above" / "code"
+    cache.parent.mkdir()
+    before, why = FULL_DISK, "File too large"
+    if not full:
+        assert run(cache) == (COMPILED, "")
+        before, why = "", f"{cache.parent} can be written by others"
+        cache.parent.chmod(0o777)
+    output, error = run(cache, before)
+    assert output == COMPILED
+    assert error.count("\n") == 1 and why in error and "compiling in memory" in error

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import errno
 import os
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from pyggml.files import NotRegular, open_regular, read_regular, replacing, write_whole
+from pyggml.files import (
+    NotRegular,
+    open_regular,
+    read_input,
+    read_regular,
+    replacing,
+    write_whole,
+)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -43,9 +55,48 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     """``-o /dev/null``, as root, made a file of the device."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
+    with pytest.raises(OSError, match="is a pipe that nobody reads"), replacing(pipe):
+        pass
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     with replacing(pipe) as path:
         assert path == pipe
+        path.write_bytes(b"x")
+    assert os.read(reader, 9) == b"x" and os.read(reader, 9) == b""
+    os.close(reader)
     assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)), replacing(loop):
+        pass
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+@pytest.mark.timeout(10)
+def test_what_a_user_names_may_be_a_pipe(tmp_path: Path) -> None:
+    pipe, data = tmp_path / "pipe", bytes(1 << 20)
+    os.mkfifo(pipe)
+    with pytest.raises(NotRegular, match="is a pipe that nobody writes to"):
+        read_input(pipe, 1 << 20)
+    for limit in (len(data), len(data) - 1):
+        held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # so that the writer can open it at once
+        with ThreadPoolExecutor(1) as pool, open(pipe, "wb", buffering=0) as end:
+            os.close(held)
+            reads = pool.submit(read_input, pipe, limit)
+            time.sleep(0.1)  # it waits for more
+            with contextlib.suppress(BrokenPipeError):
+                end.write(data[: 1 << 10])
+                end.write(data[1 << 10 :])
+            end.close()
+            if limit == len(data):
+                assert reads.result() == data
+            else:
+                with pytest.raises(OSError, match=f"is a pipe of more than {limit} bytes"):
+                    reads.result()
+    (tmp_path / "x").write_bytes(data)
+    assert read_input(tmp_path / "x", 1 << 20) == data
+    for name in ("/dev/zero", tmp_path):
+        with pytest.raises(NotRegular):
+            read_input(name, 1 << 20)
 
 
 def test_a_regular_file_is_read(tmp_path: Path) -> None:
@@ -88,7 +139,8 @@ def test_nothing_else_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 # what may open a file otherwise: it writes, or reads a path that is the program's or the system's
 OPENED = {
     "pyggml/files.py", "pyggml/jit.py", "pyggml/host.py",
-    "pyggml/code_cache.py", "pyggml/viz/html.py", "pyllama/bench.py",
+    "pyggml/code_cache.py", "pyggml/viz/html.py", "pyllama/bench.py", "cli/output.py",
+    "cli/tool.py",
 }  # fmt: skip
 WRITES = ("wb", "w+b")
 
@@ -96,7 +148,7 @@ WRITES = ("wb", "w+b")
 def test_readers_open_files_in_one_place() -> None:
     root = Path(__file__).parents[2]
     found = set()
-    for path in [*(root / "pyggml").rglob("*.py"), *(root / "pyllama").rglob("*.py")]:
+    for path in chain.from_iterable((root / x).rglob("*.py") for x in ("pyggml", "pyllama", "cli")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
                 continue
@@ -105,6 +157,6 @@ def test_readers_open_files_in_one_place() -> None:
                 isinstance(x, ast.Constant) and x.value in ("wb", "w+b") for x in node.args
             )
             by_name = name in ("open", "io.open", "os.open", "np.load", "np.memmap")
-            if (by_name and not writes) or name.endswith((".read_text", "path.read_bytes")):
+            if (by_name and not writes) or name.endswith((".read_text", ".read_bytes")):
                 found.add(path.relative_to(root).as_posix())
     assert found <= OPENED

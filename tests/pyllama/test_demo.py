@@ -163,7 +163,9 @@ def test_a_pip_where_the_user_stands_is_not_run(
 ) -> None:
     """The current folder may be one of downloads: none of its modules is ours."""
     for name in ("pip", "runpy", "encodings", "sitecustomize", "site", "threading"):
-        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w').close()")
+        # what `os` is made of: while encodings are looked for, there is no `open`
+        code = f"__import__({os.name!r}).mkdir({str(tmp_path / 'run')!r})"
+        (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     if pythonpath is not None:

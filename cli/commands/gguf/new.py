@@ -6,7 +6,6 @@ pyllama-gguf new x.gguf y.gguf --set llama.rope.freq_base=f32:1e6 --remove-metad
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _MAX_TEMPLATE_BYTES = 64 << 20  # or the tokenizer_config.json around it
+_MAX_VALUES = 4 << 20
 _SIMPLE = {
     "general_name": "general.name",
     "general_description": "general.description",
@@ -132,9 +132,11 @@ def _text(path: Path) -> str:
 
 
 def _json(text: str, where: str) -> Any:
+    from pyllama.bounded_json import parse_json
+
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return parse_json(text.encode("utf-8", "surrogateescape"), _MAX_VALUES)
+    except ValueError as error:
         raise click.UsageError(f"{where} is not JSON: {error}") from None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from math import prod
@@ -253,6 +255,37 @@ def test_a_child_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no_such_module" in selftest._try(jit.host_isas()[0])[0]
     monkeypatch.setattr(selftest.sys, "executable", "/nowhere/python")
     assert "/nowhere/python" in selftest._try("generic")[0]
+
+
+TRIES = "from pyggml.backend.cpu import selftest; selftest._try({name!r})"
+
+
+def running(parent: int | None = None) -> set[int]:
+    """Processes that have not ended; with ``parent`` only its children."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, above = stat.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z" and parent in (None, int(above)):
+                found.add(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """They would compile on, and the next start would start two more."""
+    code = TRIES.format(name=jit.host_isas()[0])
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_CACHE_DIR": str(tmp_path)}
+    started: set[int] = set()
+    with subprocess.Popen([sys.executable, "-P", "-c", code], env=env) as parent:
+        while parent.poll() is None and not any(tmp_path.rglob("*.nbc")):  # they compile by then
+            started = running(parent.pid)
+            time.sleep(0.01)
+        parent.kill()
+    until = time.monotonic() + 2
+    while started & running() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert started and not started & running()
 
 
 # --- assembly of hosts that we do not have ---
