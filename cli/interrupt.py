@@ -32,13 +32,14 @@ class _Handler:
     Attributes:
         active: whether ``raised`` is there to catch a KeyboardInterrupt.
         since: when one was raised; 0 before.
+        pending: whether one was lost, and will be raised a moment later.
     """
 
-    active, since = False, 0.0
+    active, since, pending = False, 0.0, False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.active and not self.since and not _imports(frame):
-            self.since = time.monotonic()
+            self.since, self.pending = time.monotonic(), False
             raise KeyboardInterrupt
         if not self.active or not self.since or time.monotonic() - self.since > _PATIENCE_S:
             _leave()
@@ -50,7 +51,7 @@ class _Handler:
             return
         import threading
 
-        self.since = 0.0
+        self.since, self.pending = 0.0, True
         again = threading.Timer(0.01, signal.raise_signal, (signal.SIGINT,))
         again.daemon = True
         again.start()
@@ -69,7 +70,7 @@ def begin() -> None:
 def raised() -> Iterator[None]:
     """Within, Ctrl-C is a KeyboardInterrupt; it leaves the block once, whatever the block does."""
     installed = _install()
-    _handler.since = 0.0
+    _handler.since, _handler.pending = 0.0, False
     try:
         _handler.active = True
         yield
@@ -82,7 +83,7 @@ def raised() -> Iterator[None]:
 
 def happened() -> bool:
     """Whether Ctrl-C was raised: what goes wrong after that is a consequence."""
-    return _handler.since > 0
+    return _handler.since > 0 or _handler.pending
 
 
 def _install() -> bool:

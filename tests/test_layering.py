@@ -44,6 +44,7 @@ FLOORS = {
             "pyllama.overrides",
             "pyllama.decode_graph",
             "pyllama.devices",
+            "pyllama.bounded_json",
             "pyllama.fork_lock",
             "pyllama.bounded_json",
         ],

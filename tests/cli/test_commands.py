@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyggml.errors import GGUFError
+from pyggml.host import ThreadOptions
 from pyllama.errors import ContextFull
 from pyllama.timings import Timings
 from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
@@ -295,20 +296,18 @@ def test_bench_takes_models_of_the_hub_and_places_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loaded: list[tuple[str, str | None]] = []
-    given: list[dict[str, Any]] = []
+    given: list[ThreadOptions] = []
 
     def hub_model(repo: str, file: str | None, hub: Any) -> Path:
         loaded.append((repo, file))
         return Path("x.gguf")
 
     monkeypatch.setattr("pyllama.hub.hub_model", hub_model)
-    monkeypatch.setattr(
-        "pyggml.backend.cpu.pool.Pool.configure", lambda self, **options: given.append(options)
-    )
+    monkeypatch.setattr("pyggml.host.set_thread_options", given.append)
     arguments = ["-hf", "user/model", "-hff", "x.gguf", "--poll", "7", "-o", "jsonl"]
     result = CliRunner().invoke(bench.command, arguments)
     assert result.exit_code == 0, result.stderr
-    assert loaded == [("user/model", "x.gguf")] and given == [{"poll": 7, "pinned": []}]
+    assert loaded == [("user/model", "x.gguf")] and given == [ThreadOptions(poll=7)]
     code, _, err = run(bench.command, "-hf", "user/model")
     assert code == 2 and "with -m or with -hf, not both" in err
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from pyggml import host, jit
 from pyggml.backend.cpu import selftest, tuning
+from pyggml.backend.registry import init_backend
 from pyggml.code_cache import CodeCache
 from pyllama_cli.commands import batched_bench, bench, completion, info, parallel
 from pyllama_cli.environment import variables
@@ -144,6 +145,7 @@ def test_info_says_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "0.25 s": tuning.Record("a CPU", 0.25, (raced,), pause_ns=50.0),
         "measuring failed: out of memory": tuning.Record("a CPU", problem="out of memory"),
     }
+    init_backend("cpu")  # a first start measures
     cache = CodeCache(tmp_path / "code")
     monkeypatch.setattr(jit, "code_cache", lambda name: cache)
     monkeypatch.delenv("PYGGML_TUNING", raising=False)

@@ -74,7 +74,7 @@ def test_an_unknown_flag_names_the_nearest(wrong: str, near: str) -> None:
     [
         ("completion", ["--lora", "x.gguf"], "llama.cpp's --lora is not supported: LoRA adapters"),
         ("completion", ["--lora-scaled=x"], "llama.cpp's --lora-scaled is not supported: LoRA"),
-        ("perplexity", ["-dev", "none"], "llama.cpp's -dev is not supported: there is no GPU back"),
+        ("perplexity", ["-ot", "x"], "llama.cpp's -ot is not supported: there is no GPU back"),
         ("bench", ["-rpc", "a:1"], "llama.cpp's -rpc is not supported: there is no backend on"),
         ("completion", ["-o", "x"], "llama.cpp's -o is not supported: the text goes to stdout"),
         ("imatrix", ["-o", "x"], None),
@@ -348,6 +348,13 @@ DESTRUCTOR = """
     Thing()
     import time; time.sleep(30)
 """
+LOST = """
+    class Thing:
+        def __del__(self):
+            {kill}
+    Thing()
+    raise ValueError("a consequence")
+"""
 SWALLOWED = """
     try:
         {kill}
@@ -364,9 +371,10 @@ SWALLOWED = """
         f"import sys; sys.modules['pyggml'] = None; {KILL}",  # what is half imported fails
         THRICE.format(kill=KILL),
         DESTRUCTOR.format(kill=KILL),
+        LOST.format(kill=KILL),
         SWALLOWED.format(kill=KILL),
     ],
-    ids=["once", "in an import", "thrice", "in a destructor", "turned into an error"],
+    ids=["once", "in an import", "thrice", "in a destructor", "lost", "turned into an error"],
 )
 def test_ctrl_c_is_quiet(body: str) -> None:
     done = python(PIPE.format(body=body))

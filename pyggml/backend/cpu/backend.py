@@ -22,13 +22,13 @@ from ...tensor import Tensor
 from ..interface import Backend, Bytes, Device, HostQueue, Layout, WeightUse
 from ..trace import RunTrace
 from . import kernels as kernels  # registers the lowerings
+from . import selftest
 from .buffer import REPACK, RepackBufferType
 from .codec import DECODED
 from .layout import INTERLEAVED
 from .lowering import LOWER, READS_INTERLEAVED, SUPPORTS, Lowering, reads_layout
 from .pool import get_pool
 from .program import Program, compile_program
-from .selftest import ensure_isa, measure_again
 from .tuning import report
 from .work import WorkStore
 
@@ -83,7 +83,7 @@ class CpuBackend(Backend):
     name = "cpu"
 
     def __init__(self, n_threads: int | None = None, *, fusion: bool = True) -> None:
-        ensure_isa()
+        selftest.ensure_isa()
         self.n_threads = host.default_threads() if n_threads is None else max(1, n_threads)
         self.fusion = fusion and env.FUSION.enabled()
         self.queue = _PoolQueue()
@@ -161,4 +161,4 @@ class CpuBackend(Backend):
         return report()
 
     def tune(self) -> None:
-        measure_again()
+        selftest.measure_again()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,11 +165,11 @@ def test_the_identity_of_a_cpu(text: str, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_default_is_left_for_a_clear_gain_only(
     seconds: dict[int, float], value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "_programs", lambda *_: {v: v for v in seconds})
+    programs = {v: SimpleNamespace(enqueue=partial(int, v)) for v in seconds}
+    monkeypatch.setattr(measure, "_programs", lambda *_: programs)
     monkeypatch.setattr(measure, "_seconds", lambda call: seconds[call()])
-    backend: Any = SimpleNamespace(run=lambda program: program)
     race = measure.Race(CGraph(), 10**9, {})
-    choice = measure._choose(backend, race, "one_hint", (0, 3), DEFAULT)
+    choice = measure._choose(CpuBackend(), race, "one_hint", (0, 3), DEFAULT)
     assert choice.value == value
     assert choice.rates == {v: pytest.approx(1 / s) for v, s in seconds.items()}
 
