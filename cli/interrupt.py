@@ -47,7 +47,8 @@ class _Handler:
     def lost(self, unraisable: Any) -> None:
         """Where no exception can be raised, as in a destructor, it is raised a little later."""
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            sys.__unraisablehook__(unraisable)
+            if not happened():  # else it is a consequence, as of an object that is half made
+                sys.__unraisablehook__(unraisable)
             return
         import threading
 

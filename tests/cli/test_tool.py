@@ -355,6 +355,15 @@ LOST = """
     Thing()
     raise ValueError("a consequence")
 """
+HALF_MADE = """
+    class Thing:
+        def __init__(self):
+            {kill}
+            self.open = True
+        def __del__(self):
+            self.open
+    Thing()
+"""
 SWALLOWED = """
     try:
         {kill}
@@ -372,9 +381,18 @@ SWALLOWED = """
         THRICE.format(kill=KILL),
         DESTRUCTOR.format(kill=KILL),
         LOST.format(kill=KILL),
+        HALF_MADE.format(kill=KILL),
         SWALLOWED.format(kill=KILL),
     ],
-    ids=["once", "in an import", "thrice", "in a destructor", "lost", "turned into an error"],
+    ids=[
+        "once",
+        "in an import",
+        "thrice",
+        "in a destructor",
+        "lost",
+        "half made",
+        "turned into an error",
+    ],
 )
 def test_ctrl_c_is_quiet(body: str) -> None:
     done = python(PIPE.format(body=body))
