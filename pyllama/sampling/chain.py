@@ -79,8 +79,9 @@ class Chain:
         # those that remember tokens
         self._listeners = [s for s in self._samplers if type(s).accept is not Sampler.accept]
         self._greedy = _greedy_prefix(self._samplers)
-        biases = [s for s in self._greedy or [] if isinstance(s, LogitBias)]
-        self._biases = biases if self._greedy is not None and biases == self._greedy else None
+        # whether the largest logit is the choice, unless a bias changes it
+        self._is_argmax = self._greedy is not None and self._greedy in ([], [bias])
+        self._bias = bias
         self._head = list(takewhile(lambda sampler: sampler.keeps_all, self._samplers))
         behind = self._samplers[len(self._head) :]
         self._fused = Fused.create(behind, n_vocab) if self._greedy is None else None
@@ -97,12 +98,14 @@ class Chain:
 
         Args:
             logits: float32[n_vocab], only read.
-            best: where the largest one is, the first of equal ones or of NaN, if that is known.
+            best: where the largest one is, the first of equal ones or of NaN, if that is known; the
+                logits are those of a context then, and not checked.
 
         Raises:
             SamplingError: another number of logits.
         """
-        logits = self._checked(logits)
+        if best is None:
+            logits = self._checked(logits)
         if self._greedy is None:
             uniform = self._dist.uniform()
             if self._fused is not None:
@@ -112,10 +115,10 @@ class Chain:
                     return token
             return self._dist.pick(self._run(self._samplers, logits, best), uniform)
         self._dist.skip()
-        if self._biases is not None:
+        if self._is_argmax:
             # often enough: no copy of all logits to edit
             best = int(logits.argmax()) if best is None else best
-            if logits[best] > -np.inf and all(bias.spares(best) for bias in self._biases):
+            if logits[best] > -np.inf and (self._bias is None or self._bias.spares(best)):
                 return best
         candidates = self._run(self._greedy, logits, best)
         return candidates.token(candidates.best())
@@ -160,13 +163,12 @@ class Chain:
         return self._description
 
     def _checked(self, logits: Floats) -> Floats:
-        if type(logits) is not np.ndarray or logits.dtype != np.float32:
-            logits = np.asarray(logits, np.float32)
+        logits = np.asarray(logits, np.float32)
         if logits.shape != (self._n_vocab,):
             raise SamplingError(
                 f"sample: got logits of shape {logits.shape}, wanted ({self._n_vocab},)"
             )
-        return logits if logits.flags.c_contiguous else np.ascontiguousarray(logits)
+        return np.ascontiguousarray(logits)
 
     def _run(self, samplers: list[Sampler], logits: Floats, best: int | None = None) -> Candidates:
         candidates = Candidates(logits, best)

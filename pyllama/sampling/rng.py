@@ -35,6 +35,7 @@ class Mt19937:
         self._requested = seed & 0xFFFFFFFF
         self._bits = np.random.MT19937()
         self.seed = 0
+        self._origin: Any = None  # the generator's state before the block was drawn
         self.reset()
 
     def reset(self) -> None:
@@ -74,7 +75,8 @@ class Mt19937:
         self._n_read, self._skipped = n_read, skipped
 
     def _restart(self, state: Any) -> None:
-        self._bits.state = self._origin = state
+        self._bits.state = state
+        self._origin = state
         self._block: list[int] = []  # drawn at once, since NumPy is slow to ask
         self._n_read = self._skipped = 0
 

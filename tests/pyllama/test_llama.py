@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pyggml.errors import Aborted
+from pyllama.engine import ReentrantCall
 from pyllama.errors import BatchError, ContextFull
 from pyllama.llama import StoppingCriteriaList
-from pyllama.turns import ReentrantCall
 
 from .fake_context import BOS, EOS, TEXT, ids, text_of
 
