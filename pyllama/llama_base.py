@@ -218,6 +218,7 @@ class LlamaBase:
         with self._lock:
             held, self._held = self._held, None
             if held is not None:
+                held.lease.on_logits(None)  # no cycle keeps the cache's memory
                 held.lease.context.close()
             self._model.close()
 

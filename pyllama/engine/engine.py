@@ -22,12 +22,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..batch import Batch
 from ..errors import BatchError, ContextFull, StateError
 from ..sampling import Chain, apply_logits_processors
 from ..state import dump_state, restore_state
@@ -64,7 +65,7 @@ class Job:
     Attributes:
         tokens: prompt and chosen tokens, without those that a context shift took out.
         lease: the sequence that it must run in, None for any.
-        sequence: the one that it runs in, None while it waits.
+        sequence: the one that it runs in, None while it waits; key: what this calls its owner.
         sink: called with its events, None for the results of ``Engine.step``.
         is_run: whether a ``run`` makes its steps; paused: not now, so it does not go on.
         n_cached: tokens of the prompt that were in memory already, -1 before it ran.
@@ -86,6 +87,7 @@ class Job:
     sink: Callable[[Event], None] | None = None
     deadline: float | None = None
     sequence: Sequence | None = None
+    key: object = field(default_factory=object)
     is_run: bool = False
     paused: bool = False
     n_prompt: int = 0
@@ -266,7 +268,9 @@ class Engine:
             self._n_steps += 1
             if self._any_deadline:
                 self._expire()
-            if not self._one():
+            if self._waiting:
+                self._admit()
+            if not self._steady():
                 self._several()
             self._unsure = False
         finally:
@@ -294,42 +298,53 @@ class Engine:
                     raise
         self._unsure = False
 
-    def _one(self) -> bool:
-        """The step of a text that is alone and has one token to evaluate: most steps are that.
+    def _steady(self) -> bool:
+        """The step of texts that all have one token to evaluate: most steps are that.
 
         Python runs with cold caches between two tokens, so there is little of it here.
         """
         running, context = self._running, self.context
-        if len(running) != 1 or self._waiting:
+        if not 0 < len(running) <= context.n_batch:
             return False
-        job = running[0]
-        sequence, tokens = job.sequence, job.tokens
-        assert sequence is not None
-        n = sequence.n_tokens
-        if (
-            len(tokens) != n + 1
-            or n >= context.n_ctx_seq
-            or sequence.owner is not job
-            or job.paused
-            or sequence.on_logits is not None
-        ):
-            return False
-        reused, start = context.n_reused, time.perf_counter()
+        tokens: list[int] = []
+        sequences: list[Sequence] = []
+        for job in running:
+            sequence = job.sequence
+            assert sequence is not None
+            n = sequence.n_tokens
+            if (
+                len(job.tokens) != n + 1
+                or n >= context.n_ctx_seq
+                or sequence.owner is not job.key
+                or job.paused
+                or sequence.on_logits is not None
+            ):
+                return False
+            tokens.append(job.tokens[n])
+            sequences.append(sequence)
+        clock, n_reused, n_running = time.perf_counter, context.n_reused, len(tokens)
+        start = clock()
         try:
-            context.decode_token(tokens[n], sequence.seq_id)
+            if n_running == 1:
+                context.decode_token(tokens[0], sequences[0].seq_id)
+            else:
+                context.decode(Batch(tokens, seq_id=[s.seq_id for s in sequences], logits="all"))
         except ContextFull:
             return False  # nothing has changed
-        self.timings.count_decode(1, time.perf_counter() - start, context.n_reused - reused)
-        sequence.ids[n] = tokens[n]
-        sequence.n_tokens = self._logits_at = n + 1
-        self._logits_of = sequence
-        self._choose(job, sequence, -1)
+        decoded = clock()
+        for token, sequence in zip(tokens, sequences, strict=True):
+            n = sequence.n_tokens
+            sequence.ids[n] = token
+            sequence.n_tokens = n + 1
+        self._logits_of, self._logits_at = sequences[-1], sequences[-1].n_tokens
+        for output, job in enumerate(running[:]):
+            self._choose(job, sequences[output], output)
+        self.timings.count_decode(n_running, decoded - start, context.n_reused - n_reused)
+        self.timings.count_sample(clock() - decoded, n_running)
         return True
 
     def _several(self) -> None:
         """A step of any texts."""
-        if self._waiting:
-            self._admit()
         while True:
             active = [job for job in self._running if not job.paused]
             plan = self._plan(active)
@@ -342,14 +357,16 @@ class Engine:
                 jobs = sorted((job for job, _ in plan), key=lambda job: job.rank)
                 if not self._make_room(jobs[0]):
                     self._without_room(jobs[-1], error)
-        output = -1
+        start, output, n_chosen = time.perf_counter(), -1, 0
         for job, row in plan:
             output += row.n_outputs
             job.last_step = self._n_steps
             if row.sequence.n_tokens == len(job.tokens):
                 self._choose(job, row.sequence, output)
+                n_chosen += 1
             elif job.request.progress:
                 self._emit(job, "progress", usage=job.usage)
+        self.timings.count_sample(time.perf_counter() - start, n_chosen)
 
     def _plan(self, active: Seq[Job]) -> list[tuple[Job, Row]]:
         """What to evaluate: one token of each running text, then prompts up to the bound."""
@@ -377,7 +394,7 @@ class Engine:
         """Tokens of a running text that are not evaluated; 0 where it has ended."""
         sequence, tokens = job.sequence, job.tokens
         assert sequence is not None
-        if sequence.owner is not job:  # it was driven by hand, or another text ran in it
+        if sequence.owner is not job.key:  # it was driven by hand, or another text ran in it
             self._seat(job, sequence)
         if len(tokens) > self.context.n_ctx_seq and not self._shift(job, sequence):
             return 0
@@ -396,7 +413,7 @@ class Engine:
     def _decode(self, rows: Seq[Row]) -> None:
         """Evaluate rows as one batch. Raises: ContextFull: nothing has changed."""
         context, first = self.context, rows[0]
-        reused, start = context.n_reused, time.perf_counter()
+        n_reused, start = context.n_reused, time.perf_counter()
         if len(rows) == 1 and len(first.tokens) == 1 and first.outputs == "last":
             n_tokens = 1
             context.decode_token(first.tokens[0], first.sequence.seq_id)
@@ -404,7 +421,9 @@ class Engine:
             batch = batch_of(rows)
             n_tokens = len(batch.tokens)
             context.decode(batch)
-        self.timings.count_decode(n_tokens, time.perf_counter() - start, context.n_reused - reused)
+        self.timings.count_decode(
+            n_tokens, time.perf_counter() - start, context.n_reused - n_reused
+        )
         output = 0
         self._logits_of = None
         for row in rows:
@@ -421,7 +440,6 @@ class Engine:
     def _choose(self, job: Job, sequence: Sequence, output: int) -> None:
         """Choose the next token of a text from an output of the last decode, and say so."""
         context, request = self.context, job.request
-        start = time.perf_counter()
         try:
             logits = context.logits_ith(output)
             if request.processors:
@@ -430,7 +448,6 @@ class Engine:
             else:
                 token = job.chain.sample(logits, context.best_ith(output))
             job.chain.accept(token)
-            self.timings.count_sample(time.perf_counter() - start)
             if request.criteria:
                 ids = sequence.tokens()
                 if any(stop(ids, logits) for stop in request.criteria):
@@ -451,7 +468,11 @@ class Engine:
         elif not job.n_left or (request.n_keep is None and len(job.tokens) > context.n_ctx_seq):
             ends = "length"
         if job.text is None and request.logprobs is None:
-            self._put(job, Event(job.number, job.choice, "tokens", (token,)))
+            event = Event(job.number, job.choice, "tokens", (token,))
+            if job.sink is None:
+                self._events.append(event)
+            else:
+                job.sink(event)
             if ends:
                 self._end(job, ends, token if ends == "stop" else None)
             return
@@ -523,7 +544,7 @@ class Engine:
         if job.sequence is None:
             self._waiting.remove(job)
             self._running.append(job)
-        job.sequence, sequence.owner = sequence, job
+        job.sequence, sequence.owner = sequence, job.key
         sequence.last_used = self._n_steps
         n = self._restore(job, sequence) if job.saved else sequence.keep(job.tokens)
         if job.n_cached < 0:
@@ -535,7 +556,7 @@ class Engine:
         sequence = job.sequence
         assert sequence is not None
         self._running.remove(job)
-        if sequence.owner is job:
+        if sequence.owner is job.key:
             sequence.owner = None
         sequence.last_used = self._n_steps
         job.sequence, job.n_borrowed = None, 0
@@ -544,7 +565,7 @@ class Engine:
         """Let a text wait; it goes on with the same tokens as if nothing had happened."""
         sequence = job.sequence
         assert sequence is not None
-        if sequence.owner is job and sequence.n_exact < sequence.n_tokens <= len(job.tokens):
+        if sequence.owner is job.key and sequence.n_exact < sequence.n_tokens <= len(job.tokens):
             job.saved = b"".join(
                 part.tobytes() for part in dump_state(self.context, seq=sequence.seq_id)
             )
@@ -573,12 +594,11 @@ class Engine:
             if job.paused:
                 continue
             if job.lease is not None:
-                owner = job.lease.owner
-                if any(o.sequence is job.lease and not o.paused for o in self._running):
-                    continue
-                if owner is not None:
-                    self._preempt(owner)
-                self._seat(job, job.lease)
+                there = [other for other in self._running if other.sequence is job.lease]
+                if all(other.paused for other in there):
+                    for other in there:
+                        self._preempt(other)
+                    self._seat(job, job.lease)
                 continue
             if all(sequence.leased for sequence in self._sequences):
                 self._leave(job)

@@ -23,7 +23,6 @@ from .request import Floats, Ids
 
 if TYPE_CHECKING:
     from ..context import Context
-    from .engine import Job
 
 UNKNOWN = -1
 """In place of a token that was evaluated before there was an engine."""
@@ -40,7 +39,7 @@ class Sequence:
         ids: int32[n_ctx_seq], of which the memory holds the first ``n_tokens``.
         n_exact: tokens that have the bits of a fresh evaluation: those before a context shift.
         n_forgotten: tokens that context shifts took out of the middle.
-        owner: the text that runs in it.
+        owner: the key of the text whose tokens these are, None for another's or nobody's.
         leased: whether it is driven by hand.
         on_logits: called with the index of the first of some tokens and the logits of all of them.
         last_used: a number that grows with each use.
@@ -58,7 +57,7 @@ class Sequence:
         self.ids[: self.n_tokens] = UNKNOWN
         self.n_exact = sys.maxsize
         self.n_forgotten = self.last_used = 0
-        self.owner: Job | None = None
+        self.owner: object = None
         self.leased = False
         self.on_logits: Callable[[int, Floats], None] | None = None
 
@@ -170,9 +169,9 @@ class Row:
     @property
     def n_outputs(self) -> int:
         """How many logits it has."""
-        if isinstance(self.outputs, str):
-            return {"last": 1, "none": 0, "all": len(self.tokens)}[self.outputs]
-        return sum(map(bool, self.outputs))
+        if not isinstance(self.outputs, str):
+            return sum(map(bool, self.outputs))
+        return len(self.tokens) if self.outputs == "all" else int(self.outputs == "last")
 
     def flags(self) -> list[bool]:
         """For each token, whether its logits are wanted."""

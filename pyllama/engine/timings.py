@@ -55,10 +55,10 @@ class Timings:
             self.prompt_eval_ms += 1e3 * seconds
             self.n_prompt_eval += n_tokens
 
-    def count_sample(self, seconds: float) -> None:
-        """One token was chosen."""
+    def count_sample(self, seconds: float, n: int = 1) -> None:
+        """Some tokens were chosen."""
         self.sample_ms += 1e3 * seconds
-        self.n_sample += 1
+        self.n_sample += n
 
     def reset(self) -> None:
         """Start again from zero; only ``load_ms`` stays."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -287,3 +289,19 @@ def test_a_second_thread_waits(reciting: Any) -> None:
     for thread in threads:
         thread.join(30)
     assert set(results.values()) == {TEXT[7:]} and len(results) == 4
+
+
+@pytest.mark.parametrize("logits_all", [False, True])
+def test_close_lets_go_of_the_context(reciting: Any, logits_all: bool) -> None:
+    llama = reciting(logits_all=logits_all)
+    llama("The cat", max_tokens=2, temperature=0)
+    stream = llama("The cat", max_tokens=9, temperature=0, stream=True)
+    next(stream)
+    context = weakref.ref(llama.context)
+    gc.disable()  # there is no cycle for it
+    try:
+        llama.close()
+        del stream
+        assert context() is None
+    finally:
+        gc.enable()
