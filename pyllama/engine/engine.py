@@ -151,7 +151,9 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do."""
-        return bool(self._waiting or self._running or self._events) or not self._inbox.empty()
+        if self._events or not self._inbox.empty():
+            return True
+        return not all(job.paused for job in (*self._running, *self._waiting))
 
     def submit(self, request: Request, sink: Callable[[Event], None] | None = None) -> int:
         """Let a request wait for its turn; its events carry the number that is returned.
@@ -382,18 +384,19 @@ class Engine:
         room = n_batch - len(ones)
         if ones:
             room = min(room, self.policy.max_prompt_tokens)
-        plan = [(job, self._row(job, 1)) for job in ones]
+        plan = [(job, self._row(job, 1)) for job in ones if job.sequence is not None]
         for job in sorted(longer, key=lambda job: job.rank):
-            if room:
+            if room and job.sequence is not None:
                 row = self._row(job, room)
                 plan.append((job, row))
                 room -= len(row.tokens)
         return plan
 
     def _n_rest(self, job: Job) -> int:
-        """Tokens of a running text that are not evaluated; 0 where it has ended."""
+        """Tokens of a running text that are not evaluated; 0 where it does not run any more."""
         sequence, tokens = job.sequence, job.tokens
-        assert sequence is not None
+        if sequence is None:  # it was preempted for one before it
+            return 0
         if sequence.owner is not job.key:  # it was driven by hand, or another text ran in it
             self._seat(job, sequence)
         if len(tokens) > self.context.n_ctx_seq and not self._shift(job, sequence):
@@ -434,7 +437,7 @@ class Engine:
                 sequence.on_logits(at, context.logits[output : output + n])
             output += n
         last = rows[-1]
-        if last.flags()[-1]:
+        if last.wants_last:
             self._logits_of, self._logits_at = last.sequence, last.sequence.n_tokens
 
     def _choose(self, job: Job, sequence: Sequence, output: int) -> None:

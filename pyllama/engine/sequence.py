@@ -173,6 +173,13 @@ class Row:
             return sum(map(bool, self.outputs))
         return len(self.tokens) if self.outputs == "all" else int(self.outputs == "last")
 
+    @property
+    def wants_last(self) -> bool:
+        """Whether the logits after its last token are wanted."""
+        if isinstance(self.outputs, str):
+            return self.outputs != "none"
+        return bool(self.outputs[-1])
+
     def flags(self) -> list[bool]:
         """For each token, whether its logits are wanted."""
         if not isinstance(self.outputs, str):
