@@ -99,6 +99,15 @@ class Job:
     n_saved: int = 0
     n_exact: int = 0
 
+    def is_steady(self, sequence: Sequence, n: int) -> bool:
+        """Whether it goes on by one token, after the ``n`` of its sequence."""
+        return (
+            len(self.tokens) == n + 1
+            and sequence.owner is self.key
+            and not self.paused
+            and sequence.on_logits is None
+        )
+
     @property
     def rank(self) -> tuple[int, int]:
         """Low ones go first."""
@@ -272,7 +281,7 @@ class Engine:
                 self._expire()
             if self._waiting:
                 self._admit()
-            if not self._steady():
+            if not (self._one() or self._together()):
                 self._several()
             self._unsure = False
         finally:
@@ -300,13 +309,39 @@ class Engine:
                     raise
         self._unsure = False
 
-    def _steady(self) -> bool:
-        """The step of texts that all have one token to evaluate: most steps are that.
+    def _one(self) -> bool:
+        """The step of a text that is alone and has one token to evaluate, as most steps are.
 
         Python runs with cold caches between two tokens, so there is little of it here.
         """
         running, context = self._running, self.context
-        if not 0 < len(running) <= context.n_batch:
+        if len(running) != 1:
+            return False
+        job = running[0]
+        sequence = job.sequence
+        assert sequence is not None
+        n = sequence.n_tokens
+        if not job.is_steady(sequence, n) or n >= context.n_ctx_seq:
+            return False
+        clock, n_reused = time.perf_counter, context.n_reused
+        start = clock()
+        try:
+            context.decode_token(job.tokens[n], sequence.seq_id)
+        except ContextFull:
+            return False  # nothing has changed
+        decoded = clock()
+        sequence.ids[n] = job.tokens[n]
+        sequence.n_tokens = self._logits_at = n + 1
+        self._logits_of = sequence
+        self._choose(job, sequence, 0)
+        self.timings.count_decode(1, decoded - start, context.n_reused - n_reused)
+        self.timings.count_sample(clock() - decoded)
+        return True
+
+    def _together(self) -> bool:
+        """The step of several texts that all have one token to evaluate."""
+        running, context = self._running, self.context
+        if not 1 < len(running) <= context.n_batch:
             return False
         tokens: list[int] = []
         sequences: list[Sequence] = []
@@ -314,23 +349,14 @@ class Engine:
             sequence = job.sequence
             assert sequence is not None
             n = sequence.n_tokens
-            if (
-                len(job.tokens) != n + 1
-                or n >= context.n_ctx_seq
-                or sequence.owner is not job.key
-                or job.paused
-                or sequence.on_logits is not None
-            ):
+            if not job.is_steady(sequence, n) or n >= context.n_ctx_seq:
                 return False
             tokens.append(job.tokens[n])
             sequences.append(sequence)
-        clock, n_reused, n_running = time.perf_counter, context.n_reused, len(tokens)
+        clock, n_reused = time.perf_counter, context.n_reused
         start = clock()
         try:
-            if n_running == 1:
-                context.decode_token(tokens[0], sequences[0].seq_id)
-            else:
-                context.decode(Batch(tokens, seq_id=[s.seq_id for s in sequences], logits="all"))
+            context.decode(Batch(tokens, seq_id=[s.seq_id for s in sequences], logits="all"))
         except ContextFull:
             return False  # nothing has changed
         decoded = clock()
@@ -341,8 +367,8 @@ class Engine:
         self._logits_of, self._logits_at = sequences[-1], sequences[-1].n_tokens
         for output, job in enumerate(running[:]):
             self._choose(job, sequences[output], output)
-        self.timings.count_decode(n_running, decoded - start, context.n_reused - n_reused)
-        self.timings.count_sample(clock() - decoded, n_running)
+        self.timings.count_decode(len(tokens), decoded - start, context.n_reused - n_reused)
+        self.timings.count_sample(clock() - decoded, len(tokens))
         return True
 
     def _several(self) -> None:
