@@ -10,10 +10,11 @@ interrupted. Not thread-safe: one run per context at a time. `pyllama.engine` is
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .engine import Engine, Request, Timings
+from .engine import Engine, Event, Request, Timings
 from .engine.request import Ids, Run, check_prompt
 from .engine.sequence import UNKNOWN
 from .errors import BatchError, ContextFull
@@ -142,32 +143,23 @@ def generate_many(
         BatchError: an empty prompt, an unknown token.
         ContextFull: a prompt that does not fit even alone.
     """
-    if n_predict == 0 or not prompts:
-        _params(params, len(prompts))
-        return
-    engine, numbers = submit_many(context, prompts, params, n_predict=n_predict, text=False)
-    while engine.has_work:
-        for event in engine.step():
-            if event.error is not None:
-                raise event.error
-            for token in event.tokens:
-                yield numbers[event.request], token
+    for i, event in run_many(context, prompts, params, n_predict=n_predict, text=False):
+        for token in event.tokens:
+            yield i, token
 
 
-def submit_many(
+def run_many(
     context: Context,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
     n_predict: int = -1,
     text: bool = True,
-) -> tuple[Engine, dict[int, int]]:
-    """An engine with a request for each prompt, and the prompt's index for each request's number.
-
-    Raises:
-        As `generate_many`.
-    """
+) -> Iterator[tuple[int, Event]]:
+    """`generate_many` with the engine's events in place of tokens. Raises: the same."""
     each = _params(params, len(prompts))
+    if n_predict == 0 or not prompts:
+        return
     for i, prompt in enumerate(prompts):
         if not len(prompt):
             raise BatchError(f"prompt {i} is empty: begin with the BOS token, or a text")
@@ -179,11 +171,23 @@ def submit_many(
     share = max(1, context.n_ctx // context.kv.n_seq_max)
     most = n_predict if n_predict >= 0 else share
     context.kv.clear()
-    engine, numbers = Engine(context), {}
-    for i, (prompt, sampling) in enumerate(zip(prompts, each, strict=True)):
-        n = min(most, context.n_ctx_seq - len(prompt))
-        numbers[engine.submit(Request(prompt, sampling, max_tokens=n, text=text))] = i
-    return engine, numbers
+    engine, numbers = Engine(context), dict[int, int]()
+    waiting = enumerate(zip(prompts, each, strict=True))
+
+    def submit(n: int) -> None:
+        for i, (prompt, sampling) in itertools.islice(waiting, n):
+            n_tokens = min(most, context.n_ctx_seq - len(prompt))
+            request = Request(prompt, sampling, max_tokens=n_tokens, text=text)
+            numbers[engine.submit(request)] = i
+
+    submit(2 * context.kv.n_seq_max)  # some wait, so that no sequence ever does
+    while engine.has_work:
+        for event in engine.step():
+            if event.error is not None:
+                raise event.error
+            yield numbers[event.request], event
+            if event.kind == "end":
+                submit(1)
 
 
 def _tokens(run: Run) -> Iterator[int]:

@@ -9,6 +9,7 @@ Each text goes to stdout when it has ended; what it took goes to stderr.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -116,22 +117,17 @@ def _texts(
     context: Context, prompts: list[list[int]], params: list[SamplingParams], n_predict: int
 ) -> Iterator[tuple[int, int, str]]:
     """Index, tokens and text of each prompt's continuation as it ends; then the totals."""
-    from pyllama.generate import submit_many
+    from pyllama.generate import run_many
 
     start = time.perf_counter()
     n_done = n_gen = 0
-    if n_predict:
-        engine, numbers = submit_many(context, prompts, params, n_predict=n_predict)
-        texts = dict.fromkeys(numbers, "")
-        while engine.has_work:
-            for event in engine.step():
-                texts[event.request] += event.text
-                if event.error is not None:
-                    raise event.error
-                if event.usage is not None:
-                    n_done, n_gen = n_done + 1, n_gen + event.usage.n_generated
-                    text = texts.pop(event.request)
-                    yield numbers[event.request], event.usage.n_generated, text
+    texts: defaultdict[int, str] = defaultdict(str)
+    for i, event in run_many(context, prompts, params, n_predict=n_predict):
+        texts[i] += event.text
+        if event.usage is not None:
+            n = event.usage.n_generated
+            n_done, n_gen = n_done + 1, n_gen + n
+            yield i, n, texts.pop(i)
     seconds = time.perf_counter() - start
     n_prompt = sum(map(len, prompts))
     note(

@@ -10,7 +10,8 @@ docs/engine.md shows a step, a server loop and a drafter.
 """
 
 from .call_lock import CallLock, ReentrantCall
-from .engine import Engine, Lease
+from .engine import Engine
+from .lease import Lease
 from .request import (
     EndReason,
     Event,

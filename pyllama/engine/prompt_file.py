@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..state import load_state, save_state
-from .engine import Lease
+from .lease import Lease
 from .sequence import n_common
 
 
