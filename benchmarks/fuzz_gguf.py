@@ -322,7 +322,8 @@ def _change_state(data: bytes, rng: Random) -> bytes:
 def read_state(folder: Path) -> None:
     """As a whole state and as a sequence's; a token is decoded after it."""
     from pyllama import Batch
-    from pyllama.prompt_cache import PromptCache
+    from pyllama.engine import Engine
+    from pyllama.engine.prompt_file import PromptFile
     from pyllama.state import load_state
 
     context = _context()
@@ -331,7 +332,7 @@ def read_state(folder: Path) -> None:
         lambda: context.decode(Batch([7])),
         lambda: load_state(context, folder / "x", seq=1),
         lambda: context.decode(Batch([7], seq_id=1)),
-        lambda: PromptCache(folder / "x").load(context, [3, 4, 5]),
+        lambda: PromptFile(folder / "x").load(Engine(context, sequences=[0]).lease()),
         context.kv.clear,
     )
 

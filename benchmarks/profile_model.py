@@ -31,10 +31,10 @@ from pyggml.sched import Schedule
 from pyllama.batch import Batch
 from pyllama.context import Context
 from pyllama.demo import demo_model_path
+from pyllama.engine import Timings
 from pyllama.generate import generate
 from pyllama.model import Model
 from pyllama.sampling import SamplingParams
-from pyllama.timings import Timings
 
 ROOT = Path(__file__).parent
 

@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from pyllama.chat.reply import Settings
     from pyllama.chat.transcript import Transcript
     from pyllama.context import Context
-    from pyllama.evaluated import Evaluated
-    from pyllama.prompt_cache import PromptCache
+    from pyllama.engine import Lease, Timings
+    from pyllama.engine.prompt_file import PromptFile
     from pyllama.sampling import SamplingParams
-    from pyllama.timings import Timings
 
     Dialogue = Conversation | Transcript
 
@@ -68,18 +67,17 @@ def converse(
         KeyboardInterrupt: Ctrl-C at the prompt, or a second one.
     """
     from pyllama.chat.reply import Settings
-    from pyllama.evaluated import Evaluated
-    from pyllama.timings import Timings
+    from pyllama.engine import Engine, Timings
 
     timings = Timings(load_ms=load_ms)
-    state = Evaluated(context, logits_all=False, timings=timings)
+    lease = Engine(context, timings=timings).lease()
     if is_terminal() and not options.single_turn:
         what = "Talk with the model" if mode == "talk" else "Write one text in turns with the model"
         note(f"{what}; /help says what else there is, /exit or Ctrl-D leaves.")
     if mode == "talk":
-        dialogue: Dialogue = _conversation(state, options)
+        dialogue: Dialogue = _conversation(lease, options)
     else:
-        dialogue = _transcript(state, options, prompt)
+        dialogue = _transcript(lease, options, prompt)
     opening = dialogue.opening(prompt if mode == "talk" else "")
     settings = Settings(
         params,
@@ -89,7 +87,7 @@ def converse(
         special=options.special,
         n_keep=options.n_keep(opening, context.model.tokenizer),
     )
-    cache = _prompt_cache(state, opening, options)
+    cache = _prompt_cache(lease, opening, options)
     reader = LineReader(
         editing=not options.simple_io,
         color=wants_color(options.color),
@@ -100,35 +98,34 @@ def converse(
             _Talk(dialogue, mode, settings, timings, lines, options).run(prompt)
     finally:
         writes = options.prompt_cache_all and not options.prompt_cache_ro
-        if cache is not None and writes and state.n_tokens and not state.n_forgotten:
-            context.kv.seq_rm(0, state.n_tokens, -1)
-            cache.save(context, state.ids().tolist())
+        if cache is not None and writes and lease.n_tokens and not lease.n_forgotten:
+            cache.save(lease)
         if options.perf and timings.n_sample and not is_terminal():
             for line in timings.lines():
                 note(line)
 
 
 def _prompt_cache(
-    state: Evaluated, opening: list[int], options: ConversationOptions
-) -> PromptCache | None:
+    lease: Lease, opening: list[int], options: ConversationOptions
+) -> PromptFile | None:
     """The prompt cache, read; the beginning of the dialogue is written to it if it lacks that."""
     if options.prompt_cache is None:
         return None
-    from pyllama.generate import check_prompt
-    from pyllama.prompt_cache import PromptCache
+    from pyllama.engine.prompt_file import PromptFile
+    from pyllama.engine.request import check_prompt
 
-    cache = PromptCache(options.prompt_cache)
-    state.adopt(cache.load_all(state.context))
+    cache = PromptFile(options.prompt_cache)
+    cache.load(lease)
     n = cache.matching(opening)
     note_cache(cache, n, len(opening))
     if n < len(opening) and not options.prompt_cache_ro:
-        check_prompt(len(opening), 0, state.context.n_ctx_seq, min_room=1)
-        state.catch_up(opening)
-        cache.save(state.context, opening)
+        check_prompt(len(opening), 0, lease.context.n_ctx_seq, min_room=1)
+        lease.catch_up(opening)
+        cache.save(lease)
     return cache
 
 
-def note_cache(cache: PromptCache, n: int, n_prompt: int) -> None:
+def note_cache(cache: PromptFile, n: int, n_prompt: int) -> None:
     """Say what came from a prompt cache."""
     if cache.tokens:
         note(f"prompt cache: {n} of {n_prompt} prompt tokens from {cache.path}")
@@ -136,23 +133,23 @@ def note_cache(cache: PromptCache, n: int, n_prompt: int) -> None:
         note(f"prompt cache: {cache.path} does not exist yet, or is empty")
 
 
-def _conversation(state: Evaluated, options: ConversationOptions) -> Conversation:
+def _conversation(lease: Lease, options: ConversationOptions) -> Conversation:
     from pyllama.chat.conversation import Conversation
     from pyllama.chat.formats import ChatFormats
 
-    formats, name = ChatFormats(state.context.model), options.template()
+    formats, name = ChatFormats(lease.context.model), options.template()
     if name is None and not formats.has_own:
         note("the model has no chat template: chatml is used, which it may not know")
     values = options.chat_template_kwargs
-    return Conversation(state, formats.get(name), system=options.system(), values=values)
+    return Conversation(lease, formats.get(name), system=options.system(), values=values)
 
 
-def _transcript(state: Evaluated, options: ConversationOptions, prompt: str) -> Transcript:
+def _transcript(lease: Lease, options: ConversationOptions, prompt: str) -> Transcript:
     from pyllama.chat.transcript import Transcript
 
     if options.display_prompt:
         write_raw(prompt)
-    return Transcript(state, prompt, between=options.between(), bos=options.in_prefix_bos)
+    return Transcript(lease, prompt, between=options.between(), bos=options.in_prefix_bos)
 
 
 class _Talk:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .batch import Batch
 from .bench import bench_tokens
 from .context import Context
+from .engine import Engine
+from .engine.sequence import batches
 from .errors import BatchError
 
 
@@ -71,13 +72,14 @@ def batched_bench(
             f"{max(n_parallel)} sequences at once: a decode takes a token of each, and at most "
             f"n_batch = {context.n_batch}; use a larger one (-b, n_batch)"
         )
+    run = _Run(context, max(n_parallel))
     if context.n_ctx_seq > 1:  # the first run of a program is slower
-        _fill(context, 1, min(16, context.n_ctx_seq - 1))
-        _step(context, 1, 0)
+        run.fill(1, min(16, context.n_ctx_seq - 1))
+        run.step(1, 0)
     for pp, tg, pl in itertools.product(n_prompt, n_gen, n_parallel):
         n_cells = cells(pp, tg, pl, shared and context.kv.unified)
         if n_cells <= context.n_ctx and pp + tg <= context.n_ctx_seq:
-            yield _measure(context, pp, tg, pl, shared)
+            yield _measure(run, pp, tg, pl, shared)
 
 
 def cells(pp: int, tg: int, pl: int, shared: bool) -> int:
@@ -85,19 +87,18 @@ def cells(pp: int, tg: int, pl: int, shared: bool) -> int:
     return pp + pl * tg if shared else pl * (pp + tg)
 
 
-def _measure(context: Context, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
-    clock = time.perf_counter
-    _fill(context, 1 if shared else pl, pp, graphs_only=True)  # before the clock runs
+def _measure(run: _Run, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
+    clock, context = time.perf_counter, run.context
+    run.fill(1 if shared else pl, pp, graphs_only=True)  # before the clock runs
     if tg:
-        _step(context, pl, 0)
+        run.step(pl, 0)
     start = clock()
-    _fill(context, 1 if shared else pl, pp)
+    run.fill(1 if shared else pl, pp)
     if shared:
-        for seq in range(1, pl):
-            context.kv.seq_cp(0, seq)
+        run.share(pl)
     t_pp, start = clock() - start, clock()
     for i in range(tg):
-        _step(context, pl, i)
+        run.step(pl, i)
     t_tg = clock() - start
     prompt = pp if shared else pl * pp
     return BatchedRow(
@@ -122,28 +123,39 @@ def _measure(context: Context, pp: int, tg: int, pl: int, shared: bool) -> Batch
     )
 
 
-def _fill(context: Context, n_seq: int, n: int, graphs_only: bool = False) -> None:
-    """Evaluate a prompt of ``n`` tokens in each of the first sequences, all else forgotten.
+class _Run:
+    """Sequences of a context, driven by hand."""
 
-    ``graphs_only`` leaves out batches whose graphs were made by others before them.
-    """
-    context.kv.clear()
-    tokens = bench_tokens(context.model, n, 0) * n_seq
-    seqs = [s for s in range(n_seq) for _ in range(n)]
-    wanted = [i % n == n - 1 for i in range(len(tokens))]
-    made: set[tuple[int, int]] = set()
-    for i in range(0, len(tokens), context.n_batch):
-        part = slice(i, i + context.n_batch)
-        outputs, n_ubatch = wanted[part], context.n_ubatch
-        ubatches = [outputs[j : j + n_ubatch] for j in range(0, len(outputs), n_ubatch)]
-        graphs = {(len(ubatch), sum(ubatch)) for ubatch in ubatches}
-        if graphs_only and graphs <= made:
-            continue
-        made |= graphs
-        context.decode(Batch(tokens[part], seq_id=seqs[part], logits=outputs))
+    def __init__(self, context: Context, n_seq: int) -> None:
+        self.context, self._engine = context, Engine(context)
+        self._leases = [self._engine.lease() for _ in range(n_seq)]
 
+    def fill(self, n_seq: int, n: int, graphs_only: bool = False) -> None:
+        """Evaluate a prompt of ``n`` tokens in each of the first sequences, all else forgotten.
 
-def _step(context: Context, n_seq: int, i: int) -> None:
-    """One more token in each of the first sequences."""
-    tokens = bench_tokens(context.model, n_seq, i + 3)
-    context.decode(Batch(tokens, seq_id=range(n_seq), logits="all"))
+        ``graphs_only`` leaves out batches whose graphs were made by others before them.
+        """
+        context = self.context
+        for lease in self._leases:
+            lease.truncate(0)
+        tokens = bench_tokens(context.model, n, 0)
+        made: set[tuple[int, int]] = set()
+        for part in batches([lease.row(tokens) for lease in self._leases[:n_seq]], context.n_batch):
+            outputs, n_ubatch = [flag for row in part for flag in row.flags()], context.n_ubatch
+            ubatches = [outputs[j : j + n_ubatch] for j in range(0, len(outputs), n_ubatch)]
+            graphs = {(len(ubatch), sum(ubatch)) for ubatch in ubatches}
+            if graphs_only and graphs <= made:
+                continue
+            made |= graphs
+            self._engine.decode(part)
+
+    def share(self, n_seq: int) -> None:
+        """Let the first sequences have the prompt of the first one."""
+        for lease in self._leases[1:n_seq]:
+            lease.fork(self._leases[0])
+
+    def step(self, n_seq: int, i: int) -> None:
+        """One more token in each of the first sequences."""
+        tokens = bench_tokens(self.context.model, n_seq, i + 3)
+        pairs = zip(self._leases, tokens, strict=False)
+        self._engine.decode([lease.row((token,)) for lease, token in pairs])

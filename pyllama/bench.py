@@ -22,8 +22,8 @@ import numpy as np
 from pyggml.dtype import GGMLType
 
 from . import __version__
-from .batch import Batch
 from .context import Context
+from .engine import Engine, Lease
 from .errors import BatchError
 
 if TYPE_CHECKING:
@@ -167,24 +167,25 @@ def samples_ns(
         bench_tokens(model, n, stream)
         for stream, n in enumerate((case.n_depth, case.n_prompt, case.n_gen))
     )
+    lease = Engine(context, sequences=[0]).lease()
     if warmup:
-        _run(context, prompt[: context.n_batch], generated[:1])
+        _run(lease, prompt[: context.n_batch], generated[:1])
     context.kv.clear()
-    _run(context, depth, [])
+    lease.adopt(())
+    lease.evaluate(depth)
     samples = []
     for _ in range(repetitions):
-        _run(context, depth[context.kv.rewind(0, case.n_depth) :], [])
+        lease.evaluate(depth[lease.keep([*depth, 0]) :])
         start = time.perf_counter_ns()
-        _run(context, prompt, generated)
+        _run(lease, prompt, generated)
         samples.append(max(1, time.perf_counter_ns() - start))
     return samples
 
 
-def _run(context: Context, prompt: Sequence[int], generated: Sequence[int]) -> None:
-    for start in range(0, len(prompt), context.n_batch):
-        context.decode(Batch(prompt[start : start + context.n_batch]))
-    for token in generated:
-        context.decode_token(token)
+def _run(lease: Lease, prompt: Sequence[int], generated: Sequence[int]) -> None:
+    lease.evaluate(prompt)
+    for token in generated:  # the lease does not count them: the next `keep` forgets them
+        lease.context.decode_token(token)
 
 
 def bench_tokens(model: Model, n: int, stream: int) -> list[int]:

@@ -1,30 +1,24 @@
 """Completions in OpenAI's form, as llama-cpp-python gives them: whole, or in chunks.
 
-    run = CompletionRun(request, tokenizer, logits)
-    run.result(token_ids)                          # {"choices": [{"text": ...}], "usage": ...}
-    for chunk in run.chunks(token_ids): ...
+    run = CompletionRun(request, tokenizer, prompt_logits)
+    run.result(engine.run(...))                    # {"choices": [{"text": ...}], "usage": ...}
+    for chunk in run.chunks(engine.run(...)): ...
 
-The text ends at an end-of-generation token, a stop string or ``max_tokens``. Chunks hold whole
-characters, and nothing that may yet become a stop string. A run serves for one completion.
+A run serves for one completion.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-import numpy as np
-import numpy.typing as npt
-
-from .sampling.top import top_positions
-from .stopping import StopStrings
+from .engine import Event, TokenLogprob
+from .engine.logprobs import token_logprob
+from .engine.request import Floats
 from .tokenizer import Tokenizer, TokenStream
-
-Floats = npt.NDArray[np.float32]
-Tokens = Generator[int, Sequence[int] | None, None]
 
 
 class Logprobs(TypedDict):
@@ -71,13 +65,11 @@ class Completion(CompletionChunk):
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """What is to be completed, and how far.
+    """What the results of a completion are to have.
 
     Args:
         prompt: the text, for ``echo`` and for offsets.
         prompt_tokens: its tokens.
-        max_tokens: at least 1; must fit into the context.
-        stop: texts that end it.
         echo: begin with the prompt.
         logprobs: likeliest tokens to report; None for no log-probabilities.
         model: name to report.
@@ -85,8 +77,6 @@ class CompletionRequest:
 
     prompt: str
     prompt_tokens: list[int]
-    max_tokens: int
-    stop: str | Sequence[str] = ()
     echo: bool = False
     logprobs: int | None = None
     model: str = ""
@@ -101,22 +91,17 @@ class _Piece:
 
 @dataclass
 class CompletionRun:
-    """Makes the results of one request from its tokens.
+    """Makes the results of one request from its events.
 
     Args:
         request: what was asked for.
         tokenizer: of the model.
         prompt_logits: float32[n_prompt, n_vocab] after the first token, for ``echo`` with
             ``logprobs``.
-        logits: float32[n_vocab] that the last token was chosen from.
-
-    Raises:
-        SamplingError: an empty stop string.
     """
 
     request: CompletionRequest
     tokenizer: Tokenizer
-    logits: Callable[[], Floats]
     prompt_logits: Callable[[], Floats]
     n_tokens: int = 0
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4()}")
@@ -124,15 +109,14 @@ class CompletionRun:
 
     def __post_init__(self) -> None:
         request = self.request
-        self._stops = StopStrings(request.stop)
         self._book: _LogprobBook | None = None
         if request.logprobs is not None:
             offset = 0 if request.echo else len(request.prompt)
-            self._book = _LogprobBook(self.tokenizer, request.logprobs, offset)
+            self._book = _LogprobBook(self.tokenizer, offset)
 
-    def result(self, tokens: Tokens) -> Completion:
+    def result(self, events: Iterable[Event]) -> Completion:
         """The whole completion."""
-        pieces = list(self._pieces(tokens))
+        pieces = list(self._pieces(events))
         logprobs: Logprobs | None = None
         if self.request.logprobs is not None:
             logprobs = _no_logprobs()
@@ -149,36 +133,30 @@ class CompletionRun:
         result: Completion = whole
         return result
 
-    def chunks(self, tokens: Tokens) -> Iterator[CompletionChunk]:
+    def chunks(self, events: Iterable[Event]) -> Iterator[CompletionChunk]:
         """Pieces of text as they are made; the last one is empty and says why it ended."""
-        return map(self._chunk, self._pieces(tokens))
+        return map(self._chunk, self._pieces(events))
 
-    def _pieces(self, tokens: Tokens) -> Iterator[_Piece]:
-        stream, stops, book = TokenStream(self.tokenizer), self._stops, self._book
-        reason = "stop"  # also where the tokens end by themselves: a criterion stopped them
-        to_echo = self.request.echo
-        for token in tokens:
-            if to_echo:
+    def _pieces(self, events: Iterable[Event]) -> Iterator[_Piece]:
+        book, to_echo = self._book, self.request.echo
+        reason, tail = "stop", ""
+        for event in events:
+            if to_echo and event.kind in ("tokens", "end"):
                 yield self._echo()
                 to_echo = False
-            if self.tokenizer.is_eog(token):
-                break
-            self.n_tokens += 1
-            if book is not None:
-                book.add(token, self.logits())
-            text, stopped = stops.push(stream.push(token))
-            if text:
-                yield _Piece(text, book.take() if book else None)
-            if stopped:
-                break
-            if self.n_tokens >= self.request.max_tokens:
-                reason = "length"
-                break
-        tokens.close()
-        if to_echo:
-            yield self._echo()
-        # a character that is not finished is left out
-        tail, rest = stops.flush(), book.take() if book else None
+            if event.kind == "end":
+                reason = "length" if event.reason == "length" else "stop"
+                tail += event.text if event.reason != "eog" else ""
+            elif event.tokens and self.tokenizer.is_eog(event.tokens[0]):
+                tail = event.text
+            elif event.tokens:
+                self.n_tokens += 1
+                for entry in event.logprobs:
+                    if book is not None:
+                        book.add(entry.token, entry)
+                if event.text:
+                    yield _Piece(event.text, book.take() if book else None)
+        rest = book.take() if book else None
         if tail or (rest and rest["tokens"]):
             yield _Piece(tail, rest)
         yield _Piece("", None, reason)
@@ -193,7 +171,8 @@ class CompletionRun:
         rows = self.prompt_logits()
         for i, token in enumerate(tokens[begin:], start=begin):
             # OpenAI's form has none for the first one
-            book.add(token, rows[i - 1] if i > begin else None)
+            found = token_logprob(rows[i - 1], token, request.logprobs or 0) if i > begin else None
+            book.add(token, found)
         return _Piece(request.prompt, book.take())
 
     def _chunk(self, piece: _Piece) -> CompletionChunk:
@@ -216,25 +195,23 @@ class CompletionRun:
 class _LogprobBook:
     """Log-probabilities of tokens since they were last taken."""
 
-    def __init__(self, tokenizer: Tokenizer, n_top: int, offset: int) -> None:
-        self._tokenizer, self._n_top, self._offset = tokenizer, n_top, offset
+    def __init__(self, tokenizer: Tokenizer, offset: int) -> None:
+        self._tokenizer, self._offset = tokenizer, offset
         self._stream = TokenStream(tokenizer)
         self._entries = _no_logprobs()
 
-    def add(self, token: int, logits: Floats | None) -> None:
-        """Note a token and the logits it was chosen from, None where there are none."""
+    def add(self, token: int, found: TokenLogprob | None) -> None:
+        """Note a token and its log-probability, None where there is none."""
         entries, text = self._entries, self._text(token)
         entries["tokens"].append(text)
         entries["text_offset"].append(self._offset)
         self._offset += len(self._stream.push(token))
-        if logits is None:
+        if found is None:
             entries["token_logprobs"].append(None)
             entries["top_logprobs"].append(None)
             return
-        logprobs = log_softmax(logits)
-        likeliest = top_positions(logprobs, self._n_top).tolist() if self._n_top > 0 else []
-        top = {self._text(i): float(logprobs[i]) for i in likeliest}
-        top[text] = float(logprobs[token])
+        top = {self._text(i): logprob for i, logprob in found.top}
+        top[text] = found.logprob
         entries["token_logprobs"].append(top[text])
         entries["top_logprobs"].append(top)
 
@@ -245,19 +222,6 @@ class _LogprobBook:
 
     def _text(self, token: int) -> str:
         return self._tokenizer.token_to_piece(token).decode("utf-8", "ignore")
-
-
-def log_softmax(logits: npt.ArrayLike, axis: int = -1) -> Floats:
-    """Log-probabilities from logits.
-
-    Source: llama-cpp-python, ``Llama.logits_to_logprobs``.
-    """
-    values = np.asarray(logits, np.float32)
-    top = values.max(axis=axis, keepdims=True)
-    shifted = values - np.where(np.isfinite(top), top, np.float32(0))
-    with np.errstate(divide="ignore"):
-        result: Floats = shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
-    return result
 
 
 def _no_logprobs() -> Logprobs:

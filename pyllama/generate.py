@@ -1,35 +1,30 @@
-"""The token loop: a prompt in, token ids or text out, one at a time.
+"""Prompts in, token ids or text out: generators on an engine of their own.
 
     for token in generate(context, tokens, SamplingParams(temp=0.0), n_predict=24): ...
     for text in generate_text(context, tokens, stop=["\\n\\n"]): print(text, end="")
+    for i, token in generate_many(context, prompts, n_predict=64): ...
 
-Sequence 0 of the context is rewound to ``n_past`` first, so it does not matter what an earlier run
-left behind: one that ended early, raised or was interrupted. The last token chosen is not evaluated
-until the next one is asked for. Not thread-safe: one run per context at a time.
+It does not matter what an earlier run left in the context: one that ended early, raised or was
+interrupted. Not thread-safe: one run per context at a time. `pyllama.engine` is for more.
 """
 
 from __future__ import annotations
 
-import sys
-import time
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from .batch import Batch
+from .engine import Engine, Event, Request, Timings
+from .engine.request import Ids, Run, check_prompt
+from .engine.sequence import UNKNOWN
 from .errors import BatchError, ContextFull
-from .sampling import Chain, LogitsProcessor, SamplingParams, apply_logits_processors
-from .stopping import StopStrings
-from .timings import Timings
-from .tokenizer import TokenStream
+from .sampling import LogitsProcessor, SamplingParams
 
 if TYPE_CHECKING:
     from .context import Context
-    from .memory import Memory
+    from .engine.request import Floats
 
 FILL = -2  # of n_predict: as many tokens as the context takes
-MIN_ROOM = 4  # cells that a prompt must leave free, as in llama.cpp
 
 
 def generate(
@@ -52,9 +47,9 @@ def generate(
         params: how to choose; None for llama.cpp's defaults.
         n_predict: tokens at most; -2 for as many as the context takes, -1 the same unless it
             shifts (``n_keep``): then there is no end.
-        n_past: tokens that sequence 0 already holds and keeps; what lies behind them goes.
-        n_keep: when the context is full, half of what lies behind its first ``n_keep`` tokens
-            makes room (context shift); None ends there.
+        n_past: tokens that sequence 0 already holds and keeps; those after them go.
+        n_keep: when the context is full, half of what follows its first ``n_keep`` tokens makes
+            room (context shift); None ends there.
         past: the tokens that sequence 0 already holds, where the penalties should count them.
         logits_processors: called with all ids from ``n_past`` on and the logits, before sampling.
         timings: counts what is done.
@@ -73,26 +68,19 @@ def generate(
     held = context.kv.seq_pos_max(0) + 1
     if not 0 <= n_past <= held:
         raise BatchError(f"n_past is {n_past}, but sequence 0 holds {held} tokens")
-    if n_keep is not None:
-        context.kv.check_shift()
-    model = context.model
-    chain = Chain(params or SamplingParams(), model.hparams.n_vocab, model.tokenizer.eog)
-    for token in past:
-        chain.accept(token)
-    context.kv.seq_rm(0, n_past, -1)
-    # a context of n cells can choose one token more than it can hold
-    most = context.n_ctx_seq - n_past - len(tokens) + 1 if n_keep is None else sys.maxsize
-    if n_predict == FILL:
-        most, n_keep = context.n_ctx_seq - n_past - len(tokens) + 1, None
-    return _loop(
-        context,
-        list(tokens),
-        chain,
-        n_left=min(n_predict, most) if n_predict >= 0 else most,
-        n_keep=n_keep,
-        processors=list(logits_processors),
-        timings=timings or Timings(),
+    lease = Engine(context, timings=timings, sequences=[0]).lease(keep=True)
+    known = list(past)[len(past) - n_past :] if len(past) > n_past else list(past)
+    lease.truncate(n_past)
+    lease.adopt([UNKNOWN] * (n_past - len(known)) + known)
+    request = Request(
+        tokens,
+        params or SamplingParams(),
+        max_tokens=n_predict if n_predict >= 0 else None,
+        n_keep=None if n_predict == FILL else n_keep,
+        text=False,
+        processors=tuple(_after(n_past, p) for p in logits_processors),
     )
+    return _tokens(lease.run(request, append=True))
 
 
 def generate_text(
@@ -118,104 +106,117 @@ def generate_text(
     Raises:
         As `generate`; SamplingError for an empty stop string.
     """
-    stream = TokenStream(context.model.tokenizer, special)
-    stops = StopStrings(stop)
-    ids = generate(context, tokens, params, n_predict=n_predict, timings=timings)
-    return _text(ids, stream, stops)
+    check_prompt(len(tokens), 0, context.n_ctx_seq)
+    lease = Engine(context, timings=timings, sequences=[0]).lease(keep=True)
+    request = Request(
+        tokens,
+        params or SamplingParams(),
+        max_tokens=n_predict if n_predict >= 0 else None,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        special=special,
+    )
+    return _pieces(lease.run(request))
 
 
-def check_prompt(n_prompt: int, n_past: int, n_ctx: int, min_room: int = MIN_ROOM) -> None:
-    """Refuse a prompt that is empty or leaves too little room.
-
-    Raises:
-        ContextFull, BatchError: with the numbers, and the flag to use.
-    """
-    if not n_prompt:
-        raise BatchError("there are no tokens to continue: begin with the BOS token, or a text")
-    if n_past + n_prompt > n_ctx - min_room:
-        held = f" behind {n_past} tokens" if n_past else ""
-        raise ContextFull(
-            f"the prompt has {n_prompt} tokens{held}, a context of {n_ctx} takes "
-            f"{max(0, n_ctx - min_room - n_past)}; "
-            f"use a context of at least {n_past + n_prompt + min_room} (-c, n_ctx) "
-            "or a shorter prompt"
-        )
-
-
-def _loop(
+def generate_many(
     context: Context,
-    ids: list[int],
-    chain: Chain,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
-    n_left: int,
-    n_keep: int | None,
-    processors: list[LogitsProcessor],
-    timings: Timings,
-) -> Iterator[int]:
-    is_eog, clock = context.model.tokenizer.is_eog, time.perf_counter
-    if n_left <= 0:
-        return
-    for start in range(0, len(ids), context.n_batch):
-        part = ids[start : start + context.n_batch]
-        last = start + len(part) == len(ids)
-        timings.decode(context, Batch(part, logits="last" if last else "none"))
-    for token in ids:
-        chain.accept(token)
-    while True:
-        start_s = clock()
-        logits, best = context.logits_ith(-1), None
-        if processors:
-            logits = apply_logits_processors(processors, np.array(ids, np.intc), logits)
-        else:
-            best = context.best_ith(-1)
-        token = chain.sample(logits, best)
-        chain.accept(token)
-        timings.count_sample(clock() - start_s)
-        yield token
-        n_left -= 1
-        if n_left == 0 or is_eog(token):
-            return
-        ids.append(token)
-        if n_keep is not None and context.kv.length(0) >= context.n_ctx_seq:
-            shift(context, n_keep)
-        timings.decode_token(context, token)
+    n_predict: int = -1,
+) -> Iterator[tuple[int, int]]:
+    """Continue each prompt; a prompt begins as soon as another has ended (continuous batching).
 
+    What prompts begin with alike is evaluated once and shared. A text has the same tokens as if it
+    were alone, whatever runs beside it.
 
-def shift(context: Context, n_keep: int) -> int:
-    """Forget half of what lies behind the first ``n_keep`` tokens of sequence 0; the rest moves up.
+    Args:
+        context: its memory is cleared; as many texts run at once as it has sequences.
+        params: how to choose, for all prompts or for each.
+        n_predict: tokens of each text at most; -1 for an equal share of the context.
 
-    Returns:
-        How many tokens are forgotten.
+    Yields:
+        (index of the prompt, token id), in the order in which they are made. An end-of-generation
+        token is a text's last one.
 
     Raises:
-        ContextFull: there is nothing behind them.
+        BatchError: an empty prompt, an unknown token.
+        ContextFull: a prompt that does not fit even alone.
     """
-    kv = context.kv
-    return forget_half(kv, kv.caches[0].seq_pos_min(0), kv.length(0), n_keep)
+    for i, event in run_many(context, prompts, params, n_predict=n_predict, text=False):
+        for token in event.tokens:
+            yield i, token
 
 
-def forget_half(kv: Memory, first: int, n: int, n_keep: int) -> int:
-    """``shift`` of ``n`` tokens from position ``first`` on, though a window may have lost some."""
-    discard = (n - n_keep) // 2
-    if discard < 1:
-        raise ContextFull(
-            f"the context of {n} tokens is full, and all {n_keep} tokens to keep are in it; "
-            "use a smaller --keep or a larger context (-c, n_ctx)"
-        )
-    start = first + n_keep
-    kv.seq_rm(0, start, start + discard)
-    kv.seq_add(0, start + discard, -1, -discard)
-    return discard
+def run_many(
+    context: Context,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    n_predict: int = -1,
+    text: bool = True,
+) -> Iterator[tuple[int, Event]]:
+    """`generate_many` with the engine's events in place of tokens. Raises: the same."""
+    each = _params(params, len(prompts))
+    if n_predict == 0 or not prompts:
+        return
+    for i, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise BatchError(f"prompt {i} is empty: begin with the BOS token, or a text")
+        if len(prompt) >= context.n_ctx_seq:
+            raise ContextFull(
+                f"prompt {i} has {len(prompt)} tokens, a context of {context.n_ctx_seq} takes "
+                f"{context.n_ctx_seq - 1}; use a larger one (-c, n_ctx)"
+            )
+    share = max(1, context.n_ctx // context.kv.n_seq_max)
+    most = n_predict if n_predict >= 0 else share
+    context.kv.clear()
+    engine, numbers = Engine(context), dict[int, int]()
+    waiting = enumerate(zip(prompts, each, strict=True))
+
+    def submit(n: int) -> None:
+        for i, (prompt, sampling) in itertools.islice(waiting, n):
+            n_tokens = min(most, context.n_ctx_seq - len(prompt))
+            request = Request(prompt, sampling, max_tokens=n_tokens, text=text)
+            numbers[engine.submit(request)] = i
+
+    submit(2 * context.kv.n_seq_max)  # some wait, so that no sequence ever does
+    while engine.has_work:
+        for event in engine.step():
+            if event.error is not None:
+                raise event.error
+            yield numbers[event.request], event
+            if event.kind == "end":
+                submit(1)
 
 
-def _text(ids: Iterator[int], stream: TokenStream, stops: StopStrings) -> Iterator[str]:
-    for token in ids:
-        text, stopped = stops.push(stream.push(token))
-        if text:
-            yield text
-        if stopped:
-            return
-    text, stopped = stops.push(stream.flush())
-    text += stops.flush()
-    if text:
-        yield text
+def _tokens(run: Run) -> Iterator[int]:
+    for event in run:
+        if event.tokens:
+            yield event.tokens[0]
+
+
+def _pieces(run: Run) -> Iterator[str]:
+    for event in run:
+        if event.text:
+            yield event.text
+
+
+def _after(n_past: int, processor: LogitsProcessor) -> LogitsProcessor:
+    """A processor that does not see the first tokens."""
+
+    def process(ids: Ids, logits: Floats) -> Floats:
+        return processor(ids[n_past:], logits)
+
+    process.__name__ = getattr(processor, "__name__", type(processor).__name__)
+    return process
+
+
+def _params(
+    params: SamplingParams | Sequence[SamplingParams] | None, n: int
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * n
+    if len(params) != n:
+        raise BatchError(f"{len(params)} sampling parameters for {n} prompts")
+    return params

@@ -23,7 +23,7 @@ from pyggml.errors import ComputeError
 from pyggml.sched import to_numpy
 from pyggml.tensor import Tensor
 
-from .batch import Batch
+from .engine import Engine
 from .perplexity import Perplexity, PerplexityError, check_finite, token_losses
 from .quantize.importance import Entry, Importance
 
@@ -172,11 +172,9 @@ def _losses(context: Context, chunk: npt.NDArray[np.int32]) -> npt.NDArray[np.fl
         tokens[0] = tokenizer.bos
     context.kv.clear()
     parts = []
-    for start in range(0, len(tokens), context.n_batch):
-        stop = min(len(tokens), start + context.n_batch)
-        context.decode(Batch(tokens[start:stop], logits="all"))
-        scored = slice(max(first, start), min(stop, len(tokens) - 1))
+    for start, logits in Engine(context, sequences=[0]).lease().chunks(tokens, "all"):
+        scored = slice(max(first, start), min(start + len(logits), len(tokens) - 1))
         if scored.start < scored.stop:
-            logits = context.logits[scored.start - start : scored.stop - start]
-            parts.append(token_losses(logits, chunk[scored.start + 1 : scored.stop + 1]))
+            rows = logits[scored.start - start : scored.stop - start]
+            parts.append(token_losses(rows, chunk[scored.start + 1 : scored.stop + 1]))
     return np.concatenate(parts)

@@ -12,19 +12,29 @@ that it needs. A callback (logits processor, stopping criterion) that calls back
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from .compat import check_arguments
-from .completion import Completion, CompletionChunk, CompletionRequest, CompletionRun, log_softmax
+from .completion import Completion, CompletionChunk, CompletionRequest, CompletionRun
+from .engine import Event, Request, StoppingCriteria
+from .engine.call_lock import Steps, locked
+from .engine.logprobs import log_softmax
+from .engine.request import Floats, Ids, Run, check_prompt
 from .errors import BatchError
-from .evaluated import Floats, Ids
-from .generate import check_prompt
 from .llama_chat import LlamaChat
-from .sampling import RANDOM_SEED, Chain, LogitsProcessor, LogitsProcessorList, SamplingParams
-from .turns import Sampling, Steps, StoppingCriteria, locked, steps
+from .sampling import (
+    RANDOM_SEED,
+    Chain,
+    LogitsProcessor,
+    LogitsProcessorList,
+    SamplingParams,
+    apply_logits_processors,
+)
 
 T = TypeVar("T")
 
@@ -113,9 +123,9 @@ class Llama(LlamaChat):
             frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
         )  # fmt: skip
         with self._lock:
-            state = self._state
-            logits = state.row(state.n_tokens - 1 if idx is None else idx)
-            ids = state.ids().tolist()
+            lease = self._lease
+            logits = self._kept.after(lease.n_tokens - 1 if idx is None else idx)
+            ids = lease.tokens
             last = self._last_sample
             if last is None or last[0] != params or ids[: len(last[2])] != last[2]:
                 last = (params, self._chain(params), [])
@@ -123,7 +133,12 @@ class Llama(LlamaChat):
             for token in ids[len(last[2]) :]:
                 chain.accept(token)
             self._last_sample = (params, chain, ids)
-            return Sampling(chain, self._timings, _as_list(logits_processor)).choose(logits, state)
+            start_s = time.perf_counter()
+            if processors := _as_list(logits_processor):
+                logits = apply_logits_processors(processors, np.array(ids, np.intc), logits)
+            token = chain.sample(logits)
+            self._timings.count_sample(time.perf_counter() - start_s)
+            return token
 
     def generate(
         self,
@@ -167,25 +182,35 @@ class Llama(LlamaChat):
             frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
         )  # fmt: skip
         with self._lock:
-            ids = [*([] if reset else self._state.ids().tolist()), *map(int, tokens)]
-        check_prompt(len(ids), 0, self._n_ctx, min_room=0)
-        sampling = self._sampling(params, logits_processor, stopping_criteria)
-        return locked(self._lock, steps(self._state, ids, sampling))
+            n_held = 0 if reset else self._lease.n_tokens
+            check_prompt(len(tokens) + n_held, 0, self._n_ctx, min_room=0)
+            request = Request(
+                tokens,
+                params,
+                text=False,
+                stop_at_eog=False,
+                processors=_as_list(logits_processor),
+                criteria=_as_list(stopping_criteria),
+                progress=self.verbose,
+            )
+            run = self._lease.run(request, append=not reset)
+        return locked(self._lock, self._tokens(run))
+
+    def _tokens(self, run: Run) -> Steps[int]:
+        """The tokens of a run; those that are sent go on to it."""
+        sent: Sequence[int] | None = None
+        while True:
+            try:
+                event = run.send(sent)
+            except StopIteration:
+                return
+            self._say_reuse(event)
+            sent = (yield event.tokens[0]) if event.tokens else None
 
     def set_seed(self, seed: int) -> None:
         """Set the seed of what is sampled from now on; 0xFFFFFFFF or -1 for random ones."""
         super().set_seed(seed)
         self._last_sample = None
-
-    def _sampling(
-        self,
-        params: SamplingParams,
-        processors: Sequence[LogitsProcessor] | LogitsProcessor | None,
-        criteria: Sequence[StoppingCriteria] | StoppingCriteria | None,
-    ) -> Sampling:
-        return Sampling(
-            self._chain(params), self._timings, _as_list(processors), _as_list(criteria)
-        )
 
     def _chain(self, params: SamplingParams) -> Chain:
         return Chain(params, self.n_vocab(), self._model.tokenizer.eog)
@@ -254,8 +279,8 @@ class Llama(LlamaChat):
             ValueError: ``logprobs`` without ``logits_all``.
         """
         check_arguments("create_completion", locals())
-        state = self._state
-        if logprobs is not None and not state.logits_all:
+        kept = self._kept
+        if logprobs is not None and not kept.logits_all:
             raise BatchError(
                 "logprobs is not supported for models created with logits_all=False; "
                 "create Llama(..., logits_all=True)"
@@ -263,11 +288,9 @@ class Llama(LlamaChat):
         tokens = self._prompt_tokens(prompt)
         check_prompt(len(tokens), 0, self._n_ctx, min_room=1)
         room = self._n_ctx - len(tokens)
-        request = CompletionRequest(
+        asked = CompletionRequest(
             prompt=prompt if isinstance(prompt, str) else self.tokenizer().decode(tokens),
             prompt_tokens=tokens,
-            max_tokens=min(max_tokens, room) if max_tokens and max_tokens > 0 else room,
-            stop=stop or (),
             echo=echo,
             logprobs=logprobs,
             model=self.model_path if model is None else model,
@@ -278,19 +301,23 @@ class Llama(LlamaChat):
             seed=self._next_seed() if seed is None else seed,
             logit_bias={int(token): float(bias) for token, bias in (logit_bias or {}).items()},
         )  # fmt: skip
-        sampling = self._sampling(params, logits_processor, stopping_criteria)
-        run = CompletionRun(
-            request,
-            self._model.tokenizer,
-            logits=lambda: state.context.logits_ith(-1),
-            prompt_logits=lambda: state.scores[: len(tokens)],
+        request = Request(
+            tokens,
+            params,
+            max_tokens=min(max_tokens, room) if max_tokens and max_tokens > 0 else room,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            drop_unfinished=True,
+            logprobs=logprobs,
+            processors=_as_list(logits_processor),
+            criteria=_as_list(stopping_criteria),
+            progress=self.verbose,
         )
-        ids = steps(state, list(tokens), sampling)
+        run = CompletionRun(asked, self._model.tokenizer, lambda: kept.rows[: len(tokens)])
         if stream:
-            return locked(self._lock, self._timed_chunks(run, ids))
+            return locked(self._lock, self._timed_chunks(run, request))
         with self._lock:
             self._timings.reset()
-            result = run.result(ids)
+            result = run.result(self._heard(request))
             self._say_timings()
             return result
 
@@ -301,10 +328,16 @@ class Llama(LlamaChat):
         """Log-probabilities from logits."""
         return log_softmax(logits, axis)
 
-    def _timed_chunks(self, run: CompletionRun, ids: Steps[int]) -> Steps[CompletionChunk]:
+    def _timed_chunks(self, run: CompletionRun, request: Request) -> Steps[CompletionChunk]:
         self._timings.reset()
-        yield from run.chunks(ids)
+        yield from run.chunks(self._heard(request))
         self._say_timings()
+
+    def _heard(self, request: Request) -> Iterator[Event]:
+        """The events of a request; what is reused of its prompt is said."""
+        for event in self._lease.run(request):
+            self._say_reuse(event)
+            yield event
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, bytes):  # a sequence of integers too
@@ -320,8 +353,8 @@ class Llama(LlamaChat):
             self._say("\n".join(self._timings.lines()))
 
 
-def _as_list(given: Sequence[T] | T | None) -> Sequence[T]:
-    """A list of callables, for one of them, a list or None."""
+def _as_list(given: Sequence[T] | T | None) -> tuple[T, ...]:
+    """Callables, for one of them, a list or None."""
     if given is None:
-        return []
-    return given if isinstance(given, Sequence) else [given]
+        return ()
+    return tuple(given) if isinstance(given, Sequence) else (given,)

@@ -24,14 +24,13 @@ import numpy as np
 from .chat.formats import DEFAULT, ChatFormats
 from .compat import NotSupported, cache_type, check_arguments, overrides
 from .context import Context
+from .engine import CallLock, Engine, Event, Lease, Timings
+from .engine.request import Floats, Ids
 from .errors import BatchError, ModelError
-from .evaluated import Evaluated, Floats, Ids
-from .llama_state import LlamaState, put_state, take_state
+from .llama_state import LlamaState, Scores, put_state, take_state
 from .llama_tokenizer import LlamaTokenizer
 from .model import Model
 from .sampling import RANDOM_SEED
-from .timings import Timings
-from .turns import CallLock
 
 
 class LlamaBase:
@@ -89,7 +88,7 @@ class LlamaBase:
         verbose: bool = True,
     ) -> None:
         self._lock = CallLock("this Llama object", self._recover)
-        self._evaluated: Evaluated | None = None
+        self._held: Scores | None = None
         check_arguments("Llama", locals())
         types = cache_type("type_k", type_k), cache_type("type_v", type_v)
         changed = overrides(locals())
@@ -127,9 +126,8 @@ class LlamaBase:
                 swa_full=bool(swa_full),
                 overrides=changed,
             )
-            self._evaluated = Evaluated(
-                context, logits_all=logits_all, timings=self._timings, on_reuse=self._say_reuse
-            )
+            lease = Engine(context, timings=self._timings).lease()
+            self._held = Scores(lease, logits_all=logits_all)
             self._n_ctx = context.n_ctx
         self._timings.load_ms = 1e3 * (time.perf_counter() - start_s)
         self.n_batch = min(n_batch, self._n_ctx)
@@ -149,16 +147,20 @@ class LlamaBase:
     @property
     def context(self) -> Context:
         """The context beneath."""
-        return self._state.context
+        return self._lease.context
 
     @property
-    def _state(self) -> Evaluated:
-        if self._evaluated is None:
+    def _kept(self) -> Scores:
+        if self._held is None:
             raise ModelError(
                 f"{self.model_path}: there is nothing to evaluate with: loaded with "
                 "vocab_only=True, or closed"
             )
-        return self._evaluated
+        return self._held
+
+    @property
+    def _lease(self) -> Lease:
+        return self._kept.lease
 
     def n_ctx(self) -> int:
         """Tokens of context."""
@@ -208,16 +210,16 @@ class LlamaBase:
 
     def _recover(self) -> None:
         """In a child that was forked during a call: tokens are evaluated again."""
-        if self._evaluated is not None:
-            self._evaluated.context.reset()
-            self._evaluated.adopt(())
+        if self._held is not None:
+            self._held.lease.engine.recover()
 
     def close(self) -> None:
         """Free model and context; the tokenizer still works."""
         with self._lock:
-            state, self._evaluated = self._evaluated, None
-            if state is not None:
-                state.context.close()
+            held, self._held = self._held, None
+            if held is not None:
+                held.lease.on_logits(None)  # no cycle keeps the cache's memory
+                held.lease.context.close()
             self._model.close()
 
     def __enter__(self) -> Self:
@@ -240,19 +242,19 @@ class LlamaBase:
     @property
     def n_tokens(self) -> int:
         """Tokens that the context holds; lower it to forget the last ones. Raises: BatchError."""
-        return self._state.n_tokens
+        return self._lease.n_tokens
 
     @n_tokens.setter
     def n_tokens(self, value: int) -> None:
-        held = self._state.n_tokens
+        held = self._lease.n_tokens
         if not 0 <= value <= held:
             raise BatchError(f"n_tokens = {value}: {held} tokens are evaluated, want 0 to {held}")
-        self._state.n_tokens = value
+        self._lease.n_tokens = value
 
     @property
     def input_ids(self) -> Ids:
         """int32[n_ctx], of which the first ``n_tokens`` count."""
-        return self._state.input_ids
+        return self._lease.ids
 
     @property
     def scores(self) -> Floats:
@@ -264,7 +266,7 @@ class LlamaBase:
         Raises:
             AllocError: so large an array cannot even be reserved.
         """
-        return self._state.scores
+        return self._kept.rows
 
     @property
     def _input_ids(self) -> Ids:
@@ -277,7 +279,7 @@ class LlamaBase:
     def reset(self) -> None:
         """Forget all tokens."""
         with self._lock:
-            self._state.holder, self._state.n_tokens = None, 0
+            self._lease.n_tokens = 0
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens behind those that the context holds.
@@ -288,9 +290,8 @@ class LlamaBase:
             Aborted: it was stopped; what was finished counts in ``n_tokens``.
         """
         with self._lock:
-            self._state.holder = None
-            self._state.evaluate(tokens)
-            _ = self._state.scores  # keeps the last row
+            self._lease.evaluate(list(map(int, tokens)))
+            _ = self._kept.rows  # keeps the last row
 
     @classmethod
     def from_pretrained(
@@ -334,7 +335,7 @@ class LlamaBase:
     def save_state(self) -> LlamaState:
         """A copy of tokens, logits and cache, for `load_state`."""
         with self._lock:
-            return take_state(self._state, self._seed)
+            return take_state(self._kept, self._seed)
 
     def load_state(self, state: LlamaState) -> None:
         """Go on where `save_state` was called, on this or another object with the same model.
@@ -344,17 +345,21 @@ class LlamaBase:
                 Nothing has changed then.
         """
         with self._lock:
-            put_state(self._state, state)
+            put_state(self._kept, state)
             self.set_seed(state.seed)
 
     def _say(self, text: str) -> None:
         if self.verbose:
             print(text, file=sys.stderr)
 
-    def _say_reuse(self, n_kept: int, n_rest: int) -> None:
-        self._say(
-            f"Llama.generate: {n_kept} prefix-match hit, remaining {n_rest} prompt tokens to eval"
-        )
+    def _say_reuse(self, event: Event) -> None:
+        usage = event.usage if event.kind == "progress" else None
+        if usage is not None and usage.n_cached == usage.n_computed > 0:
+            rest = usage.n_prompt + usage.n_generated - usage.n_cached
+            self._say(
+                f"Llama.generate: {usage.n_cached} prefix-match hit, remaining {rest} prompt "
+                "tokens to eval"
+            )
 
 
 def _as_text(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from .batch import Batch
+from .engine import Engine
 from .errors import BatchError, ContextFull, PyllamaError
 from .saved_logits import saving
 
@@ -157,12 +157,11 @@ def scored_logits(
         tokens[0] = tokenizer.bos
     first, end = len(chunk) // 2, len(chunk) - 1
     context.kv.clear()
-    for start in range(0, end, context.n_batch):  # nobody needs what the last token predicts
-        stop = min(end, start + context.n_batch)
-        flags = [position >= first for position in range(start, stop)]
-        context.decode(Batch(tokens[start:stop], logits=flags))
-        if any(flags):
-            yield context.logits, chunk[max(first, start) + 1 : stop + 1]
+    wanted = [position >= first for position in range(end)]  # not of the last token
+    for start, logits in Engine(context, sequences=[0]).lease().chunks(tokens[:end], wanted):
+        if len(logits):
+            done = max(first, start)
+            yield logits, chunk[done + 1 : done + 1 + len(logits)]
 
 
 def token_losses(

@@ -35,9 +35,11 @@ from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.context import Context
-    from pyllama.prompt_cache import PromptCache
+    from pyllama.engine import Lease
+    from pyllama.engine.prompt_file import PromptFile
     from pyllama.sampling import SamplingParams
-    from pyllama.timings import Timings
+
+FILL = -2  # of --predict: as many tokens as the context takes, without a context shift
 
 
 @dataclass(frozen=True)
@@ -135,12 +137,12 @@ def command(**options: Any) -> None:
     context = make_context(model, sizes)
     if run.verbose:
         _describe(context, params, run.predict)
-    from pyllama.timings import Timings
+    from pyllama.engine import Engine, Timings
 
     timings = Timings(load_ms=1e3 * (time.perf_counter() - start))
     try:
-        n_keep = talk.n_keep(tokens, model.tokenizer)
-        _stream(context, tokens, params, run, timings, n_keep)
+        lease = Engine(context, timings=timings).lease()
+        _stream(lease, tokens, params, run, talk.n_keep(tokens, model.tokenizer))
     finally:  # also after Ctrl-C
         if run.perf and timings.n_prompt_eval + timings.n_eval:
             for line in timings.lines():
@@ -148,66 +150,50 @@ def command(**options: Any) -> None:
 
 
 def _stream(
-    context: Context,
-    tokens: list[int],
-    params: SamplingParams,
-    run: RunOptions,
-    timings: Timings,
-    n_keep: int | None,
+    lease: Lease, tokens: list[int], params: SamplingParams, run: RunOptions, n_keep: int | None
 ) -> None:
     """Print the prompt and what follows it, token by token."""
-    from pyllama.generate import generate
-    from pyllama.tokenizer import TokenStream
+    from pyllama.engine import Request, TextAssembler
+    from pyllama.engine.request import check_prompt
 
-    tokenizer = context.model.tokenizer
-    cache, n_past = _load_prompt(context, tokens, run)
-    decoder = TokenStream(tokenizer, special=run.special)
-    shown = "".join(map(decoder.push, tokens))
-    made: list[int] = []
-    tail = ""
-    keep = max(map(len, run.reverse_prompt), default=1) - 1
-    stream = generate(
-        context,
-        tokens[n_past:],
+    check_prompt(len(tokens), 0, lease.context.n_ctx_seq)
+    cache = _load_prompt(lease, tokens, run)
+    request = Request(
+        tokens,
         params,
-        n_predict=run.predict,
-        n_past=n_past,
-        past=tokens[:n_past],
-        n_keep=n_keep,
-        timings=timings,
+        max_tokens=run.predict if run.predict >= 0 else None,
+        stop=tuple(filter(None, run.reverse_prompt)),
+        special=run.special,
+        show_stop=True,
+        n_keep=None if run.predict == FILL else n_keep,
     )
+    events = lease.run(request)
     if run.display_prompt:  # nothing is wrong with what was asked for
-        write_raw(shown)
-    for token in stream:
-        if cache is not None and not made and not run.prompt_cache_ro:
-            cache.save(context, tokens)  # the prompt is evaluated, and nothing more
-        made.append(token)
-        text = decoder.push(token)
-        write_raw(text)
-        tail += text
-        if any(stop in tail for stop in run.reverse_prompt):
-            break
-        tail = tail[-keep:] if keep else ""
-    write_raw(decoder.flush())
-    write_raw(" [end of text]\n" if made and tokenizer.is_eog(made[-1]) else "\n")
-    if cache is not None and run.prompt_cache_all and not run.prompt_cache_ro:
-        ids, n = [*tokens, *made], context.kv.seq_pos_max(0) + 1
-        if n >= len(ids) - 1:  # not after a context shift
-            cache.save(context, ids[:n])
+        shown = TextAssembler(lease.context.model.tokenizer, special=run.special)
+        write_raw("".join(map(shown.push, tokens)) + shown.flush())
+    made, reason = 0, None
+    for event in events:
+        if event.tokens and not made and cache is not None and not run.prompt_cache_ro:
+            cache.save(lease)  # the prompt is evaluated, and nothing more
+        made += len(event.tokens)
+        reason = event.reason
+        write_raw(event.text)
+    write_raw(" [end of text]\n" if reason == "eog" else "\n")
+    writes = run.prompt_cache_all and not run.prompt_cache_ro
+    if cache is not None and writes and not lease.n_forgotten:
+        cache.save(lease)
 
 
-def _load_prompt(
-    context: Context, tokens: list[int], run: RunOptions
-) -> tuple[PromptCache | None, int]:
-    """The prompt cache, and how many tokens of the prompt came from it."""
+def _load_prompt(lease: Lease, tokens: list[int], run: RunOptions) -> PromptFile | None:
+    """The prompt cache, whose tokens are in the sequence as far as they are the prompt's."""
     if run.prompt_cache is None:
-        return None, 0
-    from pyllama.prompt_cache import PromptCache
+        return None
+    from pyllama.engine.prompt_file import PromptFile
 
-    cache = PromptCache(run.prompt_cache)
-    n_past = cache.load(context, tokens)
-    note_cache(cache, n_past, len(tokens))
-    return cache, n_past
+    cache = PromptFile(run.prompt_cache)
+    cache.load(lease)
+    note_cache(cache, lease.keep(tokens), len(tokens))
+    return cache
 
 
 def _describe(context: Context, params: SamplingParams, n_predict: int) -> None:

@@ -9,6 +9,7 @@ Each text goes to stdout when it has ended; what it took goes to stderr.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -116,24 +117,21 @@ def _texts(
     context: Context, prompts: list[list[int]], params: list[SamplingParams], n_predict: int
 ) -> Iterator[tuple[int, int, str]]:
     """Index, tokens and text of each prompt's continuation as it ends; then the totals."""
-    from pyllama.parallel import generate_many, most_tokens
-    from pyllama.tokenizer import TokenStream
+    from pyllama.generate import run_many
 
-    is_eog = context.model.tokenizer.is_eog
-    streams = [TokenStream(context.model.tokenizer) for _ in prompts]
-    texts, counts, done = [""] * len(prompts), [0] * len(prompts), set()
-    most = [most_tokens(context, len(prompt), n_predict) for prompt in prompts]
     start = time.perf_counter()
-    for i, token in generate_many(context, prompts, params, n_predict=n_predict):
-        texts[i] += streams[i].push(token)
-        counts[i] += 1
-        if is_eog(token) or counts[i] == most[i]:
-            done.add(i)
-            yield i, counts[i], texts[i] + streams[i].flush()
+    n_done = n_gen = 0
+    texts: defaultdict[int, str] = defaultdict(str)
+    for i, event in run_many(context, prompts, params, n_predict=n_predict):
+        texts[i] += event.text
+        if event.usage is not None:
+            n = event.usage.n_generated
+            n_done, n_gen = n_done + 1, n_gen + n
+            yield i, n, texts.pop(i)
     seconds = time.perf_counter() - start
-    n_prompt, n_gen = sum(map(len, prompts)), sum(counts)
+    n_prompt = sum(map(len, prompts))
     note(
-        f"{len(done)} texts, {context.kv.n_seq_max} at once: {n_prompt} prompt and {n_gen} "
+        f"{n_done} texts, {context.kv.n_seq_max} at once: {n_prompt} prompt and {n_gen} "
         f"generated tokens in {seconds:.2f} s, {n_gen / seconds:.2f} generated tokens per second, "
         f"{(n_prompt + n_gen) / seconds:.2f} in all"
     )

@@ -1,6 +1,6 @@
 """A conversation with a model: turns of a user and of the model, in a chat format.
 
-    talk = Conversation(state, formats.get(), system="Be brief.")
+    talk = Conversation(lease, formats.get(), system="Be brief.")
     talk.say("Hi")
     for text in talk.reply(Settings(params)): print(text, end="")
 
@@ -13,8 +13,8 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..engine import Lease
 from ..errors import TemplateError
-from ..evaluated import Evaluated
 from ..tokenizer.special import CONTROL, USER_DEFINED
 from .formats import ChatFormat, ChatPrompt, check_values
 from .reply import Reply, Settings
@@ -24,7 +24,7 @@ class Conversation:
     """Messages, and the context that has read them.
 
     Args:
-        state: the tokens of a context that no one else uses.
+        lease: the sequence that reads them.
         format: how messages are written.
         system: what the model is told first.
         values: more that the template may look at.
@@ -38,13 +38,13 @@ class Conversation:
 
     def __init__(
         self,
-        state: Evaluated,
+        lease: Lease,
         format: ChatFormat,
         *,
         system: str = "",
         values: Mapping[str, Any] | None = None,
     ) -> None:
-        self._state, self._format, self._values = state, format, dict(values or {})
+        self._lease, self._format, self._values = lease, format, dict(values or {})
         check_values(self._values)
         self._system = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, Any]] = list(self._system)
@@ -91,7 +91,7 @@ class Conversation:
         tokens, reply = self._tokens(prompt), Reply(settings)
         try:
             said = self._n_said(tokens, settings.n_keep)
-            yield from reply.stream(self._state, tokens, prompt.stop, said)
+            yield from reply.stream(self._lease, tokens, prompt.stop, said)
         finally:
             if reply.text or reply.ended:
                 self.messages.append(self._said(prompt.text, reply.text))
@@ -101,7 +101,7 @@ class Conversation:
 
     def _n_said(self, tokens: list[int], n_keep: int | None) -> int:
         """Tokens of the last message behind what a context shift keeps; 0 where there is none."""
-        if n_keep is None or len(tokens) <= self._state.context.n_ctx_seq:
+        if n_keep is None or len(tokens) <= self._lease.context.n_ctx_seq:
             return 0
         alone, system = self.opening(self.messages[-1]["content"]), self.opening()
         return min(len(alone) - min(n_keep, len(system)), len(tokens))
@@ -126,7 +126,7 @@ class Conversation:
         text, tokens = self._read
         if not text or not prompt.text.startswith(text):
             return prompt.tokens
-        tokenizer = self._state.context.model.tokenizer
+        tokenizer = self._lease.context.model.tokenizer
         rest = tokenizer.encode(prompt.text[len(text) :], add_special=False, parse_special=True)
         if rest and tokenizer.vocab.types[rest[0]] in (CONTROL, USER_DEFINED):
             return tokens + rest

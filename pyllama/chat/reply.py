@@ -1,10 +1,10 @@
 """One turn of the model's: from the tokens of a dialogue to text, piece by piece.
 
     reply = Reply(Settings(params, stop=("User:",)))
-    for text in reply.stream(state, tokens): print(text, end="")
+    for text in reply.stream(lease, tokens): print(text, end="")
     reply.text, reply.tokens, reply.ended
 
-Only the tokens that ``state`` does not hold are evaluated. A stream may be left or closed at any
+Only the tokens that the sequence does not hold are evaluated. A stream may be left or closed at any
 point; the reply then holds what there is. Not thread-safe.
 """
 
@@ -14,14 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..evaluated import Evaluated
-from ..generate import check_prompt
-from ..sampling import Chain, SamplingParams
-from ..stopping import StopStrings
-from ..tokenizer import TokenStream
-from ..turns import Sampling, steps
+from ..engine import EndReason, Lease, Request
+from ..engine.request import check_prompt
+from ..sampling import SamplingParams
 
-Ended = Literal["", "eog", "stop", "length", "full"]
+Ended = EndReason | Literal["", "full"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Settings:
         params: how tokens are chosen.
         n_predict: tokens at most; negative for as many as the context takes.
         stop: texts that end a reply.
-        show_stop: keep the text that ended it; else it is not part of the reply.
+        show_stop: keep the token that completes a stop text; else the text ends before that.
         special: spell special tokens out.
         n_keep: first tokens of the dialogue that a full context keeps when it forgets half of the
             others (context shift); None ends the reply there.
@@ -71,12 +68,12 @@ class Reply:
         return self.text[self._ends[-1] if self._ends else 0 :] if not self.ended else ""
 
     def stream(
-        self, state: Evaluated, tokens: Sequence[int], stop: Sequence[str] = (), n_last: int = 0
+        self, lease: Lease, tokens: Sequence[int], stop: Sequence[str] = (), n_last: int = 0
     ) -> Iterator[str]:
         """Make it; the text comes in whole characters.
 
         Args:
-            stop: more texts that end it, never shown.
+            stop: more texts that end it.
             n_last: last tokens, what is said in this turn, that a context shift must not forget
                 before they are read.
 
@@ -86,8 +83,8 @@ class Reply:
         """
         try:
             self.ids = list(tokens)
-            self._fit(state, self.ids, n_last)
-            for piece in self._pieces(state, self.ids, tuple(stop)):
+            self._fit(lease, self.ids, n_last)
+            for piece in self._pieces(lease, self.ids, tuple(stop)):
                 if piece:
                     self.text += piece
                     yield piece
@@ -97,42 +94,40 @@ class Reply:
                 self.tokens.pop()
                 self.ids.pop()
 
-    def _fit(self, state: Evaluated, ids: list[int], n_last: int) -> None:
+    def _fit(self, lease: Lease, ids: list[int], n_last: int) -> None:
         """Refuse tokens that leave no room, or forget some of those in the middle."""
-        n_ctx, n_keep = state.context.n_ctx_seq, self.settings.n_keep
+        n_ctx, n_keep = lease.context.n_ctx_seq, self.settings.n_keep
         if n_keep is None or not ids:
             check_prompt(len(ids), 0, n_ctx, min_room=1)
         elif n_last and len(ids) > n_ctx:
             check_prompt(n_last, min(n_keep, len(ids) - n_last), n_ctx, min_room=1)
-            state.make_room(ids, n_keep, n_last)
+            lease.make_room(ids, n_keep, n_last)
 
-    def _pieces(self, state: Evaluated, ids: list[int], stop: tuple[str, ...]) -> Iterator[str]:
-        settings, model = self.settings, state.context.model
-        decoder = TokenStream(model.tokenizer, settings.special)
-        stops = StopStrings((*settings.stop, *stop))
-        chain = Chain(settings.params, model.hparams.n_vocab, model.tokenizer.eog)
-        if settings.n_predict == 0:
-            self.ended = "length"
-            return
-        n_chars = 0
-        for token in steps(state, ids, Sampling(chain, state.timings), settings.n_keep):
-            if model.tokenizer.is_eog(token):
+    def _pieces(self, lease: Lease, ids: list[int], stop: tuple[str, ...]) -> Iterator[str]:
+        settings = self.settings
+        request = Request(
+            ids,
+            settings.params,
+            max_tokens=settings.n_predict if settings.n_predict >= 0 else None,
+            stop=(*settings.stop, *stop),
+            special=settings.special,
+            show_stop=settings.show_stop,
+            n_keep=settings.n_keep,
+        )
+        is_eog = lease.context.model.tokenizer.is_eog
+        for event in lease.run(request):
+            if event.kind == "shift":
+                first, n = event.removed
+                del ids[first : first + n]
+            elif event.kind == "end":
+                full = event.reason == "length" and len(self.tokens) != settings.n_predict
+                self.ended = "full" if full else event.reason or ""
+                yield event.text if event.reason == "length" else ""
+            elif event.tokens and is_eog(event.tokens[0]):
                 self.ended = "eog"
-                ids.pop()
-                break
-            self.tokens.append(token)
-            piece = decoder.push(token)
-            n_chars += len(piece)
-            self._ends.append(n_chars + decoder.waits)
-            text, stopped = stops.push(piece)
-            yield text
-            if stopped:
-                self.ended = "stop"
-                yield stops.matched or "" if settings.show_stop else ""
-                return
-            if len(self.tokens) == settings.n_predict:
-                self.ended = "length"
-                break
-        self.ended = self.ended or "full"
-        text, _ = stops.push(decoder.flush())
-        yield text + stops.flush()
+                yield event.text
+            elif event.tokens:
+                self.tokens += event.tokens
+                ids += event.tokens
+                self._ends.append(len(self.text) + len(event.text) + event.n_held)
+                yield event.text

@@ -1,6 +1,6 @@
 """A dialogue without a chat format: one text that the user and the model write in turns.
 
-    talk = Transcript(state, "Bob: Hi!\\nUser:", between=("", "\\nBob:"))
+    talk = Transcript(lease, "Bob: Hi!\\nUser:", between=("", "\\nBob:"))
     talk.say(" Who are you?")
     for text in talk.reply(Settings(params, stop=("User:",), show_stop=True)): ...
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..evaluated import Evaluated
+from ..engine import Lease
 from .reply import Reply, Settings
 
 
@@ -19,7 +19,7 @@ class Transcript:
     """A text that grows; the same methods as `Conversation`'s.
 
     Args:
-        state: the tokens of a context that no one else uses.
+        lease: the sequence that reads them.
         prompt: how the text begins.
         between: what comes before and after what the user says.
         bos: put a BOS token before what the user says.
@@ -27,13 +27,13 @@ class Transcript:
 
     def __init__(
         self,
-        state: Evaluated,
+        lease: Lease,
         prompt: str,
         *,
         between: tuple[str, str] = ("", ""),
         bos: bool = False,
     ) -> None:
-        self._state, self._tokenizer = state, state.context.model.tokenizer
+        self._lease, self._tokenizer = lease, lease.context.model.tokenizer
         self._between, self._bos = between, bos
         self._prompt = self._tokenizer.encode(prompt, add_special=True, parse_special=True)
         self._ids = list(self._prompt)
@@ -81,7 +81,7 @@ class Transcript:
         begin = len(self._ids)
         try:
             said = begin - (self._turns[-1] if self._turns else 0)
-            yield from reply.stream(self._state, self._ids, n_last=said)
+            yield from reply.stream(self._lease, self._ids, n_last=said)
             if reply.ended == "eog" and settings.stop:
                 behind = self._tokenizer.encode(settings.stop[0], False, True)
                 reply.tokens += behind

@@ -6,6 +6,8 @@
         chain.accept(token)
     token = chain.sample(logits)    # the logits are not written to
     chain.accept(token)
+    m = chain.mark()                # then sample and accept drafted tokens ...
+    chain.rollback(m)               # ... and undo that
 
 With equal logits, parameters and seed a chain chooses as llama.cpp's does, as far as float32
 rounding of exp allows. Each `sample` takes two words of the random stream, greedy or not. NaN
@@ -15,6 +17,7 @@ counts as -inf; where every logit is -inf, token 0 is chosen. Not thread-safe.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from itertools import takewhile
 
 import numpy as np
@@ -25,6 +28,7 @@ from pyllama.sampling.dist import Dist
 from pyllama.sampling.fused import Fused
 from pyllama.sampling.params import SamplingError, SamplingParams
 from pyllama.sampling.penalties import Penalties
+from pyllama.sampling.rng import Mark as StreamMark
 from pyllama.sampling.sampler import ChainSetup, Sampler
 from pyllama.sampling.temperature import Temperature
 from pyllama.sampling.top import Floats
@@ -38,6 +42,9 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "temperature": Temperature,
 }
 """Every sampler that `SamplingParams.samplers` may name, in the order of the default chain."""
+
+
+Mark = tuple[tuple[object, ...], StreamMark]
 
 
 class Chain:
@@ -69,9 +76,12 @@ class Chain:
         self._n_vocab = n_vocab
         self._dist = Dist(params.seed)
         self._samplers = [sampler for _, sampler in links if sampler is not None]
+        # those that remember tokens
+        self._listeners = [s for s in self._samplers if type(s).accept is not Sampler.accept]
         self._greedy = _greedy_prefix(self._samplers)
-        biases = [s for s in self._greedy or [] if isinstance(s, LogitBias)]
-        self._biases = biases if self._greedy is not None and biases == self._greedy else None
+        # whether the largest logit is the choice, unless a bias changes it
+        self._is_argmax = self._greedy is not None and self._greedy in ([], [bias])
+        self._bias = bias
         self._head = list(takewhile(lambda sampler: sampler.keeps_all, self._samplers))
         behind = self._samplers[len(self._head) :]
         self._fused = Fused.create(behind, n_vocab) if self._greedy is None else None
@@ -88,12 +98,14 @@ class Chain:
 
         Args:
             logits: float32[n_vocab], only read.
-            best: where the largest one is, the first of equal ones or of NaN, if that is known.
+            best: where the largest one is, the first of equal ones or of NaN, if that is known; the
+                logits are those of a context then, and not checked.
 
         Raises:
             SamplingError: another number of logits.
         """
-        logits = self._checked(logits)
+        if best is None:
+            logits = self._checked(logits)
         if self._greedy is None:
             uniform = self._dist.uniform()
             if self._fused is not None:
@@ -103,10 +115,10 @@ class Chain:
                     return token
             return self._dist.pick(self._run(self._samplers, logits, best), uniform)
         self._dist.skip()
-        if self._biases is not None:
+        if self._is_argmax:
             # often enough: no copy of all logits to edit
             best = int(logits.argmax()) if best is None else best
-            if logits[best] > -np.inf and all(bias.spares(best) for bias in self._biases):
+            if logits[best] > -np.inf and (self._bias is None or self._bias.spares(best)):
                 return best
         candidates = self._run(self._greedy, logits, best)
         return candidates.token(candidates.best())
@@ -121,9 +133,24 @@ class Chain:
         Raises:
             SamplingError: a token outside the vocabulary.
         """
-        _check_token("accepted token", token, self._n_vocab)
-        for sampler in self._samplers:
+        if not 0 <= token < self._n_vocab:
+            _check_token("accepted token", token, self._n_vocab)
+        for sampler in self._listeners:
             sampler.accept(token)
+
+    def mark(self) -> Mark:
+        """The state of all samplers and of the random stream, for `rollback`. Costs about 1 us."""
+        return tuple(s.mark() for s in self._samplers), self._dist.mark()
+
+    def rollback(self, mark: Mark) -> None:
+        """Undo all that was sampled and accepted since a mark; later marks count no more."""
+        for sampler, state in zip(self._samplers, mark[0], strict=True):
+            sampler.rollback(state)
+        self._dist.rollback(mark[1])
+
+    def clone(self) -> Chain:
+        """A chain in the same state, which goes on by itself."""
+        return deepcopy(self)
 
     def reset(self) -> None:
         """Forget all accepted tokens and start the random stream again."""

@@ -10,7 +10,7 @@ import numpy as np
 from pyggml.jit import inline_strict
 from pyllama.sampling.candidates import Candidates, weight
 from pyllama.sampling.params import RANDOM_SEED
-from pyllama.sampling.rng import Mt19937
+from pyllama.sampling.rng import Mark, Mt19937
 
 SMALLEST_DOUBLE = 5e-324
 
@@ -60,6 +60,14 @@ class Dist:
     def skip(self) -> None:
         """Use up the random numbers of one pick, which keeps step with llama.cpp."""
         self._rng.skip(2)  # words of a double
+
+    def mark(self) -> Mark:
+        """The place in the random stream, for `rollback`."""
+        return self._rng.mark()
+
+    def rollback(self, mark: Mark) -> None:
+        """Go back to a place in the random stream."""
+        self._rng.rollback(mark)
 
     def reset(self) -> None:
         """Start the random stream again, with a new seed where it is random."""

@@ -2,12 +2,10 @@
 
     SamplingParams(repeat_penalty=1.1, repeat_last_n=64)
 
-The history is a ring of the last ``repeat_last_n`` accepted tokens, those of the prompt included.
+The history is the last ``repeat_last_n`` accepted tokens, those of the prompt included.
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 import numpy as np
 
@@ -29,9 +27,9 @@ class Penalties(Sampler):
         self._repeat = np.float32(params.repeat_penalty)
         self._frequency = np.float32(params.frequency_penalty)
         self._presence = np.float32(params.presence_penalty)
-        last_n = params.repeat_last_n
-        self._ring: deque[int] = deque(maxlen=last_n if last_n >= 0 else None)
-        self._counts: dict[int, int] = {}
+        self._last_n = params.repeat_last_n
+        self._tokens: list[int] = []  # all of them, for `rollback`
+        self._counts: dict[int, int] = {}  # of the last ones
 
     @classmethod
     def create(cls, setup: ChainSetup) -> Penalties | None:
@@ -50,15 +48,29 @@ class Penalties(Sampler):
         logits[positions] = seen - (count * self._frequency + self._presence)
 
     def accept(self, token: int) -> None:
-        ring, counts = self._ring, self._counts
-        if len(ring) == ring.maxlen:
-            oldest = ring[0]
-            counts[oldest] -= 1
-            if counts[oldest] == 0:
-                del counts[oldest]
-        ring.append(token)
+        tokens, counts = self._tokens, self._counts
+        if 0 <= self._last_n <= len(tokens):
+            self._uncount(tokens[len(tokens) - self._last_n])
+        tokens.append(token)
         counts[token] = counts.get(token, 0) + 1
 
+    def mark(self) -> int:
+        return len(self._tokens)
+
+    def rollback(self, mark: object) -> None:
+        tokens, counts = self._tokens, self._counts
+        assert isinstance(mark, int) and mark <= len(tokens)
+        while len(tokens) > mark:
+            self._uncount(tokens.pop())
+            if 0 <= self._last_n <= len(tokens):
+                returned = tokens[len(tokens) - self._last_n]
+                counts[returned] = counts.get(returned, 0) + 1
+
+    def _uncount(self, token: int) -> None:
+        self._counts[token] -= 1
+        if not self._counts[token]:
+            del self._counts[token]
+
     def reset(self) -> None:
-        self._ring.clear()
+        self._tokens.clear()
         self._counts.clear()

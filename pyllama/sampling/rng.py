@@ -21,6 +21,9 @@ BELOW_ONE = 1.0 - 2.0**-53
 BELOW_ONE_FLOAT = 1.0 - 2.0**-24
 
 
+Mark = tuple[Any, int, int]  # the generator before the block, words read of it, words skipped
+
+
 class Mt19937:
     """A Mersenne twister, seeded as ``std::mt19937(seed)``.
 
@@ -32,8 +35,7 @@ class Mt19937:
         self._requested = seed & 0xFFFFFFFF
         self._bits = np.random.MT19937()
         self.seed = 0
-        self._ahead: list[int] = []  # the next words, the last one first: NumPy is slow to ask
-        self._skipped = 0  # words that nobody looked at, not drawn yet
+        self._origin: Any = None  # the generator's state before the block was drawn
         self.reset()
 
     def reset(self) -> None:
@@ -42,10 +44,7 @@ class Mt19937:
         if self.seed == RANDOM_SEED:
             self.seed = int.from_bytes(urandom(4), "little")
         # RandomState is the public way to the classic seeding: MT19937(seed) hashes its seed.
-        state: Any = np.random.RandomState(self.seed).get_state(legacy=False)
-        self._bits.state = state
-        self._ahead.clear()
-        self._skipped = 0
+        self._restart(np.random.RandomState(self.seed).get_state(legacy=False))
 
     def skip(self, n: int) -> None:
         """Pass over ``n`` words; costs nothing until the next one is wanted."""
@@ -54,13 +53,45 @@ class Mt19937:
     def raw(self) -> int:
         """The next 32-bit word."""
         if self._skipped:
-            n = min(self._skipped, len(self._ahead))
-            del self._ahead[len(self._ahead) - n :]
-            self._bits.random_raw(self._skipped - n, output=False)
-            self._skipped = 0
-        if not self._ahead:
-            self._ahead = self._bits.random_raw(AHEAD)[::-1].tolist()
-        return self._ahead.pop()
+            self._pass_over()
+        if self._n_read == len(self._block):
+            self._draw()
+        word = self._block[self._n_read]
+        self._n_read += 1
+        return word
+
+    def mark(self) -> Mark:
+        """The place in the stream, for `rollback`."""
+        return self._origin, self._n_read, self._skipped
+
+    def rollback(self, mark: Mark) -> None:
+        """Go back to a place of this stream, also of before a `reset` with a fixed seed."""
+        origin, n_read, skipped = mark
+        if origin is not self._origin:
+            self._restart(origin)
+            if n_read:
+                self._draw()
+                self._origin = origin
+        self._n_read, self._skipped = n_read, skipped
+
+    def _restart(self, state: Any) -> None:
+        self._bits.state = state
+        self._origin = state
+        self._block: list[int] = []  # drawn at once, since NumPy is slow to ask
+        self._n_read = self._skipped = 0
+
+    def _draw(self) -> None:
+        self._origin = self._bits.state
+        self._block = self._bits.random_raw(AHEAD).tolist()
+        self._n_read = 0
+
+    def _pass_over(self) -> None:
+        n = self._n_read + self._skipped - len(self._block)  # words of later blocks
+        if n > 0:
+            self._bits.random_raw(n, output=False)
+            self._restart(self._bits.state)
+        else:
+            self._n_read, self._skipped = self._n_read + self._skipped, 0
 
     def uniform_double(self) -> float:
         """The next double in [0, 1); takes two words, the low one first.

@@ -67,5 +67,12 @@ class Sampler(ABC):
     def accept(self, token: int) -> None:  # noqa: B027  (most samplers have no history)
         """Take note of a token of the prompt or of the generation."""
 
+    def mark(self) -> object:
+        """What `rollback` needs to undo all that is accepted or drawn from here on."""
+        return None
+
+    def rollback(self, mark: object) -> None:  # noqa: B027
+        """Go back to a mark, which stays valid; later marks do not."""
+
     def reset(self) -> None:  # noqa: B027
         """Forget everything accepted or drawn."""

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 from pyggml.errors import GGUFError
 from pyggml.host import ThreadOptions
+from pyllama.engine import Event, Request, TextAssembler, Timings
 from pyllama.errors import ContextFull
-from pyllama.timings import Timings
 from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
 
 EOG = 0
@@ -56,29 +56,37 @@ class FakeModel:
 class FakeContext:
     def __init__(self, model: FakeModel, **options: Any) -> None:
         self.model = model
-        self.n_ctx = self.n_ctx_seq = options["n_ctx"]
+        self.n_ctx = self.n_ctx_seq = options["n_ctx"] or 512
         self.n_batch = options["n_batch"]
         self.n_threads = self.n_threads_batch = 2
 
 
-def fake_generate(
-    context: FakeContext,
-    tokens: list[int],
-    params: Any,
-    *,
-    n_predict: int,
-    timings: Timings,
-    **options: Any,
-) -> Iterator[int]:
-    timings.sample_ms, timings.n_sample, timings.n_reused = 1, 3, 2
-    timings.prompt_eval_ms, timings.n_prompt_eval = 20, 5
-    timings.eval_ms, timings.n_eval = 30, 3
-    for i, token in enumerate([*map(ord, " Paris. User: and"), EOG]):
-        if i == n_predict:
-            return
-        if chr(token) == "a" and params.seed == 666:
-            raise KeyboardInterrupt
-        yield token
+class FakeEngine:
+    """Its only sequence, too, which recites."""
+
+    def __init__(self, context: FakeContext, *, timings: Timings) -> None:
+        self.context, self.timings = context, timings
+
+    def lease(self) -> FakeEngine:
+        return self
+
+    def run(self, request: Request) -> Iterator[Event]:
+        timings, tokenizer = self.timings, self.context.model.tokenizer
+        timings.sample_ms, timings.n_sample, timings.n_reused = 1, 3, 2
+        timings.prompt_eval_ms, timings.n_prompt_eval = 20, 5
+        timings.eval_ms, timings.n_eval = 30, 3
+        text = TextAssembler(tokenizer, request.stop, show_stop=request.show_stop)
+        for i, token in enumerate([*map(ord, " Paris. User: and"), EOG]):
+            if i == request.max_tokens:
+                yield Event(0, 0, "end", reason="length")
+                return
+            if chr(token) == "a" and request.sampling.seed == 666:
+                raise KeyboardInterrupt
+            yield Event(0, 0, "tokens", (token,), text.push(token))
+            if text.stop:
+                yield Event(0, 0, "end", reason="stop")
+                return
+        yield Event(0, 0, "end", reason="eog")
 
 
 def fake_drawn(path: Path | None, n_tokens: int, **sparse: Any) -> SimpleNamespace:
@@ -113,10 +121,10 @@ def fake_profiled(model: Any, path: Path, *, n_tokens: int, **options: Any) -> S
 def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     row = json.loads('{"model_type": "m", "avg_ts": 2.0, "n_prompt": 8, "n_gen": 0, "n_depth": 0}')
     chunk = [SimpleNamespace(chunk=i, ppl=10.0 + i, error=0.5) for i in (1, 2, 3)]
+    monkeypatch.setattr("pyllama.engine.Engine", FakeEngine)
     fakes = {
         "model": {"Model": FakeModel},
         "context": {"Context": FakeContext},
-        "generate": {"generate": fake_generate},
         "perplexity": {"perplexity": lambda context, tokens, n_ctx, n, file: iter(chunk[:n])},
         "graph_export": {"drawn_graph": fake_drawn},
         "graph_profile": {"profiled_graph": fake_profiled},
@@ -190,10 +198,10 @@ def test_nothing_to_continue_and_a_bad_file() -> None:
 
 
 def test_a_prompt_that_is_refused_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **options: Any) -> Iterator[int]:
+    def refuse(*args: Any, **options: Any) -> Iterator[Event]:
         raise ContextFull("the prompt is too long")
 
-    monkeypatch.setattr(sys.modules["pyllama.generate"], "generate", refuse)
+    monkeypatch.setattr(FakeEngine, "run", refuse)
     done = run(completion.command, "-p", "hi")
     assert done == (1, "", "error: the prompt is too long\n")
 

@@ -74,6 +74,8 @@ class FakeModel:
 
 
 class FakeKV:
+    n_seq_max, unified = 1, True
+
     def __init__(self) -> None:
         self.tokens: list[int] = []
 
@@ -90,6 +92,9 @@ class FakeKV:
     def rewind(self, seq: int, position: int) -> int:
         self.seq_rm(seq, position, -1)
         return position
+
+    def check_shift(self) -> None:
+        """They may move."""
 
     def length(self, seq: int) -> int:
         return len(self.tokens)
@@ -139,7 +144,7 @@ class FakeContext:
         self.decoded.append(len(batch.tokens))
         self.n_reused += 1
 
-    def decode_token(self, token: int) -> None:
+    def decode_token(self, token: int, seq: int = 0) -> None:
         self.decode(Batch([token]))
 
     def logits_ith(self, i: int) -> np.ndarray:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pyggml.errors import Aborted
+from pyllama.engine import Timings
 from pyllama.errors import BatchError, ContextFull
 from pyllama.generate import generate, generate_text
 from pyllama.sampling import SamplingError, SamplingParams
-from pyllama.timings import Timings
 
 from .fake_context import EOS, TEXT, FakeContext, FakeModel, ids
 

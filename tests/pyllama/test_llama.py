@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pyggml.errors import Aborted
+from pyllama.engine import ReentrantCall
 from pyllama.errors import BatchError, ContextFull
 from pyllama.llama import StoppingCriteriaList
-from pyllama.turns import ReentrantCall
 
 from .fake_context import BOS, EOS, TEXT, ids, text_of
 
@@ -287,3 +289,19 @@ def test_a_second_thread_waits(reciting: Any) -> None:
     for thread in threads:
         thread.join(30)
     assert set(results.values()) == {TEXT[7:]} and len(results) == 4
+
+
+@pytest.mark.parametrize("logits_all", [False, True])
+def test_close_lets_go_of_the_context(reciting: Any, logits_all: bool) -> None:
+    llama = reciting(logits_all=logits_all)
+    llama("The cat", max_tokens=2, temperature=0)
+    stream = llama("The cat", max_tokens=9, temperature=0, stream=True)
+    next(stream)
+    context = weakref.ref(llama.context)
+    gc.disable()  # there is no cycle for it
+    try:
+        llama.close()
+        del stream
+        assert context() is None
+    finally:
+        gc.enable()

@@ -114,8 +114,8 @@ def built(llama: Llama) -> dict[str, Any]:
     made: Any = {name: getattr(llama, name) for name in ("metadata", "chat_handler")}
     made |= {k: v for k, v in vars(llama).items() if isinstance(v, (bool, int, float, str))}
     made |= {"load": vars(llama.model)["given"]}
-    if llama._evaluated is not None:
-        made |= {"context": vars(llama.context)["given"], "all": llama._evaluated.logits_all}
+    if llama._held is not None:
+        made |= {"context": vars(llama.context)["given"], "all": llama._held.logits_all}
     return {key: repr(value) for key, value in made.items()}
 
 
@@ -187,7 +187,7 @@ def test_only_a_verbose_one_prints(reciting: Any, capfd: pytest.CaptureFixture[s
 def test_huge_scores_are_not_allocated_unless_looked_at(reciting: Any) -> None:
     llama = reciting(n_ctx=1 << 24)
     assert text_of(llama("The cat", max_tokens=4, temperature=0)) == " sat"
-    assert llama._state._scores is None
+    assert llama._kept._rows is None
 
 
 def test_the_defaults_are_llama_cpp_pythons() -> None:

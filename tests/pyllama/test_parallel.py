@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,13 +12,12 @@ import pytest
 
 from pyllama import Context, Model
 from pyllama.batched_bench import batched_bench, cells
+from pyllama.engine import Engine, Request
+from pyllama.engine.prompt_file import PromptFile
 from pyllama.errors import BatchError, ContextFull
-from pyllama.evaluated import Evaluated
-from pyllama.generate import generate
-from pyllama.parallel import generate_many
-from pyllama.prompt_cache import PromptCache
+from pyllama.generate import generate, generate_many
+from pyllama.llama_state import Scores
 from pyllama.sampling import SamplingParams
-from pyllama.timings import Timings
 
 from .models import Spec, random_weights, write_model
 
@@ -88,11 +88,11 @@ def test_sequences_with_cells_of_their_own_end_where_these_do(make: Make) -> Non
     assert gathered(make(**split), prompts, greedy, n_predict=99) == [text[:23] for text in alone]
     with pytest.raises(ContextFull, match="prompt 0 has 32 tokens, a context of 32 takes 31"):
         gathered(make(**split), [TOKENS[:32]], greedy)
-    state = Evaluated(make(**split), logits_all=True, timings=Timings())
+    scores = Scores(Engine(make(**split)).lease(), logits_all=True)
     with pytest.raises(ContextFull, match="33 tokens behind 0 do not fit into a context of 32"):
-        state.evaluate(TOKENS[:33])
-    state.evaluate(TOKENS[:32])
-    assert state.scores.shape[0] == len(state.input_ids) == 32
+        scores.lease.evaluate(TOKENS[:33])
+    scores.lease.evaluate(TOKENS[:32])
+    assert scores.rows.shape[0] == len(scores.lease.ids) == 32
 
 
 def test_a_shared_prefix_that_a_window_lost_is_evaluated_again(windowed: Make) -> None:
@@ -120,16 +120,17 @@ def test_context_shift_goes_on_for_ever(make: Make) -> None:
 
 
 def test_room_is_made_in_the_tokens_that_a_context_holds(make: Make) -> None:
-    state = Evaluated(make(n_ctx=64), logits_all=False, timings=Timings())
+    state = Engine(make(n_ctx=64)).lease()
     state.evaluate(TOKENS[:44])
     ids = TOKENS[:74]
     state.make_room(ids, 4)
     assert ids == [*TOKENS[:4], *TOKENS[24:74]] and state.n_forgotten == 20
-    assert state.ids().tolist() == ids[:24] and state.context.kv.length(0) == 24
+    assert state.tokens == ids[:24] and state.context.kv.length(0) == 24
     assert state.context.kv.seq_pos_max(0) == 23
-    before = state.timings.n_prompt_eval
+    timings = state.engine.timings
+    before = timings.n_prompt_eval
     state.catch_up(ids)
-    assert state.timings.n_prompt_eval - before == 30  # what it held is not read again
+    assert timings.n_prompt_eval - before == 30  # what it held is not read again
     other = [*TOKENS[:3], *TOKENS[100:190]]  # of another text it holds too little
     state.make_room(other, 3)
     assert other == [*TOKENS[:3], *TOKENS[145:190]] and state.n_tokens == 3
@@ -139,29 +140,31 @@ def test_room_is_made_in_the_tokens_that_a_context_holds(make: Make) -> None:
 
 def test_room_where_windows_have_lost_the_first_tokens(windowed: Make) -> None:
     tokens = (TOKENS * 12)[:700]
-    state = Evaluated(windowed(n_ctx=640, n_ubatch=8), logits_all=False, timings=Timings())
+    state = Engine(windowed(n_ctx=640, n_ubatch=8)).lease()
     for start in range(0, 640, 8):
         state.evaluate(tokens[start : start + 8])
     assert state.context.kv.seq_pos_min(0) > 0
     ids = tokens[:641]
     state.make_room(ids, 4)
-    assert ids == [*tokens[:4], *tokens[322:641]] and state.ids().tolist() == ids[:322]
+    assert ids == [*tokens[:4], *tokens[322:641]] and state.tokens == ids[:322]
     assert state.context.kv.seq_pos_max(0) == 321
     state.catch_up(ids)
     assert state.n_tokens == 323
 
 
 def test_a_prompt_cache_saves_evaluation_and_changes_nothing(make: Make, tmp_path: Path) -> None:
-    cache, greedy = PromptCache(tmp_path / "x"), SamplingParams(temp=0.0)
-    context = make()
-    assert cache.load(context, TOKENS[:20]) == 0
-    first = next(generate(context, TOKENS[:20], greedy))
-    cache.save(context, TOKENS[:20])
+    file, request = PromptFile(tmp_path / "x"), partial(Request, sampling=SamplingParams(temp=0.0))
+    lease = Engine(make()).lease()
+    file.load(lease)
+    assert lease.keep(TOKENS[:20]) == 0
+    first = next(lease.run(request(TOKENS[:20]))).tokens
+    file.save(lease)
     for tokens, n in ((TOKENS[:20], 19), ([*TOKENS[:12], 5, 6], 12), (TOKENS[:30], 20)):
-        other = make()
-        assert PromptCache(tmp_path / "x").load(other, tokens) == n == other.kv.length(0)
-        token = next(generate(other, tokens[n:], greedy, n_past=n, past=tokens[:n]))
-        assert token == next(generate(make(), tokens, greedy))
+        other = Engine(make()).lease()
+        PromptFile(tmp_path / "x").load(other)
+        assert other.keep(tokens) == n == other.context.kv.length(0)
+        token = next(other.run(request(tokens))).tokens
+        assert token == next(Engine(make()).run(request(tokens))).tokens
         assert n != 19 or token == first
 
 

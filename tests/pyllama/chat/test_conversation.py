@@ -14,10 +14,9 @@ from pyllama.chat.conversation import Conversation
 from pyllama.chat.formats import ChatFormat
 from pyllama.chat.reply import Reply, Settings
 from pyllama.chat.transcript import Transcript
+from pyllama.engine import Engine, Lease
 from pyllama.errors import ContextFull
-from pyllama.evaluated import Evaluated
 from pyllama.sampling import SamplingParams
-from pyllama.timings import Timings
 
 from ..fake_context import EOS, TOKENIZER, FakeContext, FakeModel, ids
 
@@ -26,10 +25,10 @@ GREEDY = Settings(SamplingParams(temp=0))
 
 def state_of(text: str, n_ctx: int = 256) -> Any:
     context: Any = FakeContext(FakeModel(text), n_ctx=n_ctx)
-    return Evaluated(context, logits_all=False, timings=Timings())
+    return Engine(context).lease()
 
 
-def talk(state: Evaluated, name: str = "vicuna", **options: Any) -> Conversation:
+def talk(state: Lease, name: str = "vicuna", **options: Any) -> Conversation:
     return Conversation(state, ChatFormat(name, FORMATS[name], TOKENIZER), **options)
 
 
@@ -49,7 +48,7 @@ def test_only_what_is_new_is_evaluated() -> None:
     dialogue.say("And?")
     said(dialogue, Settings(SamplingParams(temp=0), n_predict=1))
     assert decoded == [len(TOKENIZER.encode("\nUSER: And?\nASSISTANT:", False)) + 1]
-    assert state.ids()[held] == EOS
+    assert state.ids[held] == EOS
     assert [m["role"] for m in dialogue.messages] == ["user", "assistant", "user", "assistant"]
 
 
@@ -184,7 +183,7 @@ def test_a_message_is_read_whole_or_refused(n_keep: int) -> None:
         dialogue.say(message)
         if len(dialogue.opening(message)) + max(n_keep - n_system, 0) < 100:
             said(dialogue, shifting(n_keep))
-            read = state.ids().tolist()
+            read = state.tokens
             assert f"USER: {message}\nASSISTANT:" in TOKENIZER.decode(read)
             assert read[:n_keep] == dialogue.opening("What?")[:n_keep]
         else:
@@ -200,7 +199,7 @@ def test_what_is_said_in_a_transcript_too() -> None:
         message = "".join(chr(ord("a") + i % 26) for i in range(n))
         dialogue.say(message)
         said(dialogue, shifting(5))
-        assert TOKENIZER.decode(state.ids().tolist()).endswith(message)
+        assert TOKENIZER.decode(state.tokens).endswith(message)
     dialogue.say("y" * 45)
     with pytest.raises(
         ContextFull, match="has 45 tokens behind 5 tokens, a context of 50 takes 44"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyllama.engine.stopping import StopStrings
 from pyllama.sampling import SamplingError
-from pyllama.stopping import StopStrings
 
 PROPERTY = settings(deadline=None, max_examples=200)
 

@@ -26,7 +26,7 @@ class StopStrings:
         stops: one string or several; none lets all text pass.
 
     Attributes:
-        matched: the stop string that was found.
+        matched: the stop string that was found; rest: it, and the text of its piece after it.
 
     Raises:
         SamplingError: an empty stop string, which would end every text at its start.
@@ -41,6 +41,7 @@ class StopStrings:
                 f"stop string {patterns.index('')} is empty and would stop at once; leave it out"
             )
         self.matched: str | None = None
+        self.rest = ""
         self._held = ""  # the longest end of the text that starts some stop string
         self._node = 0
         self._build(patterns)
@@ -64,11 +65,17 @@ class StopStrings:
             match = found[node]
             if match is not None:
                 self.matched, self._held, self._node = match, "", 0
+                self.rest = pending[end - len(match) :]
                 return pending[: end - len(match)], True
         self._node = node
         cut = len(pending) - depth[node]
         self._held = pending[cut:]
         return pending[:cut], False
+
+    @property
+    def n_held(self) -> int:
+        """Characters that are held back."""
+        return len(self._held)
 
     def flush(self) -> str:
         """The text still held back, when no more text will come."""

@@ -1,7 +1,7 @@
 """What a run cost, counted and printed as llama.cpp does.
 
     timings = Timings()
-    timings.decode(context, Batch(tokens))         # runs the batch and counts it
+    timings.count_decode(n_tokens, seconds, n_reused)
     print("\\n".join(timings.lines()), file=sys.stderr)
 
 A decode of one token is an eval, one of several is prompt eval. Counting costs under 1 us.
@@ -11,11 +11,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .batch import Batch
-    from .context import Context
 
 
 @dataclass
@@ -50,31 +45,20 @@ class Timings:
         """Time since counting began."""
         return 1e3 * (time.perf_counter() - self.started_s)
 
-    def decode(self, context: Context, batch: Batch) -> None:
-        """``context.decode(batch)``, counted; a decode that raises is not."""
-        reused, start = context.n_reused, time.perf_counter()
-        context.decode(batch)
-        ms = 1e3 * (time.perf_counter() - start)
-        self.n_reused += context.n_reused - reused
-        if len(batch.tokens) == 1:
-            self.eval_ms += ms
+    def count_decode(self, n_tokens: int, seconds: float, n_reused: int) -> None:
+        """A batch was decoded, and ``n_reused`` graphs ran again for it."""
+        self.n_reused += n_reused
+        if n_tokens == 1:
+            self.eval_ms += 1e3 * seconds
             self.n_eval += 1
         else:
-            self.prompt_eval_ms += ms
-            self.n_prompt_eval += len(batch.tokens)
+            self.prompt_eval_ms += 1e3 * seconds
+            self.n_prompt_eval += n_tokens
 
-    def decode_token(self, context: Context, token: int) -> None:
-        """``context.decode_token(token)``, counted; one that raises is not."""
-        reused, start = context.n_reused, time.perf_counter()
-        context.decode_token(token)
-        self.eval_ms += 1e3 * (time.perf_counter() - start)
-        self.n_eval += 1
-        self.n_reused += context.n_reused - reused
-
-    def count_sample(self, seconds: float) -> None:
-        """One token was chosen."""
+    def count_sample(self, seconds: float, n: int = 1) -> None:
+        """Some tokens were chosen."""
         self.sample_ms += 1e3 * seconds
-        self.n_sample += 1
+        self.n_sample += n
 
     def reset(self) -> None:
         """Start again from zero; only ``load_ms`` stays."""

@@ -1,0 +1,43 @@
+"""One engine for every generation: requests in, events out, one batch a step.
+
+    engine = Engine(Context(model, n_ctx=4096, n_seq_max=8))
+    engine.submit(Request(tokens, SamplingParams(temp=0.0), max_tokens=64))
+    while engine.has_work:
+        for event in engine.step(): print(event.text, end="")
+
+`Engine.run` steps by itself for one request, `Engine.lease` gives a sequence to drive by hand.
+docs/engine.md shows a step, a server loop and a drafter.
+"""
+
+from .call_lock import CallLock, ReentrantCall
+from .engine import Engine
+from .lease import Lease
+from .request import (
+    EndReason,
+    Event,
+    Policy,
+    QueueFull,
+    Request,
+    StoppingCriteria,
+    TokenLogprob,
+    Usage,
+)
+from .text import TextAssembler
+from .timings import Timings
+
+__all__ = [
+    "CallLock",
+    "EndReason",
+    "Engine",
+    "Event",
+    "Lease",
+    "Policy",
+    "QueueFull",
+    "ReentrantCall",
+    "Request",
+    "StoppingCriteria",
+    "TextAssembler",
+    "Timings",
+    "TokenLogprob",
+    "Usage",
+]

@@ -1,0 +1,67 @@
+"""A mutex for an object whose methods call back: a callback that calls the object gets an error.
+
+lock = CallLock("this object")
+with lock: ...                                 # a second thread waits here
+for item in locked(lock, generator): ...       # the lock is held for one item at a time
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from ..errors import PyllamaError
+from ..fork_lock import ForkLock
+
+T = TypeVar("T")
+Steps = Generator[T, Sequence[int] | None, None]
+
+
+class ReentrantCall(PyllamaError, RuntimeError):
+    """A callback called the object that is calling it."""
+
+
+class CallLock(ForkLock):
+    """A mutex that raises where its own holder takes it again, and a plain lock would hang.
+
+    Args:
+        what: the object, for the message.
+        recover: see ``ForkLock``.
+    """
+
+    def __init__(self, what: str, recover: Callable[[], None] | None = None) -> None:
+        super().__init__(what, recover)
+        self._holder: int | None = None  # thread
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        if self._holder == me:
+            raise ReentrantCall(
+                f"{self._what} is busy with the call that this callback belongs to; "
+                "use what the callback is given, or another object"
+            )
+        super().__enter__()
+        self._holder = me
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._holder = None
+        super().__exit__(kind, error, tb)
+
+
+def locked(lock: CallLock, steps: Steps[T]) -> Steps[T]:
+    """The items of a generator; the lock is held while it makes one."""
+    sent: Sequence[int] | None = None
+    while True:
+        with lock:
+            try:
+                item = steps.send(sent)
+            except StopIteration:
+                return
+        sent = yield item

@@ -1,0 +1,808 @@
+"""The engine: it shares one context between requests, one batch a step.
+
+    engine = Engine(context)
+    number = engine.submit(Request(tokens, max_tokens=64))
+    while engine.has_work:
+        for event in engine.step(): ...
+
+    for event in engine.run(Request(tokens)): ...  # steps by itself; closing it aborts
+    lease = engine.lease()                         # a sequence that is driven by hand
+    lease.evaluate(tokens)
+
+One thread steps; `submit`, `abort` and `wait` may be called from any thread, and take effect at the
+next step. A text has the tokens that it would have alone, whatever runs beside it, and whether or
+not it was preempted meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..batch import Batch
+from ..errors import BatchError, ContextFull, StateError
+from ..sampling import Chain, apply_logits_processors
+from ..state import dump_state, restore_state
+from .call_lock import ReentrantCall
+from .job import Job
+from .lease import Lease
+from .logprobs import token_logprob
+from .request import (
+    EndReason,
+    Event,
+    Floats,
+    Kind,
+    Policy,
+    QueueFull,
+    Request,
+    Run,
+    check_prompt,
+)
+from .sequence import UNKNOWN, Row, Sequence, batch_of, n_common
+from .text import TextAssembler
+from .timings import Timings
+
+if TYPE_CHECKING:
+    from ..context import Context
+
+
+class Engine:
+    """Runs requests on a context.
+
+    Args:
+        context: nobody else may use these sequences of it.
+        policy: how it is shared.
+        timings: counts decodes and chosen tokens.
+        sequences: of the context; None for all.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        policy: Policy | None = None,
+        timings: Timings | None = None,
+        sequences: Seq[int] | None = None,
+    ) -> None:
+        self.context, self.policy = context, policy or Policy()
+        self.timings = timings or Timings()
+        numbers = range(context.kv.n_seq_max) if sequences is None else sequences
+        self._sequences = [Sequence(context, s) for s in numbers]
+        self._inbox: SimpleQueue[Job | int | Sequence] = SimpleQueue()  # also used by destructors
+        self._jobs: dict[int, list[Job]] = {}
+        self._waiting: list[Job] = []
+        self._running: list[Job] = []
+        self._events: list[Event] = []
+        self._numbers, self._arrivals = itertools.count(), itertools.count()
+        self._n_steps = 0
+        self._any_deadline = False
+        self._busy = False  # within a step
+        self._unsure = False  # a step was cut off: memory and sequences may differ
+        self._logits_of: Sequence | None = None  # whose last token has the context's last logits
+        self._logits_at = 0  # its tokens then
+
+    # --- requests -------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has something to do."""
+        if self._events or not self._inbox.empty():
+            return True
+        return not all(job.paused for job in (*self._running, *self._waiting))
+
+    def submit(self, request: Request, sink: Callable[[Event], None] | None = None) -> int:
+        """Let a request wait for its turn; its events carry the number that is returned.
+
+        Args:
+            sink: called by the thread that steps with each event of the request, which `step`
+                does not return then.
+
+        Raises:
+            ContextFull: the prompt does not fit even alone.
+            BatchError: no tokens, an unknown token, sequences that are all leased, or a context
+                shift where positions are learned.
+            SamplingError: see ``Chain`` and ``TextAssembler``.
+            QueueFull: the policy's ``max_waiting``.
+        """
+        if all(sequence.leased for sequence in self._sequences):
+            raise BatchError("all sequences of the context are leased; use a larger n_seq_max")
+        most = self.policy.max_waiting
+        if most is not None and len(self._waiting) + self._inbox.qsize() >= most:
+            raise QueueFull(f"{most} requests wait already; try again later")
+        jobs = self._make_jobs(request, list(map(int, request.tokens)))
+        for job in jobs:
+            job.sink = sink
+            self._inbox.put(job)
+        return jobs[0].number
+
+    def abort(self, number: int) -> None:
+        """End a request, if it has not ended; its cells are free after the running step."""
+        self._inbox.put(number)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until there is work, for the thread that steps; whether there is."""
+        if not self.has_work:
+            try:
+                self._take(self._inbox.get(timeout=timeout_s))
+            except Empty:
+                return False
+        return True
+
+    def run(self, request: Request) -> Run:
+        """The events of one request, each step made when the next one is wanted.
+
+        Tokens that are sent to the generator follow the one that it gave.
+
+        Raises:
+            As `submit`, and what a callback raised; also what stopped a decode, such as Aborted.
+        """
+        return self._run(self._make_jobs(request, list(map(int, request.tokens))))
+
+    def lease(self, *, keep: bool = False) -> Lease:
+        """A sequence to be driven by hand, until `Lease.release` or its last reference.
+
+        Args:
+            keep: leave what it holds in it, else it is empty.
+
+        Raises:
+            BatchError: texts or leases have them all.
+        """
+        free = self._free()
+        if not free:
+            raise BatchError(
+                f"all {len(self._sequences)} sequences are in use; use a larger n_seq_max"
+            )
+        sequence = min(free, key=lambda s: (s.n_tokens, s.seq_id))
+        sequence.leased = True
+        if not keep:
+            sequence.clear()
+        return Lease(self, sequence)
+
+    def drop_prefixes(self) -> None:
+        """Forget all tokens that no text and no lease uses."""
+        for sequence in self._free():
+            sequence.clear()
+
+    def recover(self) -> None:
+        """In a child that was forked during a step: forget the context's tokens.
+
+        Texts are evaluated again, except that whose `run` was making the step: it is gone with its
+        thread.
+        """
+        self.context.reset()
+        self._busy = self._unsure = False
+        for sequence in self._sequences:
+            sequence.adopt(())
+            sequence.owner = None
+        self._jobs = {
+            number: jobs
+            for number, jobs in self._jobs.items()
+            if not any(job.is_run and not job.paused for job in jobs)
+        }
+        self._running, self._waiting = [], [job for jobs in self._jobs.values() for job in jobs]
+        for job in self._waiting:
+            job.sequence, job.n_borrowed, job.saved = None, 0, b""
+
+    # --- a step ---------------------------------------------------------------------------------
+
+    def step(self) -> list[Event]:
+        """Evaluate one batch and choose a token of each text whose tokens are all evaluated.
+
+        Raises:
+            ReentrantCall: from a callback.
+            Aborted, ComputeError, GGUFError: the decode stopped. Requests stay, and the next step
+                tries again; `abort` those that shall not.
+        """
+        if self._busy:
+            raise ReentrantCall("this engine is busy with the step that called back")
+        self._busy = True
+        try:
+            if not self._inbox.empty():
+                self._take_all()
+            if self._unsure:
+                self._resync()
+            self._unsure = True
+            self._n_steps += 1
+            if self._any_deadline:
+                self._expire()
+            if self._waiting:
+                self._admit()
+            if not (self._one() or self._together()):
+                self._several()
+            self._unsure = False
+        finally:
+            self._busy = False
+        events = self._events
+        if events:
+            self._events = []
+            return events
+        return []
+
+    def decode(self, rows: Seq[Row]) -> None:
+        """Evaluate tokens of leased sequences as one batch. Raises: as `Context.decode`."""
+        if self._busy:
+            raise ReentrantCall("this engine is busy with the step that called back")
+        if self._unsure:
+            self._resync()
+        while True:
+            self._unsure = True
+            try:
+                self._decode(rows)
+                break
+            except ContextFull:
+                if not self._make_room():
+                    self._unsure = False  # nothing has changed
+                    raise
+        self._unsure = False
+
+    def _one(self) -> bool:
+        """The step of a text that is alone and has one token to evaluate, as most steps are.
+
+        Python runs with cold caches between two tokens, so there is little of it here.
+        """
+        running, context = self._running, self.context
+        if len(running) != 1:
+            return False
+        job = running[0]
+        sequence = job.sequence
+        assert sequence is not None
+        n = sequence.n_tokens
+        if not job.is_steady(sequence, n) or n >= context.n_ctx_seq:
+            return False
+        clock, n_reused = time.perf_counter, context.n_reused
+        start = clock()
+        try:
+            context.decode_token(job.tokens[n], sequence.seq_id)
+        except ContextFull:
+            return False  # nothing has changed
+        decoded = clock()
+        sequence.ids[n] = job.tokens[n]
+        sequence.n_tokens = self._logits_at = n + 1
+        self._logits_of = sequence
+        self._choose(job, sequence, 0)
+        self.timings.count_decode(1, decoded - start, context.n_reused - n_reused)
+        self.timings.count_sample(clock() - decoded)
+        return True
+
+    def _together(self) -> bool:
+        """The step of several texts that all have one token to evaluate."""
+        running, context = self._running, self.context
+        if not 1 < len(running) <= context.n_batch:
+            return False
+        tokens: list[int] = []
+        sequences: list[Sequence] = []
+        for job in running:
+            sequence = job.sequence
+            assert sequence is not None
+            n = sequence.n_tokens
+            if not job.is_steady(sequence, n) or n >= context.n_ctx_seq:
+                return False
+            tokens.append(job.tokens[n])
+            sequences.append(sequence)
+        clock, n_reused = time.perf_counter, context.n_reused
+        start = clock()
+        try:
+            context.decode(Batch(tokens, seq_id=[s.seq_id for s in sequences], logits="all"))
+        except ContextFull:
+            return False  # nothing has changed
+        decoded = clock()
+        for token, sequence in zip(tokens, sequences, strict=True):
+            n = sequence.n_tokens
+            sequence.ids[n] = token
+            sequence.n_tokens = n + 1
+        self._logits_of, self._logits_at = sequences[-1], sequences[-1].n_tokens
+        for output, job in enumerate(running[:]):
+            self._choose(job, sequences[output], output)
+        self.timings.count_decode(len(tokens), decoded - start, context.n_reused - n_reused)
+        self.timings.count_sample(clock() - decoded, len(tokens))
+        return True
+
+    def _several(self) -> None:
+        """A step of any texts."""
+        while True:
+            active = [job for job in self._running if not job.paused]
+            plan = self._plan(active)
+            if not plan:
+                return
+            try:
+                self._decode([row for _, row in plan])
+                break
+            except ContextFull as error:
+                jobs = sorted((job for job, _ in plan), key=lambda job: job.rank)
+                if not self._make_room(jobs[0]):
+                    self._without_room(jobs[-1], error)
+        start, output, n_chosen = time.perf_counter(), -1, 0
+        for job, row in plan:
+            output += row.n_outputs
+            job.last_step = self._n_steps
+            if row.sequence.n_tokens == len(job.tokens):
+                self._choose(job, row.sequence, output)
+                n_chosen += 1
+            elif job.request.progress:
+                self._emit(job, "progress", usage=job.usage)
+        self.timings.count_sample(time.perf_counter() - start, n_chosen)
+
+    def _plan(self, active: Seq[Job]) -> list[tuple[Job, Row]]:
+        """What to evaluate: one token of each running text, then prompts up to the bound."""
+        ones: list[Job] = []
+        longer: list[Job] = []
+        for job in active:
+            n_rest = self._n_rest(job)
+            if n_rest:
+                (ones if n_rest == 1 else longer).append(job)
+        n_batch = self.context.n_batch
+        if len(ones) > n_batch:
+            ones = sorted(ones, key=lambda job: job.last_step)[:n_batch]
+        room = n_batch - len(ones)
+        if ones:
+            room = min(room, self.policy.max_prompt_tokens)
+        plan = [(job, self._row(job, 1)) for job in ones if job.sequence is not None]
+        for job in sorted(longer, key=lambda job: job.rank):
+            if room and job.sequence is not None:
+                row = self._row(job, room)
+                plan.append((job, row))
+                room -= len(row.tokens)
+        return plan
+
+    def _n_rest(self, job: Job) -> int:
+        """Tokens of a running text that are not evaluated; 0 where it does not run any more."""
+        sequence, tokens = job.sequence, job.tokens
+        if sequence is None:  # it was preempted for one before it
+            return 0
+        if sequence.owner is not job.key:  # it was driven by hand, or another text ran in it
+            self._seat(job, sequence)
+        if len(tokens) > self.context.n_ctx_seq and not self._shift(job, sequence):
+            return 0
+        if sequence.n_tokens >= len(tokens):  # the last logits are gone
+            sequence.keep(tokens)
+        return len(tokens) - sequence.n_tokens
+
+    def _row(self, job: Job, room: int) -> Row:
+        sequence = job.sequence
+        assert sequence is not None
+        n = sequence.n_tokens
+        part = job.tokens[n : n + room]
+        outputs = "last" if n + len(part) == len(job.tokens) else "none"
+        return Row(sequence, part, "all" if sequence.on_logits is not None else outputs)
+
+    def _decode(self, rows: Seq[Row]) -> None:
+        """Evaluate rows as one batch. Raises: ContextFull: nothing has changed."""
+        context, first = self.context, rows[0]
+        n_reused, start = context.n_reused, time.perf_counter()
+        if len(rows) == 1 and len(first.tokens) == 1 and first.outputs == "last":
+            n_tokens = 1
+            context.decode_token(first.tokens[0], first.sequence.seq_id)
+        else:
+            batch = batch_of(rows)
+            n_tokens = len(batch.tokens)
+            context.decode(batch)
+        self.timings.count_decode(
+            n_tokens, time.perf_counter() - start, context.n_reused - n_reused
+        )
+        output = 0
+        self._logits_of = None
+        for row in rows:
+            sequence, n = row.sequence, row.n_outputs
+            sequence.append(row.tokens)
+            if sequence.on_logits is not None:
+                at = sequence.n_tokens - len(row.tokens)
+                sequence.on_logits(at, context.logits[output : output + n])
+            output += n
+        last = rows[-1]
+        if last.wants_last:
+            self._logits_of, self._logits_at = last.sequence, last.sequence.n_tokens
+
+    def _choose(self, job: Job, sequence: Sequence, output: int) -> None:
+        """Choose the next token of a text from an output of the last decode, and say so."""
+        context, request = self.context, job.request
+        try:
+            logits = context.logits_ith(output)
+            if request.processors:
+                edited = apply_logits_processors(request.processors, sequence.tokens(), logits)
+                token = job.chain.sample(edited)
+            else:
+                token = job.chain.sample(logits, context.best_ith(output))
+            job.chain.accept(token)
+            if request.criteria:
+                ids = sequence.tokens()
+                if any(stop(ids, logits) for stop in request.criteria):
+                    self._end(job, "stop")
+                    return
+        except Exception as error:
+            self._leave(job)
+            self._emit(job, "error", usage=job.usage, error=error)
+            return
+        job.tokens.append(token)
+        job.n_made += 1
+        job.n_left -= 1
+        ends: EndReason | None = None
+        if request.stop_at_eog and job.is_eog(token):
+            ends = "eog"
+        elif token in request.stop_ids:
+            ends = "stop"
+        elif not job.n_left or (request.n_keep is None and len(job.tokens) > context.n_ctx_seq):
+            ends = "length"
+        if job.text is None and request.logprobs is None:
+            event = Event(job.number, job.choice, "tokens", (token,))
+            if job.sink is None:
+                self._events.append(event)
+            else:
+                job.sink(event)
+            if ends:
+                self._end(job, ends, token if ends == "stop" else None)
+            return
+        self._tell(job, token, logits, ends)
+
+    def _tell(self, job: Job, token: int, logits: Floats, ends: EndReason | None) -> None:
+        """The events of a token that has text or log-probabilities."""
+        text, shown = job.text, ""
+        stop: str | int | None = token if ends == "stop" else None
+        if text is not None:
+            shown = text.flush() if ends == "eog" else text.push(token)
+            if text.stop is not None:
+                ends, stop = "stop", text.stop
+        n_top = job.request.logprobs
+        logprobs = () if n_top is None else (token_logprob(logits, token, n_top),)
+        n_held = 0 if text is None else text.n_held
+        self._emit(job, "tokens", tokens=(token,), text=shown, n_held=n_held, logprobs=logprobs)
+        if ends:
+            self._end(job, ends, stop, token)
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def _end(
+        self, job: Job, reason: EndReason, stop: str | int | None = None, token: int | None = None
+    ) -> None:
+        usage, rest = job.usage, ""
+        if job.text is not None and reason == "eog" and token is not None:
+            rest = job.text.piece(token)
+        elif job.text is not None and job.text.stop is None:
+            rest = job.text.flush()
+        sequence = job.sequence
+        self._leave(job)
+        if reason == "abort" and sequence is not None and not sequence.leased:
+            sequence.clear()
+        self._emit(job, "end", text=rest, usage=usage, reason=reason, stop=stop)
+
+    def _leave(self, job: Job) -> None:
+        """Take a text out of the engine; what it had evaluated stays as an idle prefix."""
+        if job.sequence is not None:
+            self._unseat(job)
+        else:
+            self._waiting.remove(job)
+        siblings = self._jobs[job.number]
+        siblings.remove(job)
+        if not siblings:
+            del self._jobs[job.number]
+
+    def _expire(self) -> None:
+        now, self._any_deadline = time.perf_counter(), False
+        for job in [*self._running, *self._waiting]:
+            if job.deadline is not None and now > job.deadline:
+                self._end(job, "deadline")
+            elif job.deadline is not None:
+                self._any_deadline = True
+
+    def _emit(self, job: Job, kind: Kind, **values: Any) -> None:
+        self._put(job, Event(job.number, job.choice, kind, **values))
+
+    def _put(self, job: Job, event: Event) -> None:
+        if job.sink is None:
+            self._events.append(event)
+        else:
+            job.sink(event)
+
+    # --- sequences and cells --------------------------------------------------------------------
+
+    def _seat(self, job: Job, sequence: Sequence) -> None:
+        """Let a text run in a sequence; what this holds of its tokens is not evaluated again."""
+        if job.sequence is None:
+            self._waiting.remove(job)
+            self._running.append(job)
+        job.sequence, sequence.owner = sequence, job.key
+        sequence.last_used = self._n_steps
+        n = self._restore(job, sequence) if job.saved else sequence.keep(job.tokens)
+        if job.n_cached < 0:
+            job.n_cached = n
+        if job.request.progress:
+            self._emit(job, "progress", usage=job.usage._replace(n_cached=n))
+
+    def _unseat(self, job: Job) -> None:
+        sequence = job.sequence
+        assert sequence is not None
+        self._running.remove(job)
+        if sequence.owner is job.key:
+            sequence.owner = None
+        sequence.last_used = self._n_steps
+        job.sequence, job.n_borrowed = None, 0
+
+    def _preempt(self, job: Job) -> None:
+        """Let a text wait; it goes on with the same tokens as if nothing had happened."""
+        sequence = job.sequence
+        assert sequence is not None
+        if sequence.owner is job.key and sequence.n_exact < sequence.n_tokens <= len(job.tokens):
+            job.saved = b"".join(
+                part.tobytes() for part in dump_state(self.context, seq=sequence.seq_id)
+            )
+            job.n_saved, job.n_exact = sequence.n_tokens, sequence.n_exact
+        self._unseat(job)
+        self._waiting.append(job)
+
+    def _restore(self, job: Job, sequence: Sequence) -> int:
+        """Put the saved memory of a text that was shifted into a sequence."""
+        saved, job.saved = job.saved, b""
+        while True:
+            try:
+                restore_state(self.context, saved, seq=sequence.seq_id)
+            except StateError:
+                if self._make_room(job):
+                    continue
+                return sequence.keep(job.tokens)  # cells are lacking: its tokens are read again
+            sequence.adopt(job.tokens[: job.n_saved])
+            sequence.n_exact = job.n_exact
+            return job.n_saved
+
+    def _admit(self) -> None:
+        """Let waiting texts run while there are sequences and cells for them."""
+        self._waiting.sort(key=lambda job: job.rank)
+        for job in list(self._waiting):
+            if job.paused:
+                continue
+            if job.lease is not None:
+                there = [other for other in self._running if other.sequence is job.lease]
+                if all(other.paused for other in there):
+                    for other in there:
+                        self._preempt(other)
+                    self._seat(job, job.lease)
+                continue
+            if all(sequence.leased for sequence in self._sequences):
+                self._leave(job)
+                error = BatchError("all sequences of the context are leased")
+                self._emit(job, "error", usage=job.usage, error=error)
+                continue
+            if not self._free() and not self._lower(job):
+                return
+            source, n = self._best_prefix(job.tokens)
+            if self._will_be_shared(job, n):
+                continue
+            if not self._has_place(job, 0 if source in self._free() else n):
+                return  # nobody overtakes
+            self._seat(job, self._sequence_for(job, source, n))
+
+    def _free(self) -> list[Sequence]:
+        """Sequences without a text; they may have an idle prefix."""
+        return [s for s in self._sequences if s.owner is None and not s.leased]
+
+    def _lower(self, job: Job) -> list[Job]:
+        """Running texts that are preempted rather than that this one waits."""
+        return [
+            other
+            for other in self._running
+            if other.lease is None
+            and (other.paused or other.request.priority < job.request.priority)
+        ]
+
+    def _best_prefix(self, tokens: Seq[int]) -> tuple[Sequence | None, int]:
+        """The sequence that shares most tokens with a text, and how many."""
+        best, most = None, 0
+        ids = np.array(tokens, np.intc)
+        for sequence in self._sequences:
+            n = min(sequence.n_shared(ids), sequence.n_exact)
+            if n > most:
+                best, most = sequence, n
+        return best, most
+
+    def _will_be_shared(self, job: Job, n: int) -> bool:
+        """Whether a running text is about to evaluate many more of a text's tokens."""
+        least = n + self.policy.min_shared
+        for other in self._running:
+            if other.paused or other.sequence is None or other.n_made:
+                continue
+            tokens = other.tokens[: len(job.tokens) - 1]
+            if len(tokens) >= least and n_common(tokens, job.tokens) >= least:
+                return True
+        return False
+
+    def _has_place(self, job: Job, n_shared: int) -> bool:
+        """Whether there are a sequence and cells for a text; a lower priority gives them up."""
+        running, lower = [other for other in self._running if other.lease is None], self._lower(job)
+        if not self._fits(job, n_shared, [other for other in running if other not in lower]):
+            return False
+        for other in sorted(lower, key=_expendable, reverse=True):
+            if self._free() and self._fits(job, n_shared, running):
+                break
+            self._preempt(other)
+            running.remove(other)
+        return bool(self._free())
+
+    def _fits(self, job: Job, n_shared: int, running: Seq[Job]) -> bool:
+        """Whether a text's tokens, and some to come, find cells beside those that run."""
+        if not running or not self.context.kv.unified:
+            return True
+        leased = sum(s.n_tokens for s in self._sequences if s.leased)
+        taken = sum(self._n_cells(other) - other.n_borrowed for other in running)
+        return leased + taken + self._n_cells(job) - n_shared <= self.context.n_ctx
+
+    def _n_cells(self, job: Job) -> int:
+        return len(job.tokens) + min(job.n_left, self.policy.n_reserve)
+
+    def _sequence_for(self, job: Job, source: Sequence | None, n: int) -> Sequence:
+        """A free sequence, with the first ``n`` tokens of another where that has them."""
+        free = self._free()
+        if source is not None and source in free and (source.n_tokens <= n + 1 or len(free) == 1):
+            return source
+        target = min(
+            (s for s in free if s is not source), key=lambda s: (s.n_tokens > 0, s.last_used)
+        )
+        if source is not None:
+            try:
+                target.fork(source, n)
+                job.n_borrowed = n
+            except ContextFull:
+                target.clear()
+        return target
+
+    def _make_room(self, protected: Job | None = None) -> bool:
+        """Free cells: the idle prefix that was not used for longest, else the lowest priority's."""
+        idle = [sequence for sequence in self._free() if sequence.n_tokens]
+        if idle:
+            min(idle, key=lambda s: s.last_used).clear()
+            return True
+        others = [job for job in self._running if job is not protected and job.lease is None]
+        if others:
+            self._preempt(max(others, key=_expendable))
+        return bool(others)
+
+    def _without_room(self, job: Job, error: ContextFull) -> None:
+        """Nothing else can make room: shift the text, or end it."""
+        sequence = job.sequence
+        assert sequence is not None
+        n_keep = job.request.n_keep
+        if n_keep is not None and sequence.n_tokens - n_keep >= 2:
+            self._shift(job, sequence)
+        elif job.n_made:
+            self._end(job, "length")
+        else:
+            self._leave(job)
+            self._emit(job, "error", usage=job.usage, error=error)
+
+    def _shift(self, job: Job, sequence: Sequence) -> bool:
+        """Take tokens out of the middle of a text; False where it ends instead."""
+        n_keep = job.request.n_keep
+        if n_keep is None:
+            self._end(job, "length")
+            return False
+        while True:
+            try:
+                n = sequence.make_room(job.tokens, n_keep)
+            except ContextFull as error:
+                self._leave(job)
+                self._emit(job, "error", usage=job.usage, error=error)
+                return False
+            self._logits_of = None
+            self._emit(job, "shift", removed=(n_keep, n))
+            if len(job.tokens) <= self.context.n_ctx_seq:
+                return True
+
+    def _resync(self) -> None:
+        """After a decode that was cut off: forget what it evaluated."""
+        for sequence in self._sequences:
+            held = self.context.kv.seq_pos_max(sequence.seq_id) + 1
+            if held < sequence.n_tokens:
+                sequence.truncate(held)
+                sequence.owner = None
+            elif held > sequence.n_tokens:
+                sequence.truncate()
+        self._unsure = False
+
+    # --- the inbox ------------------------------------------------------------------------------
+
+    def _take_all(self) -> None:
+        while True:
+            try:
+                self._take(self._inbox.get_nowait())
+            except Empty:
+                return
+
+    def _take(self, item: Job | int | Sequence) -> None:
+        if isinstance(item, Job):
+            self._jobs.setdefault(item.number, []).append(item)
+            self._waiting.append(item)
+            self._any_deadline |= item.deadline is not None
+            if item.n_left <= 0:
+                self._end(item, "length")
+        elif isinstance(item, int):
+            for job in list(self._jobs.get(item, ())):
+                self._end(job, "abort")
+        else:
+            for job in [*self._running, *self._waiting]:
+                if job.lease is item:
+                    self._end(job, "abort")
+            item.leased, item.on_logits = False, None
+
+    def _make_jobs(
+        self, request: Request, tokens: list[int], lease: Sequence | None = None
+    ) -> list[Job]:
+        context, tokenizer = self.context, self.context.model.tokenizer
+        n_vocab = context.model.hparams.n_vocab
+        if request.n_keep is None:
+            check_prompt(len(tokens), 0, context.n_ctx_seq, min_room=0)
+        else:
+            check_prompt(min(len(tokens), 1), 0, 1, min_room=0)
+            context.kv.check_shift()
+        if request.n < 1:
+            raise BatchError(f"n is {request.n} texts, want at least 1")
+        least = 0 if lease is None else UNKNOWN
+        if min(tokens) < least or max(tokens) >= n_vocab:
+            bad = next(t for t in tokens if not least <= t < n_vocab)
+            raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
+        number, jobs = next(self._numbers), []
+        for i in range(request.n):
+            chain = Chain(request.sampling.for_text(i), n_vocab, tokenizer.eog)
+            for token in tokens:
+                if token >= 0:
+                    chain.accept(token)
+            text = None
+            if request.text:
+                text = TextAssembler(
+                    tokenizer,
+                    request.stop,
+                    special=request.special,
+                    show_stop=request.show_stop,
+                    drop_unfinished=request.drop_unfinished,
+                )
+            deadline = request.deadline_s
+            jobs.append(
+                Job(
+                    request, number, i, list(tokens), chain, text, tokenizer.is_eog,
+                    n_left=sys.maxsize if request.max_tokens is None else request.max_tokens,
+                    arrival=next(self._arrivals),
+                    lease=lease,
+                    deadline=None if deadline is None else time.perf_counter() + deadline,
+                    n_prompt=len(tokens),
+                )
+            )  # fmt: skip
+        return jobs
+
+    def _run(self, jobs: list[Job], lease: Lease | None = None) -> Run:
+        """The generator of `run`; it keeps a lease alive."""
+        mailbox: deque[Event] = deque()
+        for job in jobs:
+            job.sink, job.is_run, job.paused = mailbox.append, True, True
+            self._inbox.put(job)
+        n_open = len(jobs)
+        try:
+            while n_open:
+                for job in jobs:
+                    job.paused = False
+                while not mailbox:
+                    self.step()
+                for job in jobs:
+                    job.paused = True
+                while mailbox:
+                    event = mailbox.popleft()
+                    if event.kind == "tokens":
+                        pass
+                    elif event.kind == "end":
+                        n_open -= 1
+                    elif event.error is not None:
+                        raise event.error
+                    sent = yield event
+                    if sent:
+                        jobs[event.choice].tokens.extend(sent)
+        finally:
+            if n_open:
+                self.abort(jobs[0].number)
+
+
+def _expendable(job: Job) -> tuple[bool, int, int]:
+    """The largest is preempted first."""
+    return job.paused, *job.rank

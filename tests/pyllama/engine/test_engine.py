@@ -1,0 +1,371 @@
+"""The engine: texts beside others are those of each alone, whatever joins, leaves or runs out."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyggml.errors import Aborted
+from pyllama import Context, Model
+from pyllama.engine import Engine, Event, Policy, QueueFull, ReentrantCall, Request
+from pyllama.errors import BatchError, ContextFull
+from pyllama.sampling import SamplingParams
+
+from ..fake_context import EOS, TEXT, FakeContext, FakeModel, ids
+from ..models import Spec, random_weights, write_model
+
+TOKENS = np.random.default_rng(4).integers(3, 259, 300).tolist()
+GREEDY = SamplingParams(temp=0.0, ignore_eos=True)
+Make = Callable[..., Context]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    spec = Spec()
+    path = write_model(tmp_path_factory.mktemp("m") / "x.gguf", spec, random_weights(spec))
+    return Model.load(path)
+
+
+@pytest.fixture(scope="module")
+def make(model: Model) -> Make:
+    return lambda **options: Context(model, **{"n_ctx": 64, "n_threads": 1, **options})
+
+
+@pytest.fixture(scope="module")
+def alone(make: Make) -> Callable[..., list[int]]:
+    """What a request gives in a context of its own."""
+    context, known = make(n_ctx=256), dict[tuple[int, ...], list[int]]()
+
+    def tokens(request: Request, n: int) -> list[int]:
+        key = (*request.tokens, -1, request.sampling.seed, n)
+        if key not in known:
+            plain = Request(request.tokens, request.sampling, max_tokens=n, text=False)
+            known[key] = made(Engine(context).run(plain))
+        return known[key]
+
+    return tokens
+
+
+def made(events: Iterator[Event] | list[Event]) -> list[int]:
+    return [token for event in events for token in event.tokens]
+
+
+def finish(engine: Engine, events: list[Event] | None = None) -> list[Event]:
+    """All events until nothing is left to do."""
+    events = [] if events is None else events
+    for _ in range(4000):
+        if not engine.has_work:
+            return events
+        events += engine.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+def of(events: list[Event], number: int) -> list[Event]:
+    return [event for event in events if event.request == number]
+
+
+# --- what runs beside other texts -----------------------------------------------------------------
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[tuple[int, tuple[int, int, int, int, int, bool]]]:
+    """Requests (start of the prompt, length, seed, priority, tokens, leaves early) and when."""
+    request = st.tuples(
+        st.sampled_from([0, 0, 0, 40, 90]),
+        st.integers(1, 30),
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.integers(1, 24),
+        st.integers(0, 4).map(lambda n: n == 0),
+    )
+    return draw(st.lists(st.tuples(st.integers(0, 6), request), min_size=1, max_size=8))
+
+
+@given(
+    workloads(),
+    st.integers(1, 4),
+    st.sampled_from([3, 16, 64]),
+    st.booleans(),
+    st.sampled_from([Policy(), Policy(max_prompt_tokens=4, n_reserve=0, min_shared=2)]),
+)
+@settings(deadline=None, max_examples=60)
+def test_any_texts_are_those_of_each_alone_and_leave_nothing(
+    make: Make,
+    alone: Callable[..., list[int]],
+    work: list[tuple[int, tuple[int, int, int, int, int, bool]]],
+    n_seq_max: int,
+    n_batch: int,
+    unified: bool,
+    policy: Policy,
+) -> None:
+    n_ctx = 64 if unified else 64 * n_seq_max
+    context = make(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, unified=unified)
+    engine, events, submitted = Engine(context, policy=policy), [], {}
+    for at, (start, length, seed, priority, n, leaves) in work:
+        for _ in range(at):
+            events += engine.step()
+        params = SamplingParams(temp=0.0 if seed == 0 else 1.0, seed=seed, ignore_eos=True)
+        request = Request(
+            TOKENS[start : start + length], params, max_tokens=n, priority=priority, text=False
+        )
+        number = engine.submit(request)
+        submitted[number] = request, leaves
+        if leaves:
+            events += engine.step()
+            engine.abort(number)
+    finish(engine, events)
+    for number, (request, leaves) in submitted.items():
+        mine = of(events, number)
+        assert sum(event.kind == "end" for event in mine) == 1 and mine[-1].kind == "end"
+        tokens, reason = made(mine), mine[-1].reason
+        assert reason == ("abort" if leaves and reason == "abort" else "length")
+        assert request.max_tokens is not None
+        wanted = alone(request, request.max_tokens)
+        assert tokens == wanted[: len(tokens)]
+        assert reason == "abort" or len(tokens) == len(wanted)
+    engine.drop_prefixes()
+    assert context.kv.n_used == 0
+
+
+def test_the_lowest_priority_is_preempted_and_catches_up(
+    make: Make, alone: Callable[..., list[int]]
+) -> None:
+    context = make(n_seq_max=3)
+    engine = Engine(context, policy=Policy(n_reserve=0))
+    requests = [
+        Request(TOKENS[20 * i : 20 * i + 15], GREEDY, max_tokens=30, priority=p, text=False)
+        for i, p in enumerate((0, 5, 1))
+    ]
+    numbers = [engine.submit(request) for request in requests]
+    events = finish(engine)
+    ends = [event.request for event in events if event.kind == "end"]
+    assert ends == [numbers[1], numbers[2], numbers[0]]  # 3 x 45 tokens, 64 cells
+    for number, request in zip(numbers, requests, strict=True):
+        assert made(of(events, number)) == alone(request, 30)
+
+
+def test_a_prefix_is_evaluated_once(make: Make) -> None:
+    context = make(n_ctx=512, n_seq_max=4)
+    engine = Engine(context)
+    shared = TOKENS[:100]
+    for i in range(4):
+        engine.submit(Request([*shared, 5 + i], GREEDY, max_tokens=2, text=False))
+    events = finish(engine)
+    cached = [event.usage.n_cached for event in events if event.usage is not None]
+    assert sorted(cached) == [0, 100, 100, 100] and context.kv.n_used < 120
+    assert engine.timings.n_prompt_eval < 120
+    again = Request([*shared, 8, 9], GREEDY, max_tokens=1)
+    assert next(e.usage.n_cached for e in engine.run(again) if e.usage is not None) >= 100
+
+
+def test_prompts_are_read_in_chunks_beside_running_texts(make: Make) -> None:
+    context = make(n_ctx=512, n_seq_max=2)
+    engine = Engine(context, policy=Policy(max_prompt_tokens=8))
+    first = engine.submit(Request(TOKENS[:4], GREEDY, max_tokens=60, text=False))
+    events = engine.step()
+    second = engine.submit(Request(TOKENS[100:164], GREEDY, max_tokens=1, progress=True))
+    while not any(event.tokens and event.request == second for event in events):
+        events += engine.step()
+    assert len(made(of(events, first))) == 1 + 64 // 8
+    progress = [e.usage.n_computed for e in of(events, second) if e.kind == "progress" and e.usage]
+    assert progress == list(range(0, 64, 8))
+
+
+def test_several_texts_of_one_request(make: Make) -> None:
+    engine = Engine(make(n_ctx=256, n_seq_max=3))
+    request = Request(TOKENS[:40], SamplingParams(seed=5, temp=1.5), n=3, max_tokens=6, text=False)
+    events = list(engine.run(request))
+    texts = [made(event for event in events if event.choice == i) for i in range(3)]  # type: ignore[arg-type]
+    one = Request(TOKENS[:40], SamplingParams(seed=6, temp=1.5), max_tokens=6, text=False)
+    assert texts[1] == made(engine.run(one)) and len({*map(tuple, texts)}) == 3
+
+
+# --- where texts end ------------------------------------------------------------------------------
+
+
+def fake(text: str = TEXT, **sizes: int) -> Any:
+    return FakeContext(FakeModel(text), **{"n_ctx": 64, **sizes})
+
+
+def test_reasons_and_usage() -> None:
+    cases: list[tuple[dict[str, Any], str, Any, str]] = [
+        ({}, "eog", None, TEXT[7:]),
+        ({"max_tokens": 4}, "length", None, " sat"),
+        ({"stop": (" mat", "zz")}, "stop", " mat", " sat on the"),
+        ({"stop": (" m",), "show_stop": True}, "stop", " m", " sat on the m"),
+        ({"stop_ids": frozenset(ids("t")[1:])}, "stop", ids("t")[1], " sat"),
+        ({"criteria": (lambda i, s: len(i) > 10,)}, "stop", None, " sa"),
+        ({"max_tokens": 0}, "length", None, ""),
+        ({"deadline_s": -1.0}, "deadline", None, ""),
+        ({"special": True}, "eog", None, TEXT[7:] + "</s>"),
+        ({"max_tokens": 20}, "length", None, " sat on the mat, na\ufffd"),
+        ({"max_tokens": 20, "drop_unfinished": True}, "length", None, " sat on the mat, na"),
+    ]
+    for options, reason, stop, text in cases:
+        engine = Engine(fake())
+        events = list(engine.run(Request(ids("The cat"), SamplingParams(temp=0.0), **options)))
+        end = events[-1]
+        assert (end.kind, end.reason, end.stop) == ("end", reason, stop), options
+        assert "".join(event.text for event in events) == text, options
+        assert end.usage is not None and end.usage.n_generated == len(made(events))
+        assert end.usage.n_prompt == 8
+    full = list(Engine(fake("x" * 90, n_ctx=16)).run(Request(ids("xxx"), SamplingParams(temp=0))))
+    assert full[-1].reason == "length" and len(made(full)) == 16 - 4 + 1
+
+
+def test_what_a_submitted_request_is_refused_for(make: Make) -> None:
+    engine = Engine(make(), policy=Policy(max_waiting=1))
+    for tokens, error in (([], BatchError), ([5, 999], BatchError), ([5] * 65, ContextFull)):
+        with pytest.raises(error):
+            engine.submit(Request(tokens))
+    with pytest.raises(BatchError, match="n is 0"):
+        engine.submit(Request([5], n=0))
+    engine.submit(Request([5], GREEDY, max_tokens=1))
+    with pytest.raises(QueueFull):
+        engine.submit(Request([5]))
+    finish(engine)
+    lease = engine.lease()
+    with pytest.raises(BatchError, match="leased"):
+        engine.submit(Request([5]))
+    with pytest.raises(BatchError, match="in use"):
+        engine.lease()
+    del lease
+    engine.step()
+    assert made(engine.run(Request([5], GREEDY, max_tokens=2)))
+
+
+def test_an_error_of_a_callback_ends_its_request_alone(
+    make: Make, alone: Callable[..., list[int]]
+) -> None:
+    def boom(input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        if len(input_ids) == 12:
+            raise ZeroDivisionError
+        return scores
+
+    engine = Engine(make(n_seq_max=2))
+    good = Request(TOKENS[:9], GREEDY, max_tokens=12, text=False)
+    numbers = [
+        engine.submit(good),
+        engine.submit(Request(TOKENS[:9], GREEDY, max_tokens=12, processors=(boom,))),
+    ]
+    events = finish(engine)
+    assert made(of(events, numbers[0])) == alone(good, 12)
+    last = of(events, numbers[1])[-1]
+    assert last.kind == "error" and isinstance(last.error, ZeroDivisionError)
+    assert len(made(of(events, numbers[1]))) == 3
+    with pytest.raises(ZeroDivisionError):
+        list(engine.run(Request(TOKENS[:9], GREEDY, processors=(boom,))))
+    calls = [lambda: engine.step(), lambda: list(engine.run(good))]
+    for call in calls:
+        stepping = Request([5], GREEDY, processors=(lambda i, s, call=call: call(),))
+        with pytest.raises(ReentrantCall):
+            list(engine.run(stepping))
+
+
+@pytest.mark.parametrize("how", ["close", "forget"])
+def test_a_run_that_is_left_frees_its_cells(make: Make, how: str) -> None:
+    context = make(n_seq_max=2)
+    engine = Engine(context)
+    run = engine.run(Request(TOKENS[:20], GREEDY))
+    next(run)
+    assert context.kv.n_used == 20
+    if how == "close":
+        run.close()
+    else:
+        del run
+        gc.collect()
+    engine.step()
+    assert context.kv.n_used == 0 and not engine.has_work
+
+
+def test_after_a_stopped_decode_all_goes_on() -> None:
+    context = fake(n_batch=3)
+    engine = Engine(context)
+    number = engine.submit(Request(ids("The cat"), SamplingParams(temp=0.0)))
+    events = []
+    for fail_after in (0, 1, 0, 3):
+        context.fail_after = fail_after
+        with pytest.raises(Aborted):
+            finish(engine, events)
+    finish(engine, events)
+    assert "".join(event.text for event in of(events, number)) == TEXT[7:]
+    assert made(events)[-1] == EOS and context.kv.tokens == ids(TEXT)
+
+
+def test_requests_from_other_threads(make: Make, alone: Callable[..., list[int]]) -> None:
+    engine = Engine(make(n_ctx=256, n_seq_max=4))
+    requests = [
+        Request(TOKENS[i : i + 7], GREEDY, max_tokens=9, text=False) for i in range(0, 120, 10)
+    ]
+    numbers: dict[int, Request] = {}
+
+    def submit(some: list[Request]) -> None:
+        for request in some:
+            numbers[engine.submit(request)] = request
+            engine.abort(engine.submit(Request(TOKENS[:5], GREEDY)))
+
+    threads = [threading.Thread(target=submit, args=(requests[i::3],)) for i in range(3)]
+    assert not engine.wait(0.01)
+    for thread in threads:
+        thread.start()
+    events: list[Event] = []
+    while any(thread.is_alive() for thread in threads) or engine.has_work:
+        if engine.wait(0.05):
+            events += engine.step()
+    for thread in threads:
+        thread.join()
+    assert len(numbers) == 12
+    assert all(made(of(events, n)) == alone(r, 9) for n, r in numbers.items())
+
+
+# --- sequences by hand, and mixed -----------------------------------------------------------------
+
+
+def test_runs_and_hands_share_a_lease(make: Make, alone: Callable[..., list[int]]) -> None:
+    engine = Engine(make())
+    lease = engine.lease()
+    requests = [Request(TOKENS[i : i + 9], GREEDY, max_tokens=8, text=False) for i in (0, 50)]
+    runs = [lease.run(request) for request in requests]
+    got: list[list[int]] = [[], []]
+    for i in range(8):
+        for run, tokens in zip(runs, got, strict=True):
+            tokens += next(run).tokens
+        if i == 3:
+            lease.truncate(0)
+        if i == 5:
+            lease.evaluate(TOKENS[100:103])
+    assert got == [alone(request, 8) for request in requests]
+
+
+def test_a_shift_beside_others_and_a_preemption_after_it(make: Make) -> None:
+    """A shifted text's keys are not those of its tokens read again: they are kept."""
+    options = {"n_ctx": 32, "n_seq_max": 2, "unified": False}
+    wanted = made(Engine(make(n_ctx=16)).run(Request(TOKENS[:9], GREEDY, max_tokens=40, n_keep=3)))
+    assert len(wanted) == 40
+    engine = Engine(make(**options))
+    number = engine.submit(Request(TOKENS[:9], GREEDY, max_tokens=40, n_keep=3))
+    events: list[Event] = []
+    while len(made(events)) < 20:
+        events += engine.step()
+    assert any(event.kind == "shift" and event.removed[0] == 3 for event in events)
+    for start in (50, 70, 90):  # of higher priority: they take both sequences
+        engine.submit(Request(TOKENS[start : start + 9], GREEDY, max_tokens=5, priority=1))
+    finish(engine, events)
+    assert made(of(events, number)) == wanted
+
+
+def test_unknown_tokens_are_never_a_prefix(make: Make, tmp_path: Path) -> None:
+    context = make(n_seq_max=2)
+    first = Engine(context)
+    list(first.run(Request(TOKENS[:20], GREEDY, max_tokens=2)))
+    engine = Engine(context)  # another one knows nothing of these
+    events = list(engine.run(Request(TOKENS[:30], GREEDY, max_tokens=2)))
+    assert events[-1].usage is not None and events[-1].usage.n_cached == 0
