@@ -24,17 +24,24 @@ from ....tensor import Tensor
 from ..abi import i64_ptr
 from ..atomics import call_address
 from ..buffer import is_repacked
-from ..codec import DECODED, SPLIT
-from ..codec.rows import decode_columns, row_decoder, row_splitter
+from ..codec import DECODED
+from ..codec.rows import decode_columns, row_decoder, row_unpacker
 from ..facts import Facts, fact
-from ..layout import ACTIVATION_BYTES, INTERLEAVED, QUANTIZED, ROWS, block_bytes
+from ..layout import (
+    ACTIVATION_BYTES,
+    INTERLEAVED,
+    QUANTIZED,
+    ROWS,
+    UNPACKED,
+    UNPACKED_BYTES,
+    block_bytes,
+)
 from ..layout import group_bytes as interleaved_bytes
 from ..simd import amx, axpy
 from ..simd.element import F32
 from ..simd.row_tile import pack_rows, row_tiles
 from ..simd.tile import fetch_ahead, fetched_lines, float_tile, float_tokens, q_tile
 from ..simd.vector import LINE
-from ..superblock import PARTS_BYTES
 from ..tuning import Tuning, tuning
 
 # Facts. Of a block: columns, bytes interleaved, bytes of activations, bytes of weights that a tile
@@ -117,8 +124,8 @@ def _axpy_unpack(kind: int) -> Kernel:
 
 def _decoded_bytes(type: GGMLType) -> int:
     """Bytes of a block of the format that inner loops see, of rows that are decoded or in parts."""
-    if type in SPLIT:
-        return PARTS_BYTES
+    if type in UNPACKED:
+        return UNPACKED_BYTES
     return 4 if is_decoded(type) else 0
 
 
@@ -160,8 +167,8 @@ def _facts(type: GGMLType, tuned: Tuning) -> Facts:
     for place, tiled in ((DECODER, INTERLEAVED), (AXPY_DECODER, axpy.TYPES)):
         if is_decoded(type, tiled):
             functions[place] = partial(row_decoder, int(type))
-    if type in SPLIT:
-        functions[DECODER] = partial(row_splitter, int(type))
+    if type in UNPACKED:
+        functions[DECODER] = partial(row_unpacker, int(type))
     return Facts(numbers, functions)
 
 
