@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from ..dtype import GGMLType
 
@@ -88,21 +89,63 @@ def is_highest(field: Field, bits: Bits) -> bool:
     return not any(b.shift > bits.shift and b.first <= bits.first < b.first + b.n for b in field)
 
 
+class _Bytes(NamedTuple):
+    """Elements that lie in one byte each, as axes of bytes and axes of shifts."""
+
+    first: int  # byte
+    strides: tuple[int, ...]  # in bytes; 0 along axes of shifts
+    shifts: Bytes  # of elements in their bytes
+    axes: tuple[int, ...]  # those along which elements share a byte
+
+    def view(self, bits: Bits, blocks: Bytes) -> Bytes:
+        """The byte of each element, [..., *shape]."""
+        lead, strides = blocks.shape[:-1], blocks.strides[:-1]
+        step = blocks.strides[-1]
+        strides = (*strides, *(step * stride for stride in self.strides))
+        return as_strided(blocks[..., self.first :], (*lead, *bits.shape), strides)
+
+
+@cache
+def _in_bytes(bits: Bits) -> _Bytes | None:
+    """How elements lie in their bytes; None if some lie in two, or an axis is of neither kind."""
+    axes = tuple(axis for axis, stride in enumerate(bits.strides) if stride % 8)
+    shifts = (places(bits) % 8).reshape(bits.shape)
+    reach = sum(bits.strides[axis] * (bits.shape[axis] - 1) for axis in axes)
+    if bits.width > 8 or bits.at % 8 + reach + bits.width > 8:
+        return None
+    strides = tuple(0 if stride % 8 else stride // 8 for stride in bits.strides)
+    return _Bytes(bits.at // 8, strides, shifts.astype(np.uint8), axes)
+
+
 def get(field: Field, blocks: Bytes) -> Ints:
     """The values of a field: uint8 [..., block bytes] -> unsigned [..., n]."""
-    size = blocks.shape[-1]
+    lead, bits = blocks.shape[:-1], field[0]
+    if len(field) == 1 and bits.n == 1 and bits.width % 8 == bits.at % 8 == 0:
+        first, n_bytes = bits.at // 8, bits.width // 8
+        whole = np.ascontiguousarray(blocks[..., first : first + n_bytes])
+        return whole.view(f"<u{n_bytes}")
     kind: Any = np.uint8 if width(field) <= 8 else np.uint32
-    out = np.zeros((*blocks.shape[:-1], count(field)), kind)
+    out = np.zeros((*lead, count(field)), kind)
     for bits in field:
-        at = places(bits)
-        n_bytes = (int((at % 8).max()) + bits.width + 7) // 8
-        word = blocks[..., at // 8]
-        for k in range(1, n_bytes):
-            further = blocks[..., np.minimum(at // 8 + k, size - 1)].astype(np.uint32)
-            word = word | further << np.uint32(8 * k)
-        value = word >> (at % 8).astype(word.dtype) & word.dtype.type((1 << bits.width) - 1)
-        out[..., bits.first : bits.first + bits.n] |= value.astype(kind) << kind(bits.shift)
+        value = _get_bits(bits, blocks).reshape(*lead, bits.n).astype(kind, copy=False)
+        out[..., bits.first : bits.first + bits.n] |= value << kind(bits.shift)
     return out
+
+
+def _get_bits(bits: Bits, blocks: Bytes) -> Ints:
+    """The values of some bits, [..., n] or [..., *shape]."""
+    mask = (1 << bits.width) - 1
+    found = _in_bytes(bits)
+    if found is not None:
+        value = found.view(bits, blocks)
+        value = value >> found.shifts if found.shifts.any() else value
+        return value & np.uint8(mask) if bits.width < 8 else value
+    at, last = places(bits), blocks.shape[-1] - 1
+    word = blocks[..., at // 8].astype(np.uint32)
+    for k in range(1, (int((at % 8).max()) + bits.width + 7) // 8):
+        further = blocks[..., np.minimum(at // 8 + k, last)].astype(np.uint32)
+        word |= further << np.uint32(8 * k)
+    return word >> (at % 8).astype(np.uint32) & np.uint32(mask)
 
 
 def put(field: Field, values: Ints, blocks: Bytes) -> None:
@@ -111,11 +154,21 @@ def put(field: Field, values: Ints, blocks: Bytes) -> None:
     The highest bits of a value are not masked, as in C: what is too large spills into its byte.
     """
     for bits in field:
-        at = places(bits)
         value = values[..., bits.first : bits.first + bits.n].astype(np.uint32)
-        value = value >> np.uint32(bits.shift)
+        value = value >> np.uint32(bits.shift) if bits.shift else value
         if not is_highest(field, bits):
             value = value & np.uint32((1 << bits.width) - 1)
+        found = _in_bytes(bits)
+        if found is not None and 0 not in bits.strides:
+            moved = value.astype(np.uint8).reshape(*value.shape[:-1], *bits.shape) << found.shifts
+            target = found.view(bits, blocks)
+            for axis in reversed(found.axes):
+                axis += value.ndim - 1
+                moved = np.bitwise_or.reduce(moved, axis=axis)
+                target = target[(slice(None),) * axis + (0,)]
+            target |= moved
+            continue
+        at = places(bits)
         for phase in np.unique(at % 8):
             chosen = np.flatnonzero(at % 8 == phase)
             word = value[..., chosen] << np.uint32(phase)
@@ -127,6 +180,11 @@ def put(field: Field, values: Ints, blocks: Bytes) -> None:
 def half(byte: int) -> Field:
     """A float16 at a byte."""
     return (Bits(16, 8 * byte),)
+
+
+def bit_row(byte: int, shift: int) -> Bits:
+    """A bit of each of 32 codes, one after the other."""
+    return Bits(1, 8 * byte, (4, 8), (8, 1), shift=shift)
 
 
 def nibbles(byte: int, columns: int = 32) -> Field:
@@ -255,18 +313,20 @@ class BlockType:
 
     def unpack(self, blocks: Bytes) -> Parts:
         """Blocks, uint8 [..., type_size], taken apart."""
-        steps = None
-        if self.steps:
-            steps = get(self.steps, blocks) - np.uint8(self.step_zero)
-            steps = 2 * steps + np.uint8(1) if self.odd_steps else steps
-        codes = self.codes
         return Parts(
             get(self.d, blocks)[..., 0],
             get(self.low, blocks)[..., 0] if self.low else None,
-            steps,
+            self._steps(blocks) if self.steps else None,
             get(self.minima, blocks) if self.minima else None,
-            get(codes, blocks) if isinstance(codes, tuple) else codes.get(blocks),
+            self._codes(blocks),
         )
+
+    def _steps(self, blocks: Bytes) -> Bytes:
+        steps = get(self.steps, blocks) - np.uint8(self.step_zero)
+        return 2 * steps + np.uint8(1) if self.odd_steps else steps
+
+    def _codes(self, blocks: Bytes) -> Bytes:
+        return get(self.codes, blocks) if isinstance(self.codes, tuple) else self.codes.get(blocks)
 
     def pack(self, parts: Parts) -> Bytes:
         """The inverse of ``unpack``."""
@@ -309,10 +369,9 @@ class BlockType:
         d = self._float(get(self.d, blocks)) * np.float32(self.unit)  # [n, 1]
         low = _half_to_float(get(self.low, blocks)) if self.low else None
         if self.steps:
-            steps = get(self.steps, blocks) - np.uint8(self.step_zero)
-            steps = 2 * steps + np.uint8(1) if self.odd_steps else steps
             is_signed = self.signed_steps or self.step_zero
-            d = d * steps.view(np.int8 if is_signed else np.uint8).astype(np.float32)
+            steps = self._steps(blocks).view(np.int8 if is_signed else np.uint8)
+            d = d * steps.astype(np.float32)
         if low is not None and self.minima:
             low = -(low * get(self.minima, blocks).astype(np.float32))
         return d, low
@@ -320,8 +379,7 @@ class BlockType:
     def dequantize_blocks(self, blocks: Bytes) -> Floats:
         """uint8 [n, type_size] -> float32 [n, columns]."""
         scale, low = self.scales(blocks)
-        codes = get(self.codes, blocks) if isinstance(self.codes, tuple) else self.codes.get(blocks)
-        q = self.numbers[codes].reshape(len(blocks), self.groups, -1)
+        q = self.numbers[self._codes(blocks)].reshape(len(blocks), self.groups, -1)
         out = scale[..., None] * q
         if low is not None:
             out = out + low[..., None]

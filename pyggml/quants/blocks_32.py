@@ -14,7 +14,18 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import GGMLType
-from .block import Bits, BlockType, Bytes, Field, Floats, half, nibbles, register, row_weights
+from .block import (
+    Bits,
+    BlockType,
+    Bytes,
+    Field,
+    Floats,
+    bit_row,
+    half,
+    nibbles,
+    register,
+    row_weights,
+)
 from .search import AffineSearch, first_smallest, fit_affine, fit_symmetric, inverse
 
 
@@ -64,7 +75,7 @@ def encode_rounded(f: BlockType, x: Floats, weights: Floats | None) -> Bytes:
 
 def _fives(byte: int) -> Field:
     """Codes of 5 bits: their fifth bits, element j in bit j, then nibbles."""
-    return (*nibbles(byte + 4), Bits(1, 8 * byte, (32,), (1,), shift=4))
+    return (*nibbles(byte + 4), bit_row(byte, shift=4))
 
 
 T = GGMLType

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtype import GGMLType
-from ...quants.block import BLOCK_TYPES, Bits, BlockType, Bytes, Parts, half
+from ...quants.block import BLOCK_TYPES, Bits, BlockType, Bytes, Parts, bit_row, half, places, width
 from ...quants.codebook import Entries
 
 ROWS = 16
@@ -83,7 +83,7 @@ def is_folded(bits: Bits) -> bool:
 
 def is_bit_row(bits: Bits) -> bool:
     """Whether a plane is a bit of each column, one after the other."""
-    return (bits.width, bits.shape, bits.strides) == (1, (STEP,), (1,)) and bits.at % 8 == 0
+    return bits == bit_row(bits.at // 8, bits.shift)
 
 
 class LayoutK:
@@ -147,19 +147,27 @@ def padded_values(f: BlockType) -> tuple[int, ...]:
 
 def _interleaves(f: BlockType) -> bool:
     """Whether there is an interleaved layout of a format, and tiles."""
+    if f.zero & (f.zero - 1) or (f.values and f.bits > 4):
+        return False
+    few = f.bits <= 5  # bits, whose products are added in 16 bits
     if f.columns == COLUMNS:
-        return f.scale == "f16"
+        steps = f.groups in (1, 8, 16) and f.scale == "f16" and f.zero <= 32
+        if f.minima:  # of sub-blocks of 16 they share bytes with the steps
+            steps = steps and (f.groups == 8 or width(f.steps) == width(f.minima) == 4)
+        few = few or (f.zero != 0 and f.groups == 16)  # sums start at -zero * sum(activations)
+        return few and steps and not f.signed and all(map(_is_run, f.planes))
     if f.columns != STEP or f.steps or f.scale not in ("f16", "e8m0") or f.unit != 1:
         return False
     main = [bits for bits in f.planes if bits.shift == 0 and is_folded(bits)]
     rest = [bits for bits in f.planes if bits.shift]
-    few = f.bits <= 5 or f.signed  # whose products are added in 16 bits, or as int8
-    simple = f.zero & (f.zero - 1) == 0 and (not f.values or f.bits <= 4)
-    return len(main) == 1 and few and simple and all(map(_is_plane, rest))
+    planes = all(is_folded(bits) or is_bit_row(bits) for bits in rest)
+    return len(main) == 1 and (few or f.signed) and planes
 
 
-def _is_plane(bits: Bits) -> bool:
-    return is_folded(bits) or is_bit_row(bits)
+def _is_run(bits: Bits) -> bool:
+    """Whether each 16 columns lie in 16 bytes one after the other, at one shift."""
+    at = places(bits).reshape(-1, STEP // 2)
+    return bool((np.diff(at, axis=1) == 8).all())
 
 
 QUANTIZED = tuple(type for type, f in BLOCK_TYPES.items() if _interleaves(f))
@@ -243,19 +251,20 @@ Heads = list[npt.NDArray[np.generic]]
 def _parts_32(type: GGMLType, parts: Parts) -> tuple[Heads, Bytes]:
     """Header values [.., 16], and lines [.., 16, n_lines, 4]."""
     layout = layout_32(type)
-    lines = []
-    slices = parts.codes.reshape(*parts.codes.shape[:-1], 8, 4)
+    lines, shape = [], parts.codes.shape[:-1]
     for plane in layout.planes:
         w = plane.width
-        bits = slices >> np.uint8(plane.shift) & np.uint8((1 << w) - 1)
-        for k in range(w):
-            line = np.zeros_like(slices[..., 0, :])
-            for i in range(8 // w):
-                line |= bits[..., k + w * i, :] << np.uint8(w * i)
-            lines.append(line)
+        bits = parts.codes >> np.uint8(plane.shift) & np.uint8((1 << w) - 1)
+        moved = bits.reshape(*shape, 8 // w, w, 4) << _shifts(w)
+        lines.append(np.bitwise_or.reduce(moved, axis=-3))
     d = parts.d.astype(np.uint8 if layout.scale_bytes == 1 else np.uint16)
     heads = [d] + ([parts.low.astype(np.uint16)] if parts.low is not None else [])
-    return heads, _by_line(np.stack(lines, axis=-2))
+    return heads, _by_line(np.concatenate(lines, axis=-2))
+
+
+def _shifts(w: int) -> Bytes:
+    """The shifts of a line's bits, by the slices that share it, [8 / w, 1, 1]."""
+    return np.arange(0, 8, w, dtype=np.uint8).reshape(-1, 1, 1)
 
 
 def _by_line(lines: Bytes) -> Bytes:
@@ -265,16 +274,13 @@ def _by_line(lines: Bytes) -> Bytes:
 
 
 def _from_lines_32(type: GGMLType, heads: Heads, lines: Bytes) -> Parts:
-    layout, at = layout_32(type), 0
-    slices = np.zeros((*lines.shape[:-2], 8, 4), np.uint8)
+    layout, at, shape = layout_32(type), 0, lines.shape[:-2]
+    codes = np.zeros((*shape, STEP), np.uint8)
     for plane in layout.planes:
         w = plane.width
-        for k in range(w):
-            for i in range(8 // w):
-                bits = lines[..., at + k, :] >> np.uint8(w * i) & np.uint8((1 << w) - 1)
-                slices[..., k + w * i, :] |= bits << np.uint8(plane.shift)
+        moved = lines[..., None, at : at + w, :] >> _shifts(w) & np.uint8((1 << w) - 1)
+        codes |= moved.reshape(codes.shape) << np.uint8(plane.shift)
         at += w
-    codes = slices.reshape(*slices.shape[:-2], STEP)
     return Parts(heads[0], heads[1] if len(heads) > 1 else None, None, None, codes)
 
 
@@ -303,10 +309,10 @@ def pieces(bits: int) -> tuple[Piece, ...]:
         for k in range(n_slices - whole * lines):  # their bits follow each other in the rests
             for i in range(lines):
                 start = max(k * bits, i * rest)
-                width = min((k + 1) * bits, (i + 1) * rest) - start
-                if width > 0:
+                n_bits = min((k + 1) * bits, (i + 1) * rest) - start
+                if n_bits > 0:
                     at, slice = whole * bits + start - i * rest, first + whole * lines + k
-                    found.append(Piece(slice, line0 + i, start - k * bits, at, width))
+                    found.append(Piece(slice, line0 + i, start - k * bits, at, n_bits))
     return tuple(found)
 
 

@@ -45,9 +45,10 @@ from ..simd.vector import LINE
 from ..tuning import Tuning, tuning
 
 # Facts. Of a block: columns, bytes interleaved, bytes of activations, bytes of weights that a tile
-# of four tokens prefetches, bytes when decoded or in parts; what does that to a row, or 0; tokens
-# of the widest tile; how many bytes ahead one token and a few prefetch. Functions: the widest tile,
-# those of four tokens and of one; plain rows times one token; plain rows as a group.
+# of four tokens prefetches, bytes when decoded or unpacked; address of the function that does it
+# for a row, 0 if there is none; tokens of the widest tile; how many bytes ahead one token and a few
+# prefetch. Functions: the widest tile, those of four tokens and of one; plain rows times one token;
+# plain rows as a group.
 COLUMNS, BLOCK_BYTES, ACT_BYTES, FETCHED, DECODED_BYTES, DECODER, WIDE, AHEAD_ONE, AHEAD_FEW = (
     range(9)
 )
@@ -123,7 +124,7 @@ def _axpy_unpack(kind: int) -> Kernel:
 
 
 def _decoded_bytes(type: GGMLType) -> int:
-    """Bytes of a block of the format that inner loops see, of rows that are decoded or in parts."""
+    """Bytes of a block of the format that inner loops see, of rows that are decoded or unpacked."""
     if type in UNPACKED:
         return UNPACKED_BYTES
     return 4 if is_decoded(type) else 0
@@ -221,7 +222,7 @@ def decoder_of(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> int:
 
 
 def packed_bytes(w: Tensor) -> int:
-    """Bytes of scratch for a group of a weight's rows: packed, and decoded or in parts."""
+    """Bytes of scratch for a group of a weight's rows: packed, and decoded or unpacked."""
     kind = GGMLType(tile_kind(w.type))
     decoded = ROWS * (w.ne[0] // kind.block_size) * _decoded_bytes(w.type)
     return interleaved_bytes(kind, w.ne[0]) + decoded
@@ -274,7 +275,7 @@ def pack(facts, table, n, out):  # type: ignore[no-untyped-def]
 def decode_rows(facts, table, rows, n, floats):  # type: ignore[no-untyped-def]
     """Decode up to 16 rows of ``n`` columns to ``floats``, where ``table`` then has them.
 
-    As after ``aim``, the last one fills up the 16. Rows of formats with a codebook are taken apart
+    As after ``aim``, the last one fills up the 16. Rows of formats with a codebook are unpacked
     instead; nothing happens to other formats that have a tile.
     """
     decoder = fact(facts, DECODER)

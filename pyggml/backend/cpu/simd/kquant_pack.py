@@ -70,11 +70,11 @@ class RowsKBlock:
 
     def _words(self, b: Value, field: Field) -> list[Value]:
         """A field's values, a byte each, four in a word of each row."""
-        n = len(self._rows)
-        first = min(bits.at for bits in field) // 8
+        n, f = len(self._rows), self._layout.source
+        first = min(bits.at for bits in f.steps + f.minima) // 8
         start = min(first, self._layout.source_bytes - _LOADED)
         start -= (start - first) % 4  # words of the field are words of what is loaded
-        loaded = words_of(b, self._rows, at(b, self._offset, start))
+        loaded = words_of(b, self._rows, at(b, self._offset, start))  # LLVM keeps one of equals
 
         def moved(word: Value, up: int, mask: int) -> Value:
             x = word
