@@ -149,6 +149,8 @@ def _interleaves(f: BlockType) -> bool:
     """Whether there is an interleaved layout of a format, and tiles."""
     if f.zero & (f.zero - 1) or (f.values and f.bits > 4):
         return False
+    if len(f.d) > 1 and not isinstance(f.codes, Entries):
+        return False
     few = f.bits <= 5  # bits, whose products are added in 16 bits
     if f.columns == COLUMNS:
         steps = f.groups in (1, 8, 16) and f.scale == "f16" and f.zero <= 32

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ....dtype import GGMLType
 from ....jit import inline_strict
 from ....quants.block import BlockType
 from ....quants.iq4 import SMALLEST, VALUES
@@ -16,6 +17,7 @@ from ..simd.lanes import stack
 from ..simd.math import ONE, ZERO, abs_f32
 from .blocks import put_codes, put_steps, value_limits, values_of
 
+_VALUES = int(GGMLType.IQ4_NL)  # whose values both formats have
 BLOCK, CANDIDATES = 32, 16
 BLOCK_BYTES, _LANES_BYTES = 4 * BLOCK, 3 * 4 * CANDIDATES
 _GROUPS, _SCALES_BYTES, _COLUMNS = 8, 32, 256
@@ -24,19 +26,19 @@ _LOWEST, _TWO, _32 = np.float32(VALUES[0]), np.float32(2), np.float32(_STEP_TOP)
 
 
 @inline_strict
-def code_of(limits, v):  # type: ignore[no-untyped-def]
+def code_of(v):  # type: ignore[no-untyped-def]
     """The code of the nearest value; of two that are as near the upper one."""
-    n = 0
+    limits, n = value_limits(_VALUES), 0
     for k in range(15):
         n += np.int64(v >= take(F32, limits, k))
     return n
 
 
 @inline_strict
-def choose_codes(limits, x, inverse, codes):  # type: ignore[no-untyped-def]
+def choose_codes(x, inverse, codes):  # type: ignore[no-untyped-def]
     """The codes of 32 float32 times ``inverse``, a byte each."""
     for i in range(BLOCK):
-        u8_ptr(codes)[i] = code_of(limits, f32_ptr(x)[i] * inverse)
+        u8_ptr(codes)[i] = code_of(f32_ptr(x)[i] * inverse)
 
 
 @inline_strict
@@ -61,7 +63,7 @@ def weigh(x, weights, spread, out):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def search(limits, values, x, importance):  # type: ignore[no-untyped-def]
+def search(x, importance):  # type: ignore[no-untyped-def]
     """The scale of 32 float32 that fits best: all candidates at once, a lane each."""
     xs, weights = f32_ptr(x), f32_ptr(importance)
     largest, top = ZERO, ZERO
@@ -71,7 +73,7 @@ def search(limits, values, x, importance):  # type: ignore[no-untyped-def]
         largest = a if a > largest else largest
     if largest < SMALLEST:
         return ZERO
-    lanes = stack(_LANES_BYTES)
+    lanes, values = stack(_LANES_BYTES), values_of(_VALUES)
     inverses, products = f32_ptr(lanes), f32_ptr(lanes + 4 * CANDIDATES)
     squares = f32_ptr(lanes + 8 * CANDIDATES)
     for t in range(CANDIDATES):
@@ -81,7 +83,7 @@ def search(limits, values, x, importance):  # type: ignore[no-untyped-def]
     for i in range(BLOCK):
         v, w = xs[i], weights[i]
         for t in range(CANDIDATES):
-            q = np.float32(take(I8, values, code_of(limits, inverses[t] * v)))
+            q = np.float32(take(I8, values, code_of(inverses[t] * v)))
             products[t] += w * q * v
             squares[t] += w * q * q
     d = products[0] / squares[0] if squares[0] > ZERO else ZERO
@@ -101,11 +103,10 @@ def one_scale(f: BlockType) -> tuple[Any, Any]:
     @inline_strict
     def encode_weighted(x, weights, out):  # type: ignore[no-untyped-def]
         importance, codes = stack(BLOCK_BYTES), stack(BLOCK)
-        limits = value_limits(kind)
         weigh(x, weights, spread_of(x, BLOCK) if weights != 0 else ZERO, importance)
-        d = search(limits, values_of(kind), x, importance)
+        d = search(x, importance)
         store_f16(out + d_at, d)
-        choose_codes(limits, x, ONE / d if d != ZERO else ZERO, codes)
+        choose_codes(x, ONE / d if d != ZERO else ZERO, codes)
         put_codes(kind, codes, out)
 
     @inline_strict
@@ -123,13 +124,12 @@ def eight_scales(f: BlockType) -> tuple[Any, Any]:
     def encode_weighted(x, weights, out):  # type: ignore[no-untyped-def]
         importance, found = stack(BLOCK_BYTES), stack(_SCALES_BYTES)
         codes, steps = stack(_COLUMNS), stack(_GROUPS)
-        limits, values = value_limits(kind), values_of(kind)
         spread = spread_of(x, _COLUMNS) if weights != 0 else ZERO
         largest, top = ZERO, ZERO
         for g in range(_GROUPS):
             at = 4 * BLOCK * g
             weigh(x + at, weights + at if weights != 0 else 0, spread, importance)
-            scale = search(limits, values, x + at, importance)
+            scale = search(x + at, importance)
             f32_ptr(found)[g] = scale
             top = scale if abs_f32(scale) > largest else top
             largest = max(largest, abs_f32(scale))
@@ -141,7 +141,7 @@ def eight_scales(f: BlockType) -> tuple[Any, Any]:
             u8_ptr(steps)[g] = step + _STEP_TOP
             scale = d * np.float32(step)
             inverse_of = ONE / scale if scale != ZERO else ZERO
-            choose_codes(limits, x + 4 * BLOCK * g, inverse_of, codes + BLOCK * g)
+            choose_codes(x + 4 * BLOCK * g, inverse_of, codes + BLOCK * g)
         put_steps(kind, steps, 0, out)
         put_codes(kind, codes, out)
 

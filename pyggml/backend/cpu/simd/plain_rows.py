@@ -129,10 +129,10 @@ def addresses(b: Value, table: Value, n: int) -> list[Value]:
     return [load(b, at(b, table, 8 * r), i64) for r in range(n)]
 
 
-def ask(b: Value, table: Value, n: int, i: Value, step: int, last: Value) -> None:
-    """Ask memory for a share of one of ``n`` rows; all are asked for in time.
+def prefetch_share(b: Value, table: Value, n: int, i: Value, step: int, last: Value) -> None:
+    """Prefetch a share of one of ``n`` rows, in iteration ``i`` of a loop by ``step`` bytes.
 
-    By turns of the loop ``i``, each of which is done with ``step`` bytes of every row.
+    After the loop all rows up to byte ``last`` are prefetched.
     """
     share = -(-n * step // LINE)  # lines
     row = b.and_(i, ir.Constant(i64, n - 1))
@@ -152,7 +152,7 @@ def walk_blocks(b: Value, kind: int, table: Value, n: Value, carried: list[Value
     rows, following = addresses(b, table, lanes), at(b, table, 8 * lanes)
 
     def body(i: Value, carried: list[Value]) -> Any:
-        ask(b, following, lanes, i, size, last)
+        prefetch_share(b, following, lanes, i, size, last)
         offset = b.mul(i, ir.Constant(i64, size))
         block = (RowsKBlock if kind in K_TYPES else RowsBlock)(b, kind, rows, offset)
         return use(block, i, carried)

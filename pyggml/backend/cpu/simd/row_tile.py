@@ -30,7 +30,15 @@ from ..layout import (
 from .kquant_dot import KDot
 from .kquant_pack import RowsKBlock
 from .loop import counted_loop, literals_of
-from .plain_rows import Columns, Floats, RowsBlock, addresses, ask, walk_blocks, walk_columns
+from .plain_rows import (
+    Columns,
+    Floats,
+    RowsBlock,
+    addresses,
+    prefetch_share,
+    walk_blocks,
+    walk_columns,
+)
 from .product import BlockDot
 from .vector import LINE, at, broadcast, f32, fma, i8, i64, load, splat, store, vectors
 
@@ -102,7 +110,7 @@ def _k_rows(b: Value, kind: int, table: Value, x: Value, out: Value, n: Value) -
     last = b.sub(b.mul(n_blocks, ir.Constant(i64, size)), ir.Constant(i64, 1))
 
     def block(i: Value, accs: list[Value]) -> list[Value]:
-        ask(b, at(b, table, 8 * ROWS), ROWS, i, size, last)
+        prefetch_share(b, at(b, table, 8 * ROWS), ROWS, i, size, last)
         offset = b.mul(i, ir.Constant(i64, size))
         for p in range(v.parts):
             some = rows[v.lanes * p : v.lanes * (p + 1)]
