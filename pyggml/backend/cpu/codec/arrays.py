@@ -21,7 +21,8 @@ from ....cgraph import CGraph
 from ....context import Context
 from ....dtype import GGMLType, row_size
 from ....jit import Kernel, inline_strict, kernel
-from ....quants.block import BLOCK_TYPES, Floats, row_weights
+from ....quants.block import BLOCK_TYPES, Bytes, Floats, row_weights
+from ....quants.reference import reference_quantize
 from ..abi import BAD_VALUE, DST, data, f32_ptr, first_row, int_param, set_error
 from ..atomics import call_address
 from ..backend import CpuBackend
@@ -29,10 +30,9 @@ from ..lowering import Lowering
 from ..simd.lanes import bits, lanes_f32, mask_bits, root, store
 from ..simd.math import ZERO
 from ..work import WorkMemory, WorkStore
-from . import CODECS
+from . import ENCODED, encoders
 from .rows import decode_columns, encode_row, row_decoder, row_encoder, weighted_row_encoder
 
-Bytes = npt.NDArray[np.uint8]
 SOURCE, COUNT, ROW, ROW_BYTES, CODEC, IMATRIX, BY_ROW = range(7)  # parameters
 _GRAIN = 16384  # elements of a chunk, about
 _MAX_CHUNKS = 4096
@@ -98,8 +98,10 @@ class CpuArrays:
     @staticmethod
     def encode(x: Floats, type: GGMLType, imatrix: Floats | None, n_threads: int | None) -> Bytes:
         """Rows [n_rows, n], n whole blocks, as bytes. Raises: Aborted, ComputeError."""
+        if int(type) not in ENCODED:
+            return reference_quantize(x, type, imatrix)
         out = np.empty((len(x), row_size(type, x.shape[1])), np.uint8)
-        if imatrix is None or CODECS[int(type)].encode_weighted is None:
+        if imatrix is None or encoders(int(type))[1] is None:
             rows = _Rows(x, out, x.size, type)
             rows.run(encode_rows, row_encoder(int(type)), n_threads)
         else:

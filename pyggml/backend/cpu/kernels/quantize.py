@@ -8,7 +8,7 @@ A block has as many columns as those of the weights, d = max|x| / 127 and codes 
 ties to even. One of 32 has the values of ggml's Q8_1, d and s = d * sum(q) rounded to half floats,
 in 44 bytes: at 0 -8 * sum(q) (int32), where integer sums start whose weights have a zero in the
 middle or are raised, at 4 d (float32), at 8 the codes, at 40 s (float32) for minima. One of 256 has
-the values of Q8_K, d in float32, and sums (int16) for ``super_product``: 384 bytes with d, at 16
+the values of Q8_K, d in float32, and sums (int16) for ``kquant_dot``: 384 bytes with d, at 16
 the sums of 32 columns and at 32 those of 16 columns (each four in the order 0 2 1 3), at 64 for 16
 columns -32 times the sums of columns 4k, 4k + 1 and of 4k + 2, 4k + 3, at 128 the codes. The bits
 are the same wherever the code is compiled into. NaN or inf in a block makes d NaN or inf.
@@ -31,10 +31,10 @@ from ..abi import SRC0, first_row, int_param, ne, nrows, row_address
 from ..layout import ACTIVATION_BYTES, Q8_BLOCK, Q8K_BLOCK
 from ..lowering import ALWAYS, Launch, Lowering, byte_range
 from ..simd.element import F32, put, take
+from ..simd.kquant_dot import CODES, STARTS, SUMS_16, SUMS_32
 from ..simd.loop import counted_loop
 from ..simd.product import CODES as CODES_32
 from ..simd.product import EIGHT_OFF, SCALE, SUM
-from ..simd.super_product import CODES, STARTS, SUMS_16, SUMS_32
 from ..simd.vector import (
     at,
     broadcast,

@@ -29,14 +29,13 @@ from ..abi import (
     set_error,
 )
 from ..buffer import is_repacked
-from ..codec import DECODED, ENCODED, decode_block
+from ..codec import DECODED, ENCODED
+from ..codec.blocks import decode_block
 from ..codec.rows import decode_columns, encode_row, row_encoder
-from ..layout import ROWS, block_bytes
+from ..layout import K_TYPES, ROWS, block_bytes
 from ..lowering import Lowering, lowers
 from ..simd.element import F16, F32, I32, put, take
-from ..simd.interleave import take_block
-from ..simd.super_decode import decode_super_block
-from ..superblock import FORMATS
+from ..simd.group_row import decode_k_block, get_block
 from .weights import decoder_of, tile_kind
 
 # Parameters: the address of what decodes or encodes a row of blocks, or 0
@@ -50,7 +49,7 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
     Plain rows of blocks are F32 with a decoder.
     """
     blocks, result = kind in DECODED, I32 if kind == I32 else F32  # blocks: repacked ones
-    block, super_block = GGMLType(kind).block_size, kind in FORMATS
+    block, super_block = GGMLType(kind).block_size, kind in K_TYPES
     group_block = block_bytes(kind)
 
     def get_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
@@ -74,9 +73,9 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
                 x = data(node, SRC0) + (matrix * groups + row // ROWS) * (n // block * group_block)
                 for i in range(n // block):
                     if super_block:
-                        decode_super_block(kind, x + i * group_block, row % ROWS, y + 1024 * i)
+                        decode_k_block(kind, x + i * group_block, row % ROWS, y + 1024 * i)
                         continue
-                    take_block(kind, x, row % ROWS, i, scratch)
+                    get_block(kind, x, row % ROWS, i, scratch)
                     if blocks:
                         decode_block(kind, scratch, y + 4 * block * i)
                     else:
