@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from benchmarks import (
     bench_model,
     bench_ops,
     bench_peers,
+    kernel_hashes,
     machine,
     performance_page,
     prepare,
@@ -45,6 +47,15 @@ def test_grids_are_well_formed() -> None:
                 why = backend_ops.refusal(OPS[name], shape, backend)
                 assert "takes the sources" not in why and "no parameter" not in why, (name, why)
     backend.close()
+
+
+def test_machine_code_is_compared_without_names() -> None:
+    text = "\t.file\t1\n_ZN3fooB2v{}E:\n\tmovabsq\t$_ZN3fooB2v{}E, %rax\n\tret\n"
+    texts = {kernel_hashes.normalized(text.format(n, n)) for n in (1, 27)}
+    assert texts == {"symbol0:\n\tmovabsq\t$symbol0, %rax\n\tret"}
+    command = [sys.executable, "-m", "benchmarks.kernel_hashes", "scale_f32"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"[0-9a-f]{16} +\d+ kernels\.scale\.scale_f32\n", done.stdout)
 
 
 def test_roofs_can_be_measured() -> None:
