@@ -18,7 +18,7 @@ Access: reads and writes front to back, 32 values at a time in vector registers.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -27,9 +27,9 @@ from numba.extending import intrinsic
 from ....dtype import GGMLType
 from ....jit import Kernel, inline_strict, kernel
 from ....tensor import Tensor
-from ..abi import SRC0, first_row, int_param, ne, nrows, row_address
+from ..abi import SRC0, first_row, ne, nrows, params_of, row_address
 from ..layout import ACTIVATION_BYTES, Q8_BLOCK, Q8K_BLOCK
-from ..lowering import ALWAYS, Launch, Lowering, byte_range
+from ..lowering import ALWAYS, Lowering
 from ..simd.element import F32, put, take
 from ..simd.kquant_dot import CODES, STARTS, SUMS_16, SUMS_32
 from ..simd.loop import counted_loop
@@ -179,6 +179,12 @@ def quantize_super_row(x, out, n):  # type: ignore[no-untyped-def]
         _quantize_256(x + 1024 * i, out + Q8K_BLOCK * i)
 
 
+class Quantize(NamedTuple):
+    """The values of a kernel that quantizes activations."""
+
+    out: int  # address of the blocks
+
+
 @cache
 def quantize_kernel(kind: int, columns: int) -> Kernel:
     """Rows of floats; a chunk is a range of blocks, counted over all rows.
@@ -190,7 +196,7 @@ def quantize_kernel(kind: int, columns: int) -> Kernel:
     def quantize(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         blocks = ne(node, SRC0, 0) // columns
         total = nrows(node, SRC0) * blocks
-        out = int_param(node, 0)
+        out = params_of(node, Quantize).out
         first, end = first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)
         while first < end:
             row = first // blocks
@@ -217,16 +223,13 @@ def quantize_kernel(kind: int, columns: int) -> Kernel:
 
 def add_quantize(low: Lowering, x: Tensor, columns: int, out: WorkRange) -> None:
     """Launch the quantization of ``x`` (F32, F16 or BF16, rows without gaps) into ``out``."""
-    launch = Launch(
+    low.launch(
         quantize_kernel(int(x.type), columns),
         x,
-        [out.address],
-        max(1, min(x.nelements // _GRAIN, 8 * low.n_threads)),
-        x,
-        (x,),
-        [byte_range(x)],
-        [out.use(len(low.launches))],
+        Quantize(out.address),
+        min(x.nelements // _GRAIN, 8 * low.n_threads),
+        src=(x,),
+        writes=out,
+        scratch=4 * columns,
+        replicate=ALWAYS,
     )
-    launch.private = ALWAYS if launch.chunks == 1 else 0
-    low.scratch_bytes = max(low.scratch_bytes, 4 * columns)
-    low.launches.append(launch)

@@ -1,12 +1,12 @@
 """Small launches that each thread runs for itself, right before what needs their result.
 
-    kept, needs = privatise(launches, graph, n_threads)
-    records = thread_records(launch, needs.get(launch), memory, error_slot)
+    kept, uses = replicate_small(launches, graph, n_threads)
+    records = thread_records(launch, uses.get(launch), memory, error_slot)
 
-The norm of a single row takes less time than the barriers around it, during which nobody reads
-weights. So where nobody but a few launches wants its result, it loses its place in the order: a
-thread runs it into memory of its own when it begins to work on one of those, whose records name
-that memory, thread by thread.
+The norm of a single row takes less time than the barriers around it, during which no thread reads
+weights. So where only a few launches read its result, it leaves the order: a thread runs it into
+memory of its own when it begins one of those launches, whose records name that memory, thread by
+thread.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ import numpy.typing as npt
 
 from ...cgraph import CGraph
 from ...tensor import Tensor
-from .abi import DST, PARAMS, SRC0, TENSOR_WORDS, record
+from .abi import DST, SRC0, TENSOR_WORDS, integer_places, record
 from .lowering import Launch, Range, byte_range, meet
 
 _ALIGN = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Need:
-    """What a launch reads of a private one.
+class ReplicaUse:
+    """What a launch reads of a replicated one.
 
     Attributes:
-        launch: the private one; its ``chunks`` count the threads.
-        ranges: what it writes and nobody has overwritten when the reader's turn comes.
+        launch: the replicated one; its ``chunks`` count the threads.
+        ranges: byte ranges it writes that are still intact when the reader runs.
     """
 
     launch: Launch
     ranges: list[Range]
 
 
-def private_bytes(launch: Launch) -> int:
-    """Bytes of its own that a thread needs for what a private launch writes."""
+def replica_bytes(launch: Launch) -> int:
+    """Bytes of its own that a thread needs for what a replicated launch writes."""
     return sum(_aligned(r) for r in launch.writes)
 
 
@@ -47,13 +47,13 @@ def _aligned(r: Range) -> int:
     return -(-(r[1] - r[0]) // _ALIGN) * _ALIGN
 
 
-def privatise(
+def replicate_small(
     launches: list[Launch], graph: CGraph, n_threads: int
-) -> tuple[list[Launch], dict[Launch, Need]]:
-    """Take launches that may be private out of the order.
+) -> tuple[list[Launch], dict[Launch, ReplicaUse]]:
+    """Take launches that threads may run for themselves out of the order.
 
     Returns:
-        What stays, with the reads of what was taken; and what each of the readers needs.
+        The launches that stay, with the reads of those that were taken; and the readers' uses.
     """
     inside = Counter(s for node in graph.nodes for s in node.src if s is not None)
     looked_at = {s for node in graph.nodes[-1:] for s in node.src}  # by eval callbacks, at a split
@@ -67,50 +67,52 @@ def privatise(
         return counted and not tensor.flags and tensor not in looked_at
 
     def only_for_launches(launch: Launch) -> bool:
-        dst = launch.dst
+        node = launch.node
         if not _writes_node(launch):
             return True
-        return dst.view_src is None and all(map(only_read_here, (dst, *views.get(dst, ()))))
+        return node.view_src is None and all(map(only_read_here, (node, *views.get(node, ()))))
 
-    needs: dict[Launch, Need] = {}
+    uses: dict[Launch, ReplicaUse] = {}
     taken: set[Launch] = set()
     for i in range(len(launches) - 1, -1, -1):
         launch = launches[i]
-        if launch.private == 0 or not only_for_launches(launch):
+        if launch.replicate == 0 or not only_for_launches(launch):
             continue
         readers = _readers(launches, i)
         if not readers or not taken.isdisjoint(readers):
             continue
-        if any(r in needs or r.chunks > launch.private for r in readers):
+        if any(r in uses or r.chunks > launch.replicate for r in readers):
             continue
         made = replace(launch, chunks=n_threads)
         for reader, ranges in readers.items():
-            needs[reader] = Need(made, ranges)
+            uses[reader] = ReplicaUse(made, ranges)
             reader.reads = [r for r in reader.reads if not meet([r], ranges)] + launch.reads
         taken.add(launch)
-    return [launch for launch in launches if launch not in taken], needs
+    return [launch for launch in launches if launch not in taken], uses
 
 
 def _writes_node(launch: Launch) -> bool:
     """Whether it writes its node, not mere work memory."""
-    return byte_range(launch.dst) in launch.writes
+    return byte_range(launch.node) in launch.writes
 
 
 def _readers(launches: list[Launch], i: int) -> dict[Launch, list[Range]]:
-    """The launches that read what launch ``i`` writes, and what of it; none, if it may not run as
-    late as they do."""
+    """The launches that read what launch ``i`` writes, with the ranges that they read.
+
+    None, if it may not run as late as they do.
+    """
     launch = launches[i]
-    node = launch.dst if _writes_node(launch) else None
+    node = launch.node if _writes_node(launch) else None
     readers: dict[Launch, list[Range]] = {}
     alive = launch.writes
-    overwritten = False  # what it reads, by somebody up to here
+    overwritten = False  # whether a launch up to here writes what it reads
     for later in launches[i + 1 :]:
         overwritten = overwritten or meet(launch.reads, later.writes)
         if meet(later.reads, alive):
             if overwritten or not _may_move(later, alive):
                 return {}
             readers[later] = [r for r in alive if meet(later.reads, [r])]
-        if node is not None and (later.dst is node or later.dst.view_src is node):
+        if node is not None and (later.node is node or later.node.view_src is node):
             return {}
         if meet(alive, later.writes):  # their memory is used again
             alive = [r for r in alive if not meet([r], later.writes)]
@@ -130,25 +132,26 @@ def _may_move(reader: Launch, ranges: list[Range]) -> bool:
 
 
 def thread_records(
-    launch: Launch, need: Need | None, memory: list[int], error_slot: int
+    launch: Launch, use: ReplicaUse | None, memory: list[int], error_slot: int
 ) -> npt.NDArray[np.int64]:
-    """The records of a launch, int64[1 or threads, words]: one for each thread where it meets
-    private memory.
+    """The records of a launch, one for each thread where it uses threads' own memory.
+
+    Shape: int64[1 or threads, words].
 
     Args:
-        need: what it reads of a private launch; of that one itself, all that it writes.
-        memory: the address of each thread's private memory.
+        use: what it reads of a replicated launch; of that one itself, all that it writes.
+        memory: the address of each thread's own memory.
     """
-    words = record(error_slot, launch.params, launch.dst, launch.src)
-    if need is None:
+    words = record(error_slot, launch.params, launch.node, launch.src)
+    if use is None:
         return words[None]
     records = np.repeat(words[None], len(memory), axis=0)
-    at = [PARAMS + k for k, p in enumerate(launch.params) if not isinstance(p, float)]
-    at += [DST] if launch is need.launch else range(SRC0, len(words), TENSOR_WORDS)
+    at = integer_places(type(launch.params))
+    at = [*at, DST] if launch is use.launch else [*at, *range(SRC0, len(words), TENSOR_WORDS)]
     found, mine = words.tolist(), np.array(memory)
-    for r in need.launch.writes:
+    for r in use.launch.writes:
         for word in at:
-            if r in need.ranges and r[0] <= found[word] < r[1]:
+            if r in use.ranges and r[0] <= found[word] < r[1]:
                 records[:, word] += mine - r[0]
         mine += _aligned(r)
     return records

@@ -43,8 +43,8 @@ def program_of(*results: Tensor, n_threads: int = 3, **options: bool) -> Program
     return compile_program(graph, n_threads, get_pool().error_slot, WorkStore(), **options)
 
 
-def private_names(program: Program) -> list[str]:
-    return [la.name for phase in program.phases for la in phase.private]
+def replica_names(program: Program) -> list[str]:
+    return [la.name for phase in program.phases for la in phase.replicas]
 
 
 def values(program: Program, *results: Tensor) -> list[bytes]:
@@ -64,7 +64,7 @@ def test_a_norm_that_matmuls_read_is_run_by_every_thread(kinds: tuple[str, str])
     for n_threads in (1, 2, 5):
         program = program_of(*made, n_threads=n_threads)
         own = "K" in "".join(kinds)  # activations with a launch of their own, behind the norm
-        assert private_names(program) == ["quantize_256_f32" if own else "rms_norm_f32"]
+        assert replica_names(program) == ["quantize_256_f32" if own else "rms_norm_f32"]
         assert len(program.phases) == 2 + own
         for _ in range(20):
             assert values(program, *made) == want
@@ -76,7 +76,7 @@ def test_it_is_run_anew_in_every_run() -> None:
     product = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), ops.rms_norm(ctx, x, 1e-6))
     end = ops.scale(ctx, product, 2.0)
     plain, program = program_of(end, sequential=True, fusion=False), program_of(end, n_threads=2)
-    assert private_names(program) == ["rms_norm_f32"]
+    assert replica_names(program) == ["rms_norm_f32"]
     inputs = [RNG.standard_normal(X.shape).astype(np.float32) for _ in range(20)]
     wanted = [values(plain, end) for value in inputs if x.set(value) is x]
     for value, want in zip(inputs, wanted, strict=True):
@@ -84,32 +84,32 @@ def test_it_is_run_anew_in_every_run() -> None:
         assert values(program, end) == want
 
 
-def test_what_somebody_else_wants_is_not_private() -> None:
+def test_a_launch_that_others_read_is_not_replicated() -> None:
     ctx = Context()
     normed = ops.rms_norm(ctx, ctx.from_numpy(X), 1e-6)
     product = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), normed)
-    assert private_names(program_of(product)) == []  # an eval callback looks at its sources
+    assert replica_names(program_of(product)) == []  # an eval callback looks at its sources
     product = ops.scale(ctx, product, 2.0)
-    assert private_names(program_of(product)) == ["rms_norm_f32"]
-    assert private_names(program_of(product, sequential=True)) == []
-    assert private_names(program_of(product, fusion=False)) == []
-    assert private_names(program_of(ops.reshape_1d(ctx, normed, 256), product)) == []  # a result
+    assert replica_names(program_of(product)) == ["rms_norm_f32"]
+    assert replica_names(program_of(product, sequential=True)) == []
+    assert replica_names(program_of(product, fusion=False)) == []
+    assert replica_names(program_of(ops.reshape_1d(ctx, normed, 256), product)) == []  # a result
     graph = CGraph()
     for tensor in (product, ops.silu(ctx, normed)):
         graph.build_forward_expand(tensor)
     part = graph.part(graph.nodes[:-1])  # the other reader belongs to another split
     made = compile_program(part, 2, get_pool().error_slot, WorkStore())
-    assert private_names(made) == []
+    assert replica_names(made) == []
 
     def look(dst: Any, x: Any) -> None:
         dst[...] = x
 
     seen = ops.map_custom(ctx, look, normed)
     program = program_of(product, seen)
-    assert private_names(program) == []
+    assert replica_names(program) == []
     assert values(program, seen)[0] == normed.numpy().tobytes()
     normed.set_output()
-    assert private_names(program_of(product)) == []
+    assert replica_names(program_of(product)) == []
 
 
 def test_nobody_computes_from_what_was_overwritten() -> None:
@@ -124,7 +124,7 @@ def test_nobody_computes_from_what_was_overwritten() -> None:
     def run(**options: bool) -> list[bytes]:
         x.set(X)
         program = program_of(*made, **options)
-        assert private_names(program) == []
+        assert replica_names(program) == []
         get_pool().run(program)
         return [tensor.numpy().tobytes() for tensor in made]
 
@@ -141,7 +141,9 @@ def test_work_memory_that_was_taken_again_is_not_mistaken() -> None:
     want = values(program_of(end, sequential=True, fusion=False), total)
     program = program_of(end)
     first, second = (la for la in program.launches if la.name.startswith("mul_mat"))
-    assert first.params[2] == second.params[2] and set(private_names(program)) == {"rms_norm_f32"}
+    assert first.params.activations == second.params.activations and set(
+        replica_names(program)
+    ) == {"rms_norm_f32"}
     assert values(program, total) == want
 
 
@@ -158,14 +160,14 @@ def test_a_row_is_quantized_by_every_thread(kinds: tuple[str, str]) -> None:
         program = program_of(*made, **options)
         columns = [32 if k == "Q8_0" or k == "Q4_0" else 256 for k in kinds]
         names = [f"quantize_{n}_f32" for n in columns] if options.get("fusion", True) else []
-        assert private_names(program) == names
+        assert replica_names(program) == names
         get_pool().run(program)
         return [tensor.numpy().tobytes() for tensor in made]
 
     want = run(sequential=True, fusion=False)
     assert want[0] != want[2] and run() == want and run() == want
     several = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), ctx.from_numpy(np.repeat(X, 64, 0)))
-    assert private_names(program_of(several)) == []  # of several chunks
+    assert replica_names(program_of(several)) == []  # of several chunks
 
 
 def test_keys_are_rotated_where_they_are_stored() -> None:
@@ -178,13 +180,13 @@ def test_keys_are_rotated_where_they_are_stored() -> None:
     after = ops.scale(ctx, heads, 3.0)
     want = values(program_of(stored, after, sequential=True, fusion=False), table)
     program = program_of(stored, after)
-    assert private_names(program) == ["rope_normal_f32"]
+    assert replica_names(program) == ["rope_normal_f32"]
     assert values(program, table) == want and np.any(table.numpy())
     wide = ops.rope(ctx, ops.scale(ctx, ctx.from_numpy(X.reshape(1, 4, 64)), 2.0), position, 64)
     rows = ops.reshape_2d(ctx, wide, 256, 1)
     product = ops.mul_mat(ctx, weight(ctx, GGMLType.F32), rows)
     program = program_of(ops.scale(ctx, product, 2.0))
-    assert "rope_normal_f32" not in private_names(program)  # of several chunks
+    assert "rope_normal_f32" not in replica_names(program)  # of several chunks
 
 
 def test_its_time_is_its_own() -> None:
