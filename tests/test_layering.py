@@ -20,6 +20,8 @@ FLOORS = {
             "pyggml.dtype",
             "pyggml.jit",
             "pyggml.code_cache",
+            "pyggml.numba_internals",
+            "pyggml.sources",
             "pyggml.files",
             "pyggml.visible",
             "pyggml.host",
@@ -136,6 +138,8 @@ def test_heavy_and_foreign_imports_stay_in_their_place(name: str) -> None:
     found = [target for _, target in imports(name, MODULES[name])]
     if not name.startswith("pyggml.backend.cuda"):
         assert not [t for t in found if t.startswith("numba.cuda")]
+    if name != "pyggml.numba_internals":
+        assert not [t for t in found if t.startswith("numba.core")]
     if not name.startswith("pyllama_cli"):
         assert not [t for t in found if t.partition(".")[0] == "click"]
     assert not [t for t in found if t.partition(".")[0] in ("gguf_parser", "torch", "transformers")]

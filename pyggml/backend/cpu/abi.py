@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
-from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
 from ...jit import inline
+from ...numba_internals import templates
 from ...pointers import f32_ptr as f32_ptr
 from ...pointers import f64_ptr as f64_ptr
 from ...pointers import i32_ptr as i32_ptr
@@ -137,7 +137,7 @@ params_of: Any = _params_of
 
 
 @infer_getattr
-class _ParamsFields(AttributeTemplate):
+class _ParamsFields(templates.AttributeTemplate):
     key = Params
 
     def generic_resolve(self, typ: Any, attr: str) -> Any:

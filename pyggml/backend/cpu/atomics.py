@@ -10,8 +10,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
+
+from ...numba_internals import cgutils
 
 i64 = ir.IntType(64)
 _X86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")

@@ -30,6 +30,7 @@ from . import tuning
 Array = npt.NDArray[Any]
 _TIMEOUT_S = 300
 _PASSED = "self-test-passed"
+_TESTED = ("pyggml.backend.cpu", "pyggml.ops", "pyggml.quants", "pyggml.jit", "pyggml.dtype")
 _INHERITS = os.name == "posix"  # whether a child can be given a pipe beside its standard ones
 _lock = threading.Lock()
 _done = False
@@ -81,13 +82,14 @@ def measure_again() -> tuning.Record:
 def _first_working() -> str:
     for name in jit.host_isas():
         cache = jit.code_cache(name)
-        if cache.read(_PASSED) is not None:
+        passed = f"{_PASSED}-{jit.sources(name).tree(*_TESTED)}"
+        if cache.read(passed) is not None:
             return name
         if jit.on_compile is not None:
             jit.on_compile(f"{name} self-test")
         problem, measured = _try(name)
         if not problem:
-            cache.write(_PASSED, b"")
+            cache.write(passed, b"")
             if measured is not None:
                 jit.use_isa(name)
                 tuning.save(measured)

@@ -16,9 +16,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
+from ....numba_internals import cgutils
 from .kv_row import BLOCK, BLOCK_BYTES, CODES, LANES, joined, load_8, load_twice, scales
 from .loop import counted_loop, literals_of
 from .vector import (
