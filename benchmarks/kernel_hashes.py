@@ -115,14 +115,13 @@ def _row_coders() -> None:
     """Ask for what arrays of blocks are converted with."""
     from pyggml.backend.cpu.codec import DECODED, ENCODED, encoders, rows
     from pyggml.backend.cpu.layout import UNPACKED
-    from pyggml.dtype import GGMLType
 
     for kind in DECODED:
         makers = [rows.row_decoder]
-        makers += [rows.row_encoder] if kind in ENCODED else []
-        makers += [rows.row_unpacker] if GGMLType(kind) in UNPACKED else []
-        if kind in ENCODED and encoders(kind)[1] is not None:
-            makers.append(rows.weighted_row_encoder)
+        makers += [rows.row_unpacker] if kind in UNPACKED else []
+        if kind in ENCODED:
+            makers += [rows.row_encoder]
+            makers += [rows.weighted_row_encoder] if encoders(kind)[1] is not None else []
         for make in makers:
             make(kind).address  # noqa: B018
 

@@ -1,13 +1,20 @@
-"""AXPY of several tokens: rows decoded once for all, and a walk of each token through its mask.
+"""AXPY: sums of active rows, each times its value, in the order of the rows.
 
-Where few of a few tokens need the same rows, each token's are decoded in registers instead.
+Rows fall into segments of 1,024. A column's sum over a segment is one chain of fused multiply-adds,
+and the segments' sums are added in order, so bits depend neither on threads nor on other tokens.
 
-Of each 64 listed rows a token has a mask, the rows it takes, and their values side by side: those
-of all neurons would be read again for every stripe of columns, a cache line for each.
+- One token: a chunk is a segment, or a stripe of its columns where threads are many. Rows whose
+  values are not zero are decoded in registers, 8 side by side.
+- A few tokens (up to 16): a chunk is the same. 64 rows at a time are decoded into scratch, 8 groups
+  of columns at a time, each of which stays in L1 while the tokens pass; a token's sums of a group
+  stay in registers while its rows are added. Where few tokens need a row, it is decoded for each.
+- Many tokens: the same for a stripe of columns and a block of tokens, over all segments.
 
-Access: 64 rows are decoded into scratch, 8 groups of columns at a time, of which each stays in L1
-while the tokens pass; a token's sums of a group stay in registers while its rows of the 64 are
-added, in order. The 64 rows that come next are asked of memory meanwhile.
+For one or a few tokens a second launch adds the sums of the segments. For several tokens a first
+launch writes masks: which of 64 listed rows each token takes, and their values side by side. Else
+the values of all neurons would be read for every stripe, a cache line for each.
+
+Access: rows in the order of the list; the next 8 or 64 rows are prefetched meanwhile.
 """
 
 from __future__ import annotations
@@ -16,8 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....jit import inline, kernel
-from ..abi import (
+from .....jit import Kernel, inline, kernel
+from .....tensor import Tensor
+from ...abi import (
     DST,
     SRC0,
     SRC1,
@@ -32,28 +40,47 @@ from ..abi import (
     ne,
     params_of,
 )
-from ..atomics import call_address
-from ..codec.rows import decode_columns
-from ..facts import fact
-from ..simd.axpy import axpy_panel, count_bits, group_bytes, group_columns, place_of
-from ..simd.element import copy_bytes, zero_run
-from ..simd.plain_rows import ask_for_rows
-from ..simd.vector import LINE
-from .sparse_active import SEGMENT, list_place, list_rows, neuron_of, segments
-from .weights import (
+from ...atomics import call_address
+from ...codec.rows import decode_columns
+from ...facts import fact
+from ...lowering import Lowering, lowers
+from ...simd.axpy import (
+    TYPES,
+    axpy_panel,
+    count_bits,
+    group_bytes,
+    group_columns,
+    place_of,
+)
+from ...simd.element import F32, copy_bytes, put, take, zero_run
+from ...simd.plain_rows import ask_for_rows
+from ...simd.vector import LINE
+from ...work import WorkRange
+from ..weights import (
     AXPY_BYTES,
     AXPY_COLUMNS,
     AXPY_DECODER,
     AXPY_ORDER,
     AXPY_ROWS,
     AXPY_UNPACK,
-)  # fmt: skip
+    is_decoded,
+    layout_name,
+    tile_kind,
+    weight_facts,
+)
+from .active import SEGMENT, active_rows, list_place, list_rows, neuron_of, segments
+from .mul_mat import supports_sparse
 
 TOGETHER = 8  # rows of one token that are read side by side
 PANEL_ROWS = 64
 SEGMENT_PANELS = SEGMENT // PANEL_ROWS
 _WINDOW = 8  # groups of columns that are decoded at a time: 128 KB, with AVX-512 256 KB
 _DIRECT = 4  # tokens a row, below which decoding it for each costs less than keeping it
+_FEW = 16  # tokens whose sums over each segment are kept
+_TOKENS = 256  # tokens of a chunk
+_SUM_BYTES = 1 << 17  # of a chunk of many tokens: they stay in L2
+# Of scratch, beside rows and their ends: addresses twice, a segment's addresses and values.
+_SCRATCH = 16 * TOGETHER + 8 * (SEGMENT + TOGETHER) + 4 * SEGMENT
 
 
 class Axpy(NamedTuple):
@@ -91,6 +118,117 @@ def part_of(node, chunk):  # type: ignore[no-untyped-def]
 
 
 @inline
+def set_ends(ends, size):  # type: ignore[no-untyped-def]
+    """What ``add_rows`` needs at ``ends``: the addresses of 8 rows' ends twice, then the ends."""
+    for r in range(2 * TOGETHER):
+        i64_ptr(ends)[r] = ends + 16 * TOGETHER + r % TOGETHER * size
+    zero_run(ends + 16 * TOGETHER, TOGETHER * size // 4)
+
+
+@inline
+def add_rows(facts, table, c, values, sums, full, left, ends):  # type: ignore[no-untyped-def]
+    """At most 8 rows times a token's values: ``full`` groups, and ``left`` bytes of another."""
+    add, size = fact(facts, AXPY_ROWS), fact(facts, AXPY_BYTES)
+    call_address(add, (table, c, values, sums, full))
+    if left != 0:
+        for r in range(c):
+            copy_bytes(i64_ptr(table)[r] + full * size, ends + 16 * TOGETHER + r * size, left)
+        end_sums = sums + 4 * full * fact(facts, AXPY_COLUMNS)
+        call_address(add, (ends, c, values, end_sums, 1))
+
+
+# --- one token ---
+
+
+@kernel
+def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """One token, and weights of any format.
+
+    Scratch: the ends of 8 rows and their addresses; the segment's addresses and values; 8 rows
+    in a format that has a decoder, as float32.
+    """
+    p = params_of(node, Axpy)
+    facts = p.facts
+    columns, size = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_BYTES)
+    sum_bytes = 4 * columns
+    n_rows, width, listed = ne(node, SRC0, 1), ne(node, DST, 0), p.listed
+    bucket = data(node, SRC3) if p.bucket != 0 else 0
+    rows = list_rows(listed, n_rows)
+    all_groups = (width + columns - 1) // columns
+    segment, stripe, stripes = part_of(node, chunk)
+    if segment >= segments(n_rows):
+        return
+    g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
+    full = min(g1, width // columns) - g0
+    left = 0 if g0 + full == g1 else (width - (g0 + full) * columns) * size // columns
+    decoder = fact(facts, AXPY_DECODER)
+    n_columns = min(g1 * columns, width) - g0 * columns
+    weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
+    sums = p.sums + (segment * all_groups + g0) * sum_bytes
+    addresses_at = scratch + 16 * TOGETHER + TOGETHER * size
+    values_at = addresses_at + 8 * (SEGMENT + TOGETHER)
+    floats = values_at + 4 * SEGMENT
+    addresses, taken = i64_ptr(addresses_at), f32_ptr(values_at)
+    zero_run(sums, (g1 - g0) * columns)
+    set_ends(scratch, size)
+    values = f32_ptr(p.values)
+    n = 0
+    first = list_place(listed, n_rows, segment)
+    for i in range(first, list_place(listed, n_rows, segment + 1)):
+        row = i if listed == 0 else rows[i] + 0
+        addresses[n] = weights + row * nb(node, SRC0, 1)
+        taken[n] = values[neuron_of(row, bucket)]
+        n += taken[n] != 0
+    later, stripe, stripes = part_of(node, chunk + 1)  # what this thread reads next
+    begin = end = 0
+    if later < segments(n_rows):
+        begin, end = list_place(listed, n_rows, later), list_place(listed, n_rows, later + 1)
+        skipped = first_row(all_groups, stripe, stripes) - g0 if decoder == 0 else 0
+    for i in range(TOGETHER):
+        addresses[n + i] = addresses[max(n - 1, 0)]
+        if begin < end:
+            at = min(begin + i, end - 1)
+            row = at if listed == 0 else rows[at] + 0
+            addresses[n + i] = weights + row * nb(node, SRC0, 1) + skipped * size
+    row_bytes = full * size if decoder == 0 else nb(node, SRC0, 1)
+    ask_for_rows(addresses_at, min(n, TOGETHER), row_bytes)
+    for i in range(0, n, TOGETHER):
+        c, some = min(TOGETHER, n - i), values_at + 4 * i
+        if decoder != 0:
+            for r in range(c):
+                y = floats + 4 * n_columns * r
+                decode_columns(decoder, addresses[i + r], y, n_columns, g0 * columns)
+                addresses[i + r] = y
+        add_rows(facts, addresses_at + 8 * i, c, some, sums, full, left, scratch)
+
+
+@kernel
+def axpy_sums(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    """The sums of the segments of a few tokens, added in order."""
+    p = params_of(node, Axpy)
+    facts = p.facts
+    columns, ordered = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_ORDER)
+    n, width, n_segments = ne(node, DST, 1), ne(node, DST, 0), segments(ne(node, SRC0, 1))
+    groups = (width + columns - 1) // columns
+    units = n * groups
+    total = f32_ptr(scratch)
+    for unit in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+        for i in range(columns):
+            put(F32, scratch, i, np.float32(0))
+        for segment in range(n_segments):
+            sums = p.sums + 4 * columns * (segment * units + unit)
+            for i in range(columns):
+                put(F32, scratch, i, total[i] + take(F32, sums, i))
+        t, first = unit // groups, unit % groups * columns
+        y = f32_ptr(data(node, DST) + t * nb(node, DST, 1) + 4 * first)
+        for c in range(min(columns, width - first)):
+            y[c] = total[place_of(c, columns, ordered)]
+
+
+# --- several tokens ---
+
+
+@inline
 def _taken(node, unit, t):  # type: ignore[no-untyped-def]
     """Where the values are that a block of tokens, the first of which is ``t``, takes of 64 rows.
 
@@ -109,26 +247,6 @@ def _aim(node, table, start, weights):  # type: ignore[no-untyped-def]
         p = min(start + i, last)
         row = p if listed == 0 else rows[p] + 0
         addresses[i] = weights + row * nb(node, SRC0, 1)
-
-
-@inline
-def set_ends(ends, size):  # type: ignore[no-untyped-def]
-    """What ``add_rows`` needs at ``ends``: the addresses of 8 rows' ends twice, then the ends."""
-    for r in range(2 * TOGETHER):
-        i64_ptr(ends)[r] = ends + 16 * TOGETHER + r % TOGETHER * size
-    zero_run(ends + 16 * TOGETHER, TOGETHER * size // 4)
-
-
-@inline
-def add_rows(facts, table, c, values, sums, full, left, ends):  # type: ignore[no-untyped-def]
-    """At most 8 rows times a token's values: ``full`` groups, and ``left`` bytes of another."""
-    add, size = fact(facts, AXPY_ROWS), fact(facts, AXPY_BYTES)
-    call_address(add, (table, c, values, sums, full))
-    if left != 0:
-        for r in range(c):
-            copy_bytes(i64_ptr(table)[r] + full * size, ends + 16 * TOGETHER + r * size, left)
-        end_sums = sums + 4 * full * fact(facts, AXPY_COLUMNS)
-        call_address(add, (ends, c, values, end_sums, 1))
 
 
 @inline
@@ -325,3 +443,85 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             for c in range(min(groups * columns, width - g0 * columns)):
                 total = f32_ptr(totals + (c // columns * tokens + t) * sum_bytes)
                 y[c] = total[place_of(c % columns, columns, ordered)]
+
+
+# --- lowering ---
+
+
+def launch_axpy(
+    low: Lowering, node: Tensor, values: Tensor | WorkRange, scores: Tensor | None
+) -> None:
+    """Add an AXPY.
+
+    Args:
+        values: what the rows are multiplied with, of all neurons.
+        scores: the tokens' scores, unless values are zero where they are too low.
+    """
+    w, b, _, placed = node.src
+    assert w is not None and b is not None
+    n, n_segments = node.ne[1], max(1, -(-w.ne[1] // SEGMENT))
+    kind, groups = tile_kind(w.type, TYPES), -(-w.ne[0] // group_columns())
+    listed = active_rows(low, node)
+    functions = [AXPY_ROWS] if n == 1 else [AXPY_UNPACK]
+    if 1 < n <= _FEW and not is_decoded(w.type, TYPES):
+        functions.insert(0, AXPY_ROWS)  # of rows that few tokens need
+    tokens = -(-n // -(-n // _TOKENS))  # of a block
+    if n <= _FEW:
+        stripes = min(groups, -(-2 * low.n_threads // n_segments))
+    else:
+        fit = max(1, _SUM_BYTES // (tokens * 4 * group_columns()))
+        stripes = max(-(-groups // fit), min(groups, 4 * low.n_threads))
+    chunks, whole, share, stripe = stripes * n_segments, 0, 0, -(-groups // stripes)
+    if n <= _FEW and stripes == 1 and groups >= low.n_threads:
+        stripes = low.n_threads  # of the last segments, so that all threads end alike
+        whole, cut = divmod(n_segments, stripes)
+        share = whole + cut
+        chunks, stripe = stripes * share, groups if whole else -(-groups // stripes)
+    masks = sums = None
+    if n > 1:
+        masks = low.take((8 + 4 * PANEL_ROWS) * n_segments * SEGMENT_PANELS * n)
+    if n <= _FEW:
+        sums = low.take(4 * group_columns() * groups * n * n_segments)
+    params = Axpy(
+        values=values.data if isinstance(values, Tensor) else values.address,
+        listed=listed.address if listed else 0,
+        bucket=node.op_params["bucket"],
+        masks=masks.address if masks else 0,
+        sums=sums.address if sums else 0,
+        stripes=stripes,
+        token_blocks=-(-n // _TOKENS),
+        threshold=node.op_params["threshold"],
+        facts=weight_facts(w, *functions),
+        whole=whole,
+        share=share,
+    )
+    work = [r for r in (listed, values) if isinstance(r, WorkRange)]
+
+    def add(
+        made: Kernel, chunks: int, work: list[WorkRange], writes: Tensor | WorkRange,
+        scratch: int = 0,
+    ) -> None:  # fmt: skip
+        low.launch(
+            made, node, params, chunks, src=(w, b, scores, placed), work=work, writes=writes,
+            reads=(w, placed, scores, values if isinstance(values, Tensor) else None),
+            scratch=scratch, variant=layout_name(w),
+        )  # fmt: skip
+
+    made, scratch = axpy, _SCRATCH + TOGETHER * (group_bytes(kind) + 4 * group_columns() * stripe)
+    if masks:
+        add(axpy_masks, min(n_segments * SEGMENT_PANELS, 8 * low.n_threads), work, masks)
+        made, work = axpy_many, [*work, masks]
+        scratch = panel_scratch(kind, stripe, 0 if sums else tokens)
+    if sums is None:
+        add(made, stripes * params.token_blocks, work, node, scratch)
+        return
+    add(made, chunks, work, sums, scratch)
+    chunks = max(1, min(n * groups, n * w.ne[0] // 1024, 8 * low.n_threads))
+    add(axpy_sums, chunks, [sums], node)
+
+
+@lowers("AXPY", supports_sparse)
+def _lower_axpy(low: Lowering, node: Tensor) -> None:
+    _, b, idx, _ = node.src
+    assert b is not None
+    launch_axpy(low, node, b, idx)

@@ -5,7 +5,7 @@ row, the rows of each token are transposed in registers (``row_tile``); otherwis
 are packed for all tokens and pass through MUL_MAT's tile. Both give MUL_MAT's bits.
 
 The same kernel takes a gate and activations, and then writes what AXPY multiplies with
-(``sparse_ffn``): rows whose gate is closed by ReLU are not read, nor zeros written for those that
+(``ffn``): rows whose gate is closed by ReLU are not read, nor zeros written for those that
 are not listed.
 """
 
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....jit import Kernel, inline, kernel
-from ....tensor import Tensor
-from ..abi import (
+from .....jit import Kernel, inline, kernel
+from .....tensor import Tensor
+from ...abi import (
     DST,
     SRC0,
     SRC1,
@@ -36,17 +36,16 @@ from ..abi import (
     params_of,
     row_address,
 )
-from ..buffer import is_repacked
-from ..facts import fact
-from ..layout import INTERLEAVED, QUANTIZED, ROWS
-from ..lowering import Lowering, lowers
-from ..simd.element import zero_run
-from ..simd.plain_rows import ask_for_rows
-from ..work import WorkRange
-from .elementwise import IDS, function
-from .quantize import add_quantize
-from .sparse_active import active_rows, list_at, list_place, list_rows, neuron_of, segments
-from .weights import (
+from ...buffer import is_repacked
+from ...facts import fact
+from ...layout import INTERLEAVED, QUANTIZED, ROWS
+from ...lowering import Lowering, lowers
+from ...simd.element import zero_run
+from ...simd.plain_rows import ask_for_rows
+from ...work import WorkRange
+from ..elementwise import IDS, function
+from ..quantize import add_quantize
+from ..weights import (
     ACT_BYTES,
     BLOCK_BYTES,
     COLUMNS,
@@ -65,6 +64,7 @@ from .weights import (
     times_rows,
     weight_facts,
 )
+from .active import active_rows, list_at, list_place, list_rows, neuron_of, segments
 
 _BLOCK = 256  # rows whose list is in scratch
 _DENSE = 3  # how much more a dot product costs in ``times_rows`` than in a tile of four tokens

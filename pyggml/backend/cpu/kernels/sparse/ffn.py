@@ -10,13 +10,13 @@ have one by one.
 
 from __future__ import annotations
 
-from ....dtype import GGMLType
-from ....ops.glu import ACTIVATIONS
-from ....tensor import Tensor
-from ..lowering import Lowering, fuses
-from .elementwise import FUNCTIONS
-from .sparse import GATE, GATE_ROWS, UP, Form, launch_rows, supports_sparse
-from .sparse_axpy import launch_axpy
+from .....dtype import GGMLType
+from .....ops.glu import ACTIVATIONS
+from .....tensor import Tensor
+from ...lowering import Lowering, fuses
+from ..elementwise import FUNCTIONS
+from .axpy import launch_axpy
+from .mul_mat import GATE, GATE_ROWS, UP, Form, launch_rows, supports_sparse
 
 
 def _op(x: Tensor | None) -> str:

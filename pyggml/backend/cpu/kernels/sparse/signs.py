@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from numba import types
 from numba.extending import intrinsic
 
-from ....jit import kernel
-from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC1, data, f32_ptr, first_row, i32_ptr, i64_ptr, nb, ne, params_of
-from ..lowering import Lowering, lowers
-from ..simd.element import I32, take
-from ..simd.vector import call, i64
+from .....jit import kernel
+from .....tensor import Tensor
+from ...abi import DST, SRC0, SRC1, data, f32_ptr, first_row, i32_ptr, i64_ptr, nb, ne, params_of
+from ...lowering import Lowering, lowers
+from ...simd.element import I32, take
+from ...simd.vector import call, i64
 
 _CHUNK_WORDS = 1 << 14  # of bits, times tokens
 

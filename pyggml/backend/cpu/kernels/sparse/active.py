@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....jit import inline, kernel
-from ....tensor import Tensor
-from ..abi import (
+from .....jit import inline, kernel
+from .....tensor import Tensor
+from ...abi import (
     BAD_INDEX,
     BAD_SCORE,
     SRC0,
@@ -30,9 +30,9 @@ from ..abi import (
     set_error,
     u8_ptr,
 )
-from ..lowering import GRAIN, Lowering
-from ..simd.element import F32, I8, put, take
-from ..work import WorkRange
+from ...lowering import GRAIN, Lowering
+from ...simd.element import F32, I8, put, take
+from ...work import WorkRange
 
 SEGMENT = 1024  # rows: sums over rows are cut at its multiples, whatever the threads
 
