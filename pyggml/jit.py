@@ -241,9 +241,11 @@ on_compile: Callable[[str], None] | None = None  # told what was compiled, or be
 class Kernel:
     """A kernel that compiles (or loads from the cache) on first use."""
 
-    def __init__(self, function: Callable[..., None], fastmath: set[str] | bool = False) -> None:
+    def __init__(
+        self, function: Callable[..., None], fastmath: set[str] | bool = False, name: str = ""
+    ) -> None:
         self.function = function
-        self.name = function.__name__
+        self.name = name or function.__name__
         self._options: Any = {"error_model": "numpy", "fastmath": fastmath}
 
     def __repr__(self) -> str:
@@ -274,21 +276,19 @@ class Kernel:
         return assembly(compile_cfunc(self.function, self._signature, self._options, NO_CACHE))
 
 
-def kernel(function: Callable[..., None]) -> Kernel:
-    """Declare a kernel with strict floating point."""
-    return Kernel(function)
+def kernel(function: Callable[..., None], name: str = "") -> Kernel:
+    """Declare a kernel with strict floating point; its name in profiles is the function's."""
+    return Kernel(function, name=name)
 
 
 def named_kernel(function: Callable[..., None], *variant: object) -> Kernel:
     """Declare one of several kernels of a function, named after it and what makes it different."""
-    made = Kernel(function)
-    made.name = "_".join([function.__name__, *(str(v).lower() for v in variant)])
-    return made
+    return Kernel(function, name="_".join([function.__name__, *(str(v).lower() for v in variant)]))
 
 
-def fast_kernel(function: Callable[..., None]) -> Kernel:
+def fast_kernel(function: Callable[..., None], name: str = "") -> Kernel:
     """Declare a kernel in which LLVM may reorder sums and contract to FMA (NaN and inf travel)."""
-    return Kernel(function, FAST)
+    return Kernel(function, FAST, name)
 
 
 def inline(function: Callable[..., Any]) -> Any:

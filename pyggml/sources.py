@@ -1,7 +1,7 @@
 """Digests of the sources that a compiled function depends on.
 
     sources = Sources(cache)
-    sources.closure("pyggml.backend.cpu.kernels.scale")    # changes with it and all it imports
+    sources.closure("pyggml.backend.cpu.kernels.unary")    # changes with it and all it imports
     sources.formats()                                      # what is declared of each format
 
 A function is compiled from its module and from those that it imports, directly or not; imports

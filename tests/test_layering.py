@@ -26,6 +26,7 @@ FLOORS = {
             "pyggml.visible",
             "pyggml.host",
             "pyggml.pointers",
+            "pyggml.rounding",
         ],
         0,
     ),

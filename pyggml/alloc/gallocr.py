@@ -30,6 +30,7 @@ from ..buffer import Buffer, BufferType
 from ..cgraph import CGraph
 from ..context import place_view
 from ..errors import AllocError
+from ..rounding import round_up
 from ..tensor import Flag, Tensor
 
 BEFORE = -1  # the step of what the caller writes
@@ -159,18 +160,18 @@ class GraphAllocator:
         """A block for each root without memory, in the order of their birth."""
         blocks: dict[Tensor, Block] = {}
         for tensor in (*graph.leafs, *(n for n in graph.nodes if n.flags and _is_given(n))):
-            root = _root(tensor)
+            root = tensor.root
             if root not in blocks and self._is_ours(root, only):
                 blocks[root] = self._block(root, BEFORE, FOREVER)
         read = {source for node in graph.nodes for source in node.src}
         for step, node in enumerate(graph.nodes):
             for source in node.src:
                 if source is not None:
-                    block = blocks.get(_root(source))
+                    block = blocks.get(source.root)
                     if block is not None and block.end < step:
                         block.end = step
             end = FOREVER if node.flags or node not in read else step
-            root = _root(node)
+            root = node.root
             block = blocks.get(root)
             if block is not None:
                 block.end = max(block.end, end)
@@ -185,12 +186,8 @@ class GraphAllocator:
 
     def _block(self, tensor: Tensor, start: int, end: int) -> Block:
         alignment = self.buft.alignment
-        size = -(-self.buft.alloc_size(tensor) // alignment) * alignment
+        size = round_up(self.buft.alloc_size(tensor), alignment)
         return Block([tensor], size, start, end)
-
-
-def _root(tensor: Tensor) -> Tensor:
-    return tensor if tensor.view_src is None else tensor.view_src
 
 
 def _is_given(node: Tensor) -> bool:
@@ -203,7 +200,7 @@ def _share_in_place(graph: CGraph, blocks: dict[Tensor, Block]) -> None:
         if node.op is None or not node.op.inplace_ok:
             continue
         source, mine = node.src[0], blocks.get(node)
-        block = None if source is None else blocks.get(_root(source))
+        block = None if source is None else blocks.get(source.root)
         if (
             source is not None
             and block is not None
@@ -212,7 +209,7 @@ def _share_in_place(graph: CGraph, blocks: dict[Tensor, Block]) -> None:
             and block.size == mine.size
             and source.view_offs == 0
             and (source.type, source.ne, source.nb) == (node.type, node.ne, node.nb)
-            and all(s is None or blocks.get(_root(s)) is not block for s in node.src[1:])
+            and all(s is None or blocks.get(s.root) is not block for s in node.src[1:])
         ):
             block.tensors.append(node)
             block.end = mine.end

@@ -23,11 +23,6 @@ from ..tensor import Flag, Tensor
 _TABLES = ("ROPE",)  # ops whose given source is a small table: it does not draw them to its backend
 
 
-def root_of(tensor: Tensor) -> Tensor:
-    """The tensor that owns the memory of ``tensor``."""
-    return tensor if tensor.view_src is None else tensor.view_src
-
-
 def runs(node: Tensor) -> bool:
     """Whether a backend has something to do for the node."""
     return node.op is not None and not node.op.is_view and node.nelements > 0
@@ -49,7 +44,7 @@ class Assignment:
 
     def buft(self, tensor: Tensor) -> BufferType | None:
         """The type of the buffer that holds the tensor or will; None if that is not known yet."""
-        root = root_of(tensor)
+        root = tensor.root
         if self.is_given(root):
             assert root.buffer is not None
             return root.buffer.buft
@@ -98,7 +93,7 @@ def assign(
         _settle(a, node, able[node], pins)
     for node in nodes:
         for source in node.src:
-            root = None if source is None else root_of(source)
+            root = None if source is None else source.root
             if root in leafs:
                 a.home.setdefault(root, a.node[node])
     for leaf in leafs:
@@ -109,7 +104,7 @@ def assign(
 
 def _able(a: Assignment, node: Tensor) -> list[int]:
     """The backends that compute the node and, where it has memory, can write there."""
-    root = root_of(node)
+    root = node.root
     given = a.is_given(root)
     found = [
         i
@@ -131,7 +126,7 @@ def _able(a: Assignment, node: Tensor) -> list[int]:
 def _homeless(a: Assignment, graph: CGraph) -> dict[Tensor, None]:
     """Roots without memory that nobody computes, in order."""
     tensors = (*graph.leafs, *(n for n in graph.nodes if n.view_src is None and not runs(n)))
-    return {root_of(t): None for t in tensors if not a.is_given(root_of(t))}
+    return {t.root: None for t in tensors if not a.is_given(t.root)}
 
 
 def _fixed(
@@ -140,12 +135,12 @@ def _fixed(
     """The backend of a node that is not free to go with its neighbours."""
     if pins.get(node, -1) in able:
         return pins[node]
-    if a.is_given(root_of(node)):
+    if a.is_given(node.root):
         return able[0]
     assert node.op is not None
     if node.op.name in _TABLES:
         return None
-    given = [s for s in node.src if s is not None and _is_weight(a, root_of(s))]
+    given = [s for s in node.src if s is not None and _is_weight(a, s.root)]
     for source in sorted(given, key=lambda s: -s.nbytes):
         for i in able:
             if a.reaches(i, source):
@@ -200,7 +195,7 @@ def _settle_writers(
     """See to it that nodes that write into another's memory can reach it."""
     writers: dict[Tensor, list[Tensor]] = {}
     for node in nodes:
-        root = root_of(node)
+        root = node.root
         if root is not node and not a.is_given(root):
             writers.setdefault(root, []).append(node)
     for root, family in writers.items():

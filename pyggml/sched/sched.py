@@ -32,7 +32,7 @@ from ..cgraph import CGraph
 from ..context import place_view
 from ..errors import BackendError, PyggmlError
 from ..tensor import Tensor
-from .assign import assign, root_of, runs
+from .assign import assign, runs
 from .split import Cut, Split, cut
 from .values import to_numpy
 
@@ -297,7 +297,7 @@ class Schedule:
         if tensor not in self._cut.twin:
             return None
         a = self._cut.assignment
-        found = a.node.get(tensor, a.home.get(root_of(tensor)))
+        found = a.node.get(tensor, a.home.get(tensor.root))
         if found is None:
             reach = (i for i in range(len(backends)) if a.reaches(i, tensor))
             found = next(reach, None)

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from ..buffer import BufferType
 from ..cgraph import CGraph
 from ..dtype import GGMLType
+from ..rounding import round_up
 from ..tensor import Flag, Tensor
-from .assign import Assignment, root_of, runs
+from .assign import Assignment, runs
 
 
 @dataclass(eq=False)
@@ -126,7 +127,7 @@ class _Cutter:
             twin.view_src, twin.view_offs = root, tensor.view_offs
             if root.view_src is not None:  # an input
                 twin.view_src, twin.view_offs = root.view_src, root.view_offs + tensor.view_offs
-        if self.assignment.is_given(root_of(tensor)):
+        if self.assignment.is_given(tensor.root):
             twin.buffer, twin.data = tensor.buffer, tensor.data
         self.twin[tensor] = twin
         return twin
@@ -149,7 +150,7 @@ class _Cutter:
         a, twin = self.assignment, self.twin_of(source)
         if source.nelements == 0 or a.reaches(split.backend, source):
             return twin
-        backend, root = a.backends[split.backend], root_of(source)
+        backend, root = a.backends[split.backend], source.root
         staged = root in self._staged
         root, copied = (self._staging, self._staging) if staged else (root, twin)
         key = (root, self._writes[root], backend.buffer_type())
@@ -200,6 +201,6 @@ def _stage(graph: CGraph, a: Assignment) -> tuple[Tensor, dict[Tensor, int]]:
     for leaf in graph.leafs:
         if leaf.flags & Flag.INPUT and leaf.view_src is None and a.home.get(leaf) == last:
             offsets[leaf] = size
-            size += -(-leaf.nbytes // alignment) * alignment
+            size += round_up(leaf.nbytes, alignment)
     staging = Tensor(GGMLType.I8, (max(size, 1), 1, 1, 1)).set_name("inputs").set_input()
     return staging, offsets

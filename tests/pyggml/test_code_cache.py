@@ -240,7 +240,7 @@ def test_old_neighbours_are_pruned(path: Path) -> None:
 PROGRAM = """
 import sys
 from pyggml import jit
-from pyggml.backend.cpu.kernels.scale import scale_f32
+from pyggml.backend.cpu.kernels.unary import scale_f32
 compiled = []
 jit.on_compile = compiled.append
 assert scale_f32.address

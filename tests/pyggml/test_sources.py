@@ -16,7 +16,7 @@ import pyggml.backend.cpu.kernels.binary  # noqa: F401 (it must exist)
 from pyggml.code_cache import CodeCache
 from pyggml.sources import ROOT, Outline, Sources, outline_of
 
-SCALE, BINARY = (f"pyggml.backend.cpu.kernels.{name}" for name in ("scale", "binary"))
+SCALE, BINARY = (f"pyggml.backend.cpu.kernels.{name}" for name in ("unary", "binary"))
 Edit = Callable[..., None]
 
 
@@ -64,7 +64,7 @@ def digests(copy: Path, outlines: CodeCache) -> Made:
 @pytest.mark.parametrize(
     ("file", "old", "new", "changed"),
     [
-        ("backend/cpu/kernels/scale.py", "* s + b", "* s - b", (True, False)),
+        ("backend/cpu/kernels/unary.py", "* s + b", "* s - b", (True, False)),
         ("backend/cpu/kernels/binary.py", "", "\nx = 1\n", (False, True)),
         ("backend/cpu/kernels/span.py", "", "\nx = 1\n", (True, True)),  # inlined by both
         ("backend/cpu/simd/x86.py", "", "\nx = 1\n", (True, True)),  # imported in a function
@@ -167,7 +167,7 @@ def test_outlines_are_kept(digests: Made, edit: Edit, monkeypatch: pytest.Monkey
         lambda name, *rest: parsed.append(name) or outline_of(name, *rest),
     )
     assert digests() == before and not parsed
-    edit("backend/cpu/kernels/scale.py", "", "\nx = 1\n")
+    edit("backend/cpu/kernels/unary.py", "", "\nx = 1\n")
     digests()
     assert parsed == [SCALE]
 
@@ -203,10 +203,10 @@ def test_what_is_compiled_after_an_edit(copy: Path, edit: Edit) -> None:
         return run(copy, COMPILE).split()[1:]
 
     assert len(compiled()) == 4 and compiled() == []
-    original = (copy / "backend/cpu/kernels/scale.py").read_bytes()
-    edit("backend/cpu/kernels/scale.py", "* s + b", "* s + b + b")
+    original = (copy / "backend/cpu/kernels/unary.py").read_bytes()
+    edit("backend/cpu/kernels/unary.py", "* s + b", "* s + b + b")
     assert compiled() == ["scale_f32"]
-    (copy / "backend/cpu/kernels/scale.py").write_bytes(original)
+    (copy / "backend/cpu/kernels/unary.py").write_bytes(original)
     assert compiled() == []  # what was compiled of these sources is still there
     add_format(edit)
     assert compiled() == ["decode_q3_0"]
@@ -242,5 +242,5 @@ def test_an_edit_while_a_process_runs_is_not_its_code(
 ) -> None:
     """What was imported before the edit and is compiled after it: no other process may find it."""
     sources = Sources(outlines, copy)
-    edit("backend/cpu/kernels/scale.py", "", "\nx = 2\n")
+    edit("backend/cpu/kernels/unary.py", "", "\nx = 2\n")
     assert sources.closure(SCALE) != Sources(outlines, copy).closure(SCALE)

@@ -228,13 +228,13 @@ data, ne, nb = word_reader(0, 1), word_reader(1, 2), word_reader(5, 2)
 
 
 @inline
-def nrows(node, tensor):  # type: ignore[no-untyped-def]
+def nrows(node, tensor):
     """Rows of ``tensor``: the product of all dimensions but the first."""
     return ne(node, tensor, 1) * ne(node, tensor, 2) * ne(node, tensor, 3)
 
 
 @inline
-def row_address(node, tensor, row):  # type: ignore[no-untyped-def]
+def row_address(node, tensor, row):
     """Address of row ``row`` (counted over dimensions 1 to 3) of a tensor of any strides."""
     ne1, ne2 = ne(node, tensor, 1), ne(node, tensor, 2)
     i1, rest = row % ne1, row // ne1
@@ -248,12 +248,12 @@ def row_address(node, tensor, row):  # type: ignore[no-untyped-def]
 
 
 @inline
-def first_row(rows, chunk, n_chunks):  # type: ignore[no-untyped-def]
+def first_row(rows, chunk, n_chunks):
     """First row of a chunk; the next chunk's first row is its end."""
     return rows * chunk // n_chunks
 
 
 @inline
-def set_error(node, code):  # type: ignore[no-untyped-def]
+def set_error(node, code):
     """Report a code of ``ERRORS``; the compute ends with it."""
     i64_ptr(load_i64(node))[0] = code

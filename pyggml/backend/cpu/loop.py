@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from numba import types
 
-from ...jit import compiled, inline
+from ...jit import compiled, inline, kernel
 from .abi import i64_ptr
 from .atomics import atomic_add, atomic_cas, atomic_load, atomic_store, call_address, cycles, pause
 
@@ -36,13 +36,13 @@ PARK_AFTER = 60  # sleeps of ~20 us or more before a worker parks
 
 
 @inline
-def pack(epoch, phase, left):  # type: ignore[no-untyped-def]
+def pack(epoch, phase, left):
     """The claim word."""
     return (epoch << 36) | (phase << 20) | left
 
 
 @inline
-def _open_phase(ctl, me, epoch, phase):  # type: ignore[no-untyped-def]
+def _open_phase(ctl, me, epoch, phase):
     """Publish a phase, or the end of the run."""
     header = i64_ptr(atomic_load(ctl + PROGRAM))
     times = atomic_load(ctl + PROFILE)
@@ -69,7 +69,7 @@ def _open_phase(ctl, me, epoch, phase):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _run_chunk(ctl, queue, claim, me, made):  # type: ignore[no-untyped-def]
+def _run_chunk(ctl, queue, claim, me, made):
     """Run what was claimed, and before it what it needs if this thread has not ``made`` it yet.
 
     Returns what is made now: the replicated launch, and the epoch and phase.
@@ -101,7 +101,7 @@ def _run_chunk(ctl, queue, claim, me, made):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _other_queue(ctl, me, n):  # type: ignore[no-untyped-def]
+def _other_queue(ctl, me, n):
     """A thread's queue that is not empty, or 0."""
     for k in range(1, n):
         thread = me + k
@@ -114,7 +114,7 @@ def _other_queue(ctl, me, n):  # type: ignore[no-untyped-def]
 
 
 @compiled(types.int64(*[types.int64] * 5))
-def work(ctl, me, epoch, sched_yield, usleep):  # type: ignore[no-untyped-def]
+def work(ctl, me, epoch, sched_yield, usleep):
     """Claim and run chunks: the caller (``me`` 0) from begin to end of the run ``epoch``, a worker
     until nothing comes for a while.
 
@@ -166,3 +166,24 @@ def work(ctl, me, epoch, sched_yield, usleep):  # type: ignore[no-untyped-def]
             call_address(usleep, (20, 0, 0, 0))
         else:
             return 0  # only a worker, between runs or in one that does not want it
+
+
+STAMP_WORDS = 3  # begin, end, scratch: scratch memory tells the thread
+
+
+@kernel
+def traced_chunk(node, chunk, n_chunks, scratch):
+    """Call the kernel at ``node[0]`` for the node at ``node[1]``; stamps to ``node[2]``."""
+    words = i64_ptr(node)
+    stamps = i64_ptr(words[2] + 8 * STAMP_WORDS * chunk)
+    begin = cycles()
+    call_address(words[0], (words[1], chunk, n_chunks, scratch))
+    stamps[1] = cycles()
+    stamps[0] = begin
+    stamps[2] = scratch
+
+
+@compiled(types.int64())
+def read_cycles():
+    """The cycle counter, for Python."""
+    return cycles()

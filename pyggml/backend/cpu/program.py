@@ -22,6 +22,7 @@ import numpy.typing as npt
 from ...buffer import zeroed
 from ...cgraph import CGraph
 from ...errors import UnsupportedOp
+from ...rounding import ceil_div
 from .loop import (
     H_BEGINS,
     H_COUNTS,
@@ -219,14 +220,15 @@ def shares(chunks: Longs, first: Longs, n: int) -> Longs:
         int64[launches, n + 1].
     """
     threads = np.arange(n + 1)
-    begins = -(-chunks[:, None] * threads // n)
+    begins: Longs = ceil_div(chunks[:, None] * threads, n)
     few = np.where(chunks < n, chunks, 0)
     before = np.cumsum(few) - few
     sizes = np.diff(np.append(first, len(chunks)))
     before -= np.repeat(before[first], sizes)
     total = np.repeat(np.add.reduceat(few, first), sizes)[:, None]
-    dealt = np.where(total < n, threads, -(-total * threads // n)) - before[:, None]
-    return np.where(chunks[:, None] < n, np.clip(dealt, 0, chunks[:, None]), begins)
+    dealt = np.where(total < n, threads, ceil_div(total * threads, n)) - before[:, None]
+    few_begins = np.clip(dealt, 0, chunks[:, None])
+    return np.where(chunks[:, None] < n, few_begins, begins)
 
 
 def compile_program(

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...cgraph import CGraph
+from ...rounding import round_up
 from ...tensor import Tensor
 from .abi import DST, SRC0, TENSOR_WORDS, integer_places, record
 from .lowering import Launch, Range, byte_range, meet
@@ -44,7 +45,7 @@ def replica_bytes(launch: Launch) -> int:
 
 
 def _aligned(r: Range) -> int:
-    return -(-(r[1] - r[0]) // _ALIGN) * _ALIGN
+    return round_up(r[1] - r[0], _ALIGN)
 
 
 def replicate_small(

@@ -31,11 +31,13 @@ from .loop import (
     P_LAUNCH,
     P_LAUNCHES,
     PHASE_WORDS,
+    STAMP_WORDS,
+    read_cycles,
+    traced_chunk,
 )  # fmt: skip
 from .lowering import Launch
 from .pool import get_pool
 from .program import Program, in_table
-from .stamp import STAMP_WORDS, read_cycles, traced_chunk
 
 _ALIGN_S = 0.005  # the least time between two looks at both clocks
 

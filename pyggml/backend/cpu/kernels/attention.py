@@ -15,6 +15,7 @@ import numpy as np
 
 from ....dtype import GGMLType
 from ....jit import kernel
+from ....rounding import ceil_div, round_up
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, nb, ne, params_of
 from ..layout import Q8_BLOCK
@@ -64,7 +65,7 @@ DIRECT_TILE = 4  # query rows that then share a pass
 
 
 @kernel
-def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def flash_attn(node, chunk, n_chunks, scratch):
     """Blocks of query rows, times KV heads, streams and splits of the chunks.
 
     Scratch: cells, scores and sums of a tile's rows, then queries, states and packed chunk.
@@ -197,7 +198,7 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def flash_attn_merge(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def flash_attn_merge(node, chunk, n_chunks, scratch):
     """One token: merge its chunks in order; then quantize the row if a matmul wants it."""
     n_tokens, n_head, hdv = ne(node, SRC0, 1), ne(node, SRC0, 2), ne(node, SRC2, 0)
     token, stream = chunk % n_tokens, chunk // n_tokens
@@ -241,20 +242,22 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     assert q is not None and k is not None and v is not None
     n_tokens, n_head, n_streams = q.ne[1:]
     n_kv_head, hd, hdv = k.ne[2], q.ne[0], v.ne[0]
-    n_rep, hd8, padded = n_head // n_kv_head, -(-hd // 8) * 8, -(-hdv // 16) * 16
-    n_chunks = -(-(cells.ne[1] if cells is not None else k.ne[1]) // CHUNK)
+    n_rep, hd8, padded = n_head // n_kv_head, round_up(hd, 8), round_up(hdv, 16)
+    n_chunks = ceil_div(cells.ne[1] if cells is not None else k.ne[1], CHUNK)
     max_bias, n2 = node.op_params["max_bias"], 1 << (n_head.bit_length() - 1)
-    tail_k, tail_v = hd % 8, -(-(hdv % 32) // 8) * 8
+    tail_k, tail_v = hd % 8, round_up(hdv % 32, 8)
     in_place = hd >= 8 and hdv >= tail_v  # what the direct form can read
     tails = (tail_k, tail_v) if in_place else (0, 0)
     alone = in_place and n_tokens == 1  # its rows are always few
     partial_bytes = n_streams * n_tokens * n_head * n_chunks * 4 * (hdv + 2)
     split = n_tokens <= _SPLIT_TOKENS and n_chunks > 1 and partial_bytes <= 1 << 26
-    share = -(-n_tokens * n_kv_head * n_streams // (_CHUNKS * low.n_threads))
-    block = -(-n_tokens // low.n_threads) if split else max(1, min(n_tokens, _ROWS // n_rep, share))
-    splits = -(-_SPLITS * low.n_threads // n_kv_head) if split else 1
+    share = ceil_div(n_tokens * n_kv_head * n_streams, _CHUNKS * low.n_threads)
+    block = (
+        ceil_div(n_tokens, low.n_threads) if split else max(1, min(n_tokens, _ROWS // n_rep, share))
+    )
+    splits = ceil_div(_SPLITS * low.n_threads, n_kv_head) if split else 1
     even = low.n_threads // gcd(low.n_threads, n_kv_head)  # so that threads get as many
-    splits = min(-(-splits // even) * even, n_chunks) if split else 1
+    splits = min(round_up(splits, even), n_chunks) if split else 1
     parts = low.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()
@@ -278,7 +281,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         TILE_ROWS * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 32
         + (0 if alone else CHUNK * (hd8 + padded))
     )  # fmt: skip
-    blocks = -(-n_tokens // block)
+    blocks = ceil_div(n_tokens, block)
     low.launch(
         flash_attn,
         node,

@@ -33,7 +33,7 @@ CELLS_BYTES = 8 * (CHUNK + MOST_AHEAD)  # of a list of cells
 
 
 @inline
-def find_cells(node, sequence, first, end, out):  # type: ignore[no-untyped-def]
+def find_cells(node, sequence, first, end, out):
     """The cache's rows of a chunk of keys from ``first`` on, as int64, and of ``MOST_AHEAD`` more.
 
     The last before ``end`` is repeated.
@@ -53,7 +53,7 @@ def find_cells(node, sequence, first, end, out):  # type: ignore[no-untyped-def]
 
 
 @inline
-def stretched(d, hd8):  # type: ignore[no-untyped-def]
+def stretched(d, hd8):
     """Where column ``d`` of ``hd8`` lies in packed keys and queries: with those of its sum.
 
     Partial sum s takes the columns s, s + 8, ...; sums lie in the order that they are added in.
@@ -64,7 +64,7 @@ def stretched(d, hd8):  # type: ignore[no-untyped-def]
 
 @cache
 def _pack_keys(kind: int) -> Kernel:
-    def pack_keys(k, nb_k, cells, n, hd, keys):  # type: ignore[no-untyped-def]
+    def pack_keys(k, nb_k, cells, n, hd, keys):
         rows = i64_ptr(cells)
         whole, hd8 = hd // 8 * 8, (hd + 7) // 8 * 8
         for j in range(0, n, 8):
@@ -90,7 +90,7 @@ def _pack_keys(kind: int) -> Kernel:
 
 @cache
 def _pack_values(kind: int) -> Kernel:
-    def pack_values(v, nb_v, cells, n, hdv, values):  # type: ignore[no-untyped-def]
+    def pack_values(v, nb_v, cells, n, hdv, values):
         rows = i64_ptr(cells)
         for j in range(n):
             source, out = v + rows[j] * nb_v, values + 64 * j
@@ -105,18 +105,18 @@ def _pack_values(kind: int) -> Kernel:
 
 
 @kernel
-def _score_packed(q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+def _score_packed(q, d, keys, n, scores):
     attend.score_packed(q, 4 * d, keys, d, n, scores, S_STRIDE)
 
 
 @kernel
-def _weigh_packed(p, values, n, sums, padded):  # type: ignore[no-untyped-def]
+def _weigh_packed(p, values, n, sums, padded):
     attend.weigh_packed(p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
 
 
 @cache
 def _score_direct(kind: int, tail: int, hint: int) -> Kernel:
-    def score(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):  # type: ignore[no-untyped-def]
+    def score(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):
         q_row = 4 * ((d + 7) // 8 * 8)
         if rows == 4:
             _score(kind, 4, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
@@ -131,7 +131,7 @@ def _score_direct(kind: int, tail: int, hint: int) -> Kernel:
 
 
 @inline_strict
-def _score(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead):  # type: ignore[no-untyped-def]
+def _score(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead):
     score_cells(
         kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines, ahead
     )
@@ -141,7 +141,7 @@ def _score(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, l
 def _weigh_direct(kind: int, columns: int, tail: int, hint: int) -> Kernel:
     block = 32 // BLOCK[kind] * BLOCK_BYTES[kind]  # bytes of 32 values
 
-    def weigh(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
+    def weigh(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):
         for d in range(0, hdv // columns * columns, columns):
             x, out, key = v + block * (d // 32), sums + 4 * d, k + 2 * d
             _weigh(kind, columns, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
@@ -154,7 +154,7 @@ def _weigh_direct(kind: int, columns: int, tail: int, hint: int) -> Kernel:
 
 
 @inline_strict
-def _weigh(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
+def _weigh(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):
     s_row, o_row = S_STRIDE, 4 * padded
     if rows == 4:
         weigh_cells(kind, 4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
@@ -199,39 +199,39 @@ def cache_facts(
 
 
 @inline
-def lines_of(facts, place, d):  # type: ignore[no-untyped-def]
+def lines_of(facts, place, d):
     """Cache lines of a row of ``d`` keys (``KEY_BYTES``) or values, which begins a line."""
     return (d * fact(facts, place) // 32 + 63) // 64
 
 
 @inline
-def pack(facts, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):  # type: ignore[no-untyped-def]
+def pack(facts, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):
     """Keys as ``keys[n/16][d][16]``, values as ``values[d/16][256][16]``, float32."""
     call_address(fact(facts, PACK_KEYS), (k, nb_k, cells, n, hd, keys))
     call_address(fact(facts, PACK_VALUES), (v, nb_v, cells, n, hdv, values))
 
 
 @inline
-def score_packed(facts, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+def score_packed(facts, q, d, keys, n, scores):
     """Scores of ``TILE_ROWS`` query rows against ``n`` packed keys."""
     call_address(fact(facts, SCORE_PACKED), (q, d, keys, n, scores))
 
 
 @inline
-def score_direct(facts, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # type: ignore[no-untyped-def]
+def score_direct(facts, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
     """Scores of at most 4 query rows against ``n`` keys in the cache, and their values fetched."""
     ahead = fact(facts, KEYS_AHEAD)
     call_address(fact(facts, SCORE), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead))
 
 
 @inline
-def weigh_packed(facts, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
+def weigh_packed(facts, p, values, n, sums, padded):
     """Sums of packed values, weighted with ``TILE_ROWS`` rows of probabilities."""
     call_address(fact(facts, WEIGH_PACKED), (p, values, n, sums, padded))
 
 
 @inline
-def weigh_direct(facts, rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
+def weigh_direct(facts, rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):
     """Sums of values in the cache, weighted; meanwhile the keys in ``later`` cells are fetched."""
     weigh = fact(facts, WEIGH)
     call_address(weigh, (rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k))

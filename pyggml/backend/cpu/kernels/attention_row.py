@@ -57,28 +57,28 @@ class Attention(NamedTuple):
 
 
 @inline
-def list_begin(node, t):  # type: ignore[no-untyped-def]
+def list_begin(node, t):
     """The first key that token ``t`` attends to, in its sequence's list."""
     rows = data(node, SRC6)
     return i32_ptr(rows + t * nb(node, SRC6, 1))[1] if rows != 0 else 0
 
 
 @inline
-def list_end(node, t):  # type: ignore[no-untyped-def]
+def list_end(node, t):
     """The key after the last one."""
     rows = data(node, SRC6)
     return i32_ptr(rows + t * nb(node, SRC6, 1))[2] if rows != 0 else ne(node, SRC1, 1)
 
 
 @inline
-def sequence_of(node, t):  # type: ignore[no-untyped-def]
+def sequence_of(node, t):
     """The sequence of token ``t``."""
     rows = data(node, SRC6)
     return i32_ptr(rows + t * nb(node, SRC6, 1))[0] if rows != 0 else 0
 
 
 @inline
-def bias(node, s, t, head, sequence, stream, first, n):  # type: ignore[no-untyped-def]
+def bias(node, s, t, head, sequence, stream, first, n):
     """Scale, soft-cap, ALiBi and mask on one row of raw scores."""
     p = params_of(node, Attention)
     scale, cap = p.scale, p.softcap
@@ -114,7 +114,7 @@ def bias(node, s, t, head, sequence, stream, first, n):  # type: ignore[no-untyp
 
 
 @inline
-def softmax(s, lo, hi, n):  # type: ignore[no-untyped-def]
+def softmax(s, lo, hi, n):
     """exp(s - max) over [lo, hi), zeros elsewhere below ``n``; the maximum and the sum."""
     x = f32_ptr(s)
     for j in range(lo):
@@ -133,7 +133,7 @@ def softmax(s, lo, hi, n):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def clear(state, hdv):  # type: ignore[no-untyped-def]
+def clear(state, hdv):
     """The state of a row that has met no key."""
     y = f32_ptr(state)
     y[0] = np.float32(-np.inf)
@@ -142,7 +142,7 @@ def clear(state, hdv):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def start(state, top, total, values, hdv):  # type: ignore[no-untyped-def]
+def start(state, top, total, values, hdv):
     """The state of a row that has met one chunk: the bits of ``clear`` and ``merge``."""
     if top == np.float32(-np.inf):
         clear(state, hdv)
@@ -154,7 +154,7 @@ def start(state, top, total, values, hdv):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def merge(state, top, total, values, hdv):  # type: ignore[no-untyped-def]
+def merge(state, top, total, values, hdv):
     """Add a chunk's (max, sum, values) to a row's; ``state`` is max, sum, values."""
     if top == np.float32(-np.inf):
         return
@@ -170,7 +170,7 @@ def merge(state, top, total, values, hdv):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def finish(node, state, t, head, stream, hdv):  # type: ignore[no-untyped-def]
+def finish(node, state, t, head, stream, hdv):
     """Write a row: values over sum, with the head's sink in the sum."""
     x = f32_ptr(state)
     scale, total = np.float32(1), x[1]
@@ -188,7 +188,7 @@ def finish(node, state, t, head, stream, hdv):  # type: ignore[no-untyped-def]
 
 
 @inline
-def partial(node, stream, token, head, chunk, state_bytes):  # type: ignore[no-untyped-def]
+def partial(node, stream, token, head, chunk, state_bytes):
     """Where the split form keeps a row's state of one chunk."""
     keys = ne(node, SRC5, 1) if data(node, SRC5) != 0 else ne(node, SRC1, 1)
     row = (stream * ne(node, SRC0, 1) + token) * ne(node, SRC0, 2) + head

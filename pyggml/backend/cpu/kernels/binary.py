@@ -23,7 +23,7 @@ _OPS = {"ADD": ADD, "SUB": SUB, "MUL": MUL, "DIV": DIV, "ADD1": ADD}
 
 
 @inline_strict
-def combine(op, a, b):  # type: ignore[no-untyped-def]
+def combine(op, a, b):
     """``a op b``; ``op`` is a constant where this is inlined."""
     if op == ADD:
         return a + b
@@ -45,7 +45,7 @@ def binary_kernel(op: int, a: int, b: int, result: int) -> Kernel:
     """The kernel of an op for the types of the sources and of the result."""
     size = GGMLType(b).type_size
 
-    def binary(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def binary(node, chunk, n_chunks, scratch):
         n, period, parts = ne(node, DST, 0), ne(node, SRC1, 0), params_of(node, Binary).parts
         stride = nb(node, SRC1, 0)
         units = nrows(node, DST) * parts
@@ -68,10 +68,8 @@ def binary_kernel(op: int, a: int, b: int, result: int) -> Kernel:
                     put(result, y, i, combine(op, take(a, x, i), v))
                     j = j + 1 if j + 1 < period else 0
 
-    made = kernel(binary)
     names = "_".join(GGMLType(t).name.lower() for t in (a, b))
-    made.name = f"{[*_OPS][op].lower()}_{names}"
-    return made
+    return kernel(binary, f"{[*_OPS][op].lower()}_{names}")
 
 
 def _supports(node: Tensor) -> bool:

@@ -34,7 +34,7 @@ class Copy(NamedTuple):
 
 
 @inline
-def _place(node, tensor, e, size):  # type: ignore[no-untyped-def]
+def _place(node, tensor, e, size):
     """(address, stride in bytes, elements left in the row) of element ``e``."""
     p = params_of(node, Copy)
     if p.flat != 0:
@@ -51,7 +51,7 @@ def copy_kernel(source: int, kind: int) -> Kernel:
     """The kernel that copies elements of type ``source`` into type ``kind``."""
     size_x, size_y = GGMLType(source).type_size, GGMLType(kind).type_size
 
-    def copy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def copy(node, chunk, n_chunks, scratch):
         total = params_of(node, Copy).elements
         e, end = first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)
         while e < end:
@@ -66,9 +66,7 @@ def copy_kernel(source: int, kind: int) -> Kernel:
                     put(kind, y + i * dy, 0, take(source, x + i * dx, 0))
             e += n
 
-    made = kernel(copy)
-    made.name = f"copy_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(copy, f"copy_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}")
 
 
 @cache
@@ -76,7 +74,7 @@ def encode_kernel(source: int) -> Kernel:
     """The kernel that copies floats into blocks; the result's rows have no gaps."""
     size = GGMLType(source).type_size
 
-    def encode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def encode(node, chunk, n_chunks, scratch):
         p = params_of(node, Copy)
         block, block_bytes = p.block, p.block_bytes
         total = p.elements // block
@@ -93,9 +91,7 @@ def encode_kernel(source: int) -> Kernel:
             y = row_address(node, DST, row) + (b - row * row_blocks) * block_bytes
             encode_row(p.coder, scratch, y, block)
 
-    made = kernel(encode)
-    made.name = f"copy_{GGMLType(source).name.lower()}_blocks"
-    return made
+    return kernel(encode, f"copy_{GGMLType(source).name.lower()}_blocks")
 
 
 @cache
@@ -103,7 +99,7 @@ def decode_kernel(kind: int) -> Kernel:
     """The kernel that copies blocks into floats; the source's rows have no gaps."""
     size = GGMLType(kind).type_size
 
-    def decode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def decode(node, chunk, n_chunks, scratch):
         p = params_of(node, Copy)
         block, block_bytes = p.block, p.block_bytes
         total = p.elements // block
@@ -120,9 +116,7 @@ def decode_kernel(kind: int) -> Kernel:
                     put(kind, y + i * dy, 0, f32_ptr(scratch)[done + i])
                 done += n
 
-    made = kernel(decode)
-    made.name = f"copy_blocks_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(decode, f"copy_blocks_{GGMLType(kind).name.lower()}")
 
 
 def _kernel(source: GGMLType, kind: GGMLType) -> Kernel | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....jit import inline, kernel
+from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import (
     BAD_INDEX,
@@ -83,7 +84,7 @@ class MulMatId(NamedTuple):
 
 
 @inline
-def _id(node, use):  # type: ignore[no-untyped-def]
+def _id(node, use):
     """The expert of a use, counted over uses and tokens; -1 where there is no such expert."""
     n_used = ne(node, DST, 1)
     token = use // n_used
@@ -93,7 +94,7 @@ def _id(node, use):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def list_uses(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def list_uses(node, chunk, n_chunks, scratch):
     """The uses by expert: the first place of each expert's and the end, then the uses in order."""
     lists, n_expert = params_of(node, Uses).lists, ne(node, SRC0, 2)
     starts, order = i64_ptr(lists), i64_ptr(lists + 8 * (n_expert + 1))
@@ -116,7 +117,7 @@ def list_uses(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def mul_mat_id(node, chunk, n_chunks, scratch):
     """Weights of any format, in the plain or the interleaved layout.
 
     Scratch: a tile, the gathered uses' numbers and rows, a packed group with its table.
@@ -212,7 +213,7 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     lists = [] if by_use else [_listed(low, node)]
     row_bytes = activation_bytes(w.type, w.ne[0]) if quantized else 4 * w.ne[0]
     one_group, packed = group_bytes(w.type, w.ne[0]), TABLE_BYTES + packed_bytes(w)
-    groups = -(-w.ne[1] // ROWS)
+    groups = ceil_div(w.ne[1], ROWS)
     row_chunks = max(1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * low.n_threads)))
     functions = (PACK, TILE_4, TILE_1) if plain else (TILE_4, TILE_1)
     n = node.nrows // w.ne[2]  # tokens of an expert, about
@@ -240,7 +241,7 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
 
 
 @kernel
-def add_id_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def add_id_f32(node, chunk, n_chunks, scratch):
     """Rows of the result, front to back."""
     n, n_used, total = ne(node, DST, 0), ne(node, DST, 1), nrows(node, DST)
     for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):

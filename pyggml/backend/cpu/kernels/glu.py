@@ -41,7 +41,7 @@ class Glu(NamedTuple):
 
 
 @inline_strict
-def _limited(gate, up, alpha, limit, shift):  # type: ignore[no-untyped-def]
+def _limited(gate, up, alpha, limit, shift):
     """``g * sigmoid(alpha * g) * (u + shift)`` of the limited gate and up."""
     gate = limit if gate > limit else gate
     up = limit if up > limit else up
@@ -54,7 +54,7 @@ def glu_kernel(kind: int, fmt: int) -> Kernel:
     """The kernel of an activation (-1: limited) for a type; without SRC1 the rows are packed."""
     size = GGMLType(fmt).type_size
 
-    def glu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def glu(node, chunk, n_chunks, scratch):
         p = params_of(node, Glu)
         n, parts, out = ne(node, DST, 0), p.parts, p.quantize
         alpha, limit, shift = p.alpha, p.limit, p.shift
@@ -81,9 +81,9 @@ def glu_kernel(kind: int, fmt: int) -> Kernel:
                 block = row * (n // BLOCK) + begin // BLOCK
                 quantize_row(y + 4 * begin, out + block * Q8_BLOCK, end - begin)
 
-    made = kernel(glu)
-    made.name = f"glu_{'limited' if kind < 0 else [*IDS][kind]}_{GGMLType(fmt).name.lower()}"
-    return made
+    return kernel(
+        glu, f"glu_{'limited' if kind < 0 else [*IDS][kind]}_{GGMLType(fmt).name.lower()}"
+    )
 
 
 def _supports(node: Tensor) -> bool:

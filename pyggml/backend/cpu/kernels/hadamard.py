@@ -22,7 +22,7 @@ class Hadamard(NamedTuple):
 
 
 @inline
-def _eight(x, y, scale):  # type: ignore[no-untyped-def]
+def _eight(x, y, scale):
     """The first three levels, on eight elements in registers."""
     a0, a1, a2, a3 = x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale
     a4, a5, a6, a7 = x[4] * scale, x[5] * scale, x[6] * scale, x[7] * scale
@@ -37,7 +37,7 @@ def _eight(x, y, scale):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _hadamard(x, y, n, scale):  # type: ignore[no-untyped-def]
+def _hadamard(x, y, n, scale):
     """``n`` elements from address ``x`` to ``y``."""
     out, half = f32_ptr(y), 1
     if n % 8 == 0:
@@ -56,7 +56,7 @@ def _hadamard(x, y, n, scale):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def hadamard_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def hadamard_f32(node, chunk, n_chunks, scratch):
     """Runs of ``n`` elements of rows."""
     p = params_of(node, Hadamard)
     n, scale, rows = p.n, p.scale, nrows(node, DST)

@@ -33,13 +33,13 @@ class Upscale(NamedTuple):
 
 
 @inline_strict
-def nearest(i, factor, size):  # type: ignore[no-untyped-def]
+def nearest(i, factor, size):
     """The source's place of place ``i`` of the result."""
     return min(np.int64(np.float32(i) / factor), size - 1)
 
 
 @inline_strict
-def between(i, factor, size, offset):  # type: ignore[no-untyped-def]
+def between(i, factor, size, offset):
     """The source's two neighbours of place ``i``, and the weight of the second."""
     at = (np.float32(i) + offset) / factor - offset
     first = np.int64(np.floor(at))
@@ -48,7 +48,7 @@ def between(i, factor, size, offset):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def upscale_nearest(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def upscale_nearest(node, chunk, n_chunks, scratch):
     """A range of result rows; copies single elements."""
     p = params_of(node, Upscale)
     n1, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
@@ -66,7 +66,7 @@ def upscale_nearest(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-
 
 
 @kernel
-def upscale_bilinear(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def upscale_bilinear(node, chunk, n_chunks, scratch):
     """A range of result rows, each from two rows of the source."""
     p = params_of(node, Upscale)
     n1, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
@@ -89,7 +89,7 @@ def upscale_bilinear(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped
 
 
 @inline_strict
-def cubic(d):  # type: ignore[no-untyped-def]
+def cubic(d):
     """The weight of an element at a distance from 0 to 2."""
     if d <= _ONE:
         return ((_CUBIC + np.float32(2)) * d - (_CUBIC + np.float32(3))) * d * d + _ONE
@@ -97,7 +97,7 @@ def cubic(d):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def window(antialias, i, factor, size, offset):  # type: ignore[no-untyped-def]
+def window(antialias, i, factor, size, offset):
     """(first, end, centre, reach) of the elements that place ``i`` is a mean of.
 
     The bicubic window may reach over the ends, where the last element counts for those after it.
@@ -116,13 +116,13 @@ def window(antialias, i, factor, size, offset):  # type: ignore[no-untyped-def]
 def upscale_window_kernel(antialias: bool) -> Kernel:
     """Means over windows: bilinear with antialiasing, or bicubic."""
 
-    def weight(x, centre, reach):  # type: ignore[no-untyped-def]
+    def weight(x, centre, reach):
         d = abs_f32(np.float32(x) - centre)
         return max(_ONE - d / reach, _ZERO) if antialias else cubic(d)
 
     weight = inline_strict(weight)
 
-    def upscale(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def upscale(node, chunk, n_chunks, scratch):
         p = params_of(node, Upscale)
         n1, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
         w, h, offset = ne(node, SRC0, 0), ne(node, SRC0, 1), p.offset
@@ -148,9 +148,7 @@ def upscale_window_kernel(antialias: bool) -> Kernel:
                     weights += wy * across
                 put(F32, y, i, v / weights if antialias and weights > _ZERO else v)
 
-    made = kernel(upscale)
-    made.name = f"upscale_{'antialias' if antialias else 'bicubic'}"
-    return made
+    return kernel(upscale, f"upscale_{'antialias' if antialias else 'bicubic'}")
 
 
 @lowers("UPSCALE")
@@ -167,7 +165,7 @@ _KERNELS = {"nearest": upscale_nearest, "bilinear": upscale_bilinear}
 
 
 @kernel
-def win_part_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def win_part_f32(node, chunk, n_chunks, scratch):
     """A range of rows of the windows."""
     c, w, total = ne(node, DST, 0), ne(node, DST, 1), nrows(node, DST)
     width, height = ne(node, SRC0, 1), ne(node, SRC0, 2)
@@ -185,7 +183,7 @@ def win_part_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def
 
 
 @kernel
-def win_unpart_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def win_unpart_f32(node, chunk, n_chunks, scratch):
     """A range of rows of the image."""
     c, w, width, total = ne(node, DST, 0), ne(node, SRC0, 1), ne(node, DST, 1), nrows(node, DST)
     nx = (width + w - 1) // w

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel, named_kernel
 from ....ops.glu import ACTIVATIONS as GLU_ACTIVATIONS
+from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, SRC3, data, f32_ptr, first_row, nb, ne, params_of
 from ..buffer import is_repacked
@@ -30,7 +31,7 @@ from ..tuning import tuning
 from .binary import ADD as SUM
 from .binary import combine
 from .elementwise import IDS, function
-from .quantize import add_quantize, quantize_row
+from .quantize import add_quantize, quantize_row, widened
 from .span import overlap
 from .weights import (
     ACT_BYTES,
@@ -59,7 +60,6 @@ from .weights import (
     use_tiles,
     weight_facts,
 )
-from .widen import widened
 
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _LEAST_MACS = 1 << 17  # and what is not worth sharing
@@ -80,14 +80,14 @@ class MulMat(NamedTuple):
 
 
 @inline
-def first_token(n, chunk, n_chunks, panel):  # type: ignore[no-untyped-def]
+def first_token(n, chunk, n_chunks, panel):
     """First token of a chunk, a whole number of the matrix unit's tiles where that is used."""
     unit = 1 if panel == 0 else TILE_TOKENS
     return min(n, first_row((n + unit - 1) // unit, chunk, n_chunks) * unit)
 
 
 @inline
-def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no-untyped-def]
+def emit_tile(node, tile, tokens, t, row, rows, out, stride):
     """Move a tile to the result, adding bias and residual where there are any."""
     p = params_of(node, MulMat)
     for k in range(tokens):
@@ -109,7 +109,7 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no
 
 
 @kernel
-def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def mul_mat(node, chunk, n_chunks, scratch):
     """Weights of any format, in the plain or the interleaved layout."""
     p = params_of(node, MulMat)
     row_chunks, token_chunks, facts, plain = p.row_chunks, p.token_chunks, p.facts, p.plain
@@ -183,7 +183,7 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
     A chunk's unit is 32 rows, one block of the result's quantized form, written if asked for.
     """
 
-    def mul_mat_glu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def mul_mat_glu(node, chunk, n_chunks, scratch):
         p = params_of(node, MulMat)
         row_chunks, token_chunks, facts, n = p.row_chunks, p.token_chunks, p.facts, ne(node, DST, 1)
         units, blocks = ne(node, DST, 0) // 32, ne(node, SRC0, 0) // fact(facts, COLUMNS)
@@ -252,7 +252,7 @@ def supports_mul_mat(node: Tensor) -> bool:
 
 def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[int, int]:
     """Row chunks and token chunks of one matmul."""
-    groups = -(-w.ne[1] // rows)
+    groups = ceil_div(w.ne[1], rows)
     if n == 1:
         n_bytes = group_bytes(w.type, w.ne[0]) * groups
         rounds = max(1, n_bytes // tuning().chunk_bytes // low.n_threads)

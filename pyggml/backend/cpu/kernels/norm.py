@@ -14,6 +14,7 @@ import numpy as np
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
+from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, first_row, ne, nrows, params_of, row_address
 from ..layout import Q8_BLOCK
@@ -44,7 +45,7 @@ class GroupNorm(NamedTuple):
 
 
 @kernel
-def rms_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def rms_norm_f32(node, chunk, n_chunks, scratch):
     """SRC1: the weight, or nothing."""
     p = params_of(node, Norm)
     n, eps, out = ne(node, DST, 0), p.eps, p.quantize
@@ -97,7 +98,7 @@ def _lower_rms_norm_mul(low: Lowering, norm: Tensor, product: Tensor) -> bool:
 
 
 @inline
-def centred_squares(x, n, mean):  # type: ignore[no-untyped-def]
+def centred_squares(x, n, mean):
     """The float64 sum of squared distances from ``mean``, in one order for each ``n``."""
     total = 0.0
     for i in range(n):
@@ -107,7 +108,7 @@ def centred_squares(x, n, mean):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def norm_f32(node, chunk, n_chunks, scratch):
     """SRC1: the weight, or nothing; SRC2: its bias, or nothing."""
     p = params_of(node, Norm)
     n, eps, out = ne(node, DST, 0), np.float64(p.eps), p.quantize
@@ -136,7 +137,7 @@ def norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def l2_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def l2_norm_f32(node, chunk, n_chunks, scratch):
     """Rows divided by their lengths."""
     n, rows, eps = ne(node, DST, 0), nrows(node, DST), np.float64(params_of(node, Norm).eps)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
@@ -148,7 +149,7 @@ def l2_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def group_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def group_norm_f32(node, chunk, n_chunks, scratch):
     """A range of groups."""
     p = params_of(node, GroupNorm)
     n, height, channels = ne(node, DST, 0), ne(node, DST, 1), ne(node, DST, 2)
@@ -198,6 +199,6 @@ def _lower_l2_norm(low: Lowering, node: Tensor) -> None:
 @lowers("GROUP_NORM", all_f32)
 def _lower_group_norm(low: Lowering, node: Tensor) -> None:
     groups = int(node.op_params["n_groups"])
-    step = -(-node.ne[2] // groups)
+    step = ceil_div(node.ne[2], groups)
     params = GroupNorm(node.op_params["eps"], step, groups)
     low.launch(group_norm_f32, node, params, min(groups * node.ne[3], 8 * low.n_threads))

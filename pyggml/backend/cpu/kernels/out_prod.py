@@ -44,7 +44,7 @@ class OutProd(NamedTuple):
 def out_prod_kernel(kind: int) -> Kernel:
     """The kernel of ``a``'s type, F32 for rows that are decoded."""
 
-    def out_prod(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def out_prod(node, chunk, n_chunks, scratch):
         m, p, n, total = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1), nrows(node, DST)
         n2, n3 = ne(node, DST, 2), ne(node, DST, 3)
         for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
@@ -67,9 +67,7 @@ def out_prod_kernel(kind: int) -> Kernel:
                 for i in range(m):
                     put(F32, y, i, total_row[i] + w * take(kind, row, i))
 
-    made = kernel(out_prod)
-    made.name = f"out_prod_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(out_prod, f"out_prod_{GGMLType(kind).name.lower()}")
 
 
 def _supports(node: Tensor) -> bool:

@@ -41,7 +41,7 @@ class Roll(NamedTuple):
 
 
 @inline
-def _place(i, before, n, circular):  # type: ignore[no-untyped-def]
+def _place(i, before, n, circular):
     """Which element of a source of ``n`` lies at ``i`` after ``before`` others; -1 for none."""
     i -= before
     if circular:
@@ -50,7 +50,7 @@ def _place(i, before, n, circular):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def pad_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def pad_f32(node, chunk, n_chunks, scratch):
     """Rows of the result."""
     p = params_of(node, Pad)
     n, n_x, before = ne(node, DST, 0), ne(node, SRC0, 0), p.before0
@@ -86,7 +86,7 @@ def _lower_pad(low: Lowering, node: Tensor) -> None:
 
 
 @kernel
-def pad_reflect_1d_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def pad_reflect_1d_f32(node, chunk, n_chunks, scratch):
     """Rows of the result."""
     p = params_of(node, PadReflect)
     n, rows, before, after = ne(node, SRC0, 0), nrows(node, DST), p.before, p.after
@@ -106,7 +106,7 @@ def _lower_pad_reflect_1d(low: Lowering, node: Tensor) -> None:
 
 
 @kernel
-def roll_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def roll_f32(node, chunk, n_chunks, scratch):
     """Rows of the result."""
     p = params_of(node, Roll)
     n, shift = ne(node, DST, 0), p.shift0

@@ -38,7 +38,7 @@ class Pool(NamedTuple):
 def pool_kernel(kind: int, largest: bool) -> Kernel:
     """The kernel of a source type, for the largest element or the mean."""
 
-    def pool(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def pool(node, chunk, n_chunks, scratch):
         p, w, h = params_of(node, Pool), ne(node, SRC0, 0), ne(node, SRC0, 1)
         oh, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
         for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
@@ -66,9 +66,7 @@ def pool_kernel(kind: int, largest: bool) -> Kernel:
                     v = v / np.float32(size) if size > 0 else _ZERO
                 put(F32, out, ox, v)
 
-    made = kernel(pool)
-    made.name = f"pool_{'max' if largest else 'avg'}_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(pool, f"pool_{'max' if largest else 'avg'}_{GGMLType(kind).name.lower()}")
 
 
 @lowers("POOL_1D")

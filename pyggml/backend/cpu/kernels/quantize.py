@@ -3,6 +3,7 @@
     quantize_row(x, out, n)                        # in jitted code: n float32 -> n / 32 blocks
     quantize_super_row(x, out, n)                  # n / 256 blocks
     low.quantized(x, 32, add_quantize)             # in a lowering: made once, where x is computed
+    widened(low, x)                                # F16 or BF16 as float32, for float weights
 
 A block has as many columns as those of the weights, d = max|x| / 127 and codes q = round(x / d),
 ties to even. One of 32 has the values of ggml's Q8_1, d and s = d * sum(q) rounded to half floats,
@@ -166,14 +167,14 @@ def _store_sums(b: Any, codes: Any, target: Any, i: Any) -> None:
 
 
 @inline_strict
-def quantize_row(x, out, n):  # type: ignore[no-untyped-def]
+def quantize_row(x, out, n):
     """``n`` (a multiple of 32) float32 at address ``x`` as blocks at ``out``."""
     for i in range(n // BLOCK):
         _quantize_32(x + 4 * BLOCK * i, out + Q8_BLOCK * i)
 
 
 @inline_strict
-def quantize_super_row(x, out, n):  # type: ignore[no-untyped-def]
+def quantize_super_row(x, out, n):
     """``n`` (a multiple of 256) float32 at address ``x`` as blocks at ``out``."""
     for i in range(n // 256):
         _quantize_256(x + 1024 * i, out + Q8K_BLOCK * i)
@@ -193,7 +194,7 @@ def quantize_kernel(kind: int, columns: int) -> Kernel:
     """
     block_bytes = ACTIVATION_BYTES[columns]
 
-    def quantize(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def quantize(node, chunk, n_chunks, scratch):
         blocks = ne(node, SRC0, 0) // columns
         total = nrows(node, SRC0) * blocks
         out = params_of(node, Quantize).out
@@ -216,9 +217,7 @@ def quantize_kernel(kind: int, columns: int) -> Kernel:
                 quantize_super_row(x, out + block_bytes * first, columns * n)
             first += n
 
-    made = kernel(quantize)
-    made.name = f"quantize_{columns}_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(quantize, f"quantize_{columns}_{GGMLType(kind).name.lower()}")
 
 
 def add_quantize(low: Lowering, x: Tensor, columns: int, out: WorkRange) -> None:
@@ -233,3 +232,34 @@ def add_quantize(low: Lowering, x: Tensor, columns: int, out: WorkRange) -> None
         scratch=4 * columns,
         replicate=ALWAYS,
     )
+
+
+class Widen(NamedTuple):
+    """The values of a kernel that widens activations."""
+
+    out: int  # address of the result
+
+
+@cache
+def widen_kernel(kind: int) -> Kernel:
+    """The kernel of a half-float type."""
+
+    def widen(node, chunk, n_chunks, scratch):
+        n, total = ne(node, SRC0, 0), nrows(node, SRC0)
+        for row in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            x, y = row_address(node, SRC0, row), params_of(node, Widen).out + 4 * n * row
+            for i in range(n):
+                put(F32, y, i, take(kind, x, i))
+
+    return kernel(widen, f"widen_{GGMLType(kind).name.lower()}")
+
+
+def widened(low: Lowering, x: Tensor) -> WorkRange:
+    """``x`` (F16 or BF16, rows without gaps) as float32 without gaps, made once."""
+    key = ("widened", x)
+    known = low.known(key, x)
+    if known is not None:
+        return known
+    out, made = low.take(4 * x.nelements), widen_kernel(int(x.type))
+    low.launch(made, x, Widen(out.address), low.row_chunks(x), src=(x,), writes=out)
+    return low.remember(key, out)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ....dtype import GGMLType
 from ....jit import Kernel, fast_kernel, inline, inline_strict, kernel
+from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import (
     DST,
@@ -61,14 +62,14 @@ class RowSum(NamedTuple):
 
 
 @inline_strict
-def order_key(x):  # type: ignore[no-untyped-def]
+def order_key(x):
     """An int32 that orders as the float does (0 equals -0; every NaN is above inf)."""
     bits = f32_bits(x + np.float32(0))
     return np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF)) if x == x else _HIGHEST
 
 
 @inline_strict
-def largest_key(x, first, end):  # type: ignore[no-untyped-def]
+def largest_key(x, first, end):
     """The largest ``order_key`` of elements ``first`` to ``end`` of a row."""
     top = LOWEST
     for i in range(first, end):
@@ -78,7 +79,7 @@ def largest_key(x, first, end):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def argmax_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def argmax_f32(node, chunk, n_chunks, scratch):
     """Rows of a matrix."""
     n, rows, y = ne(node, SRC0, 0), ne(node, SRC0, 1), data(node, DST)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
@@ -103,7 +104,7 @@ def _lower_argmax(low: Lowering, node: Tensor) -> None:
 def sum_pieces_kernel(fmt: int) -> Kernel:
     """The kernel that writes the float64 sum of each piece."""
 
-    def sum_pieces(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def sum_pieces(node, chunk, n_chunks, scratch):
         n, rows = ne(node, SRC0, 0), nrows(node, SRC0)
         p = params_of(node, Pieces)
         parts, group = p.parts, p.rows
@@ -119,29 +120,25 @@ def sum_pieces_kernel(fmt: int) -> Kernel:
                     total += np.float64(take(fmt, x, i))
             out[k] = total
 
-    made = fast_kernel(sum_pieces)
-    made.name = f"sum_pieces_{GGMLType(fmt).name.lower()}"
-    return made
+    return fast_kernel(sum_pieces, f"sum_pieces_{GGMLType(fmt).name.lower()}")
 
 
 @cache
 def sum_total_kernel(fmt: int) -> Kernel:
     """The kernel that adds up the pieces."""
 
-    def sum_total(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def sum_total(node, chunk, n_chunks, scratch):
         p, total = params_of(node, Total), 0.0
         sums = f64_ptr(p.results)
         for i in range(p.n):
             total += sums[i]
         put(fmt, data(node, DST), 0, np.float32(total))
 
-    made = kernel(sum_total)
-    made.name = f"sum_total_{GGMLType(fmt).name.lower()}"
-    return made
+    return kernel(sum_total, f"sum_total_{GGMLType(fmt).name.lower()}")
 
 
 @kernel
-def count_pieces_i32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def count_pieces_i32(node, chunk, n_chunks, scratch):
     """The number of equal elements of each piece."""
     n, rows = ne(node, SRC0, 0), nrows(node, SRC0)
     p = params_of(node, Pieces)
@@ -160,7 +157,7 @@ def count_pieces_i32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped
 
 
 @kernel
-def count_total(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def count_total(node, chunk, n_chunks, scratch):
     """Adds up the pieces."""
     p, total = params_of(node, Total), 0
     counts = i64_ptr(p.results)
@@ -173,9 +170,9 @@ def _launch_pieces(low: Lowering, node: Tensor, pieces: Kernel, total: Kernel) -
     """Two launches: the results of pieces into work memory, then their sum."""
     x = node.src[0]
     assert x is not None
-    parts = max(1, -(-x.ne[0] // _PIECE))
+    parts = max(1, ceil_div(x.ne[0], _PIECE))
     group = max(1, _PIECE // max(1, x.ne[0]))
-    n = -(-x.nrows // group) * parts
+    n = ceil_div(x.nrows, group) * parts
     out = low.take(8 * max(1, n))
     chunks = max(1, min(n, 8 * low.n_threads))
     low.launch(pieces, node, Pieces(parts, group, out.address), chunks, writes=out)
@@ -194,7 +191,7 @@ def _lower_count_equal(low: Lowering, node: Tensor) -> None:
 
 
 @inline
-def sum_f32(x, n):  # type: ignore[no-untyped-def]
+def sum_f32(x, n):
     """The float64 sum of ``n`` float32, in one order for each ``n``."""
     total = 0.0
     for i in range(n):
@@ -203,7 +200,7 @@ def sum_f32(x, n):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def sum_rows_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def sum_rows_f32(node, chunk, n_chunks, scratch):
     """Sums of rows, divided by a number."""
     n, rows = ne(node, SRC0, 0), nrows(node, SRC0)
     divisor = np.float64(params_of(node, RowSum).divisor)
@@ -226,7 +223,7 @@ def _lower_mean(low: Lowering, node: Tensor) -> None:
 
 
 @kernel
-def cumsum_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def cumsum_f32(node, chunk, n_chunks, scratch):
     """A row is one chain of additions."""
     n, rows = ne(node, DST, 0), nrows(node, DST)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):

@@ -36,7 +36,7 @@ class Rope(NamedTuple):
 
 
 @inline_strict
-def _angles(node, position, half, freqs, angle):  # type: ignore[no-untyped-def]
+def _angles(node, position, half, freqs, angle):
     """The angles of a token's pairs, float32[half] at ``angle``."""
     p = params_of(node, Rope)
     step, freq_scale = p.theta_scale, p.freq_scale
@@ -61,7 +61,7 @@ def _angles(node, position, half, freqs, angle):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def rope_table(node, position, half, freqs, scratch):  # type: ignore[no-untyped-def]
+def rope_table(node, position, half, freqs, scratch):
     """Cosines at ``scratch``, sines after them (float32[half] each), times the magnitude."""
     magnitude = params_of(node, Rope).magnitude
     _angles(node, position, half, freqs, scratch)
@@ -77,7 +77,7 @@ def rope_kernel(mode: int, fmt: int) -> Kernel:
     """The kernel of a mode and type. SRC1: positions, SRC2: frequency factors, or nothing."""
     neox = mode == RopeMode.NEOX
 
-    def rope(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def rope(node, chunk, n_chunks, scratch):
         n, n_dims, n_head = ne(node, DST, 0), params_of(node, Rope).n_dims, ne(node, DST, 1)
         half, n_tokens = n_dims // 2, ne(node, DST, 2)
         cos, sin = scratch, scratch + 4 * half
@@ -101,9 +101,7 @@ def rope_kernel(mode: int, fmt: int) -> Kernel:
                 x += nb(node, SRC0, 1)
                 y += nb(node, DST, 1)
 
-    made = fast_kernel(rope)
-    made.name = f"rope_{RopeMode(mode).name.lower()}_{GGMLType(fmt).name.lower()}"
-    return made
+    return fast_kernel(rope, f"rope_{RopeMode(mode).name.lower()}_{GGMLType(fmt).name.lower()}")
 
 
 def _supports(node: Tensor) -> bool:

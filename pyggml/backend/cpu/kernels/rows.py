@@ -63,7 +63,7 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
     block, super_block = GGMLType(kind).block_size, kind in K_TYPES
     group_block = block_bytes(kind)
 
-    def get_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def get_rows(node, chunk, n_chunks, scratch):
         p = params_of(node, GetRows)
         n, n_ids, n_rows = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
         total = nrows(node, DST)
@@ -98,9 +98,7 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
                 for i in range(n):
                     put(result, y, i, take(kind, x, i))
 
-    made = kernel(get_rows)
-    made.name = f"get_rows_{GGMLType(kind).name.lower()}{'_x16' if repacked else ''}"
-    return made
+    return kernel(get_rows, f"get_rows_{GGMLType(kind).name.lower()}{'_x16' if repacked else ''}")
 
 
 def _supports_get_rows(node: Tensor) -> bool:
@@ -124,7 +122,7 @@ def _lower_get_rows(low: Lowering, node: Tensor) -> None:
 
 
 @inline
-def _index(node, address):  # type: ignore[no-untyped-def]
+def _index(node, address):
     if params_of(node, SetRows).index_bytes == 8:
         return i64_ptr(address)[0]
     return i32_ptr(address)[0] + 0
@@ -134,7 +132,7 @@ def _index(node, address):  # type: ignore[no-untyped-def]
 def set_rows_kernel(source: int, kind: int) -> Kernel:
     """The kernel of a source and a target type; rows of blocks are F32 with an encoder."""
 
-    def set_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def set_rows(node, chunk, n_chunks, scratch):
         p = params_of(node, SetRows)
         n, total, n_rows = ne(node, SRC0, 0), nrows(node, SRC0), ne(node, DST, 1)
         ne1, ne2 = ne(node, SRC0, 1), ne(node, SRC0, 2)
@@ -165,9 +163,9 @@ def set_rows_kernel(source: int, kind: int) -> Kernel:
                 for i in range(n):
                     put(kind, y, i, take(source, x, i))
 
-    made = kernel(set_rows)
-    made.name = f"set_rows_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(
+        set_rows, f"set_rows_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
+    )
 
 
 def _supports_set_rows(node: Tensor) -> bool:

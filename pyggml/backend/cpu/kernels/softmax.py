@@ -47,7 +47,7 @@ class SoftMax(NamedTuple):
 
 
 @inline
-def alibi_slope(node, head):  # type: ignore[no-untyped-def]
+def alibi_slope(node, head):
     """The factor on the mask of a head (1 without ALiBi)."""
     p = params_of(node, SoftMax)
     n2 = p.n_head_log2
@@ -61,7 +61,7 @@ def alibi_slope(node, head):  # type: ignore[no-untyped-def]
 def soft_max_kernel(mask_type: int) -> Kernel:
     """The kernel for a mask's type. SRC1: the mask, SRC2: the sinks, or nothing."""
 
-    def soft_max(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def soft_max(node, chunk, n_chunks, scratch):
         n, rows, scale = ne(node, DST, 0), nrows(node, DST), params_of(node, SoftMax).scale
         mask, sinks = data(node, SRC1), data(node, SRC2)
         ne1, ne2 = ne(node, DST, 1), ne(node, DST, 2)
@@ -94,9 +94,7 @@ def soft_max_kernel(mask_type: int) -> Kernel:
             for i in range(n):
                 ys[i] = ys[i] * inverse
 
-    made = kernel(soft_max)
-    made.name = f"soft_max_{GGMLType(mask_type).name.lower()}"
-    return made
+    return kernel(soft_max, f"soft_max_{GGMLType(mask_type).name.lower()}")
 
 
 def _supports(node: Tensor) -> bool:

@@ -29,7 +29,7 @@ class ArgSort(NamedTuple):
 
 
 @inline_strict
-def ranked(order, x, i):  # type: ignore[no-untyped-def]
+def ranked(order, x, i):
     """Element ``i`` of a row and its place: the smallest comes first."""
     key = np.int64(order_key(take(F32, x, i)))
     key = ~key if order == DESC else key
@@ -37,7 +37,7 @@ def ranked(order, x, i):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def _merge(source, target, begin, middle, end):  # type: ignore[no-untyped-def]
+def _merge(source, target, begin, middle, end):
     """Two sorted runs of ``source`` as one of ``target``."""
     i, j = begin, middle
     for k in range(begin, end):
@@ -50,7 +50,7 @@ def _merge(source, target, begin, middle, end):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def argsort_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def argsort_f32(node, chunk, n_chunks, scratch):
     """Scratch: two int64 a column."""
     n, rows, order = ne(node, DST, 0), nrows(node, DST), params_of(node, ArgSort).order
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
@@ -70,7 +70,7 @@ def argsort_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def _sink(heap, i, n):  # type: ignore[no-untyped-def]
+def _sink(heap, i, n):
     """Move element ``i`` of a heap of ``n`` down to its place; the largest is on top."""
     value = heap[i]
     while 2 * i + 1 < n:
@@ -85,7 +85,7 @@ def _sink(heap, i, n):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def top_k_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def top_k_f32(node, chunk, n_chunks, scratch):
     """Scratch: one int64 for each of the k."""
     n, k, rows = ne(node, SRC0, 0), ne(node, DST, 0), nrows(node, DST)
     heap = i64_ptr(scratch)

@@ -11,6 +11,7 @@ Many rows are split between rows; few long ones (a token's 1536 activations) ins
 from __future__ import annotations
 
 from ....jit import inline
+from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import data, nb, ne
 from ..lowering import Lowering, byte_range
@@ -21,7 +22,7 @@ BLOCK = 32  # columns: a quantized block is never cut
 def split(low: Lowering, node: Tensor, grain: int) -> tuple[int, int]:
     """(parts of each row, chunks) for chunks of about ``grain`` elements or more."""
     chunks = max(1, min(node.nelements // grain, 8 * low.n_threads))
-    parts = max(1, min(-(-chunks // node.nrows), node.ne[0] // BLOCK))
+    parts = max(1, min(ceil_div(chunks, node.nrows), node.ne[0] // BLOCK))
     return parts, min(chunks, node.nrows * parts)
 
 
@@ -42,14 +43,14 @@ def may_write_over(dst: Tensor, src: Tensor) -> bool:
 
 
 @inline
-def columns(n, part, parts):  # type: ignore[no-untyped-def]
+def columns(n, part, parts):
     """(first, end) of part ``part`` of ``parts`` of a row of ``n`` elements."""
     end = n if part + 1 == parts else n * (part + 1) // parts & -BLOCK
     return n * part // parts & -BLOCK, end
 
 
 @inline
-def repeated_row(node, like, tensor, row):  # type: ignore[no-untyped-def]
+def repeated_row(node, like, tensor, row):
     """Address of the row of ``tensor``, which repeats over ``like``, at row ``row`` of that."""
     ne1, ne2 = ne(node, like, 1), ne(node, like, 2)
     rest = row // ne1

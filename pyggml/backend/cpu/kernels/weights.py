@@ -20,6 +20,7 @@ from functools import cache, partial
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel, named_kernel
+from ....rounding import round_up
 from ....tensor import Tensor
 from ..abi import i64_ptr
 from ..atomics import call_address
@@ -68,10 +69,10 @@ RESULTS_BYTES = 4 * ROWS * (MOST_TOKENS + 8)
 def _tile(tokens: int, kind: int, hint: int) -> Kernel:
     column = block_bytes(kind)
 
-    def tile_q(w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
+    def tile_q(w, x, stride, out, n_blocks, ahead):
         q_tile(kind, tokens, hint, w, x, stride, out, n_blocks, ahead)
 
-    def tile_f(w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
+    def tile_f(w, x, stride, out, n_blocks, ahead):
         float_tile(kind, tokens, hint, w, column, x, stride, out, 4 * ROWS, n_blocks, ahead)
 
     return named_kernel(tile_q if kind in QUANTIZED else tile_f, tokens, GGMLType(kind).name)
@@ -79,21 +80,21 @@ def _tile(tokens: int, kind: int, hint: int) -> Kernel:
 
 @cache
 def _tiles(kind: int) -> Kernel:
-    def tiles_of(w, x, stride, out, n_blocks, n_tiles, panel):  # type: ignore[no-untyped-def]
+    def tiles_of(w, x, stride, out, n_blocks, n_tiles, panel):
         amx.tiles(kind, w, x, stride, out, n_blocks, n_tiles, panel)
 
     return named_kernel(tiles_of, GGMLType(kind).name)
 
 
 @kernel
-def configure_tiles(on):  # type: ignore[no-untyped-def]
+def configure_tiles(on):
     """See ``amx.use_tiles``."""
     amx.use_tiles(on)
 
 
 @cache
 def _row_tiles(kind: int) -> Kernel:
-    def times_rows(table, n_rows, x, out, n):  # type: ignore[no-untyped-def]
+    def times_rows(table, n_rows, x, out, n):
         row_tiles(kind, table, n_rows, x, out, n)
 
     return named_kernel(times_rows, GGMLType(kind).name)
@@ -101,7 +102,7 @@ def _row_tiles(kind: int) -> Kernel:
 
 @cache
 def _pack(kind: int) -> Kernel:
-    def pack_group(table, n, out):  # type: ignore[no-untyped-def]
+    def pack_group(table, n, out):
         pack_rows(kind, table, n, out)
 
     return named_kernel(pack_group, GGMLType(kind).name)
@@ -109,7 +110,7 @@ def _pack(kind: int) -> Kernel:
 
 @cache
 def _axpy_rows(kind: int, hint: int) -> Kernel:
-    def add_rows(table, n_rows, values, sums, n_groups):  # type: ignore[no-untyped-def]
+    def add_rows(table, n_rows, values, sums, n_groups):
         axpy.axpy_rows(kind, hint, table, n_rows, values, sums, n_groups)
 
     return named_kernel(add_rows, GGMLType(kind).name)
@@ -117,7 +118,7 @@ def _axpy_rows(kind: int, hint: int) -> Kernel:
 
 @cache
 def _axpy_unpack(kind: int) -> Kernel:
-    def unpack(row, panel, stride, n_groups):  # type: ignore[no-untyped-def]
+    def unpack(row, panel, stride, n_groups):
         axpy.decode_row(kind, row, panel, stride, n_groups)
 
     return named_kernel(unpack, GGMLType(kind).name)
@@ -198,7 +199,7 @@ def room_for_tiles(w: Tensor, n_tokens: int, scratch: int) -> tuple[tuple[int, .
     least = amx.least_tokens(w.type)
     if not 0 < least <= n_tokens:
         return (), 0, scratch
-    panel = -(-scratch // LINE) * LINE
+    panel = round_up(scratch, LINE)
     return (TILES, USE_TILES), panel, panel + amx.panel_bytes(int(w.type), w.ne[0])
 
 
@@ -234,7 +235,7 @@ def layout_name(w: Tensor) -> str:
 
 
 @inline
-def prefetch_ahead(facts, passed, left, blocks):  # type: ignore[no-untyped-def]
+def prefetch_ahead(facts, passed, left, blocks):
     """How many bytes ahead a pass over a group of blocks prefetches; see ``fetch_ahead``."""
     tuned = fact(facts, AHEAD_ONE) if passed + left == 1 else fact(facts, AHEAD_FEW)
     group, half = blocks * fact(facts, BLOCK_BYTES), blocks * fact(facts, FETCHED)
@@ -242,37 +243,37 @@ def prefetch_ahead(facts, passed, left, blocks):  # type: ignore[no-untyped-def]
 
 
 @inline
-def tile(facts, which, w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
+def tile(facts, which, w, x, stride, out, n_blocks, ahead):
     """A group of interleaved rows times some tokens (``which``); see ``simd/tile``."""
     call_address(fact(facts, which), (w, x, stride, out, n_blocks, ahead))
 
 
 @inline
-def use_tiles(facts, on):  # type: ignore[no-untyped-def]
+def use_tiles(facts, on):
     """Configure this thread's tiles for ``multiply_tiles``, or release them."""
     call_address(fact(facts, USE_TILES), (on,))
 
 
 @inline
-def multiply_tiles(facts, w, x, stride, out, n_blocks, n_tiles, panel):  # type: ignore[no-untyped-def]
+def multiply_tiles(facts, w, x, stride, out, n_blocks, n_tiles, panel):
     """A group of interleaved rows times ``n_tiles`` times 16 tokens; see ``simd/amx``."""
     call_address(fact(facts, TILES), (w, x, stride, out, n_blocks, n_tiles, panel))
 
 
 @inline
-def times_rows(facts, table, n_rows, x, out, n):  # type: ignore[no-untyped-def]
+def times_rows(facts, table, n_rows, x, out, n):
     """Plain rows times one token; see ``row_tiles``."""
     call_address(fact(facts, ROW_TILES), (table, n_rows, x, out, n))
 
 
 @inline
-def pack(facts, table, n, out):  # type: ignore[no-untyped-def]
+def pack(facts, table, n, out):
     """16 plain rows as an interleaved group; see ``pack_rows``."""
     call_address(fact(facts, PACK), (table, n, out))
 
 
 @inline
-def decode_rows(facts, table, rows, n, floats):  # type: ignore[no-untyped-def]
+def decode_rows(facts, table, rows, n, floats):
     """Decode up to 16 rows of ``n`` columns to ``floats``, where ``table`` then has them.
 
     As after ``aim``, the last one fills up the 16. Rows of formats with a codebook are unpacked

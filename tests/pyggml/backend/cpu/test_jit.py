@@ -61,7 +61,7 @@ def test_a_user_s_cached_function_stays_in_its_own_place(tmp_path: Path, base: P
 
 SCRIPT = """
 from pyggml import jit, numba_internals
-from pyggml.backend.cpu.kernels.scale import scale_f32
+from pyggml.backend.cpu.kernels.unary import scale_f32
 compiled = []
 jit.on_compile = compiled.append
 assert scale_f32.address
@@ -110,7 +110,7 @@ FORKED = """
 import os, threading
 from pyggml import jit, numba_internals
 from pyggml.backend.cpu.kernels.norm import rms_norm_f32
-from pyggml.backend.cpu.kernels.scale import scale_f32
+from pyggml.backend.cpu.kernels.unary import scale_f32
 begun = threading.Event()
 inside = jit.own_numbers
 

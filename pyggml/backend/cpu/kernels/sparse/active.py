@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .....jit import inline, kernel
+from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import (
     BAD_INDEX,
@@ -48,13 +49,13 @@ class Active(NamedTuple):
 
 
 @inline
-def segments(n_rows):  # type: ignore[no-untyped-def]
+def segments(n_rows):
     """How many segments so many rows have."""
     return (n_rows + SEGMENT - 1) // SEGMENT
 
 
 @inline
-def list_place(listed, n_rows, segment):  # type: ignore[no-untyped-def]
+def list_place(listed, n_rows, segment):
     """Where a segment's rows begin in the list; ``listed`` 0: all rows are listed."""
     if listed == 0:
         return min(segment * SEGMENT, n_rows)
@@ -62,25 +63,25 @@ def list_place(listed, n_rows, segment):  # type: ignore[no-untyped-def]
 
 
 @inline
-def list_at(listed, n_rows):  # type: ignore[no-untyped-def]
+def list_at(listed, n_rows):
     """Where the rows themselves are, int32, unless ``listed`` is 0."""
     return listed + 8 * (segments(n_rows) + 1)
 
 
 @inline
-def list_rows(listed, n_rows):  # type: ignore[no-untyped-def]
+def list_rows(listed, n_rows):
     """The rows themselves, unless ``listed`` is 0."""
     return i32_ptr(list_at(listed, n_rows))
 
 
 @inline
-def neuron_of(row, bucket):  # type: ignore[no-untyped-def]
+def neuron_of(row, bucket):
     """The neuron of a matrix's row; ``bucket`` is the address of the placement, or 0."""
     return row if bucket == 0 else i32_ptr(bucket)[row] + 0
 
 
 @kernel
-def mark_active(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def mark_active(node, chunk, n_chunks, scratch):
     """A byte for each neuron of a range: whether any token's score reaches the threshold."""
     p = params_of(node, Active)
     n, marks, threshold = ne(node, SRC0, 0), p.marks, p.threshold
@@ -98,7 +99,7 @@ def mark_active(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def list_active(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def list_active(node, chunk, n_chunks, scratch):
     """The list itself, from the marks, from one token's scores (SRC0), or of all that are placed.
 
     SRC1 has the placement: a bucket, or marks of neurons that are absent.
@@ -152,7 +153,7 @@ def active_rows(low: Lowering, node: Tensor) -> WorkRange | None:
         chunks = max(1, min(idx.nelements // GRAIN, idx.ne[0] // 64, 8 * low.n_threads))
         params = Active(0, marks.address, bucket=0, rows=0, threshold=threshold)
         low.launch(mark_active, node, params, chunks, src=(idx,), writes=marks)
-    out = low.take(4 * n_rows + 8 * (-(-n_rows // SEGMENT) + 1))
+    out = low.take(4 * n_rows + 8 * (ceil_div(n_rows, SEGMENT) + 1))
     at = marks.address if marks else 0
     params = Active(out.address, at, bucket=bucket, rows=n_rows, threshold=threshold)
     src, work = (b if idx is None else idx, placed), [marks] if marks else []

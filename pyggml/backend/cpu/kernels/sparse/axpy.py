@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .....jit import Kernel, inline, kernel
+from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import (
     DST,
@@ -100,7 +101,7 @@ class Axpy(NamedTuple):
 
 
 @inline
-def part_of(node, chunk):  # type: ignore[no-untyped-def]
+def part_of(node, chunk):
     """A chunk's segment or block of tokens, its stripe of columns, and of how many.
 
     Of the ``share`` chunks of each thread the first ``whole`` are segments that are not cut into
@@ -118,7 +119,7 @@ def part_of(node, chunk):  # type: ignore[no-untyped-def]
 
 
 @inline
-def set_ends(ends, size):  # type: ignore[no-untyped-def]
+def set_ends(ends, size):
     """What ``add_rows`` needs at ``ends``: the addresses of 8 rows' ends twice, then the ends."""
     for r in range(2 * TOGETHER):
         i64_ptr(ends)[r] = ends + 16 * TOGETHER + r % TOGETHER * size
@@ -126,7 +127,7 @@ def set_ends(ends, size):  # type: ignore[no-untyped-def]
 
 
 @inline
-def add_rows(facts, table, c, values, sums, full, left, ends):  # type: ignore[no-untyped-def]
+def add_rows(facts, table, c, values, sums, full, left, ends):
     """At most 8 rows times a token's values: ``full`` groups, and ``left`` bytes of another."""
     add, size = fact(facts, AXPY_ROWS), fact(facts, AXPY_BYTES)
     call_address(add, (table, c, values, sums, full))
@@ -141,7 +142,7 @@ def add_rows(facts, table, c, values, sums, full, left, ends):  # type: ignore[n
 
 
 @kernel
-def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def axpy(node, chunk, n_chunks, scratch):
     """One token, and weights of any format.
 
     Scratch: the ends of 8 rows and their addresses; the segment's addresses and values; 8 rows
@@ -203,7 +204,7 @@ def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def axpy_sums(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def axpy_sums(node, chunk, n_chunks, scratch):
     """The sums of the segments of a few tokens, added in order."""
     p = params_of(node, Axpy)
     facts = p.facts
@@ -229,7 +230,7 @@ def axpy_sums(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _taken(node, unit, t):  # type: ignore[no-untyped-def]
+def _taken(node, unit, t):
     """Where the values are that a block of tokens, the first of which is ``t``, takes of 64 rows.
 
     float32, token by token, of each as many as its mask says.
@@ -239,7 +240,7 @@ def _taken(node, unit, t):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _aim(node, table, start, weights):  # type: ignore[no-untyped-def]
+def _aim(node, table, start, weights):
     """The addresses of 64 listed rows, of the last one again and again behind the end."""
     listed, n_rows, addresses = params_of(node, Axpy).listed, ne(node, SRC0, 1), i64_ptr(table)
     rows, last = list_rows(listed, n_rows), list_place(listed, n_rows, segments(n_rows)) - 1
@@ -250,7 +251,7 @@ def _aim(node, table, start, weights):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _add_token(facts, mask, table, coming, asked, some, values, sums, full, left, ends):  # type: ignore[no-untyped-def]
+def _add_token(facts, mask, table, coming, asked, some, values, sums, full, left, ends):
     """The rows of a mask times a token's values; meanwhile as many that come next are asked for.
 
     ``some`` has room for 8 addresses twice. Returns the number of rows asked for, and the place
@@ -274,7 +275,7 @@ def _add_token(facts, mask, table, coming, asked, some, values, sums, full, left
 
 
 @kernel
-def axpy_masks(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def axpy_masks(node, chunk, n_chunks, scratch):
     """For each 64 listed rows and each token: which rows it takes, as bits, and their values."""
     p = params_of(node, Axpy)
     n, n_rows, listed = ne(node, DST, 1), ne(node, SRC0, 1), p.listed
@@ -317,7 +318,7 @@ def panel_scratch(kind: int, groups: int, tokens: int) -> int:
 
 
 @kernel
-def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def axpy_many(node, chunk, n_chunks, scratch):
     """Weights of any format.
 
     Scratch: the end of a row; a row in a format that has a decoder, as float32; addresses of 64
@@ -459,24 +460,24 @@ def launch_axpy(
     """
     w, b, _, placed = node.src
     assert w is not None and b is not None
-    n, n_segments = node.ne[1], max(1, -(-w.ne[1] // SEGMENT))
-    kind, groups = tile_kind(w.type, TYPES), -(-w.ne[0] // group_columns())
+    n, n_segments = node.ne[1], max(1, ceil_div(w.ne[1], SEGMENT))
+    kind, groups = tile_kind(w.type, TYPES), ceil_div(w.ne[0], group_columns())
     listed = active_rows(low, node)
     functions = [AXPY_ROWS] if n == 1 else [AXPY_UNPACK]
     if 1 < n <= _FEW and not is_decoded(w.type, TYPES):
         functions.insert(0, AXPY_ROWS)  # of rows that few tokens need
-    tokens = -(-n // -(-n // _TOKENS))  # of a block
+    tokens = ceil_div(n, ceil_div(n, _TOKENS))  # of a block
     if n <= _FEW:
-        stripes = min(groups, -(-2 * low.n_threads // n_segments))
+        stripes = min(groups, ceil_div(2 * low.n_threads, n_segments))
     else:
         fit = max(1, _SUM_BYTES // (tokens * 4 * group_columns()))
-        stripes = max(-(-groups // fit), min(groups, 4 * low.n_threads))
-    chunks, whole, share, stripe = stripes * n_segments, 0, 0, -(-groups // stripes)
+        stripes = max(ceil_div(groups, fit), min(groups, 4 * low.n_threads))
+    chunks, whole, share, stripe = stripes * n_segments, 0, 0, ceil_div(groups, stripes)
     if n <= _FEW and stripes == 1 and groups >= low.n_threads:
         stripes = low.n_threads  # of the last segments, so that all threads end alike
         whole, cut = divmod(n_segments, stripes)
         share = whole + cut
-        chunks, stripe = stripes * share, groups if whole else -(-groups // stripes)
+        chunks, stripe = stripes * share, groups if whole else ceil_div(groups, stripes)
     masks = sums = None
     if n > 1:
         masks = low.take((8 + 4 * PANEL_ROWS) * n_segments * SEGMENT_PANELS * n)
@@ -489,7 +490,7 @@ def launch_axpy(
         masks=masks.address if masks else 0,
         sums=sums.address if sums else 0,
         stripes=stripes,
-        token_blocks=-(-n // _TOKENS),
+        token_blocks=ceil_div(n, _TOKENS),
         threshold=node.op_params["threshold"],
         facts=weight_facts(w, *functions),
         whole=whole,

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .....jit import Kernel, inline, kernel
+from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import (
     DST,
@@ -104,7 +105,7 @@ class Form(NamedTuple):
 
 
 @kernel
-def zero_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def zero_f32(node, chunk, n_chunks, scratch):
     """Zeros: rows of the result, front to back."""
     total = nrows(node, DST)
     for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
@@ -112,7 +113,7 @@ def zero_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stride):  # type: ignore[no-untyped-def]
+def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stride):
     """The addresses of chosen rows, the last one again up to a multiple of 16, and of later rows.
 
     Memory is asked for the first ones here, for the others by ``times_rows``.
@@ -138,7 +139,7 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
     what, squared = form.kind, int(form.squared)
     act, up_act = IDS.get(form.act, -1), IDS.get(form.up_act, -1)
 
-    def mul_mat_sparse(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def mul_mat_sparse(node, chunk, n_chunks, scratch):
         n, k, n_rows = ne(node, SRC1, 1), ne(node, SRC0, 0), ne(node, SRC0, 1)
         p = params_of(node, MulMatSparse)
         facts = p.facts
@@ -265,12 +266,8 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                     t += tokens
             first += m
 
-    made = kernel(mul_mat_sparse)
-    made.name = "mul_mat_sparse"
-    if what != PLAIN:
-        parts = ("up", "gate_rows", "gate")[what - 1], form.act, form.up_act
-        made.name += "_" + "_".join(p for p in parts if p) + "_sqr" * squared
-    return made
+    parts = ("", "up", "gate_rows", "gate")[what], form.act, form.up_act, "sqr" * squared
+    return kernel(mul_mat_sparse, "_".join(["mul_mat_sparse", *filter(None, parts)]))
 
 
 def supports_sparse(node: Tensor) -> bool:
@@ -289,7 +286,7 @@ def launch_rows(
     act = [low.quantized(x, w.type.block_size, add_quantize)] if w.type in QUANTIZED else []
     listed = active_rows(low, node)
     assert listed is not None
-    n, groups = x.ne[1], max(1, -(-w.ne[1] // ROWS))
+    n, groups = x.ne[1], max(1, ceil_div(w.ne[1], ROWS))
     functions = (ROW_TILES,) if n == 1 else (ROW_TILES, PACK, *tiles_for(n))
     params = MulMatSparse(
         activations=act[0].address if act else 0,

@@ -6,17 +6,15 @@ bits, 64 columns at a time. Access: rows of bits front to back, once for up to 6
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-from numba import types
-from numba.extending import intrinsic
+from typing import NamedTuple
 
 from .....jit import kernel
+from .....rounding import ceil_div
 from .....tensor import Tensor
 from ...abi import DST, SRC0, SRC1, data, f32_ptr, first_row, i32_ptr, i64_ptr, nb, ne, params_of
 from ...lowering import Lowering, lowers
+from ...simd.axpy import count_bits
 from ...simd.element import I32, take
-from ...simd.vector import call, i64
 
 _CHUNK_WORDS = 1 << 14  # of bits, times tokens
 
@@ -27,16 +25,8 @@ class Signs(NamedTuple):
     signs: int  # address of the bits of the activations
 
 
-@intrinsic
-def _count_bits(typingctx: Any, x: Any) -> Any:
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return call(b, "llvm.ctpop.i64", i64, args[0])
-
-    return types.int64(types.int64), codegen
-
-
 @kernel
-def pack_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def pack_signs(node, chunk, n_chunks, scratch):
     """The sign bits of a range of tokens, padded with zeros to words of 64."""
     n, words = ne(node, SRC1, 0), (ne(node, SRC1, 0) + 63) // 64
     tokens = ne(node, SRC1, 1)
@@ -50,7 +40,7 @@ def pack_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def mul_mat_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def mul_mat_signs(node, chunk, n_chunks, scratch):
     """A range of rows, for all tokens."""
     n, m, tokens = ne(node, SRC1, 0), ne(node, DST, 0), ne(node, DST, 1)
     words, whole = (n + 63) // 64, ne(node, SRC0, 0) // 2  # whole: words of 64 that a row has
@@ -61,10 +51,10 @@ def mul_mat_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-de
         for t in range(tokens):
             differ = 0
             for w in range(whole):
-                differ += _count_bits(bits[w] ^ signs[t * words + w])
+                differ += count_bits(bits[w] ^ signs[t * words + w])
             if whole < words:  # 32 bits are left
                 rest = (last[2 * whole] ^ signs[t * words + whole]) & 0xFFFFFFFF
-                differ += _count_bits(rest)
+                differ += count_bits(rest)
             f32_ptr(data(node, DST) + t * nb(node, DST, 1))[r] = n - 2 * differ
 
 
@@ -72,7 +62,7 @@ def mul_mat_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-de
 def _lower_mul_mat_signs(low: Lowering, node: Tensor) -> None:
     rows, x = node.src
     assert rows is not None and x is not None
-    words = -(-x.ne[0] // 64)
+    words = ceil_div(x.ne[0], 64)
     key = ("signs", x)
     signs = low.known(key, x)
     if signs is None:
