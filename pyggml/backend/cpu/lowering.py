@@ -146,7 +146,7 @@ def byte_range(tensor: Tensor) -> Range:
     return tensor.data, tensor.data + tensor.nbytes
 
 
-def meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
+def any_overlap(some: Sequence[Range], others: Sequence[Range]) -> bool:
     """Whether any two of them overlap."""
     for start, end in some:
         for first, last in others:
@@ -308,7 +308,7 @@ class Lowering:
 
     def _written(self, x: Tensor, since: int) -> bool:
         """Whether a launch after ``since`` writes bytes of ``x``."""
-        return any(meet([byte_range(x)], la.writes) for la in self.launches[since + 1 :])
+        return any(any_overlap([byte_range(x)], la.writes) for la in self.launches[since + 1 :])
 
     def run(self) -> None:
         """Lower every node. Raises: UnsupportedOp."""

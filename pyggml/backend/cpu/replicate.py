@@ -21,7 +21,7 @@ from ...cgraph import CGraph
 from ...rounding import round_up
 from ...tensor import Tensor
 from .abi import DST, SRC0, TENSOR_WORDS, integer_places, record
-from .lowering import Launch, Range, byte_range, meet
+from .lowering import Launch, Range, any_overlap, byte_range
 
 _ALIGN = 64
 
@@ -87,7 +87,7 @@ def replicate_small(
         made = replace(launch, chunks=n_threads)
         for reader, ranges in readers.items():
             uses[reader] = ReplicaUse(made, ranges)
-            reader.reads = [r for r in reader.reads if not meet([r], ranges)] + launch.reads
+            reader.reads = [r for r in reader.reads if not any_overlap([r], ranges)] + launch.reads
         taken.add(launch)
     return [launch for launch in launches if launch not in taken], uses
 
@@ -108,15 +108,15 @@ def _readers(launches: list[Launch], i: int) -> dict[Launch, list[Range]]:
     alive = launch.writes
     overwritten = False  # whether a launch up to here writes what it reads
     for later in launches[i + 1 :]:
-        overwritten = overwritten or meet(launch.reads, later.writes)
-        if meet(later.reads, alive):
+        overwritten = overwritten or any_overlap(launch.reads, later.writes)
+        if any_overlap(later.reads, alive):
             if overwritten or not _may_move(later, alive):
                 return {}
-            readers[later] = [r for r in alive if meet(later.reads, [r])]
+            readers[later] = [r for r in alive if any_overlap(later.reads, [r])]
         if node is not None and (later.node is node or later.node.view_src is node):
             return {}
-        if meet(alive, later.writes):  # their memory is used again
-            alive = [r for r in alive if not meet([r], later.writes)]
+        if any_overlap(alive, later.writes):  # their memory is used again
+            alive = [r for r in alive if not any_overlap([r], later.writes)]
             if not alive:
                 break
     return readers
@@ -128,7 +128,7 @@ def _may_move(reader: Launch, ranges: list[Range]) -> bool:
     return all(
         any(a <= start and end <= b for a, b in ranges)
         for start, end in sources
-        if meet([(start, end)], ranges)
+        if any_overlap([(start, end)], ranges)
     )
 
 

@@ -20,7 +20,7 @@ from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, nb, ne, params_of
 from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, lowers
-from ..simd.attend import TILE_ROWS, fetch_rows, weighed_columns
+from ..simd.attend import TILE_ROWS, prefetch_cells, pv_columns
 from ..simd.kv_row import KINDS
 from ..tuning import tuning
 from .attention_chunk import (
@@ -30,15 +30,15 @@ from .attention_chunk import (
     PACKED,
     S_STRIDE,
     VALUE_BYTES,
-    cache_facts,
+    cache_traits,
     find_cells,
     lines_of,
     pack,
-    score_direct,
-    score_packed,
-    stretched,
-    weigh_direct,
-    weigh_packed,
+    packed_column,
+    pv_direct,
+    pv_packed,
+    qk_direct,
+    qk_packed,
 )
 from .attention_row import (
     CHUNK,
@@ -71,7 +71,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
     Scratch: cells, scores and sums of a tile's rows, then queries, states and packed chunk.
     """
     p = params_of(node, Attention)
-    facts = p.facts
+    traits = p.traits
     n_tokens, n_kv_head = ne(node, SRC0, 1), ne(node, SRC1, 2)
     n_rep = ne(node, SRC0, 2) // n_kv_head
     hd, hdv = ne(node, SRC0, 0), ne(node, SRC2, 0)
@@ -123,7 +123,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
                 y = f32_ptr(queries + r * 4 * hd8)
                 for d in range(hd8):
                     value = f32_ptr(x)[d] if d < hd else np.float32(0)
-                    y[d if direct else stretched(d, hd8)] = value
+                    y[d if direct else packed_column(d, hd8)] = value
             if not direct:  # the last tile is whole
                 y = f32_ptr(queries + n_rows * 4 * hd8)
                 for d in range((TILE_ROWS - 1) * hd8):
@@ -134,10 +134,10 @@ def flash_attn(node, chunk, n_chunks, scratch):
         for c in range(first_chunk, end_chunk):
             first = c * CHUNK
             n_keys = min(CHUNK, hi - first)
-            next_cells, keys_after, n_fetched = later, k, 0
+            next_cells, keys_after, n_prefetched = later, k, 0
             if c + 1 < end_chunk:
                 find_cells(node, sequence, first + CHUNK, hi, later)
-                n_fetched = min(CHUNK, hi - first - CHUNK)
+                n_prefetched = min(CHUNK, hi - first - CHUNK)
             elif after < stop:
                 begin = list_begin(node, after) // CHUNK * CHUNK
                 end = max(list_end(node, after), begin + 1)
@@ -145,8 +145,8 @@ def flash_attn(node, chunk, n_chunks, scratch):
             else:
                 next_cells, keys_after = cells, next_k
             if not direct:
-                pack(facts, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
-            lines_k, lines_v = lines_of(facts, KEY_BYTES, hd), lines_of(facts, VALUE_BYTES, hdv)
+                pack(traits, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
+            lines_k, lines_v = lines_of(traits, KEY_BYTES, hd), lines_of(traits, VALUE_BYTES, hdv)
             step = DIRECT_TILE if direct else TILE_ROWS
             for r in range(0, n_rows, step):
                 rows = min(step, n_rows - r)
@@ -157,13 +157,13 @@ def flash_attn(node, chunk, n_chunks, scratch):
                 n64 = (n + 63) // 64 * 64
                 if n > 0 and direct:
                     lines = lines_v if r == 0 else 0
-                    score_direct(facts, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
+                    qk_direct(traits, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
                 elif n > 0:
-                    j = n_fetched * r // n_rows  # a share of the next chunk
-                    share = n_fetched * min(r + step, n_rows) // n_rows - j
-                    fetch_rows(k, nb_k, later + 8 * j, share, lines_k)
-                    fetch_rows(v, nb_v, later + 8 * j, share, lines_v)
-                    score_packed(facts, query, hd8, keys, n, scores)
+                    j = n_prefetched * r // n_rows  # a share of the next chunk
+                    share = n_prefetched * min(r + step, n_rows) // n_rows - j
+                    prefetch_cells(k, nb_k, later + 8 * j, share, lines_k)
+                    prefetch_cells(v, nb_v, later + 8 * j, share, lines_v)
+                    qk_packed(traits, query, hd8, keys, n, scores)
                 for i in range(rows if n > 0 else 0):
                     token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
                     s = scores + i * S_STRIDE
@@ -172,12 +172,12 @@ def flash_attn(node, chunk, n_chunks, scratch):
                     bias(node, s, token, head, sequence, stream, first, n)
                     tops[i], tops[TILE_ROWS + i] = softmax(s, begin, max(begin, end), n64)
                 if n > 0 and direct:
-                    weigh_direct(
-                        facts, rows, scores, v, nb_v, cells, n, hdv, sums, padded,
+                    pv_direct(
+                        traits, rows, scores, v, nb_v, cells, n, hdv, sums, padded,
                         next_cells, keys_after, nb_k,
                     )  # fmt: skip
                 elif n > 0:
-                    weigh_packed(facts, scores, values, n, sums, padded)
+                    pv_packed(traits, scores, values, n, sums, padded)
                 for i in range(rows):
                     token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
                     state, found = states + (r + i) * state_bytes, sums + i * 4 * padded
@@ -261,7 +261,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     parts = low.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()
-    facts = cache_facts(int(k.type), int(v.type), weighed_columns(hdv), *tails, tuning())
+    traits = cache_traits(int(k.type), int(v.type), pv_columns(hdv), *tails, tuning())
     params = Attention(
         scale=node.op_params["scale"],
         bias_0=2.0 ** (-max_bias / n2) if max_bias else 0.0,
@@ -275,7 +275,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         f16_mask=mask is not None and mask.type is GGMLType.F16,
         direct_rows=direct_rows,
         bias_scale=node.op_params["bias_scale"],
-        facts=facts.address(*DIRECT, *packed),
+        traits=traits.address(*DIRECT, *packed),
     )
     scratch = 2 * CELLS_BYTES + 4 * (
         TILE_ROWS * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 32

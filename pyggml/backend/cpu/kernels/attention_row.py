@@ -53,7 +53,7 @@ class Attention(NamedTuple):
     f16_mask: int
     direct_rows: int  # up to so many query rows read keys where they lie
     bias_scale: float
-    facts: int
+    traits: int
 
 
 @inline

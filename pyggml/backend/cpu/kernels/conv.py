@@ -32,7 +32,7 @@ from ..abi import (
     row_address,
 )
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 
 _ZERO = np.float32(0)
 
@@ -90,9 +90,9 @@ def im2col_kernel(source: int, kind: int) -> Kernel:
                     for kx in range(kw):
                         x = x0 + kx * p.d0
                         if inside and 0 <= x < w:
-                            put(kind, out, i, take(source, row, x))
+                            store_elem(kind, out, i, load_elem(source, row, x))
                         else:
-                            put(kind, out, i, _ZERO)
+                            store_elem(kind, out, i, _ZERO)
                         i += 1
 
     return kernel(im2col, f"im2col_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}")
@@ -114,19 +114,19 @@ def _lower_im2col(low: Lowering, node: Tensor) -> None:
 def add_row(kind, weights, nb_w, x, nb_x, y, n_x, n_y, kw, s, p, d):
     """Add to ``n_y`` results at ``y`` the row ``x`` seen by one row of a kernel."""
     for kx in range(kw):
-        w, shift = take(kind, weights + kx * nb_w, 0), kx * d - p
+        w, shift = load_elem(kind, weights + kx * nb_w, 0), kx * d - p
         first = 0 if shift >= 0 else (s - 1 - shift) // s
         end = min(n_y, (n_x - 1 - shift) // s + 1)
         out = f32_ptr(y)
         if nb_x != 4:
             for i in range(first, end):
-                put(F32, y, i, out[i] + w * load_f32(x + (i * s + shift) * nb_x))
+                store_elem(F32, y, i, out[i] + w * load_f32(x + (i * s + shift) * nb_x))
         elif s == 1:
             for i in range(first, end):
-                put(F32, y, i, out[i] + w * take(F32, x, i + shift))
+                store_elem(F32, y, i, out[i] + w * load_elem(F32, x, i + shift))
         else:
             for i in range(first, end):
-                put(F32, y, i, out[i] + w * take(F32, x, i * s + shift))
+                store_elem(F32, y, i, out[i] + w * load_elem(F32, x, i * s + shift))
 
 
 @cache
@@ -144,7 +144,7 @@ def conv_2d_kernel(kind: int, depthwise: bool) -> Kernel:
             y0 = (r - rest * oh) * p.s1 - p.p1
             out = row_address(node, DST, r)
             for i in range(ow):
-                put(F32, out, i, _ZERO)
+                store_elem(F32, out, i, _ZERO)
             for ic in range(ne(node, SRC0, 2)):
                 weights = data(node, SRC0) + ic * nb(node, SRC0, 2) + c * nb(node, SRC0, 3)
                 plane = data(node, SRC1) + n * nb(node, SRC1, 3)
@@ -197,7 +197,7 @@ def conv_transpose_kernel(kind: int, axes: int) -> Kernel:
             out = row_address(node, DST, r)
             sums = f32_ptr(out)
             for i in range(ne(node, DST, 0)):
-                put(F32, out, i, _ZERO)
+                store_elem(F32, out, i, _ZERO)
             for ic in range(channels):
                 weights = data(node, SRC0) + c * nb(node, SRC0, axes)
                 weights += ic * nb(node, SRC0, axes + 1)
@@ -209,10 +209,10 @@ def conv_transpose_kernel(kind: int, axes: int) -> Kernel:
                     x = plane + y * nb(node, SRC1, 1) if axes == 2 else plane
                     row = weights + ky * nb(node, SRC0, 1) if axes == 2 else weights
                     for kx in range(kw):
-                        weight = take(kind, row, kx)
+                        weight = load_elem(kind, row, kx)
                         for i in range(w):
                             j = i * s + kx
-                            put(F32, out, j, sums[j] + weight * take(F32, x, i))
+                            store_elem(F32, out, j, sums[j] + weight * load_elem(F32, x, i))
 
     return kernel(conv_transpose, f"conv_transpose_{axes}d_{GGMLType(kind).name.lower()}")
 

@@ -18,7 +18,7 @@ from ..abi import DST, SRC0, data, f32_ptr, first_row, nb, ne, params_of, row_ad
 from ..codec import DECODED, ENCODED
 from ..codec.rows import decode_columns, encode_row, row_decoder, row_encoder
 from ..lowering import GRAIN, Lowering, lowers
-from ..simd.element import F32, I8, I16, I32, I64, put, take
+from ..simd.element import F32, I8, I16, I32, I64, load_elem, store_elem
 
 _RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies of one type move bits
 
@@ -60,10 +60,10 @@ def copy_kernel(source: int, kind: int) -> Kernel:
             n = min(end - e, left_x, left_y)
             if dx == size_x and dy == size_y:
                 for i in range(n):
-                    put(kind, y, i, take(source, x, i))
+                    store_elem(kind, y, i, load_elem(source, x, i))
             else:
                 for i in range(n):
-                    put(kind, y + i * dy, 0, take(source, x + i * dx, 0))
+                    store_elem(kind, y + i * dy, 0, load_elem(source, x + i * dx, 0))
             e += n
 
     return kernel(copy, f"copy_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}")
@@ -85,7 +85,7 @@ def encode_kernel(source: int) -> Kernel:
                 x, dx, left = _place(node, SRC0, b * block + done, size)
                 n = min(block - done, left)
                 for i in range(n):
-                    put(F32, scratch, done + i, take(source, x + i * dx, 0))
+                    store_elem(F32, scratch, done + i, load_elem(source, x + i * dx, 0))
                 done += n
             row = b // row_blocks
             y = row_address(node, DST, row) + (b - row * row_blocks) * block_bytes
@@ -113,7 +113,7 @@ def decode_kernel(kind: int) -> Kernel:
                 y, dy, left = _place(node, DST, b * block + done, size)
                 n = min(block - done, left)
                 for i in range(n):
-                    put(kind, y + i * dy, 0, f32_ptr(scratch)[done + i])
+                    store_elem(kind, y + i * dy, 0, f32_ptr(scratch)[done + i])
                 done += n
 
     return kernel(decode, f"copy_blocks_{GGMLType(kind).name.lower()}")

@@ -32,18 +32,18 @@ from ..abi import (
     set_error,
 )
 from ..buffer import is_repacked
-from ..facts import fact
 from ..layout import QUANTIZED, ROWS, activation_bytes, group_bytes
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, copy_run, put, take
-from ..simd.row_tile import TABLE_BYTES, aim
+from ..simd.element import F32, copy_run, load_elem, store_elem
+from ..simd.row_tile import TABLE_BYTES, set_row_pointers
+from ..type_traits import trait
 from ..work import WorkRange
 from .matmul import supports_mul_mat
 from .quantize import add_quantize
 from .weights import (
     BLOCK_BYTES,
     COLUMNS,
-    MOST_TOKENS,
+    MAX_TOKENS,
     PACK,
     RESULTS_BYTES,
     TILE_1,
@@ -58,7 +58,7 @@ from .weights import (
     room_for_tiles,
     tile,
     use_tiles,
-    weight_facts,
+    weight_traits,
 )
 
 _GATHER = 16  # rows that are gathered at a time
@@ -78,7 +78,7 @@ class MulMatId(NamedTuple):
     lists: int  # address of the uses by expert, 0: a chunk is one use
     activations: int  # address of the quantized ones, 0: SRC1 is read
     row_bytes: int  # of a token's activations
-    facts: int
+    traits: int
     plain: int  # whether the weights have ggml's layout
     panel: int  # where in scratch the matrix unit's panel begins; 0: the unit is not used
 
@@ -123,11 +123,11 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
     Scratch: a tile, the gathered uses' numbers and rows, a packed group with its table.
     """
     p = params_of(node, MulMatId)
-    facts, plain, acts = p.facts, p.plain, p.activations
+    traits, plain, acts = p.traits, p.plain, p.activations
     row_chunks, row_bytes = p.row_chunks, p.row_bytes
     m, k, n_b, n_used = ne(node, DST, 0), ne(node, SRC0, 0), ne(node, SRC1, 1), ne(node, DST, 1)
-    groups, blocks = (m + ROWS - 1) // ROWS, k // fact(facts, COLUMNS)
-    group, lists = blocks * fact(facts, BLOCK_BYTES), p.lists
+    groups, blocks = (m + ROWS - 1) // ROWS, k // trait(traits, COLUMNS)
+    group, lists = blocks * trait(traits, BLOCK_BYTES), p.lists
     unit = chunk // row_chunks
     g0 = first_row(groups, chunk % row_chunks, row_chunks)
     g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
@@ -139,14 +139,14 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
             return
     else:
         first, end, expert = i64_ptr(lists)[unit], i64_ptr(lists)[unit + 1], unit
-    gather = _GATHER if p.panel == 0 else MOST_TOKENS
+    gather = _GATHER if p.panel == 0 else MAX_TOKENS
     listed = i64_ptr(scratch + RESULTS_BYTES)
     gathered = scratch + RESULTS_BYTES + 8 * gather
     packed = gathered + gather * row_bytes
     panel = scratch + p.panel
     tiled = p.panel != 0 and end - first >= TILE_TOKENS
     if tiled:
-        use_tiles(facts, 1)
+        use_tiles(traits, 1)
     if plain != 0:
         weights = data(node, SRC0) + expert * nb(node, SRC0, 2)
     else:
@@ -170,9 +170,9 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
             rows = min(ROWS, m - row)
             if plain != 0:
                 w = packed + TABLE_BYTES
-                aim(packed, weights, nb(node, SRC0, 1), row, m)
-                decode_rows(facts, packed, rows, k, w + group)
-                pack(facts, packed, k, w)
+                set_row_pointers(packed, weights, nb(node, SRC0, 1), row, m)
+                decode_rows(traits, packed, rows, k, w + group)
+                pack(traits, packed, k, w)
             else:
                 w = weights + g * group
             t = 0
@@ -182,16 +182,16 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
                 if t < t_tiles:
                     tokens = t_tiles - t
                     n_tiles = tokens // TILE_TOKENS
-                    multiply_tiles(facts, w, x, row_bytes, scratch, blocks, n_tiles, panel)
+                    multiply_tiles(traits, w, x, row_bytes, scratch, blocks, n_tiles, panel)
                 else:
-                    ahead = prefetch_ahead(facts, t, n - t, blocks)
-                    tile(facts, which, w, x, row_bytes, scratch, blocks, ahead)
+                    ahead = prefetch_ahead(traits, t, n - t, blocks)
+                    tile(traits, which, w, x, row_bytes, scratch, blocks, ahead)
                 for i in range(tokens):
                     y = data(node, DST) + listed[t + i] * nb(node, DST, 1) + 4 * row
                     copy_run(scratch + 4 * ROWS * i, y, rows)
                 t += tokens
     if tiled:
-        use_tiles(facts, 0)
+        use_tiles(traits, 0)
 
 
 def _listed(low: Lowering, node: Tensor) -> WorkRange:
@@ -217,7 +217,7 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     row_chunks = max(1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * low.n_threads)))
     functions = (PACK, TILE_4, TILE_1) if plain else (TILE_4, TILE_1)
     n = node.nrows // w.ne[2]  # tokens of an expert, about
-    gather = MOST_TOKENS if room_for_tiles(w, n, 0)[0] else _GATHER
+    gather = MAX_TOKENS if room_for_tiles(w, n, 0)[0] else _GATHER
     scratch = RESULTS_BYTES + (8 + row_bytes) * gather + (packed if plain else 0)
     more, panel, scratch = room_for_tiles(w, n, scratch)
     params = MulMatId(
@@ -225,7 +225,7 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
         lists=lists[0].address if lists else 0,
         activations=act[0].address if act else 0,
         row_bytes=row_bytes,
-        facts=weight_facts(w, *functions, *more),
+        traits=weight_traits(w, *functions, *more),
         plain=plain,
         panel=panel,
     )
@@ -254,7 +254,7 @@ def add_id_f32(node, chunk, n_chunks, scratch):
         x, y = row_address(node, SRC0, r), row_address(node, DST, r)
         z = data(node, SRC1) + expert * nb(node, SRC1, 1)
         for i in range(n):
-            put(F32, y, i, take(F32, x, i) + take(F32, z, i))
+            store_elem(F32, y, i, load_elem(F32, x, i) + load_elem(F32, z, i))
 
 
 @lowers("ADD_ID")

@@ -17,7 +17,7 @@ from ....ops.timestep import frequency_ratio
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
 from ..lowering import GRAIN, Lowering, all_f32, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 from ..simd.math import sincos_f32
 from .span import columns, split
 
@@ -43,7 +43,7 @@ def arange_f32(node, chunk, n_chunks, scratch):
     p = params_of(node, Arange)
     start, step = p.start, p.step
     for i in range(first_row(n, chunk, n_chunks), first_row(n, chunk + 1, n_chunks)):
-        put(F32, y, i, start + step * np.float32(i))
+        store_elem(F32, y, i, start + step * np.float32(i))
 
 
 @lowers("ARANGE")
@@ -65,7 +65,7 @@ def fill_kernel(fmt: int) -> Kernel:
             begin, end = columns(n, u - row * parts, parts)
             y = row_address(node, DST, row)
             for i in range(begin, end):
-                put(fmt, y, i, c)
+                store_elem(fmt, y, i, c)
 
     return kernel(fill, f"fill_{GGMLType(fmt).name.lower()}")
 
@@ -89,15 +89,15 @@ def timestep_embedding_f32(node, chunk, n_chunks, scratch):
     dim, n = ne(node, DST, 0), ne(node, DST, 1)
     half, ratio = dim // 2, params_of(node, Timestep).ratio
     for r in range(first_row(n, chunk, n_chunks), first_row(n, chunk + 1, n_chunks)):
-        t, y = np.float64(take(F32, data(node, SRC0), r)), row_address(node, DST, r)
+        t, y = np.float64(load_elem(F32, data(node, SRC0), r)), row_address(node, DST, r)
         frequency = 1.0
         for i in range(half):
             sin, cos = sincos_f32(np.float32(t * frequency))
-            put(F32, y, i, cos)
-            put(F32, y, half + i, sin)
+            store_elem(F32, y, i, cos)
+            store_elem(F32, y, half + i, sin)
             frequency *= ratio
         if dim & 1:
-            put(F32, y, dim - 1, np.float32(0))
+            store_elem(F32, y, dim - 1, np.float32(0))
 
 
 @lowers("TIMESTEP_EMBEDDING")
@@ -129,11 +129,11 @@ def keep_f32(node, chunk, n_chunks, scratch):
         begin = max(0, min(n, j + p.begin))
         end = max(begin, min(n, j + p.end))
         for i in range(begin):
-            put(F32, y, i, value)
+            store_elem(F32, y, i, value)
         for i in range(begin, end):
-            put(F32, y, i, take(F32, x, i))
+            store_elem(F32, y, i, load_elem(F32, x, i))
         for i in range(end, n):
-            put(F32, y, i, value)
+            store_elem(F32, y, i, value)
 
 
 @kernel
@@ -146,8 +146,8 @@ def diag_f32(node, chunk, n_chunks, scratch):
         x = data(node, SRC0) + (matrix - i3 * ne2) * nb(node, SRC0, 2) + i3 * nb(node, SRC0, 3)
         y = row_address(node, DST, row)
         for i in range(n):
-            put(F32, y, i, 0.0)
-        put(F32, y, i1, take(F32, x, i1))
+            store_elem(F32, y, i, 0.0)
+        store_elem(F32, y, i1, load_elem(F32, x, i1))
 
 
 _KEPT = {  # columns that row 0 of each triangle keeps

@@ -18,7 +18,7 @@ from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, data, first_row, ne, nrows, params_of, row_address
 from ..layout import Q8_BLOCK
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 from ..simd.math import exp_f32
 from .elementwise import IDS, function
 from .quantize import BLOCK, quantize_row
@@ -72,11 +72,15 @@ def glu_kernel(kind: int, fmt: int) -> Kernel:
                 gate, up = (second, first) if swapped else (first, second)
             if kind < 0:
                 for i in range(begin, end):
-                    v = _limited(take(fmt, gate, i), take(fmt, up, i), alpha, limit, shift)
-                    put(fmt, y, i, v)
+                    v = _limited(
+                        load_elem(fmt, gate, i), load_elem(fmt, up, i), alpha, limit, shift
+                    )
+                    store_elem(fmt, y, i, v)
             else:
                 for i in range(begin, end):
-                    put(fmt, y, i, function(kind, take(fmt, gate, i)) * take(fmt, up, i))
+                    store_elem(
+                        fmt, y, i, function(kind, load_elem(fmt, gate, i)) * load_elem(fmt, up, i)
+                    )
             if fmt == F32 and out != 0:
                 block = row * (n // BLOCK) + begin // BLOCK
                 quantize_row(y + 4 * begin, out + block * Q8_BLOCK, end - begin)

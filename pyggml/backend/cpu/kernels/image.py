@@ -16,7 +16,7 @@ from ....ops.image import CUBIC, scale_factors
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, load_f32, nb, ne, nrows, params_of, row_address
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, copy_run, put, zero_run
+from ..simd.element import F32, copy_run, store_elem, zero_run
 from ..simd.math import abs_f32
 
 _ZERO, _ONE, _CUBIC = np.float32(0), np.float32(1), np.float32(CUBIC)
@@ -62,7 +62,7 @@ def upscale_nearest(node, chunk, n_chunks, scratch):
         y = row_address(node, DST, r)
         for i in range(ne(node, DST, 0)):
             at = nearest(i, p.f0, ne(node, SRC0, 0))
-            put(F32, y, i, load_f32(x + at * nb(node, SRC0, 0)))
+            store_elem(F32, y, i, load_f32(x + at * nb(node, SRC0, 0)))
 
 
 @kernel
@@ -85,7 +85,7 @@ def upscale_bilinear(node, chunk, n_chunks, scratch):
             a, b = load_f32(upper + x0 * nb0), load_f32(upper + x1 * nb0)
             c, d = load_f32(lower + x0 * nb0), load_f32(lower + x1 * nb0)
             v = a * (_ONE - dx) * (_ONE - dy) + b * dx * (_ONE - dy)
-            put(F32, y, i, v + c * (_ONE - dx) * dy + d * dx * dy)
+            store_elem(F32, y, i, v + c * (_ONE - dx) * dy + d * dx * dy)
 
 
 @inline_strict
@@ -146,7 +146,7 @@ def upscale_window_kernel(antialias: bool) -> Kernel:
                         across += wx
                     v += wy * part
                     weights += wy * across
-                put(F32, y, i, v / weights if antialias and weights > _ZERO else v)
+                store_elem(F32, y, i, v / weights if antialias and weights > _ZERO else v)
 
     return kernel(upscale, f"upscale_{'antialias' if antialias else 'bicubic'}")
 

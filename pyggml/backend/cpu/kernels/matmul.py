@@ -22,12 +22,12 @@ from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, SRC3, data, f32_ptr, first_row, nb, ne, params_of
 from ..buffer import is_repacked
-from ..facts import fact
 from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, group_bytes
 from ..lowering import Lowering, fuses, lowers
-from ..simd.element import F32, put, take
-from ..simd.row_tile import TABLE_BYTES, aim
+from ..simd.element import F32, load_elem, store_elem
+from ..simd.row_tile import TABLE_BYTES, set_row_pointers
 from ..tuning import tuning
+from ..type_traits import trait
 from .binary import ADD as SUM
 from .binary import combine
 from .elementwise import IDS, function
@@ -37,7 +37,7 @@ from .weights import (
     ACT_BYTES,
     BLOCK_BYTES,
     COLUMNS,
-    MOST_TOKENS,
+    MAX_TOKENS,
     PACK,
     RESULTS_BYTES,
     ROW_TILES,
@@ -58,7 +58,7 @@ from .weights import (
     tiles_for,
     times_rows,
     use_tiles,
-    weight_facts,
+    weight_traits,
 )
 
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
@@ -74,7 +74,7 @@ class MulMat(NamedTuple):
     activations: int  # address of the quantized or widened ones, 0: SRC1 is read
     add: int  # how many of SRC2 (a bias or residual) and SRC3 (a residual) are added
     quantize: int  # address of the quantized result of ``mul_mat_glu``, or 0
-    facts: int
+    traits: int
     plain: int  # whether the weights have ggml's layout
     panel: int  # where in scratch the matrix unit's panel begins; 0: the unit is not used
 
@@ -112,7 +112,7 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):
 def mul_mat(node, chunk, n_chunks, scratch):
     """Weights of any format, in the plain or the interleaved layout."""
     p = params_of(node, MulMat)
-    row_chunks, token_chunks, facts, plain = p.row_chunks, p.token_chunks, p.facts, p.plain
+    row_chunks, token_chunks, traits, plain = p.row_chunks, p.token_chunks, p.traits, p.plain
     m, n, k = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 0)
     place, t0, t1, batch, i2, i3, w2, w3 = chunk, 0, n, 0, 0, 0, 0, 0
     if n_chunks != row_chunks:  # else it does without divisions, each of which keeps memory idle
@@ -123,14 +123,14 @@ def mul_mat(node, chunk, n_chunks, scratch):
         w3 = i3 // (ne(node, DST, 3) // ne(node, SRC0, 3))
         t0 = first_token(n, rest % token_chunks, token_chunks, p.panel)
         t1 = first_token(n, rest % token_chunks + 1, token_chunks, p.panel)
-    groups, blocks = (m + ROWS - 1) // ROWS, k // fact(facts, COLUMNS)
-    group = blocks * fact(facts, BLOCK_BYTES)
+    groups, blocks = (m + ROWS - 1) // ROWS, k // trait(traits, COLUMNS)
+    group = blocks * trait(traits, BLOCK_BYTES)
     if plain != 0:
         weights = data(node, SRC0) + w2 * nb(node, SRC0, 2) + w3 * nb(node, SRC0, 3)
     else:
         weights = data(node, SRC0) + (w3 * ne(node, SRC0, 2) + w2) * groups * group
     if p.activations != 0:
-        stride = blocks * fact(facts, ACT_BYTES)
+        stride = blocks * trait(traits, ACT_BYTES)
         x = p.activations + batch * n * stride
     else:
         stride = nb(node, SRC1, 1)
@@ -144,36 +144,36 @@ def mul_mat(node, chunk, n_chunks, scratch):
     panel, t_tiles = scratch + p.panel, t0
     if p.panel != 0 and t1 - t0 >= TILE_TOKENS:
         t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
-        use_tiles(facts, 1)
+        use_tiles(traits, 1)
     for g in range(g0, g1):
         row, w = g * ROWS, weights + g * group
         rows = min(ROWS, m - row)
         if plain != 0:
             w = packed
-            aim(table, weights, nb(node, SRC0, 1), row, m)
-            decode_rows(facts, table, rows, k, packed + group)
+            set_row_pointers(table, weights, nb(node, SRC0, 1), row, m)
+            decode_rows(traits, table, rows, k, packed + group)
             if t1 - t0 == 1:
-                times_rows(facts, table, rows, x + t0 * stride, scratch, k)
+                times_rows(traits, table, rows, x + t0 * stride, scratch, k)
                 emit_tile(node, scratch, t1 - t0, t0, row, rows, out, out_stride)
                 continue
-            pack(facts, table, k, packed)
+            pack(traits, table, k, packed)
         t = t0
         while t < t1:
             y = x + t * stride
             if t < t_tiles:
                 tokens = t_tiles - t
                 n_tiles = tokens // TILE_TOKENS
-                multiply_tiles(facts, w, y, stride, scratch, blocks, n_tiles, panel)
+                multiply_tiles(traits, w, y, stride, scratch, blocks, n_tiles, panel)
             else:
-                tokens, which = fact(facts, WIDE), TILE_WIDE
+                tokens, which = trait(traits, WIDE), TILE_WIDE
                 if t + tokens > t1:
                     tokens, which = (4, TILE_4) if t + 4 <= t1 else (1, TILE_1)
-                ahead = prefetch_ahead(facts, t - t0, t1 - t, blocks)
-                tile(facts, which, w, y, stride, scratch, blocks, ahead)
+                ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
+                tile(traits, which, w, y, stride, scratch, blocks, ahead)
             emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
             t += tokens
     if t_tiles > t0:
-        use_tiles(facts, 0)
+        use_tiles(traits, 0)
 
 
 @cache
@@ -185,10 +185,15 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
 
     def mul_mat_glu(node, chunk, n_chunks, scratch):
         p = params_of(node, MulMat)
-        row_chunks, token_chunks, facts, n = p.row_chunks, p.token_chunks, p.facts, ne(node, DST, 1)
-        units, blocks = ne(node, DST, 0) // 32, ne(node, SRC0, 0) // fact(facts, COLUMNS)
-        group = blocks * fact(facts, BLOCK_BYTES)
-        stride, out_stride = blocks * fact(facts, ACT_BYTES), nb(node, DST, 1)
+        row_chunks, token_chunks, traits, n = (
+            p.row_chunks,
+            p.token_chunks,
+            p.traits,
+            ne(node, DST, 1),
+        )
+        units, blocks = ne(node, DST, 0) // 32, ne(node, SRC0, 0) // trait(traits, COLUMNS)
+        group = blocks * trait(traits, BLOCK_BYTES)
+        stride, out_stride = blocks * trait(traits, ACT_BYTES), nb(node, DST, 1)
         acts, quantized = p.activations, p.quantize
         place, t0, t1 = chunk, 0, n
         if token_chunks != 1:
@@ -202,7 +207,7 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
         up = scratch + RESULTS_BYTES
         if p.panel != 0 and t1 - t0 >= TILE_TOKENS:
             t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
-            use_tiles(facts, 1)
+            use_tiles(traits, 1)
         for u in range(u0, u1):
             t = t0
             while t < t1:
@@ -210,21 +215,21 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
                 if t < t_tiles:
                     tokens = t_tiles - t
                 x, n_tiles = acts + t * stride, tokens // TILE_TOKENS
-                ahead = prefetch_ahead(facts, t - t0, t1 - t, blocks)
+                ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
                 for g in range(2 * u, 2 * u + 2):
                     gate_w, up_w = data(node, SRC0) + g * group, data(node, SRC2) + g * group
                     if t < t_tiles:
-                        multiply_tiles(facts, gate_w, x, stride, scratch, blocks, n_tiles, panel)
-                        multiply_tiles(facts, up_w, x, stride, up, blocks, n_tiles, panel)
+                        multiply_tiles(traits, gate_w, x, stride, scratch, blocks, n_tiles, panel)
+                        multiply_tiles(traits, up_w, x, stride, up, blocks, n_tiles, panel)
                     else:
-                        tile(facts, which, gate_w, x, stride, scratch, blocks, ahead)
-                        tile(facts, which, up_w, x, stride, up, blocks, ahead)
+                        tile(traits, which, gate_w, x, stride, scratch, blocks, ahead)
+                        tile(traits, which, up_w, x, stride, up, blocks, ahead)
                     for i in range(tokens):
                         a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
                         y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g
                         for r in range(rows):
-                            v = function(activation, take(F32, a, r)) * take(F32, b, r)
-                            put(F32, y, r, v)
+                            v = function(activation, load_elem(F32, a, r)) * load_elem(F32, b, r)
+                            store_elem(F32, y, r, v)
                 if quantized != 0:
                     for i in range(tokens):
                         y = data(node, DST) + (t + i) * out_stride + 128 * u
@@ -232,7 +237,7 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
                         quantize_row(y, row + u * Q8_BLOCK, 32)
                 t += tokens
         if t_tiles > t0:
-            use_tiles(facts, 0)
+            use_tiles(traits, 0)
 
     return named_kernel(mul_mat_glu, [*IDS][activation])
 
@@ -258,7 +263,7 @@ def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[in
         rounds = max(1, n_bytes // tuning().chunk_bytes // low.n_threads)
         wanted = rounds * low.n_threads
         return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
-    token_chunks = math.ceil(n / MOST_TOKENS)
+    token_chunks = math.ceil(n / MAX_TOKENS)
     macs = w.ne[0] * w.ne[1] * math.ceil(n / token_chunks)
     few = min(8 * low.n_threads, macs // _LEAST_MACS) if token_chunks * batch == 1 else 0
     return max(1, min(groups, max(few, macs // _CHUNK_MACS))), token_chunks
@@ -286,7 +291,7 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
         activations=act[0].address if act else 0,
         add=len(add),
         quantize=0,
-        facts=weight_facts(w, *functions, *more),
+        traits=weight_traits(w, *functions, *more),
         plain=plain,
         panel=panel,
     )
@@ -373,7 +378,7 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
         activations=act.address,
         add=0,
         quantize=0,
-        facts=weight_facts(gate_w, *tiles_for(glu.ne[1]), *more),
+        traits=weight_traits(gate_w, *tiles_for(glu.ne[1]), *more),
         plain=0,
         panel=panel,
     )

@@ -19,7 +19,7 @@ from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, first_row, ne, nrows, params_of, row_address
 from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, all_f32, fuses, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 from ..simd.total import squares_f32
 from .binary import ADD, MUL, combine
 from .quantize import BLOCK, quantize_row
@@ -56,10 +56,10 @@ def rms_norm_f32(node, chunk, n_chunks, scratch):
         if weighted:
             w = repeated_row(node, DST, SRC1, row)
             for i in range(n):
-                put(F32, y, i, take(F32, x, i) * s * take(F32, w, i))
+                store_elem(F32, y, i, load_elem(F32, x, i) * s * load_elem(F32, w, i))
         else:
             for i in range(n):
-                put(F32, y, i, take(F32, x, i) * s)
+                store_elem(F32, y, i, load_elem(F32, x, i) * s)
         if out != 0:
             quantize_row(y, out + row * (n // BLOCK) * Q8_BLOCK, n)
 
@@ -102,7 +102,7 @@ def centred_squares(x, n, mean):
     """The float64 sum of squared distances from ``mean``, in one order for each ``n``."""
     total = 0.0
     for i in range(n):
-        v = np.float64(take(F32, x, i)) - mean
+        v = np.float64(load_elem(F32, x, i)) - mean
         total += v * v
     return total
 
@@ -122,16 +122,16 @@ def norm_f32(node, chunk, n_chunks, scratch):
             if biased:
                 b = repeated_row(node, DST, SRC2, row)
                 for i in range(n):
-                    v = np.float32((np.float64(take(F32, x, i)) - mean) * s)
-                    v = combine(MUL, v, take(F32, w, i))
-                    put(F32, y, i, combine(ADD, v, take(F32, b, i)))
+                    v = np.float32((np.float64(load_elem(F32, x, i)) - mean) * s)
+                    v = combine(MUL, v, load_elem(F32, w, i))
+                    store_elem(F32, y, i, combine(ADD, v, load_elem(F32, b, i)))
             else:
                 for i in range(n):
-                    v = np.float32((np.float64(take(F32, x, i)) - mean) * s)
-                    put(F32, y, i, combine(MUL, v, take(F32, w, i)))
+                    v = np.float32((np.float64(load_elem(F32, x, i)) - mean) * s)
+                    store_elem(F32, y, i, combine(MUL, v, load_elem(F32, w, i)))
         else:
             for i in range(n):
-                put(F32, y, i, np.float32((np.float64(take(F32, x, i)) - mean) * s))
+                store_elem(F32, y, i, np.float32((np.float64(load_elem(F32, x, i)) - mean) * s))
         if out != 0:
             quantize_row(y, out + row * (n // BLOCK) * Q8_BLOCK, n)
 
@@ -145,7 +145,7 @@ def l2_norm_f32(node, chunk, n_chunks, scratch):
         length = math.sqrt(centred_squares(x, n, 0.0))
         s = 1 / (eps if length < eps else length)
         for i in range(n):
-            put(F32, y, i, np.float32(np.float64(take(F32, x, i)) * s))
+            store_elem(F32, y, i, np.float32(np.float64(load_elem(F32, x, i)) * s))
 
 
 @kernel
@@ -171,7 +171,7 @@ def group_norm_f32(node, chunk, n_chunks, scratch):
         for r in range(rows):
             x, y = row_address(node, SRC0, start + r), row_address(node, DST, start + r)
             for i in range(n):
-                put(F32, y, i, np.float32((np.float64(take(F32, x, i)) - mean) * s))
+                store_elem(F32, y, i, np.float32((np.float64(load_elem(F32, x, i)) - mean) * s))
 
 
 @lowers("NORM", all_f32)

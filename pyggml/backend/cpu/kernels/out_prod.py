@@ -30,7 +30,7 @@ from ..abi import (
 from ..codec import DECODED
 from ..codec.rows import decode_columns
 from ..lowering import Lowering, lowers
-from ..simd.element import F16, F32, put, take
+from ..simd.element import F16, F32, load_elem, store_elem
 from .weights import decoder_of, tile_kind
 
 
@@ -65,7 +65,7 @@ def out_prod_kernel(kind: int) -> Kernel:
                     decode_columns(params_of(node, OutProd).decoder, row, scratch, m, 0)
                     row = scratch
                 for i in range(m):
-                    put(F32, y, i, total_row[i] + w * take(kind, row, i))
+                    store_elem(F32, y, i, total_row[i] + w * load_elem(kind, row, i))
 
     return kernel(out_prod, f"out_prod_{GGMLType(kind).name.lower()}")
 

@@ -11,7 +11,7 @@ from ....jit import inline, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, copy_run, put, take, zero_run
+from ..simd.element import F32, copy_run, load_elem, store_elem, zero_run
 
 
 class Pad(NamedTuple):
@@ -93,10 +93,10 @@ def pad_reflect_1d_f32(node, chunk, n_chunks, scratch):
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
         for i in range(before):
-            put(F32, y, i, take(F32, x, before - i))
+            store_elem(F32, y, i, load_elem(F32, x, before - i))
         copy_run(x, y + 4 * before, n)
         for i in range(after):
-            put(F32, y, before + n + i, take(F32, x, n - 2 - i))
+            store_elem(F32, y, before + n + i, load_elem(F32, x, n - 2 - i))
 
 
 @lowers("PAD_REFLECT_1D")

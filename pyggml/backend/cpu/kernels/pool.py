@@ -16,7 +16,7 @@ from ....ops.pool import LOWEST
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 
 _LOWEST = np.float32(LOWEST)
 _ZERO = np.float32(0)
@@ -55,7 +55,7 @@ def pool_kernel(kind: int, largest: bool) -> Kernel:
                 for y in range(max(y0, 0), min(y0 + p.k1, h)):
                     row = plane + y * nb(node, SRC0, 1)
                     for x in range(x_first, x_end):
-                        e = take(kind, row, x)
+                        e = load_elem(kind, row, x)
                         if largest:
                             v = e if e > v else v
                         else:
@@ -64,7 +64,7 @@ def pool_kernel(kind: int, largest: bool) -> Kernel:
                 if not largest:
                     size = p.size if p.size != 0 else count
                     v = v / np.float32(size) if size > 0 else _ZERO
-                put(F32, out, ox, v)
+                store_elem(F32, out, ox, v)
 
     return kernel(pool, f"pool_{'max' if largest else 'avg'}_{GGMLType(kind).name.lower()}")
 

@@ -31,7 +31,7 @@ from ....tensor import Tensor
 from ..abi import SRC0, first_row, ne, nrows, params_of, row_address
 from ..layout import ACTIVATION_BYTES, Q8_BLOCK, Q8K_BLOCK
 from ..lowering import ALWAYS, Lowering
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 from ..simd.kquant_dot import CODES, STARTS, SUMS_16, SUMS_32
 from ..simd.loop import counted_loop
 from ..simd.product import CODES as CODES_32
@@ -142,7 +142,7 @@ def _quantize_256(typingctx: Any, x: Any, out: Any) -> Any:
 def _store_sums(b: Any, codes: Any, target: Any, i: Any) -> None:
     """The sums of 32 columns, the ``i``-th of a block of 256, in its head at ``target``."""
 
-    def put(value: Any, offset: int, index: Any) -> None:
+    def store_sum(value: Any, offset: int, index: Any) -> None:
         place = b.add(at(b, target, offset), b.shl(index, ir.Constant(i64, 1)))
         store(b, b.trunc(value, i16), place)
 
@@ -156,14 +156,14 @@ def _store_sums(b: Any, codes: Any, target: Any, i: Any) -> None:
         sums.append(call(b, "llvm.vector.reduce.add.v8i32", i32, pairs))
     for k, pair in enumerate(sums):
         start = b.mul(pair, ir.Constant(i32, -32))
-        put(start, STARTS, b.add(b.shl(i, const(2)), const(k)))
+        store_sum(start, STARTS, b.add(b.shl(i, const(2)), const(k)))
     halves = [b.add(sums[0], sums[1]), b.add(sums[2], sums[3])]
     low, middle = b.and_(i, const(1)), b.and_(b.lshr(i, const(1)), const(1))
     place = b.or_(b.shl(b.lshr(i, const(1)), const(2)), low)
-    put(halves[0], SUMS_16, place)
-    put(halves[1], SUMS_16, b.add(place, const(2)))
+    store_sum(halves[0], SUMS_16, place)
+    store_sum(halves[1], SUMS_16, b.add(place, const(2)))
     place = b.or_(b.or_(b.and_(i, const(4)), b.shl(low, const(1))), middle)
-    put(b.add(*halves), SUMS_32, place)
+    store_sum(b.add(*halves), SUMS_32, place)
 
 
 @inline_strict
@@ -209,7 +209,7 @@ def quantize_kernel(kind: int, columns: int) -> Kernel:
             else:
                 n = 1
                 for j in range(columns):
-                    put(F32, scratch, j, take(kind, x, columns * i + j))
+                    store_elem(F32, scratch, j, load_elem(kind, x, columns * i + j))
                 x = scratch
             if columns == BLOCK:
                 quantize_row(x, out + block_bytes * first, columns * n)
@@ -249,7 +249,7 @@ def widen_kernel(kind: int) -> Kernel:
         for row in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
             x, y = row_address(node, SRC0, row), params_of(node, Widen).out + 4 * n * row
             for i in range(n):
-                put(F32, y, i, take(kind, x, i))
+                store_elem(F32, y, i, load_elem(kind, x, i))
 
     return kernel(widen, f"widen_{GGMLType(kind).name.lower()}")
 

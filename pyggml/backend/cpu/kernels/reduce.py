@@ -32,7 +32,7 @@ from ..abi import (
     row_address,
 )
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, I32, put, take
+from ..simd.element import F32, I32, load_elem, store_elem
 from .span import columns
 
 _BLOCK = 512
@@ -73,7 +73,7 @@ def largest_key(x, first, end):
     """The largest ``order_key`` of elements ``first`` to ``end`` of a row."""
     top = LOWEST
     for i in range(first, end):
-        key = order_key(take(F32, x, i))
+        key = order_key(load_elem(F32, x, i))
         top = key if key > top else top
     return top
 
@@ -89,9 +89,9 @@ def argmax_f32(node, chunk, n_chunks, scratch):
             key = largest_key(x, block * _BLOCK, min(n, (block + 1) * _BLOCK))
             if key > top:
                 top, at = key, block * _BLOCK
-        while at < n and order_key(take(F32, x, at)) != top:
+        while at < n and order_key(load_elem(F32, x, at)) != top:
             at += 1
-        put(I32, y, row, np.int32(at))
+        store_elem(I32, y, row, np.int32(at))
 
 
 @lowers("ARGMAX")
@@ -117,7 +117,7 @@ def sum_pieces_kernel(fmt: int) -> Kernel:
             for row in range(first, min(rows, first + group)):
                 x = row_address(node, SRC0, row)
                 for i in range(begin, end):
-                    total += np.float64(take(fmt, x, i))
+                    total += np.float64(load_elem(fmt, x, i))
             out[k] = total
 
     return fast_kernel(sum_pieces, f"sum_pieces_{GGMLType(fmt).name.lower()}")
@@ -132,7 +132,7 @@ def sum_total_kernel(fmt: int) -> Kernel:
         sums = f64_ptr(p.results)
         for i in range(p.n):
             total += sums[i]
-        put(fmt, data(node, DST), 0, np.float32(total))
+        store_elem(fmt, data(node, DST), 0, np.float32(total))
 
     return kernel(sum_total, f"sum_total_{GGMLType(fmt).name.lower()}")
 
@@ -152,7 +152,7 @@ def count_pieces_i32(node, chunk, n_chunks, scratch):
         for row in range(first, min(rows, first + group)):
             x, y = row_address(node, SRC0, row), row_address(node, SRC1, row)
             for i in range(begin, end):
-                total += 1 if take(I32, x, i) == take(I32, y, i) else 0
+                total += 1 if load_elem(I32, x, i) == load_elem(I32, y, i) else 0
         out[k] = total
 
 
@@ -195,7 +195,7 @@ def sum_f32(x, n):
     """The float64 sum of ``n`` float32, in one order for each ``n``."""
     total = 0.0
     for i in range(n):
-        total += np.float64(take(F32, x, i))
+        total += np.float64(load_elem(F32, x, i))
     return total
 
 
@@ -206,7 +206,7 @@ def sum_rows_f32(node, chunk, n_chunks, scratch):
     divisor = np.float64(params_of(node, RowSum).divisor)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         total = sum_f32(row_address(node, SRC0, row), n)
-        put(F32, row_address(node, DST, row), 0, np.float32(total / divisor))
+        store_elem(F32, row_address(node, DST, row), 0, np.float32(total / divisor))
 
 
 @lowers("SUM_ROWS")
@@ -230,8 +230,8 @@ def cumsum_f32(node, chunk, n_chunks, scratch):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
         total = 0.0
         for i in range(n):
-            total += np.float64(take(F32, x, i))
-            put(F32, y, i, np.float32(total))
+            total += np.float64(load_elem(F32, x, i))
+            store_elem(F32, y, i, np.float32(total))
 
 
 @lowers("CUMSUM")

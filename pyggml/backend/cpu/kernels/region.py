@@ -16,7 +16,7 @@ from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, ne, nrows, params_of, row_address
 from ..lowering import GRAIN, Lowering, lowers
-from ..simd.element import F32, I8, I16, I32, I64, put, take
+from ..simd.element import F32, I8, I16, I32, I64, load_elem, store_elem
 from .cpy import Copy, copy_kernel
 from .span import columns, repeated_row, split
 
@@ -62,10 +62,10 @@ def place_kernel(raw: int) -> Kernel:
             x, y = row_address(node, SRC0, row), region_row(node, row)
             if step == size:
                 for i in range(n):
-                    put(raw, y, i, take(raw, x, i))
+                    store_elem(raw, y, i, load_elem(raw, x, i))
             else:
                 for i in range(n):
-                    put(raw, y, i, take(raw, x + i * step, 0))
+                    store_elem(raw, y, i, load_elem(raw, x + i * step, 0))
 
     return kernel(place, f"place_{8 * size}")
 
@@ -77,7 +77,7 @@ def acc_f32(node, chunk, n_chunks, scratch):
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), region_row(node, row)
         for i in range(n):
-            put(F32, y, i, take(F32, y, i) + take(F32, x, i))
+            store_elem(F32, y, i, load_elem(F32, y, i) + load_elem(F32, x, i))
 
 
 def launch_place(low: Lowering, node: Tensor, x: Tensor, nb: Sequence[int], offset: int) -> None:
@@ -132,15 +132,15 @@ def repeat_kernel(raw: int) -> Kernel:
             i, end = columns(n, u - row * parts, parts)
             x, y = repeated_row(node, DST, SRC0, row), row_address(node, DST, row)
             if period == 1:
-                v = take(raw, x, 0)
+                v = load_elem(raw, x, 0)
                 for k in range(i, end):
-                    put(raw, y, k, v)
+                    store_elem(raw, y, k, v)
             else:
                 j = i % period
                 while i < end:
                     run = min(period - j, end - i)
                     for k in range(run):
-                        put(raw, y, i + k, take(raw, x, j + k))
+                        store_elem(raw, y, i + k, load_elem(raw, x, j + k))
                     i += run
                     j = 0
 

@@ -17,7 +17,7 @@ from ....ops.rope import RopeMode, rope_theta_scale, yarn_corr_dims
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, first_row, i32_ptr, nb, ne, params_of
 from ..lowering import GRAIN, Lowering, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 from ..simd.math import ONE, ZERO, sincos_f32
 
 _TYPES = (GGMLType.F32, GGMLType.F16)
@@ -46,7 +46,7 @@ def _angles(node, position, half, freqs, angle):
         power = power * step
     if freqs != 0:
         for i in range(half):
-            angles[i] = angles[i] / take(F32, freqs, i)
+            angles[i] = angles[i] / load_elem(F32, freqs, i)
     ext = p.ext_factor
     if ext == ZERO:
         for i in range(half):
@@ -92,12 +92,12 @@ def rope_kernel(mode: int, fmt: int) -> Kernel:
             for _ in range(n_head):
                 for i in range(half):
                     first, second = (i, i + half) if neox else (2 * i, 2 * i + 1)
-                    a, b = take(fmt, x, first), take(fmt, x, second)
-                    c, s = take(F32, cos, i), take(F32, sin, i)
-                    put(fmt, y, first, a * c - b * s)
-                    put(fmt, y, second, a * s + b * c)
+                    a, b = load_elem(fmt, x, first), load_elem(fmt, x, second)
+                    c, s = load_elem(F32, cos, i), load_elem(F32, sin, i)
+                    store_elem(fmt, y, first, a * c - b * s)
+                    store_elem(fmt, y, second, a * s + b * c)
                 for i in range(n_dims, n):
-                    put(fmt, y, i, take(fmt, x, i))
+                    store_elem(fmt, y, i, load_elem(fmt, x, i))
                 x += nb(node, SRC0, 1)
                 y += nb(node, DST, 1)
 

@@ -35,7 +35,7 @@ from ..codec.blocks import decode_block
 from ..codec.rows import decode_columns, encode_row, row_encoder
 from ..layout import K_TYPES, ROWS, block_bytes
 from ..lowering import Lowering, lowers
-from ..simd.element import F16, F32, I32, put, take
+from ..simd.element import F16, F32, I32, load_elem, store_elem
 from ..simd.group_row import decode_k_block, get_block
 from .weights import decoder_of, tile_kind
 
@@ -91,12 +91,12 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
                     if blocks:
                         decode_block(kind, scratch, y + 4 * block * i)
                     else:
-                        put(result, y, i, take(kind, scratch, 0))
+                        store_elem(result, y, i, load_elem(kind, scratch, 0))
             elif kind == F32 and p.decoder != 0:
                 decode_columns(p.decoder, x, y, n, 0)
             else:
                 for i in range(n):
-                    put(result, y, i, take(kind, x, i))
+                    store_elem(result, y, i, load_elem(kind, x, i))
 
     return kernel(get_rows, f"get_rows_{GGMLType(kind).name.lower()}{'_x16' if repacked else ''}")
 
@@ -156,12 +156,12 @@ def set_rows_kernel(source: int, kind: int) -> Kernel:
             if kind == F32 and p.encoder != 0:
                 if source != F32:
                     for i in range(n):
-                        put(F32, scratch, i, take(source, x, i))
+                        store_elem(F32, scratch, i, load_elem(source, x, i))
                     x = scratch
                 encode_row(p.encoder, x, y, n)
             else:
                 for i in range(n):
-                    put(kind, y, i, take(source, x, i))
+                    store_elem(kind, y, i, load_elem(source, x, i))
 
     return kernel(
         set_rows, f"set_rows_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"

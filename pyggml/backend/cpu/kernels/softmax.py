@@ -30,7 +30,7 @@ from ..abi import (
     row_address,
 )
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 from ..simd.math import INF, ZERO, abs_f32, exp_f32
 from ..simd.total import max_f32, total_f32
 
@@ -75,10 +75,12 @@ def soft_max_kernel(mask_type: int) -> Kernel:
                 m += i3 % ne(node, SRC1, 3) * nb(node, SRC1, 3)
                 slope = alibi_slope(node, i2)
                 for i in range(n):
-                    put(F32, y, i, take(F32, x, i) * scale + slope * take(mask_type, m, i))
+                    store_elem(
+                        F32, y, i, load_elem(F32, x, i) * scale + slope * load_elem(mask_type, m, i)
+                    )
             else:
                 for i in range(n):
-                    put(F32, y, i, take(F32, x, i) * scale)
+                    store_elem(F32, y, i, load_elem(F32, x, i) * scale)
             top = max_f32(y, n)
             if sinks != 0:
                 sink = f32_ptr(sinks)[i2]

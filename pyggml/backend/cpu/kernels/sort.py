@@ -15,7 +15,7 @@ from ....jit import inline_strict, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, first_row, i64_ptr, ne, nrows, params_of, row_address
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, I32, put, take
+from ..simd.element import F32, I32, load_elem, store_elem
 from .reduce import order_key
 
 _LOW = (1 << 32) - 1
@@ -31,7 +31,7 @@ class ArgSort(NamedTuple):
 @inline_strict
 def ranked(order, x, i):
     """Element ``i`` of a row and its place: the smallest comes first."""
-    key = np.int64(order_key(take(F32, x, i)))
+    key = np.int64(order_key(load_elem(F32, x, i)))
     key = ~key if order == DESC else key
     return (key << 32) | i
 
@@ -66,7 +66,7 @@ def argsort_f32(node, chunk, n_chunks, scratch):
             source, target = target, source
             width *= 2
         for i in range(n):
-            put(I32, y, i, np.int32(source[i] & _LOW))
+            store_elem(I32, y, i, np.int32(source[i] & _LOW))
 
 
 @inline_strict
@@ -102,7 +102,7 @@ def top_k_f32(node, chunk, n_chunks, scratch):
                 _sink(heap, 0, k)
         for i in range(k):
             last = k - 1 - i
-            put(I32, y, last, np.int32(heap[0] & _LOW))
+            store_elem(I32, y, last, np.int32(heap[0] & _LOW))
             heap[0] = heap[last]
             _sink(heap, 0, last)
 

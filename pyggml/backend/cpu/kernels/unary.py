@@ -17,7 +17,7 @@ from ....tensor import Tensor
 from ..abi import DST, SRC0, first_row, ne, nrows, params_of, row_address
 from ..layout import Q8_BLOCK
 from ..lowering import GRAIN, Lowering, all_f32, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 from .elementwise import IDS, function
 from .quantize import BLOCK, quantize_row
 from .span import columns, split
@@ -49,7 +49,7 @@ def element_kernel(name: str, fmt: int) -> Kernel:
             begin, end = columns(n, u - row * parts, parts)
             x, y = row_address(node, SRC0, row), row_address(node, DST, row)
             for i in range(begin, end):
-                put(fmt, y, i, function(kind, take(fmt, x, i), a, b, c, d))
+                store_elem(fmt, y, i, function(kind, load_elem(fmt, x, i), a, b, c, d))
             if fmt == F32 and out != 0:
                 block = row * (n // BLOCK) + begin // BLOCK
                 quantize_row(y + 4 * begin, out + block * Q8_BLOCK, end - begin)
@@ -120,7 +120,7 @@ def scale_f32(node, chunk, n_chunks, scratch):
         begin, end = columns(n, u - row * parts, parts)
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
         for i in range(begin, end):
-            put(F32, y, i, take(F32, x, i) * s + b)
+            store_elem(F32, y, i, load_elem(F32, x, i) * s + b)
 
 
 @lowers("SCALE", all_f32)

@@ -32,7 +32,7 @@ from ...abi import (
     u8_ptr,
 )
 from ...lowering import GRAIN, Lowering
-from ...simd.element import F32, I8, put, take
+from ...simd.element import F32, I8, load_elem, store_elem
 from ...work import WorkRange
 
 SEGMENT = 1024  # rows: sums over rows are cut at its multiples, whatever the threads
@@ -90,9 +90,9 @@ def mark_active(node, chunk, n_chunks, scratch):
     for t in range(ne(node, SRC0, 1)):
         scores = data(node, SRC0) + t * nb(node, SRC0, 1)
         for i in range(first, end):
-            score = take(F32, scores, i)
-            before = 0 if t == 0 else take(I8, marks, i)
-            put(I8, marks, i, before | (score >= threshold))
+            score = load_elem(F32, scores, i)
+            before = 0 if t == 0 else load_elem(I8, marks, i)
+            store_elem(I8, marks, i, before | (score >= threshold))
             bad |= score != score
     if bad != 0:
         set_error(node, BAD_SCORE)
@@ -115,7 +115,7 @@ def list_active(node, chunk, n_chunks, scratch):
         starts[segment] = count
         for row in range(segment * SEGMENT, min(n_rows, (segment + 1) * SEGMENT)):
             if placed == 0 and not from_marks:
-                score = take(F32, scores, row)
+                score = load_elem(F32, scores, row)
                 rows[count] = row
                 count += score >= threshold
                 bad |= score != score

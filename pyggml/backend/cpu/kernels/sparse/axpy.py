@@ -43,7 +43,6 @@ from ...abi import (
 )
 from ...atomics import call_address
 from ...codec.rows import decode_columns
-from ...facts import fact
 from ...lowering import Lowering, lowers
 from ...simd.axpy import (
     TYPES,
@@ -53,9 +52,10 @@ from ...simd.axpy import (
     group_columns,
     place_of,
 )
-from ...simd.element import F32, copy_bytes, put, take, zero_run
-from ...simd.plain_rows import ask_for_rows
+from ...simd.element import F32, copy_bytes, load_elem, store_elem, zero_run
+from ...simd.plain_rows import prefetch_rows
 from ...simd.vector import LINE
+from ...type_traits import trait
 from ...work import WorkRange
 from ..weights import (
     AXPY_BYTES,
@@ -67,7 +67,7 @@ from ..weights import (
     is_decoded,
     layout_name,
     tile_kind,
-    weight_facts,
+    weight_traits,
 )
 from .active import SEGMENT, active_rows, list_place, list_rows, neuron_of, segments
 from .mul_mat import supports_sparse
@@ -95,7 +95,7 @@ class Axpy(NamedTuple):
     stripes: int  # of columns
     token_blocks: int
     threshold: float
-    facts: int
+    traits: int
     whole: int  # see ``part_of``
     share: int
 
@@ -127,14 +127,14 @@ def set_ends(ends, size):
 
 
 @inline
-def add_rows(facts, table, c, values, sums, full, left, ends):
+def add_rows(traits, table, c, values, sums, full, left, ends):
     """At most 8 rows times a token's values: ``full`` groups, and ``left`` bytes of another."""
-    add, size = fact(facts, AXPY_ROWS), fact(facts, AXPY_BYTES)
+    add, size = trait(traits, AXPY_ROWS), trait(traits, AXPY_BYTES)
     call_address(add, (table, c, values, sums, full))
     if left != 0:
         for r in range(c):
             copy_bytes(i64_ptr(table)[r] + full * size, ends + 16 * TOGETHER + r * size, left)
-        end_sums = sums + 4 * full * fact(facts, AXPY_COLUMNS)
+        end_sums = sums + 4 * full * trait(traits, AXPY_COLUMNS)
         call_address(add, (ends, c, values, end_sums, 1))
 
 
@@ -149,8 +149,8 @@ def axpy(node, chunk, n_chunks, scratch):
     in a format that has a decoder, as float32.
     """
     p = params_of(node, Axpy)
-    facts = p.facts
-    columns, size = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_BYTES)
+    traits = p.traits
+    columns, size = trait(traits, AXPY_COLUMNS), trait(traits, AXPY_BYTES)
     sum_bytes = 4 * columns
     n_rows, width, listed = ne(node, SRC0, 1), ne(node, DST, 0), p.listed
     bucket = data(node, SRC3) if p.bucket != 0 else 0
@@ -162,7 +162,7 @@ def axpy(node, chunk, n_chunks, scratch):
     g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
     full = min(g1, width // columns) - g0
     left = 0 if g0 + full == g1 else (width - (g0 + full) * columns) * size // columns
-    decoder = fact(facts, AXPY_DECODER)
+    decoder = trait(traits, AXPY_DECODER)
     n_columns = min(g1 * columns, width) - g0 * columns
     weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
     sums = p.sums + (segment * all_groups + g0) * sum_bytes
@@ -192,7 +192,7 @@ def axpy(node, chunk, n_chunks, scratch):
             row = at if listed == 0 else rows[at] + 0
             addresses[n + i] = weights + row * nb(node, SRC0, 1) + skipped * size
     row_bytes = full * size if decoder == 0 else nb(node, SRC0, 1)
-    ask_for_rows(addresses_at, min(n, TOGETHER), row_bytes)
+    prefetch_rows(addresses_at, min(n, TOGETHER), row_bytes)
     for i in range(0, n, TOGETHER):
         c, some = min(TOGETHER, n - i), values_at + 4 * i
         if decoder != 0:
@@ -200,26 +200,26 @@ def axpy(node, chunk, n_chunks, scratch):
                 y = floats + 4 * n_columns * r
                 decode_columns(decoder, addresses[i + r], y, n_columns, g0 * columns)
                 addresses[i + r] = y
-        add_rows(facts, addresses_at + 8 * i, c, some, sums, full, left, scratch)
+        add_rows(traits, addresses_at + 8 * i, c, some, sums, full, left, scratch)
 
 
 @kernel
 def axpy_sums(node, chunk, n_chunks, scratch):
     """The sums of the segments of a few tokens, added in order."""
     p = params_of(node, Axpy)
-    facts = p.facts
-    columns, ordered = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_ORDER)
+    traits = p.traits
+    columns, ordered = trait(traits, AXPY_COLUMNS), trait(traits, AXPY_ORDER)
     n, width, n_segments = ne(node, DST, 1), ne(node, DST, 0), segments(ne(node, SRC0, 1))
     groups = (width + columns - 1) // columns
     units = n * groups
     total = f32_ptr(scratch)
     for unit in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
         for i in range(columns):
-            put(F32, scratch, i, np.float32(0))
+            store_elem(F32, scratch, i, np.float32(0))
         for segment in range(n_segments):
             sums = p.sums + 4 * columns * (segment * units + unit)
             for i in range(columns):
-                put(F32, scratch, i, total[i] + take(F32, sums, i))
+                store_elem(F32, scratch, i, total[i] + load_elem(F32, sums, i))
         t, first = unit // groups, unit % groups * columns
         y = f32_ptr(data(node, DST) + t * nb(node, DST, 1) + 4 * first)
         for c in range(min(columns, width - first)):
@@ -251,7 +251,7 @@ def _aim(node, table, start, weights):
 
 
 @inline
-def _add_token(facts, mask, table, coming, asked, some, values, sums, full, left, ends):
+def _add_token(traits, mask, table, coming, asked, some, values, sums, full, left, ends):
     """The rows of a mask times a token's values; meanwhile as many that come next are asked for.
 
     ``some`` has room for 8 addresses twice. Returns the number of rows asked for, and the place
@@ -268,7 +268,7 @@ def _add_token(facts, mask, table, coming, asked, some, values, sums, full, left
             for i in range(c):
                 rows[c + i] = i64_ptr(coming)[min(asked, PANEL_ROWS - 1)]
                 asked += 1
-            add_rows(facts, some, c, values, sums, full, left, ends)
+            add_rows(traits, some, c, values, sums, full, left, ends)
             values += 4 * c
             c = 0
     return asked, values
@@ -326,8 +326,8 @@ def axpy_many(node, chunk, n_chunks, scratch):
     sums of a segment (unless ``sums`` has them) and the totals.
     """
     p = params_of(node, Axpy)
-    facts = p.facts
-    columns, size = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_BYTES)
+    traits = p.traits
+    columns, size = trait(traits, AXPY_COLUMNS), trait(traits, AXPY_BYTES)
     sum_bytes = 4 * columns
     n, n_rows, width = ne(node, DST, 1), ne(node, SRC0, 1), ne(node, DST, 0)
     n_segments, listed = segments(n_rows), p.listed
@@ -336,8 +336,8 @@ def axpy_many(node, chunk, n_chunks, scratch):
     g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
     groups, full = g1 - g0, min(g1, width // columns) - g0
     left = 0 if full == groups else (width - (g0 + full) * columns) * size // columns
-    decoder, unpack = fact(facts, AXPY_DECODER), fact(facts, AXPY_UNPACK)
-    ordered = fact(facts, AXPY_ORDER)
+    decoder, unpack = trait(traits, AXPY_DECODER), trait(traits, AXPY_UNPACK)
+    ordered = trait(traits, AXPY_ORDER)
     n_columns = min(g1 * columns, width) - g0 * columns
     weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
     floats = scratch + (size + 7) // 8 * 8
@@ -382,13 +382,13 @@ def axpy_many(node, chunk, n_chunks, scratch):
             _aim(node, table, start, weights)
             if kept != 0 and decoder == 0 and pairs < _DIRECT * count:
                 if k == 0:
-                    ask_for_rows(table, min(count, TOGETHER), groups * size)
+                    prefetch_rows(table, min(count, TOGETHER), groups * size)
                 _aim(node, table_next, start + PANEL_ROWS, weights)
                 asked, values = 0, _taken(node, segment * SEGMENT_PANELS + k, t0)
                 for t in range(t0, t1):
                     at = sums + (t - t0) * token_stride
                     asked, values = _add_token(
-                        facts,
+                        traits,
                         masks[t],
                         table,
                         table_next,
@@ -411,7 +411,7 @@ def axpy_many(node, chunk, n_chunks, scratch):
                 later = min(_WINDOW, groups - w1 if w1 < groups else groups) * size
                 for r in range(count):
                     if decoder == 0:  # meanwhile, memory is asked for what is decoded next
-                        ask_for_rows(table_next + 8 * r, 1, later)
+                        prefetch_rows(table_next + 8 * r, 1, later)
                     if (needed >> r) & 1 != 0:
                         x, y = addresses[r] + w0 * size, panel + r * sum_bytes
                         if decoder != 0:
@@ -492,7 +492,7 @@ def launch_axpy(
         stripes=stripes,
         token_blocks=ceil_div(n, _TOKENS),
         threshold=node.op_params["threshold"],
-        facts=weight_facts(w, *functions),
+        traits=weight_traits(w, *functions),
         whole=whole,
         share=share,
     )

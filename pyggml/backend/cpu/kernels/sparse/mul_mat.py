@@ -38,11 +38,11 @@ from ...abi import (
     row_address,
 )
 from ...buffer import is_repacked
-from ...facts import fact
 from ...layout import INTERLEAVED, QUANTIZED, ROWS
 from ...lowering import Lowering, lowers
 from ...simd.element import zero_run
-from ...simd.plain_rows import ask_for_rows
+from ...simd.plain_rows import prefetch_rows
+from ...type_traits import trait
 from ...work import WorkRange
 from ..elementwise import IDS, function
 from ..quantize import add_quantize
@@ -63,7 +63,7 @@ from ..weights import (
     tile,
     tiles_for,
     times_rows,
-    weight_facts,
+    weight_traits,
 )
 from .active import active_rows, list_at, list_place, list_rows, neuron_of, segments
 
@@ -85,7 +85,7 @@ class MulMatSparse(NamedTuple):
     bucket: int  # whether SRC3 is a bucket
     out: int  # address of the results
     threshold: float
-    facts: int
+    traits: int
 
 
 class Form(NamedTuple):
@@ -126,7 +126,7 @@ def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stri
         addresses[end + i] = addresses[end - 1]
         if n_later > 0:
             addresses[end + i] = later_base + coming[min(i, n_later - 1)] * later_stride
-    ask_for_rows(table, min(n, 8), stride)
+    prefetch_rows(table, min(n, 8), stride)
 
 
 @cache
@@ -142,15 +142,15 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
     def mul_mat_sparse(node, chunk, n_chunks, scratch):
         n, k, n_rows = ne(node, SRC1, 1), ne(node, SRC0, 0), ne(node, SRC0, 1)
         p = params_of(node, MulMatSparse)
-        facts = p.facts
-        blocks = k // fact(facts, COLUMNS)
-        group = blocks * fact(facts, BLOCK_BYTES)
+        traits = p.traits
+        blocks = k // trait(traits, COLUMNS)
+        group = blocks * trait(traits, BLOCK_BYTES)
         listed, threshold = p.listed, p.threshold
         bucket = data(node, SRC3) if p.bucket != 0 else 0
         up_rows, up_bytes = data(node, SRC0), nb(node, SRC0, 1)
         gate_rows, gate_bytes = data(node, SRC4), nb(node, SRC4, 1)
         out, out_bytes = p.out, 4 * ne(node, SRC2, 0)
-        acts, stride = p.activations, blocks * fact(facts, ACT_BYTES)
+        acts, stride = p.activations, blocks * trait(traits, ACT_BYTES)
         if acts == 0:
             acts, stride = data(node, SRC1), nb(node, SRC1, 1)
         tiled, gate_tile = scratch, scratch + _TILE_BYTES
@@ -161,7 +161,7 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
         packed = chosen + 4 * _BLOCK
         gate_packed = packed + group
         floats = gate_packed + (group if what == GATE_ROWS else 0)
-        most = _BLOCK if fact(facts, DECODER) == 0 else ROWS
+        most = _BLOCK if trait(traits, DECODER) == 0 else ROWS
         rows, count = list_rows(listed, n_rows), list_place(listed, n_rows, segments(n_rows))
         listed_at = list_at(listed, n_rows)
         groups = (count + ROWS - 1) // ROWS
@@ -193,8 +193,8 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                             c += scores[neuron] >= threshold
                     if what == GATE_ROWS and c > 0:
                         _fill(table, chosen, c, gate_rows, gate_bytes, chosen, c, up_rows, up_bytes)
-                        decode_rows(facts, table, c, k, floats)
-                        times_rows(facts, table, c, x, dots, k)
+                        decode_rows(traits, table, c, k, floats)
+                        times_rows(traits, table, c, x, dots, k)
                         opened = 0
                         for i in range(c):
                             neurons[opened] = neurons[i]
@@ -210,8 +210,8 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                         (gate_rows, gate_bytes) if what == GATE_ROWS else (up_rows, up_bytes)
                     )
                     _fill(table, chosen, c, up_rows, up_bytes, after, left, base, step)
-                    decode_rows(facts, table, c, k, floats)
-                    times_rows(facts, table, c, x, dots, k)
+                    decode_rows(traits, table, c, k, floats)
+                    times_rows(traits, table, c, x, dots, k)
                     for i in range(c):
                         v = f32_ptr(dots)[i]
                         if what == UP:
@@ -229,20 +229,20 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                 for i in range(2 * ROWS):
                     i32_ptr(chosen)[i] = rows[min(g + i, count - 1)]
                 _fill(table, chosen, 2 * ROWS, up_rows, up_bytes, chosen, 0, 0, 0)
-                decode_rows(facts, table, r, k, floats)
-                pack(facts, table, k, packed)
+                decode_rows(traits, table, r, k, floats)
+                pack(traits, table, k, packed)
                 if what == GATE_ROWS:
                     _fill(table, chosen, 2 * ROWS, gate_rows, gate_bytes, chosen, 0, 0, 0)
-                    decode_rows(facts, table, r, k, floats)
-                    pack(facts, table, k, gate_packed)
+                    decode_rows(traits, table, r, k, floats)
+                    pack(traits, table, k, gate_packed)
                 t = 0
                 while t < n:
                     tokens = 4 if t + 4 <= n else 1
                     x = acts + t * stride
                     which = TILE_4 if tokens == 4 else TILE_1
-                    tile(facts, which, packed, x, stride, tiled, blocks, 0)
+                    tile(traits, which, packed, x, stride, tiled, blocks, 0)
                     if what == GATE_ROWS:
-                        tile(facts, which, gate_packed, x, stride, gate_tile, blocks, 0)
+                        tile(traits, which, gate_packed, x, stride, gate_tile, blocks, 0)
                     for u in range(tokens):
                         scores = f32_ptr(data(node, SRC2) + (t + u) * nb(node, SRC2, 1))
                         y = f32_ptr(out + (t + u) * out_bytes)
@@ -294,7 +294,7 @@ def launch_rows(
         bucket=node.op_params["bucket"],
         out=out.data if isinstance(out, Tensor) else out.address,
         threshold=node.op_params["threshold"],
-        facts=weight_facts(w, *functions),
+        traits=weight_traits(w, *functions),
     )
     low.launch(
         mul_mat_sparse_kernel(form),

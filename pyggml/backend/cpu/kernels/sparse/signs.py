@@ -14,7 +14,7 @@ from .....tensor import Tensor
 from ...abi import DST, SRC0, SRC1, data, f32_ptr, first_row, i32_ptr, i64_ptr, nb, ne, params_of
 from ...lowering import Lowering, lowers
 from ...simd.axpy import count_bits
-from ...simd.element import I32, take
+from ...simd.element import I32, load_elem
 
 _CHUNK_WORDS = 1 << 14  # of bits, times tokens
 
@@ -35,7 +35,7 @@ def pack_signs(node, chunk, n_chunks, scratch):
         for w in range(words):
             bits = 0
             for i in range(min(64, n - 64 * w)):
-                bits |= ((take(I32, x, 64 * w + i) >> 31) & 1) << i
+                bits |= ((load_elem(I32, x, 64 * w + i) >> 31) & 1) << i
             out[t * words + w] = bits
 
 
