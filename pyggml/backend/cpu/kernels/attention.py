@@ -1,10 +1,10 @@
 """FLASH_ATTN_EXT: one pass over the keys in fixed chunks of 256, for one token and for prompts.
 
 A group of query rows (a block of tokens of one sequence times the heads of one KV head) reads the
-same keys. Many rows share keys and values that are laid out as columns of 16 in thread scratch,
-float32; few rows read them where they lie. Chunks are merged in order, so the bits depend neither
-on that choice nor on how tokens or chunks are spread: a few tokens split the chunks over threads
-and merge them in a second launch.
+same keys. For many rows, keys and values are first packed as float32 columns of 16 into thread
+scratch; for few rows they are read from the cache directly. For a few tokens, chunks are computed
+by several threads and merged in a second launch. Chunks are always merged in order, so the bits
+depend on none of these choices.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from .attention_row import (
 )
 from .quantize import quantize_row
 
-_ROWS = 126  # query rows of a block, about
-_CHUNKS = 8  # a thread, at least, where blocks have room for so many
-_SPLITS = 4  # of the keys for a thread, at least, where few tokens are split
-_SPLIT_TOKENS = 8  # up to so many tokens split their chunks over threads
-_DIRECT_ROWS = 8  # up to so many query rows read keys where they lie
-DIRECT_TILE = 4  # query rows that then share a pass
+_ROWS = 126  # query rows of a block, at most (but always one token)
+_CHUNKS = 8  # per thread, if there are enough tokens
+_SPLITS = 4  # parts of the keys per thread, at least, where few tokens are split
+_SPLIT_TOKENS = 8  # with at most so many tokens, chunks of keys are computed by several threads
+_DIRECT_ROWS = 8  # at most so many query rows read the cache directly
+DIRECT_TILE = 4  # query rows of one direct pass
 
 
 @kernel
@@ -84,13 +84,13 @@ def flash_attn(node, chunk, n_chunks, scratch):
     kv_stream = stream // (ne(node, SRC0, 3) // ne(node, SRC1, 3))
     k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + kv_stream * nb(node, SRC1, 3)
     next_head = kv_head + (chunk + 1) // splits - chunk // splits
-    next_k = k  # of the head that this thread most likely takes next
+    next_k = k  # keys of the head that this thread most likely takes next
     if next_head < n_kv_head:
         next_k += (next_head - kv_head) * nb(node, SRC1, 2)
     v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
     nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
     cells = scratch
-    later = cells + CELLS_BYTES  # those of the keys that are wanted next
+    later = cells + CELLS_BYTES  # cells of the next chunk of keys
     scores = later + CELLS_BYTES
     sums = scores + TILE_ROWS * S_STRIDE
     tops = f32_ptr(sums + TILE_ROWS * 4 * padded)  # maxima of a tile's rows, then their sums
@@ -124,7 +124,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
                 for d in range(hd8):
                     value = f32_ptr(x)[d] if d < hd else np.float32(0)
                     y[d if direct else packed_column(d, hd8)] = value
-            if not direct:  # the last tile is whole
+            if not direct:  # zeros, since the last tile reads TILE_ROWS rows
                 y = f32_ptr(queries + n_rows * 4 * hd8)
                 for d in range((TILE_ROWS - 1) * hd8):
                     y[d] = 0
@@ -159,7 +159,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
                     lines = lines_v if r == 0 else 0
                     qk_direct(traits, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
                 elif n > 0:
-                    j = n_prefetched * r // n_rows  # a share of the next chunk
+                    j = n_prefetched * r // n_rows  # prefetch a share of the next chunk
                     share = n_prefetched * min(r + step, n_rows) // n_rows - j
                     prefetch_cells(k, nb_k, later + 8 * j, share, lines_k)
                     prefetch_cells(v, nb_v, later + 8 * j, share, lines_v)
@@ -199,7 +199,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
 
 @kernel
 def flash_attn_merge(node, chunk, n_chunks, scratch):
-    """One token: merge its chunks in order; then quantize the row if a matmul wants it."""
+    """One token: merge its chunks in order; then quantize the row if a matmul reads it."""
     n_tokens, n_head, hdv = ne(node, SRC0, 1), ne(node, SRC0, 2), ne(node, SRC2, 0)
     token, stream = chunk % n_tokens, chunk // n_tokens
     state_bytes = 4 * (hdv + 2)
@@ -207,7 +207,7 @@ def flash_attn_merge(node, chunk, n_chunks, scratch):
     first = lo // CHUNK
     end = (hi + CHUNK - 1) // CHUNK if hi > lo else first
     for head in range(n_head):
-        state = partial(node, stream, token, head, first, state_bytes)  # that of a single chunk
+        state = partial(node, stream, token, head, first, state_bytes)  # of the only chunk
         if end != first + 1:
             state = scratch
             clear(state, hdv)
@@ -246,9 +246,9 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     n_chunks = ceil_div(cells.ne[1] if cells is not None else k.ne[1], CHUNK)
     max_bias, n2 = node.op_params["max_bias"], 1 << (n_head.bit_length() - 1)
     tail_k, tail_v = hd % 8, round_up(hdv % 32, 8)
-    in_place = hd >= 8 and hdv >= tail_v  # what the direct form can read
+    in_place = hd >= 8 and hdv >= tail_v  # whether the direct form can read the cache
     tails = (tail_k, tail_v) if in_place else (0, 0)
-    alone = in_place and n_tokens == 1  # its rows are always few
+    alone = in_place and n_tokens == 1  # always direct
     partial_bytes = n_streams * n_tokens * n_head * n_chunks * 4 * (hdv + 2)
     split = n_tokens <= _SPLIT_TOKENS and n_chunks > 1 and partial_bytes <= 1 << 26
     share = ceil_div(n_tokens * n_kv_head * n_streams, _CHUNKS * low.n_threads)
@@ -256,7 +256,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         ceil_div(n_tokens, low.n_threads) if split else max(1, min(n_tokens, _ROWS // n_rep, share))
     )
     splits = ceil_div(_SPLITS * low.n_threads, n_kv_head) if split else 1
-    even = low.n_threads // gcd(low.n_threads, n_kv_head)  # so that threads get as many
+    even = low.n_threads // gcd(low.n_threads, n_kv_head)  # so that all threads get equally many
     splits = min(round_up(splits, even), n_chunks) if split else 1
     parts = low.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0

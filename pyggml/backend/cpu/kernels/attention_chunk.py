@@ -1,13 +1,12 @@
-"""A chunk of keys and values in attention: read where they lie, or packed first and read then.
+"""QK^T and PV of one chunk of keys and values: read from the cache directly, or packed first.
 
     traits = cache_traits(F16, F16, 32, 0, 0).address(*DIRECT)  # in a lowering
     find_cells(node, sequence, first, n, cells)             # in the kernel
     qk_direct(traits, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
 
-Both ways give the same bits. Packing pays for itself where many query rows read the chunk. Packed
-rows may have any length: they are filled with zeros to a multiple of 8. At most 4 query rows
-share a pass over the cache, and 6 one over packed rows. What depends on the types of the cache is
-a function that is called by address.
+Both forms give the same bits; packing pays off where many query rows read the chunk. Packed rows
+are padded with zeros to a multiple of 8. A pass over the cache serves up to 4 query rows, a pass
+over packed rows 6. Functions that depend on the types of the cache are called by address.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ CELLS_BYTES = 8 * (CHUNK + MAX_AHEAD)  # of a list of cells
 
 @inline
 def find_cells(node, sequence, first, end, out):
-    """The cache's rows of a chunk of keys from ``first`` on, as int64, and of ``MAX_AHEAD`` more.
+    """Write the cell (row of the cache, int64) of each key of a chunk and of ``MAX_AHEAD`` more.
 
-    The last before ``end`` is repeated.
+    The chunk begins at key ``first``. After key ``end`` - 1, its cell is repeated.
     """
     rows = i64_ptr(out)
     cells = data(node, SRC5)
@@ -54,9 +53,10 @@ def find_cells(node, sequence, first, end, out):
 
 @inline
 def packed_column(d, hd8):
-    """Where column ``d`` of ``hd8`` lies in packed keys and queries: with those of its sum.
+    """The place of column ``d`` of ``hd8`` in packed keys and queries.
 
-    Partial sum s takes the columns s, s + 8, ...; sums lie in the order that they are added in.
+    Columns s, s + 8, ... of partial sum s lie side by side, the sums in the order of the final
+    additions.
     """
     lane = d % 8
     return (lane % 2 * 4 + lane // 2 % 2 * 2 + lane // 4) * (hd8 // 8) + d // 8
@@ -166,7 +166,8 @@ def _pv(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):
         attn_pv(kind, 1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
 
 
-# TypeTraits: bytes of 32 values, and of keys; how many keys ahead are prefetched; the functions.
+# Places of the traits: bytes of 32 values, and of 32 elements of keys; how many keys ahead to
+# prefetch; functions.
 VALUE_BYTES, KEY_BYTES, KEYS_AHEAD = range(3)
 PACK_KEYS, PACK_VALUES, QK, PV, QK_PACKED, PV_PACKED = range(3, 9)
 DIRECT, PACKED = (QK, PV), (PACK_KEYS, PACK_VALUES, QK_PACKED, PV_PACKED)
@@ -176,12 +177,13 @@ DIRECT, PACKED = (QK, PV), (PACK_KEYS, PACK_VALUES, QK_PACKED, PV_PACKED)
 def cache_traits(
     kind_k: int, kind_v: int, columns: int, tail_k: int, tail_v: int, tuned: Tuning
 ) -> TypeTraits:
-    """The functions for the types of a cache.
+    """The traits for the types of a cache.
 
-    For the direct form, ``columns`` of values are summed at a time, ``tail_k`` are the elements of
-    a key after its last vector of 8, and ``tail_v``, rounded up to vectors, the columns of a value
-    after its last ``columns``, some of which are then summed twice: 0 for most models, whose
-    functions have no code for it.
+    Args:
+        columns: of values that the direct form sums at a time.
+        tail_k: elements of a key after its last whole vector of 8.
+        tail_v: columns of a value after its last whole ``columns``, rounded up to vectors (so some
+            may be summed twice). Both tails are 0 for most models; then no code is made for them.
     """
     functions: dict[int, Callable[[], Kernel]] = {
         PACK_KEYS: partial(_pack_keys, kind_k),
@@ -200,13 +202,13 @@ def cache_traits(
 
 @inline
 def lines_of(traits, place, d):
-    """Cache lines of a row of ``d`` keys (``KEY_BYTES``) or values, which begins a line."""
+    """The number of cache lines of a row of ``d`` elements of keys (``KEY_BYTES``) or values."""
     return (d * trait(traits, place) // 32 + 63) // 64
 
 
 @inline
 def pack(traits, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):
-    """Keys as ``keys[n/16][d][16]``, values as ``values[d/16][256][16]``, float32."""
+    """Pack keys as ``keys[n/16][d][16]`` and values as ``values[d/16][256][16]``, float32."""
     call_address(trait(traits, PACK_KEYS), (k, nb_k, cells, n, hd, keys))
     call_address(trait(traits, PACK_VALUES), (v, nb_v, cells, n, hdv, values))
 
@@ -219,19 +221,19 @@ def qk_packed(traits, q, d, keys, n, scores):
 
 @inline
 def qk_direct(traits, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
-    """Scores of at most 4 query rows against ``n`` keys in the cache, and their values fetched."""
+    """Scores of up to 4 query rows against ``n`` keys in the cache; prefetches their values."""
     ahead = trait(traits, KEYS_AHEAD)
     call_address(trait(traits, QK), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead))
 
 
 @inline
 def pv_packed(traits, p, values, n, sums, padded):
-    """Sums of packed values, weighted with ``TILE_ROWS`` rows of probabilities."""
+    """Sums of packed values, weighted by ``TILE_ROWS`` rows of probabilities."""
     call_address(trait(traits, PV_PACKED), (p, values, n, sums, padded))
 
 
 @inline
 def pv_direct(traits, rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):
-    """Sums of values in the cache, weighted; meanwhile the keys in ``later`` cells are fetched."""
+    """Weighted sums of values in the cache; prefetches the keys in the cells ``later``."""
     pv = trait(traits, PV)
     call_address(pv, (rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k))

@@ -1,10 +1,10 @@
-"""A query row of attention: which keys it meets, its softmax over a chunk, and its running state.
+"""One query row of attention: the keys it attends to, softmax over a chunk, and online merging.
 
     top, total = softmax(scores, begin, end, n)    # in jitted code: over one chunk of keys
     merge(state, top, total, values, hdv)          # state: max, sum, values[hdv], all float32
     finish(node, state, token, head, stream, hdv)
 
-A chunk ends in (max, sum, values) of its own and chunks are merged in order, so a row's bits depend
+Each chunk of keys gives (max, sum, values), and chunks are merged in order, so a row's bits depend
 on its keys alone. For jitted code.
 """
 
@@ -42,30 +42,30 @@ class Attention(NamedTuple):
     """The values of ``flash_attn`` and ``flash_attn_merge``."""
 
     scale: float
-    bias_0: float  # ALiBi: a power of it is the slope of the first ``n_head_log2`` heads,
-    bias_1: float  # of this the slope of the others; 0: no ALiBi
+    bias_0: float  # ALiBi: base of the slopes of the first ``n_head_log2`` heads; 0: no ALiBi
+    bias_1: float  # base of the slopes of the other heads
     n_head_log2: int
     softcap: float  # 0: none
     tokens: int  # of a block
     splits: int  # of the keys
-    partials: int  # address of the states of each chunk of keys, 0: chunks are merged at once
+    partials: int  # address of the state of each chunk of keys, 0: chunks are merged as they come
     quantize: int  # address of the quantized rows, or 0
     f16_mask: int
-    direct_rows: int  # up to so many query rows read keys where they lie
+    direct_rows: int  # at most so many query rows read the cache directly
     bias_scale: float
     traits: int
 
 
 @inline
 def list_begin(node, t):
-    """The first key that token ``t`` attends to, in its sequence's list."""
+    """The first key that token ``t`` attends to, as a place in its sequence's list."""
     rows = data(node, SRC6)
     return i32_ptr(rows + t * nb(node, SRC6, 1))[1] if rows != 0 else 0
 
 
 @inline
 def list_end(node, t):
-    """The key after the last one."""
+    """The place after the last key that token ``t`` attends to."""
     rows = data(node, SRC6)
     return i32_ptr(rows + t * nb(node, SRC6, 1))[2] if rows != 0 else ne(node, SRC1, 1)
 
@@ -79,7 +79,7 @@ def sequence_of(node, t):
 
 @inline
 def bias(node, s, t, head, sequence, stream, first, n):
-    """Scale, soft-cap, ALiBi and mask on one row of raw scores."""
+    """Apply scale, soft-cap, ALiBi and mask to one row of scores, in place."""
     p = params_of(node, Attention)
     scale, cap = p.scale, p.softcap
     x = f32_ptr(s)
@@ -115,7 +115,7 @@ def bias(node, s, t, head, sequence, stream, first, n):
 
 @inline
 def softmax(s, lo, hi, n):
-    """exp(s - max) over [lo, hi), zeros elsewhere below ``n``; the maximum and the sum."""
+    """Replace scores by exp(s - max) over [lo, hi) and 0 elsewhere up to ``n``; (max, sum)."""
     x = f32_ptr(s)
     for j in range(lo):
         x[j] = np.float32(-np.inf)
@@ -134,7 +134,7 @@ def softmax(s, lo, hi, n):
 
 @inline_strict
 def clear(state, hdv):
-    """The state of a row that has met no key."""
+    """Set the state of a row before any key."""
     y = f32_ptr(state)
     y[0] = np.float32(-np.inf)
     for d in range(1, hdv + 2):
@@ -143,7 +143,7 @@ def clear(state, hdv):
 
 @inline_strict
 def start(state, top, total, values, hdv):
-    """The state of a row that has met one chunk: the bits of ``clear`` and ``merge``."""
+    """Set the state of a row after one chunk, with the bits of ``clear`` and then ``merge``."""
     if top == np.float32(-np.inf):
         clear(state, hdv)
         return
@@ -155,7 +155,7 @@ def start(state, top, total, values, hdv):
 
 @inline_strict
 def merge(state, top, total, values, hdv):
-    """Add a chunk's (max, sum, values) to a row's; ``state`` is max, sum, values."""
+    """Merge a chunk's (max, sum, values) into a row's state, which is the same."""
     if top == np.float32(-np.inf):
         return
     y = f32_ptr(state)
@@ -171,7 +171,7 @@ def merge(state, top, total, values, hdv):
 
 @inline_strict
 def finish(node, state, t, head, stream, hdv):
-    """Write a row: values over sum, with the head's sink in the sum."""
+    """Write a row of the result: values / sum, where the sum includes the head's sink."""
     x = f32_ptr(state)
     scale, total = np.float32(1), x[1]
     if data(node, SRC4) != 0:
@@ -189,7 +189,7 @@ def finish(node, state, t, head, stream, hdv):
 
 @inline
 def partial(node, stream, token, head, chunk, state_bytes):
-    """Where the split form keeps a row's state of one chunk."""
+    """The address of a row's state for one chunk, where threads share the chunks."""
     keys = ne(node, SRC5, 1) if data(node, SRC5) != 0 else ne(node, SRC1, 1)
     row = (stream * ne(node, SRC0, 1) + token) * ne(node, SRC0, 2) + head
     n_chunks = (keys + CHUNK - 1) // CHUNK

@@ -1,10 +1,10 @@
-"""IM2COL, CONV_2D, CONV_2D_DW and CONV_TRANSPOSE_1D and _2D: as copies for a matmul, and directly.
+"""IM2COL, CONV_2D, CONV_2D_DW, CONV_TRANSPOSE_1D and CONV_TRANSPOSE_2D.
 
 Access: a chunk is a range of result rows. IM2COL writes its rows front to back. A direct
 convolution keeps one result row in cache and adds to it, for each element of the kernel, a row of
-the image; with stride 1 that is a vectorised loop over neighbours. Images with channels side by
-side take a scalar loop. A transposed one adds rows of the image ``stride`` elements apart. Every
-element of a result sums in the same order.
+the image; with stride 1 that is a vectorised loop. Images whose channels lie side by side take a
+scalar loop. A transposed convolution adds rows of the image ``stride`` elements apart. Sums have a
+fixed order.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _lower_im2col(low: Lowering, node: Tensor) -> None:
 
 @inline_strict
 def add_row(kind, weights, nb_w, x, nb_x, y, n_x, n_y, kw, s, p, d):
-    """Add to ``n_y`` results at ``y`` the row ``x`` seen by one row of a kernel."""
+    """Add the convolution of an image row ``x`` with a kernel row to ``n_y`` results at ``y``."""
     for kx in range(kw):
         w, shift = load_elem(kind, weights + kx * nb_w, 0), kx * d - p
         first = 0 if shift >= 0 else (s - 1 - shift) // s

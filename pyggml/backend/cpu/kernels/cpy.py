@@ -1,8 +1,9 @@
 """CPY, CONT, DUP: copies of any strides and shapes, converting between types.
 
-A chunk is a range of elements in order; source and result are walked in runs that end where a row
-of either ends. Runs without gaps vectorise (or become memcpy); a transposed side is a scalar loop.
-Quantized blocks go through a block of float32 in thread scratch and have ggml's reference bytes.
+A chunk is a range of elements in order, copied in runs that end where a row of the source or of
+the result ends. Runs without gaps vectorise (or become memcpy); transposed tensors take a scalar
+loop. Quantized blocks are converted through float32 in thread scratch and have the bytes of ggml's
+reference.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Copy(NamedTuple):
 
     flat: int  # no gaps on either side
     elements: int
-    coder: int = 0  # address of what encodes or decodes blocks
+    coder: int = 0  # address of the function that encodes or decodes blocks
     block: int = 0  # elements of a block, and its bytes
     block_bytes: int = 0
 

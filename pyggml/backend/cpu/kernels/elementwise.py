@@ -162,7 +162,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "round": _round,
     "trunc": _trunc,
     "xielu": _xielu,
-    "sqr": _sqr,  # from here on ops of their own
+    "sqr": _sqr,  # this and the following are ops of their own
     "sqrt": _sqrt,
     "log": log_f32,
     "sin": _sin,
@@ -170,12 +170,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "leaky_relu": _leaky_relu,
     "clamp": _clamp,
 }
-_NUMBERS = {"leaky_relu": 1, "clamp": 2, "xielu": 4}  # that a function takes beside its element
+_NUMBERS = {
+    "leaky_relu": 1,
+    "clamp": 2,
+    "xielu": 4,
+}  # parameters of functions
 IDS = {kind: i for i, kind in enumerate(FUNCTIONS)}
 
 
 def function(kind, x, a=ZERO, b=ZERO, c=ZERO, d=ZERO):
-    """For jitted code: a function of ``FUNCTIONS``; kind is a literal int, its place in ``IDS``."""
+    """Apply a function of ``FUNCTIONS`` in jitted code; ``kind``: its id in ``IDS``, a literal."""
     raise NotImplementedError("for jitted code only")
 
 

@@ -1,10 +1,10 @@
-"""MUL_MAT_ID and ADD_ID: a matmul whose matrix each token picks, and the bias after it.
+"""MUL_MAT_ID and ADD_ID: a matmul with the expert that each token chose, and the bias after it.
 
-A chunk of MUL_MAT_ID is a range of 16-row groups times one use of an expert; where there are more
-uses than experts, times one expert, whose uses a launch before it has listed. At most 16 of their
-rows at a time (64 with a matrix unit) are gathered into thread scratch, so that they pass through
-MUL_MAT's tiles while the chunk's weights stay in cache. An id that names no expert writes nothing
-and reports an error.
+A *use* is a pair of token and expert. A chunk of MUL_MAT_ID is a range of 16-row groups times one
+use. Where there are more uses than experts, it is such a range times all uses of one expert, which
+an earlier launch has listed; up to 16 of their rows at a time (64 with a matrix unit) are gathered
+into thread scratch and multiplied by MUL_MAT's tiles while the weights stay in cache. An id that
+names no expert writes nothing and reports an error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from .weights import (
 )
 
 _GATHER = 16  # rows that are gathered at a time
-_CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 while an expert's tokens pass
+_CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 for all tokens of an expert
 
 
 class Uses(NamedTuple):
@@ -76,7 +76,7 @@ class MulMatId(NamedTuple):
 
     row_chunks: int
     lists: int  # address of the uses by expert, 0: a chunk is one use
-    activations: int  # address of the quantized ones, 0: SRC1 is read
+    activations: int  # address of the quantized activations, 0: SRC1 is read
     row_bytes: int  # of a token's activations
     traits: int
     plain: int  # whether the weights have ggml's layout
@@ -85,7 +85,7 @@ class MulMatId(NamedTuple):
 
 @inline
 def _id(node, use):
-    """The expert of a use, counted over uses and tokens; -1 where there is no such expert."""
+    """The expert of a use (counted over tokens); -1 if the id names no expert."""
     n_used = ne(node, DST, 1)
     token = use // n_used
     ids = data(node, SRC2) + token * nb(node, SRC2, 1) + (use - token * n_used) * nb(node, SRC2, 0)
@@ -95,7 +95,7 @@ def _id(node, use):
 
 @kernel
 def list_uses(node, chunk, n_chunks, scratch):
-    """The uses by expert: the first place of each expert's and the end, then the uses in order."""
+    """List the uses by expert: where each expert's begin, the end, then the uses in order."""
     lists, n_expert = params_of(node, Uses).lists, ne(node, SRC0, 2)
     starts, order = i64_ptr(lists), i64_ptr(lists + 8 * (n_expert + 1))
     uses = nrows(node, DST)
@@ -106,7 +106,7 @@ def list_uses(node, chunk, n_chunks, scratch):
         if e < 0:
             set_error(node, BAD_INDEX)
         elif e + 2 <= n_expert:
-            starts[e + 2] += 1  # moved on by one while the uses are put down
+            starts[e + 2] += 1  # incremented while the uses are listed
     for e in range(2, n_expert + 1):
         starts[e] += starts[e - 1]
     for use in range(uses):
@@ -120,7 +120,7 @@ def list_uses(node, chunk, n_chunks, scratch):
 def mul_mat_id(node, chunk, n_chunks, scratch):
     """Weights of any format, in the plain or the interleaved layout.
 
-    Scratch: a tile, the gathered uses' numbers and rows, a packed group with its table.
+    Scratch: a tile, numbers and rows of the gathered uses, a packed group and its row pointers.
     """
     p = params_of(node, MulMatId)
     traits, plain, acts = p.traits, p.plain, p.activations
@@ -195,7 +195,7 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
 
 
 def _listed(low: Lowering, node: Tensor) -> WorkRange:
-    """Launch the listing of uses by expert into work memory."""
+    """Add the launch that lists the uses by expert; the list in work memory."""
     w, _, ids = node.src
     assert w is not None and ids is not None
     out = low.take(8 * (w.ne[2] + 1 + node.nrows))

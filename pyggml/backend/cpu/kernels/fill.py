@@ -1,6 +1,6 @@
-"""Elements that follow from their place: ARANGE, FILL, TIMESTEP_EMBEDDING, DIAG, DIAG_MASK_*, TRI.
+"""ARANGE, FILL, TIMESTEP_EMBEDDING, DIAG, DIAG_MASK_INF, DIAG_MASK_ZERO and TRI.
 
-Access: rows of the result front to back; of sources only what is kept is read.
+Access: rows of the result front to back; of sources, only the elements that are kept are read.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _lower_fill(low: Lowering, node: Tensor) -> None:
 class Timestep(NamedTuple):
     """The values of TIMESTEP_EMBEDDING."""
 
-    ratio: np.float64  # of a frequency to the one before
+    ratio: np.float64  # of a frequency to the previous one
 
 
 @kernel
@@ -120,7 +120,7 @@ class Keep(NamedTuple):
 
 @kernel
 def keep_f32(node, chunk, n_chunks, scratch):
-    """Row j keeps columns j + begin to j + end (at most WHOLE), and has ``value`` elsewhere."""
+    """Copy columns j + begin to j + end of each row j, and set the others to ``value``."""
     p = params_of(node, Keep)
     n, rows, ne1 = ne(node, DST, 0), nrows(node, DST), ne(node, DST, 1)
     value = p.value

@@ -1,7 +1,7 @@
 """GLU: ``activation(gate) * up``, packed or split, with the quantization of the result.
 
-Access: both rows front to back, split inside a row every 32 columns: for one token the 1,536 or so
-activations are too much for one thread.
+Access: both rows front to back, split inside rows at multiples of 32 columns, so that several
+threads share the activations of one token.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Glu(NamedTuple):
     """The values of GLU."""
 
     parts: int  # of each row, see ``span``
-    swapped: int  # whether packed rows begin with up
+    swapped: int  # whether packed rows have ``up`` first
     quantize: int  # address of the quantized rows, or 0
     alpha: float
     limit: float
-    shift: float  # added to up
+    shift: float  # added to ``up``
 
 
 @inline_strict
 def _limited(gate, up, alpha, limit, shift):
-    """``g * sigmoid(alpha * g) * (u + shift)`` of the limited gate and up."""
+    """``g * sigmoid(alpha * g) * (u + shift)`` with gate g and up u clamped to the limit."""
     gate = limit if gate > limit else gate
     up = limit if up > limit else up
     up = -limit if up < -limit else up

@@ -1,4 +1,4 @@
-"""UPSCALE, WIN_PART and WIN_UNPART: rows of the result from rows of an image, by place.
+"""UPSCALE, WIN_PART and WIN_UNPART: images resized, and cut into windows.
 
 Access: result rows front to back. UPSCALE reads one or two rows of the source with any strides;
 the windows are copies of whole rows.
@@ -34,13 +34,13 @@ class Upscale(NamedTuple):
 
 @inline_strict
 def nearest(i, factor, size):
-    """The source's place of place ``i`` of the result."""
+    """The source index of index ``i`` of the result."""
     return min(np.int64(np.float32(i) / factor), size - 1)
 
 
 @inline_strict
 def between(i, factor, size, offset):
-    """The source's two neighbours of place ``i``, and the weight of the second."""
+    """The two source neighbours of index ``i`` of the result, and the weight of the second."""
     at = (np.float32(i) + offset) / factor - offset
     first = np.int64(np.floor(at))
     low, high = min(max(first, 0), size - 1), min(max(first + 1, 0), size - 1)
@@ -98,9 +98,9 @@ def cubic(d):
 
 @inline_strict
 def window(antialias, i, factor, size, offset):
-    """(first, end, centre, reach) of the elements that place ``i`` is a mean of.
+    """(first, end, centre, reach) of the source elements of which index ``i`` is a mean.
 
-    The bicubic window may reach over the ends, where the last element counts for those after it.
+    The bicubic window may exceed the source, whose border elements are repeated.
     """
     at = (np.float32(i) + offset) / factor
     if antialias:

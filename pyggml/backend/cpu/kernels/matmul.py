@@ -1,12 +1,14 @@
-"""MUL_MAT: interleaved weights times one or many tokens, with the residual or GLU after it.
+"""MUL_MAT: weights times one or many tokens, with the residual or GLU after it.
 
-A chunk is a range of 16-row groups times a range of at most 64 tokens; a group's weights stay in L1
-while its tokens pass. Quantized weights meet int8 activations that are made once per source tensor;
-F16, BF16 and F32 weights meet float32, which half-float activations become first. Weights in ggml's
-plain layout are transposed in registers for one token; for several, a group at a time is packed
-into thread scratch and goes through the same tile. Both layouts give the same bits. With a matrix
-unit (``simd/amx``) as many tokens of a chunk as are multiples of 16 take its tiles, a group at a
-time; chunks then begin at such multiples. The tiles' bits are the same too.
+A chunk is a range of 16-row groups times a range of up to 64 tokens; the weights of a group stay in
+L1 for all tokens of the chunk. Quantized weights are multiplied by int8 activations, made once per
+source tensor; F16, BF16 and F32 weights by float32, to which half-float activations are converted
+first.
+
+Weights in ggml's plain layout are transposed in registers for one token; for several tokens, a
+group at a time is packed into thread scratch and multiplied by the same tile as interleaved
+weights. With a matrix unit (``simd/amx``), the largest multiple of 16 tokens of a chunk uses its
+tiles, and chunks begin at such multiples. All of these give the same bits.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ from .weights import (
 )
 
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
-_LEAST_MACS = 1 << 17  # and what is not worth sharing
+_LEAST_MACS = 1 << 17  # work of a chunk for a few tokens, at least
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
 
@@ -71,7 +73,7 @@ class MulMat(NamedTuple):
 
     row_chunks: int
     token_chunks: int
-    activations: int  # address of the quantized or widened ones, 0: SRC1 is read
+    activations: int  # address of the quantized or float32 activations, 0: SRC1 is read
     add: int  # how many of SRC2 (a bias or residual) and SRC3 (a residual) are added
     quantize: int  # address of the quantized result of ``mul_mat_glu``, or 0
     traits: int
@@ -81,14 +83,14 @@ class MulMat(NamedTuple):
 
 @inline
 def first_token(n, chunk, n_chunks, panel):
-    """First token of a chunk, a whole number of the matrix unit's tiles where that is used."""
+    """First token of a chunk; a multiple of the matrix unit's tile if there is a ``panel``."""
     unit = 1 if panel == 0 else TILE_TOKENS
     return min(n, first_row((n + unit - 1) // unit, chunk, n_chunks) * unit)
 
 
 @inline
 def emit_tile(node, tile, tokens, t, row, rows, out, stride):
-    """Move a tile to the result, adding bias and residual where there are any."""
+    """Copy a tile to the result, adding bias and residual if there are any."""
     p = params_of(node, MulMat)
     for k in range(tokens):
         y = f32_ptr(out + (t + k) * stride + 4 * row)
@@ -115,7 +117,7 @@ def mul_mat(node, chunk, n_chunks, scratch):
     row_chunks, token_chunks, traits, plain = p.row_chunks, p.token_chunks, p.traits, p.plain
     m, n, k = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 0)
     place, t0, t1, batch, i2, i3, w2, w3 = chunk, 0, n, 0, 0, 0, 0, 0
-    if n_chunks != row_chunks:  # else it does without divisions, each of which keeps memory idle
+    if n_chunks != row_chunks:  # one token takes no divisions: memory would idle during each
         place, rest = chunk % row_chunks, chunk // row_chunks
         batch = rest // token_chunks
         i2, i3 = batch % ne(node, DST, 2), batch // ne(node, DST, 2)
@@ -180,7 +182,8 @@ def mul_mat(node, chunk, n_chunks, scratch):
 def mul_mat_glu_kernel(activation: int) -> Kernel:
     """Gate and up matmuls of interleaved quantized weights (SRC0, SRC2), and the GLU of the two.
 
-    A chunk's unit is 32 rows, one block of the result's quantized form, written if asked for.
+    Chunks are multiples of 32 rows: a block of the quantized result, which is written if
+    ``MulMat.quantize`` has an address.
     """
 
     def mul_mat_glu(node, chunk, n_chunks, scratch):
@@ -202,7 +205,7 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
             t1 = first_token(n, chunk // row_chunks + 1, token_chunks, p.panel)
         u0 = first_row(units, place, row_chunks)
         u1 = first_row(units, place + 1, row_chunks)
-        rows = min(ROWS, ne(node, DST, 0))  # 16, but LLVM must not know: it would unroll to scalars
+        rows = min(ROWS, ne(node, DST, 0))  # 16; a constant would make LLVM unroll to scalars
         panel, t_tiles = scratch + p.panel, t0
         up = scratch + RESULTS_BYTES
         if p.panel != 0 and t1 - t0 >= TILE_TOKENS:
@@ -314,7 +317,7 @@ def _lower_mul_mat(low: Lowering, node: Tensor) -> None:
 
 
 def _added(node: Tensor, total: Tensor) -> Tensor | None:
-    """What ``total`` adds to ``node``, where a matmul can: one row, or all of them."""
+    """The tensor that ``total`` adds to ``node`` if MUL_MAT can add it: one row or all rows."""
     other = total.src[1] if total.src[0] is node else total.src[0]
     if other is None or other.type is not GGMLType.F32 or other.nb[0] != 4 or total.nb != node.nb:
         return None
@@ -323,7 +326,7 @@ def _added(node: Tensor, total: Tensor) -> Tensor | None:
 
 
 def _may_add(node: Tensor, total: Tensor) -> bool:
-    """Whether ``total`` may be written while other chunks read what they multiply."""
+    """Whether ``total`` may be written while other chunks read weights and activations."""
     w, x = node.src[0], node.src[1]
     if w is None or x is None or not supports_mul_mat(node) or node.ne[2] * node.ne[3] != 1:
         return False
@@ -332,7 +335,7 @@ def _may_add(node: Tensor, total: Tensor) -> bool:
 
 @fuses("MUL_MAT", "ADD", "ADD")
 def _lower_mul_mat_add_add(low: Lowering, node: Tensor, biased: Tensor, total: Tensor) -> bool:
-    """A bias that all tokens share, then a residual."""
+    """MUL_MAT that also adds a bias row and then a residual."""
     bias, residual = _added(node, biased), _added(biased, total)
     if bias is None or residual is None or not _may_add(node, total):
         return False
@@ -344,7 +347,7 @@ def _lower_mul_mat_add_add(low: Lowering, node: Tensor, biased: Tensor, total: T
 
 @fuses("MUL_MAT", "ADD")
 def _lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
-    """A residual, or a bias that all tokens share, is added where the matmul ends."""
+    """MUL_MAT that also adds a residual or a bias row."""
     other = _added(node, total)
     if other is None or not _may_add(node, total):
         return False
@@ -354,7 +357,7 @@ def _lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
 
 @fuses("MUL_MAT", "MUL_MAT", "GLU")
 def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> bool:
-    """Gate and up rows are computed together, and only their product is stored."""
+    """Gate and up matmuls in one launch, which stores only the GLU of both."""
     gate_w, x = gate.src[0], gate.src[1]
     up_w = up.src[0]
     if gate_w is None or up_w is None or x is None or up.src[1] is not x:

@@ -1,8 +1,8 @@
 """RMS_NORM and NORM, with a weight (and a bias) after them and the quantization of the result;
 L2_NORM and GROUP_NORM.
 
-A row (a group) belongs to one thread, and its sum has one order, so the bits depend on it alone.
-Access: a row is read twice or thrice (but the first time from L1) and written once.
+A row (a group) is computed by one thread with a fixed order of sums: its bits depend on it alone.
+Access: a row is read two or three times (after the first time from L1) and written once.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def rms_norm_f32(node, chunk, n_chunks, scratch):
 
 
 def _launch(low: Lowering, kernel: Kernel, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
-    src = (norm.src[0], *rows, None, None)[:3]  # kernels ask for all
+    src = (norm.src[0], *rows, None, None)[:3]  # kernels read three sources
     chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * low.n_threads)
     params = Norm(norm.op_params["eps"])
     low.launch(kernel, dst, params, chunks, src=src, quantizes=True, replicate=ALWAYS)
 
 
 def _fuse(low: Lowering, kernel: Kernel, norm: Tensor, *more: Tensor) -> bool:
-    """Launch a norm with the nodes after it, each of which combines it with a row."""
+    """Launch a norm and the nodes after it, each of which combines the result with a row."""
     x, dst, rows = norm.src[0], more[-1], [node.src[1] for node in more]
     chain = all(node.src[0] is before for before, node in zip((norm, *more), more, strict=False))
     if x is None or not chain or not all_f32(norm) or not may_write_over(dst, x):
@@ -158,7 +158,7 @@ def group_norm_f32(node, chunk, n_chunks, scratch):
     for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
         i3 = u // groups
         first = (u - i3 * groups) * step
-        rows = height * (min(channels, first + step) - first)  # 0 or less: no channels are left
+        rows = height * (min(channels, first + step) - first)  # <= 0: no channels are left
         start = (i3 * channels + first) * height
         mean = 0.0
         for r in range(rows):

@@ -1,7 +1,7 @@
 """OUT_PROD: a row of the result is a sum of rows of ``a``, weighted by a column of ``b``.
 
-Access: the result's row stays in cache while the rows of ``a`` pass front to back; ``b`` is read
-with any strides. Quantized rows are decoded into scratch, for each row of the result anew.
+Access: the result's row stays in cache while the rows of ``a`` are read front to back; ``b`` may
+have any strides. Quantized rows are decoded into scratch, again for each row of the result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .weights import decoder_of, tile_kind
 class OutProd(NamedTuple):
     """The values of OUT_PROD."""
 
-    decoder: int  # address of what decodes a row of ``a``, 0 if none is needed
+    decoder: int  # address of the function that decodes a row of ``a``, or 0
 
 
 @cache

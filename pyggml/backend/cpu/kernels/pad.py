@@ -15,7 +15,7 @@ from ..simd.element import F32, copy_run, load_elem, store_elem, zero_run
 
 
 class Pad(NamedTuple):
-    """The values of PAD: what is added before each dimension; whether around the ends."""
+    """The values of PAD: elements added before each dimension, and whether it is circular."""
 
     before0: int
     before1: int
@@ -42,7 +42,7 @@ class Roll(NamedTuple):
 
 @inline
 def _place(i, before, n, circular):
-    """Which element of a source of ``n`` lies at ``i`` after ``before`` others; -1 for none."""
+    """The source index, below ``n``, of ``i`` in the padded result; -1: none."""
     i -= before
     if circular:
         return i % n

@@ -31,7 +31,7 @@ class Pool(NamedTuple):
     s1: int
     p0: int
     p1: int
-    size: int  # divides a mean; 0 stands for the elements that are inside
+    size: int  # divisor of a mean; 0: the number of elements inside
 
 
 @cache

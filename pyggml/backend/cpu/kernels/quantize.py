@@ -1,4 +1,4 @@
-"""Activations as int8 in blocks of 32 or 256: what quantized weights are multiplied with.
+"""Activations quantized to int8 in blocks of 32 or 256, for quantized weights; or widened.
 
     quantize_row(x, out, n)                        # in jitted code: n float32 -> n / 32 blocks
     quantize_super_row(x, out, n)                  # n / 256 blocks
@@ -6,13 +6,25 @@
     widened(low, x)                                # F16 or BF16 as float32, for float weights
 
 A block has as many columns as those of the weights, d = max|x| / 127 and codes q = round(x / d),
-ties to even. One of 32 has the values of ggml's Q8_1, d and s = d * sum(q) rounded to half floats,
-in 44 bytes: at 0 -8 * sum(q) (int32), where integer sums start whose weights have a zero in the
-middle or are raised, at 4 d (float32), at 8 the codes, at 40 s (float32) for minima. One of 256 has
-the values of Q8_K, d in float32, and sums (int16) for ``kquant_dot``: 384 bytes with d, at 16
-the sums of 32 columns and at 32 those of 16 columns (each four in the order 0 2 1 3), at 64 for 16
-columns -32 times the sums of columns 4k, 4k + 1 and of 4k + 2, 4k + 3, at 128 the codes. The bits
-are the same wherever the code is compiled into. NaN or inf in a block makes d NaN or inf.
+ties to even. A NaN or inf in a block makes d NaN or inf.
+
+A block of 32 has the values of ggml's Q8_1: d, and s = d * sum(q), are rounded to half floats.
+
+    byte 0   int32    -8 * sum(q): initial value of the integer sums for formats with a zero point
+                      or an offset of 128
+         4   float32  d
+         8   int8     32 codes
+        40   float32  s, for formats with a minimum
+
+A block of 256 has the values of ggml's Q8_K, with d in float32, and sums for ``kquant_dot``:
+
+    byte 0   float32  d
+        16   int16    sums of 32 columns          (each four in the order 0 2 1 3)
+        32   int16    sums of 16 columns          (each four in the order 0 2 1 3)
+        64   int16    for 16 columns, -32 times the sums of columns 4k, 4k + 1 and of 4k + 2, 4k + 3
+       128   int8     256 codes
+
+The bits are the same in every kernel that inlines this code.
 Access: reads and writes front to back, 32 values at a time in vector registers.
 """
 
@@ -56,12 +68,12 @@ from ..work import WorkRange
 BLOCK = 32
 _MAGIC = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
 _MAGIC_BITS = 0x4B400000
-_SMALLEST = 2.0**-120  # a maximum below it has no reciprocal: the codes are 0
+_SMALLEST = 2.0**-120  # of a smaller maximum the reciprocal overflows: codes are 0
 _GRAIN = 4096  # elements of a chunk, about
 
 
 def _magnitudes(b: Any, values: Any) -> Any:
-    """As integers they order like floats, and NaN comes last."""
+    """The magnitudes' bits: they order like the floats, and NaN comes last."""
     return b.and_(b.bitcast(values, vec(i32, BLOCK)), splat(i32, BLOCK, 0x7FFFFFFF))
 
 
@@ -70,13 +82,13 @@ def _largest(b: Any, magnitudes: Any) -> Any:
 
 
 def _inverse(b: Any, largest: Any) -> Any:
-    """127 / largest, or 0 where that says nothing."""
+    """127 / largest, or 0 if that is not finite."""
     usable = b.fcmp_ordered(">=", largest, ir.Constant(f32, _SMALLEST))
     return b.select(usable, b.fdiv(ir.Constant(f32, 127.0), largest), ir.Constant(f32, 0.0))
 
 
 def _codes(b: Any, values: Any, inverse: Any) -> Any:
-    """<32 x i32>: the nearest integers, with ``_MAGIC_BITS`` too much."""
+    """The nearest integers plus ``_MAGIC_BITS``, <32 x i32>."""
     scaled = b.fmul(values, broadcast(b, inverse, BLOCK))
     return b.bitcast(b.fadd(scaled, splat(f32, BLOCK, _MAGIC)), vec(i32, BLOCK))
 
@@ -91,7 +103,7 @@ def _quantize_32(typingctx: Any, x: Any, out: Any) -> Any:
         largest = _largest(b, _magnitudes(b, values))
         d = b.fdiv(largest, ir.Constant(f32, 127.0))
         codes = b.trunc(_codes(b, values, _inverse(b, largest)), vec(i8, BLOCK))
-        wide = b.sext(codes, vec(i32, BLOCK))  # what is stored, NaN or not
+        wide = b.sext(codes, vec(i32, BLOCK))  # the codes as stored, also of NaN
         total = call(b, f"llvm.vector.reduce.add.v{BLOCK}i32", i32, wide)
         v = vectors()
         store(b, b.mul(total, ir.Constant(i32, -8)), at(b, target, EIGHT_OFF), 4)
@@ -140,7 +152,7 @@ def _quantize_256(typingctx: Any, x: Any, out: Any) -> Any:
 
 
 def _store_sums(b: Any, codes: Any, target: Any, i: Any) -> None:
-    """The sums of 32 columns, the ``i``-th of a block of 256, in its head at ``target``."""
+    """Store the sums of part ``i`` of a block of 256, 32 columns, in its head at ``target``."""
 
     def store_sum(value: Any, offset: int, index: Any) -> None:
         place = b.add(at(b, target, offset), b.shl(index, ir.Constant(i64, 1)))

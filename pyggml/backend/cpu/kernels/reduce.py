@@ -1,8 +1,9 @@
 """ARGMAX, SUM, SUM_ROWS, MEAN, CUMSUM and COUNT_EQUAL.
 
-ARGMAX: the first of equal ones; a row is read once, in blocks of 512 whose maxima are vectorised,
-and the best block again. SUM and COUNT_EQUAL: pieces of about 8192 elements, then their total, so
-that the order follows from the sizes. The others: a row belongs to one thread. Sums are float64.
+ARGMAX gives the first of equal maxima: a row is read once, in blocks of 512 with a vectorised
+maximum, and the best block again. SUM and COUNT_EQUAL reduce pieces of about 8192 elements, then
+add these up, so that the order of sums depends on sizes alone. In the others, a row is computed by
+one thread. Sums are float64.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Pieces(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The values of a kernel that adds up pieces: how many, and their address."""
+    """The values of a kernel that adds up pieces: their number and address."""
 
     n: int
     results: int
@@ -63,7 +64,7 @@ class RowSum(NamedTuple):
 
 @inline_strict
 def order_key(x):
-    """An int32 that orders as the float does (0 equals -0; every NaN is above inf)."""
+    """An int32 that orders like the float (0 equals -0; NaN is above inf)."""
     bits = f32_bits(x + np.float32(0))
     return np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF)) if x == x else _HIGHEST
 
@@ -158,7 +159,7 @@ def count_pieces_i32(node, chunk, n_chunks, scratch):
 
 @kernel
 def count_total(node, chunk, n_chunks, scratch):
-    """Adds up the pieces."""
+    """Add up the counts of the pieces."""
     p, total = params_of(node, Total), 0
     counts = i64_ptr(p.results)
     for i in range(p.n):
@@ -224,7 +225,7 @@ def _lower_mean(low: Lowering, node: Tensor) -> None:
 
 @kernel
 def cumsum_f32(node, chunk, n_chunks, scratch):
-    """A row is one chain of additions."""
+    """Prefix sums of rows, one addition after the other."""
     n, rows = ne(node, DST, 0), nrows(node, DST)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)

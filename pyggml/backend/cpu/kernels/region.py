@@ -1,8 +1,8 @@
-"""SET, ACC, CONCAT and REPEAT: whole rows go to a region of the result, or all over it.
+"""SET, ACC, CONCAT and REPEAT: rows are copied (or added) to regions of the result.
 
-Where the result of SET or ACC is a copy of the first source, that is a launch of its own before.
-Access: rows of the region front to back, those of REPEAT split inside long ones; a strided source
-takes a scalar loop.
+SET and ACC that are not in place first copy their first source in a launch of its own.
+Access: rows of the region front to back, long ones of REPEAT in pieces; a strided source takes a
+scalar loop.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def place_kernel(raw: int) -> Kernel:
 
 @kernel
 def acc_f32(node, chunk, n_chunks, scratch):
-    """Adds SRC0 to the region."""
+    """Add SRC0 to the region."""
     n, rows = params_of(node, Region).elements, nrows(node, SRC0)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), region_row(node, row)

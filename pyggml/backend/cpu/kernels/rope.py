@@ -37,7 +37,7 @@ class Rope(NamedTuple):
 
 @inline_strict
 def _angles(node, position, half, freqs, angle):
-    """The angles of a token's pairs, float32[half] at ``angle``."""
+    """Write the angles of a token's pairs, float32[half], to ``angle``."""
     p = params_of(node, Rope)
     step, freq_scale = p.theta_scale, p.freq_scale
     angles, power = f32_ptr(angle), ONE
@@ -62,7 +62,7 @@ def _angles(node, position, half, freqs, angle):
 
 @inline_strict
 def rope_table(node, position, half, freqs, scratch):
-    """Cosines at ``scratch``, sines after them (float32[half] each), times the magnitude."""
+    """Write cosines and then sines, float32[half] each, times the magnitude, to ``scratch``."""
     magnitude = params_of(node, Rope).magnitude
     _angles(node, position, half, freqs, scratch)
     cos, sin = f32_ptr(scratch), f32_ptr(scratch + 4 * half)
@@ -129,5 +129,5 @@ def _lower_rope(low: Lowering, node: Tensor) -> None:
     )
     chunks = max(1, min(node.ne[2] * node.ne[3], node.nelements // GRAIN, 8 * low.n_threads))
     made = rope_kernel(int(p["mode"]), int(node.type))
-    # replicated: SET_ROWS of a token's keys does without a phase before it
+    # replicated: no phase is needed before SET_ROWS writes a token's keys
     low.launch(made, node, params, chunks, scratch=4 * p["n_dims"], replicate=1)

@@ -1,7 +1,7 @@
 """GET_ROWS and SET_ROWS: rows by index, converted on the way.
 
-Access: a row is read and written front to back; which rows is data. An index after the last row
-writes nothing and reports an error; for SET_ROWS a negative one is legal and writes nothing.
+Access: each row is read and written front to back. An index after the last row writes nothing and
+reports an error; for SET_ROWS, a negative index is legal and writes nothing.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from .weights import decoder_of, tile_kind
 class GetRows(NamedTuple):
     """The values of GET_ROWS."""
 
-    decoder: int  # address of what decodes a row of blocks, or 0
+    decoder: int  # address of the function that decodes a row of blocks, or 0
 
 
 class SetRows(NamedTuple):
     """The values of SET_ROWS."""
 
-    encoder: int  # address of what encodes a row of blocks, or 0
+    encoder: int  # address of the function that encodes a row of blocks, or 0
     index_bytes: int
 
 
 @cache
 def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
-    """The kernel of a source type and layout; the result is F32 (I32 of I32).
+    """The kernel of a source type and layout; the result is F32, or I32 for I32.
 
-    Plain rows of blocks are F32 with a decoder.
+    Plain rows of blocks take the kernel of F32 with a decoder.
     """
-    blocks, result = kind in DECODED, I32 if kind == I32 else F32  # blocks: repacked ones
+    blocks, result = kind in DECODED, I32 if kind == I32 else F32  # blocks: of repacked rows
     block, super_block = GGMLType(kind).block_size, kind in K_TYPES
     group_block = block_bytes(kind)
 
@@ -130,7 +130,7 @@ def _index(node, address):
 
 @cache
 def set_rows_kernel(source: int, kind: int) -> Kernel:
-    """The kernel of a source and a target type; rows of blocks are F32 with an encoder."""
+    """The kernel of a source and a target type; for rows of blocks, that of F32 with an encoder."""
 
     def set_rows(node, chunk, n_chunks, scratch):
         p = params_of(node, SetRows)

@@ -1,7 +1,7 @@
 """SOFT_MAX with mask, ALiBi slopes and sinks.
 
-Access: a row is read once with its mask row, then worked on in place in the result (L1 or L2). A
-row belongs to one thread and its sum has one order.
+Access: a row is read once with its mask row, then updated in place in the result (L1 or L2). A row
+is computed by one thread with a fixed order of sums.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class SoftMax(NamedTuple):
     """The values of SOFT_MAX."""
 
     scale: float
-    base_0: float  # ALiBi: a power of it is the slope of the first ``n_head_log2`` heads,
-    base_1: float  # of this the slope of the others
+    base_0: float  # ALiBi: base of the slopes of the first ``n_head_log2`` heads
+    base_1: float  # base of the slopes of the other heads
     n_head_log2: int
 
 

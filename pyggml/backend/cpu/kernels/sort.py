@@ -1,8 +1,8 @@
-"""ARGSORT and TOP_K: an element and its place become one int64, and these are sorted.
+"""ARGSORT and TOP_K: an element and its index are sorted as one int64.
 
-The high half orders as the floats do (or the other way round), the low half is the place; so all
-differ, and any way of sorting gives the stable order. ARGSORT merges runs between two buffers in
-thread scratch; TOP_K keeps a heap of the k best. A row belongs to one thread.
+The high half orders like the float (or in reverse), the low half is the index. So all keys differ,
+and any sorting algorithm gives the stable order. ARGSORT is a merge sort between two buffers in
+thread scratch; TOP_K keeps a heap of the k best. A row is computed by one thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ArgSort(NamedTuple):
 
 @inline_strict
 def ranked(order, x, i):
-    """Element ``i`` of a row and its place: the smallest comes first."""
+    """The sort key of element ``i`` of a row: the smallest comes first."""
     key = np.int64(order_key(load_elem(F32, x, i)))
     key = ~key if order == DESC else key
     return (key << 32) | i
@@ -38,7 +38,7 @@ def ranked(order, x, i):
 
 @inline_strict
 def _merge(source, target, begin, middle, end):
-    """Two sorted runs of ``source`` as one of ``target``."""
+    """Merge two sorted runs of ``source`` into ``target``."""
     i, j = begin, middle
     for k in range(begin, end):
         if j >= end or (i < middle and source[i] < source[j]):
@@ -71,7 +71,7 @@ def argsort_f32(node, chunk, n_chunks, scratch):
 
 @inline_strict
 def _sink(heap, i, n):
-    """Move element ``i`` of a heap of ``n`` down to its place; the largest is on top."""
+    """Sift element ``i`` down in a max-heap of ``n`` elements."""
     value = heap[i]
     while 2 * i + 1 < n:
         child = 2 * i + 1

@@ -28,7 +28,7 @@ class Element(NamedTuple):
 
     parts: int  # of each row, see ``span``
     quantize: int = 0  # address of the quantized rows, or 0
-    a: float = 0.0  # the function's numbers
+    a: float = 0.0  # parameters of the function
     b: float = 0.0
     c: float = 0.0
     d: float = 0.0
@@ -66,7 +66,7 @@ def _supports(node: Tensor) -> bool:
 def _lower_element(
     low: Lowering, node: Tensor, name: str, numbers: tuple[float, ...] = (), grain: int = 1024
 ) -> None:
-    """Launch the kernel of a function; ``grain``: elements of a chunk, 1024 are 1 us of exp."""
+    """Launch the kernel of a function, with ``grain`` elements a chunk (1024 take 1 us of exp)."""
     parts, chunks = split(low, node, grain)
     made = element_kernel(name, int(node.type))
     params = Element(parts, 0, *numbers)

@@ -1,12 +1,14 @@
-"""Which rows of a row-sparse product any token needs: one ascending list, shared by its readers.
+"""The list of active rows of a row-sparse product: ascending, shared by the nodes that read it.
 
-    listed = active_rows(low, node)                # in a lowering; None where all rows are needed
-    count, rows = list_end(listed, n_rows), list_rows(listed, n_rows)      # in a kernel
+    listed = active_rows(low, node)                # in a lowering; None if all rows are active
+    rows = list_rows(listed, n_rows)               # in a kernel
+    count = list_place(listed, n_rows, segments(n_rows))
 
-Rows are those of the matrix; the neuron of a row is the row itself, or the bucket's entry. Where
-there are several tokens, their scores are first reduced to a byte for each neuron, in chunks.
-The list says where each segment of 1,024 rows begins, since sums over rows are cut there.
-Access: scores front to back. A score that is not a number reports an error.
+A row of the matrix is active if any token's score of its neuron reaches the threshold. The neuron
+of row r is r, or entry r of the bucket. For several tokens, their scores are first reduced to a
+byte per neuron, in chunks. The list also has the place where each segment of 1,024 rows begins,
+since sums over rows are cut there.
+Access: scores front to back. A NaN score reports an error.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from ...lowering import GRAIN, Lowering
 from ...simd.element import F32, I8, load_elem, store_elem
 from ...work import WorkRange
 
-SEGMENT = 1024  # rows: sums over rows are cut at its multiples, whatever the threads
+SEGMENT = 1024  # rows: sums over rows are cut at its multiples, for any number of threads
 
 
 class Active(NamedTuple):
@@ -50,13 +52,13 @@ class Active(NamedTuple):
 
 @inline
 def segments(n_rows):
-    """How many segments so many rows have."""
+    """The number of segments of so many rows."""
     return (n_rows + SEGMENT - 1) // SEGMENT
 
 
 @inline
 def list_place(listed, n_rows, segment):
-    """Where a segment's rows begin in the list; ``listed`` 0: all rows are listed."""
+    """The place in the list where a segment begins; ``listed`` 0: all rows are listed."""
     if listed == 0:
         return min(segment * SEGMENT, n_rows)
     return i64_ptr(listed)[segment]
@@ -64,13 +66,13 @@ def list_place(listed, n_rows, segment):
 
 @inline
 def list_at(listed, n_rows):
-    """Where the rows themselves are, int32, unless ``listed`` is 0."""
+    """The address of the listed rows, int32, unless ``listed`` is 0."""
     return listed + 8 * (segments(n_rows) + 1)
 
 
 @inline
 def list_rows(listed, n_rows):
-    """The rows themselves, unless ``listed`` is 0."""
+    """The listed rows as a pointer, unless ``listed`` is 0."""
     return i32_ptr(list_at(listed, n_rows))
 
 
@@ -82,7 +84,7 @@ def neuron_of(row, bucket):
 
 @kernel
 def mark_active(node, chunk, n_chunks, scratch):
-    """A byte for each neuron of a range: whether any token's score reaches the threshold."""
+    """Write a byte for each neuron: whether any token's score reaches the threshold."""
     p = params_of(node, Active)
     n, marks, threshold = ne(node, SRC0, 0), p.marks, p.threshold
     first, end = first_row(n, chunk, n_chunks), first_row(n, chunk + 1, n_chunks)
@@ -100,9 +102,9 @@ def mark_active(node, chunk, n_chunks, scratch):
 
 @kernel
 def list_active(node, chunk, n_chunks, scratch):
-    """The list itself, from the marks, from one token's scores (SRC0), or of all that are placed.
+    """Write the list: from the marks, from one token's scores (SRC0), or of all rows present.
 
-    SRC1 has the placement: a bucket, or marks of neurons that are absent.
+    SRC1 is the placement: a bucket, or marks of absent neurons.
     """
     p = params_of(node, Active)
     out, n_rows = p.listed, p.rows
@@ -137,7 +139,7 @@ def list_active(node, chunk, n_chunks, scratch):
 
 
 def active_rows(low: Lowering, node: Tensor) -> WorkRange | None:
-    """The list for a MUL_MAT_SPARSE or AXPY, made once for all that select alike; None for all."""
+    """The list for a MUL_MAT_SPARSE or AXPY, shared by equal selections; None if all are active."""
     a, b, idx, placed = node.src
     assert a is not None and b is not None
     if idx is None and placed is None:

@@ -76,11 +76,11 @@ TOGETHER = 8  # rows of one token that are read side by side
 PANEL_ROWS = 64
 SEGMENT_PANELS = SEGMENT // PANEL_ROWS
 _WINDOW = 8  # groups of columns that are decoded at a time: 128 KB, with AVX-512 256 KB
-_DIRECT = 4  # tokens a row, below which decoding it for each costs less than keeping it
+_DIRECT = 4  # with fewer tokens per row, decoding it for each token is faster
 _FEW = 16  # tokens whose sums over each segment are kept
 _TOKENS = 256  # tokens of a chunk
 _SUM_BYTES = 1 << 17  # of a chunk of many tokens: they stay in L2
-# Of scratch, beside rows and their ends: addresses twice, a segment's addresses and values.
+# Scratch besides rows and their ends: pointers to ends, twice; a segment's pointers and values.
 _SCRATCH = 16 * TOGETHER + 8 * (SEGMENT + TOGETHER) + 4 * SEGMENT
 
 
@@ -102,10 +102,10 @@ class Axpy(NamedTuple):
 
 @inline
 def part_of(node, chunk):
-    """A chunk's segment or block of tokens, its stripe of columns, and of how many.
+    """(segment or block of tokens, stripe of columns, number of stripes) of a chunk.
 
-    Of the ``share`` chunks of each thread the first ``whole`` are segments that are not cut into
-    stripes, and the others its stripes of the last segments.
+    Each thread has ``share`` chunks: ``whole`` segments that are not cut into stripes, then its
+    stripes of the last segments.
     """
     p = params_of(node, Axpy)
     whole, stripes = p.whole, p.stripes
@@ -120,7 +120,7 @@ def part_of(node, chunk):
 
 @inline
 def set_ends(ends, size):
-    """What ``add_rows`` needs at ``ends``: the addresses of 8 rows' ends twice, then the ends."""
+    """Initialize memory of ``add_rows``: pointers to 8 row ends, twice, then zeros for the ends."""
     for r in range(2 * TOGETHER):
         i64_ptr(ends)[r] = ends + 16 * TOGETHER + r % TOGETHER * size
     zero_run(ends + 16 * TOGETHER, TOGETHER * size // 4)
@@ -128,7 +128,7 @@ def set_ends(ends, size):
 
 @inline
 def add_rows(traits, table, c, values, sums, full, left, ends):
-    """At most 8 rows times a token's values: ``full`` groups, and ``left`` bytes of another."""
+    """Add up to 8 rows times a token's values: ``full`` groups and ``left`` bytes of another."""
     add, size = trait(traits, AXPY_ROWS), trait(traits, AXPY_BYTES)
     call_address(add, (table, c, values, sums, full))
     if left != 0:
@@ -145,8 +145,8 @@ def add_rows(traits, table, c, values, sums, full, left, ends):
 def axpy(node, chunk, n_chunks, scratch):
     """One token, and weights of any format.
 
-    Scratch: the ends of 8 rows and their addresses; the segment's addresses and values; 8 rows
-    in a format that has a decoder, as float32.
+    Scratch: the ends of 8 rows and pointers to them; pointers and values of the segment's rows; 8
+    decoded rows, if the format has a decoder.
     """
     p = params_of(node, Axpy)
     traits = p.traits
@@ -180,7 +180,7 @@ def axpy(node, chunk, n_chunks, scratch):
         addresses[n] = weights + row * nb(node, SRC0, 1)
         taken[n] = values[neuron_of(row, bucket)]
         n += taken[n] != 0
-    later, stripe, stripes = part_of(node, chunk + 1)  # what this thread reads next
+    later, stripe, stripes = part_of(node, chunk + 1)  # what this thread most likely reads next
     begin = end = 0
     if later < segments(n_rows):
         begin, end = list_place(listed, n_rows, later), list_place(listed, n_rows, later + 1)
@@ -205,7 +205,7 @@ def axpy(node, chunk, n_chunks, scratch):
 
 @kernel
 def axpy_sums(node, chunk, n_chunks, scratch):
-    """The sums of the segments of a few tokens, added in order."""
+    """Add the segments' sums of one or a few tokens, in order."""
     p = params_of(node, Axpy)
     traits = p.traits
     columns, ordered = trait(traits, AXPY_COLUMNS), trait(traits, AXPY_ORDER)
@@ -231,17 +231,17 @@ def axpy_sums(node, chunk, n_chunks, scratch):
 
 @inline
 def _taken(node, unit, t):
-    """Where the values are that a block of tokens, the first of which is ``t``, takes of 64 rows.
+    """The address of the values of 64 rows for a block of tokens that begins at ``t``.
 
-    float32, token by token, of each as many as its mask says.
+    float32, token by token; a token has as many as its mask has bits.
     """
     n, units = ne(node, DST, 1), segments(ne(node, SRC0, 1)) * SEGMENT_PANELS
     return params_of(node, Axpy).masks + 8 * units * n + 4 * PANEL_ROWS * (unit * n + t)
 
 
 @inline
-def _aim(node, table, start, weights):
-    """The addresses of 64 listed rows, of the last one again and again behind the end."""
+def _set_pointers(node, table, start, weights):
+    """Set the pointers to 64 listed rows; after the end the last row is repeated."""
     listed, n_rows, addresses = params_of(node, Axpy).listed, ne(node, SRC0, 1), i64_ptr(table)
     rows, last = list_rows(listed, n_rows), list_place(listed, n_rows, segments(n_rows)) - 1
     for i in range(PANEL_ROWS):
@@ -251,11 +251,14 @@ def _aim(node, table, start, weights):
 
 
 @inline
-def _add_token(traits, mask, table, coming, asked, some, values, sums, full, left, ends):
-    """The rows of a mask times a token's values; meanwhile as many that come next are asked for.
+def _add_token(traits, mask, table, coming, prefetched, some, values, sums, full, left, ends):
+    """Add the rows of a mask times a token's values, and prefetch as many of the next rows.
 
-    ``some`` has room for 8 addresses twice. Returns the number of rows asked for, and the place
-    behind the values.
+    Args:
+        some: room for 16 pointers.
+
+    Returns:
+        (number of rows prefetched so far, address after the token's values).
     """
     rows, c, missing = i64_ptr(some), 0, count_bits(mask)
     for r in range(PANEL_ROWS):
@@ -266,17 +269,17 @@ def _add_token(traits, mask, table, coming, asked, some, values, sums, full, lef
         c, missing = c + bit, missing - bit
         if c == TOGETHER or (missing == 0 and c > 0):
             for i in range(c):
-                rows[c + i] = i64_ptr(coming)[min(asked, PANEL_ROWS - 1)]
-                asked += 1
+                rows[c + i] = i64_ptr(coming)[min(prefetched, PANEL_ROWS - 1)]
+                prefetched += 1
             add_rows(traits, some, c, values, sums, full, left, ends)
             values += 4 * c
             c = 0
-    return asked, values
+    return prefetched, values
 
 
 @kernel
 def axpy_masks(node, chunk, n_chunks, scratch):
-    """For each 64 listed rows and each token: which rows it takes, as bits, and their values."""
+    """Write for each 64 listed rows and each token a bit mask of its rows, and their values."""
     p = params_of(node, Axpy)
     n, n_rows, listed = ne(node, DST, 1), ne(node, SRC0, 1), p.listed
     bucket = data(node, SRC3) if p.bucket != 0 else 0
@@ -321,9 +324,9 @@ def panel_scratch(kind: int, groups: int, tokens: int) -> int:
 def axpy_many(node, chunk, n_chunks, scratch):
     """Weights of any format.
 
-    Scratch: the end of a row; a row in a format that has a decoder, as float32; addresses of 64
-    rows and of those to come, of 8 rows and of 8 to come, the ends of 8 rows; decoded rows; the
-    sums of a segment (unless ``sums`` has them) and the totals.
+    Scratch: the end of a row; a decoded row, if the format has a decoder; pointers to 64 rows and
+    to the next 64, to 8 rows and to the next 8; the ends of 8 rows; decoded groups; the sums of a
+    segment (unless ``sums`` has them) and the totals.
     """
     p = params_of(node, Axpy)
     traits = p.traits
@@ -379,20 +382,20 @@ def axpy_many(node, chunk, n_chunks, scratch):
             for t in range(t0, t1):
                 needed |= masks[t]
                 pairs += count_bits(masks[t])
-            _aim(node, table, start, weights)
+            _set_pointers(node, table, start, weights)
             if kept != 0 and decoder == 0 and pairs < _DIRECT * count:
                 if k == 0:
                     prefetch_rows(table, min(count, TOGETHER), groups * size)
-                _aim(node, table_next, start + PANEL_ROWS, weights)
-                asked, values = 0, _taken(node, segment * SEGMENT_PANELS + k, t0)
+                _set_pointers(node, table_next, start + PANEL_ROWS, weights)
+                prefetched, values = 0, _taken(node, segment * SEGMENT_PANELS + k, t0)
                 for t in range(t0, t1):
                     at = sums + (t - t0) * token_stride
-                    asked, values = _add_token(
+                    prefetched, values = _add_token(
                         traits,
                         masks[t],
                         table,
                         table_next,
-                        asked,
+                        prefetched,
                         some,
                         values,
                         at,
@@ -405,12 +408,12 @@ def axpy_many(node, chunk, n_chunks, scratch):
                 w1 = min(groups, w0 + _WINDOW)
                 whole = min(full, w1) - w0
                 if w1 < groups:
-                    _aim(node, table_next, start, weights + w1 * size)
+                    _set_pointers(node, table_next, start, weights + w1 * size)
                 else:
-                    _aim(node, table_next, start + PANEL_ROWS, weights)
+                    _set_pointers(node, table_next, start + PANEL_ROWS, weights)
                 later = min(_WINDOW, groups - w1 if w1 < groups else groups) * size
                 for r in range(count):
-                    if decoder == 0:  # meanwhile, memory is asked for what is decoded next
+                    if decoder == 0:  # prefetch what is decoded next
                         prefetch_rows(table_next + 8 * r, 1, later)
                     if (needed >> r) & 1 != 0:
                         x, y = addresses[r] + w0 * size, panel + r * sum_bytes
@@ -452,11 +455,11 @@ def axpy_many(node, chunk, n_chunks, scratch):
 def launch_axpy(
     low: Lowering, node: Tensor, values: Tensor | WorkRange, scores: Tensor | None
 ) -> None:
-    """Add an AXPY.
+    """Add the launches of an AXPY.
 
     Args:
-        values: what the rows are multiplied with, of all neurons.
-        scores: the tokens' scores, unless values are zero where they are too low.
+        values: the factors of the rows, for all neurons.
+        scores: the tokens' scores; None if values are 0 wherever scores are too low.
     """
     w, b, _, placed = node.src
     assert w is not None and b is not None
@@ -465,7 +468,7 @@ def launch_axpy(
     listed = active_rows(low, node)
     functions = [AXPY_ROWS] if n == 1 else [AXPY_UNPACK]
     if 1 < n <= _FEW and not is_decoded(w.type, TYPES):
-        functions.insert(0, AXPY_ROWS)  # of rows that few tokens need
+        functions.insert(0, AXPY_ROWS)  # for rows that few tokens need
     tokens = ceil_div(n, ceil_div(n, _TOKENS))  # of a block
     if n <= _FEW:
         stripes = min(groups, ceil_div(2 * low.n_threads, n_segments))
@@ -474,7 +477,7 @@ def launch_axpy(
         stripes = max(ceil_div(groups, fit), min(groups, 4 * low.n_threads))
     chunks, whole, share, stripe = stripes * n_segments, 0, 0, ceil_div(groups, stripes)
     if n <= _FEW and stripes == 1 and groups >= low.n_threads:
-        stripes = low.n_threads  # of the last segments, so that all threads end alike
+        stripes = low.n_threads  # of the last segments, so that threads end at the same time
         whole, cut = divmod(n_segments, stripes)
         share = whole + cut
         chunks, stripe = stripes * share, groups if whole else ceil_div(groups, stripes)

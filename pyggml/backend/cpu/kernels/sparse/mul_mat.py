@@ -1,12 +1,12 @@
-"""MUL_MAT_SPARSE: MUL_MAT's dot products of the rows that any token needs; zeros elsewhere.
+"""MUL_MAT_SPARSE: MUL_MAT's dot products for active rows, zeros for the others.
 
 A chunk is a part of the list of active rows. For one token, and where few of the tokens need a
-row, the rows of each token are transposed in registers (``row_tile``); otherwise 16 rows at a time
-are packed for all tokens and pass through MUL_MAT's tile. Both give MUL_MAT's bits.
+row, the rows of each token are transposed in registers (``row_tile``). Otherwise 16 rows at a time
+are packed for all tokens and multiplied by MUL_MAT's tile. Both give MUL_MAT's bits.
 
-The same kernel takes a gate and activations, and then writes what AXPY multiplies with
-(``ffn``): rows whose gate is closed by ReLU are not read, nor zeros written for those that
-are not listed.
+In other forms (``ffn``) the same kernel also applies gate and activations, and writes the values of
+AXPY: rows whose gate is 0 after ReLU are not read, and nothing is written for rows that are not
+listed.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ from ..weights import (
 )
 from .active import active_rows, list_at, list_place, list_rows, neuron_of, segments
 
-_BLOCK = 256  # rows whose list is in scratch
-_DENSE = 3  # how much more a dot product costs in ``times_rows`` than in a tile of four tokens
+_BLOCK = 256  # rows that are listed in scratch at a time
+_DENSE = 3  # cost of a dot product in ``times_rows``, in those of a tile of four tokens
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _FLOATS_BYTES = 4 * (_BLOCK + ROWS)
 _TABLE_BYTES = 8 * (_BLOCK + 2 * ROWS)
@@ -80,7 +80,7 @@ PLAIN, UP, GATE_ROWS, GATE = range(4)  # forms
 class MulMatSparse(NamedTuple):
     """The values of ``mul_mat_sparse``."""
 
-    activations: int  # address of the quantized ones, 0: SRC1 is read
+    activations: int  # address of the quantized activations, 0: SRC1 is read
     listed: int  # address of the list of active rows
     bucket: int  # whether SRC3 is a bucket
     out: int  # address of the results
@@ -89,7 +89,7 @@ class MulMatSparse(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What becomes of the dot products with the rows of SRC0, ``up``.
+    """What is computed from ``up``, the dot products with the rows of SRC0.
 
     Args:
         kind: PLAIN: ``up``; UP: ``act(up + SRC4)``, SRC4 may be missing; GATE_ROWS: ``act(gate) *
@@ -106,7 +106,7 @@ class Form(NamedTuple):
 
 @kernel
 def zero_f32(node, chunk, n_chunks, scratch):
-    """Zeros: rows of the result, front to back."""
+    """Set the result to 0, rows front to back."""
     total = nrows(node, DST)
     for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
         zero_run(row_address(node, DST, r), ne(node, DST, 0))
@@ -114,9 +114,9 @@ def zero_f32(node, chunk, n_chunks, scratch):
 
 @inline
 def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stride):
-    """The addresses of chosen rows, the last one again up to a multiple of 16, and of later rows.
+    """Set pointers to chosen rows (the last one repeated up to a multiple of 16) and later rows.
 
-    Memory is asked for the first ones here, for the others by ``times_rows``.
+    Prefetches the first ones; ``times_rows`` prefetches the others.
     """
     addresses, rows, coming = i64_ptr(table), i32_ptr(chosen), i32_ptr(later)
     end = (n + ROWS - 1) // ROWS * ROWS
@@ -133,8 +133,8 @@ def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stri
 def mul_mat_sparse_kernel(form: Form) -> Kernel:
     """The kernel of a form, for weights of any format.
 
-    Scratch: two tiles, results, gates, addresses, neurons and rows that are chosen, packed groups,
-    decoded rows. Rows that are decoded are taken 16 at a time.
+    Scratch: two tiles, results, gates, row pointers, chosen neurons and rows, packed groups,
+    decoded rows. Formats with a decoder take 16 rows at a time.
     """
     what, squared = form.kind, int(form.squared)
     act, up_act = IDS.get(form.act, -1), IDS.get(form.up_act, -1)
@@ -204,7 +204,7 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                         c = opened
                     if c == 0:
                         continue
-                    after = listed_at + 4 * (first + m)  # most likely read next by this thread
+                    after = listed_at + 4 * (first + m)  # most likely this thread's next rows
                     left = count - first - m if n == 1 else 0
                     base, step = (
                         (gate_rows, gate_bytes) if what == GATE_ROWS else (up_rows, up_bytes)
@@ -280,7 +280,7 @@ def supports_sparse(node: Tensor) -> bool:
 def launch_rows(
     low: Lowering, node: Tensor, form: Form, gate: Tensor | None, out: Tensor | WorkRange
 ) -> None:
-    """Add the dot products of a MUL_MAT_SPARSE, in a form, written to [F, T] floats at ``out``."""
+    """Add the launch of a MUL_MAT_SPARSE in some form, with its result, F32 [F, T], at ``out``."""
     w, x, idx, placed = node.src
     assert w is not None and x is not None and idx is not None
     act = [low.quantized(x, w.type.block_size, add_quantize)] if w.type in QUANTIZED else []

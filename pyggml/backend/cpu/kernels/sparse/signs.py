@@ -1,7 +1,7 @@
-"""MUL_MAT_SIGNS: how many more signs of rows and activations agree than differ.
+"""MUL_MAT_SIGNS: the number of equal signs of a row and the activations, minus the unequal ones.
 
-The activations' signs become bits first, a launch of their own; a row is then XOR and a count of
-bits, 64 columns at a time. Access: rows of bits front to back, once for up to 64 tokens.
+A first launch packs the activations' signs as bits; a row is then XOR and a bit count, 64 columns
+at a time. Access: rows of bits front to back, once for up to 64 tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Signs(NamedTuple):
 
 @kernel
 def pack_signs(node, chunk, n_chunks, scratch):
-    """The sign bits of a range of tokens, padded with zeros to words of 64."""
+    """Write the sign bits of a range of tokens, padded with zeros to words of 64."""
     n, words = ne(node, SRC1, 0), (ne(node, SRC1, 0) + 63) // 64
     tokens = ne(node, SRC1, 1)
     for t in range(first_row(tokens, chunk, n_chunks), first_row(tokens, chunk + 1, n_chunks)):
