@@ -1,17 +1,16 @@
-"""Compiled code on disk: a directory that is ours alone, whose entries are checked before use.
+"""Compiled code on disk: a private directory whose entries are checked before use.
 
     cache = CodeCache(Path("~/.cache/pyggml/code/0123abcd").expanduser())
     cache.write("add_f32.nbc", data)
     cache.read("add_f32.nbc")                      # the same bytes; None if missing or damaged
 
-What is read here is unpickled and run. So the directory is reached by descriptors, each component
-of its path checked (owner: this user or root; not writable by others, unless sticky), and all
-access is relative to the last descriptor: nobody can put another directory in its place. An entry
-begins with a checksum; a damaged one is deleted, with one line on stderr. Entries are found by
-names that tell all that they depend on; those that nobody used for a month are deleted when a
-process writes its first one. Where the directory is not safe or cannot be written, ``read`` finds
-nothing or ``write`` keeps nothing, with one line: code is then compiled in memory. Never raises for
-the state of the disk. Thread-safe.
+Entries are unpickled and run. So each component of the path is opened by descriptor and checked
+(owner: this user or root; not writable by others, unless sticky), and all access is relative to the
+last descriptor: nobody can put another directory in its place. An entry begins with a checksum; a
+damaged one is deleted, with one line on stderr. The name of an entry includes all that it depends
+on; entries not used for a month are deleted when a process writes its first one. If the directory
+is not safe or cannot be written, ``read`` finds nothing or ``write`` does nothing, with one line on
+stderr, and code is compiled in memory. Errors of the disk are never raised. Thread-safe.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from pathlib import Path
 _MAGIC = b"pyggml code 1\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _TEMPORARY = ".tmp"
-_KEEP_DAYS = 30  # directories and entries that nobody used for so long are deleted
+_KEEP_DAYS = 30  # directories and entries not used for so long are deleted
 _DAY_S = 86400
 _POSIX = hasattr(os, "getuid") and os.open in os.supports_dir_fd
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -38,11 +37,11 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getatt
 
 
 class CodeCache:
-    """One directory of entries, made if it is missing.
+    """One directory of entries, created if it is missing.
 
     Attributes:
-        path: where it is, for messages.
-        readable, writable: whether entries can be found and kept.
+        path: the directory, for messages.
+        readable, writable: whether entries can be read and written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +52,7 @@ class CodeCache:
         try:
             if _POSIX:
                 self._fd = _open_private(path)
-                os.utime(self._fd)  # it is used
+                os.utime(self._fd)  # marks it as used
             else:
                 path.mkdir(parents=True, exist_ok=True)
                 os.utime(path)
@@ -63,7 +62,7 @@ class CodeCache:
             self._keep_nothing(e)
 
     def read(self, name: str) -> bytes | None:
-        """An entry; None where there is none, or it was damaged and is deleted."""
+        """The content of an entry; None if there is none, or it was damaged (and is deleted)."""
         if not self.readable:
             return None
         try:
@@ -83,7 +82,7 @@ class CodeCache:
         return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Keep an entry in place of an older one: readers find the one or the other, whole."""
+        """Write or replace an entry, atomically."""
         if not self.writable:
             return
         temporary = f"{name}.{secrets.token_hex(8)}{_TEMPORARY}"
@@ -110,7 +109,7 @@ class CodeCache:
                 os.unlink(name, dir_fd=self._fd)
 
     def _touch(self, name: str) -> None:
-        """Note that an entry is used."""
+        """Mark an entry as used."""
         with contextlib.suppress(OSError):
             if self._fd is None:
                 os.utime(self.path / name)
@@ -136,7 +135,7 @@ class CodeCache:
             os.replace(source, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def _sweep(self) -> None:
-        """Delete what processes left that ended while they wrote: nobody holds its lock."""
+        """Delete temporary files of processes that died while writing: their locks are free."""
         for name in os.listdir(self.path if self._fd is None else self._fd):
             if name.endswith(_TEMPORARY):
                 with (
@@ -157,7 +156,7 @@ def _say_once(text: str) -> None:
 
 
 def _open_private(path: Path) -> int:
-    """The descriptor of a directory, made if missing, that only this user and root can change.
+    """The descriptor of a directory (created if missing) that only this user and root can change.
 
     Raises:
         OSError: another user owns a component of its path or can write to it, or it cannot be made.
@@ -172,7 +171,7 @@ def _open_private(path: Path) -> int:
             try:
                 deeper = os.open(part, os.O_RDONLY | _DIRECTORY | _NO_FOLLOW, dir_fd=fd)
             except FileNotFoundError:
-                with contextlib.suppress(FileExistsError):  # where another process was faster
+                with contextlib.suppress(FileExistsError):  # another process was faster
                     os.mkdir(part, 0o700, dir_fd=fd)
                 deeper = os.open(part, os.O_RDONLY | _DIRECTORY | _NO_FOLLOW, dir_fd=fd)
             os.close(fd)
@@ -199,7 +198,7 @@ def _check_component(path: Path, info: os.stat_result) -> None:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Whether a group is this user's own, as many systems make one for each user, or root's."""
+    """Whether a group is root's or the user's private one, which many systems create."""
     import grp
     import pwd
 
@@ -212,7 +211,7 @@ def _is_private_group(gid: int) -> bool:
 
 
 def _lock(fd: int) -> bool:
-    """Lock a file until it is closed or its process ends; whether nobody else has it."""
+    """Lock a file until it is closed or the process ends; False if another process has the lock."""
     try:
         import fcntl
     except ImportError:  # Windows does not delete files that are open
@@ -225,7 +224,7 @@ def _lock(fd: int) -> bool:
 
 
 def prune(base: Path, keep: Path) -> None:
-    """Delete the directories beside ``keep`` that nobody used for a month."""
+    """Delete directories of ``base``, except ``keep``, that were not used for a month."""
     limit = time.time() - _KEEP_DAYS * _DAY_S
     try:
         for old in base.iterdir():

@@ -64,10 +64,10 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def _host_features() -> Any:
-    """LLVM's names of what this CPU has, ``{"avx2": True, ...}``.
+    """The features of this CPU by LLVM's names, ``{"avx2": True, ...}``.
 
-    LLVM does not look for all that ``ISAS`` needs on AArch64: Linux tells, every Mac has it. Tiles
-    are left out where the system does not permit them.
+    On AArch64, LLVM does not detect all that ``ISAS`` needs: Linux reports it, every Mac has it.
+    Tiles are left out if the system does not permit them.
     """
     import llvmlite.binding as llvm
 
@@ -85,9 +85,8 @@ def _host_features() -> Any:
 def _request_tiles() -> bool:
     """Ask Linux for AMX's tile registers, without which their first use is SIGILL.
 
-    What it grants holds for all threads of the process and for its forks; a program that is started
-    by exec asks again, since nothing runs kernels before ``host_isas``. It refuses where a thread's
-    signal stack (sigaltstack) is too small for another 8 KB of registers.
+    The permission holds for all threads of the process and for its forks, not after exec. Linux
+    refuses if a thread's signal stack (sigaltstack) is too small for another 8 KB of registers.
     """
     if sys.platform != "linux" or sys.maxsize < 1 << 32:
         return False
@@ -126,7 +125,7 @@ def isa() -> str:
 def use_isa(name: str) -> None:
     """Compile for an instruction set from now on; only before the first kernel is compiled.
 
-    For any but the host's best, all of LLVM's code is what a plain host of that set would get.
+    For any but the host's best, LLVM compiles for a plain host with that set.
 
     Raises:
         PyggmlError: it is unknown or this host does not have it.
@@ -139,14 +138,14 @@ def use_isa(name: str) -> None:
         )
     if name != host_isas()[0]:
         retarget(ISAS[name][1], "")
-    elif name == "neon":  # Numba asks LLVM only, and code for a CPU without it aborts the process
+    elif name == "neon":  # Numba uses LLVM's features only, which lack the dot product
         retarget(None, _host_features().flatten())
     _chosen = name
 
 
 _NO_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 KERNEL_SIG: Any = nb.types.void(*[nb.types.int64] * 4)
-FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must travel
+FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must propagate
 
 
 @lru_cache(maxsize=len(ISAS))
@@ -203,8 +202,8 @@ def _formats(isa_name: str) -> _Formats:
 def _cache_of(function: Callable[..., Any]) -> Any:
     """Numba's interface to the cache, for one function.
 
-    Of other sources than ours, all files of the folder count, since functions of any may be
-    inlined, and all of ours; what has no file, such as a line typed in, is not kept.
+    A function of a user's file depends on all files of that folder, since any of them may be
+    inlined, and on all of this package. A function without a file is not kept.
     """
     file, name = Path(function.__code__.co_filename), isa()
     module = sources(name).module(file)
@@ -223,19 +222,19 @@ def _cache_of(function: Callable[..., Any]) -> Any:
 def _stamps(folder: Path, file: Path) -> tuple[tuple[str, int, int], ...]:
     try:
         files = [(path.name, path.stat()) for path in sorted({file, *folder.glob("*.py")})]
-    except OSError:  # one went away meanwhile
+    except OSError:  # a file was deleted meanwhile
         return ()
     return tuple((name, info.st_mtime_ns, info.st_size) for name, info in files)
 
 
 _compile_lock = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a child would wait for ever for a thread that it has not
+if hasattr(os, "register_at_fork"):  # else a child could wait forever for a thread it lacks
     os.register_at_fork(
         before=_compile_lock.acquire,
         after_in_parent=_compile_lock.release,
         after_in_child=_compile_lock.release,
     )
-on_compile: Callable[[str], None] | None = None  # told what was compiled, or begins to be
+on_compile: Callable[[str], None] | None = None  # called with what was compiled, or is about to be
 
 
 class Kernel:
@@ -272,7 +271,7 @@ class Kernel:
 
     def assembly(self) -> str:
         """The machine code as text; compiles it, since the cache keeps no assembly."""
-        isa()  # it tells Numba what to compile for
+        isa()  # sets Numba's target
         return assembly(compile_cfunc(self.function, self._signature, self._options, NO_CACHE))
 
 
@@ -282,27 +281,27 @@ def kernel(function: Callable[..., None], name: str = "") -> Kernel:
 
 
 def named_kernel(function: Callable[..., None], *variant: object) -> Kernel:
-    """Declare one of several kernels of a function, named after it and what makes it different."""
+    """Declare one variant of a kernel, named after the function and the variant."""
     return Kernel(function, name="_".join([function.__name__, *(str(v).lower() for v in variant)]))
 
 
 def fast_kernel(function: Callable[..., None], name: str = "") -> Kernel:
-    """Declare a kernel in which LLVM may reorder sums and contract to FMA (NaN and inf travel)."""
+    """Declare a kernel in which LLVM may reorder sums and use FMA (NaN and inf propagate)."""
     return Kernel(function, FAST, name)
 
 
 def inline(function: Callable[..., Any]) -> Any:
-    """A function that kernels call: compiled into each of them, never cached on its own.
+    """Declare a function that is compiled into the kernels that call it, never cached on its own.
 
-    Python must not call it: it has no wrapper for that, which saves a quarter of the compiling.
+    Python cannot call it: it has no wrapper, which saves a quarter of the compile time.
     """
     return nb.njit(nogil=True, error_model="numpy", fastmath=FAST, **_NO_WRAPPERS)(function)
 
 
 def inline_strict(function: Callable[..., Any]) -> Any:
-    """Like ``inline`` with strict floating point: the same bits wherever it is compiled into.
+    """Like ``inline`` with strict floating point: the same bits in every kernel.
 
-    Numba lets functions that do not say inherit their first caller's mathematics.
+    Without a setting, Numba would compile it with the fast-math flags of its first caller.
     """
     return nb.njit(nogil=True, error_model="numpy", fastmath=False, **_NO_WRAPPERS)(function)
 

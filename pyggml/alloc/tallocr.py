@@ -1,4 +1,4 @@
-"""Places the tensors of a ``no_alloc`` context one behind the other in a buffer, for good.
+"""Place the tensors of a ``no_alloc`` context one after the other in a buffer.
 
     ctx = Context(no_alloc=True)
     w = ctx.new_tensor_2d(GGMLType.F32, 576, 1536)
@@ -19,11 +19,11 @@ from ..tensor import Tensor
 
 
 class TensorAllocator:
-    """Fills one buffer from its start.
+    """Allocates tensors in one buffer, from its start.
 
     Attributes:
-        buffer: where tensors go.
-        used: bytes taken so far, gaps of alignment included.
+        buffer: the buffer.
+        used: bytes allocated so far, with gaps of alignment.
     """
 
     def __init__(self, buffer: Buffer) -> None:
@@ -46,7 +46,7 @@ class TensorAllocator:
         buffer = self.buffer
         size = buffer.buft.alloc_size(tensor)
         start = self.used
-        if size:  # an empty tensor takes no room, so a full buffer has an address for it
+        if size:  # an empty tensor fits into a full buffer
             start = round_up(buffer.base + start, buffer.buft.alignment) - buffer.base
         if start + size > buffer.size:
             raise AllocError(
