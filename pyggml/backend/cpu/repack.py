@@ -3,7 +3,8 @@
     for done_bytes in repack(backend.run_launches, n_threads, [(tensor, ggml_bytes), ...]):
         ...                                        # show progress
 
-Each step is one program whose launches interleave whole tensors; mapped pages are let go behind.
+Each step is one program whose launches interleave whole tensors; then their mapped pages are
+dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .kernels.weights import PACK, decode_rows, pack, packed_bytes, weight_facts
 from .layout import ROWS, group_bytes
 from .lowering import Lowering
 from .simd.element import zero_run
-from .simd.row_tile import TABLE_BYTES, aim
+from .simd.plain_rows import TABLE_BYTES, set_row_pointers
 from .work import WorkMemory, WorkStore
 
 _STEP_BYTES = 16 << 20
@@ -54,7 +55,7 @@ def repack_groups(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-de
     for g in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
         matrix, row = g // groups, g % groups * ROWS
         source = p.source + matrix * n_rows * row_bytes
-        aim(scratch, source, row_bytes, row, n_rows)
+        set_row_pointers(scratch, source, row_bytes, row, n_rows)
         for r in range(n_rows - row, ROWS):
             i64_ptr(scratch)[r] = padding
         facts, n = p.facts, p.n_columns
@@ -73,7 +74,7 @@ def repack(
         run: runs the launches of a lowering.
 
     Yields:
-        The bytes that are done, after each step.
+        The number of bytes converted so far, after each step.
     """
     step: list[tuple[Tensor, npt.NDArray[np.uint8]]] = []
     done = size = 0

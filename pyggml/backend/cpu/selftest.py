@@ -3,11 +3,11 @@
     ensure_isa()                                   # at the start of the first CPU backend
     measure_again()                                # pyllama info --tune
 
-The first time that these sources meet this host, two child processes compare small computations
-with NumPy: one a case of each kernel family, the other a token through a layer as models run it. If
-one dies or disagrees, the next simpler instruction set is tried, with one line on stderr. What they
-compiled, side by side, is in the cache then. When both have passed and the machine is idle, the
-first child measures the CPU (``measure``), which takes a fraction of a second.
+When these sources run on a host for the first time, two child processes compare small computations
+with NumPy: one a case of each kernel family, the other a token through a layer of a model. If one
+dies or has a wrong result, the next simpler instruction set is tried, with one line on stderr. The
+code that they compile, at the same time, is in the cache then. After both have passed, the first
+child measures the CPU (``measure``), which takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from . import tuning
 Array = npt.NDArray[Any]
 _TIMEOUT_S = 300
 _PASSED = "self-test-passed"
-_INHERITS = os.name == "posix"  # whether a child can be given a pipe beside its standard ones
+_INHERITS = os.name == "posix"  # whether a child can inherit more pipes than its standard ones
 _lock = threading.Lock()
 _done = False
 
 
 def ensure_isa() -> None:
-    """Settle on an instruction set that works here, and measure a CPU that was not seen before.
+    """Choose an instruction set that works here, and measure the CPU if it is a new one.
 
     Raises: BackendError, PyggmlError.
     """
@@ -49,7 +49,7 @@ def ensure_isa() -> None:
             jit.use_isa(_first_working())
         else:
             jit.isa()
-        tuning.forget()  # what was looked up before the instruction set was settled
+        tuning.forget()  # values that were read before the instruction set was chosen
         keeps = jit.code_cache(jit.isa()).writable
         if measured and keeps and env.SELF_TEST.enabled() and tuning.load() is None:
             measure_again()
@@ -58,7 +58,7 @@ def ensure_isa() -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()  # a thread that is not here may have had it
+    _lock = threading.Lock()  # a thread of the parent may have held it
 
 
 if hasattr(os, "register_at_fork"):
@@ -100,7 +100,7 @@ def _try(name: str) -> tuple[str, tuning.Record | None]:
     """Run the self-test of an instruction set in child processes.
 
     Returns:
-        What is wrong, or nothing; and what was measured.
+        The problem, or an empty text; and the measurement.
     """
     if not _has_interpreter():
         return "", None
@@ -122,12 +122,12 @@ def _try(name: str) -> tuple[str, tuning.Record | None]:
 
 
 def _has_interpreter() -> bool:
-    """Whether this is no embedded Python, which has no interpreter to start."""
+    """Whether there is a Python interpreter to start: not in an embedded Python."""
     return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 def _record(output: list[str], problem: str) -> tuning.Record:
-    """What a child measured, or why it did not."""
+    """The measurement of a child, or the reason why there is none."""
     try:
         return tuning.Record.from_json(output[-1])
     except (IndexError, ValueError) as e:
@@ -137,7 +137,7 @@ def _record(output: list[str], problem: str) -> tuning.Record:
 class _Child:
     """A Python process that calls functions of this module, one after the other.
 
-    It ends with this process, even if that is killed: it watches a pipe whose other end is here.
+    It ends with this process, even if that is killed: it watches a pipe that this process holds.
 
     Raises:
         OSError: it cannot be started.
@@ -164,7 +164,7 @@ class _Child:
             os.close(watched)
 
     def result(self) -> tuple[list[str], str]:
-        """Let it measure, if it waits for that. The lines that it printed, and what went wrong."""
+        """Let it measure, if it waits for that. The lines that it printed, and the problem."""
         try:
             output, error = self._process.communicate("go\n", timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired as e:
@@ -202,7 +202,7 @@ _MATMUL_TYPES = {"Q4_1": 64, "Q8_0": 64, "Q4_K": 256, "Q6_K": 256, "F16": 64}  #
 
 
 def families() -> None:
-    """The first child: one case a kernel family; raises where a result is wrong."""
+    """The first child: one case of each kernel family; raises for a wrong result."""
     from ... import ops
     from ...cgraph import CGraph
     from ...context import Context
@@ -259,9 +259,9 @@ def measure_when_told() -> None:
 
 
 def layer() -> None:
-    """The second child: the first token of a sequence through a layer; raises likewise.
+    """The second child: a sequence's first token through a layer; raises for a wrong result.
 
-    At position 0 nothing is rotated, and attention gives back the token's own values.
+    At position 0 nothing is rotated, and attention returns the token's own values.
     """
     from ... import ops
     from ...alloc import GraphAllocator, alloc_ctx_tensors

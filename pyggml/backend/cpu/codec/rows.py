@@ -3,8 +3,7 @@
     decode = row_decoder(kind).address             # in a lowering: a parameter of the node
     decode_columns(decode, row, y, n, first)       # in a kernel: columns first .. first + n
 
-A kernel that is not bound by decoding need not be compiled for each format: it takes the address,
-and each format has one decoder and one encoder for all kernels.
+A kernel that takes the address of a decoder or encoder need not be compiled for each format.
 Access: front to back, a block at a time.
 """
 

@@ -19,7 +19,7 @@ from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, nb, ne, params_of
 from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, lowers
-from ..simd.attend import TILE_ROWS, fetch_rows, weighed_columns
+from ..simd.attend import TILE_ROWS, prefetch_cells, pv_columns
 from ..simd.kv_row import KINDS
 from ..tuning import tuning
 from .attention_chunk import (
@@ -29,15 +29,15 @@ from .attention_chunk import (
     PACKED,
     S_STRIDE,
     VALUE_BYTES,
+    attn_pv_packed,
+    attn_qk_packed,
     cache_facts,
     find_cells,
     lines_of,
     pack,
     score_direct,
-    score_packed,
     stretched,
     weigh_direct,
-    weigh_packed,
 )
 from .attention_row import (
     CHUNK,
@@ -160,9 +160,9 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 elif n > 0:
                     j = n_fetched * r // n_rows  # a share of the next chunk
                     share = n_fetched * min(r + step, n_rows) // n_rows - j
-                    fetch_rows(k, nb_k, later + 8 * j, share, lines_k)
-                    fetch_rows(v, nb_v, later + 8 * j, share, lines_v)
-                    score_packed(facts, query, hd8, keys, n, scores)
+                    prefetch_cells(k, nb_k, later + 8 * j, share, lines_k)
+                    prefetch_cells(v, nb_v, later + 8 * j, share, lines_v)
+                    attn_qk_packed(facts, query, hd8, keys, n, scores)
                 for i in range(rows if n > 0 else 0):
                     token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
                     s = scores + i * S_STRIDE
@@ -176,7 +176,7 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                         next_cells, keys_after, nb_k,
                     )  # fmt: skip
                 elif n > 0:
-                    weigh_packed(facts, scores, values, n, sums, padded)
+                    attn_pv_packed(facts, scores, values, n, sums, padded)
                 for i in range(rows):
                     token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
                     state, found = states + (r + i) * state_bytes, sums + i * 4 * padded
@@ -258,7 +258,7 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     parts = low.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()
-    facts = cache_facts(int(k.type), int(v.type), weighed_columns(hdv), *tails, tuning())
+    facts = cache_facts(int(k.type), int(v.type), pv_columns(hdv), *tails, tuning())
     params = Attention(
         scale=node.op_params["scale"],
         bias_0=2.0 ** (-max_bias / n2) if max_bias else 0.0,

@@ -23,24 +23,24 @@ from ..abi import SRC5, data, f32_ptr, i32_ptr, i64_ptr, nb
 from ..atomics import call_address
 from ..facts import Facts, fact
 from ..simd import attend
-from ..simd.attend import MOST_AHEAD, score_cells, weigh_cells
+from ..simd.attend import MAX_AHEAD, attn_pv, attn_qk
 from ..simd.kv_row import BLOCK, BLOCK_BYTES, element, transpose_8x8, widen_8
 from ..tuning import Tuning
 from .attention_row import CHUNK
 
 S_STRIDE = 4 * CHUNK  # bytes of a row of scores
-CELLS_BYTES = 8 * (CHUNK + MOST_AHEAD)  # of a list of cells
+CELLS_BYTES = 8 * (CHUNK + MAX_AHEAD)  # of a list of cells
 
 
 @inline
 def find_cells(node, sequence, first, end, out):  # type: ignore[no-untyped-def]
-    """The cache's rows of a chunk of keys from ``first`` on, as int64, and of ``MOST_AHEAD`` more.
+    """The cache's rows of a chunk of keys from ``first`` on, as int64, and of ``MAX_AHEAD`` more.
 
     The last before ``end`` is repeated.
     """
     rows = i64_ptr(out)
     cells = data(node, SRC5)
-    n = min(CHUNK + MOST_AHEAD, end - first)
+    n = min(CHUNK + MAX_AHEAD, end - first)
     if cells == 0:
         for j in range(n):
             rows[j] = first + j
@@ -48,7 +48,7 @@ def find_cells(node, sequence, first, end, out):  # type: ignore[no-untyped-def]
         pairs = i32_ptr(cells + sequence * nb(node, SRC5, 2) + first * nb(node, SRC5, 1))
         for j in range(n):
             rows[j] = pairs[2 * j]
-    for j in range(n, CHUNK + MOST_AHEAD):
+    for j in range(n, CHUNK + MAX_AHEAD):
         rows[j] = rows[n - 1]
 
 
@@ -105,13 +105,13 @@ def _pack_values(kind: int) -> Kernel:
 
 
 @kernel
-def _score_packed(q, d, keys, n, scores):  # type: ignore[no-untyped-def]
-    attend.score_packed(q, 4 * d, keys, d, n, scores, S_STRIDE)
+def _attn_qk_packed(q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+    attend.attn_qk_packed(q, 4 * d, keys, d, n, scores, S_STRIDE)
 
 
 @kernel
-def _weigh_packed(p, values, n, sums, padded):  # type: ignore[no-untyped-def]
-    attend.weigh_packed(p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
+def _attn_pv_packed(p, values, n, sums, padded):  # type: ignore[no-untyped-def]
+    attend.attn_pv_packed(p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
 
 
 @cache
@@ -132,7 +132,7 @@ def _score_direct(kind: int, tail: int, hint: int) -> Kernel:
 
 @inline_strict
 def _score(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead):  # type: ignore[no-untyped-def]
-    score_cells(
+    attn_qk(
         kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines, ahead
     )
 
@@ -157,19 +157,19 @@ def _weigh_direct(kind: int, columns: int, tail: int, hint: int) -> Kernel:
 def _weigh(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
     s_row, o_row = S_STRIDE, 4 * padded
     if rows == 4:
-        weigh_cells(kind, 4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
     elif rows == 3:
-        weigh_cells(kind, 3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
     elif rows == 2:
-        weigh_cells(kind, 2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
     else:
-        weigh_cells(kind, 1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
 
 
 # Facts: bytes of 32 values, and of keys; how many keys ahead are prefetched; the functions.
 VALUE_BYTES, KEY_BYTES, KEYS_AHEAD = range(3)
-PACK_KEYS, PACK_VALUES, SCORE, WEIGH, SCORE_PACKED, WEIGH_PACKED = range(3, 9)
-DIRECT, PACKED = (SCORE, WEIGH), (PACK_KEYS, PACK_VALUES, SCORE_PACKED, WEIGH_PACKED)
+PACK_KEYS, PACK_VALUES, SCORE, WEIGH, QK_PACKED, PV_PACKED = range(3, 9)
+DIRECT, PACKED = (SCORE, WEIGH), (PACK_KEYS, PACK_VALUES, QK_PACKED, PV_PACKED)
 
 
 @cache
@@ -188,8 +188,8 @@ def cache_facts(
         PACK_VALUES: partial(_pack_values, kind_v),
         SCORE: partial(_score_direct, kind_k, tail_k, tuned.kv_hint),
         WEIGH: partial(_weigh_direct, kind_v, columns, tail_v, tuned.kv_hint),
-        SCORE_PACKED: lambda: _score_packed,
-        WEIGH_PACKED: lambda: _weigh_packed,
+        QK_PACKED: lambda: _attn_qk_packed,
+        PV_PACKED: lambda: _attn_pv_packed,
     }
     numbers = {
         place: 32 // BLOCK[kind] * BLOCK_BYTES[kind]
@@ -212,9 +212,9 @@ def pack(facts, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):  # type: ign
 
 
 @inline
-def score_packed(facts, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+def attn_qk_packed(facts, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
     """Scores of ``TILE_ROWS`` query rows against ``n`` packed keys."""
-    call_address(fact(facts, SCORE_PACKED), (q, d, keys, n, scores))
+    call_address(fact(facts, QK_PACKED), (q, d, keys, n, scores))
 
 
 @inline
@@ -225,9 +225,9 @@ def score_direct(facts, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # ty
 
 
 @inline
-def weigh_packed(facts, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
+def attn_pv_packed(facts, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
     """Sums of packed values, weighted with ``TILE_ROWS`` rows of probabilities."""
-    call_address(fact(facts, WEIGH_PACKED), (p, values, n, sums, padded))
+    call_address(fact(facts, PV_PACKED), (p, values, n, sums, padded))
 
 
 @inline

@@ -35,7 +35,7 @@ from ..facts import fact
 from ..layout import QUANTIZED, ROWS, activation_bytes, group_bytes
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, copy_run, put, take
-from ..simd.row_tile import TABLE_BYTES, aim
+from ..simd.plain_rows import TABLE_BYTES, set_row_pointers
 from ..work import WorkRange
 from .matmul import supports_mul_mat
 from .quantize import add_quantize
@@ -169,7 +169,7 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             rows = min(ROWS, m - row)
             if plain != 0:
                 w = packed + TABLE_BYTES
-                aim(packed, weights, nb(node, SRC0, 1), row, m)
+                set_row_pointers(packed, weights, nb(node, SRC0, 1), row, m)
                 decode_rows(facts, packed, rows, k, w + group)
                 pack(facts, packed, k, w)
             else:

@@ -25,7 +25,7 @@ from ..facts import fact
 from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, group_bytes
 from ..lowering import Lowering, fuses, lowers
 from ..simd.element import F32, put, take
-from ..simd.row_tile import TABLE_BYTES, aim
+from ..simd.plain_rows import TABLE_BYTES, set_row_pointers
 from ..tuning import tuning
 from .binary import ADD as SUM
 from .binary import combine
@@ -150,7 +150,7 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         rows = min(ROWS, m - row)
         if plain != 0:
             w = packed
-            aim(table, weights, nb(node, SRC0, 1), row, m)
+            set_row_pointers(table, weights, nb(node, SRC0, 1), row, m)
             decode_rows(facts, table, rows, k, packed + group)
             if t1 - t0 == 1:
                 times_rows(facts, table, rows, x + t0 * stride, scratch, k)

@@ -1,8 +1,8 @@
 """MUL_MAT_SPARSE: MUL_MAT's dot products of the rows that any token needs; zeros elsewhere.
 
 A chunk is a part of the list of active rows. For one token, and where few of the tokens need a
-row, the rows of each token are transposed in registers (``row_tile``); otherwise 16 rows at a time
-are packed for all tokens and pass through MUL_MAT's tile. Both give MUL_MAT's bits.
+row, the rows of each token are transposed in registers (``plain_rows``); otherwise 16 rows at a
+time are packed for all tokens and pass through MUL_MAT's tile. Both give MUL_MAT's bits.
 
 The same kernel takes a gate and activations, and then writes what AXPY multiplies with
 (``sparse_ffn``): rows whose gate is closed by ReLU are not read, nor zeros written for those that
@@ -41,7 +41,7 @@ from ..facts import fact
 from ..layout import INTERLEAVED, QUANTIZED, ROWS
 from ..lowering import Lowering, lowers
 from ..simd.element import zero_run
-from ..simd.plain_rows import ask_for_rows
+from ..simd.plain_rows import prefetch_rows
 from ..work import WorkRange
 from .elementwise import IDS, function
 from .quantize import add_quantize
@@ -125,7 +125,7 @@ def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stri
         addresses[end + i] = addresses[end - 1]
         if n_later > 0:
             addresses[end + i] = later_base + coming[min(i, n_later - 1)] * later_stride
-    ask_for_rows(table, min(n, 8), stride)
+    prefetch_rows(table, min(n, 8), stride)
 
 
 @cache

@@ -20,7 +20,7 @@ from ..facts import fact
 from ..lowering import Lowering, lowers
 from ..simd.axpy import TYPES, group_bytes, group_columns, place_of
 from ..simd.element import F32, put, take, zero_run
-from ..simd.plain_rows import ask_for_rows
+from ..simd.plain_rows import prefetch_rows
 from ..work import WorkRange
 from .sparse import supports_sparse
 from .sparse_active import SEGMENT, active_rows, list_place, list_rows, neuron_of, segments
@@ -107,7 +107,7 @@ def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             row = at if listed == 0 else rows[at] + 0
             addresses[n + i] = weights + row * nb(node, SRC0, 1) + skipped * size
     row_bytes = full * size if decoder == 0 else nb(node, SRC0, 1)
-    ask_for_rows(addresses_at, min(n, TOGETHER), row_bytes)
+    prefetch_rows(addresses_at, min(n, TOGETHER), row_bytes)
     for i in range(0, n, TOGETHER):
         c, some = min(TOGETHER, n - i), values_at + 4 * i
         if decoder != 0:

@@ -37,7 +37,7 @@ from ..codec.rows import decode_columns
 from ..facts import fact
 from ..simd.axpy import axpy_panel, count_bits, group_bytes, group_columns, place_of
 from ..simd.element import copy_bytes, zero_run
-from ..simd.plain_rows import ask_for_rows
+from ..simd.plain_rows import prefetch_rows
 from ..simd.vector import LINE
 from .sparse_active import SEGMENT, list_place, list_rows, neuron_of, segments
 from .weights import (
@@ -263,7 +263,7 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             _aim(node, table, start, weights)
             if kept != 0 and decoder == 0 and pairs < _DIRECT * count:
                 if k == 0:
-                    ask_for_rows(table, min(count, TOGETHER), groups * size)
+                    prefetch_rows(table, min(count, TOGETHER), groups * size)
                 _aim(node, table_next, start + PANEL_ROWS, weights)
                 asked, values = 0, _taken(node, segment * SEGMENT_PANELS + k, t0)
                 for t in range(t0, t1):
@@ -292,7 +292,7 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 later = min(_WINDOW, groups - w1 if w1 < groups else groups) * size
                 for r in range(count):
                     if decoder == 0:  # meanwhile, memory is asked for what is decoded next
-                        ask_for_rows(table_next + 8 * r, 1, later)
+                        prefetch_rows(table_next + 8 * r, 1, later)
                     if (needed >> r) & 1 != 0:
                         x, y = addresses[r] + w0 * size, panel + r * sum_bytes
                         if decoder != 0:

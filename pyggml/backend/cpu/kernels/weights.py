@@ -9,7 +9,7 @@ So a matmul is compiled once, not for each format, and a format's inner loops on
 Formats without a tile of their own have a decoder: their rows become float32 and take the path of
 F32 weights, with float32 activations. So every format runs, row-sparse ops too, and sums have the
 order of F32 weights, whatever the number of tokens.
-Access: see ``simd/tile``, ``simd/row_tile`` and ``simd/axpy``; rows to decode are walked front to
+Access: see ``simd/tile``, ``simd/plain_rows`` and ``simd/axpy``; rows to decode are walked front to
 back, a few at a time, into thread scratch.
 """
 
@@ -39,8 +39,8 @@ from ..layout import (
 from ..layout import group_bytes as interleaved_bytes
 from ..simd import amx, axpy
 from ..simd.element import F32
-from ..simd.row_tile import pack_rows, row_tiles
-from ..simd.tile import fetch_ahead, fetched_lines, float_tile, float_tokens, q_tile
+from ..simd.plain_rows import pack_rows, row_tiles
+from ..simd.tile import float_tile, float_tokens, prefetch_distance, prefetched_lines, q_tile
 from ..simd.vector import LINE
 from ..tuning import Tuning, tuning
 
@@ -145,7 +145,7 @@ def _facts(type: GGMLType, tuned: Tuning) -> Facts:
         COLUMNS: columns,
         BLOCK_BYTES: block_bytes(kind),
         ACT_BYTES: ACTIVATION_BYTES[columns] if quantized else 4,
-        FETCHED: LINE * fetched_lines(kind, 4) if quantized else 0,
+        FETCHED: LINE * prefetched_lines(kind, 4) if quantized else 0,
         DECODED_BYTES: _decoded_bytes(type),
         WIDE: wide,
         AHEAD_ONE: ahead_one,
@@ -235,10 +235,10 @@ def layout_name(w: Tensor) -> str:
 
 @inline
 def prefetch_ahead(facts, passed, left, blocks):  # type: ignore[no-untyped-def]
-    """How many bytes ahead a pass over a group of blocks prefetches; see ``fetch_ahead``."""
+    """How many bytes ahead a pass over a group of blocks prefetches; see ``prefetch_distance``."""
     tuned = fact(facts, AHEAD_ONE) if passed + left == 1 else fact(facts, AHEAD_FEW)
     group, half = blocks * fact(facts, BLOCK_BYTES), blocks * fact(facts, FETCHED)
-    return fetch_ahead(passed, left, tuned, group, half)
+    return prefetch_distance(passed, left, tuned, group, half)
 
 
 @inline
@@ -275,8 +275,8 @@ def pack(facts, table, n, out):  # type: ignore[no-untyped-def]
 def decode_rows(facts, table, rows, n, floats):  # type: ignore[no-untyped-def]
     """Decode up to 16 rows of ``n`` columns to ``floats``, where ``table`` then has them.
 
-    As after ``aim``, the last one fills up the 16. Rows of formats with a codebook are unpacked
-    instead; nothing happens to other formats that have a tile.
+    The last row is repeated up to 16, as by ``set_row_pointers``. Rows of formats with a codebook
+    are unpacked instead; rows of other formats that have a tile stay as they are.
     """
     decoder = fact(facts, DECODER)
     if decoder == 0:

@@ -2,7 +2,7 @@
 
     y[i] = silu_f32(x[i])                         # in a jitted loop: eight lanes at a time on AVX2
 
-Every function takes and returns float32, lets NaN travel and is within 2 ulp (``exp_f32``,
+Every function takes and returns float32, keeps NaN and is within 2 ulp (``exp_f32``,
 ``log_f32``, ``tanh_f32``, ``erf_f32``) of the true value where the result is a normal number.
 Results below the smallest normal number are 0. Reassociation stays off in here: rounding by a magic
 number and split constants would be folded away.
@@ -16,11 +16,10 @@ from typing import Any
 
 import numba as nb
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from ..abi import bits_f32, f32_bits
+from .vector import emitted, i64
 
 _exact = nb.njit(nogil=True, error_model="numpy", fastmath={"contract"})
 
@@ -155,14 +154,10 @@ def gelu_erf_f32(x):  # type: ignore[no-untyped-def]
     return HALF * x * (ONE + erf_f32(x * SQRT_HALF))
 
 
-@intrinsic
-def f64_bits(typingctx: Any, x: Any) -> Any:
+@emitted(result=types.int64, args=(types.float64,))
+def f64_bits(b: Any, x: Any) -> Any:
     """The 64 bits of a float64."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return b.bitcast(args[0], ir.IntType(64))
-
-    return types.int64(types.float64), codegen
+    return b.bitcast(x, i64)
 
 
 SIN0, SIN1, SIN2 = _F(-1.9515295891e-4), _F(8.3321608736e-3), _F(-1.6666654611e-1)
@@ -172,7 +167,7 @@ TWO_OVER_PI, PI_OVER_2 = 0.63661977236758134308, 1.57079632679489661923
 
 @_exact
 def sincos_f32(x):  # type: ignore[no-untyped-def]
-    """(sin x, cos x) of an angle in radians, to 1e-7 up to a million turns."""
+    """(sin x, cos x) of an angle in radians, to 1e-7 up to a million periods."""
     t = np.float64(x) * TWO_OVER_PI + MAGIC_F64
     quadrant = np.int32(f64_bits(t))
     r = np.float32(np.float64(x) - (t - MAGIC_F64) * PI_OVER_2)
