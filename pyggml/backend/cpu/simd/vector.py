@@ -71,10 +71,9 @@ def broadcast(b: Value, scalar: Value, lanes: int) -> Value:
 def concat(b: Value, parts: list[Value]) -> Value:
     """The lanes of some vectors of one type, a power of two of them."""
     while len(parts) > 1:
-        n = 2 * parts[0].type.count
-        lanes = ir.Constant(vec(i32, n), list(range(n)))
+        lanes = range(2 * parts[0].type.count)
         pairs = zip(parts[::2], parts[1::2], strict=True)
-        parts = [b.shuffle_vector(x, y, lanes) for x, y in pairs]
+        parts = [lanes_of(b, x, y, lanes) for x, y in pairs]
     return parts[0]
 
 
