@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.profile_model import cpu_program, rows_of
-from pyggml.backend.cpu.profile import profile
+from pyggml.backend.cpu.trace import profile
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.quants import quantize

@@ -26,7 +26,7 @@ from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.buffer import REPACK
 from pyggml.backend.cpu.layout import INTERLEAVED
-from pyggml.backend.cpu.profile import profile
+from pyggml.backend.cpu.trace import profile
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType

@@ -29,7 +29,7 @@ from benchmarks import machine
 from benchmarks.profile_model import cpu_program
 from benchmarks.roof import read_roof
 from benchmarks.sparse_files import N_LAYER, N_VOCAB, set_gates, write_files
-from pyggml.backend.cpu.profile import profile
+from pyggml.backend.cpu.trace import profile
 from pyggml.dtype import GGMLType
 from pyggml.env import user_cache_dir
 from pyggml.jit import isa

@@ -23,8 +23,8 @@ from benchmarks.bench_model import token_bytes
 from benchmarks.performance_page import profile_section
 from benchmarks.roof import mac_roof, read_roof
 from pyggml.backend.cpu.backend import CpuProgram
-from pyggml.backend.cpu.profile import PhaseTime, profile
 from pyggml.backend.cpu.program import Program
+from pyggml.backend.cpu.trace import PhaseTime, profile
 from pyggml.dtype import GGMLType
 from pyggml.jit import isa
 from pyggml.sched import Schedule

@@ -4,8 +4,8 @@
     y = dequantize(blocks, "Q4_K")
     x = to_float(tensor)                           # any tensor's values
 
-The bytes and values are bit for bit what ggml's C functions give. Supported are F32, F16, BF16 and
-``BLOCK_TYPES``, of which some are only read. Thread-safe.
+The bytes and values have the bits of ggml's C functions. Supported are F32, F16, BF16 and
+``BLOCK_TYPES``; those without an encoder can only be read. Thread-safe.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = [
 ]
 
 
-_PLAIN = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)  # NumPy is as fast as it gets
-_SMALL = 1 << 16  # elements that are not worth compiling a kernel for
+_PLAIN = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)  # NumPy is as fast as a kernel
+_SMALL = 1 << 16  # elements; compiling a kernel does not pay for fewer
 
 
 def quantize(
@@ -58,18 +58,18 @@ def quantize(
 
     Args:
         x: float32 [..., n], where n is a multiple of the block size.
-        imatrix: float32 [n], how much each column matters (mean squares of activations); formats
-            without such a search ignore it.
-        n_threads: None is one for each core that we may use.
+        imatrix: float32 [n], the importance of each column (mean square of the activations);
+            formats without a weighted search ignore it.
+        n_threads: threads; None is one for each core that this process may use.
 
     Returns:
         uint8 [..., row_size(type, n)].
 
     Raises:
-        QuantizeError: NaN, infinity or a too large number for a block format; a weight of the
-            importance matrix that is not a number from 0.
+        QuantizeError: NaN, infinity, or a number that is too large for a block format; a negative
+            or infinite weight in the importance matrix.
         ShapeError: rows that do not fill blocks, an importance matrix of another length.
-        TypeMismatch: a format that we cannot quantize to.
+        TypeMismatch: a format without an encoder.
     """
     type = _type(type)
     x = np.ascontiguousarray(x, np.float32)
@@ -83,7 +83,7 @@ def quantize(
     try:
         out = codec.encode(x.reshape(-1, n), type, weights, n_threads)
     except ComputeError:
-        check_finite(x, type)  # it says where
+        check_finite(x, type)  # raises an error that says where
         raise
     check_scales(out, x, type)
     return out.reshape(*x.shape[:-1], n_bytes)
@@ -96,14 +96,14 @@ def dequantize(
 
     Args:
         data: uint8 [..., row bytes], as from ``quantize`` (or flat); or ``bytes``.
-        n_threads: None is one for each core that we may use.
+        n_threads: threads; None is one for each core that this process may use.
 
     Returns:
         float32 [..., n].
 
     Raises:
         ShapeError: rows that are not whole blocks.
-        TypeMismatch: a format that we do not know, or an array of something else than bytes.
+        TypeMismatch: an unknown format, or an array that is not of bytes.
     """
     type = _type(type)
     data = _bytes(data)

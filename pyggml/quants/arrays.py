@@ -1,10 +1,10 @@
-"""Whole arrays on all threads: who does it is plugged in from above.
+"""The backend's codec for whole arrays, on all threads; the registry of backends installs it.
 
     codec = array_codec()                          # the CPU backend's, or None
     blocks = codec.encode(rows, GGMLType.Q4_K, None, None)
 
-Kernels live on a higher floor than formats. The registry of backends says here what to load when an
-array is large enough to be worth compiling for; NumPy's functions are for the rest.
+Kernels are on a higher floor than formats, so formats cannot import them: the registry of backends
+passes a function that loads the codec. Small arrays are converted by NumPy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .block import Bytes, Floats
 
 
 class ArrayCodec(Protocol):
-    """Encodes and decodes arrays, bit for bit as the reference."""
+    """Encodes and decodes arrays, with the bits of the reference."""
 
     def encode(
         self, x: Floats, type: GGMLType, imatrix: Floats | None, n_threads: int | None
@@ -34,11 +34,11 @@ _load: Callable[[], ArrayCodec] | None = None
 
 
 def plug_array_codec(load: Callable[[], ArrayCodec]) -> None:
-    """Say what ``array_codec`` loads."""
+    """Set the function that loads the codec."""
     global _load
     _load = load
 
 
 def array_codec() -> ArrayCodec | None:
-    """The codec that is plugged in, loaded when it is asked for."""
+    """The installed codec, loaded at the first call; None if there is none."""
     return None if _load is None else _load()

@@ -1,15 +1,15 @@
-"""What a block format is: one declaration, of which everything else is derived.
+"""The declaration of a block format, from which everything else is derived.
 
     Q4_0 = register(BlockType(GGMLType.Q4_0, nibbles(2), d=half(0), zero=8, encode=encode_centred))
     Q4_0.dequantize_blocks(blocks)                 # uint8 [n, type_size] -> float32 [n, columns]
 
     x[j] = d * step[j / sub] * number(code[j]) + minimum
 
-A declaration says which bits of a block are the scale, the codes, the scales and minima of
-sub-blocks, and what codes stand for. This file derives the NumPy functions, the oracle of every
-kernel; ``validity`` the check of a file's bytes; ``backend/cpu/codec`` the jitted decoder and the
-packing of its encoders; ``backend/cpu/layout`` and ``simd`` the interleaved layout, its packing,
-the tiles, KV rows and AXPY. See ``docs/add-a-format.md``.
+A declaration says which bits of a block are the scale, the codes, and the scales and minima of
+sub-blocks, and which number each code means. Derived from it are: the NumPy functions here, the
+oracle of the kernels; the check of a file's bytes (``validity``); the jitted decoder and the
+packing of the encoders (``backend/cpu/codec``); the interleaved layout, its packing and tiles, KV
+rows and AXPY (``backend/cpu/layout`` and ``simd``). See ``docs/add-a-format.md``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..dtype import GGMLType
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[Any]
-SUB = 32  # columns that every layout and decoder takes at a time
+SUB = 32  # columns that layouts and decoders process at a time
 
 
 class Bits(NamedTuple):
@@ -54,6 +54,11 @@ class Bits(NamedTuple):
     def n(self) -> int:
         """The number of elements."""
         return prod(self.shape)
+
+    @property
+    def byte(self) -> int:
+        """The byte that the first element begins in."""
+        return self.at // 8
 
     @property
     def elements(self) -> range:
@@ -95,7 +100,7 @@ class _Bytes(NamedTuple):
     first: int  # byte
     strides: tuple[int, ...]  # in bytes; 0 along axes of shifts
     shifts: Bytes  # of elements in their bytes
-    axes: tuple[int, ...]  # those along which elements share a byte
+    axes: tuple[int, ...]  # along which elements share a byte
 
     def view(self, bits: Bits, blocks: Bytes) -> Bytes:
         """The byte of each element, [..., *shape]."""
@@ -151,7 +156,8 @@ def _get_bits(bits: Bits, blocks: Bytes) -> Ints:
 def put(field: Field, values: Ints, blocks: Bytes) -> None:
     """Store values in blocks whose bits are 0: the inverse of ``get``.
 
-    The highest bits of a value are not masked, as in C: what is too large spills into its byte.
+    The highest bits of a value are not masked, as in C: a value that is too large changes the
+    other bits of its byte.
     """
     for bits in field:
         value = values[..., bits.first : bits.first + bits.n].astype(np.uint32)
@@ -193,12 +199,12 @@ def nibbles(byte: int, columns: int = 32) -> Field:
 
 
 def column_weights(x: Floats, imatrix: Floats) -> Floats:
-    """The weights of rows [n_rows, n]: those of the columns [n]."""
+    """The columns' weights [n] for each of the rows [n_rows, n]."""
     return np.broadcast_to(imatrix, x.shape)
 
 
 def row_weights(x: Floats, imatrix: Floats) -> Floats:
-    """The weights of rows [n_rows, n]: the columns' times sqrt(mean square of the row + x^2)."""
+    """The columns' weights times sqrt(mean square of the row + x^2), [n_rows, n]."""
     squares = x * x
     power = np.add.accumulate(squares, axis=1)[:, -1:] / np.float32(x.shape[1])  # front to back
     out: Floats = imatrix * np.sqrt(power + squares)
@@ -206,7 +212,7 @@ def row_weights(x: Floats, imatrix: Floats) -> Floats:
 
 
 class Codes(Protocol):
-    """Codes that are no plain field: see ``codebook.Entries`` and ``ternary.Digits``."""
+    """Codes that are not fields of bits: see ``codebook.Entries`` and ``ternary.Digits``."""
 
     @property
     def bits(self) -> int:
@@ -222,8 +228,8 @@ class Codes(Protocol):
         ...
 
 
-class Parts(NamedTuple):
-    """Blocks taken apart: what is stored, as integers.
+class UnpackedBlocks(NamedTuple):
+    """The integers that blocks store.
 
     ``d`` and ``low`` are the bits of floats [...]; ``steps`` (as they are multiplied, signed ones
     as bytes) and ``minima`` [..., groups]; ``codes`` [..., columns].
@@ -248,20 +254,21 @@ class BlockType:
         codes: where the codes of the columns are.
         d: where the scale is.
         scale: what the scale is: ``f16``, ``f32``, or ``e8m0`` (a byte e, 2^(e - 128)).
-        zero: the code that stands for 0.
+        zero: the code of 0, which is subtracted from codes.
         signed: whether codes are int8.
-        values: int8 that codes stand for.
-        unit: what the scale is multiplied by.
-        low: where the float16 is that is added; or, with ``minima``, what these are scaled by.
+        values: the int8 that each code means.
+        unit: a constant factor of the scale.
+        low: where the float16 minimum is; with ``minima``, their scale.
         steps: where the integer scales of sub-blocks are.
-        step_zero: what is taken off them.
-        signed_steps: whether they are int8.
-        odd_steps: whether s stands for 2 s + 1.
-        minima: where the integer minima of sub-blocks are, which are taken off.
-        encode: (this, float32 [n, columns], weights of their errors or None) -> blocks, uint8
-            [n, type_size]; None for a format that is only read. Without weights the search is
-            another one; formats whose search takes none ignore them.
-        weigh: rows [n_rows, n] and an importance matrix's columns [n] -> the weights of the values.
+        step_zero: an integer that is subtracted from them.
+        signed_steps: whether steps are int8.
+        odd_steps: whether a stored s means 2 s + 1.
+        minima: where the integer minima of sub-blocks are; scaled, they are subtracted.
+        n_bytes: bytes of a block; by default the type's.
+        encode: (this, float32 [n, columns], importance weights of the values or None) -> blocks,
+            uint8 [n, type_size]; None for a format that is only read. Some encoders ignore the
+            weights.
+        weigh: (rows [n_rows, n], importance of the columns [n]) -> the weights of the values.
     """
 
     type: GGMLType
@@ -278,6 +285,7 @@ class BlockType:
     signed_steps: bool = False
     odd_steps: bool = False
     minima: Field = ()
+    n_bytes: int = 0
     encode: Encode | None = None
     weigh: Callable[[Floats, Floats], Floats] = column_weights
 
@@ -285,6 +293,11 @@ class BlockType:
     def columns(self) -> int:
         """Elements of a block."""
         return self.type.block_size
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self.n_bytes or self.type.type_size
 
     @property
     def groups(self) -> int:
@@ -303,7 +316,7 @@ class BlockType:
 
     @cached_property
     def numbers(self) -> Floats:
-        """What each code stands for, float32 [2^bits]."""
+        """The number that each code means, float32 [2^bits]."""
         codes = np.arange(1 << self.bits)
         if self.values:
             found = np.array(self.values)[codes % len(self.values)]
@@ -311,9 +324,9 @@ class BlockType:
             found = codes.astype(np.int8) if self.signed else codes - self.zero
         return found.astype(np.float32)
 
-    def unpack(self, blocks: Bytes) -> Parts:
-        """Blocks, uint8 [..., type_size], taken apart."""
-        return Parts(
+    def unpack(self, blocks: Bytes) -> UnpackedBlocks:
+        """The integers that blocks, uint8 [..., type_size], store."""
+        return UnpackedBlocks(
             get(self.d, blocks)[..., 0],
             get(self.low, blocks)[..., 0] if self.low else None,
             self._steps(blocks) if self.steps else None,
@@ -328,9 +341,9 @@ class BlockType:
     def _codes(self, blocks: Bytes) -> Bytes:
         return get(self.codes, blocks) if isinstance(self.codes, tuple) else self.codes.get(blocks)
 
-    def pack(self, parts: Parts) -> Bytes:
+    def pack(self, parts: UnpackedBlocks) -> Bytes:
         """The inverse of ``unpack``."""
-        blocks = np.zeros((*parts.codes.shape[:-1], self.type.type_size), np.uint8)
+        blocks = np.zeros((*parts.codes.shape[:-1], self.block_bytes), np.uint8)
         put(self.d, parts.d[..., None], blocks)
         if parts.low is not None:
             put(self.low, parts.low[..., None], blocks)
@@ -343,7 +356,7 @@ class BlockType:
         return blocks
 
     def put_codes(self, codes: Ints, blocks: Bytes) -> None:
-        """Store codes [..., columns] in blocks whose bits of codes are 0."""
+        """Store codes [..., columns] in blocks where the bits of codes are 0."""
         codes = codes.astype(np.uint8)
         if isinstance(self.codes, tuple):
             put(self.codes, codes, blocks)
@@ -352,7 +365,7 @@ class BlockType:
 
     def blocks(self, d: npt.NDArray[Any], low: Floats | None = None, **ints: Ints) -> Bytes:
         """New blocks [n] with scales [n], and ``steps``, ``minima`` or ``codes`` as stored."""
-        out = np.zeros((len(d), self.type.type_size), np.uint8)
+        out = np.zeros((len(d), self.block_bytes), np.uint8)
         bits = d.astype(np.float16).view(np.uint16) if self.scale == "f16" else d
         put(self.d, (bits.view(np.uint32) if self.scale == "f32" else bits)[:, None], out)
         if low is not None:
@@ -365,7 +378,7 @@ class BlockType:
         return out
 
     def scales(self, blocks: Bytes) -> tuple[Floats, Floats | None]:
-        """Scale of each sub-block and what is added to it, or None: float32 [n, groups]."""
+        """The scales of sub-blocks and their minima (to be added) or None: float32 [n, groups]."""
         d = self._float(get(self.d, blocks)) * np.float32(self.unit)  # [n, 1]
         low = _half_to_float(get(self.low, blocks)) if self.low else None
         if self.steps:

@@ -1,7 +1,7 @@
-"""Codes of the IQ1 to IQ3 formats: entries of a codebook of magnitudes, beside which are signs.
+"""Codes of the IQ1 to IQ3 formats: entries of a codebook of magnitudes, and signs.
 
     codes = Entries(GGMLType.IQ2_XS, entries, signs, sign_bits=7, levels=4)
-    codes.get(blocks)                              # a level with its sign above, for each column
+    codes.get(blocks)                              # of each column: a level, above it the sign
 
 All of these formats have two or three bits of levels. The codebooks come from the ``gguf`` package,
 when they are first used.
@@ -33,7 +33,7 @@ def levels_of(type: GGMLType) -> Bytes:
 
 @cache
 def _numbers(type: GGMLType) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The entries as numbers, in order, and which of the codebook they are."""
+    """The entries as numbers, sorted, and their places in the codebook."""
     numbers = _number(levels_of(type))
     order = numbers.argsort()
     return numbers[order], order
@@ -50,10 +50,10 @@ class Entries:
     """Implements ``block.Codes``.
 
     Args:
-        type: whose codebook it is.
+        type: the format.
         entries: where the numbers of entries are, of 8 columns each or 4.
         signs: where the signs of each 8 columns are, column j in bit j.
-        sign_bits: 8; 7, where the last makes their number even; 1, where all 8 have one.
+        sign_bits: stored for 8 columns: 8; 7, if the number of minus signs is even; or 1 for all.
         levels: the number of magnitudes, a power of two.
     """
 

@@ -3,10 +3,10 @@
     x[j] = d * VALUES[q[j]]                        # IQ4_NL: 32 codes with one scale
     x[j] = d * (s[j / 32] - 32) * VALUES[q[j]]     # IQ4_XS: 8 such groups, scales of 6 bits
 
-Source: ggml, ``quantize_row_iq4_nl_impl``: of 16 scales the one whose nearest codes fit best, in
-weighted least squares; the weights are x squared, or with importance weights w * sqrt(s + x^2),
-where s is twice the mean of x squared. With super-blocks of 256 the largest of the groups' scales
-becomes -32, and codes are chosen again under the rounded ones.
+Source: ggml, ``quantize_row_iq4_nl_impl``: of 16 scales, the one with the smallest weighted squared
+error of the nearest codes. The weights are x^2, or with importance weights w * sqrt(s + x^2), where
+s is twice the mean of x^2. In blocks of 256 the largest of the groups' scales becomes -32, and
+codes are chosen again for the rounded scales.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _search(x: Floats, importance: Floats) -> Floats:
 
 
 def _importance(x: Floats, weights: Floats | None) -> Floats:
-    """What errors of blocks [n, size] weigh, given importance weights or none."""
+    """The weights of the errors of blocks [n, size], with importance weights or without."""
     with np.errstate(over="ignore"):
         if weights is None:
             return x * x

@@ -38,7 +38,7 @@ SUMS_AT = 260  # of Q8_K: int16 sums of 16 codes
 
 @dataclass(frozen=True)
 class ScaleMin:
-    """The encoder of a format with scales and minima: the searches, and what differs else.
+    """The encoder of a format with scales and minima.
 
     Args:
         plain, weighted: the searches without and with importance weights.
@@ -168,8 +168,11 @@ def _single(byte: int, shift: int) -> Bits:
 
 
 def _sixes(bit: int, nibble: int) -> tuple[Bits, ...]:
-    """Eight integers of six bits: four in the bytes from ``bit`` on, above them the tops of the
-    others, whose low nibbles are at ``nibble``."""
+    """Eight integers of six bits.
+
+    The first four are the low six bits of the bytes from ``bit`` on; the two bits above them are
+    the high bits of the last four, which have their low bits at ``nibble``.
+    """
     four = (4,), (8,)
     return (
         Bits(6, bit, *four),

@@ -21,7 +21,7 @@ def encode_exponents(f: BlockType, x: Floats, weights: Floats | None) -> Bytes:
     """float32 [n, 32] -> blocks [n]."""
     top = np.abs(x).max(axis=1)
     with np.errstate(divide="ignore", over="ignore"):
-        # Rounded to float32 before floor: what is just below 2^4 counts as 2^4.
+        # Rounded to float32 before floor, so a number just below 2^4 has exponent 4.
         exponent = np.floor(np.log2(top.astype(np.float64)).astype(np.float32))
         e = np.where(top > 0, exponent + np.float32(125), np.float32(0)).astype(np.int32)
         blocks = f.blocks(e & 255)

@@ -3,7 +3,7 @@
     blocks = reference_quantize(x, GGMLType.Q4_0)  # float32 [..., n] -> uint8 [..., row bytes]
     y = reference_dequantize(blocks, GGMLType.Q4_0)
 
-Bit for bit what ggml's C functions give, and slow.
+The results have the bits of ggml's C functions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy.typing as npt
 from ..dtype import GGMLType, numpy_dtype, row_size
 from ..errors import QuantizeError, ShapeError, TypeMismatch
 from .block import BLOCK_TYPES, BlockType, Bytes, Floats
-from .half import bf16_from_float, bf16_to_float, f16_from_float
 from .validity import count_invalid
 
 
@@ -41,7 +40,8 @@ def reference_quantize(x: npt.ArrayLike, type: GGMLType, imatrix: Floats | None 
     if type == GGMLType.F32:
         out: npt.NDArray[Any] = x
     elif type == GGMLType.F16:
-        out = f16_from_float(x)
+        with np.errstate(over="ignore"):  # too large ones become infinity
+            out = x.astype(np.float16)
     elif type == GGMLType.BF16:
         out = bf16_from_float(x)
     else:
@@ -51,7 +51,7 @@ def reference_quantize(x: npt.ArrayLike, type: GGMLType, imatrix: Floats | None 
         if imatrix is not None:
             weights = block_type.weigh(x.reshape(-1, n), imatrix).reshape(-1, type.block_size)
         assert block_type.encode is not None
-        # As in C: what comes of an overflow is not kept, or seen below
+        # As in C: overflows in candidates that lose; an infinite scale is found below
         with np.errstate(all="ignore"):
             out = block_type.encode(block_type, x.reshape(-1, type.block_size), weights)
         check_scales(out, x, type)
@@ -134,3 +134,16 @@ def encodable(type: GGMLType) -> BlockType:
         have = ", ".join(t.name for t, b in BLOCK_TYPES.items() if b.encode is not None)
         raise TypeMismatch(f"no quantization to {type.name}; there are F32, F16, BF16, {have}")
     return BLOCK_TYPES[type]
+
+
+def bf16_from_float(x: Floats) -> npt.NDArray[np.uint16]:
+    """The bits of the nearest bfloat16, ties to even, of float32; NaN becomes a quiet one."""
+    u = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (u.astype(np.uint64) + 0x7FFF + ((u >> 16) & 1)) >> 16
+    quiet = (u >> 16) | 64
+    return np.where(np.isnan(x), quiet, rounded).astype(np.uint16)
+
+
+def bf16_to_float(bits: npt.NDArray[np.uint16]) -> Floats:
+    """The float32 of bits of bfloat16."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -2,14 +2,14 @@
 
     codes = nearest_int(x / d)                     # float32, one operation after the other
     scale, low, codes = fit_affine(x, weights, AffineSearch(top=15, start=-1, stride=0.1, steps=20))
-    scale, codes = fit_symmetric(x, weights, 32)   # codes count from 0: 32 stands for zero
+    scale, codes = fit_symmetric(x, weights, 32)   # codes from 0; 32 means 0
 
 ``fit_affine``: x ~ scale * code + low, low <= 0. Each step tries another spacing of the codes, fits
-scale and minimum to them by weighted least squares and keeps what makes the smallest weighted
-error. The others: x ~ scale * code.
-Source: ggml, ``make_qkx2_quants`` and ``make_qkx3_quants`` (which has since got a guard against
-what is not a number, for a best minimum that has come up to the maximum); ``make_qx_quants`` with
-``rmse_type`` 1, ``make_q3_quants`` and ``make_qp_quants``.
+scale and minimum to them by weighted least squares and keeps the smallest weighted error. The
+other functions: x ~ scale * code.
+Source: ggml, ``make_qkx2_quants`` and ``make_qkx3_quants`` (newer versions check for NaN there,
+when the best minimum has reached the maximum); ``make_qx_quants`` with ``rmse_type`` 1,
+``make_q3_quants`` and ``make_qp_quants``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAGIC = F(1.5 * 2**23)  # adding it leaves the nearest integer, ties to even, i
 
 
 def nearest_int(v: npt.NDArray[Any]) -> Ints:
-    """The nearest integers; beyond 2^22, where C's result is of no use, the same useless ones."""
+    """The nearest integers, ties to even; beyond 2^22 undefined, but as in C."""
     bits = (v + _MAGIC).view(np.int32)
     out: Ints = (bits & np.int32(0x7FFFFF)) - np.int32(0x400000)
     return out

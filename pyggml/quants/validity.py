@@ -1,9 +1,9 @@
-"""Which bytes are weights at all: no NaN, no infinity, legal scales of blocks.
+"""A check of bytes as weights: no NaN, no infinity, legal scales of blocks.
 
     n_bad, first = count_invalid(file.tensor_bytes(name), info.type)
 
-Every format that ggml has is covered, those too that nothing here computes with. NumPy only; it
-allocates a few bytes for each block. Scales stand where the format's declaration says.
+All formats of ggml are covered, also those that no kernel computes with. NumPy only; allocates a
+few bytes for each block.
 Source: ggml, ``ggml_validate_row_data`` and the block structures.
 """
 
@@ -30,7 +30,7 @@ _SPECIAL = {"f16": 0x7C00, "f32": 0x7F800000, "e8m0": 0xFF}
 
 
 def count_invalid(data: npt.NDArray[np.uint8], type: GGMLType) -> tuple[int, int]:
-    """How many blocks (or numbers, of a plain type) are not legal, and which is the first.
+    """Count the blocks (or numbers, of a plain type) that are not legal.
 
     Args:
         data: whole blocks.

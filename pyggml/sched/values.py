@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..backend.interface import flat
 from ..dtype import GGMLType, numpy_dtype
 from ..quants import dequantize
-from ..quants.half import bf16_to_float
+from ..quants.reference import bf16_to_float
 from ..tensor import Tensor
 
 _FLOATS = (GGMLType.F16, GGMLType.BF16)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.files import open_regular
-from pyggml.quants.half import bf16_to_float
+from pyggml.quants.reference import bf16_to_float
 
 from ..errors import ModelError
 

@@ -4,8 +4,8 @@
     buffer.set_tensor(weight, ggml_bytes)          # stored 16 rows interleaved
     buffer.get_tensor(weight)                      # ggml's bytes again (see ``layout``)
 
-A repacked tensor can be a matmul's weight or GET_ROWS' table and nothing else, and no tensor is
-kept in both layouts.
+A repacked tensor can only be a matmul's weight or GET_ROWS' table. No tensor is kept in both
+layouts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ...tensor import Tensor
 from .layout import INTERLEAVED, ROWS, deinterleave, group_bytes, interleave
 
 _HUGE = 2 << 20  # bytes of a huge page
-_PIECE = 1 << 20  # that are rearranged at a time
+_PIECE = 1 << 20  # bytes that are rearranged at a time
 
 
 class RepackBuffer:
     """Weights with 16 rows interleaved; see ``layout``."""
 
-    mem = None  # not ggml's layout: nobody may look at it as an array
+    mem = None  # not ggml's layout, so there is no array view
 
     def __init__(self, size: int, buft: RepackBufferType) -> None:
         self.memory = zeroed(size, _HUGE if size >= _HUGE else ALIGNMENT)
@@ -92,7 +92,7 @@ REPACK = RepackBufferType()
 
 
 def _pieces(groups: npt.NDArray[np.uint8]) -> Iterator[tuple[slice, slice]]:
-    """Some groups and their rows at a time: NumPy's work takes many times their memory."""
+    """Slices of groups and of their rows: NumPy needs many times the memory of its operands."""
     step = max(1, _PIECE // groups.shape[1])
     for start in range(0, len(groups), step):
         yield slice(start, start + step), slice(ROWS * start, ROWS * (start + step))

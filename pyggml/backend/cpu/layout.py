@@ -1,43 +1,43 @@
-"""The interleaved layout of weights ("x16"): 16 rows side by side, so that one load feeds 16 sums.
+"""The interleaved layout of weights ("x16"): a vector load has the same columns of several rows.
 
     group_bytes(Q4_1, 576)                         # bytes of 16 rows of 576 columns: 5760
     layout_32(Q5_0).planes, layout_k(Q6_K).bits    # how a block of either size lies
 
-A group is 16 rows; within it, blocks follow each other. F16, BF16 and F32 are columns of 16 values.
-Rows past the last full group are padded with zeros. How a format's blocks lie follows from its
-declaration (``quants/block.py``):
+A group is 16 rows, block after block; F16, BF16 and F32 are columns of 16 values. Zeros fill up the
+last group. The bytes of each row of a block are rearranged as a layout's ``row`` declares, and then
+the items of the rows (scales, minima and words of 4 bytes) are interleaved. All this follows from
+the format's declaration (``quants/block.py``):
 
-*32 columns.* 16 scales (float16, or exponents in a byte), 16 minima where there are some, then for
+*32 columns.* 16 scales (float16, or exponents in a byte), 16 minima if there are some, then for
 each plane of the codes, in ggml's order, as many lines of 64 bytes as it has bits. A line has 4
-bytes of each row. In line k of a plane of w bits, bits w * i of byte b are those of column
-4 * (k + w * i) + b: for nibbles and bytes that is the order of ggml's bytes. The bits are ggml's,
-only their order differs.
+bytes of each row. In line k of a plane of w bits, byte b has the bits of column 4 * (k + w * i) + b
+at bit w * i, for each i: for nibbles and bytes that is the order of ggml's bytes.
 
-*256 columns.* 16 scales d (float16) and, where there are minima, 16 dmin. Then lines with 4 bytes
-of each row: the sub-scales, line j those of sub-blocks 4j..4j+3 as a byte each, the sub-minima
-likewise (Q2_K keeps both in one byte, as ggml does), and for each 32 columns ``bits`` lines of
-codes. Slice k of these, columns 4k..4k+3, is where ``pieces`` says: a byte holds as many whole
-codes as fit; the unused bits of those bytes hold the bits of the following codes. Blocks with a
-codebook are unpacked first: a byte for each code. Digits of TQ1_0 are codes of 2 bits; they come
-back as ggml writes them.
+*256 columns.* 16 scales d (float16) and, with minima, 16 dmin. Then lines with 4 bytes of each row:
+the sub-scales, a byte each, of sub-blocks 4j..4j+3 in line j; the sub-minima in the same way (of
+Q2_K both are in one byte, as in ggml); and for each 32 columns ``bits`` lines of codes. ``pieces``
+lists where slice k of these, columns 4k..4k+3, is stored: a byte holds as many whole codes as fit,
+and the unused bits of those bytes hold the bits of the following codes. Blocks with a codebook are
+unpacked first, to a byte for each code. Digits of TQ1_0 become codes of 2 bits, and again the bytes
+that ggml writes.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ...dtype import GGMLType
-from ...quants.block import BLOCK_TYPES, Bits, BlockType, Bytes, Parts, bit_row, half, places, width
+from ...quants.block import BLOCK_TYPES, Bits, BlockType, Bytes, Field, bit_row, half, places, width
 from ...quants.codebook import Entries
 
 ROWS = 16
 LINE = 64
 COLUMNS = 256  # of a large block
-STEP = 32  # columns whose codes lie together: 8 slices of 4
+STEP = 32  # columns of a block of lines of codes: 8 slices of 4
 STEPS = COLUMNS // STEP
 # Bytes of quantized activations by the columns of a block; see ``kernels/quantize.py``.
 ACTIVATION_BYTES = {32: 44, 256: 384}
@@ -47,33 +47,57 @@ STEPS_AT, CODES_AT, UNPACKED_BYTES = 2, 18, 18 + COLUMNS
 
 
 class Layout32:
-    """How blocks of 32 columns of 16 rows lie."""
+    """The layout of blocks of 32 columns of 16 rows.
+
+    Attributes:
+        f: the declaration of ggml's blocks.
+        row: the declaration of the bytes of a row of a block, before they are interleaved.
+    """
 
     def __init__(self, f: BlockType) -> None:
         self.f = f
         self.scale_bytes = 1 if f.scale == "e8m0" else 2
-        self.header = self.scale_bytes + 2 * bool(f.low)  # bytes of a row
         self.planes = sorted(f.planes, key=lambda bits: bits.at)  # as ggml has them
         self.main = next(bits for bits in f.planes if bits.shift == 0)
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block of 16 rows."""
-        return ROWS * self.header + LINE * self.f.bits
+        self.upper = [bits for bits in self.planes if bits.shift]  # the other bits of codes
+        at = self.header = self.scale_bytes + 2 * bool(f.low)  # bytes of a row
+        codes: list[Bits] = []
+        for plane in self.planes:
+            w = plane.width
+            codes.append(Bits(w, 8 * at, (8 // w, 4 * w), (w, 8), shift=plane.shift))
+            at += 4 * w
+        self.row = _row(f, at, tuple(codes))
 
     def plane_at(self, plane: Bits) -> int:
         """The byte of a block that a plane's lines begin at."""
-        before = self.planes[: self.planes.index(plane)]
-        return ROWS * self.header + LINE * sum(bits.width for bits in before)
+        return ROWS * self.row.planes[self.planes.index(plane)].byte
 
     @property
     def values(self) -> tuple[int, ...]:
-        """The 16 int8 that codes stand for, or none."""
+        """The table of 16 int8 that codes index, or nothing."""
         return padded_values(self.f)
 
 
+def _row(
+    f: BlockType, n_bytes: int, codes: Field, steps: Field = (), minima: Field = ()
+) -> BlockType:
+    """The declaration of a row's bytes: scale, minimum, then the fields."""
+    scale_bytes = 1 if f.scale == "e8m0" else 2
+    return replace(
+        f,
+        d=(Bits(8 * scale_bytes, 0),),
+        low=half(scale_bytes) if f.low else (),
+        step_zero=0,
+        odd_steps=False,
+        codes=codes,
+        steps=steps,
+        minima=minima,
+        n_bytes=n_bytes,
+    )
+
+
 def is_folded(bits: Bits) -> bool:
-    """Whether a plane's bytes lie as in the lines: column j, j + 4 w, .. in one byte."""
+    """Whether a plane's bytes are those of the lines: columns j, j + 4 w, .. in one byte."""
     w = bits.width
     inner = (bits.shape[-2:], bits.strides[-2:])
     if w == 8:
@@ -83,11 +107,11 @@ def is_folded(bits: Bits) -> bool:
 
 def is_bit_row(bits: Bits) -> bool:
     """Whether a plane is a bit of each column, one after the other."""
-    return bits == bit_row(bits.at // 8, bits.shift)
+    return bits == bit_row(bits.byte, bits.shift)
 
 
 class LayoutK:
-    """How blocks of 256 columns of 16 rows lie."""
+    """The layout of blocks of 256 columns of 16 rows; attributes as of ``Layout32``."""
 
     def __init__(self, f: BlockType) -> None:
         self.f = f
@@ -96,52 +120,50 @@ class LayoutK:
         self.signed = bool(f.zero or f.values)  # whether sub-scales have a sign
         self.halves = 2 if f.low else 1  # float16 values at the head of a block
         self.is_shared = self.minima and self.sub < STEP  # a byte is a sub-scale and a sub-minimum
-
-    @cached_property
-    def values(self) -> tuple[int, ...]:
-        """The 16 int8 that codes stand for, or none."""
-        return padded_values(self.f)
-
-    @property
-    def scale_lines(self) -> int:
-        """Lines of sub-scales."""
-        return COLUMNS // self.sub // 4
-
-    @property
-    def minimum_lines(self) -> int:
-        """Lines of sub-minima, where they are not in the lines of sub-scales."""
-        return self.scale_lines if self.minima and not self.is_shared else 0
-
-    @property
-    def codes_at(self) -> int:
-        """Bytes before the lines of codes."""
-        return 2 * ROWS * self.halves + LINE * (self.scale_lines + self.minimum_lines)
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block of 16 rows."""
-        return self.codes_at + LINE * STEPS * self.bits
+        self.scale_lines = COLUMNS // self.sub // 4
+        self.minimum_lines = self.scale_lines if self.minima and not self.is_shared else 0
+        self.values = padded_values(f)  # the table of 16 int8 that codes index
+        words_at = 2 * self.halves
+        codes_at = words_at + 4 * (self.scale_lines + self.minimum_lines)
+        self.codes_at = ROWS * codes_at  # the byte of a block that the lines of codes begin at
+        width = 4 if self.is_shared else 8
+        steps = (Bits(width, 8 * words_at, (f.groups,), (8,)),) if f.steps else ()
+        minima_at = 8 * (words_at + 4 * self.minimum_lines) + 8 - width
+        minima = (Bits(width, minima_at, (f.groups,), (8,)),) if f.minima else ()
+        codes = tuple(
+            Bits(
+                p.width,
+                8 * (codes_at + 4 * (self.bits * step + p.line)) + p.at,
+                (4,),
+                (8,),
+                first=STEP * step + 4 * p.slice,
+                shift=p.of,
+            )
+            for step in range(STEPS)
+            for p in pieces(self.bits)
+        )
+        n_bytes = codes_at + 4 * STEPS * self.bits
+        self.row = _row(f, n_bytes, codes, steps, minima)
 
     @cached_property
     def source(self) -> BlockType:
-        """The blocks of the rows that are packed: the format's, or its unpacked ones."""
+        """The declaration of the blocks that are packed: the format's, or its unpacked blocks."""
         f = self.f
         if not isinstance(f.codes, Entries):
             return f
-        steps = (Bits(8, 8 * STEPS_AT, (f.groups,), (8,)),)
-        codes = (Bits(f.bits, 8 * CODES_AT, (COLUMNS,), (8,)),)
-        return BlockType(
-            f.type, codes, half(0), values=f.values, unit=f.unit, steps=steps, signed_steps=True
+        return replace(
+            f,
+            d=half(0),
+            steps=(Bits(8, 8 * STEPS_AT, (f.groups,), (8,)),),
+            odd_steps=False,
+            signed_steps=True,
+            codes=(Bits(f.bits, 8 * CODES_AT, (COLUMNS,), (8,)),),
+            n_bytes=UNPACKED_BYTES,
         )
-
-    @property
-    def source_bytes(self) -> int:
-        """Bytes of such a block."""
-        return UNPACKED_BYTES if self.source is not self.f else self.f.type.type_size
 
 
 def padded_values(f: BlockType) -> tuple[int, ...]:
-    """The int8 that codes stand for, 16, or none."""
+    """The table of int8 that codes index, filled up to 16, or nothing."""
     return (*f.values, *(0,) * (16 - len(f.values))) if f.values else ()
 
 
@@ -151,7 +173,7 @@ def _interleaves(f: BlockType) -> bool:
         return False
     if len(f.d) > 1 and not isinstance(f.codes, Entries):
         return False
-    few = f.bits <= 5  # bits, whose products are added in 16 bits
+    few = f.bits <= 5  # bits: sums of products fit 16 bits
     if f.columns == COLUMNS:
         steps = f.groups in (1, 8, 16) and f.scale == "f16" and f.zero <= 32
         if f.minima:  # of sub-blocks of 16 they share bytes with the steps
@@ -180,7 +202,7 @@ INTERLEAVED = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, *QUANTIZED)
 
 @cache
 def layout_32(type: int) -> Layout32:
-    """The layout of a type of ``QUANTIZED`` with blocks of 32 columns."""
+    """The layout of a type with blocks of 32 columns."""
     return Layout32(BLOCK_TYPES[GGMLType(type)])
 
 
@@ -190,16 +212,20 @@ def layout_k(type: int) -> LayoutK:
     return LayoutK(BLOCK_TYPES[GGMLType(type)])
 
 
+def layout_of(type: int) -> Layout32 | LayoutK:
+    """The layout of a type of ``QUANTIZED``."""
+    return layout_k(type) if type in K_TYPES else layout_32(type)
+
+
 def block_bytes(type: int) -> int:
     """Bytes of one block of a group."""
-    if type in QUANTIZED:
-        return (layout_k if type in K_TYPES else layout_32)(type).block_bytes
-    return GGMLType(type).type_size * ROWS
+    row = layout_of(type).row.block_bytes if type in QUANTIZED else GGMLType(type).type_size
+    return ROWS * row
 
 
 def source_bytes(type: int) -> int:
-    """Bytes of a block in the plain rows that are packed: the format's, or unpacked ones."""
-    return layout_k(type).source_bytes if type in K_TYPES else GGMLType(type).type_size
+    """Bytes of a block of the plain rows that are packed: ggml's, or the unpacked block."""
+    return layout_k(type).source.block_bytes if type in K_TYPES else GGMLType(type).type_size
 
 
 def group_bytes(type: GGMLType, n: int) -> int:
@@ -213,77 +239,37 @@ def activation_bytes(type: int, n: int) -> int:
     return n // columns * ACTIVATION_BYTES[columns]
 
 
+def _items(type: GGMLType) -> list[slice]:
+    """The bytes of a row that are interleaved as one: scale, minimum, words; or a whole value."""
+    if type not in QUANTIZED:
+        return [slice(0, type.type_size)]
+    row = layout_of(type).row
+    heads = [slice(bits.byte, bits.byte + bits.width // 8) for bits in (*row.d, *row.low)]
+    return heads + [slice(at, at + 4) for at in range(heads[-1].stop, row.block_bytes, 4)]
+
+
 def interleave(type: GGMLType, rows: Bytes) -> Bytes:
     """Rows in ggml's layout, uint8[n_rows, row_bytes], as groups (the reference of the kernels)."""
     n_rows, row_bytes = rows.shape
     groups = -(-n_rows // ROWS)
     padded = np.zeros((groups * ROWS, row_bytes), np.uint8)
     padded[:n_rows] = rows
-    blocks = padded.reshape(groups, ROWS, -1, type.type_size).swapaxes(1, 2)  # [.., 16, type_size]
-    if type not in QUANTIZED:
-        return blocks.reshape(groups, -1)
-    parts = BLOCK_TYPES[type].unpack(blocks)
-    heads, lines = (_parts_k if type in K_TYPES else _parts_32)(type, parts)
-    fields = [np.ascontiguousarray(x)[..., None].view(np.uint8) for x in heads]
-    fields += [lines[..., k, :] for k in range(lines.shape[-2])]
-    flat = [x.reshape(*x.shape[:2], -1) for x in fields]
-    return np.concatenate(flat, axis=-1).reshape(groups, -1)
+    blocks = padded.reshape(groups, ROWS, -1, type.type_size).swapaxes(1, 2)  # [.., 16, bytes]
+    if type in QUANTIZED:
+        blocks = layout_of(type).row.pack(BLOCK_TYPES[type].unpack(blocks))
+    items = [blocks[..., item].reshape(*blocks.shape[:2], -1) for item in _items(type)]
+    return np.concatenate(items, axis=-1).reshape(groups, -1)
 
 
 def deinterleave(type: GGMLType, groups: Bytes, n_rows: int) -> Bytes:
     """The inverse of ``interleave``: uint8[n_groups, group_bytes] as uint8[n_rows, row_bytes]."""
     n = len(groups)
     source = groups.reshape(n, -1, block_bytes(type))
-    if type not in QUANTIZED:
-        blocks = source.reshape(*source.shape[:2], ROWS, type.type_size)
-    else:
-        f, at, heads = BLOCK_TYPES[type], 0, []
-        for size in [1 if f.scale == "e8m0" else 2] + [2] * bool(f.low):
-            head = np.ascontiguousarray(source[..., at : at + ROWS * size])
-            heads.append(head.view(np.uint8 if size == 1 else np.uint16))
-            at += ROWS * size
-        lines = source[..., at:].reshape(*source.shape[:2], -1, ROWS, 4).swapaxes(2, 3)
-        blocks = f.pack((_from_lines_k if type in K_TYPES else _from_lines_32)(type, heads, lines))
+    items = [source[..., ROWS * item.start : ROWS * item.stop] for item in _items(type)]
+    blocks = np.concatenate([x.reshape(*x.shape[:2], ROWS, -1) for x in items], axis=-1)
+    if type in QUANTIZED:
+        blocks = BLOCK_TYPES[type].pack(layout_of(type).row.unpack(blocks))
     return blocks.swapaxes(1, 2).reshape(n * ROWS, -1)[:n_rows]
-
-
-Heads = list[npt.NDArray[np.generic]]
-
-
-def _parts_32(type: GGMLType, parts: Parts) -> tuple[Heads, Bytes]:
-    """Header values [.., 16], and lines [.., 16, n_lines, 4]."""
-    layout = layout_32(type)
-    lines, shape = [], parts.codes.shape[:-1]
-    for plane in layout.planes:
-        w = plane.width
-        bits = parts.codes >> np.uint8(plane.shift) & np.uint8((1 << w) - 1)
-        moved = bits.reshape(*shape, 8 // w, w, 4) << _shifts(w)
-        lines.append(np.bitwise_or.reduce(moved, axis=-3))
-    d = parts.d.astype(np.uint8 if layout.scale_bytes == 1 else np.uint16)
-    heads = [d] + ([parts.low.astype(np.uint16)] if parts.low is not None else [])
-    return heads, _by_line(np.concatenate(lines, axis=-2))
-
-
-def _shifts(w: int) -> Bytes:
-    """The shifts of a line's bits, by the slices that share it, [8 / w, 1, 1]."""
-    return np.arange(0, 8, w, dtype=np.uint8).reshape(-1, 1, 1)
-
-
-def _by_line(lines: Bytes) -> Bytes:
-    """[.., 16, n_lines, 4] -> [.., n_lines, 64]."""
-    lines = lines.swapaxes(-2, -3)
-    return lines.reshape(*lines.shape[:-2], -1)
-
-
-def _from_lines_32(type: GGMLType, heads: Heads, lines: Bytes) -> Parts:
-    layout, at, shape = layout_32(type), 0, lines.shape[:-2]
-    codes = np.zeros((*shape, STEP), np.uint8)
-    for plane in layout.planes:
-        w = plane.width
-        moved = lines[..., None, at : at + w, :] >> _shifts(w) & np.uint8((1 << w) - 1)
-        codes |= moved.reshape(codes.shape) << np.uint8(plane.shift)
-        at += w
-    return Parts(heads[0], heads[1] if len(heads) > 1 else None, None, None, codes)
 
 
 class Piece(NamedTuple):
@@ -316,42 +302,3 @@ def pieces(bits: int) -> tuple[Piece, ...]:
                     at, slice = whole * bits + start - i * rest, first + whole * lines + k
                     found.append(Piece(slice, line0 + i, start - k * bits, at, n_bits))
     return tuple(found)
-
-
-def _parts_k(type: GGMLType, parts: Parts) -> tuple[Heads, Bytes]:
-    """Header values [.., 16], and lines [.., n_lines, 64]."""
-    layout, shape = layout_k(type), parts.codes.shape[:-1]
-    words = []
-    if parts.steps is not None:
-        words.append(parts.steps)
-        if layout.is_shared and parts.minima is not None:
-            words[0] = parts.steps | parts.minima << np.uint8(4)
-    if layout.minimum_lines:
-        assert parts.minima is not None
-        words.append(parts.minima)
-    lines = [x.reshape(*shape, -1, 4) for x in words]
-    codes = parts.codes.reshape(*shape, STEPS, 8, 4)
-    packed = np.zeros((*shape, STEPS, layout.bits, 4), np.uint8)
-    for p in pieces(layout.bits):
-        part = codes[..., p.slice, :] >> np.uint8(p.of) & np.uint8((1 << p.width) - 1)
-        packed[..., p.line, :] |= part << np.uint8(p.at)
-    lines.append(packed.reshape(*shape, -1, 4))
-    heads: Heads = [parts.d.astype(np.uint16)]
-    heads += [parts.low.astype(np.uint16)] if parts.low is not None else []
-    return heads, _by_line(np.concatenate(lines, axis=-2))
-
-
-def _from_lines_k(type: GGMLType, heads: Heads, lines: Bytes) -> Parts:
-    layout, shape = layout_k(type), lines.shape[:-2]
-    n, m = layout.scale_lines, layout.minimum_lines
-    steps = lines[..., :n, :].reshape(*shape, -1) if n else None
-    minima = lines[..., n : n + m, :].reshape(*shape, -1) if m else None
-    if layout.is_shared and steps is not None:
-        steps, minima = steps & np.uint8(15), steps >> np.uint8(4)
-    packed = lines[..., n + m :, :].reshape(*shape, STEPS, layout.bits, 4)
-    codes = np.zeros((*shape, STEPS, 8, 4), np.uint8)
-    for p in pieces(layout.bits):
-        part = packed[..., p.line, :] >> np.uint8(p.at) & np.uint8((1 << p.width) - 1)
-        codes[..., p.slice, :] |= part << np.uint8(p.of)
-    low = heads[1] if len(heads) > 1 else None
-    return Parts(heads[0], low, steps, minima, codes.reshape(*shape, COLUMNS))

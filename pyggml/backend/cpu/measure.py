@@ -3,9 +3,9 @@
     record = measure()                             # a fraction of a second; compiles variants first
 
 A race runs a graph with the default and with other values of one field of ``Tuning``. The fastest
-other value then runs five times in turns with the default, and replaces it where both the median of
-the five ratios and the ratio of the best runs are at least 1.1: a busy machine keeps the defaults.
-Runs on all threads, as models do.
+other value and the default then run five times each, alternating. It replaces the default if the
+median of the five ratios and the ratio of the best runs are both at least 1.1, so a busy machine
+keeps the defaults. Runs on all threads, as models do.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .buffer import REPACK, RepackBuffer
 from .simd.vector import vectors
 from .tuning import DEFAULT, Choice, Record, Tuning, cpu_key, using
 
-_GAIN = 1.1  # the least for which a default is left
+_GAIN = 1.1  # the least gain that replaces a default
 _ALTERNATIONS = 5
-_LEAST_BYTES, _MOST_BYTES = 96 << 20, 128 << 20
-_BUDGET_S = 1.0  # races that have not begun by then keep their defaults
+_MIN_BYTES, _MAX_BYTES = 96 << 20, 128 << 20
+_BUDGET_S = 1.0  # later races are skipped and keep the defaults
 _PAUSES = 20_000
 _HINTS, _BYTES = (0, 3), (1024, 2048, 8192)
-_NEVER = (1 << 20,)  # tokens, more than a matmul has
+_NEVER = (1 << 20,)  # tokens, more than any matmul has
 _FILL = 0x11  # of all memory: as a half float 0.0006, no denormal number
 
 
@@ -63,7 +63,7 @@ def _pause(n):  # type: ignore[no-untyped-def]
 def prepare(backend: CpuBackend) -> list[Race]:
     """The races, with all their kernels compiled, so that ``run`` only runs.
 
-    Takes up to ``_MOST_BYTES`` of memory, which the graphs hold.
+    Takes up to ``_MAX_BYTES`` of memory, which the graphs hold.
     """
     races = _races(_Memory(_bytes_to_read()))
     _pause(1)
@@ -87,7 +87,7 @@ def run(backend: CpuBackend, races: Sequence[Race]) -> Record:
 
 
 def measure() -> Record:
-    """Compile what is needed, then measure this machine."""
+    """The record of this machine; compiles the races, then runs them."""
     backend = CpuBackend()
     return run(backend, prepare(backend))
 
@@ -133,11 +133,11 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def _bytes_to_read() -> int:
     largest = max(host.cache_sizes().values(), default=0)
-    return min(max(3 * largest, _LEAST_BYTES), _MOST_BYTES)
+    return min(max(3 * largest, _MIN_BYTES), _MAX_BYTES)
 
 
 class _Memory:
-    """One stretch of memory that all graphs read: as interleaved weights, rows or a cache."""
+    """The memory that all graphs read: as interleaved weights, as rows or as a cache."""
 
     def __init__(self, n_bytes: int) -> None:
         self._interleaved = RepackBuffer(n_bytes, REPACK)
@@ -146,7 +146,7 @@ class _Memory:
         self.n_bytes = n_bytes
 
     def tensors(self, type: GGMLType, *ne: int, interleaved: bool) -> list[Tensor]:
-        """As many tensors of a shape as there is room for, one after the other."""
+        """As many consecutive tensors of a shape as fit."""
         place = TensorAllocator(self._interleaved if interleaved else self._plain)
         found = []
         size = place.buffer.buft.alloc_size(Context(no_alloc=True).new_tensor(type, ne))

@@ -3,7 +3,8 @@
     for done_bytes in repack(backend.run_launches, n_threads, [(tensor, ggml_bytes), ...]):
         ...                                        # show progress
 
-Each step is one program whose launches interleave whole tensors; mapped pages are let go behind.
+Each step is one program whose launches interleave whole tensors; then their mapped pages are
+dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .kernels.weights import PACK, decode_rows, pack, packed_bytes, weight_trait
 from .layout import ROWS, group_bytes
 from .lowering import Lowering
 from .simd.element import zero_run
-from .simd.row_tile import TABLE_BYTES, set_row_pointers
+from .simd.plain_rows import TABLE_BYTES, set_row_pointers
 from .work import WorkMemory, WorkStore
 
 _STEP_BYTES = 16 << 20
@@ -73,7 +74,7 @@ def repack(
         run: runs the launches of a lowering.
 
     Yields:
-        The bytes that are done, after each step.
+        The number of bytes converted so far, after each step.
     """
     step: list[tuple[Tensor, npt.NDArray[np.uint8]]] = []
     done = size = 0

@@ -1,11 +1,14 @@
-"""When each chunk of a program ran, and on which thread.
+"""When each chunk of a program ran, and on which thread; and the time of each phase.
 
     runs = trace(program, repeats=5)
     runs[0].wall_ns, runs[0].launches[3].launch.name, runs[0].start_ns[7], runs[0].thread[7]
+    for row in profile(program, repeats=20):
+        print(row.label, row.ns, row.gb_per_s)
 
-A traced program is a copy of the program with another table of launches: their kernel reads the
-cycle counter, calls the real kernel and reads the counter again. So an untraced run has no
-overhead, and a traced one about 0.1 us per chunk. The program runs on its current inputs.
+A profile is timed with the core's cycle counter between phases, so nothing is slowed down or cut.
+A traced program is the same program with another table of launches, whose kernel stamps the cycle
+counter, calls the real one and stamps again. So an untraced run pays nothing, and a traced one
+about 0.1 us a chunk. Runs a program again on the inputs that it has.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -37,15 +41,15 @@ from .loop import (
 )  # fmt: skip
 from .lowering import Launch
 from .pool import get_pool
-from .program import Program, in_table
+from .program import Phase, Program, in_table
 
-_ALIGN_S = 0.005  # time, at least, over which the two clocks are compared
+_ALIGN_S = 0.005  # the least time between two looks at both clocks
 
 Longs = npt.NDArray[np.int64]
 
 
 class _TracedProgram:
-    """A copy of a program that records stamps; implements ``pool.Runnable``."""
+    """A program with stamps; what ``Pool.run`` needs of one."""
 
     def __init__(self, program: Program) -> None:
         self.n_threads, self.scratch_bytes = program.n_threads, program.scratch_bytes
@@ -75,7 +79,7 @@ class _TracedProgram:
         self.launches.sort(key=lambda traced: (traced.phase, traced.launch not in replicas))
 
     def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]:
-        """See ``Program.segments``."""
+        """As a program's."""
         yield from self._segments
 
     def _call(self, launch: Launch, at: int) -> Callable[[], None]:
@@ -88,10 +92,10 @@ class _TracedProgram:
         return call
 
     def _encode(self, header: int, launches: list[Launch], first: int) -> int:
-        """The address of a copy of a header whose launches run ``traced_chunk``."""
+        """A header like ``header`` whose launches go through ``traced_chunk``."""
         words = _words(header, HEADER_WORDS).copy()
         last = _words(int(words[H_PHASES]), PHASE_WORDS * int(words[H_N_PHASES]))[-PHASE_WORDS:]
-        shared = int(last[P_LAUNCH] + last[P_LAUNCHES])  # the following ones are replicas
+        shared = int(last[P_LAUNCH] + last[P_LAUNCHES])  # the others are run by each thread
         n, threads = len(launches), np.arange(self.n_threads)
         table = _words(int(words[H_LAUNCHES]), n * LAUNCH_WORDS).reshape(n, -1).copy()
         records = np.zeros((n, self.n_threads, 3), np.int64)
@@ -109,7 +113,7 @@ class _TracedProgram:
 
 
 def trace(program: Program, repeats: int = 1) -> list[RunTrace]:
-    """The traces of some runs of a program, on the inputs of its last run.
+    """Run a program some times, on the inputs of its last run.
 
     Raises:
         ComputeError: this machine has no cycle counter, or a kernel failed.
@@ -145,7 +149,7 @@ def _run_trace(
 
 
 def _launches(program: Program) -> list[tuple[list[tuple[Launch, int]], int]]:
-    """(launches with their phases, header) of each part; header 0: a Python callable."""
+    """Launches and their phases, of each part, and the part's header (0: a Python callable)."""
     python = iter([launch for launch in program.launches if launch.python is not None])
     return [
         ([(next(python), 0)], 0) if call is not None else (in_table(phases), header)
@@ -155,3 +159,48 @@ def _launches(program: Program) -> list[tuple[list[tuple[Launch, int]], int]]:
 
 def _words(address: int, n: int) -> Longs:
     return np.ctypeslib.as_array((ctypes.c_int64 * n).from_address(address))
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """The median time of one phase."""
+
+    phase: Phase
+    ns: float
+
+    @property
+    def label(self) -> str:
+        """Kernels and the first node, such as ``mul_mat_q4_1_x16*3 Qcur-0``."""
+        names = [launch.name for launch in (*self.phase.replicas, *self.phase.launches)]
+        count = {n: names.count(n) for n in names}
+        return " + ".join(n if k == 1 else f"{n}*{k}" for n, k in count.items())
+
+    @property
+    def bytes(self) -> int:
+        """Weights and activations that its matmuls read."""
+        return sum(s.nbytes for la in self.phase.launches for s in la.src if s is not None)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of its matmuls."""
+        return sum(
+            la.node.nelements * la.src[0].ne[0] * (2 if "glu" in la.name else 1)
+            for la in self.phase.launches
+            if la.streams is not None and la.src[0] is not None
+        )
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.bytes / self.ns
+
+    @property
+    def gmac_per_s(self) -> float:
+        return self.macs / self.ns
+
+
+def profile(program: Program, repeats: int = 20) -> list[PhaseTime]:
+    """Run the program some times; the median time of each phase of its compiled parts."""
+    pool = get_pool()
+    runs = [np.concatenate(pool.profile(program)) for _ in range(repeats)]
+    medians = np.median(np.stack(runs), axis=0)
+    return [PhaseTime(p, float(ns)) for p, ns in zip(program.phases, medians, strict=True)]

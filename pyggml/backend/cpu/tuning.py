@@ -1,12 +1,12 @@
-"""What depends on a CPU's memory system and is measured on the host: prefetches, chunks, waiting.
+"""Values that depend on a CPU's memory system: prefetches, chunks, waiting; measured on the host.
 
     tuning().one_bytes                             # in a lowering: the value in use here
     with using(Tuning(one_hint=0)): ...            # programs lowered inside keep it
     PYGGML_TUNING=one_hint=3,one_bytes=2048        # set by hand
 
 The self-test measures a CPU when it is first seen (``measure``) and keeps the values with the
-compiled code. Without a measurement the defaults hold, which no CPU we know runs badly with. No
-value changes the bits of a result.
+compiled code. Without a measurement the defaults are used, which are good on all CPUs that we know.
+No value changes the bits of a result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _tuned(default: int, least: int, most: int, what: str) -> Any:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Values that kernels and lowerings read; ``docs/decisions/0020`` says what was tried.
+    """The tuned values; ``docs/decisions/0020`` says which others were tried.
 
     A hint is LLVM's locality of a prefetch (3 all caches, 2 the second level and below, 1 the
     third, 0 non-temporal): an immediate, so kernels are compiled for it. The rest are run-time
@@ -74,7 +74,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured on a CPU, or why nothing was."""
+    """The measurements of a CPU, or the reason why there are none."""
 
     cpu: str
     seconds: float = 0.0
@@ -95,7 +95,7 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str) -> Record:
-        """A record from its text. Raises: ValueError, of a text that is none."""
+        """A record from its text. Raises: ValueError: the text is no record."""
         try:
             data = json.loads(text)
             choices = tuple(_choice_from(c) for c in data["choices"])
@@ -121,7 +121,7 @@ _LOOK_NS = 200.0
 
 
 def waiting(pause_ns: float) -> dict[str, int]:
-    """How often to pause, from a pause's duration: between 4 and 60 ns on the CPUs that we know."""
+    """The numbers of pauses, from a pause's duration (4 to 60 ns on known CPUs)."""
     return {"spins": round(_SPIN_NS / pause_ns), "look": max(1, round(_LOOK_NS / pause_ns))}
 
 
@@ -138,7 +138,7 @@ def _checked(name: str, value: int) -> int:
 
 
 def by_hand() -> tuple[dict[str, int], bool]:
-    """The values of ``PYGGML_TUNING``, and whether measurements count for the rest.
+    """The values of ``PYGGML_TUNING``, and whether measured values are used for the rest.
 
     Raises:
         PyggmlError: a name is unknown, or a value no number or out of its range.
@@ -174,7 +174,7 @@ def tuning() -> Tuning:
 
 @contextlib.contextmanager
 def using(values: Tuning | None) -> Iterator[None]:
-    """Lower programs with these values; None looks again for what was measured."""
+    """Lower programs with these values; None reads the measurement again."""
     global _current
     before, _current = _current, values
     try:
@@ -184,7 +184,7 @@ def using(values: Tuning | None) -> Iterator[None]:
 
 
 def forget() -> None:
-    """Look again for what was measured, at the next lowering."""
+    """Read the measurement again at the next lowering."""
     global _current
     _current = None
 
@@ -203,7 +203,7 @@ def cpu_key() -> str:
 
 
 def load() -> Record | None:
-    """What was measured on this CPU; None where nothing was."""
+    """The record of this CPU, or None."""
     data = jit.code_cache(jit.isa()).read(_entry())
     try:
         return None if data is None else Record.from_json(data.decode())
@@ -212,7 +212,7 @@ def load() -> Record | None:
 
 
 def save(record: Record) -> None:
-    """Keep a measurement; where it cannot be kept, it holds for this process."""
+    """Store a record; it is used in this process even if it cannot be stored."""
     global _current
     jit.code_cache(jit.isa()).write(_entry(), record.to_json().encode())
     given, measured = by_hand()
@@ -220,7 +220,7 @@ def save(record: Record) -> None:
 
 
 def report() -> str:
-    """Lines that say which values are in use, and why each has its value."""
+    """A text with the values in use and the reason for each."""
     given, measured = by_hand()
     record = load() if measured else None
     if record is None:
@@ -236,7 +236,7 @@ def report() -> str:
         if name in given:
             reason = f"set by {env.TUNING.name}"
         elif name in choices:
-            reason = _race(choices[name])
+            reason = _measured(choices[name])
         elif record and record.pause_ns and name in waiting(record.pause_ns):
             reason = f"a pause takes {record.pause_ns:.1f} ns"
         lines.append(f"  {name:13s}  {value:<7d} {WHAT[name]}")
@@ -245,7 +245,7 @@ def report() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _race(choice: Choice) -> str:
-    """What was measured for one value."""
+def _measured(choice: Choice) -> str:
+    """The measurement of one value."""
     rates = ", ".join(f"{value}: {rate:.1f}" for value, rate in choice.rates.items())
     return f"GB/s {rates}; best other {choice.gain:.2f} x the default"

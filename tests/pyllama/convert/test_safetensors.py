@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyggml.quants.half import bf16_from_float
+from pyggml.quants.reference import bf16_from_float
 from pyllama.convert.checkpoint import read_checkpoint
 from pyllama.convert.folder import Folder
 from pyllama.convert.safetensors import read_safetensors

@@ -1,12 +1,11 @@
-"""Blocks in jitted code: decoders are derived from declarations, encoders made for them.
+"""Blocks in jitted code: decoders derived from declarations, and encoders.
 
     decode_block(kind, block, y)                   # a block as block_size float32; see ``blocks``
     encode_block(kind, x, out)                     # and back; kind is a GGMLType as a literal int
 
-Encoders are the twins of the NumPy ones that declarations name (``quants``): strict float32 in the
-same order of operations, so the bytes are ggml's. A format whose declaration names one of these has
-its twin; one with a search of its own adds a line to ``_TWINS``. Only the chosen format's code is
-compiled into a kernel.
+Each NumPy encoder that declarations name (``quants``) has a jitted twin in ``_TWINS``, with the
+same float32 operations in the same order, so the bytes are ggml's. A kernel contains the code of
+one format only.
 """
 
 from __future__ import annotations
@@ -25,14 +24,11 @@ from ....quants.iq4 import encode_nl, encode_xs
 from ....quants.k_quants import ScaleMin, encode_q3_k, encode_q6_k, encode_q8_k
 from ....quants.mxfp4 import encode_exponents
 from ....quants.ternary import encode_ternary
-from .blocks_32 import centred, from_minimum, rounded
-from .iq4 import eight_scales, one_scale
+from .encoders import centred, eight_scales, exponents, from_minimum, one_scale, rounded, ternary
 from .k_quants import q3_k, q6_k, q8_k, scale_min_encoders
-from .mxfp4 import exponents
-from .ternary import ternary
 
-# What makes ``encode(x, out)``, and ``encode(x, weights, out)`` with importance weights, or None
-# where these change nothing; by the encoder of the declaration, or its class.
+# Makers of ``encode(x, out)`` and ``encode(x, weights, out)``, or None if importance weights change
+# nothing; by the encoder of the declaration, or its class.
 Twin = Callable[[BlockType], tuple[Any, Any]]
 _TWINS: dict[Hashable, Twin] = {
     encode_centred: centred,
@@ -86,7 +82,7 @@ def _encoder(which: int, kind: Any, n: int) -> Any:
 
 @intrinsic(prefer_literal=True)
 def encode_block(typingctx: Any, kind: Any, x: Any, out: Any) -> Any:
-    """float32 at ``x`` as one block at ``out``."""
+    """Store float32 at ``x`` as one block at ``out``."""
     return _encoder(0, kind, 2)
 
 

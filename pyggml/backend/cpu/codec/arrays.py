@@ -3,8 +3,8 @@
     blocks = CpuArrays.encode(x, GGMLType.Q4_K, imatrix, n_threads=None)
     x = CpuArrays.decode(blocks, GGMLType.Q4_K, n_threads=None)
 
-What ``pyggml.quants`` calls for arrays that are not small. A program of one launch, so Ctrl-C stops
-it, and a compute of another thread waits. Access: front to back, a block at a time.
+``pyggml.quants`` calls it for large arrays. A program of one launch, so Ctrl-C stops it, and the
+compute of another thread waits. Access: front to back, a block at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..abi import BAD_VALUE, DST, data, f32_ptr, first_row, params_of, set_error
 from ..atomics import call_address
 from ..backend import CpuBackend
 from ..lowering import Lowering
-from ..simd.lanes import bits, lanes_f32, mask_bits, root, store
+from ..simd.lanes import bits, lanes_f32, mask_bits, sqrt, store
 from ..simd.math import ZERO
 from ..work import WorkMemory, WorkStore
 from . import ENCODED, encoders
@@ -34,7 +34,7 @@ from .rows import decode_columns, encode_row, row_decoder, row_encoder, weighted
 
 _GRAIN = 16384  # elements of a chunk, about
 _MAX_CHUNKS = 4096
-_INFINITY = np.int32(0x7F800000)  # the bits that are all set in what is not finite
+_INFINITY = np.int32(0x7F800000)  # bits that are all set in infinity and NaN
 
 
 class Rows(NamedTuple):
@@ -46,11 +46,11 @@ class Rows(NamedTuple):
     row_bytes: int
     codec: int  # address of the format's encoder or decoder
     imatrix: int = 0  # address of importance weights
-    by_row: int = 0  # whether they are multiplied with a term of the row
+    by_row: int = 0  # whether they are those of ``row_weights``
 
 
 @inline_strict
-def _is_finite(x, n):  # type: ignore[no-untyped-def]
+def _is_finite(x, n):
     """Whether ``n`` float32, a multiple of 32, are all numbers."""
     for i in range(0, 4 * n, 128):
         if mask_bits((bits(lanes_f32(32, x + i)) & _INFINITY) == _INFINITY) != 0:
@@ -59,8 +59,8 @@ def _is_finite(x, n):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def encode_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Rows by the format's encoder; reports what is not finite."""
+def encode_rows(node, chunk, n_chunks, scratch):
+    """Encode rows; reports values that are not finite."""
     p = params_of(node, Rows)
     rows, n, row_bytes = p.count, p.row, p.row_bytes
     for r in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
@@ -72,7 +72,7 @@ def encode_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def encode_weighted_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def encode_weighted_rows(node, chunk, n_chunks, scratch):
     """``encode_rows`` with importance weights; see ``quants.block.row_weights`` for the sums."""
     p = params_of(node, Rows)
     rows, n, row_bytes = p.count, p.row, p.row_bytes
@@ -90,14 +90,14 @@ def encode_weighted_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-unt
             power = power / np.float32(n)
             for i in range(0, 4 * n, 32):
                 v = lanes_f32(8, x + i)
-                store(scratch + i, lanes_f32(8, imatrix + i) * root(v * v + power))
+                store(scratch + i, lanes_f32(8, imatrix + i) * sqrt(v * v + power))
             weights = scratch
         call_address(p.codec, (x, data(node, DST) + row_bytes * r, n, weights))
 
 
 @kernel
-def decode_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Rows by the format's decoder."""
+def decode_rows(node, chunk, n_chunks, scratch):
+    """Decode rows."""
     p = params_of(node, Rows)
     rows, n, row_bytes = p.count, p.row, p.row_bytes
     for r in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
@@ -135,7 +135,7 @@ class CpuArrays:
 
 @dataclass
 class _Rows:
-    """A conversion of ``n`` values in rows of ``length``; 0 cuts them where it suits."""
+    """A conversion of ``n`` values in rows of ``length``; 0: rows of any length."""
 
     source: npt.NDArray[Any]
     out: npt.NDArray[Any]

@@ -1,4 +1,4 @@
-"""Blocks of any format in jitted code, emitted from the format's declaration (``quants/block.py``).
+"""Decoding and packing of blocks in jitted code, emitted from the declaration of their format.
 
     decode_block(kind, block, y)                   # kind: a GGMLType as a literal int
     put_codes(kind, codes, block)                  # bytes 0 .. 2^bits - 1, one for each column
@@ -10,7 +10,6 @@ that times a code. All arguments but the kind are addresses, of any alignment.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -18,130 +17,93 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from ....dtype import GGMLType
 from ....numba_internals import cgutils
 from ....quants.block import BLOCK_TYPES, SUB, Bits, BlockType, Field, count, is_highest, places
 from ....quants.codebook import Entries, levels_of
 from ....quants.ternary import Digits
 from ..layout import CODES_AT, STEPS_AT, UNPACKED_BYTES, layout_k, padded_values
-from ..simd.group_row import numbers
-from ..simd.product import power_of_two
+from ..simd.block_dot import power_of_two
+from ..simd.group_row import code_numbers
 from ..simd.vector import (
+    F16,
     at,
     broadcast,
     concat,
+    emitted,
     f32,
     i8,
     i16,
     i32,
     i64,
+    lanes_of,
+    like,
     load,
+    shifted,
     splat,
     store,
     vec,
-    vectors,
+    widen,
 )
 
 Value = Any
 
 
-def _on_block(n: int, emit: Callable[..., None]) -> Any:
-    """Typing and code of a function of a literal kind and ``n`` addresses."""
-
-    def typed(kind: Any) -> Any:
-        if not isinstance(kind, types.IntegerLiteral):
-            return None
-        f = BLOCK_TYPES[GGMLType(kind.literal_value)]
-
-        def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-            emit(b, f, *args[1:])
-            return context.get_dummy_value()
-
-        return types.void(kind, *[types.int64] * n), codegen
-
-    return typed
+@emitted(literals=1)
+def decode_block(b: Value, kind: int, block: Value, y: Value) -> None:
+    """Store the block at ``block`` as float32 at ``y``."""
+    emit_decoding(b, BLOCK_TYPES[kind], block, y)
 
 
-@intrinsic(prefer_literal=True)
-def decode_block(typingctx: Any, kind: Any, block: Any, y: Any) -> Any:
-    """The block at ``block`` as float32 at ``y``."""
-    return _on_block(2, emit_decoding)(kind)
+@emitted(literals=1)
+def unpack_block(b: Value, kind: int, block: Value, out: Value) -> None:
+    """Store a block of a format with a codebook as scale, steps and a byte for each code."""
+    _unpack(b, BLOCK_TYPES[kind], block, out)
 
 
-@intrinsic(prefer_literal=True)
-def unpack_block(typingctx: Any, kind: Any, block: Any, out: Any) -> Any:
-    """The block at ``block`` of a format with a codebook as scale, steps and codes of a byte."""
-    return _on_block(2, _unpack)(kind)
-
-
-@intrinsic(prefer_literal=True)
-def put_codes(typingctx: Any, kind: Any, codes: Any, block: Any) -> Any:
+@emitted(literals=1)
+def put_codes(b: Value, kind: int, codes: Value, block: Value) -> None:
     """Store a byte for each column as the codes of a block; bits above the code's must be 0."""
-
-    def emit(b: Value, f: BlockType, codes: Value, block: Value) -> None:
-        if isinstance(f.codes, Digits):
-            _put_digits(b, f.codes, codes, block)
-        else:
-            _put(b, [(f.planes, codes)], block)
-
-    return _on_block(2, emit)(kind)
+    f = BLOCK_TYPES[kind]
+    if isinstance(f.codes, Digits):
+        _put_digits(b, f.codes, codes, block)
+    else:
+        _put(b, [(f.planes, codes)], block)
 
 
-@intrinsic(prefer_literal=True)
-def put_steps(typingctx: Any, kind: Any, steps: Any, minima: Any, block: Any) -> Any:
+@emitted(literals=1)
+def put_steps(b: Value, kind: int, steps: Value, minima: Value, block: Value) -> None:
     """Store a byte for each sub-block as its integer scale, and as its minimum if it has one.
 
-    As in C, what is too large for its bits spills into the rest of its byte.
+    As in C, a value that is too large for its bits changes the other bits of its byte.
     """
-
-    def emit(b: Value, f: BlockType, steps: Value, minima: Value, block: Value) -> None:
-        _put(b, [(f.steps, steps), (f.minima, minima)], block)
-
-    return _on_block(3, emit)(kind)
+    f = BLOCK_TYPES[kind]
+    _put(b, [(f.steps, steps), (f.minima, minima)], block)
 
 
-@intrinsic(prefer_literal=True)
-def get_scales(typingctx: Any, kind: Any, block: Any, scales: Any, minima: Any) -> Any:
-    """The scales and the minima of a block's sub-blocks as float32."""
-
-    def emit(b: Value, f: BlockType, block: Value, scales: Value, minima: Value) -> None:
-        scale, low = _scales(b, f, block)
-        store(b, scale, scales)
-        if low is not None:
-            store(b, low, minima)
-
-    return _on_block(3, emit)(kind)
+@emitted(literals=1)
+def get_scales(b: Value, kind: int, block: Value, scales: Value, minima: Value) -> None:
+    """Store the scales and the minima of a block's sub-blocks as float32."""
+    scale, low = _scales(b, BLOCK_TYPES[kind], block)
+    store(b, scale, scales)
+    if low is not None:
+        store(b, low, minima)
 
 
-@intrinsic(prefer_literal=True)
-def values_of(typingctx: Any, kind: Any) -> Any:
+@emitted(literals=1, result=types.int64)
+def values_of(b: Value, kind: int) -> Value:
     """The address of the 16 int8 that a format's codes stand for."""
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    type = GGMLType(kind.literal_value)
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        values = np.asarray(padded_values(BLOCK_TYPES[type]), np.int8)
-        return _constant(b, f"pyggml.values.{type.name}", values)
-
-    return types.int64(kind), codegen
+    f = BLOCK_TYPES[kind]
+    return _constant(b, f"pyggml.values.{f.type.name}", np.asarray(padded_values(f), np.int8))
 
 
-@intrinsic(prefer_literal=True)
-def value_limits(typingctx: Any, kind: Any) -> Any:
-    """The address of float32: from each on, the next of a format's values is the nearest."""
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    type = GGMLType(kind.literal_value)
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        values = np.array(BLOCK_TYPES[type].values, np.float32)
-        limits = (values[1:] + values[:-1]) / np.float32(2)
-        return _constant(b, f"pyggml.limits.{type.name}", limits)
-
-    return types.int64(kind), codegen
+@emitted(literals=1, result=types.int64)
+def value_limits(b: Value, kind: int) -> Value:
+    """The address of float32 limits: from limit i on, value i + 1 is nearer than value i."""
+    f = BLOCK_TYPES[kind]
+    values = np.array(f.values, np.float32)
+    limits = (values[1:] + values[:-1]) / np.float32(2)
+    return _constant(b, f"pyggml.limits.{f.type.name}", limits)
 
 
 def _constant(b: Value, name: str, values: npt.NDArray[Any]) -> Value:
@@ -172,17 +134,17 @@ def emit_decoding(b: Value, f: BlockType, block: Value, y: Value) -> None:
     per_step = max(1, SUB * f.groups // f.columns)
 
     def of_columns(x: Value, first: int) -> Value:
-        """Lanes of 32 columns of a vector of sub-blocks."""
+        """The lanes of a vector of sub-blocks that 32 columns belong to."""
         group = first * f.groups // f.columns
         lanes = [group + i * per_step // SUB for i in range(SUB)]
-        return b.shuffle_vector(x, x, ir.Constant(vec(i32, SUB), lanes))
+        return lanes_of(b, x, x, lanes)
 
     for first in range(0, f.columns, SUB):
         codes = _lanes(b, planes, codes_at, first, SUB)
         if f.signed:
             value = b.sitofp(b.sext(codes, vec(i32, SUB)), vec(f32, SUB))
         else:
-            value = numbers(b, padded_values(f), f.zero, codes)
+            value = code_numbers(b, padded_values(f), f.zero, codes)
         value = b.fmul(of_columns(scale, first), value)
         if low is not None:
             value = (b.fsub if f.minima else b.fadd)(value, of_columns(low, first))
@@ -221,7 +183,7 @@ def _scale(b: Value, f: BlockType, block: Value) -> Value:
 
 def _half(b: Value, field: Field, block: Value, n: int = 1) -> Value:
     bits = b.trunc(_element(b, field, block, 0), i16)
-    return vectors().half_to_float(b, broadcast(b, bits, n))
+    return widen(b, F16, broadcast(b, bits, n))
 
 
 def _lanes(b: Value, field: Field, block: Value, first: int, n: int) -> Value:
@@ -241,7 +203,7 @@ def _lanes(b: Value, field: Field, block: Value, first: int, n: int) -> Value:
 
 
 def _plane(b: Value, bits: Bits, block: Value, first: int, n: int) -> Value:
-    """What some bits contribute to elements ``first`` .., <n x i8>."""
+    """The contribution of some bits to elements ``first`` .., <n x i8>."""
     where = places(bits)[first - bits.first : first - bits.first + n].tolist()
     run = len(list(takewhile(lambda i: where[i] == where[0] + 8 * i, range(n))))
     runs = where[::run]
@@ -259,7 +221,7 @@ def _plane(b: Value, bits: Bits, block: Value, first: int, n: int) -> Value:
         for i in range(n):
             y = b.trunc(_bits(b, bits, block, first + i), i8)
             x = b.insert_element(x, y, ir.Constant(i32, i))
-    return b.shl(x, splat(i8, n, bits.shift)) if bits.shift else x
+    return shifted(b, x, bits.shift)
 
 
 def _element(b: Value, field: Field, block: Value, i: int) -> Value:
@@ -268,19 +230,19 @@ def _element(b: Value, field: Field, block: Value, i: int) -> Value:
     for bits in field:
         if i in bits.elements:
             x = _bits(b, bits, block, i)
-            x = b.shl(x, ir.Constant(i32, bits.shift)) if bits.shift else x
+            x = shifted(b, x, bits.shift)
             out = x if out is None else b.or_(out, x)
     return out
 
 
 def _bits(b: Value, bits: Bits, block: Value, i: int) -> Value:
-    """What some bits are of element ``i``, an i32."""
+    """The value of some bits of element ``i``, an i32."""
     where = int(places(bits)[i - bits.first])
     place, down = at(b, block, where // 8), where % 8
     n_bytes = (down + bits.width + 7) // 8
     x = load(b, place, ir.IntType(8 * n_bytes))
     x = b.zext(x, i32) if n_bytes < 4 else x
-    x = b.lshr(x, ir.Constant(i32, down)) if down else x
+    x = shifted(b, x, -down)
     whole = down + bits.width == 8 * n_bytes
     return x if whole else b.and_(x, ir.Constant(i32, (1 << bits.width) - 1))
 
@@ -346,7 +308,7 @@ def _signs(b: Value, codes: Entries, block: Value, i: int) -> Value:
 
 
 class _Part(NamedTuple):
-    """What a byte of a block has of an element: ``(x >> down & mask) << up``."""
+    """The contribution of an element to a byte of a block: ``(x >> down & mask) << up``."""
 
     source: int
     element: int
@@ -385,9 +347,9 @@ def _put(b: Value, sources: list[tuple[Field, Value]], block: Value) -> None:
         out = None
         for p in parts[byte]:
             x = load(b, at(b, sources[p.source][1], p.element), vec(i8, n))
-            x = b.lshr(x, splat(i8, n, p.down)) if p.down else x
-            x = b.and_(x, splat(i8, n, p.mask)) if p.mask < 255 else x
-            x = b.shl(x, splat(i8, n, p.up)) if p.up else x
+            x = shifted(b, x, -p.down)
+            x = b.and_(x, like(x, p.mask)) if p.mask < 255 else x
+            x = shifted(b, x, p.up)
             out = x if out is None else b.or_(out, x)
         store(b, out, at(b, block, byte))
         done = byte + n - 1

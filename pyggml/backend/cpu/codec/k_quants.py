@@ -12,19 +12,18 @@ from ....quants.k_quants import Q3_STEP_TOP, SUMS_AT, ScaleMin
 from ....quants.search import TINY
 from ..abi import f32_ptr, i32_ptr, u8_ptr
 from ..layout import COLUMNS
-from ..simd.element import F32, I16, store_elem
-from ..simd.half import store_f16
+from ..simd.element import F32, I16, store_elem, store_f16
 from ..simd.lanes import (
+    absolute,
     clamp,
     lanes_f32,
-    magnitude,
-    narrow,
-    root,
-    signed,
+    sign_extend,
     spread,
+    sqrt,
     stack,
     store,
-    total,
+    sum_lanes,
+    to_bytes,
 )
 from ..simd.math import ONE, ZERO, abs_f32
 from .blocks import get_scales, put_codes, put_steps
@@ -56,15 +55,15 @@ def scale_min_encoders(f: BlockType) -> tuple[Any, Any]:
     k, by_size = COLUMNS // groups, plain.absolute
     row, steps_bytes = 4 * groups, 2 * groups
     fits_bytes, scales_bytes = 4 * row, 2 * row
-    d_at, low_at = f.d[0].at // 8, f.low[0].at // 8
+    d_at, low_at = f.d[0].byte, f.low[0].byte
     cap = top if method.caps else 255
     reach, size, factor = np.float32(top), np.float32(k), np.float32(method.spread)
     fit, fit_weighted = affine(groups, k, plain), affine(groups, k, method.weighted)
     recode, transpose = recoder(k, 0, plain.top), side_by_side(groups, k)
 
     @inline_strict
-    def by_largest(x, codes):  # type: ignore[no-untyped-def]
-        """A step that makes the largest value the top, and the codes."""
+    def by_largest(x, codes):
+        """The step with which the largest value has the code ``top``; stores the codes."""
         high = ZERO
         for j in range(groups):
             high = f32_ptr(x)[j] if f32_ptr(x)[j] > high else high
@@ -75,14 +74,14 @@ def scale_min_encoders(f: BlockType) -> tuple[Any, Any]:
         return high / reach
 
     @inline_strict
-    def keep(fits, scale, low, inverse, base):  # type: ignore[no-untyped-def]
+    def keep(fits, scale, low, inverse, base):
         store(fits, scale)
         store(fits + row, spread(groups, ZERO) - low)
         store(fits + 2 * row, inverse)
         store(fits + 3 * row, base)
 
     @inline_strict
-    def finish(x, fits, scales, out):  # type: ignore[no-untyped-def]
+    def finish(x, fits, scales, out):
         steps, codes, floats = stack(steps_bytes), stack(COLUMNS), stack(scales_bytes)
         for j in range(2 * groups):
             u8_ptr(steps)[j] = i32_ptr(scales)[j] & 255
@@ -96,34 +95,34 @@ def scale_min_encoders(f: BlockType) -> tuple[Any, Any]:
         put_codes(kind, codes, out)
 
     @inline_strict
-    def encode(x, out):  # type: ignore[no-untyped-def]
-        turned, weights, tried = stack(_BYTES), stack(_BYTES), stack(_BYTES)
+    def encode(x, out):
+        transposed, weights, tried = stack(_BYTES), stack(_BYTES), stack(_BYTES)
         fits, scales = stack(fits_bytes), stack(scales_bytes)
-        transpose(x, turned)
+        transpose(x, transposed)
         mean = spread(groups, ZERO)
         if not by_size:
             power = spread(groups, ZERO)
             for i in range(k):
-                v = lanes_f32(groups, turned + row * i)
+                v = lanes_f32(groups, transposed + row * i)
                 power = power + v * v
-            mean = root(power / size)
+            mean = sqrt(power / size)
         for i in range(k):
-            v = magnitude(lanes_f32(groups, turned + row * i))
+            v = absolute(lanes_f32(groups, transposed + row * i))
             store(weights + row * i, v if by_size else mean + v)
-        scale, low, inverse, base = fit(turned, weights, tried)
+        scale, low, inverse, base = fit(transposed, weights, tried)
         keep(fits, scale, low, inverse, base)
         store_f16(out + d_at, by_largest(fits, scales))
         store_f16(out + low_at, by_largest(fits + row, scales + row))
         finish(x, fits, scales, out)
 
     @inline_strict
-    def encode_weighted(x, imatrix, out):  # type: ignore[no-untyped-def]
-        turned, weights, tried = stack(_BYTES), stack(_BYTES), stack(_BYTES)
+    def encode_weighted(x, imatrix, out):
+        transposed, weights, tried = stack(_BYTES), stack(_BYTES), stack(_BYTES)
         fits, scales, sums = stack(fits_bytes), stack(scales_bytes), stack(row)
         spread_weights(x, imatrix, factor, tried)
-        transpose(x, turned)
+        transpose(x, transposed)
         transpose(tried, weights)
-        scale, low, inverse, base = fit_weighted(turned, weights, tried)
+        scale, low, inverse, base = fit_weighted(transposed, weights, tried)
         keep(fits, scale, low, inverse, base)
         ordered = spread(groups, ZERO)
         for i in range(k):
@@ -138,19 +137,40 @@ def scale_min_encoders(f: BlockType) -> tuple[Any, Any]:
     return encode, encode_weighted
 
 
-def q3_k(f: BlockType) -> tuple[Any, Any]:
-    """Q3_K: sub-blocks of 16 with signed scales of 6 bits."""
-    kind, top, d_at = int(f.type), f.zero, f.d[0].at // 8
-    fit, transpose = coordinate_descent(_GROUPS, _GROUP, top), side_by_side(_GROUPS, _GROUP)
-    fit_weighted, fit_scales = symmetric(_GROUP, top), symmetric(_GROUPS, Q3_STEP_TOP)
-    recode, reach = recoder(_GROUP, -top, top - 1), np.float32(Q3_STEP_TOP)
+def _group_recoder(f: BlockType) -> Any:
+    """``recode(x, scales, inverses, codes)``: 16 groups' codes, a byte each, of a symmetric format.
+
+    A group with stored scale 0 keeps the search's codes, ``nearest(inverse * x)``.
+    """
+    recode = recoder(_GROUP, -f.zero, f.zero - 1)
 
     @inline_strict
-    def encode(x, out):  # type: ignore[no-untyped-def]
-        turned, tried, codes = stack(_BYTES), stack(_BYTES), stack(COLUMNS)
+    def recode_groups(x, scales, inverses, codes):
+        for j in range(_GROUPS):
+            at, inverse = _GROUP * j, f32_ptr(inverses)[j]
+            step = f32_ptr(scales)[j]
+            recode(x + 4 * at, ZERO, step, inverse, codes + at)
+            if step == ZERO and inverse == ZERO:  # a group of zeros has codes 0
+                for i in range(_GROUP):
+                    u8_ptr(codes)[at + i] = 0
+
+    return recode_groups
+
+
+def q3_k(f: BlockType) -> tuple[Any, Any]:
+    """Q3_K: sub-blocks of 16 with signed scales of 6 bits."""
+    kind, top, d_at = int(f.type), f.zero, f.d[0].byte
+    fit, transpose = coordinate_descent(_GROUPS, _GROUP, top), side_by_side(_GROUPS, _GROUP)
+    fit_weighted, fit_scales = symmetric(_GROUP, top), symmetric(_GROUPS, Q3_STEP_TOP)
+    recode, recode_groups = recoder(_GROUP, -top, top - 1), _group_recoder(f)
+    reach = np.float32(Q3_STEP_TOP)
+
+    @inline_strict
+    def encode(x, out):
+        transposed, tried, codes = stack(_BYTES), stack(_BYTES), stack(COLUMNS)
         fits, steps, scales = stack(_STEPS_BYTES), stack(_GROUPS), stack(_STEPS_BYTES)
-        transpose(x, turned)
-        store(fits, fit(turned, tried))
+        transpose(x, transposed)
+        store(fits, fit(transposed, tried))
         largest = first_largest(fits, _GROUPS)
         inverse = -reach / largest
         for j in range(_GROUPS):
@@ -170,7 +190,7 @@ def q3_k(f: BlockType) -> tuple[Any, Any]:
         put_codes(kind, codes, out)
 
     @inline_strict
-    def encode_weighted(x, imatrix, out):  # type: ignore[no-untyped-def]
+    def encode_weighted(x, imatrix, out):
         weights, codes, steps = stack(_BYTES), stack(COLUMNS), stack(_GROUPS)
         fits, inverses = stack(_STEPS_BYTES), stack(_STEPS_BYTES)
         sums, scales = stack(_STEPS_BYTES), stack(_STEPS_BYTES)
@@ -193,26 +213,16 @@ def q3_k(f: BlockType) -> tuple[Any, Any]:
         recode_groups(x, scales, inverses, codes)
         put_codes(kind, codes, out)
 
-    @inline_strict
-    def recode_groups(x, scales, inverses, codes):  # type: ignore[no-untyped-def]
-        for j in range(_GROUPS):
-            at, inverse = _GROUP * j, f32_ptr(inverses)[j]
-            step = f32_ptr(scales)[j]
-            recode(x + 4 * at, ZERO, step, inverse, codes + at)
-            if step == ZERO and inverse == ZERO:  # a group of zeros has codes 0
-                for i in range(_GROUP):
-                    u8_ptr(codes)[at + i] = 0
-
     return encode, encode_weighted
 
 
 def q6_k(f: BlockType) -> tuple[Any, Any]:
     """Q6_K: sub-blocks of 16 with int8 scales."""
-    kind, top, d_at, size = int(f.type), f.zero, f.d[0].at // 8, f.type.type_size
-    fit, recode = symmetric(_GROUP, top), recoder(_GROUP, -top, top - 1)
+    kind, top, d_at, size = int(f.type), f.zero, f.d[0].byte, f.type.type_size
+    fit, recode_groups = symmetric(_GROUP, top), _group_recoder(f)
 
     @inline_strict
-    def encode(x, out):  # type: ignore[no-untyped-def]
+    def encode(x, out):
         weights = stack(_BYTES)
         for i in range(0, _BYTES, 32):
             v = lanes_f32(8, x + i)
@@ -220,7 +230,7 @@ def q6_k(f: BlockType) -> tuple[Any, Any]:
         encode_weighted(x, weights, out)
 
     @inline_strict
-    def encode_weighted(x, weights, out):  # type: ignore[no-untyped-def]
+    def encode_weighted(x, weights, out):
         fits, inverses, scales = stack(_STEPS_BYTES), stack(_STEPS_BYTES), stack(_STEPS_BYTES)
         steps, codes = stack(_GROUPS), stack(COLUMNS)
         for j in range(_GROUPS):
@@ -237,13 +247,7 @@ def q6_k(f: BlockType) -> tuple[Any, Any]:
             u8_ptr(steps)[j] = min(nearest_int(inverse * f32_ptr(fits)[j]), 127) & 255
         put_steps(kind, steps, 0, out)
         get_scales(kind, out, scales, 0)
-        for j in range(_GROUPS):
-            at, best = _GROUP * j, f32_ptr(inverses)[j]
-            step = f32_ptr(scales)[j]
-            recode(x + 4 * at, ZERO, step, best, codes + at)
-            if step == ZERO and best == ZERO:  # a group of zeros has codes 0
-                for i in range(_GROUP):
-                    u8_ptr(codes)[at + i] = 0
+        recode_groups(x, scales, inverses, codes)
         put_codes(kind, codes, out)
 
     return encode, encode_weighted
@@ -251,16 +255,16 @@ def q6_k(f: BlockType) -> tuple[Any, Any]:
 
 def q8_k(f: BlockType) -> tuple[Any, Any]:
     """Q8_K: the largest magnitude becomes code -127. Weights change nothing."""
-    codes_at = f.planes[0].at // 8
+    codes_at = f.planes[0].byte
 
     @inline_strict
-    def encode(x, out):  # type: ignore[no-untyped-def]
+    def encode(x, out):
         largest = first_largest(x, COLUMNS)
         inverse = -_127 / largest if largest != ZERO else ZERO
         store_elem(F32, out, 0, ONE / inverse if largest != ZERO else ZERO)
         for j in range(16):
-            codes = narrow(clamp(nearest(lanes_f32(16, x + 64 * j) * inverse), _LEAST, 127))
+            codes = to_bytes(clamp(nearest(lanes_f32(16, x + 64 * j) * inverse), _LEAST, 127))
             store(out + codes_at + 16 * j, codes)
-            store_elem(I16, out + SUMS_AT, j, np.int16(total(signed(codes))))
+            store_elem(I16, out + SUMS_AT, j, np.int16(sum_lanes(sign_extend(codes))))
 
     return encode, None

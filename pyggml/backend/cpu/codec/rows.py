@@ -3,8 +3,7 @@
     decode = row_decoder(kind).address             # in a lowering: a parameter of the node
     decode_columns(decode, row, y, n, first)       # in a kernel: columns first .. first + n
 
-A kernel that is not bound by decoding need not be compiled for each format: it takes the address,
-and each format has one decoder and one encoder for all kernels.
+A kernel that takes the address of a decoder or encoder need not be compiled for each format.
 Access: front to back, a block at a time.
 """
 
@@ -30,7 +29,7 @@ def row_decoder(kind: int) -> Kernel:
     """The decoder of a format: (row, y, n, first), see ``decode_columns``."""
     block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
 
-    def decode(row, y, n, first):  # type: ignore[no-untyped-def]
+    def decode(row, y, n, first):
         part = stack(BLOCK_BYTES)
         column, end = first, first + n
         while column < end:
@@ -52,7 +51,7 @@ def row_unpacker(kind: int) -> Kernel:
     """Unpacks the blocks of a row of a format with a codebook: (row, blocks, n, 0)."""
     size = GGMLType(kind).type_size
 
-    def unpack_row(row, blocks, n, unused):  # type: ignore[no-untyped-def]
+    def unpack_row(row, blocks, n, unused):
         for i in range(n // 256):
             unpack_block(kind, row + size * i, blocks + UNPACKED_BYTES * i)
 
@@ -64,7 +63,7 @@ def row_encoder(kind: int) -> Kernel:
     """The encoder of a format: (x, row, n, 0), see ``encode_row``."""
     block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
 
-    def encode(x, row, n, unused):  # type: ignore[no-untyped-def]
+    def encode(x, row, n, unused):
         for i in range(n // block):
             encode_block(kind, x + 4 * block * i, row + size * i)
 
@@ -76,7 +75,7 @@ def weighted_row_encoder(kind: int) -> Kernel:
     """The encoder of a format with importance weights: (x, row, n, weights of the values)."""
     block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
 
-    def encode_weighted_rows(x, row, n, weights):  # type: ignore[no-untyped-def]
+    def encode_weighted_rows(x, row, n, weights):
         for i in range(n // block):
             at = 4 * block * i
             encode_weighted(kind, x + at, weights + at, row + size * i)
@@ -85,12 +84,12 @@ def weighted_row_encoder(kind: int) -> Kernel:
 
 
 @inline
-def decode_columns(decoder, row, y, n, first):  # type: ignore[no-untyped-def]
+def decode_columns(decoder, row, y, n, first):
     """``n`` columns of a row of blocks from column ``first`` on, as float32 at ``y``."""
     call_address(decoder, (row, y, n, first))
 
 
 @inline
-def encode_row(encoder, x, row, n):  # type: ignore[no-untyped-def]
+def encode_row(encoder, x, row, n):
     """``n`` float32 at ``x``, whole blocks, as blocks at ``row``."""
     call_address(encoder, (x, row, n, 0))

@@ -3,8 +3,8 @@
     fit = affine(8, 32, SEARCH)                    # 8 groups of 32 values, side by side
     scale, low, inverse, base = fit(x, w, codes)   # lanes
 
-Groups, or the spacings that are tried, are lanes, so that their sums, which have to be in order,
-cost one another nothing.
+Groups, or candidate spacings, are lanes: the sums of each lane are in order, and the lanes are
+computed at the same time.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ....quants.search import TINY, AffineSearch
 from ..abi import f32_bits, f32_ptr, i32_ptr
 from ..layout import COLUMNS
 from ..simd.lanes import (
+    absolute,
     bits,
-    choose,
     clamp,
-    floats,
     lanes_f32,
     lanes_strided,
-    magnitude,
     mask_bits,
-    narrow,
-    root,
+    select,
     spread,
+    sqrt,
     stack,
     store,
+    to_bytes,
+    to_float,
 )
 from ..simd.math import MAGIC, ONE, ZERO, abs_f32
 
@@ -41,13 +41,13 @@ _LANES = 8
 
 
 @inline_strict
-def nearest(v):  # type: ignore[no-untyped-def]
-    """The nearest integers of lanes, ties to even; beyond 2^22 the same useless bits as C's."""
+def nearest(v):
+    """The nearest integers of lanes, ties to even; beyond 2^22 undefined, but as in C."""
     return (bits(v + MAGIC) & _LOW) - _BIAS
 
 
 @inline_strict
-def nearest_int(v):  # type: ignore[no-untyped-def]
+def nearest_int(v):
     """``nearest`` of one float32."""
     return (f32_bits(v + MAGIC) & _LOW) - _BIAS
 
@@ -56,7 +56,7 @@ def side_by_side(groups: int, k: int) -> Any:
     """``transpose(x, out)``: ``groups`` groups of ``k`` float32 -> value 0 of all groups, ..."""
 
     @inline_strict
-    def transpose(x, out):  # type: ignore[no-untyped-def]
+    def transpose(x, out):
         for i in range(k):
             store(out + 4 * groups * i, lanes_strided(groups, x + 4 * i, 4 * k))
 
@@ -64,7 +64,7 @@ def side_by_side(groups: int, k: int) -> Any:
 
 
 @inline_strict
-def spread_weights(x, imatrix, factor, out):  # type: ignore[no-untyped-def]
+def spread_weights(x, imatrix, factor, out):
     """256 weights of a search: column weight * sqrt(factor * mean square + x^2)."""
     power = ZERO
     for i in range(COLUMNS):
@@ -73,7 +73,7 @@ def spread_weights(x, imatrix, factor, out):  # type: ignore[no-untyped-def]
     power = factor * power / np.float32(COLUMNS)
     for i in range(0, 4 * COLUMNS, 32):
         v = lanes_f32(8, x + i)
-        store(out + i, lanes_f32(8, imatrix + i) * root(v * v + power))
+        store(out + i, lanes_f32(8, imatrix + i) * sqrt(v * v + power))
 
 
 def recoder(k: int, low: int, high: int) -> Any:
@@ -83,10 +83,10 @@ def recoder(k: int, low: int, high: int) -> Any:
     """
 
     @inline_strict
-    def recode(x, plus, d, inverse, out):  # type: ignore[no-untyped-def]
+    def recode(x, plus, d, inverse, out):
         v = lanes_f32(k, x) + plus
         v = v / d if d != ZERO else v * inverse
-        store(out, narrow(clamp(nearest(v), low, high) - low))
+        store(out, to_bytes(clamp(nearest(v), low, high) - low))
 
     return recode
 
@@ -98,40 +98,40 @@ def affine(groups: int, k: int, search: AffineSearch) -> Any:
     of as much memory for codes. The result's lanes are scale and minimum, and by ``inverse`` and
     ``base`` the best codes, ``clamp(nearest(inverse * (x - base)))``.
     """
-    top, steps, absolute = search.top, search.steps, search.absolute
+    top, steps, is_absolute = search.top, search.steps, search.absolute
     start, stride, reach = np.float32(search.start), np.float32(search.stride), np.float32(top)
     step_bytes = 4 * groups
 
     @inline_strict
-    def error(x, w, codes, scale, low):  # type: ignore[no-untyped-def]
+    def error(x, w, codes, scale, low):
         total = spread(groups, ZERO)
         for i in range(k):
             at = step_bytes * i
             diff = scale * lanes_f32(groups, codes + at) + low - lanes_f32(groups, x + at)
-            diff = magnitude(diff) if absolute else diff * diff
+            diff = absolute(diff) if is_absolute else diff * diff
             total = total + lanes_f32(groups, w + at) * diff
         return total
 
     @inline_strict
-    def fit(x, w, codes):  # type: ignore[no-untyped-def]
+    def fit(x, w, codes):
         low = lanes_f32(groups, x)
         high = low
         sum_w = lanes_f32(groups, w)
         sum_x = sum_w * low
         for i in range(1, k):
             v, weight = lanes_f32(groups, x + step_bytes * i), lanes_f32(groups, w + step_bytes * i)
-            low = choose(v < low, v, low)
-            high = choose(v > high, v, high)
+            low = select(v < low, v, low)
+            high = select(v > high, v, high)
             sum_w = sum_w + weight
             sum_x = sum_x + weight * v
         zero = spread(groups, ZERO)
-        low = choose(low > ZERO, zero, low)
+        low = select(low > ZERO, zero, low)
         flat = high == low
         inverse, base = reach / (high - low), low
         scale = ONE / inverse
         for i in range(k):
             v = inverse * (lanes_f32(groups, x + step_bytes * i) - low)
-            store(codes + step_bytes * i, floats(clamp(nearest(v), 0, top)))
+            store(codes + step_bytes * i, to_float(clamp(nearest(v), 0, top)))
         best = error(x, w, codes, scale, low)
         for step in range(steps + 1):
             # ``low`` is the best so far, ``high`` stays: as in ggml
@@ -139,7 +139,7 @@ def affine(groups: int, k: int, search: AffineSearch) -> Any:
             sum_l, sum_l2, sum_xl = zero, zero, zero
             for i in range(k):
                 v = lanes_f32(groups, x + step_bytes * i)
-                q = floats(clamp(nearest(tried * (v - low)), 0, top))
+                q = to_float(clamp(nearest(tried * (v - low)), 0, top))
                 store(codes + step_bytes * i, q)
                 weighted = lanes_f32(groups, w + step_bytes * i) * q
                 sum_l = sum_l + weighted
@@ -149,20 +149,20 @@ def affine(groups: int, k: int, search: AffineSearch) -> Any:
             new_scale = (sum_w * sum_xl - sum_x * sum_l) / det
             new_low = (sum_l2 * sum_x - sum_l * sum_xl) / det
             above = new_low > ZERO
-            new_scale = choose(above, sum_xl / sum_l2, new_scale)
-            new_low = choose(above, zero, new_low)
+            new_scale = select(above, sum_xl / sum_l2, new_scale)
+            new_low = select(above, zero, new_low)
             wrong = error(x, w, codes, new_scale, new_low)
             better = (det > ZERO) & (wrong < best)
-            best = choose(better, wrong, best)
-            inverse, base = choose(better, tried, inverse), choose(better, low, base)
-            scale, low = choose(better, new_scale, scale), choose(better, new_low, low)
-        return choose(flat, zero, scale), low, choose(flat, zero, inverse), base
+            best = select(better, wrong, best)
+            inverse, base = select(better, tried, inverse), select(better, low, base)
+            scale, low = select(better, new_scale, scale), select(better, new_low, low)
+        return select(flat, zero, scale), low, select(flat, zero, inverse), base
 
     return fit
 
 
 @inline_strict
-def first_largest(x, k):  # type: ignore[no-untyped-def]
+def first_largest(x, k):
     """The element of largest magnitude of ``k`` with its sign, the first of equal ones."""
     xs = f32_ptr(x)
     top, out = ZERO, ZERO
@@ -178,24 +178,24 @@ def symmetric(k: int, top: int) -> Any:
 
     ``scale, inverse = fit(x, w)``: addresses of a group's values and weights; the best codes are
     ``clamp(nearest(inverse * x))``, and for a group of zeros both are 0. The spacings that are
-    tried are lanes, so that their sums, which have to be in order, cost one another nothing.
+    tried are lanes, computed at the same time, each with its sums in order.
     """
     reach = np.float32(top)
 
     @inline_strict
-    def sums(x, w, inverses, at, sum_lx, sum_l2):  # type: ignore[no-untyped-def]
+    def sums(x, w, inverses, at, sum_lx, sum_l2):
         inverse = lanes_f32(_LANES, inverses + at)
         lx = l2 = spread(_LANES, ZERO)
         for i in range(k):
             v, weight = f32_ptr(x)[i], f32_ptr(w)[i]
-            q = floats(clamp(nearest(inverse * v), -top, top - 1))
+            q = to_float(clamp(nearest(inverse * v), -top, top - 1))
             lx = lx + q * (weight * v)
             l2 = l2 + q * weight * q
         store(sum_lx + at, lx)
         store(sum_l2 + at, l2)
 
     @inline_strict
-    def fit(x, w):  # type: ignore[no-untyped-def]
+    def fit(x, w):
         largest = first_largest(x, k)
         if abs_f32(largest) < TINY:
             return ZERO, ZERO
@@ -228,33 +228,33 @@ def coordinate_descent(groups: int, k: int, top: int) -> Any:
     reach = np.float32(top)
 
     @inline_strict
-    def sweep(x, codes, sum_lx, sum_l2):  # type: ignore[no-untyped-def]
+    def sweep(x, codes, sum_lx, sum_l2):
         changed = 0
         for i in range(k):
             v, q = lanes_f32(groups, x + step_bytes * i), lanes_f32(groups, codes + step_bytes * i)
             w = v * v
             wx = w * v
             lx, l2 = sum_lx - wx * q, sum_l2 - w * q * q
-            new = floats(clamp(nearest(v * l2 / lx), -top, top - 1))
+            new = to_float(clamp(nearest(v * l2 / lx), -top, top - 1))
             better = (lx > ZERO) & (new != q)
             lx, l2 = lx + wx * new, l2 + w * new * new
             better = better & (l2 > ZERO) & (lx * lx * sum_l2 > sum_lx * sum_lx * l2)
             changed |= mask_bits(better)
-            store(codes + step_bytes * i, choose(better, new, q))
-            sum_lx, sum_l2 = choose(better, lx, sum_lx), choose(better, l2, sum_l2)
+            store(codes + step_bytes * i, select(better, new, q))
+            sum_lx, sum_l2 = select(better, lx, sum_lx), select(better, l2, sum_l2)
         return sum_lx, sum_l2, changed
 
     @inline_strict
-    def fit(x, codes):  # type: ignore[no-untyped-def]
+    def fit(x, codes):
         largest = spread(groups, ZERO)
         for i in range(k):
             v = lanes_f32(groups, x + step_bytes * i)
-            largest = choose(magnitude(v) > magnitude(largest), v, largest)
+            largest = select(absolute(v) > absolute(largest), v, largest)
         inverse = -reach / largest
         sum_lx = sum_l2 = spread(groups, ZERO)
         for i in range(k):
             v = lanes_f32(groups, x + step_bytes * i)
-            q = floats(clamp(nearest(inverse * v), -top, top - 1))
+            q = to_float(clamp(nearest(inverse * v), -top, top - 1))
             store(codes + step_bytes * i, q)
             w = v * v
             sum_lx, sum_l2 = sum_lx + w * v * q, sum_l2 + w * q * q
@@ -263,17 +263,17 @@ def coordinate_descent(groups: int, k: int, top: int) -> Any:
             if changed == 0:
                 break
         zero = spread(groups, ZERO)
-        empty = magnitude(largest) < TINY
+        empty = absolute(largest) < TINY
         for i in range(k):
             q = lanes_f32(groups, codes + step_bytes * i)
-            store(codes + step_bytes * i, choose(empty, zero, q + reach))
-        return choose(empty, zero, choose(sum_l2 > ZERO, sum_lx / sum_l2, zero))
+            store(codes + step_bytes * i, select(empty, zero, q + reach))
+        return select(empty, zero, select(sum_l2 > ZERO, sum_lx / sum_l2, zero))
 
     return fit
 
 
 @inline_strict
-def fit_positive(x, w, k, top, codes):  # type: ignore[no-untyped-def]
+def fit_positive(x, w, k, top, codes):
     """The scale of ``k`` values from 0 up; int32 codes, as C's bytes hold them, at ``codes``."""
     xs, ws, q = f32_ptr(x), f32_ptr(w), i32_ptr(codes)
     high = ZERO
@@ -315,8 +315,8 @@ def fit_positive(x, w, k, top, codes):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def _spacing_error(xs, ws, k, inverse, top):  # type: ignore[no-untyped-def]
-    """The weighted error of codes up to ``top``; 255 stands for bytes that wrap."""
+def _spacing_error(xs, ws, k, inverse, top):
+    """The weighted error of codes up to ``top``; with 255 codes wrap as bytes."""
     scale = ONE / inverse
     error = ZERO
     for i in range(k):

@@ -106,12 +106,12 @@ def _pack_values(kind: int) -> Kernel:
 
 @kernel
 def _qk_packed(q, d, keys, n, scores):
-    attend.qk_packed(q, 4 * d, keys, d, n, scores, S_STRIDE)
+    attend.attn_qk_packed(q, 4 * d, keys, d, n, scores, S_STRIDE)
 
 
 @kernel
 def _pv_packed(p, values, n, sums, padded):
-    attend.pv_packed(p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
+    attend.attn_pv_packed(p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
 
 
 @cache

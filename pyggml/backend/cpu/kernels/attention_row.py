@@ -31,7 +31,7 @@ from ..abi import (
     ne,
     params_of,
 )
-from ..simd.half import load_f16
+from ..simd.element import load_f16
 from ..simd.math import exp_f32, tanh_f32
 from ..simd.total import max_f32, total_f32
 

@@ -35,7 +35,7 @@ from ..buffer import is_repacked
 from ..layout import QUANTIZED, ROWS, activation_bytes, group_bytes
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, copy_run, load_elem, store_elem
-from ..simd.row_tile import TABLE_BYTES, set_row_pointers
+from ..simd.plain_rows import TABLE_BYTES, set_row_pointers
 from ..type_traits import trait
 from ..work import WorkRange
 from .matmul import supports_mul_mat

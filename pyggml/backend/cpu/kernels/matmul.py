@@ -27,7 +27,7 @@ from ..buffer import is_repacked
 from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, group_bytes
 from ..lowering import Lowering, fuses, lowers
 from ..simd.element import F32, load_elem, store_elem
-from ..simd.row_tile import TABLE_BYTES, set_row_pointers
+from ..simd.plain_rows import TABLE_BYTES, set_row_pointers
 from ..tuning import tuning
 from ..type_traits import trait
 from .binary import ADD as SUM

@@ -43,15 +43,15 @@ from ....tensor import Tensor
 from ..abi import SRC0, first_row, ne, nrows, params_of, row_address
 from ..layout import ACTIVATION_BYTES, Q8_BLOCK, Q8K_BLOCK
 from ..lowering import ALWAYS, Lowering
+from ..simd.block_dot import CODES as CODES_32
+from ..simd.block_dot import EIGHT_OFF, SCALE, SUM
 from ..simd.element import F32, load_elem, store_elem
 from ..simd.kquant_dot import CODES, STARTS, SUMS_16, SUMS_32
-from ..simd.loop import counted_loop
-from ..simd.product import CODES as CODES_32
-from ..simd.product import EIGHT_OFF, SCALE, SUM
 from ..simd.vector import (
     at,
     broadcast,
     call,
+    counted_loop,
     f32,
     i8,
     i16,

@@ -10,7 +10,7 @@ once for all kernels.
 Formats without a tile of their own have a decoder: their rows become float32 and are multiplied
 like F32 weights, with float32 activations. So every format runs, in row-sparse ops too, and its
 sums have the order of F32 weights for any number of tokens.
-Access: see ``simd/tile``, ``simd/row_tile`` and ``simd/axpy``; rows are decoded front to back, a
+Access: see ``simd/tile``, ``simd/plain_rows`` and ``simd/axpy``; rows are decoded front to back, a
 few at a time, into thread scratch.
 """
 
@@ -40,7 +40,7 @@ from ..layout import (
 from ..layout import group_bytes as interleaved_bytes
 from ..simd import amx, axpy
 from ..simd.element import F32
-from ..simd.row_tile import pack_rows, row_tiles
+from ..simd.plain_rows import pack_rows, row_tiles
 from ..simd.tile import float_tile, float_tokens, prefetch_distance, prefetched_lines, q_tile
 from ..simd.vector import LINE
 from ..tuning import Tuning, tuning

@@ -1,6 +1,6 @@
-"""LLVM vector IR for AArch64, 128 bits: what every one has, and ``sdot``.
+"""LLVM vector IR for AArch64, 128 bits: Advanced SIMD without and with ``sdot``.
 
-All codes fit a signed byte, those without a sign too: they end at 63. Activations are never -128.
+Unsigned codes are at most 63, so all codes fit a signed byte. Activations are never -128.
 """
 
 from __future__ import annotations
@@ -9,24 +9,19 @@ from typing import Any
 
 from llvmlite import ir
 
-from .vector import HardwareFloats, call, i8, i16, i32, splat, vec
+from .vector import HardwareFloats, call, concat, i8, i16, i32, part_of, splat, vec
 
 Value = Any
 
 
-def _part(b: Value, x: Value, first: int, n: int) -> Value:
-    """Lanes ``first`` to ``first + n``."""
-    return b.shuffle_vector(x, x, ir.Constant(vec(i32, n), list(range(first, first + n))))
-
-
 class _Arm(HardwareFloats):
-    """What both have; there are 32 registers."""
+    """The functions of both sets; there are 32 registers."""
 
     row_sums, float_sums = 8, 16
 
     def pair_dot(self, b: Value, x: Value, y: Value) -> Value:
         name, wide = "llvm.aarch64.neon.smull.v4i32", vec(i32, 4)
-        products = (call(b, name, wide, _part(b, x, n, 4), _part(b, y, n, 4)) for n in (0, 4))
+        products = (call(b, name, wide, part_of(b, x, n, 4), part_of(b, y, n, 4)) for n in (0, 4))
         return call(b, "llvm.aarch64.neon.addp.v4i32", wide, *products)
 
     def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
@@ -35,21 +30,20 @@ class _Arm(HardwareFloats):
 
 
 class Asimd(_Arm):
-    """What every AArch64 has. ``smlal`` adds a product in 16 bits, which codes 0..31 never fill in
-    32 columns, nor codes 0..63 in 16: 8 slices * 31 * 127 = 31496."""
+    """Every AArch64. ``smlal`` adds a product in 16 bits, which do not overflow in 32 columns of
+    codes 0..31, nor in 16 columns of codes 0..63: 8 slices * 31 * 127 = 31496."""
 
-    narrow = True
+    u4_is_i16 = True
 
     def u4_zero(self) -> Value:
         return splat(i16, 16, 0)
 
     def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
         low, high = self._products(b, w, a)
-        whole = ir.Constant(vec(i32, 16), list(range(16)))
-        return b.add(acc, b.shuffle_vector(low, high, whole))
+        return b.add(acc, concat(b, [low, high]))
 
     def u4_total(self, b: Value, acc: Value) -> Value:
-        halves = (self._pairs(b, _part(b, acc, n, 8)) for n in (0, 8))
+        halves = (self._pairs(b, part_of(b, acc, n, 8)) for n in (0, 8))
         return call(b, "llvm.aarch64.neon.addp.v4i32", vec(i32, 4), *halves)
 
     def scaled(self, b: Value, acc: Value, scale: Value) -> Value:
@@ -64,9 +58,9 @@ class Asimd(_Arm):
         return self.u4_add(b, acc, w[0], a)
 
     def _products(self, b: Value, w: Value, a: Value) -> tuple[Value, Value]:
-        """<8 x i16> of the first bytes and of the last."""
+        """The products of the first eight bytes and of the last eight, <8 x i16> each."""
         name, wide = "llvm.aarch64.neon.smull.v8i16", vec(i16, 8)
-        low, high = (call(b, name, wide, _part(b, w, n, 8), _part(b, a, n, 8)) for n in (0, 8))
+        low, high = (call(b, name, wide, part_of(b, w, n, 8), part_of(b, a, n, 8)) for n in (0, 8))
         return low, high
 
     def _pairs(self, b: Value, x: Value) -> Value:

@@ -13,16 +13,15 @@ floats a token, ``panel`` is scratch of ``panel_bytes``, aligned to a line.
     packed in 1 to 8 bits                                                      sums: 16 x 16 int32
     rows of activations, as they lie: 32 codes of 16 tokens  ->  A: 16 x 32    /
 
-A line (4 columns of 16 rows) is a row of tile B as it lies, so weights keep their layout: they are
-unpacked once for the tokens of a chunk, at most 64. That is about 35 instructions for 32 columns,
-and a tile's products and floats are 110. Activations are not repacked: tile A is loaded from 16
-rows with their stride, and scales are read there too, from lines that the tile has just loaded.
-Panels of 16 tokens would have to be made for each chunk, as much work as the products of a few
-groups, or by every kernel that quantizes. So chunks need not be larger than without tiles.
+A line (4 columns of 16 rows) is a row of tile B, so weights keep their layout: they are unpacked
+once for the tokens of a chunk, at most 64, with about 35 instructions for 32 columns; a tile's
+products and floats are 110. Activations are not repacked: tile A is loaded from 16 rows with their
+stride, and scales are read from the lines that the tile has just loaded. Panels of 16 tokens would
+cost each chunk as much as the products of a few groups.
 
-Three stages overlap, without a stop between tiles: the product of 32 columns s + 4, the store of
-product s + 1, the floats of s. Beside tile instructions one port multiplies and converts, two
-add: so integers become floats by two additions, exactly.
+Three stages overlap, also between tiles: the product of 32 columns s + 4, the store of product
+s + 1, the floats of s. One port executes both multiplications and conversions, two execute
+additions; so integers become floats by two additions, which are exact.
 Access: weights once, front to back; then for each tile the panel and 16 rows of activations side by
 side. Each tile prefetches half a group of weights, from the next group on.
 """
@@ -32,31 +31,35 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ....quants.block import BLOCK_TYPES
 from ..layout import ACTIVATION_BYTES, K_TYPES, QUANTIZED, STEPS, block_bytes, layout_k
 from ..tuning import tuning
+from .block_dot import CODES as CODES_32
+from .block_dot import SCALE, SUM, GroupBlock, signed_codes
 from .kquant_dot import CODES, GroupKBlock, KDot
-from .loop import counted_loop, literals_of
-from .product import CODES as CODES_32
-from .product import SCALE, SUM, GroupBlock, signed_codes
 from .vector import (
     LINE,
     at,
     broadcast,
+    broadcast_f32,
+    const,
+    counted_loop,
+    emitted,
     f32,
     fma,
+    for_range,
     i8,
     i32,
-    i64,
+    item_at,
     load,
     pointer,
-    prefetch,
+    prefetch_lines,
     splat,
+    stack_memory,
     store,
+    times,
     vec,
     vectors,
 )
@@ -74,7 +77,7 @@ _MAGIC, _MAGIC_BITS = 1.5 * 2.0**23, 0x4B400000  # float and bits: integers belo
 
 
 def least_tokens(type: GGMLType) -> int:
-    """The fewest tokens for which a format's matmuls take tiles of 16; 0: they never do."""
+    """The fewest tokens for which a format's matmuls use tiles; 0 if they never do."""
     if not vectors().has_tiles or type not in QUANTIZED:
         return 0
     if type not in K_TYPES:
@@ -108,43 +111,26 @@ def panel_bytes(kind: int, n_columns: int) -> int:
     return n_columns // _COLUMNS * _unit_bytes(kind)
 
 
-@intrinsic
-def use_tiles(typingctx: Any, on: Any) -> Any:
+@emitted
+def use_tiles(b: Value, on: Value) -> None:
     """Configure this thread's tiles, or release them (0)."""
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        v: Any = vectors()
-        with b.if_else(b.icmp_signed("!=", args[0], _c(0))) as (configure, release):
-            with configure:
-                v.configure_tiles(b, configuration())
-            with release:
-                v.release_tiles(b)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
+    v: Any = vectors()
+    with b.if_else(b.icmp_signed("!=", on, const(0))) as (configure, release):
+        with configure:
+            v.configure_tiles(b, configuration())
+        with release:
+            v.release_tiles(b)
 
 
-@intrinsic(prefer_literal=True)
+@emitted(literals=1)
 def tiles(
-    typingctx: Any, fmt: Any, w: Any, x: Any, stride: Any, out: Any, n_blocks: Any, n_tiles: Any,
-    panel: Any,
-) -> Any:  # fmt: skip
-    """A group of interleaved rows times ``n_tiles`` times 16 tokens, rows of int8 activations."""
-    literals = literals_of(fmt)
-    if literals is None:
-        return None
-    (kind,) = literals
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        _unpack(b, kind, args[1], args[5], args[7])
-        (_KTiles if kind in K_TYPES else _BlockTiles)(b, kind, *args[1:]).emit()
-        return context.get_dummy_value()
-
-    return types.void(fmt, *[types.int64] * 7), codegen
-
-
-def _c(n: int) -> ir.Constant:
-    return ir.Constant(i64, n)
+    b: Value, kind: int, w: Value, x: Value, stride: Value, out: Value, n_blocks: Value,
+    n_tiles: Value, panel: Value,
+) -> None:  # fmt: skip
+    """Multiply a group of interleaved rows by ``n_tiles`` times 16 tokens of int8 activations."""
+    _unpack(b, kind, w, n_blocks, panel)
+    pipeline = _KTiles if kind in K_TYPES else _BlockTiles
+    pipeline(b, kind, w, x, stride, out, n_blocks, n_tiles, panel).emit()
 
 
 def _line(b: Value, address: Value, type: ir.Type) -> Value:
@@ -152,50 +138,48 @@ def _line(b: Value, address: Value, type: ir.Type) -> Value:
 
 
 def _unpack(b: Value, kind: int, w: Value, n_blocks: Value, panel: Value) -> None:
-    """A group's blocks as units of 32 columns."""
-    unit_bytes = _unit_bytes(kind)
+    """Unpack a group's blocks to units of 32 columns."""
+    with for_range(b, n_blocks) as i:
+        block = item_at(b, w, i, block_bytes(kind))
+        if kind in K_TYPES:
+            group = GroupKBlock(kind, block)
+            with for_range(b, const(STEPS)) as j:
+                unit = item_at(b, panel, b.add(times(b, i, STEPS), j), _unit_bytes(kind))
+                _unpack_step(b, group, j, pointer(b, unit))
+        else:
+            unit = pointer(b, item_at(b, panel, i, _unit_bytes(kind)))
+            _unpack_block(b, GroupBlock(kind, pointer(b, block)), unit)
 
-    def block_32(i: Value, _: Any) -> list[Value]:
-        block = GroupBlock(kind, pointer(b, b.add(w, b.mul(i, _c(block_bytes(kind))))))
-        unit = pointer(b, b.add(panel, b.mul(i, _c(unit_bytes))))
-        for k, line in enumerate(signed_codes(b, block)):
-            store(b, line, at(b, unit, LINE * k), LINE)
-        store(b, block.scale(b, 0), at(b, unit, _CODES_BYTES), LINE)
-        if _has_minima(kind):
-            store(b, block.minimum(b, 0), at(b, unit, _CODES_BYTES + LINE), LINE)
-        return []
 
-    def block_256(i: Value, _: Any) -> list[Value]:
-        block = GroupKBlock(kind, b.add(w, b.mul(i, _c(block_bytes(kind)))))
-        f = block.layout
+def _unpack_block(b: Value, block: GroupBlock, unit: Value) -> None:
+    """Unpack a block of 32 columns."""
+    for k, line in enumerate(signed_codes(b, block)):
+        store(b, line, at(b, unit, LINE * k), LINE)
+    store(b, block.scale(b, 0), at(b, unit, _CODES_BYTES), LINE)
+    if block.layout.f.low:
+        store(b, block.minimum(b, 0), at(b, unit, _CODES_BYTES + LINE), LINE)
 
-        def step(j: Value, _: Any) -> list[Value]:
-            unit = b.add(b.mul(i, _c(STEPS)), j)
-            unit = pointer(b, b.add(panel, b.mul(unit, _c(unit_bytes))))
-            codes = block.slices(b, j)
-            for k in range(8):
-                line = codes(k, 0)
-                if f.values:
-                    line = vectors().look_up(b, f.values, line)
-                elif f.zero:
-                    line = b.sub(line, splat(i8, LINE, f.zero))
-                store(b, line, at(b, unit, LINE * k), LINE)
-            if f.scale_lines:
-                store(b, block.sub_scale(b, j, 0), at(b, unit, _CODES_BYTES), LINE)
-            return []
 
-        counted_loop(b, _c(STEPS), [], step)
-        return []
-
-    counted_loop(b, n_blocks, [], block_256 if kind in K_TYPES else block_32)
+def _unpack_step(b: Value, block: GroupKBlock, j: Value, unit: Value) -> None:
+    """Unpack columns 32 j to 32 j + 31 of a block of 256."""
+    layout, codes = block.layout, block.slices(b, j)
+    for k in range(8):
+        line = codes(k, 0)
+        if layout.values:
+            line = vectors().look_up(b, layout.values, line)
+        elif layout.zero:
+            line = b.sub(line, splat(i8, LINE, layout.zero))
+        store(b, line, at(b, unit, LINE * k), LINE)
+    if layout.scale_lines:
+        store(b, block.sub_scale(b, j, 0), at(b, unit, _CODES_BYTES), LINE)
 
 
 class _Pipeline:
     """The products of all tiles, in order: tile by tile, and within a tile unit by unit.
 
-    A product's place is the address of its unit in the panel and that of its activations in the
-    row of the tile's first token. Products run 4 ahead of floats, so after the last place comes the
-    first again: what is read there is not used.
+    A product's place is the address of its unit in the panel and the address of its activations in
+    the row of the tile's first token. Products are computed 4 ahead of floats, so after the last
+    place the first ones are computed again and not used.
     """
 
     def __init__(
@@ -206,19 +190,16 @@ class _Pipeline:
         self.b, self.kind, self.w, self.stride, self.out = b, kind, w, stride, out
         self.n_blocks, self.n_tiles, self.panel = n_blocks, n_tiles, panel
         self.act_bytes, self.unit_bytes = ACTIVATION_BYTES[columns], _unit_bytes(kind)
-        self.units = b.mul(n_blocks, _c(columns // _COLUMNS))
-        self.panel_end = b.add(panel, b.mul(self.units, _c(self.unit_bytes)))
-        self.x, row_bytes = x, b.mul(n_blocks, _c(self.act_bytes))
-        self.tile_stride = b.mul(stride, _c(TOKENS))
-        self.x_end = b.add(x, b.mul(self.tile_stride, n_tiles))
+        self.units = times(b, n_blocks, columns // _COLUMNS)
+        self.panel_end = item_at(b, panel, self.units, self.unit_bytes)
+        self.x, row_bytes = x, times(b, n_blocks, self.act_bytes)
+        self.tile_stride = times(b, stride, TOKENS)
+        self.x_end = item_at(b, x, self.tile_stride, n_tiles)
         self.to_next_tile = b.sub(self.tile_stride, row_bytes)  # from the end of a tile's first row
         # Prefetched for each product: half of its weights' lines
         self.lines = -(-block_bytes(kind) // (LINE * columns // _COLUMNS) // 2)
-        self.ahead = b.add(w, b.mul(n_blocks, _c(block_bytes(kind))))
-        with b.goto_entry_block():
-            ring = b.alloca(ir.ArrayType(i8, _RING * _SUMS_BYTES))
-            ring.align = LINE
-        self.ring = b.bitcast(ring, i8.as_pointer())
+        self.ahead = item_at(b, w, n_blocks, block_bytes(kind))
+        self.ring = pointer(b, stack_memory(b, _RING * _SUMS_BYTES))
 
     def emit(self) -> None:
         """Emit the code, for a panel that ``_unpack`` has filled."""
@@ -227,34 +208,33 @@ class _Pipeline:
     def tokens(self, address: Value) -> list[Value]:
         """The rows of a tile's 16 tokens: two bases and 8 multiples, few enough for registers."""
         b, s = self.b, self.stride
-        bases = [address, b.add(address, b.mul(s, _c(8)))]
-        return [b.add(base, b.mul(s, _c(t))) for base in bases for t in range(8)]
+        bases = [address, item_at(b, address, s, 8)]
+        return [item_at(b, base, s, t) for base in bases for t in range(8)]
 
     def wrap(self, unit: Value, a: Value) -> tuple[Value, Value, Value]:
-        """A place, or the start of the next tile where the row has ended; and whether it has."""
+        """A place, or at the end of a row the start of the next tile; and whether it is the end."""
         b = self.b
         ended = b.icmp_signed("==", unit, self.panel_end)
-        zero = _c(0)
+        zero = const(0)
         a = b.add(a, b.select(ended, self.to_next_tile, zero))
         a = b.select(b.icmp_signed("==", a, self.x_end), self.x, a)
         return b.select(ended, self.panel, unit), a, ended
 
     def multiply(self, r: int, unit: Value, codes: Value, fetched: Value) -> None:
-        """The product of a unit and codes of 16 tokens, to tile ``r``."""
+        """Compute the product of a unit and codes of 16 tokens in tile ``r``."""
         b, v = self.b, _tiled()
         v.load_tile(b, _A + r % 2, b.inttoptr(codes, i8.as_pointer()), self.stride)
-        v.load_tile(b, _B + r % 2, b.inttoptr(unit, i8.as_pointer()), _c(LINE))
+        v.load_tile(b, _B + r % 2, b.inttoptr(unit, i8.as_pointer()), const(LINE))
         v.zero_tile(b, r)
         v.multiply_tiles(b, r, _A + r % 2, _B + r % 2)
-        for k in range(self.lines):
-            prefetch(b, at(b, fetched, LINE * k))
+        prefetch_lines(b, fetched, self.lines)
 
     def put(self, r: int) -> None:
-        """Sums from their tile to memory, which vectors are loaded from."""
-        _tiled().store_tile(self.b, r, at(self.b, self.ring, _SUMS_BYTES * r), _c(LINE))
+        """Store the sums of a tile in memory, from where vectors are loaded."""
+        _tiled().store_tile(self.b, r, at(self.b, self.ring, _SUMS_BYTES * r), const(LINE))
 
     def sums(self, r: int, t: int) -> Value:
-        """<16 x i32>: those of a token with 16 rows."""
+        """The sums of a token with 16 rows, <16 x i32>."""
         return _line(self.b, at(self.b, self.ring, _SUMS_BYTES * r + LINE * t), vec(i32, 16))
 
     def fetch(self, fetched: Value) -> Value:
@@ -288,7 +268,7 @@ class _BlockTiles(_Pipeline):
             return [p_unit, p_a, fetched, f_unit, f_a, out, *accs]
 
         total = b.mul(self.units, self.n_tiles)  # up to 3 floats more are computed, not stored
-        fours = b.lshr(b.add(total, _c(_RING - 1)), _c(2))
+        fours = b.lshr(b.add(total, const(_RING - 1)), const(2))
         counted_loop(b, fours, [unit, a, fetched, self.panel, self.x, self.out, *zeros], four)
 
     def _next(self, unit: Value, a: Value) -> tuple[Value, Value, Value]:
@@ -300,7 +280,7 @@ class _BlockTiles(_Pipeline):
         return unit, a, self.fetch(fetched)
 
     def _floats(self, r: int, unit: Value, a: Value, accs: list[Value]) -> list[Value]:
-        """A block added as ``BlockDot`` does."""
+        """Add a block with the operations of ``BlockDot``."""
         b = self.b
         head = at(b, pointer(b, unit), _CODES_BYTES)
         scale = _line(b, head, vec(f32, 16))
@@ -310,17 +290,17 @@ class _BlockTiles(_Pipeline):
             acts = pointer(b, row)
             bits = b.add(self.sums(r, t), splat(i32, 16, _MAGIC_BITS))
             x = b.fsub(b.bitcast(bits, vec(f32, 16)), splat(f32, 16, _MAGIC))
-            d = broadcast(b, load(b, at(b, acts, SCALE), f32), 16)
+            d = broadcast_f32(b, at(b, acts, SCALE), 16)
             acc = fma(b, b.fmul(scale, d), x, acc)
             if minimum is not None:
-                acc = fma(b, minimum, broadcast(b, load(b, at(b, acts, SUM), f32), 16), acc)
+                acc = fma(b, minimum, broadcast_f32(b, at(b, acts, SUM), 16), acc)
             after.append(acc)
         return after
 
     def _flush(self, ended: Value, out: Value, accs: list[Value]) -> tuple[Value, list[Value]]:
-        """Where a tile ends, its sums go to memory and become zero."""
+        """At the end of a tile store its sums and set them to zero."""
         b = self.b
-        end = b.add(self.out, b.mul(self.n_tiles, _c(_SUMS_BYTES)))
+        end = item_at(b, self.out, self.n_tiles, _SUMS_BYTES)
         whole = b.and_(ended, b.icmp_signed("!=", out, end))
         before = b.block
         with b.if_then(whole):
@@ -340,13 +320,13 @@ class _BlockTiles(_Pipeline):
 
 
 class _StoredDot(KDot):
-    """A block whose integer sums are there already, [token]."""
+    """A block whose integer sums, [token], have been computed."""
 
     def __init__(self, b: Value, kind: int, w: Value, acts: list[Value], sums: list[Value]) -> None:
         self._ready = [[x] for x in sums]
         super().__init__(b, kind, w, acts, lambda step: None)
 
-    def _products(self, b: Value, ask: Any) -> list[list[Value]]:
+    def _products(self, b: Value, prefetch_step: Any) -> list[list[Value]]:
         return self._ready
 
 
@@ -361,18 +341,18 @@ class _KTiles(_Pipeline):
         ahead = [self.panel, self.x, self.ahead]
         for r in range(_RING):
             ahead = self._product(r, ahead)
-        ahead = self._next(ahead, _c(1))
+        ahead = self._next(ahead, const(1))
         self.put(0)
 
         def tile(i: Value, ahead: list[Value]) -> list[Value]:
             rows = b.add(self.x, b.mul(self.tile_stride, i))
-            out = pointer(b, b.add(self.out, b.mul(i, _c(_SUMS_BYTES))))
+            out = pointer(b, item_at(b, self.out, i, _SUMS_BYTES))
 
             def block(j: Value, ahead: list[Value]) -> list[Value]:
-                units = b.add(self.panel, b.mul(j, _c(STEPS * self.unit_bytes)))
+                units = item_at(b, self.panel, j, STEPS * self.unit_bytes)
 
                 def half(k: Value, carried: list[Value]) -> list[Value]:
-                    unit = pointer(b, b.add(units, b.mul(k, _c(_RING * self.unit_bytes))))
+                    unit = pointer(b, item_at(b, units, k, _RING * self.unit_bytes))
                     ahead, sums = carried[:3], carried[3:]
                     for r in range(_RING):
                         ahead = self._product(r, ahead)
@@ -381,7 +361,7 @@ class _KTiles(_Pipeline):
                     return [*self._next(ahead, k), *sums]
 
                 zeros = [splat(i32, 16, 0)] * TOKENS
-                carried = counted_loop(b, _c(2), [*ahead, *zeros], half)
+                carried = counted_loop(b, const(2), [*ahead, *zeros], half)
                 self._floats(j, rows, out, carried[3:])
                 return carried[:3]
 
@@ -390,18 +370,18 @@ class _KTiles(_Pipeline):
         counted_loop(b, self.n_tiles, ahead, tile)
 
     def _product(self, r: int, ahead: list[Value]) -> list[Value]:
-        """One of half a block; its place is that of the half."""
+        """Compute one of the products of half a block; its place is that of the half."""
         b, (unit, a, fetched) = self.b, ahead
         codes = at(b, a, CODES + _COLUMNS * r)
         self.multiply(r, at(b, unit, self.unit_bytes * r), codes, fetched)
         return [unit, a, self.fetch(fetched)]
 
     def _next(self, ahead: list[Value], half: Value) -> list[Value]:
-        """The place of the next half, where floats are in a ``half`` (0, 1) and products one on."""
+        """The place of the next half; floats are in half ``half`` (0, 1), products in the next."""
         b, (unit, a, fetched) = self.b, ahead
         inside = _RING * _COLUMNS
-        first = b.icmp_signed("==", half, _c(1))
-        a = b.add(a, b.select(first, _c(inside), _c(self.act_bytes - inside)))
+        first = b.icmp_signed("==", half, const(1))
+        a = b.add(a, b.select(first, const(inside), const(self.act_bytes - inside)))
         unit, a, _ = self.wrap(at(b, unit, _RING * self.unit_bytes), a)
         return [unit, a, fetched]
 
@@ -414,12 +394,12 @@ class _KTiles(_Pipeline):
         return [b.add(x, y) for x, y in zip(sums, products, strict=True)]
 
     def _floats(self, j: Value, rows: Value, out: Value, sums: list[Value]) -> None:
-        """Block ``j`` added as ``KDot`` does; registers hold a few tokens at a time."""
+        """Add block ``j`` with the operations of ``KDot``, a few tokens at a time."""
         b, few = self.b, 4
-        block = b.add(self.w, b.mul(j, _c(block_bytes(self.kind))))
-        acts = self.tokens(b.add(rows, b.mul(j, _c(self.act_bytes))))
+        block = item_at(b, self.w, j, block_bytes(self.kind))
+        acts = self.tokens(item_at(b, rows, j, self.act_bytes))
         # All bits but for the first block: a select would be a branch for each token
-        mask = broadcast(b, b.sext(b.icmp_signed("!=", j, _c(0)), i32), 16)
+        mask = broadcast(b, b.sext(b.icmp_signed("!=", j, const(0)), i32), 16)
         for first in range(0, TOKENS, few):
             some = slice(first, first + few)
             dot = _StoredDot(b, self.kind, block, acts[some], sums[some])

@@ -2,11 +2,12 @@
 
     for i in range(n):
         store_elem(F32, y, i, load_elem(F16, x, i) * s)    # F16, F32: a GGMLType as a literal int
+    store_f16(address, load_f16(other))            # without the promise below
 
 ``load_elem`` promises LLVM that it never reads what an *earlier* ``store_elem`` of the same kernel
 call wrote. So loops need no check for overlap, and a result may be computed in place of its source
 (element i is read before it is written). To read back what was written, use ``f32_ptr``.
-For jitted code; any alignment.
+Half floats (F16 and BF16) are rounded to nearest, ties to even. For jitted code; any alignment.
 """
 
 from __future__ import annotations
@@ -19,10 +20,8 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ....jit import inline
-from .half import narrow_bf16, narrow_f16, widen_bf16, widen_f16
-from .vector import call
+from .vector import BF16, F16, F32, call, emitted, i16, i32, like, load, store, vectors, widen
 
-F32, F16, BF16 = int(GGMLType.F32), int(GGMLType.F16), int(GGMLType.BF16)
 I8, I16, I32, I64 = (int(t) for t in (GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64))
 Value = Any
 
@@ -36,12 +35,23 @@ _MEMORY = {
     I32: (ir.IntType(32), types.int32),
     I64: (ir.IntType(64), types.int64),
 }
-_WIDEN = {F16: widen_f16, BF16: widen_bf16}
-_NARROW = {F16: narrow_f16, BF16: narrow_bf16}
+
+
+def _narrow(b: Value, kind: int, x: Value) -> Value:
+    """A float32 as it lies in memory; NaN becomes a quiet one."""
+    if kind == F16:
+        return vectors().float_to_half(b, x)
+    if kind != BF16:
+        return x
+    u = b.bitcast(x, i32)
+    odd = b.and_(b.lshr(u, like(u, 16)), like(u, 1))
+    rounded = b.lshr(b.add(b.add(u, like(u, 0x7FFF)), odd), like(u, 16))
+    nan = b.icmp_unsigned(">", b.and_(u, like(u, 0x7FFFFFFF)), like(u, 0x7F800000))
+    return b.trunc(b.select(nan, b.or_(b.lshr(u, like(u, 16)), like(u, 64)), rounded), i16)
 
 
 def _scope(b: Value) -> Value:
-    """The alias scope of all loads by ``load_elem`` (a node whose first operand is unique)."""
+    """The alias scope of all elements that are read (a node whose first operand is unique)."""
     domain = b.module.add_metadata(["pyggml"])
     return b.module.add_metadata([b.module.add_metadata(["pyggml take", domain])])
 
@@ -52,17 +62,16 @@ def _place(b: Value, element: ir.Type, base: Value, i: Value) -> Value:
 
 @intrinsic(prefer_literal=True)
 def load_elem(typingctx: Any, fmt: Any, base: Any, i: Any) -> Any:
-    """Element ``i`` at ``base``; half floats come as float32."""
+    """Element ``i`` at ``base``; half floats as float32."""
     if not isinstance(fmt, types.IntegerLiteral):
         return None
     element, result = _MEMORY[fmt.literal_value]
-    widen = _WIDEN.get(fmt.literal_value)
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
         value = b.load(_place(b, element, args[1], args[2]))
         value.align = 1
         value.set_metadata("alias.scope", _scope(b))
-        return widen(b, value) if widen else value
+        return widen(b, fmt.literal_value, value)
 
     return result(fmt, types.int64, types.int64), codegen
 
@@ -76,15 +85,13 @@ def store_elem(typingctx: Any, fmt: Any, base: Any, i: Any, value: Any) -> Any:
     if not isinstance(fmt, types.IntegerLiteral):
         return None
     element, given = _MEMORY[fmt.literal_value]
-    narrow = _NARROW.get(fmt.literal_value)
     to_integer = isinstance(given, types.Integer) and value == types.float32
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        value = args[3]
         if to_integer:
-            value = call(b, f"llvm.fptosi.sat.i{element.width}.f32", element, value)
-        elif narrow:
-            value = narrow(b, value)
+            value = call(b, f"llvm.fptosi.sat.i{element.width}.f32", element, args[3])
+        else:
+            value = _narrow(b, fmt.literal_value, args[3])
         done = b.store(value, _place(b, element, args[1], args[2]))
         done.align = 1
         done.set_metadata("noalias", _scope(b))
@@ -93,22 +100,34 @@ def store_elem(typingctx: Any, fmt: Any, base: Any, i: Any, value: Any) -> Any:
     return types.void(fmt, types.int64, types.int64, value if to_integer else given), codegen
 
 
+@emitted(result=types.float32)
+def load_f16(b: Value, address: Value) -> Value:
+    """The half float at an address, as a float32."""
+    return widen(b, F16, load(b, address, i16))
+
+
+@emitted(args=(types.int64, types.float32))
+def store_f16(b: Value, address: Value, x: Value) -> None:
+    """Store a float32 as a half float."""
+    store(b, _narrow(b, F16, x), address)
+
+
 @inline
-def copy_run(x, y, n):  # type: ignore[no-untyped-def]
-    """``n`` words of four bytes from x to y."""
+def copy_run(x, y, n):
+    """Copy ``n`` words of four bytes from x to y."""
     for i in range(n):
         store_elem(I32, y, i, load_elem(I32, x, i))
 
 
 @inline
-def copy_bytes(x, y, n):  # type: ignore[no-untyped-def]
-    """``n`` bytes from x to y."""
+def copy_bytes(x, y, n):
+    """Copy ``n`` bytes from x to y."""
     for i in range(n):
         store_elem(I8, y, i, load_elem(I8, x, i))
 
 
 @inline
-def zero_run(y, n):  # type: ignore[no-untyped-def]
-    """``n`` zeros of four bytes."""
+def zero_run(y, n):
+    """Store ``n`` zeros of four bytes."""
     for i in range(n):
         store_elem(I32, y, i, 0)

@@ -3,11 +3,11 @@
     dot = KDot(b, Q4_K, address, acts, prefetch_step)
     acc = dot.accumulate(b, acc, token, part)
 
-The integer sums are exact: of sub-blocks, times their sub-scales, over the block. Then one
-multiply-add a block (and one for the minima) goes to the row's float32 sum, so every tile has the
-same bits. Where a code's zero is not 0, or values of a table are raised for ``vpdpbusd``, the sum
-of a block starts at ``-zero * sum(scale * activations)``; in a set with a ``start``, the sum of
-each sub-block at ``-zero * sum(activations)``.
+The integer sums over sub-blocks, times their sub-scales, are added over the block, exactly. Then
+one multiply-add for the block (and one for the minima) goes to the row's float32 sum, so every tile
+has the same bits. If the zero of codes is not 0, or an offset makes values unsigned for
+``vpdpbusd``, a block's sum starts at ``-zero * sum(sub-scale * activations)``; in sets with
+``load_u4_start``, each sub-block's sum starts at ``-zero * sum(activations)``.
 Access: the block's lines front to back, in a loop over steps of 32 columns.
 """
 
@@ -20,22 +20,30 @@ from typing import Any
 from llvmlite import ir
 
 from ..layout import COLUMNS, LINE, ROWS, STEP, STEPS, layout_k, pieces
-from .loop import counted_loop
 from .vector import (
+    F16,
     Generic,
     at,
     broadcast,
+    broadcast_f32,
     call,
+    const,
+    counted_loop,
     f32,
     fma,
     i8,
     i16,
     i32,
-    i64,
+    item_at,
+    like,
     load,
+    load_floats,
     pointer,
+    shifted,
     splat,
+    stack_memory,
     store,
+    times,
     vec,
     vectors,
 )
@@ -46,7 +54,7 @@ SUMS_32, SUMS_16, STARTS, CODES = 16, 32, 64, 128
 
 
 class GroupKBlock:
-    """A block of 16 interleaved rows, by the parts of a vector each that a line has."""
+    """A block of 16 interleaved rows; part p of a line is one vector."""
 
     def __init__(self, kind: int, address: Value) -> None:
         self.layout = layout_k(kind)
@@ -54,18 +62,18 @@ class GroupKBlock:
         self._words_at = 2 * ROWS * self.layout.halves
 
     def half(self, b: Value, which: int, p: int) -> Value:
-        """<lanes x float>: the scales (0) or the scales of the minima (1)."""
+        """The scales (0) or the scales of the minima (1), <lanes x float>."""
         v = vectors()
-        x = v.load_half(b, at(b, self._address, 2 * (ROWS * which + v.lanes * p)))
+        place = at(b, self._address, 2 * (ROWS * which + v.lanes * p))
+        x = load_floats(b, F16, place, v.lanes)
         unit = self.layout.unit
         return b.fmul(x, splat(f32, v.lanes, unit)) if unit != 1 else x
 
     def sub_scale(self, b: Value, j: Value, p: int) -> Value:
-        """Those of sub-block ``j`` in the form that ``scaled`` wants."""
+        """The sub-scales of sub-block ``j``, as the argument of ``scaled``."""
         v = vectors()
-        line = b.shl(b.lshr(j, ir.Constant(i64, 2)), ir.Constant(i64, 6))
-        place = b.add(line, b.and_(j, ir.Constant(i64, 3)))  # its byte becomes the word's first
-        place = at(b, b.add(self._address, place), self._words_at + v.width * p)
+        place = b.add(self._address, byte_in_lines(b, j))  # first byte of the word
+        place = at(b, place, self._words_at + v.width * p)
         words = load(b, place, vec(i32, v.lanes))
         if self.layout.is_shared:
             words = b.and_(words, splat(i32, v.lanes, 0x0F0F0F0F))
@@ -73,9 +81,10 @@ class GroupKBlock:
         return extract(v, b, words, signed=self.layout.signed)
 
     def factor_pairs(self, b: Value, k: int, p: int) -> Value:
-        """<2 lanes x i16>: what sums of activations are multiplied by, of sub-blocks j and j + 2.
+        """The factors of sums of activations, <2 lanes x i16>: of sub-blocks j and j + 2.
 
-        These are the sub-minima of each row, or its sub-scales; j = 0 1 4 5..
+        They are the sub-minima of each row, or the sub-scales in formats without minima; j is
+        0, 1, 4, 5, ..
         """
         v, f = vectors(), self.layout
         line = k // 2 + (f.scale_lines if f.minimum_lines else 0)
@@ -89,13 +98,13 @@ class GroupKBlock:
         return b.lshr(x, splat(i16, n, 8)) if k % 2 else b.and_(x, splat(i16, n, 255))
 
     def slices(self, b: Value, step: Value) -> Callable[[int, int], Value]:
-        """``codes(k, p)``: <width x i8> codes of slice k of a step, to be asked for in order."""
+        """``codes(k, p)`` for a step: the codes of slice k, <width x i8>; k must not decrease."""
         v, f = vectors(), self.layout
-        start = pointer(b, b.add(self._address, b.mul(step, ir.Constant(i64, LINE * f.bits))))
+        start = pointer(b, item_at(b, self._address, step, LINE * f.bits))
         loaded: dict[tuple[int, int], Value] = {}
         joined: dict[tuple[int, int], Value] = {}
 
-        def take(line: int, p: int) -> None:
+        def load_line(line: int, p: int) -> None:
             place = at(b, start, f.codes_at + LINE * line + v.width * p)
             x = loaded[line, p] = load(b, place, vec(i8, v.width))
             for piece in pieces(f.bits):
@@ -108,7 +117,7 @@ class GroupKBlock:
             mine = [piece for piece in pieces(f.bits) if piece.slice == k]
             for piece in mine:
                 if (piece.line, p) not in loaded:
-                    take(piece.line, p)
+                    load_line(piece.line, p)
             if (k, p) in joined:
                 return joined[k, p]
             return moved(b, loaded[mine[0].line, p], mine[0])
@@ -116,18 +125,23 @@ class GroupKBlock:
         return codes
 
 
+def byte_in_lines(b: Value, j: Value) -> Value:
+    """The offset of byte j of a row in lines of four bytes of each row."""
+    return b.add(b.shl(b.lshr(j, const(2)), const(6)), b.and_(j, const(3)))
+
+
 def moved(b: Value, x: Value, piece: Any) -> Value:
-    """The bits of a piece where they belong in a code."""
-    n, down = x.type.count, piece.at - piece.of
-    if down > 0:
-        x = b.lshr(x, splat(i8, n, down))
-    elif down < 0:
-        x = b.shl(x, splat(i8, n, -down))
-    return b.and_(x, splat(i8, n, ((1 << piece.width) - 1) << piece.of))
+    """The bits of a piece, shifted to their place in a code."""
+    x = shifted(b, x, piece.of - piece.at)
+    return b.and_(x, like(x, (1 << piece.width) - 1 << piece.of))
 
 
 class KDot:
-    """A block times tokens; ``prefetch_step(step)`` emits what a step prefetches."""
+    """The dot products of a block with tokens.
+
+    Args:
+        prefetch_step: emits the prefetches of a step of 32 columns.
+    """
 
     def __init__(
         self,
@@ -147,9 +161,9 @@ class KDot:
         self._d: dict[int, Value] = {}
 
     def accumulate(self, b: Value, acc: Value, t: int, p: int) -> Value:
-        """The sum of the rows of a part with a token, with the block added."""
+        """``acc`` plus the block's products of the rows of part p with token t."""
         if t not in self._d:
-            self._d[t] = broadcast(b, load(b, self._acts[t], f32), vectors().lanes)
+            self._d[t] = broadcast_f32(b, self._acts[t], vectors().lanes)
         d = self._d[t]
         acc = fma(b, b.fmul(self._scales[p], d), b.sitofp(self._totals[t][p], acc.type), acc)
         if not self._minima:
@@ -165,18 +179,18 @@ class KDot:
         starts = [x for row in self._starts(b) for x in row]
         for start, place in zip(starts, places, strict=False):
             store(b, start, place)
-        length = min(f.sub // 4, 2 * v.u5_lines if f.bits == 5 else 8)  # slices that a sum takes
+        length = min(f.sub // 4, 2 * v.u5_lines if f.bits == 5 else 8)  # slices of a sum
         per_step = STEP // f.sub
 
         def step(i: Value, totals: list[Value]) -> list[Value]:
             totals = list(totals)
             prefetch_step(i)
             codes = self._block.slices(b, i)
-            offset = b.mul(i, ir.Constant(i64, STEP))
+            offset = times(b, i, STEP)
             acts = [pointer(b, b.add(act, offset)) for act in self._acts]
             for first in range(0, 8, length):
                 half = 4 * first // f.sub
-                j = at(b, b.mul(i, ir.Constant(i64, per_step)), half)
+                j = at(b, times(b, i, per_step), half)
                 for parts in v.part_groups(len(acts), n_parts, v.block_sums):
                     sums = self._run(b, codes, acts, i, range(first, first + length), parts)
                     if f.scale_lines:
@@ -193,7 +207,7 @@ class KDot:
                             totals[k] = b.add(totals[k], y)
             return totals
 
-        steps = ir.Constant(i64, STEPS)
+        steps = const(STEPS)
         totals = counted_loop(b, steps, [] if places else starts, step)
         totals = totals or [load(b, place, starts[0].type) for place in places]
         return [totals[k : k + n_parts] for k in range(0, n_sums, n_parts)]
@@ -203,15 +217,15 @@ class KDot:
     ) -> list[Value]:
         """Sums of products of some slices and parts, [token * parts + part]."""
         v, f = vectors(), self._block.layout
-        table = tuple(x + v.raised for x in f.values)
-        signed = table and not v.raised
+        table = tuple(x + v.s8_offset for x in f.values)
+        signed = table and not v.s8_offset
         sums = []
         for act in self._acts:
             if signed:
                 start = v.s8_zero()
             elif self._starts_narrow:
-                place = b.add(act, b.mul(step, ir.Constant(i64, 8)))
-                start = v.start(b, at(b, place, STARTS + slices[0]), 32 // f.zero)
+                place = item_at(b, act, step, 8)
+                start = v.load_u4_start(b, at(b, place, STARTS + slices[0]), 32 // f.zero)
             else:
                 start = v.u4_zero()
             sums += [start] * len(parts)
@@ -227,9 +241,9 @@ class KDot:
 
     @property
     def _starts_narrow(self) -> bool:
-        """Whether the sums of sub-blocks start at ``-zero * sum(activations)``."""
+        """Whether sums of sub-blocks (and not of blocks) start at ``-zero * sum(activations)``."""
         f = self._block.layout
-        return f.zero != 0 and f.sub < COLUMNS and vectors().start is not None
+        return f.zero != 0 and f.sub < COLUMNS and vectors().load_u4_start is not None
 
     def _starts(self, b: Value) -> list[list[Value]]:
         """The initial value of the sums over the block, [token][part]."""
@@ -242,7 +256,7 @@ class KDot:
                 total = b.mul(b.sext(total, i32), ir.Constant(i32, -f.zero))
                 starts.append([broadcast(b, total, v.lanes)] * v.parts)
             return starts
-        zero = v.raised if f.values else f.zero
+        zero = v.s8_offset if f.values else f.zero
         if zero and not self._starts_narrow:
             factor = splat(i32, v.lanes, -zero)
             return [[b.mul(x, factor) for x in row] for row in self._sum_products(b)]
@@ -264,10 +278,7 @@ class KDot:
 
 
 def _places(b: Value, n: int) -> list[Value]:
-    """Memory for vectors that registers do not hold."""
+    """Addresses on the stack for ``n`` vectors that do not fit registers."""
     width = vectors().width
-    with b.goto_entry_block():
-        memory = b.alloca(ir.ArrayType(i8, n * width))
-        memory.align = LINE
-    start = b.ptrtoint(memory, i64)
+    start = stack_memory(b, n * width)
     return [at(b, start, width * k) for k in range(n)]

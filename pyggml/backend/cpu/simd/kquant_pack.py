@@ -2,7 +2,7 @@
 
     RowsKBlock(b, kind, rows, offset).pack(b, target, part)
 
-Access: as in ``plain_rows``, but a block's bytes in the order of steps of 32 columns.
+Access: as in ``plain_rows``; a block's bytes in the order of steps of 32 columns.
 """
 
 from __future__ import annotations
@@ -10,21 +10,34 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
-from llvmlite import ir
-
 from ....quants.block import Bits, Field, count, places
 from ....quants.ternary import Digits
 from ..layout import COLUMNS, LINE, ROWS, STEP, STEPS, layout_k, pieces
-from .loop import counted_loop
 from .transpose import elements_of, words_of
-from .vector import at, broadcast, i8, i16, i32, i64, splat, store, vec, vectors
+from .vector import (
+    at,
+    broadcast,
+    const,
+    for_range,
+    i8,
+    i16,
+    i32,
+    item_at,
+    like,
+    shifted,
+    splat,
+    store,
+    times,
+    vec,
+    vectors,
+)
 
 Value = Any
 _LOADED = 16  # bytes of a row that are loaded at once
 
 
 class RowsKBlock:
-    """A block of ``lanes`` plain rows (or its parts); ``offset`` is its place in the rows."""
+    """A block of ``lanes`` plain rows at byte ``offset`` of each."""
 
     def __init__(self, b: Value, kind: int, rows: list[Value], offset: Value) -> None:
         self._layout, self._rows, self._offset = layout_k(kind), rows, offset
@@ -34,7 +47,7 @@ class RowsKBlock:
         f, v = self._layout, vectors()
         source = f.source
         for j, field in enumerate(filter(None, (source.d, source.low))):
-            bits = elements_of(b, self._rows, at(b, self._offset, field[0].at // 8), i16)
+            bits = elements_of(b, self._rows, at(b, self._offset, field[0].byte), i16)
             store(b, bits, at(b, target, 2 * (ROWS * j + v.lanes * p)))
         first = at(b, target, 2 * ROWS * f.halves + v.width * p)
         for j, words in enumerate(self._sub_scales(b)):
@@ -45,42 +58,36 @@ class RowsKBlock:
             for j, line in enumerate(self._lines(b, codes)):
                 store(b, line, at(b, place, LINE * j))
 
-        def step(i: Value, _: list[Value]) -> list[Value]:
-            put(b.add(lines, b.mul(i, ir.Constant(i64, LINE * f.bits))), self._codes(b, i))
-            return []
-
         if isinstance(source.codes, Digits):
             codes = _digits_of(b, source.codes, self._rows, self._offset)
             for i in range(STEPS):
                 put(at(b, lines, LINE * f.bits * i), codes[8 * i : 8 * (i + 1)])
         else:
-            counted_loop(b, ir.Constant(i64, STEPS), [], step)
+            with for_range(b, const(STEPS)) as step:
+                put(item_at(b, lines, step, LINE * f.bits), self._codes(b, step))
 
     def _sub_scales(self, b: Value) -> list[Value]:
         """The sub-scales of four sub-blocks in a word, then the sub-minima."""
         layout, f = self._layout, self._layout.source
-        if layout.is_shared:  # bytes as they lie
+        if layout.is_shared:  # the format's own bytes
             return self._words(b, (f.steps[0]._replace(width=8),))
         steps = self._words(b, f.steps) if f.steps else []
         if f.step_zero:
-            n = 4 * len(self._rows)
-            zero = splat(i8, n, f.step_zero)
-            steps = [b.bitcast(b.sub(b.bitcast(x, vec(i8, n)), zero), x.type) for x in steps]
+            zero = splat(i8, 4 * len(self._rows), f.step_zero)
+            steps = [b.bitcast(b.sub(b.bitcast(x, zero.type), zero), x.type) for x in steps]
         return steps + (self._words(b, f.minima) if f.minima else [])
 
     def _words(self, b: Value, field: Field) -> list[Value]:
         """A field's values, a byte each, four in a word of each row."""
-        n, f = len(self._rows), self._layout.source
+        f = self._layout.source
         first = min(bits.at for bits in f.steps + f.minima) // 8
-        start = min(first, self._layout.source_bytes - _LOADED)
-        start -= (start - first) % 4  # words of the field are words of what is loaded
-        loaded = words_of(b, self._rows, at(b, self._offset, start))  # LLVM keeps one of equals
+        start = min(first, f.block_bytes - _LOADED)
+        start -= (start - first) % 4  # so that words of the field are loaded words
+        loaded = words_of(b, self._rows, at(b, self._offset, start))  # LLVM merges equal loads
 
         def moved(word: Value, up: int, mask: int) -> Value:
-            x = word
-            if up:
-                x = (b.shl if up > 0 else b.lshr)(x, splat(i32, n, abs(up)))
-            return x if mask == 0xFFFFFFFF else b.and_(x, splat(i32, n, mask))
+            x = shifted(b, word, up)
+            return x if mask == 0xFFFFFFFF else b.and_(x, like(x, mask))
 
         words = []
         for w in range(count(field) // 4):
@@ -113,40 +120,32 @@ class RowsKBlock:
                 shift = broadcast(b, b.trunc(down, i32), n)
                 words = words_of(b, self._rows, b.add(self._offset, place))
                 bits += [b.and_(b.lshr(word, shift), mask) for word in words]
-            up = splat(i32, n, plane.shift)
-            bits = [b.shl(x, up) for x in bits] if plane.shift else bits
+            bits = [shifted(b, x, plane.shift) for x in bits]
             codes = [b.or_(x, y) for x, y in zip(codes, bits, strict=True)] if codes else bits
         return codes
 
     def _lines(self, b: Value, codes: list[Value]) -> list[Value]:
         """Codes of 32 columns, packed."""
-        f, n = self._layout, len(self._rows)
+        f = self._layout
         lines: list[Value] = [None] * f.bits
         for piece in pieces(f.bits):
             x = codes[piece.slice]
             if piece.width < f.bits:
-                mask = splat(i32, n, ((1 << piece.width) - 1 << piece.of) * 0x01010101)
-                x = b.and_(x, mask)
-            up_by = piece.at - piece.of
-            if up_by:
-                by = splat(i32, n, abs(up_by))
-                x = b.shl(x, by) if up_by > 0 else b.lshr(x, by)
+                x = b.and_(x, like(x, ((1 << piece.width) - 1 << piece.of) * 0x01010101))
+            x = shifted(b, x, piece.at - piece.of)
             before = lines[piece.line]
             lines[piece.line] = x if before is None else b.or_(before, x)
         return lines
 
 
 def _places_at(b: Value, bits: Bits, step: Value) -> list[tuple[Value, Value]]:
-    """Byte and shift of a plane's bits, of the first and the last 16 columns of a step.
+    """The byte and the shift of a plane's bits of each half of a step (16 columns).
 
-    The 16 columns are in bytes one after the other, at one shift: so an axis of a plane is split
-    into steps, halves of a step and columns of a half.
+    The 16 columns are in consecutive bytes, at one shift. So the axes of a plane are split into
+    steps, halves of a step and columns of a half.
     """
 
-    def const(value: int) -> Value:
-        return ir.Constant(i64, value)
-
-    byte, shift, half = const(bits.at // 8), const(0), 0
+    byte, shift, half = const(bits.byte), const(0), 0
     inner = COLUMNS  # columns inside an axis' step
     for n, stride in zip(bits.shape, bits.strides, strict=True):
         inner //= n
@@ -156,9 +155,9 @@ def _places_at(b: Value, bits: Bits, step: Value) -> list[tuple[Value, Value]]:
             digit = b.and_(digit, const(n_steps - 1))
             moved = stride * (n // n_steps)  # bits from one to the next
             if moved % 8:
-                shift = b.add(shift, b.mul(digit, const(moved)))
+                shift = b.add(shift, times(b, digit, moved))
             else:
-                byte = b.add(byte, b.mul(digit, const(moved // 8)))
+                byte = b.add(byte, times(b, digit, moved // 8))
         if inner < STEP and n * inner >= STEP // 2 and inner <= STEP // 2:
             half = half or stride * (STEP // 2 // inner)
     if half % 8:
@@ -182,18 +181,14 @@ def _digits_of(b: Value, digits: Digits, rows: list[Value], offset: Value) -> li
 
 
 def _digits(b: Value, words: Value, n: int) -> list[Value]:
-    """The first ``n`` digits of each byte: the carries of repeated multiplications by 3."""
-    count = 2 * words.type.count
-
-    def const(value: int) -> Value:
-        return splat(i16, count, value)
-
-    halves = b.bitcast(words, vec(i16, count))
-    rests = [b.and_(halves, const(255)), b.lshr(halves, const(8))]
+    """The first ``n`` digits in base 3 of each byte: the carries of multiplications by 3."""
+    halves = b.bitcast(words, vec(i16, 2 * words.type.count))
+    byte = like(halves, 255)
+    rests = [b.and_(halves, byte), shifted(b, halves, -8)]
     found = []
     for _ in range(n):
-        low, high = (b.mul(x, const(3)) for x in rests)
-        digits = b.or_(b.lshr(low, const(8)), b.and_(high, const(0xFF00)))
+        low, high = (b.mul(x, like(x, 3)) for x in rests)
+        digits = b.or_(shifted(b, low, -8), b.and_(high, like(high, 0xFF00)))
         found.append(b.bitcast(digits, words.type))
-        rests = [b.and_(x, const(255)) for x in (low, high)]
+        rests = [b.and_(x, byte) for x in (low, high)]
     return found

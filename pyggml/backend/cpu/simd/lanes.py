@@ -1,12 +1,13 @@
 """Vectors as values in jitted code: arithmetic on all lanes at once, whatever the instruction set.
 
     x = lanes_f32(8, address)                      # the number of lanes is a literal
-    y = choose(x > low, x * scale + low, low)      # operators take lanes, and scalars for all lanes
+    y = select(x > low, x * scale + low, low)      # operators take lanes, and scalars for all lanes
     store(address, y)
 
-Elements are float32, int32 or bytes; a comparison gives a mask. Each lane does strictly what a
-scalar would do, so a loop over 8 lanes is 8 loops with the same bits, where LLVM may not vectorise
-a sum that has to be in order. Vectors may be longer than the hardware's.
+Elements are float32, int32 or bytes; a comparison gives a mask. The operations of each lane are
+those of a scalar loop, in the same order. So 8 sums of a fixed order, which LLVM must not reorder
+and does not vectorise, are one loop over 8 lanes with the same bits. Vectors may be longer than the
+hardware's registers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numba import types
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from ....numba_internals import cgutils, templates
-from .vector import broadcast, call, f32, i8, i32, i64, load, vec
+from .vector import broadcast, call, emitted, f32, i8, i32, i64, load, vec
 from .vector import store as store_at
 
 Value = Any
@@ -76,7 +77,7 @@ def _define(symbol: Any, emit: Callable[..., Value], is_mask: bool = False) -> N
 
 def _compare(sign: str) -> Callable[..., Value]:
     def emit(b: Value, is_float: bool, x: Value, y: Value) -> Value:
-        if is_float:  # NaN is unequal to all, and less or more than nothing
+        if is_float:  # NaN is unequal to everything, and neither less nor greater
             return (b.fcmp_unordered if sign == "!=" else b.fcmp_ordered)(sign, x, y)
         return b.icmp_signed(sign, x, y)
 
@@ -102,24 +103,17 @@ for _symbol, _sign in (
     _define(_symbol, _compare(_sign), is_mask=True)
 
 
-def _loader(element: Any, doc: str) -> Any:
-    @intrinsic(prefer_literal=True)
-    def load_lanes(typingctx: Any, n: Any, address: Any) -> Any:
-        if not isinstance(n, types.IntegerLiteral):
-            return None
-        lanes = Lanes(element, n.literal_value)
+@intrinsic(prefer_literal=True)
+def lanes_f32(typingctx: Any, n: Any, address: Any) -> Any:
+    """``n`` float32 from an address."""
+    if not isinstance(n, types.IntegerLiteral):
+        return None
+    lanes = Lanes(types.float32, n.literal_value)
 
-        def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-            return load(b, args[1], lanes.ir)
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
+        return load(b, args[1], lanes.ir)
 
-        return lanes(n, types.int64), codegen
-
-    load_lanes.__doc__ = doc
-    return load_lanes
-
-
-lanes_f32 = _loader(types.float32, "``n`` float32 from an address.")
-lanes_u8 = _loader(types.uint8, "``n`` bytes from an address.")
+    return lanes(n, types.int64), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -164,7 +158,7 @@ def spread(typingctx: Any, n: Any, value: Any) -> Any:
 
 
 @intrinsic
-def choose(typingctx: Any, mask: Any, x: Any, y: Any) -> Any:
+def select(typingctx: Any, mask: Any, x: Any, y: Any) -> Any:
     """Lanes of ``x`` where the mask is set, of ``y`` elsewhere."""
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
@@ -193,16 +187,15 @@ def _same(name: str) -> Callable[[Value, Value, ir.VectorType], Value]:
     return lambda b, x, to: call(b, f"llvm.{name}.v{to.count}f32", to, x)
 
 
-root = _unary(types.float32, _same("sqrt"), "Square roots.")
-magnitude = _unary(types.float32, _same("fabs"), "Absolute values.")
+sqrt = _unary(types.float32, _same("sqrt"), "Square roots.")
+absolute = _unary(types.float32, _same("fabs"), "Absolute values.")
 bits = _unary(types.int32, lambda b, x, to: b.bitcast(x, to), "The bits of floats.")
-truncated = _unary(
+truncate = _unary(
     types.int32, lambda b, x, to: b.fptosi(x, to), "Floats towards zero; they must fit."
 )
-floats = _unary(types.float32, lambda b, x, to: b.sitofp(x, to), "Integers as floats.")
-integers = _unary(types.int32, lambda b, x, to: b.zext(x, to), "Bytes as integers, from 0.")
-signed = _unary(types.int32, lambda b, x, to: b.sext(x, to), "Bytes as integers, from -128.")
-narrow = _unary(types.uint8, lambda b, x, to: b.trunc(x, to), "The low bytes of integers.")
+to_float = _unary(types.float32, lambda b, x, to: b.sitofp(x, to), "Integers as floats.")
+sign_extend = _unary(types.int32, lambda b, x, to: b.sext(x, to), "Bytes as integers, from -128.")
+to_bytes = _unary(types.uint8, lambda b, x, to: b.trunc(x, to), "The low bytes of integers.")
 
 
 @intrinsic
@@ -233,13 +226,13 @@ def _reduction(name: str, element: Any, doc: str) -> Any:
     return reduce
 
 
-most = _reduction("fmax", types.float32, "The largest of floats; of zeros any.")
-least = _reduction("fmin", types.float32, "The smallest of floats; of zeros any.")
-total = _reduction("add", types.int32, "The sum of integers.")
+max_lane = _reduction("fmax", types.float32, "The largest of floats; of zeros any.")
+min_lane = _reduction("fmin", types.float32, "The smallest of floats; of zeros any.")
+sum_lanes = _reduction("add", types.int32, "The sum of integers.")
 
 
 @intrinsic
-def first(typingctx: Any, mask: Any) -> Any:
+def first_set(typingctx: Any, mask: Any) -> Any:
     """The first lane where the mask is set; there must be one."""
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
@@ -260,29 +253,9 @@ def mask_bits(typingctx: Any, mask: Any) -> Any:
     return types.int64(mask), codegen
 
 
-@intrinsic(prefer_literal=True)
-def spread_bits(typingctx: Any, n: Any, value: Any) -> Any:
-    """The low ``n`` bits of an integer as ``n`` integers 0 or 1."""
-    if not isinstance(n, types.IntegerLiteral):
-        return None
-    lanes = Lanes(types.int32, n.literal_value)
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-        mask = b.bitcast(b.trunc(args[1], ir.IntType(lanes.n)), vec(i1, lanes.n))
-        return b.zext(mask, lanes.ir)
-
-    return lanes(n, types.int64), codegen
-
-
-@intrinsic(prefer_literal=True)
-def stack(typingctx: Any, n_bytes: Any) -> Any:
-    """The address of so much memory of the function that this is compiled into."""
-    if not isinstance(n_bytes, types.IntegerLiteral):
-        return None
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-        memory = cgutils.alloca_once(b, ir.ArrayType(i8, n_bytes.literal_value))
-        memory.align = 64
-        return b.ptrtoint(memory, i64)
-
-    return types.int64(n_bytes), codegen
+@emitted(literals=1, result=types.int64)
+def stack(b: Value, n_bytes: int) -> Value:
+    """The address of ``n_bytes`` on the stack of the function that this is compiled into."""
+    memory = cgutils.alloca_once(b, ir.ArrayType(i8, n_bytes))
+    memory.align = 64
+    return b.ptrtoint(memory, i64)

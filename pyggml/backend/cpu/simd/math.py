@@ -2,7 +2,7 @@
 
     y[i] = silu_f32(x[i])                         # in a jitted loop: eight lanes at a time on AVX2
 
-Every function takes and returns float32, lets NaN travel and is within 2 ulp (``exp_f32``,
+Every function takes and returns float32, keeps NaN and is within 2 ulp (``exp_f32``,
 ``log_f32``, ``tanh_f32``, ``erf_f32``) of the true value where the result is a normal number.
 Results below the smallest normal number are 0. Reassociation stays off in here: rounding by a magic
 number and split constants would be folded away.
@@ -16,11 +16,10 @@ from typing import Any
 
 import numba as nb
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from ..abi import bits_f32, f32_bits
+from .vector import emitted, i64
 
 _exact = nb.njit(nogil=True, error_model="numpy", fastmath={"contract"})
 
@@ -40,7 +39,7 @@ E3, E4, E5 = _F(4.1665795894e-2), _F(1.6666665459e-1), _F(5.0000001201e-1)
 
 
 @_exact
-def exp_f32(x):  # type: ignore[no-untyped-def]
+def exp_f32(x):
     """e^x."""
     t = x * LOG2E + MAGIC
     n = t - MAGIC
@@ -61,7 +60,7 @@ G6, G7, G8 = _F(2.0000714765e-1), _F(-2.4999993993e-1), _F(3.3333331174e-1)
 
 
 @_exact
-def log_f32(x):  # type: ignore[no-untyped-def]
+def log_f32(x):
     """The natural logarithm: -inf of 0, NaN of negative numbers."""
     tiny = x < SMALLEST
     bits = np.int32(f32_bits(x * UP if tiny else x) - SQRT_HALF_BITS)
@@ -75,13 +74,13 @@ def log_f32(x):  # type: ignore[no-untyped-def]
 
 
 @_exact
-def sigmoid_f32(x):  # type: ignore[no-untyped-def]
+def sigmoid_f32(x):
     """1 / (1 + e^-x)."""
     return ONE / (ONE + exp_f32(-x))
 
 
 @_exact
-def silu_f32(x):  # type: ignore[no-untyped-def]
+def silu_f32(x):
     """x / (1 + e^-x)."""
     return x / (ONE + exp_f32(-x))
 
@@ -93,25 +92,25 @@ SQRT_HALF = _F(0.70710678118654752440)
 
 
 @_exact
-def gelu_f32(x):  # type: ignore[no-untyped-def]
+def gelu_f32(x):
     """x/2 * (1 + tanh(u)), u = sqrt(2/pi) * (x + 0.044715 x^3); the same as x / (1 + e^-2u)."""
     return x / (ONE + exp_f32(-x * (GELU_B + GELU_A * (x * x))))
 
 
 @_exact
-def gelu_quick_f32(x):  # type: ignore[no-untyped-def]
+def gelu_quick_f32(x):
     """x * sigmoid(1.702 x)."""
     return x / (ONE + exp_f32(-GELU_QUICK * x))
 
 
 @_exact
-def with_sign(magnitude, x):  # type: ignore[no-untyped-def]
+def with_sign(magnitude, x):
     """The magnitude of the first with the sign of the second."""
     return bits_f32((f32_bits(magnitude) & MAGNITUDE) | (f32_bits(x) & SIGN))
 
 
 @_exact
-def abs_f32(x):  # type: ignore[no-untyped-def]
+def abs_f32(x):
     """|x|."""
     return bits_f32(f32_bits(x) & MAGNITUDE)
 
@@ -121,7 +120,7 @@ T3, T4, TANH_SMALL = _F(1.33314422036e-1), _F(-3.33332819422e-1), _F(0.625)
 
 
 @_exact
-def tanh_f32(x):  # type: ignore[no-untyped-def]
+def tanh_f32(x):
     """Hyperbolic tangent."""
     z = x * x
     small = ((((T0 * z + T1) * z + T2) * z + T3) * z + T4) * (z * x) + x
@@ -138,7 +137,7 @@ ERF_SMALL, ERF_MAX = _F(0.927734375), _F(4.0)
 
 
 @_exact
-def erf_f32(x):  # type: ignore[no-untyped-def]
+def erf_f32(x):
     """The error function."""
     s, a = x * x, abs_f32(x)
     small = (((((S0 * s + S1) * s + S2) * s + S3) * s + S4) * s + S5) * x + x
@@ -150,19 +149,15 @@ def erf_f32(x):  # type: ignore[no-untyped-def]
 
 
 @_exact
-def gelu_erf_f32(x):  # type: ignore[no-untyped-def]
+def gelu_erf_f32(x):
     """x/2 * (1 + erf(x / sqrt(2)))."""
     return HALF * x * (ONE + erf_f32(x * SQRT_HALF))
 
 
-@intrinsic
-def f64_bits(typingctx: Any, x: Any) -> Any:
+@emitted(result=types.int64, args=(types.float64,))
+def f64_bits(b: Any, x: Any) -> Any:
     """The 64 bits of a float64."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return b.bitcast(args[0], ir.IntType(64))
-
-    return types.int64(types.float64), codegen
+    return b.bitcast(x, i64)
 
 
 SIN0, SIN1, SIN2 = _F(-1.9515295891e-4), _F(8.3321608736e-3), _F(-1.6666654611e-1)
@@ -171,8 +166,8 @@ TWO_OVER_PI, PI_OVER_2 = 0.63661977236758134308, 1.57079632679489661923
 
 
 @_exact
-def sincos_f32(x):  # type: ignore[no-untyped-def]
-    """(sin x, cos x) of an angle in radians, to 1e-7 up to a million turns."""
+def sincos_f32(x):
+    """(sin x, cos x) of an angle in radians, to 1e-7 up to a million periods."""
     t = np.float64(x) * TWO_OVER_PI + MAGIC_F64
     quadrant = np.int32(f64_bits(t))
     r = np.float32(np.float64(x) - (t - MAGIC_F64) * PI_OVER_2)

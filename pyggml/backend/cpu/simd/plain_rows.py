@@ -1,10 +1,12 @@
-"""Rows in ggml's plain layout, wherever they lie, read with a row in each lane.
+"""Rows in ggml's plain layout, read with a row in each lane: times one token, or interleaved.
 
-    walk_blocks(b, Q4_0, table, n, carried, use)   # a vector of rows of blocks
-    walk_columns(b, Floats(F16), table, n, carried, use)      # 16 rows of floats
+    set_row_pointers(table, base, stride, first, end)     # in jitted code: addresses of rows
+    row_tiles(Q4_0, table, n_rows, x, out, n)      # rows times one token, one float each at out
+    pack_rows(F16, table, n, out)                  # 16 rows as an interleaved group
 
-``table`` has the addresses of the rows, then of those that come next, which are prefetched
-meanwhile. Access: rows front to back, 16 bytes of each at a time, never beyond their end.
+``table`` has the addresses of the rows, then of the next ones, which are prefetched meanwhile. A
+row's sum has the order of ``tile``, so both have the same bits.
+Access: rows front to back, 16 bytes of each at a time, never beyond their end.
 """
 
 from __future__ import annotations
@@ -12,40 +14,163 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from ....dtype import GGMLType
+from ....jit import inline
 from ....quants.block import Bits, Field
-from ..layout import K_TYPES, ROWS, is_folded, layout_32, source_bytes
+from ..abi import i64_ptr
+from ..layout import (
+    ACTIVATION_BYTES,
+    K_TYPES,
+    Q8_BLOCK,
+    QUANTIZED,
+    ROWS,
+    block_bytes,
+    is_folded,
+    layout_32,
+    source_bytes,
+)
+from .block_dot import BlockDot, power_of_two
+from .kquant_dot import KDot
 from .kquant_pack import RowsKBlock
-from .loop import counted_loop
-from .product import power_of_two
 from .transpose import columns_of, elements_of, spread_bits, words_of
 from .vector import (
+    BF16,
+    F16,
+    F32,
     LINE,
     at,
+    broadcast_f32,
+    const,
+    counted_loop,
+    emitted,
     f32,
+    fma,
+    for_range,
     i8,
     i16,
     i32,
     i64,
+    item_at,
     load,
+    part_of,
     prefetch,
+    prefetch_lines,
+    shifted,
     splat,
+    stack_memory,
     store,
+    times,
     vec,
     vectors,
-)  # fmt: skip
+    widen,
+)
 
 Value = Any
-F16, BF16, F32 = int(GGMLType.F16), int(GGMLType.BF16), int(GGMLType.F32)
+TABLE_BYTES = 8 * 2 * ROWS  # addresses of a group of rows and of the next
 _STEP = 16  # bytes of a row that are transposed at once
-_PIECE = 256  # and that are copied at once, of float rows
+_PIECE = 256  # bytes of a row of floats that are copied at once
+
+
+@inline
+def set_row_pointers(table, base, stride, first, end):
+    """Store the addresses of the rows of two groups, from ``first`` on; row end - 1 repeats."""
+    addresses = i64_ptr(table)
+    for r in range(2 * ROWS):
+        addresses[r] = base + min(first + r, end - 1) * stride
+
+
+@emitted
+def prefetch_rows(b: Value, table: Value, n_rows: Value, n_bytes: Value) -> None:
+    """Prefetch the first ``n_bytes`` of the first rows of a table."""
+    with for_range(b, n_rows) as r:
+        start = load(b, item_at(b, table, r, 8), i64)
+        prefetch_lines(b, start, b.lshr(b.add(n_bytes, const(LINE - 1)), const(6)))
+
+
+@emitted(literals=1)
+def row_tiles(
+    b: Value, kind: int, table: Value, n_rows: Value, x: Value, out: Value, n: Value,
+) -> None:  # fmt: skip
+    """``n_rows`` rows of ``n`` columns times one token: int8 blocks, or float32 for float rows.
+
+    ``table`` has the addresses of the rows, rounded up to a multiple of 16, then of the next 16;
+    ``out`` has room for a multiple of 16 results.
+    """
+    emit = _quantized_rows if kind in QUANTIZED else _float_rows
+    emit = _k_rows if kind in K_TYPES else emit
+    unit = vectors().lanes if emit is _quantized_rows else ROWS
+    up = b.add(n_rows, const(unit - 1))
+    with for_range(b, b.lshr(up, const(unit.bit_length() - 1))) as i:
+        first = times(b, i, unit)
+        sums = emit(b, kind, item_at(b, table, first, 8), x, n)
+        place = item_at(b, out, first, 4)
+        for p, acc in enumerate(sums):
+            store(b, acc, at(b, place, 4 * vectors().lanes * p))
+
+
+def _quantized_rows(b: Value, kind: int, table: Value, x: Value, n: Value) -> list[Value]:
+    """The sums of a vector of rows."""
+
+    def use(blocks: list[RowsBlock], i: Value, accs: list[Value]) -> list[Value]:
+        act = item_at(b, x, i, Q8_BLOCK)
+        return [BlockDot(b, blocks[0], [act]).accumulate(b, accs[0], 0, 0)]
+
+    lanes = vectors().lanes
+    return walk_blocks(b, kind, table, n, lanes, [splat(f32, lanes, 0.0)], use)
+
+
+def _k_rows(b: Value, kind: int, table: Value, x: Value, n: Value) -> list[Value]:
+    """The sums of 16 rows, which are packed block by block."""
+    v = vectors()
+    packed, columns = stack_memory(b, block_bytes(kind)), GGMLType(kind).block_size
+
+    def use(blocks: list[RowsKBlock], i: Value, accs: list[Value]) -> list[Value]:
+        for p, block in enumerate(blocks):
+            block.pack(b, packed, p)
+        act = item_at(b, x, i, ACTIVATION_BYTES[columns])
+        dot = KDot(b, kind, packed, [act], lambda step: None)
+        return [dot.accumulate(b, acc, 0, p) for p, acc in enumerate(accs)]
+
+    zeros = [splat(f32, v.lanes, 0.0)] * v.parts
+    return walk_blocks(b, kind, table, n, ROWS, zeros, use)
+
+
+def _float_rows(b: Value, kind: int, table: Value, x: Value, n: Value) -> list[Value]:
+    """The sums of 16 rows of floats."""
+    v = vectors()
+
+    def use(column: list[Value], i: Value, accs: list[Value]) -> list[Value]:
+        a = broadcast_f32(b, b.add(x, b.shl(i, const(2))), v.lanes)
+        return [fma(b, w, a, acc) for w, acc in zip(column, accs, strict=True)]
+
+    zeros = [splat(f32, v.lanes, 0.0)] * v.parts
+    return walk_columns(b, Floats(kind), table, n, zeros, use)
+
+
+@emitted(literals=1)
+def pack_rows(b: Value, kind: int, table: Value, n: Value, out: Value) -> None:
+    """Store 16 rows of ``n`` columns as one interleaved group; ``table`` as of ``row_tiles``."""
+    columns, lanes = Columns(kind), vectors().lanes
+
+    def store_column(column: Value, i: Value, _: list[Value]) -> list[Value]:
+        store(b, column, item_at(b, out, i, ROWS * columns.size))
+        return []
+
+    if kind not in QUANTIZED:
+        walk_columns(b, columns, table, n, [], store_column)
+        return
+    for p in range(vectors().parts):
+
+        def store_block(blocks: list[Any], i: Value, _: list[Value], p: int = p) -> list[Value]:
+            blocks[0].pack(b, item_at(b, out, i, block_bytes(kind)), p)
+            return []
+
+        walk_blocks(b, kind, at(b, table, 8 * lanes * p), n, lanes, [], store_block)
 
 
 class RowsBlock:
-    """A block of ``lanes`` plain rows, for ``BlockDot``; ``offset`` is its place in the rows."""
+    """A block of ``lanes`` plain rows at byte ``offset`` of each, for ``BlockDot``."""
 
     n_parts = 1
 
@@ -56,7 +181,7 @@ class RowsBlock:
 
     def _plane(self, b: Value, plane: Bits) -> list[Value]:
         """A plane's lines, <lanes x i32> each."""
-        place = at(b, self._offset, plane.at // 8)
+        place = at(b, self._offset, plane.byte)
         if plane.width < 4:
             words = range(0, 4 * plane.width, 4)
             lines = [elements_of(b, self._rows, at(b, place, k), i32) for k in words]
@@ -66,24 +191,24 @@ class RowsBlock:
 
     def _field(self, b: Value, field: Field, element: ir.Type) -> Value:
         """The bits of a scale or minimum of each row."""
-        return elements_of(b, self._rows, at(b, self._offset, field[0].at // 8), element)
+        return elements_of(b, self._rows, at(b, self._offset, field[0].byte), element)
 
     def scale(self, b: Value, p: int) -> Value:
-        """<lanes x float>."""
+        """The scales, <lanes x float>."""
         if self.layout.scale_bytes == 1:
             return power_of_two(b, self._field(b, self.layout.f.d, i8))
-        return vectors().half_to_float(b, self._field(b, self.layout.f.d, i16))
+        return widen(b, F16, self._field(b, self.layout.f.d, i16))
 
     def minimum(self, b: Value, p: int) -> Value:
-        """<lanes x float>, of a format that has minima."""
-        return vectors().half_to_float(b, self._field(b, self.layout.f.low, i16))
+        """The minima, <lanes x float>, of a format that has some."""
+        return widen(b, F16, self._field(b, self.layout.f.low, i16))
 
     def codes(self, b: Value, line: int, p: int) -> Value:
-        """<width x i8>: four bytes of the low bits of codes of each row."""
+        """The low bits of codes: four bytes of each row, <width x i8>."""
         return b.bitcast(self._lines[self.layout.main][line], vec(i8, vectors().width))
 
     def high_bits(self, b: Value, plane: Bits, line: int, p: int) -> Value:
-        """<lanes x i32>: four bytes of another plane."""
+        """Four bytes of each row of another plane, <lanes x i32>."""
         return self._lines[plane][line]
 
     def pack(self, b: Value, target: Value, p: int) -> None:
@@ -100,32 +225,8 @@ class RowsBlock:
                 store(b, line, at(b, target, place))
 
 
-@intrinsic
-def prefetch_rows(typingctx: Any, table: Any, n_rows: Any, n_bytes: Any) -> Any:
-    """Ask memory for the first rows of a table, one after the other: nobody did before."""
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        table, n_rows, n_bytes = args
-
-        def row(r: Value, _: list[Value]) -> list[Value]:
-            start = load(b, b.add(table, b.shl(r, ir.Constant(i64, 3))), i64)
-
-            def line(k: Value, _: list[Value]) -> list[Value]:
-                prefetch(b, b.add(start, b.mul(k, ir.Constant(i64, LINE))))
-                return []
-
-            lines = b.lshr(b.add(n_bytes, ir.Constant(i64, LINE - 1)), ir.Constant(i64, 6))
-            counted_loop(b, lines, [], line)
-            return []
-
-        counted_loop(b, n_rows, [], row)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), codegen
-
-
 def addresses(b: Value, table: Value, n: int) -> list[Value]:
-    """The first ``n`` addresses of a table."""
+    """Emit loads of the first ``n`` addresses of a table."""
     return [load(b, at(b, table, 8 * r), i64) for r in range(n)]
 
 
@@ -135,36 +236,39 @@ def prefetch_share(b: Value, table: Value, n: int, i: Value, step: int, last: Va
     After the loop all rows up to byte ``last`` are prefetched.
     """
     share = -(-n * step // LINE)  # lines
-    row = b.and_(i, ir.Constant(i64, n - 1))
-    line = b.mul(b.lshr(i, ir.Constant(i64, n.bit_length() - 1)), ir.Constant(i64, LINE * share))
+    row = b.and_(i, const(n - 1))
+    line = times(b, b.lshr(i, const(n.bit_length() - 1)), LINE * share)
     line = b.select(b.icmp_signed("<", line, last), line, last)
-    place = b.add(load(b, b.add(table, b.shl(row, ir.Constant(i64, 3))), i64), line)
+    place = b.add(load(b, item_at(b, table, row, 8), i64), line)
     for k in range(share):
         prefetch(b, at(b, place, LINE * k))
 
 
-def walk_blocks(b: Value, kind: int, table: Value, n: Value, carried: list[Value], use: Any) -> Any:
-    """``carried = use(block, i, carried)`` for the blocks of a vector of rows, in order."""
+def walk_blocks(
+    b: Value, kind: int, table: Value, n: Value, n_rows: int, carried: list[Value], use: Any
+) -> Any:
+    """``carried = use(blocks, i, carried)`` for block i of each vector of ``n_rows`` rows."""
     size, lanes = source_bytes(kind), vectors().lanes
     columns = GGMLType(kind).block_size
-    n_blocks = b.lshr(n, ir.Constant(i64, columns.bit_length() - 1))
-    last = b.sub(b.mul(n_blocks, ir.Constant(i64, size)), ir.Constant(i64, 1))
-    rows, following = addresses(b, table, lanes), at(b, table, 8 * lanes)
+    n_blocks = b.lshr(n, const(columns.bit_length() - 1))
+    last = b.sub(times(b, n_blocks, size), const(1))
+    rows, following = addresses(b, table, n_rows), at(b, table, 8 * n_rows)
+    made = RowsKBlock if kind in K_TYPES else RowsBlock
 
     def body(i: Value, carried: list[Value]) -> Any:
-        prefetch_share(b, following, lanes, i, size, last)
-        offset = b.mul(i, ir.Constant(i64, size))
-        block = (RowsKBlock if kind in K_TYPES else RowsBlock)(b, kind, rows, offset)
-        return use(block, i, carried)
+        prefetch_share(b, following, n_rows, i, size, last)
+        offset = times(b, i, size)
+        some = (rows[r : r + lanes] for r in range(0, n_rows, lanes))
+        return use([made(b, kind, vector, offset) for vector in some], i, carried)
 
     return counted_loop(b, n_blocks, carried, body)
 
 
 class Columns:
-    """Columns of 16 float rows as the bits of 16 elements."""
+    """Loads columns of 16 rows of floats as the bits of 16 elements."""
 
     def __init__(self, kind: int) -> None:
-        self.size = 4 if kind == F32 else 2
+        self.size = GGMLType(kind).type_size
 
     def step(self, b: Value, rows: list[Value], offset: Value) -> list[Value]:
         """The columns in 16 bytes of each row."""
@@ -176,7 +280,7 @@ class Columns:
 
 
 class Floats(Columns):
-    """Columns of 16 float rows as float32, each a list of parts."""
+    """Loads columns of 16 rows of floats as float32, each a list of parts."""
 
     def __init__(self, kind: int) -> None:
         super().__init__(kind)
@@ -188,8 +292,8 @@ class Floats(Columns):
             return [self._widened(b, bits) for bits in columns_of(b, 2, rows, offset)]
         parts = [words_of(b, rows[r : r + lanes], offset) for r in range(0, ROWS, lanes)]
         if self._kind == BF16:  # two columns a word: each is the upper half of a float
-            low, high = splat(i32, lanes, 16), splat(i32, lanes, 0xFFFF0000)
-            parts = [[y for w in p for y in (b.shl(w, low), b.and_(w, high))] for p in parts]
+            high = splat(i32, lanes, 0xFFFF0000)
+            parts = [[y for w in p for y in (shifted(b, w, 16), b.and_(w, high))] for p in parts]
         return [
             [b.bitcast(w, vec(f32, lanes)) for w in column] for column in zip(*parts, strict=True)
         ]
@@ -199,17 +303,10 @@ class Floats(Columns):
 
     def _widened(self, b: Value, bits: Value) -> list[Value]:
         v = vectors()
-        parts = []
-        for p in range(v.parts):
-            lanes = ir.Constant(vec(i32, v.lanes), list(range(v.lanes * p, v.lanes * (p + 1))))
-            x = b.shuffle_vector(bits, ir.Constant(bits.type, ir.Undefined), lanes)
-            if self._kind == F16:
-                parts.append(v.half_to_float(b, x))
-                continue
-            if self._kind == BF16:
-                x = b.shl(b.zext(x, vec(i32, v.lanes)), splat(i32, v.lanes, 16))
-            parts.append(b.bitcast(x, vec(f32, v.lanes)))
-        return parts
+        parts = (part_of(b, bits, v.lanes * p, v.lanes) for p in range(v.parts))
+        if self._kind == F32:
+            return [b.bitcast(x, vec(f32, v.lanes)) for x in parts]
+        return [widen(b, self._kind, x) for x in parts]
 
 
 def walk_columns(
@@ -217,15 +314,12 @@ def walk_columns(
 ) -> Any:
     """``carried = use(column, i, carried)`` for ``n`` columns of 16 rows, in order.
 
-    Rows that lie a power of two apart share one set of the first cache, which then holds 8 of
-    them: so pieces of rows are copied side by side first.
+    Rows that are a power of two apart share a set of the first-level cache, which then holds only 8
+    of them. So pieces of the rows are copied next to each other first.
     """
     size = columns.size
     per_step, per_piece = _STEP // size, _PIECE // size
-    with b.goto_entry_block():
-        memory = b.alloca(ir.ArrayType(i8, ROWS * _PIECE))
-        memory.align = LINE
-    staged = b.ptrtoint(memory, i64)
+    staged = stack_memory(b, ROWS * _PIECE)
     side_by_side = [at(b, staged, _PIECE * r) for r in range(ROWS)]
     rows = addresses(b, table, ROWS)
 
@@ -233,8 +327,8 @@ def walk_columns(
         """``count`` steps from byte ``start`` of the places, which is column ``first``."""
 
         def step(j: Value, carried: list[Value]) -> list[Value]:
-            done = b.mul(j, ir.Constant(i64, _STEP))
-            i = b.add(first, b.mul(j, ir.Constant(i64, per_step)))
+            done = times(b, j, _STEP)
+            i = b.add(first, times(b, j, per_step))
             for c, column in enumerate(columns.step(b, places, b.add(start, done))):
                 carried = use(column, at(b, i, c), carried)
             return carried
@@ -242,33 +336,29 @@ def walk_columns(
         return counted_loop(b, count, carried, step)
 
     def piece(k: Value, carried: list[Value]) -> Any:
-        offset = b.mul(k, ir.Constant(i64, _PIECE))
-
-        def copy(r: Value, _: list[Value]) -> list[Value]:
-            place = b.add(table, b.shl(r, ir.Constant(i64, 3)))
+        offset = times(b, k, _PIECE)
+        with for_range(b, const(ROWS)) as r:
+            place = b.add(table, b.shl(r, const(3)))
             source = b.add(load(b, place, i64), offset)
             following = b.add(load(b, at(b, place, 8 * ROWS), i64), offset)
-            target = b.add(staged, b.mul(r, ir.Constant(i64, _PIECE)))
+            target = item_at(b, staged, r, _PIECE)
             for c in range(0, _PIECE, 32):
                 store(b, load(b, at(b, source, c), vec(i32, 8)), at(b, target, c))
             for c in range(0, _PIECE, LINE):
                 prefetch(b, at(b, following, c))
-            return []
-
-        counted_loop(b, ir.Constant(i64, ROWS), [], copy)
-        first = b.mul(k, ir.Constant(i64, per_piece))
-        zero, count = ir.Constant(i64, 0), ir.Constant(i64, _PIECE // _STEP)
+        first = times(b, k, per_piece)
+        zero, count = const(0), const(_PIECE // _STEP)
         return steps(side_by_side, zero, first, count, carried)
 
-    n_pieces = b.lshr(n, ir.Constant(i64, per_piece.bit_length() - 1))
+    n_pieces = b.lshr(n, const(per_piece.bit_length() - 1))
     carried = counted_loop(b, n_pieces, carried, piece)
-    done = b.mul(n_pieces, ir.Constant(i64, per_piece))
-    n_steps = b.lshr(b.sub(n, done), ir.Constant(i64, per_step.bit_length() - 1))
-    carried = steps(rows, b.mul(done, ir.Constant(i64, size)), done, n_steps, carried)
-    done = b.add(done, b.mul(n_steps, ir.Constant(i64, per_step)))
+    done = times(b, n_pieces, per_piece)
+    n_steps = b.lshr(b.sub(n, done), const(per_step.bit_length() - 1))
+    carried = steps(rows, times(b, done, size), done, n_steps, carried)
+    done = b.add(done, times(b, n_steps, per_step))
 
     def rest(j: Value, carried: list[Value]) -> Any:
         i = b.add(done, j)
-        return use(columns.one(b, rows, b.mul(i, ir.Constant(i64, size))), i, carried)
+        return use(columns.one(b, rows, times(b, i, size)), i, carried)
 
     return counted_loop(b, b.sub(n, done), carried, rest)

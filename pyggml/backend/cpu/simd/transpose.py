@@ -1,4 +1,4 @@
-"""Rows that become lanes: transposes in registers of what is loaded from several addresses.
+"""Transposes in registers: elements of several rows become the lanes of vectors.
 
     w0, w1, w2, w3 = words_of(b, rows, offset)     # <lanes x i32>: a word of each row
 
@@ -12,13 +12,13 @@ from typing import Any
 from llvmlite import ir
 
 from ..layout import ROWS
-from .vector import concat, i16, i32, load, splat, vec, vectors
+from .vector import concat, i16, i32, lanes_of, like, load, vec, vectors
 
 Value = Any
 
 
 def _unpack(b: Value, x: Value, y: Value, width: int, first: int) -> Value:
-    """Of every 128 bits: half of x and of y (from the ``first`` of 8 half words), in turns.
+    """Interleave halves of x and y (from half word ``first`` of 8) in every 128 bits.
 
     ``width``: half words that stay together.
     """
@@ -29,7 +29,7 @@ def _unpack(b: Value, x: Value, y: Value, width: int, first: int) -> Value:
         for k in range(first, first + 4, width):
             for source in (lane, n + lane):
                 mask += [source + k + w for w in range(width)]
-    return b.bitcast(b.shuffle_vector(x8, y8, ir.Constant(vec(i32, n), mask)), x.type)
+    return b.bitcast(lanes_of(b, x8, y8, mask), x.type)
 
 
 def words_of(b: Value, rows: list[Value], offset: Value) -> list[Value]:
@@ -51,7 +51,7 @@ def elements_of(b: Value, rows: list[Value], offset: Value, element: ir.Type) ->
 
 
 # A transpose of 8 times 4 bits of each word, as 4 times 4 bits of each half: corners of 2 by 2
-# swap, then of 1 by 1; then nibble i goes to byte i, those of the first half to the low ones.
+# swap, then of 1 by 1; then nibble i goes to byte i, nibbles of the first half to the low ones.
 _SWAPS = ((6, 0x00CC00CC), (3, 0x0A0A0A0A), (8, 0x0000FF00), (4, 0x00F000F0))
 
 
@@ -66,15 +66,10 @@ def gather_bits(b: Value, x: Value) -> Value:
 
 
 def _swapped(b: Value, x: Value, swaps: tuple[tuple[int, int], ...]) -> Value:
-    """Words in which bits of a mask change places with those ``by`` above them, for each swap."""
-    n = x.type.count
-
-    def const(value: int) -> ir.Constant:
-        return splat(i32, n, value)
-
+    """Swap the bits of a mask with the bits ``by`` places higher, for each (by, mask)."""
     for by, mask in swaps:
-        y = b.and_(b.xor(x, b.lshr(x, const(by))), const(mask))
-        x = b.xor(b.xor(x, y), b.shl(y, const(by)))
+        y = b.and_(b.xor(x, b.lshr(x, like(x, by))), like(x, mask))
+        x = b.xor(b.xor(x, y), b.shl(y, like(x, by)))
     return x
 
 

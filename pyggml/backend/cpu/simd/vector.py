@@ -1,23 +1,33 @@
-"""LLVM vector IR for each instruction set: widths, half floats and integer dot products.
+"""LLVM vector IR for each instruction set: loops, memory, half floats and integer dot products.
 
+    @emitted(literals=1)                           # jitted code calls scale(F16, x, n)
+    def scale(b, kind, x, n): ...                  # b: llvmlite's IRBuilder; x, n: IR values
     v = vectors()                                  # for the instruction set in use
-    acc = v.u4_add(b, acc, weights, activations)   # b: llvmlite's IRBuilder
+    acc = v.u4_add(b, acc, weights, activations)
 
-Kernels that emit IR themselves are written once over ``v.width`` bytes and ``v.parts`` vectors a
-64-byte line; everything that differs between instruction sets is here, in ``x86`` and ``aarch64``.
+Functions that emit IR are written once, for vectors of ``v.width`` bytes and ``v.parts`` vectors in
+a line of 64 bytes. Everything that differs between instruction sets is here, in ``x86`` and in
+``aarch64``.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import inspect
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
+from ....dtype import GGMLType
 from ....jit import isa
 
 i8, i16, i32, i64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 f16, f32 = ir.HalfType(), ir.FloatType()
+F32, F16, BF16 = int(GGMLType.F32), int(GGMLType.F16), int(GGMLType.BF16)
 LINE = 64  # bytes: 4 weights of 16 rows
 Value = Any
 
@@ -32,8 +42,27 @@ def splat(element: ir.Type, lanes: int, value: float) -> ir.Constant:
     return ir.Constant(vec(element, lanes), [value] * lanes)
 
 
+def with_element(x: Value, element: ir.Type) -> ir.Type:
+    """The type of ``x``, a scalar or a vector, with other elements."""
+    return vec(element, x.type.count) if isinstance(x.type, ir.VectorType) else element
+
+
+def like(x: Value, value: float) -> ir.Constant:
+    """A constant of the type of ``x``, the same in every lane."""
+    if isinstance(x.type, ir.VectorType):
+        return splat(x.type.element, x.type.count, value)
+    return ir.Constant(x.type, value)
+
+
+def shifted(b: Value, x: Value, up: int) -> Value:
+    """``x << up``, or ``x >> -up`` where ``up`` is negative."""
+    if up == 0:
+        return x
+    return b.shl(x, like(x, up)) if up > 0 else b.lshr(x, like(x, -up))
+
+
 def broadcast(b: Value, scalar: Value, lanes: int) -> Value:
-    """A vector of one run-time value."""
+    """A vector with a value in every lane."""
     undefined = ir.Constant(vec(scalar.type, lanes), ir.Undefined)
     first = b.insert_element(undefined, scalar, ir.Constant(i32, 0))
     return b.shuffle_vector(first, undefined, ir.Constant(vec(i32, lanes), [0] * lanes))
@@ -42,17 +71,16 @@ def broadcast(b: Value, scalar: Value, lanes: int) -> Value:
 def concat(b: Value, parts: list[Value]) -> Value:
     """The lanes of some vectors of one type, a power of two of them."""
     while len(parts) > 1:
-        n = 2 * parts[0].type.count
-        lanes = ir.Constant(vec(i32, n), list(range(n)))
+        lanes = range(2 * parts[0].type.count)
         pairs = zip(parts[::2], parts[1::2], strict=True)
-        parts = [b.shuffle_vector(x, y, lanes) for x, y in pairs]
+        parts = [lanes_of(b, x, y, lanes) for x, y in pairs]
     return parts[0]
 
 
 def pointer(b: Value, address: Value) -> Value:
-    """An address that LLVM adds constants to in the instructions that use it, and nowhere else.
+    """An address as a pointer, so that LLVM folds constant offsets into loads and stores.
 
-    Of integers it makes a counter for each offset in a loop, more than there are registers.
+    For integers it would keep a counter for each offset of a loop, more than there are registers.
     """
     return b.inttoptr(address, i8.as_pointer())
 
@@ -83,6 +111,141 @@ def at(b: Value, address: Value, offset: int) -> Value:
     return b.add(address, ir.Constant(i64, offset))
 
 
+def const(n: int) -> ir.Constant:
+    """A constant i64, the type of addresses, sizes and counters."""
+    return ir.Constant(i64, n)
+
+
+def times(b: Value, x: int | Value, y: int | Value) -> Value:
+    """``x * y``, of i64; one may be a Python integer."""
+    x, y = (y, x) if isinstance(x, int) else (x, y)
+    return b.mul(x, const(y) if isinstance(y, int) else y)
+
+
+def item_at(b: Value, start: Value, i: int | Value, n_bytes: int | Value) -> Value:
+    """The address of item ``i`` of an array of items of ``n_bytes``."""
+    return b.add(start, times(b, i, n_bytes))
+
+
+def widen(b: Value, kind: int, x: Value) -> Value:
+    """Floats as they lie in memory (i16 of F16 and BF16), scalars or vectors, as float32."""
+    if kind == F16:
+        return vectors().half_to_float(b, x)
+    if kind == BF16:
+        x = b.zext(x, with_element(x, i32))
+        return b.bitcast(b.shl(x, like(x, 16)), with_element(x, f32))
+    return x
+
+
+def load_floats(b: Value, kind: int, address: Value, n: int) -> Value:
+    """``n`` floats in memory, F16, BF16 or F32, as <n x float>."""
+    return widen(b, kind, load(b, address, vec(f32 if kind == F32 else i16, n)))
+
+
+def broadcast_f32(b: Value, address: Value, lanes: int) -> Value:
+    """A float32 from memory in every lane."""
+    return broadcast(b, load(b, address, f32), lanes)
+
+
+def lanes_of(b: Value, x: Value, y: Value, lanes: Iterable[int]) -> Value:
+    """The chosen lanes of two vectors of n lanes: 0 to n - 1 are of x, n to 2 n - 1 of y."""
+    chosen = list(lanes)
+    return b.shuffle_vector(x, y, ir.Constant(vec(i32, len(chosen)), chosen))
+
+
+def part_of(b: Value, x: Value, first: int, n: int) -> Value:
+    """``n`` lanes of a vector from ``first`` on."""
+    return lanes_of(b, x, x, range(first, first + n))
+
+
+def stack_memory(b: Value, n_bytes: int) -> Value:
+    """The address of memory of the function that is being compiled, aligned to a line."""
+    with b.goto_entry_block():
+        memory = b.alloca(ir.ArrayType(i8, n_bytes))
+        memory.align = LINE
+    return b.ptrtoint(memory, i64)
+
+
+def while_loop(b: Value, carried: list[Value], going: Any, body: Any) -> list[Value]:
+    """``while going(carried): carried = body(carried)``, all in registers."""
+    before = b.block
+    head, inside, end = (b.append_basic_block(x) for x in ("head", "body", "end"))
+    b.branch(head)
+    b.position_at_end(head)
+    phis = [b.phi(x.type) for x in carried]
+    for phi, x in zip(phis, carried, strict=True):
+        phi.add_incoming(x, before)
+    b.cbranch(going(phis), inside, end)
+    b.position_at_end(inside)
+    for phi, x in zip(phis, body(phis), strict=True):
+        phi.add_incoming(x, b.block)
+    b.branch(head)
+    b.position_at_end(end)
+    return phis
+
+
+def counted_loop(b: Value, n: Value, carried: list[Value], body: Any) -> list[Value]:
+    """``for i in range(n)``: ``carried = body(i, carried)``, all in registers."""
+
+    def step(carried: list[Value]) -> list[Value]:
+        after = body(carried[0], carried[1:])
+        return [b.add(carried[0], const(1)), *after]
+
+    _, *last = while_loop(b, [const(0), *carried], lambda x: b.icmp_signed("<", x[0], n), step)
+    return last
+
+
+@contextmanager
+def for_range(b: Value, n: Value) -> Iterator[Value]:
+    """``for i in range(n)``: the code that is emitted inside of ``with`` is the loop's body."""
+    before = b.block
+    head, inside, end = (b.append_basic_block(x) for x in ("head", "body", "end"))
+    b.branch(head)
+    b.position_at_end(head)
+    i = b.phi(i64)
+    i.add_incoming(const(0), before)
+    b.cbranch(b.icmp_signed("<", i, n), inside, end)
+    b.position_at_end(inside)
+    yield i
+    i.add_incoming(b.add(i, const(1)), b.block)
+    b.branch(head)
+    b.position_at_end(end)
+
+
+def emitted(
+    emit: Any = None, *, literals: int = 0, result: Any = types.void, args: Any = None
+) -> Any:
+    """Make a function that emits IR callable from jitted code.
+
+    The function is called with the builder, then the literals as Python integers, then the other
+    arguments as IR values, and returns the result's IR value.
+
+    Args:
+        literals: how many of the first arguments must be literal integers in jitted code.
+        result: Numba's type of the result.
+        args: Numba's types of the other arguments; int64 by default, which addresses are.
+    """
+    if emit is None:
+        return partial(emitted, literals=literals, result=result, args=args)
+    parameters = list(inspect.signature(emit).parameters.values())
+    given = args or (types.int64,) * (len(parameters) - 1 - literals)
+
+    def typed(typingctx: Any, *found: Any) -> Any:
+        chosen = found[:literals]
+        if not all(isinstance(x, types.IntegerLiteral) for x in chosen):
+            return None  # Numba tries again with literals
+
+        def codegen(context: Any, b: Value, sig: Any, values: Any) -> Value:
+            made = emit(b, *(x.literal_value for x in chosen), *values[literals:])
+            return context.get_dummy_value() if result is types.void else made
+
+        return result(*chosen, *given), codegen
+
+    wraps(emit)(typed)
+    typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return intrinsic(prefer_literal=literals > 0)(typed)
+
+
 def call(b: Value, name: str, result: ir.Type, *args: Value) -> Value:
     """Call an LLVM intrinsic by name."""
     function = b.module.globals.get(name) or ir.Function(
@@ -103,6 +266,16 @@ def prefetch(b: Value, address: Value, hint: int = 2) -> None:
     call(b, "llvm.prefetch.p0i8", ir.VoidType(), pointer, *flags)
 
 
+def prefetch_lines(b: Value, address: Value, n: int | Value, hint: int = 2) -> None:
+    """Prefetch ``n`` lines from an address on."""
+    if isinstance(n, int):
+        for line in range(n):
+            prefetch(b, at(b, address, LINE * line), hint)
+    else:
+        with for_range(b, n) as line:
+            prefetch(b, item_at(b, address, line, LINE), hint)
+
+
 def fma(b: Value, x: Value, y: Value, z: Value) -> Value:
     """x * y + z of vectors of floats, rounded once where the host can."""
     return vectors().fma(b, x, y, z)
@@ -112,15 +285,15 @@ class Generic:
     """Plain IR that runs anywhere."""
 
     width = 16  # bytes of a vector
-    u5_lines = 4  # lines of codes 0..31 whose products a sum has room for
-    # Vectors of sums for which there are registers: of results of a tile that are carried from
-    # block to block, of products within a block, of products with float weights
+    u5_lines = 4  # lines of codes 0..31 that a sum of ``u4_add`` holds
+    # How many vectors of sums fit registers: results of a tile, which are carried from block to
+    # block; products within a block; products with float weights
     row_sums, block_sums, float_sums = 4, 8, 8
-    narrow = False  # whether sums of ``u4_add`` have 16 bits
-    raised = 0  # added to int8 weights, which then are codes for ``u4_add``; else it is ``s8_add``
-    float_table: Any = None  # where one instruction looks up floats
-    has_tiles = False  # whether there are the tile registers of ``Avx512Amx``
-    start: Any = None  # where sums of ``u4_add`` must start at what codes have too much
+    u4_is_i16 = False  # whether sums of ``u4_add`` have 16 bits
+    s8_offset = 0  # if not 0: added to signed weights, which then use ``u4_add``, not ``s8_add``
+    float_table: Any = None  # a method where one instruction looks up floats
+    has_tiles = False  # whether there are AMX's tile registers
+    load_u4_start: Any = None  # a method where 16-bit sums start at -zero * sum(activations)
 
     @property
     def parts(self) -> int:
@@ -131,7 +304,7 @@ class Generic:
         return self.width // 4
 
     def part_groups(self, n_tokens: int, n_parts: int, n_sums: int) -> list[range]:
-        """The parts of a line that a tile multiplies at a time, so as to have ``n_sums`` sums."""
+        """The parts of a line that a tile multiplies at a time, so that it has ``n_sums`` sums."""
         size = max(1, n_sums // n_tokens)
         return [range(k, min(k + size, n_parts)) for k in range(0, n_parts, size)]
 
@@ -139,45 +312,36 @@ class Generic:
         return b.fadd(b.fmul(x, y), z)
 
     def half_to_float(self, b: Value, x: Value) -> Value:
-        """<n x i16> bits of half floats as <n x float>, without F16C."""
-        n = x.type.count
-        exponent = splat(i32, n, 0x0F800000)  # where a half's is when its fraction is a float's
-        x = b.shl(b.sext(x, vec(i32, n)), splat(i32, n, 13))
-        x = b.and_(x, splat(i32, n, 0x8FFFE000))
-        value = b.bitcast(b.fmul(b.bitcast(x, vec(f32, n)), splat(f32, n, 2.0**112)), x.type)
-        special = b.icmp_signed("==", b.and_(x, exponent), exponent)  # inf and NaN
-        special = b.and_(b.sext(special, x.type), splat(i32, n, 0x7F800000))
-        return b.bitcast(b.or_(value, special), vec(f32, n))
+        """The floats of the bits of half floats, i16 or <n x i16>."""
+        x = b.sext(x, with_element(x, i32))
+        x = b.and_(b.shl(x, like(x, 13)), like(x, 0x8FFFE000))
+        value = b.bitcast(x, with_element(x, f32))
+        value = b.bitcast(b.fmul(value, like(value, 2.0**112)), x.type)  # subnormals too
+        exponent = like(x, 0x0F800000)  # all set: infinity or NaN
+        special = b.icmp_signed("==", b.and_(x, exponent), exponent)
+        special = b.and_(b.sext(special, x.type), like(x, 0x7F800000))
+        return b.bitcast(b.or_(value, special), with_element(x, f32))
 
-    def load_half(self, b: Value, address: Value) -> Value:
-        """One vector of floats from half floats in memory."""
-        return self.half_to_float(b, load(b, address, vec(i16, self.lanes)))
+    def float_to_half(self, b: Value, x: Value) -> Value:
+        """The bits of the half float that is nearest to a float, ties to even: an i16."""
+        u = b.bitcast(x, i32)
+        magnitude = b.and_(u, like(u, 0x7FFFFFFF))
+        odd = b.and_(b.lshr(magnitude, like(u, 13)), like(u, 1))
+        rebias = like(u, ((15 - 127) << 23) + 0xFFF)
+        normal = b.lshr(b.add(b.add(magnitude, rebias), odd), like(u, 13))
+        # Adding 0.5 makes the float unit round at the half float's last subnormal bit.
+        sum = b.fadd(b.bitcast(magnitude, f32), ir.Constant(f32, 0.5))
+        small = b.sub(b.bitcast(sum, i32), like(u, 0x3F000000))
+        nan = b.icmp_unsigned(">", magnitude, like(u, 0x7F800000))
+        large = b.select(nan, like(u, 0x7E00), like(u, 0x7C00))
+        value = b.select(b.icmp_unsigned("<", magnitude, like(u, 113 << 23)), small, normal)
+        value = b.select(b.icmp_unsigned(">=", magnitude, like(u, 143 << 23)), large, value)
+        sign = b.and_(b.lshr(u, like(u, 16)), like(u, 0x8000))
+        return b.trunc(b.or_(value, sign), i16)
 
     def round_to_half(self, b: Value, x: Value) -> Value:
-        """A scalar float rounded to the nearest half float, ties to even, as float.
-
-        Integer and float arithmetic only, for hosts without F16C.
-        """
-        bits = b.bitcast(x, i32)
-        sign = b.and_(bits, ir.Constant(i32, 0x80000000))
-        size = b.and_(bits, ir.Constant(i32, 0x7FFFFFFF))
-        magnitude = b.bitcast(size, f32)
-        odd = b.and_(b.lshr(size, ir.Constant(i32, 13)), ir.Constant(i32, 1))
-        up = b.add(b.add(size, ir.Constant(i32, 0xFFF)), odd)
-        normal = b.bitcast(b.and_(up, ir.Constant(i32, 0xFFFFE000)), f32)
-        step = ir.Constant(f32, 0.75)  # adding it leaves multiples of 2^-24, the smallest half
-        small = b.fsub(b.fadd(magnitude, step), step)
-        value = b.select(b.fcmp_ordered("<", magnitude, ir.Constant(f32, 2.0**-14)), small, normal)
-        large = b.fcmp_ordered(">=", magnitude, ir.Constant(f32, 65520.0))
-        value = b.select(large, ir.Constant(f32, float("inf")), value)
-        value = b.select(b.fcmp_unordered("uno", magnitude, magnitude), magnitude, value)
-        return b.bitcast(b.or_(b.bitcast(value, i32), sign), f32)
-
-    def load_bfloat(self, b: Value, address: Value) -> Value:
-        """One vector of floats from bfloat16 in memory."""
-        n = self.lanes
-        bits = b.zext(load(b, address, vec(i16, n)), vec(i32, n))
-        return b.bitcast(b.shl(bits, splat(i32, n, 16)), vec(f32, n))
+        """A float rounded to the nearest half float, ties to even, as a float."""
+        return self.half_to_float(b, self.float_to_half(b, x))
 
     def broadcast_bytes(self, b: Value, address: Value) -> Value:
         """Four bytes from memory in every 32-bit lane."""
@@ -185,9 +349,9 @@ class Generic:
         return b.bitcast(word, vec(i8, self.width))
 
     def u4_zero(self) -> Value:
-        """The start of a sum of products of codes 0..15 and int8 over at most 32 columns.
+        """A new sum of products of codes 0..15 and int8, for at most 32 columns.
 
-        Codes 0..31 have room for ``u5_lines`` lines, 8 columns each.
+        With codes 0..31: for ``u5_lines`` lines of 8 columns.
         """
         return splat(i32, self.lanes, 0)
 
@@ -199,7 +363,7 @@ class Generic:
         return acc
 
     def sub_scale(self, b: Value, words: Value, signed: bool) -> Value:
-        """The low byte of each word in the form that ``scaled`` wants."""
+        """The low byte of each word, as the argument of ``scaled``."""
         n = self.lanes
         if not signed:
             return b.and_(words, splat(i32, n, 255))
@@ -221,18 +385,18 @@ class Generic:
         return splat(i32, self.lanes, 0)
 
     def s8_prepare(self, b: Value, w: Value) -> tuple[Value, ...]:
-        """What ``s8_add`` wants of int8 weights: done once for all tokens."""
+        """Int8 weights as arguments of ``s8_add``, computed once for all tokens."""
         return (w,)
 
     def s8_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
         return self._dot(b, acc, w[0], a, b.ashr)
 
     def s5_add(self, b: Value, acc: Value, w: tuple[Value, ...], a: Value) -> Value:
-        """``s8_add`` of weights -15..15 to what ``u4_zero`` started."""
+        """``s8_add`` of weights -15..15 to a sum of ``u4_zero``."""
         return self.s8_add(b, acc, w, a)
 
     def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
-        """The int8 values of 16 that codes 0..15 in every byte stand for."""
+        """Look up codes 0..15, a byte each, in a table of 16 int8."""
         n = self.width
         found = [splat(i8, n, value) for value in values]
         for bit in range(4):
@@ -247,22 +411,21 @@ class Generic:
         for left in (24, 16, 8, 0):
             x = shift(b.shl(w, splat(i32, n, left)), down)
             y = b.ashr(b.shl(a, splat(i32, n, left)), down)
-            acc = b.add(acc, b.mul(x, y))
+            acc = item_at(b, acc, x, y)
         return acc
 
 
 class HardwareFloats(Generic):
-    """Half floats that the hardware converts, and its multiply-add: every AVX2 and AArch64."""
+    """Half floats and multiply-adds in hardware: every AVX2 and AArch64."""
 
     def fma(self, b: Value, x: Value, y: Value, z: Value) -> Value:
         return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
     def half_to_float(self, b: Value, x: Value) -> Value:
-        n = x.type.count
-        return b.fpext(b.bitcast(x, vec(f16, n)), vec(f32, n))
+        return b.fpext(b.bitcast(x, with_element(x, f16)), with_element(x, f32))
 
-    def round_to_half(self, b: Value, x: Value) -> Value:
-        return b.fpext(b.fptrunc(x, f16), f32)
+    def float_to_half(self, b: Value, x: Value) -> Value:
+        return b.bitcast(b.fptrunc(x, f16), i16)
 
 
 @lru_cache(maxsize=1)
@@ -270,5 +433,5 @@ def vectors() -> Generic:
     """The emitter of the instruction set in use."""
     from . import aarch64, x86  # which build on this file
 
-    found: dict[str, type[Generic]] = {"generic": Generic, **x86.SETS, **aarch64.SETS}
-    return found[isa()]()
+    sets: dict[str, type[Generic]] = {"generic": Generic, **x86.SETS, **aarch64.SETS}
+    return sets[isa()]()

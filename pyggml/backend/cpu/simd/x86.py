@@ -16,10 +16,11 @@ Value = Any
 
 class Sse42(Generic):
     """128 bits. ``pmaddubsw`` adds pairs in 16 bits, which 32 columns of codes 0..15 never fill:
-    8 slices * 2 * 15 * 127 = 30480. Of codes 0..31 it is 16 columns; of Q6_K's see ``start``."""
+    8 slices * 2 * 15 * 127 = 30480. With codes 0..31 it is 16 columns; for Q6_K see
+    ``load_u4_start``."""
 
     u5_lines = 2
-    narrow = True
+    u4_is_i16 = True
     _maddubs = "llvm.x86.ssse3.pmadd.ub.sw.128"
     _madd = "llvm.x86.sse2.pmadd.wd"
     _sign = "llvm.x86.ssse3.psign.b.128"
@@ -32,17 +33,17 @@ class Sse42(Generic):
         return splat(i16, 2 * self.lanes, 0)
 
     def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
-        # It never saturates, but LLVM keeps its order: of plain sums it makes trees, and spills.
+        # It never saturates; LLVM keeps its order. Plain sums it would make trees of, and spill.
         products = call(b, self._maddubs, acc.type, w, a)
         return call(b, f"llvm.sadd.sat.v{2 * self.lanes}i16", acc.type, acc, products)
 
     def u4_total(self, b: Value, acc: Value) -> Value:
         return self._pairs(b, acc)
 
-    def start(self, b: Value, address: Value, divisor: int) -> Value:
-        """A sum that starts at what codes have too much: two i16 in memory, for two columns each.
+    def load_u4_start(self, b: Value, address: Value, divisor: int) -> Value:
+        """The initial value of a sum of ``u4_add``: two i16 from memory, each for two columns.
 
-        They are multiples of ``divisor``, a power of two, by which they are divided.
+        They are multiples of ``divisor``, a power of two, and are divided by it.
         """
         n = self.lanes
         both = b.bitcast(broadcast(b, load(b, address, i32), n), vec(i16, 2 * n))
@@ -50,7 +51,7 @@ class Sse42(Generic):
 
     def sub_scale(self, b: Value, words: Value, signed: bool) -> Value:
         """Two equal i16 in each word."""
-        high = int(signed)  # then it is shifted down with its sign
+        high = int(signed)  # a signed scale goes to the high byte and is shifted down with its sign
         lanes = [[self.width] * 4 for _ in range(self.lanes)]
         for word, bytes_of in enumerate(lanes):
             for half in (0, 2):
@@ -80,7 +81,7 @@ class Sse42(Generic):
         return self.u4_add(b, acc, w[0], self._with_signs(b, a, w[1]))
 
     def _with_signs(self, b: Value, a: Value, signs: Value) -> Value:
-        """Activations to be multiplied by the magnitudes of weights, see ``s8_prepare``."""
+        """The activations times the signs of the weights; the magnitudes are in ``s8_prepare``."""
         return call(b, self._sign, a.type, a, signs)
 
     def look_up(self, b: Value, values: tuple[int, ...], codes: Value) -> Value:
@@ -102,7 +103,7 @@ class AvxVnni(Avx2):
     """256 bits. ``vpdpbusd`` adds four products in 32 bits without saturation."""
 
     u5_lines = 4
-    narrow, raised = False, 128
+    u4_is_i16, s8_offset = False, 128
 
     def u4_zero(self) -> Value:
         return splat(i32, self.lanes, 0)
@@ -115,7 +116,7 @@ class AvxVnni(Avx2):
     def u4_total(self, b: Value, acc: Value) -> Value:
         return acc
 
-    sub_scale, scaled, start = Generic.sub_scale, Generic.scaled, None
+    sub_scale, scaled, load_u4_start = Generic.sub_scale, Generic.scaled, None
 
 
 class Avx512Vnni(AvxVnni):
@@ -126,7 +127,7 @@ class Avx512Vnni(AvxVnni):
     _shuffle = "llvm.x86.avx512.pshuf.b.512"
 
     def float_table(self, b: Value, table: Value, index: Value) -> Value:
-        """Of 16 floats those that the low 4 bits of each word choose."""
+        """The floats of a table of 16 that the low 4 bits of each word choose."""
         return call(b, "llvm.x86.avx512.permvar.sf.512", table.type, table, index)
 
 
@@ -148,7 +149,7 @@ class Avx512Amx(Avx512Vnni):
         self._tile(b, "ldtilecfg", room)
 
     def release_tiles(self, b: Value) -> None:
-        """Back to tiles without a shape, as the system wants them from an idle thread."""
+        """Release the tiles' shapes: an idle thread should have none."""
         self._tile(b, "tilerelease")
 
     def zero_tile(self, b: Value, tile: int) -> None:

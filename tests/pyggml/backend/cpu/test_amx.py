@@ -22,12 +22,12 @@ from llvmlite import ir
 from pyggml import jit
 from pyggml.backend.cpu.layout import K_TYPES, QUANTIZED, interleave, layout_k
 from pyggml.backend.cpu.simd import amx, tile, x86
-from pyggml.backend.cpu.simd.loop import counted_loop
 from pyggml.backend.cpu.simd.vector import (  # fmt: skip
     Generic,
     at,
     broadcast,
     call,
+    counted_loop,
     i8,
     i32,
     i64,

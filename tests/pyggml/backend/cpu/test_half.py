@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backend.cpu.abi import f32_ptr, u16_ptr
-from pyggml.backend.cpu.simd.half import f16_to_f32, f32_to_f16, load_f16, store_f16
+from pyggml.backend.cpu.simd.element import F16, F32, load_f16, put, store_f16, take
 from pyggml.jit import Kernel, isa, kernel
 
 Array = npt.NDArray[Any]
@@ -17,16 +16,14 @@ Array = npt.NDArray[Any]
 
 @kernel
 def widen(x, y, n, unused):  # type: ignore[no-untyped-def]
-    xs, ys = u16_ptr(x), f32_ptr(y)
     for i in range(n):
-        ys[i] = f16_to_f32(xs[i])
+        put(F32, y, i, take(F16, x, i))
 
 
 @kernel
 def narrow(x, y, n, unused):  # type: ignore[no-untyped-def]
-    xs, ys = f32_ptr(x), u16_ptr(y)
     for i in range(n):
-        ys[i] = f32_to_f16(xs[i])
+        put(F16, y, i, take(F32, x, i))
 
 
 @kernel

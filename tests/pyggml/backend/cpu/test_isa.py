@@ -25,7 +25,7 @@ from numba import types
 from pyggml import jit, numba_internals
 from pyggml.backend.cpu import selftest
 from pyggml.backend.cpu.layout import K_TYPES
-from pyggml.backend.cpu.simd import aarch64, attend, axpy, kv_row, row_tile, tile, x86
+from pyggml.backend.cpu.simd import aarch64, attend, axpy, kv_row, plain_rows, tile, x86
 from pyggml.backend.cpu.simd.aarch64 import Asimd, Neon
 from pyggml.backend.cpu.simd.vector import Generic
 from pyggml.backend.cpu.simd.x86 import Avx2, Avx512Vnni, AvxVnni, Sse42
@@ -418,14 +418,14 @@ def test_plain_rows(
     """The tile of plain rows, their packing, and AXPY's sums: no calls, whole registers."""
     emit_for(host.vectors)
     for intrinsic, n_args, literals, least in (
-        (row_tile.row_tiles, 5, (), 1),
-        (row_tile.pack_rows, 3, (), 0),
+        (plain_rows.row_tiles, 5, (), 1),
+        (plain_rows.pack_rows, 3, (), 0),
         (axpy.axpy_rows, 5, (2,), 8),
         (axpy.decode_row, 4, (), 0),
     ):
         text = assembly(intrinsic, kind, n_args, host, literals)
         assert len(re.findall(host.add, text)) >= least
-        if intrinsic is row_tile.row_tiles and kind in QUANTIZED:
+        if intrinsic is plain_rows.row_tiles and kind in QUANTIZED:
             assert len(re.findall(host.dot, text)) == 8 * host.dots
 
 
@@ -434,7 +434,7 @@ def test_packed_keys_and_values(host: Target, emit_for: Callable[[type[Generic]]
     """Attention's tiles of six query rows fill the registers: 24 sums with AVX-512, else 12."""
     emit_for(host.vectors)
     wide = host.vectors().width == 64
-    for intrinsic, n_args in ((attend.qk_packed, 7), (attend.pv_packed, 8)):
+    for intrinsic, n_args in ((attend.attn_qk_packed, 7), (attend.attn_pv_packed, 8)):
         text = assembly(intrinsic, None, n_args, host, ())
         assert len(re.findall(host.add, text)) >= (24 if wide else 12)
 

@@ -1,8 +1,8 @@
 """MUL_MAT_SPARSE: MUL_MAT's dot products for active rows, zeros for the others.
 
 A chunk is a part of the list of active rows. For one token, and where few of the tokens need a
-row, the rows of each token are transposed in registers (``row_tile``). Otherwise 16 rows at a time
-are packed for all tokens and multiplied by MUL_MAT's tile. Both give MUL_MAT's bits.
+row, the rows of each token are transposed in registers (``plain_rows``). Otherwise 16 rows at a
+time are packed for all tokens and multiplied by MUL_MAT's tile. Both give MUL_MAT's bits.
 
 In other forms (``ffn``) the same kernel also applies gate and activations, and writes the values of
 AXPY: rows whose gate is 0 after ReLU are not read, and nothing is written for rows that are not

@@ -3,9 +3,9 @@
     dot = BlockDot(b, GroupBlock(Q4_1, address), acts)
     acc = dot.accumulate(b, acc, token, part)
 
-A block is 32 columns of some rows, one row a lane, in ``n_parts`` vectors; the block itself says
-where its bytes come from (``GroupBlock`` here, ``RowsBlock`` in ``plain_rows``), its layout what
-they are. Integer sums are exact and the rest has one order, so every tile has the same bits.
+A block is 32 columns of some rows, a row in each lane, in ``n_parts`` vectors. ``GroupBlock`` and
+``RowsBlock`` (in ``plain_rows``) load its bytes, and its layout says what they mean. Integer sums
+are exact and float operations have one order, so every tile has the same bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,22 @@ from typing import Any
 
 from ....quants.block import Bits
 from ..layout import LINE, ROWS, layout_32
-from .vector import at, broadcast, f32, fma, i8, i32, load, splat, vec, vectors
+from .vector import (
+    F16,
+    at,
+    broadcast,
+    f32,
+    fma,
+    i8,
+    i32,
+    like,
+    load,
+    load_floats,
+    shifted,
+    splat,
+    vec,
+    vectors,
+)
 
 Value = Any
 # Bytes in a block of quantized activations
@@ -23,7 +38,7 @@ EIGHT_OFF, SCALE, CODES, SUM = 0, 4, 8, 40
 
 
 class GroupBlock:
-    """A block of 16 interleaved rows, by the parts of a vector each that a line has."""
+    """A block of 16 interleaved rows; part p of a line is one vector."""
 
     def __init__(self, kind: int, address: Value) -> None:
         self.layout = layout_32(kind)
@@ -31,32 +46,33 @@ class GroupBlock:
         self._minima_at = ROWS * self.layout.scale_bytes
 
     def scale(self, b: Value, p: int) -> Value:
-        """<lanes x float>."""
+        """The scales, <lanes x float>."""
         v = vectors()
         if self.layout.scale_bytes == 1:
             return power_of_two(b, load(b, at(b, self._address, v.lanes * p), vec(i8, v.lanes)))
-        return v.load_half(b, at(b, self._address, 2 * v.lanes * p))
+        return load_floats(b, F16, at(b, self._address, 2 * v.lanes * p), v.lanes)
 
     def minimum(self, b: Value, p: int) -> Value:
-        """<lanes x float>, of a format that has minima."""
+        """The minima, <lanes x float>, of a format that has some."""
         v = vectors()
-        return v.load_half(b, at(b, self._address, self._minima_at + 2 * v.lanes * p))
+        place = at(b, self._address, self._minima_at + 2 * v.lanes * p)
+        return load_floats(b, F16, place, v.lanes)
 
     def codes(self, b: Value, line: int, p: int) -> Value:
-        """<width x i8>: four bytes of the low bits of codes of each row."""
+        """The low bits of codes: four bytes of each row, <width x i8>."""
         v = vectors()
         place = self.layout.plane_at(self.layout.main) + LINE * line + v.width * p
         return load(b, at(b, self._address, place), vec(i8, v.width))
 
     def high_bits(self, b: Value, plane: Bits, line: int, p: int) -> Value:
-        """<lanes x i32>: four bytes of another plane."""
+        """Four bytes of each row of another plane, <lanes x i32>."""
         v = vectors()
         place = self.layout.plane_at(plane) + LINE * line + v.width * p
         return load(b, at(b, self._address, place), vec(i32, v.lanes))
 
 
 class BlockDot:
-    """A block of 32 columns times tokens."""
+    """The dot products of a block of 32 columns with tokens."""
 
     def __init__(self, b: Value, block: Any, acts: list[Value]) -> None:
         self._block, self._acts = block, acts
@@ -64,7 +80,7 @@ class BlockDot:
         self._heads: dict[tuple[int, int], Value] = {}
 
     def accumulate(self, b: Value, acc: Value, t: int, p: int) -> Value:
-        """The sum of the rows of a part with a token, with the block added."""
+        """``acc`` plus the block's products of the rows of part p with token t."""
         if p not in self._parts:
             self._multiply(b, p)
         totals, scale, minimum = self._parts[p]
@@ -73,19 +89,19 @@ class BlockDot:
         return fma(b, minimum, self._head(b, t, SUM), acc) if minimum is not None else acc
 
     def _multiply(self, b: Value, p: int) -> None:
-        """The integer sums, [token], of a part and of those that are multiplied with it."""
+        """Compute the integer sums, [token], of a part and of the others of its group."""
         block, f = self._block, self._block.layout.f
         v = vectors()
         groups = v.part_groups(len(self._acts), block.n_parts, v.block_sums)
         parts = next(group for group in groups if p in group)
         is_signed = f.signed or f.values
-        sums = _signed_sums if is_signed and not v.raised else _unsigned_sums
+        sums = _signed_sums if is_signed and not v.s8_offset else _unsigned_sums
         for part, *totals in zip(parts, *sums(b, block, self._acts, parts), strict=True):
             minimum = block.minimum(b, part) if f.low else None
             self._parts[part] = totals, block.scale(b, part), minimum
 
     def _head(self, b: Value, t: int, offset: int) -> Value:
-        """A float of a token's block."""
+        """A float of a token's block, in every lane."""
         if (t, offset) not in self._heads:
             word = load(b, at(b, self._acts[t], offset), f32)
             self._heads[t, offset] = broadcast(b, word, vectors().lanes)
@@ -93,19 +109,19 @@ class BlockDot:
 
 
 def power_of_two(b: Value, e: Value) -> Value:
-    """Scales ``2^(e - 128)`` of exponents <lanes x i8>."""
+    """``2^(e - 128)`` of exponents <lanes x i8>, as floats."""
     n = e.type.count
     e = b.zext(e, vec(i32, n))
-    small = b.shl(splat(i32, n, 0x00200000), b.and_(e, splat(i32, n, 1)))  # no normal numbers
+    small = b.shl(splat(i32, n, 0x00200000), b.and_(e, splat(i32, n, 1)))  # subnormal
     bits = b.shl(b.sub(e, splat(i32, n, 1)), splat(i32, n, 23))
     bits = b.select(b.icmp_unsigned("<", e, splat(i32, n, 2)), small, bits)
     return b.bitcast(bits, vec(f32, n))
 
 
 def _signed_sums(b: Value, block: Any, acts: list[Value], parts: range) -> list[list[Value]]:
-    """Products of int8 values and int8 over a block, as integers [token][part].
+    """Integer sums of int8 values times int8 over a block, [token][part].
 
-    The values are codes of 8 bits, or what codes of up to 4 bits stand for.
+    The values are codes of 8 bits, or table entries of codes of up to 4 bits.
     """
     v, values = vectors(), block.layout.f.values
     small = bool(values) and max(map(abs, values)) < 16  # products of 32 columns fit 16 bits
@@ -122,16 +138,19 @@ def _signed_sums(b: Value, block: Any, acts: list[Value], parts: range) -> list[
 
 
 def _unsigned_sums(b: Value, block: Any, acts: list[Value], parts: range) -> list[list[Value]]:
-    """The same of unsigned codes: their zero, or what values are raised by, is taken off."""
+    """The same with unsigned codes; sums start at -zero * sum(activations).
+
+    Of signed values the zero is the offset that makes them unsigned.
+    """
     v, f = vectors(), block.layout.f
-    zero = v.raised if f.signed or f.values else f.zero
+    zero = v.s8_offset if f.signed or f.values else f.zero
     lines = _lines(block)
-    fitting = len(lines)  # whose products fit a sum
+    fitting = len(lines)  # lines whose products fit a sum
     if f.bits == 5:
         fitting = min(fitting, 2 * v.u5_lines // len(lines[0][1]))
     groups = []
     for first in range(0, len(lines), fitting):
-        sums = [[v.u4_zero() if v.narrow else _start(b, act, zero)] * len(parts) for act in acts]
+        sums = [[v.u4_zero() if v.u4_is_i16 else _start(b, act, zero)] * len(parts) for act in acts]
         for line, halves in lines[first : first + fitting]:
             codes = [_slices(b, block, line, p) for p in parts]
             for row, act in zip(sums, acts, strict=True):
@@ -141,7 +160,7 @@ def _unsigned_sums(b: Value, block: Any, acts: list[Value], parts: range) -> lis
                     for n, a in zip(slices, acts_of, strict=True):
                         row[p] = v.u4_add(b, row[p], n, a)
         groups.append(sums)
-    if v.narrow:  # groups of 16 bits
+    if v.u4_is_i16:  # 32-bit totals of each group, and the initial value
         groups = [[[v.u4_total(b, x) for x in row] for row in sums] for sums in groups]
         groups.append([[_start(b, act, zero)] * len(parts) for act in acts])
     return [
@@ -155,23 +174,23 @@ def _start(b: Value, act: Value, zero: int) -> Value:
     if not zero:
         return splat(i32, lanes, 0)
     eight = broadcast(b, load(b, at(b, act, EIGHT_OFF), i32), lanes)
-    if zero < 8:  # a power of two; what is shifted out is 0
+    if zero < 8:  # a power of two; the bits that are shifted out are 0
         return b.ashr(eight, splat(i32, lanes, (8 // zero).bit_length() - 1))
     return b.shl(eight, splat(i32, lanes, (zero // 8).bit_length() - 1)) if zero > 8 else eight
 
 
 def _lines(block: Any) -> list[tuple[int, tuple[int, ...]]]:
-    """The lines of a block's low bits, and the columns that the slices of each begin at."""
+    """The lines of a block's low bits, and the first columns of the slices of each."""
     w = block.layout.main.width
     return [(k, tuple(range(0, 32, 4 * w))) for k in range(w)]
 
 
 def _slices(b: Value, block: Any, line: int, p: int) -> list[Value]:
-    """The bytes of a line that are multiplied, a slice of columns each."""
+    """The bytes to multiply of the slices of a line."""
     v, q, f = vectors(), block.codes(b, line, p), block.layout.f
     w = block.layout.main.width
     if w == 8:
-        return [b.xor(q, splat(i8, v.width, v.raised)) if v.raised else q]
+        return [b.xor(q, splat(i8, v.width, v.s8_offset)) if v.s8_offset else q]
     slices, numbers = [], range(line, 8, w)
     for down in range(0, 8, w):
         x = b.lshr(q, splat(i8, v.width, down)) if down else q
@@ -184,27 +203,25 @@ def _slices(b: Value, block: Any, line: int, p: int) -> list[Value]:
                 for x, n in zip(slices, numbers, strict=True)
             ]
     if f.values:
-        values = tuple(x + v.raised for x in block.layout.values)
+        values = tuple(x + v.s8_offset for x in block.layout.values)
         return [v.look_up(b, values, x) for x in slices]
     return slices
 
 
 def signed_codes(b: Value, block: Any) -> list[Value]:
-    """A block's 32 columns as the int8 that codes stand for, 8 lines of 4 columns of 16 rows."""
+    """A block's 32 columns as int8 values: 8 lines of 4 columns of 16 rows."""
     by_line = [_slices(b, block, line, 0) for line, _ in _lines(block)]
     lines = [slices[k] for k in range(len(by_line[0])) for slices in by_line]
     f = block.layout.f
     if f.signed or f.values:
-        raised = splat(i8, LINE, vectors().raised)
-        return [b.sub(x, raised) for x in lines]
+        offset = splat(i8, LINE, vectors().s8_offset)
+        return [b.sub(x, offset) for x in lines]
     return [b.sub(x, splat(i8, LINE, f.zero)) for x in lines] if f.zero else lines
 
 
 def _moved(b: Value, bits: Value, plane: Bits, k: int) -> Value:
-    """A plane's bits of slice ``k``, in its line, where they are in a code."""
+    """A plane's bits of slice ``k``, shifted to their place in a code."""
     w = plane.width
-    n, down = bits.type.count, w * (k // w)
-    shift = splat(i32, n, abs(plane.shift - down))
-    moved = b.shl(bits, shift) if down < plane.shift else b.lshr(bits, shift)
+    moved = shifted(b, bits, plane.shift - w * (k // w))
     mask = ((1 << w) - 1 << plane.shift) * 0x01010101
-    return b.bitcast(b.and_(moved, splat(i32, n, mask)), vec(i8, 4 * n))
+    return b.bitcast(b.and_(moved, like(moved, mask)), vec(i8, vectors().width))
