@@ -175,8 +175,8 @@ def test_a_default_is_left_for_a_clear_gain_only(
 
 
 def test_the_races_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_LEAST_BYTES", 40 << 20)
-    monkeypatch.setattr(measure, "_MOST_BYTES", 40 << 20)
+    monkeypatch.setattr(measure, "_MIN_BYTES", 40 << 20)
+    monkeypatch.setattr(measure, "_MAX_BYTES", 40 << 20)
     record = measure.measure()
     assert Record.from_json(record.to_json()) == record
     raced = [choice.name for choice in record.choices]
