@@ -53,11 +53,6 @@ def first_smallest(x: Floats) -> Floats:
     return np.take_along_axis(x, x.argmin(axis=1)[:, None], axis=1)[:, 0]
 
 
-def to_half(d: Floats) -> Floats:
-    """Rounded to float16 and back, as a block stores it."""
-    return d.astype(np.float16).astype(np.float32)
-
-
 def inverse(d: Floats) -> Floats:
     """``1 / d`` in float32, 0 where ``d`` is 0 or so small that float32 does not hold it."""
     out = np.zeros_like(d)
