@@ -29,8 +29,8 @@ from pyllama import Batch, Context, Model
 from pyllama.arch import get_arch
 from pyllama.convert import convert
 from pyllama.convert.outtype import type_of
+from pyllama.core.loader import tensor_sizes
 from pyllama.hparams import HParams, read_hparams
-from pyllama.loader import tensor_sizes
 from tests.pyllama.arch.checkpoints import N_VOCAB, variants, write_checkpoint
 
 RESULTS = Path(__file__).parent / "results" / "architectures.jsonl"

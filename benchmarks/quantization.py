@@ -31,11 +31,11 @@ from benchmarks.machine import label
 from benchmarks.performance_page import DOCS, Line, markdown, newest
 from pyllama import Context, Model
 from pyllama.errors import ModelError
-from pyllama.kl_divergence import kl_divergence
-from pyllama.perplexity import perplexity, scored_logits
+from pyllama.eval.kl_divergence import kl_divergence
+from pyllama.eval.perplexity import perplexity, scored_logits
+from pyllama.eval.saved_logits import SavedLogits
 from pyllama.quantize import FILE_TYPES, Options, find_file_type, quantize_model
 from pyllama.quantize.file_types import can_write
-from pyllama.saved_logits import SavedLogits
 
 Floats = npt.NDArray[np.floating[Any]]
 FILE, N_CTX, TESTS = "quantization.jsonl", 512, "pp512,tg64"

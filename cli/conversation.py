@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyllama.chat.conversation import Conversation
     from pyllama.chat.reply import Settings
     from pyllama.chat.transcript import Transcript
-    from pyllama.context import Context
+    from pyllama.core.context import Context
     from pyllama.engine import Lease, Timings
     from pyllama.engine.prompt_file import PromptFile
     from pyllama.sampling import SamplingParams

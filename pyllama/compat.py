@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from pyggml.dtype import GGMLType
 from pyggml.ops.attention import KV_TYPES
 
+from .core.overrides import Overrides
 from .errors import PyllamaError
 from .hparams import ROPE_SCALINGS
-from .overrides import Overrides
 
 log = logging.getLogger(__name__)
 

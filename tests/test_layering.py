@@ -34,23 +34,27 @@ FLOORS = {
     "pyggml.backend": 4,
     **dict.fromkeys(["pyggml.sched", "pyggml.viz"], 5),
     "pyggml": 5,  # the public face
-    **dict.fromkeys(["pyllama.errors", "pyllama.demo", "pyllama.hparams", "pyllama.loader"], 6),
+    **dict.fromkeys(
+        ["pyllama.errors", "pyllama.files.demo", "pyllama.hparams", "pyllama.core.loader"], 6
+    ),
     **dict.fromkeys(["pyllama.arch", "pyllama.graph", "pyllama.tokenizer", "pyllama.convert"], 6),
-    **dict.fromkeys(["pyllama.model", "pyllama.context", "pyllama.batch", "pyllama.kv_cache"], 6),
+    **dict.fromkeys(
+        ["pyllama.core.model", "pyllama.core.context", "pyllama.core.batch", "pyllama.kv.cache"], 6
+    ),
     **dict.fromkeys(
         [
-            "pyllama.memory",
-            "pyllama.state",
-            "pyllama.overrides",
-            "pyllama.decode_graph",
-            "pyllama.devices",
-            "pyllama.bounded_json",
-            "pyllama.fork_lock",
-            "pyllama.bounded_json",
+            "pyllama.kv.memory",
+            "pyllama.kv.state",
+            "pyllama.core.overrides",
+            "pyllama.core.decode_graph",
+            "pyllama.core.devices",
+            "pyllama.files.bounded_json",
+            "pyllama.core.fork_lock",
+            "pyllama.files.bounded_json",
         ],
         6,
     ),
-    **dict.fromkeys(["pyllama.kv_cells", "pyllama.kv_table", "pyllama.observe"], 6),
+    **dict.fromkeys(["pyllama.kv.cells", "pyllama.kv.table", "pyllama.inspect.observe"], 6),
     **dict.fromkeys(["pyllama.sparsity", "pyllama.quantize"], 6),
     "pyllama": 7,  # the runtime, and the public face
     "pyllama_cli": 8,

@@ -34,7 +34,7 @@ from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
-    from pyllama.context import Context
+    from pyllama.core.context import Context
     from pyllama.engine import Lease
     from pyllama.engine.prompt_file import PromptFile
     from pyllama.sampling import SamplingParams

@@ -47,7 +47,7 @@ def command(list_devices: bool, tune: bool, clear_cache: bool) -> None:
 def _cpu() -> str:
     from pyggml import env, jit
     from pyggml.host import cache_sizes, cpu_identity
-    from pyllama.bench import cpu_info
+    from pyllama.bench.bench import cpu_info
 
     names, chosen = jit.host_isas(), jit.isa()
     why = "the best that this CPU has"

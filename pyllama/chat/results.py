@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from ..completion import Completion, CompletionChunk, Logprobs
+from ..llama.completion import Completion, CompletionChunk, Logprobs
 
 
 def chat_completion(completion: Completion) -> dict[str, Any]:

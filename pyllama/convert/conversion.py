@@ -28,9 +28,9 @@ from pyggml.gguf.limits import DEFAULT_ALIGNMENT
 from pyggml.gguf.magic import MAGIC
 
 from ..arch import Arch
+from ..core.loader import check_tensors
 from ..errors import ModelError
 from ..hparams import HParams, read_hparams
-from ..loader import check_tensors
 from ..tokenizer import load_tokenizer
 from .checkpoint import read_checkpoint
 from .folder import Folder, read_config

@@ -24,10 +24,10 @@ import numpy as np
 from pyggml.gguf.magic import MAGIC, POWERINFER
 
 from ..errors import ModelError
+from ..files.budget import Budget, shown
 from ..graph.activation import RELU_LIKE
 from ..hparams import HParams
 from ..sparsity.sources import THRESHOLD_KEY
-from .budget import Budget, shown
 from .folder import Folder
 from .mapping import Array
 from .plan import Planned

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..batch import Batch
+from ..core.batch import Batch
 from ..errors import BatchError, ContextFull, StateError
+from ..kv.state import dump_state, restore_state
 from ..sampling import Chain, apply_logits_processors
-from ..state import dump_state, restore_state
 from .call_lock import ReentrantCall
 from .job import Job
 from .lease import Lease
@@ -51,7 +51,7 @@ from .text import TextAssembler
 from .timings import Timings
 
 if TYPE_CHECKING:
-    from ..context import Context
+    from ..core.context import Context
 
 
 class Engine:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..batch import Batch
+from ..core.batch import Batch
 from ..errors import ContextFull
 from .request import Floats, Ids
 
 if TYPE_CHECKING:
-    from ..context import Context
+    from ..core.context import Context
 
 UNKNOWN = -1
 """In place of a token that was evaluated before there was an engine."""

@@ -17,9 +17,9 @@ from pyggml.errors import PyggmlError
 from pyggml.gguf import GGUFError, GGUFFile
 
 from ..arch import get_arch
+from ..core.loader import Progress, check_data, match_tensors
 from ..errors import ModelError
 from ..hparams import read_hparams
-from ..loader import Progress, check_data, match_tensors
 from ..sparsity.weights import read_as_ours
 
 _TOKENS = "tokenizer.ggml.tokens"

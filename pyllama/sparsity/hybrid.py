@@ -25,8 +25,8 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.tensor import Tensor
 
+from ..core.model import Model
 from ..errors import ModelError
-from ..model import Model
 from .placement import Ids, NeuronSplit, Placement
 
 _GPU = {"ffn_gate": "ffn_gate_gpu", "ffn_up": "ffn_up_gpu", "ffn_down_t": "ffn_down_gpu"}

@@ -20,10 +20,10 @@ from pyggml.dtype import GGMLType, row_size
 from pyggml.gguf import GGUFFile
 
 from ..arch import get_arch
+from ..core.loader import check_tensors
 from ..errors import ModelError
 from ..hparams import HParams
-from ..loader import check_tensors
-from ..memory import window_cells
+from ..kv.memory import window_cells
 from .weights import plan_weights
 
 ATTENTION, SCORES, FFN_IO = "attention", "scores", "ffn norms"

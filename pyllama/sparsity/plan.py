@@ -20,8 +20,8 @@ from pathlib import Path
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 
+from ..core.model import Model
 from ..errors import ModelError
-from ..model import Model
 from .activation_files import read_activations
 from .fingerprint import content_key, model_fingerprint
 from .gpuidx import cached_split, check_split, read_gpuidx

@@ -293,7 +293,7 @@ def test_bench_that_is_stopped_leaves_a_whole_file(monkeypatch: pytest.MonkeyPat
             raise KeyboardInterrupt
         return {"n_prompt": case["n_prompt"]}
 
-    monkeypatch.setattr(sys.modules["pyllama.bench"], "run_bench", stopped)
+    monkeypatch.setattr(sys.modules["pyllama.bench.bench"], "run_bench", stopped)
     code, out, _ = run(bench.command, "-p", "8,16", "-n", "0", "-o", "json")
     assert code == 130 and [row["n_prompt"] for row in json.loads(out)] == [8]
     code, out, err = run(bench.command, "-m", "bad.gguf", "-p", "8", "-o", "json")
@@ -310,7 +310,7 @@ def test_bench_takes_models_of_the_hub_and_places_threads(
         loaded.append((repo, file))
         return Path("x.gguf")
 
-    monkeypatch.setattr("pyllama.hub.hub_model", hub_model)
+    monkeypatch.setattr("pyllama.files.hub.hub_model", hub_model)
     monkeypatch.setattr("pyggml.host.set_thread_options", given.append)
     arguments = ["-hf", "user/model", "-hff", "x.gguf", "--poll", "7", "-o", "jsonl"]
     result = CliRunner().invoke(bench.command, arguments)

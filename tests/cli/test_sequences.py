@@ -32,7 +32,7 @@ def run(
 
 def test_batched_bench_prints_llamas_table(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = SimpleNamespace(perf_counter=itertools.count().__next__)
-    monkeypatch.setattr("pyllama.batched_bench.time", seconds)
+    monkeypatch.setattr("pyllama.bench.batched.time", seconds)
     code, out, err = run(batched_bench.command, model, "-npp", "4,8", "-ntg", 2, "-npl", "1,3")
     lines = out.splitlines()
     assert code == 0 and "n_kv_max = 30, n_batch = 30" in err

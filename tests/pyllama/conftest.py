@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pyllama import Context, Llama, Model, llama_base
+from pyllama import Context, Llama, Model
+from pyllama.llama import base as llama_base
 
 from .fake_context import TEXT, FakeContext, FakeModel
 from .models import Spec, random_weights, write_model

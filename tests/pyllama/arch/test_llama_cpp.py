@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pyllama.arch_table import LLAMA_CPP
 from pyllama.convert import convert
+from pyllama.inspect.arch_table import LLAMA_CPP
 
 from .checkpoints import recorded, write_checkpoint
 

@@ -9,8 +9,8 @@ import pytest
 
 from pyllama import Batch, Context, Model
 from pyllama.convert import convert
+from pyllama.engine.generate import generate
 from pyllama.errors import BatchError
-from pyllama.generate import generate
 from pyllama.sampling import SamplingParams
 
 from .checkpoints import write_checkpoint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyllama import arch_table as table
+from pyllama.inspect import arch_table as table
 
 from .checkpoints import DATA, variants
 
@@ -12,7 +12,7 @@ PAGE = DATA.parents[1] / "docs" / "architectures.md"
 def test_the_page_is_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page.endswith(table.markdown()), (
-        "run: python -m pyllama.arch_table > docs/architectures.md"
+        "run: python -m pyllama.inspect.arch_table > docs/architectures.md"
     )
 
 

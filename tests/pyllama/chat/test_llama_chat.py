@@ -9,7 +9,7 @@ import pytest
 
 from pyllama.compat import NotSupported
 from pyllama.errors import ContextFull, TemplateError
-from pyllama.llama import Llama
+from pyllama.llama.llama import Llama
 
 HI = [{"role": "user", "content": "Hi"}]
 PROMPT = "USER: Hi\nASSISTANT:"

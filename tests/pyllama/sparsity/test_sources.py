@@ -12,8 +12,8 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.errors import GGUFError
 from pyllama import Batch, Context, Llama, Model
+from pyllama.core.overrides import Overrides
 from pyllama.errors import ModelError
-from pyllama.overrides import Overrides
 from pyllama.sparsity.sources import Item, parse_sparse
 
 from ..models import Spec, random_weights, write_model
