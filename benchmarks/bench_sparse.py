@@ -106,7 +106,7 @@ class Mode:
         program = cpu_program(self.context._graph(1, 1).schedule)
         times: dict[str, float] = defaultdict(float)
         for p in profile(program, GENERATED):
-            name = p.phase.launches[-1].dst.name
+            name = p.phase.launches[-1].node.name
             found = (part for part, heads in PARTS.items() if name.startswith(heads))
             times[next(found, "attention")] += p.ns / 1e6
         return dict(times)

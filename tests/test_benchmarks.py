@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import stat
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from benchmarks import (
     bench_model,
     bench_ops,
     bench_peers,
+    kernel_hashes,
     machine,
     performance_page,
     prepare,
@@ -45,6 +48,19 @@ def test_grids_are_well_formed() -> None:
                 why = backend_ops.refusal(OPS[name], shape, backend)
                 assert "takes the sources" not in why and "no parameter" not in why, (name, why)
     backend.close()
+
+
+def test_machine_code_is_compared_without_names() -> None:
+    text = "\t.file\t1\n_ZN3fooB2v{}E:\n\tmovabsq\t$_ZN3fooB2v{}E, %rax\n\tret\n"
+    texts = {kernel_hashes.normalized(text.format(n, n)) for n in (1, 27)}
+    assert texts == {"symbol0:\n\tmovabsq\t$symbol0, %rax\n\tret"}
+    code = "from benchmarks.kernel_hashes import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "scale_f32"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert re.fullmatch(r"[0-9a-f]{16} +\d+ kernels\.scale\.scale_f32\n", done.stdout)
 
 
 def test_roofs_can_be_measured() -> None:

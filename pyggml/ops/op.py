@@ -31,7 +31,7 @@ from ..tensor import NO_PARAMS, Dims, Tensor
 F32, F16, BF16, I32 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.I32
 QUANTS = tuple(GGMLType[name] for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"))
 OTHER_QUANTS = tuple(t for t in BLOCK_TYPES if t not in QUANTS)  # a few cases of each
-WRITTEN_QUANTS = tuple(t for t in OTHER_QUANTS if BLOCK_TYPES[t].quantize_blocks is not None)
+WRITTEN_QUANTS = tuple(t for t in OTHER_QUANTS if BLOCK_TYPES[t].encode is not None)
 FLOATS = (F32, F16)  # what ops of a model's hot path read and write
 ALL_FLOATS = (F32, F16, BF16)  # what plain element-wise ops read and write
 

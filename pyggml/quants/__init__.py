@@ -15,31 +15,10 @@ import numpy.typing as npt
 
 from ..dtype import GGMLType, row_size
 from ..errors import ComputeError, QuantizeError, ShapeError, TypeMismatch
+from . import blocks_32, iq, iq4, k_quants, mxfp4, ternary  # noqa: F401 (they register formats)
 from .arrays import array_codec
-from .block import BLOCK_TYPES, BlockType, Floats
-from .iq1_m import IQ1_M
-from .iq1_s import IQ1_S
-from .iq2_s import IQ2_S
-from .iq2_xs import IQ2_XS
-from .iq2_xxs import IQ2_XXS
-from .iq3_s import IQ3_S
-from .iq3_xxs import IQ3_XXS
-from .iq4_nl import IQ4_NL
-from .iq4_xs import IQ4_XS
-from .mxfp4 import MXFP4
-from .q2_k import Q2_K
-from .q3_k import Q3_K
-from .q4_0 import Q4_0
-from .q4_1 import Q4_1
-from .q4_k import Q4_K
-from .q5_0 import Q5_0
-from .q5_1 import Q5_1
-from .q5_k import Q5_K
-from .q6_k import Q6_K
-from .q8_0 import Q8_0
-from .q8_k import Q8_K
+from .block import BLOCK_TYPES, BlockType, Bytes, Floats
 from .reference import (
-    Bytes,
     check_finite,
     check_scales,
     encodable,
@@ -48,35 +27,10 @@ from .reference import (
     reference_quantize,
     value_shape,
 )
-from .tq1_0 import TQ1_0
-from .tq2_0 import TQ2_0
 from .values import from_float, get_blocks, set_blocks, to_float
 
 __all__ = [
     "BLOCK_TYPES",
-    "IQ1_M",
-    "IQ1_S",
-    "IQ2_S",
-    "IQ2_XS",
-    "IQ2_XXS",
-    "IQ3_S",
-    "IQ3_XXS",
-    "IQ4_NL",
-    "IQ4_XS",
-    "MXFP4",
-    "Q2_K",
-    "Q3_K",
-    "Q4_0",
-    "Q4_1",
-    "Q4_K",
-    "Q5_0",
-    "Q5_1",
-    "Q5_K",
-    "Q6_K",
-    "Q8_0",
-    "Q8_K",
-    "TQ1_0",
-    "TQ2_0",
     "BlockType",
     "dequantize",
     "from_float",

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..dtype import GGMLType
-from .block import Floats
-from .reference import Bytes
+from .block import Bytes, Floats
 
 
 class ArrayCodec(Protocol):

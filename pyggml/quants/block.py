@@ -1,35 +1,195 @@
-"""What a block format is, and the table of those that exist.
+"""What a block format is: one declaration, of which everything else is derived.
 
-    Q8_0 = register(BlockType(GGMLType.Q8_0, dtype, quantize_blocks, dequantize_blocks))
-    BLOCK_TYPES[GGMLType.Q8_0].dtype["qs"]
+    Q4_0 = register(BlockType(GGMLType.Q4_0, nibbles(2), d=half(0), zero=8, encode=encode_centred))
+    Q4_0.dequantize_blocks(blocks)                 # uint8 [n, type_size] -> float32 [n, columns]
 
-A format is one file of this package with two NumPy functions, bit for bit ggml's C ones; they are
-the oracle of every kernel.
+    x[j] = d * step[j / sub] * number(code[j]) + minimum
+
+A declaration says which bits of a block are the scale, the codes, the scales and minima of
+sub-blocks, and what codes stand for. This file derives the NumPy functions, the oracle of every
+kernel; ``validity`` the check of a file's bytes; ``backend/cpu/codec`` the jitted decoder and the
+packing of its encoders; ``backend/cpu/layout`` and ``simd`` the interleaved layout, its packing,
+the tiles, KV rows and AXPY. See ``docs/add-a-format.md``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cache, cached_property
+from math import prod
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from ..dtype import GGMLType
 
 Floats = npt.NDArray[np.float32]
-Blocks = npt.NDArray[Any]  # structured, one entry a block
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[Any]
+SUB = 32  # columns that every layout and decoder takes at a time
 
 
-class QuantizeBlocks(Protocol):
-    """float32 [n, block_size] -> blocks [n].
+class Bits(NamedTuple):
+    """An array of unsigned integers in a block, or some bits of each of them.
 
-    ``weights``, float32 as ``x``, say how much an error of each value matters; None is the
-    search without them, which is another one. Formats whose search takes none ignore them.
+    Element (i, j, ..) of ``shape`` has its ``width`` bits from bit ``at + i * strides[0] + j *
+    strides[1] + ..`` of the block on, counted from the lowest bit of the first byte.
+
+    Args:
+        first: the number in the field of this array's first element.
+        shift: the bit of the field's values that these bits begin at.
     """
 
-    def __call__(self, x: Floats, weights: Floats | None = None) -> Blocks: ...
+    width: int
+    at: int
+    shape: tuple[int, ...] = (1,)
+    strides: tuple[int, ...] = (0,)
+    first: int = 0
+    shift: int = 0
+
+    @property
+    def n(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @property
+    def elements(self) -> range:
+        """Their numbers in the field."""
+        return range(self.first, self.first + self.n)
+
+
+Field = tuple[Bits, ...]  # the bits of an array of integers
+
+
+@cache
+def places(bits: Bits) -> npt.NDArray[np.int64]:
+    """The first bit of each element, [n]."""
+    out = np.full(bits.shape, bits.at, np.int64)
+    for axis, stride in enumerate(bits.strides):
+        steps = stride * np.arange(bits.shape[axis])
+        out += steps.reshape((-1,) + (1,) * (len(bits.shape) - axis - 1))
+    return out.reshape(-1)
+
+
+def count(field: Field) -> int:
+    """The number of elements of a field."""
+    return max(bits.elements.stop for bits in field) if field else 0
+
+
+def width(field: Field) -> int:
+    """The bits of its largest value."""
+    return max(bits.shift + bits.width for bits in field)
+
+
+def is_highest(field: Field, bits: Bits) -> bool:
+    """Whether no other bits of the same elements are above these."""
+    return not any(b.shift > bits.shift and b.first <= bits.first < b.first + b.n for b in field)
+
+
+class _Bytes(NamedTuple):
+    """Elements that lie in one byte each, as axes of bytes and axes of shifts."""
+
+    first: int  # byte
+    strides: tuple[int, ...]  # in bytes; 0 along axes of shifts
+    shifts: Bytes  # of elements in their bytes
+    axes: tuple[int, ...]  # those along which elements share a byte
+
+    def view(self, bits: Bits, blocks: Bytes) -> Bytes:
+        """The byte of each element, [..., *shape]."""
+        lead, strides = blocks.shape[:-1], blocks.strides[:-1]
+        step = blocks.strides[-1]
+        strides = (*strides, *(step * stride for stride in self.strides))
+        return as_strided(blocks[..., self.first :], (*lead, *bits.shape), strides)
+
+
+@cache
+def _in_bytes(bits: Bits) -> _Bytes | None:
+    """How elements lie in their bytes; None if some lie in two, or an axis is of neither kind."""
+    axes = tuple(axis for axis, stride in enumerate(bits.strides) if stride % 8)
+    shifts = (places(bits) % 8).reshape(bits.shape)
+    reach = sum(bits.strides[axis] * (bits.shape[axis] - 1) for axis in axes)
+    if bits.width > 8 or bits.at % 8 + reach + bits.width > 8:
+        return None
+    strides = tuple(0 if stride % 8 else stride // 8 for stride in bits.strides)
+    return _Bytes(bits.at // 8, strides, shifts.astype(np.uint8), axes)
+
+
+def get(field: Field, blocks: Bytes) -> Ints:
+    """The values of a field: uint8 [..., block bytes] -> unsigned [..., n]."""
+    lead, bits = blocks.shape[:-1], field[0]
+    if len(field) == 1 and bits.n == 1 and bits.width % 8 == bits.at % 8 == 0:
+        first, n_bytes = bits.at // 8, bits.width // 8
+        whole = np.ascontiguousarray(blocks[..., first : first + n_bytes])
+        return whole.view(f"<u{n_bytes}")
+    kind: Any = np.uint8 if width(field) <= 8 else np.uint32
+    out = np.zeros((*lead, count(field)), kind)
+    for bits in field:
+        value = _get_bits(bits, blocks).reshape(*lead, bits.n).astype(kind, copy=False)
+        out[..., bits.first : bits.first + bits.n] |= value << kind(bits.shift)
+    return out
+
+
+def _get_bits(bits: Bits, blocks: Bytes) -> Ints:
+    """The values of some bits, [..., n] or [..., *shape]."""
+    mask = (1 << bits.width) - 1
+    found = _in_bytes(bits)
+    if found is not None:
+        value = found.view(bits, blocks)
+        value = value >> found.shifts if found.shifts.any() else value
+        return value & np.uint8(mask) if bits.width < 8 else value
+    at, last = places(bits), blocks.shape[-1] - 1
+    word = blocks[..., at // 8].astype(np.uint32)
+    for k in range(1, (int((at % 8).max()) + bits.width + 7) // 8):
+        further = blocks[..., np.minimum(at // 8 + k, last)].astype(np.uint32)
+        word |= further << np.uint32(8 * k)
+    return word >> (at % 8).astype(np.uint32) & np.uint32(mask)
+
+
+def put(field: Field, values: Ints, blocks: Bytes) -> None:
+    """Store values in blocks whose bits are 0: the inverse of ``get``.
+
+    The highest bits of a value are not masked, as in C: what is too large spills into its byte.
+    """
+    for bits in field:
+        value = values[..., bits.first : bits.first + bits.n].astype(np.uint32)
+        value = value >> np.uint32(bits.shift) if bits.shift else value
+        if not is_highest(field, bits):
+            value = value & np.uint32((1 << bits.width) - 1)
+        found = _in_bytes(bits)
+        if found is not None and 0 not in bits.strides:
+            moved = value.astype(np.uint8).reshape(*value.shape[:-1], *bits.shape) << found.shifts
+            target = found.view(bits, blocks)
+            for axis in reversed(found.axes):
+                axis += value.ndim - 1
+                moved = np.bitwise_or.reduce(moved, axis=axis)
+                target = target[(slice(None),) * axis + (0,)]
+            target |= moved
+            continue
+        at = places(bits)
+        for phase in np.unique(at % 8):
+            chosen = np.flatnonzero(at % 8 == phase)
+            word = value[..., chosen] << np.uint32(phase)
+            for k in range((int(phase) + bits.width + 7) // 8):
+                byte = (word >> np.uint32(8 * k)).astype(np.uint8)
+                blocks[..., at[chosen] // 8 + k] |= byte
+
+
+def half(byte: int) -> Field:
+    """A float16 at a byte."""
+    return (Bits(16, 8 * byte),)
+
+
+def bit_row(byte: int, shift: int) -> Bits:
+    """A bit of each of 32 codes, one after the other."""
+    return Bits(1, 8 * byte, (4, 8), (8, 1), shift=shift)
+
+
+def nibbles(byte: int, columns: int = 32) -> Field:
+    """Codes of 4 bits: of each 32, element j in the low half of byte j, j + 16 in the high one."""
+    return (Bits(4, 8 * byte, (columns // 32, 2, 16), (128, 4, 8)),)
 
 
 def column_weights(x: Floats, imatrix: Floats) -> Floats:
@@ -45,24 +205,197 @@ def row_weights(x: Floats, imatrix: Floats) -> Floats:
     return out
 
 
+class Codes(Protocol):
+    """Codes that are no plain field: see ``codebook.Entries`` and ``ternary.Digits``."""
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        ...
+
+    def get(self, blocks: Bytes) -> Bytes:
+        """uint8 [..., block bytes] -> codes, uint8 [..., columns]."""
+        ...
+
+    def put(self, codes: Bytes, blocks: Bytes) -> None:
+        """The inverse of ``get``."""
+        ...
+
+
+class Parts(NamedTuple):
+    """Blocks taken apart: what is stored, as integers.
+
+    ``d`` and ``low`` are the bits of floats [...]; ``steps`` (as they are multiplied, signed ones
+    as bytes) and ``minima`` [..., groups]; ``codes`` [..., columns].
+    """
+
+    d: Ints
+    low: Ints | None
+    steps: Bytes | None
+    minima: Bytes | None
+    codes: Bytes
+
+
+Encode = Callable[["BlockType", Floats, "Floats | None"], Bytes]
+
+
 @dataclass(frozen=True)
 class BlockType:
-    """A block format.
+    """The declaration of a block format.
 
     Args:
         type: its tensor type.
-        dtype: the fields of a block; ``itemsize`` is the type's ``type_size``.
-        quantize_blocks: see ``QuantizeBlocks``; None for a format that is only read.
-        dequantize_blocks: ``dtype`` [n] -> float32 [n, block_size].
-        weigh: rows [n_rows, n] and an importance matrix's columns [n] -> the weights of the values,
-            as ``quantize_blocks`` takes them.
+        codes: where the codes of the columns are.
+        d: where the scale is.
+        scale: what the scale is: ``f16``, ``f32``, or ``e8m0`` (a byte e, 2^(e - 128)).
+        zero: the code that stands for 0.
+        signed: whether codes are int8.
+        values: int8 that codes stand for.
+        unit: what the scale is multiplied by.
+        low: where the float16 is that is added; or, with ``minima``, what these are scaled by.
+        steps: where the integer scales of sub-blocks are.
+        step_zero: what is taken off them.
+        signed_steps: whether they are int8.
+        odd_steps: whether s stands for 2 s + 1.
+        minima: where the integer minima of sub-blocks are, which are taken off.
+        encode: (this, float32 [n, columns], weights of their errors or None) -> blocks, uint8
+            [n, type_size]; None for a format that is only read. Without weights the search is
+            another one; formats whose search takes none ignore them.
+        weigh: rows [n_rows, n] and an importance matrix's columns [n] -> the weights of the values.
     """
 
     type: GGMLType
-    dtype: np.dtype[Any]
-    quantize_blocks: QuantizeBlocks | None
-    dequantize_blocks: Callable[[Blocks], Floats]
+    codes: Field | Codes
+    d: Field
+    scale: str = "f16"
+    zero: int = 0
+    signed: bool = False
+    values: tuple[int, ...] = ()
+    unit: float = 1.0
+    low: Field = ()
+    steps: Field = ()
+    step_zero: int = 0
+    signed_steps: bool = False
+    odd_steps: bool = False
+    minima: Field = ()
+    encode: Encode | None = None
     weigh: Callable[[Floats, Floats], Floats] = column_weights
+
+    @property
+    def columns(self) -> int:
+        """Elements of a block."""
+        return self.type.block_size
+
+    @property
+    def groups(self) -> int:
+        """Sub-blocks of a block; 1 where there are no steps."""
+        return count(self.steps) or 1
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return width(self.codes) if isinstance(self.codes, tuple) else self.codes.bits
+
+    @property
+    def planes(self) -> Field:
+        """The bits of codes in a block; none where they are no plain field."""
+        return self.codes if isinstance(self.codes, tuple) else ()
+
+    @cached_property
+    def numbers(self) -> Floats:
+        """What each code stands for, float32 [2^bits]."""
+        codes = np.arange(1 << self.bits)
+        if self.values:
+            found = np.array(self.values)[codes % len(self.values)]
+        else:
+            found = codes.astype(np.int8) if self.signed else codes - self.zero
+        return found.astype(np.float32)
+
+    def unpack(self, blocks: Bytes) -> Parts:
+        """Blocks, uint8 [..., type_size], taken apart."""
+        return Parts(
+            get(self.d, blocks)[..., 0],
+            get(self.low, blocks)[..., 0] if self.low else None,
+            self._steps(blocks) if self.steps else None,
+            get(self.minima, blocks) if self.minima else None,
+            self._codes(blocks),
+        )
+
+    def _steps(self, blocks: Bytes) -> Bytes:
+        steps = get(self.steps, blocks) - np.uint8(self.step_zero)
+        return 2 * steps + np.uint8(1) if self.odd_steps else steps
+
+    def _codes(self, blocks: Bytes) -> Bytes:
+        return get(self.codes, blocks) if isinstance(self.codes, tuple) else self.codes.get(blocks)
+
+    def pack(self, parts: Parts) -> Bytes:
+        """The inverse of ``unpack``."""
+        blocks = np.zeros((*parts.codes.shape[:-1], self.type.type_size), np.uint8)
+        put(self.d, parts.d[..., None], blocks)
+        if parts.low is not None:
+            put(self.low, parts.low[..., None], blocks)
+        if parts.steps is not None:
+            steps = parts.steps >> 1 if self.odd_steps else parts.steps + np.uint8(self.step_zero)
+            put(self.steps, steps, blocks)
+        if parts.minima is not None:
+            put(self.minima, parts.minima, blocks)
+        self.put_codes(parts.codes, blocks)
+        return blocks
+
+    def put_codes(self, codes: Ints, blocks: Bytes) -> None:
+        """Store codes [..., columns] in blocks whose bits of codes are 0."""
+        codes = codes.astype(np.uint8)
+        if isinstance(self.codes, tuple):
+            put(self.codes, codes, blocks)
+        else:
+            self.codes.put(codes, blocks)
+
+    def blocks(self, d: npt.NDArray[Any], low: Floats | None = None, **ints: Ints) -> Bytes:
+        """New blocks [n] with scales [n], and ``steps``, ``minima`` or ``codes`` as stored."""
+        out = np.zeros((len(d), self.type.type_size), np.uint8)
+        bits = d.astype(np.float16).view(np.uint16) if self.scale == "f16" else d
+        put(self.d, (bits.view(np.uint32) if self.scale == "f32" else bits)[:, None], out)
+        if low is not None:
+            put(self.low, low.astype(np.float16).view(np.uint16)[:, None], out)
+        for name, values in ints.items():
+            if name == "codes":
+                self.put_codes(values, out)
+            else:
+                put(getattr(self, name), values, out)
+        return out
+
+    def scales(self, blocks: Bytes) -> tuple[Floats, Floats | None]:
+        """Scale of each sub-block and what is added to it, or None: float32 [n, groups]."""
+        d = self._float(get(self.d, blocks)) * np.float32(self.unit)  # [n, 1]
+        low = _half_to_float(get(self.low, blocks)) if self.low else None
+        if self.steps:
+            is_signed = self.signed_steps or self.step_zero
+            steps = self._steps(blocks).view(np.int8 if is_signed else np.uint8)
+            d = d * steps.astype(np.float32)
+        if low is not None and self.minima:
+            low = -(low * get(self.minima, blocks).astype(np.float32))
+        return d, low
+
+    def dequantize_blocks(self, blocks: Bytes) -> Floats:
+        """uint8 [n, type_size] -> float32 [n, columns]."""
+        scale, low = self.scales(blocks)
+        q = self.numbers[self._codes(blocks)].reshape(len(blocks), self.groups, -1)
+        out = scale[..., None] * q
+        if low is not None:
+            out = out + low[..., None]
+        return out.reshape(len(blocks), -1)
+
+    def _float(self, raw: Ints) -> Floats:
+        if self.scale == "f32":
+            return raw.view(np.float32)
+        if self.scale == "f16":
+            return _half_to_float(raw)
+        exponent = raw.astype(np.int32) - 128  # exactly: the two smallest are subnormal
+        return np.ldexp(np.float32(1), exponent).astype(np.float32)
+
+
+def _half_to_float(raw: Ints) -> Floats:
+    return raw.astype(np.uint16).view(np.float16).astype(np.float32)
 
 
 BLOCK_TYPES: dict[GGMLType, BlockType] = {}
@@ -70,39 +403,9 @@ BLOCK_TYPES: dict[GGMLType, BlockType] = {}
 
 def register(block_type: BlockType) -> BlockType:
     """Add a format to the table and return it."""
-    assert block_type.dtype.itemsize == block_type.type.type_size
     assert block_type.type not in BLOCK_TYPES
+    assert block_type.columns % SUB == 0
+    if block_type.planes:
+        assert count(block_type.planes) == block_type.columns
     BLOCK_TYPES[block_type.type] = block_type
     return block_type
-
-
-def inverse(d: Floats) -> Floats:
-    """``1 / d`` in float32, 0 where ``d`` is 0 or so small that float32 does not hold it."""
-    out = np.zeros_like(d)
-    with np.errstate(over="ignore"):
-        np.divide(np.float32(1), d, out=out, where=d != 0)
-    out[np.isinf(out)] = 0  # ggml has undefined codes there; as a half float d is 0 anyway
-    return out
-
-
-def pack_nibbles(q: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Codes [n, 32] -> [n, 16]: element j in the low half of byte j, j + 16 in the high half."""
-    return q[:, :16] | q[:, 16:] << np.uint8(4)
-
-
-def unpack_nibbles(qs: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The inverse of ``pack_nibbles``."""
-    return np.concatenate([qs & np.uint8(15), qs >> np.uint8(4)], axis=1)
-
-
-def pack_fives(q: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
-    """Codes [n, 32] -> their fifth bits [n], element j in bit j, and their nibbles [n, 16]."""
-    fifth = np.packbits(q >> np.uint8(4), axis=1, bitorder="little").view("<u4")[:, 0]
-    return fifth, pack_nibbles(q & np.uint8(15))
-
-
-def unpack_fives(qh: npt.NDArray[np.uint32], qs: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The inverse of ``pack_fives``."""
-    fifth = np.ascontiguousarray(qh, "<u4").view(np.uint8).reshape(-1, 4)
-    bits = np.unpackbits(fifth, axis=1, bitorder="little")
-    return unpack_nibbles(qs) | bits << np.uint8(4)

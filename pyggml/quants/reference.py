@@ -15,11 +15,9 @@ import numpy.typing as npt
 
 from ..dtype import GGMLType, numpy_dtype, row_size
 from ..errors import QuantizeError, ShapeError, TypeMismatch
-from .block import BLOCK_TYPES, BlockType, Floats
+from .block import BLOCK_TYPES, BlockType, Bytes, Floats
 from .half import bf16_from_float, bf16_to_float, f16_from_float
 from .validity import count_invalid
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def reference_quantize(x: npt.ArrayLike, type: GGMLType, imatrix: Floats | None = None) -> Bytes:
@@ -52,12 +50,11 @@ def reference_quantize(x: npt.ArrayLike, type: GGMLType, imatrix: Floats | None 
         weights = None
         if imatrix is not None:
             weights = block_type.weigh(x.reshape(-1, n), imatrix).reshape(-1, type.block_size)
-        assert block_type.quantize_blocks is not None
-        with np.errstate(
-            all="ignore"
-        ):  # as in C: what comes of an overflow is not kept, or seen below
-            out = block_type.quantize_blocks(x.reshape(-1, type.block_size), weights)
-        check_scales(out.view(np.uint8), x, type)
+        assert block_type.encode is not None
+        # As in C: what comes of an overflow is not kept, or seen below
+        with np.errstate(all="ignore"):
+            out = block_type.encode(block_type, x.reshape(-1, type.block_size), weights)
+        check_scales(out, x, type)
     return out.view(np.uint8).reshape(*x.shape[:-1], n_bytes)
 
 
@@ -85,7 +82,7 @@ def reference_dequantize(data: npt.ArrayLike, type: GGMLType) -> Floats:
     else:
         block_type = readable(type)
         with np.errstate(over="ignore", invalid="ignore"):  # blocks of garbage are garbage
-            out = block_type.dequantize_blocks(data.reshape(-1).view(block_type.dtype))
+            out = block_type.dequantize_blocks(data.reshape(-1, type.type_size))
     return out.reshape(shape)
 
 
@@ -112,7 +109,7 @@ def check_finite(x: Floats, type: GGMLType) -> None:
 
 def check_scales(blocks: Bytes, x: Floats, type: GGMLType) -> None:
     """Raises: QuantizeError: ``x`` was too large for the scales of its blocks."""
-    if type is GGMLType.MXFP4:  # none is too large, and ggml's exponents of tiny ones look illegal
+    if BLOCK_TYPES[type].scale == "e8m0":  # none is too large, and ggml's of tiny ones look illegal
         return
     if count_invalid(blocks, type)[0]:
         raise QuantizeError(
@@ -133,7 +130,7 @@ def readable(type: GGMLType) -> BlockType:
 
 def encodable(type: GGMLType) -> BlockType:
     """A format that we can write. Raises: TypeMismatch."""
-    if type not in BLOCK_TYPES or BLOCK_TYPES[type].quantize_blocks is None:
-        have = ", ".join(t.name for t, b in BLOCK_TYPES.items() if b.quantize_blocks is not None)
+    if type not in BLOCK_TYPES or BLOCK_TYPES[type].encode is None:
+        have = ", ".join(t.name for t, b in BLOCK_TYPES.items() if b.encode is not None)
         raise TypeMismatch(f"no quantization to {type.name}; there are F32, F16, BF16, {have}")
     return BLOCK_TYPES[type]

@@ -3,7 +3,7 @@
     n_bad, first = count_invalid(file.tensor_bytes(name), info.type)
 
 Every format that ggml has is covered, those too that nothing here computes with. NumPy only; it
-allocates a few bytes for each block.
+allocates a few bytes for each block. Scales stand where the format's declaration says.
 Source: ggml, ``ggml_validate_row_data`` and the block structures.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..dtype import GGMLType
+from .block import BLOCK_TYPES, Field, get, half
 
 Mask = npt.NDArray[np.bool_]
 
@@ -24,31 +25,8 @@ _EXPONENTS = {  # of plain numbers: the bits that are all set in NaN and infinit
     GGMLType.BF16: ("<u2", 0x7F80),
     GGMLType.F64: ("<u8", 0x7FF0000000000000),
 }
-_F16_SCALES = {  # where in a block the float16 scales (and minima) stand, in bytes
-    GGMLType.Q4_0: (0,),
-    GGMLType.Q4_1: (0, 2),
-    GGMLType.Q5_0: (0,),
-    GGMLType.Q5_1: (0, 2),
-    GGMLType.Q8_0: (0,),
-    GGMLType.Q8_1: (0, 2),
-    GGMLType.Q2_K: (80, 82),
-    GGMLType.Q3_K: (108,),
-    GGMLType.Q4_K: (0, 2),
-    GGMLType.Q5_K: (0, 2),
-    GGMLType.Q6_K: (208,),
-    GGMLType.IQ1_S: (0,),
-    GGMLType.IQ2_XXS: (0,),
-    GGMLType.IQ2_XS: (0,),
-    GGMLType.IQ2_S: (0,),
-    GGMLType.IQ3_XXS: (0,),
-    GGMLType.IQ3_S: (0,),
-    GGMLType.IQ4_NL: (0,),
-    GGMLType.IQ4_XS: (0,),
-    GGMLType.TQ1_0: (52,),
-    GGMLType.TQ2_0: (64,),
-}
-_E8M0_NAN = 0xFF
-_IQ1_M_SCALE_BYTES = [53, 55]  # their top halves are the high byte of a float16
+_Q8_1 = (half(0), half(2))  # a format of activations, which has no declaration
+_SPECIAL = {"f16": 0x7C00, "f32": 0x7F800000, "e8m0": 0xFF}
 
 
 def count_invalid(data: npt.NDArray[np.uint8], type: GGMLType) -> tuple[int, int]:
@@ -70,18 +48,18 @@ def _invalid(data: npt.NDArray[np.uint8], type: GGMLType) -> Mask | None:
     if type in _EXPONENTS:
         code, bits = _EXPONENTS[type]
         return _all_set(data.view(code), bits)
+    if type in BLOCK_TYPES:
+        f = BLOCK_TYPES[type]
+        fields: list[tuple[Field, int]] = [(f.d, _SPECIAL[f.scale])] + [
+            (f.low, _SPECIAL["f16"])
+        ] * bool(f.low)
+    elif type is GGMLType.Q8_1:
+        fields = [(field, _SPECIAL["f16"]) for field in _Q8_1]
+    else:
+        return None
     blocks = data.reshape(-1, type.type_size)
-    if type in _F16_SCALES:
-        masks = [_all_set(blocks[:, at + 1], 0x7C) for at in _F16_SCALES[type]]  # the high bytes
-        return masks[0] if len(masks) == 1 else masks[0] | masks[1]
-    if type is GGMLType.IQ1_M:
-        high = blocks[:, _IQ1_M_SCALE_BYTES]  # [n, 2]
-        return _all_set(high[:, 1] & 0xF0 | high[:, 0] >> 4, 0x7C)
-    if type is GGMLType.Q8_K:
-        return _all_set(blocks[:, :4].copy().view("<u4")[:, 0], 0x7F800000)
-    if type is GGMLType.MXFP4:
-        return _all_set(blocks[:, 0], _E8M0_NAN)
-    return None
+    masks = [_all_set(get(field, blocks)[:, 0], bits) for field, bits in fields]
+    return masks[0] if len(masks) == 1 else masks[0] | masks[1]
 
 
 def _all_set(values: npt.NDArray[Any], bits: int) -> Mask:

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from ..dtype import GGMLType, numpy_dtype, row_size
 from ..errors import ShapeError, TypeMismatch
 from ..tensor import Tensor
+from .block import Bytes
 from .half import bf16_from_float, bf16_to_float
-from .reference import Bytes, reference_dequantize, reference_quantize
+from .reference import reference_dequantize, reference_quantize
 
 
 def to_float(tensor: Tensor) -> npt.NDArray[Any]:

@@ -105,7 +105,7 @@ def find_tensor_type(text: str) -> GGMLType:
 def can_write(type: GGMLType) -> bool:
     """Whether values can be brought into that type."""
     if type in BLOCK_TYPES and type is not T.Q8_K:  # which is for activations
-        return BLOCK_TYPES[type].quantize_blocks is not None
+        return BLOCK_TYPES[type].encode is not None
     return type in _PLAIN
 
 

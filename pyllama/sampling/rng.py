@@ -54,44 +54,44 @@ class Mt19937:
         """The next 32-bit word."""
         if self._skipped:
             self._pass_over()
-        if self._n_read == len(self._block):
+        if not self._ahead:
             self._draw()
-        word = self._block[self._n_read]
-        self._n_read += 1
-        return word
+        return self._ahead.pop()
 
     def mark(self) -> Mark:
         """The place in the stream, for `rollback`."""
-        return self._origin, self._n_read, self._skipped
+        return self._origin, AHEAD - len(self._ahead) if self._drawn else 0, self._skipped
 
     def rollback(self, mark: Mark) -> None:
         """Go back to a place of this stream, also of before a `reset` with a fixed seed."""
         origin, n_read, skipped = mark
-        if origin is not self._origin:
+        here, n_here, _ = self.mark()
+        if here is not origin or n_here != n_read:
             self._restart(origin)
             if n_read:
                 self._draw()
                 self._origin = origin
-        self._n_read, self._skipped = n_read, skipped
+                del self._ahead[AHEAD - n_read :]
+        self._skipped = skipped
 
     def _restart(self, state: Any) -> None:
         self._bits.state = state
         self._origin = state
-        self._block: list[int] = []  # drawn at once, since NumPy is slow to ask
-        self._n_read = self._skipped = 0
+        self._ahead: list[int] = []  # words of a block, the last one first: NumPy is slow to ask
+        self._drawn = False  # whether the block was drawn
+        self._skipped = 0
 
     def _draw(self) -> None:
-        self._origin = self._bits.state
-        self._block = self._bits.random_raw(AHEAD).tolist()
-        self._n_read = 0
+        self._origin, self._drawn = self._bits.state, True
+        self._ahead = self._bits.random_raw(AHEAD)[::-1].tolist()
 
     def _pass_over(self) -> None:
-        n = self._n_read + self._skipped - len(self._block)  # words of later blocks
-        if n > 0:
-            self._bits.random_raw(n, output=False)
+        n = min(self._skipped, len(self._ahead))
+        del self._ahead[len(self._ahead) - n :]
+        if self._skipped > n:
+            self._bits.random_raw(self._skipped - n, output=False)
             self._restart(self._bits.state)
-        else:
-            self._n_read, self._skipped = self._n_read + self._skipped, 0
+        self._skipped = 0
 
     def uniform_double(self) -> float:
         """The next double in [0, 1); takes two words, the low one first.

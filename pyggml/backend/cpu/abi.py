@@ -1,27 +1,36 @@
 """The record that a kernel reads: one node of a program as int64 words, and how to read it.
 
+    class Scale(NamedTuple):                       # the op parameters of one kernel
+        s: float                                   # float32 in the kernel; ints are int64
+
     @kernel
-    def copy_f32(node, chunk, n_chunks, scratch):
-        n = ne(node, DST, 0)
+    def scale_f32(node, chunk, n_chunks, scratch):
+        n, s = ne(node, DST, 0), params_of(node, Scale).s
         x, y = f32_ptr(data(node, SRC0)), f32_ptr(data(node, DST))
 
-Words: 0 the address of the error slot, 1..15 op parameters (integers, addresses, or the bits of a
-float64), then nine words for the result and for each source: data, ne[4], nb[4]. A missing
-optional source has data 0. Kernels may be called for any chunk in any order and on any thread;
-chunks of one node never write the same byte. ``scratch`` is memory of the calling thread.
-Every function here is for jitted code.
+    low.launch(scale_f32, node, Scale(s=2.0))      # in a lowering
+
+Words: 0 the address of the error slot, 1..15 op parameters in the order of the fields (integers,
+addresses, or the bits of a float64), then nine words for the result and for each source: data,
+ne[4], nb[4]. A missing optional source has data 0. Kernels may be called for any chunk in any order
+and on any thread; chunks of one node never write the same byte. ``scratch`` is memory of the
+calling thread.
+All but ``record`` is for jitted code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from struct import Struct
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
 from ...jit import inline
 from ...pointers import f32_ptr as f32_ptr
@@ -38,6 +47,7 @@ TENSORS = PARAMS + N_PARAMS
 TENSOR_WORDS = 9
 DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6 = (TENSORS + TENSOR_WORDS * i for i in range(8))
 N_HEADER = TENSORS + TENSOR_WORDS
+_MISSING = (0,) * TENSOR_WORDS
 
 BAD_INDEX, BAD_SCORE, BAD_VALUE = 1, 2, 3
 ERRORS = {  # set_error's codes
@@ -51,24 +61,97 @@ f16, f32, f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 
 
 def record(
-    error_slot: int, params: Sequence[int | float], dst: Tensor, src: Sequence[Tensor | None]
+    error_slot: int, params: NamedTuple, dst: Tensor, src: Sequence[Tensor | None]
 ) -> npt.NDArray[np.int64]:
     """The words of one node.
 
     Args:
-        params: at most 15 integers, or floats that the kernel reads with ``float_param``.
+        params: at most 15 numbers, which the kernel reads with ``params_of``.
     """
-    assert len(params) <= N_PARAMS
-    words = np.zeros(TENSORS + TENSOR_WORDS * (1 + len(src)), np.int64)
-    words[0] = error_slot
-    for i, p in enumerate(params):
-        words[PARAMS + i] = np.float64(p).view(np.int64) if isinstance(p, float) else p
-    at = TENSORS
+    values: list[int | float] = [error_slot, *params]
     for t in (dst, *src):
-        if t is not None:
-            words[at : at + TENSOR_WORDS] = (t.data, *t.ne, *t.nb)
-        at += TENSOR_WORDS
+        values += (t.data, *t.ne, *t.nb) if t is not None else _MISSING
+    words = np.empty(TENSORS + TENSOR_WORDS * (1 + len(src)), np.int64)
+    _packer(type(params), 1 + len(src)).pack_into(words.data, 0, *values)
     return words
+
+
+@cache
+def _packer(fields: type, n_tensors: int) -> Struct:
+    """What packs the words of a node; any float is a float64."""
+    hints = field_types(fields).values()
+    assert len(hints) <= N_PARAMS
+    codes = "".join("q" if hint is int else "d" for hint in hints)
+    unused = 8 * (N_PARAMS - len(hints))
+    return Struct(f"=q{codes}{unused}x{TENSOR_WORDS * n_tensors}q")
+
+
+@cache
+def integer_places(fields: type) -> list[int]:
+    """The words of a NamedTuple's integers, some of which are addresses."""
+    hints = field_types(fields).values()
+    return [PARAMS + i for i, hint in enumerate(hints) if hint is int]
+
+
+@cache
+def field_types(fields: type) -> dict[str, Any]:
+    """The type of each field of a NamedTuple: int, float or ``np.float64``."""
+    return get_type_hints(fields)
+
+
+_NUMBA_TYPES = {int: types.int64, float: types.float32, np.float64: types.float64}
+
+
+class Params(types.Type):
+    """Numba's type of a node whose op parameters are read as the fields of a NamedTuple."""
+
+    def __init__(self, fields: type) -> None:
+        self.fields = fields
+        super().__init__(f"Params[{fields.__module__}.{fields.__qualname__}]")
+
+    @property
+    def key(self) -> type:
+        return self.fields
+
+
+@register_model(Params)
+class _ParamsModel(models.PrimitiveModel):
+    """The node's address: a field is loaded where it is read."""
+
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, i64)
+
+
+@intrinsic
+def _params_of(typingctx: Any, node: Any, fields: Any) -> Any:
+
+    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        return args[0]
+
+    return Params(fields.instance_class)(types.int64, fields), codegen
+
+
+# For jitted code: the op parameters of a node as a NamedTuple's fields, params_of(node, Scale).s;
+# an int is an int64, a float a float32, np.float64 a float64.
+params_of: Any = _params_of
+
+
+@infer_getattr
+class _ParamsFields(AttributeTemplate):
+    key = Params
+
+    def generic_resolve(self, typ: Any, attr: str) -> Any:
+        return _NUMBA_TYPES.get(field_types(typ.fields).get(attr))
+
+
+@lower_getattr_generic(Params)
+def _load_field(context: Any, b: Any, typ: Any, node: Any, attr: str) -> Any:
+    hint = field_types(typ.fields)[attr]
+    place = ir.Constant(i64, PARAMS + typ.fields._fields.index(attr))
+    address = b.add(node, b.shl(place, ir.Constant(i64, 3)))
+    loaded = i64 if hint is int else f64
+    value = b.load(b.inttoptr(address, loaded.as_pointer()))
+    return b.fptrunc(value, f32) if hint is float else value
 
 
 def _loader(numba_type: types.Type, llvm_type: ir.Type) -> Any:
@@ -112,8 +195,8 @@ def f32_bits(typingctx: Any, x: Any) -> Any:
     return types.int32(types.float32), codegen
 
 
-def word_reader(first: int, n_places: int, numba_type: Any = types.int64) -> Any:
-    """An intrinsic that loads a word: number ``first`` plus all arguments but the address.
+def word_reader(first: int, n_places: int) -> Any:
+    """An intrinsic that loads an int64 word: number ``first`` plus all arguments but the address.
 
     Places are literals mostly, for each of which Numba would compile a jitted function anew.
     """
@@ -123,12 +206,10 @@ def word_reader(first: int, n_places: int, numba_type: Any = types.int64) -> Any
         word = ir.Constant(i64, first)
         for place in places:
             word = b.add(word, place)
-        loaded = i64 if numba_type is types.int64 else f64
         address = b.add(node, b.shl(word, ir.Constant(i64, 3)))
-        value = b.load(b.inttoptr(address, loaded.as_pointer()))
-        return value if loaded is i64 else b.fptrunc(value, f32)
+        return b.load(b.inttoptr(address, i64.as_pointer()))
 
-    signature = numba_type(*[types.int64] * (1 + n_places))
+    signature = types.int64(*[types.int64] * (1 + n_places))
 
     @intrinsic
     def one(typingctx: Any, node: Any, place: Any) -> Any:
@@ -141,9 +222,7 @@ def word_reader(first: int, n_places: int, numba_type: Any = types.int64) -> Any
     return one if n_places == 1 else two
 
 
-# For jitted code: op parameter i as an int64, and as a float32: int_param(node, i);
-int_param, float_param = word_reader(PARAMS, 1), word_reader(PARAMS, 1, types.float32)
-# of a tensor (DST, SRC0, ...): the address of its first element, data(node, SRC0); its elements
+# Of a tensor (DST, SRC0, ...): the address of its first element, data(node, SRC0); its elements
 # and its stride in bytes in dimension i, ne(node, SRC0, i).
 data, ne, nb = word_reader(0, 1), word_reader(1, 2), word_reader(5, 2)
 

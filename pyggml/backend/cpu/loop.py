@@ -28,7 +28,7 @@ H_PHASES, H_N_PHASES, H_LAUNCHES, H_COUNTS, H_BEGINS = range(5)
 HEADER_WORDS = 5
 P_LAUNCH, P_LAUNCHES, P_CHUNKS = range(3)  # the first launch, how many, chunks of all
 PHASE_WORDS = 3
-L_KERNEL, L_NODE, L_CHUNKS, L_STRIDE, L_PRIVATE = range(5)  # addresses; bytes from one thread's
+L_KERNEL, L_NODE, L_CHUNKS, L_STRIDE, L_REPLICA = range(5)  # addresses; bytes from one thread's
 LAUNCH_WORDS = 5  # record to the next; the number of what each thread runs for itself before, or 0
 
 YIELDS = 100  # yields before sleeping
@@ -72,7 +72,7 @@ def _open_phase(ctl, me, epoch, phase):  # type: ignore[no-untyped-def]
 def _run_chunk(ctl, queue, claim, me, made):  # type: ignore[no-untyped-def]
     """Run what was claimed, and before it what it needs if this thread has not ``made`` it yet.
 
-    Returns what is made now: the private launch, and the epoch and phase.
+    Returns what is made now: the replicated launch, and the epoch and phase.
     """
     header = i64_ptr(atomic_load(ctl + PROGRAM))
     n = atomic_load(ctl + N_THREADS)
@@ -90,7 +90,7 @@ def _run_chunk(ctl, queue, claim, me, made):  # type: ignore[no-untyped-def]
         begins += 8 * (n + 1)
         share = i64_ptr(begins)[1] - i64_ptr(begins)[0]
     launch = i64_ptr(header[H_LAUNCHES] + 8 * LAUNCH_WORDS * number)
-    needs = launch[L_PRIVATE]
+    needs = launch[L_REPLICA]
     if needs != 0 and (needs != made[0] or phase != made[1]):
         first = i64_ptr(header[H_LAUNCHES] + 8 * LAUNCH_WORDS * needs)
         call_address(first[L_KERNEL], (first[L_NODE] + me * first[L_STRIDE], 0, 1, scratch))

@@ -2,17 +2,20 @@
 
     @lowers("SCALE")
     def lower_scale(low, node):
-        low.launch(scale_f32, node, (node.op_params["s"],), low.row_chunks(node))
+        params = Scale(s=node.op_params["s"])      # what the kernel reads: ``abi.params_of``
+        low.launch(scale_f32, node, params, low.row_chunks(node))
 
-Kernel files register one lowering an op (and one a fused pattern). A lowering may ask for the
-quantized form of a source (``low.quantized``): it is made once for all matmuls that read it, by the
-kernel that computes the source where that kernel can.
+Kernel files register one lowering an op (and one a fused pattern). A lowering may ask for work
+memory (``low.take``), which is its own until it returns, and for the quantized form of a source
+(``low.quantized``): it is made once for all matmuls that read it, by the kernel that computes the
+source where that kernel can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...cgraph import CGraph
 from ...dtype import GGMLType
@@ -24,34 +27,52 @@ from .layout import ACTIVATION_BYTES
 from .loop import MAX_THREADS
 from .work import WorkMemory, WorkRange
 
-Range = tuple[int, int]  # first byte, byte behind the last
-Params = Sequence[int | float]
+Range = tuple[int, int]  # first byte, byte after the last
 
 # Ops that know interleaved first sources.
 READS_INTERLEAVED = frozenset(("MUL_MAT", "MUL_MAT_ID", "GET_ROWS"))
 
-ALWAYS = 1 << 30  # ``Launch.private``: however many chunks its readers have
+ALWAYS = 1 << 30  # ``replicate``: however many chunks its readers have
 GRAIN = 8192  # elements: an element-wise chunk smaller than this costs more to claim than to do
+
+
+class NoParams(NamedTuple):
+    """The parameters of a kernel without any."""
+
+
+NONE = NoParams()
 
 
 @dataclass(eq=False)
 class Launch:
-    """One kernel call of a program (or a Python callable, which cuts the program)."""
+    """One kernel call of a program (or a Python callable, which cuts the program).
+
+    Attributes:
+        node: the result in the kernel's record.
+        params: the kernel's NamedTuple.
+        src: the sources in the record.
+        reads, writes: bytes.
+        quantizes: whether the kernel also writes the int8 form of its result, where
+            ``params.quantize`` has an address.
+        streams: weights that it reads once, from memory.
+        replicate: where its readers have at most so many chunks, each thread may run it for itself.
+        variant: of the kernel, for profiles: types and layouts.
+        nodes: the nodes it computes or helps to (several if fused).
+    """
 
     kernel: Kernel | None
     node: Tensor
-    params: list[int | float]
+    params: NamedTuple
     chunks: int
-    dst: Tensor
     src: tuple[Tensor | None, ...]
     reads: list[Range]
     writes: list[Range]
     python: Callable[[], None] | None = None
-    quantize_param: int = -1  # parameter that takes the address of the quantized result, if any
-    streams: Tensor | None = None  # weights that it reads once, from memory
-    private: int = 0  # each thread may run it for itself, where readers have at most so many chunks
-    nodes: tuple[Tensor, ...] = ()  # what it computes, or helps to; several where they are fused
-    variant: str = ""  # of the kernel, for profiles: types and layouts
+    quantizes: bool = False
+    streams: Tensor | None = None
+    replicate: int = 0
+    variant: str = ""
+    nodes: tuple[Tensor, ...] = ()
 
     @property
     def name(self) -> str:
@@ -149,6 +170,7 @@ class Lowering:
     fusion: bool = True
     launches: list[Launch] = field(default_factory=list)
     scratch_bytes: int = 64
+    _first: int = 0  # the first launch of the node that is lowered now
     _producer: dict[Tensor, int] = field(default_factory=dict)
     _quantized: dict[tuple[Tensor, int], tuple[WorkRange, int]] = field(default_factory=dict)
     _made: dict[Hashable, tuple[WorkRange, int]] = field(default_factory=dict)
@@ -160,37 +182,71 @@ class Lowering:
         self,
         kernel: Kernel,
         node: Tensor,
-        params: Params = (),
+        params: NamedTuple = NONE,
         chunks: int = 1,
         *,
         src: tuple[Tensor | None, ...] | None = None,
+        reads: Sequence[Tensor | None] | None = None,
         work: Sequence[WorkRange] = (),
+        writes: Tensor | WorkRange | None = None,
         scratch: int = 0,
-    ) -> Launch:
-        """Add a launch that writes ``node`` and reads ``src`` (the node's own by default).
+        quantizes: bool = False,
+        streams: Tensor | None = None,
+        replicate: int = 0,
+        variant: str = "",
+    ) -> None:
+        """Add a launch.
 
         Args:
-            params: integers and floats for ``int_param`` and ``float_param``.
+            node: the result in the kernel's record.
+            params: what the kernel reads with ``abi.params_of``.
             chunks: how many pieces the kernel may be called for.
-            work: ranges of work memory that it reads.
+            src: the sources in the record; by default the node's.
+            reads: the tensors it reads; by default ``src``.
+            work: the work memory it reads.
+            writes: what it writes; by default the node.
             scratch: bytes of thread memory that it needs.
+            quantizes: it can also write the result as blocks of int8 to ``params.quantize``.
+            streams: weights that it reads once, from memory.
+            replicate: if it has one chunk and its readers at most so many, each thread may run it
+                for itself (``ALWAYS``: however many they have).
+            variant: of the kernel, for profiles: types and layouts.
+
+        Raises:
+            AllocError: a range of work memory was given to another launch meanwhile.
         """
-        src = node.src if src is None else src
-        reads = [byte_range(s) for s in src if s is not None and s.nelements]
-        reads += [w.use(len(self.launches)) for w in work]
-        launch = Launch(
-            kernel, node, list(params), max(1, chunks), node, src, reads, [byte_range(node)]
-        )
+        number, src = len(self.launches), node.src if src is None else src
+        tensors = src if reads is None else reads
+        read = [byte_range(s) for s in tensors if s is not None and s.nelements]
+        read += [w.use(number) for w in work]
+        if isinstance(writes, WorkRange):
+            written = writes.use(number)
+        else:
+            written = byte_range(writes or node)
+            self._producer[writes or node] = number
+        chunks = max(1, chunks)
+        self.launches.append(
+            Launch(
+                kernel, node, params, chunks, src, read, [written], None, quantizes, streams,
+                replicate if chunks == 1 else 0, variant,
+            )
+        )  # fmt: skip
         self.scratch_bytes = max(self.scratch_bytes, scratch)
-        self._producer[node] = len(self.launches)
-        self.launches.append(launch)
-        return launch
 
     def python(self, node: Tensor, call: Callable[[], None]) -> None:
         """Add a call into Python between two compiled parts of the program."""
         self.launches.append(
-            Launch(None, node, [], 1, node, node.src, [], [byte_range(node)], python=call)
+            Launch(None, node, NONE, 1, node.src, [], [byte_range(node)], python=call)
         )
+
+    def take(self, size: int) -> WorkRange:
+        """Work memory of ``size`` bytes that nothing else has while this node is lowered.
+
+        Nor has anything that was made before and is in use (``quantized``, ``known``).
+        """
+        made = self.work.take(size, self._first)
+        made.use(len(self.launches))
+        return made
 
     def row_chunks(self, node: Tensor) -> int:
         """Chunks for a kernel that splits rows: enough for the threads, none too small."""
@@ -206,43 +262,44 @@ class Lowering:
         """The int8 form of ``x`` (see ``kernels/quantize.py``), made once for adjacent readers.
 
         ``columns`` is the block size of the weights that it meets. Where the launch that computes
-        ``x`` can quantize (``quantize_param``, blocks of 32), it does; else ``quantize`` adds a
+        ``x`` can quantize (``quantizes``, blocks of 32), it does; else ``quantize`` adds a
         launch. It is made again where its work memory went to another tensor or ``x`` was written
         (by CPY or SET_ROWS) since.
         """
         if (x, columns) in self._quantized:
             known, at = self._quantized[x, columns]
-            if known.held and not self._written(x, at):
+            if known.intact and not self._written(x, at):
+                known.use(len(self.launches))
                 return known
         n_bytes = x.nrows * (x.ne[0] // columns) * ACTIVATION_BYTES[columns]
-        producer = self._producer.get(_same_rows(x))
-        launch = None if producer is None else self.launches[producer]
-        if (
-            launch is not None
-            and producer is not None
-            and columns == 32
-            and launch.quantize_param >= 0
-            and not launch.params[launch.quantize_param]
-            and not self._written(x, producer)
-        ):
-            out = self.work.take(n_bytes, producer)
-            launch.params[launch.quantize_param] = out.address
-            launch.writes.append(out.use(producer))
-            made = producer
+        made = self._producer.get(_same_rows(x), -1)
+        if columns == 32 and made >= 0 and self._may_quantize(x, made):
+            producer = self.launches[made]
+            out = self.work.take(n_bytes, min(made, self._first))
+            producer.params = producer.params._replace(quantize=out.address)
+            producer.writes.append(out.use(made))
+            out.use(len(self.launches))
         else:
-            made = len(self.launches)
-            out = self.work.take(n_bytes, made)
+            made, out = len(self.launches), self.take(n_bytes)
             quantize(self, x, columns, out)
         self._quantized[x, columns] = out, made
         return out
 
+    def _may_quantize(self, x: Tensor, number: int) -> bool:
+        """Whether launch ``number``, which computes ``x``, can quantize it and does not yet."""
+        launch = self.launches[number]
+        free = launch.quantizes and not launch.params.quantize  # type: ignore[attr-defined]
+        return free and not self._written(x, number)
+
     def known(self, key: Hashable, *sources: Tensor | None) -> WorkRange | None:
         """What was remembered under a key, unless its memory or a source changed since."""
-        made = self._made.get(key)
-        if made is None or not made[0].held:
+        made, number = self._made.get(key, (None, 0))
+        if made is None or not made.intact:
             return None
-        fresh = not any(self._written(x, made[1]) for x in sources if x is not None)
-        return made[0] if fresh else None
+        if any(self._written(x, number) for x in sources if x is not None):
+            return None
+        made.use(len(self.launches))
+        return made
 
     def remember(self, key: Hashable, made: WorkRange) -> WorkRange:
         """Note what the last launch has made of some sources, for ``known``."""
@@ -250,7 +307,7 @@ class Lowering:
         return made
 
     def _written(self, x: Tensor, since: int) -> bool:
-        """Whether a launch behind ``since`` writes bytes of ``x``."""
+        """Whether a launch after ``since`` writes bytes of ``x``."""
         return any(meet([byte_range(x)], la.writes) for la in self.launches[since + 1 :])
 
     def run(self) -> None:
@@ -258,9 +315,9 @@ class Lowering:
         nodes = [n for n in self.graph.nodes if n.op and not n.op.is_view and n.nelements]
         i = 0
         while i < len(nodes):
-            before = len(self.launches)
+            self._first = len(self.launches)
             n = self._lower_fused(nodes, i) or self._lower_one(nodes[i])
-            for launch in self.launches[before:]:
+            for launch in self.launches[self._first :]:
                 launch.nodes = tuple(nodes[i : i + n])
             i += n
 

@@ -26,7 +26,7 @@ class PhaseTime:
     @property
     def label(self) -> str:
         """Kernels and the first node, such as ``mul_mat_q4_1_x16*3 Qcur-0``."""
-        names = [launch.name for launch in (*self.phase.private, *self.phase.launches)]
+        names = [launch.name for launch in (*self.phase.replicas, *self.phase.launches)]
         count = {n: names.count(n) for n in names}
         return " + ".join(n if k == 1 else f"{n}*{k}" for n, k in count.items())
 
@@ -39,7 +39,7 @@ class PhaseTime:
     def macs(self) -> int:
         """Multiply-adds of its matmuls."""
         return sum(
-            la.dst.nelements * la.src[0].ne[0] * (2 if "glu" in la.name else 1)
+            la.node.nelements * la.src[0].ne[0] * (2 if "glu" in la.name else 1)
             for la in self.phase.launches
             if la.streams is not None and la.src[0] is not None
         )

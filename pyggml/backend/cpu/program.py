@@ -7,7 +7,7 @@ Launches become phases: a launch runs one phase after the last one that it depen
 means overlapping bytes of memory (read after write, write after read, write after write; work
 memory included). So nodes that do not touch each other (Q, K and V; gate and up) share a phase, and
 each phase boundary is the only barrier. Small launches that one row needs are run by every thread
-for itself (``private``). A program keeps its buffers and kernels alive.
+for itself (``replicate``). A program keeps its buffers and kernels alive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .loop import (
     MAX_PHASES,
 )  # fmt: skip
 from .lowering import Launch, Lowering, Range
-from .private import Need, private_bytes, privatise, thread_records
+from .replicate import ReplicaUse, replica_bytes, replicate_small, thread_records
 from .work import WorkMemory, WorkStore
 
 Longs = npt.NDArray[np.int64]
@@ -90,10 +90,10 @@ def _merge(ranges: list[Range]) -> list[Range]:
 
 @dataclass(eq=False)
 class Phase:
-    """Launches that may run at the same time, and those that threads run for themselves before."""
+    """Launches that may run at the same time, and those that each thread runs for itself before."""
 
     launches: list[Launch]
-    private: list[Launch] = field(default_factory=list)
+    replicas: list[Launch] = field(default_factory=list)
 
     @property
     def chunks(self) -> int:
@@ -110,17 +110,17 @@ class Program:
         self.launches = lowering.launches
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
         python = any(launch.python is not None for launch in lowering.launches)
-        private = lowering.graph if lowering.fusion and not (sequential or python) else None
+        graph = lowering.graph if lowering.fusion and not (sequential or python) else None
         self._parts: list[tuple[Callable[[], None] | None, list[Phase], int]] = []
         run: list[Launch] = []
         for launch in lowering.launches:
             if launch.python is None:
                 run.append(launch)
                 continue
-            self._add(run, error_slot, sequential, private)
+            self._add(run, error_slot, sequential, graph)
             self._parts.append((launch.python, [], 0))
             run = []
-        self._add(run, error_slot, sequential, private)
+        self._add(run, error_slot, sequential, graph)
 
     @property
     def phases(self) -> list[Phase]:
@@ -141,13 +141,13 @@ class Program:
             yield python, header
 
     def _add(
-        self, launches: list[Launch], error_slot: int, sequential: bool, private: CGraph | None
+        self, launches: list[Launch], error_slot: int, sequential: bool, graph: CGraph | None
     ) -> None:
         if not launches:
             return
-        needs: dict[Launch, Need] = {}
-        if private is not None:
-            launches, needs = privatise(launches, private, self.n_threads)
+        uses: dict[Launch, ReplicaUse] = {}
+        if graph is not None:
+            launches, uses = replicate_small(launches, graph, self.n_threads)
         hazards = _Hazards(launches)
         phases: list[Phase] = []
         for i, launch in enumerate(launches):
@@ -155,34 +155,34 @@ class Program:
             if at == len(phases):
                 phases.append(Phase([]))
             phases[at].launches.append(launch)
-            if launch in needs and needs[launch].launch not in phases[at].private:
-                phases[at].private.append(needs[launch].launch)
+            if launch in uses and uses[launch].launch not in phases[at].replicas:
+                phases[at].replicas.append(uses[launch].launch)
         if len(phases) > MAX_PHASES:
             raise UnsupportedOp(f"a graph of {len(phases)} phases: the limit is {MAX_PHASES}")
-        self._parts.append((None, phases, self._encode(phases, needs, error_slot)))
+        self._parts.append((None, phases, self._encode(phases, uses, error_slot)))
 
-    def _encode(self, phases: list[Phase], needs: dict[Launch, Need], error_slot: int) -> int:
+    def _encode(self, phases: list[Phase], uses: dict[Launch, ReplicaUse], error_slot: int) -> int:
         launches = [launch for launch, _ in in_table(phases)]
         sizes = np.array([len(phase.launches) for phase in phases])
         chunks = np.array([phase.chunks for phase in phases])
         if chunks.max() > MAX_CHUNKS:
             raise UnsupportedOp(f"a phase of {chunks.max()} chunks: the limit is {MAX_CHUNKS}")
         first = np.cumsum(sizes) - sizes
-        made = {need.launch for need in needs.values()}
-        needs = needs | {launch: Need(launch, launch.writes) for launch in made}
+        made = {use.launch for use in uses.values()}
+        uses = uses | {launch: ReplicaUse(launch, launch.writes) for launch in made}
         number = {launch: i for i, launch in enumerate(launches)}
-        size = max(map(private_bytes, made), default=0)
+        size = max(map(replica_bytes, made), default=0)
         memory = [zeroed(size) for _ in range(self.n_threads)]
         addresses = [int(m.ctypes.data) for m in memory]
         table = np.zeros((len(launches), LAUNCH_WORDS), np.int64)
         for row, launch in zip(table, launches, strict=True):
             assert launch.kernel is not None
-            need = needs.get(launch)
-            records = thread_records(launch, need, addresses, error_slot)
+            use = uses.get(launch)
+            records = thread_records(launch, use, addresses, error_slot)
             stride = records.strides[0] if len(records) > 1 else 0
-            private = 0 if need is None else number[need.launch]
-            row[:] = launch.kernel.address, records.ctypes.data, launch.chunks, stride, private
-            self._keep.append((launch.kernel, launch.dst.buffer, records))
+            replica = 0 if use is None else number[use.launch]
+            row[:] = launch.kernel.address, records.ctypes.data, launch.chunks, stride, replica
+            self._keep.append((launch.kernel, launch.node.buffer, records))
         begins = shares(table[: sizes.sum(), L_CHUNKS], first, self.n_threads)
         counts = np.add.reduceat(np.diff(begins, axis=1), first)
         phase_words = np.stack([first, sizes, chunks], axis=1).astype(np.int64)
@@ -198,10 +198,10 @@ class Program:
 
 
 def in_table(phases: list[Phase]) -> list[tuple[Launch, int]]:
-    """Launches and their phases as the table has them: behind all others the private ones."""
+    """Launches and their phases as the table has them: the replicated ones after all others."""
     shared = [(launch, i) for i, phase in enumerate(phases) for launch in phase.launches]
-    private = [(launch, i) for i, phase in enumerate(phases) for launch in phase.private]
-    return shared + list({launch: (launch, i) for launch, i in reversed(private)}.values())[::-1]
+    replicas = [(launch, i) for i, phase in enumerate(phases) for launch in phase.replicas]
+    return shared + list({launch: (launch, i) for launch, i in reversed(replicas)}.values())[::-1]
 
 
 def shares(chunks: Longs, first: Longs, n: int) -> Longs:

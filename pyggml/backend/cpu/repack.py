@@ -9,6 +9,7 @@ Each step is one program whose launches interleave whole tensors; mapped pages a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from ...cgraph import CGraph
 from ...dtype import row_size
 from ...jit import kernel
 from ...tensor import Tensor
-from .abi import DST, data, first_row, i64_ptr, int_param
+from .abi import DST, data, first_row, i64_ptr, params_of
 from .kernels.weights import PACK, decode_rows, pack, packed_bytes, weight_facts
 from .layout import ROWS, group_bytes
 from .lowering import Lowering
@@ -27,26 +28,38 @@ from .simd.row_tile import TABLE_BYTES, aim
 from .work import WorkMemory, WorkStore
 
 _STEP_BYTES = 16 << 20
-SOURCE, ROW_BYTES, N_ROWS, N_COLUMNS, GROUP_BYTES, MATRICES, FACTS = range(7)
+
+
+class Repack(NamedTuple):
+    """The values of ``repack_groups``."""
+
+    source: int  # address of the rows
+    row_bytes: int
+    n_rows: int  # of a matrix
+    n_columns: int
+    group_bytes: int
+    matrices: int
+    facts: int
 
 
 @kernel
 def repack_groups(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """A range of groups, rows front to back."""
-    n_rows, row_bytes = int_param(node, N_ROWS), int_param(node, ROW_BYTES)
+    p = params_of(node, Repack)
+    n_rows, row_bytes = p.n_rows, p.row_bytes
     groups = (n_rows + ROWS - 1) // ROWS
-    total = groups * int_param(node, MATRICES)
+    total = groups * p.matrices
     padding = scratch + TABLE_BYTES  # a row of zeros
     zero_run(padding, (row_bytes + 3) // 4)
     for g in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
         matrix, row = g // groups, g % groups * ROWS
-        source = int_param(node, SOURCE) + matrix * n_rows * row_bytes
+        source = p.source + matrix * n_rows * row_bytes
         aim(scratch, source, row_bytes, row, n_rows)
         for r in range(n_rows - row, ROWS):
             i64_ptr(scratch)[r] = padding
-        facts, n = int_param(node, FACTS), int_param(node, N_COLUMNS)
+        facts, n = p.facts, p.n_columns
         decode_rows(facts, scratch, ROWS, n, padding + row_bytes + 4)
-        pack(facts, scratch, n, data(node, DST) + g * int_param(node, GROUP_BYTES))
+        pack(facts, scratch, n, data(node, DST) + g * p.group_bytes)
 
 
 def repack(
@@ -88,7 +101,7 @@ def _run(
         matrices = tensor.ne[2] * tensor.ne[3]
         row_bytes, bytes_of_16 = row_size(tensor.type, n), group_bytes(tensor.type, n)
         start, facts = int(source.ctypes.data), weight_facts(tensor, PACK)
-        params = [start, row_bytes, tensor.ne[1], n, bytes_of_16, matrices, facts]
+        params = Repack(start, row_bytes, tensor.ne[1], n, bytes_of_16, matrices, facts)
         groups = -(-tensor.ne[1] // ROWS) * matrices
         scratch = TABLE_BYTES + row_bytes + 4 + packed_bytes(tensor)
         low.launch(repack_groups, tensor, params, min(groups, 256), src=(), scratch=scratch)

@@ -67,10 +67,10 @@ class _TracedProgram:
                 self._segments.append(
                     (None, self._encode(header, [la for la, _ in launches], begin))
                 )
-        private = {
-            la for _, phases, _ in program.parts() for phase in phases for la in phase.private
+        replicas = {
+            la for _, phases, _ in program.parts() for phase in phases for la in phase.replicas
         }
-        self.launches.sort(key=lambda traced: (traced.phase, traced.launch not in private))
+        self.launches.sort(key=lambda traced: (traced.phase, traced.launch not in replicas))
 
     def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]:
         """As a program's."""

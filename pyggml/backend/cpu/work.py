@@ -1,12 +1,12 @@
 """Work memory of a program: quantized activations, in slots that later launches use again.
 
     work = WorkMemory(store)
-    out = work.take(720, launch=10)                # free from launch 10 on
-    out.use(11)                                    # launch 11 reads it
+    out = work.take(720, before=10)                # a slot that launch 10 and later ones do not use
+    out.use(11)                                    # launch 11 reads or writes it
 
-A slot is taken again only by a launch that comes after the last one that used it; the program
-orders the launches by byte ranges, so the reuse is safe whatever runs at the same time. Programs of
-one backend share a store, since only one of them runs at a time.
+Lowerings call ``Lowering.take``, which never gives one node the same slot twice. The program orders
+launches by byte ranges, so the reuse is safe whatever runs at the same time. Programs of one
+backend share a store, since only one of them runs at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...buffer import zeroed
+from ...errors import AllocError
 
 _MIN_BYTES = 4096
 
@@ -39,7 +40,7 @@ class WorkStore:
 class _Slot:
     memory: npt.NDArray[np.uint8]
     last_use: int = -1
-    holder: WorkRange | None = None  # who took it last
+    holder: WorkRange | None = None  # the range that took it last
 
 
 @dataclass(eq=False)
@@ -51,12 +52,18 @@ class WorkRange:
     _slot: _Slot
 
     @property
-    def held(self) -> bool:
-        """Whether nobody took the slot since: its bytes are still the ones of this range."""
+    def intact(self) -> bool:
+        """Whether no other range has taken the slot since: its bytes are this range's."""
         return self._slot.holder is self
 
     def use(self, launch: int) -> tuple[int, int]:
-        """Note that ``launch`` reads or writes the range; its first byte and end."""
+        """Note that ``launch`` reads or writes the range; its first byte and end.
+
+        Raises:
+            AllocError: another range has taken the slot since.
+        """
+        if not self.intact:
+            raise AllocError(f"work memory for launch {launch} was given to another launch")
         self._slot.last_use = max(self._slot.last_use, launch)
         return self.address, self.address + self.size
 
@@ -68,15 +75,16 @@ class WorkMemory:
         self._store = store
         self._slots: dict[int, list[_Slot]] = {}
 
-    def take(self, size: int, launch: int) -> WorkRange:
-        """A range of at least ``size`` bytes that nobody uses at or after ``launch``."""
+    def take(self, size: int, before: int) -> WorkRange:
+        """A range of at least ``size`` bytes in a slot that launch ``before`` and later ones do not
+        use."""
         class_bytes = max(_MIN_BYTES, 1 << (size - 1).bit_length())
         slots = self._slots.setdefault(class_bytes, [])
-        slot = next((s for s in slots if s.last_use < launch), None)
+        slot = next((s for s in slots if s.last_use < before), None)
         if slot is None:
             slot = _Slot(self._store.memory(class_bytes, len(slots)))
             slots.append(slot)
-        slot.last_use = launch
+        slot.last_use = before
         slot.holder = WorkRange(int(slot.memory.ctypes.data), size, slot)
         return slot.holder
 

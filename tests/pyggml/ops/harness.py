@@ -19,6 +19,7 @@ from pyggml.context import Context, place_view
 from pyggml.dtype import GGMLType, numpy_dtype
 from pyggml.ops import PERMUTE, Arg, Case, Op
 from pyggml.quants import BLOCK_TYPES, dequantize, quantize, to_float
+from pyggml.quants.block import Field, get, put
 from pyggml.tensor import Tensor
 
 GUARD = 256  # bytes on both sides of each tensor
@@ -140,7 +141,7 @@ def encoded(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[np.uint8]:
 
 def is_only_read(type: GGMLType) -> bool:
     """Whether there is no quantization to a format."""
-    return type in BLOCK_TYPES and BLOCK_TYPES[type].quantize_blocks is None
+    return type in BLOCK_TYPES and BLOCK_TYPES[type].encode is None
 
 
 def random_blocks(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:
@@ -148,9 +149,13 @@ def random_blocks(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:
     rng = np.random.default_rng(values.size)
     n_bytes = values.shape[-1] // type.block_size * type.type_size
     out = rng.integers(0, 256, (*values.shape[:-1], n_bytes), np.uint8)
-    blocks = out.view(BLOCK_TYPES[type].dtype)
-    if type is GGMLType.IQ1_M:  # the scale, 2^-7, is in the top bits of four words
-        blocks["scales"] = blocks["scales"] & 0xFFF | np.uint16([0, 0, 0, 0x2]) << np.uint16(12)
-    else:
-        blocks["d"] = 2.0**-6
+    blocks = out.reshape(-1, type.type_size)
+    set_scales(blocks, BLOCK_TYPES[type].d, 2.0**-6 if type is not GGMLType.IQ1_M else 2.0**-7)
     return out
+
+
+def set_scales(blocks: npt.NDArray[np.uint8], field: Field, value: float) -> None:
+    """Write a float16 to a field of blocks [n, type_size]."""
+    changed = np.zeros_like(blocks)
+    put(field, get(field, blocks) ^ np.float16(value).view(np.uint16), changed)
+    blocks ^= changed

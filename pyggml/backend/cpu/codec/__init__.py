@@ -1,101 +1,76 @@
-"""Block formats in jitted code: a file a format, and the choice by a literal kind.
+"""Blocks in jitted code: decoders are derived from declarations, encoders made for them.
 
-    encode_block(kind, x, out)                     # block_size float32 at x -> a block at out
-    decode_block(kind, block, y)                   # and back; kind is a GGMLType as a literal int
+    decode_block(kind, block, y)                   # a block as block_size float32; see ``blocks``
+    encode_block(kind, x, out)                     # and back; kind is a GGMLType as a literal int
 
-A format's functions are the twins of its NumPy ones in ``quants``: strict float32 in the same order
-of operations, so the bytes are ggml's. Only the chosen format's code is compiled into a kernel.
-To add a format: its file, and a line of ``CODECS``, or of ``SPLIT`` for one with a codebook.
+Encoders are the twins of the NumPy ones that declarations name (``quants``): strict float32 in the
+same order of operations, so the bytes are ggml's. A format whose declaration names one of these has
+its twin; one with a search of its own adds a line to ``_TWINS``. Only the chosen format's code is
+compiled into a kernel.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any
 
 from numba import types
 from numba.extending import intrinsic
 
 from ....dtype import GGMLType
-from .codebook import decoder
-from .iq1_m import split_iq1_m
-from .iq1_s import split_iq1_s
-from .iq2_s import split_iq2_s
-from .iq2_xs import split_iq2_xs
-from .iq2_xxs import split_iq2_xxs
-from .iq3_s import split_iq3_s
-from .iq3_xxs import split_iq3_xxs
-from .iq4_nl import decode_iq4_nl, encode_iq4_nl, encode_iq4_nl_weighted
-from .iq4_xs import decode_iq4_xs, encode_iq4_xs, encode_iq4_xs_weighted
-from .mxfp4 import decode_mxfp4, encode_mxfp4
-from .q2_k import decode_q2_k, encode_q2_k, encode_q2_k_weighted
-from .q3_k import decode_q3_k, encode_q3_k, encode_q3_k_weighted
-from .q4_0 import decode_q4_0, encode_q4_0, encode_q4_0_weighted
-from .q4_1 import decode_q4_1, encode_q4_1, encode_q4_1_weighted
-from .q4_k import decode_q4_k, encode_q4_k, encode_q4_k_weighted
-from .q5_0 import decode_q5_0, encode_q5_0, encode_q5_0_weighted
-from .q5_1 import decode_q5_1, encode_q5_1, encode_q5_1_weighted
-from .q5_k import decode_q5_k, encode_q5_k, encode_q5_k_weighted
-from .q6_k import decode_q6_k, encode_q6_k, encode_q6_k_weighted
-from .q8_0 import decode_q8_0, encode_q8_0
-from .q8_k import decode_q8_k, encode_q8_k
-from .tq1_0 import decode_tq1_0, encode_tq1_0
-from .tq2_0 import decode_tq2_0, encode_tq2_0
+from ....quants.block import BLOCK_TYPES, BlockType
+from ....quants.blocks_32 import encode_centred, encode_from_minimum, encode_rounded
+from ....quants.iq4 import encode_nl, encode_xs
+from ....quants.k_quants import ScaleMin, encode_q3_k, encode_q6_k, encode_q8_k
+from ....quants.mxfp4 import encode_exponents
+from ....quants.ternary import encode_ternary
+from .blocks_32 import centred, from_minimum, rounded
+from .iq4 import eight_scales, one_scale
+from .k_quants import q3_k, q6_k, q8_k, scale_min_encoders
+from .mxfp4 import exponents
+from .ternary import ternary
 
-
-@dataclass(frozen=True)
-class Codec:
-    """A format's jitted functions, all on addresses.
-
-    Args:
-        decode: ``decode(block, y)``.
-        encode: ``encode(x, out)``; None where a format is only read.
-        encode_weighted: ``encode(x, weights, out)``: the search with importance weights, which are
-            those that ``quantize_blocks`` takes; None where weights change nothing.
-    """
-
-    decode: Any
-    encode: Any = None
-    encode_weighted: Any = None
-
-
-CODECS = {
-    int(GGMLType.Q8_0): Codec(decode_q8_0, encode_q8_0),
-    int(GGMLType.Q4_0): Codec(decode_q4_0, encode_q4_0, encode_q4_0_weighted),
-    int(GGMLType.Q4_1): Codec(decode_q4_1, encode_q4_1, encode_q4_1_weighted),
-    int(GGMLType.Q5_0): Codec(decode_q5_0, encode_q5_0, encode_q5_0_weighted),
-    int(GGMLType.Q5_1): Codec(decode_q5_1, encode_q5_1, encode_q5_1_weighted),
-    int(GGMLType.Q4_K): Codec(decode_q4_k, encode_q4_k, encode_q4_k_weighted),
-    int(GGMLType.Q5_K): Codec(decode_q5_k, encode_q5_k, encode_q5_k_weighted),
-    int(GGMLType.Q2_K): Codec(decode_q2_k, encode_q2_k, encode_q2_k_weighted),
-    int(GGMLType.Q3_K): Codec(decode_q3_k, encode_q3_k, encode_q3_k_weighted),
-    int(GGMLType.Q6_K): Codec(decode_q6_k, encode_q6_k, encode_q6_k_weighted),
-    int(GGMLType.Q8_K): Codec(decode_q8_k, encode_q8_k),
-    int(GGMLType.IQ4_NL): Codec(decode_iq4_nl, encode_iq4_nl, encode_iq4_nl_weighted),
-    int(GGMLType.IQ4_XS): Codec(decode_iq4_xs, encode_iq4_xs, encode_iq4_xs_weighted),
-    int(GGMLType.MXFP4): Codec(decode_mxfp4, encode_mxfp4),
-    int(GGMLType.TQ1_0): Codec(decode_tq1_0, encode_tq1_0),
-    int(GGMLType.TQ2_0): Codec(decode_tq2_0, encode_tq2_0),
+# What makes ``encode(x, out)``, and ``encode(x, weights, out)`` with importance weights, or None
+# where these change nothing; by the encoder of the declaration, or its class.
+Twin = Callable[[BlockType], tuple[Any, Any]]
+_TWINS: dict[Hashable, Twin] = {
+    encode_centred: centred,
+    encode_from_minimum: from_minimum,
+    encode_rounded: rounded,
+    ScaleMin: scale_min_encoders,
+    encode_q3_k: q3_k,
+    encode_q6_k: q6_k,
+    encode_q8_k: q8_k,
+    encode_nl: one_scale,
+    encode_xs: eight_scales,
+    encode_exponents: exponents,
+    encode_ternary: ternary,
 }
-SPLIT = {
-    GGMLType.IQ2_XXS: split_iq2_xxs,
-    GGMLType.IQ2_XS: split_iq2_xs,
-    GGMLType.IQ2_S: split_iq2_s,
-    GGMLType.IQ3_XXS: split_iq3_xxs,
-    GGMLType.IQ3_S: split_iq3_s,
-    GGMLType.IQ1_S: split_iq1_s,
-    GGMLType.IQ1_M: split_iq1_m,
-}
-CODECS |= {int(type): Codec(decoder(type, split)) for type, split in SPLIT.items()}
-DECODED = tuple(CODECS)
-ENCODED = tuple(kind for kind, codec in CODECS.items() if codec.encode is not None)
 
 
-def _chosen(field: str, kind: Any, n: int) -> Any:
-    """Typing and code of a call of a format's function with ``n`` addresses."""
+def _twin(f: BlockType) -> Twin | None:
+    return _TWINS.get(type(f.encode)) or _TWINS.get(f.encode)
+
+
+DECODED = tuple(int(type) for type in BLOCK_TYPES)
+ENCODED = tuple(int(type) for type, f in BLOCK_TYPES.items() if _twin(f))
+
+
+@cache
+def encoders(kind: int) -> tuple[Any, Any]:
+    """The jitted encoders of a type of ``ENCODED``: without and with importance weights."""
+    f = BLOCK_TYPES[GGMLType(kind)]
+    make = _twin(f)
+    assert make is not None
+    return make(f)
+
+
+def _encoder(which: int, kind: Any, n: int) -> Any:
+    """Typing and code of a call of a format's encoder with ``n`` addresses."""
     if not isinstance(kind, types.IntegerLiteral):
         return None
-    function = getattr(CODECS[kind.literal_value], field)
+    function = encoders(kind.literal_value)[which]
     addresses = (types.int64,) * n
 
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
@@ -110,18 +85,12 @@ def _chosen(field: str, kind: Any, n: int) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def decode_block(typingctx: Any, kind: Any, block: Any, y: Any) -> Any:
-    """The block at ``block`` as float32 at ``y``."""
-    return _chosen("decode", kind, 2)
-
-
-@intrinsic(prefer_literal=True)
 def encode_block(typingctx: Any, kind: Any, x: Any, out: Any) -> Any:
     """float32 at ``x`` as one block at ``out``."""
-    return _chosen("encode", kind, 2)
+    return _encoder(0, kind, 2)
 
 
 @intrinsic(prefer_literal=True)
 def encode_weighted(typingctx: Any, kind: Any, x: Any, weights: Any, out: Any) -> Any:
     """``encode_block`` with importance weights, float32 as many as values."""
-    return _chosen("encode_weighted", kind, 3)
+    return _encoder(1, kind, 3)

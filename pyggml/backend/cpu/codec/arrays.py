@@ -10,9 +10,8 @@ it, and a compute of another thread waits. Access: front to back, a block at a t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,22 +20,33 @@ from ....cgraph import CGraph
 from ....context import Context
 from ....dtype import GGMLType, row_size
 from ....jit import Kernel, inline_strict, kernel
-from ....quants.block import BLOCK_TYPES, Floats, row_weights
-from ..abi import BAD_VALUE, DST, data, f32_ptr, first_row, int_param, set_error
+from ....quants.block import BLOCK_TYPES, Bytes, Floats, row_weights
+from ....quants.reference import reference_quantize
+from ..abi import BAD_VALUE, DST, data, f32_ptr, first_row, params_of, set_error
 from ..atomics import call_address
 from ..backend import CpuBackend
 from ..lowering import Lowering
 from ..simd.lanes import bits, lanes_f32, mask_bits, root, store
 from ..simd.math import ZERO
 from ..work import WorkMemory, WorkStore
-from . import CODECS
+from . import ENCODED, encoders
 from .rows import decode_columns, encode_row, row_decoder, row_encoder, weighted_row_encoder
 
-Bytes = npt.NDArray[np.uint8]
-SOURCE, COUNT, ROW, ROW_BYTES, CODEC, IMATRIX, BY_ROW = range(7)  # parameters
 _GRAIN = 16384  # elements of a chunk, about
 _MAX_CHUNKS = 4096
 _INFINITY = np.int32(0x7F800000)  # the bits that are all set in what is not finite
+
+
+class Rows(NamedTuple):
+    """The values of a kernel that converts rows."""
+
+    source: int  # address
+    count: int
+    row: int  # values of a row
+    row_bytes: int
+    codec: int  # address of the format's encoder or decoder
+    imatrix: int = 0  # address of importance weights
+    by_row: int = 0  # whether they are multiplied with a term of the row
 
 
 @inline_strict
@@ -51,27 +61,29 @@ def _is_finite(x, n):  # type: ignore[no-untyped-def]
 @kernel
 def encode_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """Rows by the format's encoder; reports what is not finite."""
-    rows, n, row_bytes = int_param(node, COUNT), int_param(node, ROW), int_param(node, ROW_BYTES)
+    p = params_of(node, Rows)
+    rows, n, row_bytes = p.count, p.row, p.row_bytes
     for r in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
-        x = int_param(node, SOURCE) + 4 * n * r
+        x = p.source + 4 * n * r
         if not _is_finite(x, n):
             set_error(node, BAD_VALUE)
             return
-        encode_row(int_param(node, CODEC), x, data(node, DST) + row_bytes * r, n)
+        encode_row(p.codec, x, data(node, DST) + row_bytes * r, n)
 
 
 @kernel
 def encode_weighted_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """``encode_rows`` with importance weights; see ``quants.block.row_weights`` for the sums."""
-    rows, n, row_bytes = int_param(node, COUNT), int_param(node, ROW), int_param(node, ROW_BYTES)
-    imatrix = int_param(node, IMATRIX)
+    p = params_of(node, Rows)
+    rows, n, row_bytes = p.count, p.row, p.row_bytes
+    imatrix = p.imatrix
     for r in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
-        x = int_param(node, SOURCE) + 4 * n * r
+        x = p.source + 4 * n * r
         if not _is_finite(x, n):
             set_error(node, BAD_VALUE)
             return
         weights = imatrix
-        if int_param(node, BY_ROW) != 0:
+        if p.by_row != 0:
             power = ZERO
             for i in range(n):
                 power += f32_ptr(x)[i] * f32_ptr(x)[i]
@@ -80,16 +92,17 @@ def encode_weighted_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-unt
                 v = lanes_f32(8, x + i)
                 store(scratch + i, lanes_f32(8, imatrix + i) * root(v * v + power))
             weights = scratch
-        call_address(int_param(node, CODEC), (x, data(node, DST) + row_bytes * r, n, weights))
+        call_address(p.codec, (x, data(node, DST) + row_bytes * r, n, weights))
 
 
 @kernel
 def decode_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """Rows by the format's decoder."""
-    rows, n, row_bytes = int_param(node, COUNT), int_param(node, ROW), int_param(node, ROW_BYTES)
+    p = params_of(node, Rows)
+    rows, n, row_bytes = p.count, p.row, p.row_bytes
     for r in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
-        x = int_param(node, SOURCE) + row_bytes * r
-        decode_columns(int_param(node, CODEC), x, data(node, DST) + 4 * n * r, n, 0)
+        x = p.source + row_bytes * r
+        decode_columns(p.codec, x, data(node, DST) + 4 * n * r, n, 0)
 
 
 class CpuArrays:
@@ -98,14 +111,16 @@ class CpuArrays:
     @staticmethod
     def encode(x: Floats, type: GGMLType, imatrix: Floats | None, n_threads: int | None) -> Bytes:
         """Rows [n_rows, n], n whole blocks, as bytes. Raises: Aborted, ComputeError."""
+        if int(type) not in ENCODED:
+            return reference_quantize(x, type, imatrix)
         out = np.empty((len(x), row_size(type, x.shape[1])), np.uint8)
-        if imatrix is None or CODECS[int(type)].encode_weighted is None:
+        if imatrix is None or encoders(int(type))[1] is None:
             rows = _Rows(x, out, x.size, type)
             rows.run(encode_rows, row_encoder(int(type)), n_threads)
         else:
             rows = _Rows(x, out, x.size, type, x.shape[1])
             by_row = BLOCK_TYPES[type].weigh is row_weights
-            extra = [int(imatrix.ctypes.data), int(by_row)]
+            extra = (int(imatrix.ctypes.data), int(by_row))
             rows.run(encode_weighted_rows, weighted_row_encoder(int(type)), n_threads, extra)
         return out
 
@@ -129,18 +144,17 @@ class _Rows:
     length: int = 0
 
     def run(
-        self, made: Kernel, codec: Kernel, n_threads: int | None, extra: Sequence[int] = ()
+        self, made: Kernel, codec: Kernel, n_threads: int | None, extra: tuple[int, ...] = ()
     ) -> None:
         """Compute on the pool."""
         backend = CpuBackend(n_threads)
         length = self.length or math.gcd(self.n, _GRAIN)
         rows = self.n // length
-        params = [int(self.source.ctypes.data), rows, length, row_size(self.type, length)]
         result = Context(no_alloc=True).new_tensor_1d(GGMLType.I8, self.out.nbytes)
         result.data = int(self.out.ctypes.data)
         chunks = max(1, min(self.n // _GRAIN, rows, _MAX_CHUNKS))
         low = Lowering(CGraph(), backend.n_threads, WorkMemory(WorkStore()))
-        low.launch(
-            made, result, [*params, codec.address, *extra], chunks, src=(), scratch=4 * length
-        )
+        source, row_bytes = int(self.source.ctypes.data), row_size(self.type, length)
+        params = Rows(source, rows, length, row_bytes, codec.address, *extra)
+        low.launch(made, result, params, chunks, src=(), scratch=4 * length)
         backend.run_launches(low)

@@ -1,17 +1,19 @@
-"""MXFP4 in jitted code; see ``quants/mxfp4.py``."""
+"""The encoder of MXFP4 in jitted code; see ``quants/mxfp4.py``."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ....dtype import GGMLType
 from ....jit import inline_strict
+from ....quants.block import BlockType
 from ..abi import bits_f32, f32_bits, f32_ptr, u8_ptr
+from ..simd.lanes import stack
 from ..simd.math import SMALLEST, ZERO, abs_f32
-from .codes import decode_nibbles
-from .tables import values_of
+from .blocks import put_codes
 
-_KIND = int(GGMLType.MXFP4)
+BLOCK = 32
 _UP = np.float32(2.0**23)
 _LOG2_E = np.float32(1.442695)
 _A, _B, _C, _D = np.float32(0.5), np.float32(1.5), np.float32(2.5), np.float32(3.5)
@@ -51,21 +53,21 @@ def _code(v, d):  # type: ignore[no-untyped-def]
     return n + 8 if v < ZERO and n != 0 else n
 
 
-@inline_strict
-def encode_mxfp4(x, out):  # type: ignore[no-untyped-def]
-    """32 float32 at ``x`` as one block at ``out``."""
-    xs, codes, top = f32_ptr(x), u8_ptr(out), ZERO
-    for i in range(32):
-        a = abs_f32(xs[i])
-        top = a if a > top else top
-    e = _exponent(top) + 125 & 255 if top > ZERO else 0
-    d = _scale(e)
-    codes[0] = e
-    for i in range(16):
-        codes[1 + i] = _code(xs[i], d) | _code(xs[16 + i], d) << 4
+def exponents(f: BlockType) -> tuple[Any, Any]:
+    """A power of two below the largest magnitude. Weights change nothing."""
+    kind, e_at = int(f.type), f.d[0].at // 8
 
+    @inline_strict
+    def encode(x, out):  # type: ignore[no-untyped-def]
+        xs, codes, top = f32_ptr(x), stack(BLOCK), ZERO
+        for i in range(BLOCK):
+            a = abs_f32(xs[i])
+            top = a if a > top else top
+        e = _exponent(top) + 125 & 255 if top > ZERO else 0
+        d = _scale(e)
+        u8_ptr(out)[e_at] = e
+        for i in range(BLOCK):
+            u8_ptr(codes)[i] = _code(xs[i], d)
+        put_codes(kind, codes, out)
 
-@inline_strict
-def decode_mxfp4(block, y):  # type: ignore[no-untyped-def]
-    """One block as 32 float32 at ``y``."""
-    decode_nibbles(block + 1, values_of(_KIND), _scale(np.int64(u8_ptr(block)[0])), y)
+    return encode, None

@@ -16,10 +16,11 @@ from ....dtype import GGMLType
 from ....jit import Kernel, inline, named_kernel
 from ..abi import f32_ptr
 from ..atomics import call_address
+from ..layout import UNPACKED_BYTES
 from ..simd.element import F32, put
 from ..simd.lanes import stack
-from ..superblock import PARTS_BYTES
-from . import SPLIT, decode_block, encode_block, encode_weighted
+from . import encode_block, encode_weighted
+from .blocks import decode_block, unpack_block
 
 BLOCK_BYTES = 4 * 256  # of the largest block as float32
 
@@ -47,15 +48,15 @@ def row_decoder(kind: int) -> Kernel:
 
 
 @cache
-def row_splitter(kind: int) -> Kernel:
-    """What takes the blocks of a row apart, see ``codebook``: (row, parts, n, 0)."""
-    split, size = SPLIT[GGMLType(kind)], GGMLType(kind).type_size
+def row_unpacker(kind: int) -> Kernel:
+    """Unpacks the blocks of a row of a format with a codebook: (row, blocks, n, 0)."""
+    size = GGMLType(kind).type_size
 
-    def split_row(row, parts, n, unused):  # type: ignore[no-untyped-def]
+    def unpack_row(row, blocks, n, unused):  # type: ignore[no-untyped-def]
         for i in range(n // 256):
-            split(row + size * i, parts + PARTS_BYTES * i)
+            unpack_block(kind, row + size * i, blocks + UNPACKED_BYTES * i)
 
-    return named_kernel(split_row, GGMLType(kind).name)
+    return named_kernel(unpack_row, GGMLType(kind).name)
 
 
 @cache

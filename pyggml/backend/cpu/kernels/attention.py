@@ -16,7 +16,7 @@ import numpy as np
 from ....dtype import GGMLType
 from ....jit import kernel
 from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, int_param, nb, ne
+from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, nb, ne, params_of
 from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, lowers
 from ..simd.attend import TILE_ROWS, fetch_rows, weighed_columns
@@ -41,12 +41,7 @@ from .attention_chunk import (
 )
 from .attention_row import (
     CHUNK,
-    DIRECT_ROWS,
-    FACTS,
-    PARTIAL,
-    QUANTIZE,
-    SPLITS,
-    TOKENS,
+    Attention,
     bias,
     clear,
     finish,
@@ -74,13 +69,13 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
     Scratch: cells, scores and sums of a tile's rows, then queries, states and packed chunk.
     """
-    facts = int_param(node, FACTS)
+    p = params_of(node, Attention)
+    facts = p.facts
     n_tokens, n_kv_head = ne(node, SRC0, 1), ne(node, SRC1, 2)
     n_rep = ne(node, SRC0, 2) // n_kv_head
     hd, hdv = ne(node, SRC0, 0), ne(node, SRC2, 0)
     hd8, padded = (hd + 7) // 8 * 8, (hdv + 15) // 16 * 16
-    block, splits = int_param(node, TOKENS), int_param(node, SPLITS)
-    partials = int_param(node, PARTIAL)
+    block, splits, partials = p.tokens, p.splits, p.partials
     blocks = (n_tokens + block - 1) // block
     split, rest = chunk % splits, chunk // splits
     kv_head, rest = rest % n_kv_head, rest // n_kv_head
@@ -114,7 +109,7 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 hi = max(hi, list_end(node, after))
             after += 1
         n_rows = (after - t) * n_rep
-        direct = n_rows <= int_param(node, DIRECT_ROWS)
+        direct = n_rows <= p.direct_rows
         n_met = (hi + CHUNK - 1) // CHUNK - lo // CHUNK  # chunks
         first_chunk = lo // CHUNK + n_met * split // splits
         end_chunk = lo // CHUNK + n_met * (split + 1) // splits
@@ -220,10 +215,11 @@ def flash_attn_merge(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped
                 x = f32_ptr(part)
                 merge(state, x[0], x[1], part + 8, hdv)
         finish(node, state, token, head, stream, hdv)
-    if int_param(node, QUANTIZE) != 0:
+    quantize = params_of(node, Attention).quantize
+    if quantize != 0:
         n = n_head * hdv
         row = data(node, DST) + token * nb(node, DST, 2) + stream * nb(node, DST, 3)
-        quantize_row(row, int_param(node, QUANTIZE) + chunk * (n // 32) * Q8_BLOCK, n)
+        quantize_row(row, quantize + chunk * (n // 32) * Q8_BLOCK, n)
 
 
 def _supports(node: Tensor) -> bool:
@@ -259,39 +255,47 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     splits = -(-_SPLITS * low.n_threads // n_kv_head) if split else 1
     even = low.n_threads // gcd(low.n_threads, n_kv_head)  # so that threads get as many
     splits = min(-(-splits // even) * even, n_chunks) if split else 1
-    parts = low.work.take(partial_bytes, len(low.launches)) if split else None
+    parts = low.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()
     facts = cache_facts(int(k.type), int(v.type), weighed_columns(hdv), *tails, tuning())
-    params = [
-        float(node.op_params["scale"]),
-        2.0 ** (-max_bias / n2) if max_bias else 0.0,
-        2.0 ** (-max_bias / 2 / n2) if max_bias else 0.0,
-        n2,
-        float(node.op_params["logit_softcap"]),
-        block,
-        splits,
-        parts.address if parts else 0,
-        0,
-        int(mask is not None and mask.type is GGMLType.F16),
-        direct_rows,
-        float(node.op_params["bias_scale"]),
-        facts.address(*DIRECT, *packed),
-    ]
+    params = Attention(
+        scale=node.op_params["scale"],
+        bias_0=2.0 ** (-max_bias / n2) if max_bias else 0.0,
+        bias_1=2.0 ** (-max_bias / 2 / n2) if max_bias else 0.0,
+        n_head_log2=n2,
+        softcap=node.op_params["logit_softcap"],
+        tokens=block,
+        splits=splits,
+        partials=parts.address if parts else 0,
+        quantize=0,
+        f16_mask=mask is not None and mask.type is GGMLType.F16,
+        direct_rows=direct_rows,
+        bias_scale=node.op_params["bias_scale"],
+        facts=facts.address(*DIRECT, *packed),
+    )
     scratch = 2 * CELLS_BYTES + 4 * (
         TILE_ROWS * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 32
         + (0 if alone else CHUNK * (hd8 + padded))
     )  # fmt: skip
     blocks = -(-n_tokens // block)
-    launch = low.launch(
-        flash_attn, node, params, splits * n_kv_head * blocks * n_streams, scratch=scratch
+    low.launch(
+        flash_attn,
+        node,
+        params,
+        splits * n_kv_head * blocks * n_streams,
+        writes=parts,
+        scratch=scratch,
+        variant="_".join(x.type.name.lower() for x in (k, v)),
     )
-    launch.variant = "_".join(x.type.name.lower() for x in (k, v))
     if parts:
-        launch.writes = [parts.use(len(low.launches) - 1)]
-        merge = low.launch(
-            flash_attn_merge, node, params, n_tokens * n_streams, work=[parts], scratch=scratch
+        low.launch(
+            flash_attn_merge,
+            node,
+            params,
+            n_tokens * n_streams,
+            work=[parts],
+            scratch=scratch,
+            quantizes=n_head * hdv % 32 == 0,
+            replicate=ALWAYS,
         )
-        if n_head * hdv % 32 == 0:
-            merge.quantize_param = QUANTIZE
-        merge.private = ALWAYS if merge.chunks == 1 else 0

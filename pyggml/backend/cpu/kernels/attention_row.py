@@ -10,6 +10,8 @@ on its keys alone. For jitted code.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ....jit import inline, inline_strict
@@ -23,21 +25,35 @@ from ..abi import (
     SRC6,
     data,
     f32_ptr,
-    float_param,
     i32_ptr,
-    int_param,
     load_f32,
     nb,
     ne,
-)  # fmt: skip
+    params_of,
+)
 from ..simd.half import load_f16
 from ..simd.math import exp_f32, tanh_f32
 from ..simd.total import max_f32, total_f32
 
 CHUNK = 256  # keys
-# Parameters of the kernels.
-SCALE, BIAS_0, BIAS_1, N_HEAD_LOG2, SOFTCAP, TOKENS, SPLITS, PARTIAL = range(8)
-QUANTIZE, F16_MASK, DIRECT_ROWS, BIAS_SCALE, FACTS = range(8, 13)
+
+
+class Attention(NamedTuple):
+    """The values of ``flash_attn`` and ``flash_attn_merge``."""
+
+    scale: float
+    bias_0: float  # ALiBi: a power of it is the slope of the first ``n_head_log2`` heads,
+    bias_1: float  # of this the slope of the others; 0: no ALiBi
+    n_head_log2: int
+    softcap: float  # 0: none
+    tokens: int  # of a block
+    splits: int  # of the keys
+    partials: int  # address of the states of each chunk of keys, 0: chunks are merged at once
+    quantize: int  # address of the quantized rows, or 0
+    f16_mask: int
+    direct_rows: int  # up to so many query rows read keys where they lie
+    bias_scale: float
+    facts: int
 
 
 @inline
@@ -49,7 +65,7 @@ def list_begin(node, t):  # type: ignore[no-untyped-def]
 
 @inline
 def list_end(node, t):  # type: ignore[no-untyped-def]
-    """The key behind the last one."""
+    """The key after the last one."""
     rows = data(node, SRC6)
     return i32_ptr(rows + t * nb(node, SRC6, 1))[2] if rows != 0 else ne(node, SRC1, 1)
 
@@ -64,7 +80,8 @@ def sequence_of(node, t):  # type: ignore[no-untyped-def]
 @inline
 def bias(node, s, t, head, sequence, stream, first, n):  # type: ignore[no-untyped-def]
     """Scale, soft-cap, ALiBi and mask on one row of raw scores."""
-    scale, cap = float_param(node, SCALE), float_param(node, SOFTCAP)
+    p = params_of(node, Attention)
+    scale, cap = p.scale, p.softcap
     x = f32_ptr(s)
     for j in range(n):
         x[j] *= scale
@@ -72,23 +89,23 @@ def bias(node, s, t, head, sequence, stream, first, n):  # type: ignore[no-untyp
         for j in range(n):
             x[j] = cap * tanh_f32(x[j] / cap)
     slope = np.float32(1)
-    m0, n2 = float_param(node, BIAS_0), int_param(node, N_HEAD_LOG2)
+    m0, n2 = p.bias_0, p.n_head_log2
     if m0 != 0:
         if head < n2:
             slope = np.float32(m0 ** np.float32(head + 1))
         else:
-            slope = np.float32(float_param(node, BIAS_1) ** np.float32(2 * (head - n2) + 1))
-        slope *= float_param(node, BIAS_SCALE)
+            slope = np.float32(p.bias_1 ** np.float32(2 * (head - n2) + 1))
+        slope *= p.bias_scale
         if data(node, SRC6) != 0:
-            p = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[3]
+            position = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[3]
             cells = i32_ptr(data(node, SRC5) + sequence * nb(node, SRC5, 2))
             for j in range(n):
-                x[j] -= slope * np.float32(abs(p - cells[2 * (first + j) + 1]))
+                x[j] -= slope * np.float32(abs(position - cells[2 * (first + j) + 1]))
     if data(node, SRC3) != 0:
         mask = data(node, SRC3) + t * nb(node, SRC3, 1)
         mask += (head % ne(node, SRC3, 2)) * nb(node, SRC3, 2)
         mask += (stream % ne(node, SRC3, 3)) * nb(node, SRC3, 3)
-        if int_param(node, F16_MASK) != 0:
+        if p.f16_mask != 0:
             for j in range(n):
                 x[j] += slope * load_f16(mask + 2 * (first + j))
         else:
@@ -176,4 +193,4 @@ def partial(node, stream, token, head, chunk, state_bytes):  # type: ignore[no-u
     keys = ne(node, SRC5, 1) if data(node, SRC5) != 0 else ne(node, SRC1, 1)
     row = (stream * ne(node, SRC0, 1) + token) * ne(node, SRC0, 2) + head
     n_chunks = (keys + CHUNK - 1) // CHUNK
-    return int_param(node, PARTIAL) + (row * n_chunks + chunk) * state_bytes
+    return params_of(node, Attention).partials + (row * n_chunks + chunk) * state_bytes

@@ -7,12 +7,13 @@ a row; a second source with shorter or strided rows takes a scalar loop.
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline_strict, kernel
 from ....ops.op import ALL_FLOATS
 from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC1, first_row, int_param, nb, ne, nrows, row_address
+from ..abi import DST, SRC0, SRC1, first_row, nb, ne, nrows, params_of, row_address
 from ..lowering import GRAIN, Lowering, lowers
 from ..simd.element import put, take
 from .span import columns, repeated_row, split
@@ -33,13 +34,19 @@ def combine(op, a, b):  # type: ignore[no-untyped-def]
     return a / b
 
 
+class Binary(NamedTuple):
+    """The values of a binary kernel."""
+
+    parts: int  # of each row, see ``span``
+
+
 @cache
 def binary_kernel(op: int, a: int, b: int, result: int) -> Kernel:
     """The kernel of an op for the types of the sources and of the result."""
     size = GGMLType(b).type_size
 
     def binary(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n, period, parts = ne(node, DST, 0), ne(node, SRC1, 0), int_param(node, 0)
+        n, period, parts = ne(node, DST, 0), ne(node, SRC1, 0), params_of(node, Binary).parts
         stride = nb(node, SRC1, 0)
         units = nrows(node, DST) * parts
         for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
@@ -77,7 +84,7 @@ def _lower(low: Lowering, node: Tensor) -> None:
     assert node.op is not None and node.src[0] is not None and node.src[1] is not None
     parts, chunks = split(low, node, GRAIN)
     types = (int(t.type) for t in (node.src[0], node.src[1], node))
-    low.launch(binary_kernel(_OPS[node.op.name], *types), node, (parts,), chunks)
+    low.launch(binary_kernel(_OPS[node.op.name], *types), node, Binary(parts), chunks)
 
 
 for _op in _OPS:

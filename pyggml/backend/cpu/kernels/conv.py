@@ -9,6 +9,7 @@ side take a scalar loop.
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,20 +23,43 @@ from ..abi import (
     data,
     f32_ptr,
     first_row,
-    int_param,
     load_f32,
     nb,
     ne,
     nrows,
+    params_of,
     row_address,
 )
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, put, take
 
-# Parameters
-S0, S1, P0, P1, D0, D1, KW, KH, CHANNELS, IS_2D = range(10)
-_STEPS = ("s0", "s1", "p0", "p1", "d0", "d1")
 _ZERO = np.float32(0)
+
+
+class Conv(NamedTuple):
+    """The values of a convolution: steps, padding and distances of kernel elements by axis."""
+
+    s0: int
+    s1: int
+    p0: int
+    p1: int
+    d0: int
+    d1: int
+
+
+class Im2Col(NamedTuple):
+    """The values of IM2COL: those of ``Conv``, and the sizes of the kernel."""
+
+    s0: int
+    s1: int
+    p0: int
+    p1: int
+    d0: int
+    d1: int
+    kw: int
+    kh: int
+    channels: int
+    is_2d: int
 
 
 @cache
@@ -43,8 +67,8 @@ def im2col_kernel(source: int, kind: int) -> Kernel:
     """The kernel of the image's type and the result's."""
 
     def im2col(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        is_2d, kw, kh = int_param(node, IS_2D), int_param(node, KW), int_param(node, KH)
-        channels, w = int_param(node, CHANNELS), ne(node, SRC1, 0)
+        p = params_of(node, Im2Col)
+        is_2d, kw, kh, channels, w = p.is_2d, p.kw, p.kh, p.channels, ne(node, SRC1, 0)
         h = ne(node, SRC1, 1) if is_2d != 0 else 1
         nb_channel = nb(node, SRC1, 2) if is_2d != 0 else nb(node, SRC1, 1)
         nb_image = nb(node, SRC1, 3) if is_2d != 0 else nb(node, SRC1, 2)
@@ -53,17 +77,17 @@ def im2col_kernel(source: int, kind: int) -> Kernel:
         for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
             rest = r // ow
             image = rest // oh
-            x0 = (r - rest * ow) * int_param(node, S0) - int_param(node, P0)
-            y0 = (rest - image * oh) * int_param(node, S1) - int_param(node, P1)
+            x0 = (r - rest * ow) * p.s0 - p.p0
+            y0 = (rest - image * oh) * p.s1 - p.p1
             out, i = row_address(node, DST, r), 0
             for c in range(channels):
                 plane = data(node, SRC1) + image * nb_image + c * nb_channel
                 for ky in range(kh):
-                    y = y0 + ky * int_param(node, D1)
+                    y = y0 + ky * p.d1
                     inside = 0 <= y < h
                     row = plane + y * nb(node, SRC1, 1) if is_2d != 0 else plane
                     for kx in range(kw):
-                        x = x0 + kx * int_param(node, D0)
+                        x = x0 + kx * p.d0
                         if inside and 0 <= x < w:
                             put(kind, out, i, take(source, row, x))
                         else:
@@ -80,8 +104,9 @@ def _lower_im2col(low: Lowering, node: Tensor) -> None:
     a, b = node.src
     assert a is not None and b is not None
     is_2d = bool(node.op_params["is_2d"])
-    size = [a.ne[0], a.ne[1] if is_2d else 1, a.ne[1 + is_2d], int(is_2d)]
-    params = [node.op_params[s] for s in _STEPS] + size
+    steps = {name: node.op_params[name] for name in Conv._fields}
+    kh, channels = (a.ne[1], a.ne[2]) if is_2d else (1, a.ne[1])
+    params = Im2Col(**steps, kw=a.ne[0], kh=kh, channels=channels, is_2d=is_2d)
     made = im2col_kernel(int(b.type), int(node.type))
     low.launch(made, node, params, low.row_chunks(node), src=(None, b))
 
@@ -110,13 +135,14 @@ def conv_2d_kernel(kind: int, depthwise: bool) -> Kernel:
     """The kernel of the convolution kernel's type; ``depthwise`` gives each channel its own."""
 
     def conv_2d(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        p = params_of(node, Conv)
         kw, kh, w, h = ne(node, SRC0, 0), ne(node, SRC0, 1), ne(node, SRC1, 0), ne(node, SRC1, 1)
         ow, oh, oc, total = ne(node, DST, 0), ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
         for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
             rest = r // oh
             n = rest // oc
             c = rest - n * oc
-            y0 = (r - rest * oh) * int_param(node, S1) - int_param(node, P1)
+            y0 = (r - rest * oh) * p.s1 - p.p1
             out = row_address(node, DST, r)
             for i in range(ow):
                 put(F32, out, i, _ZERO)
@@ -125,12 +151,12 @@ def conv_2d_kernel(kind: int, depthwise: bool) -> Kernel:
                 plane = data(node, SRC1) + n * nb(node, SRC1, 3)
                 plane += (c if depthwise else ic) * nb(node, SRC1, 2)
                 for ky in range(kh):
-                    y = y0 + ky * int_param(node, D1)
+                    y = y0 + ky * p.d1
                     if 0 <= y < h:
                         add_row(
                             kind, weights + ky * nb(node, SRC0, 1), nb(node, SRC0, 0),
                             plane + y * nb(node, SRC1, 1), nb(node, SRC1, 0), out, w, ow, kw,
-                            int_param(node, S0), int_param(node, P0), int_param(node, D0),
+                            p.s0, p.p0, p.d0,
                         )  # fmt: skip
 
     made = kernel(conv_2d)
@@ -145,4 +171,5 @@ def _lower_conv_2d(low: Lowering, node: Tensor) -> None:
     assert a is not None and node.op is not None
     macs = node.nelements * (a.nelements // a.ne[3])
     made = conv_2d_kernel(int(a.type), node.op.name == "CONV_2D_DW")
-    low.launch(made, node, [node.op_params[s] for s in _STEPS], low.mac_chunks(node, macs))
+    params = Conv(**{name: node.op_params[name] for name in Conv._fields})
+    low.launch(made, node, params, low.mac_chunks(node, macs))

@@ -7,17 +7,24 @@ it, ``stride`` elements apart. Every element of the result sums in the same orde
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from ....dtype import GGMLType
 from ....jit import Kernel, kernel
 from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC1, data, f32_ptr, first_row, int_param, nb, ne, nrows, row_address
+from ..abi import DST, SRC0, SRC1, data, f32_ptr, first_row, nb, ne, nrows, params_of, row_address
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, put, take
 
 _ZERO = np.float32(0)
+
+
+class ConvTranspose(NamedTuple):
+    """The values of a transposed convolution."""
+
+    stride: int
 
 
 @cache
@@ -25,7 +32,7 @@ def conv_transpose_kernel(kind: int, axes: int) -> Kernel:
     """The kernel of the convolution kernel's type for images of one or two axes."""
 
     def conv_transpose(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        s, w, kw = int_param(node, 0), ne(node, SRC1, 0), ne(node, SRC0, 0)
+        s, w, kw = params_of(node, ConvTranspose).stride, ne(node, SRC1, 0), ne(node, SRC0, 0)
         h, kh = (ne(node, SRC1, 1), ne(node, SRC0, 1)) if axes == 2 else (1, 1)
         channels, oc = ne(node, SRC0, axes + 1), ne(node, DST, axes)
         oh, total = ne(node, DST, 1) if axes == 2 else 1, nrows(node, DST)
@@ -66,4 +73,4 @@ def _lower_conv_transpose(low: Lowering, node: Tensor) -> None:
     axes = 2 if node.op.name == "CONV_TRANSPOSE_2D" else 1
     chunks = low.mac_chunks(node, a.nelements * b.nelements)
     made = conv_transpose_kernel(int(a.type), axes)
-    low.launch(made, node, [node.op_params["s0"]], chunks)
+    low.launch(made, node, ConvTranspose(node.op_params["s0"]), chunks)

@@ -8,28 +8,37 @@ Quantized blocks go through a block of float32 in thread scratch and have ggml's
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
 from ....ops.op import ALL_FLOATS
 from ....tensor import Tensor
-from ..abi import DST, SRC0, data, f32_ptr, first_row, int_param, nb, ne, row_address
+from ..abi import DST, SRC0, data, f32_ptr, first_row, nb, ne, params_of, row_address
 from ..codec import DECODED, ENCODED
 from ..codec.rows import decode_columns, encode_row, row_decoder, row_encoder
 from ..lowering import GRAIN, Lowering, lowers
 from ..simd.element import F32, I8, I16, I32, I64, put, take
 
 _RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies of one type move bits
-# Parameters: no gaps on either side, number of elements; of blocks: the address of what encodes or
-# decodes them, their elements and bytes
-FLAT, ELEMENTS, CODER, BLOCK, BLOCK_BYTES = range(5)
+
+
+class Copy(NamedTuple):
+    """The values of a copy."""
+
+    flat: int  # no gaps on either side
+    elements: int
+    coder: int = 0  # address of what encodes or decodes blocks
+    block: int = 0  # elements of a block, and its bytes
+    block_bytes: int = 0
 
 
 @inline
 def _place(node, tensor, e, size):  # type: ignore[no-untyped-def]
     """(address, stride in bytes, elements left in the row) of element ``e``."""
-    if int_param(node, FLAT) != 0:
-        return data(node, tensor) + e * size, size, int_param(node, ELEMENTS) - e
+    p = params_of(node, Copy)
+    if p.flat != 0:
+        return data(node, tensor) + e * size, size, p.elements - e
     n = ne(node, tensor, 0)
     row = e // n
     i = e - row * n
@@ -43,7 +52,7 @@ def copy_kernel(source: int, kind: int) -> Kernel:
     size_x, size_y = GGMLType(source).type_size, GGMLType(kind).type_size
 
     def copy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        total = int_param(node, ELEMENTS)
+        total = params_of(node, Copy).elements
         e, end = first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)
         while e < end:
             x, dx, left_x = _place(node, SRC0, e, size_x)
@@ -68,8 +77,9 @@ def encode_kernel(source: int) -> Kernel:
     size = GGMLType(source).type_size
 
     def encode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        block, block_bytes = int_param(node, BLOCK), int_param(node, BLOCK_BYTES)
-        total = int_param(node, ELEMENTS) // block
+        p = params_of(node, Copy)
+        block, block_bytes = p.block, p.block_bytes
+        total = p.elements // block
         row_blocks = ne(node, DST, 0) // block
         for b in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
             done = 0
@@ -81,7 +91,7 @@ def encode_kernel(source: int) -> Kernel:
                 done += n
             row = b // row_blocks
             y = row_address(node, DST, row) + (b - row * row_blocks) * block_bytes
-            encode_row(int_param(node, CODER), scratch, y, block)
+            encode_row(p.coder, scratch, y, block)
 
     made = kernel(encode)
     made.name = f"copy_{GGMLType(source).name.lower()}_blocks"
@@ -94,13 +104,14 @@ def decode_kernel(kind: int) -> Kernel:
     size = GGMLType(kind).type_size
 
     def decode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        block, block_bytes = int_param(node, BLOCK), int_param(node, BLOCK_BYTES)
-        total = int_param(node, ELEMENTS) // block
+        p = params_of(node, Copy)
+        block, block_bytes = p.block, p.block_bytes
+        total = p.elements // block
         row_blocks = ne(node, SRC0, 0) // block
         for b in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
             row = b // row_blocks
             x = row_address(node, SRC0, row) + (b - row * row_blocks) * block_bytes
-            decode_columns(int_param(node, CODER), x, scratch, block, 0)
+            decode_columns(p.coder, x, scratch, block, 0)
             done = 0
             while done < block:
                 y, dy, left = _place(node, DST, b * block + done, size)
@@ -143,11 +154,12 @@ def _lower(low: Lowering, node: Tensor) -> None:
     quantized = x.type.is_quantized or node.type.is_quantized
     flat = not quantized and x.is_contiguous() and node.is_contiguous()
     chunks = max(1, min(node.nelements // GRAIN, 8 * low.n_threads))
-    params = [int(flat), node.nelements]
+    params = Copy(flat, node.nelements)
     blocks = x.type if x.type.is_quantized else node.type
     if quantized:
         coder = row_decoder if x.type.is_quantized else row_encoder
-        params += [coder(int(blocks)).address, blocks.block_size, blocks.type_size]
+        address = coder(int(blocks)).address
+        params = Copy(flat, node.nelements, address, blocks.block_size, blocks.type_size)
     low.launch(made, node, params, chunks, src=(x,), scratch=4 * blocks.block_size)
 
 

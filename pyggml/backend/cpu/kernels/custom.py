@@ -46,7 +46,7 @@ def _user_kernel(fun: Callable[..., Any]) -> Kernel:
 def _lower_map_custom(low: Lowering, node: Tensor) -> None:
     fun = node.op_params["fun"]
     if is_kernel(fun):
-        low.launch(_user_kernel(fun), node, (), low.row_chunks(node))
+        low.launch(_user_kernel(fun), node, chunks=low.row_chunks(node))
         return
     arrays = [t.numpy(squeeze=False) for t in (node, *node.src) if t is not None]
     low.python(node, lambda: fun(*arrays))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -23,7 +23,7 @@ from ....dtype import GGMLType
 from ....jit import Kernel, inline_strict, kernel
 from ....ops.op import ALL_FLOATS
 from ....tensor import Tensor
-from ..abi import DST, SRC0, first_row, float_param, int_param, ne, nrows, row_address
+from ..abi import DST, SRC0, first_row, ne, nrows, params_of, row_address
 from ..layout import Q8_BLOCK
 from ..lowering import Lowering
 from ..simd.element import F32, put, take
@@ -43,7 +43,17 @@ from ..simd.math import (
 from .quantize import BLOCK, quantize_row
 from .span import columns, split
 
-QUANTIZE = 1  # parameter
+
+class Element(NamedTuple):
+    """The values of a function of every element."""
+
+    parts: int  # of each row, see ``span``
+    quantize: int = 0  # address of the quantized rows, or 0
+    a: float = 0.0  # the function's numbers
+    b: float = 0.0
+    c: float = 0.0
+    d: float = 0.0
+
 
 ZERO, HALF, ONE, THREE, SIX = (np.float32(v) for v in (0, 0.5, 1, 3, 6))
 
@@ -211,16 +221,13 @@ def _function(kind, x, a=ZERO, b=ZERO, c=ZERO, d=ZERO):  # type: ignore[no-untyp
 
 @cache
 def element_kernel(name: str, fmt: int) -> Kernel:
-    """The kernel of a function for a type.
-
-    Parameters: parts of a row, where to quantize to (or 0), the function's numbers.
-    """
+    """The kernel of a function for a type."""
     kind = IDS[name]
 
     def element(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n, parts, out = ne(node, DST, 0), int_param(node, 0), int_param(node, QUANTIZE)
-        a, b = float_param(node, 2), float_param(node, 3)
-        c, d = float_param(node, 4), float_param(node, 5)
+        p = params_of(node, Element)
+        n, parts, out = ne(node, DST, 0), p.parts, p.quantize
+        a, b, c, d = p.a, p.b, p.c, p.d
         units = nrows(node, DST) * parts
         for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
             row = u // parts
@@ -249,6 +256,5 @@ def lower_element(
     """Launch the kernel of a function; ``grain``: elements of a chunk, 1024 are 1 us of exp."""
     parts, chunks = split(low, node, grain)
     made = element_kernel(name, int(node.type))
-    launch = low.launch(made, node, (parts, 0, *numbers), chunks)
-    if node.type is GGMLType.F32:
-        launch.quantize_param = QUANTIZE
+    params = Element(parts, 0, *numbers)
+    low.launch(made, node, params, chunks, quantizes=node.type is GGMLType.F32)

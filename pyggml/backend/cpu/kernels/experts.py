@@ -1,4 +1,4 @@
-"""MUL_MAT_ID and ADD_ID: a matmul whose matrix each token picks, and the bias behind it.
+"""MUL_MAT_ID and ADD_ID: a matmul whose matrix each token picks, and the bias after it.
 
 A chunk of MUL_MAT_ID is a range of 16-row groups times one use of an expert; where there are more
 uses than experts, times one expert, whose uses a launch before it has listed. At most 16 of their
@@ -8,6 +8,8 @@ and reports an error.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from ....jit import inline, kernel
 from ....tensor import Tensor
@@ -21,17 +23,17 @@ from ..abi import (
     first_row,
     i32_ptr,
     i64_ptr,
-    int_param,
     nb,
     ne,
     nrows,
+    params_of,
     row_address,
     set_error,
 )
 from ..buffer import is_repacked
 from ..facts import fact
 from ..layout import QUANTIZED, ROWS, activation_bytes, group_bytes
-from ..lowering import Launch, Lowering, byte_range, lowers
+from ..lowering import Lowering, lowers
 from ..simd.element import F32, copy_run, put, take
 from ..simd.row_tile import TABLE_BYTES, aim
 from ..work import WorkRange
@@ -60,8 +62,24 @@ from .weights import (
 
 _GATHER = 16  # rows that are gathered at a time
 _CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 while an expert's tokens pass
-# Parameters
-ROW_CHUNKS, LISTS, ACTIVATIONS, ROW_BYTES, FACTS, PLAIN, PANEL = range(7)
+
+
+class Uses(NamedTuple):
+    """The values of ``list_uses``."""
+
+    lists: int  # address of the result
+
+
+class MulMatId(NamedTuple):
+    """The values of ``mul_mat_id``."""
+
+    row_chunks: int
+    lists: int  # address of the uses by expert, 0: a chunk is one use
+    activations: int  # address of the quantized ones, 0: SRC1 is read
+    row_bytes: int  # of a token's activations
+    facts: int
+    plain: int  # whether the weights have ggml's layout
+    panel: int  # where in scratch the matrix unit's panel begins; 0: the unit is not used
 
 
 @inline
@@ -77,8 +95,9 @@ def _id(node, use):  # type: ignore[no-untyped-def]
 @kernel
 def list_uses(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """The uses by expert: the first place of each expert's and the end, then the uses in order."""
-    starts, n_expert = i64_ptr(int_param(node, 0)), ne(node, SRC0, 2)
-    order, uses = i64_ptr(int_param(node, 0) + 8 * (n_expert + 1)), nrows(node, DST)
+    lists, n_expert = params_of(node, Uses).lists, ne(node, SRC0, 2)
+    starts, order = i64_ptr(lists), i64_ptr(lists + 8 * (n_expert + 1))
+    uses = nrows(node, DST)
     for e in range(n_expert + 1):
         starts[e] = 0
     for use in range(uses):
@@ -102,12 +121,12 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
     Scratch: a tile, the gathered uses' numbers and rows, a packed group with its table.
     """
-    facts, plain = int_param(node, FACTS), int_param(node, PLAIN)
-    acts = int_param(node, ACTIVATIONS)
-    row_chunks, row_bytes = int_param(node, ROW_CHUNKS), int_param(node, ROW_BYTES)
+    p = params_of(node, MulMatId)
+    facts, plain, acts = p.facts, p.plain, p.activations
+    row_chunks, row_bytes = p.row_chunks, p.row_bytes
     m, k, n_b, n_used = ne(node, DST, 0), ne(node, SRC0, 0), ne(node, SRC1, 1), ne(node, DST, 1)
     groups, blocks = (m + ROWS - 1) // ROWS, k // fact(facts, COLUMNS)
-    group, lists = blocks * fact(facts, BLOCK_BYTES), int_param(node, LISTS)
+    group, lists = blocks * fact(facts, BLOCK_BYTES), p.lists
     unit = chunk // row_chunks
     g0 = first_row(groups, chunk % row_chunks, row_chunks)
     g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
@@ -119,12 +138,12 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             return
     else:
         first, end, expert = i64_ptr(lists)[unit], i64_ptr(lists)[unit + 1], unit
-    gather = _GATHER if int_param(node, PANEL) == 0 else MOST_TOKENS
+    gather = _GATHER if p.panel == 0 else MOST_TOKENS
     listed = i64_ptr(scratch + RESULTS_BYTES)
     gathered = scratch + RESULTS_BYTES + 8 * gather
     packed = gathered + gather * row_bytes
-    panel = scratch + int_param(node, PANEL)
-    tiled = int_param(node, PANEL) != 0 and end - first >= TILE_TOKENS
+    panel = scratch + p.panel
+    tiled = p.panel != 0 and end - first >= TILE_TOKENS
     if tiled:
         use_tiles(facts, 1)
     if plain != 0:
@@ -178,10 +197,8 @@ def _listed(low: Lowering, node: Tensor) -> WorkRange:
     """Launch the listing of uses by expert into work memory."""
     w, _, ids = node.src
     assert w is not None and ids is not None
-    i = len(low.launches)
-    out = low.work.take(8 * (w.ne[2] + 1 + node.nrows), i)
-    reads, writes = [byte_range(ids)], [out.use(i)]
-    low.launches.append(Launch(list_uses, node, [out.address], 1, node, node.src, reads, writes))
+    out = low.take(8 * (w.ne[2] + 1 + node.nrows))
+    low.launch(list_uses, node, Uses(out.address), reads=(ids,), writes=out)
     return out
 
 
@@ -192,8 +209,6 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     plain, quantized = not is_repacked(w), w.type in QUANTIZED
     by_use = node.nrows <= w.ne[2]
     act = [low.quantized(x, w.type.block_size, add_quantize)] if quantized else []
-    for made in act:
-        made.use(len(low.launches) + 1)  # the lists, made in between, must not take its memory
     lists = [] if by_use else [_listed(low, node)]
     row_bytes = activation_bytes(w.type, w.ne[0]) if quantized else 4 * w.ne[0]
     one_group, packed = group_bytes(w.type, w.ne[0]), TABLE_BYTES + packed_bytes(w)
@@ -204,16 +219,24 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     gather = MOST_TOKENS if room_for_tiles(w, n, 0)[0] else _GATHER
     scratch = RESULTS_BYTES + (8 + row_bytes) * gather + (packed if plain else 0)
     more, panel, scratch = room_for_tiles(w, n, scratch)
-    addresses = [a[0].address if a else 0 for a in (lists, act)]
-    launch = low.launch(
+    params = MulMatId(
+        row_chunks=row_chunks,
+        lists=lists[0].address if lists else 0,
+        activations=act[0].address if act else 0,
+        row_bytes=row_bytes,
+        facts=weight_facts(w, *functions, *more),
+        plain=plain,
+        panel=panel,
+    )
+    low.launch(
         mul_mat_id,
         node,
-        [row_chunks, *addresses, row_bytes, weight_facts(w, *functions, *more), plain, panel],
+        params,
         row_chunks * (node.nrows if by_use else w.ne[2]),
         work=act + lists,
         scratch=scratch,
+        variant=layout_name(w),
     )
-    launch.variant = layout_name(w)
 
 
 @kernel
@@ -235,4 +258,4 @@ def add_id_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 @lowers("ADD_ID")
 def _lower_add_id(low: Lowering, node: Tensor) -> None:
-    low.launch(add_id_f32, node, (), low.row_chunks(node))
+    low.launch(add_id_f32, node, chunks=low.row_chunks(node))

@@ -7,6 +7,7 @@ activations are too much for one thread.
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ....dtype import GGMLType
 from ....jit import Kernel, inline_strict, kernel
 from ....ops.glu import ACTIVATIONS, OAI
 from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC1, data, first_row, float_param, int_param, ne, nrows, row_address
+from ..abi import DST, SRC0, SRC1, data, first_row, ne, nrows, params_of, row_address
 from ..layout import Q8_BLOCK
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, put, take
@@ -25,8 +26,18 @@ from .span import columns, split
 
 GRAIN = 768  # elements
 _TYPES = (GGMLType.F32, GGMLType.F16)
-PARTS, SWAPPED, QUANTIZE, ALPHA, LIMIT, SHIFT = range(6)  # parameters; SHIFT is added to up
 ONE = np.float32(1)
+
+
+class Glu(NamedTuple):
+    """The values of GLU."""
+
+    parts: int  # of each row, see ``span``
+    swapped: int  # whether packed rows begin with up
+    quantize: int  # address of the quantized rows, or 0
+    alpha: float
+    limit: float
+    shift: float  # added to up
 
 
 @inline_strict
@@ -44,9 +55,9 @@ def glu_kernel(kind: int, fmt: int) -> Kernel:
     size = GGMLType(fmt).type_size
 
     def glu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n, parts, out = ne(node, DST, 0), int_param(node, PARTS), int_param(node, QUANTIZE)
-        alpha, limit = float_param(node, ALPHA), float_param(node, LIMIT)
-        shift = float_param(node, SHIFT)
+        p = params_of(node, Glu)
+        n, parts, out = ne(node, DST, 0), p.parts, p.quantize
+        alpha, limit, shift = p.alpha, p.limit, p.shift
         units = nrows(node, DST) * parts
         for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
             row = u // parts
@@ -57,7 +68,7 @@ def glu_kernel(kind: int, fmt: int) -> Kernel:
                 up = row_address(node, SRC1, row)
             else:
                 first, second = gate, gate + n * size
-                swapped = int_param(node, SWAPPED) != 0
+                swapped = p.swapped != 0
                 gate, up = (second, first) if swapped else (first, second)
             if kind < 0:
                 for i in range(begin, end):
@@ -86,8 +97,6 @@ def _lower_glu(low: Lowering, node: Tensor) -> None:
     kind = IDS[ACTIVATIONS[p["kind"]]] if p["kind"] in ACTIVATIONS else -1
     alpha = float(p["alpha"]) if p["kind"] == OAI else 1.0
     shift = 1.0 if p["kind"] == OAI else 0.0
-    params = (parts, int(p["swapped"]), 0, alpha, float(p["limit"]), shift)
-    src = (*node.src, None)[:2]
-    launch = low.launch(glu_kernel(kind, int(node.type)), node, params, chunks, src=src)
-    if node.type is GGMLType.F32:
-        launch.quantize_param = QUANTIZE
+    params = Glu(parts, p["swapped"], 0, alpha, p["limit"], shift)
+    src, made = (*node.src, None)[:2], glu_kernel(kind, int(node.type))
+    low.launch(made, node, params, chunks, src=src, quantizes=node.type is GGMLType.F32)

@@ -6,11 +6,19 @@ The order of the additions follows from ``n`` alone.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from ....jit import inline, kernel
 from ....tensor import Tensor
-from ..abi import DST, SRC0, f32_ptr, first_row, float_param, int_param, ne, nrows, row_address
+from ..abi import DST, SRC0, f32_ptr, first_row, ne, nrows, params_of, row_address
 from ..lowering import Lowering, all_f32, lowers
+
+
+class Hadamard(NamedTuple):
+    """The values of HADAMARD."""
+
+    n: int  # columns of a transform
+    scale: float  # 1 / sqrt(n)
 
 
 @inline
@@ -29,7 +37,7 @@ def _eight(x, y, scale):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _turn(x, y, n, scale):  # type: ignore[no-untyped-def]
+def _hadamard(x, y, n, scale):  # type: ignore[no-untyped-def]
     """``n`` elements from address ``x`` to ``y``."""
     out, half = f32_ptr(y), 1
     if n % 8 == 0:
@@ -49,15 +57,16 @@ def _turn(x, y, n, scale):  # type: ignore[no-untyped-def]
 
 @kernel
 def hadamard_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Parameters: n, 1 / sqrt(n)."""
-    n, scale, rows = int_param(node, 0), float_param(node, 1), nrows(node, DST)
+    """Runs of ``n`` elements of rows."""
+    p = params_of(node, Hadamard)
+    n, scale, rows = p.n, p.scale, nrows(node, DST)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
         for start in range(0, ne(node, DST, 0), n):
-            _turn(x + 4 * start, y + 4 * start, n, scale)
+            _hadamard(x + 4 * start, y + 4 * start, n, scale)
 
 
 @lowers("HADAMARD", all_f32)
 def _lower_hadamard(low: Lowering, node: Tensor) -> None:
     n = node.op_params["n"]
-    low.launch(hadamard_f32, node, (n, 1 / math.sqrt(n)), low.row_chunks(node))
+    low.launch(hadamard_f32, node, Hadamard(n, 1 / math.sqrt(n)), low.row_chunks(node))

@@ -7,30 +7,29 @@ the windows are copies of whole rows.
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from ....jit import Kernel, inline_strict, kernel
 from ....ops.image import CUBIC, scale_factors
 from ....tensor import Tensor
-from ..abi import (
-    DST,
-    SRC0,
-    data,
-    first_row,
-    float_param,
-    load_f32,
-    nb,
-    ne,
-    nrows,
-    row_address,
-)
+from ..abi import DST, SRC0, data, first_row, load_f32, nb, ne, nrows, params_of, row_address
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, copy_run, put, zero_run
 from ..simd.math import abs_f32
 
-F0, F1, F2, F3, OFFSET = range(5)  # parameters of UPSCALE
 _ZERO, _ONE, _CUBIC = np.float32(0), np.float32(1), np.float32(CUBIC)
+
+
+class Upscale(NamedTuple):
+    """The values of UPSCALE: a factor by dimension, and the offset of an element's centre."""
+
+    f0: float
+    f1: float
+    f2: float
+    f3: float
+    offset: float
 
 
 @inline_strict
@@ -51,36 +50,38 @@ def between(i, factor, size, offset):  # type: ignore[no-untyped-def]
 @kernel
 def upscale_nearest(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """A range of result rows; copies single elements."""
+    p = params_of(node, Upscale)
     n1, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
     for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
         rest = r // n1
         i3 = rest // n2
         x = data(node, SRC0)
-        x += nearest(r - rest * n1, float_param(node, F1), ne(node, SRC0, 1)) * nb(node, SRC0, 1)
-        x += nearest(rest - i3 * n2, float_param(node, F2), ne(node, SRC0, 2)) * nb(node, SRC0, 2)
-        x += nearest(i3, float_param(node, F3), ne(node, SRC0, 3)) * nb(node, SRC0, 3)
+        x += nearest(r - rest * n1, p.f1, ne(node, SRC0, 1)) * nb(node, SRC0, 1)
+        x += nearest(rest - i3 * n2, p.f2, ne(node, SRC0, 2)) * nb(node, SRC0, 2)
+        x += nearest(i3, p.f3, ne(node, SRC0, 3)) * nb(node, SRC0, 3)
         y = row_address(node, DST, r)
         for i in range(ne(node, DST, 0)):
-            at = nearest(i, float_param(node, F0), ne(node, SRC0, 0))
+            at = nearest(i, p.f0, ne(node, SRC0, 0))
             put(F32, y, i, load_f32(x + at * nb(node, SRC0, 0)))
 
 
 @kernel
 def upscale_bilinear(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """A range of result rows, each from two rows of the source."""
+    p = params_of(node, Upscale)
     n1, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
-    nb0, offset = nb(node, SRC0, 0), float_param(node, OFFSET)
+    nb0, offset = nb(node, SRC0, 0), p.offset
     for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
         rest = r // n1
         i3 = rest // n2
         x = data(node, SRC0)
-        x += nearest(rest - i3 * n2, float_param(node, F2), ne(node, SRC0, 2)) * nb(node, SRC0, 2)
-        x += nearest(i3, float_param(node, F3), ne(node, SRC0, 3)) * nb(node, SRC0, 3)
-        y0, y1, dy = between(r - rest * n1, float_param(node, F1), ne(node, SRC0, 1), offset)
+        x += nearest(rest - i3 * n2, p.f2, ne(node, SRC0, 2)) * nb(node, SRC0, 2)
+        x += nearest(i3, p.f3, ne(node, SRC0, 3)) * nb(node, SRC0, 3)
+        y0, y1, dy = between(r - rest * n1, p.f1, ne(node, SRC0, 1), offset)
         upper, lower = x + y0 * nb(node, SRC0, 1), x + y1 * nb(node, SRC0, 1)
         y = row_address(node, DST, r)
         for i in range(ne(node, DST, 0)):
-            x0, x1, dx = between(i, float_param(node, F0), ne(node, SRC0, 0), offset)
+            x0, x1, dx = between(i, p.f0, ne(node, SRC0, 0), offset)
             a, b = load_f32(upper + x0 * nb0), load_f32(upper + x1 * nb0)
             c, d = load_f32(lower + x0 * nb0), load_f32(lower + x1 * nb0)
             v = a * (_ONE - dx) * (_ONE - dy) + b * dx * (_ONE - dy)
@@ -99,7 +100,7 @@ def cubic(d):  # type: ignore[no-untyped-def]
 def window(antialias, i, factor, size, offset):  # type: ignore[no-untyped-def]
     """(first, end, centre, reach) of the elements that place ``i`` is a mean of.
 
-    The bicubic window may reach over the ends, where the last element counts for those behind it.
+    The bicubic window may reach over the ends, where the last element counts for those after it.
     """
     at = (np.float32(i) + offset) / factor
     if antialias:
@@ -122,18 +123,19 @@ def upscale_window_kernel(antialias: bool) -> Kernel:
     weight = inline_strict(weight)
 
     def upscale(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        p = params_of(node, Upscale)
         n1, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
-        w, h, offset = ne(node, SRC0, 0), ne(node, SRC0, 1), float_param(node, OFFSET)
+        w, h, offset = ne(node, SRC0, 0), ne(node, SRC0, 1), p.offset
         for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
             rest = r // n1
             image = rest // n2
-            i3 = nearest(image, float_param(node, F3), ne(node, SRC0, 3))
-            i2 = nearest(rest - image * n2, float_param(node, F2), ne(node, SRC0, 2))
+            i3 = nearest(image, p.f3, ne(node, SRC0, 3))
+            i2 = nearest(rest - image * n2, p.f2, ne(node, SRC0, 2))
             x = data(node, SRC0) + i2 * nb(node, SRC0, 2) + i3 * nb(node, SRC0, 3)
-            y0, y1, cy, ry = window(antialias, r - rest * n1, float_param(node, F1), h, offset)
+            y0, y1, cy, ry = window(antialias, r - rest * n1, p.f1, h, offset)
             y = row_address(node, DST, r)
             for i in range(ne(node, DST, 0)):
-                x0, x1, cx, rx = window(antialias, i, float_param(node, F0), w, offset)
+                x0, x1, cx, rx = window(antialias, i, p.f0, w, offset)
                 v, weights = _ZERO, _ZERO
                 for sy in range(y0, y1):
                     row = x + min(max(sy, 0), h - 1) * nb(node, SRC0, 1)
@@ -155,8 +157,8 @@ def upscale_window_kernel(antialias: bool) -> Kernel:
 def _lower_upscale(low: Lowering, node: Tensor) -> None:
     x, v = node.src[0], node.op_params
     assert x is not None
-    params = [float(f) for f in scale_factors(x.ne, node.ne, v["align_corners"])]
-    params.append(0.0 if v["align_corners"] else 0.5)
+    factors = scale_factors(x.ne, node.ne, v["align_corners"])
+    params = Upscale(*map(float, factors), offset=0.0 if v["align_corners"] else 0.5)
     made = _KERNELS.get(v["mode"]) or upscale_window_kernel(v["mode"] == "antialias")
     low.launch(made, node, params, low.row_chunks(node))
 
@@ -197,9 +199,9 @@ def win_unpart_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-d
 
 @lowers("WIN_PART")
 def _lower_win_part(low: Lowering, node: Tensor) -> None:
-    low.launch(win_part_f32, node, (), low.row_chunks(node))
+    low.launch(win_part_f32, node, chunks=low.row_chunks(node))
 
 
 @lowers("WIN_UNPART")
 def _lower_win_unpart(low: Lowering, node: Tensor) -> None:
-    low.launch(win_unpart_f32, node, (), low.row_chunks(node))
+    low.launch(win_unpart_f32, node, chunks=low.row_chunks(node))

@@ -6,26 +6,35 @@ Access: rows of the result front to back; only what is kept is read.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from ....jit import kernel
 from ....tensor import Tensor
-from ..abi import DST, SRC0, data, first_row, float_param, int_param, nb, ne, nrows, row_address
+from ..abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
 from ..lowering import Lowering, all_f32, lowers
 from ..simd.element import F32, put, take
 
-VALUE, BEGIN, END = range(3)  # parameters, see keep_f32
 WHOLE = 1 << 40  # columns: more than any row has
+
+
+class Keep(NamedTuple):
+    """The values of ``keep_f32``."""
+
+    value: float
+    begin: int
+    end: int
 
 
 @kernel
 def keep_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Row j keeps columns j + BEGIN to j + END (BEGIN and END at most WHOLE); VALUE elsewhere."""
+    """Row j keeps columns j + begin to j + end (at most WHOLE), and has ``value`` elsewhere."""
+    p = params_of(node, Keep)
     n, rows, ne1 = ne(node, DST, 0), nrows(node, DST), ne(node, DST, 1)
-    value = float_param(node, VALUE)
+    value = p.value
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y, j = row_address(node, SRC0, row), row_address(node, DST, row), row % ne1
-        begin = max(0, min(n, j + int_param(node, BEGIN)))
-        end = max(begin, min(n, j + int_param(node, END)))
+        begin = max(0, min(n, j + p.begin))
+        end = max(begin, min(n, j + p.end))
         for i in range(begin):
             put(F32, y, i, value)
         for i in range(begin, end):
@@ -58,21 +67,21 @@ _KEPT = {  # columns that row 0 of each triangle keeps
 
 @lowers("TRI", all_f32)
 def _lower_tri(low: Lowering, node: Tensor) -> None:
-    low.launch(keep_f32, node, (0.0, *_KEPT[node.op_params["kind"]]), low.row_chunks(node))
+    low.launch(keep_f32, node, Keep(0.0, *_KEPT[node.op_params["kind"]]), low.row_chunks(node))
 
 
 @lowers("DIAG_MASK_INF", all_f32)
 def _lower_diag_mask_inf(low: Lowering, node: Tensor) -> None:
-    params = (-math.inf, -WHOLE, node.op_params["n_past"] + 1)
+    params = Keep(-math.inf, -WHOLE, node.op_params["n_past"] + 1)
     low.launch(keep_f32, node, params, low.row_chunks(node))
 
 
 @lowers("DIAG_MASK_ZERO", all_f32)
 def _lower_diag_mask_zero(low: Lowering, node: Tensor) -> None:
-    params = (0.0, -WHOLE, node.op_params["n_past"] + 1)
+    params = Keep(0.0, -WHOLE, node.op_params["n_past"] + 1)
     low.launch(keep_f32, node, params, low.row_chunks(node))
 
 
 @lowers("DIAG", all_f32)
 def _lower_diag(low: Lowering, node: Tensor) -> None:
-    low.launch(diag_f32, node, (), low.row_chunks(node))
+    low.launch(diag_f32, node, chunks=low.row_chunks(node))

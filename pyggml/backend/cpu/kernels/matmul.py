@@ -1,4 +1,4 @@
-"""MUL_MAT: interleaved weights times one or many tokens, with the residual or GLU behind it.
+"""MUL_MAT: interleaved weights times one or many tokens, with the residual or GLU after it.
 
 A chunk is a range of 16-row groups times a range of at most 64 tokens; a group's weights stay in L1
 while its tokens pass. Quantized weights meet int8 activations that are made once per source tensor;
@@ -13,24 +13,13 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import NamedTuple
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel, named_kernel
 from ....ops.glu import ACTIVATIONS as GLU_ACTIVATIONS
 from ....tensor import Tensor
-from ..abi import (
-    DST,
-    SRC0,
-    SRC1,
-    SRC2,
-    SRC3,
-    data,
-    f32_ptr,
-    first_row,
-    int_param,
-    nb,
-    ne,
-)  # fmt: skip
+from ..abi import DST, SRC0, SRC1, SRC2, SRC3, data, f32_ptr, first_row, nb, ne, params_of
 from ..buffer import is_repacked
 from ..facts import fact
 from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, group_bytes
@@ -75,9 +64,19 @@ from .widen import widened
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
 _LEAST_MACS = 1 << 17  # and what is not worth sharing
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
-# Parameters
-ROW_CHUNKS, TOKEN_CHUNKS, ACTIVATIONS, ADD, QUANTIZE, FACTS, PLAIN = range(7)
-PANEL = 7  # where in scratch the matrix unit's panel begins; 0: the unit is not used
+
+
+class MulMat(NamedTuple):
+    """The values of ``mul_mat`` and ``mul_mat_glu``."""
+
+    row_chunks: int
+    token_chunks: int
+    activations: int  # address of the quantized or widened ones, 0: SRC1 is read
+    add: int  # how many of SRC2 (a bias or residual) and SRC3 (a residual) are added
+    quantize: int  # address of the quantized result of ``mul_mat_glu``, or 0
+    facts: int
+    plain: int  # whether the weights have ggml's layout
+    panel: int  # where in scratch the matrix unit's panel begins; 0: the unit is not used
 
 
 @inline
@@ -90,13 +89,14 @@ def first_token(n, chunk, n_chunks, panel):  # type: ignore[no-untyped-def]
 @inline
 def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no-untyped-def]
     """Move a tile to the result, adding bias and residual where there are any."""
+    p = params_of(node, MulMat)
     for k in range(tokens):
         y = f32_ptr(out + (t + k) * stride + 4 * row)
         x = f32_ptr(tile + 4 * ROWS * k)
-        if int_param(node, ADD) != 0:
+        if p.add != 0:
             broadcast = 0 if ne(node, SRC2, 1) == 1 else nb(node, SRC2, 1)
             z = f32_ptr(data(node, SRC2) + (t + k) * broadcast + 4 * row)
-            if int_param(node, ADD) == 2:
+            if p.add == 2:
                 u = f32_ptr(data(node, SRC3) + (t + k) * nb(node, SRC3, 1) + 4 * row)
                 for r in range(rows):
                     y[r] = combine(SUM, combine(SUM, x[r], z[r]), u[r])
@@ -111,8 +111,8 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no
 @kernel
 def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """Weights of any format, in the plain or the interleaved layout."""
-    row_chunks, token_chunks = int_param(node, ROW_CHUNKS), int_param(node, TOKEN_CHUNKS)
-    facts, plain = int_param(node, FACTS), int_param(node, PLAIN)
+    p = params_of(node, MulMat)
+    row_chunks, token_chunks, facts, plain = p.row_chunks, p.token_chunks, p.facts, p.plain
     m, n, k = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 0)
     place, t0, t1, batch, i2, i3, w2, w3 = chunk, 0, n, 0, 0, 0, 0, 0
     if n_chunks != row_chunks:  # else it does without divisions, each of which keeps memory idle
@@ -121,17 +121,17 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         i2, i3 = batch % ne(node, DST, 2), batch // ne(node, DST, 2)
         w2 = i2 // (ne(node, DST, 2) // ne(node, SRC0, 2))
         w3 = i3 // (ne(node, DST, 3) // ne(node, SRC0, 3))
-        t0 = first_token(n, rest % token_chunks, token_chunks, int_param(node, PANEL))
-        t1 = first_token(n, rest % token_chunks + 1, token_chunks, int_param(node, PANEL))
+        t0 = first_token(n, rest % token_chunks, token_chunks, p.panel)
+        t1 = first_token(n, rest % token_chunks + 1, token_chunks, p.panel)
     groups, blocks = (m + ROWS - 1) // ROWS, k // fact(facts, COLUMNS)
     group = blocks * fact(facts, BLOCK_BYTES)
     if plain != 0:
         weights = data(node, SRC0) + w2 * nb(node, SRC0, 2) + w3 * nb(node, SRC0, 3)
     else:
         weights = data(node, SRC0) + (w3 * ne(node, SRC0, 2) + w2) * groups * group
-    if int_param(node, ACTIVATIONS) != 0:
+    if p.activations != 0:
         stride = blocks * fact(facts, ACT_BYTES)
-        x = int_param(node, ACTIVATIONS) + batch * n * stride
+        x = p.activations + batch * n * stride
     else:
         stride = nb(node, SRC1, 1)
         x = data(node, SRC1) + i2 * nb(node, SRC1, 2) + i3 * nb(node, SRC1, 3)
@@ -141,8 +141,8 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     g1 = first_row(groups, place + 1, row_chunks)
     table = scratch + RESULTS_BYTES
     packed = table + TABLE_BYTES
-    panel, t_tiles = scratch + int_param(node, PANEL), t0
-    if int_param(node, PANEL) != 0 and t1 - t0 >= TILE_TOKENS:
+    panel, t_tiles = scratch + p.panel, t0
+    if p.panel != 0 and t1 - t0 >= TILE_TOKENS:
         t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
         use_tiles(facts, 1)
     for g in range(g0, g1):
@@ -184,23 +184,23 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
     """
 
     def mul_mat_glu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        row_chunks, token_chunks = int_param(node, ROW_CHUNKS), int_param(node, TOKEN_CHUNKS)
-        facts, n = int_param(node, FACTS), ne(node, DST, 1)
+        p = params_of(node, MulMat)
+        row_chunks, token_chunks, facts, n = p.row_chunks, p.token_chunks, p.facts, ne(node, DST, 1)
         units, blocks = ne(node, DST, 0) // 32, ne(node, SRC0, 0) // fact(facts, COLUMNS)
         group = blocks * fact(facts, BLOCK_BYTES)
         stride, out_stride = blocks * fact(facts, ACT_BYTES), nb(node, DST, 1)
-        acts, quantized = int_param(node, ACTIVATIONS), int_param(node, QUANTIZE)
+        acts, quantized = p.activations, p.quantize
         place, t0, t1 = chunk, 0, n
         if token_chunks != 1:
             place = chunk % row_chunks
-            t0 = first_token(n, chunk // row_chunks, token_chunks, int_param(node, PANEL))
-            t1 = first_token(n, chunk // row_chunks + 1, token_chunks, int_param(node, PANEL))
+            t0 = first_token(n, chunk // row_chunks, token_chunks, p.panel)
+            t1 = first_token(n, chunk // row_chunks + 1, token_chunks, p.panel)
         u0 = first_row(units, place, row_chunks)
         u1 = first_row(units, place + 1, row_chunks)
         rows = min(ROWS, ne(node, DST, 0))  # 16, but LLVM must not know: it would unroll to scalars
-        panel, t_tiles = scratch + int_param(node, PANEL), t0
+        panel, t_tiles = scratch + p.panel, t0
         up = scratch + RESULTS_BYTES
-        if int_param(node, PANEL) != 0 and t1 - t0 >= TILE_TOKENS:
+        if p.panel != 0 and t1 - t0 >= TILE_TOKENS:
             t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
             use_tiles(facts, 1)
         for u in range(u0, u1):
@@ -273,7 +273,6 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
         act = [low.quantized(x, w.type.block_size, add_quantize)]
     elif x.type is not GGMLType.F32:
         act = [widened(low, x)]
-    address = act[0].address if act else 0
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, ROWS)
     functions = tiles_for(node.ne[1])
@@ -281,17 +280,27 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
         functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES,)
     scratch = RESULTS_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0)
     more, panel, scratch = room_for_tiles(w, node.ne[1], scratch)
-    facts = weight_facts(w, *functions, *more)
-    launch = low.launch(
+    params = MulMat(
+        row_chunks=row_chunks,
+        token_chunks=token_chunks,
+        activations=act[0].address if act else 0,
+        add=len(add),
+        quantize=0,
+        facts=weight_facts(w, *functions, *more),
+        plain=plain,
+        panel=panel,
+    )
+    low.launch(
         mul_mat,
         dst,
-        [row_chunks, token_chunks, address, len(add), 0, facts, plain, panel],
+        params,
         row_chunks * token_chunks * batch,
         src=(w, x, *add),
         work=act,
         scratch=scratch,
+        streams=w,
+        variant=layout_name(w),
     )
-    launch.streams, launch.variant = w, layout_name(w)
 
 
 @lowers("MUL_MAT", supports_mul_mat)
@@ -357,17 +366,27 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
         return False
     act = low.quantized(x, gate_w.type.block_size, add_quantize)
     more, panel, scratch = room_for_tiles(gate_w, glu.ne[1], 2 * RESULTS_BYTES)
-    facts = weight_facts(gate_w, *tiles_for(glu.ne[1]), *more)
     row_chunks, token_chunks = _chunks(low, gate_w, glu.ne[1], 1, 32)
-    launch = low.launch(
+    params = MulMat(
+        row_chunks=row_chunks,
+        token_chunks=token_chunks,
+        activations=act.address,
+        add=0,
+        quantize=0,
+        facts=weight_facts(gate_w, *tiles_for(glu.ne[1]), *more),
+        plain=0,
+        panel=panel,
+    )
+    low.launch(
         mul_mat_glu_kernel(IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]]),
         glu,
-        [row_chunks, token_chunks, act.address, 0, 0, facts, 0, panel],
+        params,
         row_chunks * token_chunks,
         src=(gate_w, x, up_w),
         work=[act],
         scratch=scratch,
+        quantizes=True,
+        streams=gate_w,
+        variant=layout_name(gate_w),
     )
-    launch.quantize_param = QUANTIZE
-    launch.streams, launch.variant = gate_w, layout_name(gate_w)
     return True

@@ -1,4 +1,4 @@
-"""RMS_NORM and NORM, with a weight (and a bias) behind them and the quantization of the result;
+"""RMS_NORM and NORM, with a weight (and a bias) after them and the quantization of the result;
 L2_NORM and GROUP_NORM.
 
 A row (a group) belongs to one thread, and its sum has one order, so the bits depend on it alone.
@@ -8,25 +8,14 @@ Access: a row is read twice or thrice (but the first time from L1) and written o
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
-from ..abi import (
-    DST,
-    SRC0,
-    SRC1,
-    SRC2,
-    data,
-    first_row,
-    float_param,
-    int_param,
-    ne,
-    nrows,
-    row_address,
-)
+from ..abi import DST, SRC0, SRC1, SRC2, data, first_row, ne, nrows, params_of, row_address
 from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, all_f32, fuses, lowers
 from ..simd.element import F32, put, take
@@ -36,14 +25,29 @@ from .quantize import BLOCK, quantize_row
 from .reduce import sum_f32
 from .span import may_write_over, overlap, repeated_row
 
-EPS, QUANTIZE = 0, 1  # parameters
 _GRAIN = 2048  # elements of a chunk, about: read twice, and quantized
+
+
+class Norm(NamedTuple):
+    """The values of a norm of rows."""
+
+    eps: float
+    quantize: int = 0  # address of the quantized rows, or 0
+
+
+class GroupNorm(NamedTuple):
+    """The values of GROUP_NORM."""
+
+    eps: float
+    channels: int  # of a group
+    groups: int
 
 
 @kernel
 def rms_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Parameters: eps, where to write the quantized rows (or 0). SRC1: the weight, or nothing."""
-    n, eps, out = ne(node, DST, 0), float_param(node, EPS), int_param(node, QUANTIZE)
+    """SRC1: the weight, or nothing."""
+    p = params_of(node, Norm)
+    n, eps, out = ne(node, DST, 0), p.eps, p.quantize
     rows, weighted = nrows(node, DST), data(node, SRC1) != 0
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
@@ -60,16 +64,14 @@ def rms_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def
 
 
 def _launch(low: Lowering, kernel: Kernel, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
-    params = (float(norm.op_params["eps"]), 0)
     src = (norm.src[0], *rows, None, None)[:3]  # kernels ask for all
     chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * low.n_threads)
-    launch = low.launch(kernel, dst, params, chunks, src=src)
-    launch.quantize_param = QUANTIZE
-    launch.private = ALWAYS if launch.chunks == 1 else 0
+    params = Norm(norm.op_params["eps"])
+    low.launch(kernel, dst, params, chunks, src=src, quantizes=True, replicate=ALWAYS)
 
 
 def _fuse(low: Lowering, kernel: Kernel, norm: Tensor, *more: Tensor) -> bool:
-    """Launch a norm with the nodes behind it, each of which combines it with a row."""
+    """Launch a norm with the nodes after it, each of which combines it with a row."""
     x, dst, rows = norm.src[0], more[-1], [node.src[1] for node in more]
     chain = all(node.src[0] is before for before, node in zip((norm, *more), more, strict=False))
     if x is None or not chain or not all_f32(norm) or not may_write_over(dst, x):
@@ -106,8 +108,9 @@ def centred_squares(x, n, mean):  # type: ignore[no-untyped-def]
 
 @kernel
 def norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Parameters: as ``rms_norm_f32``. SRC1: the weight, or nothing; SRC2: its bias, or nothing."""
-    n, eps, out = ne(node, DST, 0), np.float64(float_param(node, EPS)), int_param(node, QUANTIZE)
+    """SRC1: the weight, or nothing; SRC2: its bias, or nothing."""
+    p = params_of(node, Norm)
+    n, eps, out = ne(node, DST, 0), np.float64(p.eps), p.quantize
     rows, weighted, biased = nrows(node, DST), data(node, SRC1) != 0, data(node, SRC2) != 0
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
@@ -134,8 +137,8 @@ def norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 @kernel
 def l2_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Parameter: eps."""
-    n, rows, eps = ne(node, DST, 0), nrows(node, DST), np.float64(float_param(node, EPS))
+    """Rows divided by their lengths."""
+    n, rows, eps = ne(node, DST, 0), nrows(node, DST), np.float64(params_of(node, Norm).eps)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
         length = math.sqrt(centred_squares(x, n, 0.0))
@@ -146,9 +149,10 @@ def l2_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 @kernel
 def group_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Parameters: eps, channels of a group, groups."""
+    """A range of groups."""
+    p = params_of(node, GroupNorm)
     n, height, channels = ne(node, DST, 0), ne(node, DST, 1), ne(node, DST, 2)
-    eps, step, groups = np.float64(float_param(node, EPS)), int_param(node, 1), int_param(node, 2)
+    eps, step, groups = np.float64(p.eps), p.channels, p.groups
     units = groups * ne(node, DST, 3)
     for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
         i3 = u // groups
@@ -188,12 +192,12 @@ def _lower_norm_mul(low: Lowering, norm: Tensor, product: Tensor) -> bool:
 
 @lowers("L2_NORM", all_f32)
 def _lower_l2_norm(low: Lowering, node: Tensor) -> None:
-    low.launch(l2_norm_f32, node, (float(node.op_params["eps"]),), low.row_chunks(node))
+    low.launch(l2_norm_f32, node, Norm(node.op_params["eps"]), low.row_chunks(node))
 
 
 @lowers("GROUP_NORM", all_f32)
 def _lower_group_norm(low: Lowering, node: Tensor) -> None:
     groups = int(node.op_params["n_groups"])
     step = -(-node.ne[2] // groups)
-    params = (float(node.op_params["eps"]), step, groups)
+    params = GroupNorm(node.op_params["eps"], step, groups)
     low.launch(group_norm_f32, node, params, min(groups * node.ne[3], 8 * low.n_threads))

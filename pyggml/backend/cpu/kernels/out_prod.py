@@ -7,6 +7,7 @@ with any strides. Quantized rows are decoded into scratch, for each row of the r
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from ....dtype import GGMLType
 from ....jit import Kernel, kernel
@@ -19,11 +20,11 @@ from ..abi import (
     data,
     f32_ptr,
     first_row,
-    int_param,
     load_f32,
     nb,
     ne,
     nrows,
+    params_of,
     row_address,
 )
 from ..codec import DECODED
@@ -32,7 +33,11 @@ from ..lowering import Lowering, lowers
 from ..simd.element import F16, F32, put, take
 from .weights import decoder_of, tile_kind
 
-DECODER = 0  # parameter
+
+class OutProd(NamedTuple):
+    """The values of OUT_PROD."""
+
+    decoder: int  # address of what decodes a row of ``a``, 0 if none is needed
 
 
 @cache
@@ -56,8 +61,8 @@ def out_prod_kernel(kind: int) -> Kernel:
             for j in range(n):
                 w = load_f32(weights + j * nb(node, SRC1, 1))
                 row = x + j * nb(node, SRC0, 1)
-                if kind == F32 and int_param(node, DECODER) != 0:
-                    decode_columns(int_param(node, DECODER), row, scratch, m, 0)
+                if kind == F32 and params_of(node, OutProd).decoder != 0:
+                    decode_columns(params_of(node, OutProd).decoder, row, scratch, m, 0)
                     row = scratch
                 for i in range(m):
                     put(F32, y, i, total_row[i] + w * take(kind, row, i))
@@ -78,5 +83,6 @@ def _lower_out_prod(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
     assert a is not None
     chunks = low.mac_chunks(node, node.nelements * a.ne[1], 1 << 16)
-    made, params = out_prod_kernel(tile_kind(a.type, ALL_FLOATS)), [decoder_of(a.type, ALL_FLOATS)]
+    made = out_prod_kernel(tile_kind(a.type, ALL_FLOATS))
+    params = OutProd(decoder_of(a.type, ALL_FLOATS))
     low.launch(made, node, params, chunks, scratch=4 * a.ne[0])

@@ -8,7 +8,7 @@ A block has as many columns as those of the weights, d = max|x| / 127 and codes 
 ties to even. One of 32 has the values of ggml's Q8_1, d and s = d * sum(q) rounded to half floats,
 in 44 bytes: at 0 -8 * sum(q) (int32), where integer sums start whose weights have a zero in the
 middle or are raised, at 4 d (float32), at 8 the codes, at 40 s (float32) for minima. One of 256 has
-the values of Q8_K, d in float32, and sums (int16) for ``super_product``: 384 bytes with d, at 16
+the values of Q8_K, d in float32, and sums (int16) for ``kquant_dot``: 384 bytes with d, at 16
 the sums of 32 columns and at 32 those of 16 columns (each four in the order 0 2 1 3), at 64 for 16
 columns -32 times the sums of columns 4k, 4k + 1 and of 4k + 2, 4k + 3, at 128 the codes. The bits
 are the same wherever the code is compiled into. NaN or inf in a block makes d NaN or inf.
@@ -18,7 +18,7 @@ Access: reads and writes front to back, 32 values at a time in vector registers.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -27,14 +27,14 @@ from numba.extending import intrinsic
 from ....dtype import GGMLType
 from ....jit import Kernel, inline_strict, kernel
 from ....tensor import Tensor
-from ..abi import SRC0, first_row, int_param, ne, nrows, row_address
+from ..abi import SRC0, first_row, ne, nrows, params_of, row_address
 from ..layout import ACTIVATION_BYTES, Q8_BLOCK, Q8K_BLOCK
-from ..lowering import ALWAYS, Launch, Lowering, byte_range
+from ..lowering import ALWAYS, Lowering
 from ..simd.element import F32, put, take
+from ..simd.kquant_dot import CODES, STARTS, SUMS_16, SUMS_32
 from ..simd.loop import counted_loop
 from ..simd.product import CODES as CODES_32
 from ..simd.product import EIGHT_OFF, SCALE, SUM
-from ..simd.super_product import CODES, STARTS, SUMS_16, SUMS_32
 from ..simd.vector import (
     at,
     broadcast,
@@ -179,6 +179,12 @@ def quantize_super_row(x, out, n):  # type: ignore[no-untyped-def]
         _quantize_256(x + 1024 * i, out + Q8K_BLOCK * i)
 
 
+class Quantize(NamedTuple):
+    """The values of a kernel that quantizes activations."""
+
+    out: int  # address of the blocks
+
+
 @cache
 def quantize_kernel(kind: int, columns: int) -> Kernel:
     """Rows of floats; a chunk is a range of blocks, counted over all rows.
@@ -190,7 +196,7 @@ def quantize_kernel(kind: int, columns: int) -> Kernel:
     def quantize(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         blocks = ne(node, SRC0, 0) // columns
         total = nrows(node, SRC0) * blocks
-        out = int_param(node, 0)
+        out = params_of(node, Quantize).out
         first, end = first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)
         while first < end:
             row = first // blocks
@@ -217,16 +223,13 @@ def quantize_kernel(kind: int, columns: int) -> Kernel:
 
 def add_quantize(low: Lowering, x: Tensor, columns: int, out: WorkRange) -> None:
     """Launch the quantization of ``x`` (F32, F16 or BF16, rows without gaps) into ``out``."""
-    launch = Launch(
+    low.launch(
         quantize_kernel(int(x.type), columns),
         x,
-        [out.address],
-        max(1, min(x.nelements // _GRAIN, 8 * low.n_threads)),
-        x,
-        (x,),
-        [byte_range(x)],
-        [out.use(len(low.launches))],
+        Quantize(out.address),
+        min(x.nelements // _GRAIN, 8 * low.n_threads),
+        src=(x,),
+        writes=out,
+        scratch=4 * columns,
+        replicate=ALWAYS,
     )
-    launch.private = ALWAYS if launch.chunks == 1 else 0
-    low.scratch_bytes = max(low.scratch_bytes, 4 * columns)
-    low.launches.append(launch)

@@ -8,6 +8,7 @@ that the order follows from the sizes. The others: a row belongs to one thread. 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,10 +24,10 @@ from ..abi import (
     f64_ptr,
     first_row,
     i64_ptr,
-    int_param,
     nb,
     ne,
     nrows,
+    params_of,
     row_address,
 )
 from ..lowering import Lowering, lowers
@@ -35,13 +36,33 @@ from .span import columns
 
 _BLOCK = 512
 _PIECE = 8192  # elements
-PARTS, ROWS, OUT = range(3)  # parameters of pieces: parts of a row, or rows a piece; results
 LOWEST, _HIGHEST = np.int32(-(2**31)), np.int32(2**31 - 1)
+
+
+class Pieces(NamedTuple):
+    """The values of a kernel that reduces pieces."""
+
+    parts: int  # of each row
+    rows: int  # of a piece
+    out: int  # address of the results
+
+
+class Total(NamedTuple):
+    """The values of a kernel that adds up pieces: how many, and their address."""
+
+    n: int
+    results: int
+
+
+class RowSum(NamedTuple):
+    """The values of SUM_ROWS and MEAN."""
+
+    divisor: int
 
 
 @inline_strict
 def order_key(x):  # type: ignore[no-untyped-def]
-    """An int32 that orders as the float does (0 equals -0; every NaN is beyond inf)."""
+    """An int32 that orders as the float does (0 equals -0; every NaN is above inf)."""
     bits = f32_bits(x + np.float32(0))
     return np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF)) if x == x else _HIGHEST
 
@@ -75,7 +96,7 @@ def argmax_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 @lowers("ARGMAX")
 def _lower_argmax(low: Lowering, node: Tensor) -> None:
     assert node.src[0] is not None
-    low.launch(argmax_f32, node, (), low.row_chunks(node.src[0]))
+    low.launch(argmax_f32, node, chunks=low.row_chunks(node.src[0]))
 
 
 @cache
@@ -84,18 +105,19 @@ def sum_pieces_kernel(fmt: int) -> Kernel:
 
     def sum_pieces(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, rows = ne(node, SRC0, 0), nrows(node, SRC0)
-        parts, group = int_param(node, PARTS), int_param(node, ROWS)
+        p = params_of(node, Pieces)
+        parts, group = p.parts, p.rows
         pieces = (rows + group - 1) // group * parts
-        out = f64_ptr(int_param(node, OUT))
-        for p in range(first_row(pieces, chunk, n_chunks), first_row(pieces, chunk + 1, n_chunks)):
-            first = p // parts * group
-            begin, end = columns(n, p % parts, parts)
+        out = f64_ptr(p.out)
+        for k in range(first_row(pieces, chunk, n_chunks), first_row(pieces, chunk + 1, n_chunks)):
+            first = k // parts * group
+            begin, end = columns(n, k % parts, parts)
             total = 0.0
             for row in range(first, min(rows, first + group)):
                 x = row_address(node, SRC0, row)
                 for i in range(begin, end):
                     total += np.float64(take(fmt, x, i))
-            out[p] = total
+            out[k] = total
 
     made = fast_kernel(sum_pieces)
     made.name = f"sum_pieces_{GGMLType(fmt).name.lower()}"
@@ -104,12 +126,13 @@ def sum_pieces_kernel(fmt: int) -> Kernel:
 
 @cache
 def sum_total_kernel(fmt: int) -> Kernel:
-    """The kernel that adds up the pieces. Parameters: how many, where."""
+    """The kernel that adds up the pieces."""
 
     def sum_total(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        sums, total = f64_ptr(int_param(node, 1)), 0.0
-        for p in range(int_param(node, 0)):
-            total += sums[p]
+        p, total = params_of(node, Total), 0.0
+        sums = f64_ptr(p.results)
+        for i in range(p.n):
+            total += sums[i]
         put(fmt, data(node, DST), 0, np.float32(total))
 
     made = kernel(sum_total)
@@ -121,26 +144,28 @@ def sum_total_kernel(fmt: int) -> Kernel:
 def count_pieces_i32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """The number of equal elements of each piece."""
     n, rows = ne(node, SRC0, 0), nrows(node, SRC0)
-    parts, group = int_param(node, PARTS), int_param(node, ROWS)
+    p = params_of(node, Pieces)
+    parts, group = p.parts, p.rows
     pieces = (rows + group - 1) // group * parts
-    out = i64_ptr(int_param(node, OUT))
-    for p in range(first_row(pieces, chunk, n_chunks), first_row(pieces, chunk + 1, n_chunks)):
-        first = p // parts * group
-        begin, end = columns(n, p % parts, parts)
+    out = i64_ptr(p.out)
+    for k in range(first_row(pieces, chunk, n_chunks), first_row(pieces, chunk + 1, n_chunks)):
+        first = k // parts * group
+        begin, end = columns(n, k % parts, parts)
         total = 0
         for row in range(first, min(rows, first + group)):
             x, y = row_address(node, SRC0, row), row_address(node, SRC1, row)
             for i in range(begin, end):
                 total += 1 if take(I32, x, i) == take(I32, y, i) else 0
-        out[p] = total
+        out[k] = total
 
 
 @kernel
 def count_total(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Adds up the pieces. Parameters: how many, where."""
-    counts, total = i64_ptr(int_param(node, 1)), 0
-    for p in range(int_param(node, 0)):
-        total += counts[p]
+    """Adds up the pieces."""
+    p, total = params_of(node, Total), 0
+    counts = i64_ptr(p.results)
+    for i in range(p.n):
+        total += counts[i]
     i64_ptr(data(node, DST))[0] = total
 
 
@@ -151,12 +176,10 @@ def _launch_pieces(low: Lowering, node: Tensor, pieces: Kernel, total: Kernel) -
     parts = max(1, -(-x.ne[0] // _PIECE))
     group = max(1, _PIECE // max(1, x.ne[0]))
     n = -(-x.nrows // group) * parts
-    at = len(low.launches)
-    out = low.work.take(8 * max(1, n), at)
+    out = low.take(8 * max(1, n))
     chunks = max(1, min(n, 8 * low.n_threads))
-    launch = low.launch(pieces, node, (parts, group, out.address), chunks)
-    launch.writes.append(out.use(at))
-    low.launch(total, node, (n, out.address), src=(), work=[out])
+    low.launch(pieces, node, Pieces(parts, group, out.address), chunks, writes=out)
+    low.launch(total, node, Total(n, out.address), src=(), work=[out])
 
 
 @lowers("SUM")
@@ -181,9 +204,9 @@ def sum_f32(x, n):  # type: ignore[no-untyped-def]
 
 @kernel
 def sum_rows_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Parameter: what to divide the sums by."""
+    """Sums of rows, divided by a number."""
     n, rows = ne(node, SRC0, 0), nrows(node, SRC0)
-    divisor = np.float64(int_param(node, 0))
+    divisor = np.float64(params_of(node, RowSum).divisor)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         total = sum_f32(row_address(node, SRC0, row), n)
         put(F32, row_address(node, DST, row), 0, np.float32(total / divisor))
@@ -192,13 +215,14 @@ def sum_rows_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def
 @lowers("SUM_ROWS")
 def _lower_sum_rows(low: Lowering, node: Tensor) -> None:
     assert node.src[0] is not None
-    low.launch(sum_rows_f32, node, (1,), low.row_chunks(node.src[0]))
+    low.launch(sum_rows_f32, node, RowSum(1), low.row_chunks(node.src[0]))
 
 
 @lowers("MEAN")
 def _lower_mean(low: Lowering, node: Tensor) -> None:
     assert node.src[0] is not None
-    low.launch(sum_rows_f32, node, (node.src[0].ne[0],), low.row_chunks(node.src[0]))
+    x = node.src[0]
+    low.launch(sum_rows_f32, node, RowSum(x.ne[0]), low.row_chunks(x))
 
 
 @kernel
@@ -215,4 +239,4 @@ def cumsum_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 @lowers("CUMSUM")
 def _lower_cumsum(low: Lowering, node: Tensor) -> None:
-    low.launch(cumsum_f32, node, (), low.row_chunks(node))
+    low.launch(cumsum_f32, node, chunks=low.row_chunks(node))

@@ -8,31 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
-from ..abi import DST, SRC0, data, first_row, int_param, ne, nrows, row_address
+from ..abi import DST, SRC0, data, first_row, ne, nrows, params_of, row_address
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, I8, I16, I32, I64, put, take
-from .cpy import copy_kernel
+from .cpy import Copy, copy_kernel
 
 RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies move bits
 _SIZES = {raw: size for size, raw in RAW.items()}
-OFFSET, STRIDES, ELEMENTS, STEP = 0, 1, 4, 5  # parameters; elements of a row, bytes between them
+
+
+class Region(NamedTuple):
+    """The values of a copy into a region of the result."""
+
+    offset: int
+    nb1: int  # strides of the region
+    nb2: int
+    nb3: int
+    elements: int  # of a row of the source
+    step: int  # bytes between them
 
 
 @inline
 def region_row(node, row):  # type: ignore[no-untyped-def]
     """Address in the result of the region's row ``row`` (counted over SRC0's)."""
     ne1, ne2 = ne(node, SRC0, 1), ne(node, SRC0, 2)
-    rest = row // ne1
+    p, rest = params_of(node, Region), row // ne1
     i3 = rest // ne2
     return (
         data(node, DST)
-        + int_param(node, OFFSET)
-        + (row - rest * ne1) * int_param(node, STRIDES)
-        + (rest - i3 * ne2) * int_param(node, STRIDES + 1)
-        + i3 * int_param(node, STRIDES + 2)
+        + p.offset
+        + (row - rest * ne1) * p.nb1
+        + (rest - i3 * ne2) * p.nb2
+        + i3 * p.nb3
     )
 
 
@@ -42,7 +53,8 @@ def place_kernel(raw: int) -> Kernel:
     size = _SIZES[raw]
 
     def place(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n, step, rows = int_param(node, ELEMENTS), int_param(node, STEP), nrows(node, SRC0)
+        p = params_of(node, Region)
+        n, step, rows = p.elements, p.step, nrows(node, SRC0)
         for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
             x, y = row_address(node, SRC0, row), region_row(node, row)
             if step == size:
@@ -60,7 +72,7 @@ def place_kernel(raw: int) -> Kernel:
 @kernel
 def acc_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """Adds SRC0 to the region."""
-    n, rows = int_param(node, ELEMENTS), nrows(node, SRC0)
+    n, rows = params_of(node, Region).elements, nrows(node, SRC0)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), region_row(node, row)
         for i in range(n):
@@ -78,7 +90,7 @@ def launch_place(low: Lowering, node: Tensor, x: Tensor, nb: Sequence[int], offs
         size, n, step = 1, x.ne[0] // x.type.block_size * x.type.type_size, 1
     else:
         size, n, step = x.type.type_size, x.ne[0], x.nb[0]
-    params = (offset, *nb, n, size if n == 1 else step)
+    params = Region(offset, *nb, elements=n, step=size if n == 1 else step)
     low.launch(place_kernel(RAW[size]), node, params, low.row_chunks(x), src=(x,))
 
 
@@ -88,12 +100,13 @@ def _lower(low: Lowering, node: Tensor) -> None:
     p = node.op_params
     if not p["inplace"]:
         copy = copy_kernel(I32, I32)
-        low.launch(copy, node, (1, node.nelements), low.row_chunks(node), src=(a,))
+        params = Copy(flat=1, elements=node.nelements)
+        low.launch(copy, node, params, low.row_chunks(node), src=(a,))
     if node.op.name == "SET":
         launch_place(low, node, b, p["nb"], p["offset"])
     elif b.nelements:
-        params = (p["offset"], *p["nb"], b.ne[0], 4)
-        low.launch(acc_f32, node, params, low.row_chunks(b), src=(b,))
+        region = Region(p["offset"], *p["nb"], elements=b.ne[0], step=4)
+        low.launch(acc_f32, node, region, low.row_chunks(b), src=(b,))
 
 
 for _op in ("SET", "ACC"):

@@ -7,23 +7,30 @@ other.
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from ....dtype import GGMLType
 from ....jit import Kernel, kernel
 from ....tensor import Tensor
-from ..abi import DST, SRC0, first_row, int_param, ne, nrows, row_address
+from ..abi import DST, SRC0, first_row, ne, nrows, params_of, row_address
 from ..lowering import GRAIN, Lowering, lowers
 from ..simd.element import put, take
 from .region import RAW, launch_place
 from .span import columns, repeated_row, split
 
 
+class Repeat(NamedTuple):
+    """The values of REPEAT."""
+
+    parts: int  # of each row, see ``span``
+
+
 @cache
 def repeat_kernel(raw: int) -> Kernel:
-    """The kernel for elements of an integer type. Parameter: parts of a row."""
+    """The kernel for elements of an integer type."""
 
     def repeat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n, period, parts = ne(node, DST, 0), ne(node, SRC0, 0), int_param(node, 0)
+        n, period, parts = ne(node, DST, 0), ne(node, SRC0, 0), params_of(node, Repeat).parts
         units = nrows(node, DST) * parts
         for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
             row = u // parts
@@ -50,7 +57,7 @@ def repeat_kernel(raw: int) -> Kernel:
 @lowers("REPEAT")
 def _lower_repeat(low: Lowering, node: Tensor) -> None:
     parts, chunks = split(low, node, GRAIN)
-    low.launch(repeat_kernel(RAW[node.type.type_size]), node, (parts,), chunks)
+    low.launch(repeat_kernel(RAW[node.type.type_size]), node, Repeat(parts), chunks)
 
 
 @lowers("CONCAT")

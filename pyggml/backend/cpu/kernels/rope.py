@@ -7,6 +7,7 @@ A chunk is a range of tokens. The angles of a token are built once for all its h
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,32 +15,31 @@ from ....dtype import GGMLType
 from ....jit import Kernel, fast_kernel, inline_strict
 from ....ops.rope import RopeMode, rope_theta_scale, yarn_corr_dims
 from ....tensor import Tensor
-from ..abi import (
-    DST,
-    SRC0,
-    SRC1,
-    SRC2,
-    data,
-    f32_ptr,
-    first_row,
-    float_param,
-    i32_ptr,
-    int_param,
-    nb,
-    ne,
-)
+from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, first_row, i32_ptr, nb, ne, params_of
 from ..lowering import GRAIN, Lowering, lowers
 from ..simd.element import F32, put, take
 from ..simd.math import ONE, ZERO, sincos_f32
 
-N_DIMS, THETA_SCALE, FREQ_SCALE, EXT_FACTOR, LOW, SPAN, MAGNITUDE = range(7)  # parameters
 _TYPES = (GGMLType.F32, GGMLType.F16)
+
+
+class Rope(NamedTuple):
+    """The values of ROPE; see ``ops/rope.py``."""
+
+    n_dims: int
+    theta_scale: float
+    freq_scale: float
+    ext_factor: float
+    low: float  # YaRN's ramp: first dimension, and how many
+    span: float
+    magnitude: float
 
 
 @inline_strict
 def _angles(node, position, half, freqs, angle):  # type: ignore[no-untyped-def]
     """The angles of a token's pairs, float32[half] at ``angle``."""
-    step, freq_scale = float_param(node, THETA_SCALE), float_param(node, FREQ_SCALE)
+    p = params_of(node, Rope)
+    step, freq_scale = p.theta_scale, p.freq_scale
     angles, power = f32_ptr(angle), ONE
     for i in range(half):
         angles[i] = np.float32(position) * power
@@ -47,12 +47,12 @@ def _angles(node, position, half, freqs, angle):  # type: ignore[no-untyped-def]
     if freqs != 0:
         for i in range(half):
             angles[i] = angles[i] / take(F32, freqs, i)
-    ext = float_param(node, EXT_FACTOR)
+    ext = p.ext_factor
     if ext == ZERO:
         for i in range(half):
             angles[i] = angles[i] * freq_scale
         return
-    low, span = float_param(node, LOW), float_param(node, SPAN)
+    low, span = p.low, p.span
     for i in range(half):
         ramp = (np.float32(i) - low) / span
         ramp = ZERO if ramp < ZERO else ONE if ramp > ONE else ramp
@@ -62,8 +62,8 @@ def _angles(node, position, half, freqs, angle):  # type: ignore[no-untyped-def]
 
 @inline_strict
 def rope_table(node, position, half, freqs, scratch):  # type: ignore[no-untyped-def]
-    """Cosines at ``scratch``, sines behind them (float32[half] each), times the magnitude."""
-    magnitude = float_param(node, MAGNITUDE)
+    """Cosines at ``scratch``, sines after them (float32[half] each), times the magnitude."""
+    magnitude = params_of(node, Rope).magnitude
     _angles(node, position, half, freqs, scratch)
     cos, sin = f32_ptr(scratch), f32_ptr(scratch + 4 * half)
     for i in range(half):
@@ -78,7 +78,7 @@ def rope_kernel(mode: int, fmt: int) -> Kernel:
     neox = mode == RopeMode.NEOX
 
     def rope(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n, n_dims, n_head = ne(node, DST, 0), int_param(node, N_DIMS), ne(node, DST, 1)
+        n, n_dims, n_head = ne(node, DST, 0), params_of(node, Rope).n_dims, ne(node, DST, 1)
         half, n_tokens = n_dims // 2, ne(node, DST, 2)
         cos, sin = scratch, scratch + 4 * half
         total = n_tokens * ne(node, DST, 3)
@@ -120,16 +120,16 @@ def _lower_rope(low: Lowering, node: Tensor) -> None:
             p["n_dims"], p["n_ctx_orig"], p["freq_base"], p["beta_fast"], p["beta_slow"]
         )
         magnitude *= np.float32(1 + 0.1 * np.log(1 / p["freq_scale"]))
-    params = (
-        p["n_dims"],
-        float(rope_theta_scale(p["n_dims"], p["freq_base"])),
-        float(p["freq_scale"]),
-        float(p["ext_factor"]),
-        float(first),
-        float(max(0.001, last - first)),
-        float(magnitude),
+    params = Rope(
+        n_dims=p["n_dims"],
+        theta_scale=rope_theta_scale(p["n_dims"], p["freq_base"]),
+        freq_scale=p["freq_scale"],
+        ext_factor=p["ext_factor"],
+        low=first,
+        span=max(0.001, last - first),
+        magnitude=float(magnitude),
     )
     chunks = max(1, min(node.ne[2] * node.ne[3], node.nelements // GRAIN, 8 * low.n_threads))
     made = rope_kernel(int(p["mode"]), int(node.type))
-    launch = low.launch(made, node, params, chunks, scratch=4 * p["n_dims"])
-    launch.private = int(chunks == 1)  # SET_ROWS of a token's keys does without a phase before it
+    # replicated: SET_ROWS of a token's keys does without a phase before it
+    low.launch(made, node, params, chunks, scratch=4 * p["n_dims"], replicate=1)

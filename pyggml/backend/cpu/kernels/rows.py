@@ -1,12 +1,13 @@
 """GET_ROWS and SET_ROWS: rows by index, converted on the way.
 
-Access: a row is read and written front to back; which rows is data. An index behind the last row
+Access: a row is read and written front to back; which rows is data. An index after the last row
 writes nothing and reports an error; for SET_ROWS a negative one is legal and writes nothing.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
@@ -21,26 +22,35 @@ from ..abi import (
     first_row,
     i32_ptr,
     i64_ptr,
-    int_param,
     nb,
     ne,
     nrows,
+    params_of,
     row_address,
     set_error,
 )
 from ..buffer import is_repacked
-from ..codec import DECODED, ENCODED, decode_block
+from ..codec import DECODED, ENCODED
+from ..codec.blocks import decode_block
 from ..codec.rows import decode_columns, encode_row, row_encoder
-from ..layout import ROWS, block_bytes
+from ..layout import K_TYPES, ROWS, block_bytes
 from ..lowering import Lowering, lowers
 from ..simd.element import F16, F32, I32, put, take
-from ..simd.interleave import take_block
-from ..simd.super_decode import decode_super_block
-from ..superblock import FORMATS
+from ..simd.group_row import decode_k_block, get_block
 from .weights import decoder_of, tile_kind
 
-# Parameters: the address of what decodes or encodes a row of blocks, or 0
-CODER, INDEX_BYTES = range(2)
+
+class GetRows(NamedTuple):
+    """The values of GET_ROWS."""
+
+    decoder: int  # address of what decodes a row of blocks, or 0
+
+
+class SetRows(NamedTuple):
+    """The values of SET_ROWS."""
+
+    encoder: int  # address of what encodes a row of blocks, or 0
+    index_bytes: int
 
 
 @cache
@@ -50,10 +60,11 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
     Plain rows of blocks are F32 with a decoder.
     """
     blocks, result = kind in DECODED, I32 if kind == I32 else F32  # blocks: repacked ones
-    block, super_block = GGMLType(kind).block_size, kind in FORMATS
+    block, super_block = GGMLType(kind).block_size, kind in K_TYPES
     group_block = block_bytes(kind)
 
     def get_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        p = params_of(node, GetRows)
         n, n_ids, n_rows = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
         total = nrows(node, DST)
         for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
@@ -74,15 +85,15 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
                 x = data(node, SRC0) + (matrix * groups + row // ROWS) * (n // block * group_block)
                 for i in range(n // block):
                     if super_block:
-                        decode_super_block(kind, x + i * group_block, row % ROWS, y + 1024 * i)
+                        decode_k_block(kind, x + i * group_block, row % ROWS, y + 1024 * i)
                         continue
-                    take_block(kind, x, row % ROWS, i, scratch)
+                    get_block(kind, x, row % ROWS, i, scratch)
                     if blocks:
                         decode_block(kind, scratch, y + 4 * block * i)
                     else:
                         put(result, y, i, take(kind, scratch, 0))
-            elif kind == F32 and int_param(node, CODER) != 0:
-                decode_columns(int_param(node, CODER), x, y, n, 0)
+            elif kind == F32 and p.decoder != 0:
+                decode_columns(p.decoder, x, y, n, 0)
             else:
                 for i in range(n):
                     put(result, y, i, take(kind, x, i))
@@ -108,13 +119,13 @@ def _lower_get_rows(low: Lowering, node: Tensor) -> None:
     assert a is not None
     tiled = (a.type,) if is_repacked(a) else (*ALL_FLOATS, GGMLType.I32)
     made = get_rows_kernel(tile_kind(a.type, tiled), is_repacked(a))
-    params = [decoder_of(a.type, tiled)]
+    params = GetRows(decoder_of(a.type, tiled))
     low.launch(made, node, params, low.row_chunks(node), scratch=a.type.type_size)
 
 
 @inline
 def _index(node, address):  # type: ignore[no-untyped-def]
-    if int_param(node, INDEX_BYTES) == 8:
+    if params_of(node, SetRows).index_bytes == 8:
         return i64_ptr(address)[0]
     return i32_ptr(address)[0] + 0
 
@@ -124,6 +135,7 @@ def set_rows_kernel(source: int, kind: int) -> Kernel:
     """The kernel of a source and a target type; rows of blocks are F32 with an encoder."""
 
     def set_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        p = params_of(node, SetRows)
         n, total, n_rows = ne(node, SRC0, 0), nrows(node, SRC0), ne(node, DST, 1)
         ne1, ne2 = ne(node, SRC0, 1), ne(node, SRC0, 2)
         for k in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
@@ -143,12 +155,12 @@ def set_rows_kernel(source: int, kind: int) -> Kernel:
             x = row_address(node, SRC0, r)
             y = data(node, DST) + row * nb(node, DST, 1)
             y += i2 * nb(node, DST, 2) + i3 * nb(node, DST, 3)
-            if kind == F32 and int_param(node, CODER) != 0:
+            if kind == F32 and p.encoder != 0:
                 if source != F32:
                     for i in range(n):
                         put(F32, scratch, i, take(source, x, i))
                     x = scratch
-                encode_row(int_param(node, CODER), x, y, n)
+                encode_row(p.encoder, x, y, n)
             else:
                 for i in range(n):
                     put(kind, y, i, take(source, x, i))
@@ -171,6 +183,6 @@ def _lower_set_rows(low: Lowering, node: Tensor) -> None:
     assert b is not None and idx is not None
     blocks = node.type.is_quantized
     made = set_rows_kernel(int(b.type), F32 if blocks else int(node.type))
-    params = [row_encoder(int(node.type)).address if blocks else 0, idx.type.type_size]
+    encoder = row_encoder(int(node.type)).address if blocks else 0
     scratch = 4 * b.ne[0] if blocks and b.type is not GGMLType.F32 else 0
-    low.launch(made, node, params, low.row_chunks(b), scratch=scratch)
+    low.launch(made, node, SetRows(encoder, idx.type.type_size), low.row_chunks(b), scratch=scratch)

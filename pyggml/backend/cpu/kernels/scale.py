@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ....jit import kernel
 from ....tensor import Tensor
-from ..abi import DST, SRC0, first_row, float_param, int_param, ne, nrows, row_address
+from ..abi import DST, SRC0, first_row, ne, nrows, params_of, row_address
 from ..lowering import GRAIN, Lowering, all_f32, lowers
 from ..simd.element import F32, put, take
 from .span import columns, split
 
 
+class Scale(NamedTuple):
+    """``s * x + b``."""
+
+    parts: int  # of each row, see ``span``
+    s: float
+    b: float
+
+
 @kernel
 def scale_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Parameters: parts of a row, s, b."""
-    n, parts = ne(node, DST, 0), int_param(node, 0)
-    s, b = float_param(node, 1), float_param(node, 2)
+    """Pieces of rows."""
+    p = params_of(node, Scale)
+    n, parts, s, b = ne(node, DST, 0), p.parts, p.s, p.b
     units = nrows(node, DST) * parts
     for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
         row = u // parts
@@ -27,4 +37,5 @@ def scale_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 @lowers("SCALE", all_f32)
 def _lower_scale(low: Lowering, node: Tensor) -> None:
     parts, chunks = split(low, node, GRAIN)
-    low.launch(scale_f32, node, (parts, node.op_params["s"], node.op_params["b"]), chunks)
+    params = Scale(parts, s=node.op_params["s"], b=node.op_params["b"])
+    low.launch(scale_f32, node, params, chunks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,11 +23,10 @@ from ..abi import (
     data,
     f32_ptr,
     first_row,
-    float_param,
-    int_param,
     nb,
     ne,
     nrows,
+    params_of,
     row_address,
 )
 from ..lowering import Lowering, lowers
@@ -34,18 +34,27 @@ from ..simd.element import F32, put, take
 from ..simd.math import INF, ZERO, abs_f32, exp_f32
 from ..simd.total import max_f32, total_f32
 
-SCALE, BASE_0, BASE_1, N_HEAD_LOG2 = range(4)  # parameters
 _TYPES = (GGMLType.F32, GGMLType.F16)
+
+
+class SoftMax(NamedTuple):
+    """The values of SOFT_MAX."""
+
+    scale: float
+    base_0: float  # ALiBi: a power of it is the slope of the first ``n_head_log2`` heads,
+    base_1: float  # of this the slope of the others
+    n_head_log2: int
 
 
 @inline
 def alibi_slope(node, head):  # type: ignore[no-untyped-def]
     """The factor on the mask of a head (1 without ALiBi)."""
-    n2 = int_param(node, N_HEAD_LOG2)
+    p = params_of(node, SoftMax)
+    n2 = p.n_head_log2
     if head < n2:
-        return np.float32(math.pow(np.float64(float_param(node, BASE_0)), np.float64(head + 1)))
+        return np.float32(math.pow(np.float64(p.base_0), np.float64(head + 1)))
     exponent = np.float64(2 * (head - n2) + 1)
-    return np.float32(math.pow(np.float64(float_param(node, BASE_1)), exponent))
+    return np.float32(math.pow(np.float64(p.base_1), exponent))
 
 
 @cache
@@ -53,7 +62,7 @@ def soft_max_kernel(mask_type: int) -> Kernel:
     """The kernel for a mask's type. SRC1: the mask, SRC2: the sinks, or nothing."""
 
     def soft_max(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-        n, rows, scale = ne(node, DST, 0), nrows(node, DST), float_param(node, SCALE)
+        n, rows, scale = ne(node, DST, 0), nrows(node, DST), params_of(node, SoftMax).scale
         mask, sinks = data(node, SRC1), data(node, SRC2)
         ne1, ne2 = ne(node, DST, 1), ne(node, DST, 2)
         for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
@@ -101,8 +110,12 @@ def _supports(node: Tensor) -> bool:
 def _lower_soft_max(low: Lowering, node: Tensor) -> None:
     mask, n_head, max_bias = node.src[1], node.ne[2], float(node.op_params["max_bias"])
     n2 = 1 << (n_head.bit_length() - 1)
-    bases = (2.0 ** (-max_bias / n2), 2.0 ** (-max_bias / 2 / n2))
-    params = (float(node.op_params["scale"]), *bases, n2)
+    params = SoftMax(
+        scale=node.op_params["scale"],
+        base_0=2.0 ** (-max_bias / n2),
+        base_1=2.0 ** (-max_bias / 2 / n2),
+        n_head_log2=n2,
+    )
     made = soft_max_kernel(F32 if mask is None else int(mask.type))
     chunks = max(1, min(node.nrows, node.nelements // 1024, 8 * low.n_threads))
     low.launch(made, node, params, chunks)

@@ -7,17 +7,25 @@ thread scratch; TOP_K keeps a heap of the k best. A row belongs to one thread.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ....jit import inline_strict, kernel
 from ....tensor import Tensor
-from ..abi import DST, SRC0, first_row, i64_ptr, int_param, ne, nrows, row_address
+from ..abi import DST, SRC0, first_row, i64_ptr, ne, nrows, params_of, row_address
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, I32, put, take
 from .reduce import order_key
 
 _LOW = (1 << 32) - 1
 ASC, DESC = range(2)
+
+
+class ArgSort(NamedTuple):
+    """The values of ARGSORT."""
+
+    order: int  # ASC or DESC
 
 
 @inline_strict
@@ -43,8 +51,8 @@ def _merge(source, target, begin, middle, end):  # type: ignore[no-untyped-def]
 
 @kernel
 def argsort_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Parameter: ASC or DESC. Scratch: two int64 a column."""
-    n, rows, order = ne(node, DST, 0), nrows(node, DST), int_param(node, 0)
+    """Scratch: two int64 a column."""
+    n, rows, order = ne(node, DST, 0), nrows(node, DST), params_of(node, ArgSort).order
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
         source, target = i64_ptr(scratch), i64_ptr(scratch + 8 * n)
@@ -106,10 +114,11 @@ def _chunks(low: Lowering, x: Tensor) -> int:
 @lowers("ARGSORT")
 def _lower_argsort(low: Lowering, node: Tensor) -> None:
     order = ASC if node.op_params["order"] == "asc" else DESC
-    low.launch(argsort_f32, node, (order,), _chunks(low, node), scratch=16 * node.ne[0])
+    low.launch(argsort_f32, node, ArgSort(order), _chunks(low, node), scratch=16 * node.ne[0])
 
 
 @lowers("TOP_K")
 def _lower_top_k(low: Lowering, node: Tensor) -> None:
     assert node.src[0] is not None
-    low.launch(top_k_f32, node, (), _chunks(low, node.src[0]), scratch=8 * node.ne[0])
+    chunks = _chunks(low, node.src[0])
+    low.launch(top_k_f32, node, chunks=chunks, scratch=8 * node.ne[0])

@@ -28,19 +28,18 @@ from ..abi import (
     data,
     f32_ptr,
     first_row,
-    float_param,
     i32_ptr,
     i64_ptr,
-    int_param,
     nb,
     ne,
     nrows,
+    params_of,
     row_address,
-)  # fmt: skip
+)
 from ..buffer import is_repacked
 from ..facts import fact
 from ..layout import INTERLEAVED, QUANTIZED, ROWS
-from ..lowering import Launch, Lowering, byte_range, lowers
+from ..lowering import Lowering, lowers
 from ..simd.element import zero_run
 from ..simd.plain_rows import ask_for_rows
 from ..work import WorkRange
@@ -74,9 +73,18 @@ _FLOATS_BYTES = 4 * (_BLOCK + ROWS)
 _TABLE_BYTES = 8 * (_BLOCK + 2 * ROWS)
 _SCRATCH = 2 * _TILE_BYTES + 2 * _FLOATS_BYTES + _TABLE_BYTES + 2 * 4 * _BLOCK
 ZERO = np.float32(0)
-# Parameters
-ACTIVATIONS, LIST, BUCKET, OUT, THRESHOLD, FACTS = range(6)
 PLAIN, UP, GATE_ROWS, GATE = range(4)  # forms
+
+
+class MulMatSparse(NamedTuple):
+    """The values of ``mul_mat_sparse``."""
+
+    activations: int  # address of the quantized ones, 0: SRC1 is read
+    listed: int  # address of the list of active rows
+    bucket: int  # whether SRC3 is a bucket
+    out: int  # address of the results
+    threshold: float
+    facts: int
 
 
 class Form(NamedTuple):
@@ -132,15 +140,16 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
 
     def mul_mat_sparse(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         n, k, n_rows = ne(node, SRC1, 1), ne(node, SRC0, 0), ne(node, SRC0, 1)
-        facts = int_param(node, FACTS)
+        p = params_of(node, MulMatSparse)
+        facts = p.facts
         blocks = k // fact(facts, COLUMNS)
         group = blocks * fact(facts, BLOCK_BYTES)
-        listed, threshold = int_param(node, LIST), float_param(node, THRESHOLD)
-        bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
+        listed, threshold = p.listed, p.threshold
+        bucket = data(node, SRC3) if p.bucket != 0 else 0
         up_rows, up_bytes = data(node, SRC0), nb(node, SRC0, 1)
         gate_rows, gate_bytes = data(node, SRC4), nb(node, SRC4, 1)
-        out, out_bytes = int_param(node, OUT), 4 * ne(node, SRC2, 0)
-        acts, stride = int_param(node, ACTIVATIONS), blocks * fact(facts, ACT_BYTES)
+        out, out_bytes = p.out, 4 * ne(node, SRC2, 0)
+        acts, stride = p.activations, blocks * fact(facts, ACT_BYTES)
         if acts == 0:
             acts, stride = data(node, SRC1), nb(node, SRC1, 1)
         tiled, gate_tile = scratch, scratch + _TILE_BYTES
@@ -163,15 +172,15 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
             if n > 1:
                 for t in range(n):
                     scores = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
-                    for p in range(first, first + m):
-                        pairs += scores[neuron_of(rows[p] + 0, bucket)] >= threshold
+                    for i in range(first, first + m):
+                        pairs += scores[neuron_of(rows[i] + 0, bucket)] >= threshold
             if n == 1 or _DENSE * pairs < n * m:
                 for t in range(n):
                     scores = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
                     y, x = f32_ptr(out + t * out_bytes), acts + t * stride
                     c = 0
-                    for p in range(first, first + m):
-                        row = rows[p] + 0
+                    for i in range(first, first + m):
+                        row = rows[i] + 0
                         neuron = neuron_of(row, bucket)
                         y[neuron] = ZERO
                         neurons[c], i32_ptr(chosen)[c] = neuron, row
@@ -278,39 +287,32 @@ def launch_rows(
     w, x, idx, placed = node.src
     assert w is not None and x is not None and idx is not None
     act = [low.quantized(x, w.type.block_size, add_quantize)] if w.type in QUANTIZED else []
-    for made in act:
-        made.use(len(low.launches) + 2)  # the list, made in between, must not take its memory
     listed = active_rows(low, node)
     assert listed is not None
-    i, n = len(low.launches), x.ne[1]
-    src = (w, x, idx, placed, gate)
-    reads = [byte_range(s) for s in src if s is not None and s.nelements]
-    reads += [r.use(i) for r in (*act, listed)]
-    groups = max(1, -(-w.ne[1] // ROWS))
-    chunks = min(groups, (8 if n == 1 else 16) * low.n_threads)
+    n, groups = x.ne[1], max(1, -(-w.ne[1] // ROWS))
     functions = (ROW_TILES,) if n == 1 else (ROW_TILES, PACK, *tiles_for(n))
-    params = [
-        act[0].address if act else 0,
-        listed.address,
-        int(node.op_params["bucket"]),
-        out.data if isinstance(out, Tensor) else out.address,
-        node.op_params["threshold"],
-        weight_facts(w, *functions),
-    ]
-    written = byte_range(out) if isinstance(out, Tensor) else out.use(i)
-    made_kernel = mul_mat_sparse_kernel(form)
-    launch = Launch(made_kernel, node, params, chunks, node, src, reads, [written])
-    launch.variant = layout_name(w)
-    low.launches.append(launch)
-    packed = (1 + (form.kind == GATE_ROWS)) * packed_bytes(w)
-    low.scratch_bytes = max(low.scratch_bytes, _SCRATCH + packed)
+    params = MulMatSparse(
+        activations=act[0].address if act else 0,
+        listed=listed.address,
+        bucket=node.op_params["bucket"],
+        out=out.data if isinstance(out, Tensor) else out.address,
+        threshold=node.op_params["threshold"],
+        facts=weight_facts(w, *functions),
+    )
+    low.launch(
+        mul_mat_sparse_kernel(form),
+        node,
+        params,
+        min(groups, (8 if n == 1 else 16) * low.n_threads),
+        src=(w, x, idx, placed, gate),
+        work=[*act, listed],
+        writes=out,
+        scratch=_SCRATCH + (1 + (form.kind == GATE_ROWS)) * packed_bytes(w),
+        variant=layout_name(w),
+    )
 
 
 @lowers("MUL_MAT_SPARSE", supports_sparse)
 def _lower_mul_mat_sparse(low: Lowering, node: Tensor) -> None:
-    listed = active_rows(low, node)
-    assert listed is not None
-    listed.use(len(low.launches) + 1)
-    written = [byte_range(node)]
-    low.launches.append(Launch(zero_f32, node, [], low.row_chunks(node), node, (), [], written))
+    low.launch(zero_f32, node, chunks=low.row_chunks(node), src=())
     launch_rows(low, node, Form(), None, node)

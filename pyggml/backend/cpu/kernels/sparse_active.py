@@ -11,6 +11,8 @@ Access: scores front to back. A score that is not a number reports an error.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ....jit import inline, kernel
 from ....tensor import Tensor
 from ..abi import (
@@ -20,22 +22,29 @@ from ..abi import (
     SRC1,
     data,
     first_row,
-    float_param,
     i32_ptr,
     i64_ptr,
-    int_param,
     nb,
     ne,
+    params_of,
     set_error,
     u8_ptr,
-)  # fmt: skip
-from ..lowering import GRAIN, Launch, Lowering, byte_range
+)
+from ..lowering import GRAIN, Lowering
 from ..simd.element import F32, I8, put, take
 from ..work import WorkRange
 
 SEGMENT = 1024  # rows: sums over rows are cut at its multiples, whatever the threads
-# Parameters
-LIST, MARKS, BUCKET, ROWS, THRESHOLD = range(5)
+
+
+class Active(NamedTuple):
+    """The values of ``mark_active`` and ``list_active``."""
+
+    listed: int  # address of the list
+    marks: int  # address of a byte for each neuron, or 0
+    bucket: int  # whether the placement is a bucket
+    rows: int  # of the matrix
+    threshold: float
 
 
 @inline
@@ -73,7 +82,8 @@ def neuron_of(row, bucket):  # type: ignore[no-untyped-def]
 @kernel
 def mark_active(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """A byte for each neuron of a range: whether any token's score reaches the threshold."""
-    n, marks, threshold = ne(node, SRC0, 0), int_param(node, MARKS), float_param(node, THRESHOLD)
+    p = params_of(node, Active)
+    n, marks, threshold = ne(node, SRC0, 0), p.marks, p.threshold
     first, end = first_row(n, chunk, n_chunks), first_row(n, chunk + 1, n_chunks)
     bad = 0
     for t in range(ne(node, SRC0, 1)):
@@ -93,11 +103,12 @@ def list_active(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
     SRC1 has the placement: a bucket, or marks of neurons that are absent.
     """
-    out, n_rows = int_param(node, LIST), int_param(node, ROWS)
-    marks, from_marks = u8_ptr(int_param(node, MARKS)), int_param(node, MARKS) != 0
-    scores, placed, threshold = data(node, SRC0), data(node, SRC1), float_param(node, THRESHOLD)
+    p = params_of(node, Active)
+    out, n_rows = p.listed, p.rows
+    marks, from_marks = u8_ptr(p.marks), p.marks != 0
+    scores, placed, threshold = data(node, SRC0), data(node, SRC1), p.threshold
     starts, rows, places = i64_ptr(out), list_rows(out, n_rows), i32_ptr(placed)
-    in_bucket, n_neurons = int_param(node, BUCKET) != 0, ne(node, SRC0, 0)
+    in_bucket, n_neurons = p.bucket != 0, ne(node, SRC0, 0)
     count = bad = 0
     for segment in range(segments(n_rows)):
         starts[segment] = count
@@ -135,26 +146,15 @@ def active_rows(low: Lowering, node: Tensor) -> WorkRange | None:
     known = low.known(key, idx, placed)
     if known is not None:
         return known
-    marks = None
+    n_rows, marks = a.ne[1], None
     if idx is not None and (idx.ne[1] > 1 or placed is not None):
-        marks = low.work.take(idx.ne[0], len(low.launches))
+        marks = low.take(idx.ne[0])
         chunks = max(1, min(idx.nelements // GRAIN, idx.ne[0] // 64, 8 * low.n_threads))
-        _launch(low, node, [0, marks.address, 0, 0, threshold], (idx,), (), marks, chunks)
-        marks.use(len(low.launches))
-    size = 4 * a.ne[1] + 8 * (-(-a.ne[1] // SEGMENT) + 1)
-    out = low.work.take(size, len(low.launches))
-    params = [out.address, marks.address if marks else 0, int(bucket), a.ne[1], threshold]
-    sources = (b if idx is None else idx, placed)
-    _launch(low, node, params, sources, () if marks is None else (marks,), out, 1)
+        params = Active(0, marks.address, bucket=0, rows=0, threshold=threshold)
+        low.launch(mark_active, node, params, chunks, src=(idx,), writes=marks)
+    out = low.take(4 * n_rows + 8 * (-(-n_rows // SEGMENT) + 1))
+    at = marks.address if marks else 0
+    params = Active(out.address, at, bucket=bucket, rows=n_rows, threshold=threshold)
+    src, work = (b if idx is None else idx, placed), [marks] if marks else []
+    low.launch(list_active, node, params, src=src, work=work, writes=out)
     return low.remember(key, out)
-
-
-def _launch(
-    low: Lowering, node: Tensor, params: list[int | float], src: tuple[Tensor | None, ...],
-    work: tuple[WorkRange, ...], out: WorkRange, chunks: int,
-) -> None:  # fmt: skip
-    i = len(low.launches)
-    reads = [byte_range(s) for s in src if s is not None and s.nelements]
-    reads += [w.use(i) for w in work]
-    made = list_active if params[LIST] else mark_active
-    low.launches.append(Launch(made, node, params, chunks, node, src, reads, [out.use(i)]))

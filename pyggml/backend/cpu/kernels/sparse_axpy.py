@@ -14,10 +14,10 @@ import numpy as np
 
 from ....jit import Kernel, kernel
 from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC3, data, f32_ptr, first_row, i64_ptr, int_param, nb, ne
+from ..abi import DST, SRC0, SRC3, data, f32_ptr, first_row, i64_ptr, nb, ne, params_of
 from ..codec.rows import decode_columns
 from ..facts import fact
-from ..lowering import Launch, Lowering, byte_range, lowers
+from ..lowering import Lowering, lowers
 from ..simd.axpy import TYPES, group_bytes, group_columns, place_of
 from ..simd.element import F32, put, take, zero_run
 from ..simd.plain_rows import ask_for_rows
@@ -25,20 +25,10 @@ from ..work import WorkRange
 from .sparse import supports_sparse
 from .sparse_active import SEGMENT, active_rows, list_place, list_rows, neuron_of, segments
 from .sparse_axpy_panel import (
-    BUCKET,
-    FACTS,
-    LIST,
-    MASKS,
     PANEL_ROWS,
     SEGMENT_PANELS,
-    SHARE,
-    STRIPES,
-    SUMS,
-    THRESHOLD,
     TOGETHER,
-    TOKEN_BLOCKS,
-    VALUES,
-    WHOLE,
+    Axpy,
     add_rows,
     axpy_many,
     axpy_masks,
@@ -73,11 +63,12 @@ def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     Scratch: the ends of 8 rows and their addresses; the segment's addresses and values; 8 rows
     in a format that has a decoder, as float32.
     """
-    facts = int_param(node, FACTS)
+    p = params_of(node, Axpy)
+    facts = p.facts
     columns, size = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_BYTES)
     sum_bytes = 4 * columns
-    n_rows, width, listed = ne(node, SRC0, 1), ne(node, DST, 0), int_param(node, LIST)
-    bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
+    n_rows, width, listed = ne(node, SRC0, 1), ne(node, DST, 0), p.listed
+    bucket = data(node, SRC3) if p.bucket != 0 else 0
     rows = list_rows(listed, n_rows)
     all_groups = (width + columns - 1) // columns
     segment, stripe, stripes = part_of(node, chunk)
@@ -89,18 +80,18 @@ def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     decoder = fact(facts, AXPY_DECODER)
     n_columns = min(g1 * columns, width) - g0 * columns
     weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
-    sums = int_param(node, SUMS) + (segment * all_groups + g0) * sum_bytes
+    sums = p.sums + (segment * all_groups + g0) * sum_bytes
     addresses_at = scratch + 16 * TOGETHER + TOGETHER * size
     values_at = addresses_at + 8 * (SEGMENT + TOGETHER)
     floats = values_at + 4 * SEGMENT
     addresses, taken = i64_ptr(addresses_at), f32_ptr(values_at)
     zero_run(sums, (g1 - g0) * columns)
     set_ends(scratch, size)
-    values = f32_ptr(int_param(node, VALUES))
+    values = f32_ptr(p.values)
     n = 0
     first = list_place(listed, n_rows, segment)
-    for p in range(first, list_place(listed, n_rows, segment + 1)):
-        row = p if listed == 0 else rows[p] + 0
+    for i in range(first, list_place(listed, n_rows, segment + 1)):
+        row = i if listed == 0 else rows[i] + 0
         addresses[n] = weights + row * nb(node, SRC0, 1)
         taken[n] = values[neuron_of(row, bucket)]
         n += taken[n] != 0
@@ -112,8 +103,8 @@ def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     for i in range(TOGETHER):
         addresses[n + i] = addresses[max(n - 1, 0)]
         if begin < end:
-            p = min(begin + i, end - 1)
-            row = p if listed == 0 else rows[p] + 0
+            at = min(begin + i, end - 1)
+            row = at if listed == 0 else rows[at] + 0
             addresses[n + i] = weights + row * nb(node, SRC0, 1) + skipped * size
     row_bytes = full * size if decoder == 0 else nb(node, SRC0, 1)
     ask_for_rows(addresses_at, min(n, TOGETHER), row_bytes)
@@ -130,7 +121,8 @@ def axpy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 @kernel
 def axpy_sums(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """The sums of the segments of a few tokens, added in order."""
-    facts = int_param(node, FACTS)
+    p = params_of(node, Axpy)
+    facts = p.facts
     columns, ordered = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_ORDER)
     n, width, n_segments = ne(node, DST, 1), ne(node, DST, 0), segments(ne(node, SRC0, 1))
     groups = (width + columns - 1) // columns
@@ -140,7 +132,7 @@ def axpy_sums(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         for i in range(columns):
             put(F32, scratch, i, np.float32(0))
         for segment in range(n_segments):
-            sums = int_param(node, SUMS) + 4 * columns * (segment * units + unit)
+            sums = p.sums + 4 * columns * (segment * units + unit)
             for i in range(columns):
                 put(F32, scratch, i, total[i] + take(F32, sums, i))
         t, first = unit // groups, unit % groups * columns
@@ -163,64 +155,60 @@ def launch_axpy(
     n, n_segments = node.ne[1], max(1, -(-w.ne[1] // SEGMENT))
     kind, groups = tile_kind(w.type, TYPES), -(-w.ne[0] // group_columns())
     listed = active_rows(low, node)
-    held = [r for r in (listed, values) if isinstance(r, WorkRange)]
-    params: list[int | float] = [0] * 11
     functions = [AXPY_ROWS] if n == 1 else [AXPY_UNPACK]
     if 1 < n <= _FEW and not is_decoded(w.type, TYPES):
         functions.insert(0, AXPY_ROWS)  # of rows that few tokens need
-    params[FACTS] = weight_facts(w, *functions)
-    params[VALUES] = values.data if isinstance(values, Tensor) else values.address
-    params[LIST] = listed.address if listed else 0
-    params[BUCKET], params[THRESHOLD] = int(node.op_params["bucket"]), node.op_params["threshold"]
-    src = (w, b, scores, placed)
-    sources = [w, placed, scores, values if isinstance(values, Tensor) else None]
-    reads = [byte_range(s) for s in sources if s is not None and s.nelements]
-
-    def take(size: int) -> WorkRange:
-        for r in held:
-            r.use(len(low.launches))  # what is taken now must not be theirs
-        return low.work.take(size, len(low.launches))
-
-    def add(made: Kernel, chunks: int, used: list[WorkRange], out: Tensor | WorkRange) -> None:
-        i = len(low.launches)
-        ranges = reads + [r.use(i) for r in used]
-        written = out.use(i) if isinstance(out, WorkRange) else byte_range(out)
-        launch = Launch(made, node, list(params), chunks, node, src, ranges, [written])
-        launch.variant = layout_name(w)
-        low.launches.append(launch)
-
-    params[TOKEN_BLOCKS] = token_blocks = -(-n // _TOKENS)
-    tokens = -(-n // token_blocks)
-    if n > 1:
-        masks = take((8 + 4 * PANEL_ROWS) * n_segments * SEGMENT_PANELS * n)
-        params[MASKS] = masks.address
-        add(axpy_masks, min(n_segments * SEGMENT_PANELS, 8 * low.n_threads), held, masks)
-        held.append(masks)
+    tokens = -(-n // -(-n // _TOKENS))  # of a block
     if n <= _FEW:
         stripes = min(groups, -(-2 * low.n_threads // n_segments))
     else:
         fit = max(1, _SUM_BYTES // (tokens * 4 * group_columns()))
         stripes = max(-(-groups // fit), min(groups, 4 * low.n_threads))
-    chunks = stripes * n_segments
+    chunks, whole, share, stripe = stripes * n_segments, 0, 0, -(-groups // stripes)
     if n <= _FEW and stripes == 1 and groups >= low.n_threads:
         stripes = low.n_threads  # of the last segments, so that all threads end alike
-        params[WHOLE], cut = divmod(n_segments, stripes)
-        params[SHARE] = params[WHOLE] + cut
-        chunks = stripes * params[SHARE]
-    params[STRIPES] = stripes
-    stripe = groups if params[WHOLE] else -(-groups // stripes)  # groups
-    scratch = _SCRATCH + TOGETHER * (group_bytes(kind) + 4 * group_columns() * stripe)
-    made = axpy
+        whole, cut = divmod(n_segments, stripes)
+        share = whole + cut
+        chunks, stripe = stripes * share, groups if whole else -(-groups // stripes)
+    masks = sums = None
     if n > 1:
-        made = axpy_many
-        scratch = panel_scratch(kind, stripe, 0 if n <= _FEW else tokens)
-    low.scratch_bytes = max(low.scratch_bytes, scratch)
-    if n > _FEW:
-        add(made, stripes * token_blocks, held, node)
+        masks = low.take((8 + 4 * PANEL_ROWS) * n_segments * SEGMENT_PANELS * n)
+    if n <= _FEW:
+        sums = low.take(4 * group_columns() * groups * n * n_segments)
+    params = Axpy(
+        values=values.data if isinstance(values, Tensor) else values.address,
+        listed=listed.address if listed else 0,
+        bucket=node.op_params["bucket"],
+        masks=masks.address if masks else 0,
+        sums=sums.address if sums else 0,
+        stripes=stripes,
+        token_blocks=-(-n // _TOKENS),
+        threshold=node.op_params["threshold"],
+        facts=weight_facts(w, *functions),
+        whole=whole,
+        share=share,
+    )
+    work = [r for r in (listed, values) if isinstance(r, WorkRange)]
+
+    def add(
+        made: Kernel, chunks: int, work: list[WorkRange], writes: Tensor | WorkRange,
+        scratch: int = 0,
+    ) -> None:  # fmt: skip
+        low.launch(
+            made, node, params, chunks, src=(w, b, scores, placed), work=work, writes=writes,
+            reads=(w, placed, scores, values if isinstance(values, Tensor) else None),
+            scratch=scratch, variant=layout_name(w),
+        )  # fmt: skip
+
+    made, scratch = axpy, _SCRATCH + TOGETHER * (group_bytes(kind) + 4 * group_columns() * stripe)
+    if masks:
+        add(axpy_masks, min(n_segments * SEGMENT_PANELS, 8 * low.n_threads), work, masks)
+        made, work = axpy_many, [*work, masks]
+        scratch = panel_scratch(kind, stripe, 0 if sums else tokens)
+    if sums is None:
+        add(made, stripes * params.token_blocks, work, node, scratch)
         return
-    sums = take(4 * group_columns() * groups * n * n_segments)
-    params[SUMS] = sums.address
-    add(made, chunks, held, sums)
+    add(made, chunks, work, sums, scratch)
     chunks = max(1, min(n * groups, n * w.ne[0] // 1024, 8 * low.n_threads))
     add(axpy_sums, chunks, [sums], node)
 

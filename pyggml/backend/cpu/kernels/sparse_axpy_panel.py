@@ -12,6 +12,8 @@ added, in order. The 64 rows that come next are asked of memory meanwhile.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ....jit import inline, kernel
@@ -24,13 +26,12 @@ from ..abi import (
     data,
     f32_ptr,
     first_row,
-    float_param,
     i32_ptr,
     i64_ptr,
-    int_param,
     nb,
     ne,
-)  # fmt: skip
+    params_of,
+)
 from ..atomics import call_address
 from ..codec.rows import decode_columns
 from ..facts import fact
@@ -53,23 +54,37 @@ PANEL_ROWS = 64
 SEGMENT_PANELS = SEGMENT // PANEL_ROWS
 _WINDOW = 8  # groups of columns that are decoded at a time: 128 KB, with AVX-512 256 KB
 _DIRECT = 4  # tokens a row, below which decoding it for each costs less than keeping it
-# Parameters of all kernels of AXPY; SUMS: where those of each segment are kept, or 0
-VALUES, LIST, BUCKET, MASKS, SUMS, STRIPES, TOKEN_BLOCKS, THRESHOLD, FACTS = range(9)
-WHOLE, SHARE = 9, 10
+
+
+class Axpy(NamedTuple):
+    """The values of all kernels of AXPY."""
+
+    values: int  # address
+    listed: int  # address of the list of active rows, 0: all are
+    bucket: int  # whether SRC3 is a bucket
+    masks: int  # address of the tokens' masks
+    sums: int  # address of the sums of each segment, or 0
+    stripes: int  # of columns
+    token_blocks: int
+    threshold: float
+    facts: int
+    whole: int  # see ``part_of``
+    share: int
 
 
 @inline
 def part_of(node, chunk):  # type: ignore[no-untyped-def]
     """A chunk's segment or block of tokens, its stripe of columns, and of how many.
 
-    Of the SHARE chunks of each thread the first WHOLE are segments that are not cut into stripes,
-    and the others its stripes of the last segments.
+    Of the ``share`` chunks of each thread the first ``whole`` are segments that are not cut into
+    stripes, and the others its stripes of the last segments.
     """
-    whole, stripes = int_param(node, WHOLE), int_param(node, STRIPES)
+    p = params_of(node, Axpy)
+    whole, stripes = p.whole, p.stripes
     if whole == 0:
         return chunk // stripes, chunk % stripes, stripes
-    thread = chunk // int_param(node, SHARE)
-    i = chunk - thread * int_param(node, SHARE)
+    thread = chunk // p.share
+    i = chunk - thread * p.share
     if i < whole:
         return thread * whole + i, 0, 1
     return stripes * whole + i - whole, thread, stripes
@@ -82,13 +97,13 @@ def _taken(node, unit, t):  # type: ignore[no-untyped-def]
     float32, token by token, of each as many as its mask says.
     """
     n, units = ne(node, DST, 1), segments(ne(node, SRC0, 1)) * SEGMENT_PANELS
-    return int_param(node, MASKS) + 8 * units * n + 4 * PANEL_ROWS * (unit * n + t)
+    return params_of(node, Axpy).masks + 8 * units * n + 4 * PANEL_ROWS * (unit * n + t)
 
 
 @inline
 def _aim(node, table, start, weights):  # type: ignore[no-untyped-def]
     """The addresses of 64 listed rows, of the last one again and again behind the end."""
-    listed, n_rows, addresses = int_param(node, LIST), ne(node, SRC0, 1), i64_ptr(table)
+    listed, n_rows, addresses = params_of(node, Axpy).listed, ne(node, SRC0, 1), i64_ptr(table)
     rows, last = list_rows(listed, n_rows), list_place(listed, n_rows, segments(n_rows)) - 1
     for i in range(PANEL_ROWS):
         p = min(start + i, last)
@@ -143,11 +158,12 @@ def _add_token(facts, mask, table, coming, asked, some, values, sums, full, left
 @kernel
 def axpy_masks(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """For each 64 listed rows and each token: which rows it takes, as bits, and their values."""
-    n, n_rows, listed = ne(node, DST, 1), ne(node, SRC0, 1), int_param(node, LIST)
-    bucket = data(node, SRC3) if int_param(node, BUCKET) != 0 else 0
-    threshold = float_param(node, THRESHOLD)
+    p = params_of(node, Axpy)
+    n, n_rows, listed = ne(node, DST, 1), ne(node, SRC0, 1), p.listed
+    bucket = data(node, SRC3) if p.bucket != 0 else 0
+    threshold = p.threshold
     rows = list_rows(listed, n_rows)
-    total, blocks = segments(n_rows) * SEGMENT_PANELS, int_param(node, TOKEN_BLOCKS)
+    total, blocks = segments(n_rows) * SEGMENT_PANELS, p.token_blocks
     neurons = i32_ptr(scratch)
     for unit in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
         segment = unit // SEGMENT_PANELS
@@ -155,13 +171,13 @@ def axpy_masks(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         count = min(PANEL_ROWS, list_place(listed, n_rows, segment + 1) - first)
         for i in range(count):
             neurons[i] = neuron_of(first + i if listed == 0 else rows[first + i] + 0, bucket)
-        masks = i64_ptr(int_param(node, MASKS) + 8 * unit * n)
+        masks = i64_ptr(p.masks + 8 * unit * n)
         block, c, taken = 0, 0, f32_ptr(_taken(node, unit, 0))
         for t in range(n):
             if t == first_row(n, block, blocks):
                 taken, c = f32_ptr(_taken(node, unit, t)), 0
                 block += 1
-            values = f32_ptr(int_param(node, VALUES) + t * nb(node, SRC1, 1))
+            values = f32_ptr(p.values + t * nb(node, SRC1, 1))
             scores = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
             mask = 0
             for i in range(count):
@@ -188,13 +204,14 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
     Scratch: the end of a row; a row in a format that has a decoder, as float32; addresses of 64
     rows and of those to come, of 8 rows and of 8 to come, the ends of 8 rows; decoded rows; the
-    sums of a segment (unless SUMS has them) and the totals.
+    sums of a segment (unless ``sums`` has them) and the totals.
     """
-    facts = int_param(node, FACTS)
+    p = params_of(node, Axpy)
+    facts = p.facts
     columns, size = fact(facts, AXPY_COLUMNS), fact(facts, AXPY_BYTES)
     sum_bytes = 4 * columns
     n, n_rows, width = ne(node, DST, 1), ne(node, SRC0, 1), ne(node, DST, 0)
-    n_segments, listed = segments(n_rows), int_param(node, LIST)
+    n_segments, listed = segments(n_rows), p.listed
     all_groups = (width + columns - 1) // columns
     rest, stripe, stripes = part_of(node, chunk)
     g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
@@ -211,13 +228,13 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     ends = some + 16 * TOGETHER
     panel = (ends + 16 * TOGETHER + TOGETHER * size + LINE - 1) // LINE * LINE
     addresses = i64_ptr(table)
-    kept = int_param(node, SUMS)
+    kept = p.sums
     if kept != 0:
         s0, s1, t0, t1 = rest, min(rest + 1, n_segments), 0, n
         group_stride, token_stride = sum_bytes, all_groups * sum_bytes
         sums = kept + (rest * n * all_groups + g0) * sum_bytes
     else:
-        s0, s1, blocks = 0, n_segments, int_param(node, TOKEN_BLOCKS)
+        s0, s1, blocks = 0, n_segments, p.token_blocks
         t0, t1 = first_row(n, rest, blocks), first_row(n, rest + 1, blocks)
         group_stride, token_stride = (t1 - t0) * sum_bytes, sum_bytes
         sums = panel + PANEL_ROWS * min(groups, _WINDOW) * sum_bytes
@@ -238,7 +255,7 @@ def axpy_many(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             count = min(PANEL_ROWS, end - start)
             if count <= 0:
                 break
-            masks = i64_ptr(int_param(node, MASKS) + 8 * (segment * SEGMENT_PANELS + k) * n)
+            masks = i64_ptr(p.masks + 8 * (segment * SEGMENT_PANELS + k) * n)
             needed = pairs = 0
             for t in range(t0, t1):
                 needed |= masks[t]

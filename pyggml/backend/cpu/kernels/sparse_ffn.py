@@ -16,7 +16,6 @@ from ....tensor import Tensor
 from ..lowering import Lowering, fuses
 from .elementwise import FUNCTIONS
 from .sparse import GATE, GATE_ROWS, UP, Form, launch_rows, supports_sparse
-from .sparse_active import active_rows
 from .sparse_axpy import launch_axpy
 
 
@@ -85,11 +84,7 @@ def _fuse(low: Lowering, *nodes: Tensor) -> bool:
         return False
     if form.kind == GATE and (other.ne != up.ne or not other.is_contiguous_rows()):
         return False
-    listed = active_rows(low, up)
-    assert listed is not None
-    listed.use(len(low.launches) + 2)
-    values = low.work.take(up.nbytes, len(low.launches))
-    values.use(len(low.launches) + 8)  # until AXPY reads it
+    values = low.take(up.nbytes)
     launch_rows(low, up, form, _source(other) if form.kind == GATE_ROWS else other, values)
     launch_axpy(low, axpy, values, None)
     return True

@@ -6,20 +6,25 @@ bits, 64 columns at a time. Access: rows of bits front to back, once for up to 6
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import types
 from numba.extending import intrinsic
 
 from ....jit import kernel
 from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC1, data, f32_ptr, first_row, i32_ptr, i64_ptr, int_param, nb, ne
-from ..lowering import Launch, Lowering, byte_range, lowers
+from ..abi import DST, SRC0, SRC1, data, f32_ptr, first_row, i32_ptr, i64_ptr, nb, ne, params_of
+from ..lowering import Lowering, lowers
 from ..simd.element import I32, take
 from ..simd.vector import call, i64
 
 _CHUNK_WORDS = 1 << 14  # of bits, times tokens
-SIGNS = 0  # parameter: the bits of the activations
+
+
+class Signs(NamedTuple):
+    """The values of MUL_MAT_SIGNS."""
+
+    signs: int  # address of the bits of the activations
 
 
 @intrinsic
@@ -36,7 +41,7 @@ def pack_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     n, words = ne(node, SRC1, 0), (ne(node, SRC1, 0) + 63) // 64
     tokens = ne(node, SRC1, 1)
     for t in range(first_row(tokens, chunk, n_chunks), first_row(tokens, chunk + 1, n_chunks)):
-        x, out = data(node, SRC1) + t * nb(node, SRC1, 1), i64_ptr(int_param(node, SIGNS))
+        x, out = data(node, SRC1) + t * nb(node, SRC1, 1), i64_ptr(params_of(node, Signs).signs)
         for w in range(words):
             bits = 0
             for i in range(min(64, n - 64 * w)):
@@ -49,7 +54,7 @@ def mul_mat_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-de
     """A range of rows, for all tokens."""
     n, m, tokens = ne(node, SRC1, 0), ne(node, DST, 0), ne(node, DST, 1)
     words, whole = (n + 63) // 64, ne(node, SRC0, 0) // 2  # whole: words of 64 that a row has
-    signs = i64_ptr(int_param(node, SIGNS))
+    signs = i64_ptr(params_of(node, Signs).signs)
     for r in range(first_row(m, chunk, n_chunks), first_row(m, chunk + 1, n_chunks)):
         row = data(node, SRC0) + r * nb(node, SRC0, 1)
         bits, last = i64_ptr(row), i32_ptr(row)
@@ -71,13 +76,9 @@ def _lower_mul_mat_signs(low: Lowering, node: Tensor) -> None:
     key = ("signs", x)
     signs = low.known(key, x)
     if signs is None:
-        i = len(low.launches)
-        signs = low.work.take(8 * words * x.ne[1], i)
-        reads, writes = [byte_range(x)], [signs.use(i)]
+        signs = low.take(8 * words * x.ne[1])
         chunks = min(x.ne[1], 8 * low.n_threads)
-        low.launches.append(
-            Launch(pack_signs, node, [signs.address], chunks, node, node.src, reads, writes)
-        )
+        low.launch(pack_signs, node, Signs(signs.address), chunks, reads=(x,), writes=signs)
         low.remember(key, signs)
     chunks = max(1, min(node.ne[0], node.nelements * words // _CHUNK_WORDS, 16 * low.n_threads))
-    low.launch(mul_mat_signs, node, [signs.address], chunks, work=[signs])
+    low.launch(mul_mat_signs, node, Signs(signs.address), chunks, work=[signs])

@@ -5,22 +5,30 @@ Access: rows are written once; a frequency is the one before times a ratio, in f
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ....jit import kernel
 from ....ops.timestep import frequency_ratio
 from ....tensor import Tensor
-from ..abi import DST, PARAMS, SRC0, data, first_row, load_f64, ne, row_address
+from ..abi import DST, SRC0, data, first_row, ne, params_of, row_address
 from ..lowering import Lowering, lowers
 from ..simd.element import F32, put, take
 from ..simd.math import sincos_f32
+
+
+class Timestep(NamedTuple):
+    """The values of TIMESTEP_EMBEDDING."""
+
+    ratio: np.float64  # of a frequency to the one before
 
 
 @kernel
 def timestep_embedding_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     """A range of times."""
     dim, n = ne(node, DST, 0), ne(node, DST, 1)
-    half, ratio = dim // 2, load_f64(node + 8 * PARAMS)
+    half, ratio = dim // 2, params_of(node, Timestep).ratio
     for r in range(first_row(n, chunk, n_chunks), first_row(n, chunk + 1, n_chunks)):
         t, y = np.float64(take(F32, data(node, SRC0), r)), row_address(node, DST, r)
         frequency = 1.0
@@ -36,5 +44,5 @@ def timestep_embedding_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-u
 @lowers("TIMESTEP_EMBEDDING")
 def _lower_timestep_embedding(low: Lowering, node: Tensor) -> None:
     v = node.op_params
-    ratio = frequency_ratio(v["dim"], v["max_period"])
-    low.launch(timestep_embedding_f32, node, [ratio], low.row_chunks(node))
+    params = Timestep(frequency_ratio(v["dim"], v["max_period"]))
+    low.launch(timestep_embedding_f32, node, params, low.row_chunks(node))

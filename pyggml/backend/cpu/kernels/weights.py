@@ -24,23 +24,31 @@ from ....tensor import Tensor
 from ..abi import i64_ptr
 from ..atomics import call_address
 from ..buffer import is_repacked
-from ..codec import DECODED, SPLIT
-from ..codec.rows import decode_columns, row_decoder, row_splitter
+from ..codec import DECODED
+from ..codec.rows import decode_columns, row_decoder, row_unpacker
 from ..facts import Facts, fact
-from ..layout import ACTIVATION_BYTES, INTERLEAVED, QUANTIZED, ROWS, block_bytes
+from ..layout import (
+    ACTIVATION_BYTES,
+    INTERLEAVED,
+    QUANTIZED,
+    ROWS,
+    UNPACKED,
+    UNPACKED_BYTES,
+    block_bytes,
+)
 from ..layout import group_bytes as interleaved_bytes
 from ..simd import amx, axpy
 from ..simd.element import F32
 from ..simd.row_tile import pack_rows, row_tiles
 from ..simd.tile import fetch_ahead, fetched_lines, float_tile, float_tokens, q_tile
 from ..simd.vector import LINE
-from ..superblock import PARTS_BYTES
 from ..tuning import Tuning, tuning
 
 # Facts. Of a block: columns, bytes interleaved, bytes of activations, bytes of weights that a tile
-# of four tokens prefetches, bytes when decoded or in parts; what does that to a row, or 0; tokens
-# of the widest tile; how many bytes ahead one token and a few prefetch. Functions: the widest tile,
-# those of four tokens and of one; plain rows times one token; plain rows as a group.
+# of four tokens prefetches, bytes when decoded or unpacked; address of the function that does it
+# for a row, 0 if there is none; tokens of the widest tile; how many bytes ahead one token and a few
+# prefetch. Functions: the widest tile, those of four tokens and of one; plain rows times one token;
+# plain rows as a group.
 COLUMNS, BLOCK_BYTES, ACT_BYTES, FETCHED, DECODED_BYTES, DECODER, WIDE, AHEAD_ONE, AHEAD_FEW = (
     range(9)
 )
@@ -116,9 +124,9 @@ def _axpy_unpack(kind: int) -> Kernel:
 
 
 def _decoded_bytes(type: GGMLType) -> int:
-    """Bytes of a block of the format that inner loops see, of rows that are decoded or in parts."""
-    if type in SPLIT:
-        return PARTS_BYTES
+    """Bytes of a block of the format that inner loops see, of rows that are decoded or unpacked."""
+    if type in UNPACKED:
+        return UNPACKED_BYTES
     return 4 if is_decoded(type) else 0
 
 
@@ -160,8 +168,8 @@ def _facts(type: GGMLType, tuned: Tuning) -> Facts:
     for place, tiled in ((DECODER, INTERLEAVED), (AXPY_DECODER, axpy.TYPES)):
         if is_decoded(type, tiled):
             functions[place] = partial(row_decoder, int(type))
-    if type in SPLIT:
-        functions[DECODER] = partial(row_splitter, int(type))
+    if type in UNPACKED:
+        functions[DECODER] = partial(row_unpacker, int(type))
     return Facts(numbers, functions)
 
 
@@ -214,7 +222,7 @@ def decoder_of(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> int:
 
 
 def packed_bytes(w: Tensor) -> int:
-    """Bytes of scratch for a group of a weight's rows: packed, and decoded or in parts."""
+    """Bytes of scratch for a group of a weight's rows: packed, and decoded or unpacked."""
     kind = GGMLType(tile_kind(w.type))
     decoded = ROWS * (w.ne[0] // kind.block_size) * _decoded_bytes(w.type)
     return interleaved_bytes(kind, w.ne[0]) + decoded
@@ -267,7 +275,7 @@ def pack(facts, table, n, out):  # type: ignore[no-untyped-def]
 def decode_rows(facts, table, rows, n, floats):  # type: ignore[no-untyped-def]
     """Decode up to 16 rows of ``n`` columns to ``floats``, where ``table`` then has them.
 
-    As after ``aim``, the last one fills up the 16. Rows of formats with a codebook are taken apart
+    As after ``aim``, the last one fills up the 16. Rows of formats with a codebook are unpacked
     instead; nothing happens to other formats that have a tile.
     """
     decoder = fact(facts, DECODER)

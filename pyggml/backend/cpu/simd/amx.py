@@ -36,13 +36,13 @@ from numba import types
 from numba.extending import intrinsic
 
 from ....dtype import GGMLType
-from ..layout import ACTIVATION_BYTES, QUANTIZED, block_bytes
-from ..superblock import FORMATS, STEPS
+from ....quants.block import BLOCK_TYPES
+from ..layout import ACTIVATION_BYTES, K_TYPES, QUANTIZED, STEPS, block_bytes, layout_k
 from ..tuning import tuning
+from .kquant_dot import CODES, GroupKBlock, KDot
 from .loop import counted_loop, literals_of
 from .product import CODES as CODES_32
 from .product import SCALE, SUM, GroupBlock, signed_codes
-from .super_product import CODES, SuperBlock, SuperTerms
 from .vector import (
     LINE,
     at,
@@ -77,10 +77,10 @@ def least_tokens(type: GGMLType) -> int:
     """The fewest tokens for which a format's matmuls take tiles of 16; 0: they never do."""
     if not vectors().has_tiles or type not in QUANTIZED:
         return 0
-    if type not in FORMATS:
+    if type not in K_TYPES:
         return tuning().amx_tokens
     # Sub-blocks of 16 columns (Q2_K, Q3_K, Q6_K, some IQ) would use a quarter of the unit.
-    return 0 if FORMATS[type].sub < _COLUMNS else tuning().amx_tokens_256
+    return 0 if layout_k(type).sub < _COLUMNS else tuning().amx_tokens_256
 
 
 def configuration() -> bytes:
@@ -94,13 +94,13 @@ def configuration() -> bytes:
 
 def _unit_bytes(kind: int) -> int:
     """Bytes of 32 columns in a panel: codes, then scales and minima (float), or sub-scales."""
-    if kind in FORMATS:
-        return _CODES_BYTES + (LINE if FORMATS[GGMLType(kind)].scale_lines else 0)
+    if kind in K_TYPES:
+        return _CODES_BYTES + (LINE if layout_k(kind).scale_lines else 0)
     return _CODES_BYTES + (2 * LINE if _has_minima(kind) else LINE)
 
 
 def _has_minima(kind: int) -> bool:
-    return kind in (GGMLType.Q4_1, GGMLType.Q5_1)
+    return bool(BLOCK_TYPES[GGMLType(kind)].low)
 
 
 def panel_bytes(kind: int, n_columns: int) -> int:
@@ -137,7 +137,7 @@ def tiles(
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
         _unpack(b, kind, args[1], args[5], args[7])
-        (_SuperTiles if kind in FORMATS else _BlockTiles)(b, kind, *args[1:]).emit()
+        (_KTiles if kind in K_TYPES else _BlockTiles)(b, kind, *args[1:]).emit()
         return context.get_dummy_value()
 
     return types.void(fmt, *[types.int64] * 7), codegen
@@ -158,7 +158,7 @@ def _unpack(b: Value, kind: int, w: Value, n_blocks: Value, panel: Value) -> Non
     def block_32(i: Value, _: Any) -> list[Value]:
         block = GroupBlock(kind, pointer(b, b.add(w, b.mul(i, _c(block_bytes(kind))))))
         unit = pointer(b, b.add(panel, b.mul(i, _c(unit_bytes))))
-        for k, line in enumerate(signed_codes(b, kind, block)):
+        for k, line in enumerate(signed_codes(b, block)):
             store(b, line, at(b, unit, LINE * k), LINE)
         store(b, block.scale(b, 0), at(b, unit, _CODES_BYTES), LINE)
         if _has_minima(kind):
@@ -166,8 +166,8 @@ def _unpack(b: Value, kind: int, w: Value, n_blocks: Value, panel: Value) -> Non
         return []
 
     def block_256(i: Value, _: Any) -> list[Value]:
-        block = SuperBlock(kind, b.add(w, b.mul(i, _c(block_bytes(kind)))))
-        f = block.format
+        block = GroupKBlock(kind, b.add(w, b.mul(i, _c(block_bytes(kind)))))
+        f = block.layout
 
         def step(j: Value, _: Any) -> list[Value]:
             unit = b.add(b.mul(i, _c(STEPS)), j)
@@ -187,7 +187,7 @@ def _unpack(b: Value, kind: int, w: Value, n_blocks: Value, panel: Value) -> Non
         counted_loop(b, _c(STEPS), [], step)
         return []
 
-    counted_loop(b, n_blocks, [], block_256 if kind in FORMATS else block_32)
+    counted_loop(b, n_blocks, [], block_256 if kind in K_TYPES else block_32)
 
 
 class _Pipeline:
@@ -300,7 +300,7 @@ class _BlockTiles(_Pipeline):
         return unit, a, self.fetch(fetched)
 
     def _floats(self, r: int, unit: Value, a: Value, accs: list[Value]) -> list[Value]:
-        """A block added as ``BlockTerms`` does."""
+        """A block added as ``BlockDot`` does."""
         b = self.b
         head = at(b, pointer(b, unit), _CODES_BYTES)
         scale = _line(b, head, vec(f32, 16))
@@ -339,7 +339,7 @@ class _BlockTiles(_Pipeline):
         return joined[0], joined[1:]
 
 
-class _Stored(SuperTerms):
+class _StoredDot(KDot):
     """A block whose integer sums are there already, [token]."""
 
     def __init__(self, b: Value, kind: int, w: Value, acts: list[Value], sums: list[Value]) -> None:
@@ -350,7 +350,7 @@ class _Stored(SuperTerms):
         return self._ready
 
 
-class _SuperTiles(_Pipeline):
+class _KTiles(_Pipeline):
     """Formats with blocks of 256 columns: integer sums stay in 16 registers, floats in ``out``.
 
     A product is a sub-block, or an eighth of a block that has none; four are half a block.
@@ -408,13 +408,13 @@ class _SuperTiles(_Pipeline):
     def _scaled(self, r: int, unit: Value, sums: list[Value]) -> list[Value]:
         b = self.b
         products = [self.sums(r, t) for t in range(TOKENS)]
-        if FORMATS[GGMLType(self.kind)].scale_lines:
+        if layout_k(self.kind).scale_lines:
             scale = _line(b, at(b, unit, _CODES_BYTES), vec(i32, 16))
             products = [b.mul(x, scale) for x in products]
         return [b.add(x, y) for x, y in zip(sums, products, strict=True)]
 
     def _floats(self, j: Value, rows: Value, out: Value, sums: list[Value]) -> None:
-        """Block ``j`` added as ``SuperTerms`` does; registers hold a few tokens at a time."""
+        """Block ``j`` added as ``KDot`` does; registers hold a few tokens at a time."""
         b, few = self.b, 4
         block = b.add(self.w, b.mul(j, _c(block_bytes(self.kind))))
         acts = self.tokens(b.add(rows, b.mul(j, _c(self.act_bytes))))
@@ -422,8 +422,8 @@ class _SuperTiles(_Pipeline):
         mask = broadcast(b, b.sext(b.icmp_signed("!=", j, _c(0)), i32), 16)
         for first in range(0, TOKENS, few):
             some = slice(first, first + few)
-            terms = _Stored(b, self.kind, block, acts[some], sums[some])
+            dot = _StoredDot(b, self.kind, block, acts[some], sums[some])
             for t in range(few):
                 place = at(b, out, LINE * (first + t))
                 acc = b.bitcast(b.and_(load(b, place, mask.type), mask), vec(f32, 16))
-                store(b, terms.add_to(b, acc, t, 0), place)
+                store(b, dot.accumulate(b, acc, t, 0), place)

@@ -22,16 +22,16 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ....jit import inline
-from ..layout import QUANTIZED
+from .element import BF16, F16, F32
+from .kv_row import CODES, Codes
 from .loop import counted_loop, literals_of
-from .product import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
-from .tile import BF16, F16, F32
 from .vector import (
     LINE,
     HardwareFloats,
     at,
     broadcast,
     call,
+    concat,
     f32,
     fma,
     i8,
@@ -48,7 +48,8 @@ from .vector import (
 
 Value = Any
 VECTORS = 8  # of a group
-TYPES = tuple(GGMLType(t) for t in (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1))
+_BLOCKS = {kind: codes for kind, codes in CODES.items() if not codes.values}
+TYPES = tuple(GGMLType(t) for t in (F32, F16, BF16, *_BLOCKS))
 _WORD = 4  # lanes that 16 bytes of codes fill
 
 
@@ -64,7 +65,7 @@ def group_bytes(kind: int) -> int:
 
 def is_ordered(kind: int) -> bool:
     """Whether the sums of a group have an order of their own."""
-    return kind in QUANTIZED and vectors().float_table is None
+    return kind in _BLOCKS and vectors().float_table is None
 
 
 @inline
@@ -90,59 +91,57 @@ def _decoded(b: Value, kind: int, address: Value) -> Iterator[Value]:
     if v.float_table is not None:
         yield from _looked_up(b, kind, address)
         return
-    size = GGMLType(kind).type_size
+    size, codes = GGMLType(kind).type_size, _BLOCKS[kind]
     blocks = [at(b, address, size * k) for k in range(lanes // _WORD)]
     d = _halves(b, blocks, 0)
-    if kind == Q8_0:
+    if codes.bits == 8:
         zero = splat(f32, lanes, 2.0**15 + 128)
         fused = isinstance(v, HardwareFloats)  # a product by itself would be rounded
         minus = b.fmul(b.fneg(zero), d) if fused else None
         for half in range(2):
-            signed = _side_by_side(b, blocks, 2 + 16 * half)
-            codes = b.xor(signed, splat(i8, 4 * lanes, -128))
-            for x in _mantissas(b, codes, wide=True):
+            signed = _side_by_side(b, blocks, codes.codes_at + 16 * half)
+            unsigned = b.xor(signed, splat(i8, 4 * lanes, -128))
+            for x in _mantissas(b, unsigned, wide=True):
                 yield fma(b, x, d, minus) if fused else b.fmul(b.fsub(x, zero), d)
         return
-    header = 4 if kind in (Q4_1, Q5_1) else 2
-    five_bits = kind in (Q5_0, Q5_1)
-    words = _side_by_side(b, blocks, header + 4 * five_bits)
-    zero_code = -(2.0**7) - (16 if five_bits else 8)
-    offset = _halves(b, blocks, 2) if header == 4 else b.fmul(d, splat(f32, lanes, zero_code))
+    words = _side_by_side(b, blocks, codes.codes_at)
+    if codes.low:
+        offset = _halves(b, blocks, codes.low[0])
+    else:
+        offset = b.fmul(d, splat(f32, lanes, -(2.0**7) - codes.zero))
     for half in range(2):
-        codes = b.lshr(words, splat(i8, 4 * lanes, 4)) if half else words
-        codes = b.and_(codes, splat(i8, 4 * lanes, 15))
-        if five_bits:
-            codes = b.or_(codes, _fifth_bits(b, blocks, header, half))
-        for x in _mantissas(b, codes, wide=False):
-            yield fma(b, b.fsub(x, splat(f32, lanes, 2.0**7)) if header == 4 else x, d, offset)
+        q = b.lshr(words, splat(i8, 4 * lanes, 4)) if half else words
+        q = b.and_(q, splat(i8, 4 * lanes, 15))
+        if codes.fifth_at >= 0:
+            q = b.or_(q, _fifth_bits(b, blocks, codes, half))
+        for x in _mantissas(b, q, wide=False):
+            yield fma(b, b.fsub(x, splat(f32, lanes, 2.0**7)) if codes.low else x, d, offset)
 
 
 def _looked_up(b: Value, kind: int, address: Value) -> Iterator[Value]:
     """The columns of each block in order: 4 bits look up one of 16 floats."""
     v = vectors()
-    n, size = v.lanes, GGMLType(kind).type_size
-    header = 4 if kind in (Q4_1, Q5_1) else 2
-    five_bits = kind in (Q5_0, Q5_1)
+    n, size, codes = v.lanes, GGMLType(kind).type_size, _BLOCKS[kind]
     for block in (at(b, address, size * k) for k in range(group_columns() // 32)):
         d = v.half_to_float(b, broadcast(b, load(b, block, i16), n))
-        if kind == Q8_0:
+        if codes.bits == 8:
             for half in range(2):
-                codes = load(b, at(b, block, 2 + 16 * half), vec(i8, n))
-                yield b.fmul(b.sitofp(codes, vec(f32, n)), d)
+                q = load(b, at(b, block, codes.codes_at + 16 * half), vec(i8, n))
+                yield b.fmul(b.sitofp(q, vec(f32, n)), d)
             continue
         tables = []
-        for high in range(1 + five_bits):
-            zero_code = 0 if header == 4 else 16 if five_bits else 8
-            numbers = ir.Constant(vec(f32, n), [16 * high + i - zero_code for i in range(n)])
-            if header == 4:
-                minimum = v.half_to_float(b, broadcast(b, load(b, at(b, block, 2), i16), n))
+        for high in range(1 + (codes.fifth_at >= 0)):
+            numbers = ir.Constant(vec(f32, n), [16 * high + i - codes.zero for i in range(n)])
+            if codes.low:
+                place = at(b, block, codes.low[0])
+                minimum = v.half_to_float(b, broadcast(b, load(b, place, i16), n))
                 tables.append(fma(b, numbers, d, minimum))
             else:
                 tables.append(b.fmul(numbers, d))
-        fifth = load(b, at(b, block, header), i32) if five_bits else None
-        codes = b.zext(load(b, at(b, block, header + 4 * five_bits), vec(i8, n)), vec(i32, n))
+        fifth = load(b, at(b, block, codes.fifth_at), i32) if codes.fifth_at >= 0 else None
+        q = b.zext(load(b, at(b, block, codes.codes_at), vec(i8, n)), vec(i32, n))
         for half in range(2):
-            index = b.lshr(codes, splat(i32, n, 4)) if half else codes
+            index = b.lshr(q, splat(i32, n, 4)) if half else q
             found = [v.float_table(b, table, index) for table in tables]
             if fifth is None:
                 yield found[0]
@@ -178,10 +177,10 @@ def _interleaved(b: Value, x: Value, y: Value, per_lane: int, half: int) -> Valu
     return b.shuffle_vector(x, y, ir.Constant(vec(i32, n), mask))
 
 
-def _fifth_bits(b: Value, blocks: list[Value], header: int, half: int) -> Value:
+def _fifth_bits(b: Value, blocks: list[Value], codes: Codes, half: int) -> Value:
     """The fifth bits of the columns of a half of each block, as bytes 0 or 16."""
-    words = [broadcast(b, load(b, at(b, block, header), i32), _WORD) for block in blocks]
-    bits = _joined(b, [b.bitcast(w, vec(i8, 16)) for w in words])
+    words = [broadcast(b, load(b, at(b, block, codes.fifth_at), i32), _WORD) for block in blocks]
+    bits = concat(b, [b.bitcast(w, vec(i8, 16)) for w in words])
     n = bits.type.count
     spread = [16 * (i // 16) + 2 * half + i % 16 // 8 for i in range(n)]
     bits = b.shuffle_vector(bits, bits, ir.Constant(vec(i32, n), spread))
@@ -192,17 +191,7 @@ def _fifth_bits(b: Value, blocks: list[Value], header: int, half: int) -> Value:
 
 def _side_by_side(b: Value, blocks: list[Value], offset: int) -> Value:
     """16 bytes of each block."""
-    return _joined(b, [load(b, at(b, block, offset), vec(i8, 16)) for block in blocks])
-
-
-def _joined(b: Value, parts: list[Value]) -> Value:
-    while len(parts) > 1:
-        n = 2 * parts[0].type.count
-        lanes = ir.Constant(vec(i32, n), list(range(n)))
-        parts = [
-            b.shuffle_vector(x, y, lanes) for x, y in zip(parts[::2], parts[1::2], strict=True)
-        ]
-    return parts[0]
+    return concat(b, [load(b, at(b, block, offset), vec(i8, 16)) for block in blocks])
 
 
 def _halves(b: Value, blocks: list[Value], offset: int) -> Value:

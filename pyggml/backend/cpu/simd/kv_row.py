@@ -17,10 +17,10 @@ from numba import types
 from numba.extending import intrinsic
 
 from ....dtype import GGMLType
-from ....quants.iq4_nl import VALUES as IQ4_NL_VALUES
+from ....quants.block import BLOCK_TYPES, BlockType
+from ..layout import is_bit_row, is_folded, padded_values
+from .element import BF16, F16, F32
 from .loop import literals_of
-from .product import IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
-from .tile import BF16, F16, F32
 from .vector import at, broadcast, f32, fma, i8, i16, i32, i64, load, splat, store, vec, vectors
 
 Value = Any
@@ -29,28 +29,36 @@ REVERSED = (0, 4, 2, 6, 1, 5, 3, 7)  # their numbers with the three bits reverse
 
 
 class Codes(NamedTuple):
-    """A block of 32 codes behind a scale: element j of 16 in the low half of byte j, if halved.
+    """A block of 32 codes with a half float as scale, of a format whose rows a cache may have.
 
-    ``codes_at``: bytes before the codes; ``bits`` of a code, of which a fifth lies before the
-    codes, bit j for element j; ``zero``: the code of 0; ``minimum``: whether one follows the scale;
-    ``values``: int8 that codes stand for.
+    ``codes_at``: the byte of the codes; of 4 bits, element j of 16 lies in the low half of byte j
+    and j + 16 in the high one; ``fifth_at``: that of fifth bits, bit j for element j, or -1.
     """
 
     codes_at: int
-    bits: int = 4
-    zero: int = 0
-    minimum: bool = False
-    values: tuple[int, ...] = ()
+    bits: int
+    fifth_at: int
+    zero: int
+    low: tuple[int, ...]  # the byte of a minimum, where there is one
+    values: tuple[int, ...]  # 16 int8 that codes stand for, or none
 
 
-CODES = {
-    Q8_0: Codes(2, bits=8),
-    Q4_0: Codes(2, zero=8),
-    Q4_1: Codes(4, minimum=True),
-    Q5_0: Codes(6, bits=5, zero=16),
-    Q5_1: Codes(8, bits=5, minimum=True),
-    IQ4_NL: Codes(2, values=IQ4_NL_VALUES),
-}
+def _codes_of(f: BlockType) -> Codes | None:
+    """How a format's blocks are read here; None if they are not."""
+    if f.columns != 32 or f.scale != "f16" or f.steps or f.unit != 1 or f.d[0].at:
+        return None
+    main, *rest = sorted(f.planes, key=lambda bits: bits.shift)
+    fits = is_folded(main) and main.width >= 4 and f.signed == (main.width == 8)
+    if not fits or len(rest) > (not f.values) or not all(map(is_bit_row, rest)):
+        return None
+    if f.low and f.zero:
+        return None
+    fifth_at = rest[0].at // 8 if rest else -1
+    low = tuple(bits.at // 8 for bits in f.low)
+    return Codes(main.at // 8, main.width, fifth_at, f.zero, low, padded_values(f))
+
+
+CODES = {int(t): codes for t, f in BLOCK_TYPES.items() if (codes := _codes_of(f)) is not None}
 KINDS = tuple(GGMLType(kind) for kind in (F16, F32, BF16, *CODES))
 BLOCK = {int(kind): kind.block_size for kind in KINDS}
 BLOCK_BYTES = {int(kind): kind.type_size for kind in KINDS}
@@ -69,7 +77,7 @@ def widen(b: Value, kind: int, x: Value) -> Value:
 
 def scales(b: Value, kind: int, block: Value) -> list[Value]:
     """Scale and minimum of the block at an address, as it has them, in all lanes."""
-    places = [] if kind not in CODES else [0, 2] if CODES[kind].minimum else [0]
+    places = (0, *CODES[kind].low) if kind in CODES else ()
     words = [broadcast(b, load(b, at(b, block, place), i16), LANES) for place in places]
     return [vectors().half_to_float(b, x) for x in words]
 
@@ -81,7 +89,7 @@ def load_8(b: Value, kind: int, block: Value, i: int | Value, of_block: list[Val
         place = b.add(block, _times(b, i, BLOCK_BYTES[kind]))
         return widen(b, kind, load(b, place, vec(f32 if kind == F32 else i16, LANES)))
     numbers = b.sitofp(_numbers(b, CODES[kind], block, i), vec(f32, LANES))
-    return fma(b, numbers, *of_block) if CODES[kind].minimum else b.fmul(numbers, *of_block)
+    return fma(b, numbers, *of_block) if CODES[kind].low else b.fmul(numbers, *of_block)
 
 
 def load_twice(b: Value, kind: int, pair: list[tuple[Value, int, list[Value]]]) -> Value:
@@ -108,8 +116,8 @@ def _numbers(b: Value, codes: Codes, block: Value, i: Value) -> Value:
     shift = b.and_(b.lshr(i, ir.Constant(i64, 2)), ir.Constant(i64, 4))  # the high half: 4
     n = b.lshr(both, broadcast(b, b.trunc(shift, i32), LANES))
     n = b.and_(n, splat(i32, LANES, 15))
-    if codes.bits == 5:
-        place = b.add(at(b, block, codes.codes_at - 4), b.lshr(i, ir.Constant(i64, 3)))
+    if codes.fifth_at >= 0:
+        place = b.add(at(b, block, codes.fifth_at), b.lshr(i, ir.Constant(i64, 3)))
         eight = b.shl(b.zext(load(b, place, i8), i32), ir.Constant(i32, 4))
         fifth = b.lshr(broadcast(b, eight, LANES), ir.Constant(vec(i32, LANES), [*range(LANES)]))
         n = b.or_(n, b.and_(fifth, splat(i32, LANES, 16)))

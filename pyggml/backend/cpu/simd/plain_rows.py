@@ -3,8 +3,8 @@
     walk_blocks(b, Q4_0, table, n, carried, use)   # a vector of rows of blocks
     walk_columns(b, Floats(F16), table, n, carried, use)      # 16 rows of floats
 
-``table`` has the addresses of the rows and, behind them, of those that come next, which memory is
-asked for meanwhile. Access: rows front to back, 16 bytes of each at a time, never behind their end.
+``table`` has the addresses of the rows, then of those that come next, which are prefetched
+meanwhile. Access: rows front to back, 16 bytes of each at a time, never beyond their end.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from ....dtype import GGMLType
-from ..layout import FIVE_BITS, ROWS
-from ..superblock import FORMATS, row_block_bytes
+from ....quants.block import Bits, Field
+from ..layout import K_TYPES, ROWS, is_folded, layout_32, source_bytes
+from .kquant_pack import RowsKBlock
 from .loop import counted_loop
-from .product import MXFP4, power_of_two
-from .super_rows import RowsSuperBlock
+from .product import power_of_two
 from .transpose import columns_of, elements_of, spread_bits, words_of
 from .vector import (
     LINE,
@@ -45,57 +45,59 @@ _PIECE = 256  # and that are copied at once, of float rows
 
 
 class RowsBlock:
-    """A block of ``lanes`` plain rows, for ``block_terms``; ``offset`` is its place in the rows."""
+    """A block of ``lanes`` plain rows, for ``BlockDot``; ``offset`` is its place in the rows."""
 
     n_parts = 1
 
     def __init__(self, b: Value, kind: int, rows: list[Value], offset: Value) -> None:
-        header = 4 if kind in (int(GGMLType.Q4_1), int(GGMLType.Q5_1)) else 2
-        header = 1 if kind == MXFP4 else header
-        five_bits = GGMLType(kind) in FIVE_BITS
-        codes = at(b, offset, header + 4 * five_bits)
-        self._rows, self._offset, self._header = rows, offset, header
-        self._fifth = None
-        if five_bits:
-            self._fifth = spread_bits(b, elements_of(b, rows, at(b, offset, header), i32))
-        self._lines = words_of(b, rows, codes)
-        if kind == int(GGMLType.Q8_0):
-            self._lines += words_of(b, rows, at(b, codes, _STEP))
+        self.layout = layout_32(kind)
+        self._rows, self._offset = rows, offset
+        self._lines = {plane: self._plane(b, plane) for plane in self.layout.planes}
 
-    def _half(self, b: Value, offset: int) -> Value:
-        """The bits of a half float of each row."""
-        return elements_of(b, self._rows, at(b, self._offset, offset), i16)
+    def _plane(self, b: Value, plane: Bits) -> list[Value]:
+        """A plane's lines, <lanes x i32> each."""
+        place = at(b, self._offset, plane.at // 8)
+        if plane.width < 4:
+            words = range(0, 4 * plane.width, 4)
+            lines = [elements_of(b, self._rows, at(b, place, k), i32) for k in words]
+            return lines if is_folded(plane) else [spread_bits(b, x) for x in lines]
+        quarters = range(0, 4 * plane.width, _STEP)
+        return [x for k in quarters for x in words_of(b, self._rows, at(b, place, k))]
+
+    def _field(self, b: Value, field: Field, element: ir.Type) -> Value:
+        """The bits of a scale or minimum of each row."""
+        return elements_of(b, self._rows, at(b, self._offset, field[0].at // 8), element)
 
     def scale(self, b: Value, p: int) -> Value:
         """<lanes x float>."""
-        if self._header == 1:
-            return power_of_two(b, elements_of(b, self._rows, self._offset, i8))
-        return vectors().half_to_float(b, self._half(b, 0))
+        if self.layout.scale_bytes == 1:
+            return power_of_two(b, self._field(b, self.layout.f.d, i8))
+        return vectors().half_to_float(b, self._field(b, self.layout.f.d, i16))
 
     def minimum(self, b: Value, p: int) -> Value:
         """<lanes x float>, of a format that has minima."""
-        return vectors().half_to_float(b, self._half(b, 2))
+        return vectors().half_to_float(b, self._field(b, self.layout.f.low, i16))
 
     def codes(self, b: Value, line: int, p: int) -> Value:
-        """<width x i8>: four bytes of codes of each row."""
-        return b.bitcast(self._lines[line], vec(i8, vectors().width))
+        """<width x i8>: four bytes of the low bits of codes of each row."""
+        return b.bitcast(self._lines[self.layout.main][line], vec(i8, vectors().width))
 
-    def fifth_bits(self, b: Value, p: int) -> Value:
-        """<lanes x i32>: bit j of byte i is that of column 4j + i."""
-        return self._fifth
+    def high_bits(self, b: Value, plane: Bits, line: int, p: int) -> Value:
+        """<lanes x i32>: four bytes of another plane."""
+        return self._lines[plane][line]
 
     def pack(self, b: Value, target: Value, p: int) -> None:
         """Store it as part ``p`` of the interleaved block at ``target``."""
-        v = vectors()
-        if self._header == 1:
-            exponents = elements_of(b, self._rows, self._offset, i8)
-            store(b, exponents, at(b, target, v.lanes * p))
-        for j in range(self._header // 2):
-            store(b, self._half(b, 2 * j), at(b, target, 2 * (ROWS * j + v.lanes * p)))
-        lines = self._lines if self._fifth is None else [self._fifth, *self._lines]
-        for j, line in enumerate(lines):
-            place = ROWS * self._header + LINE * j + v.width * p
-            store(b, line, at(b, target, place))
+        v, f, size = vectors(), self.layout.f, self.layout.scale_bytes
+        element = i8 if size == 1 else i16
+        store(b, self._field(b, f.d, element), at(b, target, size * v.lanes * p))
+        if f.low:
+            minima = self._field(b, f.low, i16)
+            store(b, minima, at(b, target, ROWS * size + 2 * v.lanes * p))
+        for plane in self.layout.planes:
+            for k, line in enumerate(self._lines[plane]):
+                place = self.layout.plane_at(plane) + LINE * k + v.width * p
+                store(b, line, at(b, target, place))
 
 
 @intrinsic
@@ -127,10 +129,10 @@ def addresses(b: Value, table: Value, n: int) -> list[Value]:
     return [load(b, at(b, table, 8 * r), i64) for r in range(n)]
 
 
-def ask(b: Value, table: Value, n: int, i: Value, step: int, last: Value) -> None:
-    """Ask memory for a share of one of ``n`` rows; all are asked for in time.
+def prefetch_share(b: Value, table: Value, n: int, i: Value, step: int, last: Value) -> None:
+    """Prefetch a share of one of ``n`` rows, in iteration ``i`` of a loop by ``step`` bytes.
 
-    By turns of the loop ``i``, each of which is done with ``step`` bytes of every row.
+    After the loop all rows up to byte ``last`` are prefetched.
     """
     share = -(-n * step // LINE)  # lines
     row = b.and_(i, ir.Constant(i64, n - 1))
@@ -143,22 +145,22 @@ def ask(b: Value, table: Value, n: int, i: Value, step: int, last: Value) -> Non
 
 def walk_blocks(b: Value, kind: int, table: Value, n: Value, carried: list[Value], use: Any) -> Any:
     """``carried = use(block, i, carried)`` for the blocks of a vector of rows, in order."""
-    size, lanes = row_block_bytes(kind), vectors().lanes
+    size, lanes = source_bytes(kind), vectors().lanes
     columns = GGMLType(kind).block_size
     n_blocks = b.lshr(n, ir.Constant(i64, columns.bit_length() - 1))
     last = b.sub(b.mul(n_blocks, ir.Constant(i64, size)), ir.Constant(i64, 1))
     rows, following = addresses(b, table, lanes), at(b, table, 8 * lanes)
 
     def body(i: Value, carried: list[Value]) -> Any:
-        ask(b, following, lanes, i, size, last)
+        prefetch_share(b, following, lanes, i, size, last)
         offset = b.mul(i, ir.Constant(i64, size))
-        block = (RowsSuperBlock if kind in FORMATS else RowsBlock)(b, kind, rows, offset)
+        block = (RowsKBlock if kind in K_TYPES else RowsBlock)(b, kind, rows, offset)
         return use(block, i, carried)
 
     return counted_loop(b, n_blocks, carried, body)
 
 
-class Bits:
+class Columns:
     """Columns of 16 float rows as the bits of 16 elements."""
 
     def __init__(self, kind: int) -> None:
@@ -173,7 +175,7 @@ class Bits:
         return elements_of(b, rows, offset, i32 if self.size == 4 else i16)
 
 
-class Floats(Bits):
+class Floats(Columns):
     """Columns of 16 float rows as float32, each a list of parts."""
 
     def __init__(self, kind: int) -> None:
@@ -211,7 +213,7 @@ class Floats(Bits):
 
 
 def walk_columns(
-    b: Value, columns: Bits, table: Value, n: Value, carried: list[Value], use: Any
+    b: Value, columns: Columns, table: Value, n: Value, carried: list[Value], use: Any
 ) -> Any:
     """``carried = use(column, i, carried)`` for ``n`` columns of 16 rows, in order.
 

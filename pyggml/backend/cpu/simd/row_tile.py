@@ -18,13 +18,28 @@ from numba.extending import intrinsic
 from ....dtype import GGMLType
 from ....jit import inline
 from ..abi import i64_ptr
-from ..layout import ACTIVATION_BYTES, Q8_BLOCK, QUANTIZED, ROWS, block_bytes
-from ..superblock import FORMATS, row_block_bytes
+from ..layout import (
+    ACTIVATION_BYTES,
+    K_TYPES,
+    Q8_BLOCK,
+    QUANTIZED,
+    ROWS,
+    block_bytes,
+    source_bytes,
+)
+from .kquant_dot import KDot
+from .kquant_pack import RowsKBlock
 from .loop import counted_loop, literals_of
-from .plain_rows import Bits, Floats, RowsBlock, addresses, ask, walk_blocks, walk_columns
-from .product import BlockTerms
-from .super_product import SuperTerms
-from .super_rows import RowsSuperBlock
+from .plain_rows import (
+    Columns,
+    Floats,
+    RowsBlock,
+    addresses,
+    prefetch_share,
+    walk_blocks,
+    walk_columns,
+)
+from .product import BlockDot
 from .vector import LINE, at, broadcast, f32, fma, i8, i64, load, splat, store, vectors
 
 Value = Any
@@ -51,7 +66,7 @@ def row_tiles(typingctx: Any, fmt: Any, table: Any, n_rows: Any, x: Any, out: An
         return None
     (kind,) = literals
     emit = _quantized_rows if kind in QUANTIZED else _float_rows
-    emit = _super_rows if kind in FORMATS else emit
+    emit = _k_rows if kind in K_TYPES else emit
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
         _, table, n_rows, x, out, n = args
@@ -76,13 +91,13 @@ def _quantized_rows(b: Value, kind: int, table: Value, x: Value, out: Value, n: 
 
     def use(block: RowsBlock, i: Value, accs: list[Value]) -> list[Value]:
         act = b.add(x, b.mul(i, ir.Constant(i64, Q8_BLOCK)))
-        return [BlockTerms(b, kind, block, [act]).add_to(b, accs[0], 0, 0)]
+        return [BlockDot(b, block, [act]).accumulate(b, accs[0], 0, 0)]
 
     (acc,) = walk_blocks(b, kind, table, n, [splat(f32, lanes, 0.0)], use)
     store(b, acc, out)
 
 
-def _super_rows(b: Value, kind: int, table: Value, x: Value, out: Value, n: Value) -> None:
+def _k_rows(b: Value, kind: int, table: Value, x: Value, out: Value, n: Value) -> None:
     """16 rows, which are packed block by block."""
     v = vectors()
     with b.goto_entry_block():
@@ -90,19 +105,19 @@ def _super_rows(b: Value, kind: int, table: Value, x: Value, out: Value, n: Valu
         memory.align = LINE
     packed = b.ptrtoint(memory, i64)
     rows = addresses(b, table, ROWS)
-    size, columns = row_block_bytes(kind), GGMLType(kind).block_size
+    size, columns = source_bytes(kind), GGMLType(kind).block_size
     n_blocks = b.lshr(n, ir.Constant(i64, columns.bit_length() - 1))
     last = b.sub(b.mul(n_blocks, ir.Constant(i64, size)), ir.Constant(i64, 1))
 
     def block(i: Value, accs: list[Value]) -> list[Value]:
-        ask(b, at(b, table, 8 * ROWS), ROWS, i, size, last)
+        prefetch_share(b, at(b, table, 8 * ROWS), ROWS, i, size, last)
         offset = b.mul(i, ir.Constant(i64, size))
         for p in range(v.parts):
             some = rows[v.lanes * p : v.lanes * (p + 1)]
-            RowsSuperBlock(b, kind, some, offset).pack(b, packed, p)
+            RowsKBlock(b, kind, some, offset).pack(b, packed, p)
         act = b.add(x, b.mul(i, ir.Constant(i64, ACTIVATION_BYTES[columns])))
-        terms = SuperTerms(b, kind, packed, [act], lambda step: None)
-        return [terms.add_to(b, acc, 0, p) for p, acc in enumerate(accs)]
+        dot = KDot(b, kind, packed, [act], lambda step: None)
+        return [dot.accumulate(b, acc, 0, p) for p, acc in enumerate(accs)]
 
     zeros = [splat(f32, v.lanes, 0.0)] * v.parts
     for p, acc in enumerate(counted_loop(b, n_blocks, zeros, block)):
@@ -136,7 +151,7 @@ def pack_rows(typingctx: Any, fmt: Any, table: Any, n: Any, out: Any) -> Any:
             for p in range(vectors().parts):
                 _pack_blocks(b, kind, table, n, out, p)
             return context.get_dummy_value()
-        bits = Bits(kind)
+        bits = Columns(kind)
 
         def use(column: Value, i: Value, _: list[Value]) -> list[Value]:
             store(b, column, b.add(out, b.mul(i, ir.Constant(i64, ROWS * bits.size))))

@@ -19,11 +19,10 @@ from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ....jit import inline
-from ..layout import ACTIVATION_BYTES, block_bytes
-from ..superblock import FORMATS, STEPS
+from ..layout import ACTIVATION_BYTES, K_TYPES, STEPS, block_bytes
+from .kquant_dot import KDot
 from .loop import counted_loop, literals_of
-from .product import BlockTerms, GroupBlock
-from .super_product import SuperTerms
+from .product import BlockDot, GroupBlock
 from .vector import (
     LINE,
     at,
@@ -74,23 +73,23 @@ def q_tile(
             block = b.add(w, b.mul(i, ir.Constant(i64, block_bytes(kind))))
             acts = [b.add(r, b.mul(i, ir.Constant(i64, act_bytes))) for r in rows]
             fetched = b.add(block, ahead)
-            if kind in FORMATS:
+            if kind in K_TYPES:
                 each = lines // STEPS
 
                 def prefetch_step(step: Value) -> None:
                     start = b.add(fetched, b.mul(step, ir.Constant(i64, LINE * each)))
                     _prefetch_lines(b, start, each, locality)
 
-                terms: Any = SuperTerms(b, kind, block, acts, prefetch_step)
+                dot: Any = KDot(b, kind, block, acts, prefetch_step)
             else:
                 _prefetch_lines(b, fetched, lines, locality)
-                terms = BlockTerms(b, kind, GroupBlock(kind, block), acts)
+                dot = BlockDot(b, GroupBlock(kind, block), acts)
             after = list(accs)
             for parts in v.part_groups(n_tokens, n_parts, v.block_sums):
                 for t, p in product(range(n_tokens), parts):
                     k = t * n_parts + p
                     acc = load(b, sums_at[k], vec(f32, lanes)) if in_memory else accs[k]
-                    acc = terms.add_to(b, acc, t, p)
+                    acc = dot.accumulate(b, acc, t, p)
                     if in_memory:
                         store(b, acc, sums_at[k])
                     else:
@@ -113,7 +112,7 @@ def fetched_lines(kind: int, n_tokens: int) -> int:
     """Cache lines that ``q_tile`` prefetches for each block."""
     lines = -(-block_bytes(kind) // LINE)
     lines = lines if n_tokens == 1 else -(-lines // 2)
-    return -(-lines // STEPS) * STEPS if kind in FORMATS else lines  # as many a step
+    return -(-lines // STEPS) * STEPS if kind in K_TYPES else lines  # as many a step
 
 
 def _prefetch_lines(b: Value, address: Value, lines: int, hint: int) -> None:

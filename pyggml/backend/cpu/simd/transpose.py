@@ -12,20 +12,9 @@ from typing import Any
 from llvmlite import ir
 
 from ..layout import ROWS
-from .vector import i16, i32, load, splat, vec, vectors
+from .vector import concat, i16, i32, load, splat, vec, vectors
 
 Value = Any
-
-
-def _concat(b: Value, parts: list[Value]) -> Value:
-    """Vectors one behind the other."""
-    while len(parts) > 1:
-        n = 2 * parts[0].type.count
-        lanes = ir.Constant(vec(i32, n), list(range(n)))
-        parts = [
-            b.shuffle_vector(x, y, lanes) for x, y in zip(parts[::2], parts[1::2], strict=True)
-        ]
-    return parts[0]
 
 
 def _unpack(b: Value, x: Value, y: Value, width: int, first: int) -> Value:
@@ -46,7 +35,7 @@ def _unpack(b: Value, x: Value, y: Value, width: int, first: int) -> Value:
 def words_of(b: Value, rows: list[Value], offset: Value) -> list[Value]:
     """The four words at ``offset`` of each row, <lanes x i32>: a transpose of 4 by 4 words."""
     q = [
-        _concat(b, [load(b, b.add(row, offset), vec(i32, 4)) for row in rows[k::4]])
+        concat(b, [load(b, b.add(row, offset), vec(i32, 4)) for row in rows[k::4]])
         for k in range(4)
     ]
     x = [_unpack(b, q[r], q[r + 1], 2, h) for r in (0, 2) for h in (0, 4)]
@@ -61,21 +50,31 @@ def elements_of(b: Value, rows: list[Value], offset: Value, element: ir.Type) ->
     return y
 
 
+# A transpose of 8 times 4 bits of each word, as 4 times 4 bits of each half: corners of 2 by 2
+# swap, then of 1 by 1; then nibble i goes to byte i, those of the first half to the low ones.
+_SWAPS = ((6, 0x00CC00CC), (3, 0x0A0A0A0A), (8, 0x0000FF00), (4, 0x00F000F0))
+
+
 def spread_bits(b: Value, x: Value) -> Value:
-    """Of every word: bit 4j+i becomes bit 8i+j (a transpose of 8 times 4 bits)."""
+    """Of every word: bit 4j+i becomes bit 8i+j."""
+    return _swapped(b, x, _SWAPS)
+
+
+def gather_bits(b: Value, x: Value) -> Value:
+    """The inverse of ``spread_bits``."""
+    return _swapped(b, x, _SWAPS[::-1])
+
+
+def _swapped(b: Value, x: Value, swaps: tuple[tuple[int, int], ...]) -> Value:
+    """Words in which bits of a mask change places with those ``by`` above them, for each swap."""
     n = x.type.count
 
     def const(value: int) -> ir.Constant:
         return splat(i32, n, value)
 
-    def swap(x: Value, by: int, mask: int) -> Value:
+    for by, mask in swaps:
         y = b.and_(b.xor(x, b.lshr(x, const(by))), const(mask))
-        return b.xor(b.xor(x, y), b.shl(y, const(by)))
-
-    # As 4 times 4 bits of each half: swap corners of 2 by 2, then of 1 by 1; then its nibble i
-    # goes to byte i, those of the first half to the low ones.
-    for by, mask in ((6, 0x00CC00CC), (3, 0x0A0A0A0A), (8, 0x0000FF00), (4, 0x00F000F0)):
-        x = swap(x, by, mask)
+        x = b.xor(b.xor(x, y), b.shl(y, const(by)))
     return x
 
 
@@ -84,10 +83,10 @@ def columns_of(b: Value, size: int, rows: list[Value], offset: Value) -> list[Va
     if size == 4:
         lanes = vectors().lanes
         parts = [words_of(b, rows[r : r + lanes], offset) for r in range(0, ROWS, lanes)]
-        return [_concat(b, list(columns)) for columns in zip(*parts, strict=True)]
+        return [concat(b, list(columns)) for columns in zip(*parts, strict=True)]
     # Rows r and r + 8 share a vector of two halves; 8 by 8 elements of both are transposed.
     x = [
-        _concat(b, [load(b, b.add(row, offset), vec(i16, 8)) for row in (rows[r], rows[r + 8])])
+        concat(b, [load(b, b.add(row, offset), vec(i16, 8)) for row in (rows[r], rows[r + 8])])
         for r in range(8)
     ]
     for width in (1, 2, 4):

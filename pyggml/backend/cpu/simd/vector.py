@@ -39,6 +39,16 @@ def broadcast(b: Value, scalar: Value, lanes: int) -> Value:
     return b.shuffle_vector(first, undefined, ir.Constant(vec(i32, lanes), [0] * lanes))
 
 
+def concat(b: Value, parts: list[Value]) -> Value:
+    """The lanes of some vectors of one type, a power of two of them."""
+    while len(parts) > 1:
+        n = 2 * parts[0].type.count
+        lanes = ir.Constant(vec(i32, n), list(range(n)))
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [b.shuffle_vector(x, y, lanes) for x, y in pairs]
+    return parts[0]
+
+
 def pointer(b: Value, address: Value) -> Value:
     """An address that LLVM adds constants to in the instructions that use it, and nowhere else.
 

@@ -20,7 +20,7 @@ import pytest
 from llvmlite import ir
 
 from pyggml import jit
-from pyggml.backend.cpu.layout import QUANTIZED, interleave
+from pyggml.backend.cpu.layout import K_TYPES, QUANTIZED, interleave, layout_k
 from pyggml.backend.cpu.simd import amx, tile, x86
 from pyggml.backend.cpu.simd.loop import counted_loop
 from pyggml.backend.cpu.simd.vector import (  # fmt: skip
@@ -37,7 +37,6 @@ from pyggml.backend.cpu.simd.vector import (  # fmt: skip
     vec,
 )
 from pyggml.backend.cpu.simd.x86 import Avx512Amx
-from pyggml.backend.cpu.superblock import FORMATS
 from pyggml.dtype import GGMLType
 from pyggml.tensor import Tensor
 from tests.pyggml.backend.cpu.test_isa import Target, assembly, python, tile_module
@@ -47,7 +46,7 @@ from tests.pyggml.ops.harness import encoded
 
 Array = npt.NDArray[Any]
 Value = Any
-KINDS = [t for t in QUANTIZED if t not in FORMATS or FORMATS[t].sub >= 32]
+KINDS = [t for t in QUANTIZED if t not in K_TYPES or layout_k(t).sub >= 32]
 AVX2 = pytest.mark.skipif("avx2" not in jit.host_isas(), reason="other instructions are AVX2's")
 BY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda t: t.name)
 HOST = Target(Avx512Amx, "sapphirerapids", register="zmm")

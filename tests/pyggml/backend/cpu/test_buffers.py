@@ -17,16 +17,24 @@ from pyggml.alloc.tallocr import alloc_ctx_tensors
 from pyggml.backend.cpu import repack as repack_module
 from pyggml.backend.cpu.backend import CpuBackend
 from pyggml.backend.cpu.buffer import REPACK, RepackBuffer, is_repacked
-from pyggml.backend.cpu.layout import INTERLEAVED, ROWS, deinterleave, group_bytes, interleave
-from pyggml.backend.cpu.superblock import FORMATS, pieces
+from pyggml.backend.cpu.layout import (
+    INTERLEAVED,
+    K_TYPES,
+    ROWS,
+    deinterleave,
+    group_bytes,
+    interleave,
+    layout_k,
+    pieces,
+)
 from pyggml.buffer import HOST
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType, row_size
 from pyggml.errors import ShapeError, UnsupportedOp
-from pyggml.quants import dequantize, tq1_0
+from pyggml.quants import BLOCK_TYPES, dequantize
 from pyggml.tensor import Tensor
-from tests.pyggml.ops.harness import encoded
+from tests.pyggml.ops.harness import encoded, set_scales
 
 Bytes = npt.NDArray[np.uint8]
 BACKEND = CpuBackend(2)
@@ -37,8 +45,8 @@ def random_bytes(kind: GGMLType, ne: tuple[int, ...], seed: int = 0) -> Bytes:
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, row_size(kind, ne[0]) * int(np.prod(ne[1:])), np.uint8)
     if kind is GGMLType.TQ1_0:  # of bytes that stand for the same digits, the one that ggml writes
-        blocks = data.reshape(-1, kind.type_size)
-        blocks[:, :52] = tq1_0.pack(tq1_0.unpack(blocks))
+        f, blocks = BLOCK_TYPES[kind], data.reshape(-1, kind.type_size)
+        blocks[:] = f.pack(f.unpack(blocks))
     return data
 
 
@@ -60,7 +68,7 @@ def test_there_and_back(kind: GGMLType, blocks: int, n_rows: int, seed: int) -> 
     rows = random_bytes(kind, (n, n_rows), seed).reshape(n_rows, -1)
     groups = interleave(kind, rows)
     assert groups.shape == (-(-n_rows // ROWS), group_bytes(kind, n))
-    if kind not in FORMATS:  # whose sub-scales are unpacked
+    if kind not in K_TYPES:  # whose sub-scales are unpacked
         assert np.unpackbits(groups).sum() == np.unpackbits(rows).sum()  # the padding is zero
     np.testing.assert_array_equal(deinterleave(kind, groups, n_rows), rows)
 
@@ -84,16 +92,14 @@ def test_the_fifth_bits_as_documented() -> None:
         assert set(words.tolist()) == {1 << 8 * (column % 4) + column // 4}
 
 
-@pytest.mark.parametrize("kind", FORMATS, ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", K_TYPES, ids=lambda t: t.name)
 def test_super_blocks_as_documented(kind: GGMLType) -> None:
     """Scales d, sub-scales as bytes, then lines whose pieces make the codes of ggml's bits."""
-    f, columns = FORMATS[kind], 256
+    f, columns = layout_k(kind), 256
     rows = random_bytes(kind, (columns, ROWS)).reshape(ROWS, -1)
-    if kind is GGMLType.IQ1_M:
-        words = rows[:, 48:].view(np.uint16)
-        words[:] = words & 0xFFF | np.uint16([0, 0, 0xC000, 0x3000])
-    else:
-        rows[:, f.d : f.d + 2 * f.halves] = np.float16([1, 0])[: f.halves].view(np.uint8)
+    set_scales(rows, f.f.d, 1)
+    if f.f.low:
+        set_scales(rows, f.f.low, 0)
     block = interleave(kind, rows)[0]
     halves = block[: 32 * f.halves].view(np.float16).reshape(f.halves, ROWS)
     assert (halves[0] == 1).all() and not halves[1:].any()

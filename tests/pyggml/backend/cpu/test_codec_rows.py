@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyggml.backend.cpu.codec import CODECS, DECODED, ENCODED
+from pyggml.backend.cpu.codec import DECODED, ENCODED, encoders
 from pyggml.backend.cpu.codec.rows import row_decoder, row_encoder, weighted_row_encoder
 from pyggml.dtype import GGMLType, row_size
 from pyggml.jit import Kernel
@@ -17,7 +17,7 @@ from pyggml.quants import BLOCK_TYPES, reference_quantize
 
 Array = npt.NDArray[Any]
 N = 512
-WEIGHTED = [kind for kind in ENCODED if CODECS[kind].encode_weighted is not None]
+WEIGHTED = [kind for kind in ENCODED if encoders(kind)[1] is not None]
 
 
 def named(kinds: Any) -> Any:
@@ -47,7 +47,7 @@ def test_decoding(kind: GGMLType) -> None:
     n_bytes = row_size(kind, N)
     rows = np.random.default_rng(int(kind)).integers(0, 256, (50, n_bytes), np.uint8)
     with np.errstate(all="ignore"):
-        values = BLOCK_TYPES[kind].dequantize_blocks(rows.reshape(-1).view(BLOCK_TYPES[kind].dtype))
+        values = BLOCK_TYPES[kind].dequantize_blocks(rows.reshape(-1, kind.type_size))
     want = values.reshape(50, N)
     for first, n in ((0, N), (0, 5), (70, 300), (N - 1, 1)):
         for row, wanted in zip(rows, want, strict=True):

@@ -24,11 +24,11 @@ from numba import types
 
 from pyggml import jit
 from pyggml.backend.cpu import selftest
+from pyggml.backend.cpu.layout import K_TYPES
 from pyggml.backend.cpu.simd import aarch64, attend, axpy, kv_row, row_tile, tile, x86
 from pyggml.backend.cpu.simd.aarch64 import Asimd, Neon
 from pyggml.backend.cpu.simd.vector import Generic
 from pyggml.backend.cpu.simd.x86 import Avx2, Avx512Vnni, AvxVnni, Sse42
-from pyggml.backend.cpu.superblock import FORMATS
 from pyggml.code_cache import CodeCache
 from pyggml.dtype import GGMLType
 from pyggml.errors import BackendError, PyggmlError
@@ -292,7 +292,7 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 QUANTIZED = (GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0)
 TABLES = (GGMLType.IQ4_NL, GGMLType.MXFP4)
-SUPER = tuple(FORMATS)
+SUPER = K_TYPES
 FLOATS = (GGMLType.F16, GGMLType.BF16, GGMLType.F32)
 
 

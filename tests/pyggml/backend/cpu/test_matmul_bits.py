@@ -21,7 +21,7 @@ from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.quants import BLOCK_TYPES, dequantize, quantize
-from tests.pyggml.ops.harness import encoded
+from tests.pyggml.ops.harness import encoded, set_scales
 
 Array = npt.NDArray[Any]
 M = 83  # rows with a part of a group
@@ -97,19 +97,17 @@ def test_against_float64(kind: GGMLType) -> None:
 @pytest.mark.parametrize("kind", QUANTIZED, ids=lambda t: t.name)
 def test_extreme_codes_do_not_saturate(kind: GGMLType) -> None:
     """All weights and activations at an end of their range: where 16-bit sums would overflow."""
-    dtype = BLOCK_TYPES[kind].dtype
+    f = BLOCK_TYPES[kind]
     n = 256
     x = np.concatenate([np.full((2, n), 127), np.full((2, n), -127)]).astype(np.float32)
     x[1::2, ::2] *= -1
     for code in range(0, 256, 5):
         raw = np.full((16, n // kind.block_size * kind.type_size), code, np.uint8)
-        blocks = raw.view(dtype)
-        for half in {"d", "m", "dmin"} & set(dtype.names or ()):
-            blocks[half] = 1
-        if kind is GGMLType.IQ1_M:  # a quarter of d, 1, in each word
-            blocks["scales"] = blocks["scales"] & 0xFFF | np.uint16([0, 0, 0xC000, 0x3000])
-        if kind is GGMLType.MXFP4:
-            blocks["e"] = 128
+        blocks = raw.reshape(-1, kind.type_size)
+        if f.scale == "e8m0":
+            blocks[:, 0] = 128
+        for field in filter(None, (f.d, f.low) if f.scale == "f16" else ()):
+            set_scales(blocks, field, 1)
         want = x.astype(np.float64) @ dequantize(raw, kind).astype(np.float64).T
         np.testing.assert_allclose(product(kind, raw, x), want, rtol=1e-3, atol=1e-3)
 

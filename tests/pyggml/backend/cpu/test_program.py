@@ -25,14 +25,16 @@ from pyggml.backend.cpu import lowering
 from pyggml.backend.cpu.buffer import REPACK
 from pyggml.backend.cpu.kernels import matmul
 from pyggml.backend.cpu.loop import L_CHUNKS, LAUNCH_WORDS, PHASE_WORDS
+from pyggml.backend.cpu.lowering import Lowering
 from pyggml.backend.cpu.pool import get_pool
 from pyggml.backend.cpu.program import Program, compile_program
 from pyggml.backend.cpu.tuning import Tuning, using
-from pyggml.backend.cpu.work import WorkStore
+from pyggml.backend.cpu.work import WorkMemory, WorkRange, WorkStore
 from pyggml.buffer import HOST, zeroed
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType
+from pyggml.errors import AllocError
 from pyggml.quants import quantize
 from pyggml.tensor import Tensor
 from tests.pyggml.alloc.strategies import RandomGraph, Recipe, build, recipes
@@ -85,9 +87,9 @@ def run_in_disorder(program: Program, order: random.Random) -> None:
             order.shuffle(calls)
             for launch, chunk in calls:
                 thread = order.randrange(program.n_threads)
-                _, _, chunks, _, private = words(launch, LAUNCH_WORDS)
-                if private:
-                    call(launches + 8 * LAUNCH_WORDS * private, thread, 0, 1)
+                _, _, chunks, _, replica = words(launch, LAUNCH_WORDS)
+                if replica:
+                    call(launches + 8 * LAUNCH_WORDS * replica, thread, 0, 1)
                 call(launch, thread, chunk, chunks)
 
 
@@ -277,3 +279,43 @@ def test_an_empty_source_is_no_dependency() -> None:
     node = ops.mul_mat(ctx, empty, x)
     run(node)
     np.testing.assert_array_equal(node.numpy(), np.zeros((3, 4), np.float32))
+
+
+# --- work memory ---
+
+
+def test_work_memory_stays_with_the_node_that_took_it() -> None:
+    """However many launches come between a result and its reader, and whatever they take."""
+    ctx, graph = Context(), CGraph()
+    first, second = (ops.silu(ctx, ctx.from_numpy(RNG.random(64, np.float32))) for _ in range(2))
+    for node in (first, second):
+        graph.build_forward_expand(node)
+    kept: list[WorkRange] = []
+
+    def lower_first(low: Lowering, node: Tensor) -> None:
+        values = low.take(5000)
+        low.launch(matmul.mul_mat, node, writes=values)
+        for _ in range(20):
+            other = low.take(5000)
+            assert other.address != values.address
+            low.launch(matmul.mul_mat, node, writes=other)
+        low.launch(matmul.mul_mat, node, work=[values])
+        kept.append(values)
+
+    def lower_second(low: Lowering, node: Tensor) -> None:
+        (values,) = kept
+        ranges = [low.take(5000) for _ in range(21)]
+        assert values.address in {r.address for r in ranges} and not values.intact
+        count = len(low.launches)
+        for use in ({"work": [values]}, {"writes": values}):
+            with pytest.raises(AllocError, match="given to another launch"):
+                low.launch(matmul.mul_mat, node, **use)  # type: ignore[arg-type]
+        assert len(low.launches) == count
+
+    def lower_silu(low: Lowering, node: Tensor) -> None:
+        (lower_first if node is first else lower_second)(low, node)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(lowering.LOWER, "UNARY", lower_silu)
+        Lowering(graph, 2, WorkMemory(WorkStore())).run()
+    assert kept

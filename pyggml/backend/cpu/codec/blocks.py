@@ -1,0 +1,409 @@
+"""Blocks of any format in jitted code, emitted from the format's declaration (``quants/block.py``).
+
+    decode_block(kind, block, y)                   # kind: a GGMLType as a literal int
+    put_codes(kind, codes, block)                  # bytes 0 .. 2^bits - 1, one for each column
+    unpack_block(kind, block, out)                 # of a format with a codebook, see ``layout``
+
+Values have the bits of ``BlockType.dequantize_blocks``: a scale times a sub-scale is exact, so is
+that times a code. All arguments but the kind are addresses, of any alignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ....dtype import GGMLType
+from ....quants.block import BLOCK_TYPES, SUB, Bits, BlockType, Field, count, is_highest, places
+from ....quants.codebook import Entries, levels_of
+from ....quants.ternary import Digits
+from ..layout import CODES_AT, STEPS_AT, UNPACKED_BYTES, layout_k, padded_values
+from ..simd.group_row import numbers
+from ..simd.product import power_of_two
+from ..simd.vector import (
+    at,
+    broadcast,
+    concat,
+    f32,
+    i8,
+    i16,
+    i32,
+    i64,
+    load,
+    splat,
+    store,
+    vec,
+    vectors,
+)
+
+Value = Any
+
+
+def _on_block(n: int, emit: Callable[..., None]) -> Any:
+    """Typing and code of a function of a literal kind and ``n`` addresses."""
+
+    def typed(kind: Any) -> Any:
+        if not isinstance(kind, types.IntegerLiteral):
+            return None
+        f = BLOCK_TYPES[GGMLType(kind.literal_value)]
+
+        def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+            emit(b, f, *args[1:])
+            return context.get_dummy_value()
+
+        return types.void(kind, *[types.int64] * n), codegen
+
+    return typed
+
+
+@intrinsic(prefer_literal=True)
+def decode_block(typingctx: Any, kind: Any, block: Any, y: Any) -> Any:
+    """The block at ``block`` as float32 at ``y``."""
+    return _on_block(2, emit_decoding)(kind)
+
+
+@intrinsic(prefer_literal=True)
+def unpack_block(typingctx: Any, kind: Any, block: Any, out: Any) -> Any:
+    """The block at ``block`` of a format with a codebook as scale, steps and codes of a byte."""
+    return _on_block(2, _unpack)(kind)
+
+
+@intrinsic(prefer_literal=True)
+def put_codes(typingctx: Any, kind: Any, codes: Any, block: Any) -> Any:
+    """Store a byte for each column as the codes of a block; bits above the code's must be 0."""
+
+    def emit(b: Value, f: BlockType, codes: Value, block: Value) -> None:
+        if isinstance(f.codes, Digits):
+            _put_digits(b, f.codes, codes, block)
+        else:
+            _put(b, [(f.planes, codes)], block)
+
+    return _on_block(2, emit)(kind)
+
+
+@intrinsic(prefer_literal=True)
+def put_steps(typingctx: Any, kind: Any, steps: Any, minima: Any, block: Any) -> Any:
+    """Store a byte for each sub-block as its integer scale, and as its minimum if it has one.
+
+    As in C, what is too large for its bits spills into the rest of its byte.
+    """
+
+    def emit(b: Value, f: BlockType, steps: Value, minima: Value, block: Value) -> None:
+        _put(b, [(f.steps, steps), (f.minima, minima)], block)
+
+    return _on_block(3, emit)(kind)
+
+
+@intrinsic(prefer_literal=True)
+def get_scales(typingctx: Any, kind: Any, block: Any, scales: Any, minima: Any) -> Any:
+    """The scales and the minima of a block's sub-blocks as float32."""
+
+    def emit(b: Value, f: BlockType, block: Value, scales: Value, minima: Value) -> None:
+        scale, low = _scales(b, f, block)
+        store(b, scale, scales)
+        if low is not None:
+            store(b, low, minima)
+
+    return _on_block(3, emit)(kind)
+
+
+@intrinsic(prefer_literal=True)
+def values_of(typingctx: Any, kind: Any) -> Any:
+    """The address of the 16 int8 that a format's codes stand for."""
+    if not isinstance(kind, types.IntegerLiteral):
+        return None
+    type = GGMLType(kind.literal_value)
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+        values = np.asarray(padded_values(BLOCK_TYPES[type]), np.int8)
+        return _constant(b, f"pyggml.values.{type.name}", values)
+
+    return types.int64(kind), codegen
+
+
+@intrinsic(prefer_literal=True)
+def value_limits(typingctx: Any, kind: Any) -> Any:
+    """The address of float32: from each on, the next of a format's values is the nearest."""
+    if not isinstance(kind, types.IntegerLiteral):
+        return None
+    type = GGMLType(kind.literal_value)
+
+    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
+        values = np.array(BLOCK_TYPES[type].values, np.float32)
+        limits = (values[1:] + values[:-1]) / np.float32(2)
+        return _constant(b, f"pyggml.limits.{type.name}", limits)
+
+    return types.int64(kind), codegen
+
+
+def _constant(b: Value, name: str, values: npt.NDArray[Any]) -> Value:
+    """The address of constant bytes in the compiled code."""
+    made = b.module.globals.get(name)
+    if made is None:
+        data = bytearray(values.tobytes())
+        made = ir.GlobalVariable(b.module, ir.ArrayType(i8, len(data)), name)
+        made.linkage, made.global_constant, made.align = "internal", True, 64
+        made.initializer = ir.Constant(made.value_type, data)
+    return b.ptrtoint(made, i64)
+
+
+# --- decoding ---
+
+
+def emit_decoding(b: Value, f: BlockType, block: Value, y: Value) -> None:
+    """A block as float32 at ``y``."""
+    if isinstance(f.codes, Entries):
+        unpacked = _room(b, UNPACKED_BYTES)
+        _unpack(b, f, block, unpacked)
+        f, block = layout_k(f.type).source, unpacked
+    scale, low = _scales(b, f, block)
+    planes, codes_at = f.planes, block
+    if isinstance(f.codes, Digits):
+        planes, codes_at = (Bits(8, 0, (f.columns,), (8,)),), _room(b, f.columns)
+        _store_digits(b, f.codes, block, codes_at)
+    per_step = max(1, SUB * f.groups // f.columns)
+
+    def of_columns(x: Value, first: int) -> Value:
+        """Lanes of 32 columns of a vector of sub-blocks."""
+        group = first * f.groups // f.columns
+        lanes = [group + i * per_step // SUB for i in range(SUB)]
+        return b.shuffle_vector(x, x, ir.Constant(vec(i32, SUB), lanes))
+
+    for first in range(0, f.columns, SUB):
+        codes = _lanes(b, planes, codes_at, first, SUB)
+        if f.signed:
+            value = b.sitofp(b.sext(codes, vec(i32, SUB)), vec(f32, SUB))
+        else:
+            value = numbers(b, padded_values(f), f.zero, codes)
+        value = b.fmul(of_columns(scale, first), value)
+        if low is not None:
+            value = (b.fsub if f.minima else b.fadd)(value, of_columns(low, first))
+        store(b, value, at(b, y, 4 * first))
+
+
+def _scales(b: Value, f: BlockType, block: Value) -> tuple[Value, Value | None]:
+    """Scale and minimum of each sub-block, <groups x float>."""
+    n = f.groups
+    d = _scale(b, f, block)
+    low = _half(b, f.low, block, n) if f.low else None
+    if f.steps:
+        steps = _lanes(b, f.steps, block, 0, n)
+        if f.step_zero:
+            steps = b.sub(steps, splat(i8, n, f.step_zero))
+        is_signed = f.signed_steps or f.step_zero
+        steps = (b.sext if is_signed else b.zext)(steps, vec(i32, n))
+        d = b.fmul(d, b.sitofp(steps, vec(f32, n)))
+    if low is not None and f.minima:
+        minima = b.zext(_lanes(b, f.minima, block, 0, n), vec(i32, n))
+        low = b.fmul(low, b.sitofp(minima, vec(f32, n)))
+    return d, low
+
+
+def _scale(b: Value, f: BlockType, block: Value) -> Value:
+    """A block's scale for each sub-block, <groups x float>."""
+    n = f.groups
+    if f.scale == "f16":
+        d = _half(b, f.d, block, n)
+        return b.fmul(d, splat(f32, n, f.unit)) if f.unit != 1 else d
+    bits = _element(b, f.d, block, 0)
+    if f.scale == "f32":
+        return broadcast(b, b.bitcast(bits, f32), n)
+    return power_of_two(b, broadcast(b, b.trunc(bits, i8), n))
+
+
+def _half(b: Value, field: Field, block: Value, n: int = 1) -> Value:
+    bits = b.trunc(_element(b, field, block, 0), i16)
+    return vectors().half_to_float(b, broadcast(b, bits, n))
+
+
+def _lanes(b: Value, field: Field, block: Value, first: int, n: int) -> Value:
+    """Elements ``first`` .. of a field of at most 8 bits, <n x i8>."""
+    whole = [x for x in field if x.first <= first and first + n <= x.first + x.n]
+    if len(whole) < len(field):
+        out = ir.Constant(vec(i8, n), ir.Undefined)
+        for i in range(n):
+            x = b.trunc(_element(b, field, block, first + i), i8)
+            out = b.insert_element(out, x, ir.Constant(i32, i))
+        return out
+    parts = [_plane(b, x, block, first, n) for x in field]
+    out = parts[0]
+    for x in parts[1:]:
+        out = b.or_(out, x)
+    return out
+
+
+def _plane(b: Value, bits: Bits, block: Value, first: int, n: int) -> Value:
+    """What some bits contribute to elements ``first`` .., <n x i8>."""
+    where = places(bits)[first - bits.first : first - bits.first + n].tolist()
+    run = len(list(takewhile(lambda i: where[i] == where[0] + 8 * i, range(n))))
+    runs = where[::run]
+    if bits.width == 1 and where == list(range(where[0], where[0] + n)) and where[0] % 8 == 0:
+        word = load(b, at(b, block, where[0] // 8), ir.IntType(n))
+        x = b.zext(b.bitcast(word, vec(ir.IntType(1), n)), vec(i8, n))
+    elif run > 1 and where == [p + 8 * i for p in runs for i in range(run)]:
+        x = concat(b, [load(b, at(b, block, p // 8), vec(i8, run)) for p in runs])
+        down = [p % 8 for p in runs for _ in range(run)]
+        x = b.lshr(x, ir.Constant(vec(i8, n), down)) if any(down) else x
+        if min(down) + bits.width < 8:
+            x = b.and_(x, splat(i8, n, (1 << bits.width) - 1))
+    else:
+        x = ir.Constant(vec(i8, n), ir.Undefined)
+        for i in range(n):
+            y = b.trunc(_bits(b, bits, block, first + i), i8)
+            x = b.insert_element(x, y, ir.Constant(i32, i))
+    return b.shl(x, splat(i8, n, bits.shift)) if bits.shift else x
+
+
+def _element(b: Value, field: Field, block: Value, i: int) -> Value:
+    """Element ``i`` of a field, an i32."""
+    out = None
+    for bits in field:
+        if i in bits.elements:
+            x = _bits(b, bits, block, i)
+            x = b.shl(x, ir.Constant(i32, bits.shift)) if bits.shift else x
+            out = x if out is None else b.or_(out, x)
+    return out
+
+
+def _bits(b: Value, bits: Bits, block: Value, i: int) -> Value:
+    """What some bits are of element ``i``, an i32."""
+    where = int(places(bits)[i - bits.first])
+    place, down = at(b, block, where // 8), where % 8
+    n_bytes = (down + bits.width + 7) // 8
+    x = load(b, place, ir.IntType(8 * n_bytes))
+    x = b.zext(x, i32) if n_bytes < 4 else x
+    x = b.lshr(x, ir.Constant(i32, down)) if down else x
+    whole = down + bits.width == 8 * n_bytes
+    return x if whole else b.and_(x, ir.Constant(i32, (1 << bits.width) - 1))
+
+
+def _room(b: Value, n_bytes: int) -> Value:
+    memory = cgutils.alloca_once(b, ir.ArrayType(i8, n_bytes))
+    memory.align = 64
+    return b.ptrtoint(memory, i64)
+
+
+def _store_digits(b: Value, digits: Digits, block: Value, out: Value) -> None:
+    """Digits of base 3 as a byte each."""
+    done = 0
+    for first, n, n_digits in digits.parts:
+        x = load(b, at(b, block, first), vec(i8, n))
+        for k in range(n_digits):
+            moved = b.zext(b.mul(x, splat(i8, n, 3**k)), vec(i16, n))
+            digit = b.lshr(b.mul(moved, splat(i16, n, 3)), splat(i16, n, 8))
+            store(b, b.trunc(digit, vec(i8, n)), at(b, out, done))
+            done += n
+
+
+def _unpack(b: Value, f: BlockType, block: Value, out: Value) -> None:
+    """Scale, steps, and a byte for each code: a level with its sign above."""
+    codes = f.codes
+    assert isinstance(codes, Entries)
+    store(b, b.trunc(_element(b, f.d, block, 0), i16), out)
+    steps = _lanes(b, f.steps, block, 0, f.groups)
+    one = splat(i8, f.groups, 1)
+    store(b, b.or_(b.shl(steps, one), one), at(b, out, STEPS_AT))
+    n = codes.entry_columns
+    levels = _constant(b, f"pyggml.levels.{f.type.name}", levels_of(f.type))
+    masks = ir.Constant(vec(i8, n), [1 << j for j in range(n)])
+    sign = splat(i8, n, codes.levels)
+    for i in range(count(codes.entries)):
+        if n * i % 8 == 0:
+            signs = _signs(b, codes, block, n * i // 8)
+        else:
+            signs = b.lshr(signs, ir.Constant(i32, n))
+        entry = b.zext(_element(b, codes.entries, block, i), i64)
+        level = load(b, b.add(levels, b.mul(entry, ir.Constant(i64, n))), vec(i8, n))
+        minus = b.and_(broadcast(b, b.trunc(signs, i8), n), masks)
+        minus = b.icmp_unsigned("!=", minus, splat(i8, n, 0))
+        code = b.or_(level, b.select(minus, sign, splat(i8, n, 0)))
+        store(b, code, at(b, out, CODES_AT + n * i))
+
+
+def _signs(b: Value, codes: Entries, block: Value, i: int) -> Value:
+    """The signs of eight columns, the low bits of an i32."""
+    x = _element(b, codes.signs, block, i)
+    if codes.sign_bits == 1:
+        return b.mul(x, ir.Constant(i32, 255))
+    if codes.sign_bits == 7:
+        odd = x
+        for by in (4, 2, 1):
+            odd = b.xor(odd, b.lshr(odd, ir.Constant(i32, by)))
+        odd = b.and_(odd, ir.Constant(i32, 1))
+        x = b.or_(x, b.shl(odd, ir.Constant(i32, 7)))
+    return x
+
+
+# --- packing ---
+
+
+class _Part(NamedTuple):
+    """What a byte of a block has of an element: ``(x >> down & mask) << up``."""
+
+    source: int
+    element: int
+    down: int
+    up: int
+    mask: int
+
+
+def _put(b: Value, sources: list[tuple[Field, Value]], block: Value) -> None:
+    """Store the bytes of fields, whose values are a byte each at their addresses."""
+    parts: dict[int, list[_Part]] = {}
+    for k, (field, values) in enumerate(sources):
+        for bits in field:
+            where = places(bits).tolist()
+            n = bits.n
+            if bits.width == 1 and n >= 8 and where == list(range(where[0], where[0] + n)):
+                x = load(b, at(b, values, bits.first), vec(i8, n))
+                x = b.lshr(x, splat(i8, n, bits.shift))
+                mask = b.bitcast(b.trunc(x, vec(ir.IntType(1), n)), ir.IntType(n))
+                store(b, mask, at(b, block, where[0] // 8))
+                continue
+            mask = 255 if is_highest(field, bits) else (1 << bits.width) - 1
+            for i, p in enumerate(where):
+                part = _Part(k, bits.first + i, bits.shift, p % 8, mask)
+                parts.setdefault(p // 8, []).append(part)
+    done = -1
+    for byte in sorted(parts):
+        if byte <= done:
+            continue
+        n = 1
+        while n < SUB and parts.get(byte + n) == [
+            p._replace(element=p.element + n) for p in parts[byte]
+        ]:
+            n += 1
+        n = 1 << n.bit_length() - 1
+        out = None
+        for p in parts[byte]:
+            x = load(b, at(b, sources[p.source][1], p.element), vec(i8, n))
+            x = b.lshr(x, splat(i8, n, p.down)) if p.down else x
+            x = b.and_(x, splat(i8, n, p.mask)) if p.mask < 255 else x
+            x = b.shl(x, splat(i8, n, p.up)) if p.up else x
+            out = x if out is None else b.or_(out, x)
+        store(b, out, at(b, block, byte))
+        done = byte + n - 1
+
+
+def _put_digits(b: Value, digits: Digits, codes: Value, block: Value) -> None:
+    """Codes 0, 1 and 2 as digits of base 3."""
+    done = 0
+    for first, n, n_digits in digits.parts:
+        q = splat(i16, n, 0)
+        for k in range(5):
+            q = b.mul(q, splat(i16, n, 3))
+            if k < n_digits:
+                code = load(b, at(b, codes, done + n * k), vec(i8, n))
+                q = b.add(q, b.zext(code, vec(i16, n)))
+        q = b.add(b.mul(q, splat(i16, n, 256)), splat(i16, n, 242))
+        q = b.udiv(q, splat(i16, n, 243))
+        store(b, b.trunc(q, vec(i8, n)), at(b, block, first))
+        done += n * n_digits

@@ -1,0 +1,242 @@
+"""Launches that each thread runs for itself, and how chunks fall to threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyggml import ops
+from pyggml.backend.cpu import kernels as kernels  # registers the lowerings
+from pyggml.backend.cpu.abi import DST, data, f32_ptr
+from pyggml.backend.cpu.atomics import atomic_add, atomic_load, pause
+from pyggml.backend.cpu.pool import get_pool
+from pyggml.backend.cpu.program import Program, compile_program, shares
+from pyggml.backend.cpu.trace import trace
+from pyggml.backend.cpu.work import WorkStore
+from pyggml.cgraph import CGraph
+from pyggml.context import Context
+from pyggml.dtype import GGMLType
+from pyggml.quants import quantize
+from pyggml.tensor import Tensor
+from pyggml.viz.times import node_times
+from pyggml.viz.trace import trace_json
+
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((1, 256)).astype(np.float32)
+
+
+def weight(ctx: Context, kind: GGMLType, n_out: int = 96) -> Tensor:
+    w = ctx.new_tensor(kind, (256, n_out))
+    rows = RNG.standard_normal((n_out, 256)).astype(np.float32)
+    return w.set(quantize(rows, kind).reshape(-1) if kind.is_quantized else rows)
+
+
+def program_of(*results: Tensor, n_threads: int = 3, **options: bool) -> Program:
+    graph = CGraph()
+    for tensor in results:
+        graph.build_forward_expand(tensor)
+    return compile_program(graph, n_threads, get_pool().error_slot, WorkStore(), **options)
+
+
+def replica_names(program: Program) -> list[str]:
+    return [la.name for phase in program.phases for la in phase.replicas]
+
+
+def values(program: Program, *results: Tensor) -> list[bytes]:
+    for tensor in results:
+        tensor.numpy()[...] = 0
+    get_pool().run(program)
+    return [tensor.numpy().tobytes() for tensor in results]
+
+
+@pytest.mark.parametrize("kinds", [("Q4_0", "Q4_0"), ("Q8_0", "F32"), ("F32", "Q4_K")])
+def test_a_norm_that_matmuls_read_is_run_by_every_thread(kinds: tuple[str, str]) -> None:
+    ctx = Context()
+    normed = ops.rms_norm(ctx, ctx.from_numpy(X), 1e-6)
+    made = [ops.mul_mat(ctx, weight(ctx, GGMLType[k]), normed) for k in kinds]
+    made.append(ops.scale(ctx, made[0], 2.0))
+    want = values(program_of(*made, sequential=True, fusion=False), *made)
+    for n_threads in (1, 2, 5):
+        program = program_of(*made, n_threads=n_threads)
+        own = "K" in "".join(kinds)  # activations with a launch of their own, behind the norm
+        assert replica_names(program) == ["quantize_256_f32" if own else "rms_norm_f32"]
+        assert len(program.phases) == 2 + own
+        for _ in range(20):
+            assert values(program, *made) == want
+
+
+def test_it_is_run_anew_in_every_run() -> None:
+    ctx = Context()
+    x = ctx.from_numpy(X)
+    product = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), ops.rms_norm(ctx, x, 1e-6))
+    end = ops.scale(ctx, product, 2.0)
+    plain, program = program_of(end, sequential=True, fusion=False), program_of(end, n_threads=2)
+    assert replica_names(program) == ["rms_norm_f32"]
+    inputs = [RNG.standard_normal(X.shape).astype(np.float32) for _ in range(20)]
+    wanted = [values(plain, end) for value in inputs if x.set(value) is x]
+    for value, want in zip(inputs, wanted, strict=True):
+        x.set(value)
+        assert values(program, end) == want
+
+
+def test_a_launch_that_others_read_is_not_replicated() -> None:
+    ctx = Context()
+    normed = ops.rms_norm(ctx, ctx.from_numpy(X), 1e-6)
+    product = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), normed)
+    assert replica_names(program_of(product)) == []  # an eval callback looks at its sources
+    product = ops.scale(ctx, product, 2.0)
+    assert replica_names(program_of(product)) == ["rms_norm_f32"]
+    assert replica_names(program_of(product, sequential=True)) == []
+    assert replica_names(program_of(product, fusion=False)) == []
+    assert replica_names(program_of(ops.reshape_1d(ctx, normed, 256), product)) == []  # a result
+    graph = CGraph()
+    for tensor in (product, ops.silu(ctx, normed)):
+        graph.build_forward_expand(tensor)
+    part = graph.part(graph.nodes[:-1])  # the other reader belongs to another split
+    made = compile_program(part, 2, get_pool().error_slot, WorkStore())
+    assert replica_names(made) == []
+
+    def look(dst: Any, x: Any) -> None:
+        dst[...] = x
+
+    seen = ops.map_custom(ctx, look, normed)
+    program = program_of(product, seen)
+    assert replica_names(program) == []
+    assert values(program, seen)[0] == normed.numpy().tobytes()
+    normed.set_output()
+    assert replica_names(program_of(product)) == []
+
+
+def test_nobody_computes_from_what_was_overwritten() -> None:
+    ctx = Context()
+    x = ctx.from_numpy(X)
+    normed = ops.rms_norm(ctx, x, 1e-6)
+    early = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), normed)
+    other = ops.cpy(ctx, ctx.from_numpy(3 * X + 1), x)  # x changes before the second matmul
+    late = ops.mul_mat(ctx, weight(ctx, GGMLType.Q4_0), normed)
+    made = early, other, late, ops.scale(ctx, late, 2.0)
+
+    def run(**options: bool) -> list[bytes]:
+        x.set(X)
+        program = program_of(*made, **options)
+        assert replica_names(program) == []
+        get_pool().run(program)
+        return [tensor.numpy().tobytes() for tensor in made]
+
+    assert run() == run(sequential=True, fusion=False)
+
+
+def test_work_memory_that_was_taken_again_is_not_mistaken() -> None:
+    """The second matmul's activations lie where those of the norm were, which it adds."""
+    ctx = Context()
+    normed = ops.rms_norm(ctx, ctx.from_numpy(X), 1e-6)
+    inner = ops.silu(ctx, ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0, 256), normed))
+    total = ops.add(ctx, ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0, 256), inner), normed)
+    end = ops.scale(ctx, total, 2.0)
+    want = values(program_of(end, sequential=True, fusion=False), total)
+    program = program_of(end)
+    first, second = (la for la in program.launches if la.name.startswith("mul_mat"))
+    assert first.params.activations == second.params.activations and set(
+        replica_names(program)
+    ) == {"rms_norm_f32"}
+    assert values(program, total) == want
+
+
+@pytest.mark.parametrize("kinds", [("Q4_0", "Q8_0"), ("Q4_K", "Q6_K"), ("Q8_0", "Q4_K")])
+def test_a_row_is_quantized_by_every_thread(kinds: tuple[str, str]) -> None:
+    ctx = Context()
+    x = ctx.from_numpy(X)
+    early, late = (ops.mul_mat(ctx, weight(ctx, GGMLType[k]), x) for k in kinds)
+    change = ops.cpy(ctx, ctx.from_numpy(3 * X + 1), x)  # behind the first matmul
+    made = early, change, late
+
+    def run(**options: bool) -> list[bytes]:
+        x.set(X)
+        program = program_of(*made, **options)
+        columns = [32 if k == "Q8_0" or k == "Q4_0" else 256 for k in kinds]
+        names = [f"quantize_{n}_f32" for n in columns] if options.get("fusion", True) else []
+        assert replica_names(program) == names
+        get_pool().run(program)
+        return [tensor.numpy().tobytes() for tensor in made]
+
+    want = run(sequential=True, fusion=False)
+    assert want[0] != want[2] and run() == want and run() == want
+    several = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), ctx.from_numpy(np.repeat(X, 64, 0)))
+    assert replica_names(program_of(several)) == []  # of several chunks
+
+
+def test_keys_are_rotated_where_they_are_stored() -> None:
+    ctx = Context()
+    heads = ctx.from_numpy(RNG.standard_normal((1, 3, 64)).astype(np.float32))
+    position, index = (ctx.from_numpy(np.array([n], np.int32)) for n in (7, 2))
+    table = ctx.new_tensor_2d(GGMLType.F16, 192, 4)
+    rotated = ops.reshape_2d(ctx, ops.rope(ctx, ops.scale(ctx, heads, 2.0), position, 64), 192, 1)
+    stored = ops.set_rows(ctx, table, rotated, index)
+    after = ops.scale(ctx, heads, 3.0)
+    want = values(program_of(stored, after, sequential=True, fusion=False), table)
+    program = program_of(stored, after)
+    assert replica_names(program) == ["rope_normal_f32"]
+    assert values(program, table) == want and np.any(table.numpy())
+    wide = ops.rope(ctx, ops.scale(ctx, ctx.from_numpy(X.reshape(1, 4, 64)), 2.0), position, 64)
+    rows = ops.reshape_2d(ctx, wide, 256, 1)
+    product = ops.mul_mat(ctx, weight(ctx, GGMLType.F32), rows)
+    program = program_of(ops.scale(ctx, product, 2.0))
+    assert "rope_normal_f32" not in replica_names(program)  # of several chunks
+
+
+def test_its_time_is_its_own() -> None:
+    ctx = Context()
+    normed = ops.rms_norm(ctx, ctx.from_numpy(X), 1e-6).set_name("normed")
+    product = ops.scale(ctx, ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0, 4000), normed), 2.0)
+    runs = trace(program_of(product, n_threads=2), repeats=3)
+    first, second, _ = runs[0].launches
+    assert (first.launch.chunks, first.phase, second.phase) == (2, 0, 0)
+    assert max(run.thread[first.first : first.first + 2].max() for run in runs) >= 0
+    times = node_times(runs)
+    assert next(iter(times)) is normed and times[normed].ns > 0
+    assert '"name": "normed"' in trace_json(runs[0])
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=5), min_size=1), st.integers(1, 9)
+)
+def test_every_chunk_falls_to_one_thread(phases: list[list[int]], n: int) -> None:
+    chunks = np.array([c for phase in phases for c in phase])
+    sizes = np.array([len(phase) for phase in phases])
+    first = np.cumsum(sizes) - sizes
+    begins = shares(chunks, first, n)
+    assert (begins[:, 0] == 0).all() and (begins[:, -1] == chunks).all()
+    each = np.diff(begins, axis=1)
+    assert (each >= 0).all()
+    many = chunks >= n
+    assert (np.ptp(each[many], axis=1) <= 1).all()
+    few = np.add.reduceat(np.where(many[:, None], 0, each), first)
+    assert (np.ptp(few, axis=1) <= 1).all()  # dealt together
+
+
+def test_chunks_of_a_thread_that_is_busy_are_taken_by_others() -> None:
+    """The first chunk ends when all others have."""
+
+    @numba.njit
+    def wait_for_all(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        count = data(node, DST)
+        if chunk == 0:
+            while atomic_load(count) < n_chunks - 1:
+                pause()
+            f32_ptr(count)[2] = n_chunks
+        else:
+            atomic_add(count, 1)
+
+    ctx = Context()
+    node = ops.map_custom(ctx, wait_for_all, ctx.from_numpy(np.zeros((64, 1024), np.float32)))
+    program = program_of(node, n_threads=2)
+    assert program.phases[0].chunks >= 4
+    for _ in range(5):
+        node.numpy()[...] = 0
+        get_pool().run(program)
+        assert node.numpy().reshape(-1)[2] == program.phases[0].chunks
