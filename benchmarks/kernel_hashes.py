@@ -113,13 +113,15 @@ def _types() -> list[Any]:
 
 def _row_coders() -> None:
     """Ask for what arrays of blocks are converted with."""
-    from pyggml.backend.cpu.codec import CODECS, ENCODED, SPLIT, rows
+    from pyggml.backend.cpu.codec import DECODED, ENCODED, encoders, rows
+    from pyggml.backend.cpu.layout import UNPACKED
 
-    for kind, codec in CODECS.items():
+    for kind in DECODED:
         makers = [rows.row_decoder]
-        makers += [rows.row_encoder] if kind in ENCODED else []
-        makers += [rows.row_splitter] if kind in SPLIT else []
-        makers += [rows.weighted_row_encoder] if codec.encode_weighted is not None else []
+        makers += [rows.row_unpacker] if kind in UNPACKED else []
+        if kind in ENCODED:
+            makers += [rows.row_encoder]
+            makers += [rows.weighted_row_encoder] if encoders(kind)[1] is not None else []
         for make in makers:
             make(kind).address  # noqa: B018
 

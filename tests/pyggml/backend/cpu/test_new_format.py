@@ -109,7 +109,7 @@ def child() -> None:
         if buft is REPACK:
             by_numpy = buffer.memory.copy()
             buffer.memory[:] = 0
-            assert list(repack(backend, [(w, rows.reshape(-1))])) == [rows.nbytes]
+            assert list(repack(backend.run_launches, 2, [(w, rows.reshape(-1))])) == [rows.nbytes]
             assert np.array_equal(buffer.memory, by_numpy)
         assert np.array_equal(w.bytes(), rows.reshape(-1))
         assert np.array_equal(compute(ops.get_rows(ctx, w, ctx.from_numpy(ids))), values[ids])
