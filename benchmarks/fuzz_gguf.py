@@ -296,7 +296,7 @@ def _context() -> Any:
 
 
 def _state_seeds() -> Sequence[Files]:
-    from pyllama.kv.state import dump_state
+    from pyllama.core.state import dump_state
 
     kept = []
     for seq in (None, 0, 1):
@@ -306,7 +306,7 @@ def _state_seeds() -> Sequence[Files]:
 
 def _change_state(data: bytes, rng: Random) -> bytes:
     """Damage that the checksum does not find, mostly."""
-    from pyllama.kv.state import _HEAD, MAGIC, VERSION
+    from pyllama.core.state import _HEAD, MAGIC, VERSION
 
     if rng.random() < 0.2 or len(data) < _HEAD.size:
         return any_of(*BYTES)(data, rng)
@@ -322,9 +322,9 @@ def _change_state(data: bytes, rng: Random) -> bytes:
 def read_state(folder: Path) -> None:
     """As a whole state and as a sequence's; a token is decoded after it."""
     from pyllama import Batch
-    from pyllama.engine import Engine
+    from pyllama.core.state import load_state
+    from pyllama.engine import Engine, Lease
     from pyllama.engine.prompt_file import PromptFile
-    from pyllama.kv.state import load_state
 
     context = _context()
     run_all(
@@ -332,7 +332,7 @@ def read_state(folder: Path) -> None:
         lambda: context.decode(Batch([7])),
         lambda: load_state(context, folder / "x", seq=1),
         lambda: context.decode(Batch([7], seq_id=1)),
-        lambda: PromptFile(folder / "x").load(Engine(context, sequences=[0]).lease()),
+        lambda: PromptFile(folder / "x").load(Lease(Engine(context, sequences=[0]))),
         context.kv.clear,
     )
 

@@ -67,10 +67,10 @@ def converse(
         KeyboardInterrupt: Ctrl-C at the prompt, or a second one.
     """
     from pyllama.chat.reply import Settings
-    from pyllama.engine import Engine, Timings
+    from pyllama.engine import Engine, Lease, Timings
 
     timings = Timings(load_ms=load_ms)
-    lease = Engine(context, timings=timings).lease()
+    lease = Lease(Engine(context, timings=timings))
     if is_terminal() and not options.single_turn:
         what = "Talk with the model" if mode == "talk" else "Write one text in turns with the model"
         note(f"{what}; /help says what else there is, /exit or Ctrl-D leaves.")

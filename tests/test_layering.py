@@ -34,30 +34,32 @@ FLOORS = {
     "pyggml.backend": 4,
     **dict.fromkeys(["pyggml.sched", "pyggml.viz"], 5),
     "pyggml": 5,  # the public face
-    **dict.fromkeys(
-        ["pyllama.errors", "pyllama.files.demo", "pyllama.hparams", "pyllama.core.loader"], 6
-    ),
-    **dict.fromkeys(["pyllama.arch", "pyllama.graph", "pyllama.tokenizer", "pyllama.convert"], 6),
-    **dict.fromkeys(
-        ["pyllama.core.model", "pyllama.core.context", "pyllama.core.batch", "pyllama.kv.cache"], 6
-    ),
+    **dict.fromkeys(["pyllama.errors", "pyllama.files", "pyllama.graph.activation"], 6),
+    **dict.fromkeys(["pyllama.hparams", "pyllama.sampling", "pyllama.tokenizer"], 7),
+    **dict.fromkeys(["pyllama.convert.mapping", "pyllama.convert.rope"], 7),  # of architectures
+    "pyllama.kv": 8,
+    **dict.fromkeys(["pyllama.graph", "pyllama.sparsity"], 9),
+    "pyllama.arch": 10,
+    **dict.fromkeys(["pyllama.core", "pyllama.sparsity.hybrid"], 11),
+    "pyllama.engine": 12,
     **dict.fromkeys(
         [
-            "pyllama.kv.memory",
-            "pyllama.kv.state",
-            "pyllama.core.overrides",
-            "pyllama.core.decode_graph",
-            "pyllama.core.devices",
-            "pyllama.files.bounded_json",
-            "pyllama.core.fork_lock",
-            "pyllama.files.bounded_json",
+            "pyllama.bench",
+            "pyllama.chat",
+            "pyllama.convert",
+            "pyllama.eval",
+            "pyllama.gguf_tools",
+            "pyllama.inspect",
+            "pyllama.quantize",
+            "pyllama.sparsity.activation_files",
+            "pyllama.sparsity.collect",
+            "pyllama.sparsity.inventory",
+            "pyllama.sparsity.plan",
         ],
-        6,
+        13,
     ),
-    **dict.fromkeys(["pyllama.kv.cells", "pyllama.kv.table", "pyllama.inspect.observe"], 6),
-    **dict.fromkeys(["pyllama.sparsity", "pyllama.quantize"], 6),
-    "pyllama": 7,  # the runtime, and the public face
-    "pyllama_cli": 8,
+    **dict.fromkeys(["pyllama", "pyllama.llama"], 13),  # the public face
+    "pyllama_cli": 14,
 }
 BACKENDS = ("reference", "cpu", "cuda")
 

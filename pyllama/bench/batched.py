@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..core.context import Context
-from ..engine import Engine
+from ..engine import Engine, Lease
 from ..engine.sequence import batches
 from ..errors import BatchError
 from .bench import bench_tokens
@@ -128,7 +128,7 @@ class _Run:
 
     def __init__(self, context: Context, n_seq: int) -> None:
         self.context, self._engine = context, Engine(context)
-        self._leases = [self._engine.lease() for _ in range(n_seq)]
+        self._leases = [Lease(self._engine) for _ in range(n_seq)]
 
     def fill(self, n_seq: int, n: int, graphs_only: bool = False) -> None:
         """Evaluate a prompt of ``n`` tokens in each of the first sequences, all else forgotten.

@@ -167,7 +167,7 @@ def samples_ns(
         bench_tokens(model, n, stream)
         for stream, n in enumerate((case.n_depth, case.n_prompt, case.n_gen))
     )
-    lease = Engine(context, sequences=[0]).lease()
+    lease = Lease(Engine(context, sequences=[0]))
     if warmup:
         _run(lease, prompt[: context.n_batch], generated[:1])
     context.kv.clear()

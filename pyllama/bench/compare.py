@@ -3,9 +3,9 @@
     for row in compare(read_rows("before.jsonl"), read_rows("after.jsonl")).rows:
         print(row.key, row.ratio)
 
-Rows are those of `pyllama.bench.bench` or of llama.cpp's llama-bench, as JSON or JSON lines. Rows
-belong together that agree in all that varies within one of the files, and in what was tested. What is the
-same throughout each file but not in both (threads, the model) is what is compared.
+Rows are those of `pyllama.bench.bench` or of llama.cpp's llama-bench, as JSON or JSON lines. Values
+that are the same throughout each file but differ between the files (threads, the model) are what is
+compared; rows that agree in all others, and in what was tested, belong together.
 """
 
 from __future__ import annotations

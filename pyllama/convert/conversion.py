@@ -115,7 +115,8 @@ def convert(
         **read_vocabulary(source, config, arch.CONVERT.add_bos),
     }
     with _trial(folder, _Content(metadata)) as file:
-        hparams = read_hparams(file, load_tokenizer(file.metadata, file.path).n_vocab)
+        n_vocab = load_tokenizer(file.metadata, file.path).n_vocab
+        hparams = read_hparams(file, n_vocab, arch.HPARAMS)
     form = _form(source, planned, hparams, arch, keys, options)
     path = folder if outfile is None else Path(outfile)
     if path.is_dir():

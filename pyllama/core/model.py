@@ -26,7 +26,7 @@ from pyggml.gguf import GGUFError, GGUFFile
 from pyggml.gguf.mapped import Mapped
 from pyggml.tensor import Tensor
 
-from ..arch import Arch, get_arch
+from ..arch import Arch, arch_of, get_arch
 from ..errors import ModelError
 from ..hparams import KEYS, HParams, Key, read_hparams
 from ..sparsity.sources import choose_sources
@@ -119,7 +119,7 @@ class Model:
         read_as_ours(file)
         tokenizer = load_tokenizer(file.metadata, file.path)
         try:
-            hparams = read_hparams(file, tokenizer.n_vocab)
+            hparams = read_hparams(file, tokenizer.n_vocab, arch_of(file).HPARAMS)
         except (ModelError, GGUFError) as error:
             if not vocab_only:
                 raise

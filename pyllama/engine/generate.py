@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BatchError, ContextFull
 from ..sampling import LogitsProcessor, SamplingParams
-from . import Engine, Event, Request, Timings
+from . import Engine, Event, Lease, Request, Timings
 from .request import Ids, Run, check_prompt
 from .sequence import UNKNOWN
 
@@ -68,7 +68,7 @@ def generate(
     held = context.kv.seq_pos_max(0) + 1
     if not 0 <= n_past <= held:
         raise BatchError(f"n_past is {n_past}, but sequence 0 holds {held} tokens")
-    lease = Engine(context, timings=timings, sequences=[0]).lease(keep=True)
+    lease = Lease(Engine(context, timings=timings, sequences=[0]), keep=True)
     known = list(past)[len(past) - n_past :] if len(past) > n_past else list(past)
     lease.truncate(n_past)
     lease.adopt([UNKNOWN] * (n_past - len(known)) + known)
@@ -107,7 +107,7 @@ def generate_text(
         As `generate`; SamplingError for an empty stop string.
     """
     check_prompt(len(tokens), 0, context.n_ctx_seq)
-    lease = Engine(context, timings=timings, sequences=[0]).lease(keep=True)
+    lease = Lease(Engine(context, timings=timings, sequences=[0]), keep=True)
     request = Request(
         tokens,
         params or SamplingParams(),

@@ -23,7 +23,7 @@ from pyggml.errors import ComputeError
 from pyggml.sched import to_numpy
 from pyggml.tensor import Tensor
 
-from ..engine import Engine
+from ..engine import Engine, Lease
 from ..quantize.importance import Entry, Importance
 from .perplexity import Perplexity, PerplexityError, check_finite, token_losses
 
@@ -172,7 +172,7 @@ def _losses(context: Context, chunk: npt.NDArray[np.int32]) -> npt.NDArray[np.fl
         tokens[0] = tokenizer.bos
     context.kv.clear()
     parts = []
-    for start, logits in Engine(context, sequences=[0]).lease().chunks(tokens, "all"):
+    for start, logits in Lease(Engine(context, sequences=[0])).chunks(tokens, "all"):
         scored = slice(max(first, start), min(start + len(logits), len(tokens) - 1))
         if scored.start < scored.stop:
             rows = logits[scored.start - start : scored.stop - start]

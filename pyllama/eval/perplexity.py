@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..engine import Engine
+from ..engine import Engine, Lease
 from ..errors import BatchError, ContextFull, PyllamaError
 from .saved_logits import saving
 
@@ -158,7 +158,7 @@ def scored_logits(
     first, end = len(chunk) // 2, len(chunk) - 1
     context.kv.clear()
     wanted = [position >= first for position in range(end)]  # not of the last token
-    for start, logits in Engine(context, sequences=[0]).lease().chunks(tokens[:end], wanted):
+    for start, logits in Lease(Engine(context, sequences=[0])).chunks(tokens[:end], wanted):
         if len(logits):
             done = max(first, start)
             yield logits, chunk[done + 1 : done + 1 + len(logits)]

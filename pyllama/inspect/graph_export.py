@@ -24,7 +24,7 @@ from pyggml.gguf import GGUFFile
 from pyggml.tensor import Tensor
 from pyggml.viz import NodeTime, Options, graph_dump_dot
 
-from ..arch import get_arch
+from ..arch import arch_of
 from ..core.loader import check_tensors, header_graph, weight_headers
 from ..hparams import read_hparams
 from ..sparsity.sources import choose_sources
@@ -51,9 +51,9 @@ def model_graph(
     """
     file = GGUFFile(path)
     read_as_ours(file)
-    hparams = read_hparams(file, load_tokenizer(file.metadata, file.path).n_vocab)
+    arch, tokenizer = arch_of(file), load_tokenizer(file.metadata, file.path)
+    hparams = read_hparams(file, tokenizer.n_vocab, arch.HPARAMS)
     hparams = choose_sources(file, hparams, sparse, sparse_threshold)
-    arch = get_arch(hparams.arch)
     infos = check_tensors(file, arch.TENSORS, hparams)
     headers = weight_headers(infos, plan_weights(infos, hparams))
     return header_graph(arch, hparams, headers, n_tokens)

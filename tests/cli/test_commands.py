@@ -62,13 +62,10 @@ class FakeContext:
 
 
 class FakeEngine:
-    """Its only sequence, too, which recites."""
+    """An engine that recites, and the lease of its only sequence."""
 
     def __init__(self, context: FakeContext, *, timings: Timings) -> None:
         self.context, self.timings = context, timings
-
-    def lease(self) -> FakeEngine:
-        return self
 
     def run(self, request: Request) -> Iterator[Event]:
         timings, tokenizer = self.timings, self.context.model.tokenizer
@@ -122,13 +119,14 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     row = json.loads('{"model_type": "m", "avg_ts": 2.0, "n_prompt": 8, "n_gen": 0, "n_depth": 0}')
     chunk = [SimpleNamespace(chunk=i, ppl=10.0 + i, error=0.5) for i in (1, 2, 3)]
     monkeypatch.setattr("pyllama.engine.Engine", FakeEngine)
+    monkeypatch.setattr("pyllama.engine.Lease", lambda engine: engine)
     fakes = {
-        "model": {"Model": FakeModel},
-        "context": {"Context": FakeContext},
-        "perplexity": {"perplexity": lambda context, tokens, n_ctx, n, file: iter(chunk[:n])},
-        "graph_export": {"drawn_graph": fake_drawn},
-        "graph_profile": {"profiled_graph": fake_profiled},
-        "bench": {
+        "core.model": {"Model": FakeModel},
+        "core.context": {"Context": FakeContext},
+        "eval.perplexity": {"perplexity": lambda context, tokens, n_ctx, n, file: iter(chunk[:n])},
+        "inspect.graph_export": {"drawn_graph": fake_drawn},
+        "inspect.graph_profile": {"profiled_graph": fake_profiled},
+        "bench.bench": {
             "BenchCase": lambda **case: case,
             "run_bench": lambda model, case, **o: {**row, "n_prompt": case["n_prompt"]},
         },

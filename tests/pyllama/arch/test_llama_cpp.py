@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pyllama.convert import convert
-from pyllama.inspect.arch_table import LLAMA_CPP
 
 from .checkpoints import recorded, write_checkpoint
+from .table import LLAMA_CPP
 
 xllamacpp = pytest.importorskip("xllamacpp")
 

@@ -25,7 +25,7 @@ GREEDY = Settings(SamplingParams(temp=0))
 
 def state_of(text: str, n_ctx: int = 256) -> Any:
     context: Any = FakeContext(FakeModel(text), n_ctx=n_ctx)
-    return Engine(context).lease()
+    return Lease(Engine(context))
 
 
 def talk(state: Lease, name: str = "vicuna", **options: Any) -> Conversation:

@@ -157,7 +157,7 @@ print(os.read(read, 1000) == mine + mine, os.wait()[1])
 def test_parent_and_child_of_a_fork_go_on(model_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", FORK, str(model_path)],
-        capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("True 0\n", "")
 
@@ -166,7 +166,7 @@ FORK_IN_A_DECODE = """
 import os, sys, threading, time
 import numpy as np
 from pyllama import Batch, Context, Llama, Model
-from pyllama.fork_lock import Forked
+from pyllama.core.fork_lock import Forked
 
 path = sys.argv[1]
 context = Context(Model.load(path), n_ctx=4096, n_threads=2)
@@ -224,7 +224,7 @@ def test_a_child_forked_while_other_threads_decode_goes_on(model_path: Path) -> 
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", FORK_IN_A_DECODE,
          str(model_path)],
-        capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert (done.stdout, done.stderr) == (f"{[0] * 12}\n", "")
 

@@ -15,8 +15,8 @@ from pyggml.errors import BackendError
 from pyllama import Batch, Context, Model
 from pyllama.convert import convert
 from pyllama.core.devices import layer_devices, parse_devices
+from pyllama.core.state import load_state, save_state
 from pyllama.files.demo import demo_model_path
-from pyllama.kv.state import load_state, save_state
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
 
 from ..arch.checkpoints import variants, write_checkpoint

@@ -345,7 +345,7 @@ def test_a_mapped_file_that_is_truncated(tmp_path: Path) -> None:
     spec = Spec(n_layer=1)
     path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
     size = path.stat().st_size
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, "-P", "-c", TRUNCATED, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     lines = done.stdout.splitlines()

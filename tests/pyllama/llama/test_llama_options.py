@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from pyggml.dtype import GGMLType
-from pyllama import compat
-from pyllama.compat import NotSupported
 from pyllama.core.overrides import Overrides
-from pyllama.errors import ModelError, PyllamaError
+from pyllama.errors import ModelError, NotSupported, PyllamaError
+from pyllama.llama import arguments
 from pyllama.llama.llama import Llama
 
 from ..fake_context import BOS, EOS, ids, text_of
@@ -103,10 +102,10 @@ NOT_OBEYED: dict[str, tuple[Any, ...]] = {
 
 def test_each_parameter_is_obeyed_or_in_a_table() -> None:
     parameters = {*inspect.signature(Llama).parameters} - {"model_path"}
-    tables = ({*OBEYED}, {*compat.REFUSED}, {*compat.WITHOUT_EFFECT}, {*compat.AS_IT_IS})
+    tables = ({*OBEYED}, {*arguments.REFUSED}, {*arguments.WITHOUT_EFFECT}, {*arguments.AS_IT_IS})
     for name in parameters:
         assert sum(name in table for table in tables) == 1, name
-    assert {*OBEYED, *NOT_OBEYED} == parameters - {*compat.AS_IT_IS}
+    assert {*OBEYED, *NOT_OBEYED} == parameters - {*arguments.AS_IT_IS}
 
 
 def built(llama: Llama) -> dict[str, Any]:
@@ -133,7 +132,7 @@ def test_a_parameter_that_is_not_obeyed_says_so(
 ) -> None:
     plain = built(reciting())
     for value in NOT_OBEYED[name]:
-        if name in compat.REFUSED:
+        if name in arguments.REFUSED:
             with pytest.raises(NotSupported, match=f"^Llama: {name}=.* is not supported: "):
                 reciting(**{name: value})
             continue
@@ -141,12 +140,12 @@ def test_a_parameter_that_is_not_obeyed_says_so(
         (line,) = (record.getMessage() for record in caplog.records)
         assert line.startswith(f"Llama: {name}={value!r} has no effect: ")
         caplog.clear()
-    for value in (compat.REFUSED | compat.WITHOUT_EFFECT)[name].same:
+    for value in (arguments.REFUSED | arguments.WITHOUT_EFFECT)[name].same:
         assert built(reciting(**{name: value})) == plain and not caplog.records
 
 
 @pytest.mark.parametrize(
-    "name", sorted(compat.AS_IT_IS.keys() & {*inspect.signature(Llama).parameters})
+    "name", sorted(arguments.AS_IT_IS.keys() & {*inspect.signature(Llama).parameters})
 )
 def test_a_parameter_whose_values_are_all_the_same(
     reciting: Any, caplog: pytest.LogCaptureFixture, name: str

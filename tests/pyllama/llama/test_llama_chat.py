@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyllama.compat import NotSupported
-from pyllama.errors import ContextFull, TemplateError
+from pyllama.errors import ContextFull, NotSupported, TemplateError
 from pyllama.llama.llama import Llama
 
 HI = [{"role": "user", "content": "Hi"}]

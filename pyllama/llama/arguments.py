@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from pyggml.dtype import GGMLType
 from pyggml.ops.attention import KV_TYPES
 
-from .core.overrides import Overrides
-from .errors import PyllamaError
-from .hparams import ROPE_SCALINGS
+from ..core.overrides import Overrides
+from ..errors import NotSupported
+from ..hparams import ROPE_SCALINGS
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +72,6 @@ AS_IT_IS = {
     "mirostat_tau": "it belongs to mirostat_mode",
     "mirostat_eta": "it belongs to mirostat_mode",
 }
-
-
-class NotSupported(PyllamaError, NotImplementedError, ValueError):
-    """Something that llama-cpp-python can do and pyllama cannot yet."""
 
 
 def check_arguments(where: str, given: Mapping[str, Any]) -> None:
@@ -130,7 +126,7 @@ _ROPE: dict[str, tuple[float, ...]] = {
 }
 
 
-def overrides(given: Mapping[str, Any]) -> Overrides:
+def rope_overrides(given: Mapping[str, Any]) -> Overrides:
     """A context's rope from the constructor's arguments; a default is the model's own value.
 
     Raises:

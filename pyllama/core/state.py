@@ -28,10 +28,10 @@ from pyggml.files import open_regular, replacing
 
 from ..errors import StateError
 from ..files.bounded_json import parse_json
-from .cache import KVCache
+from ..kv.cache import KVCache
 
 if TYPE_CHECKING:
-    from ..core.context import Context
+    from .context import Context
 
 MAGIC, VERSION = b"PYLS", 2
 _HEAD = struct.Struct("<4sIQI")  # magic, version, bytes of the JSON header, CRC of all behind

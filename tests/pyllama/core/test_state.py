@@ -12,8 +12,8 @@ import pytest
 
 from pyggml.dtype import GGMLType
 from pyllama import Context, Model
+from pyllama.core.state import _HEAD, load_state, save_state
 from pyllama.errors import BatchError, StateError
-from pyllama.kv.state import _HEAD, load_state, save_state
 from pyllama.kv.table import CHUNK
 
 from ..conftest import Make

@@ -1,13 +1,15 @@
 """The architectures as a page: what runs, from which checkpoints, and what is verified of each.
 
-    python -m pyllama.inspect.arch_table > docs/architectures.md
+    python -m tests.pyllama.arch.table > docs/architectures.md
 
-All of it follows from the architectures' files, but what llama.cpp was seen to do.
+Made from the architectures' files, ``variants.py`` and the list of what llama.cpp could run.
 """
 
 from __future__ import annotations
 
-from ..arch import Arch, arch_names, get_arch
+from pyllama.arch import Arch, arch_names, get_arch
+
+from .variants import VARIANTS
 
 # Variants that llama.cpp was given as files of ours and continued with the same tokens; a test
 # asks it again where it is installed.
@@ -40,7 +42,7 @@ def _row(name: str) -> str:
         f"{head}: {what}",
         " ".join(f"`{model}`" for model in arch.CONVERT.models),
         _positions(arch),
-        " ".join(f"`{v}`{'*' if v in LLAMA_CPP else ''}" for v in sorted(arch.TINY)),
+        " ".join(f"`{v}`{'*' if v in LLAMA_CPP else ''}" for v in sorted(VARIANTS[name])),
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -53,10 +55,8 @@ def markdown() -> str:
 
 
 if __name__ == "__main__":
-    print("# Architectures
-")
-    print("Made by `python -m pyllama.inspect.arch_table > docs/architectures.md`.
-")
+    print("# Architectures\n")
+    print("Made by `python -m tests.pyllama.arch.table > docs/architectures.md`.\n")
     print("The name is that of `general.architecture`. A variant is a tiny checkpoint with random")
     print("weights, biases and norms; the tests convert each and compare it with what transformers")
     print("recorded in float32: logits within 0.002 (their standard deviation is 1.5), the same 16")
