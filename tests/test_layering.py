@@ -38,9 +38,12 @@ FLOORS = {
     **dict.fromkeys(["pyllama.hparams", "pyllama.sampling", "pyllama.tokenizer"], 7),
     **dict.fromkeys(["pyllama.convert.mapping", "pyllama.convert.rope"], 7),  # of architectures
     "pyllama.kv": 8,
-    **dict.fromkeys(["pyllama.graph", "pyllama.sparsity"], 9),
+    "pyllama.graph": 9,
+    **dict.fromkeys(
+        ["pyllama.sparsity.sources", "pyllama.sparsity.svd", "pyllama.sparsity.weights"], 9
+    ),
     "pyllama.arch": 10,
-    **dict.fromkeys(["pyllama.core", "pyllama.sparsity.hybrid"], 11),
+    "pyllama.core": 11,
     "pyllama.engine": 12,
     **dict.fromkeys(
         [
@@ -51,10 +54,7 @@ FLOORS = {
             "pyllama.gguf_tools",
             "pyllama.inspect",
             "pyllama.quantize",
-            "pyllama.sparsity.activation_files",
-            "pyllama.sparsity.collect",
-            "pyllama.sparsity.inventory",
-            "pyllama.sparsity.plan",
+            "pyllama.sparsity",
         ],
         13,
     ),

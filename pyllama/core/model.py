@@ -16,7 +16,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,10 +34,14 @@ from ..sparsity.weights import read_as_ours
 from ..tokenizer import Tokenizer, load_tokenizer
 from .devices import CPU, Devices, parse_devices, start_devices
 
-if TYPE_CHECKING:
-    from ..sparsity.placement import Placement
-
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+
+
+class WeightPlacement(Protocol):
+    """Which weights are on a device, such as ``sparsity.placement.Placement``."""
+
+    def apply(self, model: Model, device: Backend) -> Model:
+        """The same model with some of its weights on a device."""
 
 
 class Model:
@@ -81,7 +85,7 @@ class Model:
         sparse_threshold: float | None = None,
         devices: Devices | None = None,
         n_gpu_layers: int = -1,
-        placement: Placement | None = None,
+        placement: WeightPlacement | None = None,
         n_threads: int | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Model:
@@ -102,7 +106,7 @@ class Model:
             n_gpu_layers: how many of the last layers (the output counts as one) are on devices
                 other than the CPU; negative for all.
             placement: what of a sparse model is on the first device, neuron by neuron, in place of
-                layers (see ``sparsity.plan``).
+                layers (see ``sparsity.placement``).
             n_threads: threads that repack.
             progress: told the fraction that is done.
 
@@ -152,10 +156,8 @@ class Model:
         )
         if placement is None:
             return model
-        from ..sparsity.hybrid import place_weights
-
         model.devices = model.devices[1:]
-        return place_weights(model, placement, backends[0])
+        return placement.apply(model, backends[0])
 
     @property
     def hparams(self) -> HParams:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from pyggml.dtype import GGMLType
 from pyllama import Batch, Context, Model
 from pyllama.errors import ModelError
-from pyllama.sparsity.hybrid import place_weights
 from pyllama.sparsity.placement import NeuronSplit, Placement, chosen, place
 from pyllama.sparsity.plan import Budget, read_needs
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly
@@ -92,7 +91,7 @@ def test_any_placement_gives_the_cpus_result(
     ids = [ids_of(rng, n_ff, kind) for kind in kinds]
     up, down = ids[:N_LAYER], ids[:N_LAYER] if joint else ids[N_LAYER:]
     device = (DeferredDevice if deferred else FakeDevice)()
-    there = place_weights(model, placed(*up, down=down, n_ff=n_ff), device)
+    there = placed(*up, down=down, n_ff=n_ff).apply(model, device)
     got = on_two_devices(there, device)
     quantized = model.weights["blk.0.ffn_up.weight"].type.is_quantized  # activations too, then
     np.testing.assert_allclose(got, wanted(model), rtol=0, atol=0.05 if quantized else 2e-5)
@@ -117,7 +116,7 @@ def test_a_neuron_on_one_device_keeps_its_bits(folder: Path) -> None:
     """Layers that are on one device as a whole, in any mix, give the very bits of the CPU."""
     model = Model.load(sparse_file(folder, "llama_relu"))
     n_ff, device = model.hparams.n_ff, FakeDevice()
-    there = place_weights(model, placed([*range(n_ff)], [], [*range(n_ff)], n_ff=n_ff), device)
+    there = placed([*range(n_ff)], [], [*range(n_ff)], n_ff=n_ff).apply(model, device)
     np.testing.assert_array_equal(on_two_devices(there, device), wanted(model))
     assert not any(name.endswith("gpu_bucket") for name in there.weights)
 
@@ -131,7 +130,7 @@ def test_a_whole_plan_runs(folder: Path, name: str, kib: int) -> None:
     activity = np.random.default_rng(0).random((N_LAYER, model.hparams.n_ff))
     plan = place(needs, kib << 10, partial(chosen, activity, block=8))
     device = DeferredDevice()
-    there = place_weights(model, plan, device)
+    there = plan.apply(model, device)
     moved = {n for n, w in there.weights.items() if w.buffer.buft is device.buffer_type()}
     assert any(n.endswith(".attn_q.weight") for n in moved)
     assert ("output.weight" in moved) == (kib > 450) or name == "bamboo"
@@ -143,10 +142,10 @@ def test_placements_that_do_not_fit(folder: Path) -> None:
     model = Model.load(sparse_file(folder, "bamboo"))
     for wrong in (placed([0], [1], n_ff=160), placed([0], [1], [], n_ff=161)):
         with pytest.raises(ModelError, match="the placement is of another model"):
-            place_weights(model, wrong, FakeDevice())
+            wrong.apply(model, FakeDevice())
     dense = Model.load(sparse_file(folder, "bamboo"), sparse="exact,off:1")
     some = placed([], [1], [], n_ff=160)
     with pytest.raises(ModelError, match=r"layer 1 computes all of its neurons \(--sparse off"):
-        place_weights(dense, some, FakeDevice())
-    nothing_there = place_weights(dense, placed([], [], [], n_ff=160), FakeDevice())
+        some.apply(dense, FakeDevice())
+    nothing_there = placed([], [], [], n_ff=160).apply(dense, FakeDevice())
     assert nothing_there.weights == dense.weights
