@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .conversation_options import ConversationOptions, Mode, is_terminal
+from .flags import in_flags
 from .lines import LineReader, wants_color
 from .output import note, write_raw
 from .paths import MAX_TEXT_BYTES, read_text
@@ -272,7 +273,8 @@ class _Talk:
                 if strict:
                     raise
                 full = isinstance(error, ContextFull) and self._settings.n_keep is None
-                note(f"error: {error}{'; /clear begins a new conversation' if full else ''}")
+                advice = "; /clear begins a new conversation" if full else ""
+                note(f"error: {in_flags(str(error))}{advice}")
         if not shown and not self._dialogue.can_regenerate():
             self._dialogue.unsay()
             return False

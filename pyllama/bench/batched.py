@@ -70,7 +70,7 @@ def batched_bench(
     if max(n_gen) and max(n_parallel) > context.n_batch:
         raise BatchError(
             f"{max(n_parallel)} sequences at once: a decode takes a token of each, and at most "
-            f"n_batch = {context.n_batch}; use a larger one (-b, n_batch)"
+            f"n_batch = {context.n_batch}; use a larger `n_batch`"
         )
     run = _Run(context, max(n_parallel))
     if context.n_ctx_seq > 1:  # the first run of a program is slower

@@ -139,7 +139,10 @@ def compare(first: Sequence[Row], second: Sequence[Row]) -> Comparison:
         if len(x) == len(y) == 1 and x != y
     }
     if not rows:
-        raise BenchFileError("the two files have no test in common: measure the same -p, -n and -d")
+        raise BenchFileError(
+            "the two files have no test in common: measure the same `n_prompt`, `n_gen` and "
+            "`n_depth`"
+        )
     return Comparison(tuple(rows), differs, (len(a) - len(rows), len(b) - len(rows)))
 
 

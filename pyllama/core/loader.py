@@ -224,12 +224,12 @@ def _fit(weights: Sequence[_Weight], backend: Backend, made: bool) -> None:
     if backend.device.kind != "cpu":
         raise AllocError(
             f"the weights on {backend.name} need {size / 2**30:.2f} GiB, it has "
-            f"{free / 2**30:.2f} GiB free; put fewer layers there (--n-gpu-layers, n_gpu_layers)"
+            f"{free / 2**30:.2f} GiB free; put fewer layers there (`n_gpu_layers`)"
         )
     what = "repacking the weights" + (", and making those of sparse layers," if made else "")
     raise AllocError(
         f"{what} needs {size / 2**30:.2f} GiB, this machine has {free / 2**30:.2f} GiB free; "
-        "use --no-repack (repack=False) to read them in place"
+        "use `repack=False` to read them in place"
     )
 
 

@@ -191,7 +191,7 @@ class _Part:
         if not self._cache.room_for(self._lists, self._n, seq):
             raise StateError(
                 f"{self._path}: the saved {self._n} tokens do not fit beside what this context "
-                f"of {self._cache.n_cells} holds; use a larger one (-c, n_ctx)"
+                f"of {self._cache.n_cells} holds; use a larger `n_ctx`"
             )
 
     def _leave_hidden_out(self) -> None:
@@ -273,12 +273,12 @@ def _check_fits(context: Context, header: dict[str, Any], path: str) -> None:
     kv = context.kv
     if header["model"] != _fingerprint(context):
         raise StateError(
-            f"{path}: saved with another model, or with another rope, activation or --sparse"
+            f"{path}: saved with another model, or with another rope, activation or `sparse`"
         )
     if header["type"] != kv.types:
         raise StateError(
             f"{path}: saved from a {header['type']} cache, this one is {kv.types}; "
-            "use the same -ctk and -ctv"
+            "use the same `type_k` and `type_v`"
         )
     mine = [(cache.window, len(cache.layers)) for cache in kv.caches]
     if [(c["window"], c["layers"]) for c in header["caches"]] != mine:

@@ -112,7 +112,7 @@ class Engine:
             QueueFull: the policy's ``max_waiting``.
         """
         if all(sequence.leased for sequence in self._sequences):
-            raise BatchError("all sequences of the context are leased; use a larger n_seq_max")
+            raise BatchError("all sequences of the context are leased; use a larger `n_seq_max`")
         most = self.policy.max_waiting
         if most is not None and len(self._waiting) + self._inbox.qsize() >= most:
             raise QueueFull(f"{most} requests wait already; try again later")
@@ -157,7 +157,7 @@ class Engine:
         free = self._free()
         if not free:
             raise BatchError(
-                f"all {len(self._sequences)} sequences are in use; use a larger n_seq_max"
+                f"all {len(self._sequences)} sequences are in use; use a larger `n_seq_max`"
             )
         sequence = min(free, key=lambda s: (s.n_tokens, s.seq_id))
         sequence.leased = True

@@ -166,7 +166,7 @@ def run_many(
         if len(prompt) >= context.n_ctx_seq:
             raise ContextFull(
                 f"prompt {i} has {len(prompt)} tokens, a context of {context.n_ctx_seq} takes "
-                f"{context.n_ctx_seq - 1}; use a larger one (-c, n_ctx)"
+                f"{context.n_ctx_seq - 1}; use a larger `n_ctx`"
             )
     share = max(1, context.n_ctx // context.kv.n_seq_max)
     most = n_predict if n_predict >= 0 else share

@@ -107,7 +107,7 @@ class Lease:
         if n_wanted > n_ctx:
             raise ContextFull(
                 f"{len(tokens)} tokens behind {sequence.n_tokens} do not fit into a context of "
-                f"{n_ctx}; use n_ctx={n_wanted} or more, or reset()"
+                f"{n_ctx}; use `n_ctx={n_wanted}` or more, or reset()"
             )
         sequence.owner = None
         sequence.truncate()

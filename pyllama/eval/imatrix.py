@@ -144,7 +144,7 @@ def collect_importance(
     if stop <= first_chunk:
         raise PerplexityError(
             f"the text has {len(tokens)} tokens, {total} chunks of {n_ctx}: none is left from "
-            f"chunk {first_chunk}; use a longer text or a smaller context (-c)"
+            f"chunk {first_chunk}; use a longer text or a smaller `n_ctx`"
         )
     chunks = np.array(tokens[: total * n_ctx], np.int32).reshape(total, n_ctx)
     return _run(context, chunks[first_chunk:stop], collector)

@@ -176,7 +176,7 @@ def kl_divergence(
     if saved.n_ctx > context.n_ctx_seq:
         raise ContextFull(
             f"{saved.path}: has chunks of {saved.n_ctx} tokens, the context {context.n_ctx_seq}; "
-            f"use a context of {saved.n_ctx} (-c, n_ctx)"
+            f"use `n_ctx={saved.n_ctx}`"
         )
     most = saved.n_chunks if n_chunks is None else min(n_chunks, saved.n_chunks)
     return _run(context, saved, most)

@@ -96,15 +96,14 @@ def perplexity(
     n_ctx = context.n_ctx_seq if n_ctx is None else n_ctx
     if n_ctx > context.n_ctx_seq:
         raise ContextFull(
-            f"chunks of {n_ctx} tokens in a context of {context.n_ctx_seq}; "
-            f"use a context of {n_ctx} (-c, n_ctx)"
+            f"chunks of {n_ctx} tokens in a context of {context.n_ctx_seq}; use `n_ctx={n_ctx}`"
         )
     if n_ctx < 4:
-        raise BatchError(f"perplexity in chunks of {n_ctx} tokens: want at least 4 (-c, n_ctx)")
+        raise BatchError(f"perplexity in chunks of {n_ctx} tokens: want at least 4 (`n_ctx`)")
     if len(tokens) < 2 * n_ctx:
         raise PerplexityError(
             f"the text has {len(tokens)} tokens, perplexity with a context of {n_ctx} needs "
-            f"{2 * n_ctx}; use a longer text or a smaller context (-c)"
+            f"{2 * n_ctx}; use a longer text or a smaller `n_ctx`"
         )
     most = len(tokens) // n_ctx
     n_chunks = most if n_chunks is None else min(n_chunks, most)

@@ -106,7 +106,7 @@ class SavedLogits:
         if len(head) < _HEAD.size or not head.startswith(_MAGIC):
             raise SavedLogitsError(
                 f"{self.path}: is no file of logits: it starts with {head[:8]!r}, want {_MAGIC!r}; "
-                "--save-all-logits writes one"
+                "`save_logits` writes one"
             )
         _, n_ctx, self.n_vocab, n_chunks = _HEAD.unpack(head)
         if n_ctx < 4 or self.n_vocab < 1 or n_chunks < 1:

@@ -27,7 +27,7 @@ from pyggml.files import sync, working_folder
 from ..errors import ModelError
 
 Progress = Callable[[float], None]
-_HINT = "name a model of your own with -m FILE"
+_HINT = "name a model of your own with `model_path`"
 _POLL_S = 0.1
 # Isolated (-I), since the interpreter's usual path begins with the folder where the user stands, or
 # may have it by PYTHONPATH: a pip.py there would be run. Its input is a pipe that ends when we do.

@@ -122,7 +122,7 @@ def _reach(hub: Hub, repo: str) -> tuple[Hub, list[str]]:
         if not (files := hub.files(repo)):
             raise HubError(str(error)) from None
     if hub.offline and not files:
-        raise HubError(f"{repo} is not in the cache, and this is offline; leave out --offline")
+        raise HubError(f"{repo} is not in the cache, and this is offline; leave out `offline=True`")
     return hub, files
 
 
@@ -210,10 +210,10 @@ class _errors:
 
         text = " ".join(str(error).split())[:300]
         if isinstance(error, errors.GatedRepoError):
-            hint = "accept its terms on the web, and give a token with -hft or HF_TOKEN"
+            hint = "accept its terms on the web, and give a token (`token` or HF_TOKEN)"
             raise HubError(f"{self._repo} is gated: {hint}") from None
         if isinstance(error, errors.RepositoryNotFoundError):
-            hint = "check the name; a private one needs a token (-hft or HF_TOKEN)"
+            hint = "check the name; a private one needs a token (`token` or HF_TOKEN)"
             raise HubError(f"there is no repository {self._repo} on the hub: {hint}") from None
         if isinstance(error, errors.LocalEntryNotFoundError):
             raise _Unreachable(f"{self._what} is not in the cache, and the hub: {text}") from None

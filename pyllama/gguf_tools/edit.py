@@ -75,11 +75,13 @@ def planned_change(file: GGUFFile, key: str, text: str) -> Change:
     """
     kind = file.value_types.get(key)
     if kind is None:
-        raise GGUFError(f"{file.path}: there is no metadata key {key!r}; `new` can add it")
+        raise GGUFError(
+            f"{file.path}: there is no metadata key {key!r}; pyllama gguf new can add it"
+        )
     if not kind.code:
         raise GGUFError(
             f"{file.path}: {key!r} is of type {kind.name}, only numbers and bools can be set in "
-            f"place; make a copy with `new`"
+            f"place; make a copy with pyllama gguf new"
         )
     if key in (ALIGNMENT_KEY, *SPLIT_KEYS):
         raise GGUFError(

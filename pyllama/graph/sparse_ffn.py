@@ -75,7 +75,7 @@ def sparse_ffn(
     if act not in RELU_LIKE:
         raise ModelError(
             f"sparse inference needs a model that was trained with ReLU, and the activation of "
-            f"this {b.hparams.arch} is {act}: use --sparse off (sparse='off'), or --act relu "
+            f"this {b.hparams.arch} is {act}: use `sparse='off'`, or `hidden_act='relu'` "
             "only if it was trained so"
         )
     source, _, k = b.hparams.sparse[i].partition("=")

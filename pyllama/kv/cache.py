@@ -190,5 +190,5 @@ def _check_memory(size: int, n_cells: int, n_seq_max: int) -> None:
         raise AllocError(
             f"a context of {n_cells} tokens and {n_seq_max} sequences needs {size} bytes "
             f"({size / 2**30:.2f} GiB) of KV cache, this machine has {have / 2**30:.2f} GiB free; "
-            f"choose a smaller one with -c (n_ctx)"
+            f"choose a smaller `n_ctx`"
         )

@@ -47,7 +47,7 @@ class CellLists(CellTable):
                     raise BatchError(
                         f"position {position} of sequence {s}: the cache of {self.n_cells} "
                         f"cells for a window of {self.window} kept only positions from "
-                        f"{self._lost[s] + 1} on; start the sequence again, or use --swa-full"
+                        f"{self._lost[s] + 1} on; start the sequence again, or use `swa_full=True`"
                     )
 
     def check_room(self, seqs: Seqs, positions: Sequence[int]) -> None:

@@ -164,7 +164,7 @@ class Memory:
         if not self.can_shift:
             raise BatchError(
                 "this model has learned positions, which are part of its keys and values: they "
-                "cannot move, so its context cannot shift; use --no-context-shift (n_keep=None)"
+                "cannot move, so its context cannot shift; use `n_keep=None`"
             )
 
     def _on_all(self, operation: Callable[[KVCache], None]) -> None:

@@ -267,7 +267,7 @@ class CellTable:
         if n > free:
             raise ContextFull(
                 f"the context is full: {n} tokens wanted, {free} of {of} cells free; "
-                "use a larger context (-c, n_ctx) or a shorter prompt"
+                "use a larger `n_ctx` or a shorter prompt"
             )
 
     def _check_seq(self, seq: int) -> None:

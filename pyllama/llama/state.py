@@ -98,7 +98,7 @@ class Scores:
             except MemoryError:
                 raise AllocError(
                     f"scores of {shape[0]} x {shape[1]} float32 need "
-                    f"{4 * shape[0] * shape[1] / 2**30:.1f} GiB; use a smaller n_ctx"
+                    f"{4 * shape[0] * shape[1] / 2**30:.1f} GiB; use a smaller `n_ctx`"
                 ) from None
         return self._rows
 
@@ -127,7 +127,7 @@ def put_state(scores: Scores, state: LlamaState) -> None:
     if n > len(lease.ids):  # a window's cache may hold their end nevertheless
         raise StateError(
             f"LlamaState: {n} tokens do not fit into a context of {len(lease.ids)}; "
-            f"use n_ctx={n} or more"
+            f"use `n_ctx={n}` or more"
         )
     restore_state(lease.context, state.llama_state, name="LlamaState")
     lease.adopt(state.input_ids[:n])

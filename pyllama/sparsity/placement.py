@@ -295,8 +295,8 @@ def _place_layer(model: Model, i: int, split: NeuronSplit, device: _Copies, host
     prefix, source = f"blk.{i}.", model.hparams.source(i)
     if source in ("off", "topk"):
         raise ModelError(
-            f"{model.path}: layer {i} computes all of its neurons (--sparse {source}): none can be "
-            "placed; load the model with a source that leaves some out, such as exact"
+            f"{model.path}: layer {i} computes all of its neurons (`sparse={source!r}`): none can "
+            "be placed; load the model with a source that leaves some out, such as exact"
         )
     whole = up.size == down.size == split.n_ff
     gated = f"{prefix}ffn_gate.weight" in model.weights

@@ -211,6 +211,6 @@ def _fitting(split: NeuronSplit, path: Path, rows: NeuronRows, left: int) -> Neu
     if need > left:
         raise ModelError(
             f"{path}: its neurons take {need / 2**20:.1f} MiB, and {left / 2**20:.1f} MiB of the "
-            "budget are left for them; give more, or have others chosen (without --gpu-index)"
+            "budget are left for them; give more, or have others chosen (without `given`)"
         )
     return split

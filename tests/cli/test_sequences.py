@@ -125,7 +125,7 @@ TALK = ("-cnv", "--chat-template", "vicuna", "--temp", 0, "--no-perf", "--ignore
 def test_a_conversation_goes_on_when_its_context_is_full(model: Path) -> None:
     args, stdin = (*TALK, "-sys", "Be brief.", "-n", 20, "-c", 100), "one\ntwo\nthree\nfour\n"
     code, out, err = run(completion.command, model, *args, stdin=stdin)
-    assert code == 0 and "error: the prompt has" in err and "use a context of" in err
+    assert code == 0 and "error: the prompt has" in err and "use --ctx-size" in err
     first = out.splitlines()[0]
     for keep in (0, 12, -1):
         shifted = ("--context-shift", "--keep", keep)

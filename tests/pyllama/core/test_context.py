@@ -230,7 +230,7 @@ def test_a_full_context_changes_nothing(make: Make) -> None:
         ({"type_v": GGMLType.Q8_0}, BatchError, "type_v is Q8_0, whose blocks are 32 long, but"),
         ({"type_k": GGMLType.Q4_0}, BatchError, "type_k is Q4_0, whose blocks are 32 long, but"),
         ({"n_ctx": 1 << 40}, AllocError, f"{(3 << 46) + (1 << 43)} bytes"),
-        ({"n_ctx": 1 << 62}, AllocError, "-c (n_ctx)"),
+        ({"n_ctx": 1 << 62}, AllocError, "smaller `n_ctx`"),
     ],
 )
 def test_sizes_out_of_range(
@@ -262,5 +262,7 @@ def test_a_cache_larger_than_the_machine_is_refused_before_it_is_touched(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyllama.kv.cache.available_memory", lambda: 1 << 30)
-    with pytest.raises(AllocError, match=r"1073741824 tokens .* needs \d+ bytes .* -c \(n_ctx\)"):
+    with pytest.raises(
+        AllocError, match=r"1073741824 tokens .* needs \d+ bytes .* smaller `n_ctx`"
+    ):
         Context(model, n_ctx=1 << 30)

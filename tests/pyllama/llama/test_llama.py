@@ -120,7 +120,7 @@ def test_context_full(reciting: Any) -> None:
     with pytest.raises(ContextFull, match="9 tokens behind 0"):
         llama.eval([5] * 9)
     assert llama.n_tokens == 0
-    with pytest.raises(ValueError, match="at least 9"):
+    with pytest.raises(ValueError, match="use `n_ctx=9` or more"):
         llama([5] * 8)
     assert llama([5] * 7, max_tokens=50)["usage"]["completion_tokens"] == 1
     assert len(list(llama.generate([5] * 6, temp=0))) == 3

@@ -145,7 +145,7 @@ def test_placements_that_do_not_fit(folder: Path) -> None:
             wrong.apply(model, FakeDevice())
     dense = Model.load(sparse_file(folder, "bamboo"), sparse="exact,off:1")
     some = placed([], [1], [], n_ff=160)
-    with pytest.raises(ModelError, match=r"layer 1 computes all of its neurons \(--sparse off"):
+    with pytest.raises(ModelError, match=r"layer 1 computes all of its neurons \(`sparse='off'`"):
         some.apply(dense, FakeDevice())
     nothing_there = placed([], [], [], n_ff=160).apply(dense, FakeDevice())
     assert nothing_there.weights == dense.weights
