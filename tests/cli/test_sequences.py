@@ -145,7 +145,7 @@ def test_a_conversation_goes_on_when_its_context_is_full(model: Path) -> None:
     long = (*args, "-p", "x" * 70, "-st")
     for options in ((), ("--context-shift",), ("--context-shift", "--keep", -1)):
         code, out, err = run(completion.command, model, *long, *options)
-        assert (code, out) == (1, "") and "tokens, a context of 60 takes 59; use a context" in err
+        assert (code, out) == (1, "") and "tokens, a context of 60 takes 59; use --ctx-size" in err
 
 
 def test_the_prompt_cache_of_a_conversation(model: Path, tmp_path: Path) -> None:
