@@ -1,15 +1,16 @@
-"""Compiled code on disk: a directory that is ours alone, whose entries are checked before use.
+"""Compiled code on disk: a private directory whose entries are checked before use.
 
     cache = CodeCache(Path("~/.cache/pyggml/code/0123abcd").expanduser())
     cache.write("add_f32.nbc", data)
     cache.read("add_f32.nbc")                      # the same bytes; None if missing or damaged
 
-What is read here is unpickled and run. So the directory is reached by descriptors, each component
-of its path checked (owner: this user or root; not writable by others, unless sticky), and all
-access is relative to the last descriptor: nobody can put another directory in its place. An entry
-begins with a checksum; a damaged one is deleted, with one line on stderr. Where the directory is
-not safe or cannot be written, ``read`` finds nothing or ``write`` keeps nothing, with one line:
-code is then compiled in memory. Never raises for the state of the disk. Thread-safe.
+Entries are unpickled and run. So each component of the path is opened by descriptor and checked
+(owner: this user or root; not writable by others, unless sticky), and all access is relative to the
+last descriptor: nobody can put another directory in its place. An entry begins with a checksum; a
+damaged one is deleted, with one line on stderr. The name of an entry includes all that it depends
+on; entries not used for a month are deleted when a process writes its first one. If the directory
+is not safe or cannot be written, ``read`` finds nothing or ``write`` does nothing, with one line on
+stderr, and code is compiled in memory. Errors of the disk are never raised. Thread-safe.
 """
 
 from __future__ import annotations
@@ -17,47 +18,41 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pickle
 import secrets
 import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
-import numba as nb
-from numba.core import caching, compiler, serialize
-from numba.core.runtime.nrt import rtsys
 
 _MAGIC = b"pyggml code 1\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _TEMPORARY = ".tmp"
-_KEEP_DAYS = 30  # directories that nobody used for so long are deleted
+_KEEP_DAYS = 30  # directories and entries not used for so long are deleted
+_DAY_S = 86400
 _POSIX = hasattr(os, "getuid") and os.open in os.supports_dir_fd
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class CodeCache:
-    """One directory of entries, made if it is missing.
+    """One directory of entries, created if it is missing.
 
     Attributes:
-        path: where it is, for messages.
-        readable, writable: whether entries can be found and kept.
+        path: the directory, for messages.
+        readable, writable: whether entries can be read and written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.readable = self.writable = True
         self._fd: int | None = None
+        self._swept = False
         try:
             if _POSIX:
                 self._fd = _open_private(path)
-                os.utime(self._fd)  # it is used
+                os.utime(self._fd)  # marks it as used
             else:
                 path.mkdir(parents=True, exist_ok=True)
                 os.utime(path)
@@ -67,12 +62,14 @@ class CodeCache:
             self._keep_nothing(e)
 
     def read(self, name: str) -> bytes | None:
-        """An entry; None where there is none, or it was damaged and is deleted."""
+        """The content of an entry; None if there is none, or it was damaged (and is deleted)."""
         if not self.readable:
             return None
         try:
             with open(self._open(name, os.O_RDONLY), "rb") as f:
                 data = f.read()
+                if os.fstat(f.fileno()).st_mtime < time.time() - _DAY_S:
+                    self._touch(name)
         except OSError:
             return None
         found = data[len(_MAGIC) + _DIGEST_BYTES :]
@@ -85,7 +82,7 @@ class CodeCache:
         return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Keep an entry in place of an older one: readers find the one or the other, whole."""
+        """Write or replace an entry, atomically."""
         if not self.writable:
             return
         temporary = f"{name}.{secrets.token_hex(8)}{_TEMPORARY}"
@@ -99,6 +96,9 @@ class CodeCache:
         except OSError as e:
             self.delete(temporary)
             self._keep_nothing(e)
+        if not self._swept:
+            self._swept = True
+            self._delete_old()
 
     def delete(self, name: str) -> None:
         """Delete an entry if it is there."""
@@ -107,6 +107,21 @@ class CodeCache:
                 (self.path / name).unlink()
             else:
                 os.unlink(name, dir_fd=self._fd)
+
+    def _touch(self, name: str) -> None:
+        """Mark an entry as used."""
+        with contextlib.suppress(OSError):
+            if self._fd is None:
+                os.utime(self.path / name)
+            else:
+                os.utime(name, dir_fd=self._fd, follow_symlinks=False)
+
+    def _delete_old(self) -> None:
+        limit = time.time() - _KEEP_DAYS * _DAY_S
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.path if self._fd is None else self._fd):
+                if entry.stat(follow_symlinks=False).st_mtime < limit:
+                    self.delete(entry.name)
 
     def _open(self, name: str, flags: int) -> int:
         if self._fd is None:
@@ -120,7 +135,7 @@ class CodeCache:
             os.replace(source, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def _sweep(self) -> None:
-        """Delete what processes left that ended while they wrote: nobody holds its lock."""
+        """Delete temporary files of processes that died while writing: their locks are free."""
         for name in os.listdir(self.path if self._fd is None else self._fd):
             if name.endswith(_TEMPORARY):
                 with (
@@ -141,7 +156,7 @@ def _say_once(text: str) -> None:
 
 
 def _open_private(path: Path) -> int:
-    """The descriptor of a directory, made if missing, that only this user and root can change.
+    """The descriptor of a directory (created if missing) that only this user and root can change.
 
     Raises:
         OSError: another user owns a component of its path or can write to it, or it cannot be made.
@@ -156,7 +171,7 @@ def _open_private(path: Path) -> int:
             try:
                 deeper = os.open(part, os.O_RDONLY | _DIRECTORY | _NO_FOLLOW, dir_fd=fd)
             except FileNotFoundError:
-                with contextlib.suppress(FileExistsError):  # where another process was faster
+                with contextlib.suppress(FileExistsError):  # another process was faster
                     os.mkdir(part, 0o700, dir_fd=fd)
                 deeper = os.open(part, os.O_RDONLY | _DIRECTORY | _NO_FOLLOW, dir_fd=fd)
             os.close(fd)
@@ -183,7 +198,7 @@ def _check_component(path: Path, info: os.stat_result) -> None:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Whether a group is this user's own, as many systems make one for each user, or root's."""
+    """Whether a group is root's or the user's private one, which many systems create."""
     import grp
     import pwd
 
@@ -196,7 +211,7 @@ def _is_private_group(gid: int) -> bool:
 
 
 def _lock(fd: int) -> bool:
-    """Lock a file until it is closed or its process ends; whether nobody else has it."""
+    """Lock a file until it is closed or the process ends; False if another process has the lock."""
     try:
         import fcntl
     except ImportError:  # Windows does not delete files that are open
@@ -209,73 +224,11 @@ def _lock(fd: int) -> bool:
 
 
 def prune(base: Path, keep: Path) -> None:
-    """Delete the directories beside ``keep`` that nobody used for a month."""
-    limit = time.time() - _KEEP_DAYS * 86400
+    """Delete directories of ``base``, except ``keep``, that were not used for a month."""
+    limit = time.time() - _KEEP_DAYS * _DAY_S
     try:
         for old in base.iterdir():
             if old != keep and old.is_dir() and old.stat().st_mtime < limit:
                 shutil.rmtree(old, ignore_errors=True)
     except OSError:
         return
-
-
-# Numba has no types
-_numba_caching: Any = caching
-_numba_result: Any = compiler.CompileResult
-_numba_dumps: Any = serialize.dumps
-
-
-class _Result(_numba_caching.CompileResultCacheImpl):  # type: ignore[misc]
-    """Numba's rule of what can be kept; its search for a directory is not ours."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._lineno = function.__code__.co_firstlineno
-        self._locator = SimpleNamespace(_py_file=function.__code__.co_filename)
-
-
-class FunctionCache(_numba_caching.FunctionCache):  # type: ignore[misc]
-    """The cache of one function, in place of Numba's.
-
-    Numba numbers the variants of a function in an index: of two processes that compile different
-    variants at the same time, both may write under the same number, and then run each other's code.
-    Here each variant is an entry whose name follows from its key. A hit does not fill Numba's
-    tables of types and functions: machine code needs only the runtime's symbols; the tables, 0.3 s
-    at every start, are filled when something is compiled.
-
-    Args:
-        file: the function's file, which tells it from others of its name.
-        stamps: what tells one version of the function's sources from another.
-    """
-
-    def __init__(
-        self, function: Callable[..., Any], cache: CodeCache, file: str, stamps: object
-    ) -> None:
-        self._name = repr(function)
-        self._py_func = function
-        self._impl = _Result(function)
-        self._place = file, function.__qualname__, function.__code__.co_firstlineno
-        self._entries, self._stamps = cache, (nb.__version__, stamps)
-
-    @property
-    def cache_path(self) -> str:
-        return str(self._entries.path)
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """A variant that was made from these sources by this Numba; or None."""
-        rtsys.initialize(target_context)
-        data = self._entries.read(self._entry(sig, target_context.codegen()))
-        if data is None:
-            return None
-        stamps, payload = pickle.loads(data)
-        return _numba_result._rebuild(target_context, *payload) if stamps == self._stamps else None
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep a variant in place of an older one."""
-        if self._entries.writable and self._impl.check_cachable(data):
-            entry = self._entry(sig, data.codegen)
-            self._entries.write(entry, _numba_dumps((self._stamps, data._reduce())))
-
-    def _entry(self, sig: Any, codegen: Any) -> str:
-        key = self._place, self._index_key(sig, codegen)
-        digest = hashlib.sha256(repr(key).encode())
-        return f"{self._py_func.__name__}-{digest.hexdigest()[:24]}.nbc"

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .buffer import HOST, HostBuffer
 from .dtype import GGMLType, from_numpy_dtype
 from .errors import AllocError, ShapeError, TypeMismatch
+from .rounding import round_up
 from .tensor import MAX_DIMS, Dims, Tensor
 
 TENSOR_OVERHEAD = 368  # bytes that ggml counts for a header: object 32 + tensor 336
@@ -113,7 +114,7 @@ class Context:
         return view
 
     def _account(self, size: int) -> None:
-        size = -(-size // 16) * 16
+        size = round_up(size, 16)
         if self.mem_size is not None and self.used_mem + size > self.mem_size:
             raise AllocError(
                 f"context is full: {size} bytes wanted, {self.mem_size - self.used_mem} of "
@@ -122,7 +123,7 @@ class Context:
         self.used_mem += size
 
     def _alloc(self, tensor: Tensor) -> None:
-        size = -(-tensor.nbytes // HOST.alignment) * HOST.alignment
+        size = round_up(tensor.nbytes, HOST.alignment)
         if self._arena is None or self._arena_used + size > self._arena.size:
             self._arena = HOST.alloc_buffer(max(size, _CHUNK))
             self._arena_used = 0

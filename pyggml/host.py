@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import env
+from .rounding import round_up
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def _madvise(mem: npt.NDArray[np.uint8], advice: int) -> bool:
     if libc is None or not hasattr(libc, "madvise") or mem.nbytes == 0:
         return False
     page = mmap.PAGESIZE
-    start = -(-int(mem.ctypes.data) // page) * page
+    start = round_up(int(mem.ctypes.data), page)
     end = (int(mem.ctypes.data) + mem.nbytes) // page * page
     if end <= start:
         return False

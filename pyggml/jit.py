@@ -7,36 +7,42 @@
 
 A kernel is a C function ``void(int64 node, int64 chunk, int64 n_chunks, int64 scratch)``; those
 that kernels call by address may have any number of int64 arguments. Compiled code is kept in the
-user's cache directory under a digest of our sources, the compilers' versions and the instruction
-set (``code_cache``), so an edit or an upgrade never runs old code. A user's ``@njit(cache=True)``
-is not touched.
+user's cache directory: a folder for the compilers' versions and the instruction set
+(``code_cache``), in it an entry for each kernel, found by the digest of the sources that it is
+compiled from (``sources``). So an edit or an upgrade never runs old code, and the edit of an op
+compiles that op's kernels only. A user's ``@njit(cache=True)`` is not touched.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import itertools
+import json
 import os
 import platform
-import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numba as nb
-from numba.core import caching, config
-from numba.core.bytecode import FunctionIdentity
-from numba.core.ccallback import CFunc
-from numba.core.registry import cpu_target
 
 from . import env
-from .code_cache import CodeCache, FunctionCache, prune
+from .code_cache import CodeCache, prune
 from .errors import PyggmlError
+from .numba_internals import (
+    NO_CACHE,
+    FunctionCache,
+    Origin,
+    assembly,
+    compile_cfunc,
+    compile_function,
+    own_numbers,
+    retarget,
+)
+from .sources import Sources, digest
 
 # name: (features it needs, the LLVM cpu that stands for it when it is forced)
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512vnni", "f16c", "fma")
@@ -58,10 +64,10 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def _host_features() -> Any:
-    """LLVM's names of what this CPU has, ``{"avx2": True, ...}``.
+    """The features of this CPU by LLVM's names, ``{"avx2": True, ...}``.
 
-    LLVM does not look for all that ``ISAS`` needs on AArch64: Linux tells, every Mac has it. Tiles
-    are left out where the system does not permit them.
+    On AArch64, LLVM does not detect all that ``ISAS`` needs: Linux reports it, every Mac has it.
+    Tiles are left out if the system does not permit them.
     """
     import llvmlite.binding as llvm
 
@@ -79,9 +85,8 @@ def _host_features() -> Any:
 def _request_tiles() -> bool:
     """Ask Linux for AMX's tile registers, without which their first use is SIGILL.
 
-    What it grants holds for all threads of the process and for its forks; a program that is started
-    by exec asks again, since nothing runs kernels before ``host_isas``. It refuses where a thread's
-    signal stack (sigaltstack) is too small for another 8 KB of registers.
+    The permission holds for all threads of the process and for its forks, not after exec. Linux
+    refuses if a thread's signal stack (sigaltstack) is too small for another 8 KB of registers.
     """
     if sys.platform != "linux" or sys.maxsize < 1 << 32:
         return False
@@ -120,7 +125,7 @@ def isa() -> str:
 def use_isa(name: str) -> None:
     """Compile for an instruction set from now on; only before the first kernel is compiled.
 
-    For any but the host's best, all of LLVM's code is what a plain host of that set would get.
+    For any but the host's best, LLVM compiles for a plain host with that set.
 
     Raises:
         PyggmlError: it is unknown or this host does not have it.
@@ -132,107 +137,114 @@ def use_isa(name: str) -> None:
             "these with PYGGML_ISA, or unset it"
         )
     if name != host_isas()[0]:
-        _numba_config.CPU_NAME, _numba_config.CPU_FEATURES = ISAS[name][1], ""
-        _retarget()
-    elif name == "neon":  # Numba asks LLVM only, and code for a CPU without it aborts the process
-        _numba_config.CPU_FEATURES = _host_features().flatten()
-        _retarget()
+        retarget(ISAS[name][1], "")
+    elif name == "neon":  # Numba uses LLVM's features only, which lack the dot product
+        retarget(None, _host_features().flatten())
     _chosen = name
 
 
-def _retarget() -> None:
-    """Let Numba look at its settings again: it did when the first function was declared."""
-    cpu_target.target_context.init()
-
-
 _NO_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-_numba_config: Any = config  # its attributes are made at run time
-_numba_functions: Any = FunctionIdentity
 KERNEL_SIG: Any = nb.types.void(*[nb.types.int64] * 4)
-FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must travel
+FAST = {"contract", "reassoc", "nsz"}  # never nnan or ninf: NaN and inf must propagate
 
 
 @lru_cache(maxsize=len(ISAS))
 def code_cache(isa_name: str) -> CodeCache:
-    """The code compiled of exactly these sources, by these compilers, for an instruction set."""
+    """The code compiled by these compilers for an instruction set."""
     import llvmlite
 
-    root = Path(__file__).parent
-    digest = hashlib.sha256()
-    constants = [root / "code_cache.py", root / "jit.py", root / "dtype.py"]
-    for package in ("ops", "quants"):
-        constants += (root / package).glob("*.py")
-    for path in sorted([*constants, *(root / "backend" / "cpu").rglob("*.py")]):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    digest.update(
-        repr((nb.__version__, llvmlite.__version__, sys.version_info[:3], isa_name)).encode()
-    )
+    versions = nb.__version__, llvmlite.__version__, sys.version_info[:3], isa_name
     base = env.code_dir()
-    cache = CodeCache(base / digest.hexdigest()[:16])
+    cache = CodeCache(base / hashlib.sha256(repr(versions).encode()).hexdigest()[:16])
     if cache.writable:
         prune(base, cache.path)
     return cache
 
 
-@lru_cache(maxsize=1)
-def _numbers(process: int) -> Iterator[int]:
-    """What Numba tells functions of one name apart by, in their symbols.
+@lru_cache(maxsize=len(ISAS))
+def sources(isa_name: str) -> Sources:
+    """What code for an instruction set depends on."""
+    return Sources(code_cache(isa_name))
 
-    Its own numbers begin at 1 in every process: what comes from the cache could have the symbols of
-    what is compiled now, and each would call the other's functions.
+
+class _Formats:
+    """The formats that exist, and those that existed when a program was compiled.
+
+    Each set of formats is an entry of the cache, named by its digest, which compiled code names.
     """
-    return itertools.count(secrets.randbits(62))
+
+    def __init__(self, cache: CodeCache, parts: dict[str, str]) -> None:
+        self._cache, self._parts = cache, parts
+        text = json.dumps(parts).encode()
+        self.digest = digest(text)
+        self._compatible = {self.digest: True}
+        if cache.read(self._entry(self.digest)) is None:
+            cache.write(self._entry(self.digest), text)
+
+    @staticmethod
+    def _entry(of: str) -> str:
+        return f"formats-{of}.json"
+
+    def compatible(self, then: str) -> bool:
+        """Whether all formats that existed then are the same now; there may be new ones."""
+        if then not in self._compatible:
+            data = self._cache.read(self._entry(then))
+            parts = {"": ""} if data is None else json.loads(data)
+            self._compatible[then] = parts.items() <= self._parts.items()
+        return self._compatible[then]
 
 
-@contextmanager
-def _own_numbers() -> Iterator[None]:
-    before = _numba_functions._unique_ids
-    _numba_functions._unique_ids = _numbers(os.getpid())
-    try:
-        yield
-    finally:
-        _numba_functions._unique_ids = before
+@lru_cache(maxsize=len(ISAS))
+def _formats(isa_name: str) -> _Formats:
+    return _Formats(code_cache(isa_name), sources(isa_name).formats())
 
 
 def _cache_of(function: Callable[..., Any]) -> Any:
     """Numba's interface to the cache, for one function.
 
-    ``code_cache``'s digest covers our own sources. Of others, all files of the folder count, since
-    functions of any may be inlined; what has no file, such as a line typed in, is not kept.
+    A function of a user's file depends on all files of that folder, since any of them may be
+    inlined, and on all of this package. A function without a file is not kept.
     """
-    file, root = Path(function.__code__.co_filename), Path(__file__).parent
-    if root in file.parents:
-        return FunctionCache(function, code_cache(isa()), str(file.relative_to(root)), ())
-    if not file.is_file():
-        return caching.NullCache()
-    return FunctionCache(function, code_cache(isa()), str(file), _stamps(file.parent, file))
+    file, name = Path(function.__code__.co_filename), isa()
+    module = sources(name).module(file)
+    if module is None and not file.is_file():
+        return NO_CACHE
+    formats = _formats(name)
+    if module is not None:
+        found = sources(name).closure(module)
+    else:
+        found = digest(repr(_stamps(file.parent, file)), sources(name).tree(__package__))
+    origin = Origin(module or str(file), found, formats.digest, formats.compatible)
+    return FunctionCache(function, code_cache(name), origin)
 
 
 @lru_cache(maxsize=16)
 def _stamps(folder: Path, file: Path) -> tuple[tuple[str, int, int], ...]:
     try:
         files = [(path.name, path.stat()) for path in sorted({file, *folder.glob("*.py")})]
-    except OSError:  # one went away meanwhile
+    except OSError:  # a file was deleted meanwhile
         return ()
     return tuple((name, info.st_mtime_ns, info.st_size) for name, info in files)
 
 
 _compile_lock = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a child would wait for ever for a thread that it has not
+if hasattr(os, "register_at_fork"):  # else a child could wait forever for a thread it lacks
     os.register_at_fork(
         before=_compile_lock.acquire,
         after_in_parent=_compile_lock.release,
         after_in_child=_compile_lock.release,
     )
-on_compile: Callable[[str], None] | None = None  # told what was compiled, or begins to be
+on_compile: Callable[[str], None] | None = None  # called with what was compiled, or is about to be
 
 
 class Kernel:
     """A kernel that compiles (or loads from the cache) on first use."""
 
-    def __init__(self, function: Callable[..., None], fastmath: set[str] | bool = False) -> None:
+    def __init__(
+        self, function: Callable[..., None], fastmath: set[str] | bool = False, name: str = ""
+    ) -> None:
         self.function = function
-        self.name = function.__name__
+        self.name = name or function.__name__
         self._options: Any = {"error_model": "numpy", "fastmath": fastmath}
 
     def __repr__(self) -> str:
@@ -245,12 +257,9 @@ class Kernel:
     @cached_property
     def compiled(self) -> Any:
         """Numba's CFunc."""
-        with _compile_lock, _own_numbers():
-            signature = self._signature
-            args = (signature.args, signature.return_type)
-            made: Any = CFunc(self.function, args, {}, self._options)
-            made._cache = _cache_of(self.function)
-            made.compile()
+        with _compile_lock, own_numbers():
+            cache = _cache_of(self.function)
+            made = compile_cfunc(self.function, self._signature, self._options, cache)
             if on_compile is not None and not made.cache_hits:
                 on_compile(self.name)
             return made
@@ -261,41 +270,38 @@ class Kernel:
         return int(self.compiled.address)
 
     def assembly(self) -> str:
-        """The machine code as text; compiles anew, since the cache keeps no assembly."""
-        isa()  # it tells Numba what to compile for
-        compiled: Any = nb.cfunc(self._signature, **self._options)(self.function)
-        return str(compiled._library.get_asm_str())
+        """The machine code as text; compiles it, since the cache keeps no assembly."""
+        isa()  # sets Numba's target
+        return assembly(compile_cfunc(self.function, self._signature, self._options, NO_CACHE))
 
 
-def kernel(function: Callable[..., None]) -> Kernel:
-    """Declare a kernel with strict floating point."""
-    return Kernel(function)
+def kernel(function: Callable[..., None], name: str = "") -> Kernel:
+    """Declare a kernel with strict floating point; its name in profiles is the function's."""
+    return Kernel(function, name=name)
 
 
 def named_kernel(function: Callable[..., None], *variant: object) -> Kernel:
-    """Declare one of several kernels of a function, named after it and what makes it different."""
-    made = Kernel(function)
-    made.name = "_".join([function.__name__, *(str(v).lower() for v in variant)])
-    return made
+    """Declare one variant of a kernel, named after the function and the variant."""
+    return Kernel(function, name="_".join([function.__name__, *(str(v).lower() for v in variant)]))
 
 
-def fast_kernel(function: Callable[..., None]) -> Kernel:
-    """Declare a kernel in which LLVM may reorder sums and contract to FMA (NaN and inf travel)."""
-    return Kernel(function, FAST)
+def fast_kernel(function: Callable[..., None], name: str = "") -> Kernel:
+    """Declare a kernel in which LLVM may reorder sums and use FMA (NaN and inf propagate)."""
+    return Kernel(function, FAST, name)
 
 
 def inline(function: Callable[..., Any]) -> Any:
-    """A function that kernels call: compiled into each of them, never cached on its own.
+    """Declare a function that is compiled into the kernels that call it, never cached on its own.
 
-    Python must not call it: it has no wrapper for that, which saves a quarter of the compiling.
+    Python cannot call it: it has no wrapper, which saves a quarter of the compile time.
     """
     return nb.njit(nogil=True, error_model="numpy", fastmath=FAST, **_NO_WRAPPERS)(function)
 
 
 def inline_strict(function: Callable[..., Any]) -> Any:
-    """Like ``inline`` with strict floating point: the same bits wherever it is compiled into.
+    """Like ``inline`` with strict floating point: the same bits in every kernel.
 
-    Numba lets functions that do not say inherit their first caller's mathematics.
+    Without a setting, Numba would compile it with the fast-math flags of its first caller.
     """
     return nb.njit(nogil=True, error_model="numpy", fastmath=False, **_NO_WRAPPERS)(function)
 
@@ -309,12 +315,8 @@ class Compiled:
 
     @cached_property
     def _compiled(self) -> Any:
-        with _compile_lock, _own_numbers():
-            made: Any = nb.njit(nogil=True, error_model="numpy")(self.py_func)
-            made._cache = _cache_of(self.py_func)
-            made.compile(self._signature)
-            made.disable_compile()
-            return made
+        with _compile_lock, own_numbers():
+            return compile_function(self.py_func, self._signature, _cache_of(self.py_func))
 
     def __call__(self, *args: Any) -> Any:
         return self._compiled(*args)

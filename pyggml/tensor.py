@@ -86,6 +86,11 @@ class Tensor:
         return next((i + 1 for i in (3, 2, 1) if self.ne[i] != 1), 1)
 
     @property
+    def root(self) -> Tensor:
+        """The tensor that owns the memory."""
+        return self if self.view_src is None else self.view_src
+
+    @property
     def nelements(self) -> int:
         return self.ne[0] * self.ne[1] * self.ne[2] * self.ne[3]
 

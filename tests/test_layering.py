@@ -20,10 +20,13 @@ FLOORS = {
             "pyggml.dtype",
             "pyggml.jit",
             "pyggml.code_cache",
+            "pyggml.numba_internals",
+            "pyggml.sources",
             "pyggml.files",
             "pyggml.visible",
             "pyggml.host",
             "pyggml.pointers",
+            "pyggml.rounding",
         ],
         0,
     ),
@@ -137,11 +140,19 @@ def test_the_runtime_knows_no_backend(name: str) -> None:
         assert not [backend for backend in concrete if backend in text]
 
 
+def test_graphs_and_the_loader_know_variants_by_their_registry() -> None:
+    for name, path in MODULES.items():
+        if name.endswith(".loader") or name.startswith(("pyllama.graph.", "pyllama.arch.")):
+            assert not [t for _, t in imports(name, path) if t.startswith("pyllama.sparsity")]
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_heavy_and_foreign_imports_stay_in_their_place(name: str) -> None:
     found = [target for _, target in imports(name, MODULES[name])]
     if not name.startswith("pyggml.backend.cuda"):
         assert not [t for t in found if t.startswith("numba.cuda")]
+    if name != "pyggml.numba_internals":
+        assert not [t for t in found if t.startswith("numba.core")]
     if not name.startswith("pyllama_cli"):
         assert not [t for t in found if t.partition(".")[0] == "click"]
     assert not [t for t in found if t.partition(".")[0] in ("gguf_parser", "torch", "transformers")]

@@ -1,4 +1,4 @@
-"""Where tensors go in memory: one by one (``tallocr``) or a whole graph by plan (``gallocr``)."""
+"""Allocators: tensors one by one (``tallocr``), or a whole graph by a plan (``gallocr``)."""
 
 from .gallocr import Block, GraphAllocator, Plan
 from .tallocr import TensorAllocator, alloc_ctx_tensors

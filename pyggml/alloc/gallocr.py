@@ -1,18 +1,18 @@
-"""Plans the memory of a whole graph, then puts it into one buffer.
+"""Plan the memory of a whole graph and allocate it in one buffer.
 
     galloc = GraphAllocator(HOST)
-    galloc.reserve(worst_case_graph)               # the one allocation, before the first compute
-    plan = galloc.alloc_graph(graph)               # every tensor without memory has an address now
-    plan.size, plan.peak_live_bytes                # bytes used, and the least that any plan could
+    galloc.reserve(worst_case_graph)               # the only allocation, before the first compute
+    plan = galloc.alloc_graph(graph)               # now every tensor has an address
+    plan.size, plan.peak_live_bytes                # bytes used, and the minimum of any plan
 
 A tensor owns its bytes from the step that computes it to the last step that reads it or a view of
-it; afterwards they serve others. Steps are indices into ``graph.nodes``, run one after the other.
-What the caller writes (leafs, ``INPUT``) and reads (``OUTPUT``, ``PARAM``, results that no node
-reads) keeps its bytes throughout, so a graph can be computed again without writing all inputs.
-Tensors that have memory from elsewhere (weights, caches), and views of them, are left alone.
+it; afterwards they are reused. Steps are indices into ``graph.nodes``, run one after the other.
+Tensors that the caller writes (leafs, ``INPUT``) or reads (``OUTPUT``, ``PARAM``, results that no
+node reads) keep their bytes in all steps, so a graph can be computed again without writing all
+inputs. Tensors with other memory (weights, caches) and their views are not changed.
 
-Graphs allocated in turn share the bytes: run one at a time, and write its inputs again after
-another ran. A tensor in several graphs belongs to the one allocated last. Not thread-safe.
+All graphs share the bytes: run one at a time, and write its inputs again after another one ran. A
+tensor in several graphs belongs to the one allocated last. Not thread-safe.
 Source: ggml, ``ggml_gallocr`` (rules of lifetimes and of in-place reuse); Pisarchyk and Lee 2020,
 "Efficient Memory Management for Deep Neural Net Inference" (offsets, greedy by size).
 """
@@ -30,20 +30,21 @@ from ..buffer import Buffer, BufferType
 from ..cgraph import CGraph
 from ..context import place_view
 from ..errors import AllocError
+from ..rounding import round_up
 from ..tensor import Flag, Tensor
 
-BEFORE = -1  # the step of what the caller writes
-FOREVER = sys.maxsize  # the step of what the caller reads
+BEFORE = -1  # first step of tensors that the caller writes
+FOREVER = sys.maxsize  # last step of tensors that the caller reads
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Bytes owned by one tensor, and by those that take its place, from step to step.
+    """Bytes owned by one tensor, and by tensors computed in place of it.
 
     Attributes:
-        tensors: the owners in turn; each but the first is computed in place of the one before.
+        tensors: the owners in order; each but the first is computed in place of the previous one.
         size: bytes, a multiple of the alignment.
-        start, end: first and last step; ``BEFORE`` and ``FOREVER`` reach out of the graph.
+        start, end: first and last step, or ``BEFORE`` and ``FOREVER``.
         offset: bytes from the buffer's start.
     """
 
@@ -56,10 +57,10 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Where everything goes; nothing is allocated yet.
+    """The offsets of a graph's tensors in a buffer, before anything is allocated.
 
     Attributes:
-        blocks: in the order of their birth.
+        blocks: by their first step.
         size: bytes of the buffer.
         peak_live_bytes: the largest sum of blocks alive in one step; no plan can be smaller.
     """
@@ -78,7 +79,7 @@ class GraphAllocator:
     """One buffer for the intermediate results of graphs.
 
     Attributes:
-        buft: where the buffer comes from.
+        buft: the type of the buffer.
         buffer: the buffer, None before the first graph.
         generation: counts the buffers. When it changes, tensors of graphs allocated before stay
             on the old buffer (which lives on with them): drop programs that were made from them.
@@ -88,10 +89,10 @@ class GraphAllocator:
         self.buft = buft
         self.buffer: Buffer | None = None
         self.generation = 0
-        self._buffers: WeakSet[Buffer] = WeakSet()  # old ones too: their tensors are ours to move
+        self._buffers: WeakSet[Buffer] = WeakSet()  # also old ones: their tensors may be moved
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether the tensor's memory came from here, so that it may be placed anew."""
+        """Whether this allocator gave the tensor its memory, and so may move it."""
         return tensor.buffer in self._buffers
 
     @property
@@ -100,7 +101,7 @@ class GraphAllocator:
         return 0 if self.buffer is None else self.buffer.size
 
     def plan(self, graph: CGraph, only: Set[Tensor] | None = None) -> Plan:
-        """Lifetimes, in-place reuse and offsets of a graph; touches no memory and no tensor.
+        """The plan of a graph (lifetimes, in-place reuse, offsets); changes no tensor.
 
         The same graph gives the same plan.
 
@@ -117,7 +118,7 @@ class GraphAllocator:
         """Make the buffer large enough for ``graph``, the worst case; returns its bytes.
 
         Raises:
-            AllocError: no memory; the buffer of before stays.
+            AllocError: no memory; the old buffer stays.
         """
         self._grow(self.plan(graph, only).size)
         return self.buffer_size
@@ -156,21 +157,21 @@ class GraphAllocator:
         return buffer
 
     def _lifetimes(self, graph: CGraph, only: Set[Tensor] | None) -> dict[Tensor, Block]:
-        """A block for each root without memory, in the order of their birth."""
+        """A block for each root without memory, by first step."""
         blocks: dict[Tensor, Block] = {}
         for tensor in (*graph.leafs, *(n for n in graph.nodes if n.flags and _is_given(n))):
-            root = _root(tensor)
+            root = tensor.root
             if root not in blocks and self._is_ours(root, only):
                 blocks[root] = self._block(root, BEFORE, FOREVER)
         read = {source for node in graph.nodes for source in node.src}
         for step, node in enumerate(graph.nodes):
             for source in node.src:
                 if source is not None:
-                    block = blocks.get(_root(source))
+                    block = blocks.get(source.root)
                     if block is not None and block.end < step:
                         block.end = step
             end = FOREVER if node.flags or node not in read else step
-            root = _root(node)
+            root = node.root
             block = blocks.get(root)
             if block is not None:
                 block.end = max(block.end, end)
@@ -185,12 +186,8 @@ class GraphAllocator:
 
     def _block(self, tensor: Tensor, start: int, end: int) -> Block:
         alignment = self.buft.alignment
-        size = -(-self.buft.alloc_size(tensor) // alignment) * alignment
+        size = round_up(self.buft.alloc_size(tensor), alignment)
         return Block([tensor], size, start, end)
-
-
-def _root(tensor: Tensor) -> Tensor:
-    return tensor if tensor.view_src is None else tensor.view_src
 
 
 def _is_given(node: Tensor) -> bool:
@@ -198,12 +195,12 @@ def _is_given(node: Tensor) -> bool:
 
 
 def _share_in_place(graph: CGraph, blocks: dict[Tensor, Block]) -> None:
-    """Let nodes of in-place ops take over the block of a first source that ends with them."""
+    """Give nodes of in-place ops the block of their first source, if it ends with them."""
     for step, node in enumerate(graph.nodes):
         if node.op is None or not node.op.inplace_ok:
             continue
         source, mine = node.src[0], blocks.get(node)
-        block = None if source is None else blocks.get(_root(source))
+        block = None if source is None else blocks.get(source.root)
         if (
             source is not None
             and block is not None
@@ -212,7 +209,7 @@ def _share_in_place(graph: CGraph, blocks: dict[Tensor, Block]) -> None:
             and block.size == mine.size
             and source.view_offs == 0
             and (source.type, source.ne, source.nb) == (node.type, node.ne, node.nb)
-            and all(s is None or blocks.get(_root(s)) is not block for s in node.src[1:])
+            and all(s is None or blocks.get(s.root) is not block for s in node.src[1:])
         ):
             block.tensors.append(node)
             block.end = mine.end
@@ -222,9 +219,9 @@ def _share_in_place(graph: CGraph, blocks: dict[Tensor, Block]) -> None:
 def _place(blocks: tuple[Block, ...]) -> tuple[int, int]:
     """Set the offsets, the largest block first, each in the tightest gap; (size, peak) in bytes.
 
-    ``blocks`` are sorted by start. What lives throughout goes to the bottom, where it meets
-    nobody; for the others, those born before and still alive plus those born before their own
-    end are the only ones to avoid, so short lives cost little.
+    ``blocks`` are sorted by start. Blocks that live in all steps go to the bottom. Each other one
+    is only compared with blocks that are alive when it starts or start before it ends, so short
+    lifetimes cost little.
     """
     floor = 0
     passing: list[Block] = []
@@ -251,7 +248,7 @@ def _place(blocks: tuple[Block, ...]) -> tuple[int, int]:
 
 
 def _best_fit(size: int, taken: list[tuple[int, int]], floor: int) -> int:
-    """The offset of the tightest gap between ``taken`` (sorted byte ranges), or behind them."""
+    """The offset of the tightest gap between ``taken`` (sorted byte ranges), or after them."""
     best, best_gap, free = -1, FOREVER, floor
     for start, end in taken:
         if size <= start - free < best_gap:

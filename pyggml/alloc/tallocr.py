@@ -1,4 +1,4 @@
-"""Places the tensors of a ``no_alloc`` context one behind the other in a buffer, for good.
+"""Place the tensors of a ``no_alloc`` context one after the other in a buffer.
 
     ctx = Context(no_alloc=True)
     w = ctx.new_tensor_2d(GGMLType.F32, 576, 1536)
@@ -14,15 +14,16 @@ from __future__ import annotations
 from ..buffer import Buffer, BufferType
 from ..context import Context, place_view
 from ..errors import AllocError
+from ..rounding import round_up
 from ..tensor import Tensor
 
 
 class TensorAllocator:
-    """Fills one buffer from its start.
+    """Allocates tensors in one buffer, from its start.
 
     Attributes:
-        buffer: where tensors go.
-        used: bytes taken so far, gaps of alignment included.
+        buffer: the buffer.
+        used: bytes allocated so far, with gaps of alignment.
     """
 
     def __init__(self, buffer: Buffer) -> None:
@@ -45,8 +46,8 @@ class TensorAllocator:
         buffer = self.buffer
         size = buffer.buft.alloc_size(tensor)
         start = self.used
-        if size:  # an empty tensor takes no room, so a full buffer has an address for it
-            start = _pad(buffer.base + start, buffer.buft.alignment) - buffer.base
+        if size:  # an empty tensor fits into a full buffer
+            start = round_up(buffer.base + start, buffer.buft.alignment) - buffer.base
         if start + size > buffer.size:
             raise AllocError(
                 f"{buffer.buft.name} buffer is full: '{tensor.name}' {tensor.ne} wants {size} "
@@ -68,7 +69,7 @@ def alloc_ctx_tensors(ctx: Context, buft: BufferType) -> Buffer:
         AllocError: the buffer type cannot give that many bytes; no tensor was changed.
     """
     tensors = [t for t in ctx if t.view_src is None and not t.data]
-    size = sum(_pad(buft.alloc_size(t), buft.alignment) for t in tensors)
+    size = sum(round_up(buft.alloc_size(t), buft.alignment) for t in tensors)
     try:
         allocator = TensorAllocator(buft.alloc_buffer(size))
     except AllocError as e:
@@ -78,7 +79,3 @@ def alloc_ctx_tensors(ctx: Context, buft: BufferType) -> Buffer:
     for tensor in ctx:
         place_view(tensor)
     return allocator.buffer
-
-
-def _pad(size: int, alignment: int) -> int:
-    return -(-size // alignment) * alignment

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ..dtype import GGMLType, row_size
 from ..errors import GGUFError
+from ..rounding import round_up
 from . import limits, magic
 from .cursor import DAMAGED, INCOMPLETE, NEWER, U32, U64, Cursor, clip
 from .types import GGUFStrings, NumberArray, TensorInfo, Value, ValueType, decode
@@ -86,7 +87,7 @@ def parse_header(data: npt.NDArray[np.uint8], path: str) -> Header:
 
 def padded(n: int, alignment: int) -> int:
     """The first multiple of ``alignment`` that is not below ``n``."""
-    return -(-n // alignment) * alignment
+    return round_up(n, alignment)
 
 
 def _read_counts(cur: Cursor) -> tuple[int, int, int]:

@@ -153,7 +153,8 @@ def _conv_2d(a: Array, b: Array, **v: int) -> Array:
     return out
 
 
-def _nmse(node: Tensor) -> float:
+def conv_nmse(node: Tensor) -> float:
+    """The error that half floats among the sources allow."""
     return 5e-4 if any(s is not None and s.type == F16 for s in node.src) else 1e-7
 
 
@@ -182,7 +183,7 @@ CONV_2D = define_op(
         case(arg(3, 3, 32, 64, type=F16), arg(58, 58, 32), perf=True),
         case(arg(3, 3, 3, 8), arg(224, 224, 3), perf=True),
     ],
-    max_nmse=_nmse,
+    max_nmse=conv_nmse,
     cost=conv_cost,
     doc="Convolution of the images `b` with the kernels `a`.",
 )
@@ -229,7 +230,7 @@ CONV_2D_DW = define_op(
         case(arg(32, 3, 3, 1, permute=(3, 0, 1, 2)), arg(32, 17, 9, permute=(2, 0, 1, 3)), p0=1),
         case(arg(3, 3, 1, 192), arg(64, 64, 192), p0=1, p1=1, perf=True),
     ],
-    max_nmse=_nmse,
+    max_nmse=conv_nmse,
     cost=conv_cost,
     doc="Convolution of each channel of the images `b` with a kernel of its own.",
 )

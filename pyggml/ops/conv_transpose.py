@@ -12,7 +12,7 @@ import numpy as np
 
 from ..context import Context
 from ..tensor import Tensor
-from .conv import conv_cost
+from .conv import conv_cost, conv_nmse
 from .op import (
     F16,
     F32,
@@ -35,10 +35,6 @@ def _check(op: str, a: Tensor, b: Tensor, s0: int) -> None:
     require_rows(op, "b", b)
     require(s0 > 0, op, f"stride {s0} must be positive")
     require(min(*a.ne, *b.ne) > 0, op, f"kernel {a.ne} or image {b.ne} is empty")
-
-
-def _nmse(node: Tensor) -> float:
-    return 5e-4 if any(s is not None and s.type == F16 for s in node.src) else 1e-7
 
 
 def _infer_1d(a: Tensor, b: Tensor, s0: int) -> Out:
@@ -82,7 +78,7 @@ CONV_TRANSPOSE_1D = define_op(
         case(arg(16, 9, 4, type=F16), arg(33, 4), s0=5),
         case(arg(16, 32, 32), arg(197, 32), perf=True),
     ],
-    max_nmse=_nmse,
+    max_nmse=conv_nmse,
     cost=conv_cost,
     doc="Adds the kernels `a`, weighted by the elements of `b`, at steps of `s0`, along one axis.",
 )
@@ -121,7 +117,7 @@ CONV_TRANSPOSE_2D = define_op(
         case(arg(2, 5, 3, 4, type=F16), arg(9, 3, 4), s0=3),
         case(arg(3, 3, 16, 16), arg(64, 64, 16), s0=2, perf=True),
     ],
-    max_nmse=_nmse,
+    max_nmse=conv_nmse,
     cost=conv_cost,
     doc="Adds the kernels `a`, weighted by the elements of the images `b`, at steps of `s0`.",
 )

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from ..context import Context
+from ..rounding import ceil_div
 from ..tensor import Dims, Tensor
 from .op import F32, Array, Cost, Out, arg, case, define_op, require, require_rows, require_type
 
@@ -156,12 +157,12 @@ def _infer_win_part(x: Tensor, w: int) -> Out:
     require_type(op, "x", x, (F32,))
     require_rows(op, "x", x)
     require(x.ne[3] == 1 and w > 0, op, f"x {x.ne} must be [c, width, height], w {w} positive")
-    return Out(F32, (x.ne[0], w, w, -(-x.ne[1] // w) * -(-x.ne[2] // w)))
+    return Out(F32, (x.ne[0], w, w, ceil_div(x.ne[1], w) * ceil_div(x.ne[2], w)))
 
 
 def _win_part(x: Array, w: int) -> Array:
     _, height, width, c = x.shape
-    ny, nx = -(-height // w), -(-width // w)
+    ny, nx = ceil_div(height, w), ceil_div(width, w)
     x = np.pad(x[0], ((0, ny * w - height), (0, nx * w - width), (0, 0)))
     return x.reshape(ny, w, nx, w, c).swapaxes(1, 2).reshape(ny * nx, w, w, c)
 
@@ -202,7 +203,11 @@ def _infer_win_unpart(x: Tensor, w0: int, h0: int) -> Out:
     require_rows(op, "x", x)
     w = x.ne[1]
     require(
-        w > 0 and x.ne[2] == w and w0 > 0 and h0 > 0 and x.ne[3] == -(-w0 // w) * -(-h0 // w),
+        w > 0
+        and x.ne[2] == w
+        and w0 > 0
+        and h0 > 0
+        and x.ne[3] == ceil_div(w0, w) * ceil_div(h0, w),
         op,
         f"x {x.ne} must be the windows of an image of {w0} by {h0}",
     )
@@ -211,7 +216,7 @@ def _infer_win_unpart(x: Tensor, w0: int, h0: int) -> Out:
 
 def _win_unpart(x: Array, w0: int, h0: int) -> Array:
     w, c = x.shape[1], x.shape[3]
-    ny, nx = -(-h0 // w), -(-w0 // w)
+    ny, nx = ceil_div(h0, w), ceil_div(w0, w)
     whole = x.reshape(ny, nx, w, w, c).swapaxes(1, 2).reshape(1, ny * w, nx * w, c)
     return whole[:, :h0, :w0]
 

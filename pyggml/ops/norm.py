@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from ..context import Context
+from ..rounding import ceil_div
 from ..tensor import Tensor
 from .op import F32, Array, Out, arg, case, define_op, require, require_rows, require_type, same
 
@@ -132,7 +133,7 @@ def _infer_group_norm(x: Tensor, n_groups: int, eps: float) -> Out:
 
 def _group_norm(x: Array, n_groups: int, eps: float) -> Array:
     out = np.empty(x.shape)
-    n = -(-x.shape[1] // n_groups)  # channels of a group; the last ones may have fewer
+    n = ceil_div(x.shape[1], n_groups)  # channels of a group; the last ones may have fewer
     for first in range(0, x.shape[1], n):
         group = x[:, first : first + n]
         flat = group.reshape(len(x), -1)

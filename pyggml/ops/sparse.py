@@ -19,6 +19,7 @@ import numpy as np
 
 from ..context import Context
 from ..dtype import GGMLType
+from ..rounding import ceil_div
 from ..tensor import Tensor
 from .op import (
     ALL_FLOATS,
@@ -265,9 +266,9 @@ def _infer_mul_mat_signs(signs: Tensor, x: Tensor) -> Out:
     require_type(op, "signs", signs, (I32,))
     require_type(op, "x", x, (F32,))
     require(
-        signs.ne[2:] == x.ne[2:] == (1, 1) and signs.ne[0] == -(-x.ne[0] // 32),
+        signs.ne[2:] == x.ne[2:] == (1, 1) and signs.ne[0] == ceil_div(x.ne[0], 32),
         op,
-        f"signs '{signs.name}' {signs.ne} must be [{-(-x.ne[0] // 32)}, n] for x {x.ne}",
+        f"signs '{signs.name}' {signs.ne} must be [{ceil_div(x.ne[0], 32)}, n] for x {x.ne}",
     )
     require_rows(op, "signs", signs)
     require_rows(op, "x", x)
@@ -283,7 +284,7 @@ def _mul_mat_signs(signs: Array, x: Array) -> Array:
 
 def _signs(n: int, rows: int) -> Arg:
     return Arg(
-        (-(-n // 32), rows),
+        (ceil_div(n, 32), rows),
         I32,
         values=lambda rng: pack_signs(rng.standard_normal((rows, n)).astype(np.float32)),
     )

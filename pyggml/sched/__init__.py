@@ -1,4 +1,4 @@
-"""The scheduler: which backend runs which node of a graph, in splits, with copies between them."""
+"""The scheduler: runs a graph on several backends, in splits with copies between them."""
 
 from .sched import EvalCallback, Sched, Schedule
 from .split import Copy, Split

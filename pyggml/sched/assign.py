@@ -1,12 +1,12 @@
-"""Which backend computes which node, and where what has no memory yet will live.
+"""Choose a backend for each node, and for the memory of tensors that have none yet.
 
     assignment = assign(graph, backends, pins={}, is_given=lambda root: root.data != 0)
     assignment.node[tensor]                        # index into backends
     assignment.buft(tensor)                        # the buffer type of the tensor's memory
 
-Memory that exists decides first: a node that writes into it goes to a backend that can reach it.
-Then come the user's pins, then the weights that a node reads, then the neighbours. A lower index is
-a higher priority; the last backend takes what no other one does.
+Existing memory decides first: a node that writes into it goes to a backend that can reach it. Then
+come the user's pins, then the weights that a node reads, then its neighbours. A lower index is a
+higher priority; the last backend takes the nodes that no other supports.
 Source: ggml, ``ggml_backend_sched_split_graph`` (passes 1 to 4).
 """
 
@@ -20,25 +20,20 @@ from ..cgraph import CGraph
 from ..errors import UnsupportedOp
 from ..tensor import Flag, Tensor
 
-_TABLES = ("ROPE",)  # ops whose given source is a small table: it does not draw them to its backend
-
-
-def root_of(tensor: Tensor) -> Tensor:
-    """The tensor that owns the memory of ``tensor``."""
-    return tensor if tensor.view_src is None else tensor.view_src
+_TABLES = ("ROPE",)  # ops whose given source is a small table, which decides nothing
 
 
 def runs(node: Tensor) -> bool:
-    """Whether a backend has something to do for the node."""
+    """Whether the node needs a kernel."""
     return node.op is not None and not node.op.is_view and node.nelements > 0
 
 
 class Assignment:
-    """The choice for a graph.
+    """The backends of a graph's nodes and tensors.
 
     Attributes:
         node: index of the backend for each node that runs.
-        home: index of the backend in whose memory each tensor lives that has none yet (no views).
+        home: index of the backend whose memory a tensor without memory gets (no views).
     """
 
     def __init__(self, backends: Sequence[Backend], is_given: Callable[[Tensor], bool]) -> None:
@@ -48,8 +43,8 @@ class Assignment:
         self.home: dict[Tensor, int] = {}
 
     def buft(self, tensor: Tensor) -> BufferType | None:
-        """The type of the buffer that holds the tensor or will; None if that is not known yet."""
-        root = root_of(tensor)
+        """The buffer type of the tensor's memory, existing or planned; None if not known yet."""
+        root = tensor.root
         if self.is_given(root):
             assert root.buffer is not None
             return root.buffer.buft
@@ -57,7 +52,7 @@ class Assignment:
         return None if home is None else self.backends[home].buffer_type()
 
     def reaches(self, backend: int, tensor: Tensor) -> bool:
-        """Whether a backend works on the tensor's memory where it is."""
+        """Whether a backend can use the tensor's memory without a copy."""
         buft = self.buft(tensor)
         return buft is not None and self.backends[backend].supports_buft(buft)
 
@@ -68,10 +63,10 @@ def assign(
     pins: Mapping[Tensor, int],
     is_given: Callable[[Tensor], bool],
 ) -> Assignment:
-    """Choose a backend for every node that runs, and a home for all that needs memory.
+    """Choose a backend for every node that runs, and a home for every tensor without memory.
 
     Args:
-        pins: the user's wishes; one that cannot be met is passed over.
+        pins: the backends that the user asks for; ignored where they are not possible.
         is_given: whether a root has memory that must stay.
 
     Raises:
@@ -98,7 +93,7 @@ def assign(
         _settle(a, node, able[node], pins)
     for node in nodes:
         for source in node.src:
-            root = None if source is None else root_of(source)
+            root = None if source is None else source.root
             if root in leafs:
                 a.home.setdefault(root, a.node[node])
     for leaf in leafs:
@@ -108,8 +103,8 @@ def assign(
 
 
 def _able(a: Assignment, node: Tensor) -> list[int]:
-    """The backends that compute the node and, where it has memory, can write there."""
-    root = root_of(node)
+    """The backends that support the node and can write to its memory, if it has any."""
+    root = node.root
     given = a.is_given(root)
     found = [
         i
@@ -129,23 +124,23 @@ def _able(a: Assignment, node: Tensor) -> list[int]:
 
 
 def _homeless(a: Assignment, graph: CGraph) -> dict[Tensor, None]:
-    """Roots without memory that nobody computes, in order."""
+    """Roots without memory that no node computes, in order."""
     tensors = (*graph.leafs, *(n for n in graph.nodes if n.view_src is None and not runs(n)))
-    return {root_of(t): None for t in tensors if not a.is_given(root_of(t))}
+    return {t.root: None for t in tensors if not a.is_given(t.root)}
 
 
 def _fixed(
     a: Assignment, node: Tensor, able: Sequence[int], pins: Mapping[Tensor, int]
 ) -> int | None:
-    """The backend of a node that is not free to go with its neighbours."""
+    """The backend of a node that memory, pins or weights decide; None for a free one."""
     if pins.get(node, -1) in able:
         return pins[node]
-    if a.is_given(root_of(node)):
+    if a.is_given(node.root):
         return able[0]
     assert node.op is not None
     if node.op.name in _TABLES:
         return None
-    given = [s for s in node.src if s is not None and _is_weight(a, root_of(s))]
+    given = [s for s in node.src if s is not None and _is_weight(a, s.root)]
     for source in sorted(given, key=lambda s: -s.nbytes):
         for i in able:
             if a.reaches(i, source):
@@ -154,7 +149,7 @@ def _fixed(
 
 
 def _is_weight(a: Assignment, root: Tensor) -> bool:
-    """Whether it is a weight or a cache: memory that exists, and that no node computes."""
+    """Whether it is a weight or a cache: it has memory, and no node computes it."""
     return root.op is None and a.is_given(root)
 
 
@@ -164,7 +159,7 @@ def _spread(
     able: Mapping[Tensor, Sequence[int]],
     spreading: Collection[int],
 ) -> None:
-    """Give free nodes the backend of the node before, if it is one of those and computes them."""
+    """Give free nodes the backend of the previous node, if it is allowed and supports them."""
     current = -1
     for node in nodes:
         mine = a.node.get(node)
@@ -175,7 +170,7 @@ def _spread(
 
 
 def _settle(a: Assignment, node: Tensor, able: Sequence[int], pins: Mapping[Tensor, int]) -> None:
-    """Decide a node that is still free; let a better backend on the same memory take others."""
+    """Choose for a node that is still free; move others to a better backend of the same memory."""
     sources = [s for s in node.src if s is not None]
     mine = a.node.get(node)
     if mine is None:
@@ -197,10 +192,10 @@ def _no_worse(a: Assignment, better: int, mine: int, sources: Iterable[Tensor]) 
 def _settle_writers(
     a: Assignment, nodes: Sequence[Tensor], able: Mapping[Tensor, Sequence[int]]
 ) -> None:
-    """See to it that nodes that write into another's memory can reach it."""
+    """Ensure that nodes that write into another tensor's memory can reach it."""
     writers: dict[Tensor, list[Tensor]] = {}
     for node in nodes:
-        root = root_of(node)
+        root = node.root
         if root is not node and not a.is_given(root):
             writers.setdefault(root, []).append(node)
     for root, family in writers.items():
@@ -220,6 +215,6 @@ def _settle_writers(
 
 
 def _who(a: Assignment, node: Tensor, able: Sequence[int], buft: BufferType) -> int | None:
-    """A backend for a node that writes into memory of a type; its own if that will do."""
+    """A backend for a node that writes into memory of a type: its own one if possible."""
     reach = [i for i in able if a.backends[i].supports_buft(buft)]
     return a.node[node] if a.node[node] in reach else next(iter(reach), None)

@@ -1,17 +1,17 @@
 """The scheduler: graphs on several backends, each with memory of its own.
 
     sched = Sched([gpu, cpu, reference])           # a lower index is preferred
-    sched.reserve(largest_graph)                   # the one allocation
-    schedule = sched.compile(graph)                # assigns, cuts, plans, lowers
+    sched.reserve(largest_graph)                   # the only allocation
+    schedule = sched.compile(graph)                # assigns, splits, plans, lowers
     x.set(values)
     schedule.run()                                 # again and again: allocates nothing
 
-Many schedules may be alive. They share the memory that was reserved, so run one at a time and write
-its inputs again after another one ran. ``set_tensor_backend``, ``alloc_graph`` and
-``graph_compute`` are ggml's interface to the same: one graph at a time.
+Many schedules may exist. They share the reserved memory, so run one at a time, and write its inputs
+again after another one ran. ``set_tensor_backend``, ``alloc_graph`` and ``graph_compute`` are the
+interface of ggml, for one graph at a time.
 
-The user's graph keeps its sources and is given addresses. ``run`` blocks until the results are
-there. Not thread-safe.
+The user's graph keeps its sources and gets addresses. ``run`` blocks until the results are
+computed. Not thread-safe.
 Source: ggml, ``ggml_backend_sched`` (names and meaning).
 """
 
@@ -32,7 +32,7 @@ from ..cgraph import CGraph
 from ..context import place_view
 from ..errors import BackendError, PyggmlError
 from ..tensor import Tensor
-from .assign import assign, root_of, runs
+from .assign import assign, runs
 from .split import Cut, Split, cut
 from .values import to_numpy
 
@@ -64,7 +64,7 @@ class Sched:
         self._pins: dict[Tensor, int] = {}
         self._callback: EvalCallback | None = None
         self._current: Schedule | None = None
-        # Kinds of memory that the queued work of a device may read or write. A CPU queues nothing.
+        # Buffer types that queued work of a device may read or write. A CPU queues nothing.
         self._touched: dict[int, set[BufferType]] = {
             i: set() for i, backend in enumerate(backends) if backend.device.kind != "cpu"
         }
@@ -76,7 +76,7 @@ class Sched:
 
     @property
     def n_copies(self) -> int:
-        """Tensors that one compute copies from one backend's memory to another's."""
+        """The number of copies from one backend's memory to another's in a compute."""
         return sum(len(split.copies) for split in self.splits)
 
     @property
@@ -90,10 +90,10 @@ class Sched:
         return 0 if allocator is None else allocator.buffer_size
 
     def set_tensor_backend(self, tensor: Tensor, backend: Backend) -> None:
-        """Wish that ``backend`` computes a node, or holds a leaf; the next allocation heeds it.
+        """Ask for ``backend`` to compute a node or to hold a leaf, from the next allocation on.
 
-        A wish that cannot be met is passed over: the op is not supported there, or the node writes
-        into memory that exists and the backend does not reach. Views follow what they look into.
+        Ignored if it is not possible: the backend does not support the op, or cannot reach existing
+        memory that the node writes. Views follow their roots.
 
         Raises:
             BackendError: not one of this scheduler's.
@@ -101,15 +101,15 @@ class Sched:
         self._pins[tensor] = self._index(backend)
 
     def get_tensor_backend(self, tensor: Tensor) -> Backend | None:
-        """Who computes a node, or whose memory holds a view or leaf; None before allocation."""
+        """The backend that computes a node or holds a view or leaf; None before allocation."""
         return None if self._current is None else self._current.backend_of(tensor)
 
     def set_eval_callback(self, callback: EvalCallback | None) -> None:
-        """Let ``callback(node, ask)`` look at the nodes of every run; None ends that.
+        """Call ``callback(node, ask)`` for the nodes of every run; None removes it.
 
-        It is asked for each node in order (``ask`` True) whether it wants it. If so, everything up
-        to the node is computed, then it is called again (``ask`` False) and may read the node's
-        memory; False ends the compute. Nodes in between run as they would otherwise, fused too.
+        With ``ask`` True it returns whether it wants the node. If so, everything up to the node is
+        computed, and the callback is called with ``ask`` False: it may read the node's memory, and
+        returns False to stop the compute. Nodes in between run as usual, also fused.
         """
         self._callback = callback
 
@@ -134,10 +134,10 @@ class Sched:
         n_threads: int | None = None,
         interruptible: bool = True,
     ) -> Schedule:
-        """Assign and cut a graph, give memory to all its tensors that have none, and lower it.
+        """Assign and split a graph, allocate its tensors without memory, and lower it.
 
         Args:
-            wishes: see ``set_tensor_backend``; for this graph only.
+            wishes: as by ``set_tensor_backend``, for this graph only.
             n_threads, interruptible: as for ``Backend.compile``.
 
         Raises:
@@ -151,7 +151,7 @@ class Sched:
         return made
 
     def alloc_graph(self, graph: CGraph) -> None:
-        """Assign, cut and allocate a graph for ``graph_compute``; one allocated before is given up.
+        """Assign, split and allocate a graph for ``graph_compute``, in place of the previous one.
 
         Raises:
             AllocError, UnsupportedOp: as ``compile``.
@@ -161,7 +161,7 @@ class Sched:
         self._current = self._place(graph, self._pins)
 
     def graph_compute(self, graph: CGraph) -> None:
-        """Compute all nodes, and wait for them; allocates only if ``graph`` is another than before.
+        """Compute all nodes and wait for them; allocates only if ``graph`` has changed.
 
         Raises:
             AllocError: no memory.
@@ -171,10 +171,10 @@ class Sched:
         self.synchronize()
 
     def graph_compute_async(self, graph: CGraph) -> None:
-        """The same, but work may still be queued when it returns: ``synchronize`` before
-        reading results or writing inputs.
+        """Like ``graph_compute``, but may return before the results are computed.
 
-        With an eval callback, or where all backends block, nothing is left to wait for.
+        Call ``synchronize`` before reading results or writing inputs. With an eval callback, or if
+        all backends block, all is computed on return.
         """
         if self._current is None or not self._current.is_of(graph):
             self.alloc_graph(graph)
@@ -189,12 +189,12 @@ class Sched:
                 self.backends[i].queue.synchronize()
 
     def abort(self) -> None:
-        """Stop what runs, from any thread; ``run`` raises Aborted."""
+        """Stop the running compute, from any thread; ``run`` raises Aborted."""
         for backend in self.backends:
             backend.queue.abort()
 
     def reset(self) -> None:
-        """Forget wishes and graph; the memory is kept for the next one."""
+        """Forget wishes and graph; the memory is kept."""
         self.synchronize()
         self._pins.clear()
         self._current = None
@@ -221,7 +221,7 @@ class Sched:
         return Schedule(self, graph, made, tuple(made.splits), options)
 
     def _cut(self, graph: CGraph, pins: Mapping[Tensor, int]) -> Cut | None:
-        """The splits of a graph; None where one backend reaches all memory there is."""
+        """The splits of a graph; None if one backend runs all and reaches all memory."""
         if len(self.backends) == 1:
             bufts = {leaf.buffer.buft for leaf in graph.leafs if leaf.buffer is not None}
             if all(map(self.backends[0].supports_buft, bufts)):
@@ -236,7 +236,7 @@ class Sched:
         return self._allocators.setdefault(buft, GraphAllocator(buft))
 
     def _order(self, backend: int, reaches: Callable[[BufferType], bool]) -> None:
-        """Let a backend's next work wait for all queued work on memory that it reaches too."""
+        """Make a backend's next work wait for queued work on memory that it also reaches."""
         queue = self.backends[backend].queue
         for i, bufts in self._touched.items():
             if i != backend and any(map(reaches, bufts)):
@@ -247,7 +247,7 @@ class Schedule:
     """A graph that is ready to run; see ``Sched.compile``.
 
     Attributes:
-        splits: nodes in a row that one backend computes, and the copies made before.
+        splits: runs of nodes, each of one backend, with the copies made before.
     """
 
     def __init__(
@@ -262,10 +262,10 @@ class Schedule:
         self._sched, self._graph, self._cut, self._options = sched, graph, made, options
         self._size = _size(graph)
         self._programs: dict[tuple[int, int, int], Program | None] = {}
-        self._only: Program | None = None  # the whole of it, on a backend that blocks
+        self._only: Program | None = None  # all of it, if there is one backend, which blocks
 
     def lower(self) -> None:
-        """Compile all splits; ``run`` does it where this was not called. Raises: UnsupportedOp."""
+        """Compile all splits, which else the first ``run`` does. Raises: UnsupportedOp."""
         made = self.programs
         blocks = all(split.backend not in self._sched._touched for split in self.splits)
         if len(made) == len(self.splits) == 1 and blocks and not self.splits[0].copies:
@@ -273,16 +273,16 @@ class Schedule:
 
     @property
     def programs(self) -> list[Program]:
-        """The programs of the splits that run something. Raises: UnsupportedOp."""
+        """The programs of all splits that have nodes to run. Raises: UnsupportedOp."""
         made = [self._program(i, 0, len(split.nodes)) for i, split in enumerate(self.splits)]
         return [program for program in made if program is not None]
 
     def is_of(self, graph: CGraph) -> bool:
-        """Whether it was made of a graph, and no node has come since."""
+        """Whether it was made of ``graph``, and no node was added since."""
         return graph is self._graph and _size(graph) == self._size
 
     def plan(self) -> Plan:
-        """Where intermediate results are in the last backend's memory."""
+        """The plan of intermediate results in the last backend's memory."""
         sched = self._sched
         allocator = sched._allocator(sched.backends[-1].buffer_type())
         if self._cut is None:
@@ -290,14 +290,14 @@ class Schedule:
         return allocator.plan(self._cut.whole, self._cut.homes.get(allocator.buft, set()))
 
     def backend_of(self, tensor: Tensor) -> Backend | None:
-        """Who computes a node, or whose memory holds a view or leaf; None of another graph's."""
+        """The backend that computes a node or holds a view or leaf; None if not of this graph."""
         backends = self._sched.backends
         if self._cut is None:
             return backends[0]
         if tensor not in self._cut.twin:
             return None
         a = self._cut.assignment
-        found = a.node.get(tensor, a.home.get(root_of(tensor)))
+        found = a.node.get(tensor, a.home.get(tensor.root))
         if found is None:
             reach = (i for i in range(len(backends)) if a.reaches(i, tensor))
             found = next(reach, None)
@@ -317,7 +317,7 @@ class Schedule:
             sched.synchronize()
 
     def enqueue(self) -> None:
-        """``run`` without the wait at its end: see ``Sched.synchronize``."""
+        """Like ``run`` without waiting for the results: see ``Sched.synchronize``."""
         sched = self._sched
         try:
             for i, split in enumerate(self.splits):
@@ -327,7 +327,7 @@ class Schedule:
                 elif not self._run_watched(i, sched._callback):
                     break
         except BaseException:
-            for i, bufts in sched._touched.items():  # nothing may be left that writes here
+            for i, bufts in sched._touched.items():  # no queued work may still write here
                 bufts.clear()
                 with contextlib.suppress(PyggmlError):
                     sched.backends[i].queue.synchronize()
@@ -352,7 +352,7 @@ class Schedule:
         return self._only.trace(repeats)
 
     def _prepare(self, split: Split) -> None:
-        """Everything that must have happened before a split runs: waits and copies."""
+        """Wait and copy before a split runs."""
         sched, i = self._sched, split.backend
         backend = sched.backends[i]
         sched._order(i, backend.supports_buft)
@@ -365,7 +365,7 @@ class Schedule:
                 sched._touched[i] |= bufts
 
     def _program(self, i: int, first: int, end: int) -> Program | None:
-        """The nodes ``first`` up to, not with, ``end`` of split ``i``; None if nothing runs."""
+        """The program of nodes [first, end) of split ``i``; None if no node runs."""
         key = i, first, end
         if key not in self._programs:
             split = self.splits[i]
@@ -384,7 +384,7 @@ class Schedule:
         return self._programs[key]
 
     def _run(self, i: int, first: int, end: int) -> None:
-        """Run the nodes ``first`` up to, not with, ``end`` of split ``i``."""
+        """Run the nodes [first, end) of split ``i``."""
         program, sched = self._program(i, first, end), self._sched
         if program is None:
             return
@@ -394,7 +394,7 @@ class Schedule:
         program.enqueue()
 
     def _run_watched(self, i: int, callback: EvalCallback) -> bool:
-        """Run a split up to each node that the callback wants; False if it says stop."""
+        """Run a split up to each node that the callback wants; False if it stops the compute."""
         nodes = self.splits[i].nodes
         first = 0
         for end, node in enumerate(nodes, 1):

@@ -1,13 +1,13 @@
-"""A graph cut into splits, each for one backend, with copies of what the backend cannot reach.
+"""Cut a graph into splits, each for one backend, with copies of tensors it cannot reach.
 
     made = cut(graph, assign(graph, backends, pins, is_given))
     made.splits[0].copies                          # made before the split runs
     made.whole                                     # a graph of everything, in order, for planning
 
-The user's graph is not touched: a cut has headers of its own (``twin``), whose sources are the
-copies where there are any. A copy is made once for each content of a tensor and each kind of
-memory, however many splits read it. Inputs lie side by side in one staging tensor, so each device
-gets them all in one copy.
+The user's graph is not changed: a cut has headers of its own (``twin``), whose sources are the
+copies, if any. A copy is made once for each content of a tensor and each kind of memory, for all
+splits that read it. Inputs lie side by side in one staging tensor, so each device gets them all in
+one copy.
 Source: ggml, ``ggml_backend_sched_split_graph`` (pass 5).
 """
 
@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 from ..buffer import BufferType
 from ..cgraph import CGraph
 from ..dtype import GGMLType
+from ..rounding import round_up
 from ..tensor import Flag, Tensor
-from .assign import Assignment, root_of, runs
+from .assign import Assignment, runs
 
 
 @dataclass(eq=False)
 class Copy:
-    """Bytes that move before a split: ``src`` on one backend, ``dst`` where the split reads."""
+    """A copy before a split: from ``src`` on another backend to ``dst``, which the split reads."""
 
     src: Tensor
     dst: Tensor
@@ -33,12 +34,12 @@ class Copy:
 
 @dataclass(eq=False)
 class Split:
-    """Nodes in a row that one backend computes.
+    """A run of nodes that one backend computes.
 
     Attributes:
         backend: index of the backend.
-        copies: what moves first.
-        nodes: the user's tensors, views among them.
+        copies: made before its nodes run.
+        nodes: the user's tensors, including views.
     """
 
     backend: int
@@ -48,14 +49,14 @@ class Split:
 
 @dataclass(eq=False)
 class Cut:
-    """What runs where, in order.
+    """The splits of a graph, with headers for copies and nodes.
 
     Attributes:
         splits: in order.
         twin: our header for each tensor of the user's graph.
-        whole: our headers in the order of execution, copies among them.
-        homes: for each kind of memory the headers that are to be placed there.
-        windows: views into copies, to be placed after them.
+        whole: our headers in the order of execution, including copies.
+        homes: the headers to be allocated, by buffer type.
+        windows: views of copies, allocated after them.
         assignment: what it was made from.
     """
 
@@ -67,7 +68,7 @@ class Cut:
     assignment: Assignment
 
     def part(self, nodes: list[Tensor]) -> CGraph:
-        """The graph that a backend gets for some nodes of a split: those with work to do."""
+        """The graph for some nodes of a split, without those that need no kernel."""
         return self.whole.part([self.twin[n] for n in nodes if runs(n)])
 
 
@@ -87,7 +88,7 @@ def cut(graph: CGraph, assignment: Assignment) -> Cut:
 
 def _splits(graph: CGraph, assignment: Assignment) -> list[Split]:
     splits: list[Split] = []
-    waiting: list[Tensor] = []  # views ahead of the first split
+    waiting: list[Tensor] = []  # views before the first split
     for node in graph.nodes:
         backend = assignment.node.get(node)
         if backend is not None and (not splits or splits[-1].backend != backend):
@@ -100,19 +101,19 @@ def _splits(graph: CGraph, assignment: Assignment) -> list[Split]:
 
 
 class _Cutter:
-    """Makes headers and copies, split by split."""
+    """Creates headers and copies, split by split."""
 
     def __init__(self, assignment: Assignment, graph: CGraph) -> None:
         self.assignment = assignment
         self._staging, self._staged = _stage(graph, assignment)
         self.twin: dict[Tensor, Tensor] = {}
         self.windows: list[Tensor] = []
-        self._writes: Counter[Tensor] = Counter()  # by root: how often its content changed so far
+        self._writes: Counter[Tensor] = Counter()  # number of writes so far, by root
         self._copies: dict[tuple[Tensor, int, BufferType], list[Copy]] = {}
         self._names: Counter[str] = Counter()
 
     def twin_of(self, tensor: Tensor) -> Tensor:
-        """Our header of a tensor; its sources come with ``connect``."""
+        """Our header of a tensor; ``connect`` sets its sources."""
         known = self.twin.get(tensor)
         if known is not None:
             return known
@@ -126,7 +127,7 @@ class _Cutter:
             twin.view_src, twin.view_offs = root, tensor.view_offs
             if root.view_src is not None:  # an input
                 twin.view_src, twin.view_offs = root.view_src, root.view_offs + tensor.view_offs
-        if self.assignment.is_given(root_of(tensor)):
+        if self.assignment.is_given(tensor.root):
             twin.buffer, twin.data = tensor.buffer, tensor.data
         self.twin[tensor] = twin
         return twin
@@ -144,12 +145,15 @@ class _Cutter:
         return twin
 
     def _reachable(self, split: Split, source: Tensor) -> Tensor:
-        """The source itself, or a copy. A split never writes what it cannot reach, so a copy made
-        before it has the content that any of its nodes would see."""
+        """The source itself, or a copy.
+
+        A split never writes to memory that it cannot reach, so a copy made before it has the right
+        content for all of its nodes.
+        """
         a, twin = self.assignment, self.twin_of(source)
         if source.nelements == 0 or a.reaches(split.backend, source):
             return twin
-        backend, root = a.backends[split.backend], root_of(source)
+        backend, root = a.backends[split.backend], source.root
         staged = root in self._staged
         root, copied = (self._staging, self._staging) if staged else (root, twin)
         key = (root, self._writes[root], backend.buffer_type())
@@ -168,7 +172,7 @@ class _Cutter:
         return self._window(dst, twin, twin.view_offs) if staged else dst
 
     def _window(self, copy: Tensor, like: Tensor, first: int) -> Tensor:
-        """A view of a copy with the sizes of ``like``; the copy itself where it has them."""
+        """A view of a copy with the sizes of ``like``; the copy itself if it has them."""
         if (copy.type, copy.ne, copy.nb, 0) == (like.type, like.ne, like.nb, first):
             return copy
         window = Tensor(like.type, like.ne, like.nb)
@@ -177,7 +181,7 @@ class _Cutter:
         return window
 
     def homes(self) -> dict[BufferType, set[Tensor]]:
-        """Where everything goes that has no memory: see ``Schedule``."""
+        """The headers to be allocated, by buffer type; see ``Cut``."""
         homes: dict[BufferType, set[Tensor]] = {}
         for tensor, twin in self.twin.items():
             if tensor in self._staged:
@@ -192,7 +196,7 @@ class _Cutter:
 
 
 def _stage(graph: CGraph, a: Assignment) -> tuple[Tensor, dict[Tensor, int]]:
-    """One tensor for all inputs that live in the last backend's memory, and where each begins."""
+    """(a tensor for all inputs in the last backend's memory, the first byte of each input)."""
     last = len(a.backends) - 1
     alignment = a.backends[last].buffer_type().alignment
     offsets: dict[Tensor, int] = {}
@@ -200,6 +204,6 @@ def _stage(graph: CGraph, a: Assignment) -> tuple[Tensor, dict[Tensor, int]]:
     for leaf in graph.leafs:
         if leaf.flags & Flag.INPUT and leaf.view_src is None and a.home.get(leaf) == last:
             offsets[leaf] = size
-            size += -(-leaf.nbytes // alignment) * alignment
+            size += round_up(leaf.nbytes, alignment)
     staging = Tensor(GGMLType.I8, (max(size, 1), 1, 1, 1)).set_name("inputs").set_input()
     return staging, offsets

@@ -2,7 +2,7 @@
 
     values = to_numpy(tensor)                      # a copy, wherever the tensor lives
 
-A backend that computes later than it is told to must have been synchronized.
+Synchronize backends that queue their work first.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _FLOATS = (GGMLType.F16, GGMLType.BF16)
 
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
-    """A copy of the values, float32 for F16, BF16 and quantized types, else the type's own.
+    """A copy of the values: float32 for F16, BF16 and quantized types, else of the tensor's type.
 
     Returns:
         An array of four dimensions, ``ne`` reversed.
 
     Raises:
-        AllocError: the tensor has no data. TypeMismatch: a format that we do not know.
+        AllocError: the tensor has no data. TypeMismatch: an unknown format.
         ShapeError: quantized rows with gaps.
     """
     if tensor.type.is_quantized:

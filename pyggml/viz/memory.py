@@ -16,6 +16,7 @@ from ..alloc.gallocr import Block, Plan
 from ..cgraph import CGraph
 from ..errors import PyggmlError
 from ..files import write_whole
+from ..rounding import ceil_div
 from ..tensor import Tensor
 from .scope import Scope
 from .style import Look, by_family
@@ -142,7 +143,7 @@ class _Memory:
             at = f'x="{_LEFT - 8}" y="{y + 4:.1f}"'
             yield f'<text class="quiet" text-anchor="end" {at}>{n_bytes(address)}</text>'
         n = self._end - self._first
-        for step in range(self._first, self._end, max(1, -(-n // 15))):
+        for step in range(self._first, self._end, max(1, ceil_div(n, 15))):
             name = str(step) if n > 60 else f"{step} {self._graph.nodes[step].name}"
             yield (
                 f'<text class="quiet" x="{self._x(step):.1f}" y="{bottom + 14}">'

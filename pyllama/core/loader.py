@@ -4,8 +4,8 @@
 
 A device is asked how it would keep a weight that is read by these ops (``Backend.layouts``): the
 CPU has an interleaved layout for what matmuls read, and takes everything else from the file's
-pages. What sparse layers need and the file does not have is made of what it has. Names, types and
-sizes are checked before anything is allocated.
+pages. What variants of layers need and the file does not have is made of what it has. Names, types
+and sizes are checked before anything is allocated.
 """
 
 from __future__ import annotations
@@ -30,16 +30,9 @@ from pyggml.tensor import Dims, Tensor
 from ..arch import Arch
 from ..errors import ModelError
 from ..graph.builder import GraphBuilder
+from ..graph.variants import ANY, Bytes, WeightPlan, weight_faults, weight_patterns, weight_plan
 from ..hparams import HParams
 from ..kv.memory import Memory
-from ..sparsity.weights import (
-    ANY,
-    Bytes,
-    WeightPlan,
-    plan_weights,
-    predictor_faults,
-    sparse_patterns,
-)
 from .devices import layer_devices
 
 log = logging.getLogger(__name__)
@@ -111,7 +104,7 @@ def load_weights(
         AllocError: no memory for the copies that devices want.
     """
     infos = check_tensors(file, arch.TENSORS, hparams)
-    plan = plan_weights(infos, hparams)
+    plan = weight_plan(infos, hparams)
     weights = _placed(file, arch, hparams, infos, plan, backends, n_gpu_layers)
     for weight in weights.values():
         hosted = [layout for layout in weight.layouts if layout.buft.is_host]
@@ -315,7 +308,7 @@ def match_tensors(
     """The tensors that an architecture wants, by name, and all that is wrong with them."""
     infos: dict[str, TensorInfo] = {}
     faults: list[str] = []
-    patterns = sparse_patterns(patterns, file.tensors)
+    patterns = weight_patterns(patterns, file.tensors)
     whole = [(pattern, pattern) for pattern in patterns if "{i}" not in pattern]
     layers = [
         (pattern, pattern.replace("{i}", str(i)))
@@ -342,7 +335,7 @@ def match_tensors(
             f"{len(unknown)} tensors that a {hparams.arch} model does not have, such as "
             f"'{unknown[0]}'; this variant is not supported"
         )
-    return infos, faults + predictor_faults(infos, hparams.n_layer)
+    return infos, faults + weight_faults(infos, hparams.n_layer)
 
 
 def _wrong_sizes(info: TensorInfo, ne: tuple[int, ...]) -> list[str]:

@@ -98,7 +98,7 @@ class Model:
             vocab_only: no weights; the architecture need not be one that can be run.
             kv_overrides: metadata to change or add, by key.
             check_tensors: look for NaN, infinity and illegal scales among the weights first.
-            sparse: how active neurons are found: ``auto``, or one of ``graph.sparse_ffn``'s
+            sparse: how active neurons are found: ``auto``, or one of ``sparsity.ffn``'s
                 sources, of some layers another: ``predictor,exact:0-3``; ``off`` computes all.
             sparse_threshold: what their scores must reach; None is what environment or file say.
             devices: names of ``pyllama info --list-devices``, as a list or separated by commas, or

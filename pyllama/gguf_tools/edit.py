@@ -85,8 +85,8 @@ def planned_change(file: GGUFFile, key: str, text: str) -> Change:
         )
     if key in (ALIGNMENT_KEY, *SPLIT_KEYS):
         raise GGUFError(
-            f"{file.path}: {key!r} says how the file is laid out, which would then be wrong; use "
-            f"`new`, `split` or `merge`"
+            f"{file.path}: {key!r} says how the file is laid out, which would then be wrong; "
+            "use pyllama gguf new, split or merge instead"
         )
     try:
         new = parse_value(kind, text)

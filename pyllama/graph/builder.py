@@ -24,7 +24,7 @@ from ..kv.cache import KVCache
 from ..kv.memory import Memory
 from .activation import GLU_OF, activate, gated
 from .experts import experts
-from .sparse_ffn import down, sparse_ffn
+from .variants import build_ffn
 
 MOST_BEST = 16  # outputs: more are read for all of their logits, as by perplexity
 ROPE_FACTORS = {  # divisors of rope's angles: llama-3's; longrope's, by the size of the context
@@ -160,17 +160,16 @@ class GraphBuilder:
         ctx, hp, act = self.ctx, self.hparams, self.hparams.hidden_act or act
         if hp.n_expert:
             y = experts(self, x, i, act)
-        elif hp.source(i) != "off":
-            inputs = (t for t in (pred_in, residual, x) if t is not None)
-            y = sparse_ffn(self, x, i, act, up_act, next(inputs))
-        elif f"blk.{i}.ffn_down_t.weight" in self.weights:
-            y = down(self, self._neurons(x, i, act, up_act), i)
         else:
-            y = self._neurons(x, i, act, up_act)
-            return self.linear(y, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=residual)
+            inputs = (t for t in (pred_in, residual, x) if t is not None)
+            built = build_ffn(self, x, i, act, up_act, next(inputs))
+            if built is None:
+                y = self.neurons(x, i, act, up_act)
+                return self.linear(y, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=residual)
+            y = built
         return y if residual is None else ops.add(ctx, y, residual).set_name(f"ffn_res-{i}")
 
-    def _neurons(self, x: Tensor, i: int, act: str, up_act: str) -> Tensor:
+    def neurons(self, x: Tensor, i: int, act: str, up_act: str) -> Tensor:
         """What the down matrix of a dense feed-forward part multiplies: [n_ff, T]."""
         ctx, gate = self.ctx, None
         if f"blk.{i}.ffn_gate.weight" in self.weights:

@@ -4,7 +4,7 @@
     hparams.sparse, hparams.sparse_threshold       # ('predictor', 'predictor'), 0.25
     parse_sparse("predictor,exact:0-3")            # other sources for some layers
 
-``graph.sparse_ffn`` says what each source is. ``auto`` never loses anything that the file's author
+``ffn`` says what each source is. ``auto`` never loses anything that the file's author
 did not mean to: predictors where the file has them, else ``exact`` where it has a transposed down
 matrix and ReLU, else dense.
 """

@@ -12,23 +12,20 @@ Source: PowerInfer, ``llm_load_sparse_model_tensors`` and its converters, for na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from pyggml.dtype import GGMLType, row_size
+from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, TensorInfo
 from pyggml.ops.sparse import pack_signs
 from pyggml.quants import dequantize, quantize
-from pyggml.tensor import Dims
 
+from ..graph.variants import ANY, Bytes, Made, WeightPlan
 from ..hparams import HParams
 from .svd import low_rank
 
-Bytes = npt.NDArray[np.uint8]
-ANY = "any"  # a size that the file chooses
 _PREDICTOR = {"blk.{i}.fc1.weight?": ("n_embd", ANY), "blk.{i}.fc2.weight?": (ANY, "n_ff")}
 _FIRST = ("blk.{i}.ffn_gate.weight", "blk.{i}.ffn_up.weight")  # predictors come before these
 _STEP_ROWS = 256  # of a matrix that are read at once: a few megabytes
@@ -102,43 +99,6 @@ def read_as_ours(file: GGUFFile) -> None:
 
 
 # --- what is done with it -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Made:
-    """Tensors that are made of one of the file's.
-
-    Attributes:
-        source: the file's.
-        tensors: name, type and sizes of each.
-        make: the bytes of each from the source's.
-    """
-
-    source: TensorInfo
-    tensors: tuple[tuple[str, GGMLType, Dims], ...]
-    make: Callable[[Bytes], Sequence[Bytes]]
-
-
-@dataclass(frozen=True)
-class WeightPlan:
-    """How the weights of a model are loaded.
-
-    Attributes:
-        unread: tensors of the file that no layer reads.
-        made: what is made of others.
-    """
-
-    unread: frozenset[str]
-    made: tuple[Made, ...]
-
-    @property
-    def made_sizes(self) -> dict[str, int]:
-        """The bytes of each tensor that is made."""
-        return {
-            name: row_size(type, ne[0]) * ne[1]
-            for one in self.made
-            for name, type, ne in one.tensors
-        }
 
 
 def plan_weights(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan:

@@ -47,6 +47,19 @@ def test_entries_are_kept_and_replaced(path: Path, capsys: Capture) -> None:
         assert stat.S_IMODE((path / "a").stat().st_mode) == 0o600
 
 
+def test_entries_that_nobody_used_for_a_month_are_deleted(path: Path) -> None:
+    cache = CodeCache(path)
+    names = ("used", "recent", "old")
+    for name, days in zip(names, (40, 20, 40), strict=True):
+        cache.write(name, name.encode())
+        then = time.time() - days * 86400
+        os.utime(path / name, (then, then))
+    cache = CodeCache(path)
+    assert cache.read("used") == b"used"
+    cache.write("new", b"")
+    assert sorted(os.listdir(path)) == ["new", "recent", "used"]
+
+
 def _flip(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
@@ -227,7 +240,7 @@ def test_old_neighbours_are_pruned(path: Path) -> None:
 PROGRAM = """
 import sys
 from pyggml import jit
-from pyggml.backend.cpu.kernels.scale import scale_f32
+from pyggml.backend.cpu.kernels.unary import scale_f32
 compiled = []
 jit.on_compile = compiled.append
 assert scale_f32.address

@@ -15,7 +15,7 @@ addresses, or the bits of a float64), then nine words for the result and for eac
 ne[4], nb[4]. A missing optional source has data 0. Kernels may be called for any chunk in any order
 and on any thread; chunks of one node never write the same byte. ``scratch`` is memory of the
 calling thread.
-All but ``record`` is for jitted code.
+Everything but ``record`` is for jitted code.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
-from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
 from ...jit import inline
+from ...numba_internals import templates
 from ...pointers import f32_ptr as f32_ptr
 from ...pointers import f64_ptr as f64_ptr
 from ...pointers import i32_ptr as i32_ptr
@@ -63,7 +63,7 @@ f16, f32, f64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 def record(
     error_slot: int, params: NamedTuple, dst: Tensor, src: Sequence[Tensor | None]
 ) -> npt.NDArray[np.int64]:
-    """The words of one node.
+    """The words of a record.
 
     Args:
         params: at most 15 numbers, which the kernel reads with ``params_of``.
@@ -78,7 +78,7 @@ def record(
 
 @cache
 def _packer(fields: type, n_tensors: int) -> Struct:
-    """What packs the words of a node; any float is a float64."""
+    """The packer of a record's words; every float is stored as float64."""
     hints = field_types(fields).values()
     assert len(hints) <= N_PARAMS
     codes = "".join("q" if hint is int else "d" for hint in hints)
@@ -88,7 +88,7 @@ def _packer(fields: type, n_tensors: int) -> Struct:
 
 @cache
 def integer_places(fields: type) -> list[int]:
-    """The words of a NamedTuple's integers, some of which are addresses."""
+    """The word numbers of a NamedTuple's integers, some of which are addresses."""
     hints = field_types(fields).values()
     return [PARAMS + i for i, hint in enumerate(hints) if hint is int]
 
@@ -116,7 +116,7 @@ class Params(types.Type):
 
 @register_model(Params)
 class _ParamsModel(models.PrimitiveModel):
-    """The node's address: a field is loaded where it is read."""
+    """An int64, the node's address; fields are loaded where they are read."""
 
     def __init__(self, dmm: Any, fe_type: Any) -> None:
         super().__init__(dmm, fe_type, i64)
@@ -137,7 +137,7 @@ params_of: Any = _params_of
 
 
 @infer_getattr
-class _ParamsFields(AttributeTemplate):
+class _ParamsFields(templates.AttributeTemplate):
     key = Params
 
     def generic_resolve(self, typ: Any, attr: str) -> Any:
@@ -196,9 +196,9 @@ def f32_bits(typingctx: Any, x: Any) -> Any:
 
 
 def word_reader(first: int, n_places: int) -> Any:
-    """An intrinsic that loads an int64 word: number ``first`` plus all arguments but the address.
+    """An intrinsic that loads the int64 word with the number ``first`` plus its other arguments.
 
-    Places are literals mostly, for each of which Numba would compile a jitted function anew.
+    An intrinsic, since a jitted function would be compiled for each literal argument.
     """
 
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
@@ -228,14 +228,14 @@ data, ne, nb = word_reader(0, 1), word_reader(1, 2), word_reader(5, 2)
 
 
 @inline
-def nrows(node, tensor):  # type: ignore[no-untyped-def]
-    """Rows of ``tensor``: the product of all dimensions but the first."""
+def nrows(node, tensor):
+    """The number of rows of ``tensor``: the product of all dimensions but the first."""
     return ne(node, tensor, 1) * ne(node, tensor, 2) * ne(node, tensor, 3)
 
 
 @inline
-def row_address(node, tensor, row):  # type: ignore[no-untyped-def]
-    """Address of row ``row`` (counted over dimensions 1 to 3) of a tensor of any strides."""
+def row_address(node, tensor, row):
+    """The address of row ``row`` (counted over dimensions 1 to 3) of a tensor with any strides."""
     ne1, ne2 = ne(node, tensor, 1), ne(node, tensor, 2)
     i1, rest = row % ne1, row // ne1
     i2, i3 = rest % ne2, rest // ne2
@@ -248,12 +248,12 @@ def row_address(node, tensor, row):  # type: ignore[no-untyped-def]
 
 
 @inline
-def first_row(rows, chunk, n_chunks):  # type: ignore[no-untyped-def]
-    """First row of a chunk; the next chunk's first row is its end."""
+def first_row(rows, chunk, n_chunks):
+    """The first row of a chunk, which ends before that of the next chunk."""
     return rows * chunk // n_chunks
 
 
 @inline
-def set_error(node, code):  # type: ignore[no-untyped-def]
-    """Report a code of ``ERRORS``; the compute ends with it."""
+def set_error(node, code):
+    """Report a code of ``ERRORS``: the compute stops and raises it."""
     i64_ptr(load_i64(node))[0] = code

@@ -10,8 +10,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
+
+from ...numba_internals import cgutils
 
 i64 = ir.IntType(64)
 _X86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
@@ -23,7 +24,7 @@ def _pointer(b: Any, address: Any) -> Any:
 
 @intrinsic
 def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
-    """Add, and return what was there before."""
+    """Add, and return the value before."""
 
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
         return b.atomic_rmw("add", _pointer(b, args[0]), args[1], "acq_rel")
@@ -33,7 +34,7 @@ def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def atomic_cas(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
-    """Store ``value`` if ``expected`` is there; whether it was."""
+    """Store ``value`` if the memory has ``expected``; returns whether it had."""
 
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
         pair = b.cmpxchg(_pointer(b, args[0]), args[1], args[2], "acq_rel", "acquire")
@@ -65,7 +66,7 @@ def atomic_store(typingctx: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def pause(typingctx: Any) -> Any:
-    """Tell the core that this is a spin-wait."""
+    """Tell the core that the thread spins."""
 
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
         if _X86:

@@ -21,7 +21,7 @@ from ...errors import ComputeError
 from ...tensor import Tensor
 from ..interface import Backend, Bytes, Device, HostQueue, Layout, WeightUse
 from ..trace import RunTrace
-from . import kernels as kernels  # registers the lowerings
+from . import kernels as kernels  # it registers the lowerings
 from . import selftest
 from .buffer import REPACK, RepackBufferType
 from .codec import DECODED
@@ -34,7 +34,7 @@ from .work import WorkStore
 
 
 class _PoolQueue(HostQueue):
-    """The process's pool: a program is done when ``enqueue`` returns."""
+    """The queue of the process's pool: a program is done when ``enqueue`` returns."""
 
     def abort(self) -> None:
         """Stop the running compute, from any thread."""
@@ -54,7 +54,7 @@ class CpuProgram:
     def enqueue(self) -> None:
         """Run, and return when all results are in memory. Raises: Aborted, ComputeError."""
         thread = threading.get_ident()
-        if thread in self._inside:  # its work memory is in use
+        if thread in self._inside:  # a Python callable of the program: its work memory is in use
             raise ComputeError(
                 "a Python callable of a graph computes on the backend that runs it; "
                 "give it a backend of its own"
@@ -66,7 +66,7 @@ class CpuProgram:
             self._inside.discard(thread)
 
     def trace(self, repeats: int = 1) -> list[RunTrace]:
-        """When each chunk ran, on the inputs of the last run. Raises: ComputeError, Aborted."""
+        """Traces of new runs on the current inputs. Raises: ComputeError, Aborted."""
         from .trace import trace
 
         return trace(self.program, repeats)
@@ -88,14 +88,14 @@ class CpuBackend(Backend):
         self.fusion = fusion and env.FUSION.enabled()
         self.queue = _PoolQueue()
         self._store = WorkStore()
-        self._inside: set[int] = set()  # threads that run a program here
+        self._inside: set[int] = set()  # ids of threads that run a program
 
     @property
     def device(self) -> Device:
         return Device("CPU", platform.processor() or platform.machine(), "cpu")
 
     def memory(self) -> tuple[int, int] | None:
-        """Bytes of the machine's memory: what can be taken without swapping, and all."""
+        """(bytes available without swapping, all bytes) of the machine's memory."""
         free, total = host.available_memory(), host.total_memory()
         return None if free is None or total is None else (free, total)
 
@@ -103,7 +103,7 @@ class CpuBackend(Backend):
         return HOST
 
     def layouts(self, use: WeightUse) -> Sequence[Layout]:
-        """Interleaved, if all ops that read the weight know how, or else as ggml has it."""
+        """The interleaved layout, if all ops that read the weight support it, then ggml's."""
         known = use.type in INTERLEAVED or int(use.type) in DECODED
         if use.type.is_quantized and not known:
             return ()
@@ -114,7 +114,7 @@ class CpuBackend(Backend):
         return Layout(REPACK, REPACK.alloc_size(tensor)), plain
 
     def set_weights(self, weights: Iterable[tuple[Tensor, Bytes]]) -> Iterator[int]:
-        """Write weights; those that are interleaved by all threads. Yields the bytes done."""
+        """Write weights, interleaving on all threads. Yields the bytes done so far."""
         from .repack import repack
 
         plain: list[tuple[Tensor, Bytes]] = []
@@ -150,7 +150,7 @@ class CpuBackend(Backend):
             sequential=env.KEEP_BARRIERS.enabled(),
         )
         if not interruptible:
-            made.seconds = 0.0  # as one that is known to be short
+            made.seconds = 0.0  # so that it counts as short
         return CpuProgram(made, self._inside)
 
     def run_launches(self, low: Lowering) -> None:

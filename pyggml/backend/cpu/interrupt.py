@@ -1,4 +1,4 @@
-"""Ctrl-C reaches a running compute: a watcher thread on the signal wake-up pipe.
+"""Ctrl-C during a compute: a watcher thread that reads the signal wake-up pipe.
 
     with Watcher(on_signal):                       # around nogil code, cheap enough for each run
         ...
@@ -34,7 +34,7 @@ class Watcher:
                 return self
             try:
                 before = signal.set_wakeup_fd(self._pipe[1].fileno(), warn_on_full_buffer=False)
-            except ValueError:  # a subinterpreter
+            except ValueError:  # in a subinterpreter
                 return self
             if before != self._pipe[1].fileno():  # it is where an interrupt cut __exit__ short
                 self._before = before

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from numba import types
 
-from ...jit import compiled, inline
+from ...jit import compiled, inline, kernel
 from .abi import i64_ptr
 from .atomics import atomic_add, atomic_cas, atomic_load, atomic_store, call_address, cycles, pause
 
-# Control block: one 64-byte line a word, by byte offset.
+# Control block: byte offsets of its words, each on a 64-byte line of its own.
 STATE, TODO, ABORT, ERROR, QUIT, PROGRAM, N_THREADS, PROFILE, SPINS, LOOK, SCRATCH = (
     64 * i for i in range(11)
 )
 MAX_THREADS = 512
-QUEUES = SCRATCH + 8 * MAX_THREADS  # a line a thread: its claim word, its role, its chunks
+QUEUES = SCRATCH + 8 * MAX_THREADS  # a line per thread: its claim word, role and chunks
 CONTROL_BYTES = QUEUES + 64 * MAX_THREADS
 # The claim word: 27 bits of epoch, 16 of phase, 20 of chunks left.
 MAX_CHUNKS, MAX_PHASES = (1 << 20) - 1, (1 << 16) - 2
@@ -26,24 +26,26 @@ END = (1 << 16) - 1  # the phase number of a finished run
 # Words of a program's header (see program.py), of a phase and of a launch.
 H_PHASES, H_N_PHASES, H_LAUNCHES, H_COUNTS, H_BEGINS = range(5)
 HEADER_WORDS = 5
-P_LAUNCH, P_LAUNCHES, P_CHUNKS = range(3)  # the first launch, how many, chunks of all
+P_LAUNCH, P_LAUNCHES, P_CHUNKS = range(3)  # first launch, number of launches, of chunks
 PHASE_WORDS = 3
-L_KERNEL, L_NODE, L_CHUNKS, L_STRIDE, L_REPLICA = range(5)  # addresses; bytes from one thread's
-LAUNCH_WORDS = 5  # record to the next; the number of what each thread runs for itself before, or 0
+# Addresses of kernel and record; chunks; bytes from one thread's record to the next, 0 if there is
+# one for all; the number of the replica to run before, or 0.
+L_KERNEL, L_NODE, L_CHUNKS, L_STRIDE, L_REPLICA = range(5)
+LAUNCH_WORDS = 5
 
 YIELDS = 100  # yields before sleeping
 PARK_AFTER = 60  # sleeps of ~20 us or more before a worker parks
 
 
 @inline
-def pack(epoch, phase, left):  # type: ignore[no-untyped-def]
+def pack(epoch, phase, left):
     """The claim word."""
     return (epoch << 36) | (phase << 20) | left
 
 
 @inline
-def _open_phase(ctl, me, epoch, phase):  # type: ignore[no-untyped-def]
-    """Publish a phase, or the end of the run."""
+def _open_phase(ctl, me, epoch, phase):
+    """Publish a phase, or the end of the run after the last phase."""
     header = i64_ptr(atomic_load(ctl + PROGRAM))
     times = atomic_load(ctl + PROFILE)
     if times != 0:
@@ -56,9 +58,9 @@ def _open_phase(ctl, me, epoch, phase):  # type: ignore[no-untyped-def]
     atomic_store(ctl + TODO, chunks)
     n = atomic_load(ctl + N_THREADS)
     counts = i64_ptr(header[H_COUNTS] + 8 * n * phase)
-    first = me if chunks < n else 0  # who opens a phase begins the first of few chunks
+    first = me if chunks < n else 0  # with few chunks, the opening thread has the first
     for role in range(n):
-        if counts[role] != 0:  # no others: the phase may be over when the last chunk is out
+        if counts[role] != 0:  # only these: the phase may end with the last queue written
             thread = role + first
             if thread >= n:
                 thread -= n
@@ -69,16 +71,20 @@ def _open_phase(ctl, me, epoch, phase):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _run_chunk(ctl, queue, claim, me, made):  # type: ignore[no-untyped-def]
-    """Run what was claimed, and before it what it needs if this thread has not ``made`` it yet.
+def _run_chunk(ctl, queue, claim, me, made):
+    """Run a claimed chunk, after the replica that it reads unless this thread has run it already.
 
-    Returns what is made now: the replicated launch, and the epoch and phase.
+    Args:
+        made: the replica that the thread ran last: its launch, epoch and phase.
+
+    Returns:
+        The same, updated.
     """
     header = i64_ptr(atomic_load(ctl + PROGRAM))
     n = atomic_load(ctl + N_THREADS)
     scratch = i64_ptr(ctl + SCRATCH)[me]
     role = i64_ptr(queue)[1]
-    i = i64_ptr(queue)[2] - (claim & MAX_CHUNKS)  # the chunk's number in the thread's share
+    i = i64_ptr(queue)[2] - (claim & MAX_CHUNKS)  # place in the thread's share
     phase = claim >> 20
     entry = i64_ptr(header[H_PHASES] + 8 * PHASE_WORDS * (phase & END))
     number = entry[P_LAUNCH]
@@ -101,8 +107,8 @@ def _run_chunk(ctl, queue, claim, me, made):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _other_queue(ctl, me, n):  # type: ignore[no-untyped-def]
-    """A thread's queue that is not empty, or 0."""
+def _other_queue(ctl, me, n):
+    """The queue of another thread that is not empty, or 0."""
     for k in range(1, n):
         thread = me + k
         if thread >= n:
@@ -114,20 +120,20 @@ def _other_queue(ctl, me, n):  # type: ignore[no-untyped-def]
 
 
 @compiled(types.int64(*[types.int64] * 5))
-def work(ctl, me, epoch, sched_yield, usleep):  # type: ignore[no-untyped-def]
-    """Claim and run chunks: the caller (``me`` 0) from begin to end of the run ``epoch``, a worker
-    until nothing comes for a while.
+def work(ctl, me, epoch, sched_yield, usleep):
+    """Claim and run chunks.
 
-    A thread takes the chunks of its own queue, then what is left in others'. The caller opens the
-    run in here, so no Python exception can leave it open behind its back.
+    The caller (``me`` 0) returns at the end of the run ``epoch``, a worker after some time without
+    work. A thread takes the chunks of its own queue, then those left in others'. The caller opens
+    the run in here, so that a Python exception cannot leave a run open.
     """
     if me == 0:
         atomic_store(ctl + STATE, pack(epoch, 0, 0))
         _open_phase(ctl, me, epoch, 0)
     idle, spins, look = 0, atomic_load(ctl + SPINS), atomic_load(ctl + LOOK)
-    next_look = 0  # the idle round of the next look at others' queues
+    next_look = 0  # idle round in which to look at others' queues next
     own = ctl + QUEUES + 64 * me
-    done = last = 0  # chunks of a phase that are run and not counted off, and the last claim
+    done = last = 0  # chunks run but not yet subtracted from TODO; the last claim
     made = 0, 0
     while True:
         queue, claim = own, atomic_load(own)
@@ -165,4 +171,25 @@ def work(ctl, me, epoch, sched_yield, usleep):  # type: ignore[no-untyped-def]
         ):
             call_address(usleep, (20, 0, 0, 0))
         else:
-            return 0  # only a worker, between runs or in one that does not want it
+            return 0  # a worker, between runs or in a run of fewer threads
+
+
+STAMP_WORDS = 3  # begin, end, scratch address (which tells the thread)
+
+
+@kernel
+def traced_chunk(node, chunk, n_chunks, scratch):
+    """Call the kernel at ``node[0]`` with the record at ``node[1]``; stamps go to ``node[2]``."""
+    words = i64_ptr(node)
+    stamps = i64_ptr(words[2] + 8 * STAMP_WORDS * chunk)
+    begin = cycles()
+    call_address(words[0], (words[1], chunk, n_chunks, scratch))
+    stamps[1] = cycles()
+    stamps[0] = begin
+    stamps[2] = scratch
+
+
+@compiled(types.int64())
+def read_cycles():
+    """The value of the cycle counter, for Python."""
+    return cycles()

@@ -5,10 +5,10 @@
         params = Scale(s=node.op_params["s"])      # what the kernel reads: ``abi.params_of``
         low.launch(scale_f32, node, params, low.row_chunks(node))
 
-Kernel files register one lowering an op (and one a fused pattern). A lowering may ask for work
-memory (``low.take``), which is its own until it returns, and for the quantized form of a source
-(``low.quantized``): it is made once for all matmuls that read it, by the kernel that computes the
-source where that kernel can.
+Kernel files register a lowering for each op and for each fused pattern. A lowering may take work
+memory (``low.take``), which is its own until it returns. It may also take the quantized form of a
+source (``low.quantized``), which is made once for all matmuls that read it, if possible by the
+kernel that computes the source.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .work import WorkMemory, WorkRange
 
 Range = tuple[int, int]  # first byte, byte after the last
 
-# Ops that know interleaved first sources.
+# Ops whose first source may be interleaved.
 READS_INTERLEAVED = frozenset(("MUL_MAT", "MUL_MAT_ID", "GET_ROWS"))
 
-ALWAYS = 1 << 30  # ``replicate``: however many chunks its readers have
-GRAIN = 8192  # elements: an element-wise chunk smaller than this costs more to claim than to do
+ALWAYS = 1 << 30  # for ``replicate``: with any number of chunks of the readers
+GRAIN = 8192  # elements of an element-wise chunk, at least: claiming a smaller one costs more
 
 
 class NoParams(NamedTuple):
@@ -45,19 +45,19 @@ NONE = NoParams()
 
 @dataclass(eq=False)
 class Launch:
-    """One kernel call of a program (or a Python callable, which cuts the program).
+    """One kernel of a program with its node and values (or a Python callable, which cuts it).
 
     Attributes:
         node: the result in the kernel's record.
         params: the kernel's NamedTuple.
         src: the sources in the record.
-        reads, writes: bytes.
-        quantizes: whether the kernel also writes the int8 form of its result, where
-            ``params.quantize`` has an address.
+        reads, writes: byte ranges.
+        quantizes: whether the kernel can also write the int8 form of its result, to the address in
+            ``params.quantize``.
         streams: weights that it reads once, from memory.
-        replicate: where its readers have at most so many chunks, each thread may run it for itself.
-        variant: of the kernel, for profiles: types and layouts.
-        nodes: the nodes it computes or helps to (several if fused).
+        replicate: if its readers have at most so many chunks, each thread may run it for itself.
+        variant: types and layouts, for profiles.
+        nodes: the nodes it computes or helps to compute (several if fused).
     """
 
     kernel: Kernel | None
@@ -76,7 +76,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """What profiles call it, such as ``mul_mat_q4_1_x16``."""
+        """The name in profiles, such as ``mul_mat_q4_1_x16``."""
         if self.kernel is None:
             return "Python"
         return "_".join(part for part in (self.kernel.name, self.variant) if part)
@@ -101,9 +101,9 @@ def lowers(
 
 
 def fuses(*ops: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
-    """Register the lowering of adjacent nodes: ``lower(low, *nodes)``, False to decline.
+    """Register the lowering of adjacent nodes: ``lower(low, *nodes)``, which may return False.
 
-    Every node but the last is read once, by a later node of the pattern, and is not an output.
+    Each node but the last is read only once, by a later node of the pattern, and is not an output.
     """
 
     def register(lower: Callable[..., bool]) -> Callable[..., bool]:
@@ -114,7 +114,7 @@ def fuses(*ops: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
 
 
 def _same_rows(x: Tensor) -> Tensor:
-    """What ``x`` is a mere reshape of, where both have the same blocks of 32; or ``x``."""
+    """The tensor that ``x`` is a reshape of, if both have the same blocks of 32; else ``x``."""
     root = x.view_src
     if root is None or x.data != root.data or x.nelements != root.nelements:
         return x
@@ -129,9 +129,9 @@ def all_f32(node: Tensor) -> bool:
 
 
 def reads_layout(node: Tensor) -> bool:
-    """Whether interleaved sources are where kernels know that layout: a matmul's or table's rows.
+    """Whether kernels can read the node's interleaved sources: a matmul's weight, a table's rows.
 
-    They are used whole: a view starts and ends inside of groups.
+    Views are excluded, since they may start and end inside groups.
     """
     assert node.op is not None
     known = node.src[0] if node.op.name in READS_INTERLEAVED else None
@@ -142,12 +142,12 @@ def reads_layout(node: Tensor) -> bool:
 
 
 def byte_range(tensor: Tensor) -> Range:
-    """The bytes that a tensor may touch, gaps included."""
+    """The bytes from a tensor's first to its last element, gaps included."""
     return tensor.data, tensor.data + tensor.nbytes
 
 
-def meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
-    """Whether any two of them overlap."""
+def any_overlap(some: Sequence[Range], others: Sequence[Range]) -> bool:
+    """Whether a range of the one overlaps a range of the other."""
     for start, end in some:
         for first, last in others:
             if start < last and first < end:
@@ -157,10 +157,10 @@ def meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
 
 @dataclass
 class Lowering:
-    """The launches of a graph while they are collected.
+    """Collects the launches of a graph.
 
     Args:
-        n_threads: that will run them; the pool has room for ``MAX_THREADS``.
+        n_threads: threads that will run them, at most ``MAX_THREADS``.
         fusion: let kernels take several adjacent nodes at once.
     """
 
@@ -170,7 +170,7 @@ class Lowering:
     fusion: bool = True
     launches: list[Launch] = field(default_factory=list)
     scratch_bytes: int = 64
-    _first: int = 0  # the first launch of the node that is lowered now
+    _first: int = 0  # number of the first launch of the current node
     _producer: dict[Tensor, int] = field(default_factory=dict)
     _quantized: dict[tuple[Tensor, int], tuple[WorkRange, int]] = field(default_factory=dict)
     _made: dict[Hashable, tuple[WorkRange, int]] = field(default_factory=dict)
@@ -200,17 +200,17 @@ class Lowering:
         Args:
             node: the result in the kernel's record.
             params: what the kernel reads with ``abi.params_of``.
-            chunks: how many pieces the kernel may be called for.
+            chunks: the number of pieces of work.
             src: the sources in the record; by default the node's.
             reads: the tensors it reads; by default ``src``.
             work: the work memory it reads.
-            writes: what it writes; by default the node.
-            scratch: bytes of thread memory that it needs.
-            quantizes: it can also write the result as blocks of int8 to ``params.quantize``.
+            writes: the memory it writes; by default the node's.
+            scratch: bytes of thread scratch that it needs.
+            quantizes: it can also write the result as int8 blocks, to ``params.quantize``.
             streams: weights that it reads once, from memory.
-            replicate: if it has one chunk and its readers at most so many, each thread may run it
-                for itself (``ALWAYS``: however many they have).
-            variant: of the kernel, for profiles: types and layouts.
+            replicate: each thread may run it for itself, if it has one chunk and its readers have
+                at most so many (``ALWAYS``: any number).
+            variant: types and layouts, for profiles.
 
         Raises:
             AllocError: a range of work memory was given to another launch meanwhile.
@@ -234,26 +234,27 @@ class Lowering:
         self.scratch_bytes = max(self.scratch_bytes, scratch)
 
     def python(self, node: Tensor, call: Callable[[], None]) -> None:
-        """Add a call into Python between two compiled parts of the program."""
+        """Add a call of a Python function between two compiled parts of the program."""
         self.launches.append(
             Launch(None, node, NONE, 1, node.src, [], [byte_range(node)], python=call)
         )
 
     def take(self, size: int) -> WorkRange:
-        """Work memory of ``size`` bytes that nothing else has while this node is lowered.
+        """Work memory of ``size`` bytes for the current node.
 
-        Nor has anything that was made before and is in use (``quantized``, ``known``).
+        No other memory taken for this node overlaps it, nor does any earlier result that this node
+        uses (``quantized``, ``known``).
         """
         made = self.work.take(size, self._first)
         made.use(len(self.launches))
         return made
 
     def row_chunks(self, node: Tensor) -> int:
-        """Chunks for a kernel that splits rows: enough for the threads, none too small."""
+        """The chunks of a kernel that is split by rows: enough for all threads, none too small."""
         return max(1, min(node.nrows, node.nelements // GRAIN, 8 * self.n_threads))
 
     def mac_chunks(self, node: Tensor, macs: int, least: int = 1 << 17) -> int:
-        """Chunks of rows for a kernel of so many multiply-adds, of about ``least`` or more each."""
+        """The number of chunks of rows for so many multiply-adds, ``least`` or more in each."""
         return max(1, min(node.nrows, macs // least, 16 * self.n_threads))
 
     def quantized(
@@ -261,10 +262,13 @@ class Lowering:
     ) -> WorkRange:
         """The int8 form of ``x`` (see ``kernels/quantize.py``), made once for adjacent readers.
 
-        ``columns`` is the block size of the weights that it meets. Where the launch that computes
-        ``x`` can quantize (``quantizes``, blocks of 32), it does; else ``quantize`` adds a
-        launch. It is made again where its work memory went to another tensor or ``x`` was written
+        Blocks of 32 are written by the launch that computes ``x``, if it can (``quantizes``). Else
+        a launch is added. It is made again if its work memory was reused, or ``x`` was written
         (by CPY or SET_ROWS) since.
+
+        Args:
+            columns: the block size of the weights.
+            quantize: adds the launch.
         """
         if (x, columns) in self._quantized:
             known, at = self._quantized[x, columns]
@@ -292,7 +296,7 @@ class Lowering:
         return free and not self._written(x, number)
 
     def known(self, key: Hashable, *sources: Tensor | None) -> WorkRange | None:
-        """What was remembered under a key, unless its memory or a source changed since."""
+        """The memory remembered under a key; None if it was reused or a source was written."""
         made, number = self._made.get(key, (None, 0))
         if made is None or not made.intact:
             return None
@@ -302,13 +306,13 @@ class Lowering:
         return made
 
     def remember(self, key: Hashable, made: WorkRange) -> WorkRange:
-        """Note what the last launch has made of some sources, for ``known``."""
+        """Remember the result of the last launch under a key, for ``known``; returns it."""
         self._made[key] = made, len(self.launches) - 1
         return made
 
     def _written(self, x: Tensor, since: int) -> bool:
         """Whether a launch after ``since`` writes bytes of ``x``."""
-        return any(meet([byte_range(x)], la.writes) for la in self.launches[since + 1 :])
+        return any(any_overlap([byte_range(x)], la.writes) for la in self.launches[since + 1 :])
 
     def run(self) -> None:
         """Lower every node. Raises: UnsupportedOp."""
@@ -348,7 +352,7 @@ class Lowering:
         return 0
 
     def _fusable(self, group: list[Tensor]) -> bool:
-        """Whether all but the last are read once, inside the group, and nobody else looks."""
+        """Whether all nodes but the last are read once, inside the group, and are no outputs."""
         return all(
             self.graph.use_count(n) == 1
             and not n.flags

@@ -3,12 +3,12 @@
     pool = get_pool()
     pool.run(program)                              # blocks; other callers queue
 
-One pool per process. A program is a list of phases, a phase a list of chunks that may run at the
-same time. Each thread claims the chunks of its share one by one from a 64-bit word (epoch, phase,
-chunks left), then what is left of others' shares, so a thread that is not running holds nothing and
-blocks nobody; whoever finishes the last chunk of a phase opens the next one. An idle thread spins,
-then yields, then sleeps; a worker that has found nothing for a millisecond parks on a Python lock
-until the next run.
+A process has one pool. A program is a list of phases, a phase a list of chunks that may run at the
+same time. Each thread claims the chunks of its share one by one from a 64-bit word (epoch,
+phase, chunks left), then chunks left in the shares of others, so a thread that does not get CPU
+time blocks nobody. The thread that finishes the last chunk of a phase opens the next phase. An idle
+thread spins, then yields, then sleeps; a worker without work for a millisecond parks on a Python
+lock until the next run.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 
 
 _UNWATCHED = nullcontext()
-_LONG_S = 0.05  # a program that took longer is interrupted by Ctrl-C while it runs
+_LONG_S = 0.05  # programs that take longer can be interrupted by Ctrl-C
 
 
 class Runnable(Protocol):
-    """What runs: a program, or a traced one."""
+    """A program, traced or not."""
 
     n_threads: int
     scratch_bytes: int
@@ -70,7 +70,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._control = zeroed(CONTROL_BYTES)
-        self._words = self._control.data.cast("q")[:: 64 // 8]  # NumPy's items cost more
+        self._words = self._control.data.cast("q")[:: 64 // 8]  # faster than NumPy's items
         self._scratch_table = self._control[SCRATCH:].view(np.int64)
         self.control = int(self._control.ctypes.data)
         self.error_slot = self.control + ERROR
@@ -79,15 +79,15 @@ class Pool:
         atexit.register(self.close)
 
     def reset(self) -> None:
-        """No workers and no run, as after a fork; the control block that programs know stays."""
+        """Forget workers and run, as after a fork. The control block stays: programs know it."""
         self._lock = threading.RLock()
         self._workers: list[_Worker] = []
         self._yields = host.yield_addresses()
-        self._ready = 0, 0  # threads with scratch, and its bytes
+        self._ready = 0, 0  # (threads with scratch, bytes of it)
         self._watcher = Watcher(lambda: self._set(ABORT, 1))
-        self._control[:] = 0  # claims of a run that went on at the fork too
+        self._control[:] = 0  # also the claims of a run during the fork
         self._epoch = 1
-        self.open = 0  # threads of the run that begins or goes on: they do not park
+        self.open = 0  # threads of the current run, which do not park
         self._set(STATE, pack.py_func(self._epoch, END, 0))
         self._tuning: Tuning | None = None
         self._options: host.ThreadOptions | None = None
@@ -100,7 +100,7 @@ class Pool:
         self._set(ABORT, 1)
 
     def scratch_addresses(self) -> list[int]:
-        """Of each thread's scratch memory, the caller's first."""
+        """The addresses of all threads' scratch memory, the caller's first."""
         return [int(s.ctypes.data) for s in self._scratch]
 
     def run(self, program: Runnable) -> None:
@@ -108,14 +108,14 @@ class Pool:
         with self._lock:
             self._prepare(program)
             start = time.perf_counter()
-            # Ctrl-C waits for a short program anyway: no pipe for one that is known to be short
+            # a program that is known to be short needs no watcher: Ctrl-C waits for its end
             watch = program.seconds > _LONG_S
             for first, header in program.segments():
                 self._run_segment(first, header, program.n_threads, watch)
             program.seconds = time.perf_counter() - start
 
     def profile(self, program: Program) -> list[npt.NDArray[np.float64]]:
-        """Run once; the nanoseconds of the phases of each compiled part (cycle counter)."""
+        """The nanoseconds of each phase of a run, by the cycle counter, for each compiled part."""
         times = []
         with self._lock:
             self._prepare(program)
@@ -140,13 +140,13 @@ class Pool:
         ready_threads, ready_bytes = self._ready
         if n_threads > ready_threads or program.scratch_bytes > ready_bytes:
             n, size = max(n_threads, ready_threads), max(program.scratch_bytes, ready_bytes)
-            self._ready = 0, 0  # an interrupt may come before all of it is
+            self._ready = 0, 0  # in case of an interrupt before all of it is done
             self._scratch = [zeroed(size) for _ in range(n)]
             self._scratch_table[:n] = self.scratch_addresses()
             for i in range(len(self._workers) + 1, n):
                 self._workers.append(_Worker(self, i))
                 try:
-                    self._workers[-1].thread.start()  # known by now: there is never a second one
+                    self._workers[-1].thread.start()  # listed first: never started twice
                 except RuntimeError as error:
                     del self._workers[-1]
                     raise AllocError(
@@ -179,7 +179,7 @@ class Pool:
             finally:
                 self.open = 0
         if code := int(self._words[ERROR // 64]):
-            self._set(ERROR, 0)  # a callable may go on after what failed inside of it
+            self._set(ERROR, 0)  # a callable may have handled an error of its own
             raise ComputeError(f"a kernel stopped the graph: {ERRORS.get(code, f'error {code}')}")
         if self._words[ABORT // 64]:
             raise Aborted("the compute was aborted")
@@ -196,7 +196,7 @@ class Pool:
 
 
 class _Worker:
-    """A daemon thread that works while there is work and parks on a lock when there is none."""
+    """A daemon thread that runs chunks, and parks on a lock when there are none."""
 
     def __init__(self, pool: Pool, index: int) -> None:
         self._pool = pool
@@ -220,7 +220,7 @@ class _Worker:
                 return
             self._parked = True
             if self._index < pool.open or pool._words[QUIT // 64]:
-                self._parked = False  # a run began in between: its caller may not have seen us
+                self._parked = False  # a run began meanwhile and may have missed it
                 continue
             self._bell.acquire()
 
@@ -230,7 +230,7 @@ _pool_lock = threading.Lock()
 
 
 def get_pool() -> Pool:
-    """The process's pool; a forked child has it without its workers."""
+    """The pool of the process. A forked child keeps it, without its workers."""
     global _pool
     if _pool is not None:
         return _pool
@@ -244,7 +244,7 @@ def _after_fork() -> None:
     global _pool_lock
     _pool_lock = threading.Lock()
     if _pool is not None:
-        _pool.reset()  # not a new one: programs hold its address
+        _pool.reset()  # not a new pool: programs have its address
 
 
 if hasattr(os, "register_at_fork"):

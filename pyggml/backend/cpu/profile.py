@@ -1,9 +1,9 @@
-"""Where the time of a program goes: nanoseconds, bytes and multiply-adds of each phase.
+"""The time of each phase of a program, with its bytes and multiply-adds.
 
     for row in profile(program, repeats=20):
         print(row.label, row.ns, row.gb_per_s)
 
-Each phase is timed with the core's cycle counter inside the run, so nothing is slowed down or cut.
+Phases are timed with the core's cycle counter inside a normal run, which is not slowed down.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class PhaseTime:
 
     @property
     def bytes(self) -> int:
-        """Weights and activations that its matmuls read."""
+        """The bytes of weights and activations that it reads."""
         return sum(s.nbytes for la in self.phase.launches for s in la.src if s is not None)
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of its matmuls."""
+        """The multiply-adds of its matmuls."""
         return sum(
             la.node.nelements * la.src[0].ne[0] * (2 if "glu" in la.name else 1)
             for la in self.phase.launches
@@ -54,7 +54,7 @@ class PhaseTime:
 
 
 def profile(program: Program, repeats: int = 20) -> list[PhaseTime]:
-    """Run the program some times; the median time of each phase of its compiled parts."""
+    """The median time of each phase of the compiled parts, over some runs."""
     pool = get_pool()
     runs = [np.concatenate(pool.profile(program)) for _ in range(repeats)]
     medians = np.median(np.stack(runs), axis=0)

@@ -3,11 +3,11 @@
     program = compile_program(graph, n_threads=2, pool=get_pool(), store=WorkStore())
     pool.run(program)
 
-Launches become phases: a launch runs one phase after the last one that it depends on, where depends
-means overlapping bytes of memory (read after write, write after read, write after write; work
-memory included). So nodes that do not touch each other (Q, K and V; gate and up) share a phase, and
-each phase boundary is the only barrier. Small launches that one row needs are run by every thread
-for itself (``replicate``). A program keeps its buffers and kernels alive.
+Launches are grouped into phases. A launch runs in the first phase after those that it depends on,
+that is, with which its bytes conflict (read after write, write after read, write after write; work
+memory included). So independent nodes (Q, K and V; gate and up) share a phase, and the only barrier
+is the end of a phase. Small launches of one row are run by each thread for itself (``replicate``).
+A program keeps its buffers and kernels alive.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from ...buffer import zeroed
 from ...cgraph import CGraph
 from ...errors import UnsupportedOp
+from ...rounding import ceil_div
 from .loop import (
     H_BEGINS,
     H_COUNTS,
@@ -39,11 +40,11 @@ from .replicate import ReplicaUse, replica_bytes, replicate_small, thread_record
 from .work import WorkMemory, WorkStore
 
 Longs = npt.NDArray[np.int64]
-_GRANULES = 8192  # dependency tracking cuts each span of memory into about this many pieces
+_GRANULES = 8192  # pieces, about, into which conflict tracking cuts each span of memory
 
 
 class _Hazards:
-    """The last phase that read and wrote each piece of memory."""
+    """The last phases that read and wrote each piece of memory."""
 
     def __init__(self, launches: list[Launch]) -> None:
         spans = _merge([r for launch in launches for r in (*launch.reads, *launch.writes)])
@@ -57,7 +58,7 @@ class _Hazards:
         self._read = [np.full(n, -1, np.int32) for n in sizes]
 
     def place(self, launch: Launch) -> int:
-        """The first phase in which the launch may run; its own accesses are noted."""
+        """The first phase in which the launch may run, after noting its accesses."""
         reads = [self._locate(r) for r in launch.reads]
         writes = [self._locate(r) for r in launch.writes]
         phase = 0
@@ -90,7 +91,7 @@ def _merge(ranges: list[Range]) -> list[Range]:
 
 @dataclass(eq=False)
 class Phase:
-    """Launches that may run at the same time, and those that each thread runs for itself before."""
+    """Launches that may run at the same time, and replicas that each thread runs before them."""
 
     launches: list[Launch]
     replicas: list[Launch] = field(default_factory=list)
@@ -101,12 +102,12 @@ class Phase:
 
 
 class Program:
-    """What the pool runs; see ``compile_program``."""
+    """A compiled graph for the pool; see ``compile_program``."""
 
     def __init__(self, lowering: Lowering, error_slot: int, *, sequential: bool = False) -> None:
         self.scratch_bytes = lowering.scratch_bytes
         self.n_threads = lowering.n_threads
-        self.seconds = float("inf")  # what the last run took
+        self.seconds = float("inf")  # of the last run
         self.launches = lowering.launches
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
         python = any(launch.python is not None for launch in lowering.launches)
@@ -132,7 +133,7 @@ class Program:
         return [len(phases) for _, phases, _ in self._parts]
 
     def parts(self) -> Iterator[tuple[Callable[[], None] | None, list[Phase], int]]:
-        """A Python callable, or phases and their header, in order."""
+        """(Python callable, phases, header) of each part in order; one or the other is empty."""
         yield from self._parts
 
     def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]:
@@ -198,17 +199,17 @@ class Program:
 
 
 def in_table(phases: list[Phase]) -> list[tuple[Launch, int]]:
-    """Launches and their phases as the table has them: the replicated ones after all others."""
+    """Launches with their phases, in the order of the table: replicas after all others."""
     shared = [(launch, i) for i, phase in enumerate(phases) for launch in phase.launches]
     replicas = [(launch, i) for i, phase in enumerate(phases) for launch in phase.replicas]
     return shared + list({launch: (launch, i) for launch, i in reversed(replicas)}.values())[::-1]
 
 
 def shares(chunks: Longs, first: Longs, n: int) -> Longs:
-    """How the chunks of each launch fall to threads: thread t begins with those from ``[t]`` on.
+    """The shares of threads in the chunks of each launch: thread t has chunks [t] up to [t + 1].
 
-    Each thread has an equal share of a launch's chunks, side by side; launches of less chunks than
-    threads are dealt together.
+    The shares of a launch are equal. Launches of a phase with fewer chunks than threads are shared
+    out together.
 
     Args:
         chunks: of each launch.
@@ -219,14 +220,15 @@ def shares(chunks: Longs, first: Longs, n: int) -> Longs:
         int64[launches, n + 1].
     """
     threads = np.arange(n + 1)
-    begins = -(-chunks[:, None] * threads // n)
+    begins: Longs = ceil_div(chunks[:, None] * threads, n)
     few = np.where(chunks < n, chunks, 0)
     before = np.cumsum(few) - few
     sizes = np.diff(np.append(first, len(chunks)))
     before -= np.repeat(before[first], sizes)
     total = np.repeat(np.add.reduceat(few, first), sizes)[:, None]
-    dealt = np.where(total < n, threads, -(-total * threads // n)) - before[:, None]
-    return np.where(chunks[:, None] < n, np.clip(dealt, 0, chunks[:, None]), begins)
+    dealt = np.where(total < n, threads, ceil_div(total * threads, n)) - before[:, None]
+    few_begins = np.clip(dealt, 0, chunks[:, None])
+    return np.where(chunks[:, None] < n, few_begins, begins)
 
 
 def compile_program(
@@ -242,7 +244,7 @@ def compile_program(
 
     Args:
         fusion: let kernels take several adjacent nodes at once.
-        sequential: one launch a phase, in the graph's order (for tests).
+        sequential: one launch per phase, in the graph's order (for tests).
 
     Raises:
         UnsupportedOp: a node that no kernel takes.

@@ -20,11 +20,11 @@ from ...dtype import row_size
 from ...jit import kernel
 from ...tensor import Tensor
 from .abi import DST, data, first_row, i64_ptr, params_of
-from .kernels.weights import PACK, decode_rows, pack, packed_bytes, weight_facts
+from .kernels.weights import PACK, decode_rows, pack, packed_bytes, weight_traits
 from .layout import ROWS, group_bytes
 from .lowering import Lowering
 from .simd.element import zero_run
-from .simd.row_tile import TABLE_BYTES, aim
+from .simd.row_tile import TABLE_BYTES, set_row_pointers
 from .work import WorkMemory, WorkStore
 
 _STEP_BYTES = 16 << 20
@@ -39,7 +39,7 @@ class Repack(NamedTuple):
     n_columns: int
     group_bytes: int
     matrices: int
-    facts: int
+    traits: int
 
 
 @kernel
@@ -54,12 +54,12 @@ def repack_groups(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-de
     for g in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
         matrix, row = g // groups, g % groups * ROWS
         source = p.source + matrix * n_rows * row_bytes
-        aim(scratch, source, row_bytes, row, n_rows)
+        set_row_pointers(scratch, source, row_bytes, row, n_rows)
         for r in range(n_rows - row, ROWS):
             i64_ptr(scratch)[r] = padding
-        facts, n = p.facts, p.n_columns
-        decode_rows(facts, scratch, ROWS, n, padding + row_bytes + 4)
-        pack(facts, scratch, n, data(node, DST) + g * p.group_bytes)
+        traits, n = p.traits, p.n_columns
+        decode_rows(traits, scratch, ROWS, n, padding + row_bytes + 4)
+        pack(traits, scratch, n, data(node, DST) + g * p.group_bytes)
 
 
 def repack(
@@ -100,8 +100,8 @@ def _run(
         n = tensor.ne[0]
         matrices = tensor.ne[2] * tensor.ne[3]
         row_bytes, bytes_of_16 = row_size(tensor.type, n), group_bytes(tensor.type, n)
-        start, facts = int(source.ctypes.data), weight_facts(tensor, PACK)
-        params = Repack(start, row_bytes, tensor.ne[1], n, bytes_of_16, matrices, facts)
+        start, traits = int(source.ctypes.data), weight_traits(tensor, PACK)
+        params = Repack(start, row_bytes, tensor.ne[1], n, bytes_of_16, matrices, traits)
         groups = -(-tensor.ne[1] // ROWS) * matrices
         scratch = TABLE_BYTES + row_bytes + 4 + packed_bytes(tensor)
         low.launch(repack_groups, tensor, params, min(groups, 256), src=(), scratch=scratch)

@@ -1,12 +1,12 @@
-"""Small launches that each thread runs for itself, right before what needs their result.
+"""Replication of small launches: each thread runs them for itself, before it reads their result.
 
     kept, uses = replicate_small(launches, graph, n_threads)
     records = thread_records(launch, uses.get(launch), memory, error_slot)
 
 The norm of a single row takes less time than the barriers around it, during which no thread reads
-weights. So where only a few launches read its result, it leaves the order: a thread runs it into
-memory of its own when it begins one of those launches, whose records name that memory, thread by
-thread.
+weights. So if its result is only read by launches, it is taken out of the phases: each thread runs
+it into memory of its own before its first chunk of a launch that reads it. The records of such
+launches exist once per thread, with the address of that thread's memory.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ...cgraph import CGraph
+from ...rounding import round_up
 from ...tensor import Tensor
 from .abi import DST, SRC0, TENSOR_WORDS, integer_places, record
-from .lowering import Launch, Range, byte_range, meet
+from .lowering import Launch, Range, any_overlap, byte_range
 
 _ALIGN = 64
 
 
 @dataclass(frozen=True, eq=False)
 class ReplicaUse:
-    """What a launch reads of a replicated one.
+    """The replica that a launch reads.
 
     Attributes:
-        launch: the replicated one; its ``chunks`` count the threads.
+        launch: the replicated launch; its ``chunks`` is the number of threads.
         ranges: byte ranges it writes that are still intact when the reader runs.
     """
 
@@ -39,24 +40,26 @@ class ReplicaUse:
 
 
 def replica_bytes(launch: Launch) -> int:
-    """Bytes of its own that a thread needs for what a replicated launch writes."""
+    """Bytes that each thread needs for the result of a replicated launch."""
     return sum(_aligned(r) for r in launch.writes)
 
 
 def _aligned(r: Range) -> int:
-    return -(-(r[1] - r[0]) // _ALIGN) * _ALIGN
+    return round_up(r[1] - r[0], _ALIGN)
 
 
 def replicate_small(
     launches: list[Launch], graph: CGraph, n_threads: int
 ) -> tuple[list[Launch], dict[Launch, ReplicaUse]]:
-    """Take launches that threads may run for themselves out of the order.
+    """Take small launches that each thread can run for itself out of the list.
 
     Returns:
-        The launches that stay, with the reads of those that were taken; and the readers' uses.
+        The remaining launches, whose reads now include those of their replicas; and the replica of
+        each launch that reads one.
     """
     inside = Counter(s for node in graph.nodes for s in node.src if s is not None)
-    looked_at = {s for node in graph.nodes[-1:] for s in node.src}  # by eval callbacks, at a split
+    # eval callbacks may read the sources of a split's last node
+    looked_at = {s for node in graph.nodes[-1:] for s in node.src}
     views: dict[Tensor, list[Tensor]] = {}
     for node in graph.nodes:
         if node.view_src is not None:
@@ -86,60 +89,60 @@ def replicate_small(
         made = replace(launch, chunks=n_threads)
         for reader, ranges in readers.items():
             uses[reader] = ReplicaUse(made, ranges)
-            reader.reads = [r for r in reader.reads if not meet([r], ranges)] + launch.reads
+            reader.reads = [r for r in reader.reads if not any_overlap([r], ranges)] + launch.reads
         taken.add(launch)
     return [launch for launch in launches if launch not in taken], uses
 
 
 def _writes_node(launch: Launch) -> bool:
-    """Whether it writes its node, not mere work memory."""
+    """Whether it writes its node, not only work memory."""
     return byte_range(launch.node) in launch.writes
 
 
 def _readers(launches: list[Launch], i: int) -> dict[Launch, list[Range]]:
-    """The launches that read what launch ``i`` writes, with the ranges that they read.
+    """The launches that read the result of launch ``i``, with the byte ranges that they read.
 
-    None, if it may not run as late as they do.
+    Empty if the launch cannot be moved to its readers.
     """
     launch = launches[i]
     node = launch.node if _writes_node(launch) else None
     readers: dict[Launch, list[Range]] = {}
     alive = launch.writes
-    overwritten = False  # whether a launch up to here writes what it reads
+    overwritten = False  # whether an earlier reader or other launch overwrites its sources
     for later in launches[i + 1 :]:
-        overwritten = overwritten or meet(launch.reads, later.writes)
-        if meet(later.reads, alive):
+        overwritten = overwritten or any_overlap(launch.reads, later.writes)
+        if any_overlap(later.reads, alive):
             if overwritten or not _may_move(later, alive):
                 return {}
-            readers[later] = [r for r in alive if meet(later.reads, [r])]
+            readers[later] = [r for r in alive if any_overlap(later.reads, [r])]
         if node is not None and (later.node is node or later.node.view_src is node):
             return {}
-        if meet(alive, later.writes):  # their memory is used again
-            alive = [r for r in alive if not meet([r], later.writes)]
+        if any_overlap(alive, later.writes):  # the memory is reused
+            alive = [r for r in alive if not any_overlap([r], later.writes)]
             if not alive:
                 break
     return readers
 
 
 def _may_move(reader: Launch, ranges: list[Range]) -> bool:
-    """Whether all that a launch reads of some ranges can be given other addresses."""
+    """Whether the addresses of all that a launch reads in some ranges can be replaced."""
     sources = [byte_range(s) for s in reader.src if s is not None and s.nelements]
     return all(
         any(a <= start and end <= b for a, b in ranges)
         for start, end in sources
-        if meet([(start, end)], ranges)
+        if any_overlap([(start, end)], ranges)
     )
 
 
 def thread_records(
     launch: Launch, use: ReplicaUse | None, memory: list[int], error_slot: int
 ) -> npt.NDArray[np.int64]:
-    """The records of a launch, one for each thread where it uses threads' own memory.
+    """The records of a launch: one, or one per thread if it uses the threads' own memory.
 
     Shape: int64[1 or threads, words].
 
     Args:
-        use: what it reads of a replicated launch; of that one itself, all that it writes.
+        use: the replica that it reads; for a replica itself, the ranges that it writes.
         memory: the address of each thread's own memory.
     """
     words = record(error_slot, launch.params, launch.node, launch.src)

@@ -1,13 +1,13 @@
-"""Try an instruction set before it is used: a mistake there is a dead process, not an exception.
+"""Self-test of an instruction set, in child processes, since a mistake there kills the process.
 
     ensure_isa()                                   # at the start of the first CPU backend
     measure_again()                                # pyllama info --tune
 
-The first time that these sources meet this host, two child processes compare small computations
-with NumPy: one a case of each kernel family, the other a token through a layer as models run it. If
-one dies or disagrees, the next simpler instruction set is tried, with one line on stderr. What they
-compiled, side by side, is in the cache then. When both have passed and the machine is idle, the
-first child measures the CPU (``measure``), which takes a fraction of a second.
+When these sources run on a host for the first time, two child processes compare small computations
+with NumPy: the first a case of each kernel family, the second a layer of a model for one token. If
+one of them dies or gives a wrong result, the next simpler instruction set is tried, with one line
+on stderr. What they compiled stays in the cache. After both have passed, the first child measures
+the CPU (``measure``) on the idle machine, which takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from . import tuning
 Array = npt.NDArray[Any]
 _TIMEOUT_S = 300
 _PASSED = "self-test-passed"
+_TESTED = ("pyggml.backend.cpu", "pyggml.ops", "pyggml.quants", "pyggml.jit", "pyggml.dtype")
 _INHERITS = os.name == "posix"  # whether a child can be given a pipe beside its standard ones
 _lock = threading.Lock()
 _done = False
 
 
 def ensure_isa() -> None:
-    """Settle on an instruction set that works here, and measure a CPU that was not seen before.
+    """Choose an instruction set that works on this host, and measure a new CPU.
 
     Raises: BackendError, PyggmlError.
     """
@@ -49,7 +50,7 @@ def ensure_isa() -> None:
             jit.use_isa(_first_working())
         else:
             jit.isa()
-        tuning.forget()  # what was looked up before the instruction set was settled
+        tuning.forget()  # values read before the instruction set was chosen
         keeps = jit.code_cache(jit.isa()).writable
         if measured and keeps and env.SELF_TEST.enabled() and tuning.load() is None:
             measure_again()
@@ -58,7 +59,7 @@ def ensure_isa() -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()  # a thread that is not here may have had it
+    _lock = threading.Lock()  # the child lacks the thread that may have held it
 
 
 if hasattr(os, "register_at_fork"):
@@ -81,13 +82,14 @@ def measure_again() -> tuning.Record:
 def _first_working() -> str:
     for name in jit.host_isas():
         cache = jit.code_cache(name)
-        if cache.read(_PASSED) is not None:
+        passed = f"{_PASSED}-{jit.sources(name).tree(*_TESTED)}"
+        if cache.read(passed) is not None:
             return name
         if jit.on_compile is not None:
             jit.on_compile(f"{name} self-test")
         problem, measured = _try(name)
         if not problem:
-            cache.write(_PASSED, b"")
+            cache.write(passed, b"")
             if measured is not None:
                 jit.use_isa(name)
                 tuning.save(measured)
@@ -100,7 +102,7 @@ def _try(name: str) -> tuple[str, tuning.Record | None]:
     """Run the self-test of an instruction set in child processes.
 
     Returns:
-        What is wrong, or nothing; and what was measured.
+        (what is wrong, empty if nothing; what was measured).
     """
     if not _has_interpreter():
         return "", None
@@ -122,12 +124,12 @@ def _try(name: str) -> tuple[str, tuning.Record | None]:
 
 
 def _has_interpreter() -> bool:
-    """Whether this is no embedded Python, which has no interpreter to start."""
+    """Whether there is an interpreter to start (embedded Python has none)."""
     return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 def _record(output: list[str], problem: str) -> tuning.Record:
-    """What a child measured, or why it did not."""
+    """A child's measurements, or why there are none."""
     try:
         return tuning.Record.from_json(output[-1])
     except (IndexError, ValueError) as e:
@@ -137,7 +139,7 @@ def _record(output: list[str], problem: str) -> tuning.Record:
 class _Child:
     """A Python process that calls functions of this module, one after the other.
 
-    It ends with this process, even if that is killed: it watches a pipe whose other end is here.
+    It ends with this process, even if that is killed: it reads from a pipe that this process holds.
 
     Raises:
         OSError: it cannot be started.
@@ -164,7 +166,7 @@ class _Child:
             os.close(watched)
 
     def result(self) -> tuple[list[str], str]:
-        """Let it measure, if it waits for that. The lines that it printed, and what went wrong."""
+        """(lines that it printed, what went wrong). It may measure now, if it waits for that."""
         try:
             output, error = self._process.communicate("go\n", timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired as e:
@@ -196,13 +198,13 @@ def end_with(pipe: int) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-# Sizes that take every path once: full and partial groups, one token, several, and with a matrix
-# unit two of its tiles and five tokens more.
+# Sizes that cover every path: full and partial groups, one token and several, and with a matrix
+# unit two of its tiles plus five tokens.
 _MATMUL_TYPES = {"Q4_1": 64, "Q8_0": 64, "Q4_K": 256, "Q6_K": 256, "F16": 64}  # by columns
 
 
 def families() -> None:
-    """The first child: one case a kernel family; raises where a result is wrong."""
+    """The first child: one case per kernel family. Raises if a result is wrong."""
     from ... import ops
     from ...cgraph import CGraph
     from ...context import Context
@@ -259,9 +261,9 @@ def measure_when_told() -> None:
 
 
 def layer() -> None:
-    """The second child: the first token of a sequence through a layer; raises likewise.
+    """The second child: a layer of a model for the first token. Raises if a result is wrong.
 
-    At position 0 nothing is rotated, and attention gives back the token's own values.
+    At position 0 rope is the identity, and attention returns the token's own values.
     """
     from ... import ops
     from ...alloc import GraphAllocator, alloc_ctx_tensors
@@ -339,7 +341,7 @@ def layer() -> None:
 
 
 def _compare(node: Tensor, want: Array, tolerance: float) -> None:
-    """Raise where a result's normalised squared error exceeds its bound, or is NaN."""
+    """Raise if a result's normalised squared error exceeds its bound or is NaN."""
     error = float(np.sum((node.numpy() - want) ** 2) / np.sum(want**2))
     if not error <= tolerance:
         raise SystemExit(f"{node}: error {error:.1e}, allowed {tolerance:.0e}")

@@ -3,9 +3,9 @@
     runs = trace(program, repeats=5)
     runs[0].wall_ns, runs[0].launches[3].launch.name, runs[0].start_ns[7], runs[0].thread[7]
 
-The pool knows nothing of this: a traced program is the same program with another table of launches,
-whose kernel stamps the cycle counter, calls the real one and stamps again. So an untraced run pays
-nothing, and a traced one about 0.1 us a chunk. Runs a program again on the inputs that it has.
+A traced program is a copy of the program with another table of launches: their kernel reads the
+cycle counter, calls the real kernel and reads the counter again. So an untraced run has no
+overhead, and a traced one about 0.1 us per chunk. The program runs on its current inputs.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ from .loop import (
     P_LAUNCH,
     P_LAUNCHES,
     PHASE_WORDS,
+    STAMP_WORDS,
+    read_cycles,
+    traced_chunk,
 )  # fmt: skip
 from .lowering import Launch
 from .pool import get_pool
 from .program import Program, in_table
-from .stamp import STAMP_WORDS, read_cycles, traced_chunk
 
-_ALIGN_S = 0.005  # the least time between two looks at both clocks
+_ALIGN_S = 0.005  # time, at least, over which the two clocks are compared
 
 Longs = npt.NDArray[np.int64]
 
 
 class _TracedProgram:
-    """A program with stamps; what ``Pool.run`` needs of one."""
+    """A copy of a program that records stamps; implements ``pool.Runnable``."""
 
     def __init__(self, program: Program) -> None:
         self.n_threads, self.scratch_bytes = program.n_threads, program.scratch_bytes
@@ -73,7 +75,7 @@ class _TracedProgram:
         self.launches.sort(key=lambda traced: (traced.phase, traced.launch not in replicas))
 
     def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]:
-        """As a program's."""
+        """See ``Program.segments``."""
         yield from self._segments
 
     def _call(self, launch: Launch, at: int) -> Callable[[], None]:
@@ -86,10 +88,10 @@ class _TracedProgram:
         return call
 
     def _encode(self, header: int, launches: list[Launch], first: int) -> int:
-        """A header like ``header`` whose launches go through ``traced_chunk``."""
+        """The address of a copy of a header whose launches run ``traced_chunk``."""
         words = _words(header, HEADER_WORDS).copy()
         last = _words(int(words[H_PHASES]), PHASE_WORDS * int(words[H_N_PHASES]))[-PHASE_WORDS:]
-        shared = int(last[P_LAUNCH] + last[P_LAUNCHES])  # the others are run by each thread
+        shared = int(last[P_LAUNCH] + last[P_LAUNCHES])  # the following ones are replicas
         n, threads = len(launches), np.arange(self.n_threads)
         table = _words(int(words[H_LAUNCHES]), n * LAUNCH_WORDS).reshape(n, -1).copy()
         records = np.zeros((n, self.n_threads, 3), np.int64)
@@ -107,7 +109,7 @@ class _TracedProgram:
 
 
 def trace(program: Program, repeats: int = 1) -> list[RunTrace]:
-    """Run a program some times, on the inputs of its last run.
+    """The traces of some runs of a program, on the inputs of its last run.
 
     Raises:
         ComputeError: this machine has no cycle counter, or a kernel failed.
@@ -143,7 +145,7 @@ def _run_trace(
 
 
 def _launches(program: Program) -> list[tuple[list[tuple[Launch, int]], int]]:
-    """Launches and their phases, of each part, and the part's header (0: a Python callable)."""
+    """(launches with their phases, header) of each part; header 0: a Python callable."""
     python = iter([launch for launch in program.launches if launch.python is not None])
     return [
         ([(next(python), 0)], 0) if call is not None else (in_table(phases), header)

@@ -1,12 +1,12 @@
-"""Work memory of a program: quantized activations, in slots that later launches use again.
+"""Work memory of a program, such as quantized activations, in slots that later launches reuse.
 
     work = WorkMemory(store)
-    out = work.take(720, before=10)                # a slot that launch 10 and later ones do not use
+    out = work.take(720, before=10)                # a slot not used by launch 10 or later ones
     out.use(11)                                    # launch 11 reads or writes it
 
-Lowerings call ``Lowering.take``, which never gives one node the same slot twice. The program orders
-launches by byte ranges, so the reuse is safe whatever runs at the same time. Programs of one
-backend share a store, since only one of them runs at a time.
+``Lowering.take`` never gives one node the same slot twice. The program orders launches by byte
+ranges, so reuse is safe when launches run at the same time. Programs of one backend share a store,
+since only one of them runs at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MIN_BYTES = 4096
 
 
 class WorkStore:
-    """Memory by size class (powers of two), never given back while the backend lives."""
+    """Memory by size class (powers of two), kept as long as the backend."""
 
     def __init__(self) -> None:
         self._memory: dict[int, list[npt.NDArray[np.uint8]]] = {}
@@ -40,12 +40,12 @@ class WorkStore:
 class _Slot:
     memory: npt.NDArray[np.uint8]
     last_use: int = -1
-    holder: WorkRange | None = None  # the range that took it last
+    holder: WorkRange | None = None  # the last range that took it
 
 
 @dataclass(eq=False)
 class WorkRange:
-    """A slot of work memory while it holds one result."""
+    """A slot of work memory, as long as it holds one result."""
 
     address: int
     size: int
@@ -53,11 +53,11 @@ class WorkRange:
 
     @property
     def intact(self) -> bool:
-        """Whether no other range has taken the slot since: its bytes are this range's."""
+        """Whether no other range has taken the slot since."""
         return self._slot.holder is self
 
     def use(self, launch: int) -> tuple[int, int]:
-        """Note that ``launch`` reads or writes the range; its first byte and end.
+        """The range's first byte and end, after noting that ``launch`` reads or writes it.
 
         Raises:
             AllocError: another range has taken the slot since.
@@ -89,5 +89,5 @@ class WorkMemory:
         return slot.holder
 
     def memory(self) -> list[npt.NDArray[np.uint8]]:
-        """Everything that addresses point into: a program keeps it alive."""
+        """All memory that was taken; a program must keep it alive."""
         return [s.memory for slots in self._slots.values() for s in slots]

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ....dtype import GGMLType
+from ....numba_internals import cgutils
 from ....quants.block import BLOCK_TYPES, SUB, Bits, BlockType, Field, count, is_highest, places
 from ....quants.codebook import Entries, levels_of
 from ....quants.ternary import Digits

@@ -11,7 +11,7 @@ from ....jit import inline_strict
 from ....quants.block import BlockType
 from ....quants.iq4 import SMALLEST, VALUES
 from ..abi import f32_ptr, u8_ptr
-from ..simd.element import F32, I8, take
+from ..simd.element import F32, I8, load_elem
 from ..simd.half import store_f16
 from ..simd.lanes import stack
 from ..simd.math import ONE, ZERO, abs_f32
@@ -30,7 +30,7 @@ def code_of(v):  # type: ignore[no-untyped-def]
     """The code of the nearest value; of two that are as near the upper one."""
     limits, n = value_limits(_VALUES), 0
     for k in range(15):
-        n += np.int64(v >= take(F32, limits, k))
+        n += np.int64(v >= load_elem(F32, limits, k))
     return n
 
 
@@ -83,7 +83,7 @@ def search(x, importance):  # type: ignore[no-untyped-def]
     for i in range(BLOCK):
         v, w = xs[i], weights[i]
         for t in range(CANDIDATES):
-            q = np.float32(take(I8, values, code_of(inverses[t] * v)))
+            q = np.float32(load_elem(I8, values, code_of(inverses[t] * v)))
             products[t] += w * q * v
             squares[t] += w * q * q
     d = products[0] / squares[0] if squares[0] > ZERO else ZERO

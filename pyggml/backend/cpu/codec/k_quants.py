@@ -12,7 +12,7 @@ from ....quants.k_quants import Q3_STEP_TOP, SUMS_AT, ScaleMin
 from ....quants.search import TINY
 from ..abi import f32_ptr, i32_ptr, u8_ptr
 from ..layout import COLUMNS
-from ..simd.element import F32, I16, put
+from ..simd.element import F32, I16, store_elem
 from ..simd.half import store_f16
 from ..simd.lanes import (
     clamp,
@@ -257,10 +257,10 @@ def q8_k(f: BlockType) -> tuple[Any, Any]:
     def encode(x, out):  # type: ignore[no-untyped-def]
         largest = first_largest(x, COLUMNS)
         inverse = -_127 / largest if largest != ZERO else ZERO
-        put(F32, out, 0, ONE / inverse if largest != ZERO else ZERO)
+        store_elem(F32, out, 0, ONE / inverse if largest != ZERO else ZERO)
         for j in range(16):
             codes = narrow(clamp(nearest(lanes_f32(16, x + 64 * j) * inverse), _LEAST, 127))
             store(out + codes_at + 16 * j, codes)
-            put(I16, out + SUMS_AT, j, np.int16(total(signed(codes))))
+            store_elem(I16, out + SUMS_AT, j, np.int16(total(signed(codes))))
 
     return encode, None

@@ -17,7 +17,7 @@ from ....jit import Kernel, inline, named_kernel
 from ..abi import f32_ptr
 from ..atomics import call_address
 from ..layout import UNPACKED_BYTES
-from ..simd.element import F32, put
+from ..simd.element import F32, store_elem
 from ..simd.lanes import stack
 from . import encode_block, encode_weighted
 from .blocks import decode_block, unpack_block
@@ -41,7 +41,7 @@ def row_decoder(kind: int) -> Kernel:
             decode_block(kind, row + column // block * size, out if whole else part)
             if not whole:
                 for i in range(stop - column):
-                    put(F32, out, i, f32_ptr(part)[column - start + i])
+                    store_elem(F32, out, i, f32_ptr(part)[column - start + i])
             column = stop
 
     return named_kernel(decode, GGMLType(kind).name)

@@ -1,10 +1,10 @@
 """FLASH_ATTN_EXT: one pass over the keys in fixed chunks of 256, for one token and for prompts.
 
 A group of query rows (a block of tokens of one sequence times the heads of one KV head) reads the
-same keys. Many rows share keys and values that are laid out as columns of 16 in thread scratch,
-float32; few rows read them where they lie. Chunks are merged in order, so the bits depend neither
-on that choice nor on how tokens or chunks are spread: a few tokens split the chunks over threads
-and merge them in a second launch.
+same keys. For many rows, keys and values are first packed as float32 columns of 16 into thread
+scratch; for few rows they are read from the cache directly. For a few tokens, chunks are computed
+by several threads and merged in a second launch. Chunks are always merged in order, so the bits
+depend on none of these choices.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import numpy as np
 
 from ....dtype import GGMLType
 from ....jit import kernel
+from ....rounding import ceil_div, round_up
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, nb, ne, params_of
 from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, lowers
-from ..simd.attend import TILE_ROWS, fetch_rows, weighed_columns
+from ..simd.attend import TILE_ROWS, prefetch_cells, pv_columns
 from ..simd.kv_row import KINDS
 from ..tuning import tuning
 from .attention_chunk import (
@@ -29,15 +30,15 @@ from .attention_chunk import (
     PACKED,
     S_STRIDE,
     VALUE_BYTES,
-    cache_facts,
+    cache_traits,
     find_cells,
     lines_of,
     pack,
-    score_direct,
-    score_packed,
-    stretched,
-    weigh_direct,
-    weigh_packed,
+    packed_column,
+    pv_direct,
+    pv_packed,
+    qk_direct,
+    qk_packed,
 )
 from .attention_row import (
     CHUNK,
@@ -55,22 +56,22 @@ from .attention_row import (
 )
 from .quantize import quantize_row
 
-_ROWS = 126  # query rows of a block, about
-_CHUNKS = 8  # a thread, at least, where blocks have room for so many
-_SPLITS = 4  # of the keys for a thread, at least, where few tokens are split
-_SPLIT_TOKENS = 8  # up to so many tokens split their chunks over threads
-_DIRECT_ROWS = 8  # up to so many query rows read keys where they lie
-DIRECT_TILE = 4  # query rows that then share a pass
+_ROWS = 126  # query rows of a block, at most (but always one token)
+_CHUNKS = 8  # per thread, if there are enough tokens
+_SPLITS = 4  # parts of the keys per thread, at least, where few tokens are split
+_SPLIT_TOKENS = 8  # with at most so many tokens, chunks of keys are computed by several threads
+_DIRECT_ROWS = 8  # at most so many query rows read the cache directly
+DIRECT_TILE = 4  # query rows of one direct pass
 
 
 @kernel
-def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def flash_attn(node, chunk, n_chunks, scratch):
     """Blocks of query rows, times KV heads, streams and splits of the chunks.
 
     Scratch: cells, scores and sums of a tile's rows, then queries, states and packed chunk.
     """
     p = params_of(node, Attention)
-    facts = p.facts
+    traits = p.traits
     n_tokens, n_kv_head = ne(node, SRC0, 1), ne(node, SRC1, 2)
     n_rep = ne(node, SRC0, 2) // n_kv_head
     hd, hdv = ne(node, SRC0, 0), ne(node, SRC2, 0)
@@ -83,13 +84,13 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     kv_stream = stream // (ne(node, SRC0, 3) // ne(node, SRC1, 3))
     k = data(node, SRC1) + kv_head * nb(node, SRC1, 2) + kv_stream * nb(node, SRC1, 3)
     next_head = kv_head + (chunk + 1) // splits - chunk // splits
-    next_k = k  # of the head that this thread most likely takes next
+    next_k = k  # keys of the head that this thread most likely takes next
     if next_head < n_kv_head:
         next_k += (next_head - kv_head) * nb(node, SRC1, 2)
     v = data(node, SRC2) + kv_head * nb(node, SRC2, 2) + kv_stream * nb(node, SRC2, 3)
     nb_k, nb_v = nb(node, SRC1, 1), nb(node, SRC2, 1)
     cells = scratch
-    later = cells + CELLS_BYTES  # those of the keys that are wanted next
+    later = cells + CELLS_BYTES  # cells of the next chunk of keys
     scores = later + CELLS_BYTES
     sums = scores + TILE_ROWS * S_STRIDE
     tops = f32_ptr(sums + TILE_ROWS * 4 * padded)  # maxima of a tile's rows, then their sums
@@ -122,8 +123,8 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 y = f32_ptr(queries + r * 4 * hd8)
                 for d in range(hd8):
                     value = f32_ptr(x)[d] if d < hd else np.float32(0)
-                    y[d if direct else stretched(d, hd8)] = value
-            if not direct:  # the last tile is whole
+                    y[d if direct else packed_column(d, hd8)] = value
+            if not direct:  # zeros, since the last tile reads TILE_ROWS rows
                 y = f32_ptr(queries + n_rows * 4 * hd8)
                 for d in range((TILE_ROWS - 1) * hd8):
                     y[d] = 0
@@ -133,10 +134,10 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         for c in range(first_chunk, end_chunk):
             first = c * CHUNK
             n_keys = min(CHUNK, hi - first)
-            next_cells, keys_after, n_fetched = later, k, 0
+            next_cells, keys_after, n_prefetched = later, k, 0
             if c + 1 < end_chunk:
                 find_cells(node, sequence, first + CHUNK, hi, later)
-                n_fetched = min(CHUNK, hi - first - CHUNK)
+                n_prefetched = min(CHUNK, hi - first - CHUNK)
             elif after < stop:
                 begin = list_begin(node, after) // CHUNK * CHUNK
                 end = max(list_end(node, after), begin + 1)
@@ -144,8 +145,8 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             else:
                 next_cells, keys_after = cells, next_k
             if not direct:
-                pack(facts, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
-            lines_k, lines_v = lines_of(facts, KEY_BYTES, hd), lines_of(facts, VALUE_BYTES, hdv)
+                pack(traits, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
+            lines_k, lines_v = lines_of(traits, KEY_BYTES, hd), lines_of(traits, VALUE_BYTES, hdv)
             step = DIRECT_TILE if direct else TILE_ROWS
             for r in range(0, n_rows, step):
                 rows = min(step, n_rows - r)
@@ -156,13 +157,13 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 n64 = (n + 63) // 64 * 64
                 if n > 0 and direct:
                     lines = lines_v if r == 0 else 0
-                    score_direct(facts, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
+                    qk_direct(traits, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
                 elif n > 0:
-                    j = n_fetched * r // n_rows  # a share of the next chunk
-                    share = n_fetched * min(r + step, n_rows) // n_rows - j
-                    fetch_rows(k, nb_k, later + 8 * j, share, lines_k)
-                    fetch_rows(v, nb_v, later + 8 * j, share, lines_v)
-                    score_packed(facts, query, hd8, keys, n, scores)
+                    j = n_prefetched * r // n_rows  # prefetch a share of the next chunk
+                    share = n_prefetched * min(r + step, n_rows) // n_rows - j
+                    prefetch_cells(k, nb_k, later + 8 * j, share, lines_k)
+                    prefetch_cells(v, nb_v, later + 8 * j, share, lines_v)
+                    qk_packed(traits, query, hd8, keys, n, scores)
                 for i in range(rows if n > 0 else 0):
                     token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
                     s = scores + i * S_STRIDE
@@ -171,12 +172,12 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                     bias(node, s, token, head, sequence, stream, first, n)
                     tops[i], tops[TILE_ROWS + i] = softmax(s, begin, max(begin, end), n64)
                 if n > 0 and direct:
-                    weigh_direct(
-                        facts, rows, scores, v, nb_v, cells, n, hdv, sums, padded,
+                    pv_direct(
+                        traits, rows, scores, v, nb_v, cells, n, hdv, sums, padded,
                         next_cells, keys_after, nb_k,
                     )  # fmt: skip
                 elif n > 0:
-                    weigh_packed(facts, scores, values, n, sums, padded)
+                    pv_packed(traits, scores, values, n, sums, padded)
                 for i in range(rows):
                     token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
                     state, found = states + (r + i) * state_bytes, sums + i * 4 * padded
@@ -197,8 +198,8 @@ def flash_attn(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def flash_attn_merge(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """One token: merge its chunks in order; then quantize the row if a matmul wants it."""
+def flash_attn_merge(node, chunk, n_chunks, scratch):
+    """One token: merge its chunks in order; then quantize the row if a matmul reads it."""
     n_tokens, n_head, hdv = ne(node, SRC0, 1), ne(node, SRC0, 2), ne(node, SRC2, 0)
     token, stream = chunk % n_tokens, chunk // n_tokens
     state_bytes = 4 * (hdv + 2)
@@ -206,7 +207,7 @@ def flash_attn_merge(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped
     first = lo // CHUNK
     end = (hi + CHUNK - 1) // CHUNK if hi > lo else first
     for head in range(n_head):
-        state = partial(node, stream, token, head, first, state_bytes)  # that of a single chunk
+        state = partial(node, stream, token, head, first, state_bytes)  # of the only chunk
         if end != first + 1:
             state = scratch
             clear(state, hdv)
@@ -241,24 +242,26 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     assert q is not None and k is not None and v is not None
     n_tokens, n_head, n_streams = q.ne[1:]
     n_kv_head, hd, hdv = k.ne[2], q.ne[0], v.ne[0]
-    n_rep, hd8, padded = n_head // n_kv_head, -(-hd // 8) * 8, -(-hdv // 16) * 16
-    n_chunks = -(-(cells.ne[1] if cells is not None else k.ne[1]) // CHUNK)
+    n_rep, hd8, padded = n_head // n_kv_head, round_up(hd, 8), round_up(hdv, 16)
+    n_chunks = ceil_div(cells.ne[1] if cells is not None else k.ne[1], CHUNK)
     max_bias, n2 = node.op_params["max_bias"], 1 << (n_head.bit_length() - 1)
-    tail_k, tail_v = hd % 8, -(-(hdv % 32) // 8) * 8
-    in_place = hd >= 8 and hdv >= tail_v  # what the direct form can read
+    tail_k, tail_v = hd % 8, round_up(hdv % 32, 8)
+    in_place = hd >= 8 and hdv >= tail_v  # whether the direct form can read the cache
     tails = (tail_k, tail_v) if in_place else (0, 0)
-    alone = in_place and n_tokens == 1  # its rows are always few
+    alone = in_place and n_tokens == 1  # always direct
     partial_bytes = n_streams * n_tokens * n_head * n_chunks * 4 * (hdv + 2)
     split = n_tokens <= _SPLIT_TOKENS and n_chunks > 1 and partial_bytes <= 1 << 26
-    share = -(-n_tokens * n_kv_head * n_streams // (_CHUNKS * low.n_threads))
-    block = -(-n_tokens // low.n_threads) if split else max(1, min(n_tokens, _ROWS // n_rep, share))
-    splits = -(-_SPLITS * low.n_threads // n_kv_head) if split else 1
-    even = low.n_threads // gcd(low.n_threads, n_kv_head)  # so that threads get as many
-    splits = min(-(-splits // even) * even, n_chunks) if split else 1
+    share = ceil_div(n_tokens * n_kv_head * n_streams, _CHUNKS * low.n_threads)
+    block = (
+        ceil_div(n_tokens, low.n_threads) if split else max(1, min(n_tokens, _ROWS // n_rep, share))
+    )
+    splits = ceil_div(_SPLITS * low.n_threads, n_kv_head) if split else 1
+    even = low.n_threads // gcd(low.n_threads, n_kv_head)  # so that all threads get equally many
+    splits = min(round_up(splits, even), n_chunks) if split else 1
     parts = low.take(partial_bytes) if split else None
     direct_rows = 1 << 30 if alone else _DIRECT_ROWS if in_place else 0
     packed = PACKED if direct_rows < block * n_rep else ()
-    facts = cache_facts(int(k.type), int(v.type), weighed_columns(hdv), *tails, tuning())
+    traits = cache_traits(int(k.type), int(v.type), pv_columns(hdv), *tails, tuning())
     params = Attention(
         scale=node.op_params["scale"],
         bias_0=2.0 ** (-max_bias / n2) if max_bias else 0.0,
@@ -272,13 +275,13 @@ def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
         f16_mask=mask is not None and mask.type is GGMLType.F16,
         direct_rows=direct_rows,
         bias_scale=node.op_params["bias_scale"],
-        facts=facts.address(*DIRECT, *packed),
+        traits=traits.address(*DIRECT, *packed),
     )
     scratch = 2 * CELLS_BYTES + 4 * (
         TILE_ROWS * (CHUNK + padded + hd8) + block * n_rep * (hd8 + hdv + 2) + 32
         + (0 if alone else CHUNK * (hd8 + padded))
     )  # fmt: skip
-    blocks = -(-n_tokens // block)
+    blocks = ceil_div(n_tokens, block)
     low.launch(
         flash_attn,
         node,

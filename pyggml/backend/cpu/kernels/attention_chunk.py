@@ -1,13 +1,12 @@
-"""A chunk of keys and values in attention: read where they lie, or packed first and read then.
+"""QK^T and PV of one chunk of keys and values: read from the cache directly, or packed first.
 
-    facts = cache_facts(F16, F16, 32, 0, 0).address(*DIRECT)  # in a lowering
+    traits = cache_traits(F16, F16, 32, 0, 0).address(*DIRECT)  # in a lowering
     find_cells(node, sequence, first, n, cells)             # in the kernel
-    score_direct(facts, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
+    qk_direct(traits, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
 
-Both ways give the same bits. Packing pays for itself where many query rows read the chunk. Packed
-rows may have any length: they are filled with zeros to a multiple of 8. At most 4 query rows
-share a pass over the cache, and 6 one over packed rows. What depends on the types of the cache is
-a function that is called by address.
+Both forms give the same bits; packing pays off where many query rows read the chunk. Packed rows
+are padded with zeros to a multiple of 8. A pass over the cache serves up to 4 query rows, a pass
+over packed rows 6. Functions that depend on the types of the cache are called by address.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ from ....dtype import GGMLType
 from ....jit import Kernel, inline, inline_strict, kernel, named_kernel
 from ..abi import SRC5, data, f32_ptr, i32_ptr, i64_ptr, nb
 from ..atomics import call_address
-from ..facts import Facts, fact
 from ..simd import attend
-from ..simd.attend import MOST_AHEAD, score_cells, weigh_cells
+from ..simd.attend import MAX_AHEAD, attn_pv, attn_qk
 from ..simd.kv_row import BLOCK, BLOCK_BYTES, element, transpose_8x8, widen_8
 from ..tuning import Tuning
+from ..type_traits import TypeTraits, trait
 from .attention_row import CHUNK
 
 S_STRIDE = 4 * CHUNK  # bytes of a row of scores
-CELLS_BYTES = 8 * (CHUNK + MOST_AHEAD)  # of a list of cells
+CELLS_BYTES = 8 * (CHUNK + MAX_AHEAD)  # of a list of cells
 
 
 @inline
-def find_cells(node, sequence, first, end, out):  # type: ignore[no-untyped-def]
-    """The cache's rows of a chunk of keys from ``first`` on, as int64, and of ``MOST_AHEAD`` more.
+def find_cells(node, sequence, first, end, out):
+    """Write the cell (row of the cache, int64) of each key of a chunk and of ``MAX_AHEAD`` more.
 
-    The last before ``end`` is repeated.
+    The chunk begins at key ``first``. After key ``end`` - 1, its cell is repeated.
     """
     rows = i64_ptr(out)
     cells = data(node, SRC5)
-    n = min(CHUNK + MOST_AHEAD, end - first)
+    n = min(CHUNK + MAX_AHEAD, end - first)
     if cells == 0:
         for j in range(n):
             rows[j] = first + j
@@ -48,15 +47,16 @@ def find_cells(node, sequence, first, end, out):  # type: ignore[no-untyped-def]
         pairs = i32_ptr(cells + sequence * nb(node, SRC5, 2) + first * nb(node, SRC5, 1))
         for j in range(n):
             rows[j] = pairs[2 * j]
-    for j in range(n, CHUNK + MOST_AHEAD):
+    for j in range(n, CHUNK + MAX_AHEAD):
         rows[j] = rows[n - 1]
 
 
 @inline
-def stretched(d, hd8):  # type: ignore[no-untyped-def]
-    """Where column ``d`` of ``hd8`` lies in packed keys and queries: with those of its sum.
+def packed_column(d, hd8):
+    """The place of column ``d`` of ``hd8`` in packed keys and queries.
 
-    Partial sum s takes the columns s, s + 8, ...; sums lie in the order that they are added in.
+    Columns s, s + 8, ... of partial sum s lie side by side, the sums in the order of the final
+    additions.
     """
     lane = d % 8
     return (lane % 2 * 4 + lane // 2 % 2 * 2 + lane // 4) * (hd8 // 8) + d // 8
@@ -64,7 +64,7 @@ def stretched(d, hd8):  # type: ignore[no-untyped-def]
 
 @cache
 def _pack_keys(kind: int) -> Kernel:
-    def pack_keys(k, nb_k, cells, n, hd, keys):  # type: ignore[no-untyped-def]
+    def pack_keys(k, nb_k, cells, n, hd, keys):
         rows = i64_ptr(cells)
         whole, hd8 = hd // 8 * 8, (hd + 7) // 8 * 8
         for j in range(0, n, 8):
@@ -83,14 +83,14 @@ def _pack_keys(kind: int) -> Kernel:
             for d in range(whole, hd8):
                 for i in range(8):
                     x = element(kind, k + rows[j + i] * nb_k, d) if d < hd else np.float32(0)
-                    f32_ptr(out + 64 * stretched(d, hd8))[i] = x
+                    f32_ptr(out + 64 * packed_column(d, hd8))[i] = x
 
     return named_kernel(pack_keys, GGMLType(kind).name)
 
 
 @cache
 def _pack_values(kind: int) -> Kernel:
-    def pack_values(v, nb_v, cells, n, hdv, values):  # type: ignore[no-untyped-def]
+    def pack_values(v, nb_v, cells, n, hdv, values):
         rows = i64_ptr(cells)
         for j in range(n):
             source, out = v + rows[j] * nb_v, values + 64 * j
@@ -105,133 +105,135 @@ def _pack_values(kind: int) -> Kernel:
 
 
 @kernel
-def _score_packed(q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+def _qk_packed(q, d, keys, n, scores):
     attend.score_packed(q, 4 * d, keys, d, n, scores, S_STRIDE)
 
 
 @kernel
-def _weigh_packed(p, values, n, sums, padded):  # type: ignore[no-untyped-def]
+def _pv_packed(p, values, n, sums, padded):
     attend.weigh_packed(p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
 
 
 @cache
-def _score_direct(kind: int, tail: int, hint: int) -> Kernel:
-    def score(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):  # type: ignore[no-untyped-def]
+def _qk_direct(kind: int, tail: int, hint: int) -> Kernel:
+    def qk(rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead):
         q_row = 4 * ((d + 7) // 8 * 8)
         if rows == 4:
-            _score(kind, 4, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+            _qk(kind, 4, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
         elif rows == 3:
-            _score(kind, 3, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+            _qk(kind, 3, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
         elif rows == 2:
-            _score(kind, 2, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+            _qk(kind, 2, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
         else:
-            _score(kind, 1, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
+            _qk(kind, 1, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead)
 
-    return named_kernel(score, GGMLType(kind).name, tail)
+    return named_kernel(qk, GGMLType(kind).name, tail)
 
 
 @inline_strict
-def _score(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead):  # type: ignore[no-untyped-def]
-    score_cells(
+def _qk(kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, v, nb_v, lines, ahead):
+    attn_qk(
         kind, rows, tail, hint, q, q_row, k, nb_k, cells, n, d, s, S_STRIDE, v, nb_v, lines, ahead
     )
 
 
 @cache
-def _weigh_direct(kind: int, columns: int, tail: int, hint: int) -> Kernel:
+def _pv_direct(kind: int, columns: int, tail: int, hint: int) -> Kernel:
     block = 32 // BLOCK[kind] * BLOCK_BYTES[kind]  # bytes of 32 values
 
-    def weigh(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
+    def pv(rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):
         for d in range(0, hdv // columns * columns, columns):
             x, out, key = v + block * (d // 32), sums + 4 * d, k + 2 * d
-            _weigh(kind, columns, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
+            _pv(kind, columns, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
         if tail != 0:
             d = hdv - tail
             x, out, key = v + block // 32 * d, sums + 4 * d, k + 2 * d
-            _weigh(kind, tail, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
+            _pv(kind, tail, hint, rows, p, x, nb_v, cells, n, out, padded, later, key, nb_k)
 
-    return named_kernel(weigh, GGMLType(kind).name, columns, tail)
+    return named_kernel(pv, GGMLType(kind).name, columns, tail)
 
 
 @inline_strict
-def _weigh(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
+def _pv(kind, d, hint, rows, p, v, nb_v, cells, n, out, padded, later, k, nb_k):
     s_row, o_row = S_STRIDE, 4 * padded
     if rows == 4:
-        weigh_cells(kind, 4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 4, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
     elif rows == 3:
-        weigh_cells(kind, 3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 3, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
     elif rows == 2:
-        weigh_cells(kind, 2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 2, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
     else:
-        weigh_cells(kind, 1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
+        attn_pv(kind, 1, d, hint, p, s_row, v, nb_v, cells, n, out, o_row, later, k, nb_k)
 
 
-# Facts: bytes of 32 values, and of keys; how many keys ahead are prefetched; the functions.
+# Places of the traits: bytes of 32 values, and of 32 elements of keys; how many keys ahead to
+# prefetch; functions.
 VALUE_BYTES, KEY_BYTES, KEYS_AHEAD = range(3)
-PACK_KEYS, PACK_VALUES, SCORE, WEIGH, SCORE_PACKED, WEIGH_PACKED = range(3, 9)
-DIRECT, PACKED = (SCORE, WEIGH), (PACK_KEYS, PACK_VALUES, SCORE_PACKED, WEIGH_PACKED)
+PACK_KEYS, PACK_VALUES, QK, PV, QK_PACKED, PV_PACKED = range(3, 9)
+DIRECT, PACKED = (QK, PV), (PACK_KEYS, PACK_VALUES, QK_PACKED, PV_PACKED)
 
 
 @cache
-def cache_facts(
+def cache_traits(
     kind_k: int, kind_v: int, columns: int, tail_k: int, tail_v: int, tuned: Tuning
-) -> Facts:
-    """The functions for the types of a cache.
+) -> TypeTraits:
+    """The traits for the types of a cache.
 
-    For the direct form, ``columns`` of values are summed at a time, ``tail_k`` are the elements of
-    a key after its last vector of 8, and ``tail_v``, rounded up to vectors, the columns of a value
-    after its last ``columns``, some of which are then summed twice: 0 for most models, whose
-    functions have no code for it.
+    Args:
+        columns: of values that the direct form sums at a time.
+        tail_k: elements of a key after its last whole vector of 8.
+        tail_v: columns of a value after its last whole ``columns``, rounded up to vectors (so some
+            may be summed twice). Both tails are 0 for most models; then no code is made for them.
     """
     functions: dict[int, Callable[[], Kernel]] = {
         PACK_KEYS: partial(_pack_keys, kind_k),
         PACK_VALUES: partial(_pack_values, kind_v),
-        SCORE: partial(_score_direct, kind_k, tail_k, tuned.kv_hint),
-        WEIGH: partial(_weigh_direct, kind_v, columns, tail_v, tuned.kv_hint),
-        SCORE_PACKED: lambda: _score_packed,
-        WEIGH_PACKED: lambda: _weigh_packed,
+        QK: partial(_qk_direct, kind_k, tail_k, tuned.kv_hint),
+        PV: partial(_pv_direct, kind_v, columns, tail_v, tuned.kv_hint),
+        QK_PACKED: lambda: _qk_packed,
+        PV_PACKED: lambda: _pv_packed,
     }
     numbers = {
         place: 32 // BLOCK[kind] * BLOCK_BYTES[kind]
         for place, kind in ((KEY_BYTES, kind_k), (VALUE_BYTES, kind_v))
     }
-    return Facts(numbers | {KEYS_AHEAD: tuned.kv_keys}, functions)
+    return TypeTraits(numbers | {KEYS_AHEAD: tuned.kv_keys}, functions)
 
 
 @inline
-def lines_of(facts, place, d):  # type: ignore[no-untyped-def]
-    """Cache lines of a row of ``d`` keys (``KEY_BYTES``) or values, which begins a line."""
-    return (d * fact(facts, place) // 32 + 63) // 64
+def lines_of(traits, place, d):
+    """The number of cache lines of a row of ``d`` elements of keys (``KEY_BYTES``) or values."""
+    return (d * trait(traits, place) // 32 + 63) // 64
 
 
 @inline
-def pack(facts, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):  # type: ignore[no-untyped-def]
-    """Keys as ``keys[n/16][d][16]``, values as ``values[d/16][256][16]``, float32."""
-    call_address(fact(facts, PACK_KEYS), (k, nb_k, cells, n, hd, keys))
-    call_address(fact(facts, PACK_VALUES), (v, nb_v, cells, n, hdv, values))
+def pack(traits, k, nb_k, v, nb_v, cells, n, hd, hdv, keys, values):
+    """Pack keys as ``keys[n/16][d][16]`` and values as ``values[d/16][256][16]``, float32."""
+    call_address(trait(traits, PACK_KEYS), (k, nb_k, cells, n, hd, keys))
+    call_address(trait(traits, PACK_VALUES), (v, nb_v, cells, n, hdv, values))
 
 
 @inline
-def score_packed(facts, q, d, keys, n, scores):  # type: ignore[no-untyped-def]
+def qk_packed(traits, q, d, keys, n, scores):
     """Scores of ``TILE_ROWS`` query rows against ``n`` packed keys."""
-    call_address(fact(facts, SCORE_PACKED), (q, d, keys, n, scores))
+    call_address(trait(traits, QK_PACKED), (q, d, keys, n, scores))
 
 
 @inline
-def score_direct(facts, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):  # type: ignore[no-untyped-def]
-    """Scores of at most 4 query rows against ``n`` keys in the cache, and their values fetched."""
-    ahead = fact(facts, KEYS_AHEAD)
-    call_address(fact(facts, SCORE), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead))
+def qk_direct(traits, rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines):
+    """Scores of up to 4 query rows against ``n`` keys in the cache; prefetches their values."""
+    ahead = trait(traits, KEYS_AHEAD)
+    call_address(trait(traits, QK), (rows, q, d, k, nb_k, cells, n, s, v, nb_v, lines, ahead))
 
 
 @inline
-def weigh_packed(facts, p, values, n, sums, padded):  # type: ignore[no-untyped-def]
-    """Sums of packed values, weighted with ``TILE_ROWS`` rows of probabilities."""
-    call_address(fact(facts, WEIGH_PACKED), (p, values, n, sums, padded))
+def pv_packed(traits, p, values, n, sums, padded):
+    """Sums of packed values, weighted by ``TILE_ROWS`` rows of probabilities."""
+    call_address(trait(traits, PV_PACKED), (p, values, n, sums, padded))
 
 
 @inline
-def weigh_direct(facts, rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):  # type: ignore[no-untyped-def]
-    """Sums of values in the cache, weighted; meanwhile the keys in ``later`` cells are fetched."""
-    weigh = fact(facts, WEIGH)
-    call_address(weigh, (rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k))
+def pv_direct(traits, rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k):
+    """Weighted sums of values in the cache; prefetches the keys in the cells ``later``."""
+    pv = trait(traits, PV)
+    call_address(pv, (rows, p, v, nb_v, cells, n, hdv, sums, padded, later, k, nb_k))

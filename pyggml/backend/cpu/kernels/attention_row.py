@@ -1,10 +1,10 @@
-"""A query row of attention: which keys it meets, its softmax over a chunk, and its running state.
+"""One query row of attention: the keys it attends to, softmax over a chunk, and online merging.
 
     top, total = softmax(scores, begin, end, n)    # in jitted code: over one chunk of keys
     merge(state, top, total, values, hdv)          # state: max, sum, values[hdv], all float32
     finish(node, state, token, head, stream, hdv)
 
-A chunk ends in (max, sum, values) of its own and chunks are merged in order, so a row's bits depend
+Each chunk of keys gives (max, sum, values), and chunks are merged in order, so a row's bits depend
 on its keys alone. For jitted code.
 """
 
@@ -42,44 +42,44 @@ class Attention(NamedTuple):
     """The values of ``flash_attn`` and ``flash_attn_merge``."""
 
     scale: float
-    bias_0: float  # ALiBi: a power of it is the slope of the first ``n_head_log2`` heads,
-    bias_1: float  # of this the slope of the others; 0: no ALiBi
+    bias_0: float  # ALiBi: base of the slopes of the first ``n_head_log2`` heads; 0: no ALiBi
+    bias_1: float  # base of the slopes of the other heads
     n_head_log2: int
     softcap: float  # 0: none
     tokens: int  # of a block
     splits: int  # of the keys
-    partials: int  # address of the states of each chunk of keys, 0: chunks are merged at once
+    partials: int  # address of the state of each chunk of keys, 0: chunks are merged as they come
     quantize: int  # address of the quantized rows, or 0
     f16_mask: int
-    direct_rows: int  # up to so many query rows read keys where they lie
+    direct_rows: int  # at most so many query rows read the cache directly
     bias_scale: float
-    facts: int
+    traits: int
 
 
 @inline
-def list_begin(node, t):  # type: ignore[no-untyped-def]
-    """The first key that token ``t`` attends to, in its sequence's list."""
+def list_begin(node, t):
+    """The first key that token ``t`` attends to, as a place in its sequence's list."""
     rows = data(node, SRC6)
     return i32_ptr(rows + t * nb(node, SRC6, 1))[1] if rows != 0 else 0
 
 
 @inline
-def list_end(node, t):  # type: ignore[no-untyped-def]
-    """The key after the last one."""
+def list_end(node, t):
+    """The place after the last key that token ``t`` attends to."""
     rows = data(node, SRC6)
     return i32_ptr(rows + t * nb(node, SRC6, 1))[2] if rows != 0 else ne(node, SRC1, 1)
 
 
 @inline
-def sequence_of(node, t):  # type: ignore[no-untyped-def]
+def sequence_of(node, t):
     """The sequence of token ``t``."""
     rows = data(node, SRC6)
     return i32_ptr(rows + t * nb(node, SRC6, 1))[0] if rows != 0 else 0
 
 
 @inline
-def bias(node, s, t, head, sequence, stream, first, n):  # type: ignore[no-untyped-def]
-    """Scale, soft-cap, ALiBi and mask on one row of raw scores."""
+def bias(node, s, t, head, sequence, stream, first, n):
+    """Apply scale, soft-cap, ALiBi and mask to one row of scores, in place."""
     p = params_of(node, Attention)
     scale, cap = p.scale, p.softcap
     x = f32_ptr(s)
@@ -114,8 +114,8 @@ def bias(node, s, t, head, sequence, stream, first, n):  # type: ignore[no-untyp
 
 
 @inline
-def softmax(s, lo, hi, n):  # type: ignore[no-untyped-def]
-    """exp(s - max) over [lo, hi), zeros elsewhere below ``n``; the maximum and the sum."""
+def softmax(s, lo, hi, n):
+    """Replace scores by exp(s - max) over [lo, hi) and 0 elsewhere up to ``n``; (max, sum)."""
     x = f32_ptr(s)
     for j in range(lo):
         x[j] = np.float32(-np.inf)
@@ -133,8 +133,8 @@ def softmax(s, lo, hi, n):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def clear(state, hdv):  # type: ignore[no-untyped-def]
-    """The state of a row that has met no key."""
+def clear(state, hdv):
+    """Set the state of a row before any key."""
     y = f32_ptr(state)
     y[0] = np.float32(-np.inf)
     for d in range(1, hdv + 2):
@@ -142,8 +142,8 @@ def clear(state, hdv):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def start(state, top, total, values, hdv):  # type: ignore[no-untyped-def]
-    """The state of a row that has met one chunk: the bits of ``clear`` and ``merge``."""
+def start(state, top, total, values, hdv):
+    """Set the state of a row after one chunk, with the bits of ``clear`` and then ``merge``."""
     if top == np.float32(-np.inf):
         clear(state, hdv)
         return
@@ -154,8 +154,8 @@ def start(state, top, total, values, hdv):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def merge(state, top, total, values, hdv):  # type: ignore[no-untyped-def]
-    """Add a chunk's (max, sum, values) to a row's; ``state`` is max, sum, values."""
+def merge(state, top, total, values, hdv):
+    """Merge a chunk's (max, sum, values) into a row's state, which is the same."""
     if top == np.float32(-np.inf):
         return
     y = f32_ptr(state)
@@ -170,8 +170,8 @@ def merge(state, top, total, values, hdv):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def finish(node, state, t, head, stream, hdv):  # type: ignore[no-untyped-def]
-    """Write a row: values over sum, with the head's sink in the sum."""
+def finish(node, state, t, head, stream, hdv):
+    """Write a row of the result: values / sum, where the sum includes the head's sink."""
     x = f32_ptr(state)
     scale, total = np.float32(1), x[1]
     if data(node, SRC4) != 0:
@@ -188,8 +188,8 @@ def finish(node, state, t, head, stream, hdv):  # type: ignore[no-untyped-def]
 
 
 @inline
-def partial(node, stream, token, head, chunk, state_bytes):  # type: ignore[no-untyped-def]
-    """Where the split form keeps a row's state of one chunk."""
+def partial(node, stream, token, head, chunk, state_bytes):
+    """The address of a row's state for one chunk, where threads share the chunks."""
     keys = ne(node, SRC5, 1) if data(node, SRC5) != 0 else ne(node, SRC1, 1)
     row = (stream * ne(node, SRC0, 1) + token) * ne(node, SRC0, 2) + head
     n_chunks = (keys + CHUNK - 1) // CHUNK

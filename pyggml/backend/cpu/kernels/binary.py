@@ -15,7 +15,7 @@ from ....ops.op import ALL_FLOATS
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, first_row, nb, ne, nrows, params_of, row_address
 from ..lowering import GRAIN, Lowering, lowers
-from ..simd.element import put, take
+from ..simd.element import load_elem, store_elem
 from .span import columns, repeated_row, split
 
 ADD, SUB, MUL, DIV = range(4)
@@ -23,7 +23,7 @@ _OPS = {"ADD": ADD, "SUB": SUB, "MUL": MUL, "DIV": DIV, "ADD1": ADD}
 
 
 @inline_strict
-def combine(op, a, b):  # type: ignore[no-untyped-def]
+def combine(op, a, b):
     """``a op b``; ``op`` is a constant where this is inlined."""
     if op == ADD:
         return a + b
@@ -45,7 +45,7 @@ def binary_kernel(op: int, a: int, b: int, result: int) -> Kernel:
     """The kernel of an op for the types of the sources and of the result."""
     size = GGMLType(b).type_size
 
-    def binary(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def binary(node, chunk, n_chunks, scratch):
         n, period, parts = ne(node, DST, 0), ne(node, SRC1, 0), params_of(node, Binary).parts
         stride = nb(node, SRC1, 0)
         units = nrows(node, DST) * parts
@@ -55,23 +55,21 @@ def binary_kernel(op: int, a: int, b: int, result: int) -> Kernel:
             x, y = row_address(node, SRC0, row), row_address(node, DST, row)
             z = repeated_row(node, DST, SRC1, row)
             if period == 1:
-                v = take(b, z, 0)
+                v = load_elem(b, z, 0)
                 for i in range(begin, end):
-                    put(result, y, i, combine(op, take(a, x, i), v))
+                    store_elem(result, y, i, combine(op, load_elem(a, x, i), v))
             elif period == n and stride == size:
                 for i in range(begin, end):
-                    put(result, y, i, combine(op, take(a, x, i), take(b, z, i)))
+                    store_elem(result, y, i, combine(op, load_elem(a, x, i), load_elem(b, z, i)))
             else:
                 j = begin % period
                 for i in range(begin, end):
-                    v = take(b, z + j * stride, 0)
-                    put(result, y, i, combine(op, take(a, x, i), v))
+                    v = load_elem(b, z + j * stride, 0)
+                    store_elem(result, y, i, combine(op, load_elem(a, x, i), v))
                     j = j + 1 if j + 1 < period else 0
 
-    made = kernel(binary)
     names = "_".join(GGMLType(t).name.lower() for t in (a, b))
-    made.name = f"{[*_OPS][op].lower()}_{names}"
-    return made
+    return kernel(binary, f"{[*_OPS][op].lower()}_{names}")
 
 
 def _supports(node: Tensor) -> bool:

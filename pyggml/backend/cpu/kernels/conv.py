@@ -1,9 +1,10 @@
-"""IM2COL, CONV_2D and CONV_2D_DW: convolutions as copies for a matmul, and directly.
+"""IM2COL, CONV_2D, CONV_2D_DW, CONV_TRANSPOSE_1D and CONV_TRANSPOSE_2D.
 
 Access: a chunk is a range of result rows. IM2COL writes its rows front to back. A direct
 convolution keeps one result row in cache and adds to it, for each element of the kernel, a row of
-the image; with stride 1 that is a vectorised loop over neighbours. Images with channels side by
-side take a scalar loop.
+the image; with stride 1 that is a vectorised loop. Images whose channels lie side by side take a
+scalar loop. A transposed convolution adds rows of the image ``stride`` elements apart. Sums have a
+fixed order.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ..abi import (
     row_address,
 )
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 
 _ZERO = np.float32(0)
 
@@ -66,7 +67,7 @@ class Im2Col(NamedTuple):
 def im2col_kernel(source: int, kind: int) -> Kernel:
     """The kernel of the image's type and the result's."""
 
-    def im2col(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def im2col(node, chunk, n_chunks, scratch):
         p = params_of(node, Im2Col)
         is_2d, kw, kh, channels, w = p.is_2d, p.kw, p.kh, p.channels, ne(node, SRC1, 0)
         h = ne(node, SRC1, 1) if is_2d != 0 else 1
@@ -89,14 +90,12 @@ def im2col_kernel(source: int, kind: int) -> Kernel:
                     for kx in range(kw):
                         x = x0 + kx * p.d0
                         if inside and 0 <= x < w:
-                            put(kind, out, i, take(source, row, x))
+                            store_elem(kind, out, i, load_elem(source, row, x))
                         else:
-                            put(kind, out, i, _ZERO)
+                            store_elem(kind, out, i, _ZERO)
                         i += 1
 
-    made = kernel(im2col)
-    made.name = f"im2col_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(im2col, f"im2col_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}")
 
 
 @lowers("IM2COL")
@@ -112,29 +111,29 @@ def _lower_im2col(low: Lowering, node: Tensor) -> None:
 
 
 @inline_strict
-def add_row(kind, weights, nb_w, x, nb_x, y, n_x, n_y, kw, s, p, d):  # type: ignore[no-untyped-def]
-    """Add to ``n_y`` results at ``y`` the row ``x`` seen by one row of a kernel."""
+def add_row(kind, weights, nb_w, x, nb_x, y, n_x, n_y, kw, s, p, d):
+    """Add the convolution of an image row ``x`` with a kernel row to ``n_y`` results at ``y``."""
     for kx in range(kw):
-        w, shift = take(kind, weights + kx * nb_w, 0), kx * d - p
+        w, shift = load_elem(kind, weights + kx * nb_w, 0), kx * d - p
         first = 0 if shift >= 0 else (s - 1 - shift) // s
         end = min(n_y, (n_x - 1 - shift) // s + 1)
         out = f32_ptr(y)
         if nb_x != 4:
             for i in range(first, end):
-                put(F32, y, i, out[i] + w * load_f32(x + (i * s + shift) * nb_x))
+                store_elem(F32, y, i, out[i] + w * load_f32(x + (i * s + shift) * nb_x))
         elif s == 1:
             for i in range(first, end):
-                put(F32, y, i, out[i] + w * take(F32, x, i + shift))
+                store_elem(F32, y, i, out[i] + w * load_elem(F32, x, i + shift))
         else:
             for i in range(first, end):
-                put(F32, y, i, out[i] + w * take(F32, x, i * s + shift))
+                store_elem(F32, y, i, out[i] + w * load_elem(F32, x, i * s + shift))
 
 
 @cache
 def conv_2d_kernel(kind: int, depthwise: bool) -> Kernel:
     """The kernel of the convolution kernel's type; ``depthwise`` gives each channel its own."""
 
-    def conv_2d(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def conv_2d(node, chunk, n_chunks, scratch):
         p = params_of(node, Conv)
         kw, kh, w, h = ne(node, SRC0, 0), ne(node, SRC0, 1), ne(node, SRC1, 0), ne(node, SRC1, 1)
         ow, oh, oc, total = ne(node, DST, 0), ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
@@ -145,7 +144,7 @@ def conv_2d_kernel(kind: int, depthwise: bool) -> Kernel:
             y0 = (r - rest * oh) * p.s1 - p.p1
             out = row_address(node, DST, r)
             for i in range(ow):
-                put(F32, out, i, _ZERO)
+                store_elem(F32, out, i, _ZERO)
             for ic in range(ne(node, SRC0, 2)):
                 weights = data(node, SRC0) + ic * nb(node, SRC0, 2) + c * nb(node, SRC0, 3)
                 plane = data(node, SRC1) + n * nb(node, SRC1, 3)
@@ -159,9 +158,7 @@ def conv_2d_kernel(kind: int, depthwise: bool) -> Kernel:
                             p.s0, p.p0, p.d0,
                         )  # fmt: skip
 
-    made = kernel(conv_2d)
-    made.name = f"conv_2d{'_dw' if depthwise else ''}_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(conv_2d, f"conv_2d{'_dw' if depthwise else ''}_{GGMLType(kind).name.lower()}")
 
 
 @lowers("CONV_2D")
@@ -173,3 +170,59 @@ def _lower_conv_2d(low: Lowering, node: Tensor) -> None:
     made = conv_2d_kernel(int(a.type), node.op.name == "CONV_2D_DW")
     params = Conv(**{name: node.op_params[name] for name in Conv._fields})
     low.launch(made, node, params, low.mac_chunks(node, macs))
+
+
+_ZERO = np.float32(0)
+
+
+class ConvTranspose(NamedTuple):
+    """The values of a transposed convolution."""
+
+    stride: int
+
+
+@cache
+def conv_transpose_kernel(kind: int, axes: int) -> Kernel:
+    """The kernel of the convolution kernel's type for images of one or two axes."""
+
+    def conv_transpose(node, chunk, n_chunks, scratch):
+        s, w, kw = params_of(node, ConvTranspose).stride, ne(node, SRC1, 0), ne(node, SRC0, 0)
+        h, kh = (ne(node, SRC1, 1), ne(node, SRC0, 1)) if axes == 2 else (1, 1)
+        channels, oc = ne(node, SRC0, axes + 1), ne(node, DST, axes)
+        oh, total = ne(node, DST, 1) if axes == 2 else 1, nrows(node, DST)
+        for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            rest = r // oh
+            n = rest // oc
+            c, oy = rest - n * oc, r - rest * oh
+            out = row_address(node, DST, r)
+            sums = f32_ptr(out)
+            for i in range(ne(node, DST, 0)):
+                store_elem(F32, out, i, _ZERO)
+            for ic in range(channels):
+                weights = data(node, SRC0) + c * nb(node, SRC0, axes)
+                weights += ic * nb(node, SRC0, axes + 1)
+                plane = data(node, SRC1) + ic * nb(node, SRC1, axes) + n * nb(node, SRC1, 3)
+                for ky in range(kh):
+                    y = (oy - ky) // s
+                    if y < 0 or y >= h or y * s != oy - ky:
+                        continue
+                    x = plane + y * nb(node, SRC1, 1) if axes == 2 else plane
+                    row = weights + ky * nb(node, SRC0, 1) if axes == 2 else weights
+                    for kx in range(kw):
+                        weight = load_elem(kind, row, kx)
+                        for i in range(w):
+                            j = i * s + kx
+                            store_elem(F32, out, j, sums[j] + weight * load_elem(F32, x, i))
+
+    return kernel(conv_transpose, f"conv_transpose_{axes}d_{GGMLType(kind).name.lower()}")
+
+
+@lowers("CONV_TRANSPOSE_1D")
+@lowers("CONV_TRANSPOSE_2D")
+def _lower_conv_transpose(low: Lowering, node: Tensor) -> None:
+    a, b = node.src
+    assert a is not None and b is not None and node.op is not None
+    axes = 2 if node.op.name == "CONV_TRANSPOSE_2D" else 1
+    chunks = low.mac_chunks(node, a.nelements * b.nelements)
+    made = conv_transpose_kernel(int(a.type), axes)
+    low.launch(made, node, ConvTranspose(node.op_params["s0"]), chunks)

@@ -1,8 +1,9 @@
 """CPY, CONT, DUP: copies of any strides and shapes, converting between types.
 
-A chunk is a range of elements in order; source and result are walked in runs that end where a row
-of either ends. Runs without gaps vectorise (or become memcpy); a transposed side is a scalar loop.
-Quantized blocks go through a block of float32 in thread scratch and have ggml's reference bytes.
+A chunk is a range of elements in order, copied in runs that end where a row of the source or of
+the result ends. Runs without gaps vectorise (or become memcpy); transposed tensors take a scalar
+loop. Quantized blocks are converted through float32 in thread scratch and have the bytes of ggml's
+reference.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..abi import DST, SRC0, data, f32_ptr, first_row, nb, ne, params_of, row_ad
 from ..codec import DECODED, ENCODED
 from ..codec.rows import decode_columns, encode_row, row_decoder, row_encoder
 from ..lowering import GRAIN, Lowering, lowers
-from ..simd.element import F32, I8, I16, I32, I64, put, take
+from ..simd.element import F32, I8, I16, I32, I64, load_elem, store_elem
 
 _RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies of one type move bits
 
@@ -28,13 +29,13 @@ class Copy(NamedTuple):
 
     flat: int  # no gaps on either side
     elements: int
-    coder: int = 0  # address of what encodes or decodes blocks
+    coder: int = 0  # address of the function that encodes or decodes blocks
     block: int = 0  # elements of a block, and its bytes
     block_bytes: int = 0
 
 
 @inline
-def _place(node, tensor, e, size):  # type: ignore[no-untyped-def]
+def _place(node, tensor, e, size):
     """(address, stride in bytes, elements left in the row) of element ``e``."""
     p = params_of(node, Copy)
     if p.flat != 0:
@@ -51,7 +52,7 @@ def copy_kernel(source: int, kind: int) -> Kernel:
     """The kernel that copies elements of type ``source`` into type ``kind``."""
     size_x, size_y = GGMLType(source).type_size, GGMLType(kind).type_size
 
-    def copy(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def copy(node, chunk, n_chunks, scratch):
         total = params_of(node, Copy).elements
         e, end = first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)
         while e < end:
@@ -60,15 +61,13 @@ def copy_kernel(source: int, kind: int) -> Kernel:
             n = min(end - e, left_x, left_y)
             if dx == size_x and dy == size_y:
                 for i in range(n):
-                    put(kind, y, i, take(source, x, i))
+                    store_elem(kind, y, i, load_elem(source, x, i))
             else:
                 for i in range(n):
-                    put(kind, y + i * dy, 0, take(source, x + i * dx, 0))
+                    store_elem(kind, y + i * dy, 0, load_elem(source, x + i * dx, 0))
             e += n
 
-    made = kernel(copy)
-    made.name = f"copy_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(copy, f"copy_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}")
 
 
 @cache
@@ -76,7 +75,7 @@ def encode_kernel(source: int) -> Kernel:
     """The kernel that copies floats into blocks; the result's rows have no gaps."""
     size = GGMLType(source).type_size
 
-    def encode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def encode(node, chunk, n_chunks, scratch):
         p = params_of(node, Copy)
         block, block_bytes = p.block, p.block_bytes
         total = p.elements // block
@@ -87,15 +86,13 @@ def encode_kernel(source: int) -> Kernel:
                 x, dx, left = _place(node, SRC0, b * block + done, size)
                 n = min(block - done, left)
                 for i in range(n):
-                    put(F32, scratch, done + i, take(source, x + i * dx, 0))
+                    store_elem(F32, scratch, done + i, load_elem(source, x + i * dx, 0))
                 done += n
             row = b // row_blocks
             y = row_address(node, DST, row) + (b - row * row_blocks) * block_bytes
             encode_row(p.coder, scratch, y, block)
 
-    made = kernel(encode)
-    made.name = f"copy_{GGMLType(source).name.lower()}_blocks"
-    return made
+    return kernel(encode, f"copy_{GGMLType(source).name.lower()}_blocks")
 
 
 @cache
@@ -103,7 +100,7 @@ def decode_kernel(kind: int) -> Kernel:
     """The kernel that copies blocks into floats; the source's rows have no gaps."""
     size = GGMLType(kind).type_size
 
-    def decode(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def decode(node, chunk, n_chunks, scratch):
         p = params_of(node, Copy)
         block, block_bytes = p.block, p.block_bytes
         total = p.elements // block
@@ -117,12 +114,10 @@ def decode_kernel(kind: int) -> Kernel:
                 y, dy, left = _place(node, DST, b * block + done, size)
                 n = min(block - done, left)
                 for i in range(n):
-                    put(kind, y + i * dy, 0, f32_ptr(scratch)[done + i])
+                    store_elem(kind, y + i * dy, 0, f32_ptr(scratch)[done + i])
                 done += n
 
-    made = kernel(decode)
-    made.name = f"copy_blocks_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(decode, f"copy_blocks_{GGMLType(kind).name.lower()}")
 
 
 def _kernel(source: GGMLType, kind: GGMLType) -> Kernel | None:

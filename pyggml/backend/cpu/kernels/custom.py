@@ -31,7 +31,7 @@ class UserKernel(Kernel):
             return self.function
         function = self.function
 
-        def call(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+        def call(node, chunk, n_chunks, scratch):
             function(node, chunk, n_chunks, scratch)
 
         return nb.cfunc(KERNEL_SIG)(call)

@@ -1,10 +1,10 @@
-"""MUL_MAT_ID and ADD_ID: a matmul whose matrix each token picks, and the bias after it.
+"""MUL_MAT_ID and ADD_ID: a matmul with the expert that each token chose, and the bias after it.
 
-A chunk of MUL_MAT_ID is a range of 16-row groups times one use of an expert; where there are more
-uses than experts, times one expert, whose uses a launch before it has listed. At most 16 of their
-rows at a time (64 with a matrix unit) are gathered into thread scratch, so that they pass through
-MUL_MAT's tiles while the chunk's weights stay in cache. An id that names no expert writes nothing
-and reports an error.
+A *use* is a pair of token and expert. A chunk of MUL_MAT_ID is a range of 16-row groups times one
+use. Where there are more uses than experts, it is such a range times all uses of one expert, which
+an earlier launch has listed; up to 16 of their rows at a time (64 with a matrix unit) are gathered
+into thread scratch and multiplied by MUL_MAT's tiles while the weights stay in cache. An id that
+names no expert writes nothing and reports an error.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....jit import inline, kernel
+from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import (
     BAD_INDEX,
@@ -31,18 +32,18 @@ from ..abi import (
     set_error,
 )
 from ..buffer import is_repacked
-from ..facts import fact
 from ..layout import QUANTIZED, ROWS, activation_bytes, group_bytes
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, copy_run, put, take
-from ..simd.row_tile import TABLE_BYTES, aim
+from ..simd.element import F32, copy_run, load_elem, store_elem
+from ..simd.row_tile import TABLE_BYTES, set_row_pointers
+from ..type_traits import trait
 from ..work import WorkRange
 from .matmul import supports_mul_mat
 from .quantize import add_quantize
 from .weights import (
     BLOCK_BYTES,
     COLUMNS,
-    MOST_TOKENS,
+    MAX_TOKENS,
     PACK,
     RESULTS_BYTES,
     TILE_1,
@@ -57,11 +58,11 @@ from .weights import (
     room_for_tiles,
     tile,
     use_tiles,
-    weight_facts,
+    weight_traits,
 )
 
 _GATHER = 16  # rows that are gathered at a time
-_CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 while an expert's tokens pass
+_CHUNK_BYTES = 1 << 17  # weights of a chunk: they stay in L2 for all tokens of an expert
 
 
 class Uses(NamedTuple):
@@ -75,16 +76,16 @@ class MulMatId(NamedTuple):
 
     row_chunks: int
     lists: int  # address of the uses by expert, 0: a chunk is one use
-    activations: int  # address of the quantized ones, 0: SRC1 is read
+    activations: int  # address of the quantized activations, 0: SRC1 is read
     row_bytes: int  # of a token's activations
-    facts: int
+    traits: int
     plain: int  # whether the weights have ggml's layout
     panel: int  # where in scratch the matrix unit's panel begins; 0: the unit is not used
 
 
 @inline
-def _id(node, use):  # type: ignore[no-untyped-def]
-    """The expert of a use, counted over uses and tokens; -1 where there is no such expert."""
+def _id(node, use):
+    """The expert of a use (counted over tokens); -1 if the id names no expert."""
     n_used = ne(node, DST, 1)
     token = use // n_used
     ids = data(node, SRC2) + token * nb(node, SRC2, 1) + (use - token * n_used) * nb(node, SRC2, 0)
@@ -93,8 +94,8 @@ def _id(node, use):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def list_uses(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """The uses by expert: the first place of each expert's and the end, then the uses in order."""
+def list_uses(node, chunk, n_chunks, scratch):
+    """List the uses by expert: where each expert's begin, the end, then the uses in order."""
     lists, n_expert = params_of(node, Uses).lists, ne(node, SRC0, 2)
     starts, order = i64_ptr(lists), i64_ptr(lists + 8 * (n_expert + 1))
     uses = nrows(node, DST)
@@ -105,7 +106,7 @@ def list_uses(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         if e < 0:
             set_error(node, BAD_INDEX)
         elif e + 2 <= n_expert:
-            starts[e + 2] += 1  # moved on by one while the uses are put down
+            starts[e + 2] += 1  # incremented while the uses are listed
     for e in range(2, n_expert + 1):
         starts[e] += starts[e - 1]
     for use in range(uses):
@@ -116,17 +117,17 @@ def list_uses(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def mul_mat_id(node, chunk, n_chunks, scratch):
     """Weights of any format, in the plain or the interleaved layout.
 
-    Scratch: a tile, the gathered uses' numbers and rows, a packed group with its table.
+    Scratch: a tile, numbers and rows of the gathered uses, a packed group and its row pointers.
     """
     p = params_of(node, MulMatId)
-    facts, plain, acts = p.facts, p.plain, p.activations
+    traits, plain, acts = p.traits, p.plain, p.activations
     row_chunks, row_bytes = p.row_chunks, p.row_bytes
     m, k, n_b, n_used = ne(node, DST, 0), ne(node, SRC0, 0), ne(node, SRC1, 1), ne(node, DST, 1)
-    groups, blocks = (m + ROWS - 1) // ROWS, k // fact(facts, COLUMNS)
-    group, lists = blocks * fact(facts, BLOCK_BYTES), p.lists
+    groups, blocks = (m + ROWS - 1) // ROWS, k // trait(traits, COLUMNS)
+    group, lists = blocks * trait(traits, BLOCK_BYTES), p.lists
     unit = chunk // row_chunks
     g0 = first_row(groups, chunk % row_chunks, row_chunks)
     g1 = first_row(groups, chunk % row_chunks + 1, row_chunks)
@@ -138,14 +139,14 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             return
     else:
         first, end, expert = i64_ptr(lists)[unit], i64_ptr(lists)[unit + 1], unit
-    gather = _GATHER if p.panel == 0 else MOST_TOKENS
+    gather = _GATHER if p.panel == 0 else MAX_TOKENS
     listed = i64_ptr(scratch + RESULTS_BYTES)
     gathered = scratch + RESULTS_BYTES + 8 * gather
     packed = gathered + gather * row_bytes
     panel = scratch + p.panel
     tiled = p.panel != 0 and end - first >= TILE_TOKENS
     if tiled:
-        use_tiles(facts, 1)
+        use_tiles(traits, 1)
     if plain != 0:
         weights = data(node, SRC0) + expert * nb(node, SRC0, 2)
     else:
@@ -169,9 +170,9 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             rows = min(ROWS, m - row)
             if plain != 0:
                 w = packed + TABLE_BYTES
-                aim(packed, weights, nb(node, SRC0, 1), row, m)
-                decode_rows(facts, packed, rows, k, w + group)
-                pack(facts, packed, k, w)
+                set_row_pointers(packed, weights, nb(node, SRC0, 1), row, m)
+                decode_rows(traits, packed, rows, k, w + group)
+                pack(traits, packed, k, w)
             else:
                 w = weights + g * group
             t = 0
@@ -181,20 +182,20 @@ def mul_mat_id(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 if t < t_tiles:
                     tokens = t_tiles - t
                     n_tiles = tokens // TILE_TOKENS
-                    multiply_tiles(facts, w, x, row_bytes, scratch, blocks, n_tiles, panel)
+                    multiply_tiles(traits, w, x, row_bytes, scratch, blocks, n_tiles, panel)
                 else:
-                    ahead = prefetch_ahead(facts, t, n - t, blocks)
-                    tile(facts, which, w, x, row_bytes, scratch, blocks, ahead)
+                    ahead = prefetch_ahead(traits, t, n - t, blocks)
+                    tile(traits, which, w, x, row_bytes, scratch, blocks, ahead)
                 for i in range(tokens):
                     y = data(node, DST) + listed[t + i] * nb(node, DST, 1) + 4 * row
                     copy_run(scratch + 4 * ROWS * i, y, rows)
                 t += tokens
     if tiled:
-        use_tiles(facts, 0)
+        use_tiles(traits, 0)
 
 
 def _listed(low: Lowering, node: Tensor) -> WorkRange:
-    """Launch the listing of uses by expert into work memory."""
+    """Add the launch that lists the uses by expert; the list in work memory."""
     w, _, ids = node.src
     assert w is not None and ids is not None
     out = low.take(8 * (w.ne[2] + 1 + node.nrows))
@@ -212,11 +213,11 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     lists = [] if by_use else [_listed(low, node)]
     row_bytes = activation_bytes(w.type, w.ne[0]) if quantized else 4 * w.ne[0]
     one_group, packed = group_bytes(w.type, w.ne[0]), TABLE_BYTES + packed_bytes(w)
-    groups = -(-w.ne[1] // ROWS)
+    groups = ceil_div(w.ne[1], ROWS)
     row_chunks = max(1, min(groups, max(groups * one_group // _CHUNK_BYTES, 2 * low.n_threads)))
     functions = (PACK, TILE_4, TILE_1) if plain else (TILE_4, TILE_1)
     n = node.nrows // w.ne[2]  # tokens of an expert, about
-    gather = MOST_TOKENS if room_for_tiles(w, n, 0)[0] else _GATHER
+    gather = MAX_TOKENS if room_for_tiles(w, n, 0)[0] else _GATHER
     scratch = RESULTS_BYTES + (8 + row_bytes) * gather + (packed if plain else 0)
     more, panel, scratch = room_for_tiles(w, n, scratch)
     params = MulMatId(
@@ -224,7 +225,7 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
         lists=lists[0].address if lists else 0,
         activations=act[0].address if act else 0,
         row_bytes=row_bytes,
-        facts=weight_facts(w, *functions, *more),
+        traits=weight_traits(w, *functions, *more),
         plain=plain,
         panel=panel,
     )
@@ -240,7 +241,7 @@ def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
 
 
 @kernel
-def add_id_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def add_id_f32(node, chunk, n_chunks, scratch):
     """Rows of the result, front to back."""
     n, n_used, total = ne(node, DST, 0), ne(node, DST, 1), nrows(node, DST)
     for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
@@ -253,7 +254,7 @@ def add_id_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         x, y = row_address(node, SRC0, r), row_address(node, DST, r)
         z = data(node, SRC1) + expert * nb(node, SRC1, 1)
         for i in range(n):
-            put(F32, y, i, take(F32, x, i) + take(F32, z, i))
+            store_elem(F32, y, i, load_elem(F32, x, i) + load_elem(F32, z, i))
 
 
 @lowers("ADD_ID")

@@ -1,7 +1,11 @@
-"""ARANGE and FILL: results that no source is read for. Access: rows front to back."""
+"""ARANGE, FILL, TIMESTEP_EMBEDDING, DIAG, DIAG_MASK_INF, DIAG_MASK_ZERO and TRI.
+
+Access: rows of the result front to back; of sources, only the elements that are kept are read.
+"""
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -9,10 +13,12 @@ import numpy as np
 
 from ....dtype import GGMLType
 from ....jit import Kernel, kernel
+from ....ops.timestep import frequency_ratio
 from ....tensor import Tensor
-from ..abi import DST, data, first_row, ne, nrows, params_of, row_address
-from ..lowering import GRAIN, Lowering, lowers
-from ..simd.element import F32, put
+from ..abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
+from ..lowering import GRAIN, Lowering, all_f32, lowers
+from ..simd.element import F32, load_elem, store_elem
+from ..simd.math import sincos_f32
 from .span import columns, split
 
 
@@ -31,13 +37,13 @@ class Fill(NamedTuple):
 
 
 @kernel
-def arange_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def arange_f32(node, chunk, n_chunks, scratch):
     """A range of elements."""
     n, y = ne(node, DST, 0), data(node, DST)
     p = params_of(node, Arange)
     start, step = p.start, p.step
     for i in range(first_row(n, chunk, n_chunks), first_row(n, chunk + 1, n_chunks)):
-        put(F32, y, i, start + step * np.float32(i))
+        store_elem(F32, y, i, start + step * np.float32(i))
 
 
 @lowers("ARANGE")
@@ -50,7 +56,7 @@ def _lower_arange(low: Lowering, node: Tensor) -> None:
 def fill_kernel(fmt: int) -> Kernel:
     """The kernel for a type."""
 
-    def fill(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def fill(node, chunk, n_chunks, scratch):
         p = params_of(node, Fill)
         n, parts, c = ne(node, DST, 0), p.parts, p.c
         units = nrows(node, DST) * parts
@@ -59,11 +65,9 @@ def fill_kernel(fmt: int) -> Kernel:
             begin, end = columns(n, u - row * parts, parts)
             y = row_address(node, DST, row)
             for i in range(begin, end):
-                put(fmt, y, i, c)
+                store_elem(fmt, y, i, c)
 
-    made = kernel(fill)
-    made.name = f"fill_{GGMLType(fmt).name.lower()}"
-    return made
+    return kernel(fill, f"fill_{GGMLType(fmt).name.lower()}")
 
 
 @lowers("FILL")
@@ -71,3 +75,106 @@ def _lower_fill(low: Lowering, node: Tensor) -> None:
     parts, chunks = split(low, node, GRAIN)
     made = fill_kernel(int(node.type))
     low.launch(made, node, Fill(parts, c=node.op_params["c"]), chunks, src=())
+
+
+class Timestep(NamedTuple):
+    """The values of TIMESTEP_EMBEDDING."""
+
+    ratio: np.float64  # of a frequency to the previous one
+
+
+@kernel
+def timestep_embedding_f32(node, chunk, n_chunks, scratch):
+    """A range of times."""
+    dim, n = ne(node, DST, 0), ne(node, DST, 1)
+    half, ratio = dim // 2, params_of(node, Timestep).ratio
+    for r in range(first_row(n, chunk, n_chunks), first_row(n, chunk + 1, n_chunks)):
+        t, y = np.float64(load_elem(F32, data(node, SRC0), r)), row_address(node, DST, r)
+        frequency = 1.0
+        for i in range(half):
+            sin, cos = sincos_f32(np.float32(t * frequency))
+            store_elem(F32, y, i, cos)
+            store_elem(F32, y, half + i, sin)
+            frequency *= ratio
+        if dim & 1:
+            store_elem(F32, y, dim - 1, np.float32(0))
+
+
+@lowers("TIMESTEP_EMBEDDING")
+def _lower_timestep_embedding(low: Lowering, node: Tensor) -> None:
+    v = node.op_params
+    params = Timestep(frequency_ratio(v["dim"], v["max_period"]))
+    low.launch(timestep_embedding_f32, node, params, low.row_chunks(node))
+
+
+WHOLE = 1 << 40  # columns: more than any row has
+
+
+class Keep(NamedTuple):
+    """The values of ``keep_f32``."""
+
+    value: float
+    begin: int
+    end: int
+
+
+@kernel
+def keep_f32(node, chunk, n_chunks, scratch):
+    """Copy columns j + begin to j + end of each row j, and set the others to ``value``."""
+    p = params_of(node, Keep)
+    n, rows, ne1 = ne(node, DST, 0), nrows(node, DST), ne(node, DST, 1)
+    value = p.value
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        x, y, j = row_address(node, SRC0, row), row_address(node, DST, row), row % ne1
+        begin = max(0, min(n, j + p.begin))
+        end = max(begin, min(n, j + p.end))
+        for i in range(begin):
+            store_elem(F32, y, i, value)
+        for i in range(begin, end):
+            store_elem(F32, y, i, load_elem(F32, x, i))
+        for i in range(end, n):
+            store_elem(F32, y, i, value)
+
+
+@kernel
+def diag_f32(node, chunk, n_chunks, scratch):
+    """Row j of a matrix is zeros but for element j of the source's row."""
+    n, rows, ne2 = ne(node, DST, 0), nrows(node, DST), ne(node, DST, 2)
+    for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
+        matrix = row // n
+        i1, i3 = row - matrix * n, matrix // ne2
+        x = data(node, SRC0) + (matrix - i3 * ne2) * nb(node, SRC0, 2) + i3 * nb(node, SRC0, 3)
+        y = row_address(node, DST, row)
+        for i in range(n):
+            store_elem(F32, y, i, 0.0)
+        store_elem(F32, y, i1, load_elem(F32, x, i1))
+
+
+_KEPT = {  # columns that row 0 of each triangle keeps
+    "lower": (-WHOLE, 0),
+    "lower_diag": (-WHOLE, 1),
+    "upper": (1, WHOLE),
+    "upper_diag": (0, WHOLE),
+}
+
+
+@lowers("TRI", all_f32)
+def _lower_tri(low: Lowering, node: Tensor) -> None:
+    low.launch(keep_f32, node, Keep(0.0, *_KEPT[node.op_params["kind"]]), low.row_chunks(node))
+
+
+@lowers("DIAG_MASK_INF", all_f32)
+def _lower_diag_mask_inf(low: Lowering, node: Tensor) -> None:
+    params = Keep(-math.inf, -WHOLE, node.op_params["n_past"] + 1)
+    low.launch(keep_f32, node, params, low.row_chunks(node))
+
+
+@lowers("DIAG_MASK_ZERO", all_f32)
+def _lower_diag_mask_zero(low: Lowering, node: Tensor) -> None:
+    params = Keep(0.0, -WHOLE, node.op_params["n_past"] + 1)
+    low.launch(keep_f32, node, params, low.row_chunks(node))
+
+
+@lowers("DIAG", all_f32)
+def _lower_diag(low: Lowering, node: Tensor) -> None:
+    low.launch(diag_f32, node, chunks=low.row_chunks(node))

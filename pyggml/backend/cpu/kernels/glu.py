@@ -1,7 +1,7 @@
 """GLU: ``activation(gate) * up``, packed or split, with the quantization of the result.
 
-Access: both rows front to back, split inside a row every 32 columns: for one token the 1,536 or so
-activations are too much for one thread.
+Access: both rows front to back, split inside rows at multiples of 32 columns, so that several
+threads share the activations of one token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, data, first_row, ne, nrows, params_of, row_address
 from ..layout import Q8_BLOCK
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 from ..simd.math import exp_f32
 from .elementwise import IDS, function
 from .quantize import BLOCK, quantize_row
@@ -33,16 +33,16 @@ class Glu(NamedTuple):
     """The values of GLU."""
 
     parts: int  # of each row, see ``span``
-    swapped: int  # whether packed rows begin with up
+    swapped: int  # whether packed rows have ``up`` first
     quantize: int  # address of the quantized rows, or 0
     alpha: float
     limit: float
-    shift: float  # added to up
+    shift: float  # added to ``up``
 
 
 @inline_strict
-def _limited(gate, up, alpha, limit, shift):  # type: ignore[no-untyped-def]
-    """``g * sigmoid(alpha * g) * (u + shift)`` of the limited gate and up."""
+def _limited(gate, up, alpha, limit, shift):
+    """``g * sigmoid(alpha * g) * (u + shift)`` with gate g and up u clamped to the limit."""
     gate = limit if gate > limit else gate
     up = limit if up > limit else up
     up = -limit if up < -limit else up
@@ -54,7 +54,7 @@ def glu_kernel(kind: int, fmt: int) -> Kernel:
     """The kernel of an activation (-1: limited) for a type; without SRC1 the rows are packed."""
     size = GGMLType(fmt).type_size
 
-    def glu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def glu(node, chunk, n_chunks, scratch):
         p = params_of(node, Glu)
         n, parts, out = ne(node, DST, 0), p.parts, p.quantize
         alpha, limit, shift = p.alpha, p.limit, p.shift
@@ -72,18 +72,22 @@ def glu_kernel(kind: int, fmt: int) -> Kernel:
                 gate, up = (second, first) if swapped else (first, second)
             if kind < 0:
                 for i in range(begin, end):
-                    v = _limited(take(fmt, gate, i), take(fmt, up, i), alpha, limit, shift)
-                    put(fmt, y, i, v)
+                    v = _limited(
+                        load_elem(fmt, gate, i), load_elem(fmt, up, i), alpha, limit, shift
+                    )
+                    store_elem(fmt, y, i, v)
             else:
                 for i in range(begin, end):
-                    put(fmt, y, i, function(kind, take(fmt, gate, i)) * take(fmt, up, i))
+                    store_elem(
+                        fmt, y, i, function(kind, load_elem(fmt, gate, i)) * load_elem(fmt, up, i)
+                    )
             if fmt == F32 and out != 0:
                 block = row * (n // BLOCK) + begin // BLOCK
                 quantize_row(y + 4 * begin, out + block * Q8_BLOCK, end - begin)
 
-    made = kernel(glu)
-    made.name = f"glu_{'limited' if kind < 0 else [*IDS][kind]}_{GGMLType(fmt).name.lower()}"
-    return made
+    return kernel(
+        glu, f"glu_{'limited' if kind < 0 else [*IDS][kind]}_{GGMLType(fmt).name.lower()}"
+    )
 
 
 def _supports(node: Tensor) -> bool:

@@ -1,6 +1,6 @@
-"""HADAMARD by the fast transform: n log2(n) additions. Access: rows front to back, in place.
+"""HADAMARD by the fast Walsh-Hadamard transform: n log2(n) additions, in an order fixed by ``n``.
 
-The order of the additions follows from ``n`` alone.
+Access: rows front to back, in place.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Hadamard(NamedTuple):
 
 
 @inline
-def _eight(x, y, scale):  # type: ignore[no-untyped-def]
-    """The first three levels, on eight elements in registers."""
+def _eight(x, y, scale):
+    """The first three levels of the transform, on eight elements in registers."""
     a0, a1, a2, a3 = x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale
     a4, a5, a6, a7 = x[4] * scale, x[5] * scale, x[6] * scale, x[7] * scale
     b0, b1, b2, b3, b4, b5, b6, b7 = (
@@ -37,8 +37,8 @@ def _eight(x, y, scale):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _hadamard(x, y, n, scale):  # type: ignore[no-untyped-def]
-    """``n`` elements from address ``x`` to ``y``."""
+def _hadamard(x, y, n, scale):
+    """Transform ``n`` elements at address ``x`` into ``y``."""
     out, half = f32_ptr(y), 1
     if n % 8 == 0:
         for i in range(0, n, 8):
@@ -56,8 +56,8 @@ def _hadamard(x, y, n, scale):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def hadamard_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Runs of ``n`` elements of rows."""
+def hadamard_f32(node, chunk, n_chunks, scratch):
+    """Transform runs of ``n`` elements of rows."""
     p = params_of(node, Hadamard)
     n, scale, rows = p.n, p.scale, nrows(node, DST)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):

@@ -1,4 +1,4 @@
-"""UPSCALE, WIN_PART and WIN_UNPART: rows of the result from rows of an image, by place.
+"""UPSCALE, WIN_PART and WIN_UNPART: images resized, and cut into windows.
 
 Access: result rows front to back. UPSCALE reads one or two rows of the source with any strides;
 the windows are copies of whole rows.
@@ -16,7 +16,7 @@ from ....ops.image import CUBIC, scale_factors
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, load_f32, nb, ne, nrows, params_of, row_address
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, copy_run, put, zero_run
+from ..simd.element import F32, copy_run, store_elem, zero_run
 from ..simd.math import abs_f32
 
 _ZERO, _ONE, _CUBIC = np.float32(0), np.float32(1), np.float32(CUBIC)
@@ -33,14 +33,14 @@ class Upscale(NamedTuple):
 
 
 @inline_strict
-def nearest(i, factor, size):  # type: ignore[no-untyped-def]
-    """The source's place of place ``i`` of the result."""
+def nearest(i, factor, size):
+    """The source index of index ``i`` of the result."""
     return min(np.int64(np.float32(i) / factor), size - 1)
 
 
 @inline_strict
-def between(i, factor, size, offset):  # type: ignore[no-untyped-def]
-    """The source's two neighbours of place ``i``, and the weight of the second."""
+def between(i, factor, size, offset):
+    """The two source neighbours of index ``i`` of the result, and the weight of the second."""
     at = (np.float32(i) + offset) / factor - offset
     first = np.int64(np.floor(at))
     low, high = min(max(first, 0), size - 1), min(max(first + 1, 0), size - 1)
@@ -48,7 +48,7 @@ def between(i, factor, size, offset):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def upscale_nearest(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def upscale_nearest(node, chunk, n_chunks, scratch):
     """A range of result rows; copies single elements."""
     p = params_of(node, Upscale)
     n1, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
@@ -62,11 +62,11 @@ def upscale_nearest(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-
         y = row_address(node, DST, r)
         for i in range(ne(node, DST, 0)):
             at = nearest(i, p.f0, ne(node, SRC0, 0))
-            put(F32, y, i, load_f32(x + at * nb(node, SRC0, 0)))
+            store_elem(F32, y, i, load_f32(x + at * nb(node, SRC0, 0)))
 
 
 @kernel
-def upscale_bilinear(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def upscale_bilinear(node, chunk, n_chunks, scratch):
     """A range of result rows, each from two rows of the source."""
     p = params_of(node, Upscale)
     n1, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
@@ -85,11 +85,11 @@ def upscale_bilinear(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped
             a, b = load_f32(upper + x0 * nb0), load_f32(upper + x1 * nb0)
             c, d = load_f32(lower + x0 * nb0), load_f32(lower + x1 * nb0)
             v = a * (_ONE - dx) * (_ONE - dy) + b * dx * (_ONE - dy)
-            put(F32, y, i, v + c * (_ONE - dx) * dy + d * dx * dy)
+            store_elem(F32, y, i, v + c * (_ONE - dx) * dy + d * dx * dy)
 
 
 @inline_strict
-def cubic(d):  # type: ignore[no-untyped-def]
+def cubic(d):
     """The weight of an element at a distance from 0 to 2."""
     if d <= _ONE:
         return ((_CUBIC + np.float32(2)) * d - (_CUBIC + np.float32(3))) * d * d + _ONE
@@ -97,10 +97,10 @@ def cubic(d):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def window(antialias, i, factor, size, offset):  # type: ignore[no-untyped-def]
-    """(first, end, centre, reach) of the elements that place ``i`` is a mean of.
+def window(antialias, i, factor, size, offset):
+    """(first, end, centre, reach) of the source elements of which index ``i`` is a mean.
 
-    The bicubic window may reach over the ends, where the last element counts for those after it.
+    The bicubic window may exceed the source, whose border elements are repeated.
     """
     at = (np.float32(i) + offset) / factor
     if antialias:
@@ -116,13 +116,13 @@ def window(antialias, i, factor, size, offset):  # type: ignore[no-untyped-def]
 def upscale_window_kernel(antialias: bool) -> Kernel:
     """Means over windows: bilinear with antialiasing, or bicubic."""
 
-    def weight(x, centre, reach):  # type: ignore[no-untyped-def]
+    def weight(x, centre, reach):
         d = abs_f32(np.float32(x) - centre)
         return max(_ONE - d / reach, _ZERO) if antialias else cubic(d)
 
     weight = inline_strict(weight)
 
-    def upscale(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def upscale(node, chunk, n_chunks, scratch):
         p = params_of(node, Upscale)
         n1, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
         w, h, offset = ne(node, SRC0, 0), ne(node, SRC0, 1), p.offset
@@ -146,11 +146,9 @@ def upscale_window_kernel(antialias: bool) -> Kernel:
                         across += wx
                     v += wy * part
                     weights += wy * across
-                put(F32, y, i, v / weights if antialias and weights > _ZERO else v)
+                store_elem(F32, y, i, v / weights if antialias and weights > _ZERO else v)
 
-    made = kernel(upscale)
-    made.name = f"upscale_{'antialias' if antialias else 'bicubic'}"
-    return made
+    return kernel(upscale, f"upscale_{'antialias' if antialias else 'bicubic'}")
 
 
 @lowers("UPSCALE")
@@ -167,7 +165,7 @@ _KERNELS = {"nearest": upscale_nearest, "bilinear": upscale_bilinear}
 
 
 @kernel
-def win_part_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def win_part_f32(node, chunk, n_chunks, scratch):
     """A range of rows of the windows."""
     c, w, total = ne(node, DST, 0), ne(node, DST, 1), nrows(node, DST)
     width, height = ne(node, SRC0, 1), ne(node, SRC0, 2)
@@ -185,7 +183,7 @@ def win_part_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def
 
 
 @kernel
-def win_unpart_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def win_unpart_f32(node, chunk, n_chunks, scratch):
     """A range of rows of the image."""
     c, w, width, total = ne(node, DST, 0), ne(node, SRC0, 1), ne(node, DST, 1), nrows(node, DST)
     nx = (width + w - 1) // w

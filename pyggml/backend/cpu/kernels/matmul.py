@@ -1,12 +1,14 @@
-"""MUL_MAT: interleaved weights times one or many tokens, with the residual or GLU after it.
+"""MUL_MAT: weights times one or many tokens, with the residual or GLU after it.
 
-A chunk is a range of 16-row groups times a range of at most 64 tokens; a group's weights stay in L1
-while its tokens pass. Quantized weights meet int8 activations that are made once per source tensor;
-F16, BF16 and F32 weights meet float32, which half-float activations become first. Weights in ggml's
-plain layout are transposed in registers for one token; for several, a group at a time is packed
-into thread scratch and goes through the same tile. Both layouts give the same bits. With a matrix
-unit (``simd/amx``) as many tokens of a chunk as are multiples of 16 take its tiles, a group at a
-time; chunks then begin at such multiples. The tiles' bits are the same too.
+A chunk is a range of 16-row groups times a range of up to 64 tokens; the weights of a group stay in
+L1 for all tokens of the chunk. Quantized weights are multiplied by int8 activations, made once per
+source tensor; F16, BF16 and F32 weights by float32, to which half-float activations are converted
+first.
+
+Weights in ggml's plain layout are transposed in registers for one token; for several tokens, a
+group at a time is packed into thread scratch and multiplied by the same tile as interleaved
+weights. With a matrix unit (``simd/amx``), the largest multiple of 16 tokens of a chunk uses its
+tiles, and chunks begin at such multiples. All of these give the same bits.
 """
 
 from __future__ import annotations
@@ -18,25 +20,26 @@ from typing import NamedTuple
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel, named_kernel
 from ....ops.glu import ACTIVATIONS as GLU_ACTIVATIONS
+from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, SRC3, data, f32_ptr, first_row, nb, ne, params_of
 from ..buffer import is_repacked
-from ..facts import fact
 from ..layout import INTERLEAVED, Q8_BLOCK, QUANTIZED, ROWS, group_bytes
 from ..lowering import Lowering, fuses, lowers
-from ..simd.element import F32, put, take
-from ..simd.row_tile import TABLE_BYTES, aim
+from ..simd.element import F32, load_elem, store_elem
+from ..simd.row_tile import TABLE_BYTES, set_row_pointers
 from ..tuning import tuning
+from ..type_traits import trait
 from .binary import ADD as SUM
 from .binary import combine
 from .elementwise import IDS, function
-from .quantize import add_quantize, quantize_row
+from .quantize import add_quantize, quantize_row, widened
 from .span import overlap
 from .weights import (
     ACT_BYTES,
     BLOCK_BYTES,
     COLUMNS,
-    MOST_TOKENS,
+    MAX_TOKENS,
     PACK,
     RESULTS_BYTES,
     ROW_TILES,
@@ -57,12 +60,11 @@ from .weights import (
     tiles_for,
     times_rows,
     use_tiles,
-    weight_facts,
+    weight_traits,
 )
-from .widen import widened
 
 _CHUNK_MACS = 1 << 21  # work of a chunk for many tokens
-_LEAST_MACS = 1 << 17  # and what is not worth sharing
+_LEAST_MACS = 1 << 17  # work of a chunk for a few tokens, at least
 _ACTIVATIONS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
 
@@ -71,24 +73,24 @@ class MulMat(NamedTuple):
 
     row_chunks: int
     token_chunks: int
-    activations: int  # address of the quantized or widened ones, 0: SRC1 is read
+    activations: int  # address of the quantized or float32 activations, 0: SRC1 is read
     add: int  # how many of SRC2 (a bias or residual) and SRC3 (a residual) are added
     quantize: int  # address of the quantized result of ``mul_mat_glu``, or 0
-    facts: int
+    traits: int
     plain: int  # whether the weights have ggml's layout
     panel: int  # where in scratch the matrix unit's panel begins; 0: the unit is not used
 
 
 @inline
-def first_token(n, chunk, n_chunks, panel):  # type: ignore[no-untyped-def]
-    """First token of a chunk, a whole number of the matrix unit's tiles where that is used."""
+def first_token(n, chunk, n_chunks, panel):
+    """First token of a chunk; a multiple of the matrix unit's tile if there is a ``panel``."""
     unit = 1 if panel == 0 else TILE_TOKENS
     return min(n, first_row((n + unit - 1) // unit, chunk, n_chunks) * unit)
 
 
 @inline
-def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no-untyped-def]
-    """Move a tile to the result, adding bias and residual where there are any."""
+def emit_tile(node, tile, tokens, t, row, rows, out, stride):
+    """Copy a tile to the result, adding bias and residual if there are any."""
     p = params_of(node, MulMat)
     for k in range(tokens):
         y = f32_ptr(out + (t + k) * stride + 4 * row)
@@ -109,13 +111,13 @@ def emit_tile(node, tile, tokens, t, row, rows, out, stride):  # type: ignore[no
 
 
 @kernel
-def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def mul_mat(node, chunk, n_chunks, scratch):
     """Weights of any format, in the plain or the interleaved layout."""
     p = params_of(node, MulMat)
-    row_chunks, token_chunks, facts, plain = p.row_chunks, p.token_chunks, p.facts, p.plain
+    row_chunks, token_chunks, traits, plain = p.row_chunks, p.token_chunks, p.traits, p.plain
     m, n, k = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 0)
     place, t0, t1, batch, i2, i3, w2, w3 = chunk, 0, n, 0, 0, 0, 0, 0
-    if n_chunks != row_chunks:  # else it does without divisions, each of which keeps memory idle
+    if n_chunks != row_chunks:  # one token takes no divisions: memory would idle during each
         place, rest = chunk % row_chunks, chunk // row_chunks
         batch = rest // token_chunks
         i2, i3 = batch % ne(node, DST, 2), batch // ne(node, DST, 2)
@@ -123,14 +125,14 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         w3 = i3 // (ne(node, DST, 3) // ne(node, SRC0, 3))
         t0 = first_token(n, rest % token_chunks, token_chunks, p.panel)
         t1 = first_token(n, rest % token_chunks + 1, token_chunks, p.panel)
-    groups, blocks = (m + ROWS - 1) // ROWS, k // fact(facts, COLUMNS)
-    group = blocks * fact(facts, BLOCK_BYTES)
+    groups, blocks = (m + ROWS - 1) // ROWS, k // trait(traits, COLUMNS)
+    group = blocks * trait(traits, BLOCK_BYTES)
     if plain != 0:
         weights = data(node, SRC0) + w2 * nb(node, SRC0, 2) + w3 * nb(node, SRC0, 3)
     else:
         weights = data(node, SRC0) + (w3 * ne(node, SRC0, 2) + w2) * groups * group
     if p.activations != 0:
-        stride = blocks * fact(facts, ACT_BYTES)
+        stride = blocks * trait(traits, ACT_BYTES)
         x = p.activations + batch * n * stride
     else:
         stride = nb(node, SRC1, 1)
@@ -144,51 +146,57 @@ def mul_mat(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     panel, t_tiles = scratch + p.panel, t0
     if p.panel != 0 and t1 - t0 >= TILE_TOKENS:
         t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
-        use_tiles(facts, 1)
+        use_tiles(traits, 1)
     for g in range(g0, g1):
         row, w = g * ROWS, weights + g * group
         rows = min(ROWS, m - row)
         if plain != 0:
             w = packed
-            aim(table, weights, nb(node, SRC0, 1), row, m)
-            decode_rows(facts, table, rows, k, packed + group)
+            set_row_pointers(table, weights, nb(node, SRC0, 1), row, m)
+            decode_rows(traits, table, rows, k, packed + group)
             if t1 - t0 == 1:
-                times_rows(facts, table, rows, x + t0 * stride, scratch, k)
+                times_rows(traits, table, rows, x + t0 * stride, scratch, k)
                 emit_tile(node, scratch, t1 - t0, t0, row, rows, out, out_stride)
                 continue
-            pack(facts, table, k, packed)
+            pack(traits, table, k, packed)
         t = t0
         while t < t1:
             y = x + t * stride
             if t < t_tiles:
                 tokens = t_tiles - t
                 n_tiles = tokens // TILE_TOKENS
-                multiply_tiles(facts, w, y, stride, scratch, blocks, n_tiles, panel)
+                multiply_tiles(traits, w, y, stride, scratch, blocks, n_tiles, panel)
             else:
-                tokens, which = fact(facts, WIDE), TILE_WIDE
+                tokens, which = trait(traits, WIDE), TILE_WIDE
                 if t + tokens > t1:
                     tokens, which = (4, TILE_4) if t + 4 <= t1 else (1, TILE_1)
-                ahead = prefetch_ahead(facts, t - t0, t1 - t, blocks)
-                tile(facts, which, w, y, stride, scratch, blocks, ahead)
+                ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
+                tile(traits, which, w, y, stride, scratch, blocks, ahead)
             emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
             t += tokens
     if t_tiles > t0:
-        use_tiles(facts, 0)
+        use_tiles(traits, 0)
 
 
 @cache
 def mul_mat_glu_kernel(activation: int) -> Kernel:
     """Gate and up matmuls of interleaved quantized weights (SRC0, SRC2), and the GLU of the two.
 
-    A chunk's unit is 32 rows, one block of the result's quantized form, written if asked for.
+    Chunks are multiples of 32 rows: a block of the quantized result, which is written if
+    ``MulMat.quantize`` has an address.
     """
 
-    def mul_mat_glu(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def mul_mat_glu(node, chunk, n_chunks, scratch):
         p = params_of(node, MulMat)
-        row_chunks, token_chunks, facts, n = p.row_chunks, p.token_chunks, p.facts, ne(node, DST, 1)
-        units, blocks = ne(node, DST, 0) // 32, ne(node, SRC0, 0) // fact(facts, COLUMNS)
-        group = blocks * fact(facts, BLOCK_BYTES)
-        stride, out_stride = blocks * fact(facts, ACT_BYTES), nb(node, DST, 1)
+        row_chunks, token_chunks, traits, n = (
+            p.row_chunks,
+            p.token_chunks,
+            p.traits,
+            ne(node, DST, 1),
+        )
+        units, blocks = ne(node, DST, 0) // 32, ne(node, SRC0, 0) // trait(traits, COLUMNS)
+        group = blocks * trait(traits, BLOCK_BYTES)
+        stride, out_stride = blocks * trait(traits, ACT_BYTES), nb(node, DST, 1)
         acts, quantized = p.activations, p.quantize
         place, t0, t1 = chunk, 0, n
         if token_chunks != 1:
@@ -197,12 +205,12 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
             t1 = first_token(n, chunk // row_chunks + 1, token_chunks, p.panel)
         u0 = first_row(units, place, row_chunks)
         u1 = first_row(units, place + 1, row_chunks)
-        rows = min(ROWS, ne(node, DST, 0))  # 16, but LLVM must not know: it would unroll to scalars
+        rows = min(ROWS, ne(node, DST, 0))  # 16; a constant would make LLVM unroll to scalars
         panel, t_tiles = scratch + p.panel, t0
         up = scratch + RESULTS_BYTES
         if p.panel != 0 and t1 - t0 >= TILE_TOKENS:
             t_tiles += (t1 - t0) // TILE_TOKENS * TILE_TOKENS
-            use_tiles(facts, 1)
+            use_tiles(traits, 1)
         for u in range(u0, u1):
             t = t0
             while t < t1:
@@ -210,21 +218,21 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
                 if t < t_tiles:
                     tokens = t_tiles - t
                 x, n_tiles = acts + t * stride, tokens // TILE_TOKENS
-                ahead = prefetch_ahead(facts, t - t0, t1 - t, blocks)
+                ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
                 for g in range(2 * u, 2 * u + 2):
                     gate_w, up_w = data(node, SRC0) + g * group, data(node, SRC2) + g * group
                     if t < t_tiles:
-                        multiply_tiles(facts, gate_w, x, stride, scratch, blocks, n_tiles, panel)
-                        multiply_tiles(facts, up_w, x, stride, up, blocks, n_tiles, panel)
+                        multiply_tiles(traits, gate_w, x, stride, scratch, blocks, n_tiles, panel)
+                        multiply_tiles(traits, up_w, x, stride, up, blocks, n_tiles, panel)
                     else:
-                        tile(facts, which, gate_w, x, stride, scratch, blocks, ahead)
-                        tile(facts, which, up_w, x, stride, up, blocks, ahead)
+                        tile(traits, which, gate_w, x, stride, scratch, blocks, ahead)
+                        tile(traits, which, up_w, x, stride, up, blocks, ahead)
                     for i in range(tokens):
                         a, b = scratch + 4 * ROWS * i, up + 4 * ROWS * i
                         y = data(node, DST) + (t + i) * out_stride + 4 * ROWS * g
                         for r in range(rows):
-                            v = function(activation, take(F32, a, r)) * take(F32, b, r)
-                            put(F32, y, r, v)
+                            v = function(activation, load_elem(F32, a, r)) * load_elem(F32, b, r)
+                            store_elem(F32, y, r, v)
                 if quantized != 0:
                     for i in range(tokens):
                         y = data(node, DST) + (t + i) * out_stride + 128 * u
@@ -232,7 +240,7 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
                         quantize_row(y, row + u * Q8_BLOCK, 32)
                 t += tokens
         if t_tiles > t0:
-            use_tiles(facts, 0)
+            use_tiles(traits, 0)
 
     return named_kernel(mul_mat_glu, [*IDS][activation])
 
@@ -252,13 +260,13 @@ def supports_mul_mat(node: Tensor) -> bool:
 
 def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[int, int]:
     """Row chunks and token chunks of one matmul."""
-    groups = -(-w.ne[1] // rows)
+    groups = ceil_div(w.ne[1], rows)
     if n == 1:
         n_bytes = group_bytes(w.type, w.ne[0]) * groups
         rounds = max(1, n_bytes // tuning().chunk_bytes // low.n_threads)
         wanted = rounds * low.n_threads
         return max(1, min(groups, wanted if batch < 4 * low.n_threads else 1)), 1
-    token_chunks = math.ceil(n / MOST_TOKENS)
+    token_chunks = math.ceil(n / MAX_TOKENS)
     macs = w.ne[0] * w.ne[1] * math.ceil(n / token_chunks)
     few = min(8 * low.n_threads, macs // _LEAST_MACS) if token_chunks * batch == 1 else 0
     return max(1, min(groups, max(few, macs // _CHUNK_MACS))), token_chunks
@@ -286,7 +294,7 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
         activations=act[0].address if act else 0,
         add=len(add),
         quantize=0,
-        facts=weight_facts(w, *functions, *more),
+        traits=weight_traits(w, *functions, *more),
         plain=plain,
         panel=panel,
     )
@@ -309,7 +317,7 @@ def _lower_mul_mat(low: Lowering, node: Tensor) -> None:
 
 
 def _added(node: Tensor, total: Tensor) -> Tensor | None:
-    """What ``total`` adds to ``node``, where a matmul can: one row, or all of them."""
+    """The tensor that ``total`` adds to ``node`` if MUL_MAT can add it: one row or all rows."""
     other = total.src[1] if total.src[0] is node else total.src[0]
     if other is None or other.type is not GGMLType.F32 or other.nb[0] != 4 or total.nb != node.nb:
         return None
@@ -318,7 +326,7 @@ def _added(node: Tensor, total: Tensor) -> Tensor | None:
 
 
 def _may_add(node: Tensor, total: Tensor) -> bool:
-    """Whether ``total`` may be written while other chunks read what they multiply."""
+    """Whether ``total`` may be written while other chunks read weights and activations."""
     w, x = node.src[0], node.src[1]
     if w is None or x is None or not supports_mul_mat(node) or node.ne[2] * node.ne[3] != 1:
         return False
@@ -327,7 +335,7 @@ def _may_add(node: Tensor, total: Tensor) -> bool:
 
 @fuses("MUL_MAT", "ADD", "ADD")
 def _lower_mul_mat_add_add(low: Lowering, node: Tensor, biased: Tensor, total: Tensor) -> bool:
-    """A bias that all tokens share, then a residual."""
+    """MUL_MAT that also adds a bias row and then a residual."""
     bias, residual = _added(node, biased), _added(biased, total)
     if bias is None or residual is None or not _may_add(node, total):
         return False
@@ -339,7 +347,7 @@ def _lower_mul_mat_add_add(low: Lowering, node: Tensor, biased: Tensor, total: T
 
 @fuses("MUL_MAT", "ADD")
 def _lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
-    """A residual, or a bias that all tokens share, is added where the matmul ends."""
+    """MUL_MAT that also adds a residual or a bias row."""
     other = _added(node, total)
     if other is None or not _may_add(node, total):
         return False
@@ -349,7 +357,7 @@ def _lower_mul_mat_add(low: Lowering, node: Tensor, total: Tensor) -> bool:
 
 @fuses("MUL_MAT", "MUL_MAT", "GLU")
 def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> bool:
-    """Gate and up rows are computed together, and only their product is stored."""
+    """Gate and up matmuls in one launch, which stores only the GLU of both."""
     gate_w, x = gate.src[0], gate.src[1]
     up_w = up.src[0]
     if gate_w is None or up_w is None or x is None or up.src[1] is not x:
@@ -373,7 +381,7 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
         activations=act.address,
         add=0,
         quantize=0,
-        facts=weight_facts(gate_w, *tiles_for(glu.ne[1]), *more),
+        traits=weight_traits(gate_w, *tiles_for(glu.ne[1]), *more),
         plain=0,
         panel=panel,
     )

@@ -1,8 +1,8 @@
 """RMS_NORM and NORM, with a weight (and a bias) after them and the quantization of the result;
 L2_NORM and GROUP_NORM.
 
-A row (a group) belongs to one thread, and its sum has one order, so the bits depend on it alone.
-Access: a row is read twice or thrice (but the first time from L1) and written once.
+A row (a group) is computed by one thread with a fixed order of sums: its bits depend on it alone.
+Access: a row is read two or three times (after the first time from L1) and written once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import numpy as np
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
+from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, first_row, ne, nrows, params_of, row_address
 from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, all_f32, fuses, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 from ..simd.total import squares_f32
 from .binary import ADD, MUL, combine
 from .quantize import BLOCK, quantize_row
@@ -44,7 +45,7 @@ class GroupNorm(NamedTuple):
 
 
 @kernel
-def rms_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def rms_norm_f32(node, chunk, n_chunks, scratch):
     """SRC1: the weight, or nothing."""
     p = params_of(node, Norm)
     n, eps, out = ne(node, DST, 0), p.eps, p.quantize
@@ -55,23 +56,23 @@ def rms_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def
         if weighted:
             w = repeated_row(node, DST, SRC1, row)
             for i in range(n):
-                put(F32, y, i, take(F32, x, i) * s * take(F32, w, i))
+                store_elem(F32, y, i, load_elem(F32, x, i) * s * load_elem(F32, w, i))
         else:
             for i in range(n):
-                put(F32, y, i, take(F32, x, i) * s)
+                store_elem(F32, y, i, load_elem(F32, x, i) * s)
         if out != 0:
             quantize_row(y, out + row * (n // BLOCK) * Q8_BLOCK, n)
 
 
 def _launch(low: Lowering, kernel: Kernel, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
-    src = (norm.src[0], *rows, None, None)[:3]  # kernels ask for all
+    src = (norm.src[0], *rows, None, None)[:3]  # kernels read three sources
     chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * low.n_threads)
     params = Norm(norm.op_params["eps"])
     low.launch(kernel, dst, params, chunks, src=src, quantizes=True, replicate=ALWAYS)
 
 
 def _fuse(low: Lowering, kernel: Kernel, norm: Tensor, *more: Tensor) -> bool:
-    """Launch a norm with the nodes after it, each of which combines it with a row."""
+    """Launch a norm and the nodes after it, each of which combines the result with a row."""
     x, dst, rows = norm.src[0], more[-1], [node.src[1] for node in more]
     chain = all(node.src[0] is before for before, node in zip((norm, *more), more, strict=False))
     if x is None or not chain or not all_f32(norm) or not may_write_over(dst, x):
@@ -97,17 +98,17 @@ def _lower_rms_norm_mul(low: Lowering, norm: Tensor, product: Tensor) -> bool:
 
 
 @inline
-def centred_squares(x, n, mean):  # type: ignore[no-untyped-def]
+def centred_squares(x, n, mean):
     """The float64 sum of squared distances from ``mean``, in one order for each ``n``."""
     total = 0.0
     for i in range(n):
-        v = np.float64(take(F32, x, i)) - mean
+        v = np.float64(load_elem(F32, x, i)) - mean
         total += v * v
     return total
 
 
 @kernel
-def norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def norm_f32(node, chunk, n_chunks, scratch):
     """SRC1: the weight, or nothing; SRC2: its bias, or nothing."""
     p = params_of(node, Norm)
     n, eps, out = ne(node, DST, 0), np.float64(p.eps), p.quantize
@@ -121,22 +122,22 @@ def norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             if biased:
                 b = repeated_row(node, DST, SRC2, row)
                 for i in range(n):
-                    v = np.float32((np.float64(take(F32, x, i)) - mean) * s)
-                    v = combine(MUL, v, take(F32, w, i))
-                    put(F32, y, i, combine(ADD, v, take(F32, b, i)))
+                    v = np.float32((np.float64(load_elem(F32, x, i)) - mean) * s)
+                    v = combine(MUL, v, load_elem(F32, w, i))
+                    store_elem(F32, y, i, combine(ADD, v, load_elem(F32, b, i)))
             else:
                 for i in range(n):
-                    v = np.float32((np.float64(take(F32, x, i)) - mean) * s)
-                    put(F32, y, i, combine(MUL, v, take(F32, w, i)))
+                    v = np.float32((np.float64(load_elem(F32, x, i)) - mean) * s)
+                    store_elem(F32, y, i, combine(MUL, v, load_elem(F32, w, i)))
         else:
             for i in range(n):
-                put(F32, y, i, np.float32((np.float64(take(F32, x, i)) - mean) * s))
+                store_elem(F32, y, i, np.float32((np.float64(load_elem(F32, x, i)) - mean) * s))
         if out != 0:
             quantize_row(y, out + row * (n // BLOCK) * Q8_BLOCK, n)
 
 
 @kernel
-def l2_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def l2_norm_f32(node, chunk, n_chunks, scratch):
     """Rows divided by their lengths."""
     n, rows, eps = ne(node, DST, 0), nrows(node, DST), np.float64(params_of(node, Norm).eps)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
@@ -144,11 +145,11 @@ def l2_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         length = math.sqrt(centred_squares(x, n, 0.0))
         s = 1 / (eps if length < eps else length)
         for i in range(n):
-            put(F32, y, i, np.float32(np.float64(take(F32, x, i)) * s))
+            store_elem(F32, y, i, np.float32(np.float64(load_elem(F32, x, i)) * s))
 
 
 @kernel
-def group_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def group_norm_f32(node, chunk, n_chunks, scratch):
     """A range of groups."""
     p = params_of(node, GroupNorm)
     n, height, channels = ne(node, DST, 0), ne(node, DST, 1), ne(node, DST, 2)
@@ -157,7 +158,7 @@ def group_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-d
     for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
         i3 = u // groups
         first = (u - i3 * groups) * step
-        rows = height * (min(channels, first + step) - first)  # 0 or less: no channels are left
+        rows = height * (min(channels, first + step) - first)  # <= 0: no channels are left
         start = (i3 * channels + first) * height
         mean = 0.0
         for r in range(rows):
@@ -170,7 +171,7 @@ def group_norm_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-d
         for r in range(rows):
             x, y = row_address(node, SRC0, start + r), row_address(node, DST, start + r)
             for i in range(n):
-                put(F32, y, i, np.float32((np.float64(take(F32, x, i)) - mean) * s))
+                store_elem(F32, y, i, np.float32((np.float64(load_elem(F32, x, i)) - mean) * s))
 
 
 @lowers("NORM", all_f32)
@@ -198,6 +199,6 @@ def _lower_l2_norm(low: Lowering, node: Tensor) -> None:
 @lowers("GROUP_NORM", all_f32)
 def _lower_group_norm(low: Lowering, node: Tensor) -> None:
     groups = int(node.op_params["n_groups"])
-    step = -(-node.ne[2] // groups)
+    step = ceil_div(node.ne[2], groups)
     params = GroupNorm(node.op_params["eps"], step, groups)
     low.launch(group_norm_f32, node, params, min(groups * node.ne[3], 8 * low.n_threads))

@@ -1,7 +1,7 @@
 """OUT_PROD: a row of the result is a sum of rows of ``a``, weighted by a column of ``b``.
 
-Access: the result's row stays in cache while the rows of ``a`` pass front to back; ``b`` is read
-with any strides. Quantized rows are decoded into scratch, for each row of the result anew.
+Access: the result's row stays in cache while the rows of ``a`` are read front to back; ``b`` may
+have any strides. Quantized rows are decoded into scratch, again for each row of the result.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from ..abi import (
 from ..codec import DECODED
 from ..codec.rows import decode_columns
 from ..lowering import Lowering, lowers
-from ..simd.element import F16, F32, put, take
+from ..simd.element import F16, F32, load_elem, store_elem
 from .weights import decoder_of, tile_kind
 
 
 class OutProd(NamedTuple):
     """The values of OUT_PROD."""
 
-    decoder: int  # address of what decodes a row of ``a``, 0 if none is needed
+    decoder: int  # address of the function that decodes a row of ``a``, or 0
 
 
 @cache
 def out_prod_kernel(kind: int) -> Kernel:
     """The kernel of ``a``'s type, F32 for rows that are decoded."""
 
-    def out_prod(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def out_prod(node, chunk, n_chunks, scratch):
         m, p, n, total = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1), nrows(node, DST)
         n2, n3 = ne(node, DST, 2), ne(node, DST, 3)
         for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
@@ -65,11 +65,9 @@ def out_prod_kernel(kind: int) -> Kernel:
                     decode_columns(params_of(node, OutProd).decoder, row, scratch, m, 0)
                     row = scratch
                 for i in range(m):
-                    put(F32, y, i, total_row[i] + w * take(kind, row, i))
+                    store_elem(F32, y, i, total_row[i] + w * load_elem(kind, row, i))
 
-    made = kernel(out_prod)
-    made.name = f"out_prod_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(out_prod, f"out_prod_{GGMLType(kind).name.lower()}")
 
 
 def _supports(node: Tensor) -> bool:

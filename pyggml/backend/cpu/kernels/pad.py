@@ -11,11 +11,11 @@ from ....jit import inline, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, copy_run, put, take, zero_run
+from ..simd.element import F32, copy_run, load_elem, store_elem, zero_run
 
 
 class Pad(NamedTuple):
-    """The values of PAD: what is added before each dimension; whether around the ends."""
+    """The values of PAD: elements added before each dimension, and whether it is circular."""
 
     before0: int
     before1: int
@@ -41,8 +41,8 @@ class Roll(NamedTuple):
 
 
 @inline
-def _place(i, before, n, circular):  # type: ignore[no-untyped-def]
-    """Which element of a source of ``n`` lies at ``i`` after ``before`` others; -1 for none."""
+def _place(i, before, n, circular):
+    """The source index, below ``n``, of ``i`` in the padded result; -1: none."""
     i -= before
     if circular:
         return i % n
@@ -50,7 +50,7 @@ def _place(i, before, n, circular):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def pad_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def pad_f32(node, chunk, n_chunks, scratch):
     """Rows of the result."""
     p = params_of(node, Pad)
     n, n_x, before = ne(node, DST, 0), ne(node, SRC0, 0), p.before0
@@ -86,17 +86,17 @@ def _lower_pad(low: Lowering, node: Tensor) -> None:
 
 
 @kernel
-def pad_reflect_1d_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def pad_reflect_1d_f32(node, chunk, n_chunks, scratch):
     """Rows of the result."""
     p = params_of(node, PadReflect)
     n, rows, before, after = ne(node, SRC0, 0), nrows(node, DST), p.before, p.after
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
         for i in range(before):
-            put(F32, y, i, take(F32, x, before - i))
+            store_elem(F32, y, i, load_elem(F32, x, before - i))
         copy_run(x, y + 4 * before, n)
         for i in range(after):
-            put(F32, y, before + n + i, take(F32, x, n - 2 - i))
+            store_elem(F32, y, before + n + i, load_elem(F32, x, n - 2 - i))
 
 
 @lowers("PAD_REFLECT_1D")
@@ -106,7 +106,7 @@ def _lower_pad_reflect_1d(low: Lowering, node: Tensor) -> None:
 
 
 @kernel
-def roll_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def roll_f32(node, chunk, n_chunks, scratch):
     """Rows of the result."""
     p = params_of(node, Roll)
     n, shift = ne(node, DST, 0), p.shift0

@@ -16,7 +16,7 @@ from ....ops.pool import LOWEST
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 
 _LOWEST = np.float32(LOWEST)
 _ZERO = np.float32(0)
@@ -31,14 +31,14 @@ class Pool(NamedTuple):
     s1: int
     p0: int
     p1: int
-    size: int  # divides a mean; 0 stands for the elements that are inside
+    size: int  # divisor of a mean; 0: the number of elements inside
 
 
 @cache
 def pool_kernel(kind: int, largest: bool) -> Kernel:
     """The kernel of a source type, for the largest element or the mean."""
 
-    def pool(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def pool(node, chunk, n_chunks, scratch):
         p, w, h = params_of(node, Pool), ne(node, SRC0, 0), ne(node, SRC0, 1)
         oh, n2, total = ne(node, DST, 1), ne(node, DST, 2), nrows(node, DST)
         for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
@@ -55,7 +55,7 @@ def pool_kernel(kind: int, largest: bool) -> Kernel:
                 for y in range(max(y0, 0), min(y0 + p.k1, h)):
                     row = plane + y * nb(node, SRC0, 1)
                     for x in range(x_first, x_end):
-                        e = take(kind, row, x)
+                        e = load_elem(kind, row, x)
                         if largest:
                             v = e if e > v else v
                         else:
@@ -64,11 +64,9 @@ def pool_kernel(kind: int, largest: bool) -> Kernel:
                 if not largest:
                     size = p.size if p.size != 0 else count
                     v = v / np.float32(size) if size > 0 else _ZERO
-                put(F32, out, ox, v)
+                store_elem(F32, out, ox, v)
 
-    made = kernel(pool)
-    made.name = f"pool_{'max' if largest else 'avg'}_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(pool, f"pool_{'max' if largest else 'avg'}_{GGMLType(kind).name.lower()}")
 
 
 @lowers("POOL_1D")

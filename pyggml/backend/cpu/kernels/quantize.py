@@ -1,17 +1,30 @@
-"""Activations as int8 in blocks of 32 or 256: what quantized weights are multiplied with.
+"""Activations quantized to int8 in blocks of 32 or 256, for quantized weights; or widened.
 
     quantize_row(x, out, n)                        # in jitted code: n float32 -> n / 32 blocks
     quantize_super_row(x, out, n)                  # n / 256 blocks
     low.quantized(x, 32, add_quantize)             # in a lowering: made once, where x is computed
+    widened(low, x)                                # F16 or BF16 as float32, for float weights
 
 A block has as many columns as those of the weights, d = max|x| / 127 and codes q = round(x / d),
-ties to even. One of 32 has the values of ggml's Q8_1, d and s = d * sum(q) rounded to half floats,
-in 44 bytes: at 0 -8 * sum(q) (int32), where integer sums start whose weights have a zero in the
-middle or are raised, at 4 d (float32), at 8 the codes, at 40 s (float32) for minima. One of 256 has
-the values of Q8_K, d in float32, and sums (int16) for ``kquant_dot``: 384 bytes with d, at 16
-the sums of 32 columns and at 32 those of 16 columns (each four in the order 0 2 1 3), at 64 for 16
-columns -32 times the sums of columns 4k, 4k + 1 and of 4k + 2, 4k + 3, at 128 the codes. The bits
-are the same wherever the code is compiled into. NaN or inf in a block makes d NaN or inf.
+ties to even. A NaN or inf in a block makes d NaN or inf.
+
+A block of 32 has the values of ggml's Q8_1: d, and s = d * sum(q), are rounded to half floats.
+
+    byte 0   int32    -8 * sum(q): initial value of the integer sums for formats with a zero point
+                      or an offset of 128
+         4   float32  d
+         8   int8     32 codes
+        40   float32  s, for formats with a minimum
+
+A block of 256 has the values of ggml's Q8_K, with d in float32, and sums for ``kquant_dot``:
+
+    byte 0   float32  d
+        16   int16    sums of 32 columns          (each four in the order 0 2 1 3)
+        32   int16    sums of 16 columns          (each four in the order 0 2 1 3)
+        64   int16    for 16 columns, -32 times the sums of columns 4k, 4k + 1 and of 4k + 2, 4k + 3
+       128   int8     256 codes
+
+The bits are the same in every kernel that inlines this code.
 Access: reads and writes front to back, 32 values at a time in vector registers.
 """
 
@@ -30,7 +43,7 @@ from ....tensor import Tensor
 from ..abi import SRC0, first_row, ne, nrows, params_of, row_address
 from ..layout import ACTIVATION_BYTES, Q8_BLOCK, Q8K_BLOCK
 from ..lowering import ALWAYS, Lowering
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 from ..simd.kquant_dot import CODES, STARTS, SUMS_16, SUMS_32
 from ..simd.loop import counted_loop
 from ..simd.product import CODES as CODES_32
@@ -55,12 +68,12 @@ from ..work import WorkRange
 BLOCK = 32
 _MAGIC = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
 _MAGIC_BITS = 0x4B400000
-_SMALLEST = 2.0**-120  # a maximum below it has no reciprocal: the codes are 0
+_SMALLEST = 2.0**-120  # of a smaller maximum the reciprocal overflows: codes are 0
 _GRAIN = 4096  # elements of a chunk, about
 
 
 def _magnitudes(b: Any, values: Any) -> Any:
-    """As integers they order like floats, and NaN comes last."""
+    """The magnitudes' bits: they order like the floats, and NaN comes last."""
     return b.and_(b.bitcast(values, vec(i32, BLOCK)), splat(i32, BLOCK, 0x7FFFFFFF))
 
 
@@ -69,13 +82,13 @@ def _largest(b: Any, magnitudes: Any) -> Any:
 
 
 def _inverse(b: Any, largest: Any) -> Any:
-    """127 / largest, or 0 where that says nothing."""
+    """127 / largest, or 0 if that is not finite."""
     usable = b.fcmp_ordered(">=", largest, ir.Constant(f32, _SMALLEST))
     return b.select(usable, b.fdiv(ir.Constant(f32, 127.0), largest), ir.Constant(f32, 0.0))
 
 
 def _codes(b: Any, values: Any, inverse: Any) -> Any:
-    """<32 x i32>: the nearest integers, with ``_MAGIC_BITS`` too much."""
+    """The nearest integers plus ``_MAGIC_BITS``, <32 x i32>."""
     scaled = b.fmul(values, broadcast(b, inverse, BLOCK))
     return b.bitcast(b.fadd(scaled, splat(f32, BLOCK, _MAGIC)), vec(i32, BLOCK))
 
@@ -90,7 +103,7 @@ def _quantize_32(typingctx: Any, x: Any, out: Any) -> Any:
         largest = _largest(b, _magnitudes(b, values))
         d = b.fdiv(largest, ir.Constant(f32, 127.0))
         codes = b.trunc(_codes(b, values, _inverse(b, largest)), vec(i8, BLOCK))
-        wide = b.sext(codes, vec(i32, BLOCK))  # what is stored, NaN or not
+        wide = b.sext(codes, vec(i32, BLOCK))  # the codes as stored, also of NaN
         total = call(b, f"llvm.vector.reduce.add.v{BLOCK}i32", i32, wide)
         v = vectors()
         store(b, b.mul(total, ir.Constant(i32, -8)), at(b, target, EIGHT_OFF), 4)
@@ -139,9 +152,9 @@ def _quantize_256(typingctx: Any, x: Any, out: Any) -> Any:
 
 
 def _store_sums(b: Any, codes: Any, target: Any, i: Any) -> None:
-    """The sums of 32 columns, the ``i``-th of a block of 256, in its head at ``target``."""
+    """Store the sums of part ``i`` of a block of 256, 32 columns, in its head at ``target``."""
 
-    def put(value: Any, offset: int, index: Any) -> None:
+    def store_sum(value: Any, offset: int, index: Any) -> None:
         place = b.add(at(b, target, offset), b.shl(index, ir.Constant(i64, 1)))
         store(b, b.trunc(value, i16), place)
 
@@ -155,25 +168,25 @@ def _store_sums(b: Any, codes: Any, target: Any, i: Any) -> None:
         sums.append(call(b, "llvm.vector.reduce.add.v8i32", i32, pairs))
     for k, pair in enumerate(sums):
         start = b.mul(pair, ir.Constant(i32, -32))
-        put(start, STARTS, b.add(b.shl(i, const(2)), const(k)))
+        store_sum(start, STARTS, b.add(b.shl(i, const(2)), const(k)))
     halves = [b.add(sums[0], sums[1]), b.add(sums[2], sums[3])]
     low, middle = b.and_(i, const(1)), b.and_(b.lshr(i, const(1)), const(1))
     place = b.or_(b.shl(b.lshr(i, const(1)), const(2)), low)
-    put(halves[0], SUMS_16, place)
-    put(halves[1], SUMS_16, b.add(place, const(2)))
+    store_sum(halves[0], SUMS_16, place)
+    store_sum(halves[1], SUMS_16, b.add(place, const(2)))
     place = b.or_(b.or_(b.and_(i, const(4)), b.shl(low, const(1))), middle)
-    put(b.add(*halves), SUMS_32, place)
+    store_sum(b.add(*halves), SUMS_32, place)
 
 
 @inline_strict
-def quantize_row(x, out, n):  # type: ignore[no-untyped-def]
+def quantize_row(x, out, n):
     """``n`` (a multiple of 32) float32 at address ``x`` as blocks at ``out``."""
     for i in range(n // BLOCK):
         _quantize_32(x + 4 * BLOCK * i, out + Q8_BLOCK * i)
 
 
 @inline_strict
-def quantize_super_row(x, out, n):  # type: ignore[no-untyped-def]
+def quantize_super_row(x, out, n):
     """``n`` (a multiple of 256) float32 at address ``x`` as blocks at ``out``."""
     for i in range(n // 256):
         _quantize_256(x + 1024 * i, out + Q8K_BLOCK * i)
@@ -193,7 +206,7 @@ def quantize_kernel(kind: int, columns: int) -> Kernel:
     """
     block_bytes = ACTIVATION_BYTES[columns]
 
-    def quantize(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def quantize(node, chunk, n_chunks, scratch):
         blocks = ne(node, SRC0, 0) // columns
         total = nrows(node, SRC0) * blocks
         out = params_of(node, Quantize).out
@@ -208,7 +221,7 @@ def quantize_kernel(kind: int, columns: int) -> Kernel:
             else:
                 n = 1
                 for j in range(columns):
-                    put(F32, scratch, j, take(kind, x, columns * i + j))
+                    store_elem(F32, scratch, j, load_elem(kind, x, columns * i + j))
                 x = scratch
             if columns == BLOCK:
                 quantize_row(x, out + block_bytes * first, columns * n)
@@ -216,9 +229,7 @@ def quantize_kernel(kind: int, columns: int) -> Kernel:
                 quantize_super_row(x, out + block_bytes * first, columns * n)
             first += n
 
-    made = kernel(quantize)
-    made.name = f"quantize_{columns}_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(quantize, f"quantize_{columns}_{GGMLType(kind).name.lower()}")
 
 
 def add_quantize(low: Lowering, x: Tensor, columns: int, out: WorkRange) -> None:
@@ -233,3 +244,34 @@ def add_quantize(low: Lowering, x: Tensor, columns: int, out: WorkRange) -> None
         scratch=4 * columns,
         replicate=ALWAYS,
     )
+
+
+class Widen(NamedTuple):
+    """The values of a kernel that widens activations."""
+
+    out: int  # address of the result
+
+
+@cache
+def widen_kernel(kind: int) -> Kernel:
+    """The kernel of a half-float type."""
+
+    def widen(node, chunk, n_chunks, scratch):
+        n, total = ne(node, SRC0, 0), nrows(node, SRC0)
+        for row in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+            x, y = row_address(node, SRC0, row), params_of(node, Widen).out + 4 * n * row
+            for i in range(n):
+                store_elem(F32, y, i, load_elem(kind, x, i))
+
+    return kernel(widen, f"widen_{GGMLType(kind).name.lower()}")
+
+
+def widened(low: Lowering, x: Tensor) -> WorkRange:
+    """``x`` (F16 or BF16, rows without gaps) as float32 without gaps, made once."""
+    key = ("widened", x)
+    known = low.known(key, x)
+    if known is not None:
+        return known
+    out, made = low.take(4 * x.nelements), widen_kernel(int(x.type))
+    low.launch(made, x, Widen(out.address), low.row_chunks(x), src=(x,), writes=out)
+    return low.remember(key, out)

@@ -1,8 +1,9 @@
 """ARGMAX, SUM, SUM_ROWS, MEAN, CUMSUM and COUNT_EQUAL.
 
-ARGMAX: the first of equal ones; a row is read once, in blocks of 512 whose maxima are vectorised,
-and the best block again. SUM and COUNT_EQUAL: pieces of about 8192 elements, then their total, so
-that the order follows from the sizes. The others: a row belongs to one thread. Sums are float64.
+ARGMAX gives the first of equal maxima: a row is read once, in blocks of 512 with a vectorised
+maximum, and the best block again. SUM and COUNT_EQUAL reduce pieces of about 8192 elements, then
+add these up, so that the order of sums depends on sizes alone. In the others, a row is computed by
+one thread. Sums are float64.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from ....dtype import GGMLType
 from ....jit import Kernel, fast_kernel, inline, inline_strict, kernel
+from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import (
     DST,
@@ -31,7 +33,7 @@ from ..abi import (
     row_address,
 )
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, I32, put, take
+from ..simd.element import F32, I32, load_elem, store_elem
 from .span import columns
 
 _BLOCK = 512
@@ -48,7 +50,7 @@ class Pieces(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The values of a kernel that adds up pieces: how many, and their address."""
+    """The values of a kernel that adds up pieces: their number and address."""
 
     n: int
     results: int
@@ -61,24 +63,24 @@ class RowSum(NamedTuple):
 
 
 @inline_strict
-def order_key(x):  # type: ignore[no-untyped-def]
-    """An int32 that orders as the float does (0 equals -0; every NaN is above inf)."""
+def order_key(x):
+    """An int32 that orders like the float (0 equals -0; NaN is above inf)."""
     bits = f32_bits(x + np.float32(0))
     return np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF)) if x == x else _HIGHEST
 
 
 @inline_strict
-def largest_key(x, first, end):  # type: ignore[no-untyped-def]
+def largest_key(x, first, end):
     """The largest ``order_key`` of elements ``first`` to ``end`` of a row."""
     top = LOWEST
     for i in range(first, end):
-        key = order_key(take(F32, x, i))
+        key = order_key(load_elem(F32, x, i))
         top = key if key > top else top
     return top
 
 
 @kernel
-def argmax_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def argmax_f32(node, chunk, n_chunks, scratch):
     """Rows of a matrix."""
     n, rows, y = ne(node, SRC0, 0), ne(node, SRC0, 1), data(node, DST)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
@@ -88,9 +90,9 @@ def argmax_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             key = largest_key(x, block * _BLOCK, min(n, (block + 1) * _BLOCK))
             if key > top:
                 top, at = key, block * _BLOCK
-        while at < n and order_key(take(F32, x, at)) != top:
+        while at < n and order_key(load_elem(F32, x, at)) != top:
             at += 1
-        put(I32, y, row, np.int32(at))
+        store_elem(I32, y, row, np.int32(at))
 
 
 @lowers("ARGMAX")
@@ -103,7 +105,7 @@ def _lower_argmax(low: Lowering, node: Tensor) -> None:
 def sum_pieces_kernel(fmt: int) -> Kernel:
     """The kernel that writes the float64 sum of each piece."""
 
-    def sum_pieces(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def sum_pieces(node, chunk, n_chunks, scratch):
         n, rows = ne(node, SRC0, 0), nrows(node, SRC0)
         p = params_of(node, Pieces)
         parts, group = p.parts, p.rows
@@ -116,32 +118,28 @@ def sum_pieces_kernel(fmt: int) -> Kernel:
             for row in range(first, min(rows, first + group)):
                 x = row_address(node, SRC0, row)
                 for i in range(begin, end):
-                    total += np.float64(take(fmt, x, i))
+                    total += np.float64(load_elem(fmt, x, i))
             out[k] = total
 
-    made = fast_kernel(sum_pieces)
-    made.name = f"sum_pieces_{GGMLType(fmt).name.lower()}"
-    return made
+    return fast_kernel(sum_pieces, f"sum_pieces_{GGMLType(fmt).name.lower()}")
 
 
 @cache
 def sum_total_kernel(fmt: int) -> Kernel:
     """The kernel that adds up the pieces."""
 
-    def sum_total(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def sum_total(node, chunk, n_chunks, scratch):
         p, total = params_of(node, Total), 0.0
         sums = f64_ptr(p.results)
         for i in range(p.n):
             total += sums[i]
-        put(fmt, data(node, DST), 0, np.float32(total))
+        store_elem(fmt, data(node, DST), 0, np.float32(total))
 
-    made = kernel(sum_total)
-    made.name = f"sum_total_{GGMLType(fmt).name.lower()}"
-    return made
+    return kernel(sum_total, f"sum_total_{GGMLType(fmt).name.lower()}")
 
 
 @kernel
-def count_pieces_i32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def count_pieces_i32(node, chunk, n_chunks, scratch):
     """The number of equal elements of each piece."""
     n, rows = ne(node, SRC0, 0), nrows(node, SRC0)
     p = params_of(node, Pieces)
@@ -155,13 +153,13 @@ def count_pieces_i32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped
         for row in range(first, min(rows, first + group)):
             x, y = row_address(node, SRC0, row), row_address(node, SRC1, row)
             for i in range(begin, end):
-                total += 1 if take(I32, x, i) == take(I32, y, i) else 0
+                total += 1 if load_elem(I32, x, i) == load_elem(I32, y, i) else 0
         out[k] = total
 
 
 @kernel
-def count_total(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Adds up the pieces."""
+def count_total(node, chunk, n_chunks, scratch):
+    """Add up the counts of the pieces."""
     p, total = params_of(node, Total), 0
     counts = i64_ptr(p.results)
     for i in range(p.n):
@@ -173,9 +171,9 @@ def _launch_pieces(low: Lowering, node: Tensor, pieces: Kernel, total: Kernel) -
     """Two launches: the results of pieces into work memory, then their sum."""
     x = node.src[0]
     assert x is not None
-    parts = max(1, -(-x.ne[0] // _PIECE))
+    parts = max(1, ceil_div(x.ne[0], _PIECE))
     group = max(1, _PIECE // max(1, x.ne[0]))
-    n = -(-x.nrows // group) * parts
+    n = ceil_div(x.nrows, group) * parts
     out = low.take(8 * max(1, n))
     chunks = max(1, min(n, 8 * low.n_threads))
     low.launch(pieces, node, Pieces(parts, group, out.address), chunks, writes=out)
@@ -194,22 +192,22 @@ def _lower_count_equal(low: Lowering, node: Tensor) -> None:
 
 
 @inline
-def sum_f32(x, n):  # type: ignore[no-untyped-def]
+def sum_f32(x, n):
     """The float64 sum of ``n`` float32, in one order for each ``n``."""
     total = 0.0
     for i in range(n):
-        total += np.float64(take(F32, x, i))
+        total += np.float64(load_elem(F32, x, i))
     return total
 
 
 @kernel
-def sum_rows_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def sum_rows_f32(node, chunk, n_chunks, scratch):
     """Sums of rows, divided by a number."""
     n, rows = ne(node, SRC0, 0), nrows(node, SRC0)
     divisor = np.float64(params_of(node, RowSum).divisor)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         total = sum_f32(row_address(node, SRC0, row), n)
-        put(F32, row_address(node, DST, row), 0, np.float32(total / divisor))
+        store_elem(F32, row_address(node, DST, row), 0, np.float32(total / divisor))
 
 
 @lowers("SUM_ROWS")
@@ -226,15 +224,15 @@ def _lower_mean(low: Lowering, node: Tensor) -> None:
 
 
 @kernel
-def cumsum_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """A row is one chain of additions."""
+def cumsum_f32(node, chunk, n_chunks, scratch):
+    """Prefix sums of rows, one addition after the other."""
     n, rows = ne(node, DST, 0), nrows(node, DST)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), row_address(node, DST, row)
         total = 0.0
         for i in range(n):
-            total += np.float64(take(F32, x, i))
-            put(F32, y, i, np.float32(total))
+            total += np.float64(load_elem(F32, x, i))
+            store_elem(F32, y, i, np.float32(total))
 
 
 @lowers("CUMSUM")

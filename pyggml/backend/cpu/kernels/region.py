@@ -1,7 +1,8 @@
-"""SET and ACC: a tensor goes to a region of the result, or is added to it.
+"""SET, ACC, CONCAT and REPEAT: rows are copied (or added) to regions of the result.
 
-Where the result is a copy of the first source, that is a launch of its own before. Access: rows of
-the region front to back; a strided source takes a scalar loop.
+SET and ACC that are not in place first copy their first source in a launch of its own.
+Access: rows of the region front to back, long ones of REPEAT in pieces; a strided source takes a
+scalar loop.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
+from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, ne, nrows, params_of, row_address
-from ..lowering import Lowering, lowers
-from ..simd.element import F32, I8, I16, I32, I64, put, take
+from ..lowering import GRAIN, Lowering, lowers
+from ..simd.element import F32, I8, I16, I32, I64, load_elem, store_elem
 from .cpy import Copy, copy_kernel
+from .span import columns, repeated_row, split
 
 RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies move bits
 _SIZES = {raw: size for size, raw in RAW.items()}
@@ -33,7 +36,7 @@ class Region(NamedTuple):
 
 
 @inline
-def region_row(node, row):  # type: ignore[no-untyped-def]
+def region_row(node, row):
     """Address in the result of the region's row ``row`` (counted over SRC0's)."""
     ne1, ne2 = ne(node, SRC0, 1), ne(node, SRC0, 2)
     p, rest = params_of(node, Region), row // ne1
@@ -52,31 +55,29 @@ def place_kernel(raw: int) -> Kernel:
     """The kernel that copies SRC0, elements of an integer type, into the region."""
     size = _SIZES[raw]
 
-    def place(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def place(node, chunk, n_chunks, scratch):
         p = params_of(node, Region)
         n, step, rows = p.elements, p.step, nrows(node, SRC0)
         for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
             x, y = row_address(node, SRC0, row), region_row(node, row)
             if step == size:
                 for i in range(n):
-                    put(raw, y, i, take(raw, x, i))
+                    store_elem(raw, y, i, load_elem(raw, x, i))
             else:
                 for i in range(n):
-                    put(raw, y, i, take(raw, x + i * step, 0))
+                    store_elem(raw, y, i, load_elem(raw, x + i * step, 0))
 
-    made = kernel(place)
-    made.name = f"place_{8 * size}"
-    return made
+    return kernel(place, f"place_{8 * size}")
 
 
 @kernel
-def acc_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Adds SRC0 to the region."""
+def acc_f32(node, chunk, n_chunks, scratch):
+    """Add SRC0 to the region."""
     n, rows = params_of(node, Region).elements, nrows(node, SRC0)
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
         x, y = row_address(node, SRC0, row), region_row(node, row)
         for i in range(n):
-            put(F32, y, i, take(F32, y, i) + take(F32, x, i))
+            store_elem(F32, y, i, load_elem(F32, y, i) + load_elem(F32, x, i))
 
 
 def launch_place(low: Lowering, node: Tensor, x: Tensor, nb: Sequence[int], offset: int) -> None:
@@ -111,3 +112,52 @@ def _lower(low: Lowering, node: Tensor) -> None:
 
 for _op in ("SET", "ACC"):
     lowers(_op)(_lower)
+
+
+class Repeat(NamedTuple):
+    """The values of REPEAT."""
+
+    parts: int  # of each row, see ``span``
+
+
+@cache
+def repeat_kernel(raw: int) -> Kernel:
+    """The kernel for elements of an integer type."""
+
+    def repeat(node, chunk, n_chunks, scratch):
+        n, period, parts = ne(node, DST, 0), ne(node, SRC0, 0), params_of(node, Repeat).parts
+        units = nrows(node, DST) * parts
+        for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+            row = u // parts
+            i, end = columns(n, u - row * parts, parts)
+            x, y = repeated_row(node, DST, SRC0, row), row_address(node, DST, row)
+            if period == 1:
+                v = load_elem(raw, x, 0)
+                for k in range(i, end):
+                    store_elem(raw, y, k, v)
+            else:
+                j = i % period
+                while i < end:
+                    run = min(period - j, end - i)
+                    for k in range(run):
+                        store_elem(raw, y, i + k, load_elem(raw, x, j + k))
+                    i += run
+                    j = 0
+
+    return kernel(repeat, f"repeat_{GGMLType(raw).name.lower()}")
+
+
+@lowers("REPEAT")
+def _lower_repeat(low: Lowering, node: Tensor) -> None:
+    parts, chunks = split(low, node, GRAIN)
+    low.launch(repeat_kernel(RAW[node.type.type_size]), node, Repeat(parts), chunks)
+
+
+@lowers("CONCAT")
+def _lower_concat(low: Lowering, node: Tensor) -> None:
+    a, b = node.src[0], node.src[1]
+    assert a is not None and b is not None
+    dim = node.op_params["dim"]
+    offset = a.ne[dim] // (a.type.block_size if dim == 0 else 1) * node.nb[dim]
+    launch_place(low, node, a, node.nb[1:], 0)
+    launch_place(low, node, b, node.nb[1:], offset)

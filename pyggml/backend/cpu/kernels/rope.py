@@ -17,7 +17,7 @@ from ....ops.rope import RopeMode, rope_theta_scale, yarn_corr_dims
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, first_row, i32_ptr, nb, ne, params_of
 from ..lowering import GRAIN, Lowering, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 from ..simd.math import ONE, ZERO, sincos_f32
 
 _TYPES = (GGMLType.F32, GGMLType.F16)
@@ -36,8 +36,8 @@ class Rope(NamedTuple):
 
 
 @inline_strict
-def _angles(node, position, half, freqs, angle):  # type: ignore[no-untyped-def]
-    """The angles of a token's pairs, float32[half] at ``angle``."""
+def _angles(node, position, half, freqs, angle):
+    """Write the angles of a token's pairs, float32[half], to ``angle``."""
     p = params_of(node, Rope)
     step, freq_scale = p.theta_scale, p.freq_scale
     angles, power = f32_ptr(angle), ONE
@@ -46,7 +46,7 @@ def _angles(node, position, half, freqs, angle):  # type: ignore[no-untyped-def]
         power = power * step
     if freqs != 0:
         for i in range(half):
-            angles[i] = angles[i] / take(F32, freqs, i)
+            angles[i] = angles[i] / load_elem(F32, freqs, i)
     ext = p.ext_factor
     if ext == ZERO:
         for i in range(half):
@@ -61,8 +61,8 @@ def _angles(node, position, half, freqs, angle):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def rope_table(node, position, half, freqs, scratch):  # type: ignore[no-untyped-def]
-    """Cosines at ``scratch``, sines after them (float32[half] each), times the magnitude."""
+def rope_table(node, position, half, freqs, scratch):
+    """Write cosines and then sines, float32[half] each, times the magnitude, to ``scratch``."""
     magnitude = params_of(node, Rope).magnitude
     _angles(node, position, half, freqs, scratch)
     cos, sin = f32_ptr(scratch), f32_ptr(scratch + 4 * half)
@@ -77,7 +77,7 @@ def rope_kernel(mode: int, fmt: int) -> Kernel:
     """The kernel of a mode and type. SRC1: positions, SRC2: frequency factors, or nothing."""
     neox = mode == RopeMode.NEOX
 
-    def rope(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def rope(node, chunk, n_chunks, scratch):
         n, n_dims, n_head = ne(node, DST, 0), params_of(node, Rope).n_dims, ne(node, DST, 1)
         half, n_tokens = n_dims // 2, ne(node, DST, 2)
         cos, sin = scratch, scratch + 4 * half
@@ -92,18 +92,16 @@ def rope_kernel(mode: int, fmt: int) -> Kernel:
             for _ in range(n_head):
                 for i in range(half):
                     first, second = (i, i + half) if neox else (2 * i, 2 * i + 1)
-                    a, b = take(fmt, x, first), take(fmt, x, second)
-                    c, s = take(F32, cos, i), take(F32, sin, i)
-                    put(fmt, y, first, a * c - b * s)
-                    put(fmt, y, second, a * s + b * c)
+                    a, b = load_elem(fmt, x, first), load_elem(fmt, x, second)
+                    c, s = load_elem(F32, cos, i), load_elem(F32, sin, i)
+                    store_elem(fmt, y, first, a * c - b * s)
+                    store_elem(fmt, y, second, a * s + b * c)
                 for i in range(n_dims, n):
-                    put(fmt, y, i, take(fmt, x, i))
+                    store_elem(fmt, y, i, load_elem(fmt, x, i))
                 x += nb(node, SRC0, 1)
                 y += nb(node, DST, 1)
 
-    made = fast_kernel(rope)
-    made.name = f"rope_{RopeMode(mode).name.lower()}_{GGMLType(fmt).name.lower()}"
-    return made
+    return fast_kernel(rope, f"rope_{RopeMode(mode).name.lower()}_{GGMLType(fmt).name.lower()}")
 
 
 def _supports(node: Tensor) -> bool:
@@ -131,5 +129,5 @@ def _lower_rope(low: Lowering, node: Tensor) -> None:
     )
     chunks = max(1, min(node.ne[2] * node.ne[3], node.nelements // GRAIN, 8 * low.n_threads))
     made = rope_kernel(int(p["mode"]), int(node.type))
-    # replicated: SET_ROWS of a token's keys does without a phase before it
+    # replicated: no phase is needed before SET_ROWS writes a token's keys
     low.launch(made, node, params, chunks, scratch=4 * p["n_dims"], replicate=1)

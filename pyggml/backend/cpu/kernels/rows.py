@@ -1,7 +1,7 @@
 """GET_ROWS and SET_ROWS: rows by index, converted on the way.
 
-Access: a row is read and written front to back; which rows is data. An index after the last row
-writes nothing and reports an error; for SET_ROWS a negative one is legal and writes nothing.
+Access: each row is read and written front to back. An index after the last row writes nothing and
+reports an error; for SET_ROWS, a negative index is legal and writes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..codec.blocks import decode_block
 from ..codec.rows import decode_columns, encode_row, row_encoder
 from ..layout import K_TYPES, ROWS, block_bytes
 from ..lowering import Lowering, lowers
-from ..simd.element import F16, F32, I32, put, take
+from ..simd.element import F16, F32, I32, load_elem, store_elem
 from ..simd.group_row import decode_k_block, get_block
 from .weights import decoder_of, tile_kind
 
@@ -43,27 +43,27 @@ from .weights import decoder_of, tile_kind
 class GetRows(NamedTuple):
     """The values of GET_ROWS."""
 
-    decoder: int  # address of what decodes a row of blocks, or 0
+    decoder: int  # address of the function that decodes a row of blocks, or 0
 
 
 class SetRows(NamedTuple):
     """The values of SET_ROWS."""
 
-    encoder: int  # address of what encodes a row of blocks, or 0
+    encoder: int  # address of the function that encodes a row of blocks, or 0
     index_bytes: int
 
 
 @cache
 def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
-    """The kernel of a source type and layout; the result is F32 (I32 of I32).
+    """The kernel of a source type and layout; the result is F32, or I32 for I32.
 
-    Plain rows of blocks are F32 with a decoder.
+    Plain rows of blocks take the kernel of F32 with a decoder.
     """
-    blocks, result = kind in DECODED, I32 if kind == I32 else F32  # blocks: repacked ones
+    blocks, result = kind in DECODED, I32 if kind == I32 else F32  # blocks: of repacked rows
     block, super_block = GGMLType(kind).block_size, kind in K_TYPES
     group_block = block_bytes(kind)
 
-    def get_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def get_rows(node, chunk, n_chunks, scratch):
         p = params_of(node, GetRows)
         n, n_ids, n_rows = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
         total = nrows(node, DST)
@@ -91,16 +91,14 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
                     if blocks:
                         decode_block(kind, scratch, y + 4 * block * i)
                     else:
-                        put(result, y, i, take(kind, scratch, 0))
+                        store_elem(result, y, i, load_elem(kind, scratch, 0))
             elif kind == F32 and p.decoder != 0:
                 decode_columns(p.decoder, x, y, n, 0)
             else:
                 for i in range(n):
-                    put(result, y, i, take(kind, x, i))
+                    store_elem(result, y, i, load_elem(kind, x, i))
 
-    made = kernel(get_rows)
-    made.name = f"get_rows_{GGMLType(kind).name.lower()}{'_x16' if repacked else ''}"
-    return made
+    return kernel(get_rows, f"get_rows_{GGMLType(kind).name.lower()}{'_x16' if repacked else ''}")
 
 
 def _supports_get_rows(node: Tensor) -> bool:
@@ -124,7 +122,7 @@ def _lower_get_rows(low: Lowering, node: Tensor) -> None:
 
 
 @inline
-def _index(node, address):  # type: ignore[no-untyped-def]
+def _index(node, address):
     if params_of(node, SetRows).index_bytes == 8:
         return i64_ptr(address)[0]
     return i32_ptr(address)[0] + 0
@@ -132,9 +130,9 @@ def _index(node, address):  # type: ignore[no-untyped-def]
 
 @cache
 def set_rows_kernel(source: int, kind: int) -> Kernel:
-    """The kernel of a source and a target type; rows of blocks are F32 with an encoder."""
+    """The kernel of a source and a target type; for rows of blocks, that of F32 with an encoder."""
 
-    def set_rows(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def set_rows(node, chunk, n_chunks, scratch):
         p = params_of(node, SetRows)
         n, total, n_rows = ne(node, SRC0, 0), nrows(node, SRC0), ne(node, DST, 1)
         ne1, ne2 = ne(node, SRC0, 1), ne(node, SRC0, 2)
@@ -158,16 +156,16 @@ def set_rows_kernel(source: int, kind: int) -> Kernel:
             if kind == F32 and p.encoder != 0:
                 if source != F32:
                     for i in range(n):
-                        put(F32, scratch, i, take(source, x, i))
+                        store_elem(F32, scratch, i, load_elem(source, x, i))
                     x = scratch
                 encode_row(p.encoder, x, y, n)
             else:
                 for i in range(n):
-                    put(kind, y, i, take(source, x, i))
+                    store_elem(kind, y, i, load_elem(source, x, i))
 
-    made = kernel(set_rows)
-    made.name = f"set_rows_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
-    return made
+    return kernel(
+        set_rows, f"set_rows_{GGMLType(source).name.lower()}_{GGMLType(kind).name.lower()}"
+    )
 
 
 def _supports_set_rows(node: Tensor) -> bool:

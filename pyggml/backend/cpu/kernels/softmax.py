@@ -1,7 +1,7 @@
 """SOFT_MAX with mask, ALiBi slopes and sinks.
 
-Access: a row is read once with its mask row, then worked on in place in the result (L1 or L2). A
-row belongs to one thread and its sum has one order.
+Access: a row is read once with its mask row, then updated in place in the result (L1 or L2). A row
+is computed by one thread with a fixed order of sums.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..abi import (
     row_address,
 )
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, put, take
+from ..simd.element import F32, load_elem, store_elem
 from ..simd.math import INF, ZERO, abs_f32, exp_f32
 from ..simd.total import max_f32, total_f32
 
@@ -41,13 +41,13 @@ class SoftMax(NamedTuple):
     """The values of SOFT_MAX."""
 
     scale: float
-    base_0: float  # ALiBi: a power of it is the slope of the first ``n_head_log2`` heads,
-    base_1: float  # of this the slope of the others
+    base_0: float  # ALiBi: base of the slopes of the first ``n_head_log2`` heads
+    base_1: float  # base of the slopes of the other heads
     n_head_log2: int
 
 
 @inline
-def alibi_slope(node, head):  # type: ignore[no-untyped-def]
+def alibi_slope(node, head):
     """The factor on the mask of a head (1 without ALiBi)."""
     p = params_of(node, SoftMax)
     n2 = p.n_head_log2
@@ -61,7 +61,7 @@ def alibi_slope(node, head):  # type: ignore[no-untyped-def]
 def soft_max_kernel(mask_type: int) -> Kernel:
     """The kernel for a mask's type. SRC1: the mask, SRC2: the sinks, or nothing."""
 
-    def soft_max(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def soft_max(node, chunk, n_chunks, scratch):
         n, rows, scale = ne(node, DST, 0), nrows(node, DST), params_of(node, SoftMax).scale
         mask, sinks = data(node, SRC1), data(node, SRC2)
         ne1, ne2 = ne(node, DST, 1), ne(node, DST, 2)
@@ -75,10 +75,12 @@ def soft_max_kernel(mask_type: int) -> Kernel:
                 m += i3 % ne(node, SRC1, 3) * nb(node, SRC1, 3)
                 slope = alibi_slope(node, i2)
                 for i in range(n):
-                    put(F32, y, i, take(F32, x, i) * scale + slope * take(mask_type, m, i))
+                    store_elem(
+                        F32, y, i, load_elem(F32, x, i) * scale + slope * load_elem(mask_type, m, i)
+                    )
             else:
                 for i in range(n):
-                    put(F32, y, i, take(F32, x, i) * scale)
+                    store_elem(F32, y, i, load_elem(F32, x, i) * scale)
             top = max_f32(y, n)
             if sinks != 0:
                 sink = f32_ptr(sinks)[i2]
@@ -94,9 +96,7 @@ def soft_max_kernel(mask_type: int) -> Kernel:
             for i in range(n):
                 ys[i] = ys[i] * inverse
 
-    made = kernel(soft_max)
-    made.name = f"soft_max_{GGMLType(mask_type).name.lower()}"
-    return made
+    return kernel(soft_max, f"soft_max_{GGMLType(mask_type).name.lower()}")
 
 
 def _supports(node: Tensor) -> bool:

@@ -1,8 +1,8 @@
-"""ARGSORT and TOP_K: an element and its place become one int64, and these are sorted.
+"""ARGSORT and TOP_K: an element and its index are sorted as one int64.
 
-The high half orders as the floats do (or the other way round), the low half is the place; so all
-differ, and any way of sorting gives the stable order. ARGSORT merges runs between two buffers in
-thread scratch; TOP_K keeps a heap of the k best. A row belongs to one thread.
+The high half orders like the float (or in reverse), the low half is the index. So all keys differ,
+and any sorting algorithm gives the stable order. ARGSORT is a merge sort between two buffers in
+thread scratch; TOP_K keeps a heap of the k best. A row is computed by one thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ....jit import inline_strict, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, first_row, i64_ptr, ne, nrows, params_of, row_address
 from ..lowering import Lowering, lowers
-from ..simd.element import F32, I32, put, take
+from ..simd.element import F32, I32, load_elem, store_elem
 from .reduce import order_key
 
 _LOW = (1 << 32) - 1
@@ -29,16 +29,16 @@ class ArgSort(NamedTuple):
 
 
 @inline_strict
-def ranked(order, x, i):  # type: ignore[no-untyped-def]
-    """Element ``i`` of a row and its place: the smallest comes first."""
-    key = np.int64(order_key(take(F32, x, i)))
+def ranked(order, x, i):
+    """The sort key of element ``i`` of a row: the smallest comes first."""
+    key = np.int64(order_key(load_elem(F32, x, i)))
     key = ~key if order == DESC else key
     return (key << 32) | i
 
 
 @inline_strict
-def _merge(source, target, begin, middle, end):  # type: ignore[no-untyped-def]
-    """Two sorted runs of ``source`` as one of ``target``."""
+def _merge(source, target, begin, middle, end):
+    """Merge two sorted runs of ``source`` into ``target``."""
     i, j = begin, middle
     for k in range(begin, end):
         if j >= end or (i < middle and source[i] < source[j]):
@@ -50,7 +50,7 @@ def _merge(source, target, begin, middle, end):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def argsort_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def argsort_f32(node, chunk, n_chunks, scratch):
     """Scratch: two int64 a column."""
     n, rows, order = ne(node, DST, 0), nrows(node, DST), params_of(node, ArgSort).order
     for row in range(first_row(rows, chunk, n_chunks), first_row(rows, chunk + 1, n_chunks)):
@@ -66,12 +66,12 @@ def argsort_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
             source, target = target, source
             width *= 2
         for i in range(n):
-            put(I32, y, i, np.int32(source[i] & _LOW))
+            store_elem(I32, y, i, np.int32(source[i] & _LOW))
 
 
 @inline_strict
-def _sink(heap, i, n):  # type: ignore[no-untyped-def]
-    """Move element ``i`` of a heap of ``n`` down to its place; the largest is on top."""
+def _sink(heap, i, n):
+    """Sift element ``i`` down in a max-heap of ``n`` elements."""
     value = heap[i]
     while 2 * i + 1 < n:
         child = 2 * i + 1
@@ -85,7 +85,7 @@ def _sink(heap, i, n):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def top_k_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def top_k_f32(node, chunk, n_chunks, scratch):
     """Scratch: one int64 for each of the k."""
     n, k, rows = ne(node, SRC0, 0), ne(node, DST, 0), nrows(node, DST)
     heap = i64_ptr(scratch)
@@ -102,7 +102,7 @@ def top_k_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
                 _sink(heap, 0, k)
         for i in range(k):
             last = k - 1 - i
-            put(I32, y, last, np.int32(heap[0] & _LOW))
+            store_elem(I32, y, last, np.int32(heap[0] & _LOW))
             heap[0] = heap[last]
             _sink(heap, 0, last)
 

@@ -1,27 +1,28 @@
-"""Which elements a chunk of an element-wise kernel takes: pieces of rows, cut every 32 elements.
+"""How element-wise kernels are split into chunks: by rows, and inside rows every 32 elements.
 
     parts, chunks = split(low, node, 1024)         # in a lowering
     for u in range(first_row(nrows(node, DST) * parts, chunk, n_chunks), ...):
         row = u // parts
         begin, end = columns(ne(node, DST, 0), u - row * parts, parts)
 
-Many rows are split between rows; few long ones (a token's 1536 activations) inside them too.
+Many rows are split between rows, a few long ones (a token's activations) also inside.
 """
 
 from __future__ import annotations
 
 from ....jit import inline
+from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import data, nb, ne
 from ..lowering import Lowering, byte_range
 
-BLOCK = 32  # columns: a quantized block is never cut
+BLOCK = 32  # columns of a quantized block, which is never cut
 
 
 def split(low: Lowering, node: Tensor, grain: int) -> tuple[int, int]:
     """(parts of each row, chunks) for chunks of about ``grain`` elements or more."""
     chunks = max(1, min(node.nelements // grain, 8 * low.n_threads))
-    parts = max(1, min(-(-chunks // node.nrows), node.ne[0] // BLOCK))
+    parts = max(1, min(ceil_div(chunks, node.nrows), node.ne[0] // BLOCK))
     return parts, min(chunks, node.nrows * parts)
 
 
@@ -32,24 +33,24 @@ def overlap(x: Tensor, y: Tensor) -> bool:
 
 
 def may_write_over(dst: Tensor, src: Tensor) -> bool:
-    """Whether a fused kernel that reads ``src`` row by row may write ``dst`` as it goes.
+    """Whether a fused kernel may read ``src`` and write ``dst`` row by row.
 
-    Yes where they do not overlap, or are the same elements. The allocator promises that only for
-    the sources of the last node of a pattern.
+    It may if they do not overlap, or are the same elements. The allocator guarantees that only for
+    sources of the last node of a pattern.
     """
     same = dst.data == src.data and dst.ne == src.ne and dst.nb == src.nb
     return same or not overlap(dst, src)
 
 
 @inline
-def columns(n, part, parts):  # type: ignore[no-untyped-def]
+def columns(n, part, parts):
     """(first, end) of part ``part`` of ``parts`` of a row of ``n`` elements."""
     end = n if part + 1 == parts else n * (part + 1) // parts & -BLOCK
     return n * part // parts & -BLOCK, end
 
 
 @inline
-def repeated_row(node, like, tensor, row):  # type: ignore[no-untyped-def]
+def repeated_row(node, like, tensor, row):
     """Address of the row of ``tensor``, which repeats over ``like``, at row ``row`` of that."""
     ne1, ne2 = ne(node, like, 1), ne(node, like, 2)
     rest = row // ne1

@@ -1,16 +1,17 @@
-"""What kernels know of a weight's format: a few numbers, and functions that they call by address.
+"""Traits of a weight's format: a few numbers, and functions that kernels call by address.
 
-    facts = weight_facts(w, TILE_4, TILE_1)        # in a lowering: a parameter of the node
-    blocks = k // fact(facts, COLUMNS)             # in a kernel
-    tile(facts, TILE_4, weights, x, stride, out, blocks, ahead)
+    traits = weight_traits(w, TILE_4, TILE_1)      # in a lowering: a value of the node
+    blocks = k // trait(traits, COLUMNS)           # in a kernel
+    tile(traits, TILE_4, weights, x, stride, out, blocks, ahead)
 
-So a matmul is compiled once, not for each format, and a format's inner loops once for all kernels.
+So a matmul is compiled once and not for each format, and the inner loops of a format are compiled
+once for all kernels.
 
-Formats without a tile of their own have a decoder: their rows become float32 and take the path of
-F32 weights, with float32 activations. So every format runs, row-sparse ops too, and sums have the
-order of F32 weights, whatever the number of tokens.
-Access: see ``simd/tile``, ``simd/row_tile`` and ``simd/axpy``; rows to decode are walked front to
-back, a few at a time, into thread scratch.
+Formats without a tile of their own have a decoder: their rows become float32 and are multiplied
+like F32 weights, with float32 activations. So every format runs, in row-sparse ops too, and its
+sums have the order of F32 weights for any number of tokens.
+Access: see ``simd/tile``, ``simd/row_tile`` and ``simd/axpy``; rows are decoded front to back, a
+few at a time, into thread scratch.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from functools import cache, partial
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, kernel, named_kernel
+from ....rounding import round_up
 from ....tensor import Tensor
 from ..abi import i64_ptr
 from ..atomics import call_address
 from ..buffer import is_repacked
 from ..codec import DECODED
 from ..codec.rows import decode_columns, row_decoder, row_unpacker
-from ..facts import Facts, fact
 from ..layout import (
     ACTIVATION_BYTES,
     INTERLEAVED,
@@ -40,38 +41,39 @@ from ..layout import group_bytes as interleaved_bytes
 from ..simd import amx, axpy
 from ..simd.element import F32
 from ..simd.row_tile import pack_rows, row_tiles
-from ..simd.tile import fetch_ahead, fetched_lines, float_tile, float_tokens, q_tile
+from ..simd.tile import float_tile, float_tokens, prefetch_distance, prefetched_lines, q_tile
 from ..simd.vector import LINE
 from ..tuning import Tuning, tuning
+from ..type_traits import TypeTraits, trait
 
-# Facts. Of a block: columns, bytes interleaved, bytes of activations, bytes of weights that a tile
-# of four tokens prefetches, bytes when decoded or unpacked; address of the function that does it
-# for a row, 0 if there is none; tokens of the widest tile; how many bytes ahead one token and a few
-# prefetch. Functions: the widest tile, those of four tokens and of one; plain rows times one token;
-# plain rows as a group.
-COLUMNS, BLOCK_BYTES, ACT_BYTES, FETCHED, DECODED_BYTES, DECODER, WIDE, AHEAD_ONE, AHEAD_FEW = (
+# Places of the traits. Of a block: columns, bytes interleaved, bytes of activations, bytes of
+# weights that a tile of four tokens prefetches, bytes when decoded or unpacked; the address of the
+# function that decodes a row, 0 if there is none; tokens of the widest tile; how many bytes ahead
+# one token and a few tokens prefetch. Functions: the widest tile, those of four tokens and of one;
+# plain rows times one token; plain rows packed as a group.
+COLUMNS, BLOCK_BYTES, ACT_BYTES, PREFETCHED, DECODED_BYTES, DECODER, WIDE, AHEAD_ONE, AHEAD_FEW = (
     range(9)
 )
 TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(9, 14)
-# AXPY's: columns and bytes of a group of columns, whether its sums are in the order of quantized
-# formats, the decoder or 0. Functions: rows added to sums; groups of a row as float32.
+# Of AXPY: columns and bytes of a group of columns, whether its sums are in the order of quantized
+# formats, the decoder or 0. Functions: add rows to sums; a row's groups as float32.
 AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = range(14, 20)
-# Functions of ``simd/amx``: a group times many tokens; tiles configured and released.
+# Functions of ``simd/amx``: a group times many tokens; configure and release the tiles.
 TILES, USE_TILES = range(20, 22)
 TILE_TOKENS = amx.TOKENS
-MOST_TOKENS = 64  # that pass a group of weights at a time
-# Float32 results of a group; more, so that two of them are not a multiple of 4 KB apart
-RESULTS_BYTES = 4 * ROWS * (MOST_TOKENS + 8)
+MAX_TOKENS = 64  # of a chunk: they are all multiplied with a group of rows, then with the next
+# Float32 results of a group, padded so that two of them are not a multiple of 4 KB apart
+RESULTS_BYTES = 4 * ROWS * (MAX_TOKENS + 8)
 
 
 @cache
 def _tile(tokens: int, kind: int, hint: int) -> Kernel:
     column = block_bytes(kind)
 
-    def tile_q(w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
+    def tile_q(w, x, stride, out, n_blocks, ahead):
         q_tile(kind, tokens, hint, w, x, stride, out, n_blocks, ahead)
 
-    def tile_f(w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
+    def tile_f(w, x, stride, out, n_blocks, ahead):
         float_tile(kind, tokens, hint, w, column, x, stride, out, 4 * ROWS, n_blocks, ahead)
 
     return named_kernel(tile_q if kind in QUANTIZED else tile_f, tokens, GGMLType(kind).name)
@@ -79,21 +81,21 @@ def _tile(tokens: int, kind: int, hint: int) -> Kernel:
 
 @cache
 def _tiles(kind: int) -> Kernel:
-    def tiles_of(w, x, stride, out, n_blocks, n_tiles, panel):  # type: ignore[no-untyped-def]
+    def tiles_of(w, x, stride, out, n_blocks, n_tiles, panel):
         amx.tiles(kind, w, x, stride, out, n_blocks, n_tiles, panel)
 
     return named_kernel(tiles_of, GGMLType(kind).name)
 
 
 @kernel
-def configure_tiles(on):  # type: ignore[no-untyped-def]
+def configure_tiles(on):
     """See ``amx.use_tiles``."""
     amx.use_tiles(on)
 
 
 @cache
 def _row_tiles(kind: int) -> Kernel:
-    def times_rows(table, n_rows, x, out, n):  # type: ignore[no-untyped-def]
+    def times_rows(table, n_rows, x, out, n):
         row_tiles(kind, table, n_rows, x, out, n)
 
     return named_kernel(times_rows, GGMLType(kind).name)
@@ -101,7 +103,7 @@ def _row_tiles(kind: int) -> Kernel:
 
 @cache
 def _pack(kind: int) -> Kernel:
-    def pack_group(table, n, out):  # type: ignore[no-untyped-def]
+    def pack_group(table, n, out):
         pack_rows(kind, table, n, out)
 
     return named_kernel(pack_group, GGMLType(kind).name)
@@ -109,7 +111,7 @@ def _pack(kind: int) -> Kernel:
 
 @cache
 def _axpy_rows(kind: int, hint: int) -> Kernel:
-    def add_rows(table, n_rows, values, sums, n_groups):  # type: ignore[no-untyped-def]
+    def add_rows(table, n_rows, values, sums, n_groups):
         axpy.axpy_rows(kind, hint, table, n_rows, values, sums, n_groups)
 
     return named_kernel(add_rows, GGMLType(kind).name)
@@ -117,21 +119,21 @@ def _axpy_rows(kind: int, hint: int) -> Kernel:
 
 @cache
 def _axpy_unpack(kind: int) -> Kernel:
-    def unpack(row, panel, stride, n_groups):  # type: ignore[no-untyped-def]
+    def unpack(row, panel, stride, n_groups):
         axpy.decode_row(kind, row, panel, stride, n_groups)
 
     return named_kernel(unpack, GGMLType(kind).name)
 
 
 def _decoded_bytes(type: GGMLType) -> int:
-    """Bytes of a block of the format that inner loops see, of rows that are decoded or unpacked."""
+    """Bytes of a block after decoding or unpacking; 0 for formats that need neither."""
     if type in UNPACKED:
         return UNPACKED_BYTES
     return 4 if is_decoded(type) else 0
 
 
 @cache
-def _facts(type: GGMLType, tuned: Tuning) -> Facts:
+def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
     kind, summed = tile_kind(type), tile_kind(type, axpy.TYPES)
     columns = GGMLType(kind).block_size
     quantized = kind in QUANTIZED
@@ -145,7 +147,7 @@ def _facts(type: GGMLType, tuned: Tuning) -> Facts:
         COLUMNS: columns,
         BLOCK_BYTES: block_bytes(kind),
         ACT_BYTES: ACTIVATION_BYTES[columns] if quantized else 4,
-        FETCHED: LINE * fetched_lines(kind, 4) if quantized else 0,
+        PREFETCHED: LINE * prefetched_lines(kind, 4) if quantized else 0,
         DECODED_BYTES: _decoded_bytes(type),
         WIDE: wide,
         AHEAD_ONE: ahead_one,
@@ -170,35 +172,35 @@ def _facts(type: GGMLType, tuned: Tuning) -> Facts:
             functions[place] = partial(row_decoder, int(type))
     if type in UNPACKED:
         functions[DECODER] = partial(row_unpacker, int(type))
-    return Facts(numbers, functions)
+    return TypeTraits(numbers, functions)
 
 
-def weight_facts(w: Tensor, *functions: int) -> int:
-    """The address of the facts of a weight's format.
+def weight_traits(w: Tensor, *functions: int) -> int:
+    """The address of the traits of a weight's format, with these functions compiled.
 
-    These functions are compiled, and the decoder that goes with them where the format needs one.
+    The decoder that they need, if any, is compiled too.
     """
     decoder = AXPY_DECODER if functions[0] in (AXPY_ROWS, AXPY_UNPACK) else DECODER
-    return _facts(w.type, tuning()).address(decoder, *functions)
+    return _traits(w.type, tuning()).address(decoder, *functions)
 
 
 def tiles_for(n_tokens: int) -> tuple[int, ...]:
-    """The tiles that so many tokens pass through."""
+    """The tiles that multiply so many tokens."""
     return (TILE_WIDE, TILE_4, TILE_1) if n_tokens >= 4 else (TILE_1,)
 
 
 def room_for_tiles(w: Tensor, n_tokens: int, scratch: int) -> tuple[tuple[int, ...], int, int]:
-    """What a matmul needs for ``TILES``: functions, where in scratch, bytes of scratch in all.
+    """(functions, place of the panel in scratch, bytes of scratch) of a matmul with ``TILES``.
 
-    The place of the panel is 0 where so many tokens do not take tiles.
+    The place is 0 where the matrix unit is not used for so many tokens.
 
     Args:
-        scratch: bytes that the matmul needs without them.
+        scratch: bytes that the matmul needs besides.
     """
     least = amx.least_tokens(w.type)
     if not 0 < least <= n_tokens:
         return (), 0, scratch
-    panel = -(-scratch // LINE) * LINE
+    panel = round_up(scratch, LINE)
     return (TILES, USE_TILES), panel, panel + amx.panel_bytes(int(w.type), w.ne[0])
 
 
@@ -206,13 +208,13 @@ def is_decoded(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> bool
     """Whether the rows of a format are decoded before they are multiplied.
 
     Args:
-        tiled: the types that need not be.
+        tiled: the types whose blocks are multiplied as they are.
     """
     return type not in tiled and int(type) in DECODED
 
 
 def tile_kind(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> int:
-    """The format that inner loops see."""
+    """The format that the inner loops multiply: F32 for formats that are decoded."""
     return F32 if is_decoded(type, tiled) else int(type)
 
 
@@ -222,7 +224,7 @@ def decoder_of(type: GGMLType, tiled: Container[GGMLType] = INTERLEAVED) -> int:
 
 
 def packed_bytes(w: Tensor) -> int:
-    """Bytes of scratch for a group of a weight's rows: packed, and decoded or unpacked."""
+    """Bytes of scratch for a group of a weight's rows, packed and (if needed) decoded."""
     kind = GGMLType(tile_kind(w.type))
     decoded = ROWS * (w.ne[0] // kind.block_size) * _decoded_bytes(w.type)
     return interleaved_bytes(kind, w.ne[0]) + decoded
@@ -234,55 +236,55 @@ def layout_name(w: Tensor) -> str:
 
 
 @inline
-def prefetch_ahead(facts, passed, left, blocks):  # type: ignore[no-untyped-def]
-    """How many bytes ahead a pass over a group of blocks prefetches; see ``fetch_ahead``."""
-    tuned = fact(facts, AHEAD_ONE) if passed + left == 1 else fact(facts, AHEAD_FEW)
-    group, half = blocks * fact(facts, BLOCK_BYTES), blocks * fact(facts, FETCHED)
-    return fetch_ahead(passed, left, tuned, group, half)
+def prefetch_ahead(traits, passed, left, blocks):
+    """How many bytes ahead a pass over a group of blocks prefetches; see ``prefetch_distance``."""
+    tuned = trait(traits, AHEAD_ONE) if passed + left == 1 else trait(traits, AHEAD_FEW)
+    group, half = blocks * trait(traits, BLOCK_BYTES), blocks * trait(traits, PREFETCHED)
+    return prefetch_distance(passed, left, tuned, group, half)
 
 
 @inline
-def tile(facts, which, w, x, stride, out, n_blocks, ahead):  # type: ignore[no-untyped-def]
+def tile(traits, which, w, x, stride, out, n_blocks, ahead):
     """A group of interleaved rows times some tokens (``which``); see ``simd/tile``."""
-    call_address(fact(facts, which), (w, x, stride, out, n_blocks, ahead))
+    call_address(trait(traits, which), (w, x, stride, out, n_blocks, ahead))
 
 
 @inline
-def use_tiles(facts, on):  # type: ignore[no-untyped-def]
+def use_tiles(traits, on):
     """Configure this thread's tiles for ``multiply_tiles``, or release them."""
-    call_address(fact(facts, USE_TILES), (on,))
+    call_address(trait(traits, USE_TILES), (on,))
 
 
 @inline
-def multiply_tiles(facts, w, x, stride, out, n_blocks, n_tiles, panel):  # type: ignore[no-untyped-def]
+def multiply_tiles(traits, w, x, stride, out, n_blocks, n_tiles, panel):
     """A group of interleaved rows times ``n_tiles`` times 16 tokens; see ``simd/amx``."""
-    call_address(fact(facts, TILES), (w, x, stride, out, n_blocks, n_tiles, panel))
+    call_address(trait(traits, TILES), (w, x, stride, out, n_blocks, n_tiles, panel))
 
 
 @inline
-def times_rows(facts, table, n_rows, x, out, n):  # type: ignore[no-untyped-def]
+def times_rows(traits, table, n_rows, x, out, n):
     """Plain rows times one token; see ``row_tiles``."""
-    call_address(fact(facts, ROW_TILES), (table, n_rows, x, out, n))
+    call_address(trait(traits, ROW_TILES), (table, n_rows, x, out, n))
 
 
 @inline
-def pack(facts, table, n, out):  # type: ignore[no-untyped-def]
+def pack(traits, table, n, out):
     """16 plain rows as an interleaved group; see ``pack_rows``."""
-    call_address(fact(facts, PACK), (table, n, out))
+    call_address(trait(traits, PACK), (table, n, out))
 
 
 @inline
-def decode_rows(facts, table, rows, n, floats):  # type: ignore[no-untyped-def]
-    """Decode up to 16 rows of ``n`` columns to ``floats``, where ``table`` then has them.
+def decode_rows(traits, table, rows, n, floats):
+    """Decode up to 16 rows of ``n`` columns to ``floats``, and point ``table`` at them.
 
-    As after ``aim``, the last one fills up the 16. Rows of formats with a codebook are unpacked
-    instead; nothing happens to other formats that have a tile.
+    The last row is repeated up to 16 pointers, as by ``set_row_pointers``. Rows of formats with a
+    codebook are unpacked instead. Nothing is done for other formats that have a tile.
     """
-    decoder = fact(facts, DECODER)
+    decoder = trait(traits, DECODER)
     if decoder == 0:
         return
     addresses = i64_ptr(table)
-    row_bytes = n // fact(facts, COLUMNS) * fact(facts, DECODED_BYTES)
+    row_bytes = n // trait(traits, COLUMNS) * trait(traits, DECODED_BYTES)
     for r in range(ROWS):
         place = floats + row_bytes * min(r, rows - 1)
         if r < rows:

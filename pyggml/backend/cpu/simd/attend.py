@@ -1,7 +1,7 @@
 """Attention's inner loops: scores and weighted values, straight from cells or from packed chunks.
 
-    score_cells(F16, 3, 0, q, q_stride, keys, nb, cells, n, d, scores, s_stride, ...)  # few rows
-    score_packed(q, q_stride, packed_keys, d, n, scores, s_stride)               # six rows
+    attn_qk(F16, 3, 0, q, q_stride, keys, nb, cells, n, d, scores, s_stride, ...)  # few rows
+    qk_packed(q, q_stride, packed_keys, d, n, scores, s_stride)                  # six rows
 
 A score is eight partial sums (element i goes to sum i % 8, in order), added as (0+4 + 2+6) +
 (1+5 + 3+7): the one form does it across a register, the other across keys, and the bits are equal.
@@ -16,9 +16,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
+from ....numba_internals import cgutils
 from .kv_row import BLOCK, BLOCK_BYTES, CODES, LANES, joined, load_8, load_twice, scales
 from .loop import counted_loop, literals_of
 from .vector import (
@@ -40,7 +40,7 @@ from .vector import (
 )
 
 Value = Any
-MOST_AHEAD = 64  # keys between those in use and those that are prefetched: cells may lie anywhere
+MAX_AHEAD = 64  # keys between those in use and those that are prefetched: cells may lie anywhere
 _AHEAD_LINES = 2  # of each: the rest follows by itself
 _VECTORS = 4  # of keys that are scored at a time
 # The keys in the halves of registers of 16 lanes: so they come out in order.
@@ -85,7 +85,7 @@ def _scaled(b: Value, i: Value, factor: int | Value) -> Value:
 
 
 @intrinsic(prefer_literal=True)
-def score_cells(
+def attn_qk(
     typingctx: Any, fmt: Any, rows: Any, tail: Any, hint: Any, q: Any, q_stride: Any, keys: Any,
     nb: Any, cells: Any, n: Any, d: Any, scores: Any, s_stride: Any, values: Any, nb_v: Any,
     lines: Any, ahead: Any,
@@ -180,7 +180,7 @@ def score_cells(
 
 
 @intrinsic
-def fetch_rows(typingctx: Any, rows: Any, nb: Any, cells: Any, n: Any, lines: Any) -> Any:
+def prefetch_cells(typingctx: Any, rows: Any, nb: Any, cells: Any, n: Any, lines: Any) -> Any:
     """Prefetch the first ``lines`` cache lines of the rows in ``n`` cells."""
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
@@ -211,12 +211,12 @@ def _end(b: Value, kind: int, row: Value, d: Value, n_tail: int) -> Value:
 
 
 @intrinsic
-def score_packed(
+def qk_packed(
     typingctx: Any, q: Any, q_stride: Any, keys: Any, d: Any, n: Any, scores: Any, s_stride: Any
 ) -> Any:
     """Scores of ``TILE_ROWS`` queries against ``n`` packed keys, ``keys[n/16][d][16]``.
 
-    Columns of queries and keys lie in the order of ``stretched``. Scores are written up to a
+    Columns of queries and keys lie in the order of ``packed_column``. Scores are written up to a
     multiple of 64, those after the last key without meaning.
     """
 
@@ -319,7 +319,7 @@ def _score_parts(
 
 
 @intrinsic
-def weigh_packed(
+def pv_packed(
     typingctx: Any, p: Any, p_stride: Any, values: Any, v_stride: Any, n: Any, out: Any,
     out_stride: Any, d: Any,
 ) -> Any:  # fmt: skip
@@ -383,14 +383,14 @@ def weigh_packed(
 
 
 @intrinsic(prefer_literal=True)
-def weigh_cells(
+def attn_pv(
     typingctx: Any, fmt: Any, rows: Any, columns: Any, hint: Any, p: Any, p_stride: Any,
     values: Any, nb: Any, cells: Any, n: Any, out: Any, out_stride: Any, later: Any, keys: Any,
     nb_k: Any,
 ) -> Any:  # fmt: skip
     """``out[r][0:d] = sum over j < n of p[r][j] * values[cells[j]][0:d]``, in order of j.
 
-    ``rows`` and d = ``columns``, a multiple of 8 up to 32, or ``weighed_columns``, are literals.
+    ``rows`` and d = ``columns``, a multiple of 8 up to 32, or ``pv_columns``, are literals.
     Meanwhile ``keys[later[j]]``, which is read next, is prefetched: a line for 32 columns.
     """
     literals = literals_of(fmt, rows, columns, hint)
@@ -449,6 +449,6 @@ def weigh_cells(
     return types.void(fmt, rows, columns, hint, *[types.int64] * 11), codegen
 
 
-def weighed_columns(d: int) -> int:
-    """Columns that ``weigh_cells`` is best given at a time, of values ``d`` long: 32 or 64."""
+def pv_columns(d: int) -> int:
+    """Columns that ``attn_pv`` is best given at a time, of values ``d`` long: 32 or 64."""
     return 64 if _pairs() and d % 64 == 0 else 32

@@ -1,11 +1,11 @@
 """One element at a time in memory, in a form that LLVM vectorises: typed access by base and index.
 
     for i in range(n):
-        put(F32, y, i, take(F16, x, i) * s)        # F16, F32: the GGMLType as a literal int
+        store_elem(F32, y, i, load_elem(F16, x, i) * s)    # F16, F32: a GGMLType as a literal int
 
-``take`` and ``put`` promise LLVM that what is taken is never what an *earlier* ``put`` of the same
-kernel call wrote, so loops need no check for overlap, and a result may take the place of its source
-(element i is read before it is written). Read back what was written with ``f32_ptr``.
+``load_elem`` promises LLVM that it never reads what an *earlier* ``store_elem`` of the same kernel
+call wrote. So loops need no check for overlap, and a result may be computed in place of its source
+(element i is read before it is written). To read back what was written, use ``f32_ptr``.
 For jitted code; any alignment.
 """
 
@@ -41,7 +41,7 @@ _NARROW = {F16: narrow_f16, BF16: narrow_bf16}
 
 
 def _scope(b: Value) -> Value:
-    """The alias scope of everything that is taken (a node whose first operand is unique)."""
+    """The alias scope of all loads by ``load_elem`` (a node whose first operand is unique)."""
     domain = b.module.add_metadata(["pyggml"])
     return b.module.add_metadata([b.module.add_metadata(["pyggml take", domain])])
 
@@ -51,7 +51,7 @@ def _place(b: Value, element: ir.Type, base: Value, i: Value) -> Value:
 
 
 @intrinsic(prefer_literal=True)
-def take(typingctx: Any, fmt: Any, base: Any, i: Any) -> Any:
+def load_elem(typingctx: Any, fmt: Any, base: Any, i: Any) -> Any:
     """Element ``i`` at ``base``; half floats come as float32."""
     if not isinstance(fmt, types.IntegerLiteral):
         return None
@@ -68,7 +68,7 @@ def take(typingctx: Any, fmt: Any, base: Any, i: Any) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def put(typingctx: Any, fmt: Any, base: Any, i: Any, value: Any) -> Any:
+def store_elem(typingctx: Any, fmt: Any, base: Any, i: Any, value: Any) -> Any:
     """Store ``value`` as element ``i`` at ``base``.
 
     A float32 becomes the nearest half float, or the integer towards zero (saturated, NaN is 0).
@@ -97,18 +97,18 @@ def put(typingctx: Any, fmt: Any, base: Any, i: Any, value: Any) -> Any:
 def copy_run(x, y, n):  # type: ignore[no-untyped-def]
     """``n`` words of four bytes from x to y."""
     for i in range(n):
-        put(I32, y, i, take(I32, x, i))
+        store_elem(I32, y, i, load_elem(I32, x, i))
 
 
 @inline
 def copy_bytes(x, y, n):  # type: ignore[no-untyped-def]
     """``n`` bytes from x to y."""
     for i in range(n):
-        put(I8, y, i, take(I8, x, i))
+        store_elem(I8, y, i, load_elem(I8, x, i))
 
 
 @inline
 def zero_run(y, n):  # type: ignore[no-untyped-def]
     """``n`` zeros of four bytes."""
     for i in range(n):
-        put(I32, y, i, 0)
+        store_elem(I32, y, i, 0)

@@ -17,10 +17,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
+from ....numba_internals import cgutils, templates
 from .vector import broadcast, call, f32, i8, i32, i64, load, vec
 from .vector import store as store_at
 
@@ -54,13 +53,13 @@ class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
 def _define(symbol: Any, emit: Callable[..., Value], is_mask: bool = False) -> None:
     """An operator on lanes; ``emit(builder, is_float, x, y)``."""
 
-    class Template(AbstractTemplate):  # type: ignore[misc]
+    class Template(templates.AbstractTemplate):  # type: ignore[misc]
         def generic(self, args: Any, kws: Any) -> Any:
             lanes = next((a for a in args if isinstance(a, Lanes)), None)
             if lanes is None or any(isinstance(a, Lanes) and a != lanes for a in args):
                 return None
             given = [a if isinstance(a, Lanes) else lanes.element for a in args]
-            return signature(lanes.of(types.boolean) if is_mask else lanes, *given)
+            return templates.signature(lanes.of(types.boolean) if is_mask else lanes, *given)
 
     def lower(context: Any, b: Value, sig: Any, args: Any) -> Value:
         lanes = next(a for a in sig.args if isinstance(a, Lanes))
@@ -70,7 +69,7 @@ def _define(symbol: Any, emit: Callable[..., Value], is_mask: bool = False) -> N
         )
         return emit(b, lanes.element is types.float32, x, y)
 
-    infer_global(symbol)(Template)
+    templates.infer_global(symbol)(Template)
     for pair in ((Lanes, Lanes), (Lanes, types.Number), (types.Number, Lanes)):
         lower_builtin(symbol, *pair)(lower)
 

@@ -101,7 +101,7 @@ class RowsBlock:
 
 
 @intrinsic
-def ask_for_rows(typingctx: Any, table: Any, n_rows: Any, n_bytes: Any) -> Any:
+def prefetch_rows(typingctx: Any, table: Any, n_rows: Any, n_bytes: Any) -> Any:
     """Ask memory for the first rows of a table, one after the other: nobody did before."""
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:

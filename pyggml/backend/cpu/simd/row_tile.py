@@ -1,6 +1,6 @@
 """The register tile of plain rows for one token, and plain rows packed for the tile of many.
 
-    aim(table, base, stride, first, end)           # in jitted code: addresses of rows side by side
+    set_row_pointers(table, base, stride, first, end)    # in jitted code: 16 rows from ``first``
     row_tiles(Q4_0, table, n_rows, x, out, n)      # rows times one token, one float each at out
     pack_rows(F16, table, n, out)                  # 16 rows as an interleaved group
 
@@ -47,7 +47,7 @@ TABLE_BYTES = 8 * 2 * ROWS  # addresses of a group of rows and of the next
 
 
 @inline
-def aim(table, base, stride, first, end):  # type: ignore[no-untyped-def]
+def set_row_pointers(table, base, stride, first, end):  # type: ignore[no-untyped-def]
     """The addresses of rows from ``first`` on, of two groups; the last row again behind ``end``."""
     addresses = i64_ptr(table)
     for r in range(2 * ROWS):

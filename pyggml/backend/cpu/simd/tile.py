@@ -50,8 +50,8 @@ def q_tile(
     """Interleaved quantized rows times int8 activations of ``tokens`` (a literal) tokens.
 
     Each block prefetches, with a ``hint`` (a literal), weights ``ahead`` bytes after it: all lines
-    of a block for one token, half of them for several, see ``fetch_ahead``. Where registers do not
-    hold the sums of a block and those of the row, the latter stay in ``out``.
+    of a block for one token, half of them for several, see ``prefetch_distance``. Where registers
+    do not hold the sums of a block and those of the row, the latter stay in ``out``.
     """
     literals = literals_of(fmt, tokens, hint)
     if literals is None:
@@ -60,7 +60,7 @@ def q_tile(
 
     def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
         _, _, _, w, y, y_stride, out, n_blocks, ahead = args
-        lines = fetched_lines(kind, n_tokens)
+        lines = prefetched_lines(kind, n_tokens)
         v = vectors()
         n_parts, lanes = v.parts, v.lanes
         n_sums = n_tokens * n_parts
@@ -108,7 +108,7 @@ def q_tile(
     return types.void(fmt, tokens, hint, *[types.int64] * 6), codegen
 
 
-def fetched_lines(kind: int, n_tokens: int) -> int:
+def prefetched_lines(kind: int, n_tokens: int) -> int:
     """Cache lines that ``q_tile`` prefetches for each block."""
     lines = -(-block_bytes(kind) // LINE)
     lines = lines if n_tokens == 1 else -(-lines // 2)
@@ -121,7 +121,7 @@ def _prefetch_lines(b: Value, address: Value, lines: int, hint: int) -> None:
 
 
 @inline
-def fetch_ahead(passed, left, distance, group_bytes, half_bytes):  # type: ignore[no-untyped-def]
+def prefetch_distance(passed, left, distance, group_bytes, half_bytes):  # type: ignore[no-untyped-def]
     """How many bytes ahead a pass over a group of weights prefetches.
 
     Several passes over a group leave memory idle but for the first: the first two prefetch half of

@@ -22,7 +22,7 @@ from llvmlite import ir
 from llvmlite.binding.targets import FeatureMap
 from numba import types
 
-from pyggml import jit
+from pyggml import jit, numba_internals
 from pyggml.backend.cpu import selftest
 from pyggml.backend.cpu.layout import K_TYPES
 from pyggml.backend.cpu.simd import aarch64, attend, axpy, kv_row, row_tile, tile, x86
@@ -142,11 +142,12 @@ def test_a_host_with_arm(
     monkeypatch.setattr(jit, "host_isas", jit.host_isas.__wrapped__)
     monkeypatch.setattr(jit.sys, "platform", system)
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: FeatureMap(neon=True))
-    numba = jit._numba_config
+    numba = numba_internals._config
     monkeypatch.setattr(numba, "CPU_NAME", None)
     monkeypatch.setattr(numba, "CPU_FEATURES", None)
     monkeypatch.setattr(jit, "_chosen", None)
-    monkeypatch.setattr(jit, "_retarget", lambda: None)  # this machine has no code for it
+    # this machine has no code for it
+    monkeypatch.setattr(numba_internals.cpu_target.target_context, "init", lambda: None)
     monkeypatch.delenv("PYGGML_ISA", raising=False)
     assert jit.host_isas() == (*(["neon"] if want else []), "asimd", "generic")
     assert jit.isa() == jit.host_isas()[0]
@@ -168,8 +169,8 @@ def test_a_host_with_tiles(permitted: bool, lacks: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(jit, "host_isas", jit.host_isas.__wrapped__)
     monkeypatch.setattr(jit, "_request_tiles", lambda: permitted)
     monkeypatch.setattr(jit, "_chosen", None)
-    monkeypatch.setattr(jit, "_retarget", lambda: None)
-    numba = jit._numba_config
+    monkeypatch.setattr(numba_internals.cpu_target.target_context, "init", lambda: None)
+    numba = numba_internals._config
     monkeypatch.setattr(numba, "CPU_NAME", None)
     monkeypatch.setattr(numba, "CPU_FEATURES", None)
     monkeypatch.delenv("PYGGML_ISA", raising=False)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numba.core.bytecode import FunctionIdentity
 
-from pyggml import jit
+from pyggml import jit, numba_internals
 
 ROOT = Path(__file__).parents[4]
 
@@ -29,7 +29,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return base
 
 
-def test_one_directory_for_sources_and_instruction_set(base: Path) -> None:
+def test_one_directory_for_compilers_and_instruction_set(base: Path) -> None:
     path = jit.code_cache("generic").path
     assert path.parent == base and path != jit.code_cache("avx2").path
     assert jit.code_cache.__wrapped__("generic").path == path
@@ -60,8 +60,8 @@ def test_a_user_s_cached_function_stays_in_its_own_place(tmp_path: Path, base: P
 
 
 SCRIPT = """
-from pyggml import jit
-from pyggml.backend.cpu.kernels.scale import scale_f32
+from pyggml import jit, numba_internals
+from pyggml.backend.cpu.kernels.unary import scale_f32
 compiled = []
 jit.on_compile = compiled.append
 assert scale_f32.address
@@ -108,17 +108,17 @@ def test_an_edit_of_what_is_inlined_from_another_file_is_compiled(tmp_path: Path
 
 FORKED = """
 import os, threading
-from pyggml import jit
+from pyggml import jit, numba_internals
 from pyggml.backend.cpu.kernels.norm import rms_norm_f32
-from pyggml.backend.cpu.kernels.scale import scale_f32
+from pyggml.backend.cpu.kernels.unary import scale_f32
 begun = threading.Event()
-inside = jit._own_numbers
+inside = jit.own_numbers
 
 def entered():
     begun.set()
     return inside()
 
-jit._own_numbers = entered
+jit.own_numbers = entered
 thread = threading.Thread(target=lambda: rms_norm_f32.address)
 thread.start()
 begun.wait()
@@ -180,13 +180,14 @@ def test_code_from_the_cache_never_calls_what_is_compiled_now(tmp_path: Path) ->
 
 
 def test_numbers_of_symbols_are_a_process_s_own() -> None:
-    before = next(jit._numbers(1))
-    assert next(jit._numbers(1)) == before + 1  # one sequence for all that a process compiles
-    assert abs(next(jit._numbers(2)) - before) > 1 << 20  # and another one in a fork of it
+    numbers = numba_internals._numbers
+    before = next(numbers(1))
+    assert next(numbers(1)) == before + 1  # one sequence for all that a process compiles
+    assert abs(next(numbers(2)) - before) > 1 << 20  # and another one in a fork of it
     theirs: Any = FunctionIdentity
     own = theirs._unique_ids
-    with jit._own_numbers():
-        assert theirs._unique_ids is jit._numbers(os.getpid())
+    with jit.own_numbers():
+        assert theirs._unique_ids is numbers(os.getpid())
     assert theirs._unique_ids is own
 
 

@@ -1,12 +1,12 @@
-"""MUL_MAT_SPARSE: MUL_MAT's dot products of the rows that any token needs; zeros elsewhere.
+"""MUL_MAT_SPARSE: MUL_MAT's dot products for active rows, zeros for the others.
 
 A chunk is a part of the list of active rows. For one token, and where few of the tokens need a
-row, the rows of each token are transposed in registers (``row_tile``); otherwise 16 rows at a time
-are packed for all tokens and pass through MUL_MAT's tile. Both give MUL_MAT's bits.
+row, the rows of each token are transposed in registers (``row_tile``). Otherwise 16 rows at a time
+are packed for all tokens and multiplied by MUL_MAT's tile. Both give MUL_MAT's bits.
 
-The same kernel takes a gate and activations, and then writes what AXPY multiplies with
-(``sparse_ffn``): rows whose gate is closed by ReLU are not read, nor zeros written for those that
-are not listed.
+In other forms (``ffn``) the same kernel also applies gate and activations, and writes the values of
+AXPY: rows whose gate is 0 after ReLU are not read, and nothing is written for rows that are not
+listed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....jit import Kernel, inline, kernel
-from ....tensor import Tensor
-from ..abi import (
+from .....jit import Kernel, inline, kernel
+from .....rounding import ceil_div
+from .....tensor import Tensor
+from ...abi import (
     DST,
     SRC0,
     SRC1,
@@ -36,17 +37,16 @@ from ..abi import (
     params_of,
     row_address,
 )
-from ..buffer import is_repacked
-from ..facts import fact
-from ..layout import INTERLEAVED, QUANTIZED, ROWS
-from ..lowering import Lowering, lowers
-from ..simd.element import zero_run
-from ..simd.plain_rows import ask_for_rows
-from ..work import WorkRange
-from .elementwise import IDS, function
-from .quantize import add_quantize
-from .sparse_active import active_rows, list_at, list_place, list_rows, neuron_of, segments
-from .weights import (
+from ...buffer import is_repacked
+from ...layout import INTERLEAVED, QUANTIZED, ROWS
+from ...lowering import Lowering, lowers
+from ...simd.element import zero_run
+from ...simd.plain_rows import prefetch_rows
+from ...type_traits import trait
+from ...work import WorkRange
+from ..elementwise import IDS, function
+from ..quantize import add_quantize
+from ..weights import (
     ACT_BYTES,
     BLOCK_BYTES,
     COLUMNS,
@@ -63,11 +63,12 @@ from .weights import (
     tile,
     tiles_for,
     times_rows,
-    weight_facts,
+    weight_traits,
 )
+from .active import active_rows, list_at, list_place, list_rows, neuron_of, segments
 
-_BLOCK = 256  # rows whose list is in scratch
-_DENSE = 3  # how much more a dot product costs in ``times_rows`` than in a tile of four tokens
+_BLOCK = 256  # rows that are listed in scratch at a time
+_DENSE = 3  # cost of a dot product in ``times_rows``, in those of a tile of four tokens
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _FLOATS_BYTES = 4 * (_BLOCK + ROWS)
 _TABLE_BYTES = 8 * (_BLOCK + 2 * ROWS)
@@ -79,16 +80,16 @@ PLAIN, UP, GATE_ROWS, GATE = range(4)  # forms
 class MulMatSparse(NamedTuple):
     """The values of ``mul_mat_sparse``."""
 
-    activations: int  # address of the quantized ones, 0: SRC1 is read
+    activations: int  # address of the quantized activations, 0: SRC1 is read
     listed: int  # address of the list of active rows
     bucket: int  # whether SRC3 is a bucket
     out: int  # address of the results
     threshold: float
-    facts: int
+    traits: int
 
 
 class Form(NamedTuple):
-    """What becomes of the dot products with the rows of SRC0, ``up``.
+    """What is computed from ``up``, the dot products with the rows of SRC0.
 
     Args:
         kind: PLAIN: ``up``; UP: ``act(up + SRC4)``, SRC4 may be missing; GATE_ROWS: ``act(gate) *
@@ -104,18 +105,18 @@ class Form(NamedTuple):
 
 
 @kernel
-def zero_f32(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """Zeros: rows of the result, front to back."""
+def zero_f32(node, chunk, n_chunks, scratch):
+    """Set the result to 0, rows front to back."""
     total = nrows(node, DST)
     for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
         zero_run(row_address(node, DST, r), ne(node, DST, 0))
 
 
 @inline
-def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stride):  # type: ignore[no-untyped-def]
-    """The addresses of chosen rows, the last one again up to a multiple of 16, and of later rows.
+def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stride):
+    """Set pointers to chosen rows (the last one repeated up to a multiple of 16) and later rows.
 
-    Memory is asked for the first ones here, for the others by ``times_rows``.
+    Prefetches the first ones; ``times_rows`` prefetches the others.
     """
     addresses, rows, coming = i64_ptr(table), i32_ptr(chosen), i32_ptr(later)
     end = (n + ROWS - 1) // ROWS * ROWS
@@ -125,31 +126,31 @@ def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stri
         addresses[end + i] = addresses[end - 1]
         if n_later > 0:
             addresses[end + i] = later_base + coming[min(i, n_later - 1)] * later_stride
-    ask_for_rows(table, min(n, 8), stride)
+    prefetch_rows(table, min(n, 8), stride)
 
 
 @cache
 def mul_mat_sparse_kernel(form: Form) -> Kernel:
     """The kernel of a form, for weights of any format.
 
-    Scratch: two tiles, results, gates, addresses, neurons and rows that are chosen, packed groups,
-    decoded rows. Rows that are decoded are taken 16 at a time.
+    Scratch: two tiles, results, gates, row pointers, chosen neurons and rows, packed groups,
+    decoded rows. Formats with a decoder take 16 rows at a time.
     """
     what, squared = form.kind, int(form.squared)
     act, up_act = IDS.get(form.act, -1), IDS.get(form.up_act, -1)
 
-    def mul_mat_sparse(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+    def mul_mat_sparse(node, chunk, n_chunks, scratch):
         n, k, n_rows = ne(node, SRC1, 1), ne(node, SRC0, 0), ne(node, SRC0, 1)
         p = params_of(node, MulMatSparse)
-        facts = p.facts
-        blocks = k // fact(facts, COLUMNS)
-        group = blocks * fact(facts, BLOCK_BYTES)
+        traits = p.traits
+        blocks = k // trait(traits, COLUMNS)
+        group = blocks * trait(traits, BLOCK_BYTES)
         listed, threshold = p.listed, p.threshold
         bucket = data(node, SRC3) if p.bucket != 0 else 0
         up_rows, up_bytes = data(node, SRC0), nb(node, SRC0, 1)
         gate_rows, gate_bytes = data(node, SRC4), nb(node, SRC4, 1)
         out, out_bytes = p.out, 4 * ne(node, SRC2, 0)
-        acts, stride = p.activations, blocks * fact(facts, ACT_BYTES)
+        acts, stride = p.activations, blocks * trait(traits, ACT_BYTES)
         if acts == 0:
             acts, stride = data(node, SRC1), nb(node, SRC1, 1)
         tiled, gate_tile = scratch, scratch + _TILE_BYTES
@@ -160,7 +161,7 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
         packed = chosen + 4 * _BLOCK
         gate_packed = packed + group
         floats = gate_packed + (group if what == GATE_ROWS else 0)
-        most = _BLOCK if fact(facts, DECODER) == 0 else ROWS
+        most = _BLOCK if trait(traits, DECODER) == 0 else ROWS
         rows, count = list_rows(listed, n_rows), list_place(listed, n_rows, segments(n_rows))
         listed_at = list_at(listed, n_rows)
         groups = (count + ROWS - 1) // ROWS
@@ -192,8 +193,8 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                             c += scores[neuron] >= threshold
                     if what == GATE_ROWS and c > 0:
                         _fill(table, chosen, c, gate_rows, gate_bytes, chosen, c, up_rows, up_bytes)
-                        decode_rows(facts, table, c, k, floats)
-                        times_rows(facts, table, c, x, dots, k)
+                        decode_rows(traits, table, c, k, floats)
+                        times_rows(traits, table, c, x, dots, k)
                         opened = 0
                         for i in range(c):
                             neurons[opened] = neurons[i]
@@ -203,14 +204,14 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                         c = opened
                     if c == 0:
                         continue
-                    after = listed_at + 4 * (first + m)  # most likely read next by this thread
+                    after = listed_at + 4 * (first + m)  # most likely this thread's next rows
                     left = count - first - m if n == 1 else 0
                     base, step = (
                         (gate_rows, gate_bytes) if what == GATE_ROWS else (up_rows, up_bytes)
                     )
                     _fill(table, chosen, c, up_rows, up_bytes, after, left, base, step)
-                    decode_rows(facts, table, c, k, floats)
-                    times_rows(facts, table, c, x, dots, k)
+                    decode_rows(traits, table, c, k, floats)
+                    times_rows(traits, table, c, x, dots, k)
                     for i in range(c):
                         v = f32_ptr(dots)[i]
                         if what == UP:
@@ -228,20 +229,20 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                 for i in range(2 * ROWS):
                     i32_ptr(chosen)[i] = rows[min(g + i, count - 1)]
                 _fill(table, chosen, 2 * ROWS, up_rows, up_bytes, chosen, 0, 0, 0)
-                decode_rows(facts, table, r, k, floats)
-                pack(facts, table, k, packed)
+                decode_rows(traits, table, r, k, floats)
+                pack(traits, table, k, packed)
                 if what == GATE_ROWS:
                     _fill(table, chosen, 2 * ROWS, gate_rows, gate_bytes, chosen, 0, 0, 0)
-                    decode_rows(facts, table, r, k, floats)
-                    pack(facts, table, k, gate_packed)
+                    decode_rows(traits, table, r, k, floats)
+                    pack(traits, table, k, gate_packed)
                 t = 0
                 while t < n:
                     tokens = 4 if t + 4 <= n else 1
                     x = acts + t * stride
                     which = TILE_4 if tokens == 4 else TILE_1
-                    tile(facts, which, packed, x, stride, tiled, blocks, 0)
+                    tile(traits, which, packed, x, stride, tiled, blocks, 0)
                     if what == GATE_ROWS:
-                        tile(facts, which, gate_packed, x, stride, gate_tile, blocks, 0)
+                        tile(traits, which, gate_packed, x, stride, gate_tile, blocks, 0)
                     for u in range(tokens):
                         scores = f32_ptr(data(node, SRC2) + (t + u) * nb(node, SRC2, 1))
                         y = f32_ptr(out + (t + u) * out_bytes)
@@ -265,12 +266,8 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
                     t += tokens
             first += m
 
-    made = kernel(mul_mat_sparse)
-    made.name = "mul_mat_sparse"
-    if what != PLAIN:
-        parts = ("up", "gate_rows", "gate")[what - 1], form.act, form.up_act
-        made.name += "_" + "_".join(p for p in parts if p) + "_sqr" * squared
-    return made
+    parts = ("", "up", "gate_rows", "gate")[what], form.act, form.up_act, "sqr" * squared
+    return kernel(mul_mat_sparse, "_".join(["mul_mat_sparse", *filter(None, parts)]))
 
 
 def supports_sparse(node: Tensor) -> bool:
@@ -283,13 +280,13 @@ def supports_sparse(node: Tensor) -> bool:
 def launch_rows(
     low: Lowering, node: Tensor, form: Form, gate: Tensor | None, out: Tensor | WorkRange
 ) -> None:
-    """Add the dot products of a MUL_MAT_SPARSE, in a form, written to [F, T] floats at ``out``."""
+    """Add the launch of a MUL_MAT_SPARSE in some form, with its result, F32 [F, T], at ``out``."""
     w, x, idx, placed = node.src
     assert w is not None and x is not None and idx is not None
     act = [low.quantized(x, w.type.block_size, add_quantize)] if w.type in QUANTIZED else []
     listed = active_rows(low, node)
     assert listed is not None
-    n, groups = x.ne[1], max(1, -(-w.ne[1] // ROWS))
+    n, groups = x.ne[1], max(1, ceil_div(w.ne[1], ROWS))
     functions = (ROW_TILES,) if n == 1 else (ROW_TILES, PACK, *tiles_for(n))
     params = MulMatSparse(
         activations=act[0].address if act else 0,
@@ -297,7 +294,7 @@ def launch_rows(
         bucket=node.op_params["bucket"],
         out=out.data if isinstance(out, Tensor) else out.address,
         threshold=node.op_params["threshold"],
-        facts=weight_facts(w, *functions),
+        traits=weight_traits(w, *functions),
     )
     low.launch(
         mul_mat_sparse_kernel(form),

@@ -1,22 +1,21 @@
-"""A sparse feed-forward part in one go: scores to a list, dot products and activation, and AXPY.
+"""A sparse feed-forward part as three launches: list of active rows, dot products, AXPY.
 
     up, gate (MUL_MAT_SPARSE), GLU, AXPY           # a predictor's, signs' or low-rank scores
     gate (MUL_MAT), up, GLU, AXPY                  # the gate's own scores
     up, ADD (a bias), UNARY, AXPY                  # no gate
 
-Nothing is written or read for neurons that are not listed. The results have the bits that the nodes
-have one by one.
+Nothing is read or written for neurons that are not listed. The bits are those of the single nodes.
 """
 
 from __future__ import annotations
 
-from ....dtype import GGMLType
-from ....ops.glu import ACTIVATIONS
-from ....tensor import Tensor
-from ..lowering import Lowering, fuses
-from .elementwise import FUNCTIONS
-from .sparse import GATE, GATE_ROWS, UP, Form, launch_rows, supports_sparse
-from .sparse_axpy import launch_axpy
+from .....dtype import GGMLType
+from .....ops.glu import ACTIVATIONS
+from .....tensor import Tensor
+from ...lowering import Lowering, fuses
+from ..elementwise import FUNCTIONS
+from .axpy import launch_axpy
+from .mul_mat import GATE, GATE_ROWS, UP, Form, launch_rows, supports_sparse
 
 
 def _op(x: Tensor | None) -> str:
@@ -30,7 +29,7 @@ def _source(x: Tensor, i: int = 0) -> Tensor:
 
 
 def _values(y: Tensor) -> tuple[Form, Tensor, Tensor | None] | None:
-    """(form, ``up`` as a MUL_MAT_SPARSE, what the form adds or multiplies with) of values."""
+    """(form, MUL_MAT_SPARSE, bias or gate) that compute AXPY's values; None if none does."""
     if _op(y) == "GLU":
         gate, up = y.src[0], y.src[1]
         act = ACTIVATIONS.get(y.op_params["kind"])
@@ -55,7 +54,7 @@ def _values(y: Tensor) -> tuple[Form, Tensor, Tensor | None] | None:
 
 
 def _same_rows_of(gate: Tensor, up: Tensor) -> bool:
-    """Whether two MUL_MAT_SPARSE differ in their weights alone."""
+    """Whether two MUL_MAT_SPARSE are equal except for their weights."""
     return (
         gate.src[1:] == up.src[1:]
         and gate.op_params == up.op_params
@@ -65,7 +64,7 @@ def _same_rows_of(gate: Tensor, up: Tensor) -> bool:
 
 
 def _fuse(low: Lowering, *nodes: Tensor) -> bool:
-    """MUL_MAT_SPARSE, what becomes of it, and AXPY on the same scores."""
+    """Fuse MUL_MAT_SPARSE, its activation, and AXPY on the same scores."""
     *inner, axpy = nodes
     found = _values(_source(axpy, 1))
     if found is None:

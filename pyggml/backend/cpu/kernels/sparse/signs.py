@@ -1,22 +1,20 @@
-"""MUL_MAT_SIGNS: how many more signs of rows and activations agree than differ.
+"""MUL_MAT_SIGNS: the number of equal signs of a row and the activations, minus the unequal ones.
 
-The activations' signs become bits first, a launch of their own; a row is then XOR and a count of
-bits, 64 columns at a time. Access: rows of bits front to back, once for up to 64 tokens.
+A first launch packs the activations' signs as bits; a row is then XOR and a bit count, 64 columns
+at a time. Access: rows of bits front to back, once for up to 64 tokens.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from numba import types
-from numba.extending import intrinsic
-
-from ....jit import kernel
-from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC1, data, f32_ptr, first_row, i32_ptr, i64_ptr, nb, ne, params_of
-from ..lowering import Lowering, lowers
-from ..simd.element import I32, take
-from ..simd.vector import call, i64
+from .....jit import kernel
+from .....rounding import ceil_div
+from .....tensor import Tensor
+from ...abi import DST, SRC0, SRC1, data, f32_ptr, first_row, i32_ptr, i64_ptr, nb, ne, params_of
+from ...lowering import Lowering, lowers
+from ...simd.axpy import count_bits
+from ...simd.element import I32, load_elem
 
 _CHUNK_WORDS = 1 << 14  # of bits, times tokens
 
@@ -27,17 +25,9 @@ class Signs(NamedTuple):
     signs: int  # address of the bits of the activations
 
 
-@intrinsic
-def _count_bits(typingctx: Any, x: Any) -> Any:
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return call(b, "llvm.ctpop.i64", i64, args[0])
-
-    return types.int64(types.int64), codegen
-
-
 @kernel
-def pack_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """The sign bits of a range of tokens, padded with zeros to words of 64."""
+def pack_signs(node, chunk, n_chunks, scratch):
+    """Write the sign bits of a range of tokens, padded with zeros to words of 64."""
     n, words = ne(node, SRC1, 0), (ne(node, SRC1, 0) + 63) // 64
     tokens = ne(node, SRC1, 1)
     for t in range(first_row(tokens, chunk, n_chunks), first_row(tokens, chunk + 1, n_chunks)):
@@ -45,12 +35,12 @@ def pack_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         for w in range(words):
             bits = 0
             for i in range(min(64, n - 64 * w)):
-                bits |= ((take(I32, x, 64 * w + i) >> 31) & 1) << i
+                bits |= ((load_elem(I32, x, 64 * w + i) >> 31) & 1) << i
             out[t * words + w] = bits
 
 
 @kernel
-def mul_mat_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
+def mul_mat_signs(node, chunk, n_chunks, scratch):
     """A range of rows, for all tokens."""
     n, m, tokens = ne(node, SRC1, 0), ne(node, DST, 0), ne(node, DST, 1)
     words, whole = (n + 63) // 64, ne(node, SRC0, 0) // 2  # whole: words of 64 that a row has
@@ -61,10 +51,10 @@ def mul_mat_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-de
         for t in range(tokens):
             differ = 0
             for w in range(whole):
-                differ += _count_bits(bits[w] ^ signs[t * words + w])
+                differ += count_bits(bits[w] ^ signs[t * words + w])
             if whole < words:  # 32 bits are left
                 rest = (last[2 * whole] ^ signs[t * words + whole]) & 0xFFFFFFFF
-                differ += _count_bits(rest)
+                differ += count_bits(rest)
             f32_ptr(data(node, DST) + t * nb(node, DST, 1))[r] = n - 2 * differ
 
 
@@ -72,7 +62,7 @@ def mul_mat_signs(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-de
 def _lower_mul_mat_signs(low: Lowering, node: Tensor) -> None:
     rows, x = node.src
     assert rows is not None and x is not None
-    words = -(-x.ne[0] // 64)
+    words = ceil_div(x.ne[0], 64)
     key = ("signs", x)
     signs = low.known(key, x)
     if signs is None:

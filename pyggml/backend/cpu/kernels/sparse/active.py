@@ -1,21 +1,24 @@
-"""Which rows of a row-sparse product any token needs: one ascending list, shared by its readers.
+"""The list of active rows of a row-sparse product: ascending, shared by the nodes that read it.
 
-    listed = active_rows(low, node)                # in a lowering; None where all rows are needed
-    count, rows = list_end(listed, n_rows), list_rows(listed, n_rows)      # in a kernel
+    listed = active_rows(low, node)                # in a lowering; None if all rows are active
+    rows = list_rows(listed, n_rows)               # in a kernel
+    count = list_place(listed, n_rows, segments(n_rows))
 
-Rows are those of the matrix; the neuron of a row is the row itself, or the bucket's entry. Where
-there are several tokens, their scores are first reduced to a byte for each neuron, in chunks.
-The list says where each segment of 1,024 rows begins, since sums over rows are cut there.
-Access: scores front to back. A score that is not a number reports an error.
+A row of the matrix is active if any token's score of its neuron reaches the threshold. The neuron
+of row r is r, or entry r of the bucket. For several tokens, their scores are first reduced to a
+byte per neuron, in chunks. The list also has the place where each segment of 1,024 rows begins,
+since sums over rows are cut there.
+Access: scores front to back. A NaN score reports an error.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....jit import inline, kernel
-from ....tensor import Tensor
-from ..abi import (
+from .....jit import inline, kernel
+from .....rounding import ceil_div
+from .....tensor import Tensor
+from ...abi import (
     BAD_INDEX,
     BAD_SCORE,
     SRC0,
@@ -30,11 +33,11 @@ from ..abi import (
     set_error,
     u8_ptr,
 )
-from ..lowering import GRAIN, Lowering
-from ..simd.element import F32, I8, put, take
-from ..work import WorkRange
+from ...lowering import GRAIN, Lowering
+from ...simd.element import F32, I8, load_elem, store_elem
+from ...work import WorkRange
 
-SEGMENT = 1024  # rows: sums over rows are cut at its multiples, whatever the threads
+SEGMENT = 1024  # rows: sums over rows are cut at its multiples, for any number of threads
 
 
 class Active(NamedTuple):
@@ -48,40 +51,40 @@ class Active(NamedTuple):
 
 
 @inline
-def segments(n_rows):  # type: ignore[no-untyped-def]
-    """How many segments so many rows have."""
+def segments(n_rows):
+    """The number of segments of so many rows."""
     return (n_rows + SEGMENT - 1) // SEGMENT
 
 
 @inline
-def list_place(listed, n_rows, segment):  # type: ignore[no-untyped-def]
-    """Where a segment's rows begin in the list; ``listed`` 0: all rows are listed."""
+def list_place(listed, n_rows, segment):
+    """The place in the list where a segment begins; ``listed`` 0: all rows are listed."""
     if listed == 0:
         return min(segment * SEGMENT, n_rows)
     return i64_ptr(listed)[segment]
 
 
 @inline
-def list_at(listed, n_rows):  # type: ignore[no-untyped-def]
-    """Where the rows themselves are, int32, unless ``listed`` is 0."""
+def list_at(listed, n_rows):
+    """The address of the listed rows, int32, unless ``listed`` is 0."""
     return listed + 8 * (segments(n_rows) + 1)
 
 
 @inline
-def list_rows(listed, n_rows):  # type: ignore[no-untyped-def]
-    """The rows themselves, unless ``listed`` is 0."""
+def list_rows(listed, n_rows):
+    """The listed rows as a pointer, unless ``listed`` is 0."""
     return i32_ptr(list_at(listed, n_rows))
 
 
 @inline
-def neuron_of(row, bucket):  # type: ignore[no-untyped-def]
+def neuron_of(row, bucket):
     """The neuron of a matrix's row; ``bucket`` is the address of the placement, or 0."""
     return row if bucket == 0 else i32_ptr(bucket)[row] + 0
 
 
 @kernel
-def mark_active(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """A byte for each neuron of a range: whether any token's score reaches the threshold."""
+def mark_active(node, chunk, n_chunks, scratch):
+    """Write a byte for each neuron: whether any token's score reaches the threshold."""
     p = params_of(node, Active)
     n, marks, threshold = ne(node, SRC0, 0), p.marks, p.threshold
     first, end = first_row(n, chunk, n_chunks), first_row(n, chunk + 1, n_chunks)
@@ -89,19 +92,19 @@ def mark_active(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
     for t in range(ne(node, SRC0, 1)):
         scores = data(node, SRC0) + t * nb(node, SRC0, 1)
         for i in range(first, end):
-            score = take(F32, scores, i)
-            before = 0 if t == 0 else take(I8, marks, i)
-            put(I8, marks, i, before | (score >= threshold))
+            score = load_elem(F32, scores, i)
+            before = 0 if t == 0 else load_elem(I8, marks, i)
+            store_elem(I8, marks, i, before | (score >= threshold))
             bad |= score != score
     if bad != 0:
         set_error(node, BAD_SCORE)
 
 
 @kernel
-def list_active(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
-    """The list itself, from the marks, from one token's scores (SRC0), or of all that are placed.
+def list_active(node, chunk, n_chunks, scratch):
+    """Write the list: from the marks, from one token's scores (SRC0), or of all rows present.
 
-    SRC1 has the placement: a bucket, or marks of neurons that are absent.
+    SRC1 is the placement: a bucket, or marks of absent neurons.
     """
     p = params_of(node, Active)
     out, n_rows = p.listed, p.rows
@@ -114,7 +117,7 @@ def list_active(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
         starts[segment] = count
         for row in range(segment * SEGMENT, min(n_rows, (segment + 1) * SEGMENT)):
             if placed == 0 and not from_marks:
-                score = take(F32, scores, row)
+                score = load_elem(F32, scores, row)
                 rows[count] = row
                 count += score >= threshold
                 bad |= score != score
@@ -136,7 +139,7 @@ def list_active(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]
 
 
 def active_rows(low: Lowering, node: Tensor) -> WorkRange | None:
-    """The list for a MUL_MAT_SPARSE or AXPY, made once for all that select alike; None for all."""
+    """The list for a MUL_MAT_SPARSE or AXPY, shared by equal selections; None if all are active."""
     a, b, idx, placed = node.src
     assert a is not None and b is not None
     if idx is None and placed is None:
@@ -152,7 +155,7 @@ def active_rows(low: Lowering, node: Tensor) -> WorkRange | None:
         chunks = max(1, min(idx.nelements // GRAIN, idx.ne[0] // 64, 8 * low.n_threads))
         params = Active(0, marks.address, bucket=0, rows=0, threshold=threshold)
         low.launch(mark_active, node, params, chunks, src=(idx,), writes=marks)
-    out = low.take(4 * n_rows + 8 * (-(-n_rows // SEGMENT) + 1))
+    out = low.take(4 * n_rows + 8 * (ceil_div(n_rows, SEGMENT) + 1))
     at = marks.address if marks else 0
     params = Active(out.address, at, bucket=bucket, rows=n_rows, threshold=threshold)
     src, work = (b if idx is None else idx, placed), [marks] if marks else []

@@ -1,0 +1,531 @@
+"""AXPY: sums of active rows, each times its value, in the order of the rows.
+
+Rows fall into segments of 1,024. A column's sum over a segment is one chain of fused multiply-adds,
+and the segments' sums are added in order, so bits depend neither on threads nor on other tokens.
+
+- One token: a chunk is a segment, or a stripe of its columns where threads are many. Rows whose
+  values are not zero are decoded in registers, 8 side by side.
+- A few tokens (up to 16): a chunk is the same. 64 rows at a time are decoded into scratch, 8 groups
+  of columns at a time, each of which stays in L1 while the tokens pass; a token's sums of a group
+  stay in registers while its rows are added. Where few tokens need a row, it is decoded for each.
+- Many tokens: the same for a stripe of columns and a block of tokens, over all segments.
+
+For one or a few tokens a second launch adds the sums of the segments. For several tokens a first
+launch writes masks: which of 64 listed rows each token takes, and their values side by side. Else
+the values of all neurons would be read for every stripe, a cache line for each.
+
+Access: rows in the order of the list; the next 8 or 64 rows are prefetched meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .....jit import Kernel, inline, kernel
+from .....rounding import ceil_div
+from .....tensor import Tensor
+from ...abi import (
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    SRC3,
+    data,
+    f32_ptr,
+    first_row,
+    i32_ptr,
+    i64_ptr,
+    nb,
+    ne,
+    params_of,
+)
+from ...atomics import call_address
+from ...codec.rows import decode_columns
+from ...lowering import Lowering, lowers
+from ...simd.axpy import (
+    TYPES,
+    axpy_panel,
+    count_bits,
+    group_bytes,
+    group_columns,
+    place_of,
+)
+from ...simd.element import F32, copy_bytes, load_elem, store_elem, zero_run
+from ...simd.plain_rows import prefetch_rows
+from ...simd.vector import LINE
+from ...type_traits import trait
+from ...work import WorkRange
+from ..weights import (
+    AXPY_BYTES,
+    AXPY_COLUMNS,
+    AXPY_DECODER,
+    AXPY_ORDER,
+    AXPY_ROWS,
+    AXPY_UNPACK,
+    is_decoded,
+    layout_name,
+    tile_kind,
+    weight_traits,
+)
+from .active import SEGMENT, active_rows, list_place, list_rows, neuron_of, segments
+from .mul_mat import supports_sparse
+
+TOGETHER = 8  # rows of one token that are read side by side
+PANEL_ROWS = 64
+SEGMENT_PANELS = SEGMENT // PANEL_ROWS
+_WINDOW = 8  # groups of columns that are decoded at a time: 128 KB, with AVX-512 256 KB
+_DIRECT = 4  # with fewer tokens per row, decoding it for each token is faster
+_FEW = 16  # tokens whose sums over each segment are kept
+_TOKENS = 256  # tokens of a chunk
+_SUM_BYTES = 1 << 17  # of a chunk of many tokens: they stay in L2
+# Scratch besides rows and their ends: pointers to ends, twice; a segment's pointers and values.
+_SCRATCH = 16 * TOGETHER + 8 * (SEGMENT + TOGETHER) + 4 * SEGMENT
+
+
+class Axpy(NamedTuple):
+    """The values of all kernels of AXPY."""
+
+    values: int  # address
+    listed: int  # address of the list of active rows, 0: all are
+    bucket: int  # whether SRC3 is a bucket
+    masks: int  # address of the tokens' masks
+    sums: int  # address of the sums of each segment, or 0
+    stripes: int  # of columns
+    token_blocks: int
+    threshold: float
+    traits: int
+    whole: int  # see ``part_of``
+    share: int
+
+
+@inline
+def part_of(node, chunk):
+    """(segment or block of tokens, stripe of columns, number of stripes) of a chunk.
+
+    Each thread has ``share`` chunks: ``whole`` segments that are not cut into stripes, then its
+    stripes of the last segments.
+    """
+    p = params_of(node, Axpy)
+    whole, stripes = p.whole, p.stripes
+    if whole == 0:
+        return chunk // stripes, chunk % stripes, stripes
+    thread = chunk // p.share
+    i = chunk - thread * p.share
+    if i < whole:
+        return thread * whole + i, 0, 1
+    return stripes * whole + i - whole, thread, stripes
+
+
+@inline
+def set_ends(ends, size):
+    """Initialize memory of ``add_rows``: pointers to 8 row ends, twice, then zeros for the ends."""
+    for r in range(2 * TOGETHER):
+        i64_ptr(ends)[r] = ends + 16 * TOGETHER + r % TOGETHER * size
+    zero_run(ends + 16 * TOGETHER, TOGETHER * size // 4)
+
+
+@inline
+def add_rows(traits, table, c, values, sums, full, left, ends):
+    """Add up to 8 rows times a token's values: ``full`` groups and ``left`` bytes of another."""
+    add, size = trait(traits, AXPY_ROWS), trait(traits, AXPY_BYTES)
+    call_address(add, (table, c, values, sums, full))
+    if left != 0:
+        for r in range(c):
+            copy_bytes(i64_ptr(table)[r] + full * size, ends + 16 * TOGETHER + r * size, left)
+        end_sums = sums + 4 * full * trait(traits, AXPY_COLUMNS)
+        call_address(add, (ends, c, values, end_sums, 1))
+
+
+# --- one token ---
+
+
+@kernel
+def axpy(node, chunk, n_chunks, scratch):
+    """One token, and weights of any format.
+
+    Scratch: the ends of 8 rows and pointers to them; pointers and values of the segment's rows; 8
+    decoded rows, if the format has a decoder.
+    """
+    p = params_of(node, Axpy)
+    traits = p.traits
+    columns, size = trait(traits, AXPY_COLUMNS), trait(traits, AXPY_BYTES)
+    sum_bytes = 4 * columns
+    n_rows, width, listed = ne(node, SRC0, 1), ne(node, DST, 0), p.listed
+    bucket = data(node, SRC3) if p.bucket != 0 else 0
+    rows = list_rows(listed, n_rows)
+    all_groups = (width + columns - 1) // columns
+    segment, stripe, stripes = part_of(node, chunk)
+    if segment >= segments(n_rows):
+        return
+    g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
+    full = min(g1, width // columns) - g0
+    left = 0 if g0 + full == g1 else (width - (g0 + full) * columns) * size // columns
+    decoder = trait(traits, AXPY_DECODER)
+    n_columns = min(g1 * columns, width) - g0 * columns
+    weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
+    sums = p.sums + (segment * all_groups + g0) * sum_bytes
+    addresses_at = scratch + 16 * TOGETHER + TOGETHER * size
+    values_at = addresses_at + 8 * (SEGMENT + TOGETHER)
+    floats = values_at + 4 * SEGMENT
+    addresses, taken = i64_ptr(addresses_at), f32_ptr(values_at)
+    zero_run(sums, (g1 - g0) * columns)
+    set_ends(scratch, size)
+    values = f32_ptr(p.values)
+    n = 0
+    first = list_place(listed, n_rows, segment)
+    for i in range(first, list_place(listed, n_rows, segment + 1)):
+        row = i if listed == 0 else rows[i] + 0
+        addresses[n] = weights + row * nb(node, SRC0, 1)
+        taken[n] = values[neuron_of(row, bucket)]
+        n += taken[n] != 0
+    later, stripe, stripes = part_of(node, chunk + 1)  # what this thread most likely reads next
+    begin = end = 0
+    if later < segments(n_rows):
+        begin, end = list_place(listed, n_rows, later), list_place(listed, n_rows, later + 1)
+        skipped = first_row(all_groups, stripe, stripes) - g0 if decoder == 0 else 0
+    for i in range(TOGETHER):
+        addresses[n + i] = addresses[max(n - 1, 0)]
+        if begin < end:
+            at = min(begin + i, end - 1)
+            row = at if listed == 0 else rows[at] + 0
+            addresses[n + i] = weights + row * nb(node, SRC0, 1) + skipped * size
+    row_bytes = full * size if decoder == 0 else nb(node, SRC0, 1)
+    prefetch_rows(addresses_at, min(n, TOGETHER), row_bytes)
+    for i in range(0, n, TOGETHER):
+        c, some = min(TOGETHER, n - i), values_at + 4 * i
+        if decoder != 0:
+            for r in range(c):
+                y = floats + 4 * n_columns * r
+                decode_columns(decoder, addresses[i + r], y, n_columns, g0 * columns)
+                addresses[i + r] = y
+        add_rows(traits, addresses_at + 8 * i, c, some, sums, full, left, scratch)
+
+
+@kernel
+def axpy_sums(node, chunk, n_chunks, scratch):
+    """Add the segments' sums of one or a few tokens, in order."""
+    p = params_of(node, Axpy)
+    traits = p.traits
+    columns, ordered = trait(traits, AXPY_COLUMNS), trait(traits, AXPY_ORDER)
+    n, width, n_segments = ne(node, DST, 1), ne(node, DST, 0), segments(ne(node, SRC0, 1))
+    groups = (width + columns - 1) // columns
+    units = n * groups
+    total = f32_ptr(scratch)
+    for unit in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
+        for i in range(columns):
+            store_elem(F32, scratch, i, np.float32(0))
+        for segment in range(n_segments):
+            sums = p.sums + 4 * columns * (segment * units + unit)
+            for i in range(columns):
+                store_elem(F32, scratch, i, total[i] + load_elem(F32, sums, i))
+        t, first = unit // groups, unit % groups * columns
+        y = f32_ptr(data(node, DST) + t * nb(node, DST, 1) + 4 * first)
+        for c in range(min(columns, width - first)):
+            y[c] = total[place_of(c, columns, ordered)]
+
+
+# --- several tokens ---
+
+
+@inline
+def _taken(node, unit, t):
+    """The address of the values of 64 rows for a block of tokens that begins at ``t``.
+
+    float32, token by token; a token has as many as its mask has bits.
+    """
+    n, units = ne(node, DST, 1), segments(ne(node, SRC0, 1)) * SEGMENT_PANELS
+    return params_of(node, Axpy).masks + 8 * units * n + 4 * PANEL_ROWS * (unit * n + t)
+
+
+@inline
+def _set_pointers(node, table, start, weights):
+    """Set the pointers to 64 listed rows; after the end the last row is repeated."""
+    listed, n_rows, addresses = params_of(node, Axpy).listed, ne(node, SRC0, 1), i64_ptr(table)
+    rows, last = list_rows(listed, n_rows), list_place(listed, n_rows, segments(n_rows)) - 1
+    for i in range(PANEL_ROWS):
+        p = min(start + i, last)
+        row = p if listed == 0 else rows[p] + 0
+        addresses[i] = weights + row * nb(node, SRC0, 1)
+
+
+@inline
+def _add_token(traits, mask, table, coming, prefetched, some, values, sums, full, left, ends):
+    """Add the rows of a mask times a token's values, and prefetch as many of the next rows.
+
+    Args:
+        some: room for 16 pointers.
+
+    Returns:
+        (number of rows prefetched so far, address after the token's values).
+    """
+    rows, c, missing = i64_ptr(some), 0, count_bits(mask)
+    for r in range(PANEL_ROWS):
+        if missing == 0:
+            break
+        rows[c] = i64_ptr(table)[r]
+        bit = (mask >> r) & 1
+        c, missing = c + bit, missing - bit
+        if c == TOGETHER or (missing == 0 and c > 0):
+            for i in range(c):
+                rows[c + i] = i64_ptr(coming)[min(prefetched, PANEL_ROWS - 1)]
+                prefetched += 1
+            add_rows(traits, some, c, values, sums, full, left, ends)
+            values += 4 * c
+            c = 0
+    return prefetched, values
+
+
+@kernel
+def axpy_masks(node, chunk, n_chunks, scratch):
+    """Write for each 64 listed rows and each token a bit mask of its rows, and their values."""
+    p = params_of(node, Axpy)
+    n, n_rows, listed = ne(node, DST, 1), ne(node, SRC0, 1), p.listed
+    bucket = data(node, SRC3) if p.bucket != 0 else 0
+    threshold = p.threshold
+    rows = list_rows(listed, n_rows)
+    total, blocks = segments(n_rows) * SEGMENT_PANELS, p.token_blocks
+    neurons = i32_ptr(scratch)
+    for unit in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
+        segment = unit // SEGMENT_PANELS
+        first = list_place(listed, n_rows, segment) + unit % SEGMENT_PANELS * PANEL_ROWS
+        count = min(PANEL_ROWS, list_place(listed, n_rows, segment + 1) - first)
+        for i in range(count):
+            neurons[i] = neuron_of(first + i if listed == 0 else rows[first + i] + 0, bucket)
+        masks = i64_ptr(p.masks + 8 * unit * n)
+        block, c, taken = 0, 0, f32_ptr(_taken(node, unit, 0))
+        for t in range(n):
+            if t == first_row(n, block, blocks):
+                taken, c = f32_ptr(_taken(node, unit, t)), 0
+                block += 1
+            values = f32_ptr(p.values + t * nb(node, SRC1, 1))
+            scores = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
+            mask = 0
+            for i in range(count):
+                value = values[neurons[i]]
+                bit = value != 0
+                if data(node, SRC2) != 0:
+                    bit &= scores[neurons[i]] >= threshold
+                mask |= np.int64(bit) << i
+                taken[c] = value
+                c += bit
+            masks[t] = mask
+
+
+def panel_scratch(kind: int, groups: int, tokens: int) -> int:
+    """Bytes of scratch for a stripe of so many groups and a block of tokens with their totals."""
+    decoded, sums = (1 + PANEL_ROWS) * min(groups, _WINDOW), 2 * groups * tokens
+    tables = 16 * PANEL_ROWS + 32 * TOGETHER + LINE
+    return (1 + TOGETHER) * group_bytes(kind) + 8 + tables + 4 * group_columns() * (decoded + sums)
+
+
+@kernel
+def axpy_many(node, chunk, n_chunks, scratch):
+    """Weights of any format.
+
+    Scratch: the end of a row; a decoded row, if the format has a decoder; pointers to 64 rows and
+    to the next 64, to 8 rows and to the next 8; the ends of 8 rows; decoded groups; the sums of a
+    segment (unless ``sums`` has them) and the totals.
+    """
+    p = params_of(node, Axpy)
+    traits = p.traits
+    columns, size = trait(traits, AXPY_COLUMNS), trait(traits, AXPY_BYTES)
+    sum_bytes = 4 * columns
+    n, n_rows, width = ne(node, DST, 1), ne(node, SRC0, 1), ne(node, DST, 0)
+    n_segments, listed = segments(n_rows), p.listed
+    all_groups = (width + columns - 1) // columns
+    rest, stripe, stripes = part_of(node, chunk)
+    g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
+    groups, full = g1 - g0, min(g1, width // columns) - g0
+    left = 0 if full == groups else (width - (g0 + full) * columns) * size // columns
+    decoder, unpack = trait(traits, AXPY_DECODER), trait(traits, AXPY_UNPACK)
+    ordered = trait(traits, AXPY_ORDER)
+    n_columns = min(g1 * columns, width) - g0 * columns
+    weights = data(node, SRC0) + (g0 * size if decoder == 0 else 0)
+    floats = scratch + (size + 7) // 8 * 8
+    table = floats + min(groups, _WINDOW) * sum_bytes
+    table_next = table + 8 * PANEL_ROWS
+    some = table_next + 8 * PANEL_ROWS
+    ends = some + 16 * TOGETHER
+    panel = (ends + 16 * TOGETHER + TOGETHER * size + LINE - 1) // LINE * LINE
+    addresses = i64_ptr(table)
+    kept = p.sums
+    if kept != 0:
+        s0, s1, t0, t1 = rest, min(rest + 1, n_segments), 0, n
+        group_stride, token_stride = sum_bytes, all_groups * sum_bytes
+        sums = kept + (rest * n * all_groups + g0) * sum_bytes
+    else:
+        s0, s1, blocks = 0, n_segments, p.token_blocks
+        t0, t1 = first_row(n, rest, blocks), first_row(n, rest + 1, blocks)
+        group_stride, token_stride = (t1 - t0) * sum_bytes, sum_bytes
+        sums = panel + PANEL_ROWS * min(groups, _WINDOW) * sum_bytes
+    tokens = t1 - t0
+    totals = sums + tokens * groups * sum_bytes
+    zero_run(scratch, size // 4)
+    set_ends(ends, size)
+    if kept == 0:
+        zero_run(totals, tokens * groups * columns)
+    for segment in range(s0, s1):
+        first = list_place(listed, n_rows, segment)
+        end = list_place(listed, n_rows, segment + 1)
+        for t in range(tokens):
+            for g in range(groups):
+                zero_run(sums + t * token_stride + g * group_stride, columns)
+        for k in range(SEGMENT_PANELS):
+            start = first + k * PANEL_ROWS
+            count = min(PANEL_ROWS, end - start)
+            if count <= 0:
+                break
+            masks = i64_ptr(p.masks + 8 * (segment * SEGMENT_PANELS + k) * n)
+            needed = pairs = 0
+            for t in range(t0, t1):
+                needed |= masks[t]
+                pairs += count_bits(masks[t])
+            _set_pointers(node, table, start, weights)
+            if kept != 0 and decoder == 0 and pairs < _DIRECT * count:
+                if k == 0:
+                    prefetch_rows(table, min(count, TOGETHER), groups * size)
+                _set_pointers(node, table_next, start + PANEL_ROWS, weights)
+                prefetched, values = 0, _taken(node, segment * SEGMENT_PANELS + k, t0)
+                for t in range(t0, t1):
+                    at = sums + (t - t0) * token_stride
+                    prefetched, values = _add_token(
+                        traits,
+                        masks[t],
+                        table,
+                        table_next,
+                        prefetched,
+                        some,
+                        values,
+                        at,
+                        full,
+                        left,
+                        ends,
+                    )
+                continue
+            for w0 in range(0, groups, _WINDOW):
+                w1 = min(groups, w0 + _WINDOW)
+                whole = min(full, w1) - w0
+                if w1 < groups:
+                    _set_pointers(node, table_next, start, weights + w1 * size)
+                else:
+                    _set_pointers(node, table_next, start + PANEL_ROWS, weights)
+                later = min(_WINDOW, groups - w1 if w1 < groups else groups) * size
+                for r in range(count):
+                    if decoder == 0:  # prefetch what is decoded next
+                        prefetch_rows(table_next + 8 * r, 1, later)
+                    if (needed >> r) & 1 != 0:
+                        x, y = addresses[r] + w0 * size, panel + r * sum_bytes
+                        if decoder != 0:
+                            c = min(w1 * columns, n_columns) - w0 * columns
+                            column = (g0 + w0) * columns
+                            decode_columns(decoder, addresses[r] + 0, floats, c, column)
+                            x = floats
+                        stride = PANEL_ROWS * sum_bytes
+                        call_address(unpack, (x, y, stride, whole))
+                        if left != 0 and w1 == groups:
+                            copy_bytes(x + whole * size, scratch, left)
+                            y += whole * PANEL_ROWS * sum_bytes
+                            call_address(unpack, (scratch, y, 0, 1))
+                for g in range(w0, w1):
+                    taken = _taken(node, segment * SEGMENT_PANELS + k, t0)
+                    for t in range(t0, t1):
+                        sums_at = sums + (t - t0) * token_stride + g * group_stride
+                        values = taken
+                        taken += 4 * count_bits(masks[t])
+                        axpy_panel(
+                            masks[t], panel + (g - w0) * PANEL_ROWS * sum_bytes, values, sums_at
+                        )
+        if kept == 0:
+            total, added = f32_ptr(totals), f32_ptr(sums)
+            for i in range(tokens * groups * columns):
+                total[i] += added[i]
+    if kept == 0:
+        for t in range(tokens):
+            y = f32_ptr(data(node, DST) + (t0 + t) * nb(node, DST, 1) + g0 * sum_bytes)
+            for c in range(min(groups * columns, width - g0 * columns)):
+                total = f32_ptr(totals + (c // columns * tokens + t) * sum_bytes)
+                y[c] = total[place_of(c % columns, columns, ordered)]
+
+
+# --- lowering ---
+
+
+def launch_axpy(
+    low: Lowering, node: Tensor, values: Tensor | WorkRange, scores: Tensor | None
+) -> None:
+    """Add the launches of an AXPY.
+
+    Args:
+        values: the factors of the rows, for all neurons.
+        scores: the tokens' scores; None if values are 0 wherever scores are too low.
+    """
+    w, b, _, placed = node.src
+    assert w is not None and b is not None
+    n, n_segments = node.ne[1], max(1, ceil_div(w.ne[1], SEGMENT))
+    kind, groups = tile_kind(w.type, TYPES), ceil_div(w.ne[0], group_columns())
+    listed = active_rows(low, node)
+    functions = [AXPY_ROWS] if n == 1 else [AXPY_UNPACK]
+    if 1 < n <= _FEW and not is_decoded(w.type, TYPES):
+        functions.insert(0, AXPY_ROWS)  # for rows that few tokens need
+    tokens = ceil_div(n, ceil_div(n, _TOKENS))  # of a block
+    if n <= _FEW:
+        stripes = min(groups, ceil_div(2 * low.n_threads, n_segments))
+    else:
+        fit = max(1, _SUM_BYTES // (tokens * 4 * group_columns()))
+        stripes = max(ceil_div(groups, fit), min(groups, 4 * low.n_threads))
+    chunks, whole, share, stripe = stripes * n_segments, 0, 0, ceil_div(groups, stripes)
+    if n <= _FEW and stripes == 1 and groups >= low.n_threads:
+        stripes = low.n_threads  # of the last segments, so that threads end at the same time
+        whole, cut = divmod(n_segments, stripes)
+        share = whole + cut
+        chunks, stripe = stripes * share, groups if whole else ceil_div(groups, stripes)
+    masks = sums = None
+    if n > 1:
+        masks = low.take((8 + 4 * PANEL_ROWS) * n_segments * SEGMENT_PANELS * n)
+    if n <= _FEW:
+        sums = low.take(4 * group_columns() * groups * n * n_segments)
+    params = Axpy(
+        values=values.data if isinstance(values, Tensor) else values.address,
+        listed=listed.address if listed else 0,
+        bucket=node.op_params["bucket"],
+        masks=masks.address if masks else 0,
+        sums=sums.address if sums else 0,
+        stripes=stripes,
+        token_blocks=ceil_div(n, _TOKENS),
+        threshold=node.op_params["threshold"],
+        traits=weight_traits(w, *functions),
+        whole=whole,
+        share=share,
+    )
+    work = [r for r in (listed, values) if isinstance(r, WorkRange)]
+
+    def add(
+        made: Kernel, chunks: int, work: list[WorkRange], writes: Tensor | WorkRange,
+        scratch: int = 0,
+    ) -> None:  # fmt: skip
+        low.launch(
+            made, node, params, chunks, src=(w, b, scores, placed), work=work, writes=writes,
+            reads=(w, placed, scores, values if isinstance(values, Tensor) else None),
+            scratch=scratch, variant=layout_name(w),
+        )  # fmt: skip
+
+    made, scratch = axpy, _SCRATCH + TOGETHER * (group_bytes(kind) + 4 * group_columns() * stripe)
+    if masks:
+        add(axpy_masks, min(n_segments * SEGMENT_PANELS, 8 * low.n_threads), work, masks)
+        made, work = axpy_many, [*work, masks]
+        scratch = panel_scratch(kind, stripe, 0 if sums else tokens)
+    if sums is None:
+        add(made, stripes * params.token_blocks, work, node, scratch)
+        return
+    add(made, chunks, work, sums, scratch)
+    chunks = max(1, min(n * groups, n * w.ne[0] // 1024, 8 * low.n_threads))
+    add(axpy_sums, chunks, [sums], node)
+
+
+@lowers("AXPY", supports_sparse)
+def _lower_axpy(low: Lowering, node: Tensor) -> None:
+    _, b, idx, _ = node.src
+    assert b is not None
+    launch_axpy(low, node, b, idx)

@@ -1,0 +1,47 @@
+"""Tables of numbers and functions of a format, which kernels read from memory.
+
+    traits = TypeTraits({COLUMNS: 32}, {TILE: lambda: tile_kernel(Q4_0)})
+    address = traits.address(TILE)                 # in a lowering: a value of the node
+    columns = trait(address, COLUMNS)              # in a kernel
+    call_address(trait(address, TILE), (w, x, out))
+
+So a kernel is compiled once and not for each format. An indirect call costs a few nanoseconds, the
+functions called in this way take hundreds at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ...jit import Kernel
+from .abi import word_reader
+
+
+class TypeTraits:
+    """A table of int64, of which a place has a number or the address of a function.
+
+    Args:
+        numbers: the number in each place.
+        functions: for each place, a call that makes its function. Functions are compiled when they
+            are first asked for; until then their places are 0.
+    """
+
+    def __init__(
+        self, numbers: Mapping[int, int], functions: Mapping[int, Callable[[], Kernel]]
+    ) -> None:
+        self._functions = functions
+        self._words = np.zeros(1 + max(*numbers, *functions), np.int64)
+        for place, number in numbers.items():
+            self._words[place] = number
+
+    def address(self, *functions: int) -> int:
+        """The address of the table, after compiling these functions."""
+        for place in functions:
+            if place in self._functions and not self._words[place]:
+                self._words[place] = self._functions[place]().address
+        return int(self._words.ctypes.data)
+
+
+trait = word_reader(0, 1)  # in jitted code: what a place of a table has

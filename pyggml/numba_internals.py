@@ -1,0 +1,173 @@
+"""The inner workings of Numba that we use, in one place: an upgrade is checked here.
+
+    made = compile_cfunc(function, signature, options, cache)    # machine code of a C function
+    with own_numbers(): ...                        # symbols that no other process gives
+
+Numba has no types and promises none of this; ``setup`` pins its version. What is a part of its
+documented interface for extensions (``numba.extending``, ``numba.types``) is imported from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import pickle
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import numba as nb
+from numba.core import caching, compiler, config, serialize
+from numba.core import cgutils as _cgutils
+from numba.core.bytecode import FunctionIdentity
+from numba.core.ccallback import CFunc
+from numba.core.registry import cpu_target
+from numba.core.runtime.nrt import rtsys
+from numba.core.typing import templates as _templates
+
+from .code_cache import CodeCache
+
+cgutils: Any = _cgutils  # helpers of code generators
+templates: Any = _templates  # typing of attributes and operators
+_caching: Any = caching
+_config: Any = config  # its attributes are made at run time
+_functions: Any = FunctionIdentity
+_result: Any = compiler.CompileResult
+_dumps: Any = serialize.dumps
+
+
+def retarget(cpu_name: str | None, features: str) -> None:
+    """Compile for another CPU from now on: Numba looked at its settings at the first function."""
+    if cpu_name is not None:
+        _config.CPU_NAME = cpu_name
+    _config.CPU_FEATURES = features
+    cpu_target.target_context.init()
+
+
+# --- symbols ---
+
+
+@lru_cache(maxsize=1)
+def _numbers(process: int) -> Iterator[int]:
+    """The numbers by which Numba tells functions of one name apart, in their symbols.
+
+    Its own numbers begin at 1 in every process: what comes from the cache could have the symbols of
+    what is compiled now, and each would call the other's functions.
+    """
+    return itertools.count(secrets.randbits(62))
+
+
+@contextmanager
+def own_numbers() -> Iterator[None]:
+    """Functions that are declared meanwhile get this process's numbers."""
+    before = _functions._unique_ids
+    _functions._unique_ids = _numbers(os.getpid())
+    try:
+        yield
+    finally:
+        _functions._unique_ids = before
+
+
+# --- compiling ---
+
+
+def compile_cfunc(function: Callable[..., Any], signature: Any, options: Any, cache: Any) -> Any:
+    """A compiled or loaded ``CFunc``; ``cache_hits`` tells which."""
+    made: Any = CFunc(function, (signature.args, signature.return_type), {}, options)
+    made._cache = cache
+    made.compile()
+    return made
+
+
+def compile_function(function: Callable[..., Any], signature: Any, cache: Any) -> Any:
+    """A compiled or loaded nogil dispatcher of one signature."""
+    made: Any = nb.njit(nogil=True, error_model="numpy")(function)
+    made._cache = cache
+    made.compile(signature)
+    made.disable_compile()
+    return made
+
+
+def assembly(made: Any) -> str:
+    """The assembly of a ``CFunc`` that was compiled, not loaded."""
+    return str(made._library.get_asm_str())
+
+
+# --- the disk cache ---
+
+
+class _Result(_caching.CompileResultCacheImpl):  # type: ignore[misc]
+    """Numba's rule of what can be kept; its search for a directory is not ours."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._lineno = function.__code__.co_firstlineno
+        self._locator = SimpleNamespace(_py_file=function.__code__.co_filename)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the code of a function depends on, besides its own variables.
+
+    Attributes:
+        file: the function's file, which tells it from others of its name.
+        sources: digest of the sources that it is compiled from; part of an entry's name.
+        formats: digest of the formats that exist.
+        compatible: whether code is current that was compiled when formats had a certain digest.
+    """
+
+    file: str
+    sources: str
+    formats: str
+    compatible: Callable[[str], bool]
+
+
+class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
+    """The cache of one function, in place of Numba's.
+
+    Numba numbers the variants of a function in an index: of two processes that compile different
+    variants at the same time, both may write under the same number, and then run each other's code.
+    Here each variant is an entry whose name follows from its key. A hit does not fill Numba's
+    tables of types and functions: machine code needs only the runtime's symbols; the tables, 0.3 s
+    at every start, are filled when something is compiled.
+    """
+
+    def __init__(self, function: Callable[..., Any], cache: CodeCache, origin: Origin) -> None:
+        self._name = repr(function)
+        self._py_func = function
+        self._impl = _Result(function)
+        self._place = origin.file, function.__qualname__, function.__code__.co_firstlineno
+        self._entries, self._origin = cache, origin
+
+    @property
+    def cache_path(self) -> str:
+        return str(self._entries.path)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """A variant that was compiled from these sources; or None."""
+        rtsys.initialize(target_context)
+        data = self._entries.read(self._entry(sig, target_context.codegen()))
+        if data is None:
+            return None
+        formats, payload = pickle.loads(data)
+        if not self._origin.compatible(formats):
+            return None
+        return _result._rebuild(target_context, *payload)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep a variant in place of an older one."""
+        if self._entries.writable and self._impl.check_cachable(data):
+            entry = self._entry(sig, data.codegen)
+            self._entries.write(entry, _dumps((self._origin.formats, data._reduce())))
+
+    def _entry(self, sig: Any, codegen: Any) -> str:
+        key = self._place, self._origin.sources, self._index_key(sig, codegen)
+        digest = hashlib.sha256(repr(key).encode())
+        return f"{self._py_func.__name__}-{digest.hexdigest()[:24]}.nbc"
+
+
+NO_CACHE: Any = caching.NullCache()

@@ -1,0 +1,144 @@
+"""Variants of feed-forward parts: how the loader and the graph builder know of packages like them.
+
+    register(SparseFFN())                          # in the __init__ of a package in ``_PACKAGES``
+    y = build_ffn(b, x, i, "relu", "", x)          # in the builder; None: the layer is dense
+
+A variant may change which tensors a file has, make weights of others when a model is loaded, and
+build the feed-forward parts of some layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.dtype import GGMLType, row_size
+from pyggml.gguf import TensorInfo
+from pyggml.tensor import Dims, Tensor
+
+from ..hparams import HParams
+
+if TYPE_CHECKING:
+    from .builder import GraphBuilder
+
+Bytes = npt.NDArray[np.uint8]
+Patterns = Mapping[str, tuple[str, ...]]  # names of tensors, "?" for optional ones, and their sizes
+ANY = "any"  # a size that the file chooses
+_PACKAGES = ("pyllama.sparsity",)
+
+
+@dataclass(frozen=True)
+class Made:
+    """Tensors that are made of one of the file's.
+
+    Attributes:
+        source: the file's.
+        tensors: name, type and sizes of each.
+        make: the bytes of each from the source's.
+    """
+
+    source: TensorInfo
+    tensors: tuple[tuple[str, GGMLType, Dims], ...]
+    make: Callable[[Bytes], Sequence[Bytes]]
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """How the weights of a model are loaded.
+
+    Attributes:
+        unread: tensors of the file that no layer reads.
+        made: what is made of others.
+    """
+
+    unread: frozenset[str] = frozenset()
+    made: tuple[Made, ...] = ()
+
+    @property
+    def made_sizes(self) -> dict[str, int]:
+        """The bytes of each tensor that is made."""
+        return {
+            name: row_size(type, ne[0]) * ne[1]
+            for one in self.made
+            for name, type, ne in one.tensors
+        }
+
+
+class Variant(Protocol):
+    """What a package adds."""
+
+    def patterns(self, patterns: Patterns, names: Collection[str]) -> Patterns:
+        """An architecture's tensors as a file with these names has them, in the order of use."""
+        ...
+
+    def faults(self, infos: Mapping[str, TensorInfo], n_layer: int) -> list[str]:
+        """What is wrong with the variant's tensors."""
+        ...
+
+    def plan(self, infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan:
+        """How its weights are loaded."""
+        ...
+
+    def ffn(
+        self, b: GraphBuilder, x: Tensor, i: int, act: str, up_act: str, pred_in: Tensor
+    ) -> Tensor | None:
+        """``GraphBuilder.ffn`` of layer ``i`` without the residual; None if it is not of its kind.
+
+        Args:
+            pred_in: what predictors read.
+
+        Shape:
+            x, pred_in [n_embd, T] -> [n_embd, T]
+        """
+        ...
+
+
+_registered: list[Variant] = []
+
+
+def register(variant: Variant) -> None:
+    """Add a variant."""
+    _registered.append(variant)
+
+
+@cache
+def _variants() -> tuple[Variant, ...]:
+    for package in _PACKAGES:
+        import_module(package)
+    return tuple(_registered)
+
+
+def weight_patterns(patterns: Patterns, names: Collection[str]) -> Patterns:
+    """An architecture's tensors as a file with these names has them."""
+    for variant in _variants():
+        patterns = variant.patterns(patterns, names)
+    return patterns
+
+
+def weight_faults(infos: Mapping[str, TensorInfo], n_layer: int) -> list[str]:
+    """What is wrong with the tensors of variants."""
+    return [fault for variant in _variants() for fault in variant.faults(infos, n_layer)]
+
+
+def weight_plan(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan:
+    """How the weights of a model are loaded."""
+    plans = [variant.plan(infos, hparams) for variant in _variants()]
+    unread = frozenset(name for plan in plans for name in plan.unread)
+    return WeightPlan(unread, tuple(made for plan in plans for made in plan.made))
+
+
+def build_ffn(
+    b: GraphBuilder, x: Tensor, i: int, act: str, up_act: str, pred_in: Tensor
+) -> Tensor | None:
+    """See ``Variant.ffn``; None for a dense layer."""
+    for variant in _variants():
+        y = variant.ffn(b, x, i, act, up_act, pred_in)
+        if y is not None:
+            return y
+    return None
