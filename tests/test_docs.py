@@ -10,6 +10,9 @@ import importlib
 import importlib.util
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -126,6 +129,8 @@ def check_command(words: Sequence[str]) -> None:
         asked = re.findall(r"\[([^]]*)\]", " ".join(args))
         extras = {extra for group in asked for extra in group.split(",")}
         assert args[0] == "install" and extras <= PROJECT["optional-dependencies"].keys(), args
+    elif name == "sphinx-build":
+        assert args[0] == "-W" and (ROOT / args[1] / "conf.py").exists(), args
     elif name == "pytest":
         assert all((ROOT / arg).exists() for arg in args if "/" in arg), args
     else:
@@ -191,3 +196,36 @@ def test_pages_name_programs_that_exist() -> None:
             command = getattr(importlib.import_module(module), attribute)
             if isinstance(command, click.Group) and sub and not sub.strip().startswith("-"):
                 assert sub.strip() in command.list_commands(click.Context(command)), (page, sub)
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_has_the_api_and_the_commands(tmp_path: Path) -> None:
+    """Without a warning, without a network, and without writing into the repository."""
+    pytest.importorskip("sphinx_click", reason="the extra docs is not installed")
+    source, site = tmp_path / "docs", tmp_path / "site"
+    shutil.copytree(ROOT / "docs", source)
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        str(source),
+        str(site),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for package in ("pyggml", "pyllama"):
+        page = (site / "api" / f"{package}.html").read_text(encoding="utf-8")
+        names = importlib.import_module(package).__all__
+        assert not [name for name in names if f'id="{package}.{name}"' not in page]
+    for script in PROJECT["scripts"].keys() - {"pyllama"}:
+        page = (site / "commands" / f"{script}.html").read_text(encoding="utf-8")
+        assert f'id="{script}"' in page and "Usage" in page
+    for path in site.rglob("*.html"):
+        loaded = re.findall(
+            r'(?:<script|<img|<link)[^>]*(?:src|href)="(https?:[^"]*)', path.read_text("utf-8")
+        )
+        assert not loaded, (path.name, loaded)
