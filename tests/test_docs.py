@@ -1,6 +1,7 @@
 """The code blocks of README and docs run, and their links lead somewhere.
 
-A page's Python blocks run in order and share their names. The info string of a block may add
+A page's Python blocks run in order and share their names, once with and once without those that
+need the demo model. The info string of a block may add
 ``model`` (needs the demo model) or ``no-run: reason``.
 """
 
@@ -38,23 +39,28 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
 
 
 def runs(page: Path, model: bool) -> list[str]:
-    """The page's Python blocks that need the model, or those that do not."""
+    """The page's Python blocks: all if some need the model, or those that do not need it."""
     python = [(flags, code) for lang, flags, code in blocks(page) if lang == "python"]
-    return [code for flags, code in python if (flags == "model") == model and "no-run" not in flags]
+    if model and not any(flags == "model" for flags, _ in python):
+        return []
+    return [code for flags, code in python if flags == "" or (model and flags == "model")]
 
 
 def run(page: Path, codes: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    from pyggml.backend.cpu.lowering import LOWER, SUPPORTS
     from pyggml.ops import OPS
 
     names: dict[str, Any] = {"__name__": page.stem}
-    before = dict(OPS)
+    tables: tuple[dict[str, Any], ...] = OPS, LOWER, SUPPORTS
+    before = [dict(table) for table in tables]
     try:
         for code in codes:
             exec(compile(code, str(page), "exec"), names)
     finally:  # a page may declare an op
-        OPS.clear()
-        OPS.update(before)
+        for table, kept in zip(tables, before, strict=True):
+            table.clear()
+            table.update(kept)
 
 
 def pages(model: bool) -> Any:
