@@ -98,6 +98,17 @@ def test_links_lead_somewhere() -> None:
     assert not broken
 
 
+def test_files_that_pages_name_exist() -> None:
+    named = re.compile(r"`((?:pyggml|cli|benchmarks|tests/pyggml)/[\w/.-]+\.\w+)`")
+    missing = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in PAGES
+        for path in named.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    ]
+    assert not missing
+
+
 def test_ci_runs_readmes_second_command() -> None:
     commands = [code.strip() for lang, _, code in blocks(ROOT / "README.md") if lang == "sh"]
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
