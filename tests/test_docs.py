@@ -17,6 +17,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -48,15 +49,17 @@ def runs(page: Path, model: bool) -> list[str]:
 
 def run(page: Path, codes: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    import pyggml.backend.cpu.kernels  # noqa: F401  # fills LOWER and SUPPORTS
     from pyggml.backend.cpu.lowering import LOWER, SUPPORTS
     from pyggml.ops import OPS
 
-    names: dict[str, Any] = {"__name__": page.stem}
+    module = ModuleType(page.stem)
+    monkeypatch.setitem(sys.modules, page.stem, module)  # Numba's cache looks kernels up by it
     tables: tuple[dict[str, Any], ...] = OPS, LOWER, SUPPORTS
     before = [dict(table) for table in tables]
     try:
         for code in codes:
-            exec(compile(code, str(page), "exec"), names)
+            exec(compile(code, str(page), "exec"), vars(module))
     finally:  # a page may declare an op
         for table, kept in zip(tables, before, strict=True):
             table.clear()
