@@ -162,9 +162,20 @@ def code_cache(isa_name: str) -> CodeCache:
 
 
 @lru_cache(maxsize=len(ISAS))
-def sources(isa_name: str) -> Sources:
-    """What code for an instruction set depends on."""
+def _sources(isa_name: str) -> Sources:
     return Sources(code_cache(isa_name))
+
+
+def tree_digest(isa_name: str, *packages: str) -> str:
+    """The digest of all modules of some packages, for entries in an instruction set's cache."""
+    with _compile_lock:
+        return _sources(isa_name).tree(*packages)
+
+
+def closure_digest(isa_name: str, module: str) -> str:
+    """The digest of a module and all that it imports, for entries in the cache."""
+    with _compile_lock:
+        return _sources(isa_name).closure(module)
 
 
 class _Formats:
@@ -196,7 +207,7 @@ class _Formats:
 
 @lru_cache(maxsize=len(ISAS))
 def _formats(isa_name: str) -> _Formats:
-    return _Formats(code_cache(isa_name), sources(isa_name).formats())
+    return _Formats(code_cache(isa_name), _sources(isa_name).formats())
 
 
 def _cache_of(function: Callable[..., Any]) -> Any:
@@ -206,14 +217,16 @@ def _cache_of(function: Callable[..., Any]) -> Any:
     inlined, and on all of this package. A function without a file is not kept.
     """
     file, name = Path(function.__code__.co_filename), isa()
-    module = sources(name).module(file)
+    module = _sources(name).module(file)
     if module is None and not file.is_file():
         return NO_CACHE
     formats = _formats(name)
     if module is not None:
-        found = sources(name).closure(module)
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        assert all(isinstance(x, (int, str)) for x in cells), "a closure's key differs by process"
+        found = _sources(name).closure(module)
     else:
-        found = digest(repr(_stamps(file.parent, file)), sources(name).tree(__package__))
+        found = digest(repr(_stamps(file.parent, file)), _sources(name).tree(__package__))
     origin = Origin(module or str(file), found, formats.digest, formats.compatible)
     return FunctionCache(function, code_cache(name), origin)
 

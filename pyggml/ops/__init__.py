@@ -1,10 +1,11 @@
-"""The ops: what can be a node of a graph, and the builders that make one.
+"""The ops, i.e. the nodes that a graph can have, and the functions that build them.
 
     from pyggml import ops
     y = ops.mul_mat(ctx, w, x)
     ops.OPS["MUL_MAT"].doc
 
-Builders have ggml's names without the prefix. One file a family; see ``op.py`` for what an op is.
+Builders have ggml's names without the prefix. There is a file for each family of ops; ``op.py``
+says what an op is.
 """
 
 from .attention import FLASH_ATTN_EXT, flash_attn_cells, flash_attn_ext

@@ -3,16 +3,16 @@
     kqv = flash_attn_ext(ctx, q, k, v, mask, scale)                      # dense, as in ggml
     kqv = flash_attn_cells(ctx, q, k, v, cells, rows, scale)             # indexed (ours)
 
-*Dense* mode is ggml's: every query meets all ``n_kv`` keys and a mask of 0 and -inf (or ALiBi
-distances) says which count.
+*Dense* mode is ggml's: every query is multiplied by all ``n_kv`` keys, and a mask of 0 and -inf (or
+ALiBi distances) is added to the scores.
 
 *Indexed* mode has no mask. ``cells`` I32 [2, n_list, n_seq] lists for each sequence the cells that
-hold its keys, as (cell, position) ordered by position; unused entries behind the end may hold
-anything. ``rows`` I32 [4, n_tokens] is (seq, begin, end, pos) for each token: it attends to the
-entries ``begin <= i < end`` of list ``seq``, so causality and a sliding window are a choice of
-begin and end, and the cost grows with what is attended to, not with the cache. ``begin == end``
-gives zeros (padded tokens). ALiBi's bias is ``-slope * |pos - position of the key|``. All of this
-is data: the same program serves every state of the cache.
+hold its keys, as (cell, position) ordered by position; entries after the end are not read. ``rows``
+I32 [4, n_tokens] is (seq, begin, end, pos) for each token: it attends to the entries ``begin <= i <
+end`` of list ``seq``. So begin and end express causality and sliding windows, and the cost grows
+with the keys attended to, not with the cache. ``begin == end`` gives zeros (padded tokens). ALiBi's
+bias is ``-slope * |pos - position of the key|``. All of this is data, so one program serves every
+state of the cache.
 
 Source: Dao et al., "FlashAttention-2"; ggml, ``ggml_flash_attn_ext``.
 """
@@ -174,7 +174,7 @@ def _cells(n_list: int, n_cells: int, n_seq: int) -> Arg:
 
 
 def _rows(n_tokens: int, n_list: int, n_seq: int, window: int = 1 << 30) -> Arg:
-    """Tokens at the ends of the lists, sequences in turn; the last of several is padding."""
+    """Tokens at the ends of the lists, one sequence after the other; the last one is padding."""
 
     def values(rng: np.random.Generator) -> Array:
         end = np.maximum(n_list - np.arange(n_tokens) // n_seq, 1)

@@ -37,7 +37,7 @@ from .op import (
 
 
 def repeats_over(b: Tensor, a: Tensor) -> bool:
-    """Whether each size of ``b`` divides that of ``a``; nothing repeats over nothing only."""
+    """Whether each size of ``b`` divides that of ``a``; an empty ``b`` only fits an empty ``a``."""
     if b.nelements == 0:
         return a.nelements == 0
     return all(m % n == 0 for m, n in zip(a.ne, b.ne, strict=True))

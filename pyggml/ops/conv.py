@@ -1,10 +1,10 @@
-"""Convolutions: IM2COL, CONV_2D and CONV_2D_DW, and builders that go through a matmul.
+"""Convolutions: IM2COL, CONV_2D and CONV_2D_DW, and builders that use a matmul.
 
     y = conv_2d(ctx, kernel, image, p0=1, p1=1)            # IM2COL, MUL_MAT and reshapes
     y = conv_2d_direct(ctx, kernel, image, p0=1, p1=1)     # one CONV_2D
 
 Images are [width, height, channels, n], kernels [width, height, in, out]. In every builder ``s``
-are strides, ``p`` zeros that are thought on both sides, ``d`` dilations, ``0`` is along the width.
+are strides, ``p`` is zero padding on both sides, ``d`` dilations; ``0`` is along the width.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STEPS = {"s0": 1, "s1": 1, "p0": 0, "p1": 0, "d0": 1, "d1": 1}
 
 
 def conv_size(op: str, n: int, k: int, s: int, p: int, d: int) -> int:
-    """Places of a kernel of ``k`` elements along ``n``. Raises: ShapeError where there is none."""
+    """The size of a result along ``n`` for a kernel of ``k`` elements. Raises: ShapeError."""
     require(
         s > 0 and d > 0 and p >= 0 and k > 0 and n + 2 * p >= d * (k - 1) + 1,
         op,
@@ -54,7 +54,7 @@ def sizes_2d(op: str, a: Tensor, b: Tensor, v: dict[str, int]) -> tuple[int, int
 
 
 def patches(x: Array, kh: int, kw: int, v: dict[str, int], fill: float = 0.0) -> Array:
-    """What a kernel sees of images [n, c, h, w]: [n, c, kh, kw, oh, ow]."""
+    """The patches of images [n, c, h, w] under a kernel: [n, c, kh, kw, oh, ow]."""
     pad = ((0, 0), (0, 0), (v["p1"], v["p1"]), (v["p0"], v["p0"]))
     x = np.pad(x, pad, constant_values=fill)
     oh = (x.shape[2] - v["d1"] * (kh - 1) - 1) // v["s1"] + 1
@@ -120,7 +120,7 @@ IM2COL = define_op(
 def im2col(
     ctx: Context, a: Tensor, b: Tensor, is_2d: bool = True, type: GGMLType = F32, **steps: int
 ) -> Tensor:
-    """What a kernel sees, as rows: its size is all that is used of ``a``.
+    """The patches of an image under a kernel, as rows; only the sizes of ``a`` are used.
 
     Args:
         steps: ``s0 s1 p0 p1 d0 d1``.
@@ -154,7 +154,7 @@ def _conv_2d(a: Array, b: Array, **v: int) -> Array:
 
 
 def conv_nmse(node: Tensor) -> float:
-    """The error that half floats among the sources allow."""
+    """The tolerance: larger if a source has half floats."""
     return 5e-4 if any(s is not None and s.type == F16 for s in node.src) else 1e-7
 
 
@@ -190,7 +190,7 @@ CONV_2D = define_op(
 
 
 def conv_2d_direct(ctx: Context, a: Tensor, b: Tensor, **steps: int) -> Tensor:
-    """Convolution in one node, which needs no memory for what the kernel sees.
+    """Convolution in one node, which needs no memory for patches.
 
     Args:
         steps: ``s0 s1 p0 p1 d0 d1``.

@@ -8,7 +8,7 @@
 ``fun`` is either a Python callable ``fun(dst, *sources)``, which gets the tensors' own memory as
 NumPy arrays of four dimensions (``ne`` reversed) and fills ``dst``; or a Numba-jitted function with
 the signature of the backend's kernels, which runs on all threads like any other node. A Python
-callable runs between two parts of the graph; its exception ends the compute and reaches the caller.
+callable runs between two parts of the graph; an exception ends the compute and is raised there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Mixture of experts: MUL_MAT_ID and ADD_ID, where each token picks some of several matrices.
+"""Mixture of experts: MUL_MAT_ID and ADD_ID, where each token chooses some of several matrices.
 
     up = mul_mat_id(ctx, up_exps, x, ids)          # [n_ff, n_expert_used, n_tokens]
     up = add_id(ctx, up, up_exps_bias, ids)
 
-``ids`` are data, so a graph that routes its tokens elsewhere is still the same graph. An id outside
-of the experts ends the compute with an error.
+``ids`` are data, so the same graph serves any routing. An id that names no expert ends the compute
+with an error.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def mul_mat_id(ctx: Context, as_: Tensor, b: Tensor, ids: Tensor) -> Tensor:
 
     Shape:
         ``as_`` [k, m, n_expert], b F32 [k, n_b, n_tokens], ids I32 [n_used, n_tokens], where n_b
-        divides n_used -> F32 [m, n_used, n_tokens]; use u of a token meets its row u % n_b
+        divides n_used -> F32 [m, n_used, n_tokens]; use u of a token reads its row u % n_b
 
     Raises:
         ShapeError, TypeMismatch: sizes or types do not fit, or rows have gaps.

@@ -26,7 +26,7 @@ from .op import (
 
 
 def _steps(start: float, stop: float, step: float) -> int:
-    """How many numbers from ``start`` on lie before ``stop``, counted in float32 as ggml does."""
+    """The number of elements before ``stop``, computed in float32 as in ggml."""
     return int(np.ceil((np.float32(stop) - np.float32(start)) / np.float32(step)))
 
 

@@ -1,11 +1,11 @@
-"""Turning vectors by the Walsh-Hadamard matrix: HADAMARD.
+"""Rotation of vectors by the Walsh-Hadamard matrix: HADAMARD.
 
     y = hadamard(ctx, x, 64)                       # each 64 elements of a row
     x = hadamard(ctx, y, 64)                       # and back
 
-The matrix is orthonormal and its own inverse: dot products stay, outliers spread over all
-elements, so that what is quantized in blocks loses less.
-Source: llama.cpp, which turns what goes into quantized caches by this matrix as a weight.
+The matrix is orthonormal and its own inverse. Rotated vectors have the same dot products, and
+outliers are spread over all elements, so that quantization in blocks has smaller errors.
+Source: llama.cpp, which rotates keys and values of quantized caches by this matrix as a weight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Images as a whole: UPSCALE, and windows of them, WIN_PART and WIN_UNPART.
+"""Images: UPSCALE, and their windows, WIN_PART and WIN_UNPART.
 
 y = upscale(ctx, image, 2, "bilinear")
 windows = win_part(ctx, tokens, 14)            # [c, 14, 14, n_windows], padded with zeros
@@ -21,7 +21,7 @@ CUBIC = -0.75  # the slope at distance 1
 
 
 def scale_factors(x: Dims, ne: Dims, align_corners: bool) -> list[np.float32]:
-    """Result by source size in each dimension; corner to corner where they are aligned."""
+    """Result size / source size in each dimension; between corner centres if these are aligned."""
     out = [np.float32(n) / np.float32(m) for n, m in zip(ne, x, strict=True)]
     for i in range(2 if align_corners else 0):
         if ne[i] > 1 and x[i] > 1:
@@ -55,7 +55,7 @@ def _cubic(d: Array) -> Array:
 
 
 def _weights(mode: str, n: int, factor: np.float32, size: int, corners: bool) -> Array:
-    """How much each of ``size`` elements counts at each of ``n`` places: [n, size]."""
+    """The weight of each of ``size`` elements for each of ``n`` results: [n, size]."""
     offset = np.float32(0 if corners else 0.5)
     out = np.zeros((n, size))
     rows = np.arange(n)

@@ -94,7 +94,7 @@ DIAG_MASK_ZERO = _define_diag_mask("DIAG_MASK_ZERO", 0.0)
 
 
 def diag_mask_inf(ctx: Context, x: Tensor, n_past: int) -> Tensor:
-    """``x`` (F32) with -inf where a column lies behind ``n_past`` + its row.
+    """``x`` (F32) with -inf where a column is after ``n_past`` + its row.
 
     Raises:
         ShapeError, TypeMismatch: a negative ``n_past``, or not F32.

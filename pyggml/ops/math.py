@@ -2,7 +2,7 @@
 
     y = clamp(ctx, x, -1.0, 1.0)
 
-NaN travels through all of them (ggml's CPU makes it ``max`` in CLAMP).
+NaN propagates through all of them (in ggml's CPU backend, CLAMP makes it ``max``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _float64(function: Callable[[Array], Array], x: Array) -> Array:
 
 
 def _edges(*values: float) -> Arg:
-    """A row that repeats ``values``, so that vectors and their rest meet each of them."""
+    """A row that repeats ``values``, so that vectorised and scalar code gets each of them."""
     row = np.resize(np.array(values, np.float32), 67)
     return Arg((67,), values=lambda rng: row.reshape(1, 1, 1, -1))
 

@@ -118,7 +118,7 @@ def mul_mat(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
 
     Shape:
         a [k, m, A2, A3], b F32, F16 or BF16 [k, n, B2, B3], where A2 divides B2 and A3 divides B3
-        -> F32 [m, n, B2, B3]; matrix i of b meets matrix i * A2 // B2 of a
+        -> F32 [m, n, B2, B3]; matrix i of b is multiplied by matrix i * A2 // B2 of a
 
     Raises:
         ShapeError, TypeMismatch: sizes or types do not fit, or rows have gaps.

@@ -9,7 +9,7 @@
     def scale(ctx, x, s): return SCALE.build(ctx, x, s=s)
 
 Building a node checks shapes and types and computes nothing. The ops of a family live in one file
-of this package; kernels live in ``backend/<name>/kernels/<same stem>.py``.
+of this package; their kernels are in ``backend/<name>/kernels/``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ F32, F16, BF16, I32 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.I32
 QUANTS = tuple(GGMLType[name] for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"))
 OTHER_QUANTS = tuple(t for t in BLOCK_TYPES if t not in QUANTS)  # a few cases of each
 WRITTEN_QUANTS = tuple(t for t in OTHER_QUANTS if BLOCK_TYPES[t].encode is not None)
-FLOATS = (F32, F16)  # what ops of a model's hot path read and write
-ALL_FLOATS = (F32, F16, BF16)  # what plain element-wise ops read and write
+FLOATS = (F32, F16)  # types of ops in a model's hot path
+ALL_FLOATS = (F32, F16, BF16)  # types of plain element-wise ops
 
 Array = npt.NDArray[Any]
 
@@ -46,7 +46,7 @@ class Out(NamedTuple):
 
 
 class View(NamedTuple):
-    """The result of a shape rule: a look into the memory of a source."""
+    """The result of a shape rule: a view of a source."""
 
     src: Tensor
     ne: Dims
@@ -55,7 +55,7 @@ class View(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a node costs, for profiles: bytes moved and multiply-adds."""
+    """The cost of a node, for profiles: bytes moved and multiply-adds."""
 
     bytes: int
     macs: int = 0
@@ -87,7 +87,7 @@ def arg(*ne: int, **kw: Any) -> Arg:
 
 @dataclass(frozen=True)
 class Case:
-    """One shape that the generic test (and, with ``perf``, the op benchmark) runs an op on."""
+    """One set of sources for the generic test of an op and, with ``perf``, for its benchmark."""
 
     args: tuple[Arg | None, ...]
     params: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMS)
@@ -135,7 +135,7 @@ class Op:
 
     @property
     def is_view(self) -> bool:
-        """Whether nodes of this op only rename memory: nothing runs."""
+        """Whether nodes of this op are views, for which nothing runs."""
         return self.reference is None
 
     @property
@@ -190,7 +190,7 @@ def define_op(
         reference: ``reference(*arrays, **params) -> array`` on NumPy arrays of four dimensions in
             NumPy's order (``ne`` reversed), where F16, BF16 and quantized sources come as
             float32 and absent ones as None; the result is converted to the node's type. None for
-            an op that only renames memory. A result that is a view of a source (CPY, SET_ROWS)
+            an op that makes views. A result that is a view of a source (CPY, SET_ROWS)
             returns the new content of that view.
         cases: shapes for the generic test.
         kw: ``inplace_ok`` (the result may take the place of the first source), ``max_nmse`` (a

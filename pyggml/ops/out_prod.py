@@ -1,4 +1,4 @@
-"""OUT_PROD: sums of outer products, what the gradient of a matmul is made of.
+"""OUT_PROD: sums of outer products, as in the gradient of a matmul.
 
 y = out_prod(ctx, a, b)                        # b.T @ a in NumPy's order
 """
@@ -81,7 +81,7 @@ def out_prod(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
 
     Shape:
         a [m, n, A2, A3], b F32 [p, n, B2, B3] of any strides, where A2 divides B2 and A3 divides
-        B3 -> F32 [m, p, B2, B3]; matrix i of b meets matrix i * A2 // B2 of a
+        B3 -> F32 [m, p, B2, B3]; matrix i of b is multiplied by matrix i * A2 // B2 of a
 
     Raises:
         ShapeError, TypeMismatch: sizes or types do not fit, or rows of a have gaps.

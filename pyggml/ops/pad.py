@@ -1,6 +1,6 @@
 """Elements around a tensor's ends: PAD, PAD_REFLECT_1D and ROLL.
 
-y = pad(ctx, image, 1, 1, 0, 0)                # a column and a row of zeros behind each image
+y = pad(ctx, image, 1, 1, 0, 0)                # a column and a row of zeros after each image
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ PAD = define_op(
 
 
 def pad(ctx: Context, a: Tensor, p0: int, p1: int, p2: int, p3: int) -> Tensor:
-    """``p0`` .. ``p3`` zeros behind each dimension of ``a`` (F32). Raises: as ``pad_ext``."""
+    """``p0`` .. ``p3`` zeros after each dimension of ``a`` (F32). Raises: as ``pad_ext``."""
     return PAD.build(ctx, a, right=(p0, p1, p2, p3))
 
 
 def pad_circular(ctx: Context, a: Tensor, p0: int, p1: int, p2: int, p3: int) -> Tensor:
-    """As ``pad``, but what follows is the beginning again. Raises: as ``pad_ext``."""
+    """As ``pad``, but repeats ``a`` in place of zeros. Raises: as ``pad_ext``."""
     return PAD.build(ctx, a, right=(p0, p1, p2, p3), circular=True)
 
 
 def pad_ext(ctx: Context, a: Tensor, left: Dims, right: Dims, *, circular: bool = False) -> Tensor:
-    """``left`` zeros before and ``right`` zeros behind each dimension.
+    """``left`` zeros before and ``right`` zeros after each dimension.
 
     Args:
-        circular: what lies around is ``a`` again (in all dimensions).
+        circular: ``a`` is repeated (in all dimensions) in place of zeros.
 
     Shape:
         a F32 [ne0, ...] -> [left[0] + ne0 + right[0], ...]

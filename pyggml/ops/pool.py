@@ -1,11 +1,10 @@
-"""Pooling: POOL_1D and POOL_2D, the largest element or the mean of what a window sees.
+"""Pooling: POOL_1D and POOL_2D, the maximum or the mean of each window.
 
     y = pool_2d(ctx, image, "max", 2, 2)                  # half the width and height
     y = pool_1d(ctx, x, "avg", 3, s0=1, p0=1)
 
 As in ggml, a mean at the border differs: POOL_2D divides by the window's size, POOL_1D by the
-elements that are inside. The maximum of a window passes over NaN, and is -3.4e38 where there is
-nothing larger.
+elements that are inside. The maximum ignores NaN, and is at least -3.4e38.
 """
 
 from __future__ import annotations

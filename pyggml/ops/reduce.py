@@ -1,9 +1,9 @@
-"""Many values to few: ARGMAX, SUM, SUM_ROWS, MEAN, CUMSUM and COUNT_EQUAL.
+"""Reductions: ARGMAX, SUM, SUM_ROWS, MEAN, CUMSUM and COUNT_EQUAL.
 
     best = argmax(ctx, logits)                     # I32 [n_tokens]
     right = count_equal(ctx, best, labels)         # I64 [1]
 
-Sums are taken in float64 and rounded once, in an order that only the sizes decide.
+Sums are taken in float64 and rounded once, in an order that depends on sizes only.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ ARGMAX = define_op(
 
 
 def argmax(ctx: Context, x: Tensor) -> Tensor:
-    """The place of the largest element of each row; of equal ones the first, NaN before all.
+    """The index of the largest element of each row: the first of equal ones, NaN before all.
 
     Shape:
         x F32 [n, rows] -> I32 [rows]
@@ -250,7 +250,7 @@ COUNT_EQUAL = define_op(
 
 
 def count_equal(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
-    """How many elements of ``a`` equal those of ``b`` at the same place.
+    """The number of elements of ``a`` that equal those of ``b``.
 
     Shape:
         a and b I32 of equal sizes -> I64 [1]

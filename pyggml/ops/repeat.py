@@ -1,6 +1,6 @@
 """Larger tensors from copies of smaller ones: REPEAT and CONCAT.
 
-y = concat(ctx, cached, new, dim=1)            # rows of new behind those of cached
+y = concat(ctx, cached, new, dim=1)            # rows of new after those of cached
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ CONCAT = define_op(
 
 
 def concat(ctx: Context, a: Tensor, b: Tensor, dim: int) -> Tensor:
-    """``b`` behind ``a`` along ``dim``; both of one type (quantized: blocks are copied).
+    """``b`` after ``a`` along ``dim``; both of one type (quantized: blocks are copied).
 
     Shape:
         a and b, equal but for ne[dim] -> ne[dim] is the sum

@@ -2,8 +2,8 @@
 
     q = rope_ext(ctx, q, pos, None, n_dims=64, freq_base=10000.0)
 
-An angle is the position times a power of the base, which repeated float32 multiplication makes, so
-that every backend has the same bits; ``rope_tables`` is that rule in one place for their tests.
+An angle is the position times a power of the base, computed by repeated float32 multiplication, so
+that every backend has the same bits. ``rope_tables`` is this rule, for tests.
 Source: Su et al., "RoFormer", equation 34; Peng et al., "YaRN"; ggml, ``ggml_rope_ext``.
 """
 
@@ -40,7 +40,7 @@ from .op import (
 
 
 class RopeMode(IntEnum):
-    """Which elements turn together (ggml's ids)."""
+    """The elements that form pairs (ggml's ids)."""
 
     NORMAL = 0  # neighbours: 2i and 2i + 1
     NEOX = 2  # halves: i and i + n_dims / 2
@@ -73,8 +73,8 @@ def yarn_corr_dims(
 
 
 def rope_theta_scale(n_dims: int, freq_base: float) -> np.float32:
-    """The float32 factor from the angle of one pair to the next, the nearest on every machine."""
-    # NumPy's float32 power is an ulp off where it has AVX-512; far positions multiply that.
+    """The float32 factor from the angle of one pair to the next, equal on all machines."""
+    # NumPy's float32 power differs by an ulp with AVX-512, which large positions multiply
     return np.float32(float(np.float32(freq_base)) ** float(np.float32(-2.0 / n_dims)))
 
 
@@ -215,7 +215,7 @@ def rope_ext(
     """Rotate the first ``n_dims`` elements of each row by its token's position.
 
     Args:
-        pos: positions, one a token.
+        pos: the position of each token.
         freqs: divisors of the pairs' angles (llama-3's ``rope_freqs``).
         params: ``n_dims``, ``mode`` (``RopeMode``), ``n_ctx_orig``, ``freq_base``,
             ``freq_scale``, ``ext_factor``, ``attn_factor``, ``beta_fast``, ``beta_slow``,

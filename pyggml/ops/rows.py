@@ -3,7 +3,7 @@
     x = get_rows(ctx, tok_embd, tokens)            # F32 [n_embd, n_tokens]
     set_rows(ctx, k_cache, k, cells)               # writes; returns a view of k_cache
 
-Indices are data, so a graph with other tokens or cells is still the same graph.
+Indices are data, so the same graph serves any tokens and cells.
 """
 
 from __future__ import annotations

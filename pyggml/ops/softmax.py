@@ -61,7 +61,7 @@ def check_mask(op: str, mask: Tensor, ne: tuple[int, ...]) -> None:
 
 
 def check_sinks(op: str, sinks: Tensor, n_head: int) -> None:
-    """Check that ``sinks`` holds one number a head. Raises: ShapeError, TypeMismatch."""
+    """Check that ``sinks`` has a number for each head. Raises: ShapeError, TypeMismatch."""
     require_type(op, "sinks", sinks, (F32,))
     require(
         sinks.ne == (n_head, 1, 1, 1) and sinks.is_contiguous(),
@@ -120,7 +120,7 @@ def _soft_max(
 
 
 def causal_mask(*ne: int, type: object = F32, hidden_row: bool = False) -> Arg:
-    """A test mask: 0 up to the diagonal, -inf behind it (``hidden_row``: also all of row 0)."""
+    """A test mask: 0 up to the diagonal, -inf after it (``hidden_row``: also all of row 0)."""
 
     def values(rng: np.random.Generator) -> Array:
         mask = np.where(np.tri(ne[1], ne[0], ne[0] - ne[1]) > 0, np.float32(0), -np.inf)

@@ -1,9 +1,9 @@
-"""Places of elements in order: ARGSORT and TOP_K.
+"""The order of elements: ARGSORT and TOP_K.
 
     experts = argsort_top_k(ctx, probs, 2)         # I32 [2, n_tokens], best first
 
-Both are stable here: of equal elements the one with the lower index comes first. ggml leaves that
-open, and also the order of TOP_K, which is the descending one here. NaN counts as larger than inf
+Both are stable: of equal elements the one with the lower index comes first. TOP_K is in descending
+order. In ggml both are unspecified. NaN counts as larger than inf
 (of negative sign: smaller than -inf).
 """
 
@@ -77,9 +77,9 @@ ARGSORT = define_op(
 
 
 def argsort(ctx: Context, x: Tensor, order: str = "asc") -> Tensor:
-    """The places of each row's elements in order; of equal ones the first comes first.
+    """The indices of each row's elements in sorted order (stable).
 
-    NaN is beyond infinity.
+    NaN counts as larger than infinity, negative NaN as smaller than -infinity.
 
     Args:
         order: ``asc`` or ``desc``.
@@ -94,7 +94,7 @@ def argsort(ctx: Context, x: Tensor, order: str = "asc") -> Tensor:
 
 
 def argsort_top_k(ctx: Context, x: Tensor, k: int) -> Tensor:
-    """The places of each row's ``k`` largest elements, best first: a view of an ARGSORT.
+    """The indices of each row's ``k`` largest elements, largest first: a view of an ARGSORT.
 
     Shape:
         x F32 [n, ne1, ne2, ne3] -> I32 [k, ne1, ne2, ne3], rows with gaps between them
@@ -141,7 +141,7 @@ TOP_K = define_op(
 
 
 def top_k(ctx: Context, x: Tensor, k: int) -> Tensor:
-    """The places of each row's ``k`` largest elements (in ggml their order is open).
+    """The indices of each row's ``k`` largest elements, largest first (unspecified in ggml).
 
     Shape:
         x F32 [n, ne1, ne2, ne3] -> I32 [k, ne1, ne2, ne3]

@@ -4,9 +4,9 @@
     out = axpy(ctx, ffn_down_t, up, scores, threshold)         # [n_embd, T]
 
 Neuron j of token t is active where ``scores[t, j] >= threshold``; the others cost nothing and
-contribute exact zeros. A score that is not a number ends the compute with an error. Where some of
-the neurons live elsewhere (on a GPU), ``gpu_idx`` marks the absent ones, or ``bucket`` lists those
-that a few sliced rows belong to; the partial results of both add up to the whole.
+contribute exact zeros. A NaN score ends the compute with an error. If some of the neurons are on
+another device, ``gpu_idx`` marks those that are absent, or ``bucket`` lists those that are present;
+the sum of both partial results is the whole.
 Source: PowerInfer's ``ggml_mul_mat_idx`` and ``ggml_axpy``; SparseInfer (Shin et al. 2024) for the
 signs.
 """
@@ -96,7 +96,7 @@ def _infer_axpy(
 
 
 def active(idx: Array, threshold: float) -> Array:
-    """Which neurons of which tokens are active. Raises: ValueError: a score is not a number."""
+    """Whether each neuron of each token is active. Raises: ValueError: a score is NaN."""
     if np.isnan(idx).any():
         raise ValueError(f"{np.isnan(idx).sum()} sparse scores are not numbers")
     found: Array = idx >= threshold
@@ -138,7 +138,7 @@ def _axpy(
 
 
 def _cost(node: Tensor) -> Cost:
-    """As if all were active: how many are is data."""
+    """The cost if all neurons are active, since their number is data."""
     a, b = node.src[0], node.src[1]
     assert a is not None and b is not None
     return Cost(node.nbytes + sum(s.nbytes for s in node.src if s), a.nelements * b.ne[1])

@@ -24,7 +24,7 @@ def _infer(t: Tensor, dim: int, max_period: int) -> Out:
 
 
 def frequency_ratio(dim: int, max_period: int) -> float:
-    """What each frequency is multiplied with for the next one."""
+    """The ratio of a frequency to the previous one."""
     return exp(-log(max_period) / max(1, dim // 2))
 
 

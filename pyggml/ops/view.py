@@ -1,9 +1,9 @@
-"""Ops that only rename memory: RESHAPE, VIEW, PERMUTE and TRANSPOSE.
+"""Views: RESHAPE, VIEW, PERMUTE and TRANSPOSE.
 
     heads = reshape_3d(ctx, q, 64, 9, n_tokens)
-    heads = permute(ctx, heads, 0, 2, 1, 3)        # axis 1 goes to place 2
+    heads = permute(ctx, heads, 0, 2, 1, 3)        # axis 1 becomes axis 2
 
-Nothing runs: the result looks into the memory of its source's root. Views of views refer to the
+Nothing runs: the result is a view of the memory of its source's root. Views of views refer to the
 root.
 """
 

@@ -82,7 +82,7 @@ def measure_again() -> tuning.Record:
 def _first_working() -> str:
     for name in jit.host_isas():
         cache = jit.code_cache(name)
-        passed = f"{_PASSED}-{jit.sources(name).tree(*_TESTED)}"
+        passed = f"{_PASSED}-{jit.tree_digest(name, *_TESTED)}"
         if cache.read(passed) is not None:
             return name
         if jit.on_compile is not None:

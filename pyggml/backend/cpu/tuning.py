@@ -191,7 +191,7 @@ def forget() -> None:
 
 def _entry() -> str:
     """The entry in the code cache that has the record of this CPU, set and number of threads."""
-    races = jit.sources(jit.isa()).closure("pyggml.backend.cpu.measure")
+    races = jit.closure_digest(jit.isa(), "pyggml.backend.cpu.measure")
     key = cpu_key(), jit.isa(), host.default_threads(), races
     return f"tuning-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.json"
 

@@ -1,6 +1,6 @@
-"""Kernels of the CPU backend: one file a family, with the stem of its file in ``pyggml/ops``.
+"""Kernels of the CPU backend and their lowerings, by families of ops.
 
-Importing this package registers every lowering; nothing compiles before a program needs it.
+Importing this package registers every lowering; a kernel is compiled when a program needs it.
 """
 
 from importlib import import_module

@@ -225,7 +225,6 @@ def flash_attn_merge(node, chunk, n_chunks, scratch):
 
 def _supports(node: Tensor) -> bool:
     q, k, v, mask = node.src[:4]
-    assert q is not None and k is not None and v is not None
     return (
         q.type is GGMLType.F32
         and k.type in KINDS
@@ -239,7 +238,6 @@ def _supports(node: Tensor) -> bool:
 @lowers("FLASH_ATTN_EXT", _supports)
 def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
     q, k, v, mask, _, cells, _ = node.src
-    assert q is not None and k is not None and v is not None
     n_tokens, n_head, n_streams = q.ne[1:]
     n_kv_head, hd, hdv = k.ne[2], q.ne[0], v.ne[0]
     n_rep, hd8, padded = n_head // n_kv_head, round_up(hd, 8), round_up(hdv, 16)

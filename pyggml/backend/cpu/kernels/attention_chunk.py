@@ -106,12 +106,12 @@ def _pack_values(kind: int) -> Kernel:
 
 @kernel
 def _qk_packed(q, d, keys, n, scores):
-    attend.score_packed(q, 4 * d, keys, d, n, scores, S_STRIDE)
+    attend.qk_packed(q, 4 * d, keys, d, n, scores, S_STRIDE)
 
 
 @kernel
 def _pv_packed(p, values, n, sums, padded):
-    attend.weigh_packed(p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
+    attend.pv_packed(p, S_STRIDE, values, 64 * CHUNK, n, sums, 4 * padded, padded)
 
 
 @cache

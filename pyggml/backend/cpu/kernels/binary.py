@@ -74,12 +74,10 @@ def binary_kernel(op: int, a: int, b: int, result: int) -> Kernel:
 
 def _supports(node: Tensor) -> bool:
     a, b = node.src
-    assert a is not None and b is not None
     return a.type in ALL_FLOATS and b.type in ALL_FLOATS and a.is_contiguous_rows()
 
 
 def _lower(low: Lowering, node: Tensor) -> None:
-    assert node.op is not None and node.src[0] is not None and node.src[1] is not None
     parts, chunks = split(low, node, GRAIN)
     types = (int(t.type) for t in (node.src[0], node.src[1], node))
     low.launch(binary_kernel(_OPS[node.op.name], *types), node, Binary(parts), chunks)

@@ -101,7 +101,6 @@ def im2col_kernel(source: int, kind: int) -> Kernel:
 @lowers("IM2COL")
 def _lower_im2col(low: Lowering, node: Tensor) -> None:
     a, b = node.src
-    assert a is not None and b is not None
     is_2d = bool(node.op_params["is_2d"])
     steps = {name: node.op_params[name] for name in Conv._fields}
     kh, channels = (a.ne[1], a.ne[2]) if is_2d else (1, a.ne[1])
@@ -165,7 +164,6 @@ def conv_2d_kernel(kind: int, depthwise: bool) -> Kernel:
 @lowers("CONV_2D_DW")
 def _lower_conv_2d(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
-    assert a is not None and node.op is not None
     macs = node.nelements * (a.nelements // a.ne[3])
     made = conv_2d_kernel(int(a.type), node.op.name == "CONV_2D_DW")
     params = Conv(**{name: node.op_params[name] for name in Conv._fields})
@@ -221,7 +219,6 @@ def conv_transpose_kernel(kind: int, axes: int) -> Kernel:
 @lowers("CONV_TRANSPOSE_2D")
 def _lower_conv_transpose(low: Lowering, node: Tensor) -> None:
     a, b = node.src
-    assert a is not None and b is not None and node.op is not None
     axes = 2 if node.op.name == "CONV_TRANSPOSE_2D" else 1
     chunks = low.mac_chunks(node, a.nelements * b.nelements)
     made = conv_transpose_kernel(int(a.type), axes)

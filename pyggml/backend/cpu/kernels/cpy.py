@@ -136,16 +136,13 @@ def _kernel(source: GGMLType, kind: GGMLType) -> Kernel | None:
 
 def _supports(node: Tensor) -> bool:
     x = node.src[0]
-    assert x is not None
     rows = all(t.is_contiguous_rows() for t in (x, node) if t.type.is_quantized)
     return rows and _kernel(x.type, node.type) is not None
 
 
 def _lower(low: Lowering, node: Tensor) -> None:
     x = node.src[0]
-    assert x is not None
     made = _kernel(x.type, node.type)
-    assert made is not None
     quantized = x.type.is_quantized or node.type.is_quantized
     flat = not quantized and x.is_contiguous() and node.is_contiguous()
     chunks = max(1, min(node.nelements // GRAIN, 8 * low.n_threads))

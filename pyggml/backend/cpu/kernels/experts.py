@@ -197,7 +197,6 @@ def mul_mat_id(node, chunk, n_chunks, scratch):
 def _listed(low: Lowering, node: Tensor) -> WorkRange:
     """Add the launch that lists the uses by expert; the list in work memory."""
     w, _, ids = node.src
-    assert w is not None and ids is not None
     out = low.take(8 * (w.ne[2] + 1 + node.nrows))
     low.launch(list_uses, node, Uses(out.address), reads=(ids,), writes=out)
     return out
@@ -206,7 +205,6 @@ def _listed(low: Lowering, node: Tensor) -> WorkRange:
 @lowers("MUL_MAT_ID", supports_mul_mat)
 def _lower_mul_mat_id(low: Lowering, node: Tensor) -> None:
     w, x = node.src[0], node.src[1]
-    assert w is not None and x is not None
     plain, quantized = not is_repacked(w), w.type in QUANTIZED
     by_use = node.nrows <= w.ne[2]
     act = [low.quantized(x, w.type.block_size, add_quantize)] if quantized else []

@@ -112,15 +112,16 @@ def window(antialias, i, factor, size, offset):
     return low - 1, low + 3, at, _ONE
 
 
+@inline_strict
+def weight(antialias, i, centre, reach):
+    """The weight of element ``i`` in a window."""
+    d = abs_f32(np.float32(i) - centre)
+    return max(_ONE - d / reach, _ZERO) if antialias else cubic(d)
+
+
 @cache
 def upscale_window_kernel(antialias: bool) -> Kernel:
     """Means over windows: bilinear with antialiasing, or bicubic."""
-
-    def weight(x, centre, reach):
-        d = abs_f32(np.float32(x) - centre)
-        return max(_ONE - d / reach, _ZERO) if antialias else cubic(d)
-
-    weight = inline_strict(weight)
 
     def upscale(node, chunk, n_chunks, scratch):
         p = params_of(node, Upscale)
@@ -139,9 +140,9 @@ def upscale_window_kernel(antialias: bool) -> Kernel:
                 v, weights = _ZERO, _ZERO
                 for sy in range(y0, y1):
                     row = x + min(max(sy, 0), h - 1) * nb(node, SRC0, 1)
-                    wy, part, across = weight(sy, cy, ry), _ZERO, _ZERO
+                    wy, part, across = weight(antialias, sy, cy, ry), _ZERO, _ZERO
                     for sx in range(x0, x1):
-                        wx = weight(sx, cx, rx)
+                        wx = weight(antialias, sx, cx, rx)
                         part += wx * load_f32(row + min(max(sx, 0), w - 1) * nb(node, SRC0, 0))
                         across += wx
                     v += wy * part
@@ -154,7 +155,6 @@ def upscale_window_kernel(antialias: bool) -> Kernel:
 @lowers("UPSCALE")
 def _lower_upscale(low: Lowering, node: Tensor) -> None:
     x, v = node.src[0], node.op_params
-    assert x is not None
     factors = scale_factors(x.ne, node.ne, v["align_corners"])
     params = Upscale(*map(float, factors), offset=0.0 if v["align_corners"] else 0.5)
     made = _KERNELS.get(v["mode"]) or upscale_window_kernel(v["mode"] == "antialias")

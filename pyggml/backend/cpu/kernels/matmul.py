@@ -248,7 +248,6 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
 def supports_mul_mat(node: Tensor) -> bool:
     """Weights of a known format with gap-free rows, float activations."""
     w, x = node.src[0], node.src[1]
-    assert w is not None and x is not None
     return (
         (w.type in INTERLEAVED or is_decoded(w.type))
         and (w.is_contiguous_rows() or is_repacked(w))
@@ -274,7 +273,6 @@ def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[in
 
 def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
     w, x = node.src[0], node.src[1]
-    assert w is not None and x is not None
     plain = not is_repacked(w)
     act = []
     if w.type in QUANTIZED:

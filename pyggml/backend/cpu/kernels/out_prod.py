@@ -72,14 +72,12 @@ def out_prod_kernel(kind: int) -> Kernel:
 
 def _supports(node: Tensor) -> bool:
     a = node.src[0]
-    assert a is not None
     return int(a.type) in (F32, F16, *DECODED) and a.is_contiguous_rows()
 
 
 @lowers("OUT_PROD", _supports)
 def _lower_out_prod(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
-    assert a is not None
     chunks = low.mac_chunks(node, node.nelements * a.ne[1], 1 << 16)
     made = out_prod_kernel(tile_kind(a.type, ALL_FLOATS))
     params = OutProd(decoder_of(a.type, ALL_FLOATS))

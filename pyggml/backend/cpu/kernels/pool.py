@@ -73,7 +73,6 @@ def pool_kernel(kind: int, largest: bool) -> Kernel:
 @lowers("POOL_2D")
 def _lower_pool(low: Lowering, node: Tensor) -> None:
     x, v = node.src[0], node.op_params
-    assert x is not None
     one = {"k1": 1, "s1": 1, "p1": 0, "size": 0}
     two = {"size": v["k0"] * v["k1"]} if "k1" in v else {}
     params = Pool(**{k: x for k, x in (one | v | two).items() if k in Pool._fields})

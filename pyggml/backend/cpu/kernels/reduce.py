@@ -97,7 +97,6 @@ def argmax_f32(node, chunk, n_chunks, scratch):
 
 @lowers("ARGMAX")
 def _lower_argmax(low: Lowering, node: Tensor) -> None:
-    assert node.src[0] is not None
     low.launch(argmax_f32, node, chunks=low.row_chunks(node.src[0]))
 
 
@@ -170,7 +169,6 @@ def count_total(node, chunk, n_chunks, scratch):
 def _launch_pieces(low: Lowering, node: Tensor, pieces: Kernel, total: Kernel) -> None:
     """Two launches: the results of pieces into work memory, then their sum."""
     x = node.src[0]
-    assert x is not None
     parts = max(1, ceil_div(x.ne[0], _PIECE))
     group = max(1, _PIECE // max(1, x.ne[0]))
     n = ceil_div(x.nrows, group) * parts
@@ -212,13 +210,11 @@ def sum_rows_f32(node, chunk, n_chunks, scratch):
 
 @lowers("SUM_ROWS")
 def _lower_sum_rows(low: Lowering, node: Tensor) -> None:
-    assert node.src[0] is not None
     low.launch(sum_rows_f32, node, RowSum(1), low.row_chunks(node.src[0]))
 
 
 @lowers("MEAN")
 def _lower_mean(low: Lowering, node: Tensor) -> None:
-    assert node.src[0] is not None
     x = node.src[0]
     low.launch(sum_rows_f32, node, RowSum(x.ne[0]), low.row_chunks(x))
 

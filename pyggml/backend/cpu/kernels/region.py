@@ -97,7 +97,6 @@ def launch_place(low: Lowering, node: Tensor, x: Tensor, nb: Sequence[int], offs
 
 def _lower(low: Lowering, node: Tensor) -> None:
     a, b = node.src[0], node.src[1]
-    assert node.op is not None and a is not None and b is not None
     p = node.op_params
     if not p["inplace"]:
         copy = copy_kernel(I32, I32)
@@ -156,7 +155,6 @@ def _lower_repeat(low: Lowering, node: Tensor) -> None:
 @lowers("CONCAT")
 def _lower_concat(low: Lowering, node: Tensor) -> None:
     a, b = node.src[0], node.src[1]
-    assert a is not None and b is not None
     dim = node.op_params["dim"]
     offset = a.ne[dim] // (a.type.block_size if dim == 0 else 1) * node.nb[dim]
     launch_place(low, node, a, node.nb[1:], 0)

@@ -103,7 +103,6 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
 
 def _supports_get_rows(node: Tensor) -> bool:
     a = node.src[0]
-    assert a is not None
     return (a.is_contiguous_rows() or is_repacked(a)) and int(a.type) in (
         *DECODED,
         *ALL_FLOATS,
@@ -114,7 +113,6 @@ def _supports_get_rows(node: Tensor) -> bool:
 @lowers("GET_ROWS", _supports_get_rows)
 def _lower_get_rows(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
-    assert a is not None
     tiled = (a.type,) if is_repacked(a) else (*ALL_FLOATS, GGMLType.I32)
     made = get_rows_kernel(tile_kind(a.type, tiled), is_repacked(a))
     params = GetRows(decoder_of(a.type, tiled))
@@ -170,7 +168,6 @@ def set_rows_kernel(source: int, kind: int) -> Kernel:
 
 def _supports_set_rows(node: Tensor) -> bool:
     b, _, a = node.src
-    assert b is not None and a is not None
     rows = b.is_contiguous_rows() and a.is_contiguous_rows()
     return rows and int(b.type) in (F32, F16) and int(a.type) in (*ENCODED, *ALL_FLOATS)
 
@@ -178,7 +175,6 @@ def _supports_set_rows(node: Tensor) -> bool:
 @lowers("SET_ROWS", _supports_set_rows)
 def _lower_set_rows(low: Lowering, node: Tensor) -> None:
     b, idx, _ = node.src
-    assert b is not None and idx is not None
     blocks = node.type.is_quantized
     made = set_rows_kernel(int(b.type), F32 if blocks else int(node.type))
     encoder = row_encoder(int(node.type)).address if blocks else 0

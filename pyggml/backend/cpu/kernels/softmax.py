@@ -101,7 +101,6 @@ def soft_max_kernel(mask_type: int) -> Kernel:
 
 def _supports(node: Tensor) -> bool:
     x, mask, _ = node.src
-    assert x is not None
     plain = x.is_contiguous_rows() and node.is_contiguous_rows()
     return plain and (mask is None or (mask.type in _TYPES and mask.is_contiguous_rows()))
 

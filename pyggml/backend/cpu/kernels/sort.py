@@ -119,6 +119,5 @@ def _lower_argsort(low: Lowering, node: Tensor) -> None:
 
 @lowers("TOP_K")
 def _lower_top_k(low: Lowering, node: Tensor) -> None:
-    assert node.src[0] is not None
     chunks = _chunks(low, node.src[0])
     low.launch(top_k_f32, node, chunks=chunks, scratch=8 * node.ne[0])

@@ -81,7 +81,6 @@ def _lower_unary(low: Lowering, node: Tensor) -> None:
 
 
 def _lower_function(low: Lowering, node: Tensor) -> None:
-    assert node.op is not None
     _lower_element(low, node, node.op.name.lower())
 
 

@@ -434,7 +434,7 @@ def test_packed_keys_and_values(host: Target, emit_for: Callable[[type[Generic]]
     """Attention's tiles of six query rows fill the registers: 24 sums with AVX-512, else 12."""
     emit_for(host.vectors)
     wide = host.vectors().width == 64
-    for intrinsic, n_args in ((attend.score_packed, 7), (attend.weigh_packed, 8)):
+    for intrinsic, n_args in ((attend.qk_packed, 7), (attend.pv_packed, 8)):
         text = assembly(intrinsic, None, n_args, host, ())
         assert len(re.findall(host.add, text)) >= (24 if wide else 12)
 
@@ -446,9 +446,9 @@ def test_rows_of_the_cache(
 ) -> None:
     emit_for(host.vectors)
     for intrinsic, n_args, rows, least in (
-        (attend.score_cells, 13, (3, 0, 2), 12),
-        (attend.score_cells, 13, (3, 0 if kind.is_quantized else 4, 2), 12),
-        (attend.weigh_cells, 11, (4, attend.weighed_columns(64), 2), 16),
+        (attend.attn_qk, 13, (3, 0, 2), 12),
+        (attend.attn_qk, 13, (3, 0 if kind.is_quantized else 4, 2), 12),
+        (attend.attn_pv, 11, (4, attend.pv_columns(64), 2), 16),
         (kv_row.transpose_8x8, 11, (), 0),
         (kv_row.widen_8, 3, (), 0),
     ):

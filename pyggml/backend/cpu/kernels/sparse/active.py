@@ -141,7 +141,6 @@ def list_active(node, chunk, n_chunks, scratch):
 def active_rows(low: Lowering, node: Tensor) -> WorkRange | None:
     """The list for a MUL_MAT_SPARSE or AXPY, shared by equal selections; None if all are active."""
     a, b, idx, placed = node.src
-    assert a is not None and b is not None
     if idx is None and placed is None:
         return None
     threshold, bucket = node.op_params["threshold"], node.op_params["bucket"]

@@ -462,7 +462,6 @@ def launch_axpy(
         scores: the tokens' scores; None if values are 0 wherever scores are too low.
     """
     w, b, _, placed = node.src
-    assert w is not None and b is not None
     n, n_segments = node.ne[1], max(1, ceil_div(w.ne[1], SEGMENT))
     kind, groups = tile_kind(w.type, TYPES), ceil_div(w.ne[0], group_columns())
     listed = active_rows(low, node)
@@ -527,5 +526,4 @@ def launch_axpy(
 @lowers("AXPY", supports_sparse)
 def _lower_axpy(low: Lowering, node: Tensor) -> None:
     _, b, idx, _ = node.src
-    assert b is not None
     launch_axpy(low, node, b, idx)

@@ -22,12 +22,6 @@ def _op(x: Tensor | None) -> str:
     return "" if x is None or x.op is None else x.op.name
 
 
-def _source(x: Tensor, i: int = 0) -> Tensor:
-    source = x.src[i]
-    assert source is not None
-    return source
-
-
 def _values(y: Tensor) -> tuple[Form, Tensor, Tensor | None] | None:
     """(form, MUL_MAT_SPARSE, bias or gate) that compute AXPY's values; None if none does."""
     if _op(y) == "GLU":
@@ -37,17 +31,17 @@ def _values(y: Tensor) -> tuple[Form, Tensor, Tensor | None] | None:
             return None
         up_act = ""
         if _op(up) == "UNARY":
-            up_act, up = up.op_params["kind"], _source(up)
+            up_act, up = up.op_params["kind"], up.src[0]
         if _op(gate) == "MUL_MAT_SPARSE" and _same_rows_of(gate, up):
             return Form(GATE_ROWS, act, up_act), up, gate
         return Form(GATE, act, up_act), up, gate
     squared = _op(y) == "SQR"
-    y = _source(y) if squared else y
+    y = y.src[0] if squared else y
     if _op(y) != "UNARY":
         return None
-    up, bias = _source(y), None
+    up, bias = y.src[0], None
     if _op(up) == "ADD":
-        up, bias = _source(up), _source(up, 1)
+        up, bias = up.src[0], up.src[1]
         if bias.ne != (up.ne[0], 1, 1, 1):
             return None
     return Form(UP, y.op_params["kind"], "", squared), up, bias
@@ -58,7 +52,7 @@ def _same_rows_of(gate: Tensor, up: Tensor) -> bool:
     return (
         gate.src[1:] == up.src[1:]
         and gate.op_params == up.op_params
-        and _source(gate).type is _source(up).type
+        and gate.src[0].type is up.src[0].type
         and supports_sparse(gate)
     )
 
@@ -66,7 +60,7 @@ def _same_rows_of(gate: Tensor, up: Tensor) -> bool:
 def _fuse(low: Lowering, *nodes: Tensor) -> bool:
     """Fuse MUL_MAT_SPARSE, its activation, and AXPY on the same scores."""
     *inner, axpy = nodes
-    found = _values(_source(axpy, 1))
+    found = _values(axpy.src[1])
     if found is None:
         return False
     form, up, other = found
@@ -84,7 +78,7 @@ def _fuse(low: Lowering, *nodes: Tensor) -> bool:
     if form.kind == GATE and (other.ne != up.ne or not other.is_contiguous_rows()):
         return False
     values = low.take(up.nbytes)
-    launch_rows(low, up, form, _source(other) if form.kind == GATE_ROWS else other, values)
+    launch_rows(low, up, form, other.src[0] if form.kind == GATE_ROWS else other, values)
     launch_axpy(low, axpy, values, None)
     return True
 

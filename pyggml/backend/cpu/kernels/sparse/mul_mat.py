@@ -273,7 +273,6 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
 def supports_sparse(node: Tensor) -> bool:
     """Plain rows of the formats that matmuls know."""
     a = node.src[0]
-    assert a is not None
     return (a.type in INTERLEAVED or is_decoded(a.type)) and not is_repacked(a)
 
 
@@ -282,10 +281,8 @@ def launch_rows(
 ) -> None:
     """Add the launch of a MUL_MAT_SPARSE in some form, with its result, F32 [F, T], at ``out``."""
     w, x, idx, placed = node.src
-    assert w is not None and x is not None and idx is not None
     act = [low.quantized(x, w.type.block_size, add_quantize)] if w.type in QUANTIZED else []
     listed = active_rows(low, node)
-    assert listed is not None
     n, groups = x.ne[1], max(1, ceil_div(w.ne[1], ROWS))
     functions = (ROW_TILES,) if n == 1 else (ROW_TILES, PACK, *tiles_for(n))
     params = MulMatSparse(
