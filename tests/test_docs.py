@@ -101,6 +101,11 @@ def test_links_lead_somewhere() -> None:
     assert not broken
 
 
+def test_pages_have_no_conflict_markers() -> None:
+    markers = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+    assert not [p for p in PAGES if markers.search(p.read_text(encoding="utf-8"))]
+
+
 def test_files_that_pages_name_exist() -> None:
     named = re.compile(r"`((?:pyggml|cli|benchmarks|tests/pyggml)/[\w/.-]+\.\w+)`")
     missing = [
