@@ -60,7 +60,7 @@ def test_machine_code_is_compared_without_names() -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert re.fullmatch(r"[0-9a-f]{16} +\d+ kernels\.scale\.scale_f32\n", done.stdout)
+    assert re.fullmatch(r"[0-9a-f]{16} +\d+ kernels\.unary\.scale_f32\n", done.stdout)
 
 
 def test_roofs_can_be_measured() -> None:
