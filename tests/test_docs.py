@@ -107,7 +107,7 @@ def test_pages_have_no_conflict_markers() -> None:
 
 
 def test_files_that_pages_name_exist() -> None:
-    named = re.compile(r"`((?:pyggml|cli|benchmarks|tests/pyggml)/[\w/.-]+\.\w+)`")
+    named = re.compile(r"`((?:pyggml|pyllama|cli|benchmarks|tests)/[\w/.-]+\.\w+)`")
     missing = [
         f"{page.relative_to(ROOT)}: {path}"
         for page in PAGES
