@@ -26,11 +26,11 @@ from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, write_gguf
 from pyggml.quants import quantize
 from pyllama import Batch, Context, Model
-from pyllama.arch import get_arch
+from pyllama.arch import arch_of, get_arch
 from pyllama.convert import convert
 from pyllama.convert.outtype import type_of
+from pyllama.core.loader import tensor_sizes
 from pyllama.hparams import HParams, read_hparams
-from pyllama.loader import tensor_sizes
 from tests.pyllama.arch.checkpoints import N_VOCAB, variants, write_checkpoint
 
 RESULTS = Path(__file__).parent / "results" / "architectures.jsonl"
@@ -45,7 +45,7 @@ def blown_up(folder: Path, name: str, type: GGMLType) -> Path:
     tiny, path = folder / f"{name}-tiny.gguf", folder / f"{name}.gguf"
     convert(folder / name, tiny, "f32")
     file = GGUFFile(tiny)
-    old = read_hparams(file, N_VOCAB)
+    old = read_hparams(file, N_VOCAB, arch_of(file).HPARAMS)
     keys: dict[str, Any] = dict(file.metadata)
     sizes = {
         "embedding_length": N_EMBD,
@@ -65,7 +65,8 @@ def blown_up(folder: Path, name: str, type: GGMLType) -> Path:
         sizes["rope.dimension_count"] = N_EMBD // N_HEAD * old.n_rot // old.head_dim
     keys |= {f"{old.arch}.{key}": value for key, value in sizes.items()}
     write_gguf(path, keys, {"position_embd.weight": np.zeros(1)} if old.learned_positions else {})
-    tensors = _tensors(read_hparams(GGUFFile(path), N_VOCAB), set(file.tensors), type)
+    hp = read_hparams(GGUFFile(path), N_VOCAB, arch_of(file).HPARAMS)
+    tensors = _tensors(hp, set(file.tensors), type)
     write_gguf(path, keys, tensors)
     return path
 

@@ -23,8 +23,8 @@ from benchmarks import machine
 from benchmarks.roof import around
 from pyggml.jit import isa
 from pyllama import Context, Model
-from pyllama.bench import BenchCase, samples_ns
-from pyllama.demo import demo_model_path
+from pyllama.bench.bench import BenchCase, samples_ns
+from pyllama.files.demo import demo_model_path
 from pyllama_cli.bench_table import test_name
 
 RESULTS = Path(__file__).parent / "results"

@@ -34,7 +34,7 @@ from pyggml import env
 from pyggml.host import default_threads
 from pyggml.jit import host_isas, isa
 from pyllama import Model
-from pyllama.bench import BenchCase
+from pyllama.bench.bench import BenchCase
 
 Speed = Callable[[Path, BenchCase, int], float | None]  # tokens per second; None: not measured
 TESTS, DEEP, LONG = "pp512,tg64", "pp4096,tg64@d4096", "pp16384"

@@ -34,7 +34,7 @@ from pyggml.dtype import GGMLType
 from pyggml.env import user_cache_dir
 from pyggml.jit import isa
 from pyllama import Batch, Context, Model
-from pyllama.observe import observe
+from pyllama.inspect.observe import observe
 
 RESULTS = Path(__file__).parent / "results" / "sparse.jsonl"
 ROUNDS, N_CTX, BEHIND, GENERATED = 9, 320, 16, 8

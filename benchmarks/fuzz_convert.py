@@ -16,11 +16,11 @@ from typing import Any
 from benchmarks.fuzz import Files, FileType
 from benchmarks.mutate import BYTES, Mutator, any_of, change_json, insert_piece, odd_value
 from pyggml.errors import PyggmlError
-from pyllama.arch import arch_names, get_arch
 from pyllama.convert import Options, convert
 from pyllama.convert.checkpoint import read_checkpoint
 from pyllama.convert.folder import Folder
 from pyllama.convert.torch_writer import write_torch
+from tests.pyllama.arch.variants import VARIANTS
 
 _DATA = Path(__file__).parents[1] / "tests" / "data"
 _LLAMA, _SPM, _BPE = _DATA / "hf_llama", _DATA / "tokenizer/llama", _DATA / "tokenizer/gpt2"
@@ -159,7 +159,7 @@ def _config_seeds() -> Sequence[Files]:
     def folder(config: Any) -> Files:
         return {"config.json": json.dumps(config).encode(), **_files(_SPM, "tokenizer.model")}
 
-    tiny = [config for name in arch_names() for config in get_arch(name).TINY.values()]
+    tiny = [config for of_arch in VARIANTS.values() for config in of_arch.values()]
     return [_llama()] * len(tiny) + [folder(config) for config in tiny]
 
 
@@ -221,7 +221,7 @@ def _change_steps(data: bytes, rng: Random) -> bytes:
 
 
 def _tokenizer_json_seeds() -> Sequence[Files]:
-    config = json.dumps({**get_arch("gpt2").TINY["gpt2"], "vocab_size": 512}).encode()
+    config = json.dumps({**VARIANTS["gpt2"]["gpt2"], "vocab_size": 512}).encode()
     settings = {
         "add_bos_token": True,
         "bos_token": {"content": "</s>"},

@@ -296,7 +296,7 @@ def _context() -> Any:
 
 
 def _state_seeds() -> Sequence[Files]:
-    from pyllama.state import dump_state
+    from pyllama.core.state import dump_state
 
     kept = []
     for seq in (None, 0, 1):
@@ -306,7 +306,7 @@ def _state_seeds() -> Sequence[Files]:
 
 def _change_state(data: bytes, rng: Random) -> bytes:
     """Damage that the checksum does not find, mostly."""
-    from pyllama.state import _HEAD, MAGIC, VERSION
+    from pyllama.core.state import _HEAD, MAGIC, VERSION
 
     if rng.random() < 0.2 or len(data) < _HEAD.size:
         return any_of(*BYTES)(data, rng)
@@ -322,9 +322,9 @@ def _change_state(data: bytes, rng: Random) -> bytes:
 def read_state(folder: Path) -> None:
     """As a whole state and as a sequence's; a token is decoded after it."""
     from pyllama import Batch
-    from pyllama.engine import Engine
+    from pyllama.core.state import load_state
+    from pyllama.engine import Engine, Lease
     from pyllama.engine.prompt_file import PromptFile
-    from pyllama.state import load_state
 
     context = _context()
     run_all(
@@ -332,7 +332,7 @@ def read_state(folder: Path) -> None:
         lambda: context.decode(Batch([7])),
         lambda: load_state(context, folder / "x", seq=1),
         lambda: context.decode(Batch([7], seq_id=1)),
-        lambda: PromptFile(folder / "x").load(Engine(context, sequences=[0]).lease()),
+        lambda: PromptFile(folder / "x").load(Lease(Engine(context, sequences=[0]))),
         context.kv.clear,
     )
 
@@ -446,7 +446,7 @@ def read_plan(folder: Path) -> None:
 
 
 def _logits(folder: Path) -> Path:
-    from pyllama.saved_logits import saving
+    from pyllama.eval.saved_logits import saving
 
     rng = np.random.default_rng(0)
     tokens = rng.integers(3, 200, (2, 16)).astype(np.int32)
@@ -471,8 +471,8 @@ def _change_logits(data: bytes, rng: Random) -> bytes:
 
 def read_logits(folder: Path) -> None:
     """Divergence from them, and its table."""
-    from pyllama.kl_divergence import kl_divergence
-    from pyllama.saved_logits import SavedLogits
+    from pyllama.eval.kl_divergence import kl_divergence
+    from pyllama.eval.saved_logits import SavedLogits
     from pyllama_cli import kl_table
 
     saved = SavedLogits(folder / "x")

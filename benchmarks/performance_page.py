@@ -35,13 +35,29 @@ _HEAD = """\
 
 {summary}
 
-Made by `python -m benchmarks.performance_page` from the lines in
-[benchmarks/results](../benchmarks/results/), which say when and where each was measured. Speeds are
-tokens per second, medians of rounds; ratios are of runs in turns on the same machine. "Native" is
-llama.cpp compiled for the machine, or for the row's instruction set alone where that was forced
-with `PYGGML_ISA`; "pip" is what `pip install xllamacpp` gives. The read rate is that of plain reads
-over a buffer of as many bytes as a token reads (weights, and keys and values of the tokens before
-it), on as many threads, measured around each run.
+There is a section for each CPU, [what was measured](#read-the-tables) and [how to add a
+machine](#add-a-machine) are at the end. [Formats compared](quantization.md) has size, perplexity
+and speed of each block format, [sparse inference](sparse.md#7b-shaped-layers) the speed of sparse
+models.
+"""
+_READ = """\
+## Read the tables
+
+The page is made by `python -m benchmarks.performance_page` from the lines in
+[benchmarks/results](../benchmarks/results/), which say when and where each was measured.
+
+| column | meaning |
+|---|---|
+| test | `pp512`: a prompt of 512 tokens; `tg64`: 64 generated tokens; `@ d512`: after 512 others |
+| set | the instruction set, the best of the machine unless it was forced with `PYGGML_ISA` |
+| here, native, pip | tokens per second, medians of rounds in turns on the same machine |
+| native | llama.cpp compiled for the machine, or for the row's set where it was forced |
+| pip | llama.cpp as `pip install xllamacpp` gives it |
+| ratio | speed here divided by the speed to its left |
+| of read rate | bytes that a token reads in a second, over what plain reads reach |
+
+The read rate is measured around each run, over a buffer of as many bytes, on as many threads. The
+bytes are those of the weights, and of the keys and values of the tokens before it.
 """
 _ADD = """\
 ## Add a machine
@@ -306,14 +322,15 @@ def page() -> str:
     cpus = rows()
     profiles = _of_cpus("profile.jsonl", "model", "threads")
     ops = _of_cpus("ops.jsonl", "op", "case", "threads", "isa")
-    parts = [_HEAD.format(summary=summary(cpus))]
+    sentences = re.split(r"(?<=\.) ", summary(cpus))
+    parts = [_HEAD.format(summary="\n".join(f"- {sentence}" for sentence in sentences))]
     for cpu in dict.fromkeys([*cpus, *profiles, *ops]):
         parts.append(section(cpu, cpus[cpu]) if cpu in cpus else f"## {cpu}\n")
         parts += [profile_section(r) for r in profiles.get(cpu, [])]
         if measured := [r for r in ops.get(cpu, []) if "gmac_per_s" in r]:
             parts.append(f"### Matmuls alone\n\n`python -m benchmarks.bench_ops --save`.\n\n"
                          f"{ops_table(measured)}")  # fmt: skip
-    return "\n".join([*parts, _ADD])
+    return "\n".join([*parts, _READ, _ADD])
 
 
 def _of_cpus(file: str, *keys: str) -> dict[str, list[Line]]:

@@ -28,12 +28,12 @@ from pyggml.backend.cpu.trace import PhaseTime, profile
 from pyggml.dtype import GGMLType
 from pyggml.jit import isa
 from pyggml.sched import Schedule
-from pyllama.batch import Batch
-from pyllama.context import Context
-from pyllama.demo import demo_model_path
+from pyllama.core.batch import Batch
+from pyllama.core.context import Context
+from pyllama.core.model import Model
 from pyllama.engine import Timings
-from pyllama.generate import generate
-from pyllama.model import Model
+from pyllama.engine.generate import generate
+from pyllama.files.demo import demo_model_path
 from pyllama.sampling import SamplingParams
 
 ROOT = Path(__file__).parent

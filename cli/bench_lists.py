@@ -20,7 +20,7 @@ from .options import CACHE_TYPES, INT32_MAX, MAX_THREADS, Group, stack
 from .output import note
 
 if TYPE_CHECKING:
-    from pyllama.bench import BenchCase
+    from pyllama.bench.bench import BenchCase
 
 MAX_VALUES = 10_000  # of one list: a slip such as 1-1000000 is a mistake, not a plan
 N_BATCH, N_UBATCH = 2048, 512
@@ -154,7 +154,7 @@ class Lists(Group):
     def cases(self) -> Iterator[BenchCase]:
         """Every case, in llama-bench's order: prompts, generations, both together."""
         from pyggml.dtype import GGMLType
-        from pyllama.bench import BenchCase
+        from pyllama.bench.bench import BenchCase
 
         tests = [(n, 0) for n in self.n_prompt] + [(0, n) for n in self.n_gen] + self.pg
         for n_batch, n_ubatch, k, v, threads, n_depth, (n_prompt, n_gen) in itertools.product(

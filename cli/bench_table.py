@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from pyllama.bench_compare import Comparison
+    from pyllama.bench.compare import Comparison
 
 Row = Mapping[str, Any]
 _SAMPLES = ("samples_ns", "samples_ts")  # not in CSV and SQL

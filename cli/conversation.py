@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .conversation_options import ConversationOptions, Mode, is_terminal
+from .flags import in_flags
 from .lines import LineReader, wants_color
 from .output import note, write_raw
 from .paths import MAX_TEXT_BYTES, read_text
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pyllama.chat.conversation import Conversation
     from pyllama.chat.reply import Settings
     from pyllama.chat.transcript import Transcript
-    from pyllama.context import Context
+    from pyllama.core.context import Context
     from pyllama.engine import Lease, Timings
     from pyllama.engine.prompt_file import PromptFile
     from pyllama.sampling import SamplingParams
@@ -67,10 +68,10 @@ def converse(
         KeyboardInterrupt: Ctrl-C at the prompt, or a second one.
     """
     from pyllama.chat.reply import Settings
-    from pyllama.engine import Engine, Timings
+    from pyllama.engine import Engine, Lease, Timings
 
     timings = Timings(load_ms=load_ms)
-    lease = Engine(context, timings=timings).lease()
+    lease = Lease(Engine(context, timings=timings))
     if is_terminal() and not options.single_turn:
         what = "Talk with the model" if mode == "talk" else "Write one text in turns with the model"
         note(f"{what}; /help says what else there is, /exit or Ctrl-D leaves.")
@@ -272,7 +273,8 @@ class _Talk:
                 if strict:
                     raise
                 full = isinstance(error, ContextFull) and self._settings.n_keep is None
-                note(f"error: {error}{'; /clear begins a new conversation' if full else ''}")
+                advice = "; /clear begins a new conversation" if full else ""
+                note(f"error: {in_flags(str(error))}{advice}")
         if not shown and not self._dialogue.can_regenerate():
             self._dialogue.unsay()
             return False

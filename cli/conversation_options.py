@@ -143,7 +143,7 @@ class ConversationOptions(Group):
 
 
 def _json(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:
-    from pyllama.bounded_json import parse_json
+    from pyllama.files.bounded_json import parse_json
 
     try:
         values = parse_json((value or "{}").encode("utf-8", "surrogateescape"), _MAX_VALUES)

@@ -2,7 +2,7 @@
 
 python -m pyllama_cli.differences > docs/from-llama-cpp.md
 
-Made of the tables that refuse and warn: `pyllama.compat` and `unsupported`.
+Made of the tables that refuse and warn: `pyllama.llama.arguments` and `unsupported`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Made by `python -m pyllama_cli.differences > docs/from-llama-cpp.md`.
 
 A script moves over by changing its import: `from pyllama import Llama`. Every argument is obeyed,
 or stands in one of these tables. `NotSupported` is a `ValueError`; a warning is one line of
-`logging`, of the logger `pyllama.compat`. Unknown arguments raise `TypeError`.
+`logging`, of the logger `pyllama.llama.arguments`. Unknown arguments raise `TypeError`.
 
 `swa_full=None`, the default, is `False` here and `True` there: layers with a window keep only what
 later tokens can see. The text is the same.
@@ -34,14 +34,21 @@ says so in one line, with the reason below, and exits with code 2.
 
 def page() -> str:
     """The page, in Markdown."""
-    from pyllama import Llama, compat
+    from pyllama import Llama
+    from pyllama.llama import arguments
 
     own = {*inspect.signature(Llama).parameters}
     parts = [_HEAD]
     rows = [
-        *((name, "`NotSupported`", _values(r.same), r.why) for name, r in compat.REFUSED.items()),
-        *((name, "a warning", _values(r.same), r.why) for name, r in compat.WITHOUT_EFFECT.items()),
-        *((name, "nothing", "any", why) for name, why in compat.AS_IT_IS.items()),
+        *(
+            (name, "`NotSupported`", _values(r.same), r.why)
+            for name, r in arguments.REFUSED.items()
+        ),
+        *(
+            (name, "a warning", _values(r.same), r.why)
+            for name, r in arguments.WITHOUT_EFFECT.items()
+        ),
+        *((name, "nothing", "any", why) for name, why in arguments.AS_IT_IS.items()),
     ]
     for title, of_constructor in (("The constructor", True), ("Completions", False)):
         chosen = [(f"`{n}`", *rest) for n, *rest in rows if (n in own) == of_constructor]

@@ -18,7 +18,7 @@ import click
 from .output import progress_bar
 
 F = TypeVar("F")
-_META = "pyllama.hub."
+_META = "pyllama.files.hub."
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class HubOptions:
         """The model's file, downloaded if need be."""
         if model is not None:
             raise click.UsageError("give the model with -m or with -hf, not both")
-        from pyllama.hub import Hub, hub_model
+        from pyllama.files.hub import Hub, hub_model
 
         with contextlib.ExitStack() as stack:
             bars: dict[str, Any] = {}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from pyllama.kl_divergence import Divergence, Estimate
+    from pyllama.eval.kl_divergence import Divergence, Estimate
 
 HEADER = (
     "\nchunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence"
@@ -73,7 +73,7 @@ def _spread(
     unit: str,
 ) -> list[str]:
     """From the largest value to the smallest."""
-    from pyllama.kl_divergence import percentile
+    from pyllama.eval.kl_divergence import percentile
 
     lines = [f"Maximum {what}{values.max():{form}}{unit}"]
     for fraction in fractions:

@@ -21,8 +21,8 @@ from .override_options import current_overrides
 from .unsupported import NO_GPU
 
 if TYPE_CHECKING:
-    from pyllama.context import Context
-    from pyllama.model import Model
+    from pyllama.core.context import Context
+    from pyllama.core.model import Model
 
 
 def model_path(given: Path | None) -> Path:
@@ -32,7 +32,7 @@ def model_path(given: Path | None) -> Path:
         return hub.path(given)
     if given is not None:
         return given
-    from pyllama.demo import demo_model_path
+    from pyllama.files.demo import demo_model_path
 
     with progress_bar("fetching the demo model (93 MB, once)") as progress:
         return demo_model_path(progress)
@@ -41,7 +41,7 @@ def model_path(given: Path | None) -> Path:
 def load_model(options: ModelOptions, n_threads: int | None = None) -> Model:
     """Load the weights as the options say, with that many threads."""
     path = model_path(options.model)
-    from pyllama.model import Model
+    from pyllama.core.model import Model
 
     announce_compiles()
     if options.gpu_layers and options.device in (None, "none"):
@@ -66,7 +66,7 @@ def load_model(options: ModelOptions, n_threads: int | None = None) -> Model:
 def load_vocab(given: Path | None, override_kv: Mapping[str, Value] | None = None) -> Model:
     """Load hyperparameters and tokenizer only."""
     path = model_path(given)
-    from pyllama.model import Model
+    from pyllama.core.model import Model
 
     return Model.load(path, vocab_only=True, kv_overrides=override_kv)
 
@@ -76,7 +76,7 @@ def make_context(
 ) -> Context:
     """A context of the sizes and threads that the options name, for so many sequences."""
     from pyggml.dtype import GGMLType
-    from pyllama.context import Context
+    from pyllama.core.context import Context
 
     return Context(
         model,

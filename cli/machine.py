@@ -58,9 +58,9 @@ def _plain(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 
 def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        from .commands.info import devices
+        from .devices import device_list
 
-        click.echo(devices(), nl=False)
+        click.echo(device_list(), nl=False)
         ctx.exit()
 
 

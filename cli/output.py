@@ -24,6 +24,7 @@ from typing import Any
 
 import click
 
+from .flags import in_flags
 from .interrupt import INTERRUPTED
 
 USAGE, FAILED = 2, 1
@@ -70,7 +71,7 @@ def visible_logs() -> None:
 
     class Formatter(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
-            return visible(super().format(record), keep="\t")
+            return visible(in_flags(super().format(record)), keep="\t")
 
     for handler in (logging.lastResort, *logging.getLogger().handlers):
         if handler is not None:
@@ -134,13 +135,13 @@ def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, Aborted):
         return "", INTERRUPTED
     if isinstance(error, PyggmlError):
-        return str(error) or type(error).__name__, FAILED
+        return in_flags(str(error)) or type(error).__name__, FAILED
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         hint = "; free some space and try again" if error.errno == errno.ENOSPC else ""
         return f"{where}{error.strerror or error}{hint}", FAILED
     if isinstance(error, MemoryError):
-        return f"out of memory: {str(error) or 'try a smaller -c or -b'}", FAILED
+        return f"out of memory: {str(error) or 'try a smaller --ctx-size or --batch-size'}", FAILED
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return f"{error}: allow more memory or processes (ulimit -v, -u)", FAILED
     if isinstance(error, ImportError):

@@ -4,7 +4,7 @@
     context = Context(model, overrides=current_overrides())
 
 They are kept in click's context, so a command that takes ``-c`` takes them without knowing. Values
-are checked where the context is made (``pyllama.overrides``).
+are checked where the context is made (``pyllama.core.overrides``).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from pyllama.overrides import Overrides
+    from pyllama.core.overrides import Overrides
 
 F = TypeVar("F")
-_META = "pyllama.overrides."
+_META = "pyllama.core.overrides."
 _SCALE = "rope_scale"
 _OPTIONS: tuple[tuple[tuple[str, ...], type, str], ...] = (
     (("--rope-scale",), float, "Times more context: as --rope-freq-scale 1/N."),
@@ -67,7 +67,7 @@ def override_options(function: F) -> F:
 
 def current_overrides() -> Overrides:
     """What this command line says."""
-    from pyllama.overrides import Overrides
+    from pyllama.core.overrides import Overrides
 
     context = click.get_current_context(silent=True)
     given = {

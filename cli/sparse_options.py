@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
+from .flags import in_flags
+
 F = TypeVar("F")
 
 
@@ -42,7 +44,7 @@ def _sources(ctx: click.Context, param: click.Parameter, value: str) -> str:
         try:
             parse_sparse(value)
         except ModelError as error:
-            raise click.BadParameter(f"{error}.") from None
+            raise click.BadParameter(f"{in_flags(str(error))}.") from None
     return value
 
 

@@ -32,6 +32,7 @@ import click
 from click.core import ParameterSource
 
 from . import interrupt
+from .commands import TABLE
 from .environment import PREFIX, bind_environment, variables
 from .interrupt import INTERRUPTED
 from .machine import apply
@@ -253,7 +254,6 @@ def _unknown(tool: str | None, name: str, known: Mapping[str, object]) -> str:
 
 def all_flags() -> Iterator[tuple[str, Mapping[str, object]]]:
     """The flags of each program; imports them all."""
-    from .main import pyllama
 
     def walk(words: str, group: LazyGroup) -> Iterator[tuple[str, Mapping[str, object]]]:
         ctx = click.Context(group)
@@ -265,8 +265,7 @@ def all_flags() -> Iterator[tuple[str, Mapping[str, object]]]:
             elif command is not None:
                 yield program, _flags(command, ctx)
 
-    assert isinstance(pyllama, LazyGroup)
-    return walk("pyllama-", pyllama)
+    return walk("pyllama-", LazyGroup("pyllama", table=TABLE))
 
 
 def _n_values(param: click.Parameter, following: Sequence[str]) -> int:

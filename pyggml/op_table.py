@@ -90,24 +90,68 @@ def _row(op: Op, backends: list[Backend]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def markdown() -> str:
+def markdown(backends: list[Backend]) -> str:
     """The tables of the page."""
     head = ["op", "meaning", "sources", "parameters", "result", "backends", "tolerance", "in place"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    backends = [init_backend(name, n_threads=1) for name in BACKENDS]
     lines += [_row(OPS[name], backends) for name in sorted(OPS)]
-    for backend in backends:
-        backend.close()
-    lines += ["", "## Of ggml's ops, we lack", "", "| op | why |", "|---|---|"]
-    lines += [f"| `{name}` | {why} |" for name, why in missing().items()]
+    lines += ["", "## Ops of ggml that are missing", "", "| ops | why |", "|---|---|"]
+    reasons = dict.fromkeys(missing().values())
+    for why in reasons:
+        names = " ".join(f"`{name}`" for name, reason in missing().items() if reason == why)
+        lines.append(f"| {names} | {why} |")
     ours = [f"`{name}`" for name in sorted(OPS) if name not in GGML_OPS]
     lines += ["", f"Ours alone: {', '.join(ours)}."]
     return "\n".join(lines) + "\n"
 
 
+_HEAD = """\
+# Ops
+
+{summary}
+
+Made by `python -m pyggml.op_table > docs/ops.md`. [Adding an op](add-an-op.md) is one declaration.
+
+| column | meaning |
+|---|---|
+| sources | with `?`: optional; types: those that the cases of the generic test have |
+| backends | "n of m cases": the backend takes those; the scheduler runs the rest on another |
+| tolerance | largest sum of squared errors divided by the sum of squares, against the reference |
+| in place | the allocator may give the result the memory of the first source |
+
+## All ops
+"""
+
+
+def summary(backends: list[Backend]) -> str:
+    """What there is, where it runs, and how much is missing."""
+    ours = sum(name not in GGML_OPS for name in OPS)
+    computed = [op for op in OPS.values() if not op.is_view]
+    full = {
+        backend.name: sum(
+            all(backend.supports_op(case_node(op, c)) for c in op.cases if not c.perf)
+            for op in computed
+        )
+        for backend in backends
+    }
+    views = len(OPS) - len(computed)
+    return (
+        f"There are {len(OPS)} ops: {len(OPS) - ours} of ggml's {len(GGML_OPS)} and {ours} of our "
+        f"own. {views} are views, which compute nothing. Of the other {len(computed)}, "
+        + " and ".join(f"{n} run on the {name} backend" for name, n in full.items())
+        + f" with all types that are tested. The {len(missing())} ops of ggml that are missing are "
+        "[at the end](#ops-of-ggml-that-are-missing), with the reasons."
+    )
+
+
+def page() -> str:
+    """The whole page."""
+    backends = [init_backend(name, n_threads=1) for name in BACKENDS]
+    text = _HEAD.format(summary=summary(backends)) + "\n" + markdown(backends)
+    for backend in backends:
+        backend.close()
+    return text
+
+
 if __name__ == "__main__":
-    print("# Ops\n\nMade by `python -m pyggml.op_table > docs/ops.md`.\n")
-    print("A source with `?` is optional. Types are those that the cases of the generic test have;")
-    print("the tolerance is the largest sum of squared errors by sum of squares. In place: the")
-    print("allocator may give the result the memory of the first source.\n")
-    print(markdown(), end="")
+    print(page(), end="")

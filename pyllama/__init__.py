@@ -14,21 +14,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .batch import Batch
-    from .context import Context
-    from .llama import Llama
-    from .llama_state import LlamaState
-    from .model import Model
+    from .core.batch import Batch
+    from .core.context import Context
+    from .core.model import Model
+    from .llama.llama import Llama
+    from .llama.state import LlamaState
 
 __version__ = "0.1.0"
 __all__ = ["Batch", "Context", "Llama", "LlamaState", "Model", "__version__"]
 
 _HOMES = {
-    "Batch": "batch",
-    "Context": "context",
-    "Llama": "llama",
-    "LlamaState": "llama_state",
-    "Model": "model",
+    "Batch": "core.batch",
+    "Context": "core.context",
+    "Llama": "llama.llama",
+    "LlamaState": "llama.state",
+    "Model": "core.model",
 }
 
 

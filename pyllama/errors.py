@@ -8,7 +8,8 @@
     ├── StateError           (ValueError)   a saved state that is damaged or of something else
     ├── TemplateError        (ValueError)   a chat template that is wrong, refuses, or does not end
     ├── HubError             (ValueError)   a model that cannot be had from the model hub
-    └── BenchFileError       (ValueError)   a file that has no benchmark rows to compare
+    ├── BenchFileError       (ValueError)   a file that has no benchmark rows to compare
+    └── NotSupported         (ValueError, NotImplementedError)   llama-cpp-python has it, we do not
 
 A message says what, where, got and wanted with numbers, and the next step.
 """
@@ -50,3 +51,7 @@ class HubError(PyllamaError, ValueError):
 
 class BenchFileError(PyllamaError, ValueError):
     """A file of benchmark results that cannot be read, or has no rows that can be compared."""
+
+
+class NotSupported(PyllamaError, NotImplementedError, ValueError):
+    """Something that llama-cpp-python can do and pyllama cannot yet."""

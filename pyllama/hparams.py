@@ -1,6 +1,6 @@
 """A model's hyperparameters, read from GGUF metadata and checked before anything uses them.
 
-    hp = read_hparams(gguf_file, n_vocab)
+    hp = read_hparams(file, n_vocab, arch_of(file).HPARAMS)
     hp.n_embd, hp.n_layer, hp.head_dim             # 576, 30, 64
 
 A field is read from the key that ``KEYS`` names, or that the architecture's ``HPARAMS`` names in
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from pyggml.gguf import GGUFFile
 from pyggml.ops.rope import RopeMode
 
-from .arch import get_arch
 from .errors import ModelError
 from .graph.activation import ACTS
 
@@ -189,12 +188,14 @@ class HParams:
         return self.n_head_kv * self.head_dim
 
 
-def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
+def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     """The hyperparameters of a file.
 
+    Args:
+        of_arch: ``HPARAMS`` of the file's architecture.
+
     Raises:
-        ModelError, GGUFError: the architecture is unknown; a key is missing, of another type, or
-            out of its range.
+        ModelError, GGUFError: a key is missing, of another type, or out of its range.
     """
     arch = file.get_str("general.architecture")
     getters: Mapping[str, Any] = {
@@ -206,7 +207,7 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
         return getters[_TYPES[field]](f"{arch}.{key.name}", *default)
 
     got: dict[str, Any] = {"arch": arch, "n_vocab": n_vocab}
-    for field, value in {**KEYS, **get_arch(arch).HPARAMS}.items():
+    for field, value in {**KEYS, **of_arch}.items():
         got[field] = read(field, value) if isinstance(value, Key) else value
     got["learned_positions"] = "position_embd.weight" in file.tensors
     n_head = got["n_head"]
@@ -238,17 +239,17 @@ def read_hparams(file: GGUFFile, n_vocab: int) -> HParams:
     if hp.n_expert:
         used = f"{hp.n_expert_used} of {hp.n_expert} experts used"
         _check(file, arch, 1 <= hp.n_expert_used <= hp.n_expert, used, "at least 1, at most all")
-    _check_heads(file, hp)
+    _check_heads(file, hp, of_arch)
     _check_choices(file, hp)
     return hp
 
 
-def _check_heads(file: GGUFFile, hp: HParams) -> None:
+def _check_heads(file: GGUFFile, hp: HParams, of_arch: Values) -> None:
     _check(
         file, hp.arch, hp.n_head % hp.n_head_kv == 0,
         f"{hp.n_head} heads over {hp.n_head_kv} key-value heads", "a multiple",
     )  # fmt: skip
-    still = hp.max_alibi_bias or get_arch(hp.arch).HPARAMS.get("n_rot") == 0
+    still = hp.max_alibi_bias or of_arch.get("n_rot") == 0
     _check(file, hp.arch, hp.n_rot > 0 or bool(still), "nothing rotated", "positions to tell")
     _check(
         file, hp.arch, hp.n_rot <= hp.head_dim and hp.n_rot % 2 == 0,

@@ -17,8 +17,8 @@ settings.load_profile("same")
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """The demo model's file; a test that uses it also carries the marker ``model``."""
-    from pyllama.demo import demo_model_path
     from pyllama.errors import ModelError
+    from pyllama.files.demo import demo_model_path
 
     try:
         return demo_model_path()

@@ -33,8 +33,8 @@ from pyggml.dtype import GGMLType
 from pyggml.ggml_ops import GGML_OPS
 from pyggml.ops import OPS
 from pyllama import Batch, Context, Model
-from pyllama.bench import BenchCase
-from pyllama.observe import observe
+from pyllama.bench.bench import BenchCase
+from pyllama.inspect.observe import observe
 
 
 def test_grids_are_well_formed() -> None:

@@ -1,6 +1,7 @@
 """The code blocks of README and docs run, and their links lead somewhere.
 
-A page's Python blocks run in order and share their names. The info string of a block may add
+A page's Python blocks run in order and share their names, once with and once without those that
+need the demo model. The info string of a block may add
 ``model`` (needs the demo model) or ``no-run: reason``.
 """
 
@@ -10,9 +11,13 @@ import importlib
 import importlib.util
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -35,23 +40,30 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
 
 
 def runs(page: Path, model: bool) -> list[str]:
-    """The page's Python blocks that need the model, or those that do not."""
+    """The page's Python blocks: all if some need the model, or those that do not need it."""
     python = [(flags, code) for lang, flags, code in blocks(page) if lang == "python"]
-    return [code for flags, code in python if (flags == "model") == model and "no-run" not in flags]
+    if model and not any(flags == "model" for flags, _ in python):
+        return []
+    return [code for flags, code in python if flags == "" or (model and flags == "model")]
 
 
 def run(page: Path, codes: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    import pyggml.backend.cpu.kernels  # noqa: F401  # fills LOWER and SUPPORTS
+    from pyggml.backend.cpu.lowering import LOWER, SUPPORTS
     from pyggml.ops import OPS
 
-    names: dict[str, Any] = {"__name__": page.stem}
-    before = dict(OPS)
+    module = ModuleType(page.stem)
+    monkeypatch.setitem(sys.modules, page.stem, module)  # Numba's cache looks kernels up by it
+    tables: tuple[dict[str, Any], ...] = OPS, LOWER, SUPPORTS
+    before = [dict(table) for table in tables]
     try:
         for code in codes:
-            exec(compile(code, str(page), "exec"), names)
+            exec(compile(code, str(page), "exec"), vars(module))
     finally:  # a page may declare an op
-        OPS.clear()
-        OPS.update(before)
+        for table, kept in zip(tables, before, strict=True):
+            table.clear()
+            table.update(kept)
 
 
 def pages(model: bool) -> Any:
@@ -87,6 +99,22 @@ def test_links_lead_somewhere() -> None:
         if not (page.parent / link).exists()
     ]
     assert not broken
+
+
+def test_pages_have_no_conflict_markers() -> None:
+    markers = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+    assert not [p for p in PAGES if markers.search(p.read_text(encoding="utf-8"))]
+
+
+def test_files_that_pages_name_exist() -> None:
+    named = re.compile(r"`((?:pyggml|pyllama|cli|benchmarks|tests)/[\w/.-]+\.\w+)`")
+    missing = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in PAGES
+        for path in named.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    ]
+    assert not missing
 
 
 def test_ci_runs_readmes_second_command() -> None:
@@ -126,6 +154,8 @@ def check_command(words: Sequence[str]) -> None:
         asked = re.findall(r"\[([^]]*)\]", " ".join(args))
         extras = {extra for group in asked for extra in group.split(",")}
         assert args[0] == "install" and extras <= PROJECT["optional-dependencies"].keys(), args
+    elif name == "sphinx-build":
+        assert args[0] == "-W" and (ROOT / args[1] / "conf.py").exists(), args
     elif name == "pytest":
         assert all((ROOT / arg).exists() for arg in args if "/" in arg), args
     else:
@@ -191,3 +221,36 @@ def test_pages_name_programs_that_exist() -> None:
             command = getattr(importlib.import_module(module), attribute)
             if isinstance(command, click.Group) and sub and not sub.strip().startswith("-"):
                 assert sub.strip() in command.list_commands(click.Context(command)), (page, sub)
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_has_the_api_and_the_commands(tmp_path: Path) -> None:
+    """Without a warning, without a network, and without writing into the repository."""
+    pytest.importorskip("sphinx_click", reason="the extra docs is not installed")
+    source, site = tmp_path / "docs", tmp_path / "site"
+    shutil.copytree(ROOT / "docs", source)
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        str(source),
+        str(site),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for package in ("pyggml", "pyllama"):
+        page = (site / "api" / f"{package}.html").read_text(encoding="utf-8")
+        names = importlib.import_module(package).__all__
+        assert not [name for name in names if f'id="{package}.{name}"' not in page]
+    for script in PROJECT["scripts"].keys() - {"pyllama"}:
+        page = (site / "commands" / f"{script}.html").read_text(encoding="utf-8")
+        assert f'id="{script}"' in page and "Usage" in page
+    for path in site.rglob("*.html"):
+        loaded = re.findall(
+            r'(?:<script|<img|<link)[^>]*(?:src|href)="(https?:[^"]*)', path.read_text("utf-8")
+        )
+        assert not loaded, (path.name, loaded)

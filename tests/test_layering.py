@@ -37,26 +37,32 @@ FLOORS = {
     "pyggml.backend": 4,
     **dict.fromkeys(["pyggml.sched", "pyggml.viz"], 5),
     "pyggml": 5,  # the public face
-    **dict.fromkeys(["pyllama.errors", "pyllama.demo", "pyllama.hparams", "pyllama.loader"], 6),
-    **dict.fromkeys(["pyllama.arch", "pyllama.graph", "pyllama.tokenizer", "pyllama.convert"], 6),
-    **dict.fromkeys(["pyllama.model", "pyllama.context", "pyllama.batch", "pyllama.kv_cache"], 6),
+    **dict.fromkeys(["pyllama.errors", "pyllama.files", "pyllama.graph.activation"], 6),
+    **dict.fromkeys(["pyllama.hparams", "pyllama.sampling", "pyllama.tokenizer"], 7),
+    **dict.fromkeys(["pyllama.convert.mapping", "pyllama.convert.rope"], 7),  # of architectures
+    "pyllama.kv": 8,
+    "pyllama.graph": 9,
+    **dict.fromkeys(
+        ["pyllama.sparsity.sources", "pyllama.sparsity.svd", "pyllama.sparsity.weights"], 9
+    ),
+    "pyllama.arch": 10,
+    "pyllama.core": 11,
+    "pyllama.engine": 12,
     **dict.fromkeys(
         [
-            "pyllama.memory",
-            "pyllama.state",
-            "pyllama.overrides",
-            "pyllama.decode_graph",
-            "pyllama.devices",
-            "pyllama.bounded_json",
-            "pyllama.fork_lock",
-            "pyllama.bounded_json",
+            "pyllama.bench",
+            "pyllama.chat",
+            "pyllama.convert",
+            "pyllama.eval",
+            "pyllama.gguf_tools",
+            "pyllama.inspect",
+            "pyllama.quantize",
+            "pyllama.sparsity",
         ],
-        6,
+        13,
     ),
-    **dict.fromkeys(["pyllama.kv_cells", "pyllama.kv_table", "pyllama.observe"], 6),
-    **dict.fromkeys(["pyllama.sparsity", "pyllama.quantize"], 6),
-    "pyllama": 7,  # the runtime, and the public face
-    "pyllama_cli": 8,
+    **dict.fromkeys(["pyllama", "pyllama.llama"], 13),  # the public face
+    "pyllama_cli": 14,
 }
 BACKENDS = ("reference", "cpu", "cuda")
 

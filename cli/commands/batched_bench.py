@@ -26,7 +26,7 @@ from ..output import note, write
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
-    from pyllama.batched_bench import BatchedRow
+    from pyllama.bench.batched import BatchedRow
 
 _NAMES = ("PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s")
 _WIDTHS = (6, 6, 4, 6, 8, 8, 8, 8, 8, 8)
@@ -71,7 +71,7 @@ def command(
     -c 0 takes a context that the largest combination fits; of another size, those are left out
     that do not fit.
     """
-    from pyllama.batched_bench import batched_bench, cells
+    from pyllama.bench.batched import batched_bench, cells
 
     sizes = ContextOptions.take(options)
     if sizes.ctx_size == 0:

@@ -32,7 +32,7 @@ def _compare(ctx: click.Context, param: click.Parameter, paths: tuple[Path, Path
     """Print the comparison and end: nothing is measured."""
     if paths is None:
         return
-    from pyllama.bench_compare import compare, read_rows
+    from pyllama.bench.compare import compare, read_rows
 
     write(comparison_table(compare(read_rows(paths[0]), read_rows(paths[1])), paths))
     ctx.exit()
@@ -118,7 +118,7 @@ def command(
     **options: Any,
 ) -> None:
     """Measure prompt and generation speed."""
-    from pyllama.bench import run_bench
+    from pyllama.bench.bench import run_bench
 
     lists, loading = Lists.take(options), ModelOptions.take({**options, "model": None})
     loaded = {"load_mode": options["load_mode"] or "auto", "repack": not options["no_repack"]}

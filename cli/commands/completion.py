@@ -34,7 +34,7 @@ from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
-    from pyllama.context import Context
+    from pyllama.core.context import Context
     from pyllama.engine import Lease
     from pyllama.engine.prompt_file import PromptFile
     from pyllama.sampling import SamplingParams
@@ -137,11 +137,11 @@ def command(**options: Any) -> None:
     context = make_context(model, sizes)
     if run.verbose:
         _describe(context, params, run.predict)
-    from pyllama.engine import Engine, Timings
+    from pyllama.engine import Engine, Lease, Timings
 
     timings = Timings(load_ms=1e3 * (time.perf_counter() - start))
     try:
-        lease = Engine(context, timings=timings).lease()
+        lease = Lease(Engine(context, timings=timings))
         _stream(lease, tokens, params, run, talk.n_keep(tokens, model.tokenizer))
     finally:  # also after Ctrl-C
         if run.perf and timings.n_prompt_eval + timings.n_eval:

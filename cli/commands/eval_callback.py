@@ -84,8 +84,8 @@ def command(
         raise click.UsageError(
             f"the prompt has {len(tokens)} tokens, the context {context.n_ctx}: give a larger -c"
         )
-    from pyllama.node_text import NodeFiles, node_text
-    from pyllama.observe import watch
+    from pyllama.inspect.node_text import NodeFiles, node_text
+    from pyllama.inspect.observe import watch
 
     shown = 0
     with contextlib.ExitStack() as stack:

@@ -22,7 +22,7 @@ from ..tool import Tool, version_option
 
 if TYPE_CHECKING:
     from pyggml.viz import Options
-    from pyllama.graph_export import DrawnGraph
+    from pyllama.inspect.graph_export import DrawnGraph
 
 _FILE = click.Path(path_type=Path)
 
@@ -101,7 +101,7 @@ def command(
         loading = ModelOptions(path, None, True, False, False, **sparse)
         drawn = _run(loading, tokens, depth, threads)
     else:
-        from pyllama.graph_export import drawn_graph
+        from pyllama.inspect.graph_export import drawn_graph
 
         drawn = drawn_graph(path, tokens, **sparse)
     options: Options = {
@@ -127,7 +127,7 @@ def command(
 def _run(model_options: ModelOptions, tokens: int, depth: int, threads: int) -> DrawnGraph:
     n_threads = threads if threads > 0 else None
     model = load_model(model_options, n_threads)
-    from pyllama.graph_profile import profiled_graph
+    from pyllama.inspect.graph_profile import profiled_graph
 
     return profiled_graph(model, model.path, n_tokens=tokens, depth=depth, n_threads=n_threads)
 

@@ -30,7 +30,7 @@ from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
-    from pyllama.imatrix import Collector
+    from pyllama.eval.imatrix import Collector
     from pyllama.quantize import Importance
 
 _PATH = click.Path(path_type=Path)
@@ -67,7 +67,7 @@ def _paths(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 @version_option()
 def command(in_file: list[Path], show_statistics: bool, output: Path, **options: Any) -> None:
     """Compute how much each column of a model's matrices matters for a text."""
-    from pyllama.imatrix import Collector
+    from pyllama.eval.imatrix import Collector
     from pyllama.quantize import read_importance, write_importance
 
     before = [read_importance(path) for path in in_file]
@@ -91,7 +91,7 @@ def command(in_file: list[Path], show_statistics: bool, output: Path, **options:
 
 
 def _collect(collector: Collector, text: str, output: Path, options: dict[str, Any]) -> None:
-    from pyllama.imatrix import collect_importance
+    from pyllama.eval.imatrix import collect_importance
     from pyllama.quantize import write_importance
 
     sizes = ContextOptions.take(options)

@@ -9,17 +9,17 @@ pyllama info --clear-cache
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ..devices import backends, device_list
 from ..output import write
 from ..tool import Tool, version_option, version_text
 
 if TYPE_CHECKING:
-    from pyggml.backend.interface import Backend
+    pass
 
 
 @click.command("info", cls=Tool)
@@ -36,18 +36,18 @@ def command(list_devices: bool, tune: bool, clear_cache: bool) -> None:
     if clear_cache:
         _clear()
     elif list_devices:
-        write(devices())
+        write(device_list())
     elif tune:
         write(_tuned_again())
     else:
-        parts = (_cpu(), _reports(), _threads(), _caches(), devices())
+        parts = (_cpu(), _reports(), _threads(), _caches(), device_list())
         write("\n".join([f"{version_text()}\n", *parts]))
 
 
 def _cpu() -> str:
     from pyggml import env, jit
     from pyggml.host import cache_sizes, cpu_identity
-    from pyllama.bench import cpu_info
+    from pyllama.bench.bench import cpu_info
 
     names, chosen = jit.host_isas(), jit.isa()
     why = "the best that this CPU has"
@@ -66,12 +66,12 @@ def _cpu() -> str:
 
 def _reports() -> str:
     """What the backends chose for this machine, and why."""
-    return "".join(backend.report() for _, backend in _backends() if not isinstance(backend, str))
+    return "".join(backend.report() for _, backend in backends() if not isinstance(backend, str))
 
 
 def _tuned_again() -> str:
     lines = []
-    for _, backend in _backends():
+    for _, backend in backends():
         if not isinstance(backend, str):
             backend.tune()
             lines.append(backend.report())
@@ -107,35 +107,6 @@ def _caches() -> str:
         size = sum(f.stat().st_size for f in files)
         lines.append(f"{what:16s} {size / 2**20:.1f} MiB in {len(files)} files, {folder}\n")
     return "".join(lines)
-
-
-def devices() -> str:
-    """The devices that can be used here, a line for each: the names that ``--device`` takes."""
-    lines = ["Available devices:\n"]
-    for name, backend in _backends():
-        if isinstance(backend, str):
-            lines.append(f"  {name}: not usable here: {backend}\n")
-            continue
-        sizes, device, memory = backend.memory(), backend.device, ""
-        if sizes is not None:
-            memory = f", {sizes[1] / 2**20:.0f} MiB, {sizes[0] / 2**20:.0f} MiB free"
-        lines.append(f"  {name}: {device.description} ({device.kind}{memory})\n")
-    return "".join(lines)
-
-
-def _backends() -> Iterator[tuple[str, Backend | str]]:
-    """Name and backend of each device; in place of one that cannot be started, why."""
-    from pyggml.backend.registry import available, init_backend
-    from pyggml.errors import PyggmlError
-
-    for name in available():
-        try:
-            backend = init_backend(name)
-        except PyggmlError as error:
-            yield name, str(error)
-            continue
-        yield name, backend
-        backend.close()
 
 
 def _clear() -> None:

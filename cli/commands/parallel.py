@@ -33,7 +33,7 @@ from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
-    from pyllama.context import Context
+    from pyllama.core.context import Context
     from pyllama.sampling import SamplingParams
 
 _MOST_TEXTS = 100_000
@@ -117,7 +117,7 @@ def _texts(
     context: Context, prompts: list[list[int]], params: list[SamplingParams], n_predict: int
 ) -> Iterator[tuple[int, int, str]]:
     """Index, tokens and text of each prompt's continuation as it ends; then the totals."""
-    from pyllama.generate import run_many
+    from pyllama.engine.generate import run_many
 
     start = time.perf_counter()
     n_done = n_gen = 0

@@ -30,7 +30,7 @@ from ..prompt import PromptOptions, escape_option, prompt_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
-    from pyllama.context import Context
+    from pyllama.core.context import Context
 
 
 @click.command("perplexity", cls=Tool)
@@ -76,7 +76,7 @@ def command(chunks: int, kl_divergence: bool, logits_file: Path | None, **option
         raise click.UsageError("give the text with -f or -p")
     context = _context(options)
     tokens = context.model.tokenizer.encode(text, add_special=True, parse_special=False)
-    from pyllama.perplexity import perplexity
+    from pyllama.eval.perplexity import perplexity
 
     note(f"perplexity: {len(tokens)} tokens, n_ctx={context.n_ctx}, n_batch={context.n_batch}")
     result = None
@@ -92,8 +92,8 @@ def _context(options: dict[str, Any]) -> Context:
 
 
 def _compare(path: Path, n_chunks: int | None, options: dict[str, Any]) -> None:
-    from pyllama.kl_divergence import kl_divergence
-    from pyllama.saved_logits import SavedLogits
+    from pyllama.eval.kl_divergence import kl_divergence
+    from pyllama.eval.saved_logits import SavedLogits
 
     saved = SavedLogits(path)
     note(f"{path}: {saved.n_chunks} chunks of {saved.n_ctx} tokens")

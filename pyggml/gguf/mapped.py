@@ -41,7 +41,7 @@ class Mapped:
         if self.map is not None and self.map.size() < self.data.size:
             raise GGUFError(
                 f"{self.path}: was cut to {self.map.size()} of {self.data.size} bytes while it was "
-                "in use; fetch it again; --no-mmap (mmap=False) reads it into memory instead"
+                "in use; fetch it again; `mmap=False` reads it into memory instead"
             )
 
     def release(self, start: int, stop: int) -> None:

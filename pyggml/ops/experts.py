@@ -143,7 +143,7 @@ def mul_mat_id(ctx: Context, as_: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     """Each token's rows times the matrices of the experts that it uses.
 
     Shape:
-        as_ [k, m, n_expert], b F32 [k, n_b, n_tokens], ids I32 [n_used, n_tokens], where n_b
+        ``as_`` [k, m, n_expert], b F32 [k, n_b, n_tokens], ids I32 [n_used, n_tokens], where n_b
         divides n_used -> F32 [m, n_used, n_tokens]; use u of a token reads its row u % n_b
 
     Raises:

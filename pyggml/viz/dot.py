@@ -18,9 +18,10 @@ from typing import Unpack
 from ..cgraph import CGraph
 from ..files import write_whole
 from ..tensor import Flag
+from .boxes import Arrow, Box
 from .label import escape, leaf_label, legend, node_label, tooltip
 from .options import Options
-from .picture import Arrow, Box, Picture
+from .picture import Picture
 from .style import Look, Paint
 
 _FONT = 'fontname="Helvetica,Arial,sans-serif"'

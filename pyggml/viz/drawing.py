@@ -12,10 +12,11 @@ import unicodedata
 from dataclasses import dataclass
 
 from ..tensor import Flag
+from .boxes import Box
 from .dot import look_of
 from .label import printable
 from .layout import Block, Layout, lay_out
-from .picture import Box, Picture
+from .picture import Picture
 from .style import Look, shape, symbol
 
 CHAR, LINE = 6.1, 14.0  # a character of 10 px monospace; a line

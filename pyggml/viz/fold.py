@@ -10,33 +10,9 @@ same edges; where edges from other layers come from does not matter.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from .boxes import Arrow, Box, Group
 from .label import plain
-
-if TYPE_CHECKING:
-    from .picture import Arrow, Box
-
-
-@dataclass(frozen=True)
-class Group:
-    """Layers that are drawn together.
-
-    Attributes:
-        twin: the id of each box's counterpart in the first layer.
-    """
-
-    layers: tuple[int, ...]
-    twin: dict[str, str] = field(compare=False)
-
-    @property
-    def title(self) -> str:
-        """What a frame says."""
-        first, last, n = self.layers[0], self.layers[-1], len(self.layers)
-        if n == 1:
-            return f"layer {first}"
-        return f"layers {first} to {last}: ×{n}, alike, drawn once; each reads the one before"
 
 
 def groups(boxes: Mapping[str, Box], arrows: Sequence[Arrow], *, once: bool) -> dict[int, Group]:

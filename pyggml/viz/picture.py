@@ -11,49 +11,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Unpack
+from dataclasses import replace
+from typing import Unpack
 
 from ..cgraph import CGraph
 from ..errors import PyggmlError
 from ..tensor import Tensor
+from .boxes import Arrow, Box, Group
 from .color import Coloring, coloring, time_tag
-from .fold import Group, groups
+from .fold import groups
 from .label import printable
 from .options import FOLDS, Options
 from .scope import Edge, Scope
 from .style import family
 from .times import NodeTime, Times, summed
-
-
-@dataclass(frozen=True)
-class Box:
-    """One box.
-
-    Attributes:
-        members: the tensors that it stands for: one, or those of several layers that are alike.
-        layer: the frame that it is drawn in.
-        stub: outside of the drawn layers.
-        folded: the layer that is drawn as this box, if any.
-    """
-
-    members: tuple[Tensor, ...]
-    layer: int | None
-    stub: bool
-    folded: Group | None = None
-
-    @property
-    def tensor(self) -> Tensor:
-        """The first member."""
-        return self.members[0]
-
-
-class Arrow(NamedTuple):
-    """An edge between boxes; ``edge`` tells which source of the reader it is."""
-
-    source: str
-    reader: str
-    edge: Edge
 
 
 class Picture:

@@ -30,7 +30,7 @@ def render_svg(dot_text: str, path: str | os.PathLike[str], *, timeout: float = 
     program = shutil.which("dot")
     if program is None:
         raise PyggmlError(
-            f"{os.fspath(path)}: drawing SVG needs graphviz's `dot`, which is not on the PATH; "
+            f"{os.fspath(path)}: drawing SVG needs dot, of graphviz, which is not on the PATH; "
             f"get it with {_INSTALL}"
         )
     try:

@@ -10,8 +10,7 @@ A file has
 - ``TENSORS``: name pattern -> sizes in ne order; ``{i}`` is the layer, ``?`` marks an optional one;
   with a size of 0, as of what a variant lacks, it must not be there;
 - ``build_graph(b)``, which reads sizes and weights from the builder and returns the logits;
-- ``CONVERT``: how a checkpoint from Hugging Face becomes a GGUF file (``convert.mapping``);
-- ``TINY``: by name of a variant, the config.json of a tiny checkpoint, for tests.
+- ``CONVERT``: how a checkpoint from Hugging Face becomes a GGUF file (``convert.mapping``).
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from ..errors import ModelError
 
 if TYPE_CHECKING:
+    from pyggml.gguf import GGUFFile
     from pyggml.tensor import Tensor
 
     from ..convert.mapping import Convert
@@ -38,7 +38,6 @@ class Arch(Protocol):
     TENSORS: Mapping[str, tuple[str, ...]]
     build_graph: Callable[[GraphBuilder], Tensor]
     CONVERT: Convert
-    TINY: Mapping[str, Mapping[str, Any]]
 
 
 def arch_names() -> list[str]:
@@ -53,3 +52,13 @@ def get_arch(name: str) -> Arch:
             f"architecture {name!r} is not supported; there are: {', '.join(arch_names())}"
         )
     return cast(Arch, import_module(f"{__name__}.{name}"))
+
+
+def arch_of(file: GGUFFile) -> Arch:
+    """The module of a file's architecture.
+
+    Raises:
+        ModelError: it is not supported.
+        GGUFError: the file names none.
+    """
+    return get_arch(file.get_str("general.architecture"))

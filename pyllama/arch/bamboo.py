@@ -23,7 +23,3 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 
 CONVERT = replace(llama.CONVERT, models=("BambooForCausalLM",), relu=True)
-TINY = {
-    "bamboo": llama.TINY["llama"]
-    | {"architectures": ["BambooForCausalLM"], "model_type": "bamboo", "hidden_act": "relu"}
-}

@@ -104,16 +104,3 @@ CONVERT = Convert(
     change=_change,
     prefix="transformer.",
 )
-TINY = {
-    "bloom": {
-        "architectures": ["BloomForCausalLM"],
-        "model_type": "bloom",
-        "hidden_size": 64,
-        "n_layer": 3,
-        "n_head": 4,
-        "vocab_size": 512,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-    },
-}
-TINY["bloom_6_heads"] = TINY["bloom"] | {"hidden_size": 96, "n_head": 6}  # no power of two: slopes

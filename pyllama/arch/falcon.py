@@ -124,30 +124,3 @@ CONVERT = Convert(
     change=_change,
     prefix="transformer.",
 )
-TINY = {
-    "falcon_7b": {
-        "architectures": ["FalconForCausalLM"],
-        "model_type": "falcon",
-        "hidden_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 256,
-        "vocab_size": 512,
-        "multi_query": True,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    },
-}
-TINY["falcon_40b"] = TINY["falcon_7b"] | {"new_decoder_architecture": True, "num_kv_heads": 2}
-TINY["falcon_11b"] = TINY["falcon_40b"] | {"num_ln_in_parallel_attn": 1, "ffn_hidden_size": 160}
-TINY["falcon_rw"] = TINY["falcon_7b"] | {
-    "multi_query": False,
-    "parallel_attn": False,
-    "bias": True,
-    "alibi": True,
-}
-TINY["falcon_relu"] = TINY["falcon_rw"] | {
-    "parallel_attn": True,
-    "alibi": False,
-    "activation": "relu",
-}

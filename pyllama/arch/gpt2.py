@@ -100,22 +100,3 @@ CONVERT = Convert(
     ignored=("*.attn.bias", "*.attn.masked_bias"),  # the causal mask
     prefix="transformer.",
 )
-TINY = {
-    "gpt2": {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "n_embd": 64,
-        "n_layer": 3,
-        "n_head": 4,
-        "n_positions": 256,
-        "vocab_size": 512,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    },
-}
-TINY["gpt2_unscaled"] = TINY["gpt2"] | {
-    "scale_attn_weights": False,
-    "activation_function": "relu",
-    "n_inner": 160,
-    "tie_word_embeddings": False,
-}

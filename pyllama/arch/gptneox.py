@@ -87,23 +87,3 @@ CONVERT = Convert(
     change=_change,
     ignored=("*.rotary_emb.inv_freq", "*.attention.bias", "*.attention.masked_bias"),
 )
-_TINY = {
-    "architectures": ["GPTNeoXForCausalLM"],
-    "model_type": "gpt_neox",
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-    "vocab_size": 512,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-5,
-    "rotary_emb_base": 10000,
-    "rotary_pct": 0.25,
-    "use_parallel_residual": True,
-}
-TINY = {
-    "gptneox": _TINY,
-    "gptneox_sequential": {**_TINY, "use_parallel_residual": False, "rotary_pct": 1.0},
-    "gptneox_no_biases": {**_TINY, "attention_bias": False, "hidden_act": "gelu_new"},
-}

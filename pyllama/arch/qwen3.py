@@ -31,13 +31,3 @@ CONVERT = Convert(
     },
     keys=qwen2.CONVERT.keys,
 )
-_TINY = {
-    **qwen2.TINY["qwen2"],
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "head_dim": 32,
-}
-TINY = {
-    "qwen3": _TINY,
-    "qwen3_biases": {**_TINY, "attention_bias": True, "tie_word_embeddings": True},
-}

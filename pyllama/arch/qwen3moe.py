@@ -34,14 +34,3 @@ CONVERT = Convert(
     },
     keys=_keys,
 )
-TINY = {
-    "qwen3moe": {
-        **qwen3.TINY["qwen3"],
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 96,
-        "norm_topk_prob": True,
-    },
-}

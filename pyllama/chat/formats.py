@@ -20,7 +20,7 @@ from .builtin import ALIASES, FORMATS, NamedFormat
 from .template import JinjaTemplate, Messages
 
 if TYPE_CHECKING:
-    from ..model import Model
+    from ..core.model import Model
 
 DEFAULT = "chat_template.default"
 """llama-cpp-python's name for a model's own template."""

@@ -102,5 +102,6 @@ def _described(error: Exception) -> TemplateError:
     if isinstance(error, MemoryError):
         return TemplateError("the chat template was stopped: out of memory")
     return TemplateError(
-        f"the chat template is wrong{at}: {text or kind}; try --chat-template NAME"
+        f"the chat template is wrong{at}: {text or kind}; "
+        "try another, such as `chat_format='chatml'`"
     )

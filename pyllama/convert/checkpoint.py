@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import ModelError
-from .budget import Budget, shown
+from ..files.budget import Budget, shown
 from .folder import Folder
 from .safetensors import read_safetensors
 from .stored import Stored

@@ -28,9 +28,9 @@ from pyggml.gguf.limits import DEFAULT_ALIGNMENT
 from pyggml.gguf.magic import MAGIC
 
 from ..arch import Arch
+from ..core.loader import check_tensors
 from ..errors import ModelError
 from ..hparams import HParams, read_hparams
-from ..loader import check_tensors
 from ..tokenizer import load_tokenizer
 from .checkpoint import read_checkpoint
 from .folder import Folder, read_config
@@ -115,7 +115,8 @@ def convert(
         **read_vocabulary(source, config, arch.CONVERT.add_bos),
     }
     with _trial(folder, _Content(metadata)) as file:
-        hparams = read_hparams(file, load_tokenizer(file.metadata, file.path).n_vocab)
+        n_vocab = load_tokenizer(file.metadata, file.path).n_vocab
+        hparams = read_hparams(file, n_vocab, arch.HPARAMS)
     form = _form(source, planned, hparams, arch, keys, options)
     path = folder if outfile is None else Path(outfile)
     if path.is_dir():

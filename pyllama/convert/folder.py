@@ -16,9 +16,9 @@ from typing import Any
 
 from pyggml.files import open_regular, read_regular
 
-from ..bounded_json import count_values, parse_json
 from ..errors import ModelError
-from .budget import LIMITS, MAX_JSON_BYTES, Budget, shown
+from ..files.bounded_json import count_values, parse_json
+from ..files.budget import LIMITS, MAX_JSON_BYTES, Budget, shown
 
 
 class Folder:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ModelError
-from .budget import shown
+from ..files.budget import shown
 from .folder import Folder, read_json
 from .mapping import float32
 from .model_card import read_card

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError
-from .budget import shown
+from ..files.budget import shown
 from .rope import Config as Config
 from .rope import rope_factors, rope_keys
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
-from .budget import MAX_CARD_BYTES, MAX_CARD_DEPTH, MAX_CARD_SIZE, MAX_CARD_TEXT
+from ..files.budget import MAX_CARD_BYTES, MAX_CARD_DEPTH, MAX_CARD_SIZE, MAX_CARD_TEXT
 from .folder import Folder
 
 _NAME = "README.md"

@@ -61,8 +61,8 @@ def _convert(name: str, rows: npt.NDArray[np.float32], type: GGMLType) -> npt.ND
         peak = np.abs(rows).max()
         if _F16_MAX < peak < np.inf:  # infinity and NaN stay what they are
             raise ModelError(
-                f"tensor {name!r} has values up to {peak:.3g}, too large for f16: use --outtype "
-                "bf16 or f32"
+                f"tensor {name!r} has values up to {peak:.3g}, too large for f16: use "
+                "`outtype='bf16'` or f32"
             )
     try:
         return quantize(rows, type).reshape(-1)

@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from ..arch import Arch, arch_names, get_arch
+from ..core.loader import tensor_sizes
 from ..errors import ModelError
+from ..files.budget import shown
 from ..hparams import HParams
-from ..loader import tensor_sizes
-from .budget import shown
 from .mapping import Array, Config, Tensors
 from .stored import Stored
 

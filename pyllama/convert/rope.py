@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError
-from .budget import shown
+from ..files.budget import shown
 
 Config = Mapping[str, Any]  # a parsed config.json
 _MOST_PAIRS = 1 << 13  # far beyond any head: a damaged size must not fill the memory

@@ -16,7 +16,7 @@ from typing import Any
 from pyggml.files import open_regular
 
 from ..errors import ModelError
-from .budget import MAX_JSON_BYTES, Budget, shown
+from ..files.budget import MAX_JSON_BYTES, Budget, shown
 from .folder import parse_object, unreadable
 from .stored import DTYPES, Stored
 

@@ -24,10 +24,10 @@ import numpy as np
 from pyggml.gguf.magic import MAGIC, POWERINFER
 
 from ..errors import ModelError
+from ..files.budget import Budget, shown
 from ..graph.activation import RELU_LIKE
 from ..hparams import HParams
 from ..sparsity.sources import THRESHOLD_KEY
-from .budget import Budget, shown
 from .folder import Folder
 from .mapping import Array
 from .plan import Planned
@@ -67,13 +67,13 @@ def check_neurons(folder: Path, hparams: HParams, act: str) -> None:
     if hparams.n_expert:
         raise ModelError(
             f"{folder}: its feed-forward part is made of {hparams.n_expert} experts, which sparse "
-            "inference cannot run: convert it with --dense"
+            "inference cannot run: convert it with `predictor=None`"
         )
     if act not in RELU_LIKE:
         raise ModelError(
             f"{folder}: its activation is {act or 'not ReLU'}, whose neurons are never exactly "
-            'zero: convert it with --dense, or say "hidden_act": "relu" in config.json, if it was '
-            "trained so"
+            'zero: convert it with `predictor=None`, or say "hidden_act": "relu" in config.json, '
+            "if it was trained so"
         )
 
 

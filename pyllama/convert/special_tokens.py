@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import ModelError
+from ..files.budget import MAX_TEMPLATE_BYTES, shown
 from ..tokenizer.special import find_eog
-from .budget import MAX_TEMPLATE_BYTES, shown
 from .folder import Folder, objects
 from .mapping import Config
 from .vocabulary_tokens import Vocabulary

@@ -19,7 +19,7 @@ from typing import IO, cast
 from pyggml.files import open_regular
 
 from ..errors import ModelError
-from .budget import MAX_PICKLE_BYTES, MAX_SHARED, Budget, shown
+from ..files.budget import MAX_PICKLE_BYTES, MAX_SHARED, Budget, shown
 from .folder import unreadable
 from .safetensors import INCOMPLETE, LFS_POINTER, lfs_error
 from .stored import DTYPES, Stored

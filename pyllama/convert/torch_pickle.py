@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ModelError
-from .budget import OPCODE_VALUES, Budget, shown
+from ..files.budget import OPCODE_VALUES, Budget, shown
 
 _STORAGES = {
     "DoubleStorage": "F64",

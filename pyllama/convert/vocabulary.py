@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import TokenizerError
+from ..files.budget import shown
 from ..tokenizer.special import CONTROL, NORMAL, UNUSED, USER_DEFINED
-from .budget import shown
 from .folder import Folder, objects
 from .mapping import Config
 from .special_tokens import special_keys

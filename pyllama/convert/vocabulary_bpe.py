@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TokenizerError
+from ..files.budget import shown
 from ..tokenizer.recognise import recognise
 from ..tokenizer.special import BYTE, NORMAL, UNKNOWN
-from .budget import shown
 from .folder import Folder, objects
 from .vocabulary_tokens import MAX_TOKENS, Token, Vocabulary
 

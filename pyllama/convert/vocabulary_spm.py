@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import TokenizerError
+from ..files.budget import MAX_SENTENCEPIECE_BYTES
 from ..tokenizer.special import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED
-from .budget import MAX_SENTENCEPIECE_BYTES
 from .folder import Folder
 from .vocabulary_tokens import MAX_TOKENS, Token, Vocabulary
 

@@ -5,7 +5,7 @@
     while engine.has_work:
         for event in engine.step(): print(event.text, end="")
 
-`Engine.run` steps by itself for one request, `Engine.lease` gives a sequence to drive by hand.
+`Engine.run` steps by itself for one request; a `Lease` is a sequence that is driven by hand.
 docs/engine.md shows a step, a server loop and a drafter.
 """
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
+from ..core.fork_lock import ForkLock
 from ..errors import PyllamaError
-from ..fork_lock import ForkLock
 
 T = TypeVar("T")
 Steps = Generator[T, Sequence[int] | None, None]

@@ -6,7 +6,7 @@
         for event in engine.step(): ...
 
     for event in engine.run(Request(tokens)): ...  # steps by itself; closing it aborts
-    lease = engine.lease()                         # a sequence that is driven by hand
+    lease = Lease(engine)                          # a sequence that is driven by hand
     lease.evaluate(tokens)
 
 One thread steps; `submit`, `abort` and `wait` may be called from any thread, and take effect at the
@@ -27,13 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..batch import Batch
+from ..core.batch import Batch
+from ..core.state import dump_state, restore_state
 from ..errors import BatchError, ContextFull, StateError
 from ..sampling import Chain, apply_logits_processors
-from ..state import dump_state, restore_state
 from .call_lock import ReentrantCall
 from .job import Job
-from .lease import Lease
 from .logprobs import token_logprob
 from .request import (
     EndReason,
@@ -51,7 +50,7 @@ from .text import TextAssembler
 from .timings import Timings
 
 if TYPE_CHECKING:
-    from ..context import Context
+    from ..core.context import Context
 
 
 class Engine:
@@ -113,7 +112,7 @@ class Engine:
             QueueFull: the policy's ``max_waiting``.
         """
         if all(sequence.leased for sequence in self._sequences):
-            raise BatchError("all sequences of the context are leased; use a larger n_seq_max")
+            raise BatchError("all sequences of the context are leased; use a larger `n_seq_max`")
         most = self.policy.max_waiting
         if most is not None and len(self._waiting) + self._inbox.qsize() >= most:
             raise QueueFull(f"{most} requests wait already; try again later")
@@ -146,25 +145,25 @@ class Engine:
         """
         return self._run(self._make_jobs(request, list(map(int, request.tokens))))
 
-    def lease(self, *, keep: bool = False) -> Lease:
-        """A sequence to be driven by hand, until `Lease.release` or its last reference.
+    def take_sequence(self, *, keep: bool = False) -> Sequence:
+        """A sequence that only its caller changes, for a `Lease`.
 
         Args:
-            keep: leave what it holds in it, else it is empty.
+            keep: leave the tokens that it holds, else it is empty.
 
         Raises:
-            BatchError: texts or leases have them all.
+            BatchError: requests or leases have all of them.
         """
         free = self._free()
         if not free:
             raise BatchError(
-                f"all {len(self._sequences)} sequences are in use; use a larger n_seq_max"
+                f"all {len(self._sequences)} sequences are in use; use a larger `n_seq_max`"
             )
         sequence = min(free, key=lambda s: (s.n_tokens, s.seq_id))
         sequence.leased = True
         if not keep:
             sequence.clear()
-        return Lease(self, sequence)
+        return sequence
 
     def drop_prefixes(self) -> None:
         """Forget all tokens that no text and no lease uses."""
@@ -772,8 +771,8 @@ class Engine:
             )  # fmt: skip
         return jobs
 
-    def _run(self, jobs: list[Job], lease: Lease | None = None) -> Run:
-        """The generator of `run`; it keeps a lease alive."""
+    def _run(self, jobs: list[Job], holder: object = None) -> Run:
+        """The generator of `run`; it keeps the lease that it runs in alive."""
         mailbox: deque[Event] = deque()
         for job in jobs:
             job.sink, job.is_run, job.paused = mailbox.append, True, True

@@ -1,6 +1,6 @@
 """A sequence of an engine that is driven by hand.
 
-lease = engine.lease()
+lease = Lease(engine)
 lease.evaluate(tokens)
 for event in lease.run(Request(more, max_tokens=8), append=True): ...
 """
@@ -9,29 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
 
 from ..errors import ContextFull
+from .engine import Engine
 from .request import Floats, Ids, Request, Run
-from .sequence import Row, Sequence, batches
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .sequence import Row, batches
 
 
 class Lease:
     """A sequence that is driven by hand; texts run in it only by `run`.
 
-    Not thread-safe, and nothing for a thread beside the one that steps the engine.
+    It is taken until `release`, or until the object is gone. Not thread-safe; only for the thread
+    that steps the engine.
+
+    Args:
+        engine: the engine that has the sequence.
+        keep: leave the tokens that the sequence holds, else it is empty.
 
     Attributes:
         context: of the engine.
         ids: int32[n_ctx_seq], of which the first ``n_tokens`` count.
+
+    Raises:
+        BatchError: requests or leases have all sequences.
     """
 
-    def __init__(self, engine: Engine, sequence: Sequence) -> None:
-        self._engine, self._sequence = engine, sequence
-        self.context, self.ids = engine.context, sequence.ids
+    def __init__(self, engine: Engine, *, keep: bool = False) -> None:
+        self._engine, self._sequence = engine, engine.take_sequence(keep=keep)
+        self.context, self.ids = engine.context, self._sequence.ids
 
     @property
     def engine(self) -> Engine:
@@ -102,7 +107,7 @@ class Lease:
         if n_wanted > n_ctx:
             raise ContextFull(
                 f"{len(tokens)} tokens behind {sequence.n_tokens} do not fit into a context of "
-                f"{n_ctx}; use n_ctx={n_wanted} or more, or reset()"
+                f"{n_ctx}; use `n_ctx={n_wanted}` or more, or reset()"
             )
         sequence.owner = None
         sequence.truncate()
@@ -171,4 +176,5 @@ class Lease:
         self._engine._inbox.put(self._sequence)
 
     def __del__(self) -> None:
-        self.release()
+        if hasattr(self, "_sequence"):  # else there was none to take
+            self.release()

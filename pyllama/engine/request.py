@@ -161,10 +161,9 @@ def check_prompt(n_prompt: int, n_past: int, n_ctx: int, min_room: int = MIN_ROO
     if not n_prompt:
         raise BatchError("there are no tokens to continue: begin with the BOS token, or a text")
     if n_past + n_prompt > n_ctx - min_room:
-        held = f" behind {n_past} tokens" if n_past else ""
+        held = f" after {n_past} others" if n_past else ""
         raise ContextFull(
             f"the prompt has {n_prompt} tokens{held}, a context of {n_ctx} takes "
             f"{max(0, n_ctx - min_room - n_past)}; "
-            f"use a context of at least {n_past + n_prompt + min_room} (-c, n_ctx) "
-            "or a shorter prompt"
+            f"use `n_ctx={n_past + n_prompt + min_room}` or more, or a shorter prompt"
         )

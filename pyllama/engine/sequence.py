@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..batch import Batch
+from ..core.batch import Batch
 from ..errors import ContextFull
 from .request import Floats, Ids
 
 if TYPE_CHECKING:
-    from ..context import Context
+    from ..core.context import Context
 
 UNKNOWN = -1
 """In place of a token that was evaluated before there was an engine."""
@@ -142,7 +142,7 @@ class Sequence:
         if n < 1 or n_keep > n_ctx - 2:
             raise ContextFull(
                 f"all {n_keep} tokens to keep fill the context of {n_ctx}; "
-                "use a smaller --keep or a larger context (-c, n_ctx)"
+                "use a smaller `n_keep` or a larger `n_ctx`"
             )
         del tokens[n_keep : n_keep + n]
         self.n_forgotten += n

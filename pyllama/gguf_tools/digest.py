@@ -21,7 +21,7 @@ from pyggml.files import read_regular
 from pyggml.gguf import GGUFError, GGUFFile
 from pyggml.visible import visible
 
-from ..loader import Progress
+from ..core.loader import Progress
 
 KINDS = ("xxh64", "sha1", "sha256", "uuid")
 # of the URL en.wikipedia.org/wiki/Llama.cpp

@@ -26,7 +26,7 @@ from pyggml.gguf.header import ALIGNMENT_KEY
 from pyggml.gguf.parts import SPLIT_KEYS
 from pyggml.gguf.types import parse_value
 
-from ..bounded_json import parse_json
+from ..files.bounded_json import parse_json
 
 _MAX_VALUES = 4 << 20  # in an array of a setting
 CHAT_TEMPLATE = "tokenizer.chat_template"
@@ -75,16 +75,18 @@ def planned_change(file: GGUFFile, key: str, text: str) -> Change:
     """
     kind = file.value_types.get(key)
     if kind is None:
-        raise GGUFError(f"{file.path}: there is no metadata key {key!r}; `new` can add it")
+        raise GGUFError(
+            f"{file.path}: there is no metadata key {key!r}; pyllama gguf new can add it"
+        )
     if not kind.code:
         raise GGUFError(
             f"{file.path}: {key!r} is of type {kind.name}, only numbers and bools can be set in "
-            f"place; make a copy with `new`"
+            f"place; make a copy with pyllama gguf new"
         )
     if key in (ALIGNMENT_KEY, *SPLIT_KEYS):
         raise GGUFError(
-            f"{file.path}: {key!r} says how the file is laid out, which would then be wrong; use "
-            f"`new`, `split` or `merge`"
+            f"{file.path}: {key!r} says how the file is laid out, which would then be wrong; "
+            "use pyllama gguf new, split or merge instead"
         )
     try:
         new = parse_value(kind, text)

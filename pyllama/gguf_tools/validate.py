@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pyggml.errors import PyggmlError
 from pyggml.gguf import GGUFError, GGUFFile
 
-from ..arch import get_arch
+from ..arch import arch_of
+from ..core.loader import Progress, check_data, match_tensors
 from ..errors import ModelError
 from ..hparams import read_hparams
-from ..loader import Progress, check_data, match_tensors
 from ..sparsity.weights import read_as_ours
 
 _TOKENS = "tokenizer.ggml.tokens"
@@ -79,7 +79,7 @@ def _architecture(file: GGUFFile, notes: list[str]) -> Iterator[str]:
         notes.append("shapes are not checked: there are no tensors (a vocabulary only)")
         return
     try:
-        patterns = get_arch(file.get_str("general.architecture")).TENSORS
+        arch = arch_of(file)
     except (ModelError, GGUFError) as error:
         notes.append(f"shapes are not checked: {error}")
         return
@@ -87,5 +87,5 @@ def _architecture(file: GGUFFile, notes: list[str]) -> Iterator[str]:
         notes.append(f"shapes are not checked: there is no {_TOKENS}")
         return
     read_as_ours(file)
-    hparams = read_hparams(file, len(file.get_strings(_TOKENS)))
-    yield from match_tensors(file, patterns, hparams)[1]
+    hparams = read_hparams(file, len(file.get_strings(_TOKENS)), arch.HPARAMS)
+    yield from match_tensors(file, arch.TENSORS, hparams)[1]

@@ -20,8 +20,8 @@ from pyggml.tensor import Tensor
 
 from ..errors import ModelError
 from ..hparams import HParams
-from ..kv_cache import KVCache
-from ..memory import Memory
+from ..kv.cache import KVCache
+from ..kv.memory import Memory
 from .activation import GLU_OF, activate, gated
 from .experts import experts
 from .variants import build_ffn

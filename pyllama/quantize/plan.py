@@ -186,7 +186,7 @@ def check_plan(plan: Plan, options: Options) -> None:
         if t.source.type.is_quantized and not options.allow_requantize:
             raise ModelError(
                 f"{where} is {t.source.type.name} already: quantize from F16, BF16 or F32, or "
-                "allow a loss of quality with --allow-requantize"
+                "allow a loss of quality with `allow_requantize=True`"
             )
         if not can_read(t.source.type):
             raise ModelError(f"{where} is {t.source.type.name}, which holds no weights to convert")
@@ -198,7 +198,7 @@ def check_plan(plan: Plan, options: Options) -> None:
         if t.needs_imatrix and t.weights is None:
             raise ModelError(
                 f"{where} would become {t.type.name}, which is garbage without an importance "
-                "matrix of it: give one with --imatrix (pyllama-imatrix makes it)"
+                "matrix of it: give one with `imatrix` (pyllama-imatrix makes it)"
             )
 
 

@@ -9,7 +9,7 @@ A source gives each neuron of each token a score, and those that reach the thres
 - ``signs``: how many signs of ``x`` and of the gate's row agree; ``svd``: a gate of low rank;
 - ``topk=K``: everything is computed, and the K largest results of a token are kept (to measure).
 
-Where a layer's neurons are split over two devices (``sparsity.hybrid``), each computes its own, and
+Where a layer has its neurons on two devices (``sparsity.placement``), each computes its own, and
 the partial results are added. Node names are PowerInfer's.
 Source: PowerInfer, ``llm_build_ffn_sparse``; Shin et al. 2024, "SparseInfer".
 """
@@ -105,7 +105,7 @@ def sparse_ffn(
     if act not in RELU_LIKE:
         raise ModelError(
             f"sparse inference needs a model that was trained with ReLU, and the activation of "
-            f"this {b.hparams.arch} is {act}: use --sparse off (sparse='off'), or --act relu "
+            f"this {b.hparams.arch} is {act}: use `sparse='off'`, or `hidden_act='relu'` "
             "only if it was trained so"
         )
     source, _, k = b.hparams.sparse[i].partition("=")

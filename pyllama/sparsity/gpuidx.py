@@ -31,7 +31,7 @@ ARCHITECTURE = "generic.gpu_index"
 _BLOCKS = f"{ARCHITECTURE}.block_count"
 _VRAM = "split.vram_capacity"
 _KEY = "split.key"  # PowerInfer does not look at it
-_AGAIN = "make it anew with --reset-gpu-index"
+_AGAIN = "recreate it with `reset=True`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +115,7 @@ def cached_split(
 
     Args:
         key: a digest of everything that the split depends on.
-        reset: make it anew in any case.
+        reset: recreate it in any case.
 
     Returns:
         The split, and whether it was there.
@@ -131,7 +131,7 @@ def cached_split(
         if not index.key:
             raise ModelError(
                 f"{path}: was made by another program, for {index.vram_bytes / 2**30:.2f} GiB: "
-                "use it as it is with --gpu-index, or replace it with --reset-gpu-index"
+                "use it as it is with `given=PATH`, or replace it with `reset=True`"
             )
     split = make()
     write_gpuidx(path, split, vram_bytes, key)

@@ -20,10 +20,10 @@ from pyggml.dtype import GGMLType, row_size
 from pyggml.gguf import GGUFFile
 
 from ..arch import get_arch
+from ..core.loader import check_tensors
 from ..errors import ModelError
 from ..hparams import HParams
-from ..loader import check_tensors
-from ..memory import window_cells
+from ..kv.memory import window_cells
 from .weights import plan_weights
 
 ATTENTION, SCORES, FFN_IO = "attention", "scores", "ffn norms"
@@ -141,7 +141,7 @@ def _by_rows(file: GGUFFile, hparams: HParams, i: int, sizes: Mapping[str, int])
     if hparams.n_expert or source in ("off", "topk"):
         raise ModelError(
             f"{file.path}: layer {i} computes all of its neurons, so none is more worth its bytes "
-            "than others; name a source that leaves some out, such as --sparse exact for ReLU"
+            "than others; name a source that leaves some out, such as `sparse='exact'` for ReLU"
         )
     names = [f"blk.{i}.ffn_{part}.weight" for part in ("gate", "up")]
     names = [name for name in names if name in sizes]

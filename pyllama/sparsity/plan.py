@@ -20,8 +20,8 @@ from pathlib import Path
 from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 
+from ..core.model import Model
 from ..errors import ModelError
-from ..model import Model
 from .activation_files import read_activations
 from .fingerprint import content_key, model_fingerprint
 from .gpuidx import cached_split, check_split, read_gpuidx
@@ -211,6 +211,6 @@ def _fitting(split: NeuronSplit, path: Path, rows: NeuronRows, left: int) -> Neu
     if need > left:
         raise ModelError(
             f"{path}: its neurons take {need / 2**20:.1f} MiB, and {left / 2**20:.1f} MiB of the "
-            "budget are left for them; give more, or have others chosen (without --gpu-index)"
+            "budget are left for them; give more, or have others chosen (without `given`)"
         )
     return split

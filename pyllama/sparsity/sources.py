@@ -117,7 +117,7 @@ def _source(file: GGUFFile, hparams: HParams, item: Item, i: int) -> str:
     if hparams.n_expert:
         raise ModelError(
             f"{file.path}: its layers have {hparams.n_expert} experts, whose neurons cannot be "
-            "left out; use --sparse off"
+            "left out; use `sparse='off'`"
         )
     if source == "predictor":
         _check_predictor(file, i, predicted)
@@ -135,12 +135,12 @@ def _check_predictor(file: GGUFFile, i: int, others: bool) -> None:
     if lost and others:
         raise ModelError(
             f"{file.path}: layer {i} has no predictor: there is no tensor '{lost[0]}'; convert it "
-            f"with one, or use another source there: --sparse predictor,exact:{i}"
+            f"with one, or use another source there: `sparse='predictor,exact:{i}'`"
         )
     if lost:
         raise ModelError(
             f"{file.path}: there are no predictors in this file, such as '{lost[0]}'; convert it "
-            "with them, or use --sparse exact, which needs none"
+            "with them, or use `sparse='exact'`, which needs none"
         )
 
 

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from pyggml.files import read_regular, write_whole
 from pyggml.visible import visible
 
-from ..bounded_json import parse_json
 from ..errors import ModelError
+from ..files.bounded_json import parse_json
 from ..hparams import HParams
 from .placement import Activity, hottest
 

@@ -17,7 +17,7 @@ from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
 
-from ..convert.budget import Budget
+from ..files.budget import Budget
 from .boundaries import SPACE
 from .characters import WHITE
 from .pretokenize import Cutter, PreTokenizer

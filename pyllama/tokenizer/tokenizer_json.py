@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..convert.budget import Budget, shown
+from ..files.budget import Budget, shown
 from .boundaries import SPACE
 from .pattern_size import MAX_SIZE, compiled_size
 

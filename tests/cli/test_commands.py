@@ -62,13 +62,10 @@ class FakeContext:
 
 
 class FakeEngine:
-    """Its only sequence, too, which recites."""
+    """An engine that recites, and the lease of its only sequence."""
 
     def __init__(self, context: FakeContext, *, timings: Timings) -> None:
         self.context, self.timings = context, timings
-
-    def lease(self) -> FakeEngine:
-        return self
 
     def run(self, request: Request) -> Iterator[Event]:
         timings, tokenizer = self.timings, self.context.model.tokenizer
@@ -122,13 +119,14 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     row = json.loads('{"model_type": "m", "avg_ts": 2.0, "n_prompt": 8, "n_gen": 0, "n_depth": 0}')
     chunk = [SimpleNamespace(chunk=i, ppl=10.0 + i, error=0.5) for i in (1, 2, 3)]
     monkeypatch.setattr("pyllama.engine.Engine", FakeEngine)
+    monkeypatch.setattr("pyllama.engine.Lease", lambda engine: engine)
     fakes = {
-        "model": {"Model": FakeModel},
-        "context": {"Context": FakeContext},
-        "perplexity": {"perplexity": lambda context, tokens, n_ctx, n, file: iter(chunk[:n])},
-        "graph_export": {"drawn_graph": fake_drawn},
-        "graph_profile": {"profiled_graph": fake_profiled},
-        "bench": {
+        "core.model": {"Model": FakeModel},
+        "core.context": {"Context": FakeContext},
+        "eval.perplexity": {"perplexity": lambda context, tokens, n_ctx, n, file: iter(chunk[:n])},
+        "inspect.graph_export": {"drawn_graph": fake_drawn},
+        "inspect.graph_profile": {"profiled_graph": fake_profiled},
+        "bench.bench": {
             "BenchCase": lambda **case: case,
             "run_bench": lambda model, case, **o: {**row, "n_prompt": case["n_prompt"]},
         },
@@ -293,7 +291,7 @@ def test_bench_that_is_stopped_leaves_a_whole_file(monkeypatch: pytest.MonkeyPat
             raise KeyboardInterrupt
         return {"n_prompt": case["n_prompt"]}
 
-    monkeypatch.setattr(sys.modules["pyllama.bench"], "run_bench", stopped)
+    monkeypatch.setattr(sys.modules["pyllama.bench.bench"], "run_bench", stopped)
     code, out, _ = run(bench.command, "-p", "8,16", "-n", "0", "-o", "json")
     assert code == 130 and [row["n_prompt"] for row in json.loads(out)] == [8]
     code, out, err = run(bench.command, "-m", "bad.gguf", "-p", "8", "-o", "json")
@@ -310,7 +308,7 @@ def test_bench_takes_models_of_the_hub_and_places_threads(
         loaded.append((repo, file))
         return Path("x.gguf")
 
-    monkeypatch.setattr("pyllama.hub.hub_model", hub_model)
+    monkeypatch.setattr("pyllama.files.hub.hub_model", hub_model)
     monkeypatch.setattr("pyggml.host.set_thread_options", given.append)
     arguments = ["-hf", "user/model", "-hff", "x.gguf", "--poll", "7", "-o", "jsonl"]
     result = CliRunner().invoke(bench.command, arguments)

@@ -216,7 +216,7 @@ def test_hub_options_reach_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((repo, file, hub.token, hub.offline))
         raise ModelError("stop here")
 
-    monkeypatch.setattr("pyllama.hub.hub_model", hub_model)
+    monkeypatch.setattr("pyllama.files.hub.hub_model", hub_model)
 
     def run(*args: str) -> tuple[int, str]:
         result = CliRunner().invoke(completion.command, ["-p", "x", *args])

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyllama import Context, Model
-from pyllama.observe import observe
+from pyllama.inspect.observe import observe
 from pyllama_cli.commands.eval_callback import command
 from tests.pyllama.models import Spec, random_weights, write_model
 

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pyllama.overrides import Overrides
+from pyllama.core.overrides import Overrides
 from pyllama_cli.options import (
     ContextOptions,
     ModelOptions,

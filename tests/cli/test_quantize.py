@@ -183,7 +183,7 @@ def test_from_text_to_a_weighed_model_and_its_distance(
 def test_statistics_have_llama_cpps_lines() -> None:
     import numpy as np
 
-    from pyllama.kl_divergence import Divergence
+    from pyllama.eval.kl_divergence import Divergence
     from pyllama_cli.kl_table import chunk_line, statistics
 
     rng = np.random.default_rng(0)

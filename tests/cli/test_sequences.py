@@ -32,7 +32,7 @@ def run(
 
 def test_batched_bench_prints_llamas_table(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = SimpleNamespace(perf_counter=itertools.count().__next__)
-    monkeypatch.setattr("pyllama.batched_bench.time", seconds)
+    monkeypatch.setattr("pyllama.bench.batched.time", seconds)
     code, out, err = run(batched_bench.command, model, "-npp", "4,8", "-ntg", 2, "-npl", "1,3")
     lines = out.splitlines()
     assert code == 0 and "n_kv_max = 30, n_batch = 30" in err
@@ -125,7 +125,7 @@ TALK = ("-cnv", "--chat-template", "vicuna", "--temp", 0, "--no-perf", "--ignore
 def test_a_conversation_goes_on_when_its_context_is_full(model: Path) -> None:
     args, stdin = (*TALK, "-sys", "Be brief.", "-n", 20, "-c", 100), "one\ntwo\nthree\nfour\n"
     code, out, err = run(completion.command, model, *args, stdin=stdin)
-    assert code == 0 and "error: the prompt has" in err and "use a context of" in err
+    assert code == 0 and "error: the prompt has" in err and "use --ctx-size" in err
     first = out.splitlines()[0]
     for keep in (0, 12, -1):
         shifted = ("--context-shift", "--keep", keep)
@@ -145,7 +145,7 @@ def test_a_conversation_goes_on_when_its_context_is_full(model: Path) -> None:
     long = (*args, "-p", "x" * 70, "-st")
     for options in ((), ("--context-shift",), ("--context-shift", "--keep", -1)):
         code, out, err = run(completion.command, model, *long, *options)
-        assert (code, out) == (1, "") and "tokens, a context of 60 takes 59; use a context" in err
+        assert (code, out) == (1, "") and "tokens, a context of 60 takes 59; use --ctx-size" in err
 
 
 def test_the_prompt_cache_of_a_conversation(model: Path, tmp_path: Path) -> None:

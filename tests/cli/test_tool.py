@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from pyggml.errors import Aborted, GGUFError, ShapeError
 from pyggml.ops.attention import KV_TYPES
 from pyllama_cli import differences, unsupported
-from pyllama_cli.commands import bench, completion, graph, perplexity, tokenize
-from pyllama_cli.main import TABLE, pyllama
+from pyllama_cli.commands import TABLE, bench, completion, graph, perplexity, tokenize
+from pyllama_cli.main import pyllama
 from pyllama_cli.options import CACHE_TYPES
 from pyllama_cli.output import report
 from pyllama_cli.tool import Tool, all_flags, ignored_option

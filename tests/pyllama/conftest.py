@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pyllama import Context, Llama, Model, llama_base
+from pyllama import Context, Llama, Model
+from pyllama.llama import llama as llama_module
 
 from .fake_context import TEXT, FakeContext, FakeModel
 from .models import Spec, random_weights, write_model
@@ -55,8 +56,8 @@ def reciting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., L
             return model
 
         loader = type("Model", (), {"load": staticmethod(load)})
-        monkeypatch.setattr(llama_base, "Model", loader)
-        monkeypatch.setattr(llama_base, "Context", FakeContext)
+        monkeypatch.setattr(llama_module, "Model", loader)
+        monkeypatch.setattr(llama_module, "Context", FakeContext)
         return Llama(path, **{"n_ctx": 64, "verbose": False, **options})
 
     return llama

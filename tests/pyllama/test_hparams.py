@@ -12,6 +12,7 @@ import pytest
 from pyggml.errors import GGUFError
 from pyggml.gguf import GGUFFile, write_gguf
 from pyllama import Model
+from pyllama.arch import arch_of
 from pyllama.errors import ModelError
 from pyllama.hparams import HParams, read_hparams
 
@@ -22,7 +23,8 @@ f32, f64 = np.float32, np.float64
 
 def read(path: Path, metadata: dict[str, Any]) -> HParams:
     write_gguf(path, {k: v for k, v in metadata.items() if v is not None}, {})
-    return read_hparams(GGUFFile(path), 261)
+    file = GGUFFile(path)
+    return read_hparams(file, 261, arch_of(file).HPARAMS)
 
 
 def test_values_and_defaults(tmp_path: Path) -> None:

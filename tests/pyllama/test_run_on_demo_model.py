@@ -13,9 +13,9 @@ import pytest
 
 from pyggml.errors import Aborted
 from pyllama import Batch, Context, Llama, Model
-from pyllama.bench import BenchCase, run_bench
-from pyllama.generate import generate, generate_text
-from pyllama.perplexity import perplexity
+from pyllama.bench.bench import BenchCase, run_bench
+from pyllama.engine.generate import generate, generate_text
+from pyllama.eval.perplexity import perplexity
 from pyllama.sampling import SamplingParams
 
 pytestmark = pytest.mark.model

@@ -132,7 +132,7 @@ def _text(path: Path) -> str:
 
 
 def _json(text: str, where: str) -> Any:
-    from pyllama.bounded_json import parse_json
+    from pyllama.files.bounded_json import parse_json
 
     try:
         return parse_json(text.encode("utf-8", "surrogateescape"), _MAX_VALUES)

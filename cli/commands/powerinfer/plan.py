@@ -23,7 +23,7 @@ from .plan_options import PlanOptions, SimulateOptions, plan_options, simulate_o
 from .tables import plan_table, simulation_table
 
 if TYPE_CHECKING:
-    from pyllama.model import Model
+    from pyllama.core.model import Model
     from pyllama.sparsity.plan import Budget, Choice
     from pyllama.sparsity.simulate import Machine, Work
     from pyllama.sparsity.speeds import Speeds
@@ -45,7 +45,7 @@ def command(
     wanted, machine = PlanOptions.take(options), SimulateOptions.take(options)
     _check(wanted, machine)
     path, sizes = model_path(model), ContextOptions.take(options)
-    from pyllama.model import Model
+    from pyllama.core.model import Model
     from pyllama.sparsity.plan import IndexFile, make_plan, read_activity
 
     loaded = Model.load(path, vocab_only=True, sparse=sparse, sparse_threshold=sparse_threshold)
@@ -101,7 +101,7 @@ def _measures(wanted: PlanOptions, machine: SimulateOptions) -> bool:
 
 def _budget(model: Model, wanted: PlanOptions, sizes: ContextOptions, sparse: str) -> Budget:
     from pyggml.dtype import GGMLType
-    from pyllama.graph_export import drawn_graph
+    from pyllama.inspect.graph_export import drawn_graph
     from pyllama.sparsity.plan import Budget
 
     n_ctx = sizes.ctx_size or model.hparams.n_ctx_train

@@ -151,7 +151,7 @@ class Pool:
                     del self._workers[-1]
                     raise AllocError(
                         f"thread {i + 1} of {n} cannot be started ({error}): use fewer threads "
-                        "(-t, n_threads), or allow more memory or processes (ulimit -v, -u)"
+                        "(`n_threads`), or allow more memory or processes (ulimit -v, -u)"
                     ) from None
             self._ready = n, size
         values, options = tuning(), host.thread_options()

@@ -229,7 +229,8 @@ def report() -> str:
         why = f"the defaults, since measuring failed: {record.problem}"
     else:
         why = f"measured in {record.seconds:.2f} s"
-    lines = [f"tuning           {why}; {env.TUNING.name} sets values, --tune measures again"]
+    how = f"{env.TUNING.name} sets values, pyllama info --tune measures again"
+    lines = [f"tuning           {why}; {how}"]
     choices = {choice.name: choice for choice in record.choices} if record else {}
     for name, value in asdict(tuning()).items():
         reason = ""

@@ -20,6 +20,7 @@ from pyggml.dtype import GGMLType, numpy_dtype
 from pyggml.ops import PERMUTE, Arg, Case, Op
 from pyggml.quants import BLOCK_TYPES, dequantize, quantize, to_float
 from pyggml.quants.block import Field, get, put
+from pyggml.sched import to_numpy
 from pyggml.tensor import Tensor
 
 GUARD = 256  # bytes on both sides of each tensor
@@ -68,13 +69,13 @@ class CaseRun:
         self._allocate()
         for tensor, a in self.filled:
             tensor.set(stored(random_values(a, self.rng), a.type))
-        sources = [None if s is None else np.array(to_float(s)) for s in self.node.src]
-        old = np.array(to_float(self.node)) if self.node.view_src is not None else None
+        sources = [None if s is None else self._values(s) for s in self.node.src]
+        old = self._values(self.node) if self.node.view_src is not None else None
         assert self.op.reference is not None
         self.want = self._rounded(self.op.reference(*sources, **self.node.op_params), old)
         kept = self._outside()
         self.backend.graph_compute(self.graph)
-        self.got = np.array(to_float(self.node))
+        self.got = self._values(self.node)
         assert np.array_equal(self._outside(), kept), "bytes outside of the result were written"
 
     def error(self) -> float:
@@ -99,8 +100,9 @@ class CaseRun:
             offsets.append(size)
             size += -(-buft.alloc_size(t) // 64) * 64 + GUARD
         self.buffer = buft.alloc_buffer(size)
-        assert self.buffer.mem is not None
-        self.buffer.mem[:] = JUNK
+        self.memory = Tensor(GGMLType.I8, (size, 1, 1, 1))  # all of it
+        self.memory.buffer, self.memory.data = self.buffer, self.buffer.base
+        self.buffer.set_tensor(self.memory, np.full(size, JUNK, np.uint8))
         for t, offset in zip(roots, offsets, strict=True):
             t.buffer, t.data = self.buffer, self.buffer.base + offset
         for t in self.ctx:
@@ -108,9 +110,12 @@ class CaseRun:
 
     def _outside(self) -> npt.NDArray[np.uint8]:
         """All bytes but those of the result."""
-        assert self.buffer.mem is not None
         start = self.node.data - self.buffer.base
-        return np.delete(self.buffer.mem, slice(start, start + self.node.nbytes))
+        return np.delete(self.memory.bytes(), slice(start, start + self.node.nbytes))
+
+    def _values(self, tensor: Tensor) -> npt.NDArray[Any]:
+        """A copy of a tensor's values, from memory of the host or of a device."""
+        return np.array(to_float(tensor)) if self.buffer.buft.is_host else to_numpy(tensor)
 
     def _rounded(self, result: npt.NDArray[Any], old: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
         """The reference's result in the precision of the node's type."""

@@ -2,7 +2,7 @@
 
     for name in variants(): folder = write_checkpoint(tmp_path / name, name)
 
-An architecture's ``TINY`` has the configurations. tests/data/arch/<variant>.npz has the names and
+``variants.py`` has the configurations. tests/data/arch/<variant>.npz has the names and
 shapes of the parameters that transformers made of them and what it computed; ``record.py`` writes
 it. The parameters follow from their names, so no weights are stored.
 """
@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from pyllama.arch import arch_names, get_arch
+from pyllama.arch import arch_names
+
+from .variants import VARIANTS
 
 DATA = Path(__file__).parents[2] / "data"
 N_VOCAB = 512
@@ -32,7 +34,7 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
     """Architecture and config.json of each variant, by name."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for arch in arch_names():
-        for name, config in get_arch(arch).TINY.items():
+        for name, config in VARIANTS[arch].items():
             assert name not in found, f"two variants are called {name}"
             found[name] = arch, dict(config)
     return found

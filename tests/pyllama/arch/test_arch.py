@@ -1,6 +1,6 @@
 """Every architecture against transformers: converted from a checkpoint, then run.
 
-The cases are the variants in the architectures' ``TINY``. Logits may differ by 2e-3 (their standard
+The cases are the variants in ``variants.py``. Logits may differ by 2e-3 (their standard
 deviation is about 1.5), and have the same bits however the tokens are cut up.
 """
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pyllama.arch_table import LLAMA_CPP
 from pyllama.convert import convert
 
 from .checkpoints import recorded, write_checkpoint
+from .table import LLAMA_CPP
 
 xllamacpp = pytest.importorskip("xllamacpp")
 

@@ -9,8 +9,8 @@ import pytest
 
 from pyllama import Batch, Context, Model
 from pyllama.convert import convert
+from pyllama.engine.generate import generate
 from pyllama.errors import BatchError
-from pyllama.generate import generate
 from pyllama.sampling import SamplingParams
 
 from .checkpoints import write_checkpoint
@@ -53,7 +53,7 @@ def test_learned_positions_cannot_shift(gpt2: Model) -> None:
         list(generate(context, TOKENS, GREEDY, n_predict=40, n_keep=0))
     context.decode(Batch(TOKENS))
     for move in (lambda: context.kv.seq_add(0, 4, -1, -4), lambda: context.kv.seq_div(0, 0, -1, 2)):
-        with pytest.raises(BatchError, match="use --no-context-shift"):
+        with pytest.raises(BatchError, match="use `n_keep=None`"):
             move()
     assert len(list(generate(context, TOKENS, GREEDY))) == 32 - 20 + 1  # and ends where it is full
 

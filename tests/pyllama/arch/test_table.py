@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pyllama import arch_table as table
-
+from . import table
 from .checkpoints import DATA, variants
 
 PAGE = DATA.parents[1] / "docs" / "architectures.md"
@@ -12,7 +11,7 @@ PAGE = DATA.parents[1] / "docs" / "architectures.md"
 def test_the_page_is_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page.endswith(table.markdown()), (
-        "run: python -m pyllama.arch_table > docs/architectures.md"
+        "run: python -m tests.pyllama.arch.table > docs/architectures.md"
     )
 
 

@@ -25,7 +25,7 @@ GREEDY = Settings(SamplingParams(temp=0))
 
 def state_of(text: str, n_ctx: int = 256) -> Any:
     context: Any = FakeContext(FakeModel(text), n_ctx=n_ctx)
-    return Engine(context).lease()
+    return Lease(Engine(context))
 
 
 def talk(state: Lease, name: str = "vicuna", **options: Any) -> Conversation:
@@ -201,7 +201,5 @@ def test_what_is_said_in_a_transcript_too() -> None:
         said(dialogue, shifting(5))
         assert TOKENIZER.decode(state.tokens).endswith(message)
     dialogue.say("y" * 45)
-    with pytest.raises(
-        ContextFull, match="has 45 tokens behind 5 tokens, a context of 50 takes 44"
-    ):
+    with pytest.raises(ContextFull, match="has 45 tokens after 5 others, a context of 50 takes 44"):
         said(dialogue, shifting(5))

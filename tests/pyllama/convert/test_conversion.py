@@ -97,7 +97,7 @@ def test_values_that_a_type_cannot_hold(folder: Path) -> None:
     tensors["lm_head.weight"] = tensors["lm_head.weight"] * 0 + 1e6
     write_safetensors(folder / "model.safetensors", tensors)
     with pytest.raises(
-        ModelError, match=r"'output.weight' has values up to 1e\+06.*--outtype bf16"
+        ModelError, match=r"'output.weight' has values up to 1e\+06.*outtype='bf16'"
     ):
         convert(folder, folder / "x.gguf", "f16")
     tensors["lm_head.weight"][0, 0] = np.nan

@@ -155,8 +155,11 @@ def test_a_file_in_place_of_the_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("variant", "message"),
     [
-        ("mixtral", "its feed-forward part is made of 4 experts.*--dense"),
-        ("llama", "its activation is not ReLU, whose neurons are never exactly zero.*--dense"),
+        ("mixtral", "its feed-forward part is made of 4 experts.*predictor=None"),
+        (
+            "llama",
+            "its activation is not ReLU, whose neurons are never exactly zero.*predictor=None",
+        ),
         ("opt_no_bias", "its activation is gelu_erf, whose neurons"),
         ("gpt2", "its activation is not ReLU"),
     ],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pyggml.errors import Aborted
 from pyllama import Context, Model
-from pyllama.engine import Engine, Event, Policy, QueueFull, ReentrantCall, Request
+from pyllama.engine import Engine, Event, Lease, Policy, QueueFull, ReentrantCall, Request
 from pyllama.errors import BatchError, ContextFull
 from pyllama.sampling import SamplingParams
 
@@ -232,11 +232,11 @@ def test_what_a_submitted_request_is_refused_for(make: Make) -> None:
     with pytest.raises(QueueFull):
         engine.submit(Request([5]))
     finish(engine)
-    lease = engine.lease()
+    lease = Lease(engine)
     with pytest.raises(BatchError, match="leased"):
         engine.submit(Request([5]))
     with pytest.raises(BatchError, match="in use"):
-        engine.lease()
+        Lease(engine)
     del lease
     engine.step()
     assert made(engine.run(Request([5], GREEDY, max_tokens=2)))
@@ -331,7 +331,7 @@ def test_requests_from_other_threads(make: Make, alone: Callable[..., list[int]]
 
 def test_runs_and_hands_share_a_lease(make: Make, alone: Callable[..., list[int]]) -> None:
     engine = Engine(make())
-    lease = engine.lease()
+    lease = Lease(engine)
     requests = [Request(TOKENS[i : i + 9], GREEDY, max_tokens=8, text=False) for i in (0, 50)]
     runs = [lease.run(request) for request in requests]
     got: list[list[int]] = [[], []]

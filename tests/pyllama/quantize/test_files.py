@@ -133,7 +133,7 @@ def test_copy_changes_nothing_and_what_is_of_the_type_stays(tmp_path: Path) -> N
         for name, t in source.tensors.items():
             assert file.tensors[name].type is t.type
             np.testing.assert_array_equal(file.tensor_bytes(name), source.tensor_bytes(name))
-    with pytest.raises(ModelError, match=r"is Q4_0 already.*--allow-requantize"):
+    with pytest.raises(ModelError, match=r"is Q4_0 already.*allow_requantize=True"):
         quantized(path, tmp_path / "z.gguf", "Q8_0")
     with quantized(path, tmp_path / "z.gguf", "Q8_0", allow_requantize=True) as file:
         assert file.tensors["blk.0.ffn_up.weight"].type is T.Q8_0

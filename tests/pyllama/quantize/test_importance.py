@@ -13,10 +13,10 @@ import pytest
 from pyggml.errors import PyggmlError
 from pyggml.gguf import GGUFError, GGUFFile, write_gguf
 from pyllama.errors import ModelError
+from pyllama.eval.saved_logits import SavedLogits
 from pyllama.quantize import Importance, read_importance, write_importance
 from pyllama.quantize.importance import Entry
 from pyllama.quantize.statistics import matrix_statistics
-from pyllama.saved_logits import SavedLogits
 
 
 def sample() -> Importance:

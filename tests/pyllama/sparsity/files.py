@@ -3,8 +3,8 @@
     path = sparse_file(tmp_path, "bamboo")                     # predictors, PWRI
     plain, _ = dense_file(tmp_path, "bamboo")                  # what it was made of
 
-The variants are architectures' ``TINY``; the predictors follow from their names, as weights do (see
-``arch.checkpoints``), so that nothing but what torch computed is stored (``record.py``).
+The variants are those of ``arch/variants.py``. The predictors follow from their names, as weights
+do (see ``arch.checkpoints``): only what torch computed is stored (``record.py``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile
 from pyllama import Batch, Context, Model
 from pyllama.errors import BatchError, ModelError
-from pyllama.observe import observe
+from pyllama.inspect.observe import observe
 from pyllama.sparsity.collect import collect
 from pyllama.sparsity.fingerprint import content_key, model_fingerprint
 from pyllama.sparsity.stats import Statistics, load_stats, save_stats

@@ -112,7 +112,7 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     assert read_gpuidx(path).split.up[1].tolist() == [0, 1, 2]
     for i, wrong in enumerate(([0, 1, N_FF], [-1, 0, 1])):
         written({"blk.1.gpu_bucket": np.array(wrong, np.int32)})
-        refused(rf"names neuron {('0 to 24', '-1 to 1')[i]} of 0 to 23; make it anew")
+        refused(rf"names neuron {('0 to 24', '-1 to 1')[i]} of 0 to 23; recreate it")
     for wrong in ([0, 1], [0, 1, 3], [0, 1, 1]):
         written({"blk.1.gpu_bucket": np.array(wrong, np.int32)})
         refused("gpu_bucket' names . neurons, 'blk.1.gpu_idx' marks 3, and they are not the same")
@@ -165,7 +165,7 @@ def test_the_cache_is_keyed(tmp_path: Path) -> None:
         before = len(made)
         assert cached(key, **options) == want
     write_gpuidx(path, split_of([9]), 5 << 29)
-    with pytest.raises(ModelError, match=r"another program, for 2.50 GiB: .*--reset-gpu-index"):
+    with pytest.raises(ModelError, match=r"another program, for 2.50 GiB: .*reset=True"):
         cached_split(path, "b", 7, make)
     before = len(made)
     assert cached("b", reset=True) == 3

@@ -87,7 +87,6 @@ def test_levels(folder: Path) -> None:
 
 def test_a_buffer_takes_what_was_counted(folder: Path) -> None:
     """A plan's bytes are those of the buffer that its tensors are placed in."""
-    from pyllama.sparsity.hybrid import place_weights
 
     model = Model.load(sparse_file(folder, "llama_relu"))
     activity = np.random.default_rng(0).random((N_LAYER, model.hparams.n_ff))
@@ -96,7 +95,7 @@ def test_a_buffer_takes_what_was_counted(folder: Path) -> None:
         plan = make_plan(model, replace(BUDGET, nbytes=kib << 10), activity, choice,
                          IndexFile(reset=True))  # fmt: skip
         device = FakeDevice()
-        place_weights(model, plan.placed, device)
+        plan.placed.apply(model, device)
         caches = sum(item.nbytes for item in plan.placed.on_gpu if item.level == KV)
         assert sum(device.buft.sizes) == plan.placed.used_bytes - caches <= kib << 10
 

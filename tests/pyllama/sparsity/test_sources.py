@@ -12,8 +12,8 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.errors import GGUFError
 from pyllama import Batch, Context, Llama, Model
+from pyllama.core.overrides import Overrides
 from pyllama.errors import ModelError
-from pyllama.overrides import Overrides
 from pyllama.sparsity.sources import Item, parse_sparse
 
 from ..models import Spec, random_weights, write_model
@@ -163,14 +163,16 @@ def test_a_threshold_of_the_environment(
 def test_what_this_model_cannot_do(bamboo: Path, silu: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="the sparse threshold is nan"):
         Model.load(bamboo, sparse_threshold=float("nan"))
-    with pytest.raises(ModelError, match=r"there are no predictors in this file.*--sparse exact"):
+    with pytest.raises(ModelError, match=r"there are no predictors in this file.*sparse='exact'"):
         Model.load(silu, sparse="predictor")
     with pytest.raises(ModelError, match=r"sparse exact:0-3: the layers of this model are 0 to 2"):
         Model.load(bamboo, sparse="exact:0-3")
     with pytest.raises(ModelError, match=r"topk=161: a layer has 160 neurons"):
         Model.load(bamboo, sparse="topk=161")
     model = Model.load(silu, sparse="exact")
-    with pytest.raises(ModelError, match=r"llama is silu: use --sparse off.*--act relu only if"):
+    with pytest.raises(
+        ModelError, match=r"llama is silu: use `sparse='off'`.*`hidden_act='relu'` only if"
+    ):
         Context(model, n_ctx=32)
     context = Context(model, n_ctx=32, overrides=Overrides(hidden_act="relu"))
     context.decode(Batch([5]))

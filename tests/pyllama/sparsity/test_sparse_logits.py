@@ -13,12 +13,13 @@ import pytest
 from pyggml.dtype import GGMLType
 from pyggml.errors import ComputeError
 from pyllama import Batch, Context, Model
-from pyllama.arch import arch_names, get_arch
+from pyllama.arch import arch_names
+from pyllama.core.overrides import Overrides
 from pyllama.errors import ModelError
-from pyllama.overrides import Overrides
 
 from ..arch.checkpoints import recorded as dense_recording
 from ..arch.checkpoints import variants
+from ..arch.variants import VARIANTS as OF_ARCHITECTURES
 from .files import VARIANTS, dense_file, read, recorded, sparse_file, write
 
 F32, F16, Q4_0, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q4_0, GGMLType.Q8_0
@@ -118,7 +119,7 @@ EXPERTS = {"num_experts", "num_local_experts"}
 PLAIN = {  # of each architecture a variant without experts
     arch: name
     for arch in arch_names()
-    for name, config in get_arch(arch).TINY.items()
+    for name, config in OF_ARCHITECTURES[arch].items()
     if not EXPERTS & config.keys()
 }
 

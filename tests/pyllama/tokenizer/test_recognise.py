@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 from tokenizers import models
 
-from pyllama.convert.budget import Budget
+from pyllama.files.budget import Budget
 from pyllama.tokenizer.pretokenizers import PRE_TOKENIZERS
 from pyllama.tokenizer.recognise import PROBE, recognise
 from pyllama.tokenizer.tokenizer_json import Steps

@@ -1,0 +1,58 @@
+"""Parameters that the library's messages name, as the flags of the tools.
+
+    in_flags("use `repack=False` or a larger `n_ctx`")   # "use --no-repack or a larger --ctx-size"
+
+The library writes a parameter between backquotes, alone or with a value, as its callers in Python
+need it. Other text between backquotes stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+
+FLAGS = {
+    "chat_format": "--chat-template",
+    "given": "--gpu-index",
+    "hidden_act": "--act",
+    "imatrix": "--imatrix",
+    "model_path": "--model",
+    "n_batch": "--batch-size",
+    "n_ctx": "--ctx-size",
+    "n_depth": "--n-depth",
+    "n_gen": "--n-gen",
+    "n_gpu_layers": "--n-gpu-layers",
+    "n_keep": "--keep",
+    "n_prompt": "--n-prompt",
+    "n_seq_max": "--parallel",
+    "n_threads": "--threads",
+    "outtype": "--outtype",
+    "save_logits": "--save-all-logits",
+    "sparse": "--sparse",
+    "token": "--hf-token",
+    "type_k": "--cache-type-k",
+    "type_v": "--cache-type-v",
+}
+SETTINGS = {  # values that are a flag without one
+    "allow_requantize=True": "--allow-requantize",
+    "mmap=False": "--no-mmap",
+    "n_keep=None": "--no-context-shift",
+    "offline=True": "--offline",
+    "predictor=None": "--dense",
+    "repack=False": "--no-repack",
+    "reset=True": "--reset-gpu-index",
+    "swa_full=True": "--swa-full",
+}
+PARAMETER = re.compile(r"(?<!`)`([a-z_]+)(?:=([^`]*))?`(?!`)")
+
+
+def in_flags(message: str) -> str:
+    """A message of the library with flags in place of parameters."""
+    return PARAMETER.sub(_flag, message)
+
+
+def _flag(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    setting = SETTINGS.get(f"{name}={value}")
+    if setting is not None or name not in FLAGS:
+        return setting or match[0]
+    return FLAGS[name] if value is None else f"{FLAGS[name]} {value.strip(chr(39))}"

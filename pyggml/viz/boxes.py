@@ -1,0 +1,59 @@
+"""What a picture is made of: boxes, arrows between them, and layers drawn as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..tensor import Tensor
+from .scope import Edge
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that are drawn together.
+
+    Attributes:
+        twin: the id of each box's counterpart in the first layer.
+    """
+
+    layers: tuple[int, ...]
+    twin: dict[str, str] = field(compare=False)
+
+    @property
+    def title(self) -> str:
+        """What a frame says."""
+        first, last, n = self.layers[0], self.layers[-1], len(self.layers)
+        if n == 1:
+            return f"layer {first}"
+        return f"layers {first} to {last}: ×{n}, alike, drawn once; each reads the one before"
+
+
+@dataclass(frozen=True)
+class Box:
+    """One box.
+
+    Attributes:
+        members: the tensors that it stands for: one, or those of several layers that are alike.
+        layer: the frame that it is drawn in.
+        stub: outside of the drawn layers.
+        folded: the layer that is drawn as this box, if any.
+    """
+
+    members: tuple[Tensor, ...]
+    layer: int | None
+    stub: bool
+    folded: Group | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The first member."""
+        return self.members[0]
+
+
+class Arrow(NamedTuple):
+    """An edge between boxes; ``edge`` tells which source of the reader it is."""
+
+    source: str
+    reader: str
+    edge: Edge

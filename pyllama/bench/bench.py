@@ -1,0 +1,240 @@
+"""Tokens per second, measured and reported as llama-bench does.
+
+    row = run_bench(model, BenchCase(n_prompt=512, n_depth=0), repetitions=5)
+    print(row["avg_ts"], row["stddev_ts"])
+
+Only decodes are timed: no sampling, no text. Token ids are random but the same on every run.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyggml.dtype import GGMLType
+
+from .. import __version__
+from ..core.context import Context
+from ..engine import Engine, Lease
+from ..errors import BatchError
+
+if TYPE_CHECKING:
+    from ..core.model import Model
+
+SEED = 1
+
+
+@dataclass(frozen=True)
+class BenchCase:
+    """What one row measures: a prompt, then a generation, behind a filled context.
+
+    Args:
+        n_prompt: tokens evaluated in batches.
+        n_gen: tokens evaluated one by one after them.
+        n_depth: tokens in the context beforehand, not timed.
+        n_batch: tokens in one decode; n_ubatch: computed at once.
+        type_k, type_v: of cached keys and values.
+        n_threads: None chooses.
+
+    Raises:
+        BatchError: nothing to measure, or a number below 0.
+    """
+
+    n_prompt: int = 0
+    n_gen: int = 0
+    n_depth: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    type_k: GGMLType = GGMLType.F16
+    type_v: GGMLType = GGMLType.F16
+    n_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.n_prompt, self.n_gen, self.n_depth) < 0 or not self.n_prompt + self.n_gen:
+            raise BatchError(
+                f"bench of {self.n_prompt} prompt and {self.n_gen} generated tokens behind "
+                f"{self.n_depth}: want at least one token to measure, and none below 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow:
+    """One result, with all of llama-bench's names in its order; times in nanoseconds.
+
+    A field with a default is one that nothing here changes (one device, no pinned threads,
+    attention always fused); it is kept so that llama-bench's tools read the files.
+
+    Source: llama.cpp, ``llama-bench.cpp``, ``test::get_fields``.
+    """
+
+    build_commit: str
+    build_number: int = 0
+    cpu_info: str
+    gpu_info: str = ""
+    backends: str = "CPU"
+    model_filename: str
+    model_type: str
+    model_size: int
+    model_n_params: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    cpu_mask: str = "0x0"
+    cpu_strict: bool = False
+    poll: int = 50
+    type_k: str
+    type_v: str
+    n_gpu_layers: int = 0
+    n_cpu_moe: int = 0
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    no_kv_offload: bool = False
+    flash_attn: int = 1
+    devices: str = "auto"
+    tensor_split: str = "0.00"
+    tensor_buft_overrides: str = "none"
+    load_mode: str = "auto"
+    lazy_mode: str = "auto"
+    embeddings: bool = False
+    no_op_offload: int = 0
+    no_host: bool = False
+    repack: bool = True
+    fit_target: int = 0
+    fit_min_ctx: int = 0
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    test_time: str
+    avg_ns: int
+    stddev_ns: int
+    avg_ts: float
+    stddev_ts: float
+    samples_ns: tuple[int, ...]
+    samples_ts: tuple[float, ...]
+
+
+def run_bench(
+    model: Model, case: BenchCase, *, repetitions: int = 5, warmup: bool = True
+) -> dict[str, Any]:
+    """Measure one case in a context of its own.
+
+    Args:
+        repetitions: samples to take, at least 1.
+        warmup: run a batch of the prompt and one token of the generation first, not timed.
+
+    Returns:
+        The fields of `BenchRow`, ready for JSON.
+
+    Raises:
+        AllocError: the context does not fit into memory.
+        BatchError: no repetitions.
+    """
+    if repetitions < 1:
+        raise BatchError(f"bench with {repetitions} repetitions: want at least 1")
+    context = Context(
+        model,
+        n_ctx=case.n_prompt + case.n_gen + case.n_depth,
+        n_batch=case.n_batch,
+        n_ubatch=case.n_ubatch,
+        type_k=case.type_k,
+        type_v=case.type_v,
+        n_threads=case.n_threads,
+        n_threads_batch=case.n_threads,
+    )
+    try:
+        test_time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return asdict(
+            _row(context, case, test_time, samples_ns(context, case, repetitions, warmup))
+        )
+    finally:
+        context.close()
+
+
+def samples_ns(
+    context: Context, case: BenchCase, repetitions: int = 1, warmup: bool = False
+) -> list[int]:
+    """Nanoseconds of each repetition, in a context that is there already; it is emptied first."""
+    model = context.model
+    depth, prompt, generated = (
+        bench_tokens(model, n, stream)
+        for stream, n in enumerate((case.n_depth, case.n_prompt, case.n_gen))
+    )
+    lease = Lease(Engine(context, sequences=[0]))
+    if warmup:
+        _run(lease, prompt[: context.n_batch], generated[:1])
+    context.kv.clear()
+    lease.adopt(())
+    lease.evaluate(depth)
+    samples = []
+    for _ in range(repetitions):
+        lease.evaluate(depth[lease.keep([*depth, 0]) :])
+        start = time.perf_counter_ns()
+        _run(lease, prompt, generated)
+        samples.append(max(1, time.perf_counter_ns() - start))
+    return samples
+
+
+def _run(lease: Lease, prompt: Sequence[int], generated: Sequence[int]) -> None:
+    lease.evaluate(prompt)
+    for token in generated:  # the lease does not count them: the next `keep` forgets them
+        lease.context.decode_token(token)
+
+
+def bench_tokens(model: Model, n: int, stream: int) -> list[int]:
+    """Random ids, the same on every run; the first is BOS where the model wants one."""
+    rng = np.random.default_rng((SEED, stream))
+    tokens: list[int] = rng.integers(model.hparams.n_vocab, size=n).tolist()
+    bos = model.tokenizer.bos
+    if tokens and model.tokenizer.add_bos and bos is not None:
+        tokens[0] = bos
+    return tokens
+
+
+def _row(context: Context, case: BenchCase, test_time: str, samples: list[int]) -> BenchRow:
+    model = context.model
+    rates = [1e9 * (case.n_prompt + case.n_gen) / ns for ns in samples]
+    several = len(samples) > 1
+    return BenchRow(
+        build_commit=__version__,
+        cpu_info=cpu_info(),
+        model_filename=str(model.path),
+        model_type=model.desc,
+        model_size=model.size_bytes,
+        model_n_params=model.n_params,
+        n_batch=case.n_batch,
+        n_ubatch=case.n_ubatch,
+        n_threads=context.n_threads,
+        type_k=case.type_k.name.lower(),
+        type_v=case.type_v.name.lower(),
+        n_prompt=case.n_prompt,
+        n_gen=case.n_gen,
+        n_depth=case.n_depth,
+        test_time=test_time,
+        avg_ns=round(statistics.fmean(samples)),
+        stddev_ns=round(statistics.stdev(samples)) if several else 0,
+        avg_ts=statistics.fmean(rates),
+        stddev_ts=statistics.stdev(rates) if several else 0.0,
+        samples_ns=tuple(samples),
+        samples_ts=tuple(rates),
+    )
+
+
+def cpu_info() -> str:
+    """The processor's name, as the system gives it."""
+    try:
+        for line in (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,1 @@
+"""A model and what runs it: file, hyperparameters, weights, devices, context."""

@@ -1,0 +1,241 @@
+"""A model: hyperparameters, tokenizer and weights of a GGUF file.
+
+    model = Model.load("x.gguf")
+    model.desc, model.n_params                     # "llama 135M Q4_1", 134515008
+
+Immutable once loaded; any number of contexts and threads may share it.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+
+from pyggml.backend.interface import Backend
+from pyggml.errors import PyggmlError
+from pyggml.gguf import GGUFError, GGUFFile
+from pyggml.gguf.mapped import Mapped
+from pyggml.tensor import Tensor
+
+from ..arch import Arch, arch_of, get_arch
+from ..errors import ModelError
+from ..hparams import KEYS, HParams, Key, read_hparams
+from ..sparsity.sources import choose_sources
+from ..sparsity.weights import read_as_ours
+from ..tokenizer import Tokenizer, load_tokenizer
+from .devices import CPU, Devices, parse_devices, start_devices
+
+_SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+
+
+class WeightPlacement(Protocol):
+    """Which weights are on a device, such as ``sparsity.placement.Placement``."""
+
+    def apply(self, model: Model, device: Backend) -> Model:
+        """The same model with some of its weights on a device."""
+
+
+class Model:
+    """A loaded model; see ``Model.load``.
+
+    Attributes:
+        path, metadata: of the file.
+        tokenizer: read from it.
+        weights: tensors by name (empty with ``vocab_only``).
+        devices: where they are, and contexts compute; the CPU is the last.
+        n_params, size_bytes: of all tensors in the file.
+    """
+
+    def __init__(
+        self, file: GGUFFile, hparams: HParams | PyggmlError, tokenizer: Tokenizer
+    ) -> None:
+        """``hparams`` may be the error that reading them raised: such a model is a vocabulary."""
+        self.path: Path = file.path
+        self.metadata: Mapping[str, Any] = file.metadata
+        self._hparams, self.tokenizer = hparams, tokenizer
+        self.weights: dict[str, Tensor] = {}
+        self.devices: tuple[str | Backend, ...] = (CPU,)
+        infos = file.tensors.values()
+        self.n_params = sum(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3] for t in infos)
+        self.size_bytes = sum(t.nbytes for t in infos)
+        self._types = Counter(t.type.name for t in infos if t.n_dims > 1)
+        self._parts: tuple[Mapped, ...] = ()  # that weights are mapped from
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        repack: bool = True,
+        vocab_only: bool = False,
+        kv_overrides: Mapping[str, bool | int | float | str] | None = None,
+        check_tensors: bool = False,
+        sparse: str = "auto",
+        sparse_threshold: float | None = None,
+        devices: Devices | None = None,
+        n_gpu_layers: int = -1,
+        placement: WeightPlacement | None = None,
+        n_threads: int | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> Model:
+        """Load a GGUF file; the first part of several loads them all.
+
+        Args:
+            use_mmap: map the file; False reads it into memory.
+            use_mlock: pin the weights in RAM (a warning if the system refuses).
+            repack: lay matrices out for fast kernels; False reads them where they are.
+            vocab_only: no weights; the architecture need not be one that can be run.
+            kv_overrides: metadata to change or add, by key.
+            check_tensors: look for NaN, infinity and illegal scales among the weights first.
+            sparse: how active neurons are found: ``auto``, or one of ``sparsity.ffn``'s
+                sources, of some layers another: ``predictor,exact:0-3``; ``off`` computes all.
+            sparse_threshold: what their scores must reach; None is what environment or file say.
+            devices: names of ``pyllama info --list-devices``, as a list or separated by commas, or
+                running backends; None or ``none`` for the CPU alone. Contexts follow.
+            n_gpu_layers: how many of the last layers (the output counts as one) are on devices
+                other than the CPU; negative for all.
+            placement: what of a sparse model is on the first device, neuron by neuron, in place of
+                layers (see ``sparsity.placement``).
+            n_threads: threads that repack.
+            progress: told the fraction that is done.
+
+        Raises:
+            GGUFError: the file cannot be read, or is not a legal GGUF file.
+            ModelError: it is not a model that can be run.
+            TokenizerError: its vocabulary cannot be used.
+            AllocError: not enough memory.
+            BackendError: there is no such device.
+        """
+        wanted = parse_devices(devices)
+        file = GGUFFile(path, mmap=use_mmap)
+        file.override(kv_overrides or {})
+        read_as_ours(file)
+        tokenizer = load_tokenizer(file.metadata, file.path)
+        try:
+            hparams = read_hparams(file, tokenizer.n_vocab, arch_of(file).HPARAMS)
+        except (ModelError, GGUFError) as error:
+            if not vocab_only:
+                raise
+            return cls(file, error, tokenizer)
+        hparams = choose_sources(file, hparams, sparse, sparse_threshold)
+        model = cls(file, hparams, tokenizer)
+        if vocab_only:
+            return model
+        if not file.tensors:
+            raise ModelError(f"{file.path}: there are no weights in this file (a vocabulary only)")
+        from .loader import check_data, load_weights
+
+        for fault in check_data(file) if check_tensors else ():
+            raise ModelError(f"{file.path}: {fault}; fetch the file again")
+        backends = start_devices(wanted, n_threads)
+        model.weights = load_weights(
+            file,
+            model.arch,
+            hparams,
+            backends,
+            n_gpu_layers=n_gpu_layers if placement is None else 0,
+            repack=repack,
+            mlock=use_mlock,
+            progress=progress,
+        )
+        model._parts = file.parts
+        model.devices = tuple(
+            given if backend.buffer_type().is_host else backend
+            for given, backend in zip(wanted, backends, strict=True)
+        )
+        if placement is None:
+            return model
+        model.devices = model.devices[1:]
+        return placement.apply(model, backends[0])
+
+    @property
+    def hparams(self) -> HParams:
+        """The hyperparameters.
+
+        Raises:
+            ModelError, GGUFError: a vocabulary of a model that cannot be run.
+        """
+        if isinstance(self._hparams, PyggmlError):
+            raise self._hparams.with_traceback(None)
+        return self._hparams
+
+    def with_hparams(self, hparams: HParams) -> Model:
+        """The same model, its weights shared, with other hyperparameters."""
+        changed = copy.copy(self)
+        changed._hparams = hparams
+        changed.__dict__.pop("fingerprint", None)  # which was of the others
+        return changed
+
+    @cached_property
+    def arch(self) -> Arch:
+        """The module of the architecture. Raises: as `hparams`."""
+        return get_arch(self.hparams.arch)
+
+    @property
+    def n_ctx_train(self) -> int:
+        """Tokens of context in training; of a vocabulary, 0 where the file does not say."""
+        return self._size("n_ctx_train")
+
+    @property
+    def n_embd(self) -> int:
+        """Width of an embedding; of a vocabulary, 0 where the file does not say."""
+        return self._size("n_embd")
+
+    def _size(self, field: str) -> int:
+        if isinstance(self._hparams, HParams):
+            return int(getattr(self._hparams, field))
+        key = KEYS[field]
+        assert isinstance(key, Key)
+        value = self.metadata.get(f"{self._arch_name}.{key.name}")
+        return int(value) if isinstance(value, (int, np.integer)) and value > 0 else 0
+
+    @property
+    def _arch_name(self) -> str:
+        return str(self.metadata.get("general.architecture", "unknown"))
+
+    @property
+    def desc(self) -> str:
+        """Architecture, size and the type of most matrices, such as ``llama 135M Q4_1``."""
+        factor, suffix = next(((f, s) for f, s in _SUFFIXES if self.n_params >= f), (1, ""))
+        kind = self._types.most_common(1)[0][0] if self._types else "vocab"
+        return f"{self._arch_name} {self.n_params / factor:.0f}{suffix} {kind}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the sizes and of all small weights, to tell models apart (saved states)."""
+        digest = sha256(repr(self.hparams).encode())
+        for name in sorted(self.weights):
+            if self.weights[name].n_dims == 1:
+                digest.update(name.encode() + self.weights[name].bytes().tobytes())
+        return digest.hexdigest()
+
+    def check_file(self) -> None:
+        """Raise GGUFError if a mapped file of weights was truncated; takes less than a us."""
+        for part in self._parts:
+            part.check()
+
+    def close(self) -> None:
+        """Let go of the weights; contexts that still use them keep them alive."""
+        self.weights, self._parts = {}, ()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,185 @@
+"""How well a model predicts a text, by llama.cpp's method.
+
+    for result in perplexity(context, tokens):
+        print(f"[{result.chunk}]{result.ppl:.4f},", end="")
+    print(f"\\nFinal estimate: PPL = {result.ppl:.4f} +/- {result.error:.5f}")
+
+The text is cut into chunks of the context's size. Each is evaluated from an empty cache, its first
+token replaced by BOS where the model wants one, and only its second half is scored: every token
+there has half a context before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine import Engine, Lease
+from ..errors import BatchError, ContextFull, PyllamaError
+from .saved_logits import saving
+
+if TYPE_CHECKING:
+    from ..core.context import Context
+
+_BLOCK_ROWS = 4  # of logits at a time: their copy stays in the cache of the core
+
+
+class PerplexityError(PyllamaError, ValueError):
+    """A text of fewer than two chunks, or logits that are not finite."""
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """The estimate after so many chunks.
+
+    Attributes:
+        chunk: chunks evaluated, from 1.
+        n_scored: tokens that were predicted.
+        nll: sum of -log p over them, in nats; nll2: of its square.
+    """
+
+    chunk: int
+    n_scored: int
+    nll: float
+    nll2: float
+
+    @property
+    def ppl(self) -> float:
+        """exp of the mean of -log p."""
+        mean = self.nll / self.n_scored
+        return math.exp(mean) if mean < 700 else math.inf
+
+    @property
+    def error(self) -> float:
+        """Standard error of ``ppl``; 0 where there is no variance to estimate it from."""
+        mean = self.nll / self.n_scored
+        variance = self.nll2 / self.n_scored - mean * mean
+        if variance <= 0 or self.n_scored < 2:
+            return 0.0
+        return math.sqrt(variance / (self.n_scored - 1)) * self.ppl
+
+
+def perplexity(
+    context: Context,
+    tokens: Sequence[int],
+    n_ctx: int | None = None,
+    n_chunks: int | None = None,
+    logits_file: str | os.PathLike[str] | None = None,
+) -> Iterator[Perplexity]:
+    """Evaluate a text chunk by chunk.
+
+    Args:
+        context: its cache is cleared before every chunk.
+        tokens: the whole text, with BOS if the tokenizer adds one.
+        n_ctx: tokens of a chunk; None for the context's size.
+        n_chunks: chunks at most; None for all that are whole.
+        logits_file: save probabilities here, for ``kl_divergence``; it is there after the last
+            chunk.
+
+    Yields:
+        The running estimate after each chunk; the last one is the final estimate.
+
+    Raises:
+        PerplexityError: fewer than two chunks of tokens; while running, logits that are not finite.
+        ContextFull: ``n_ctx`` is more than the context has.
+        BatchError: ``n_ctx`` below 4. OSError: the file cannot be written.
+
+    Source: llama.cpp, ``perplexity.cpp``, ``perplexity``.
+    """
+    n_ctx = context.n_ctx_seq if n_ctx is None else n_ctx
+    if n_ctx > context.n_ctx_seq:
+        raise ContextFull(
+            f"chunks of {n_ctx} tokens in a context of {context.n_ctx_seq}; use `n_ctx={n_ctx}`"
+        )
+    if n_ctx < 4:
+        raise BatchError(f"perplexity in chunks of {n_ctx} tokens: want at least 4 (`n_ctx`)")
+    if len(tokens) < 2 * n_ctx:
+        raise PerplexityError(
+            f"the text has {len(tokens)} tokens, perplexity with a context of {n_ctx} needs "
+            f"{2 * n_ctx}; use a longer text or a smaller `n_ctx`"
+        )
+    most = len(tokens) // n_ctx
+    n_chunks = most if n_chunks is None else min(n_chunks, most)
+    chunks = np.array(tokens[: n_chunks * n_ctx], np.int32).reshape(n_chunks, n_ctx)
+    return _run(context, chunks, logits_file)
+
+
+def _run(
+    context: Context,
+    chunks: npt.NDArray[np.int32],
+    logits_file: str | os.PathLike[str] | None,
+) -> Iterator[Perplexity]:
+    n_scored, nll, nll2 = 0, 0.0, 0.0
+    with contextlib.ExitStack() as stack:
+        save: Callable[[npt.NDArray[np.float32]], None] | None = None
+        if logits_file is not None:
+            n_vocab = context.model.hparams.n_vocab
+            save = stack.enter_context(saving(logits_file, chunks, n_vocab))
+        for i, chunk in enumerate(chunks):
+            parts = []
+            for logits, targets in scored_logits(context, chunk):
+                parts.append(token_losses(logits, targets))
+                check_finite(parts[-1], i)
+                if save is not None:
+                    save(logits)
+            losses = np.concatenate(parts)
+            n_scored += len(losses)
+            nll += math.fsum(losses)
+            nll2 += math.fsum(losses * losses)
+            yield Perplexity(i + 1, n_scored, nll, nll2)
+
+
+def check_finite(losses: npt.NDArray[np.float64], chunk: int) -> None:
+    """Raises: PerplexityError: a loss is no number."""
+    if not np.isfinite(losses).all():
+        raise PerplexityError(f"chunk {chunk + 1}: the model's logits are not finite numbers")
+
+
+def scored_logits(
+    context: Context, chunk: npt.NDArray[np.int32]
+) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]]:
+    """Evaluate a chunk from an empty cache, with BOS first where the model wants it.
+
+    Yields:
+        Logits of the positions n/2 to n-2, a decode's at a time, and the tokens that come next.
+    """
+    tokenizer = context.model.tokenizer
+    tokens = chunk.tolist()
+    if tokenizer.add_bos and tokenizer.bos is not None:
+        tokens[0] = tokenizer.bos
+    first, end = len(chunk) // 2, len(chunk) - 1
+    context.kv.clear()
+    wanted = [position >= first for position in range(end)]  # not of the last token
+    for start, logits in Lease(Engine(context, sequences=[0])).chunks(tokens[:end], wanted):
+        if len(logits):
+            done = max(first, start)
+            yield logits, chunk[done + 1 : done + 1 + len(logits)]
+
+
+def token_losses(
+    logits: npt.NDArray[np.float32], targets: Sequence[int] | npt.NDArray[np.int32]
+) -> npt.NDArray[np.float64]:
+    """-log softmax(logits)[target] of each row, summed in float64 as llama.cpp does.
+
+    Args:
+        logits: float32[n, n_vocab], only read.
+        targets: n token ids.
+    """
+    ids = np.asarray(targets, np.intp)
+    losses = np.empty(len(ids))
+    for start in range(0, len(ids), _BLOCK_ROWS):
+        rows = slice(start, min(start + _BLOCK_ROWS, len(ids)))
+        block = logits[rows]
+        with np.errstate(over="ignore", invalid="ignore"):  # of a damaged model: callers look
+            shifted = block - block.max(axis=1, keepdims=True)
+        chosen = shifted[np.arange(len(block)), ids[rows]].astype(np.float64)
+        np.exp(shifted, out=shifted)
+        losses[rows] = np.log(shifted.sum(axis=1, dtype=np.float64)) - chosen
+    return losses

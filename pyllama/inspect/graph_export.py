@@ -1,0 +1,145 @@
+"""A model's compute graph as a picture, without loading its weights.
+
+    text = graph_dot("x.gguf", n_tokens=1, layers=(0, 2))
+    drawn = drawn_graph("x.gguf")                  # drawn.graph, drawn.plan, drawn.title
+
+Only the header of the file is read, so this takes a moment for a model of any size.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.alloc import GraphAllocator
+from pyggml.alloc.gallocr import Plan
+from pyggml.buffer import HOST, HostBufferType
+from pyggml.cgraph import CGraph
+from pyggml.errors import AllocError
+from pyggml.gguf import GGUFFile
+from pyggml.tensor import Tensor
+from pyggml.viz import NodeTime, Options, graph_dump_dot
+
+from ..arch import arch_of
+from ..core.loader import check_tensors, header_graph, weight_headers
+from ..hparams import read_hparams
+from ..sparsity.sources import choose_sources
+from ..sparsity.weights import plan_weights, read_as_ours
+from ..tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from pyggml.backend.trace import RunTrace
+
+
+def model_graph(
+    path: str | os.PathLike[str],
+    n_tokens: int = 1,
+    sparse: str = "auto",
+    sparse_threshold: float | None = None,
+) -> CGraph:
+    """The graph of a ubatch of ``n_tokens`` with one output; tensors have no memory.
+
+    Args:
+        sparse, sparse_threshold: as for ``Model.load``.
+
+    Raises:
+        GGUFError, ModelError, TokenizerError: the file is not a model that can be run.
+    """
+    file = GGUFFile(path)
+    read_as_ours(file)
+    arch, tokenizer = arch_of(file), load_tokenizer(file.metadata, file.path)
+    hparams = read_hparams(file, tokenizer.n_vocab, arch.HPARAMS)
+    hparams = choose_sources(file, hparams, sparse, sparse_threshold)
+    infos = check_tensors(file, arch.TENSORS, hparams)
+    headers = weight_headers(infos, plan_weights(infos, hparams))
+    return header_graph(arch, hparams, headers, n_tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnGraph:
+    """A graph with everything that pictures of it tell.
+
+    Attributes:
+        plan: of its intermediate results; all tensors have their place.
+        runs, times: of real runs, empty where it was not run.
+    """
+
+    graph: CGraph
+    plan: Plan
+    title: str
+    runs: tuple[RunTrace, ...] = ()
+    times: dict[Tensor, NodeTime] | None = None
+
+
+def drawn_graph(
+    path: str | os.PathLike[str],
+    n_tokens: int = 1,
+    sparse: str = "auto",
+    sparse_threshold: float | None = None,
+) -> DrawnGraph:
+    """``model_graph`` with places: weights as the file has them, caches, planned results.
+
+    Raises:
+        GGUFError, ModelError: the file is not a model that can be run.
+        AllocError: no memory for the results.
+    """
+    graph = model_graph(path, n_tokens, sparse, sparse_threshold)
+    file = _Unread()
+    for leaf in graph.leafs:
+        if not leaf.data and not leaf.flags:
+            file.place(leaf)
+    plan = GraphAllocator(HOST).alloc_graph(graph)
+    return DrawnGraph(graph, plan, title_of(path, n_tokens))
+
+
+def title_of(path: str | os.PathLike[str], n_tokens: int) -> str:
+    """``x.gguf, 1 token``."""
+    return f"{os.path.basename(path)}, {n_tokens} token{'s' if n_tokens > 1 else ''}"
+
+
+def graph_dot(
+    path: str | os.PathLike[str],
+    *,
+    n_tokens: int = 1,
+    out: str | os.PathLike[str] | None = None,
+    **options: Unpack[Options],
+) -> str:
+    """DOT text of a model's graph, the same on every run; also written to ``out`` if given."""
+    drawn = drawn_graph(path, n_tokens)
+    options.setdefault("title", drawn.title)
+    return graph_dump_dot(drawn.graph, out, **options)
+
+
+class _FileType(HostBufferType):
+    name = "in the file"
+
+
+class _Unread:
+    """The weights' buffer in a picture: it has addresses, and no bytes."""
+
+    buft = _FileType()
+    base = 1 << 12
+    mem: npt.NDArray[np.uint8] | None = None
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def place(self, tensor: Tensor) -> None:
+        """Behind those placed before."""
+        tensor.buffer, tensor.data = self, self.base + self.size
+        self.size += tensor.nbytes
+
+    def set_tensor(self, tensor: Tensor, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
+        raise AllocError(f"'{tensor.name}' is only drawn: its weights were not loaded")
+
+    def get_tensor(
+        self, tensor: Tensor, offset: int = 0, size: int | None = None
+    ) -> npt.NDArray[np.uint8]:
+        raise AllocError(f"'{tensor.name}' is only drawn: its weights were not loaded")
+
+    def lock(self) -> str:
+        return ""

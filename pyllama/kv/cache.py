@@ -1,0 +1,194 @@
+"""A KV cache: the keys and values of some layers, and whose they are.
+
+    kv = KVCache(hparams, n_cells=1024, n_seq_max=2)
+    cells, places = kv.place([0, 0], [5, 6])       # see ``CellLists`` for what sequences can do
+    kv.k[3]                                        # F16 [head_dim, n_cells, n_head_kv]
+
+Each layer's keys and values are in the memory of the device that computes it, and so is a copy of
+the lists of cells that attention reads; the lists themselves are the host's, and ``update_tables``
+sends what changed. Memory is committed by the system when a cell is first written. Not thread-safe.
+Source: llama.cpp, ``llama_kv_cache``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.alloc import alloc_ctx_tensors
+from pyggml.buffer import HOST, Buffer, BufferType
+from pyggml.context import Context
+from pyggml.dtype import GGMLType, row_size
+from pyggml.errors import AllocError
+from pyggml.host import advise_hugepages, available_memory
+from pyggml.tensor import Tensor
+
+from ..errors import BatchError
+from ..hparams import HParams
+from .cells import CellLists
+from .table import Ints
+
+Bytes = npt.NDArray[np.uint8]
+_HUGE_PAGES = 64 << 20  # bytes of a cache whose pages may be huge: of a larger one few may be used
+_LEAST_ROTATED = 64  # elements: for values as good as more
+
+
+class KVCache(CellLists):
+    """Keys and values of some layers.
+
+    Args:
+        n_cells: cells in all.
+        type_k, type_v: of keys and values, one of ``pyggml.ops.attention.KV_TYPES``.
+        layers: those that it serves; None for all.
+        window: positions that a token sees, its own included; 0 for all before it.
+        unified: whether sequences share the cells; otherwise each has an equal part for itself.
+        home: the kind of memory for the keys and values of a layer.
+
+    Attributes:
+        k, v: by layer, [head_dim, n_cells, n_head_kv]: what a head reads lies together.
+        rotate_k, rotate_v: so many elements of a head are rotated together (HADAMARD) on their way
+            into the cache, which spreads outliers over the blocks of quantized types; 0 for none.
+        cells: I32 [2, n_cells, n_seq_max], each sequence's (cell, position) ordered by position,
+            in memory of the host.
+
+    Raises:
+        AllocError: the cache does not fit into this machine's memory.
+        BatchError: a type whose blocks do not divide a head's columns.
+    """
+
+    def __init__(
+        self,
+        hparams: HParams,
+        n_cells: int,
+        n_seq_max: int = 1,
+        type_k: GGMLType = GGMLType.F16,
+        type_v: GGMLType = GGMLType.F16,
+        *,
+        layers: Sequence[int] | None = None,
+        window: int = 0,
+        unified: bool = True,
+        home: Callable[[int], BufferType] = lambda layer: HOST,
+    ) -> None:
+        self.rotate_k = _rotated(type_k, hparams.head_dim, hparams.head_dim)
+        self.rotate_v = _rotated(type_v, hparams.head_dim, _LEAST_ROTATED)
+        self.layers = tuple(range(hparams.n_layer) if layers is None else layers)
+        types = {"k": type_k, "v": type_v}
+        for x, type in types.items():
+            if hparams.head_dim % type.block_size:
+                raise BatchError(
+                    f"type_{x} is {type.name}, whose blocks are {type.block_size} long, but heads "
+                    f"of this model have {hparams.head_dim} columns; use F16"
+                )
+        row = sum(row_size(type, hparams.head_dim) for type in types.values())
+        self.size_bytes = row * len(self.layers) * hparams.n_head_kv * n_cells
+        _check_memory(self.size_bytes + 8 * n_cells * n_seq_max, n_cells, n_seq_max)
+        self._homes = {i: home(i) for i in self.layers}
+        self._contexts = {buft: Context(no_alloc=True) for buft in (HOST, *self._homes.values())}
+        self.cells = self._new_table(HOST, n_cells, n_seq_max, window)
+        self._tables = {
+            buft: self._new_table(buft, n_cells, n_seq_max, window)
+            for buft in self._contexts
+            if not buft.is_host
+        }
+        shape = (hparams.head_dim, n_cells, hparams.n_head_kv)
+        self.k, self.v = (
+            {
+                i: self._contexts[self._homes[i]]
+                .new_tensor(type, shape)
+                .set_name(f"cache_{x}_l{i}")
+                for i in self.layers
+            }
+            for x, type in types.items()
+        )
+        for buft, ctx in self._contexts.items():
+            buffer = alloc_ctx_tensors(ctx, buft)
+            if buffer.mem is not None and buffer.size <= _HUGE_PAGES:
+                advise_hugepages(buffer.mem)
+        table = self.cells.numpy(squeeze=False)[0]
+        super().__init__(table, window=window, unified=unified, mirrored=bool(self._tables))
+
+    def _new_table(self, buft: BufferType, n_cells: int, n_seq_max: int, window: int) -> Tensor:
+        table = self._contexts[buft].new_tensor_3d(GGMLType.I32, 2, n_cells, n_seq_max)
+        return table.set_name("cache_cells_swa" if window else "cache_cells")
+
+    def table(self, layer: int) -> Tensor:
+        """``cells``, or the copy of it in the memory of a layer's device."""
+        return self._tables.get(self._homes[layer], self.cells)
+
+    def update_tables(self) -> None:
+        """Send the entries that changed since the last time to the devices' copies."""
+        for seq, first, last in self.changed_entries():
+            entries = np.ascontiguousarray(self.entries(seq)[first:last])
+            offset = 8 * (seq * self.n_cells + first)
+            for table in self._tables.values():
+                _buffer(table).set_tensor(table, entries.reshape(-1).view(np.uint8), offset)
+
+    def read_cells(self, tensor: Tensor, cells: Ints) -> Bytes:
+        """The bytes of some cells of ``k[i]`` or ``v[i]``: uint8[n_head_kv, n, bytes], a copy."""
+        buffer = _buffer(tensor)
+        if buffer.buft.is_host:
+            return self._host_cells(tensor)[:, cells]
+        out = np.empty((tensor.ne[2], len(cells), tensor.nb[1]), np.uint8)
+        for first, start, n in _runs(cells):
+            for head in range(tensor.ne[2]):
+                offset = head * tensor.nb[2] + start * tensor.nb[1]
+                data = buffer.get_tensor(tensor, offset, n * tensor.nb[1])
+                out[head, first : first + n] = data.reshape(n, -1)
+        return out
+
+    def write_cells(self, tensor: Tensor, cells: Ints, values: Bytes) -> None:
+        """Put back what ``read_cells`` gave, into any cells."""
+        buffer = _buffer(tensor)
+        if buffer.buft.is_host:
+            self._host_cells(tensor)[:, cells] = values
+            return
+        for first, start, n in _runs(cells):
+            for head in range(tensor.ne[2]):
+                data = np.ascontiguousarray(values[head, first : first + n]).reshape(-1)
+                offset = head * tensor.nb[2] + start * tensor.nb[1]
+                buffer.set_tensor(tensor, data, offset)
+
+    def _host_cells(self, tensor: Tensor) -> Bytes:
+        """The bytes of ``k[i]`` or ``v[i]`` where they are: uint8[n_head_kv, n_cells, bytes]."""
+        rows: Bytes = tensor.bytes().reshape(tensor.ne[2], self.n_cells, -1)
+        return rows
+
+
+def cell_runs(source: Ints, target: Ints) -> list[tuple[int, int, int]]:
+    """Pairs of cells as runs (first source, first target, how many), both sides in a row."""
+    breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
+    starts = [0, *breaks.tolist()]
+    ends = [*breaks.tolist(), len(source)]
+    return [
+        (int(source[a]), int(target[a]), b - a) for a, b in zip(starts, ends, strict=True) if b > a
+    ]
+
+
+def _runs(cells: Ints) -> list[tuple[int, int, int]]:
+    """Cells as runs (index of the first, its cell, how many)."""
+    order = np.arange(len(cells), dtype=np.int32)
+    return [(first, start, n) for start, first, n in cell_runs(np.asarray(cells), order)]
+
+
+def _buffer(tensor: Tensor) -> Buffer:
+    assert tensor.buffer is not None
+    return tensor.buffer
+
+
+def _rotated(type: GGMLType, head_dim: int, most: int) -> int:
+    """The largest power of two up to ``most`` that divides heads, as llama.cpp; 0 if too small."""
+    if not type.is_quantized or head_dim % _LEAST_ROTATED:
+        return 0
+    return min(most, head_dim & -head_dim)
+
+
+def _check_memory(size: int, n_cells: int, n_seq_max: int) -> None:
+    have = available_memory()
+    if have is not None and size > have:
+        raise AllocError(
+            f"a context of {n_cells} tokens and {n_seq_max} sequences needs {size} bytes "
+            f"({size / 2**30:.2f} GiB) of KV cache, this machine has {have / 2**30:.2f} GiB free; "
+            f"choose a smaller `n_ctx`"
+        )

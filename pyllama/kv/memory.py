@@ -1,0 +1,186 @@
+"""What a context remembers: one KV cache for each attention window of the model.
+
+    memory = Memory(hparams, n_ctx=4096, n_seq_max=4, n_ubatch=512)
+    memory.seq_cp(0, 1)                            # sequence 1 goes on from what 0 has
+    memory.of_layer(3).k[3]
+
+Most models have one cache. Where layers see only a window of positions, they have one of their own
+that is hardly larger than the window (``swa_full``: as large as the other). The operations on
+sequences are those of ``KVCache``, done on all caches or on none.
+Source: llama.cpp, ``llama_memory`` and ``llama_kv_cache_iswa``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pyggml.buffer import HOST, BufferType
+from pyggml.dtype import GGMLType
+
+from ..errors import BatchError, PyllamaError
+from ..hparams import HParams
+from .cache import KVCache
+from .table import CHUNK, Seqs
+
+
+class Memory:
+    """The caches of a context.
+
+    Args:
+        n_ctx: cells for sequences that see all positions before them.
+        n_ubatch: most tokens that are placed at once.
+        swa_full: caches of windows hold as much as the others.
+        unified: whether sequences share the cells; otherwise each has an equal part for itself.
+        home: see ``KVCache``.
+
+    Attributes:
+        types: of keys and values, such as ``F16/F16``.
+        caches: the first one decides whether the context is full.
+        can_shift: whether positions can change: learned ones are part of what is stored.
+
+    Raises:
+        AllocError: the caches do not fit into this machine's memory.
+    """
+
+    def __init__(
+        self,
+        hparams: HParams,
+        n_ctx: int,
+        n_seq_max: int = 1,
+        type_k: GGMLType = GGMLType.F16,
+        type_v: GGMLType = GGMLType.F16,
+        *,
+        n_ubatch: int = 512,
+        swa_full: bool = False,
+        unified: bool = True,
+        home: Callable[[int], BufferType] = lambda layer: HOST,
+    ) -> None:
+        self.n_cells, self.n_seq_max, self.unified = n_ctx, n_seq_max, unified
+        self._n_ubatch = n_ubatch
+        self.can_shift = not hparams.learned_positions
+        self.types = f"{type_k.name}/{type_v.name}"
+        by_window: dict[int, list[int]] = {}
+        for i in range(hparams.n_layer):
+            by_window.setdefault(hparams.window(i), []).append(i)
+        self.caches = []
+        for window in sorted(by_window):
+            n_cells = n_ctx
+            if window and not swa_full:
+                n_cells = min(n_ctx, window_cells(window, n_seq_max, n_ubatch, unified))
+            self.caches.append(
+                KVCache(
+                    hparams, n_cells, n_seq_max, type_k, type_v,
+                    layers=by_window[window], window=window, unified=unified, home=home,
+                )
+            )  # fmt: skip
+        self._of_layer = {i: cache for cache in self.caches for i in cache.layers}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(cache.size_bytes for cache in self.caches)
+
+    @property
+    def n_used(self) -> int:
+        """Cells that belong to a sequence."""
+        return self.caches[0].n_used
+
+    def of_layer(self, layer: int) -> KVCache:
+        """The cache of a layer's keys and values."""
+        return self._of_layer[layer]
+
+    def length(self, seq: int) -> int:
+        """Tokens of a sequence."""
+        return self.caches[0].length(seq)
+
+    def seq_pos_max(self, seq: int) -> int:
+        """The last position of a sequence, -1 where it is empty."""
+        return self.caches[0].seq_pos_max(seq)
+
+    def seq_pos_min(self, seq: int) -> int:
+        """The first position that all layers still have, -1 where the sequence is empty."""
+        return max(cache.seq_pos_min(seq) for cache in self.caches)
+
+    def check_room(self, seqs: Seqs, positions: Sequence[int]) -> None:
+        """Whether all these tokens can be placed, ``n_ubatch`` at a time.
+
+        Raises:
+            ContextFull, BatchError: see ``KVCache.check_room``.
+        """
+        for cache in self.caches:
+            enough = window_cells(cache.window, self.n_seq_max, self._n_ubatch, self.unified)
+            if cache.window and cache.n_cells >= enough:
+                cache.check_window(seqs, positions)
+            else:
+                cache.check_room(seqs, positions)
+
+    def rewind(self, seq: int, position: int) -> int:
+        """Forget a sequence from ``position`` on, to continue it there.
+
+        Returns:
+            The position to continue at: the one wanted, or 0 where a cache no longer has what a
+            token there attends to. All of the sequence is forgotten then.
+        """
+        if not all(cache.sees(seq, position) for cache in self.caches):
+            position = 0
+        self.seq_rm(seq, position)
+        return position
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for cache in self.caches:
+            cache.clear()
+
+    def seq_rm(self, seq: int, p0: int = 0, p1: int = -1) -> None:
+        """Forget positions p0 up to, not with, p1 (-1: the end) of a sequence (-1: of all)."""
+        for cache in self.caches:
+            cache.seq_rm(seq, p0, p1)
+
+    def seq_cp(self, source: int, target: int, p0: int = 0, p1: int = -1) -> None:
+        """Let positions of one sequence belong to another too. Raises: see ``KVCache.seq_cp``."""
+        self._on_all(lambda cache: cache.seq_cp(source, target, p0, p1))
+
+    def seq_keep(self, seq: int) -> None:
+        """Forget every other sequence."""
+        for cache in self.caches:
+            cache.seq_keep(seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Move positions by ``delta``; those below 0 go.
+
+        Raises:
+            BatchError: see ``KVCache.seq_add``, ``check_shift``.
+        """
+        self.check_shift()
+        self._on_all(lambda cache: cache.seq_add(seq, p0, p1, delta))
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
+        """Divide positions by ``d``. Raises: see ``seq_add``."""
+        self.check_shift()
+        self._on_all(lambda cache: cache.seq_div(seq, p0, p1, d))
+
+    def check_shift(self) -> None:
+        """Raises: BatchError, unless ``can_shift``."""
+        if not self.can_shift:
+            raise BatchError(
+                "this model has learned positions, which are part of its keys and values: they "
+                "cannot move, so its context cannot shift; use `n_keep=None`"
+            )
+
+    def _on_all(self, operation: Callable[[KVCache], None]) -> None:
+        """What may fail, on all caches or on none."""
+        before = [cache.snapshot() for cache in self.caches[:-1]]
+        for i, cache in enumerate(self.caches):
+            try:
+                operation(cache)
+            except PyllamaError:
+                for done, state in zip(self.caches[:i], before, strict=False):
+                    done.restore(state)
+                raise
+
+
+def window_cells(window: int, n_seq_max: int, n_ubatch: int, unified: bool) -> int:
+    """Cells that always suffice for a window: lists let go of whole chunks only."""
+    one = window + CHUNK
+    cells = n_seq_max * one + n_ubatch if unified else n_seq_max * (one + n_ubatch)
+    return -(-cells // CHUNK) * CHUNK

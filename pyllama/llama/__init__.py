@@ -1,0 +1,1 @@
+"""`Llama`, llama-cpp-python's class, and its parts."""

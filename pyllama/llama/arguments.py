@@ -1,0 +1,142 @@
+"""Which of llama-cpp-python's arguments are accepted without being obeyed, and what then happens.
+
+    check_arguments("Llama", {"n_gpu_layers": 99, "lora_path": None})     # one warning
+    check_arguments("Llama", {"lora_path": "x.gguf"})                     # NotSupported
+
+An argument that would change results is refused, unless it has a value that changes nothing. One
+that would change only speed or the place of computation gives one line of warning, through
+``logging``. ``AS_IT_IS`` lists those of which every value gives what is computed in any case. All
+others must reach the model or the context (tests). ``docs/from-llama-cpp.md`` shows the tables.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from numbers import Number
+from typing import Any, NamedTuple
+
+from pyggml.dtype import GGMLType
+from pyggml.ops.attention import KV_TYPES
+
+from ..core.overrides import Overrides
+from ..errors import NotSupported
+from ..hparams import ROPE_SCALINGS
+
+log = logging.getLogger(__name__)
+
+
+class Rule(NamedTuple):
+    """The values of an argument that change nothing, and why no other is obeyed."""
+
+    same: tuple[object, ...]
+    why: str
+
+
+_NO_GPU = "there is no GPU backend yet, the CPU computes all of it"
+_NO_EMBEDDINGS = "embeddings are not supported yet"
+_NO_ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one into a model"
+_NO_SAMPLER = "this sampler does not exist here yet"
+REFUSED = {
+    # of the constructor
+    "pooling_type": Rule((-1, 0), _NO_EMBEDDINGS),
+    "attention_type": Rule((-1, 0), _NO_EMBEDDINGS),
+    "embedding": Rule((False,), _NO_EMBEDDINGS),
+    "lora_base": Rule((None,), _NO_ADAPTERS),
+    "lora_path": Rule((None,), _NO_ADAPTERS),
+    "tokenizer": Rule((None,), "the model's own tokenizer is used"),
+    # of a completion
+    "suffix": Rule((None,), "filling a gap in a text is not supported yet"),
+    "typical_p": Rule((1.0,), _NO_SAMPLER),
+    "mirostat_mode": Rule((0,), _NO_SAMPLER),
+    "grammar": Rule((None,), "grammars are not supported yet; a logits_processor can do it"),
+}
+WITHOUT_EFFECT = {
+    "n_gpu_layers": Rule((0, None), _NO_GPU),
+    "split_mode": Rule((1, None), _NO_GPU),
+    "main_gpu": Rule((0, None), _NO_GPU),
+    "tensor_split": Rule((None,), _NO_GPU),
+    "op_offload": Rule((False, None), _NO_GPU),
+    "numa": Rule((False, None), "start the process with numactl(8)"),
+    "draft_model": Rule((None,), "there is no speculative decoding yet, the text is the same"),
+}
+AS_IT_IS = {
+    # of the constructor
+    "flash_attn": "attention is always fused",
+    "offload_kqv": "the cache is where the layers are computed, on the CPU",
+    "lora_scale": "there is no adapter to scale",
+    "spm_infill": "it orders the parts of an infill, of which there is none",
+    # of a completion
+    "tfs_z": "llama.cpp has no such sampler any more",
+    "penalize_nl": "llama.cpp has no such exception any more",
+    "mirostat_tau": "it belongs to mirostat_mode",
+    "mirostat_eta": "it belongs to mirostat_mode",
+}
+
+
+def check_arguments(where: str, given: Mapping[str, Any]) -> None:
+    """Refuse, or warn of, the arguments that would not be obeyed; others are not looked at.
+
+    Args:
+        where: the call, for the message.
+        given: arguments by name.
+
+    Raises:
+        NotSupported: an argument that would change results.
+    """
+    for name, value in given.items():
+        if name in REFUSED and not _is_one_of(value, REFUSED[name].same):
+            raise NotSupported(
+                f"{where}: {name}={value!r} is not supported: {REFUSED[name].why}; leave it out"
+            )
+        if name in WITHOUT_EFFECT and not _is_one_of(value, WITHOUT_EFFECT[name].same):
+            log.warning("%s: %s=%r has no effect: %s", where, name, value, WITHOUT_EFFECT[name].why)
+
+
+def _is_one_of(value: object, values: tuple[object, ...]) -> bool:
+    """Whether a number or None is among ``values``; arrays, which compare by element, are not."""
+    if isinstance(value, Number):
+        return value in values
+    return any(value is one for one in values)
+
+
+def cache_type(name: str, given: int | None) -> GGMLType:
+    """A type of the KV cache by ggml's id; None is F16.
+
+    Raises:
+        NotSupported: not one of ``KV_TYPES``.
+    """
+    if given is None:
+        return GGMLType.F16
+    if given not in KV_TYPES:
+        want = ", ".join(f"{int(t)} ({t.name})" for t in KV_TYPES)
+        raise NotSupported(f"Llama: {name}={given!r} is not supported yet; want one of {want}")
+    return GGMLType(given)
+
+
+# arguments of rope, and their values that leave the model's
+_ROPE: dict[str, tuple[float, ...]] = {
+    "rope_freq_base": (0.0,),
+    "rope_freq_scale": (0.0,),
+    "yarn_ext_factor": (-1.0,),
+    "yarn_attn_factor": (1.0, -1.0),
+    "yarn_beta_fast": (32.0, -1.0),
+    "yarn_beta_slow": (1.0, -1.0),
+    "yarn_orig_ctx": (0,),
+}
+
+
+def rope_overrides(given: Mapping[str, Any]) -> Overrides:
+    """A context's rope from the constructor's arguments; a default is the model's own value.
+
+    Raises:
+        NotSupported: a type of scaling that is not llama.cpp's.
+    """
+    kind = -1 if given["rope_scaling_type"] is None else given["rope_scaling_type"]
+    if kind not in range(-1, len(ROPE_SCALINGS)):
+        raise NotSupported(
+            f"Llama: rope_scaling_type={kind!r} is not known; want -1 (the model's), 0 (none), "
+            f"1 (linear), 2 (yarn) or 3 (longrope)"
+        )
+    values = {name: given[name] for name, same in _ROPE.items() if given[name] not in same}
+    return Overrides(rope_scaling=None if kind == -1 else ROPE_SCALINGS[kind], **values)

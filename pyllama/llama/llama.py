@@ -1,0 +1,773 @@
+"""The class that scripts know from llama-cpp-python: same arguments, same results.
+
+    llama = Llama("x.gguf", n_ctx=2048, verbose=False)
+    llama("The capital of France is", max_tokens=8, temperature=0)["choices"][0]["text"]
+    for chunk in llama("Once upon a time", stream=True): ...
+
+One lock per object: a second thread waits for the call that runs, and for one step of a stream or
+generator. These may be left, closed or mixed with other calls at will: each restores the context
+that it needs. A callback (logits processor, stopping criterion) that calls back raises
+`ReentrantCall`; what it raises itself reaches the caller, and the object stays usable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..chat.formats import DEFAULT, ChatFormats
+from ..core.context import Context
+from ..core.model import Model
+from ..engine import CallLock, Engine, Event, Lease, Request, StoppingCriteria, Timings
+from ..engine.call_lock import Steps, locked
+from ..engine.logprobs import log_softmax
+from ..engine.request import Floats, Ids, Run, check_prompt
+from ..errors import BatchError, ModelError, NotSupported
+from ..sampling import (
+    RANDOM_SEED,
+    Chain,
+    LogitsProcessor,
+    LogitsProcessorList,
+    SamplingParams,
+)
+from .arguments import cache_type, check_arguments, rope_overrides
+from .chat import chat_chunks, chat_completion, check_free_text
+from .completion import Completion, CompletionChunk, CompletionRequest, CompletionRun
+from .sampler import StepSampler
+from .state import LlamaState, Scores, put_state, take_state
+from .tokenizer import LlamaTokenizer
+
+T = TypeVar("T")
+
+__all__ = ["Llama", "LogitsProcessorList", "StoppingCriteriaList"]
+
+
+class StoppingCriteriaList(list[StoppingCriteria]):
+    """A list of criteria that is itself one: whether any of them says stop."""
+
+    def __call__(self, input_ids: Ids, logits: Floats) -> bool:
+        return any(criterion(input_ids, logits) for criterion in self)
+
+
+class Llama:
+    """A model with a context, made for one text at a time.
+
+    Args:
+        model_path: GGUF file, or the first part of several.
+        vocab_only: tokenizer and metadata only, of any architecture.
+        use_mmap: map the file; False reads it into memory.
+        use_mlock: keep the weights in RAM.
+        kv_overrides: metadata to change or add, by key.
+        seed: of all completions that are given none; 0xFFFFFFFF for a new one each time.
+        n_ctx: tokens of context; 0 for what the model was trained with.
+        n_batch: tokens of a prompt in one decode; n_ubatch: computed at once.
+        n_threads, n_threads_batch: for one token and for several; None chooses.
+        logits_all: keep the logits of every token in ``scores``.
+        swa_full: keep all keys and values of layers that see only a window of tokens.
+        last_n_tokens_size: tokens that the repeat penalty looks back on.
+        chat_format: name of a chat format, of llama.cpp or llama-cpp-python; None for the model's
+            own template.
+        sparse, sparse_threshold: which neurons of a ReLU model are computed, see `Model.load`.
+        chat_handler: called with ``llama=`` and all arguments instead of `create_chat_completion`.
+        verbose: say on stderr what is loaded, reused and how fast; warnings come either way.
+
+    Other arguments are llama-cpp-python's: refused where they would change results, named in a
+    warning of `logging` where they would only change speed, see `pyllama.llama.arguments`.
+
+    Attributes:
+        metadata: the file's, as text, without arrays.
+
+    Raises:
+        ModelError (a ValueError): there is no such file, or no model in it.
+        NotSupported: an argument that would change results.
+        AllocError: not enough memory.
+
+    Source: llama-cpp-python, ``Llama``.
+    """
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        n_gpu_layers: int | None = 0,
+        split_mode: int = 1,
+        main_gpu: int = 0,
+        tensor_split: Sequence[float] | None = None,
+        vocab_only: bool = False,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        kv_overrides: Mapping[str, bool | int | float | str] | None = None,
+        seed: int = RANDOM_SEED,
+        n_ctx: int = 512,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        rope_scaling_type: int | None = -1,
+        pooling_type: int = -1,
+        attention_type: int = -1,
+        rope_freq_base: float = 0.0,
+        rope_freq_scale: float = 0.0,
+        yarn_ext_factor: float = -1.0,
+        yarn_attn_factor: float = 1.0,
+        yarn_beta_fast: float = 32.0,
+        yarn_beta_slow: float = 1.0,
+        yarn_orig_ctx: int = 0,
+        logits_all: bool = False,
+        embedding: bool = False,
+        offload_kqv: bool = True,
+        flash_attn: bool = False,
+        op_offload: bool | None = None,
+        swa_full: bool | None = None,
+        no_perf: bool = False,
+        last_n_tokens_size: int = 64,
+        lora_base: str | None = None,
+        lora_scale: float = 1.0,
+        lora_path: str | None = None,
+        numa: bool | int = False,
+        chat_format: str | None = None,
+        chat_handler: Callable[..., Any] | None = None,
+        draft_model: object | None = None,
+        tokenizer: object | None = None,
+        type_k: int | None = None,
+        type_v: int | None = None,
+        spm_infill: bool = False,
+        sparse: str = "auto",
+        sparse_threshold: float | None = None,
+        verbose: bool = True,
+    ) -> None:
+        self._lock = CallLock("this Llama object", self._recover)
+        self._held: Scores | None = None
+        check_arguments("Llama", locals())
+        types = cache_type("type_k", type_k), cache_type("type_v", type_v)
+        changed = rope_overrides(locals())
+        self.model_path = os.fspath(model_path)
+        if not os.path.exists(model_path):
+            raise ModelError(f"Model path does not exist: {self.model_path}")
+        start_s = time.perf_counter()
+        self._model = Model.load(
+            model_path,
+            use_mmap=use_mmap,
+            use_mlock=use_mlock,
+            vocab_only=vocab_only,
+            kv_overrides=kv_overrides,
+            sparse=sparse,
+            sparse_threshold=sparse_threshold,
+        )
+        self._chat_formats = ChatFormats(self._model)
+        self.chat_format, self.chat_handler = chat_format, chat_handler
+        if chat_format is not None:
+            self._chat_formats.check(chat_format)
+        elif chat_handler is None:
+            self.chat_format = DEFAULT if self._chat_formats.has_own else "llama-2"
+        self._timings = Timings()
+        self._n_ctx = n_ctx or self._model.n_ctx_train
+        if not vocab_only:
+            context = Context(
+                self._model,
+                n_ctx=n_ctx,
+                n_batch=n_batch,
+                n_ubatch=n_ubatch,
+                n_threads=n_threads,
+                n_threads_batch=n_threads_batch,
+                type_k=types[0],
+                type_v=types[1],
+                swa_full=bool(swa_full),
+                overrides=changed,
+            )
+            lease = Lease(Engine(context, timings=self._timings))
+            self._held = Scores(lease, logits_all=logits_all)
+            self._n_ctx = context.n_ctx
+        self._timings.load_ms = 1e3 * (time.perf_counter() - start_s)
+        self.n_batch = min(n_batch, self._n_ctx)
+        self.verbose, self._no_perf = verbose, no_perf
+        self.last_n_tokens_size = last_n_tokens_size
+        self.metadata = _as_text(self._model.metadata)
+        self.set_seed(seed)
+        self._say(f"{self._model.desc}, {self._model.size_bytes / 2**20:.2f} MiB: {model_path}")
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """A model from the Hugging Face hub, downloaded if need be; needs the extra ``hf``.
+
+        Args:
+            repo_id: ``user/model``, or ``user/model:QUANT``.
+            filename: name of the GGUF file, or a pattern such as ``*Q4_K_M.gguf``; None chooses.
+            cache_dir: another cache.
+            options: the constructor's.
+
+        Raises:
+            HubError: see `pyllama.files.hub.hub_model`.
+        """
+        from ..files.hub import Hub, hub_model  # few need it: 3 ms of every start
+
+        hub = Hub(cache_dir=None if cache_dir is None else Path(cache_dir))
+        return cls(hub_model(repo_id, filename, hub), **options)
+
+    # --- the model ------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Model:
+        """The model beneath."""
+        return self._model
+
+    @property
+    def context(self) -> Context:
+        """The context beneath."""
+        return self._lease.context
+
+    @property
+    def _kept(self) -> Scores:
+        if self._held is None:
+            raise ModelError(
+                f"{self.model_path}: there is nothing to evaluate with: loaded with "
+                "vocab_only=True, or closed"
+            )
+        return self._held
+
+    @property
+    def _lease(self) -> Lease:
+        return self._kept.lease
+
+    def n_ctx(self) -> int:
+        """Tokens of context."""
+        return self._n_ctx
+
+    def n_embd(self) -> int:
+        """Width of an embedding."""
+        return self._model.n_embd
+
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        return self._model.tokenizer.n_vocab
+
+    def token_bos(self) -> int:
+        """Beginning-of-text token, -1 where there is none."""
+        return self.tokenizer().token("bos")
+
+    def token_eos(self) -> int:
+        """End-of-text token, -1 where there is none."""
+        return self.tokenizer().token("eos")
+
+    def token_nl(self) -> int:
+        """Newline token, -1 where there is none."""
+        return self.tokenizer().token_nl()
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """The tokenizer, with llama-cpp-python's methods."""
+        return LlamaTokenizer(self._model.tokenizer)
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of UTF-8 text; see `LlamaTokenizer.tokenize`."""
+        return self.tokenizer().tokenize(text, add_bos, special)
+
+    def detokenize(
+        self,
+        tokens: Iterable[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """Bytes of tokens; see `LlamaTokenizer.detokenize`."""
+        return self.tokenizer().detokenize(tokens, prev_tokens, special)
+
+    def set_seed(self, seed: int) -> None:
+        """Set the seed of what is sampled from now on; 0xFFFFFFFF or -1 for random ones."""
+        self._seed = seed & RANDOM_SEED
+        self._seeds = random.Random(self._seed)
+        self._sampler = StepSampler(self._chain)
+
+    def _recover(self) -> None:
+        """In a child that was forked during a call: tokens are evaluated again."""
+        if self._held is not None:
+            self._held.lease.engine.recover()
+
+    def close(self) -> None:
+        """Free model and context; the tokenizer still works."""
+        with self._lock:
+            held, self._held = self._held, None
+            if held is not None:
+                held.lease.on_logits(None)  # no cycle keeps the cache's memory
+                held.lease.context.close()
+            self._model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # half made, or at the end of the process
+            self.close()
+
+    # --- evaluation -----------------------------------------------------------------------------
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that the context holds; lower it to forget the last ones. Raises: BatchError."""
+        return self._lease.n_tokens
+
+    @n_tokens.setter
+    def n_tokens(self, value: int) -> None:
+        held = self._lease.n_tokens
+        if not 0 <= value <= held:
+            raise BatchError(f"n_tokens = {value}: {held} tokens are evaluated, want 0 to {held}")
+        self._lease.n_tokens = value
+
+    @property
+    def input_ids(self) -> Ids:
+        """int32[n_ctx], of which the first ``n_tokens`` count."""
+        return self._lease.ids
+
+    @property
+    def scores(self) -> Floats:
+        """float32[n_ctx, n_vocab]: the logits after each token.
+
+        With ``logits_all`` all rows below ``n_tokens`` are filled; else the last one, and the last
+        of each `eval`. Memory is taken for filled rows only.
+
+        Raises:
+            AllocError: so large an array cannot even be reserved.
+        """
+        return self._kept.rows
+
+    @property
+    def _input_ids(self) -> Ids:
+        return self.input_ids[: self.n_tokens]
+
+    @property
+    def _scores(self) -> Floats:
+        return self.scores[: self.n_tokens]
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        with self._lock:
+            self._lease.n_tokens = 0
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens behind those that the context holds.
+
+        Raises:
+            ContextFull: they do not fit; nothing has changed then.
+            BatchError: an unknown token.
+            Aborted: it was stopped; what was finished counts in ``n_tokens``.
+        """
+        with self._lock:
+            self._lease.evaluate(list(map(int, tokens)))
+            _ = self._kept.rows  # keeps the last row
+
+    def save_state(self) -> LlamaState:
+        """A copy of tokens, logits and cache, for `load_state`."""
+        with self._lock:
+            return take_state(self._kept, self._seed)
+
+    def load_state(self, state: LlamaState) -> None:
+        """Go on where `save_state` was called, on this or another object with the same model.
+
+        Raises:
+            StateError: of another model or cache type, damaged, or more than this context takes.
+                Nothing has changed then.
+        """
+        with self._lock:
+            put_state(self._kept, state)
+            self.set_seed(state.seed)
+
+    # --- sampling and generation ----------------------------------------------------------------
+
+    def sample(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1,
+        mirostat_tau: float = 5.0,
+        penalize_nl: bool = True,
+        logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
+        grammar: object | None = None,
+        idx: int | None = None,
+    ) -> int:
+        """Choose a token by the logits of the last evaluated one; it is not evaluated.
+
+        Calls with equal arguments go on with one random stream.
+
+        Args:
+            idx: position to sample after, instead of the last; needs ``logits_all``.
+
+        Raises:
+            BatchError: nothing is evaluated at that position.
+        """
+        check_arguments("sample", locals())
+        params = self._params(
+            temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+        )  # fmt: skip
+        with self._lock:
+            lease = self._lease
+            logits = self._kept.after(lease.n_tokens - 1 if idx is None else idx)
+            start_s = time.perf_counter()
+            token = self._sampler.sample(params, lease.tokens, logits, _as_list(logits_processor))
+            self._timings.count_sample(time.perf_counter() - start_s)
+            return token
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
+        stopping_criteria: Sequence[StoppingCriteria] | StoppingCriteria | None = None,
+        grammar: object | None = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Continue tokens until the context is full, end-of-generation tokens included.
+
+        What the context holds of ``tokens`` is not evaluated again. Tokens that are sent to the
+        generator follow the one it gave.
+
+        Args:
+            tokens: what to continue.
+            reset: False puts ``tokens`` behind those that the context holds.
+
+        Yields:
+            Token ids.
+
+        Raises:
+            ContextFull, BatchError: at the first step; the prompt is empty or fills the context.
+        """
+        check_arguments("generate", locals())
+        params = self._params(
+            temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+        )  # fmt: skip
+        with self._lock:
+            n_held = 0 if reset else self._lease.n_tokens
+            check_prompt(len(tokens) + n_held, 0, self._n_ctx, min_room=0)
+            request = Request(
+                tokens,
+                params,
+                text=False,
+                stop_at_eog=False,
+                processors=_as_list(logits_processor),
+                criteria=_as_list(stopping_criteria),
+                progress=self.verbose,
+            )
+            run = self._lease.run(request, append=not reset)
+        return locked(self._lock, self._tokens(run))
+
+    def _tokens(self, run: Run) -> Steps[int]:
+        """The tokens of a run; those that are sent go on to it."""
+        sent: Sequence[int] | None = None
+        while True:
+            try:
+                event = run.send(sent)
+            except StopIteration:
+                return
+            self._say_reuse(event)
+            sent = (yield event.tokens[0]) if event.tokens else None
+
+    def _chain(self, params: SamplingParams) -> Chain:
+        return Chain(params, self.n_vocab(), self._model.tokenizer.eog)
+
+    def _params(self, **given: Any) -> SamplingParams:
+        return SamplingParams(
+            **{"seed": self._seed, **given}, min_keep=1, repeat_last_n=self.last_n_tokens_size
+        )
+
+    def _next_seed(self) -> int:
+        """Random, or the next of those that follow from the object's seed."""
+        return RANDOM_SEED if self._seed == RANDOM_SEED else self._seeds.randrange(RANDOM_SEED)
+
+    # --- completion -----------------------------------------------------------------------------
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | Sequence[str] | None = (),
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: Sequence[StoppingCriteria] | StoppingCriteria | None = None,
+        logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
+        grammar: object | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+    ) -> Completion | Iterator[CompletionChunk]:
+        """Continue a text.
+
+        Args:
+            prompt: text, in which special tokens count, or token ids.
+            max_tokens: at most; None or 0 for as many as fit into the context.
+            temperature: 0 is greedy.
+            logprobs: likeliest tokens to report for each one; needs ``logits_all``.
+            echo: begin with the prompt.
+            stop: texts that end it, and are not part of it.
+            stream: give chunks as they are made, each under the lock of its own.
+            seed: of this completion.
+            model: name to report, instead of the path.
+            stopping_criteria: called with all ids and the logits; True ends it.
+            logits_processor: called with all ids and a copy of the logits, returns new ones.
+            logit_bias: added to the logits of these token ids.
+
+        Returns:
+            A completion in OpenAI's form, or an iterator of its chunks.
+
+        Raises:
+            ContextFull (a ValueError): the prompt leaves no room for a token.
+            NotSupported: an argument that would change results.
+            ValueError: ``logprobs`` without ``logits_all``.
+        """
+        check_arguments("create_completion", locals())
+        kept = self._kept
+        if logprobs is not None and not kept.logits_all:
+            raise BatchError(
+                "logprobs is not supported for models created with logits_all=False; "
+                "create Llama(..., logits_all=True)"
+            )
+        tokens = self._prompt_tokens(prompt)
+        check_prompt(len(tokens), 0, self._n_ctx, min_room=1)
+        room = self._n_ctx - len(tokens)
+        asked = CompletionRequest(
+            prompt=prompt if isinstance(prompt, str) else self.tokenizer().decode(tokens),
+            prompt_tokens=tokens,
+            echo=echo,
+            logprobs=logprobs,
+            model=self.model_path if model is None else model,
+        )
+        params = self._params(
+            temp=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            seed=self._next_seed() if seed is None else seed,
+            logit_bias={int(token): float(bias) for token, bias in (logit_bias or {}).items()},
+        )  # fmt: skip
+        request = Request(
+            tokens,
+            params,
+            max_tokens=min(max_tokens, room) if max_tokens and max_tokens > 0 else room,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            drop_unfinished=True,
+            logprobs=logprobs,
+            processors=_as_list(logits_processor),
+            criteria=_as_list(stopping_criteria),
+            progress=self.verbose,
+        )
+        run = CompletionRun(asked, self._model.tokenizer, lambda: kept.rows[: len(tokens)])
+        if stream:
+            return locked(self._lock, self._timed_chunks(run, request))
+        with self._lock:
+            self._timings.reset()
+            result = run.result(self._heard(request))
+            self._say_timings()
+            return result
+
+    __call__ = create_completion
+
+    @staticmethod
+    def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> Floats:
+        """Log-probabilities from logits."""
+        return log_softmax(logits, axis)
+
+    def _timed_chunks(self, run: CompletionRun, request: Request) -> Steps[CompletionChunk]:
+        self._timings.reset()
+        yield from run.chunks(self._heard(request))
+        self._say_timings()
+
+    def _heard(self, request: Request) -> Iterator[Event]:
+        """The events of a request; what is reused of its prompt is said."""
+        for event in self._lease.run(request):
+            self._say_reuse(event)
+            yield event
+
+    def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, bytes):  # a sequence of integers too
+            raise BatchError("the prompt is bytes, want text or token ids; decode() it")
+        if not isinstance(prompt, str):
+            return list(map(int, prompt))
+        tokenizer = self._model.tokenizer
+        tokens = tokenizer.encode(prompt, add_special=True, parse_special=True)
+        return tokens or ([] if tokenizer.bos is None else [tokenizer.bos])
+
+    def _say_timings(self) -> None:
+        if not self._no_perf:
+            self._say("\n".join(self._timings.lines()))
+
+    # --- conversations --------------------------------------------------------------------------
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        functions: Sequence[Mapping[str, Any]] | None = None,
+        function_call: str | Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | Sequence[str] | None = (),
+        seed: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
+        grammar: object | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """Reply to a conversation, written in the model's chat format.
+
+        What of the conversation was evaluated before is not evaluated again.
+
+        Args:
+            messages: dictionaries with ``role`` and ``content``.
+            functions, function_call, tools, tool_choice: given to the template. What the model
+                makes of them comes back as text.
+            max_tokens: at most; None or 0 for as many as fit into the context.
+            logprobs: report log-probabilities; needs ``logits_all``.
+            top_logprobs: likeliest tokens to report for each one.
+
+        Other arguments are those of `create_completion`.
+
+        Returns:
+            A ``chat.completion``, or an iterator of ``chat.completion.chunk``: the role first.
+
+        Raises:
+            TemplateError (a ValueError): the template refuses the messages, or is wrong.
+            ContextFull (a ValueError): the conversation leaves no room for a token.
+            NotSupported: ``response_format`` other than text, or a tool that must be called.
+        """
+        options = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        if self.chat_handler is not None:
+            return self.chat_handler(llama=self, **options)  # type: ignore[no-any-return]
+        check_free_text(response_format, tool_choice, function_call)
+        given = ("functions", "function_call", "tools", "tool_choice")
+        prompt = self._chat_formats.get(self.chat_format).prompt(
+            messages, **{k: options.pop(k) for k in given}
+        )
+        for used in ("messages", "response_format", "logprobs", "top_logprobs"):
+            del options[used]
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        options["stop"] = [*stops, *prompt.stop]
+        options["logprobs"] = (top_logprobs or 0) if logprobs else None
+        made: Any = self.create_completion(prompt.tokens, **options)
+        return chat_chunks(made) if stream else chat_completion(made)
+
+    # --- not possible yet -----------------------------------------------------------------------
+
+    def embed(self, *args: object, **options: object) -> NoReturn:
+        """Not possible yet. Raises: NotSupported."""
+        raise NotSupported("Llama: embeddings are not supported yet; llama-cpp-python has them")
+
+    create_embedding = embed
+
+    def set_cache(self, cache: object | None) -> None:
+        """Nothing but None is possible yet. Raises: NotSupported."""
+        if cache is not None:
+            raise NotSupported(
+                "Llama: a cache of states is not supported yet; leave it out: what a prompt has "
+                "in common with the last one is used again in any case"
+            )
+
+    # --- what is printed ------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        if self.verbose:
+            print(text, file=sys.stderr)
+
+    def _say_reuse(self, event: Event) -> None:
+        usage = event.usage if event.kind == "progress" else None
+        if usage is not None and usage.n_cached == usage.n_computed > 0:
+            rest = usage.n_prompt + usage.n_generated - usage.n_cached
+            self._say(
+                f"Llama.generate: {usage.n_cached} prefix-match hit, remaining {rest} prompt "
+                "tokens to eval"
+            )
+
+
+def _as_text(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Metadata as llama.cpp prints it; arrays are left out.
+
+    Source: llama.cpp, ``gguf_kv_to_str``.
+    """
+    text = {}
+    for key, value in metadata.items():
+        if isinstance(value, str):
+            text[key] = value
+        elif isinstance(value, (bool, np.bool_)):
+            text[key] = "true" if value else "false"
+        elif isinstance(value, (int, np.integer)):
+            text[key] = str(value)
+        elif isinstance(value, (float, np.floating)):
+            text[key] = f"{value:f}"
+    return text
+
+
+def _as_list(given: Sequence[T] | T | None) -> tuple[T, ...]:
+    """Callables, for one of them, a list or None."""
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, Sequence) else (given,)

@@ -1,0 +1,53 @@
+"""The sampler of `Llama.sample`: one token at a time, chosen by hand.
+
+    sampler = StepSampler(make_chain)
+    token = sampler.sample(params, tokens, logits)
+
+Calls with equal parameters, on a text that was only continued, share one chain, and so one random
+stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..engine.request import Floats
+from ..sampling import Chain, LogitsProcessor, SamplingParams, apply_logits_processors
+
+
+class StepSampler:
+    """Chooses tokens; the chain of the last call is kept.
+
+    Args:
+        make_chain: makes a chain of samplers.
+    """
+
+    def __init__(self, make_chain: Callable[[SamplingParams], Chain]) -> None:
+        self._make_chain = make_chain
+        self._params: SamplingParams | None = None
+        self._accepted: list[int] = []
+        self._chain: Chain
+
+    def sample(
+        self,
+        params: SamplingParams,
+        tokens: list[int],
+        logits: Floats,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> int:
+        """The token chosen to follow ``tokens``.
+
+        Args:
+            logits: float32[n_vocab] after the last token.
+            processors: change the logits before.
+        """
+        if self._params != params or tokens[: len(self._accepted)] != self._accepted:
+            self._params, self._chain, self._accepted = params, self._make_chain(params), []
+        for token in tokens[len(self._accepted) :]:
+            self._chain.accept(token)
+        self._accepted = tokens
+        if processors:
+            logits = apply_logits_processors(processors, np.array(tokens, np.intc), logits)
+        return self._chain.sample(logits)

@@ -1,0 +1,71 @@
+"""A model's tokenizer with llama-cpp-python's methods: bytes in, bytes out.
+
+tokenizer = LlamaTokenizer(model.tokenizer)
+tokenizer.detokenize(tokenizer.tokenize(b"Hello", add_bos=False))     # b"Hello"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..tokenizer import Tokenizer
+
+
+class LlamaTokenizer:
+    """Stateless, so threads and callbacks may use it at any time.
+
+    Source: llama-cpp-python, ``LlamaTokenizer``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Token ids of UTF-8 text.
+
+        Args:
+            add_bos: add BOS and EOS where the model wants them.
+            special: take special tokens written in the text for what they are.
+
+        Raises:
+            TokenizerError: the vocabulary cannot spell it.
+        """
+        return self._tokenizer.encode(text.decode("utf-8", "replace"), add_bos, special)
+
+    def detokenize(
+        self,
+        tokens: Iterable[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """Bytes of tokens, maybe part of a character; without the space that SPM puts behind BOS.
+
+        Args:
+            prev_tokens: has no effect, as there.
+            special: spell special tokens out.
+
+        Raises:
+            TokenizerError: the vocabulary has no such token.
+        """
+        tokens = list(tokens)
+        text = b"".join(self._tokenizer.token_to_piece(token, special) for token in tokens)
+        begins = tokens[:1] == [self._tokenizer.bos] and not special
+        return text.removeprefix(b" ") if begins else text
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Token ids of text."""
+        return self._tokenizer.encode(text, add_bos, special)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Text of tokens; characters that are not whole are left out."""
+        return self.detokenize(tokens).decode("utf-8", "ignore")
+
+    def token(self, role: str) -> int:
+        """Id of the token of a role (``bos``, ``eos``, ...), -1 where there is none."""
+        return self._tokenizer.vocab.roles.get(role, -1)
+
+    def token_nl(self) -> int:
+        """Id of the newline token, -1 where there is none."""
+        ids = self._tokenizer.encode("\n", add_special=False)
+        # SPM spells a space before it
+        return ids[-1] if ids and self._tokenizer.token_to_piece(ids[-1]) == b"\n" else -1

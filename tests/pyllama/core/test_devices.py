@@ -1,0 +1,172 @@
+"""A model on any device: the same code, the same greedy text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.backend.interface import Backend
+from pyggml.dtype import GGMLType
+from pyggml.errors import BackendError
+from pyllama import Batch, Context, Model
+from pyllama.convert import convert
+from pyllama.core.devices import layer_devices, parse_devices
+from pyllama.core.state import load_state, save_state
+from pyllama.files.demo import demo_model_path
+from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice
+
+from ..arch.checkpoints import variants, write_checkpoint
+from ..models import Spec, random_weights, write_model
+from ..sparsity.files import VARIANTS as SPARSE
+from ..sparsity.files import sparse_file
+
+PROMPT = [7, 42, 3, 99, 12]
+DEVICES: dict[str, Callable[[], str | Backend]] = {
+    "reference": lambda: "reference",
+    "fake": FakeDevice,
+    "deferred": DeferredDevice,
+}
+
+
+def greedy(model: Model, n: int = 6, prompt: list[int] = PROMPT, **sizes: Any) -> list[int]:
+    """The likeliest tokens after a prompt."""
+    context = Context(model, n_ctx=128, n_threads=1, **sizes)
+    context.decode(Batch(prompt))
+    tokens = [context.best_ith(-1)]
+    while len(tokens) < n:
+        context.decode_token(tokens[-1])
+        tokens.append(context.best_ith(-1))
+    return tokens
+
+
+def same_on(name: str, path: Path, **options: Any) -> Any:
+    """Check that a file's greedy text is the CPU's; returns the device."""
+    device = DEVICES[name]()
+    there = Model.load(path, devices=[device], **options)
+    exact = {"type_k": GGMLType.F32, "type_v": GGMLType.F32}
+    assert greedy(there, **exact) == greedy(Model.load(path, **options), **exact)
+    return device
+
+
+@pytest.fixture(scope="module", params=sorted(variants()))
+def converted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of each variant of an architecture."""
+    folder = tmp_path_factory.mktemp("x")
+    convert(write_checkpoint(folder / "checkpoint", request.param), folder / "x.gguf", "f32")
+    return folder / "x.gguf"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_architecture_runs_on_any_device(converted: Path, device: str) -> None:
+    there = same_on(device, converted)
+    if device != "reference":
+        ops = {op for graph in there.compiled for op in graph}
+        assert {"MUL_MAT", "SET_ROWS", "FLASH_ATTN_EXT"} <= ops
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_models_run_on_any_device(tmp_path: Path, name: str, device: str) -> None:
+    there = same_on(device, sparse_file(tmp_path, name))
+    if device != "reference":
+        assert {"MUL_MAT_SPARSE", "AXPY"} <= {op for graph in there.compiled for op in graph}
+
+
+@pytest.mark.parametrize("n_layers", [0, 1, 2, 3, -1])
+def test_some_layers_on_a_device(tmp_path: Path, n_layers: int) -> None:
+    spec = Spec(tied=n_layers % 2 == 0)
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec), GGMLType.F16)
+    device = FakeDevice()
+    model = Model.load(path, devices=[device], n_gpu_layers=n_layers)
+    there = {n for n, w in model.weights.items() if w.buffer and w.buffer.buft is device.buft}
+    on = spec.n_layer + 1 if n_layers < 0 else n_layers
+    assert ("output.weight" in there) == (on > 0) and "token_embd.weight" not in there
+    layers = {int(name.split(".")[1]) for name in there if name.startswith("blk.")}
+    assert layers == {*range(spec.n_layer + 1 - max(on, 1), spec.n_layer)}
+    context = Context(model, n_ctx=64)
+    caches = {i for i, k in context.kv.caches[0].k.items() if k.buffer.buft is device.buft}
+    assert caches == layers
+    assert greedy(model) == greedy(Model.load(path))
+
+
+@pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_0])
+def test_sequences_and_states_on_a_device(tmp_path: Path, type: GGMLType) -> None:
+    """Copies of cells, shifts, a saved state: all that touches a cache besides decodes."""
+    spec = Spec(head_dim=32, n_embd=64)
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+
+    def run(model: Model) -> list[np.ndarray]:
+        sizes = {"n_ctx": 96, "n_seq_max": 3, "type_k": type, "type_v": type, "n_threads": 1}
+        context = Context(model, unified=False, **sizes)  # type: ignore[arg-type]
+        rows: list[np.ndarray] = []
+
+        def decode(tokens: list[int], seq: int) -> None:
+            context.decode(Batch(tokens, seq_id=seq, logits="all"))
+            rows.append(context.logits.copy())
+
+        decode([*range(3, 19)], 0)
+        context.kv.seq_cp(0, 1)  # has cells of its own: a copy
+        context.kv.seq_rm(1, 4, 9)
+        context.kv.seq_add(1, 9, -1, -5)  # rotates keys
+        decode([30, 31], 1)
+        decode([40], 0)
+        save_state(context, tmp_path / "x.state", seq=1)
+        other = Context(model, **sizes)  # type: ignore[arg-type]
+        load_state(other, tmp_path / "x.state", seq=2)
+        other.decode(Batch([50, 51], seq_id=2, logits="all"))
+        return [*rows, other.logits.copy()]
+
+    want = run(Model.load(path))
+    for device in (FakeDevice(), DeferredDevice()):
+        for got, wanted in zip(run(Model.load(path, devices=[device])), want, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_device_without_attention_leaves_caches_to_the_host(tmp_path: Path) -> None:
+    spec = Spec()
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
+    device = FakeDevice({"MUL_MAT", "GLU"})
+    model = Model.load(path, devices=[device])
+    context = Context(model, n_ctx=64)
+    assert all(k.buffer and k.buffer.buft.is_host for k in context.kv.caches[0].k.values())
+    assert greedy(model) == greedy(Model.load(path))
+    assert {op for ops in device.compiled for op in ops} == {"MUL_MAT", "GLU"}
+
+
+def test_names_of_devices() -> None:
+    fake = FakeDevice()
+    assert parse_devices(None) == parse_devices("none") == ("cpu",)
+    assert parse_devices("reference") == ("reference", "cpu")
+    assert parse_devices("cpu, reference") == ("cpu", "reference")
+    assert parse_devices([fake]) == (fake, "cpu")
+    for wrong in ("", "bogus", "cpu,", ["cpu", "x"]):
+        with pytest.raises(BackendError, match="use none or one of"):
+            parse_devices(wrong)
+
+
+def test_layers_are_divided_evenly() -> None:
+    a, b, cpu = FakeDevice(name="a"), FakeDevice(name="b"), FakeDevice(name="cpu")
+
+    def names(n: int) -> str:
+        return " ".join(x.name for x in layer_devices([a, b, cpu], 5, n))
+
+    assert names(-1) == names(6) == names(99) == "a a a b b b"
+    assert names(0) == "cpu cpu cpu cpu cpu cpu"
+    assert names(2) == "cpu cpu cpu cpu a b" and names(1) == "cpu cpu cpu cpu cpu a"
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_demo_model_on_any_device(device: str) -> None:
+    path = demo_model_path()
+    there = Model.load(path, devices=[DEVICES[device]()])
+    prompt = there.tokenizer.encode("The capital of France is", add_special=True)
+    n = 2 if device == "reference" else 12
+    got = greedy(there, n, prompt)
+    assert got == greedy(Model.load(path), n, prompt)
+    assert there.tokenizer.decode(got).startswith(" Paris")

@@ -1,0 +1,61 @@
+"""JSON of strangers: its values are counted before they are made."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyggml.errors import PyggmlError
+from pyllama.bench.compare import read_rows
+from pyllama.core.state import MAGIC, VERSION, _read
+from pyllama.files.bounded_json import MAX_DEPTH, count_values, parse_json
+from pyllama.sparsity.stats import load_stats
+
+
+def test_values_and_levels() -> None:
+    for value in (1, "a", [], {}, [1, 2], {"a": [1, {"b": None}], "c": "d"}, [[]] * 10):
+        n, waiting = 0, [value]
+        while waiting:
+            one = waiting.pop()
+            n += 1 + (len(one) if isinstance(one, dict) else 0)
+            waiting += (
+                one.values() if isinstance(one, dict) else one if isinstance(one, list) else []
+            )
+        data = json.dumps(value).encode()
+        assert count_values(data) >= n and parse_json(data, count_values(data)) == value
+        with pytest.raises(ValueError, match=f"{count_values(data)} values, at most 0 are read"):
+            parse_json(data, 0)
+    for n, begin, end in ((MAX_DEPTH, b"[", b"]"), (10**6, b"[", b""), (10**6, b'{"":', b"")):
+        with pytest.raises(ValueError, match="nested too deeply"):
+            parse_json(begin * n + b"[]" + end * n, 1 << 30)
+    n = MAX_DEPTH - 1
+    assert parse_json(b"[" * n + b"[]" + b"]" * n, 1 << 30)
+    for bad in (b"", b"[1,]", b"\xff", b"9" * 5000, b'"'):
+        with pytest.raises(ValueError):
+            parse_json(bad, 10)
+
+
+def _state(path: Path) -> Any:
+    text = path.read_bytes()
+    return _read(struct.pack("<4sIQI", MAGIC, VERSION, len(text), zlib.crc32(text)) + text, "x")
+
+
+@pytest.mark.parametrize("read", [read_rows, load_stats, _state])
+def test_no_reader_makes_a_million_of_values_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], Any]
+) -> None:
+    """24 times its size in memory, which 300 MB of statistics had: 8 GB."""
+    (tmp_path / "x").write_bytes(b"[" + b"{}," * (13 << 20) + b"0]")
+
+    def loads(*args: Any, **named: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(json, "loads", loads)
+    with pytest.raises(PyggmlError):
+        read(tmp_path / "x")

