@@ -156,13 +156,17 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
         formats, payload = pickle.loads(data)
         if not self._origin.compatible(formats):
             return None
-        return _result._rebuild(target_context, *payload)
+        try:
+            parts = pickle.loads(payload)
+        except (ImportError, AttributeError):  # it names a module that this process does not have
+            return None
+        return _result._rebuild(target_context, *parts)
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a variant in place of an older one."""
         if self._entries.writable and self._impl.check_cachable(data):
             entry = self._entry(sig, data.codegen)
-            self._entries.write(entry, _dumps((self._origin.formats, data._reduce())))
+            self._entries.write(entry, _dumps((self._origin.formats, _dumps(data._reduce()))))
 
     def _entry(self, sig: Any, codegen: Any) -> str:
         key = self._place, self._origin.sources, self._index_key(sig, codegen)

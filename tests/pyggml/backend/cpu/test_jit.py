@@ -106,6 +106,26 @@ def test_an_edit_of_what_is_inlined_from_another_file_is_compiled(tmp_path: Path
         assert done.stdout.strip() == str(factor), done.stderr
 
 
+def test_functions_of_a_module_that_is_not_imported_run_every_time(tmp_path: Path) -> None:
+    """Numba's pickle names the module '<dynamic>', which no later process has."""
+    file = tmp_path / "made.py"
+    file.write_text(
+        "from numba import types; from pyggml.jit import compiled\n"
+        "@compiled(types.int64(types.int64))\n"
+        "def g(x):\n    return 3 * x\n"
+        "print(g(5))\n"
+    )
+    code = (
+        f"exec(compile(open({str(file)!r}).read(), {str(file)!r}, 'exec'), {{'__name__': 'gone'}})"
+    )
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert done.stdout == "15\n", done.stderr
+
+
 FORKED = """
 import os, threading
 from pyggml import jit, numba_internals
