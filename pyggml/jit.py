@@ -23,7 +23,7 @@ import platform
 import sys
 import threading
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,26 @@ if hasattr(os, "register_at_fork"):  # else a child could wait forever for a thr
 on_compile: Callable[[str], None] | None = None  # called with what was compiled, or is about to be
 
 
+class compiled_once:
+    """``cached_property`` under the compile lock, which a fork leaves free.
+
+    The lock of Python 3.11's own would stay locked in a child that is forked meanwhile.
+    """
+
+    def __init__(self, compile: Callable[[Any], Any]) -> None:
+        self._compile = compile
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, kernel: Any, owner: type) -> Any:
+        with _compile_lock:
+            found = kernel.__dict__
+            if self._name not in found:
+                found[self._name] = self._compile(kernel)
+            return found[self._name]
+
+
 class Kernel:
     """A kernel that compiles (or loads from the cache) on first use."""
 
@@ -267,10 +287,10 @@ class Kernel:
     def _signature(self) -> Any:
         return nb.types.void(*[nb.types.int64] * self.function.__code__.co_argcount)
 
-    @cached_property
+    @compiled_once
     def compiled(self) -> Any:
         """Numba's CFunc."""
-        with _compile_lock, own_numbers():
+        with own_numbers():
             cache = _cache_of(self.function)
             made = compile_cfunc(self.function, self._signature, self._options, cache)
             if on_compile is not None and not made.cache_hits:
@@ -326,9 +346,9 @@ class Compiled:
         self.py_func = function
         self._signature = signature
 
-    @cached_property
+    @compiled_once
     def _compiled(self) -> Any:
-        with _compile_lock, own_numbers():
+        with own_numbers():
             return compile_function(self.py_func, self._signature, _cache_of(self.py_func))
 
     def __call__(self, *args: Any) -> Any:

@@ -109,7 +109,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise ValueError(f"{text!r} is not KEY=TYPE:VALUE, TYPE one of {', '.join(_TYPES)}")
     key, kind = match[1], _TYPES[match[3]]
     if key in SPLIT_KEYS:
-        raise ValueError(f"{key!r} says how a file is cut into parts: use `split` or `merge`")
+        raise ValueError(
+            f"{key!r} says how a file is cut into parts: use pyllama gguf split or merge"
+        )
     if not match[2]:
         value = parse_value(kind, match[5])
         return key, value if kind is ValueType.STRING else kind.dtype.type(value)

@@ -10,12 +10,12 @@ exceptions, no allocation, chunks write different bytes).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numba as nb
 
-from ....jit import KERNEL_SIG, Kernel
+from ....jit import KERNEL_SIG, Kernel, compiled_once
 from ....ops.custom import is_kernel
 from ....tensor import Tensor
 from ..lowering import Lowering, lowers
@@ -24,7 +24,7 @@ from ..lowering import Lowering, lowers
 class UserKernel(Kernel):
     """A user's jitted function or C callback as a kernel."""
 
-    @cached_property
+    @compiled_once
     def compiled(self) -> Any:
         """Something that has the machine code's ``address``."""
         if hasattr(type(self.function), "address"):
