@@ -24,6 +24,7 @@ from ..convert.mapping import (
     regroup_qkv,
 )
 from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
 from ..hparams import Key, Values
 
 HPARAMS: Values = {
@@ -72,7 +73,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         if not b.hparams.parallel_residual:
             norm = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(norm, i, "gelu_erf", residual=inp, pred_in=layer_in)
+        inp = ffn(b, norm, i, "gelu_erf", residual=inp, pred_in=layer_in)
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
 
 

@@ -16,6 +16,7 @@ from pyggml.tensor import Tensor
 from ..convert.mapping import Array, Config, Convert, Tensors, base_keys, check_config, hidden_act
 from ..errors import ModelError
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.ffn import ffn
 from ..hparams import Key, Values
 
 HPARAMS: Values = {
@@ -65,7 +66,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
         inp = ops.add(ctx, cur, inp).set_name(f"sa_out-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        cur = b.ffn(cur, i, "gelu")
+        cur = ffn(b, cur, i, "gelu")
         cur = b.rms_norm(cur, f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}")
         inp = ops.add(ctx, cur, inp).set_name(f"l_out-{i}")
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))

@@ -13,6 +13,7 @@ from pyggml.tensor import Tensor
 
 from ..convert.mapping import Array, Config, Convert, Tensors, base_keys, hidden_act, regroup_qkv
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.ffn import ffn
 from ..hparams import Key, Values
 
 HPARAMS: Values = {
@@ -55,7 +56,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         out = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = inp if parallel else out
         cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(cur, i, "gelu", residual=out).set_name(f"l_out-{i}")
+        inp = ffn(b, cur, i, "gelu", residual=out).set_name(f"l_out-{i}")
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
 
 

@@ -24,6 +24,7 @@ from ..convert.mapping import (
     hidden_act,
 )
 from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
 from ..hparams import Key, Values
 
 HPARAMS: Values = {
@@ -77,7 +78,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = norm(inp, "attn_norm") if post else inp
-        inp = b.ffn(inp if post else norm(inp, "ffn_norm"), i, "relu", residual=inp)
+        inp = ffn(b, inp if post else norm(inp, "ffn_norm"), i, "relu", residual=inp)
         inp = norm(inp, "ffn_norm") if post else inp
     if not post:
         inp = b.layer_norm(inp, "output_norm", "result_norm")

@@ -22,9 +22,6 @@ from ..errors import ModelError
 from ..hparams import HParams
 from ..kv.cache import KVCache
 from ..kv.memory import Memory
-from .activation import GLU_OF, activate, gated
-from .experts import experts
-from .variants import build_ffn
 
 MOST_BEST = 16  # outputs: more are read for all of their logits, as by perplexity
 ROPE_FACTORS = {  # divisors of rope's angles: llama-3's; longrope's, by the size of the context
@@ -142,44 +139,6 @@ class GraphBuilder:
     def _clamped(self, x: Tensor) -> Tensor:
         most = self.hparams.clamp_kqv
         return ops.clamp(self.ctx, x, -most, most) if most else x
-
-    def ffn(
-        self, x: Tensor, i: int, act: str, residual: Tensor | None = None, up_act: str = "",
-        pred_in: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """``down(act(up(x)))``; ``down(act(gate(x)) * up(x))`` if there are gates; or experts.
-
-        Args:
-            act: one of ``ACTS``, unless the model or the context names another.
-            up_act: a kind for ``up(x)`` behind gates; empty for none.
-            pred_in: what predictors of active neurons read; None: the residual, or else ``x``.
-
-        Shape:
-            x [n_embd, T] -> [n_embd, T]
-        """
-        ctx, hp, act = self.ctx, self.hparams, self.hparams.hidden_act or act
-        if hp.n_expert:
-            y = experts(self, x, i, act)
-        else:
-            inputs = (t for t in (pred_in, residual, x) if t is not None)
-            built = build_ffn(self, x, i, act, up_act, next(inputs))
-            if built is None:
-                y = self.neurons(x, i, act, up_act)
-                return self.linear(y, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=residual)
-            y = built
-        return y if residual is None else ops.add(ctx, y, residual).set_name(f"ffn_res-{i}")
-
-    def neurons(self, x: Tensor, i: int, act: str, up_act: str) -> Tensor:
-        """What the down matrix of a dense feed-forward part multiplies: [n_ff, T]."""
-        ctx, gate = self.ctx, None
-        if f"blk.{i}.ffn_gate.weight" in self.weights:
-            gate = self.linear(x, f"blk.{i}.ffn_gate", f"ffn_gate-{i}")
-        up = self.linear(x, f"blk.{i}.ffn_up", f"ffn_up-{i}")
-        if gate is None:
-            return activate(ctx, up, act).set_name(f"ffn_{act}-{i}")
-        if up_act:
-            up = activate(ctx, up, up_act).set_name(f"ffn_up_{up_act}-{i}")
-        return gated(ctx, gate, up, act).set_name(f"ffn_{GLU_OF.get(act, act)}-{i}")
 
     def rope(self, x: Tensor, name: str, layer: int = 0) -> Tensor:
         """Rotate by position, where the model does, with the layer's base.

@@ -10,15 +10,12 @@ Source: Jiang et al. 2024, "Mixtral of Experts", section 2.1; llama.cpp, ``build
 from __future__ import annotations
 
 from functools import partial, reduce
-from typing import TYPE_CHECKING
 
 from pyggml import ops
 from pyggml.tensor import Tensor
 
 from .activation import GLU_OF, gated
-
-if TYPE_CHECKING:
-    from .builder import GraphBuilder
+from .builder import GraphBuilder
 
 _LEAST_SUM = 6.103515625e-5  # the smallest normal float16, as llama.cpp divides by
 

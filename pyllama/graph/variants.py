@@ -1,7 +1,7 @@
 """Variants of feed-forward parts: how the loader and the graph builder know of packages like them.
 
     register(SparseFFN())                          # in the __init__ of a package in ``_PACKAGES``
-    y = build_ffn(b, x, i, "relu", "", x)          # in the builder; None: the layer is dense
+    y = variant_ffn(b, x, i, "relu", "", x)          # in the builder; None: the layer is dense
 
 A variant may change which tensors a file has, make weights of others when a model is loaded, and
 build the feed-forward parts of some layers.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,7 @@ from pyggml.gguf import TensorInfo
 from pyggml.tensor import Dims, Tensor
 
 from ..hparams import HParams
-
-if TYPE_CHECKING:
-    from .builder import GraphBuilder
+from .builder import GraphBuilder
 
 Bytes = npt.NDArray[np.uint8]
 Patterns = Mapping[str, tuple[str, ...]]  # names of tensors, "?" for optional ones, and their sizes
@@ -133,7 +131,7 @@ def weight_plan(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan
     return WeightPlan(unread, tuple(made for plan in plans for made in plan.made))
 
 
-def build_ffn(
+def variant_ffn(
     b: GraphBuilder, x: Tensor, i: int, act: str, up_act: str, pred_in: Tensor
 ) -> Tensor | None:
     """See ``Variant.ffn``; None for a dense layer."""
