@@ -1,4 +1,4 @@
-"""BLOOM: layer norm of the embedding too, ALiBi, one matrix for queries, keys and values, GELU.
+"""BLOOM: layer norm also after the embedding, ALiBi, one matrix for q, k and v, GELU.
 
 Source: BigScience 2022, "BLOOM: A 176B-Parameter Open-Access Multilingual Language Model";
 llama.cpp, ``llm_build_bloom``.

@@ -1,7 +1,6 @@
 """GPT-NeoX and Pythia: layer norm, rope of a part of each head, one matrix for q, k and v, GELU.
 
-Attention and feed-forward part read the same residual (``parallel_residual``), or one after the
-other.
+Attention and feed-forward part are parallel (``parallel_residual``) or sequential.
 Source: Black et al. 2022, "GPT-NeoX-20B"; llama.cpp, ``llm_build_gptneox``.
 """
 

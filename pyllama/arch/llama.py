@@ -1,8 +1,8 @@
 """LLaMA: RMS norm, rotary attention with grouped keys and values, SwiGLU.
 
-Also Mistral, SmolLM, TinyLlama and others that GGUF files call ``llama``. Biases are optional, a
-missing ``output.weight`` means that the embedding serves twice, and with ``expert_count`` the
-feed-forward part is made of experts (Mixtral).
+Also Mistral, SmolLM, TinyLlama and others that GGUF files call ``llama``. Biases are optional.
+Without ``output.weight`` the embedding is tied. With ``expert_count`` the feed-forward part is a
+mixture of experts (Mixtral).
 Source: Touvron et al. 2023, "LLaMA"; Jiang et al. 2023, "Mistral 7B"; llama.cpp,
 ``llm_build_llama``.
 """
@@ -83,7 +83,7 @@ def decoder(b: GraphBuilder, act: str, up_act: str = "") -> Tensor:
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
-_PLAIN = ["LlamaForCausalLM"]  # of Mistral's family it has no windows, whatever a config says
+_PLAIN = ["LlamaForCausalLM"]  # has no sliding window, even if config.json has one
 
 
 def _keys(config: Config) -> dict[str, Any]:

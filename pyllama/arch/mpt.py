@@ -1,4 +1,4 @@
-"""MPT: layer norm without biases, ALiBi or learned positions, limits on queries and keys, GELU.
+"""MPT: layer norm without biases, ALiBi or learned positions, clamped q, k and v, GELU.
 
 Source: MosaicML 2023, "Introducing MPT-7B"; llama.cpp, ``llm_build_mpt``.
 """

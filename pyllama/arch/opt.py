@@ -1,8 +1,8 @@
 """OPT: layer norm, learned positions, biases, ReLU.
 
-The smallest but one (350M) has its norms behind attention and feed-forward, none at the end, and a
-narrower embedding between two matrices of its own. Checkpoints keep two rows of positions that
-nothing uses in front of the others; files have only the others.
+350M has its norms after attention and feed-forward, none at the end, and a narrower embedding with
+two projection matrices. The first two rows of positions in checkpoints are unused; GGUF files do
+not have them.
 Source: Zhang et al. 2022, "OPT: Open Pre-trained Transformer Language Models".
 """
 

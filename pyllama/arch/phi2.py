@@ -1,6 +1,6 @@
-"""Phi-1, 1.5 and 2: one layer norm for attention and feed-forward, side by side; biases everywhere.
+"""Phi-1, 1.5 and 2: parallel attention and feed-forward with one layer norm, biases everywhere.
 
-A part of each head is rotated; even the output has a bias.
+Rope rotates a part of each head.
 Source: Li et al. 2023, "Textbooks Are All You Need II"; llama.cpp, ``llm_build_phi2``.
 """
 
