@@ -29,7 +29,7 @@ from .paths import MAX_TEXT_BYTES, read_text
 
 if TYPE_CHECKING:
     from pyllama.chat.conversation import Conversation
-    from pyllama.chat.reply import Settings
+    from pyllama.chat.reply import ReplyOptions
     from pyllama.chat.transcript import Transcript
     from pyllama.core.context import Context
     from pyllama.engine import Lease, Timings
@@ -67,7 +67,7 @@ def converse(
         TemplateError: the chat template is wrong, or refuses the first message.
         KeyboardInterrupt: Ctrl-C at the prompt, or a second one.
     """
-    from pyllama.chat.reply import Settings
+    from pyllama.chat.reply import ReplyOptions
     from pyllama.engine import Engine, Lease, Timings
 
     timings = Timings(load_ms=load_ms)
@@ -80,7 +80,7 @@ def converse(
     else:
         dialogue = _transcript(lease, options, prompt)
     opening = dialogue.opening(prompt if mode == "talk" else "")
-    settings = Settings(
+    settings = ReplyOptions(
         params,
         n_predict=options.predict,
         stop=options.reverse_prompt,
@@ -160,7 +160,7 @@ class _Talk:
         self,
         dialogue: Dialogue,
         mode: Mode,
-        settings: Settings,
+        settings: ReplyOptions,
         timings: Timings,
         lines: LineReader,
         options: ConversationOptions,
@@ -283,7 +283,7 @@ class _Talk:
         self._say_speed()
         return True
 
-    def _next_settings(self) -> Settings:
+    def _next_settings(self) -> ReplyOptions:
         """A fixed seed gives the same conversation, but not the same reply again and again."""
         self._n_replies += 1
         params = self._settings.params.for_text(self._n_replies - 1)

@@ -48,7 +48,7 @@ def page() -> str:
             (name, "a warning", _values(r.same), r.why)
             for name, r in arguments.WITHOUT_EFFECT.items()
         ),
-        *((name, "nothing", "any", why) for name, why in arguments.AS_IT_IS.items()),
+        *((name, "nothing", "any", why) for name, why in arguments.IGNORED.items()),
     ]
     for title, of_constructor in (("The constructor", True), ("Completions", False)):
         chosen = [(f"`{n}`", *rest) for n, *rest in rows if (n in own) == of_constructor]

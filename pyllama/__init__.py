@@ -5,8 +5,8 @@
     llama = Llama("x.gguf", verbose=False)
     print(llama("The capital of France is", max_tokens=8)["choices"][0]["text"])
 
-`Llama` is llama-cpp-python's class of that name; `Model`, `Context` and `Batch` lie beneath it, as
-in llama.h. Importing the package imports none of them until they are asked for.
+`Llama` has the interface of llama-cpp-python's class; `Model`, `Context` and `Batch` are the lower
+level, as in llama.h. They are imported at first use.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Every error that pyllama raises on top of pyggml's, in one tree.
+"""The tree of errors that pyllama adds to pyggml's.
 
     PyllamaError             (PyggmlError)
-    ├── ModelError           (ValueError)   a GGUF file that is legal but not a model we can run
-    ├── TokenizerError       (ValueError)   a vocabulary we cannot use, or text it cannot encode
+    ├── ModelError           (ValueError)   a legal GGUF file, but not a supported model
+    ├── TokenizerError       (ValueError)   an unusable vocabulary, or text it cannot encode
     ├── ContextFull          (ValueError)   more tokens than the context has cells
-    ├── BatchError           (ValueError)   a batch with bad ids, positions or sequences
-    ├── StateError           (ValueError)   a saved state that is damaged or of something else
-    ├── TemplateError        (ValueError)   a chat template that is wrong, refuses, or does not end
-    ├── HubError             (ValueError)   a model that cannot be had from the model hub
-    ├── BenchFileError       (ValueError)   a file that has no benchmark rows to compare
-    └── NotSupported         (ValueError, NotImplementedError)   llama-cpp-python has it, we do not
+    ├── BatchError           (ValueError)   a batch with illegal ids, positions or sequences
+    ├── StateError           (ValueError)   a saved state that is damaged or does not match
+    ├── TemplateError        (ValueError)   a chat template failed or exceeded its limits
+    ├── HubError             (ValueError)   a model could not be fetched from the model hub
+    ├── BenchFileError       (ValueError)   a results file without comparable benchmark rows
+    └── NotSupported         (ValueError, NotImplementedError)   only llama-cpp-python has it
 
-A message says what, where, got and wanted with numbers, and the next step.
+A message names the object, the value found, the values allowed, and the next step.
 """
 
 from pyggml.errors import PyggmlError
@@ -22,7 +22,7 @@ class PyllamaError(PyggmlError):
 
 
 class ModelError(PyllamaError, ValueError):
-    """A GGUF file that is legal but not a model that can be run."""
+    """A legal GGUF file that is not a supported model."""
 
 
 class TokenizerError(PyllamaError, ValueError):
@@ -38,20 +38,20 @@ class BatchError(PyllamaError, ValueError):
 
 
 class StateError(PyllamaError, ValueError):
-    """A saved state that is damaged, of another model, or too large."""
+    """A saved state that is damaged, too large, or of another model."""
 
 
 class TemplateError(PyllamaError, ValueError):
-    """A chat template that is wrong, refuses the messages, or exceeds its limits."""
+    """A chat template that is invalid, rejects the messages, or exceeds its limits."""
 
 
 class HubError(PyllamaError, ValueError):
-    """A model that cannot be had from the model hub: no such file, no access, no network."""
+    """A failed download from the model hub: no such file, no access, no network."""
 
 
 class BenchFileError(PyllamaError, ValueError):
-    """A file of benchmark results that cannot be read, or has no rows that can be compared."""
+    """A file of benchmark results that cannot be read, or has no comparable rows."""
 
 
 class NotSupported(PyllamaError, NotImplementedError, ValueError):
-    """Something that llama-cpp-python can do and pyllama cannot yet."""
+    """A feature of llama-cpp-python that pyllama does not have yet."""

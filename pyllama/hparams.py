@@ -1,10 +1,10 @@
-"""A model's hyperparameters, read from GGUF metadata and checked before anything uses them.
+"""The hyperparameters of a model, read from GGUF metadata and validated.
 
     hp = read_hparams(file, n_vocab, arch_of(file).HPARAMS)
     hp.n_embd, hp.n_layer, hp.head_dim             # 576, 30, 64
 
-A field is read from the key that ``KEYS`` names, or that the architecture's ``HPARAMS`` names in
-its place; an architecture may also fix it.
+``KEYS`` gives the metadata key of each field. An architecture's ``HPARAMS`` may replace the key, or
+fix the value.
 Source: llama.cpp, ``llama_hparams`` and the ``{arch}.*`` keys of GGUF.
 """
 
@@ -22,7 +22,7 @@ from .graph.activation import ACTS
 
 
 class Key(NamedTuple):
-    """Where a hyperparameter stands in a file: ``{arch}.{name}``; without a default it must."""
+    """The metadata key ``{arch}.{name}`` of a hyperparameter; required if it has no default."""
 
     name: str
     default: int | float | str | bool | None = None
@@ -51,7 +51,7 @@ KEYS: Values = {
     "expert_weights_scale": Key("expert_weights_scale", 1.0),
 }
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-# Far beyond any model that exists: a damaged file must not make us reserve or loop for ever.
+# Far above those of real models; bounds allocations and loops for damaged files.
 _RANGES = {
     "n_layer": (1, 4096),
     "n_embd": (1, 1 << 20),
@@ -68,18 +68,18 @@ _RANGES = {
     "n_expert": (0, 4096),
     "n_embd_token": (0, 1 << 20),
 }
-_FLOATS = (  # larger than 0; and those that may be 0
+_FLOATS = (  # positive; positive or 0
     ("norm_eps", "rope_freq_base", "rope_attn_factor", "yarn_attn_factor", "yarn_beta_fast",
      "yarn_beta_slow", "expert_weights_scale"),
     ("rope_freq_base_swa", "attn_scale", "attn_logit_softcap", "final_logit_softcap",
      "max_alibi_bias", "clamp_kqv"),
 )  # fmt: skip
-_MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30  # float32 holds it, and its inverse; nan is outside
+_MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30  # float32 can hold the value and its inverse; excludes NaN
 
 
 @dataclass(frozen=True)
 class HParams:
-    """Sizes and constants of a model; a context may change some of them (``Overrides``)."""
+    """Sizes and constants of a model; a context may override some of them (``Overrides``)."""
 
     arch: str
     n_ctx_train: int
@@ -94,50 +94,50 @@ class HParams:
     norm_eps: float
     rope_freq_base: float
     rope_freq_scale: float
-    rope_neox: bool = False  # pairs are half a head apart, not neighbours
-    rope_freq_base_swa: float = 0.0  # of layers that slide, which do not scale; 0: the same
+    rope_neox: bool = False  # pairs of columns are n_rot / 2 apart, not adjacent
+    rope_freq_base_swa: float = 0.0  # of sliding-window layers, without scaling; 0: rope_freq_base
     rope_scaling: str = "linear"
     rope_orig_ctx: int = 0  # positions before scaling; 0: n_ctx_train
-    rope_attn_factor: float = 1.0  # the length of rotated queries and keys
-    rope_long: bool = False  # which of the two tables of factors (longrope)
+    rope_attn_factor: float = 1.0  # factor on rotated queries and keys
+    rope_long: bool = False  # longrope: use the table of long factors, else of short ones
     yarn_ext_factor: float = -1.0  # negative: 1 for yarn, else 0
     yarn_attn_factor: float = 1.0
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
     hidden_act: str = ""  # of the feed-forward part; empty: the architecture's
-    n_swa: int = 0  # positions that a sliding layer sees, its own included
-    swa_period: int = 1  # every layer of so many slides, but the last; 0: all do
+    n_swa: int = 0  # size of the sliding window, the token's own position included
+    swa_period: int = 1  # the last of every swa_period layers has full attention; 0: none has
     causal: bool = True
     max_alibi_bias: float = 0.0
-    alibi_scaled: bool = False  # its bias is scaled as scores are
-    learned_positions: bool = False  # there is a table of them: position_embd.weight
+    alibi_scaled: bool = False  # the ALiBi bias is multiplied by the scale of scores
+    learned_positions: bool = False  # the model has position_embd.weight
     attn_logit_softcap: float = 0.0
-    final_logit_softcap: float = 0.0  # logits lie within +- this; 0: anywhere
+    final_logit_softcap: float = 0.0  # logits are limited to +- this; 0: unlimited
     attn_scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
-    clamp_kqv: float = 0.0  # queries, keys and values lie within +- this; 0: anywhere
-    parallel_residual: bool = True  # attention and feed-forward read the same, where either may be
+    clamp_kqv: float = 0.0  # queries, keys and values are clamped to +- this; 0: not clamped
+    parallel_residual: bool = True  # attention and feed-forward in parallel, if optional
     n_expert: int = 0
-    n_expert_used: int = 0  # by a token
-    n_ff_exp: int = 0  # columns of an expert; n_ff is 0 then
+    n_expert_used: int = 0  # per token
+    n_ff_exp: int = 0  # hidden size of an expert; n_ff is 0 then
     expert_weights_norm: bool = True  # the weights of a token's experts sum to 1
     expert_weights_scale: float = 1.0
-    post_norm: bool = False  # norms stand behind attention and feed-forward, where either may be
-    n_embd_token: int = 0  # columns of an embedding that a matrix widens; 0: n_embd
-    sparse: tuple[str, ...] = ()  # of each layer, the source of active neurons; empty: none
-    sparse_threshold: float = 0.0  # that the scores of a source must reach
+    post_norm: bool = False  # norms after attention and feed-forward, if optional
+    n_embd_token: int = 0  # columns of token_embd if a matrix projects them; 0: n_embd
+    sparse: tuple[str, ...] = ()  # source of active neurons of each layer; empty: dense
+    sparse_threshold: float = 0.0  # minimum score of an active neuron
 
     def window(self, layer: int) -> int:
-        """Positions that a layer's tokens see, 0 for all."""
+        """Size of the attention window of a layer, 0 for full attention."""
         period = self.swa_period
         slides = period == 0 or layer % period < period - 1
         return self.n_swa if slides else 0
 
     def source(self, layer: int) -> str:
-        """What says which neurons of a layer are active, without its number: ``topk``, ``off``."""
+        """The source of a layer's active neurons without its parameter: ``topk``, ``off``."""
         return self.sparse[layer].partition("=")[0] if self.sparse else "off"
 
     def rope(self, layer: int) -> dict[str, Any]:
-        """The parameters of a layer's ``rope_ext``."""
+        """The arguments of ``rope_ext`` in a layer."""
         own = self.rope_freq_base_swa if self.window(layer) else 0.0
         ext = self.yarn_ext_factor
         return {
@@ -154,7 +154,7 @@ class HParams:
 
     @property
     def n_ctx_orig(self) -> int:
-        """Positions that the model was trained with before its rope was scaled."""
+        """Context length of training before rope scaling."""
         return self.rope_orig_ctx or self.n_ctx_train
 
     @property
@@ -164,27 +164,27 @@ class HParams:
 
     @property
     def n_embd_output_norm(self) -> int:
-        """Columns of the norm before the output; 0 where layers end in their own."""
+        """Columns of the norm before the output; 0 if there is none (``post_norm``)."""
         return 0 if self.post_norm else self.n_embd
 
     @property
     def n_embd_ffn_norm(self) -> int:
-        """Columns of the norm between attention and feed-forward; 0 where these are parallel."""
+        """Columns of the norm before the feed-forward part; 0 if parallel to attention."""
         return 0 if self.parallel_residual else self.n_embd
 
     @property
     def n_embd_qkv(self) -> int:
-        """Columns of all queries, keys and values."""
+        """Columns of the queries, keys and values of all heads together."""
         return self.n_embd_q + 2 * self.n_embd_kv
 
     @property
     def n_embd_q(self) -> int:
-        """Columns of all queries."""
+        """Columns of the queries of all heads."""
         return self.n_head * self.head_dim
 
     @property
     def n_embd_kv(self) -> int:
-        """Columns of all keys (or values)."""
+        """Columns of the keys (or values) of all heads."""
         return self.n_head_kv * self.head_dim
 
 
@@ -195,7 +195,7 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
         of_arch: ``HPARAMS`` of the file's architecture.
 
     Raises:
-        ModelError, GGUFError: a key is missing, of another type, or out of its range.
+        ModelError, GGUFError: a key is missing, or has a wrong type or an illegal value.
     """
     arch = file.get_str("general.architecture")
     getters: Mapping[str, Any] = {
@@ -218,7 +218,7 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
     ):
         got.setdefault(field, read(field, key))
     got.setdefault("n_rot", read("n_rot", Key("rope.dimension_count", got["head_dim"])))
-    linear = file.get_float(f"{arch}.rope.scale_linear", 1.0)  # as files of 2023 have it
+    linear = file.get_float(f"{arch}.rope.scale_linear", 1.0)  # key of files from 2023
     factor = file.get_float(f"{arch}.rope.scaling.factor", linear)
     _check_float(file, arch, "rope.scaling.factor", factor)
     got["rope_freq_scale"] = 1.0 if got["rope_scaling"] == "none" else 1.0 / factor
@@ -228,17 +228,17 @@ def read_hparams(file: GGUFFile, n_vocab: int, of_arch: Values) -> HParams:
         gating = file.get_int(f"{arch}.expert_gating_func", 1)
         _check(file, arch, gating == 1, f"expert_gating_func = {gating}", "1 (softmax)")
     hp = HParams(**got)
-    for name, (least, most) in _RANGES.items():
+    for name, (low, high) in _RANGES.items():
         name = "n_ff_exp" if name == "n_ff" and hp.n_expert else name
         value = getattr(hp, name)
-        _check(file, arch, least <= value <= most, f"{name} = {value}", f"{least} to {most}")
+        _check(file, arch, low <= value <= high, f"{name} = {value}", f"{low} to {high}")
     for names, zero in zip(_FLOATS, (False, True), strict=True):
         for name in names:
             if not (zero and getattr(hp, name) == 0):
                 _check_float(file, arch, name, getattr(hp, name))
     if hp.n_expert:
         used = f"{hp.n_expert_used} of {hp.n_expert} experts used"
-        _check(file, arch, 1 <= hp.n_expert_used <= hp.n_expert, used, "at least 1, at most all")
+        _check(file, arch, 1 <= hp.n_expert_used <= hp.n_expert, used, "1 to all of them")
     _check_heads(file, hp, of_arch)
     _check_choices(file, hp)
     return hp
@@ -249,11 +249,14 @@ def _check_heads(file: GGUFFile, hp: HParams, of_arch: Values) -> None:
         file, hp.arch, hp.n_head % hp.n_head_kv == 0,
         f"{hp.n_head} heads over {hp.n_head_kv} key-value heads", "a multiple",
     )  # fmt: skip
-    still = hp.max_alibi_bias or of_arch.get("n_rot") == 0
-    _check(file, hp.arch, hp.n_rot > 0 or bool(still), "nothing rotated", "positions to tell")
+    no_rope = hp.max_alibi_bias or of_arch.get("n_rot") == 0
+    _check(
+        file, hp.arch, hp.n_rot > 0 or bool(no_rope),
+        "no rotated columns", "rope or ALiBi for positions",
+    )  # fmt: skip
     _check(
         file, hp.arch, hp.n_rot <= hp.head_dim and hp.n_rot % 2 == 0,
-        f"{hp.n_rot} of {hp.head_dim} columns of a head rotated", "an even number, at most all",
+        f"{hp.n_rot} of {hp.head_dim} columns of a head rotated", "an even number up to all",
     )  # fmt: skip
 
 
@@ -268,7 +271,7 @@ def _check_choices(file: GGUFFile, hp: HParams) -> None:
 
 
 def yarn_problem(hp: HParams) -> str:
-    """What keeps YaRN from being computed, or nothing."""
+    """The reason why YaRN cannot be computed, or an empty string."""
     if not abs(hp.yarn_ext_factor) <= _MAX_FLOAT:
         return f"yarn_ext_factor {hp.yarn_ext_factor}"
     base = min(hp.rope_freq_base, hp.rope_freq_base_swa or hp.rope_freq_base)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,8 @@ def floor(module: str) -> int:
     return FLOORS[module]
 
 
-def imports(name: str, path: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of each import, those inside functions too, not those for types only."""
+def imports(name: str, path: Path, *, types: bool = False) -> Iterator[tuple[int, str]]:
+    """Line and full name of each import, those inside functions too; ``types``: those for types."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for_types = {
         id(inner)
@@ -98,7 +99,7 @@ def imports(name: str, path: Path) -> Iterator[tuple[int, str]]:
     }
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(tree):
-        if id(node) in for_types:
+        if id(node) in for_types and not types:
             continue
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -138,6 +139,16 @@ def test_the_runtime_knows_no_backend(name: str) -> None:
     if not name.startswith("pyggml"):
         text = MODULES[name].read_text(encoding="utf-8")  # imports for types count too
         assert not [backend for backend in concrete if backend in text]
+
+
+def test_pyllama_has_no_import_cycles() -> None:
+    """Imports inside functions and imports for types count too."""
+    graph = {
+        name: {target for _, target in imports(name, path, types=True) if target != name}
+        for name, path in MODULES.items()
+        if name.startswith("pyllama.")
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_graphs_and_the_loader_know_variants_by_their_registry() -> None:

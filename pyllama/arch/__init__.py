@@ -5,12 +5,11 @@
 
 A file has
 
-- ``HPARAMS``: the keys of hyperparameters that stand elsewhere than ``hparams.KEYS`` say, and the
-  values that are always the same;
-- ``TENSORS``: name pattern -> sizes in ne order; ``{i}`` is the layer, ``?`` marks an optional one;
-  with a size of 0, as of what a variant lacks, it must not be there;
+- ``HPARAMS``: metadata keys of hyperparameters that differ from ``hparams.KEYS``, and fixed values;
+- ``TENSORS``: name pattern -> sizes in ne order; ``{i}`` is the layer, ``?`` marks an optional
+  tensor; a tensor with a size of 0 must not be in the file;
 - ``build_graph(b)``, which reads sizes and weights from the builder and returns the logits;
-- ``CONVERT``: how a checkpoint from Hugging Face becomes a GGUF file (``convert.mapping``).
+- ``CONVERT``: conversion of Hugging Face checkpoints to GGUF (``convert.mapping``).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Arch(Protocol):
-    """What an architecture's module has."""
+    """The module of an architecture."""
 
     HPARAMS: Values
     TENSORS: Mapping[str, tuple[str, ...]]
@@ -41,7 +40,7 @@ class Arch(Protocol):
 
 
 def arch_names() -> list[str]:
-    """The architectures that can be run."""
+    """The names of the supported architectures."""
     return sorted(module.name for module in iter_modules(__path__))
 
 
@@ -49,7 +48,7 @@ def get_arch(name: str) -> Arch:
     """The module of an architecture. Raises: ModelError."""
     if name not in arch_names():
         raise ModelError(
-            f"architecture {name!r} is not supported; there are: {', '.join(arch_names())}"
+            f"architecture {name!r} is not supported; supported are: {', '.join(arch_names())}"
         )
     return cast(Arch, import_module(f"{__name__}.{name}"))
 
@@ -58,7 +57,7 @@ def arch_of(file: GGUFFile) -> Arch:
     """The module of a file's architecture.
 
     Raises:
-        ModelError: it is not supported.
-        GGUFError: the file names none.
+        ModelError: the architecture is not supported.
+        GGUFError: the file does not name one.
     """
     return get_arch(file.get_str("general.architecture"))

@@ -1,6 +1,4 @@
-"""Bamboo: Mistral's shape, with ReLU on the gate and on what it gates.
-
-Most of those products are zero, which is what sparse inference is after.
+"""Bamboo: Mistral with ReLU on both gate and up, whose products are mostly zero.
 Source: PowerInfer, ``build_bamboo``; Song et al. 2024, "Turbo Sparse".
 """
 

@@ -1,7 +1,7 @@
-"""Falcon: layer norm, one matrix for queries, keys and values, GELU; the two parts side by side.
+"""Falcon: layer norm, one matrix for q, k and v, GELU, parallel attention and feed-forward.
 
-In 7B attention and feed-forward read the same norm; in 40B and 180B each has its own, and keys come
-in groups. The RW models have the parts one after the other, biases, and ALiBi instead of rotation.
+In 7B both parts read the same norm; in 40B and 180B each has its own norm, and keys are grouped.
+The RW models have sequential parts, biases, and ALiBi instead of rope.
 Source: Almazrouei et al. 2023, "The Falcon Series of Open Language Models"; llama.cpp,
 ``llm_build_falcon``.
 """
@@ -24,6 +24,7 @@ from ..convert.mapping import (
     regroup_qkv,
 )
 from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
 from ..hparams import Key, Values
 
 HPARAMS: Values = {
@@ -68,17 +69,17 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = b.attention(b.rope(q, f"Qcur-{i}"), b.rope(k, f"Kcur-{i}"), v, i)  # [n_embd_q, T]
         if i == n_layer - 1:
             cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
-        layer_in = inp  # what PowerInfer's predictors read
+        layer_in = inp  # input of PowerInfer's predictors
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         if not b.hparams.parallel_residual:
             norm = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(norm, i, "gelu_erf", residual=inp, pred_in=layer_in)
+        inp = ffn(b, norm, i, "gelu_erf", residual=inp, pred_in=layer_in)
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
 
 
 def _kv_heads(config: Config) -> int:
     n_head = int(config.get("num_attention_heads") or config["n_head"])
-    if config.get("new_decoder_architecture") or config.get("n_head_kv"):  # old 40B: the latter
+    if config.get("new_decoder_architecture") or config.get("n_head_kv"):  # n_head_kv: old 40B
         return int(config.get("num_kv_heads") or config.get("n_head_kv") or n_head)
     return 1 if config.get("multi_query", True) else n_head
 
@@ -86,7 +87,7 @@ def _kv_heads(config: Config) -> int:
 def _keys(config: Config) -> dict[str, Any]:
     n_embd = int(config["hidden_size"])
     keys = {
-        "context_length": 2048,  # what old configs do not say
+        "context_length": 2048,  # missing in old configs
         "feed_forward_length": 4 * n_embd,
         "attention.layer_norm_epsilon": np.float32(1e-5),
     } | base_keys(config)

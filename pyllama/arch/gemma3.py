@@ -1,7 +1,7 @@
-"""Gemma 3 (text): windows in five of six layers, norms before and behind each part, GEGLU.
+"""Gemma 3 (text): sliding windows in five of six layers, norms before and after each part, GEGLU.
 
-Embeddings are scaled by the root of their length; layers with a window have a rope base of their
-own; files have the norms' weights with 1 added.
+Embeddings are scaled by sqrt(n_embd); sliding-window layers have their own rope base; norm weights
+in files have 1 added.
 Source: Gemma Team 2025, "Gemma 3 Technical Report"; llama.cpp, ``llm_build_gemma3``.
 """
 
@@ -16,6 +16,7 @@ from pyggml.tensor import Tensor
 from ..convert.mapping import Array, Config, Convert, Tensors, base_keys, check_config, hidden_act
 from ..errors import ModelError
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.ffn import ffn
 from ..hparams import Key, Values
 
 HPARAMS: Values = {
@@ -46,7 +47,7 @@ TENSORS = {
     "token_embd.weight": ("n_embd", "n_vocab"),
     "output.weight?": ("n_embd", "n_vocab"),
 }
-_LAYERS_27B = 62  # of the one size whose scores are scaled by the columns, not the head's
+_LAYERS_27B = 62  # 27B scales scores by 1 / sqrt(n_embd / n_head) instead of 1 / sqrt(head_dim)
 
 
 def build_graph(b: GraphBuilder) -> Tensor:
@@ -56,7 +57,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
     for i in range(hp.n_layer):
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(cur, i)
-        if hp.n_layer == _LAYERS_27B and not hp.attn_scale:  # a file that does not say it
+        if hp.n_layer == _LAYERS_27B and not hp.attn_scale:  # not in the file
             q = ops.scale(ctx, q, math.sqrt(hp.head_dim * hp.n_head / hp.n_embd))
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
         if i == hp.n_layer - 1:
@@ -65,7 +66,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         cur = b.rms_norm(cur, f"blk.{i}.post_attention_norm", f"attn_post_norm-{i}")
         inp = ops.add(ctx, cur, inp).set_name(f"sa_out-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        cur = b.ffn(cur, i, "gelu")
+        cur = ffn(b, cur, i, "gelu")
         cur = b.rms_norm(cur, f"blk.{i}.post_ffw_norm", f"ffn_post_norm-{i}")
         inp = ops.add(ctx, cur, inp).set_name(f"l_out-{i}")
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
@@ -99,7 +100,7 @@ def _change(name: str, x: Array, config: Config) -> Tensors:
     return {name: x + 1 if name.endswith("norm.weight") else x}
 
 
-_DEFAULTS = {  # of transformers, which config.json of a model that sees leaves out
+_DEFAULTS = {  # defaults of transformers that config.json of vision models omits
     "vocab_size": 262208,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,

@@ -22,6 +22,7 @@ from ..convert.mapping import (
     hidden_act,
 )
 from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
 from ..hparams import Key, Values
 
 HPARAMS: Values = {
@@ -62,7 +63,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(cur, i, "gelu", residual=inp)
+        inp = ffn(b, cur, i, "gelu", residual=inp)
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
 
 

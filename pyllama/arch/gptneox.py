@@ -1,7 +1,6 @@
 """GPT-NeoX and Pythia: layer norm, rope of a part of each head, one matrix for q, k and v, GELU.
 
-Attention and feed-forward part read the same residual (``parallel_residual``), or one after the
-other.
+Attention and feed-forward part are parallel (``parallel_residual``) or sequential.
 Source: Black et al. 2022, "GPT-NeoX-20B"; llama.cpp, ``llm_build_gptneox``.
 """
 
@@ -13,6 +12,7 @@ from pyggml.tensor import Tensor
 
 from ..convert.mapping import Array, Config, Convert, Tensors, base_keys, hidden_act, regroup_qkv
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.ffn import ffn
 from ..hparams import Key, Values
 
 HPARAMS: Values = {
@@ -55,7 +55,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         out = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = inp if parallel else out
         cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(cur, i, "gelu", residual=out).set_name(f"l_out-{i}")
+        inp = ffn(b, cur, i, "gelu", residual=out).set_name(f"l_out-{i}")
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
 
 

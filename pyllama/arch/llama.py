@@ -1,8 +1,8 @@
 """LLaMA: RMS norm, rotary attention with grouped keys and values, SwiGLU.
 
-Also Mistral, SmolLM, TinyLlama and others that GGUF files call ``llama``. Biases are optional, a
-missing ``output.weight`` means that the embedding serves twice, and with ``expert_count`` the
-feed-forward part is made of experts (Mixtral).
+Also Mistral, SmolLM, TinyLlama and others that GGUF files call ``llama``. Biases are optional.
+Without ``output.weight`` the embedding is tied. With ``expert_count`` the feed-forward part is a
+mixture of experts (Mixtral).
 Source: Touvron et al. 2023, "LLaMA"; Jiang et al. 2023, "Mistral 7B"; llama.cpp,
 ``llm_build_llama``.
 """
@@ -24,6 +24,7 @@ from ..convert.mapping import (
     kv_heads,
 )
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.ffn import ffn
 from ..hparams import Key, Values
 
 HPARAMS: Values = {"n_swa": Key("attention.sliding_window", 0), "swa_period": 0}
@@ -66,7 +67,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
 
 
 def decoder(b: GraphBuilder, act: str, up_act: str = "") -> Tensor:
-    """``build_graph`` with other activations; see ``GraphBuilder.ffn``."""
+    """``build_graph`` with other activations; see ``graph.ffn.ffn``."""
     n_layer = b.hparams.n_layer
     inp = b.embed("token_embd.weight")  # [n_embd, T]
     for i in range(n_layer):
@@ -78,11 +79,11 @@ def decoder(b: GraphBuilder, act: str, up_act: str = "") -> Tensor:
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = cur.set_name(f"ffn_inp-{i}")
         cur = b.rms_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(cur, i, act, residual=inp, up_act=up_act).set_name(f"l_out-{i}")
+        inp = ffn(b, cur, i, act, residual=inp, up_act=up_act).set_name(f"l_out-{i}")
     return b.output(b.rms_norm(inp, "output_norm", "result_norm"))
 
 
-_PLAIN = ["LlamaForCausalLM"]  # of Mistral's family it has no windows, whatever a config says
+_PLAIN = ["LlamaForCausalLM"]  # has no sliding window, even if config.json has one
 
 
 def _keys(config: Config) -> dict[str, Any]:

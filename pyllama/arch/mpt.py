@@ -1,4 +1,4 @@
-"""MPT: layer norm without biases, ALiBi or learned positions, limits on queries and keys, GELU.
+"""MPT: layer norm without biases, ALiBi or learned positions, clamped q, k and v, GELU.
 
 Source: MosaicML 2023, "Introducing MPT-7B"; llama.cpp, ``llm_build_mpt``.
 """
@@ -14,6 +14,7 @@ from pyggml.tensor import Tensor
 from ..convert.mapping import Config, Convert, base_keys, check_config, float32
 from ..errors import ModelError
 from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
 from ..hparams import Key, Values
 
 HPARAMS: Values = {
@@ -58,7 +59,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         cur = b.layer_norm(inp, f"blk.{i}.ffn_norm", f"ffn_norm-{i}")
-        inp = b.ffn(cur, i, "gelu_erf", residual=inp)
+        inp = ffn(b, cur, i, "gelu_erf", residual=inp)
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
 
 

@@ -1,8 +1,8 @@
 """OPT: layer norm, learned positions, biases, ReLU.
 
-The smallest but one (350M) has its norms behind attention and feed-forward, none at the end, and a
-narrower embedding between two matrices of its own. Checkpoints keep two rows of positions that
-nothing uses in front of the others; files have only the others.
+350M has its norms after attention and feed-forward, none at the end, and a narrower embedding with
+two projection matrices. The first two rows of positions in checkpoints are unused; GGUF files do
+not have them.
 Source: Zhang et al. 2022, "OPT: Open Pre-trained Transformer Language Models".
 """
 
@@ -24,6 +24,7 @@ from ..convert.mapping import (
     hidden_act,
 )
 from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn
 from ..hparams import Key, Values
 
 HPARAMS: Values = {
@@ -77,7 +78,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
             cur, inp = b.select_outputs(cur), b.select_outputs(inp)
         inp = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
         inp = norm(inp, "attn_norm") if post else inp
-        inp = b.ffn(inp if post else norm(inp, "ffn_norm"), i, "relu", residual=inp)
+        inp = ffn(b, inp if post else norm(inp, "ffn_norm"), i, "relu", residual=inp)
         inp = norm(inp, "ffn_norm") if post else inp
     if not post:
         inp = b.layer_norm(inp, "output_norm", "result_norm")

@@ -1,6 +1,6 @@
-"""Phi-1, 1.5 and 2: one layer norm for attention and feed-forward, side by side; biases everywhere.
+"""Phi-1, 1.5 and 2: parallel attention and feed-forward with one layer norm, biases everywhere.
 
-A part of each head is rotated; even the output has a bias.
+Rope rotates a part of each head.
 Source: Li et al. 2023, "Textbooks Are All You Need II"; llama.cpp, ``llm_build_phi2``.
 """
 
@@ -12,6 +12,7 @@ from pyggml.tensor import Tensor
 
 from ..convert.mapping import Config, Convert, base_keys, check_config, hidden_act
 from ..graph.builder import ROPE_FACTORS, GraphBuilder
+from ..graph.ffn import ffn
 from ..hparams import Key, Values
 
 HPARAMS: Values = {"norm_eps": Key("attention.layer_norm_epsilon"), "rope_neox": True}
@@ -51,7 +52,7 @@ def build_graph(b: GraphBuilder) -> Tensor:
         if i == n_layer - 1:
             cur, inp, norm = (b.select_outputs(x) for x in (cur, inp, norm))
         cur = b.linear(cur, f"blk.{i}.attn_output", f"attn_out-{i}", residual=inp)
-        inp = b.ffn(norm, i, "gelu", residual=cur).set_name(f"l_out-{i}")
+        inp = ffn(b, norm, i, "gelu", residual=cur).set_name(f"l_out-{i}")
     return b.output(b.layer_norm(inp, "output_norm", "result_norm"))
 
 

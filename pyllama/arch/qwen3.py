@@ -1,4 +1,4 @@
-"""Qwen3: LLaMA's graph with a norm of each head's queries and keys, whose size is its own.
+"""Qwen3: LLaMA's graph with norms of the queries and keys of each head.
 
 Source: Yang et al. 2025, "Qwen3 Technical Report"; llama.cpp, ``llm_build_qwen3``.
 """

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3 with experts for its feed-forward part.
+"""Qwen3-MoE: Qwen3 with a mixture of experts.
 
 Source: Yang et al. 2025, "Qwen3 Technical Report"; llama.cpp, ``llm_build_qwen3moe``.
 """

@@ -2,11 +2,11 @@
 
     FORMATS["chatml"].render([{"role": "user", "content": "Hi"}])
 
-For models without a template of their own, and for ``--chat-template NAME``. ``{role}`` and
-``{content}`` stand for what a message holds, ``{Role}`` and ``{ROLE}`` for its role in capitals.
+For models without a template, and for ``--chat-template NAME``. ``{role}`` and ``{content}`` are
+replaced by those of a message, ``{Role}`` and ``{ROLE}`` by its capitalized or upper-case role.
 
-Source: llama.cpp, ``llm_chat_apply_template``. Its kimi-k2 opens a reply after every message; ours
-only after the last, as the model's own template does.
+Source: llama.cpp, ``llm_chat_apply_template``. Its kimi-k2 begins a reply after every message; this
+one only after the last, as the model's own template.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _FIELD = re.compile(r"\{(role|Role|ROLE|content)\}")
 
 @dataclass(frozen=True)
 class NamedFormat:
-    """How messages are written.
+    """A chat format.
 
     Attributes:
-        forms: text of a message by role, ``*`` for any other; a role without one is left out.
-        reply: what the assistant's reply begins with.
-        begin: before all messages.
-        turn: before the first message and before the one that follows an assistant's.
-        once: taken off the beginning of the text (a BOS that the tokenizer adds).
-        trim: without white space around contents; a set of roles, or all.
-        system_first: the system's text goes in front of the next message, as no role of its own.
-        ends: text that ends a reply; None for what follows the content in its form.
+        forms: template of a message by role, ``*`` for any other; other roles are dropped.
+        reply: beginning of the assistant's reply.
+        begin: text before all messages.
+        turn: text before the first message and before each that follows an assistant's.
+        once: text removed from the beginning (a BOS that the tokenizer adds).
+        trim: strip white space of contents; True, or a set of roles.
+        system_first: prepend the system message to the next message.
+        ends: stop string of a reply; None for the text after the content in its form.
     """
 
     forms: Mapping[str, str]
@@ -45,7 +45,7 @@ class NamedFormat:
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Texts that end a reply, for vocabularies where they are no token."""
+        """Stop strings of a reply, for vocabularies in which they are not tokens."""
         form = self.forms.get("assistant", self.forms.get("*", ""))
         text = form.rpartition("{content}")[2].strip() if self.ends is None else self.ends
         return (text,) if text else ()
@@ -58,7 +58,7 @@ class NamedFormat:
         add_generation_prompt: bool = True,
         **values: Any,
     ) -> str:
-        """The prompt; other values, such as tools, have no place in it."""
+        """The text of the prompt; other variables, such as tools, are ignored."""
         parts, waiting, inside = [self.begin], "", False
         for message in messages:
             role, content = str(message["role"]), str(message["content"] or "")
@@ -290,4 +290,4 @@ ALIASES = {
     "mistral-instruct": "mistral-v1",
     "qwen": "chatml",
 }
-"""llama-cpp-python's names for formats that are here under another."""
+"""Alternative names of llama-cpp-python."""

@@ -1,8 +1,9 @@
-"""What of a template's operators, filters and methods is refused, because of what it would make.
+"""Limits on the operators, filters and methods of a chat template.
 
     check_product(budget, "a", 10**10)             # TemplateError
 
-Only what can make much of little is looked at, before it is done; see `sandbox`.
+Checks the operations whose results can be much larger than their inputs, before they run; see
+`sandbox`.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ _METHODS = """
     removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith strip
     swapcase title upper
 """
-MOST_ITEMS = 100_000  # of a range, and any other number that says how many
-_MOST_BITS = 4096
-_WIDEST = 9999  # of a field in a format, which is also the most that its digits can say
+MAX_ITEMS = 100_000  # of a range; also the maximum of any count argument
+_MAX_BITS = 4096
+_MAX_WIDTH = 9999  # of a field in a format: numbers of five digits are refused
 _Sequences = (str, list, tuple)
 
 
 def check_filter(
     budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """A filter's arguments. Raises: TemplateError, as all here."""
+    """Check the arguments of a filter. Raises: TemplateError, as all functions here."""
     given = [*args, *kwargs.values()]
     numbers = [abs(n) for n in given if isinstance(n, int)]
-    if max(numbers, default=0) > (100 if name == "round" else MOST_ITEMS):
-        raise TemplateError(f"{name}({max(numbers)}) is too much")
+    if max(numbers, default=0) > (100 if name == "round" else MAX_ITEMS):
+        raise TemplateError(f"the argument of {name}({max(numbers)}) is too large")
     if name == "indent":
         width = max([4, *numbers, *(len(g) for g in given if isinstance(g, str))])
-        budget.fits(len(str(value)) + width * (str(value).count("\n") + 1))
+        budget.check_size(len(str(value)) + width * (str(value).count("\n") + 1))
     elif name == "join":
-        budget.fits(budget.weigh(value) + _n_items(value) * sum(map(_length, given)))
+        budget.check_size(budget.measure(value) + _n_items(value) * sum(map(_length, given)))
     elif name == "replace":
         _check_replace(budget, str(value), given)
     elif name == "format":
@@ -47,8 +48,8 @@ def check_filter(
 
 
 def _n_items(value: Any) -> int:
-    # an iterator is watched, its items are at most these
-    return len(value) if hasattr(value, "__len__") else MOST_ITEMS
+    # `Budget.limit_items` bounds iterators
+    return len(value) if hasattr(value, "__len__") else MAX_ITEMS
 
 
 def _length(value: Any) -> int:
@@ -58,13 +59,13 @@ def _length(value: Any) -> int:
 def check_method(
     budget: Budget, owner: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """A method of a string: one that prompts need, with arguments that are not too much."""
+    """Check that a string method is one that prompts need, and its arguments are not too large."""
     if name not in _METHODS.split():
         raise TemplateError(f"it calls str.{name}, which prompts do not need")
     if name == "replace":
         _check_replace(budget, owner, args)
     elif name == "join" and args:
-        budget.fits(budget.weigh(args[0]) + _n_items(args[0]) * len(owner))
+        budget.check_size(budget.measure(args[0]) + _n_items(args[0]) * len(owner))
     elif name == "format":
         check_format(budget, owner, [*args, *kwargs.values()])
 
@@ -72,38 +73,38 @@ def check_method(
 def _check_replace(budget: Budget, text: str, args: Any) -> None:
     if len(args) >= 2 and isinstance(args[0], str):
         n = text.count(args[0]) if args[0] else len(text) + 1
-        budget.fits(len(text) + n * _length(args[1]))
+        budget.check_size(len(text) + n * _length(args[1]))
 
 
 def check_format(budget: Budget, text: str, args: Any) -> None:
-    """``%`` and ``str.format``: a width may be any number, or be taken from an argument."""
+    """Check ``%`` and ``str.format``, whose fields may have any width."""
     if re.search(r"\d{5}|\*|\{[^{}]*\{", text):
-        raise TemplateError(f"the format {text[:40]!r} has a width that is too much")
+        raise TemplateError(f"the format {text[:40]!r} has a width that is too large")
     fields = text.count("%") + text.count("{")
-    budget.fits(
-        len(text) + fields * (budget.weigh(args) + (_WIDEST if re.search(r"\d", text) else 0))
+    budget.check_size(
+        len(text) + fields * (budget.measure(args) + (_MAX_WIDTH if re.search(r"\d", text) else 0))
     )
 
 
 def check_product(budget: Budget, left: Any, right: Any) -> None:
-    """``*`` of numbers, or of a text or list and a number."""
+    """Check ``*`` of two numbers, or of a string or list and a number."""
     if isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() + right.bit_length())
     elif isinstance(right, _Sequences):
         left, right = right, left
     if isinstance(left, _Sequences) and isinstance(right, int):
-        budget.fits((budget.weigh(left) + 1) * max(right, 0))
+        budget.check_size((budget.measure(left) + 1) * max(right, 0))
 
 
 def check_power(base: Any, exponent: Any) -> None:
-    """``**`` of whole numbers."""
+    """Check ``**`` of integers."""
     if isinstance(base, int) and isinstance(exponent, int):
         _check_bits(base.bit_length() * abs(exponent))
 
 
 def _check_bits(n_bits: int) -> None:
-    if n_bits > _MOST_BITS:
-        raise TemplateError(f"it makes a number of {n_bits} bits")
+    if n_bits > _MAX_BITS:
+        raise TemplateError(f"it computes a number of {n_bits} bits")
 
 
 def tojson(
@@ -114,10 +115,10 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers writes it: no escapes for HTML."""
+    """JSON as transformers writes it, without HTML escapes."""
     import json
 
-    budget.weigh(value)
+    budget.measure(value)
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -125,6 +126,6 @@ def tojson(
     for part in encoder.iterencode(value):
         parts.append(part)
         size += len(part)
-        budget.fits(size)
-    budget.check()
+        budget.check_size(size)
+    budget.check_time()
     return "".join(parts)

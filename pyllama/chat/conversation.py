@@ -1,10 +1,10 @@
-"""A conversation with a model: turns of a user and of the model, in a chat format.
+"""A conversation in a chat format: messages of the user and replies of the model.
 
     talk = Conversation(lease, formats.get(), system="Be brief.")
     talk.say("Hi")
-    for text in talk.reply(Settings(params)): print(text, end="")
+    for text in talk.reply(ReplyOptions(params)): print(text, end="")
 
-The context keeps what was said, so each turn evaluates its own tokens only. Not thread-safe.
+The cache keeps earlier messages, so each turn evaluates only new tokens. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ..engine import Lease
 from ..errors import TemplateError
 from ..tokenizer.special import CONTROL, USER_DEFINED
 from .formats import ChatFormat, ChatPrompt, check_values
-from .reply import Reply, Settings
+from .reply import Reply, ReplyOptions
 
 
 class Conversation:
-    """Messages, and the context that has read them.
+    """The messages of a conversation and the sequence that evaluates them.
 
     Args:
-        lease: the sequence that reads them.
-        format: how messages are written.
-        system: what the model is told first.
-        values: more that the template may look at.
+        lease: the sequence.
+        format: the chat format.
+        system: the system message; empty for none.
+        values: further variables of the template.
 
     Raises:
-        TemplateError: a value by a name that is taken.
+        TemplateError: a variable has a reserved name.
 
     Attributes:
-        messages: all that was said, as dictionaries with role and content.
+        messages: all messages, as dictionaries with role and content.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Conversation:
         check_values(self._values)
         self._system = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, Any]] = list(self._system)
-        self._read: tuple[str, list[int]] = ("", [])  # text up to the last reply's end, and tokens
+        self._read: tuple[str, list[int]] = ("", [])  # text and tokens up to the last reply
 
     def opening(self, text: str = "") -> list[int]:
-        """Tokens that the prompts begin with: the system's message, and ``text`` of the user's.
+        """Tokens of the system message, followed by the user message ``text`` if not empty.
 
-        There are none where the template refuses such a beginning.
+        An empty list if the template rejects such messages.
         """
         messages = [*self._system, *([{"role": "user", "content": text}] if text else [])]
         if not messages:
@@ -64,50 +64,57 @@ class Conversation:
         return []
 
     def say(self, text: str) -> None:
-        """The user's turn."""
+        """Add a message of the user."""
         self.messages.append({"role": "user", "content": text})
 
     def unsay(self) -> None:
-        """Take back the last message, where the system's is not the last."""
+        """Remove the last message, but not the system message."""
         if len(self.messages) > len(self._system):
             self.messages.pop()
 
     def clear(self) -> None:
-        """Forget all but the system's message."""
+        """Remove all messages but the system message."""
         self.messages = list(self._system)
 
     def can_regenerate(self) -> bool:
         """Whether the last message is a reply."""
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
-    def reply(self, settings: Settings) -> Iterator[str]:
-        """The model's turn. What was made counts as said, also where this is left early.
+    def reply(self, options: ReplyOptions) -> Iterator[str]:
+        """Generate the model's reply; a partial reply is added to the messages too.
+
+        Yields:
+            Pieces of text.
 
         Raises:
-            TemplateError: the template refuses the messages; ContextFull: they leave no room.
+            TemplateError: the template rejects the messages.
+            ContextFull: the messages leave no room for a reply.
             Aborted: the decode was stopped.
         """
         prompt = self._format.prompt(self.messages, **self._values)
-        tokens, reply = self._tokens(prompt), Reply(settings)
+        tokens, reply = self._tokens(prompt), Reply(options)
         try:
-            said = self._n_said(tokens, settings.n_keep)
+            said = self._n_said(tokens, options.n_keep)
             yield from reply.stream(self._lease, tokens, prompt.stop, said)
         finally:
             if reply.text or reply.ended:
                 self.messages.append(self._said(prompt.text, reply.text))
-                # where the text is not the tokens', it is read again
-                cut = reply.ended == "stop" or settings.special or bool(reply.rest)
+                # if text and tokens differ, the text is tokenized again
+                cut = reply.ended == "stop" or options.special or bool(reply.rest)
                 self._read = ("", []) if cut else (prompt.text + reply.text, reply.ids)
 
     def _n_said(self, tokens: list[int], n_keep: int | None) -> int:
-        """Tokens of the last message behind what a context shift keeps; 0 where there is none."""
+        """Tokens of the last message that a context shift must keep; 0 without a shift."""
         if n_keep is None or len(tokens) <= self._lease.context.n_ctx_seq:
             return 0
         alone, system = self.opening(self.messages[-1]["content"]), self.opening()
         return min(len(alone) - min(n_keep, len(system)), len(tokens))
 
     def _said(self, prompt: str, text: str) -> dict[str, Any]:
-        """The reply as a message. A format may write a space before it that the model wrote too."""
+        """The reply as a message, so that the format writes it as the model did.
+
+        Some formats add the leading space that the model generated too; it is removed then.
+        """
         for content in (text, text.lstrip()):
             message = {"role": "assistant", "content": content}
             with contextlib.suppress(TemplateError):
@@ -118,10 +125,10 @@ class Conversation:
         return {"role": "assistant", "content": text}
 
     def _tokens(self, prompt: ChatPrompt) -> list[int]:
-        """The prompt's tokens, for replies those that the model chose.
+        """The tokens of the prompt, with the generated tokens for replies.
 
-        Text need not be tokenized as the model chose to spell it. Where the text up to the last
-        reply is what it was, and a special token follows, the tokens are kept, and so is the cache.
+        Tokenizing a reply may give other tokens than those generated. If the text up to the last
+        reply is unchanged and a special token follows, its tokens are reused, and so is the cache.
         """
         text, tokens = self._read
         if not text or not prompt.text.startswith(text):

@@ -1,10 +1,10 @@
-"""Which chat format a model gets, and the tokens of a conversation in it.
+"""Selects the chat format of a model, and tokenizes conversations in it.
 
     formats = ChatFormats(model)
     prompt = formats.get(None).prompt([{"role": "user", "content": "Hi"}])
     prompt.tokens, prompt.stop
 
-Without a name the model's own template is taken. Formats are made when they are first asked for.
+Without a name, the model's own template is used. Formats are created at first use.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ DEFAULT = "chat_template.default"
 """llama-cpp-python's name for a model's own template."""
 
 _KEY = "tokenizer.chat_template"
-_TAKEN = {"messages": "it has the conversation's", "self": "Jinja has the template itself there"}
+_RESERVED = {"messages": "it holds the conversation", "self": "in Jinja it is the template itself"}
 _PROBE = "\u241f probe \u241f"
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation, ready for the model.
+    """A conversation as a prompt.
 
     Attributes:
-        text: as the format wrote it.
-        tokens: its tokens; BOS once, where the model wants it.
-        stop: texts that end the reply, beside the end-of-generation tokens.
+        text: the formatted messages.
+        tokens: tokens of the text, with a single BOS if the model uses one.
+        stop: stop strings of the reply, in addition to the end-of-generation tokens.
     """
 
     text: str
@@ -46,10 +46,10 @@ class ChatPrompt:
 
 
 class ChatFormat:
-    """A template or named format with the tokenizer that it is for.
+    """A template or named format, with the tokenizer of a model.
 
     Attributes:
-        name: of the format, or ``chat_template.*``, or ``jinja``.
+        name: name of the format, ``chat_template.*``, or ``jinja``.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class ChatFormat:
         self._knows_system: bool | None = None
 
     def prompt(self, messages: Messages, /, **values: Any) -> ChatPrompt:
-        """Write messages down.
+        """Format and tokenize messages.
 
         Args:
-            messages: dictionaries as OpenAI's; contents are text, or lists of parts of text.
-            values: ``add_generation_prompt``, ``tools``, and whatever else the template takes.
+            messages: dictionaries in OpenAI's format; contents are text or lists of text parts.
+            values: variables of the template, such as ``add_generation_prompt`` and ``tools``.
 
         Raises:
-            TemplateError: a message that is none, a value by a name that is taken, or the
-                template's; see `JinjaTemplate`.
+            TemplateError: an invalid message, a variable with a reserved name, or an error of the
+                template (see `JinjaTemplate`).
         """
         check_values(values)
         checked = [_checked(i, message) for i, message in enumerate(messages)]
@@ -77,7 +77,7 @@ class ChatFormat:
         return ChatPrompt(text, self._encode(text), self._stop())
 
     def _takes_system(self) -> bool:
-        """Some templates refuse a system message, or leave it out without a word."""
+        """Whether the template writes system messages; some reject or silently drop them."""
         if isinstance(self._writer, NamedFormat):
             return True
         if self._knows_system is None:
@@ -89,7 +89,7 @@ class ChatFormat:
         return self._knows_system
 
     def _encode(self, text: str) -> list[int]:
-        """Tokens: a BOS that the template writes and one that the model wants are the same one."""
+        """Tokens of a prompt, with BOS added unless the template has written it."""
         tokenizer = self._tokenizer
         tokens = tokenizer.encode(text, add_special=False, parse_special=True)
         bos = tokenizer.bos
@@ -98,7 +98,7 @@ class ChatFormat:
         return tokens
 
     def _stop(self) -> tuple[str, ...]:
-        """Ends that are tokens end a reply by themselves."""
+        """Stop strings that are not end-of-generation tokens."""
         tokenizer = self._tokenizer
         if isinstance(self._writer, NamedFormat):
             ids = {stop: tokenizer.text_to_id(stop) for stop in self._writer.stop}
@@ -112,7 +112,7 @@ class ChatFormats:
     """The chat formats of one model.
 
     Args:
-        model: its tokenizer and metadata are read.
+        model: provides tokenizer and metadata.
     """
 
     def __init__(self, model: Model) -> None:
@@ -121,11 +121,11 @@ class ChatFormats:
 
     @property
     def has_own(self) -> bool:
-        """Whether the model brings a template."""
+        """Whether the model has a chat template."""
         return DEFAULT in self._sources
 
     def check(self, name: str) -> None:
-        """Raise TemplateError unless a format has this name."""
+        """Raise TemplateError unless there is a format of this name."""
         if name not in FORMATS and name not in ALIASES and name not in self._sources:
             known = [*FORMATS, *ALIASES, *self._sources]
             near = difflib.get_close_matches(name, known, n=1)
@@ -136,11 +136,11 @@ class ChatFormats:
         """A format by name or Jinja source.
 
         Args:
-            name: None for the model's own.
-            fallback: for a model that has none.
+            name: name or source; None for the model's own template.
+            fallback: name to use if the model has no template.
 
         Raises:
-            TemplateError: no such format, or Jinja that is wrong.
+            TemplateError: no such format, or invalid Jinja.
         """
         if name is None:
             name = DEFAULT if self.has_own else fallback
@@ -159,10 +159,10 @@ class ChatFormats:
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Raise TemplateError for a value by a name that templates have for something else."""
-    for name in _TAKEN.keys() & values.keys():
+    """Raise TemplateError for a template variable with a reserved name."""
+    for name in _RESERVED.keys() & values.keys():
         raise TemplateError(
-            f"a chat template cannot be given a value called {name!r}: {_TAKEN[name]}; "
+            f"a chat template cannot have a variable named {name!r}: {_RESERVED[name]}; "
             "use another name"
         )
 
@@ -188,7 +188,7 @@ def _checked(i: int, message: Any) -> dict[str, Any]:
 
 
 def _text(i: int, content: Any) -> str:
-    """Contents as text; parts of text are joined as llama.cpp joins them."""
+    """The content of a message as text; parts are joined as in llama.cpp."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Sequence):
@@ -198,14 +198,14 @@ def _text(i: int, content: Any) -> str:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
             raise TemplateError(
-                f"messages[{i}].content has a part of type {kind}; only text is read"
+                f"messages[{i}].content has a part of type {kind}; only text is supported"
             )
         texts.append(part["text"])
     return "\n".join(texts)
 
 
 def _system_into_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The system's text in front of the user message that follows it.
+    """Messages with each system message merged into the next user message.
 
     Source: llama.cpp, ``common_chat_templates_apply_jinja``.
     """

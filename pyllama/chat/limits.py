@@ -1,11 +1,11 @@
-"""What a chat template may use up: time, text, and size of the values that it makes.
+"""Limits on a chat template: time, length of the text, and size of values.
 
     budget = Budget(Limits(), [messages, tools])
-    budget.check()                                 # raises TemplateError once time is up
-    budget.weigh(["a", ["b", "c"]])                # 6: items and characters, each time they occur
-    budget.write(120)                              # counts text
+    budget.check_time()                            # raises TemplateError after the time limit
+    budget.measure(["a", ["b", "c"]])              # 6: items and characters
+    budget.write(120)                              # counts characters of text
 
-Limits on sizes grow with what the template is given, so a long conversation is no attack.
+Size limits grow with the template's input, so long conversations are possible.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Limits:
     """Limits on one rendering.
 
     Attributes:
-        time_s: processor time of the rendering thread, so that a busy machine fails nobody.
-        message_s: more of it for each message and tool; some templates read all for each one.
-        size: characters of text and items of values; to it comes ``growth`` times the input's.
-        growth: how many times a template may repeat its input.
-        source: characters of the template itself.
+        time_s: CPU time of the rendering thread, which does not depend on other load.
+        message_s: additional time per message and tool; some templates are quadratic in them.
+        size: characters of text and items of values, plus ``growth`` times those of the input.
+        growth: number of times that a template may repeat its input.
+        source: characters of the template's source.
     """
 
     time_s: float = 3.0
@@ -40,14 +40,14 @@ class Limits:
 
 
 class Budget:
-    """What is left of the limits in one rendering.
+    """The resources used in one rendering, with their limits.
 
     Args:
         limits: the limits.
-        given: the values that the template is given.
+        given: the variables of the template.
 
     Attributes:
-        size: most characters and items of one value, and of the text.
+        size: maximum number of characters and items of one value, and of the text.
     """
 
     def __init__(self, limits: Limits, given: Iterable[Any] = ()) -> None:
@@ -57,32 +57,32 @@ class Budget:
         self._ends_s = time.thread_time() + self._time_s
         self._written = 0
         self.size = 1 << 40  # the input itself is not limited
-        self.size = limits.size + limits.growth * self.weigh(given)
+        self.size = limits.size + limits.growth * self.measure(given)
 
-    def check(self) -> None:
-        """Raise TemplateError once the time is up."""
+    def check_time(self) -> None:
+        """Raise TemplateError after the time limit."""
         if time.thread_time() > self._ends_s:
             raise TemplateError(
-                f"it is not done after {self._time_s:g} s; is there an endless loop?"
+                f"it has not finished after {self._time_s:g} s; is there an endless loop?"
             )
 
-    def fits(self, size: float) -> None:
-        """Raise TemplateError for a value of more than the allowed characters or items."""
+    def check_size(self, size: float) -> None:
+        """Raise TemplateError for a size above the limit."""
         if size > self.size:
             raise TemplateError(
-                f"it makes a value or text of more than {self.size} characters or items"
+                f"it creates a value or text of more than {self.size} characters or items"
             )
 
     def write(self, n_chars: int) -> None:
-        """Count text that goes to the prompt, or to a macro's or block's result."""
+        """Count characters written to the prompt, or to the result of a macro or block."""
         self._written += n_chars
-        self.fits(self._written)
-        self.check()
+        self.check_size(self._written)
+        self.check_time()
 
-    def weigh(self, value: Any) -> int:
-        """Characters and items in a value, counted as often as they occur in its text."""
+    def measure(self, value: Any) -> int:
+        """The number of characters and items in a value, repeated references included."""
         if isinstance(value, str):
-            self.fits(len(value))
+            self.check_size(len(value))
             return len(value)
         if not isinstance(value, _CONTAINERS):
             return 1
@@ -91,20 +91,20 @@ class Budget:
             item = todo.pop()
             weight += len(item) if isinstance(item, str) else 1
             if isinstance(item, _CONTAINERS):
-                self.fits(weight + len(item))
+                self.check_size(weight + len(item))
                 todo.extend(item)
                 if isinstance(item, dict):
                     todo.extend(item.values())
             seen += 1
             if not seen % 4096:
-                self.fits(weight)
-                self.check()
-        self.fits(weight)
+                self.check_size(weight)
+                self.check_time()
+        self.check_size(weight)
         return weight
 
-    def watch(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The same items, as long as there is time and they are not too many."""
+    def limit_items(self, items: Iterator[Any]) -> Iterator[Any]:
+        """The same items, with checks of time and of their number."""
         for i, item in enumerate(items):
-            self.check()
-            self.fits(i)
+            self.check_time()
+            self.check_size(i)
             yield item

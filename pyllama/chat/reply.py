@@ -1,11 +1,11 @@
-"""One turn of the model's: from the tokens of a dialogue to text, piece by piece.
+"""Generates one reply of the model to the tokens of a dialogue.
 
-    reply = Reply(Settings(params, stop=("User:",)))
+    reply = Reply(ReplyOptions(params, stop=("User:",)))
     for text in reply.stream(lease, tokens): print(text, end="")
     reply.text, reply.tokens, reply.ended
 
-Only the tokens that the sequence does not hold are evaluated. A stream may be left or closed at any
-point; the reply then holds what there is. Not thread-safe.
+The common prefix with the sequence is reused. A stream may be abandoned or closed at any point; the
+reply then holds the text so far. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Ended = EndReason | Literal["", "full"]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How replies are made.
+class ReplyOptions:
+    """Options of replies.
 
     Args:
-        params: how tokens are chosen.
-        n_predict: tokens at most; negative for as many as the context takes.
-        stop: texts that end a reply.
-        show_stop: keep the token that completes a stop text; else the text ends before that.
-        special: spell special tokens out.
-        n_keep: first tokens of the dialogue that a full context keeps when it forgets half of the
-            others (context shift); None ends the reply there.
+        params: sampling parameters.
+        n_predict: maximum number of tokens; negative until the context is full.
+        stop: stop strings.
+        show_stop: include the token that completes a stop string in the text.
+        special: include the text of special tokens.
+        n_keep: leading tokens that a context shift keeps when it removes half of the others; None
+            ends the reply when the context is full.
     """
 
     params: SamplingParams
@@ -45,17 +45,17 @@ class Settings:
 
 @dataclass
 class Reply:
-    """A reply, as far as it is made.
+    """A complete or partial reply.
 
     Attributes:
-        text, tokens: what was made; the end-of-generation token is in neither. Where it was left,
-            what had not been shown yet is in neither.
-        ids: the tokens of the dialogue and the reply, as far as the context has not forgotten them.
-        ended: by an end-of-generation token, a stop text, the number of tokens, a full context;
-            empty while it is made, or where it was left.
+        text, tokens: the reply without the end-of-generation token; of an abandoned reply only
+            the part that was yielded.
+        ids: tokens of dialogue and reply, without those removed by context shifts.
+        ended: reason of the end: end-of-generation token, stop string, number of tokens or full
+            context; empty while generating, or if abandoned.
     """
 
-    settings: Settings
+    options: ReplyOptions
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     ended: Ended = ""
@@ -64,18 +64,22 @@ class Reply:
 
     @property
     def rest(self) -> str:
-        """Text of the last token, where only its beginning was shown; it is not in ``tokens``."""
+        """The yielded part of the last token's text, if the rest was not; not in ``tokens``."""
         return self.text[self._ends[-1] if self._ends else 0 :] if not self.ended else ""
 
     def stream(
         self, lease: Lease, tokens: Sequence[int], stop: Sequence[str] = (), n_last: int = 0
     ) -> Iterator[str]:
-        """Make it; the text comes in whole characters.
+        """Generate the reply.
 
         Args:
-            stop: more texts that end it.
-            n_last: last tokens, what is said in this turn, that a context shift must not forget
-                before they are read.
+            tokens: the dialogue.
+            stop: further stop strings.
+            n_last: number of last tokens, the user's message, that a context shift before the
+                reply must keep.
+
+        Yields:
+            Pieces of whole characters.
 
         Raises:
             ContextFull, BatchError: at the first step; there is no room for a reply.
@@ -95,8 +99,8 @@ class Reply:
                 self.ids.pop()
 
     def _fit(self, lease: Lease, ids: list[int], n_last: int) -> None:
-        """Refuse tokens that leave no room, or forget some of those in the middle."""
-        n_ctx, n_keep = lease.context.n_ctx_seq, self.settings.n_keep
+        """Make room for a reply by a context shift, or raise if there is none."""
+        n_ctx, n_keep = lease.context.n_ctx_seq, self.options.n_keep
         if n_keep is None or not ids:
             check_prompt(len(ids), 0, n_ctx, min_room=1)
         elif n_last and len(ids) > n_ctx:
@@ -104,15 +108,15 @@ class Reply:
             lease.make_room(ids, n_keep, n_last)
 
     def _pieces(self, lease: Lease, ids: list[int], stop: tuple[str, ...]) -> Iterator[str]:
-        settings = self.settings
+        options = self.options
         request = Request(
             ids,
-            settings.params,
-            max_tokens=settings.n_predict if settings.n_predict >= 0 else None,
-            stop=(*settings.stop, *stop),
-            special=settings.special,
-            show_stop=settings.show_stop,
-            n_keep=settings.n_keep,
+            options.params,
+            max_tokens=options.n_predict if options.n_predict >= 0 else None,
+            stop=(*options.stop, *stop),
+            special=options.special,
+            show_stop=options.show_stop,
+            n_keep=options.n_keep,
         )
         is_eog = lease.context.model.tokenizer.is_eog
         for event in lease.run(request):
@@ -120,7 +124,7 @@ class Reply:
                 first, n = event.removed
                 del ids[first : first + n]
             elif event.kind == "end":
-                full = event.reason == "length" and len(self.tokens) != settings.n_predict
+                full = event.reason == "length" and len(self.tokens) != options.n_predict
                 self.ended = "full" if full else event.reason or ""
                 yield event.text if event.reason == "length" else ""
             elif event.tokens and is_eog(event.tokens[0]):

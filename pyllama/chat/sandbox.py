@@ -1,14 +1,14 @@
-"""Jinja for templates that nobody has read: no side effects, and an end to time and memory.
+"""Jinja for untrusted templates: no side effects, and limits on time and memory.
 
     environment = ChatEnvironment()
     environment.render(environment.prepare(source), {"messages": messages}, Limits())
 
-A template can make a value only by a literal, an operator, a call, a filter, a loop or a block.
-Each of these is checked here, before where its size depends on a number, after where it cannot
-grow beyond what it was made from; and each looks at the clock. So no single step is long, and the
-steps together end. What prompts never need is left out: `_FILTERS` is all there is.
+A template creates values by literals, operators, calls, filters, loops and blocks. Each of these is
+checked here: before it runs if its result can be much larger than its inputs, otherwise after it.
+Each also checks the time, so that no step and no sequence of steps runs long. Filters that prompts
+do not need are removed: `_FILTERS` is the complete list.
 
-Thread-safe: what one rendering uses up is kept in its own context.
+Thread-safe: the resources used by a rendering are kept in its own context.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jinja2.visitor import NodeTransformer
 
 from ..errors import TemplateError
 from .checks import (
-    MOST_ITEMS,
+    MAX_ITEMS,
     check_filter,
     check_format,
     check_method,
@@ -36,7 +36,12 @@ from .checks import (
 )
 from .limits import Budget, Limits
 
-_BUDGET, _VALUE, _EACH, _TEXT = "\0budget", "\0value", "\0each", "\0text"  # no template can say so
+_BUDGET, _VALUE, _ITER, _TEXT = (
+    "\0budget",
+    "\0value",
+    "\0each",
+    "\0text",
+)  # cannot be written in a template
 _FILTERS = """
     abs attr batch capitalize center count d default dictsort e escape first float format groupby
     indent int items join last length list lower map max min reject rejectattr replace reverse
@@ -46,7 +51,7 @@ _FILTERS = """
 
 
 class _Generation(Extension):
-    """``{% generation %}``, which marks what a trainer learns from: its body alone counts."""
+    """``{% generation %}``, which marks text for training: replaced by its body."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 reads it from the class)
 
@@ -56,18 +61,18 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """A namespace that may hold itself, and says nothing of what it holds."""
+    """A namespace whose repr is constant, since it may contain itself."""
 
     def __repr__(self) -> str:
         return "<namespace>"
 
 
 class _Checks(NodeTransformer):
-    """Puts a check around every literal that holds values, every loop and every piece of text."""
+    """Inserts checks around container literals, loops and output."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = _filter(node.iter, _EACH)
+        node.iter = _filter(node.iter, _ITER)
         return node
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
@@ -93,7 +98,7 @@ def _constant(node: nodes.Expr) -> nodes.Expr:
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The environment that Hugging Face's chat templates expect, with checks.
+    """The environment of Hugging Face's chat templates, with checks.
 
     Source: transformers, ``_compile_jinja_template``.
     """
@@ -108,12 +113,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         plain = ImmutableSandboxedEnvironment()
         self.filters = {name: _checked(plain, name) for name in _FILTERS.split()}
-        self.filters |= {_VALUE: _value, _EACH: _each, _TEXT: _text}
+        self.filters |= {_VALUE: _value, _ITER: _iterable, _TEXT: _text}
         self.globals |= {"range": _range, "namespace": _Namespace, **globals_}
         del self.globals["lipsum"]
 
     def prepare(self, source: str) -> Any:
-        """A template with checks in it."""
+        """Compile a template with checks."""
         code = self.compile(_Checks().visit(self.parse(source)))
         return self.template_class.from_code(self, code, self.make_globals(None))
 
@@ -124,7 +129,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return text
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """The operators that make large values of small ones."""
+        """Checks for operators whose results can be large."""
         budget = _budget(context)
         if operator == "*":
             check_product(budget, left, right)
@@ -132,21 +137,21 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             check_power(left, right)
         elif operator == "%" and isinstance(left, str):
             check_format(budget, left, right)
-        return _made(budget, super().call_binop(context, operator, left, right))
+        return _checked_result(budget, super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls of functions, macros and methods."""
+        """Checks for calls of functions, macros and methods."""
         budget = _budget(context)
-        budget.check()
+        budget.check_time()
         method = getattr(obj, "__wrapped__", obj)  # jinja2 wraps str.format
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
             check_method(budget, owner, method.__name__, args, kwargs)
         elif isinstance(owner, (bytes, int, float, complex)):
             raise TemplateError(
-                f"it calls {method.__name__} of a number, which prompts do not need"
+                f"it calls the method {method.__name__} of a number, which prompts do not need"
             )
-        return _made(budget, super().call(context, obj, *args, **kwargs))
+        return _checked_result(budget, super().call(context, obj, *args, **kwargs))
 
 
 def _budget(context: Context) -> Budget:
@@ -154,51 +159,51 @@ def _budget(context: Context) -> Budget:
     return budget
 
 
-def _made(budget: Budget, value: Any) -> Any:
-    """A value that is not too large, or an iterator that looks at the clock."""
+def _checked_result(budget: Budget, value: Any) -> Any:
+    """The value after checks of size and time; iterators check while they run."""
     if isinstance(value, Iterator):
-        return budget.watch(value)
-    budget.weigh(value)
-    budget.check()
+        return budget.limit_items(value)
+    budget.measure(value)
+    budget.check_time()
     return value
 
 
 @pass_context
 def _value(context: Context, value: Any) -> Any:
-    return _made(_budget(context), value)
+    return _checked_result(_budget(context), value)
 
 
 @pass_context
-def _each(context: Context, value: Any) -> Any:
+def _iterable(context: Context, value: Any) -> Any:
     budget = _budget(context)
-    budget.check()
-    return budget.watch(value) if isinstance(value, Iterator) else value
+    budget.check_time()
+    return budget.limit_items(value) if isinstance(value, Iterator) else value
 
 
 @pass_context
 def _text(context: Context, value: Any) -> str:
     budget = _budget(context)
-    budget.weigh(value)
+    budget.measure(value)
     text = str(value)
     budget.write(len(text))
     return text
 
 
 def _checked(plain: ImmutableSandboxedEnvironment, name: str) -> Callable[..., Any]:
-    @pass_context  # also keeps jinja2 from running it on constants while it compiles
+    @pass_context  # also disables constant folding, which would run it at compile time
     def checked(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         budget = _budget(context)
-        budget.check()
+        budget.check_time()
         check_filter(budget, name, value, args, kwargs)
         if name == "tojson":
             return tojson(budget, value, *args, **kwargs)
-        return _made(budget, plain.call_filter(name, value, args, kwargs, context))
+        return _checked_result(budget, plain.call_filter(name, value, args, kwargs, context))
 
     return checked
 
 
 def _range(*args: int) -> range:
     numbers = range(*args)
-    if len(numbers) > MOST_ITEMS:
-        raise TemplateError(f"range{args} has more than {MOST_ITEMS} numbers")
+    if len(numbers) > MAX_ITEMS:
+        raise TemplateError(f"range{args} has more than {MAX_ITEMS} numbers")
     return numbers

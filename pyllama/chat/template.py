@@ -1,11 +1,11 @@
-"""A model's own chat template: messages in, the text of the prompt out.
+"""Renders the chat template of a model: messages in, prompt text out.
 
     template = JinjaTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
     template.render([{"role": "user", "content": "Hi"}])
 
-Templates come with models that strangers made: they cannot reach files, modules or the messages
-themselves, and one that is wrong, that refuses the messages, that does not end or that makes too
-much raises `TemplateError` in one line. Thread-safe; rendering takes about a millisecond.
+Templates are untrusted: they cannot access files or modules, or change the messages. A template
+that is invalid, rejects the messages or exceeds its limits raises `TemplateError` with one line.
+Thread-safe; rendering takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ..errors import TemplateError
 from .limits import Limits
 
 Messages = Sequence[Mapping[str, Any]]
-_LONGEST_ERROR = 300
+_MAX_ERROR_CHARS = 300
 
 
 class JinjaTemplate:
     """A compiled template.
 
     Args:
-        source: Jinja as Hugging Face's models have it.
+        source: Jinja source as in Hugging Face's models.
         tokens: text of special tokens by name: ``bos_token``, ``eos_token``, ...
-        limits: on time and size.
+        limits: limits on time and size.
 
     Raises:
-        TemplateError: it is not a template, or too long.
+        TemplateError: the source is invalid or too long.
 
     Source: transformers, ``render_jinja_template``.
     """
@@ -57,15 +57,15 @@ class JinjaTemplate:
     def render(
         self, messages: Messages, /, *, add_generation_prompt: bool = True, **values: Any
     ) -> str:
-        """The prompt.
+        """The text of the prompt.
 
         Args:
-            messages: dictionaries with ``role`` and ``content``, as OpenAI's.
+            messages: dictionaries with ``role`` and ``content``, in OpenAI's format.
             add_generation_prompt: end with the beginning of the assistant's reply.
-            values: what else the template may look at, such as ``tools``.
+            values: further variables of the template, such as ``tools``.
 
         Raises:
-            TemplateError: it refuses these messages, exceeds the limits, or is wrong.
+            TemplateError: the template rejects the messages, exceeds the limits, or is invalid.
         """
         given = {"tools": None, **self._tokens, **values}
         given |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
@@ -84,24 +84,24 @@ def _raise_exception(message: object = "") -> NoReturn:
 
 
 def _strftime_now(format: str) -> str:
-    if re.search(r"%[^%A-Za-z]*\d{3}", format):  # the C library takes a width, whatever it is
-        raise TemplateError(f"the date format {format[:40]!r} has a width that is too much")
+    if re.search(r"%[^%A-Za-z]*\d{3}", format):  # C's strftime accepts any width
+        raise TemplateError(f"the date format {format[:40]!r} has a width that is too large")
     return datetime.now().strftime(format)
 
 
 def _described(error: Exception) -> TemplateError:
     kind, line = type(error).__name__, getattr(error, "lineno", None)
     at = f" (line {line})" if isinstance(line, int) else ""
-    text = " ".join(str(error).split())[:_LONGEST_ERROR]
+    text = " ".join(str(error).split())[:_MAX_ERROR_CHARS]
     if isinstance(error, _Refused):
-        return TemplateError(f"the chat template refuses these messages: {text}")
+        return TemplateError(f"the chat template rejects these messages: {text}")
     if isinstance(error, TemplateError):
         return TemplateError(f"the chat template was stopped: {text}")
     if isinstance(error, RecursionError):
-        return TemplateError("the chat template was stopped: it calls itself without end")
+        return TemplateError("the chat template was stopped: infinite recursion")
     if isinstance(error, MemoryError):
         return TemplateError("the chat template was stopped: out of memory")
     return TemplateError(
-        f"the chat template is wrong{at}: {text or kind}; "
+        f"the chat template is invalid{at}: {text or kind}; "
         "try another, such as `chat_format='chatml'`"
     )

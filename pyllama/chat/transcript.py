@@ -1,8 +1,8 @@
-"""A dialogue without a chat format: one text that the user and the model write in turns.
+"""A dialogue without a chat format: a text that user and model continue alternately.
 
     talk = Transcript(lease, "Bob: Hi!\\nUser:", between=("", "\\nBob:"))
     talk.say(" Who are you?")
-    for text in talk.reply(Settings(params, stop=("User:",), show_stop=True)): ...
+    for text in talk.reply(ReplyOptions(params, stop=("User:",), show_stop=True)): ...
 
 Source: llama.cpp, ``llama-completion -i`` with ``--in-prefix``, ``--in-suffix``, ``-r``.
 """
@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..engine import Lease
-from .reply import Reply, Settings
+from .reply import Reply, ReplyOptions
 
 
 class Transcript:
-    """A text that grows; the same methods as `Conversation`'s.
+    """A growing text, with the methods of `Conversation`.
 
     Args:
-        lease: the sequence that reads them.
-        prompt: how the text begins.
-        between: what comes before and after what the user says.
-        bos: put a BOS token before what the user says.
+        lease: the sequence.
+        prompt: beginning of the text.
+        between: prefix and suffix of the user's text.
+        bos: add a BOS token before the user's text.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Transcript:
         return list(self._prompt)
 
     def say(self, text: str) -> None:
-        """The user's turn; no text lets the model go on where it is."""
+        """Add the user's text; without text the model continues."""
         self._turns.append(len(self._ids))
         self._replied = False
         if not text:
@@ -58,40 +58,45 @@ class Transcript:
             self._ids += self._tokenizer.encode(part, False, bool(special))
 
     def unsay(self) -> None:
-        """Take back the last turn."""
+        """Remove the last turn."""
         if self._turns:
             del self._ids[self._turns.pop() :]
         self._replied = False
 
     def clear(self) -> None:
-        """Forget all but the prompt."""
+        """Remove all but the prompt."""
         self._ids, self._turns, self._replied = list(self._prompt), [], False
 
     def can_regenerate(self) -> bool:
-        """Whether the last turn is the model's."""
+        """Whether the last turn is a reply."""
         return self._replied
 
-    def reply(self, settings: Settings) -> Iterator[str]:
-        """The model's turn. Where its text just ends, the first stop text is put behind it.
+    def reply(self, options: ReplyOptions) -> Iterator[str]:
+        """Generate the model's reply; adds the first stop string after an end of generation.
+
+        Yields:
+            Pieces of text.
 
         Raises:
-            ContextFull, BatchError: there is no room, or no text to continue; Aborted: stopped.
+            ContextFull: there is no room for a reply.
+            BatchError: there is no text to continue.
+            Aborted: the decode was stopped.
         """
-        reply = Reply(settings)
+        reply = Reply(options)
         begin = len(self._ids)
         try:
             said = begin - (self._turns[-1] if self._turns else 0)
             yield from reply.stream(self._lease, self._ids, n_last=said)
-            if reply.ended == "eog" and settings.stop:
-                behind = self._tokenizer.encode(settings.stop[0], False, True)
-                reply.tokens += behind
-                reply.ids += behind
-                yield settings.stop[0]
+            if reply.ended == "eog" and options.stop:
+                suffix = self._tokenizer.encode(options.stop[0], False, True)
+                reply.tokens += suffix
+                reply.ids += suffix
+                yield options.stop[0]
         finally:
             rest = self._tokenizer.encode(reply.rest, False, True)
             if reply.tokens or rest:
-                forgotten = begin + len(reply.tokens) - len(reply.ids)
-                least = settings.n_keep or 0
-                self._turns = [max(t - forgotten, least) for t in (*self._turns, begin)]
+                n_removed = begin + len(reply.tokens) - len(reply.ids)
+                n_keep = options.n_keep or 0
+                self._turns = [max(t - n_removed, n_keep) for t in (*self._turns, begin)]
                 self._ids = reply.ids + rest
                 self._replied = True

@@ -1,1 +1,1 @@
-"""A model and what runs it: file, hyperparameters, weights, devices, context."""
+"""Models and contexts: loading, devices, graphs, saved states."""

@@ -1,10 +1,10 @@
-"""Tokens for one decode: ids, positions, sequences, and whose logits are wanted.
+"""A batch: tokens to decode, with their positions, their sequences and which logits to compute.
 
     Batch([1, 15043, 3186])                        # continue sequence 0, logits of the last token
     Batch(tokens, logits="all")
     Batch([5, 6, 7], pos=[9, 10, 10], seq_id=[[0, 1], 0, 1])   # a tree: 6 and 7 both follow 5
 
-Values may be lists or NumPy arrays; a context checks them when it decodes.
+Values may be lists or NumPy arrays. ``Context.decode`` validates them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from ..errors import BatchError
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch.
+    """One batch, as ``llama_batch``.
 
     Args:
         tokens: token ids.
-        pos: positions; None continues each sequence.
-        seq_id: the sequence of all tokens, or of each token one, or several that share it.
-        logits: ``"last"``, ``"all"``, ``"none"``, or a flag for each token.
+        pos: position of each token; None continues each sequence after its last position.
+        seq_id: one sequence for all tokens, or for each token a sequence or a list of sequences.
+        logits: tokens to compute logits for: ``"last"``, ``"all"``, ``"none"``, or a flag for each.
+
+    Raises:
+        BatchError: the lengths differ, or ``logits`` is another string.
     """
 
     tokens: Sequence[int]
@@ -33,7 +36,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         if self.pos is None and self._only_last() and type(self.seq_id) is int:
-            return  # the next token of a sequence: nothing to compare
+            return  # one token of one sequence, the common case: no lengths to compare
         n = len(self.tokens)
         for name, values in (("pos", self.pos), ("seq_id", self.seq_id), ("logits", self.logits)):
             if isinstance(values, str) or not isinstance(values, Sized):
@@ -46,32 +49,34 @@ class Batch:
             )
 
     def _only_last(self) -> bool:
-        return isinstance(self.logits, str) and self.logits == "last"  # an array is no truth value
+        return isinstance(self.logits, str) and self.logits == "last"  # an array has no bool()
 
     def seqs(self) -> list[int | tuple[int, ...]]:
-        """The sequence of each token, or several as a tuple; the first one decides what it sees.
+        """The sequence of each token; a tuple for several, of which it attends to the first.
 
         Raises:
-            BatchError: a token in no sequence, or twice in one.
+            BatchError: a token has no sequence, or one of them twice.
         """
         if isinstance(self.seq_id, Sized):
             return [_sequences(s) for s in self.seq_id]
         return [int(self.seq_id)] * len(self.tokens)
 
     def outputs(self) -> list[int]:
-        """Indices of the tokens whose logits are wanted."""
+        """Indices of the tokens to compute logits for."""
         n = len(self.tokens)
         if n == 1 and self._only_last():
             return [0]
         if isinstance(self.logits, str):
             return list(range({"all": 0, "last": max(0, n - 1), "none": n}[self.logits], n))
-        return [i for i, wanted in enumerate(self.logits) if wanted]
+        return [i for i, flag in enumerate(self.logits) if flag]
 
 
 def _sequences(seq: int | Sequence[int]) -> int | tuple[int, ...]:
     if not isinstance(seq, Sized):
         return int(seq)
-    several = tuple(int(s) for s in seq)
-    if not several or len(set(several)) < len(several):
-        raise BatchError(f"batch: a token in sequences {list(several)}, want each once, and one")
-    return several if len(several) > 1 else several[0]
+    seqs = tuple(int(s) for s in seq)
+    if not seqs or len(set(seqs)) < len(seqs):
+        raise BatchError(
+            f"batch: a token has sequences {list(seqs)}, want at least one and no duplicates"
+        )
+    return seqs if len(seqs) > 1 else seqs[0]

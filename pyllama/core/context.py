@@ -4,8 +4,8 @@
     context.decode(Batch(tokens))
     context.logits[-1].argmax()
 
-One graph is scheduled on the model's devices for each bucket of token counts and kept; positions,
-cells and lengths are inputs, so a decode step rewrites a few small arrays and runs. One lock: a
+A graph is built and scheduled once for each bucket of token counts. Positions, cells and lengths
+are its inputs, so a decode step only writes a few small arrays and runs it. Calls hold a lock; a
 second thread waits.
 """
 
@@ -34,43 +34,45 @@ from ..errors import BatchError, ContextFull, ModelError
 from ..graph.builder import GraphBuilder
 from ..kv.cache import KVCache, cell_runs
 from ..kv.memory import Memory
-from ..kv.table import MAX_POSITION, Ints, Seqs, each
+from ..kv.table import MAX_POSITION, Ints, Seqs, seq_tuple
 from .batch import Batch
 from .decode_graph import DecodeGraph, as_array, bucket
-from .devices import kv_homes, start_devices
+from .devices import kv_buffer_types, start_devices
 from .fork_lock import ForkLock
 from .model import Model
 from .overrides import Overrides
 
 log = logging.getLogger(__name__)
 _MAX_GRAPHS = 64
-_MAX_RUNS = 64  # of cells that are copied by one graph
+_MAX_RUNS = 64  # runs of consecutive cells that one graph copies
 _MAX_SEQ = 256
 
 
 class Context:
-    """State of one or several sequences that a model continues.
+    """The state of one or several sequences of a model, as ``llama_context``.
 
     Args:
-        n_ctx: cells of the KV cache; 0 for what the model was trained with.
-        n_batch: most tokens of a ``decode``; n_ubatch: most tokens computed at once.
-        n_seq_max: sequences that share the cache, at most 256.
-        type_k, type_v: of keys and values, one of ``KV_TYPES``: F32 is as exact as float32 is,
-            Q8_0 takes about half of F16's memory, Q4_0 about a quarter.
+        n_ctx: cells of the KV cache; 0 for the context length of training.
+        n_batch: maximum tokens per ``decode``.
+        n_ubatch: maximum tokens per graph.
+        n_seq_max: number of sequences, at most 256.
+        type_k, type_v: types of keys and values, one of ``KV_TYPES``: Q8_0 takes about half of
+            F16's memory, Q4_0 about a quarter.
         unified: whether sequences share the cells; otherwise each has ``n_ctx / n_seq_max``.
-        swa_full: layers that see a window of positions keep all keys and values nevertheless.
-        overrides: values of this context in place of the model's.
-        n_threads, n_threads_batch: threads for one token and for several; None chooses.
+        swa_full: keep all keys and values of sliding-window layers.
+        overrides: hyperparameters that replace the model's.
+        n_threads: threads for single tokens; None for the default.
+        n_threads_batch: threads for batches; None for ``n_threads``.
 
     Attributes:
-        n_ctx_seq: cells that one sequence may take.
+        n_ctx_seq: cells that one sequence may use.
         sched: runs the graphs on the model's devices.
-        wishes: gives for each new graph the nodes that a certain device should compute (see
+        pinned_nodes: a function from a new graph to the nodes with a fixed backend (see
             ``Sched.compile``); for experiments.
 
     Raises:
         AllocError: the KV cache does not fit into memory.
-        BatchError: a size out of its range.
+        BatchError: a size or type is out of its range.
         ModelError: the model has no weights.
     """
 
@@ -103,18 +105,20 @@ class Context:
                 raise BatchError(f"{name} is {GGMLType(type).name}, want one of {want}")
         if not model.weights:
             raise ModelError(f"{model.path}: loaded with vocab_only=True, or closed: load it again")
-        self.model, self._weights = model, model.weights  # which stay when the model is closed
-        self.n_ctx, most = n_ctx or model.hparams.n_ctx_train, MAX_POSITION + 1
+        self.model, self._weights = model, model.weights  # a reference, for after model.close()
+        self.n_ctx, n_positions = n_ctx or model.hparams.n_ctx_train, MAX_POSITION + 1
         if model.hparams.learned_positions:
-            most = model.hparams.n_ctx_train
-            if self.n_ctx > most * n_seq_max:
-                log.warning("n_ctx %d: this model has learned %d positions", self.n_ctx, most)
-                self.n_ctx = most * n_seq_max
-        self._last_position = most - 1
+            n_positions = model.hparams.n_ctx_train
+            if self.n_ctx > n_positions * n_seq_max:
+                log.warning(
+                    "n_ctx %d: this model has learned %d positions", self.n_ctx, n_positions
+                )
+                self.n_ctx = n_positions * n_seq_max
+        self._last_position = n_positions - 1
         self.n_ctx_seq = self.n_ctx if unified else self.n_ctx // n_seq_max
         if not self.n_ctx_seq:
             raise BatchError(
-                f"n_ctx is {n_ctx}, want {n_seq_max} or more: each sequence has a part of its own"
+                f"n_ctx is {n_ctx}, want {n_seq_max} or more: each sequence has its own cells"
             )
         self.hparams = (overrides or Overrides()).apply(model.hparams, self.n_ctx_seq)
         self.n_batch = min(n_batch, self.n_ctx)
@@ -122,18 +126,20 @@ class Context:
         self.n_threads = default_threads() if n_threads is None else max(1, n_threads)
         self.n_threads_batch = max(0, n_threads_batch or 0) or self.n_threads
         self.sched = Sched(start_devices(model.devices, self.n_threads))
-        self.wishes: Callable[[CGraph], Mapping[Tensor, Backend]] = _no_wishes
+        self.pinned_nodes: Callable[[CGraph], Mapping[Tensor, Backend]] = _no_pins
         self.kv = Memory(
             self.hparams, self.n_ctx, n_seq_max, type_k, type_v,
             n_ubatch=self.n_ubatch, swa_full=swa_full, unified=unified,
-            home=kv_homes(self.sched.backends, self._weights, self.hparams, type_k, type_v),
+            layer_buft=kv_buffer_types(
+                self.sched.backends, self._weights, self.hparams, type_k, type_v
+            ),
         )  # fmt: skip
         self.n_reused, self._n_vocab = 0, model.hparams.n_vocab
         self._reuse = env.GRAPH_REUSE.enabled()
         self._steps = self._reuse and len(self.kv.caches) == 1  # see decode_token
         self._graphs: OrderedDict[tuple[int, int], DecodeGraph] = OrderedDict()
         self._watched = False
-        self._best: memoryview | None = None  # of each output, where the graph found it
+        self._argmax: memoryview | None = None  # of each output, if the graph computes it
         self._logits: npt.NDArray[np.float32] = np.empty((0, model.hparams.n_vocab), np.float32)
         self._lock = ForkLock("this context", advice="reset() empties it")
         self._stop = self._running = False
@@ -142,7 +148,7 @@ class Context:
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
-        """float32[n_outputs, n_vocab] of the last decode; the next one overwrites it."""
+        """Logits of the last decode, float32[n_outputs, n_vocab]; the next one overwrites them."""
         return self._logits
 
     def logits_ith(self, i: int) -> npt.NDArray[np.float32]:
@@ -153,43 +159,43 @@ class Context:
         row: npt.NDArray[np.float32] = self._logits[i]
         return row
 
-    def best_ith(self, i: int) -> int:
-        """The token of the largest logit of output ``i``, the first of equal ones.
+    def argmax_ith(self, i: int) -> int:
+        """The token with the largest logit of output ``i``; the lowest id of equal ones.
 
-        The graph itself finds it, which costs less than a look at all logits. Raises: BatchError.
+        The graph computes it, which is cheaper than a pass over all logits. Raises: BatchError.
         """
         row = self.logits_ith(i)
-        return int(row.argmax()) if self._best is None else self._best[i % len(self._logits)]
+        return int(row.argmax()) if self._argmax is None else self._argmax[i % len(self._logits)]
 
     def decode(self, batch: Batch) -> None:
-        """Run a batch; its keys and values join the cache.
+        """Evaluate a batch, and store its keys and values in the cache.
 
         Raises:
-            BatchError: too many tokens, ids, positions or sequences that do not fit.
-            ContextFull: not enough free cells. Nothing has changed then.
-            GGUFError: the mapped file of the model was truncated meanwhile. As well.
-            Aborted, ComputeError: it stopped; tokens of finished ubatches stay in the cache, and
-                there are no logits.
-            Forked: another thread was decoding here when this process was forked; ``reset()``.
+            BatchError: too many tokens, or illegal ids, positions or sequences.
+            ContextFull: not enough free cells; nothing has changed.
+            GGUFError: the mapped file of the model was truncated; nothing has changed.
+            Aborted, ComputeError: the decode stopped; tokens of finished ubatches stay in the
+                cache, and there are no logits.
+            Forked: another thread was decoding when this process was forked; call ``reset()``.
         """
         with self._lock:
             self.model.check_file()
             tokens, seqs, positions = self._validate(batch)
-            wanted, n = batch.outputs(), len(tokens)
+            output_ids, n = batch.outputs(), len(tokens)
             parts, start = [], 0
             for cache in self.kv.caches:
                 if cache.pending.any:
                     self.apply_pending()
-            if n > self.n_ubatch or len(self.kv.caches) > 1:  # otherwise placing them finds out
+            if n > self.n_ubatch or len(self.kv.caches) > 1:  # otherwise `place` checks
                 self.kv.check_room(seqs, positions)
             self._stop, self._running = False, True
             try:
                 for start in range(0, n, self.n_ubatch):
-                    if self._stop:  # it came between two ubatches, where nothing runs
+                    if self._stop:  # abort() between two ubatches, where no schedule runs
                         raise Aborted("the decode was aborted")
                     stop = min(n, start + self.n_ubatch)
                     part = slice(start, stop)
-                    outputs = [i - start for i in wanted if start <= i < stop]
+                    outputs = [i - start for i in output_ids if start <= i < stop]
                     logits = self._run(tokens[part], seqs[part], positions[part], outputs)
                     parts.append(logits if stop == n else logits.copy())
             except ContextFull:
@@ -201,28 +207,29 @@ class Context:
             finally:
                 self._running = False
             if len(parts) > 1:
-                self._logits, self._best = np.concatenate(parts), None
+                self._logits, self._argmax = np.concatenate(parts), None
             else:
                 self._logits = parts[0]
 
     def decode_token(self, token: int, seq: int = 0) -> None:
-        """``decode(Batch([token], seq_id=seq))``: the step from one token to the next.
+        """``decode(Batch([token], seq_id=seq))``, with the least Python.
 
-        Python runs with cold caches between two tokens, so there is little of it here.
+        Weights evict Python's code and data from the CPU's caches at every token, so each line
+        here costs more than elsewhere.
         """
         with self._lock:
             self.model.check_file()
             c, cache = self._graphs.get((1, 1)), self.kv.caches[0]
-            usual = self._steps and not cache.pending.any
+            fast = self._steps and not cache.pending.any
             legal = 0 <= token < self._n_vocab and 0 <= seq < cache.n_seq_max
-            if c is None or not (usual and legal):  # nothing is placed before all is known
+            if c is None or not (fast and legal):
                 return self.decode(Batch((token,), seq_id=seq))
             placed = cache.append(seq, self._last_position)
             if placed is None:
                 return self.decode(Batch((token,), seq_id=seq))
             self._stop, self._running = False, True
             try:
-                c.fill_one(token, seq, placed)
+                c.fill_token(token, seq, placed)
                 if cache.mirrored:
                     cache.update_tables()
                 c.schedule.run()
@@ -233,21 +240,21 @@ class Context:
             finally:
                 self._running = False
             self.n_reused += 1
-            self._logits, self._best = c.results()
+            self._logits, self._argmax = c.results()
 
     def _forget(self, seqs: Seqs, positions: list[int]) -> None:
-        """Take tokens of a ubatch that failed, and of those behind it, out of the memory."""
+        """Remove the tokens of a failed ubatch, and of the following ones, from the cache."""
         first: dict[int, int] = {}
         for group, position in zip(seqs, positions, strict=True):
-            for seq in each(group):
+            for seq in seq_tuple(group):
                 first.setdefault(seq, position)
         for seq, position in first.items():
             self.kv.seq_rm(seq, position)
 
     def apply_pending(self) -> None:
-        """Copy and rotate keys and values as operations on the memory's sequences demand.
+        """Apply pending copies of cells and shifts of keys (see ``Pending``).
 
-        ``decode`` does it; whoever looks at keys and values themselves calls it before.
+        ``decode`` does it first. Call it before reading keys and values directly.
         """
         for i, cache in enumerate(self.kv.caches):
             pending = cache.pending
@@ -266,7 +273,7 @@ class Context:
             pending.any = False
 
     def _copy_cells(self, cache: KVCache, source: Ints, target: Ints) -> None:
-        """Copy keys and values from cells to cells."""
+        """Copy keys and values of ``source`` cells to ``target`` cells."""
         runs = cell_runs(source, target)
         for start in range(0, len(runs), _MAX_RUNS):
             b = GraphBuilder(self.hparams, self._weights, self.kv, 1, 1)
@@ -274,12 +281,12 @@ class Context:
             self.sched.compile(b.graph, n_threads=1, interruptible=False).run()
 
     def _shift_keys(self, i: int, cells: npt.NDArray[Any], shift: Ints) -> None:
-        """Rotate the keys in some cells of cache ``i``."""
+        """Rotate the keys in cells of cache ``i`` by ``shift`` positions."""
         cache, n = self.kv.caches[i], len(cells)
         b = GraphBuilder(self.hparams, self._weights, self.kv, bucket(n), 1)
         ids = b.ctx.new_tensor_2d(GGMLType.I32, bucket(n), self.hparams.n_head_kv)
         b.shift_keys(cache, ids.set_name("k_shift_cells").set_input())
-        # Ctrl-C waits: half of the keys rotated would be of no use
+        # not interruptible: a cache with some keys rotated and some not is useless
         schedule = self.sched.compile(b.graph, n_threads=self.n_threads_batch, interruptible=False)
         as_array(b.positions)[:] = np.pad(shift, (0, bucket(n) - n))
         ids.numpy(squeeze=False)[0, 0, :, :] = np.pad(cells, (0, bucket(n) - n))
@@ -287,32 +294,32 @@ class Context:
         schedule.run()
 
     def abort(self) -> None:
-        """Stop the running decode, from any thread; it raises Aborted."""
+        """Stop the running decode, which raises Aborted. Callable from any thread."""
         if self._running:
             self._stop = True
             self.sched.abort()
 
     def reset(self) -> None:
-        """Forget all tokens and graphs, also of a decode that a fork has cut off."""
-        self._lock.renew()
+        """Remove all tokens and graphs; also makes the context usable after a fork."""
+        self._lock.mark_consistent()
         with self._lock:
             self.kv.clear()
             self._graphs.clear()
-            self._logits, self._best = self._logits[:0], None
+            self._logits, self._argmax = self._logits[:0], None
             self._stop = self._running = False
             self.sched = Sched(start_devices(self.model.devices, self.n_threads))
             self._reserve()
 
     def close(self) -> None:
-        """Let go of the compiled graphs; the cache goes with the object, which stays usable."""
+        """Free the compiled graphs. The context stays usable and keeps its KV cache."""
         with self._lock:
             self._graphs.clear()
 
     @contextmanager
     def watched(self, callback: EvalCallback) -> Iterator[None]:
-        """Let ``callback`` look at the nodes of decodes meanwhile (``Sched.set_eval_callback``).
+        """Within the block, ``callback`` observes the nodes (``Sched.set_eval_callback``).
 
-        Their graphs are not padded, and not kept.
+        Graphs of such decodes are not padded and not kept.
         """
         with self._lock:
             kept, self._graphs, self._watched = self._graphs, OrderedDict(), True
@@ -329,27 +336,27 @@ class Context:
         return next(reversed(self._graphs.values()))
 
     def graph(self, n_tokens: int = 1, n_outputs: int = 1) -> GraphBuilder:
-        """A fresh graph of so many tokens, without memory (for pictures and tests)."""
+        """A new graph of ``n_tokens`` tokens, without memory (for export and tests)."""
         return self._build(n_tokens, n_outputs)[0]
 
     def _validate(self, batch: Batch) -> tuple[list[int], Seqs, list[int]]:
         n_vocab = self.hparams.n_vocab
         tokens, seqs = [int(t) for t in batch.tokens], batch.seqs()
-        most = self.n_batch if self.hparams.causal else self.n_ubatch
-        if not 1 <= len(tokens) <= most:
-            name = "n_batch" if self.hparams.causal else "n_ubatch"
-            raise BatchError(f"a batch of {len(tokens)} tokens: want 1 to {name} = {most}")
+        name = "n_batch" if self.hparams.causal else "n_ubatch"
+        max_tokens = getattr(self, name)
+        if not 1 <= len(tokens) <= max_tokens:
+            raise BatchError(f"a batch of {len(tokens)} tokens: want 1 to {name} = {max_tokens}")
         if min(tokens) < 0 or max(tokens) >= n_vocab:
             bad = next(t for t in tokens if not 0 <= t < n_vocab)
             raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
-        ends = {s: self._end(s) for seq in set(seqs) for s in each(seq)}
+        ends = {s: self._end(s) for seq in set(seqs) for s in seq_tuple(seq)}
         if len(ends) == 1 and batch.pos is None:
             start = next(iter(ends.values())) + 1
             positions = list(range(start, start + len(tokens)))
         else:
             positions = _positions(seqs, batch.pos, ends)
         if max(positions) > self._last_position:
-            raise BatchError(f"position {max(positions)}: the last one is {self._last_position}")
+            raise BatchError(f"position {max(positions)}: the largest is {self._last_position}")
         return tokens, seqs, positions
 
     def _end(self, seq: int) -> int:
@@ -362,7 +369,7 @@ class Context:
     def _run(
         self, tokens: list[int], seqs: Seqs, positions: list[int], outputs: list[int]
     ) -> npt.NDArray[np.float32]:
-        """One ubatch; the logits of the wanted tokens, overwritten by the next."""
+        """Evaluate one ubatch; returns the logits of ``outputs``, overwritten by the next run."""
         n, n_outputs = len(tokens), len(outputs)
         size = int if self._watched else bucket
         c = self._graph(size(n), max(1, size(n_outputs)))  # a graph needs a result
@@ -376,7 +383,7 @@ class Context:
                 cache.update_tables()
         c.fill(tokens, positions, cells, rows, outputs)
         c.schedule.run()
-        logits, self._best = c.results()
+        logits, self._argmax = c.results()
         return logits[:n_outputs]
 
     def _build(self, n_tokens: int, n_outputs: int) -> tuple[GraphBuilder, Tensor]:
@@ -384,9 +391,9 @@ class Context:
         return b, b.finish(self.model.arch.build_graph(b))
 
     def _reserve(self) -> None:
-        """Memory and kernels for the largest graph, so that no decode allocates or compiles."""
+        """Allocate and compile for the largest graph, so that no decode does."""
         builder, _ = self._build(bucket(self.n_ubatch), bucket(self.n_ubatch))
-        self.sched.compile(builder.graph, wishes=self.wishes(builder.graph))
+        self.sched.compile(builder.graph, wishes=self.pinned_nodes(builder.graph))
 
     def _graph(self, n_tokens: int, n_outputs: int) -> DecodeGraph:
         key = n_tokens, n_outputs
@@ -398,7 +405,7 @@ class Context:
         builder, logits = self._build(n_tokens, n_outputs)
         threads = self.n_threads if n_tokens == 1 else self.n_threads_batch
         schedule = self.sched.compile(
-            builder.graph, wishes=self.wishes(builder.graph), n_threads=threads
+            builder.graph, wishes=self.pinned_nodes(builder.graph), n_threads=threads
         )
         made = DecodeGraph(builder, logits, schedule)
         self._graphs[key] = made
@@ -408,17 +415,20 @@ class Context:
         return made
 
 
-def _no_wishes(graph: CGraph) -> Mapping[Tensor, Backend]:
+def _no_pins(graph: CGraph) -> Mapping[Tensor, Backend]:
     return {}
 
 
 def _positions(seqs: Seqs, given: Sequence[int] | None, ends: dict[int, int]) -> list[int]:
-    """Checked positions: each follows its sequences' last (``ends``) or starts empty ones."""
+    """The position of each token: after the last one of its sequences (``ends``).
+
+    A given position may also start an empty sequence at any place. Raises: BatchError.
+    """
     positions = []
     for i, seq in enumerate(seqs):
-        wanted = max(ends[s] for s in each(seq)) + 1
-        position = wanted if given is None else int(given[i])
-        for s in each(seq):
+        following = max(ends[s] for s in seq_tuple(seq)) + 1
+        position = following if given is None else int(given[i])
+        for s in seq_tuple(seq):
             if position != ends[s] + 1 and (position <= ends[s] or ends[s] >= 0):
                 raise BatchError(
                     f"token {i} of the batch: position {position} in sequence {s}, want "

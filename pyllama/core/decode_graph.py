@@ -1,12 +1,12 @@
-"""A decode's graph, ready to run: its schedule, with inputs and results as arrays.
+"""The graph of one ubatch, scheduled, with its inputs and results as arrays.
 
     graph = DecodeGraph(builder, logits, schedule)
     graph.fill(tokens, positions, cells, rows, outputs)
     graph.schedule.run()
-    logits, best = graph.results()
+    logits, argmax = graph.results()
 
-One is made for each ``bucket`` of token counts and kept: positions, cells and lengths are inputs.
-Inputs are in memory of the host; results may be anywhere.
+A context keeps one for each ``bucket`` of token counts: positions, cells and lengths are inputs.
+Inputs are in host memory; results may be in a device's memory.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ class DecodeGraph:
         )
         self.kv_index = [as_array(t) for t in builder.kv_index]
         self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 4] of each cache
-        self._results = logits, builder.best
-        self._here: tuple[Floats, memoryview | None] | None = None
+        self._results = logits, builder.argmax
+        self._host_results: tuple[Floats, memoryview | None] | None = None
         if all(t is None or _on_host(t) for t in self._results):
-            best = None if builder.best is None else as_array(builder.best).data
-            self._here = logits.numpy(squeeze=False)[0, 0], best
+            argmax = None if builder.argmax is None else as_array(builder.argmax).data
+            self._host_results = logits.numpy(squeeze=False)[0, 0], argmax
         first = (
             self.tokens, self.positions, self.out_ids, self.kv_index[0], self.rows[0].reshape(-1)
         )  # fmt: skip
-        self._first = tuple(a.data for a in first)  # NumPy's items cost more
+        # memoryviews: assigning one item costs less than with NumPy
+        self._first = tuple(a.data for a in first)
 
     def fill(
         self,
@@ -54,9 +55,14 @@ class DecodeGraph:
         rows: Sequence[Ints],
         outputs: list[int],
     ) -> None:
-        """Write the inputs of a ubatch, ``cells`` and ``rows`` for each cache.
+        """Write the inputs of a ubatch; the rest up to the graph's size is padding.
 
-        Padding writes no cell and attends to nothing.
+        Padding tokens write no cell and attend to nothing.
+
+        Args:
+            tokens, positions: of the ubatch.
+            cells, rows: for each cache, see ``CellLists.place`` and ``CellLists.rows``.
+            outputs: indices of the tokens to compute logits for.
         """
         n, n_outputs = len(tokens), len(outputs)
         self.tokens[:n], self.tokens[n:] = tokens, 0
@@ -67,27 +73,31 @@ class DecodeGraph:
         for row, attended in zip(self.rows, rows, strict=True):
             row[:n], row[n:] = attended, 0
 
-    def fill_one(self, token: int, seq: int, placed: tuple[int, int, int]) -> None:
-        """The same for one token and one cache without a window (see ``CellLists.append``)."""
+    def fill_token(self, token: int, seq: int, placed: tuple[int, int, int]) -> None:
+        """`fill` for one token and one cache without a window.
+
+        Args:
+            placed: cell, index in the sequence's list and position, from ``CellLists.append``.
+        """
         cell, place, position = placed
         tokens, positions, out_ids, index, row = self._first
         tokens[0], positions[0], out_ids[0], index[0] = token, position, 0, cell
         row[0], row[1], row[2], row[3] = seq, 0, place + 1, position
 
     def results(self) -> tuple[Floats, memoryview | None]:
-        """Logits float32[n_outputs, n_vocab] of the last run, and where the largest of each is.
+        """Logits float32[n_outputs, n_vocab] of the last run, and the argmax of each row.
 
-        The next run overwrites both. The second is None for graphs of many outputs.
+        The next run overwrites both. The argmax is None in graphs with many outputs.
         """
-        if self._here is not None:
-            return self._here
-        logits, best = self._results
-        found = None if best is None else self.schedule.read(best).reshape(-1).data
-        return self.schedule.read(logits)[0, 0], found
+        if self._host_results is not None:
+            return self._host_results
+        logits, argmax = self._results
+        ids = None if argmax is None else self.schedule.read(argmax).reshape(-1).data
+        return self.schedule.read(logits)[0, 0], ids
 
 
 def as_array(tensor: Tensor) -> npt.NDArray[Any]:
-    """A tensor's memory, flat."""
+    """A tensor's memory as a flat array."""
     return tensor.numpy(squeeze=False).reshape(-1)
 
 
@@ -96,7 +106,7 @@ def _on_host(tensor: Tensor) -> bool:
 
 
 def bucket(n: int) -> int:
-    """The token count that a program is made for: eight steps from one power of two to the next."""
+    """``n`` rounded up to one of eight sizes between two powers of two, to share graphs."""
     if n <= 16:
         return n
     step = 1 << ((n - 1).bit_length() - 4)

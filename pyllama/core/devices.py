@@ -1,11 +1,12 @@
-"""Which devices a model runs on, and what of it lies where.
+"""The devices of a model, and which device holds each layer and its KV cache.
 
     backends = start_devices(("cpu",), n_threads=2)
-    home = kv_homes(backends, weights, hparams, type_k, type_v)      # of each layer's cache
+    layer_buft = kv_buffer_types(backends, weights, hparams, type_k, type_v)
+    layer_buft(3)                                  # of layer 3's keys and values
 
 A model is loaded onto its devices (``Model.load(devices=...)``, ``--device``), and contexts follow.
-Names are those of ``pyggml.backend.registry`` (``--list-devices``). The CPU is always the last one,
-unless it is named before: it computes what no other device does, and holds inputs and tables.
+Names are those of ``pyggml.backend.registry`` (``--list-devices``). The CPU is always in the list,
+by default last: it computes the ops that no other device supports, and holds inputs and tables.
 Source: llama.cpp, ``-dev/--device`` and its assignment of layers (``llama_model::load_tensors``).
 """
 
@@ -29,14 +30,14 @@ CPU = "cpu"
 
 
 def parse_devices(devices: Devices | None) -> tuple[str | Backend, ...]:
-    """The devices of a model, the CPU among them.
+    """The devices of a model, including the CPU.
 
     Args:
         devices: names, as a list or separated by commas, or running backends; None for the default,
             ``none`` for the CPU alone.
 
     Raises:
-        BackendError: a name that there is not.
+        BackendError: there is no device of this name.
     """
     if devices is None or devices == "none":
         return (CPU,)
@@ -51,7 +52,7 @@ def parse_devices(devices: Devices | None) -> tuple[str | Backend, ...]:
 
 
 def start_devices(devices: Sequence[str | Backend], n_threads: int | None) -> tuple[Backend, ...]:
-    """Backends for devices; those that run already are taken as they are. Raises: BackendError."""
+    """A backend for each device; running backends are used as they are. Raises: BackendError."""
     return tuple(
         init_backend(device, n_threads=n_threads) if isinstance(device, str) else device
         for device in devices
@@ -59,11 +60,11 @@ def start_devices(devices: Sequence[str | Backend], n_threads: int | None) -> tu
 
 
 def layer_devices(backends: Sequence[Backend], n_layer: int, n_gpu_layers: int) -> list[Backend]:
-    """The device of each layer, and of the output after the last.
+    """The device of each layer, then that of the output.
 
     Args:
-        n_gpu_layers: the last layers, the output counted as one, that are not the CPU's; they are
-            divided evenly among the other devices. Negative for all.
+        n_gpu_layers: number of layers, counted from the end with the output as one, to divide
+            evenly among the devices other than the CPU. Negative for all.
     """
     cpu = backends[-1]
     others = [b for b in backends if b is not cpu and b.name != CPU]
@@ -75,21 +76,22 @@ def layer_devices(backends: Sequence[Backend], n_layer: int, n_gpu_layers: int) 
     ]
 
 
-def kv_homes(
+def kv_buffer_types(
     backends: Sequence[Backend],
     weights: Mapping[str, Tensor],
     hparams: HParams,
     type_k: GGMLType,
     type_v: GGMLType,
 ) -> Callable[[int], BufferType]:
-    """The kind of memory for each layer's keys and values: of the device that has its weights.
+    """A function from a layer to the buffer type of its keys and values.
 
-    The host's, where that device does not write caches or attend to them.
+    That of the device that has the layer's attention weights; the host's if that device does not
+    support the ops that write and read the cache.
     """
     able = {b.name: b for b in backends[:-1] if not b.buffer_type().is_host}
     able = {name: b for name, b in able.items() if _attends(b, hparams, type_k, type_v)}
 
-    def home(layer: int) -> BufferType:
+    def buft(layer: int) -> BufferType:
         prefix = f"blk.{layer}.attn"
         for name, weight in weights.items():
             if name.startswith(prefix) and weight.n_dims > 1 and weight.buffer is not None:
@@ -99,11 +101,11 @@ def kv_homes(
                 return HOST
         return HOST
 
-    return home
+    return buft
 
 
 def _attends(backend: Backend, hparams: HParams, type_k: GGMLType, type_v: GGMLType) -> bool:
-    """Whether a backend computes both ops that read and write caches of these types."""
+    """Whether a backend supports both ops that write and read caches of these types."""
     ctx, f32, i32 = Context(no_alloc=True), GGMLType.F32, GGMLType.I32
     d, heads, heads_kv = hparams.head_dim, hparams.n_head, hparams.n_head_kv
     caches = [ctx.new_tensor_3d(type, d, 256, heads_kv) for type in (type_k, type_v)]

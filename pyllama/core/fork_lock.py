@@ -1,11 +1,11 @@
-"""A lock that a forked child gets fresh, and that knows whether it was held by another thread then.
+"""A lock that survives fork(): the child gets a free one, marked if another thread held it.
 
     lock = ForkLock("this context", advice="call reset()")
     with lock: ...
 
-A child has the memory of its parent and only the thread that forked. What another thread was
-changing under a lock is half changed for ever, and nobody is there to release the lock. So in the
-child the first to take such a lock calls ``recover``, or gets ``Forked`` until ``renew()``.
+A child process has its parent's memory, but only the thread that forked. If another thread held the
+lock, the object that it guards may be half changed, and nothing will ever release the lock. So in
+the child the first ``with`` calls ``recover``, or raises ``Forked`` until ``mark_consistent()``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class ForkLock:
     """A reentrant mutex.
 
     Args:
-        what: the object that it guards, for messages.
-        recover: makes the object usable again in a child, called with the lock held.
-        advice: what to do where there is no ``recover``, for the message of ``Forked``.
+        what: name of the guarded object, for messages.
+        recover: makes the object usable in a child; called with the lock held.
+        advice: next step for the message of ``Forked`` where there is no ``recover``.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ForkLock:
         self._lock.acquire()
         if self._interrupted:
             try:
-                self._mend()
+                self._recover_or_raise()
             except BaseException:
                 self._lock.release()
                 raise
@@ -57,11 +57,11 @@ class ForkLock:
     ) -> None:
         self._lock.release()
 
-    def renew(self) -> None:
-        """What the lock guards is whole again."""
+    def mark_consistent(self) -> None:
+        """Declare the guarded object consistent after an interrupted change."""
         self._interrupted = False
 
-    def _mend(self) -> None:
+    def _recover_or_raise(self) -> None:
         if self._recover is None:
             raise Forked(
                 f"{self._what} was in use by another thread when this process was forked; "
@@ -75,8 +75,8 @@ class ForkLock:
             raise
 
     def _after_fork(self) -> None:
-        """In the child, where only this thread is left."""
-        if self._lock.acquire(blocking=False):  # nobody had it, or this thread
+        """Replace the lock in the child, where only this thread is left."""
+        if self._lock.acquire(blocking=False):  # free, or held by this thread
             self._lock.release()
         else:
             self._lock, self._interrupted = threading.RLock(), True
@@ -85,10 +85,10 @@ class ForkLock:
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 
-def _renew_all() -> None:
+def _after_fork_in_child() -> None:
     for lock in list(_locks):
         lock._after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all)
+    os.register_at_fork(after_in_child=_after_fork_in_child)

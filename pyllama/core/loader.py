@@ -1,11 +1,11 @@
-"""Weights from a GGUF file into the memory of devices, laid out as each device wants them.
+"""Loads the weights of a GGUF file into device memory, in the layout that each device prefers.
 
     weights = load_weights(file, arch, hparams, backends)
 
-A device is asked how it would keep a weight that is read by these ops (``Backend.layouts``): the
-CPU has an interleaved layout for what matmuls read, and takes everything else from the file's
-pages. What variants of layers need and the file does not have is made of what it has. Names, types
-and sizes are checked before anything is allocated.
+A backend lists its layouts for a weight, given the ops that read it (``Backend.layouts``). The CPU
+has an interleaved layout for matrix products and reads everything else in the mapped file.
+Variants of layers may need tensors derived from the file's (``WeightPlan``). Names, types and sizes
+are checked before anything is allocated.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from .devices import layer_devices
 log = logging.getLogger(__name__)
 Progress = Callable[[float], None]
 RUNNABLE = (GGMLType.F32, GGMLType.F16, GGMLType.BF16, *BLOCK_TYPES)  # types of weights
-_CELLS = 256  # of the cache in a graph without memory
-_GROWN = 1.1  # a layout that is larger than the file by this factor is one to do without
-_KEPT_FREE = 0.2  # of memory, before such a layout is taken
+_CELLS = 256  # cells of the cache in a graph without memory
+_MAX_GROWTH = 1.1  # a layout larger than the file's by this factor is optional
+_RESERVED_FRACTION = 0.2  # of free memory, that optional layouts must leave
 
 
 @dataclass(eq=False)
 class _Weight:
-    """A weight on its way into memory.
+    """A weight to be loaded.
 
     Attributes:
-        data: its bytes; None until they are made.
-        part: of the file that it is mapped from; -1 for one that is made.
-        layouts: how its device may keep it, the best first.
+        part: index of the mapped file that has it; -1 for a derived tensor.
+        layouts: layouts that the device supports, the preferred one first.
+        data: its bytes; None for a derived tensor not computed yet.
     """
 
     name: str
@@ -69,16 +69,14 @@ class _Weight:
 
     @property
     def new_bytes(self) -> int:
-        """Memory that is allocated for it."""
+        """Bytes to allocate for it."""
         return 0 if self.in_place else self.layouts[0].nbytes
 
     @property
     def grows(self) -> bool:
-        """Whether its layout is much larger than the file's, and there is another."""
-        best = self.layouts[0]
-        return (
-            len(self.layouts) > 1 and not best.buft.is_host and best.nbytes > _GROWN * self.n_bytes
-        )
+        """Whether its preferred layout is much larger than the file's, and there is another."""
+        layout, limit = self.layouts[0], _MAX_GROWTH * self.n_bytes
+        return len(self.layouts) > 1 and not layout.buft.is_host and layout.nbytes > limit
 
 
 def load_weights(
@@ -92,31 +90,32 @@ def load_weights(
     mlock: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
-    """The weights by name, in buffers that they keep alive.
+    """The weights by name; the tensors keep their buffers alive.
 
     Args:
         backends: the model's devices, the CPU last.
         n_gpu_layers: see ``layer_devices``.
-        repack: False leaves weights in the file's layout where their device can read that.
+        repack: False keeps weights in the file's layout where their device can read it.
+        mlock: pin the weights in RAM.
 
     Raises:
         ModelError: a tensor is missing, unknown, of a wrong size or a type without kernels.
-        AllocError: no memory for the copies that devices want.
+        AllocError: not enough memory for the devices' copies.
     """
     infos = check_tensors(file, arch.TENSORS, hparams)
     plan = weight_plan(infos, hparams)
-    weights = _placed(file, arch, hparams, infos, plan, backends, n_gpu_layers)
+    weights = _assign_devices(file, arch, hparams, infos, plan, backends, n_gpu_layers)
     for weight in weights.values():
         hosted = [layout for layout in weight.layouts if layout.buft.is_host]
         if not repack and hosted:
             weight.layouts = hosted
     for backend in {id(w.backend): w.backend for w in weights.values()}.values():
-        _fit([w for w in weights.values() if w.backend is backend], backend, bool(plan.made))
-    return _filled(file, plan, weights, mlock, progress)
+        _fit_memory([w for w in weights.values() if w.backend is backend], backend, bool(plan.made))
+    return _load_data(file, plan, weights, mlock, progress)
 
 
 def weight_headers(infos: Mapping[str, TensorInfo], plan: WeightPlan) -> dict[str, Tensor]:
-    """The weights of a model as headers without memory."""
+    """The weights of a model by name, as tensors without memory."""
     shapes = [(t.name, t.type, t.ne) for t in infos.values() if t.name not in plan.unread]
     shapes += [tensor for one in plan.made for tensor in one.tensors]
     return {name: Tensor(type, ne).set_name(name) for name, type, ne in shapes}
@@ -131,7 +130,7 @@ def header_graph(
     return builder.graph
 
 
-def _placed(
+def _assign_devices(
     file: GGUFFile,
     arch: Arch,
     hparams: HParams,
@@ -140,27 +139,27 @@ def _placed(
     backends: Sequence[Backend],
     n_gpu_layers: int,
 ) -> dict[str, _Weight]:
-    """Each weight with its device and how that would keep it, in the file's order."""
+    """Each weight with its device and the layouts supported there, in the file's order."""
     headers = weight_headers(infos, plan)
     devices = layer_devices(backends, hparams.n_layer, n_gpu_layers)
     output = devices[-1]
     tied = headers.get("token_embd.weight")
     if tied is not None and "output.weight" not in headers and not _reads_host(output):
-        headers["output.weight"] = tied  # a copy of its own: the host reads rows of the other
-    # A context may choose another activation: it decides nothing about who reads a weight.
+        headers["output.weight"] = tied  # a second copy: GET_ROWS reads the embedding on the host
+    # Any activation will do: contexts may override it, and it has no weights.
     ops = _readers(header_graph(arch, replace(hparams, hidden_act="relu"), headers))
     weights: dict[str, _Weight] = {}
     for name, header in headers.items():
         source = "token_embd.weight" if header is tied else name
-        wanted = _device(name, devices, backends)
+        device = _device(name, devices, backends)
         use = WeightUse(header.type, header.ne, frozenset(ops.get(name, ())))
-        for backend in dict.fromkeys((wanted, backends[-1])):
+        for backend in dict.fromkeys((device, backends[-1])):
             layouts = backend.layouts(use)
             if layouts:
                 break
         else:
             raise ModelError(
-                f"{file.path}: no device ({', '.join(b.name for b in backends)}) keeps tensor "
+                f"{file.path}: no device ({', '.join(b.name for b in backends)}) can store tensor "
                 f"'{name}', {header.type.name} {list(header.ne)}"
             )
         info = infos.get(source)
@@ -171,7 +170,7 @@ def _placed(
 
 
 def _readers(graph: CGraph) -> dict[str, set[str]]:
-    """By weight the ops that read it."""
+    """The names of the ops that read each weight, by the weight's name."""
     found: dict[str, set[str]] = {}
     for node in graph.nodes:
         for source in node.src:
@@ -186,7 +185,7 @@ def _reads_host(backend: Backend) -> bool:
 
 
 def _device(name: str, devices: Sequence[Backend], backends: Sequence[Backend]) -> Backend:
-    """Where a weight goes: with its layer, or with the output; embeddings stay with the host."""
+    """The device of a weight: its layer's, or the output's; embeddings stay on the host."""
     if name.startswith("blk."):
         return devices[int(name.split(".")[1])]
     if name.startswith("output") or _reads_host(backends[0]):
@@ -194,21 +193,24 @@ def _device(name: str, devices: Sequence[Backend], backends: Sequence[Backend]) 
     return backends[-1]
 
 
-def _fit(weights: Sequence[_Weight], backend: Backend, made: bool) -> None:
-    """Do without layouts that grow where they would leave little memory free.
+def _fit_memory(weights: Sequence[_Weight], backend: Backend, made: bool) -> None:
+    """Drop optional large layouts if they would leave little memory free.
+
+    Args:
+        made: whether some weights are derived, for the message.
 
     Raises:
-        AllocError: that is not enough.
+        AllocError: the weights do not fit even then.
     """
     memory = backend.memory()
     size, growing = sum(w.new_bytes for w in weights), [w for w in weights if w.grows]
-    if memory is None or size <= (1 - _KEPT_FREE if growing else 1) * memory[0]:
+    if memory is None or size <= (1 - _RESERVED_FRACTION if growing else 1) * memory[0]:
         return
     free = memory[0]
     needed = sum(w.new_bytes for w in weights if not w.grows)
     if growing and needed <= free:
         log.warning(
-            "%d matrices stay as they are in the file, which is slower: repacking all takes "
+            "%d matrices stay in the file's layout, which is slower: repacking all would take "
             "%.2f GiB, this machine has %.2f GiB free", len(growing), size / 2**30, free / 2**30
         )  # fmt: skip
         for weight in growing:
@@ -219,21 +221,21 @@ def _fit(weights: Sequence[_Weight], backend: Backend, made: bool) -> None:
             f"the weights on {backend.name} need {size / 2**30:.2f} GiB, it has "
             f"{free / 2**30:.2f} GiB free; put fewer layers there (`n_gpu_layers`)"
         )
-    what = "repacking the weights" + (", and making those of sparse layers," if made else "")
+    what = "repacking the weights" + (", and deriving those of sparse layers," if made else "")
     raise AllocError(
         f"{what} needs {size / 2**30:.2f} GiB, this machine has {free / 2**30:.2f} GiB free; "
         "use `repack=False` to read them in place"
     )
 
 
-def _filled(
+def _load_data(
     file: GGUFFile,
     plan: WeightPlan,
     weights: Mapping[str, _Weight],
     mlock: bool,
     progress: Progress | None,
 ) -> dict[str, Tensor]:
-    """Allocate, and write what is not read where it is."""
+    """Allocate the tensors, and fill those that do not stay in the mapped file."""
     contexts: dict[BufferType, Context] = {}
     mapped = [HostBuffer(part.data, HOST) for part in file.parts]
     tensors: dict[str, Tensor] = {}
@@ -243,7 +245,7 @@ def _filled(
             assert weight.data is not None
             tensor.buffer, tensor.data = mapped[weight.part], int(weight.data.ctypes.data)
         elif weight.layouts[0].buft.is_host:
-            tensor = Tensor(weight.type, weight.ne)  # made, where its bytes will be
+            tensor = Tensor(weight.type, weight.ne)  # derived; its data is set below
         else:
             buft = weight.layouts[0].buft
             ctx = contexts.setdefault(buft, Context(no_alloc=True))
@@ -263,7 +265,7 @@ def _filled(
                 total += x.nbytes
         host.drop_pages(data)
         done += data.nbytes
-        _tell(progress, done / total)
+        _report(progress, done / total)
     for buft, ctx in contexts.items():
         alloc_ctx_tensors(ctx, buft)
     for backend in {id(w.backend): w.backend for w in weights.values()}.values():
@@ -274,14 +276,14 @@ def _filled(
         ]
         n = 0
         for n in backend.set_weights(pairs):
-            _tell(progress, (done + n) / total)
+            _report(progress, (done + n) / total)
         done += n
     if mlock:
         _lock(tensors)
     return tensors
 
 
-def _tell(progress: Progress | None, fraction: float) -> None:
+def _report(progress: Progress | None, fraction: float) -> None:
     if progress is not None:
         progress(fraction)
 
@@ -289,11 +291,11 @@ def _tell(progress: Progress | None, fraction: float) -> None:
 def check_tensors(
     file: GGUFFile, patterns: Mapping[str, tuple[str, ...]], hparams: HParams
 ) -> dict[str, TensorInfo]:
-    """The tensors of a file that an architecture wants, by name. Raises: ModelError."""
+    """The tensors of a file that an architecture declares, by name. Raises: ModelError."""
     infos, faults = match_tensors(file, patterns, hparams)
     faults += [
-        f"tensor '{info.name}' is {info.type.name}, which cannot be run yet; "
-        f"there are: {', '.join(t.name for t in RUNNABLE)}"
+        f"tensor '{info.name}' is {info.type.name}, which has no kernels yet; "
+        f"supported types: {', '.join(t.name for t in RUNNABLE)}"
         for info in infos.values()
         if info.type not in RUNNABLE
     ]
@@ -305,7 +307,7 @@ def check_tensors(
 def match_tensors(
     file: GGUFFile, patterns: Mapping[str, tuple[str, ...]], hparams: HParams
 ) -> tuple[dict[str, TensorInfo], list[str]]:
-    """The tensors that an architecture wants, by name, and all that is wrong with them."""
+    """The tensors that an architecture declares, by name, and a message for each fault."""
     infos: dict[str, TensorInfo] = {}
     faults: list[str] = []
     patterns = weight_patterns(patterns, file.tensors)
@@ -316,14 +318,14 @@ def match_tensors(
         for pattern in patterns
         if "{i}" in pattern
     ]
-    for pattern, name in layers + whole:  # in the order of use: memory streams from one to the next
+    for pattern, name in layers + whole:  # in the order of use, for prefetching
         ne = tensor_sizes(hparams, patterns[pattern])
-        if 0 in ne:  # experts of a model without, or what they replace
+        if 0 in ne:  # a tensor that this variant does not have, such as experts
             continue
         optional, name = name.endswith("?"), name.rstrip("?")
         info = file.tensors.get(name)
         if info is not None:
-            faults += _wrong_sizes(info, ne)
+            faults += _size_faults(info, ne)
             infos[name] = info
         elif not optional:
             faults.append(
@@ -332,16 +334,16 @@ def match_tensors(
     unknown = [n for n in file.tensors if n not in infos]
     if unknown:
         faults.append(
-            f"{len(unknown)} tensors that a {hparams.arch} model does not have, such as "
+            f"{len(unknown)} unknown tensors in a {hparams.arch} model, such as "
             f"'{unknown[0]}'; this variant is not supported"
         )
     return infos, faults + weight_faults(infos, hparams.n_layer)
 
 
-def _wrong_sizes(info: TensorInfo, ne: tuple[int, ...]) -> list[str]:
-    wanted = (*ne, *(1,) * (4 - len(ne)))
-    if not all(n == m or (m < 0 and n > 0) for n, m in zip(info.ne, wanted, strict=True)):
-        sizes = ", ".join(str(n) if n > 0 else ANY for n in wanted)
+def _size_faults(info: TensorInfo, ne: tuple[int, ...]) -> list[str]:
+    declared = (*ne, *(1,) * (4 - len(ne)))
+    if not all(n == m or (m < 0 and n > 0) for n, m in zip(info.ne, declared, strict=True)):
+        sizes = ", ".join(str(n) if n > 0 else ANY for n in declared)
         return [f"tensor '{info.name}' has sizes {list(info.ne)}, want [{sizes}]"]
     if len(ne) == 1 and info.type is not GGMLType.F32:
         return [f"tensor '{info.name}' is {info.type.name}, want F32 for a vector"]
@@ -349,10 +351,9 @@ def _wrong_sizes(info: TensorInfo, ne: tuple[int, ...]) -> list[str]:
 
 
 def check_data(file: GGUFFile, progress: Progress | None = None) -> Iterator[str]:
-    """What is wrong with the weights of a file: a line for each tensor with NaN, infinity or a
-    scale that is none.
+    """Messages for the tensors with NaN, infinity or an illegal scale.
 
-    They are read once, a few megabytes at a time.
+    The weights are read once, a few megabytes at a time.
     """
     total, done = sum(info.nbytes for info in file.tensors.values()) or 1, 0
     for info in file.tensors.values():
@@ -374,7 +375,7 @@ def check_data(file: GGUFFile, progress: Progress | None = None) -> Iterator[str
 
 
 def tensor_sizes(hparams: HParams, names: Sequence[str]) -> tuple[int, ...]:
-    """The sizes, in ne order, that an architecture's ``TENSORS`` names; -1 for any."""
+    """Sizes in ne order from the field names in an architecture's ``TENSORS``; -1 for any."""
 
     def size(name: str) -> int:
         half = name.endswith("/2")

@@ -38,27 +38,27 @@ _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 class WeightPlacement(Protocol):
-    """Which weights are on a device, such as ``sparsity.placement.Placement``."""
+    """A plan that moves weights to a device, such as ``sparsity.placement.Placement``."""
 
     def apply(self, model: Model, device: Backend) -> Model:
-        """The same model with some of its weights on a device."""
+        """A copy of the model with some of its weights on a device."""
 
 
 class Model:
     """A loaded model; see ``Model.load``.
 
     Attributes:
-        path, metadata: of the file.
-        tokenizer: read from it.
+        path, metadata: of the GGUF file.
+        tokenizer: built from its metadata.
         weights: tensors by name (empty with ``vocab_only``).
-        devices: where they are, and contexts compute; the CPU is the last.
-        n_params, size_bytes: of all tensors in the file.
+        devices: devices that hold the weights and run the graphs; the CPU is the last.
+        n_params, size_bytes: sums over all tensors in the file.
     """
 
     def __init__(
         self, file: GGUFFile, hparams: HParams | PyggmlError, tokenizer: Tokenizer
     ) -> None:
-        """``hparams`` may be the error that reading them raised: such a model is a vocabulary."""
+        """``hparams`` is the error that reading them raised in a model of the vocabulary only."""
         self.path: Path = file.path
         self.metadata: Mapping[str, Any] = file.metadata
         self._hparams, self.tokenizer = hparams, tokenizer
@@ -68,7 +68,7 @@ class Model:
         self.n_params = sum(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3] for t in infos)
         self.size_bytes = sum(t.nbytes for t in infos)
         self._types = Counter(t.type.name for t in infos if t.n_dims > 1)
-        self._parts: tuple[Mapped, ...] = ()  # that weights are mapped from
+        self._parts: tuple[Mapped, ...] = ()  # mapped files of the weights
 
     @classmethod
     def load(
@@ -89,35 +89,36 @@ class Model:
         n_threads: int | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Model:
-        """Load a GGUF file; the first part of several loads them all.
+        """Load a GGUF file; of a split model, give the first part.
 
         Args:
             use_mmap: map the file; False reads it into memory.
-            use_mlock: pin the weights in RAM (a warning if the system refuses).
-            repack: lay matrices out for fast kernels; False reads them where they are.
-            vocab_only: no weights; the architecture need not be one that can be run.
+            use_mlock: pin the weights in RAM; logs a warning if the system refuses.
+            repack: copy matrices into the layout of the fast kernels; False reads them in place.
+            vocab_only: load no weights; the architecture need not be supported.
             kv_overrides: metadata to change or add, by key.
-            check_tensors: look for NaN, infinity and illegal scales among the weights first.
-            sparse: how active neurons are found: ``auto``, or one of ``sparsity.ffn``'s
-                sources, of some layers another: ``predictor,exact:0-3``; ``off`` computes all.
-            sparse_threshold: what their scores must reach; None is what environment or file say.
+            check_tensors: look for NaN, infinity and illegal scales in the weights first.
+            sparse: source of active neurons: ``auto``, ``off`` for dense, or one of the sources of
+                ``sparsity.ffn``, optionally per layer: ``predictor,exact:0-3``.
+            sparse_threshold: minimum score of an active neuron; None for that of the environment
+                or the file.
             devices: names of ``pyllama info --list-devices``, as a list or separated by commas, or
-                running backends; None or ``none`` for the CPU alone. Contexts follow.
-            n_gpu_layers: how many of the last layers (the output counts as one) are on devices
-                other than the CPU; negative for all.
-            placement: what of a sparse model is on the first device, neuron by neuron, in place of
+                running backends; None or ``none`` for the CPU alone. Contexts use the same.
+            n_gpu_layers: number of layers, counted from the end with the output as one, on
+                devices other than the CPU; negative for all.
+            placement: neurons of a sparse model to put on the first device, instead of whole
                 layers (see ``sparsity.placement``).
-            n_threads: threads that repack.
-            progress: told the fraction that is done.
+            n_threads: threads for repacking.
+            progress: called with the completed fraction.
 
         Raises:
             GGUFError: the file cannot be read, or is not a legal GGUF file.
-            ModelError: it is not a model that can be run.
-            TokenizerError: its vocabulary cannot be used.
+            ModelError: the model cannot be run.
+            TokenizerError: the vocabulary cannot be used.
             AllocError: not enough memory.
             BackendError: there is no such device.
         """
-        wanted = parse_devices(devices)
+        requested = parse_devices(devices)
         file = GGUFFile(path, mmap=use_mmap)
         file.override(kv_overrides or {})
         read_as_ours(file)
@@ -133,12 +134,12 @@ class Model:
         if vocab_only:
             return model
         if not file.tensors:
-            raise ModelError(f"{file.path}: there are no weights in this file (a vocabulary only)")
+            raise ModelError(f"{file.path}: the file has no weights, only a vocabulary")
         from .loader import check_data, load_weights
 
         for fault in check_data(file) if check_tensors else ():
             raise ModelError(f"{file.path}: {fault}; fetch the file again")
-        backends = start_devices(wanted, n_threads)
+        backends = start_devices(requested, n_threads)
         model.weights = load_weights(
             file,
             model.arch,
@@ -152,7 +153,7 @@ class Model:
         model._parts = file.parts
         model.devices = tuple(
             given if backend.buffer_type().is_host else backend
-            for given, backend in zip(wanted, backends, strict=True)
+            for given, backend in zip(requested, backends, strict=True)
         )
         if placement is None:
             return model
@@ -164,17 +165,17 @@ class Model:
         """The hyperparameters.
 
         Raises:
-            ModelError, GGUFError: a vocabulary of a model that cannot be run.
+            ModelError, GGUFError: only the vocabulary was loaded, since the model cannot be run.
         """
         if isinstance(self._hparams, PyggmlError):
             raise self._hparams.with_traceback(None)
         return self._hparams
 
     def with_hparams(self, hparams: HParams) -> Model:
-        """The same model, its weights shared, with other hyperparameters."""
+        """A copy with other hyperparameters, which shares the weights."""
         changed = copy.copy(self)
         changed._hparams = hparams
-        changed.__dict__.pop("fingerprint", None)  # which was of the others
+        changed.__dict__.pop("fingerprint", None)  # cached from the old hyperparameters
         return changed
 
     @cached_property
@@ -184,12 +185,12 @@ class Model:
 
     @property
     def n_ctx_train(self) -> int:
-        """Tokens of context in training; of a vocabulary, 0 where the file does not say."""
+        """Context length of training; 0 if only the vocabulary is known."""
         return self._size("n_ctx_train")
 
     @property
     def n_embd(self) -> int:
-        """Width of an embedding; of a vocabulary, 0 where the file does not say."""
+        """Width of an embedding; 0 if only the vocabulary is known."""
         return self._size("n_embd")
 
     def _size(self, field: str) -> int:
@@ -206,14 +207,14 @@ class Model:
 
     @property
     def desc(self) -> str:
-        """Architecture, size and the type of most matrices, such as ``llama 135M Q4_1``."""
+        """Architecture, size and most frequent matrix type, such as ``llama 135M Q4_1``."""
         factor, suffix = next(((f, s) for f, s in _SUFFIXES if self.n_params >= f), (1, ""))
         kind = self._types.most_common(1)[0][0] if self._types else "vocab"
         return f"{self._arch_name} {self.n_params / factor:.0f}{suffix} {kind}"
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the sizes and of all small weights, to tell models apart (saved states)."""
+        """A digest of hyperparameters and vectors, by which saved states recognise their model."""
         digest = sha256(repr(self.hparams).encode())
         for name in sorted(self.weights):
             if self.weights[name].n_dims == 1:
@@ -221,12 +222,12 @@ class Model:
         return digest.hexdigest()
 
     def check_file(self) -> None:
-        """Raise GGUFError if a mapped file of weights was truncated; takes less than a us."""
+        """Raise GGUFError if a mapped file of weights was truncated; takes under 1 us."""
         for part in self._parts:
             part.check()
 
     def close(self) -> None:
-        """Let go of the weights; contexts that still use them keep them alive."""
+        """Drop the references to the weights; existing contexts keep them alive."""
         self.weights, self._parts = {}, ()
 
     def __enter__(self) -> Model:

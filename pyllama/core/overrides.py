@@ -1,9 +1,9 @@
-"""What a context computes otherwise than its model's file says: rope, and the activation.
+"""Hyperparameters that a context overrides: rope scaling and the activation.
 
     context = Context(model, overrides=Overrides(rope_scaling="yarn", rope_freq_scale=0.25))
 
-A model is shared and never changes; each context has hyperparameters of its own.
-Source: llama.cpp, ``llama_context_params`` and how ``llama_context`` reads them.
+A model is shared and immutable; each context has its own hyperparameters.
+Source: llama.cpp, ``llama_context_params`` and the constructor of ``llama_context``.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from ..errors import BatchError
 from ..graph.activation import ACTS
 from ..hparams import ROPE_SCALINGS, HParams, yarn_problem
 
-_MOST = 1e30
+_MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30
 _POSITIVE = ("rope_freq_base", "rope_freq_scale", "yarn_attn_factor", "yarn_beta_fast",
              "yarn_beta_slow")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Values in place of the model's; None is the model's own.
+    """Values that replace the model's; None keeps the model's.
 
     Attributes:
-        rope_scaling: one of ``ROPE_SCALINGS``; ``none`` scales nothing, whatever the rest says.
-        rope_freq_base: of layers that see everything; those with a window keep their own.
-        rope_freq_scale: positions are multiplied by it: 0.25 for four times the context.
-        yarn_orig_ctx: positions that the model was trained with before any scaling.
-        yarn_ext_factor: 0 interpolates all pairs, 1 as YaRN does.
-        yarn_attn_factor: times the length of rotated queries and keys.
-        yarn_beta_fast, yarn_beta_slow: turns within the original context, above which a pair is
-            left as it is and below which it is interpolated.
-        hidden_act: the activation of the feed-forward part, one of ``ACTS``.
+        rope_scaling: one of ``ROPE_SCALINGS``; ``none`` disables scaling and ignores the rest.
+        rope_freq_base: base of layers with full attention; sliding-window layers keep their own.
+        rope_freq_scale: factor on positions: 0.25 for four times the context.
+        yarn_orig_ctx: context length of training before any scaling.
+        yarn_ext_factor: 0 interpolates all pairs of columns, 1 is YaRN's mix.
+        yarn_attn_factor: factor on rotated queries and keys.
+        yarn_beta_fast, yarn_beta_slow: rotations within the original context above which a pair is
+            extrapolated, and below which it is interpolated.
+        hidden_act: activation of the feed-forward part, one of ``ACTS``.
     """
 
     rope_scaling: str | None = None
@@ -48,18 +48,18 @@ class Overrides:
     hidden_act: str | None = None
 
     def apply(self, hparams: HParams, n_ctx: int) -> HParams:
-        """The hyperparameters of a context with ``n_ctx`` tokens for a sequence.
+        """The hyperparameters of a context with ``n_ctx`` tokens per sequence.
 
         Raises:
-            BatchError: a value that is unknown or out of its range.
+            BatchError: a value is unknown or out of its range.
         """
         given = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
         for name, choices in (("rope_scaling", ROPE_SCALINGS), ("hidden_act", ACTS)):
             if given.get(name, choices[0]) not in choices:
                 raise BatchError(f"{name} is {given[name]!r}, want one of {', '.join(choices)}")
         for name in _POSITIVE:
-            if not 1 / _MOST <= given.get(name, 1.0) <= _MOST:
-                raise BatchError(f"{name} is {given[name]}, want {1 / _MOST:g} to {_MOST:g}")
+            if not _MIN_FLOAT <= given.get(name, 1.0) <= _MAX_FLOAT:
+                raise BatchError(f"{name} is {given[name]}, want {_MIN_FLOAT:g} to {_MAX_FLOAT:g}")
         if not 0 < given.get("yarn_orig_ctx", 1) < 1 << 31:
             raise BatchError(
                 f"yarn_orig_ctx is {given['yarn_orig_ctx']}, want 1 to {(1 << 31) - 1}"
@@ -75,5 +75,5 @@ class Overrides:
             changed = dataclasses.replace(changed, rope_long=n_ctx > changed.n_ctx_orig)
         problem = yarn_problem(changed)
         if problem:
-            raise BatchError(f"{problem}: this rope cannot be computed; leave one of them out")
+            raise BatchError(f"{problem}: this rope cannot be computed; leave one out")
         return changed

@@ -1,14 +1,13 @@
-"""A context's memory in a file: whole, or one sequence.
+"""Saves the KV cache of a context, or of one of its sequences, and restores it.
 
-    save_state(context, "x.state", tokens)         # written beside, checked, then renamed
+    save_state(context, "x.state", tokens)         # to a temporary file, then renamed
     tokens = load_state(context, "x.state")        # the context continues where it was
 
     save_state(context, "a.seq", seq=0); load_state(other, "a.seq", seq=3)
 
-A file holds magic and version, a JSON header, and the bytes of keys and values of the cells that
-are in use. It fits contexts of any size and any number of sequences that suffices, of the same
-model and cache type: everything is checked before the context changes. A sequence that is loaded
-gives the same bits as one that was never away.
+A file holds magic and version, a JSON header, and the keys and values of the used cells. It can be
+loaded into any context of the same model and cache types that has enough cells and sequences.
+Everything is checked before the context changes. A restored sequence continues with the same bits.
 """
 
 from __future__ import annotations
@@ -34,29 +33,30 @@ if TYPE_CHECKING:
     from .context import Context
 
 MAGIC, VERSION = b"PYLS", 2
-_HEAD = struct.Struct("<4sIQI")  # magic, version, bytes of the JSON header, CRC of all behind
+_HEAD = struct.Struct("<4sIQI")  # magic, version, bytes of the JSON header, CRC of the rest
 _ALIGN = 64
-_LONGEST = 100  # characters of a text in the header
-_MAX_VALUES = 1 << 22  # in the header: tokens, and two for each sequence
+_MAX_CHARS = 100  # of a string in the header
+_MAX_VALUES = 1 << 22  # in the header: tokens, and two per sequence
 Bytes = npt.NDArray[np.uint8]
 
 
 def dump_state(
     context: Context, tokens: Sequence[int] = (), *, seq: int | None = None
 ) -> list[Bytes]:
-    """The memory of a context, or of one sequence of it, as pieces of one file.
+    """The KV cache of a context, or of one of its sequences, as pieces of a file.
 
     Args:
-        tokens: kept with it, and given back by ``restore_state``.
+        tokens: stored too, and returned by ``restore_state``.
+        seq: the sequence; None for all.
 
     Raises:
-        BatchError: a sequence that the context does not have.
+        BatchError: the context has no such sequence.
     """
     context.apply_pending()
     seqs = range(context.kv.n_seq_max) if seq is None else [seq]
     caches, blobs = [], []
     for cache in context.kv.caches:
-        cells, lists = cache.take_lists(seqs)
+        cells, lists = cache.export_lists(seqs)
         part = [cache.read_cells(t, cells) for t in (*cache.k.values(), *cache.v.values())]
         blobs += [np.ascontiguousarray(x).view(np.uint8).reshape(-1) for x in (*lists, *part)]
         caches.append(
@@ -65,7 +65,7 @@ def dump_state(
                 "layers": len(cache.layers),
                 "cells": len(cells),
                 "lengths": [len(entries) for entries in lists],
-                "lost": [cache.lost(s) for s in seqs],
+                "lost": [cache.evicted(s) for s in seqs],
             }
         )
     header = {
@@ -90,8 +90,8 @@ def save_state(
     """Write ``dump_state`` to a file.
 
     Raises:
-        BatchError: as `dump_state`.
-        OSError: the file cannot be written; an old one of that name stays.
+        BatchError: the context has no such sequence.
+        OSError: the file cannot be written; an existing file is left unchanged.
     """
     parts = dump_state(context, tokens, seq=seq)
     with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -104,7 +104,7 @@ def load_state(
 ) -> list[int]:
     """``restore_state`` from a file. Raises: StateError, BatchError, OSError."""
     with open_regular(path) as file:
-        if file.read(len(MAGIC)) != MAGIC:  # before a wrong file of any size is read
+        if file.read(len(MAGIC)) != MAGIC:  # do not read a large file of another kind
             raise StateError(f"{os.fspath(path)}: not a saved state")
         file.seek(0)
         return restore_state(context, file.read(), seq=seq, name=os.fspath(path))
@@ -113,27 +113,27 @@ def load_state(
 def restore_state(
     context: Context, data: bytes, *, seq: int | None = None, name: str = "state"
 ) -> list[int]:
-    """Put a saved memory into a context.
+    """Replace the KV cache of a context, or of one sequence, by a saved one.
 
     Args:
-        seq: put the one sequence of the state there, in place of what it holds; None for a state
-            of a whole context, in place of everything.
-        name: what errors call it.
+        seq: sequence to replace by the one in the state; None to replace all by the state of a
+            whole context.
+        name: the state's name in error messages.
 
     Returns:
-        The tokens that were given to ``dump_state``.
+        The tokens given to ``dump_state``.
 
     Raises:
-        StateError: not a state, of another version, model or cache type, damaged, or more than
-            the context can hold. The context is unchanged.
-        BatchError: a sequence that the context does not have.
+        StateError: not a state, damaged, too large for the context, or of another version, model
+            or cache type. The context is unchanged.
+        BatchError: the context has no such sequence.
     """
     header, rest = _read(data, name)
     _check_fits(context, header, name)
     seqs = range(context.kv.n_seq_max) if seq is None else [seq]
     parts = []
     for cache, info in zip(context.kv.caches, header["caches"], strict=True):
-        part = _Part(cache, info, rest, len(seqs), name)
+        part = _CacheState(cache, info, rest, len(seqs), name)
         parts.append(part)
         rest = rest[part.n_bytes :]
     if len(rest):
@@ -146,12 +146,12 @@ def restore_state(
         context.apply_pending()
         context.kv.seq_rm(seq)
     for part in parts:
-        part.put(seqs)
+        part.write(seqs)
     return [int(t) for t in header["tokens"]]
 
 
-class _Part:
-    """One cache's share of a file, checked."""
+class _CacheState:
+    """The validated part of a saved state that belongs to one cache."""
 
     def __init__(
         self, cache: KVCache, info: dict[str, Any], data: Bytes, n_seq: int, path: str
@@ -160,7 +160,7 @@ class _Part:
         if len(lengths) > n_seq and any(lengths[n_seq:]):
             raise StateError(f"{path}: {len(lengths)} sequences, this context has {n_seq}")
         self._cache, self._n, self._path = cache, n, path
-        self._lost = info["lost"]
+        self._evicted = info["lost"]
         tensors = [*cache.k.values(), *cache.v.values()]
         shapes = [(t.ne[2], n, t.nb[1]) for t in tensors]
         sizes = [8 * length for length in lengths] + [int(np.prod(s)) for s in shapes]
@@ -185,61 +185,61 @@ class _Part:
                 raise StateError(f"{path}: cells or positions out of order; the file is damaged")
 
     def check_room(self, seq: int | None) -> None:
-        """Whether the context has cells for it; what no later token sees is left out if not."""
+        """Raise StateError unless the cells fit; drops cells outside of the window if needed."""
         if not self._cache.room_for(self._lists, self._n, seq):
-            self._leave_hidden_out()
+            self._drop_outside_window()
         if not self._cache.room_for(self._lists, self._n, seq):
             raise StateError(
-                f"{self._path}: the saved {self._n} tokens do not fit beside what this context "
-                f"of {self._cache.n_cells} holds; use a larger `n_ctx`"
+                f"{self._path}: the saved {self._n} tokens do not fit into the free cells of this "
+                f"context of {self._cache.n_cells}; use a larger `n_ctx`"
             )
 
-    def _leave_hidden_out(self) -> None:
+    def _drop_outside_window(self) -> None:
         for i, entries in enumerate(self._lists):
             start = int(entries[-1, 1]) + 1 if len(entries) else 0
-            n = self._cache.n_hidden(entries, start)
+            n = self._cache.n_outside_window(entries, start)
             if n:
-                self._lost[i], self._lists[i] = int(entries[n - 1, 1]), entries[n:]
+                self._evicted[i], self._lists[i] = int(entries[n - 1, 1]), entries[n:]
         kept = np.unique(np.concatenate([entries[:, 0] for entries in self._lists]))
         self._n = len(kept)
         self._values = [(t, values[:, kept]) for t, values in self._values]
         for i, entries in enumerate(self._lists):
             self._lists[i] = np.stack([np.searchsorted(kept, entries[:, 0]), entries[:, 1]], 1)
 
-    def put(self, seqs: Sequence[int]) -> None:
-        cells = self._cache.put_lists(seqs, self._lists, self._lost, self._n)
+    def write(self, seqs: Sequence[int]) -> None:
+        cells = self._cache.import_lists(seqs, self._lists, self._evicted, self._n)
         for tensor, values in self._values:
             self._cache.write_cells(tensor, cells, values)
 
 
 def _read(data: bytes, name: str) -> tuple[dict[str, Any], Bytes]:
-    """Header and data of a state, with its checksum compared."""
+    """Header and data of a state. Raises: StateError, also for a wrong checksum."""
     if len(data) < _HEAD.size or data[:4] != MAGIC:
         raise StateError(f"{name}: not a saved state (it begins with {data[:4]!r})")
     _, version, size, crc = _HEAD.unpack_from(data)
     if version != VERSION:
         raise StateError(f"{name}: a state of version {version}, want {VERSION}; save it again")
-    behind = memoryview(data)[_HEAD.size :]
-    if size > len(behind) or zlib.crc32(behind) != crc:
-        raise StateError(f"{name}: the checksum differs, it is damaged; save it again")
+    body = memoryview(data)[_HEAD.size :]
+    if size > len(body) or zlib.crc32(body) != crc:
+        raise StateError(f"{name}: the checksum differs; the file is damaged, save it again")
     try:
-        header = parse_json(bytes(behind[:size]), _MAX_VALUES)
+        header = parse_json(bytes(body[:size]), _MAX_VALUES)
         ok = isinstance(header, dict) and _is_header(header)
     except ValueError:
         ok = False
     if not ok:
-        raise StateError(f"{name}: its header is not one of a saved state; save it again")
-    return header, np.frombuffer(behind[size:], np.uint8)
+        raise StateError(f"{name}: its header is not that of a saved state; save it again")
+    return header, np.frombuffer(body[size:], np.uint8)
 
 
 def _is_header(header: dict[str, Any]) -> bool:
-    """Whether all fields are there, of their types."""
+    """Whether all fields are present and have their types."""
 
     def natural(x: object) -> bool:
         return type(x) is int and -1 <= x < 1 << 31
 
     def short(x: object) -> bool:
-        return isinstance(x, str) and len(x) <= _LONGEST
+        return isinstance(x, str) and len(x) <= _MAX_CHARS
 
     return (
         short(header.get("model"))
@@ -262,7 +262,7 @@ def _is_header(header: dict[str, Any]) -> bool:
 
 
 def _fingerprint(context: Context) -> str:
-    """A digest of what keys and values depend on: the model's, unless something is overridden."""
+    """A digest of all that keys and values depend on: the model and overridden hyperparameters."""
     model = context.model
     if context.hparams == model.hparams:
         return model.fingerprint
@@ -273,7 +273,7 @@ def _check_fits(context: Context, header: dict[str, Any], path: str) -> None:
     kv = context.kv
     if header["model"] != _fingerprint(context):
         raise StateError(
-            f"{path}: saved with another model, or with another rope, activation or `sparse`"
+            f"{path}: saved with another model, or with other rope, activation or `sparse` options"
         )
     if header["type"] != kv.types:
         raise StateError(
@@ -282,7 +282,7 @@ def _check_fits(context: Context, header: dict[str, Any], path: str) -> None:
         )
     mine = [(cache.window, len(cache.layers)) for cache in kv.caches]
     if [(c["window"], c["layers"]) for c in header["caches"]] != mine:
-        raise StateError(f"{path}: saved from other caches than this context's {mine}")
+        raise StateError(f"{path}: saved from caches other than those of this context, {mine}")
 
 
 def _crc(*parts: bytes | Bytes) -> int:

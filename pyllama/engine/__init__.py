@@ -1,11 +1,11 @@
-"""One engine for every generation: requests in, events out, one batch a step.
+"""The engine that runs all generation: requests in, events out, one batch per step.
 
     engine = Engine(Context(model, n_ctx=4096, n_seq_max=8))
     engine.submit(Request(tokens, SamplingParams(temp=0.0), max_tokens=64))
     while engine.has_work:
         for event in engine.step(): print(event.text, end="")
 
-`Engine.run` steps by itself for one request; a `Lease` is a sequence that is driven by hand.
+`Engine.run` makes the steps for one request. A `Lease` gives direct control of one sequence.
 docs/engine.md shows a step, a server loop and a drafter.
 """
 

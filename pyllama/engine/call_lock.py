@@ -1,8 +1,8 @@
-"""A mutex for an object whose methods call back: a callback that calls the object gets an error.
+"""A mutex for an object with callbacks: a callback that calls the object gets an error.
 
 lock = CallLock("this object")
 with lock: ...                                 # a second thread waits here
-for item in locked(lock, generator): ...       # the lock is held for one item at a time
+for item in locked(lock, generator): ...       # holds the lock while an item is computed
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class ReentrantCall(PyllamaError, RuntimeError):
 
 
 class CallLock(ForkLock):
-    """A mutex that raises where its own holder takes it again, and a plain lock would hang.
+    """A mutex that raises ReentrantCall if its holder acquires it again.
 
     Args:
-        what: the object, for the message.
+        what: name of the object, for the message.
         recover: see ``ForkLock``.
     """
 
@@ -39,8 +39,8 @@ class CallLock(ForkLock):
         me = threading.get_ident()
         if self._holder == me:
             raise ReentrantCall(
-                f"{self._what} is busy with the call that this callback belongs to; "
-                "use what the callback is given, or another object"
+                f"{self._what} is running the call that invoked this callback; "
+                "use the callback's arguments, or another object"
             )
         super().__enter__()
         self._holder = me
@@ -56,7 +56,7 @@ class CallLock(ForkLock):
 
 
 def locked(lock: CallLock, steps: Steps[T]) -> Steps[T]:
-    """The items of a generator; the lock is held while it makes one."""
+    """The items of a generator, each computed with the lock held."""
     sent: Sequence[int] | None = None
     while True:
         with lock:

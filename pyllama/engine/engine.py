@@ -1,17 +1,16 @@
-"""The engine: it shares one context between requests, one batch a step.
+"""The engine: shares one context between requests, with one batch per step.
 
     engine = Engine(context)
     number = engine.submit(Request(tokens, max_tokens=64))
     while engine.has_work:
         for event in engine.step(): ...
 
-    for event in engine.run(Request(tokens)): ...  # steps by itself; closing it aborts
-    lease = Lease(engine)                          # a sequence that is driven by hand
+    for event in engine.run(Request(tokens)): ...  # makes the steps; closing it aborts
+    lease = Lease(engine)                          # direct control of one sequence
     lease.evaluate(tokens)
 
-One thread steps; `submit`, `abort` and `wait` may be called from any thread, and take effect at the
-next step. A text has the tokens that it would have alone, whatever runs beside it, and whether or
-not it was preempted meanwhile.
+One thread steps. `submit`, `abort` and `wait` may be called from any thread, and take effect at the
+next step. A request's tokens do not depend on other requests or on preemption.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ class Engine:
     """Runs requests on a context.
 
     Args:
-        context: nobody else may use these sequences of it.
-        policy: how it is shared.
-        timings: counts decodes and chosen tokens.
-        sequences: of the context; None for all.
+        context: the context; only the engine may use these sequences.
+        policy: limits for sharing the context.
+        timings: counts decodes and sampled tokens.
+        sequences: ids of the sequences to use; None for all.
     """
 
     def __init__(
@@ -75,7 +74,8 @@ class Engine:
         self.timings = timings or Timings()
         numbers = range(context.kv.n_seq_max) if sequences is None else sequences
         self._sequences = [Sequence(context, s) for s in numbers]
-        self._inbox: SimpleQueue[Job | int | Sequence] = SimpleQueue()  # also used by destructors
+        # jobs to add, numbers of requests to abort, leases to end; destructors put here too
+        self._inbox: SimpleQueue[Job | int | Sequence] = SimpleQueue()
         self._jobs: dict[int, list[Job]] = {}
         self._waiting: list[Job] = []
         self._running: list[Job] = []
@@ -84,38 +84,38 @@ class Engine:
         self._n_steps = 0
         self._any_deadline = False
         self._busy = False  # within a step
-        self._unsure = False  # a step was cut off: memory and sequences may differ
-        self._logits_of: Sequence | None = None  # whose last token has the context's last logits
-        self._logits_at = 0  # its tokens then
+        self._needs_resync = False  # a step was interrupted: cache and sequences may differ
+        self._logits_of: Sequence | None = None  # the sequence of the context's last logits
+        self._logits_at = 0  # its number of tokens at that decode
 
     # --- requests -------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has something to do."""
+        """Whether a step has anything to do."""
         if self._events or not self._inbox.empty():
             return True
         return not all(job.paused for job in (*self._running, *self._waiting))
 
     def submit(self, request: Request, sink: Callable[[Event], None] | None = None) -> int:
-        """Let a request wait for its turn; its events carry the number that is returned.
+        """Add a request to the queue; returns its number, which its events carry.
 
         Args:
-            sink: called by the thread that steps with each event of the request, which `step`
-                does not return then.
+            sink: called with each event of the request by the thread that steps; `step` then does
+                not return them.
 
         Raises:
-            ContextFull: the prompt does not fit even alone.
-            BatchError: no tokens, an unknown token, sequences that are all leased, or a context
-                shift where positions are learned.
+            ContextFull: the prompt does not fit into an empty context.
+            BatchError: no tokens, an unknown token, all sequences are leased, or a context shift
+                of a model with learned positions.
             SamplingError: see ``Chain`` and ``TextAssembler``.
-            QueueFull: the policy's ``max_waiting``.
+            QueueFull: see the policy's ``max_waiting``.
         """
         if all(sequence.leased for sequence in self._sequences):
             raise BatchError("all sequences of the context are leased; use a larger `n_seq_max`")
-        most = self.policy.max_waiting
-        if most is not None and len(self._waiting) + self._inbox.qsize() >= most:
-            raise QueueFull(f"{most} requests wait already; try again later")
+        max_waiting = self.policy.max_waiting
+        if max_waiting is not None and len(self._waiting) + self._inbox.qsize() >= max_waiting:
+            raise QueueFull(f"{max_waiting} requests are waiting already; try again later")
         jobs = self._make_jobs(request, list(map(int, request.tokens)))
         for job in jobs:
             job.sink = sink
@@ -123,11 +123,11 @@ class Engine:
         return jobs[0].number
 
     def abort(self, number: int) -> None:
-        """End a request, if it has not ended; its cells are free after the running step."""
+        """End a request if it is waiting or running; its cells are freed after the current step."""
         self._inbox.put(number)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until there is work, for the thread that steps; whether there is."""
+        """Block the stepping thread until there is work; returns False after the timeout."""
         if not self.has_work:
             try:
                 self._take(self._inbox.get(timeout=timeout_s))
@@ -136,23 +136,23 @@ class Engine:
         return True
 
     def run(self, request: Request) -> Run:
-        """The events of one request, each step made when the next one is wanted.
+        """A generator of the events of one request, which makes steps as needed.
 
-        Tokens that are sent to the generator follow the one that it gave.
+        Tokens sent to the generator are appended after the last one it yielded.
 
         Raises:
-            As `submit`, and what a callback raised; also what stopped a decode, such as Aborted.
+            As `submit`; exceptions of callbacks; errors of the decode, such as Aborted.
         """
         return self._run(self._make_jobs(request, list(map(int, request.tokens))))
 
     def take_sequence(self, *, keep: bool = False) -> Sequence:
-        """A sequence that only its caller changes, for a `Lease`.
+        """Reserve a sequence for a `Lease`.
 
         Args:
-            keep: leave the tokens that it holds, else it is empty.
+            keep: keep the tokens that it holds; else it is cleared.
 
         Raises:
-            BatchError: requests or leases have all of them.
+            BatchError: requests or leases use all sequences.
         """
         free = self._free()
         if not free:
@@ -166,18 +166,18 @@ class Engine:
         return sequence
 
     def drop_prefixes(self) -> None:
-        """Forget all tokens that no text and no lease uses."""
+        """Remove the tokens of all sequences that no request and no lease uses."""
         for sequence in self._free():
             sequence.clear()
 
     def recover(self) -> None:
-        """In a child that was forked during a step: forget the context's tokens.
+        """Reset the context in a child process that was forked during a step.
 
-        Texts are evaluated again, except that whose `run` was making the step: it is gone with its
-        thread.
+        Requests are evaluated again, except one whose `run` was making the step: its thread does
+        not exist in the child.
         """
         self.context.reset()
-        self._busy = self._unsure = False
+        self._busy = self._needs_resync = False
         for sequence in self._sequences:
             sequence.adopt(())
             sequence.owner = None
@@ -188,35 +188,35 @@ class Engine:
         }
         self._running, self._waiting = [], [job for jobs in self._jobs.values() for job in jobs]
         for job in self._waiting:
-            job.sequence, job.n_borrowed, job.saved = None, 0, b""
+            job.sequence, job.n_shared_cells, job.saved = None, 0, b""
 
     # --- a step ---------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
-        """Evaluate one batch and choose a token of each text whose tokens are all evaluated.
+        """Evaluate one batch, sample the next tokens, and return the events.
 
         Raises:
-            ReentrantCall: from a callback.
+            ReentrantCall: called from a callback.
             Aborted, ComputeError, GGUFError: the decode stopped. Requests stay, and the next step
-                tries again; `abort` those that shall not.
+                tries again; call `abort` for those to be dropped.
         """
         if self._busy:
-            raise ReentrantCall("this engine is busy with the step that called back")
+            raise ReentrantCall("this engine is running the step that invoked this callback")
         self._busy = True
         try:
             if not self._inbox.empty():
                 self._take_all()
-            if self._unsure:
+            if self._needs_resync:
                 self._resync()
-            self._unsure = True
+            self._needs_resync = True
             self._n_steps += 1
             if self._any_deadline:
                 self._expire()
             if self._waiting:
                 self._admit()
-            if not (self._one() or self._together()):
-                self._several()
-            self._unsure = False
+            if not (self._step_single() or self._step_tokens()):
+                self._step_mixed()
+            self._needs_resync = False
         finally:
             self._busy = False
         events = self._events
@@ -228,24 +228,24 @@ class Engine:
     def decode(self, rows: Seq[Row]) -> None:
         """Evaluate tokens of leased sequences as one batch. Raises: as `Context.decode`."""
         if self._busy:
-            raise ReentrantCall("this engine is busy with the step that called back")
-        if self._unsure:
+            raise ReentrantCall("this engine is running the step that invoked this callback")
+        if self._needs_resync:
             self._resync()
         while True:
-            self._unsure = True
+            self._needs_resync = True
             try:
                 self._decode(rows)
                 break
             except ContextFull:
                 if not self._make_room():
-                    self._unsure = False  # nothing has changed
+                    self._needs_resync = False  # nothing has changed
                     raise
-        self._unsure = False
+        self._needs_resync = False
 
-    def _one(self) -> bool:
-        """The step of a text that is alone and has one token to evaluate, as most steps are.
+    def _step_single(self) -> bool:
+        """A step with one running request and one token to evaluate, the most frequent case.
 
-        Python runs with cold caches between two tokens, so there is little of it here.
+        Has the least Python, see `Context.decode_token`. Returns False if it does not apply.
         """
         running, context = self._running, self.context
         if len(running) != 1:
@@ -266,13 +266,16 @@ class Engine:
         sequence.ids[n] = job.tokens[n]
         sequence.n_tokens = self._logits_at = n + 1
         self._logits_of = sequence
-        self._choose(job, sequence, 0)
+        self._sample(job, sequence, 0)
         self.timings.count_decode(1, decoded - start, context.n_reused - n_reused)
         self.timings.count_sample(clock() - decoded)
         return True
 
-    def _together(self) -> bool:
-        """The step of several texts that all have one token to evaluate."""
+    def _step_tokens(self) -> bool:
+        """A step with one token to evaluate for each of several running requests.
+
+        Returns False if it does not apply.
+        """
         running, context = self._running, self.context
         if not 1 < len(running) <= context.n_batch:
             return False
@@ -299,13 +302,13 @@ class Engine:
             sequence.n_tokens = n + 1
         self._logits_of, self._logits_at = sequences[-1], sequences[-1].n_tokens
         for output, job in enumerate(running[:]):
-            self._choose(job, sequences[output], output)
+            self._sample(job, sequences[output], output)
         self.timings.count_decode(len(tokens), decoded - start, context.n_reused - n_reused)
         self.timings.count_sample(clock() - decoded, len(tokens))
         return True
 
-    def _several(self) -> None:
-        """A step of any texts."""
+    def _step_mixed(self) -> None:
+        """A step with any mix of prompt chunks and single tokens."""
         while True:
             active = [job for job in self._running if not job.paused]
             plan = self._plan(active)
@@ -317,26 +320,29 @@ class Engine:
             except ContextFull as error:
                 jobs = sorted((job for job, _ in plan), key=lambda job: job.rank)
                 if not self._make_room(jobs[0]):
-                    self._without_room(jobs[-1], error)
+                    self._shift_or_end(jobs[-1], error)
         start, output, n_chosen = time.perf_counter(), -1, 0
         for job, row in plan:
             output += row.n_outputs
             job.last_step = self._n_steps
             if row.sequence.n_tokens == len(job.tokens):
-                self._choose(job, row.sequence, output)
+                self._sample(job, row.sequence, output)
                 n_chosen += 1
             elif job.request.progress:
                 self._emit(job, "progress", usage=job.usage)
         self.timings.count_sample(time.perf_counter() - start, n_chosen)
 
     def _plan(self, active: Seq[Job]) -> list[tuple[Job, Row]]:
-        """What to evaluate: one token of each running text, then prompts up to the bound."""
+        """The rows of the next batch: single tokens first, then chunks of prompts.
+
+        Prompt chunks are limited by the policy's ``max_prompt_tokens``.
+        """
         ones: list[Job] = []
         longer: list[Job] = []
         for job in active:
-            n_rest = self._n_rest(job)
-            if n_rest:
-                (ones if n_rest == 1 else longer).append(job)
+            n_pending = self._n_pending(job)
+            if n_pending:
+                (ones if n_pending == 1 else longer).append(job)
         n_batch = self.context.n_batch
         if len(ones) > n_batch:
             ones = sorted(ones, key=lambda job: job.last_step)[:n_batch]
@@ -351,16 +357,16 @@ class Engine:
                 room -= len(row.tokens)
         return plan
 
-    def _n_rest(self, job: Job) -> int:
-        """Tokens of a running text that are not evaluated; 0 where it does not run any more."""
+    def _n_pending(self, job: Job) -> int:
+        """Number of tokens to evaluate for a running job; 0 if it no longer runs."""
         sequence, tokens = job.sequence, job.tokens
-        if sequence is None:  # it was preempted for one before it
+        if sequence is None:  # preempted for an earlier job of this step
             return 0
-        if sequence.owner is not job.key:  # it was driven by hand, or another text ran in it
-            self._seat(job, sequence)
+        if sequence.owner is not job.key:  # a lease or another job used the sequence
+            self._assign(job, sequence)
         if len(tokens) > self.context.n_ctx_seq and not self._shift(job, sequence):
             return 0
-        if sequence.n_tokens >= len(tokens):  # the last logits are gone
+        if sequence.n_tokens >= len(tokens):  # evaluate the last token again for its logits
             sequence.keep(tokens)
         return len(tokens) - sequence.n_tokens
 
@@ -373,7 +379,7 @@ class Engine:
         return Row(sequence, part, "all" if sequence.on_logits is not None else outputs)
 
     def _decode(self, rows: Seq[Row]) -> None:
-        """Evaluate rows as one batch. Raises: ContextFull: nothing has changed."""
+        """Evaluate rows as one batch. Raises: as `Context.decode`."""
         context, first = self.context, rows[0]
         n_reused, start = context.n_reused, time.perf_counter()
         if len(rows) == 1 and len(first.tokens) == 1 and first.outputs == "last":
@@ -399,8 +405,8 @@ class Engine:
         if last.wants_last:
             self._logits_of, self._logits_at = last.sequence, last.sequence.n_tokens
 
-    def _choose(self, job: Job, sequence: Sequence, output: int) -> None:
-        """Choose the next token of a text from an output of the last decode, and say so."""
+    def _sample(self, job: Job, sequence: Sequence, output: int) -> None:
+        """Sample the next token of a job from an output of the last decode; emits its events."""
         context, request = self.context, job.request
         try:
             logits = context.logits_ith(output)
@@ -408,7 +414,7 @@ class Engine:
                 edited = apply_logits_processors(request.processors, sequence.tokens(), logits)
                 token = job.chain.sample(edited)
             else:
-                token = job.chain.sample(logits, context.best_ith(output))
+                token = job.chain.sample(logits, context.argmax_ith(output))
             job.chain.accept(token)
             if request.criteria:
                 ids = sequence.tokens()
@@ -416,11 +422,11 @@ class Engine:
                     self._end(job, "stop")
                     return
         except Exception as error:
-            self._leave(job)
+            self._remove(job)
             self._emit(job, "error", usage=job.usage, error=error)
             return
         job.tokens.append(token)
-        job.n_made += 1
+        job.n_generated += 1
         job.n_left -= 1
         ends: EndReason | None = None
         if request.stop_at_eog and job.is_eog(token):
@@ -438,10 +444,10 @@ class Engine:
             if ends:
                 self._end(job, ends, token if ends == "stop" else None)
             return
-        self._tell(job, token, logits, ends)
+        self._emit_token(job, token, logits, ends)
 
-    def _tell(self, job: Job, token: int, logits: Floats, ends: EndReason | None) -> None:
-        """The events of a token that has text or log-probabilities."""
+    def _emit_token(self, job: Job, token: int, logits: Floats, ends: EndReason | None) -> None:
+        """Emit the events of a token with text or log-probabilities."""
         text, shown = job.text, ""
         stop: str | int | None = token if ends == "stop" else None
         if text is not None:
@@ -466,15 +472,15 @@ class Engine:
         elif job.text is not None and job.text.stop is None:
             rest = job.text.flush()
         sequence = job.sequence
-        self._leave(job)
+        self._remove(job)
         if reason == "abort" and sequence is not None and not sequence.leased:
             sequence.clear()
         self._emit(job, "end", text=rest, usage=usage, reason=reason, stop=stop)
 
-    def _leave(self, job: Job) -> None:
-        """Take a text out of the engine; what it had evaluated stays as an idle prefix."""
+    def _remove(self, job: Job) -> None:
+        """Remove a job; its evaluated tokens stay as an idle prefix."""
         if job.sequence is not None:
-            self._unseat(job)
+            self._unassign(job)
         else:
             self._waiting.remove(job)
         siblings = self._jobs[job.number]
@@ -501,8 +507,8 @@ class Engine:
 
     # --- sequences and cells --------------------------------------------------------------------
 
-    def _seat(self, job: Job, sequence: Sequence) -> None:
-        """Let a text run in a sequence; what this holds of its tokens is not evaluated again."""
+    def _assign(self, job: Job, sequence: Sequence) -> None:
+        """Run a job in a sequence, and reuse the common prefix of their tokens."""
         if job.sequence is None:
             self._waiting.remove(job)
             self._running.append(job)
@@ -514,17 +520,21 @@ class Engine:
         if job.request.progress:
             self._emit(job, "progress", usage=job.usage._replace(n_cached=n))
 
-    def _unseat(self, job: Job) -> None:
+    def _unassign(self, job: Job) -> None:
         sequence = job.sequence
         assert sequence is not None
         self._running.remove(job)
         if sequence.owner is job.key:
             sequence.owner = None
         sequence.last_used = self._n_steps
-        job.sequence, job.n_borrowed = None, 0
+        job.sequence, job.n_shared_cells = None, 0
 
     def _preempt(self, job: Job) -> None:
-        """Let a text wait; it goes on with the same tokens as if nothing had happened."""
+        """Move a running job back to the queue; its tokens will be the same.
+
+        Its cache is saved if it was shifted, since evaluating the tokens again would give other
+        bits.
+        """
         sequence = job.sequence
         assert sequence is not None
         if sequence.owner is job.key and sequence.n_exact < sequence.n_tokens <= len(job.tokens):
@@ -532,11 +542,11 @@ class Engine:
                 part.tobytes() for part in dump_state(self.context, seq=sequence.seq_id)
             )
             job.n_saved, job.n_exact = sequence.n_tokens, sequence.n_exact
-        self._unseat(job)
+        self._unassign(job)
         self._waiting.append(job)
 
     def _restore(self, job: Job, sequence: Sequence) -> int:
-        """Put the saved memory of a text that was shifted into a sequence."""
+        """Restore the saved cache of a preempted job; returns the number of tokens in memory."""
         saved, job.saved = job.saved, b""
         while True:
             try:
@@ -544,44 +554,44 @@ class Engine:
             except StateError:
                 if self._make_room(job):
                     continue
-                return sequence.keep(job.tokens)  # cells are lacking: its tokens are read again
+                return sequence.keep(job.tokens)  # too few cells: evaluate the tokens again
             sequence.adopt(job.tokens[: job.n_saved])
             sequence.n_exact = job.n_exact
             return job.n_saved
 
     def _admit(self) -> None:
-        """Let waiting texts run while there are sequences and cells for them."""
+        """Start waiting jobs while there are sequences and cells for them."""
         self._waiting.sort(key=lambda job: job.rank)
         for job in list(self._waiting):
             if job.paused:
                 continue
             if job.lease is not None:
-                there = [other for other in self._running if other.sequence is job.lease]
-                if all(other.paused for other in there):
-                    for other in there:
+                users = [other for other in self._running if other.sequence is job.lease]
+                if all(other.paused for other in users):
+                    for other in users:
                         self._preempt(other)
-                    self._seat(job, job.lease)
+                    self._assign(job, job.lease)
                 continue
             if all(sequence.leased for sequence in self._sequences):
-                self._leave(job)
+                self._remove(job)
                 error = BatchError("all sequences of the context are leased")
                 self._emit(job, "error", usage=job.usage, error=error)
                 continue
-            if not self._free() and not self._lower(job):
+            if not self._free() and not self._preemptible(job):
                 return
             source, n = self._best_prefix(job.tokens)
-            if self._will_be_shared(job, n):
+            if self._will_share_prefix(job, n):
                 continue
-            if not self._has_place(job, 0 if source in self._free() else n):
-                return  # nobody overtakes
-            self._seat(job, self._sequence_for(job, source, n))
+            if not self._make_place(job, 0 if source in self._free() else n):
+                return  # keep the order: later jobs do not overtake this one
+            self._assign(job, self._sequence_for(job, source, n))
 
     def _free(self) -> list[Sequence]:
-        """Sequences without a text; they may have an idle prefix."""
+        """Sequences without a job or lease; they may hold an idle prefix."""
         return [s for s in self._sequences if s.owner is None and not s.leased]
 
-    def _lower(self, job: Job) -> list[Job]:
-        """Running texts that are preempted rather than that this one waits."""
+    def _preemptible(self, job: Job) -> list[Job]:
+        """Running jobs that may be preempted for this one."""
         return [
             other
             for other in self._running
@@ -590,32 +600,33 @@ class Engine:
         ]
 
     def _best_prefix(self, tokens: Seq[int]) -> tuple[Sequence | None, int]:
-        """The sequence that shares most tokens with a text, and how many."""
-        best, most = None, 0
+        """The sequence with the longest common prefix with ``tokens``, and its length."""
+        source, length = None, 0
         ids = np.array(tokens, np.intc)
         for sequence in self._sequences:
             n = min(sequence.n_shared(ids), sequence.n_exact)
-            if n > most:
-                best, most = sequence, n
-        return best, most
+            if n > length:
+                source, length = sequence, n
+        return source, length
 
-    def _will_be_shared(self, job: Job, n: int) -> bool:
-        """Whether a running text is about to evaluate many more of a text's tokens."""
-        least = n + self.policy.min_shared
+    def _will_share_prefix(self, job: Job, n: int) -> bool:
+        """Whether a running job is evaluating a common prefix much longer than ``n``."""
+        min_length = n + self.policy.min_shared
         for other in self._running:
-            if other.paused or other.sequence is None or other.n_made:
+            if other.paused or other.sequence is None or other.n_generated:
                 continue
             tokens = other.tokens[: len(job.tokens) - 1]
-            if len(tokens) >= least and n_common(tokens, job.tokens) >= least:
+            if len(tokens) >= min_length and n_common(tokens, job.tokens) >= min_length:
                 return True
         return False
 
-    def _has_place(self, job: Job, n_shared: int) -> bool:
-        """Whether there are a sequence and cells for a text; a lower priority gives them up."""
-        running, lower = [other for other in self._running if other.lease is None], self._lower(job)
-        if not self._fits(job, n_shared, [other for other in running if other not in lower]):
+    def _make_place(self, job: Job, n_shared: int) -> bool:
+        """Whether a sequence and cells are free for a job, after preempting lower priorities."""
+        running = [other for other in self._running if other.lease is None]
+        victims = self._preemptible(job)
+        if not self._fits(job, n_shared, [other for other in running if other not in victims]):
             return False
-        for other in sorted(lower, key=_expendable, reverse=True):
+        for other in sorted(victims, key=_preemption_key, reverse=True):
             if self._free() and self._fits(job, n_shared, running):
                 break
             self._preempt(other)
@@ -623,18 +634,18 @@ class Engine:
         return bool(self._free())
 
     def _fits(self, job: Job, n_shared: int, running: Seq[Job]) -> bool:
-        """Whether a text's tokens, and some to come, find cells beside those that run."""
+        """Whether there are cells for a job and the policy's reserve beside the running jobs."""
         if not running or not self.context.kv.unified:
             return True
         leased = sum(s.n_tokens for s in self._sequences if s.leased)
-        taken = sum(self._n_cells(other) - other.n_borrowed for other in running)
-        return leased + taken + self._n_cells(job) - n_shared <= self.context.n_ctx
+        used = sum(self._n_cells(other) - other.n_shared_cells for other in running)
+        return leased + used + self._n_cells(job) - n_shared <= self.context.n_ctx
 
     def _n_cells(self, job: Job) -> int:
         return len(job.tokens) + min(job.n_left, self.policy.n_reserve)
 
     def _sequence_for(self, job: Job, source: Sequence | None, n: int) -> Sequence:
-        """A free sequence, with the first ``n`` tokens of another where that has them."""
+        """A free sequence, with the first ``n`` tokens of ``source`` if given."""
         free = self._free()
         if source is not None and source in free and (source.n_tokens <= n + 1 or len(free) == 1):
             return source
@@ -644,37 +655,37 @@ class Engine:
         if source is not None:
             try:
                 target.fork(source, n)
-                job.n_borrowed = n
+                job.n_shared_cells = n
             except ContextFull:
                 target.clear()
         return target
 
     def _make_room(self, protected: Job | None = None) -> bool:
-        """Free cells: the idle prefix that was not used for longest, else the lowest priority's."""
+        """Free cells of the least recently used idle prefix, else preempt the lowest priority."""
         idle = [sequence for sequence in self._free() if sequence.n_tokens]
         if idle:
             min(idle, key=lambda s: s.last_used).clear()
             return True
         others = [job for job in self._running if job is not protected and job.lease is None]
         if others:
-            self._preempt(max(others, key=_expendable))
+            self._preempt(max(others, key=_preemption_key))
         return bool(others)
 
-    def _without_room(self, job: Job, error: ContextFull) -> None:
-        """Nothing else can make room: shift the text, or end it."""
+    def _shift_or_end(self, job: Job, error: ContextFull) -> None:
+        """Shift the context of a job that finds no cells, or end the job."""
         sequence = job.sequence
         assert sequence is not None
         n_keep = job.request.n_keep
         if n_keep is not None and sequence.n_tokens - n_keep >= 2:
             self._shift(job, sequence)
-        elif job.n_made:
+        elif job.n_generated:
             self._end(job, "length")
         else:
-            self._leave(job)
+            self._remove(job)
             self._emit(job, "error", usage=job.usage, error=error)
 
     def _shift(self, job: Job, sequence: Sequence) -> bool:
-        """Take tokens out of the middle of a text; False where it ends instead."""
+        """Remove tokens from the middle until the job fits; returns False if it ended instead."""
         n_keep = job.request.n_keep
         if n_keep is None:
             self._end(job, "length")
@@ -683,7 +694,7 @@ class Engine:
             try:
                 n = sequence.make_room(job.tokens, n_keep)
             except ContextFull as error:
-                self._leave(job)
+                self._remove(job)
                 self._emit(job, "error", usage=job.usage, error=error)
                 return False
             self._logits_of = None
@@ -692,7 +703,7 @@ class Engine:
                 return True
 
     def _resync(self) -> None:
-        """After a decode that was cut off: forget what it evaluated."""
+        """Remove the tokens of an interrupted decode, so that cache and sequences agree."""
         for sequence in self._sequences:
             held = self.context.kv.seq_pos_max(sequence.seq_id) + 1
             if held < sequence.n_tokens:
@@ -700,7 +711,7 @@ class Engine:
                 sequence.owner = None
             elif held > sequence.n_tokens:
                 sequence.truncate()
-        self._unsure = False
+        self._needs_resync = False
 
     # --- the inbox ------------------------------------------------------------------------------
 
@@ -772,7 +783,7 @@ class Engine:
         return jobs
 
     def _run(self, jobs: list[Job], holder: object = None) -> Run:
-        """The generator of `run`; it keeps the lease that it runs in alive."""
+        """The generator of `run`; ``holder`` keeps a lease alive while it runs."""
         mailbox: deque[Event] = deque()
         for job in jobs:
             job.sink, job.is_run, job.paused = mailbox.append, True, True
@@ -802,6 +813,6 @@ class Engine:
                 self.abort(jobs[0].number)
 
 
-def _expendable(job: Job) -> tuple[bool, int, int]:
-    """The largest is preempted first."""
+def _preemption_key(job: Job) -> tuple[bool, int, int]:
+    """Sort key of jobs; the job with the largest key is preempted first."""
     return job.paused, *job.rank

@@ -1,11 +1,11 @@
-"""Prompts in, token ids or text out: generators on an engine of their own.
+"""Generators of tokens or text for a prompt, each with its own engine.
 
     for token in generate(context, tokens, SamplingParams(temp=0.0), n_predict=24): ...
     for text in generate_text(context, tokens, stop=["\\n\\n"]): print(text, end="")
     for i, token in generate_many(context, prompts, n_predict=64): ...
 
-It does not matter what an earlier run left in the context: one that ended early, raised or was
-interrupted. Not thread-safe: one run per context at a time. `pyllama.engine` is for more.
+Tokens left in the context by an earlier run, even an interrupted one, do no harm. Not thread-safe:
+one run per context at a time; use an `Engine` for more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..core.context import Context
     from .request import Floats
 
-FILL = -2  # of n_predict: as many tokens as the context takes
+FILL = -2  # n_predict: generate until the context is full
 
 
 def generate(
@@ -42,26 +42,25 @@ def generate(
     """Continue tokens.
 
     Args:
-        context: evaluates in sequence 0.
-        tokens: what to continue, at least one; evaluated at the first ``next``.
-        params: how to choose; None for llama.cpp's defaults.
-        n_predict: tokens at most; -2 for as many as the context takes, -1 the same unless it
-            shifts (``n_keep``): then there is no end.
-        n_past: tokens that sequence 0 already holds and keeps; those after them go.
-        n_keep: when the context is full, half of what follows its first ``n_keep`` tokens makes
-            room (context shift); None ends there.
-        past: the tokens that sequence 0 already holds, where the penalties should count them.
-        logits_processors: called with all ids from ``n_past`` on and the logits, before sampling.
-        timings: counts what is done.
+        context: the context; its sequence 0 is used.
+        tokens: prompt of at least one token; evaluated at the first ``next``.
+        params: sampling parameters; None for llama.cpp's defaults.
+        n_predict: maximum number of tokens; -2 until the context is full, -1 the same, or without
+            limit if the context shifts (``n_keep``).
+        n_past: tokens of sequence 0 to keep before the prompt; the rest is removed.
+        n_keep: when the context is full, remove half of the tokens after the first ``n_keep``
+            (context shift); None ends there.
+        past: the tokens that sequence 0 holds, for the penalties.
+        logits_processors: called with the ids from ``n_past`` on and the logits, before sampling.
+        timings: counts decodes and sampled tokens.
 
     Yields:
-        Token ids. An end-of-generation token is the last one; unless ``params.ignore_eos``, which
-        keeps it from being chosen.
+        Token ids, up to and including an end-of-generation token.
 
     Raises:
         ContextFull: the prompt leaves fewer than 4 free cells.
-        BatchError: no tokens, an unknown token, ``n_past`` that the sequence does not hold, or a
-            context shift where positions are learned.
+        BatchError: no tokens, an unknown token, a sequence of fewer than ``n_past`` tokens, or a
+            context shift of a model with learned positions.
         Aborted: the decode was stopped.
     """
     check_prompt(len(tokens), n_past, context.n_ctx_seq)
@@ -96,12 +95,11 @@ def generate_text(
     """Continue tokens as text, up to the first stop string.
 
     Args:
-        stop: texts that end it, and are not part of it.
-        special: spell special tokens out.
+        stop: stop strings, which are not part of the text.
+        special: include the text of special tokens.
 
     Yields:
-        Pieces that are never empty and never split a character. What may be the beginning of a
-        stop string is held back.
+        Non-empty pieces of whole characters. A possible beginning of a stop string is held back.
 
     Raises:
         As `generate`; SamplingError for an empty stop string.
@@ -125,23 +123,23 @@ def generate_many(
     *,
     n_predict: int = -1,
 ) -> Iterator[tuple[int, int]]:
-    """Continue each prompt; a prompt begins as soon as another has ended (continuous batching).
+    """Continue many prompts with continuous batching.
 
-    What prompts begin with alike is evaluated once and shared. A text has the same tokens as if it
-    were alone, whatever runs beside it.
+    Common prefixes of prompts are evaluated once. The tokens of a prompt do not depend on the
+    others.
 
     Args:
-        context: its memory is cleared; as many texts run at once as it has sequences.
-        params: how to choose, for all prompts or for each.
-        n_predict: tokens of each text at most; -1 for an equal share of the context.
+        context: is cleared first; its number of sequences is that of concurrent prompts.
+        params: sampling parameters, for all prompts or one per prompt.
+        n_predict: maximum tokens per prompt; -1 for an equal share of the context.
 
     Yields:
-        (index of the prompt, token id), in the order in which they are made. An end-of-generation
-        token is a text's last one.
+        (index of the prompt, token id), in the order of generation; for each prompt up to and
+        including an end-of-generation token.
 
     Raises:
         BatchError: an empty prompt, an unknown token.
-        ContextFull: a prompt that does not fit even alone.
+        ContextFull: a prompt does not fit into an empty context.
     """
     for i, event in run_many(context, prompts, params, n_predict=n_predict, text=False):
         for token in event.tokens:
@@ -157,7 +155,7 @@ def run_many(
     text: bool = True,
 ) -> Iterator[tuple[int, Event]]:
     """`generate_many` with the engine's events in place of tokens. Raises: the same."""
-    each = _params(params, len(prompts))
+    sampling_params = _params(params, len(prompts))
     if n_predict == 0 or not prompts:
         return
     for i, prompt in enumerate(prompts):
@@ -169,18 +167,18 @@ def run_many(
                 f"{context.n_ctx_seq - 1}; use a larger `n_ctx`"
             )
     share = max(1, context.n_ctx // context.kv.n_seq_max)
-    most = n_predict if n_predict >= 0 else share
+    max_tokens = n_predict if n_predict >= 0 else share
     context.kv.clear()
     engine, numbers = Engine(context), dict[int, int]()
-    waiting = enumerate(zip(prompts, each, strict=True))
+    waiting = enumerate(zip(prompts, sampling_params, strict=True))
 
     def submit(n: int) -> None:
         for i, (prompt, sampling) in itertools.islice(waiting, n):
-            n_tokens = min(most, context.n_ctx_seq - len(prompt))
+            n_tokens = min(max_tokens, context.n_ctx_seq - len(prompt))
             request = Request(prompt, sampling, max_tokens=n_tokens, text=text)
             numbers[engine.submit(request)] = i
 
-    submit(2 * context.kv.n_seq_max)  # some wait, so that no sequence ever does
+    submit(2 * context.kv.n_seq_max)  # keep the queue filled
     while engine.has_work:
         for event in engine.step():
             if event.error is not None:
@@ -203,7 +201,7 @@ def _pieces(run: Run) -> Iterator[str]:
 
 
 def _after(n_past: int, processor: LogitsProcessor) -> LogitsProcessor:
-    """A processor that does not see the first tokens."""
+    """The processor, called without the first ``n_past`` tokens."""
 
     def process(ids: Ids, logits: Floats) -> Floats:
         return processor(ids[n_past:], logits)

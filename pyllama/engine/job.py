@@ -1,4 +1,4 @@
-"""One text of a request, as the engine keeps it while it waits and runs."""
+"""The engine's state of one text of a request, while it waits and runs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from .text import TextAssembler
 class Job:
     """One text of a request.
 
-    Invariant while it runs: its sequence's memory holds ``tokens[:sequence.n_tokens]``. A prompt, a
-    preemption and a context shift only differ in how many tokens are left to evaluate.
+    Invariant while it runs: the cache of its sequence holds ``tokens[:sequence.n_tokens]``. After
+    a prompt, a preemption or a context shift, the remaining tokens are evaluated.
 
     Attributes:
-        tokens: prompt and chosen tokens, without those that a context shift took out.
+        tokens: prompt and generated tokens, without those removed by a context shift.
         lease: the sequence that it must run in, None for any.
-        sequence: the one that it runs in, None while it waits; key: what this calls its owner.
-        sink: called with its events, None for the results of ``Engine.step``.
-        is_run: whether a ``run`` makes its steps; paused: not now, so it does not go on.
-        n_cached: tokens of the prompt that were in memory already, -1 before it ran.
-        n_borrowed: tokens at the beginning that share the cells of another sequence.
-        saved: its memory, where evaluating the tokens again would not give the same bits.
-        arrival: of two with one priority, the lower one goes first.
+        sequence: the sequence that it runs in, None while it waits.
+        key: identifies the job as the ``owner`` of its sequence.
+        sink: called with its events; None to return them from ``Engine.step``.
+        is_run: whether a ``run`` generator makes its steps.
+        paused: whether that generator is suspended.
+        n_cached: prompt tokens found in the cache, -1 before it ran.
+        n_shared_cells: leading tokens whose cells belong to another sequence too.
+        saved: its cache, if evaluating the tokens again would give other bits.
+        arrival: order of submission.
     """
 
     request: Request
@@ -48,15 +50,15 @@ class Job:
     paused: bool = False
     n_prompt: int = 0
     n_cached: int = -1
-    n_borrowed: int = 0
-    n_made: int = 0
+    n_shared_cells: int = 0
+    n_generated: int = 0
     last_step: int = 0
     saved: bytes = b""
     n_saved: int = 0
     n_exact: int = 0
 
     def is_steady(self, sequence: Sequence, n: int) -> bool:
-        """Whether it goes on by one token, after the ``n`` of its sequence."""
+        """Whether exactly one token is left to evaluate after the ``n`` of its sequence."""
         return (
             len(self.tokens) == n + 1
             and sequence.owner is self.key
@@ -66,11 +68,11 @@ class Job:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Low ones go first."""
+        """Sort key: higher priorities first, then earlier submissions."""
         return -self.request.priority, self.arrival
 
     @property
     def usage(self) -> Usage:
-        """Its numbers of tokens so far."""
+        """Token counts so far."""
         held = self.sequence.n_tokens if self.sequence is not None else 0
-        return Usage(self.n_prompt, max(self.n_cached, 0), held, self.n_made)
+        return Usage(self.n_prompt, max(self.n_cached, 0), held, self.n_generated)

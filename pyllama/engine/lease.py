@@ -1,4 +1,4 @@
-"""A sequence of an engine that is driven by hand.
+"""Direct control of one sequence of an engine.
 
 lease = Lease(engine)
 lease.evaluate(tokens)
@@ -17,21 +17,21 @@ from .sequence import Row, batches
 
 
 class Lease:
-    """A sequence that is driven by hand; texts run in it only by `run`.
+    """A sequence reserved for its holder; requests run in it only by `run`.
 
-    It is taken until `release`, or until the object is gone. Not thread-safe; only for the thread
-    that steps the engine.
+    Held until `release` or until the object is deleted. Not thread-safe; for the thread that steps
+    the engine.
 
     Args:
-        engine: the engine that has the sequence.
-        keep: leave the tokens that the sequence holds, else it is empty.
+        engine: the engine.
+        keep: keep the tokens that the sequence holds; else it is cleared.
 
     Attributes:
         context: of the engine.
-        ids: int32[n_ctx_seq], of which the first ``n_tokens`` count.
+        ids: int32[n_ctx_seq], of which the first ``n_tokens`` are valid.
 
     Raises:
-        BatchError: requests or leases have all sequences.
+        BatchError: requests or leases use all sequences.
     """
 
     def __init__(self, engine: Engine, *, keep: bool = False) -> None:
@@ -40,18 +40,18 @@ class Lease:
 
     @property
     def engine(self) -> Engine:
-        """The engine that it belongs to."""
+        """The engine of the sequence."""
         return self._engine
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens that it holds."""
+        """The tokens in the cache."""
         tokens: list[int] = self._sequence.tokens().tolist()
         return tokens
 
     @property
     def n_tokens(self) -> int:
-        """How many; lower it to forget the last ones."""
+        """Number of tokens in the cache; assign a lower one to remove the last tokens."""
         return self._sequence.n_tokens
 
     @n_tokens.setter
@@ -60,14 +60,14 @@ class Lease:
 
     @property
     def n_forgotten(self) -> int:
-        """Tokens that context shifts took out of the middle."""
+        """Number of tokens removed by context shifts."""
         return self._sequence.n_forgotten
 
     @property
     def last_logits(self) -> tuple[int, Floats] | None:
-        """The token that was evaluated last, by its index, and the logits after it.
+        """Index of the last evaluated token, and its logits.
 
-        None once the context has evaluated something else.
+        None after the context evaluated another sequence.
         """
         engine = self._engine
         if engine._logits_of is not self._sequence:
@@ -75,20 +75,20 @@ class Lease:
         return engine._logits_at - 1, self.context.logits_ith(-1)
 
     def on_logits(self, callback: Callable[[int, Floats], None] | None) -> None:
-        """Call something with the index of the first of some tokens and the logits of all."""
+        """Call ``callback(first, logits)`` with the logits of each evaluated chunk of tokens."""
         self._sequence.on_logits = callback
 
     def evaluate(self, tokens: Seq[int], outputs: str | Seq[bool] = "last") -> None:
-        """Evaluate tokens after those that it holds.
+        """Evaluate tokens after those in the cache.
 
         Args:
-            outputs: ``"last"``, ``"all"``, ``"none"``, or a flag for each token: whose logits the
-                context has afterwards, as far as they were in the last batch.
+            outputs: tokens to compute logits for: ``"last"``, ``"all"``, ``"none"``, or a flag for
+                each. The context keeps those of the last batch.
 
         Raises:
-            ContextFull: they do not fit; nothing has changed then.
+            ContextFull: the tokens do not fit; nothing has changed.
             BatchError: an unknown token.
-            Aborted: it was stopped; whole batches that were finished count.
+            Aborted: the decode was stopped; finished batches stay in the cache.
         """
         for _ in self.chunks(tokens, outputs):
             pass
@@ -96,18 +96,18 @@ class Lease:
     def chunks(
         self, tokens: Seq[int], outputs: str | Seq[bool] = "last"
     ) -> Iterator[tuple[int, Floats]]:
-        """`evaluate`, a batch at a time.
+        """`evaluate`, one batch at a time.
 
         Yields:
-            The index of a batch's first token in ``tokens``, and its outputs' logits
+            The index in ``tokens`` of the batch's first token, and the logits of its outputs
             (float32[n_outputs, n_vocab]), which the next decode overwrites.
         """
         sequence, n_ctx = self._sequence, self.context.n_ctx_seq
-        n_wanted = sequence.n_tokens + len(tokens)
-        if n_wanted > n_ctx:
+        n_total = sequence.n_tokens + len(tokens)
+        if n_total > n_ctx:
             raise ContextFull(
-                f"{len(tokens)} tokens behind {sequence.n_tokens} do not fit into a context of "
-                f"{n_ctx}; use `n_ctx={n_wanted}` or more, or reset()"
+                f"{len(tokens)} tokens after {sequence.n_tokens} do not fit into a context of "
+                f"{n_ctx}; use `n_ctx={n_total}` or more, or reset()"
             )
         sequence.owner = None
         sequence.truncate()
@@ -119,62 +119,64 @@ class Lease:
             start += len(part[0].tokens)
 
     def row(self, tokens: Seq[int], outputs: str | Seq[bool] = "last") -> Row:
-        """Tokens to evaluate after those that it holds, for `Engine.decode`."""
+        """Tokens to evaluate after those in the cache, for `Engine.decode`."""
         return Row(self._sequence, list(tokens), outputs)
 
     def catch_up(self, tokens: Seq[int]) -> int:
-        """Hold these tokens: evaluate those that are not there, at least the last one.
+        """Make the cache hold exactly ``tokens``; evaluates all but the common prefix.
+
+        The last token is always evaluated, for its logits.
 
         Returns:
-            How many were there.
+            The length of the common prefix.
         """
         n = self.keep(tokens)
         self.evaluate(tokens[n:])
         return n
 
     def keep(self, tokens: Seq[int]) -> int:
-        """Forget what is not the beginning of ``tokens``, or is all of it; how many tokens stay."""
+        """Remove all but the common prefix with ``tokens``, see `Sequence.keep`; its length."""
         self._sequence.owner = None
         return self._sequence.keep(tokens)
 
     def make_room(self, tokens: list[int], n_keep: int, n_last: int = 0) -> None:
-        """Take some of ``tokens`` out of the middle until they fit (see `Sequence.make_room`)."""
+        """Remove some of ``tokens`` from the middle until they fit (see `Sequence.make_room`)."""
         self._sequence.owner = self._engine._logits_of = None
         while len(tokens) > self.context.n_ctx_seq:
             self._sequence.make_room(tokens, n_keep, n_last)
 
     def adopt(self, tokens: Seq[int] | Ids) -> None:
-        """Take note that the context holds these tokens, such as those of a loaded state."""
+        """Declare that the cache holds these tokens, such as those of a loaded state."""
         self._sequence.owner = self._engine._logits_of = None
         self._sequence.adopt(tokens)
 
     def truncate(self, n: int | None = None) -> None:
-        """Forget all but the first ``n`` tokens, in the context's memory too."""
+        """Remove all but the first ``n`` tokens from the cache."""
         self._sequence.owner = None
         self._sequence.truncate(n)
 
     def fork(self, source: Lease, n: int | None = None) -> None:
-        """Hold the first ``n`` tokens of another one (None: all), and nothing else."""
+        """Replace the tokens by the first ``n`` (None: all) of another lease."""
         self._sequence.owner = None
         self._sequence.fork(source._sequence, source.n_tokens if n is None else n)
 
     def run(self, request: Request, *, append: bool = False) -> Run:
         """The events of a request that runs in this sequence; see `Engine.run`.
 
-        What the sequence holds of the tokens is not evaluated again. Several may be mixed with each
-        other and with operations by hand: each evaluates again what it then lacks.
+        The common prefix with the sequence's tokens is reused. Runs may be interleaved with each
+        other and with other methods; each evaluates the tokens that it then misses.
 
         Args:
-            append: the tokens follow those that the sequence holds.
+            append: prepend the tokens of the sequence to those of the request.
         """
         held = self.tokens if append else []
         tokens = [*held, *map(int, request.tokens)]
         return self._engine._run(self._engine._make_jobs(request, tokens, self._sequence), self)
 
     def release(self) -> None:
-        """Give the sequence back at the next step; what it holds stays as an idle prefix."""
+        """Return the sequence at the next step; its tokens stay as an idle prefix."""
         self._engine._inbox.put(self._sequence)
 
     def __del__(self) -> None:
-        if hasattr(self, "_sequence"):  # else there was none to take
+        if hasattr(self, "_sequence"):  # False if the constructor raised
             self.release()

@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens, and of the likeliest ones in their place."""
+"""Log-probabilities of sampled tokens and of the most likely alternatives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def log_softmax(logits: npt.ArrayLike, axis: int = -1) -> Floats:
 
 
 def token_logprob(logits: Floats, token: int, n_top: int) -> TokenLogprob:
-    """Of a token that was chosen from these logits (float32[n_vocab])."""
+    """Log-probability of ``token`` and the ``n_top`` likeliest, from logits float32[n_vocab]."""
     logprobs = log_softmax(logits)
     likeliest = top_positions(logprobs, n_top).tolist() if n_top > 0 else []
     top = tuple((i, float(logprobs[i])) for i in likeliest)

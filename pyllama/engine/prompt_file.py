@@ -1,7 +1,7 @@
-"""A file that keeps an evaluated prompt, so that the next run need not evaluate it again.
+"""A file with an evaluated prompt, which later runs load instead of evaluating it again.
 
     file = PromptFile("x.cache")
-    file.load(lease)                               # what the file has; a run evaluates the rest
+    file.load(lease)                               # a run then evaluates only the other tokens
     ...
     file.save(lease)
 
@@ -20,10 +20,10 @@ from .sequence import n_common
 
 
 class PromptFile:
-    """One file.
+    """A prompt cache file.
 
     Attributes:
-        tokens: those that the file holds.
+        tokens: tokens of the loaded or saved state.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -31,9 +31,9 @@ class PromptFile:
         self.tokens: list[int] = []
 
     def load(self, lease: Lease) -> None:
-        """Put all that the file holds into a sequence; a missing or empty file holds nothing.
+        """Load the file into a sequence; does nothing if it is missing or empty.
 
-        The context of the sequence holds nothing else afterwards.
+        Replaces the whole cache of the context.
 
         Raises:
             StateError, OSError: see ``load_state``.
@@ -45,11 +45,11 @@ class PromptFile:
             lease.truncate()
 
     def matching(self, tokens: Sequence[int]) -> int:
-        """How many of ``tokens`` the file holds, from the first on."""
+        """Length of the common prefix of ``tokens`` and the file."""
         return n_common(self.tokens, tokens)
 
     def save(self, lease: Lease) -> None:
-        """Keep what a sequence holds. Raises: OSError."""
+        """Write the tokens and cache of a sequence. Raises: OSError."""
         lease.truncate()
         self.tokens = lease.tokens
         save_state(lease.context, self.path, self.tokens)

@@ -1,8 +1,8 @@
-"""What is asked of an engine, and what it reports: requests, events, and its policy.
+"""Requests to an engine, the events it reports, and its policy.
 
     Request(tokens, SamplingParams(seed=1), max_tokens=64, stop=("User:",))
 
-Values only; an engine checks a request against its context when it is submitted.
+Plain values; `Engine.submit` validates a request against its context.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ MIN_ROOM = 4  # cells that a prompt must leave free, as in llama.cpp
 
 
 class QueueFull(PyllamaError, RuntimeError):
-    """As many requests wait as the policy allows."""
+    """The maximum number of waiting requests is reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Tokens to continue, how, and how far.
+    """A prompt, sampling parameters and limits.
 
     Args:
-        tokens: at least one.
-        sampling: how tokens are chosen.
-        n: how many texts; a fixed seed gives each a random stream of its own.
-        max_tokens: of each text; None for as many as the context takes.
-        stop: texts that end it.
+        tokens: the prompt, at least one token.
+        sampling: sampling parameters.
+        n: number of texts; each gets its own random stream, also with a fixed seed.
+        max_tokens: maximum tokens per text; None until the context is full.
+        stop: stop strings.
         stop_ids: tokens that end it, besides the model's end-of-generation tokens.
-        stop_at_eog: whether these end it.
-        text: whether events have text; without it stop texts do not count.
-        special: spell special tokens out.
-        show_stop: the text has the token that completes a stop text too.
-        drop_unfinished: leave an unfinished character at the end out, instead of U+FFFD for it.
-        logprobs: likeliest tokens to report for each one; None for no log-probabilities.
-        processors: called with all ids and a copy of the logits, return new ones.
-        criteria: called with all ids and the logits after a token is chosen; True ends the text
-            before that token.
-        n_keep: when the context is full, half of what follows the first ``n_keep`` tokens makes
-            room (context shift); None ends there.
+        stop_at_eog: whether end-of-generation tokens end it.
+        text: whether events have text; stop strings need it.
+        special: include the text of special tokens.
+        show_stop: include the token that completes a stop string in the text.
+        drop_unfinished: drop an incomplete character at the end, instead of U+FFFD.
+        logprobs: number of likeliest tokens to report; None for no log-probabilities.
+        processors: called with all ids and a copy of the logits; return new logits.
+        criteria: called with all ids and the logits after sampling; True ends the text before the
+            sampled token.
+        n_keep: when the context is full, remove half of the tokens after the first ``n_keep``
+            (context shift); None ends there.
         priority: higher ones are admitted first and preempted last.
-        deadline_s: seconds after which it ends, counted from its submission.
-        progress: report how far the prompt is evaluated.
+        deadline_s: seconds from submission after which it ends.
+        progress: report the progress of the prompt.
     """
 
     tokens: Sequence[int]
@@ -77,7 +77,7 @@ class Request:
 
 
 class TokenLogprob(NamedTuple):
-    """Log-probability of a token, and the likeliest tokens in its place."""
+    """Log-probability of a sampled token, and the likeliest tokens at its position."""
 
     token: int
     logprob: float
@@ -85,12 +85,13 @@ class TokenLogprob(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Numbers of tokens.
+    """Token counts.
 
     Attributes:
-        n_prompt: of the prompt; n_cached: those of it that were not evaluated again.
-        n_computed: tokens that the context holds now.
-        n_generated: chosen so far, an end-of-generation token included.
+        n_prompt: tokens of the prompt.
+        n_cached: tokens of the prompt found in the cache.
+        n_computed: tokens in the cache now.
+        n_generated: sampled tokens, including an end-of-generation token.
     """
 
     n_prompt: int
@@ -100,19 +101,20 @@ class Usage(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What became of one text of a request.
+    """A change of one text of a request.
 
     Attributes:
-        request: the number that ``submit`` gave; choice: which of its ``n`` texts.
-        kind: ``tokens`` were chosen; ``progress`` of the prompt; a ``shift`` took tokens out of
-            the context; ``end``; an ``error`` of a callback, which is an end too.
-        text: whole characters, and nothing that may yet become a stop text.
-        n_held: characters that are held back after it, an unfinished one included.
-        removed: index of the first token that a shift took out, and how many.
-        reason: why it ended: by an end-of-generation token, a stop text, token or criterion, its
-            length or that of the context, ``abort``, or its deadline.
-        stop: the stop text or token that was found.
-        error: what the callback raised.
+        request: the number from ``submit``.
+        choice: index among the request's ``n`` texts.
+        kind: ``tokens`` sampled, ``progress`` of the prompt, a context ``shift``, ``end``, or an
+            ``error`` of a callback, which also ends the text.
+        text: whole characters, without a possible beginning of a stop string.
+        n_held: number of characters held back, including an incomplete one.
+        removed: index of the first token removed by a shift, and the number removed.
+        reason: reason of the end: end-of-generation token; stop string, token or criterion;
+            maximum length or full context; ``abort``; deadline.
+        stop: the stop string or token found.
+        error: exception of the callback.
     """
 
     request: int
@@ -134,16 +136,16 @@ Run = Generator[Event, Sequence[int] | None, None]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How an engine shares its context.
+    """Limits for sharing a context between requests.
 
     Args:
-        max_prompt_tokens: tokens of prompts in one step beside running texts, so that these do
-            not wait long; without running texts a step takes a whole batch.
-        max_waiting: requests that may wait; None for any number.
-        n_reserve: free cells for tokens to come that a text must find to be admitted beside
-            others, and that it is counted with as long as it runs.
-        min_shared: tokens that a prompt must share with one that is being evaluated to wait for
-            it, and take them from there.
+        max_prompt_tokens: maximum prompt tokens per step while other texts generate, which bounds
+            their latency; without others a step takes a whole batch.
+        max_waiting: maximum number of waiting requests; None for no limit.
+        n_reserve: cells reserved for future tokens of each running text; a text is admitted
+            beside others only if they are free.
+        min_shared: minimum common prefix with a prompt being evaluated for which another prompt
+            waits, to share it.
     """
 
     max_prompt_tokens: int = 512
@@ -153,15 +155,16 @@ class Policy:
 
 
 def check_prompt(n_prompt: int, n_past: int, n_ctx: int, min_room: int = MIN_ROOM) -> None:
-    """Refuse a prompt that is empty or leaves too little room.
+    """Raise an error if a prompt is empty or leaves too few free cells.
 
     Raises:
-        ContextFull, BatchError: with the numbers, and the flag to use.
+        BatchError: the prompt is empty.
+        ContextFull: fewer than ``min_room`` cells would be free.
     """
     if not n_prompt:
         raise BatchError("there are no tokens to continue: begin with the BOS token, or a text")
     if n_past + n_prompt > n_ctx - min_room:
-        held = f" after {n_past} others" if n_past else ""
+        held = f" after {n_past} earlier ones" if n_past else ""
         raise ContextFull(
             f"the prompt has {n_prompt} tokens{held}, a context of {n_ctx} takes "
             f"{max(0, n_ctx - min_room - n_past)}; "

@@ -1,10 +1,10 @@
-"""The tokens in one sequence of a context, and in which batches they are evaluated.
+"""The tokens in one sequence of a context, and the batches that evaluate them.
 
     sequence = Sequence(context, 0)
-    n = sequence.keep(tokens)                      # what is there of them stays
-    for row in chunks(sequence, tokens[n:], n_batch): decode([row])
+    n = sequence.keep(tokens)                      # length of the common prefix
+    for rows in batches([Row(sequence, tokens[n:])], n_batch): decode(rows)
 
-Attributes and memory agree except within an `Engine`'s decode. Not thread-safe.
+Attributes and the KV cache agree except within an `Engine`'s decode. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from ..core.context import Context
 
 UNKNOWN = -1
-"""In place of a token that was evaluated before there was an engine."""
+"""Stands for a token that was evaluated before the engine existed."""
 
 
 class Sequence:
     """One sequence of a context.
 
     Args:
-        context: nobody else may use this sequence of it.
-        seq_id: which one; what it holds already counts as unknown tokens.
+        context: the context; nothing else may use this sequence.
+        seq_id: id of the sequence; tokens that it already holds are `UNKNOWN`.
 
     Attributes:
-        ids: int32[n_ctx_seq], of which the memory holds the first ``n_tokens``.
-        n_exact: tokens that have the bits of a fresh evaluation: those before a context shift.
-        n_forgotten: tokens that context shifts took out of the middle.
-        owner: the key of the text whose tokens these are, None for another's or nobody's.
-        leased: whether it is driven by hand.
-        on_logits: called with the index of the first of some tokens and the logits of all of them.
-        last_used: a number that grows with each use.
+        ids: int32[n_ctx_seq], of which the cache holds the first ``n_tokens``.
+        n_exact: leading tokens with the bits of a fresh evaluation: those before a context shift.
+        n_forgotten: tokens removed by context shifts.
+        owner: key of the job whose tokens it holds, or None.
+        leased: whether a `Lease` holds it.
+        on_logits: called with the index of the first token of a chunk, and the chunk's logits.
+        last_used: number of the last step that used it.
     """
 
     __slots__ = (
@@ -62,49 +62,52 @@ class Sequence:
         self.on_logits: Callable[[int, Floats], None] | None = None
 
     def tokens(self) -> Ids:
-        """A copy of the tokens in memory."""
+        """A copy of the tokens in the cache."""
         return self.ids[: self.n_tokens].copy()
 
     def adopt(self, tokens: Seq[int] | Ids) -> None:
-        """Take note that the memory holds these tokens."""
+        """Declare that the cache holds these tokens."""
         self.n_tokens = len(tokens)
         self.ids[: self.n_tokens] = tokens
         self._check_exact()
 
     def append(self, tokens: Seq[int]) -> None:
-        """Take note that the memory holds these tokens after the others."""
+        """Declare that the cache holds these tokens after the others."""
         first, self.n_tokens = self.n_tokens, self.n_tokens + len(tokens)
         self.ids[first : self.n_tokens] = tokens
 
     def truncate(self, n: int | None = None) -> None:
-        """Forget all but the first ``n`` tokens, or those that do not count any more."""
+        """Remove all but the first ``n`` tokens (None: ``n_tokens``) from the cache."""
         self.n_tokens = self.n_tokens if n is None else n
         self._check_exact()
         if self.context.kv.seq_pos_max(self.seq_id) + 1 != self.n_tokens:
             self.context.kv.seq_rm(self.seq_id, self.n_tokens, -1)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all tokens."""
         self.n_forgotten = 0
         self.truncate(0)
 
     def n_shared(self, tokens: Seq[int] | Ids) -> int:
-        """With how many of these tokens it begins, all but the last one at most."""
+        """Length of the common prefix with ``tokens``, without their last one."""
         return n_common(self.ids[: min(self.n_tokens, len(tokens) - 1)], tokens)
 
     def keep(self, tokens: Seq[int]) -> int:
-        """Forget what is not the beginning of ``tokens``, or is all of it; how many tokens stay."""
+        """Remove all but the common prefix with ``tokens``; returns its length.
+
+        The last of ``tokens`` is never kept, so that evaluating it gives logits.
+        """
         n = self.n_shared(tokens)
-        # a sliding window may not have kept enough to go back there
+        # 0 if a sliding window has evicted entries that the next token needs
         self.n_tokens = self.context.kv.rewind(self.seq_id, n)
         self._check_exact()
         return self.n_tokens
 
     def fork(self, source: Sequence, n: int) -> None:
-        """Hold the first ``n`` tokens of another sequence, and nothing else. Copies no keys.
+        """Replace the tokens by the first ``n`` of another sequence, sharing its cells.
 
         Raises:
-            ContextFull: each sequence has cells of its own, and these do not suffice.
+            ContextFull: sequences do not share cells, and this one has too few.
         """
         self.clear()
         self.context.kv.seq_cp(source.seq_id, self.seq_id, 0, n)
@@ -112,17 +115,17 @@ class Sequence:
         self.n_exact = sys.maxsize if n <= source.n_exact else source.n_exact
 
     def make_room(self, tokens: list[int], n_keep: int, n_last: int = 0) -> int:
-        """Take some of ``tokens`` out of the middle, so that the context can hold them (shift).
+        """Remove some of ``tokens`` after the first ``n_keep`` (context shift).
 
-        Half of what is in memory of them after the first ``n_keep`` goes, and the rest moves up
-        with its keys rotated; where no more than these are in memory, half of all. The ``n_last``
-        last ones stay.
+        Removes half of the cached tokens after ``n_keep``, and rotates the keys of the rest to
+        their new positions. If none are cached there, removes half of all. The last ``n_last``
+        tokens stay.
 
         Returns:
-            How many are taken out, at ``n_keep``.
+            The number of tokens removed, at index ``n_keep``.
 
         Raises:
-            ContextFull: there is nothing that may go.
+            ContextFull: no token may be removed.
         """
         n_ctx, kv = self.context.n_ctx_seq, self.context.kv
         held = min(self.keep(tokens), len(tokens) - n_last)
@@ -158,8 +161,8 @@ class Row:
     """Tokens of one sequence in a batch.
 
     Attributes:
-        outputs: ``"last"``, ``"all"``, ``"none"``, or a flag for each token: whose logits are
-            wanted. Drafted tokens will want all.
+        outputs: tokens to compute logits for: ``"last"``, ``"all"``, ``"none"``, or a flag for
+            each.
     """
 
     sequence: Sequence
@@ -168,20 +171,20 @@ class Row:
 
     @property
     def n_outputs(self) -> int:
-        """How many logits it has."""
+        """Number of tokens with logits."""
         if not isinstance(self.outputs, str):
             return sum(map(bool, self.outputs))
         return len(self.tokens) if self.outputs == "all" else int(self.outputs == "last")
 
     @property
     def wants_last(self) -> bool:
-        """Whether the logits after its last token are wanted."""
+        """Whether logits are computed for the last token."""
         if isinstance(self.outputs, str):
             return self.outputs != "none"
         return bool(self.outputs[-1])
 
     def flags(self) -> list[bool]:
-        """For each token, whether its logits are wanted."""
+        """For each token, whether its logits are computed."""
         if not isinstance(self.outputs, str):
             return list(self.outputs)
         n = len(self.tokens)
@@ -192,7 +195,7 @@ class Row:
 
 
 def batch_of(rows: Seq[Row]) -> Batch:
-    """The tokens of some sequences as one batch."""
+    """The batch of some rows."""
     if len(rows) == 1:
         row = rows[0]
         return Batch(row.tokens, seq_id=row.sequence.seq_id, logits=row.outputs)
@@ -207,7 +210,7 @@ def batch_of(rows: Seq[Row]) -> Batch:
 
 
 def batches(rows: Seq[Row], n_batch: int) -> Iterator[list[Row]]:
-    """All tokens of some sequences, ``n_batch`` at a time, sequence after sequence."""
+    """Split rows into batches of at most ``n_batch`` tokens, in order."""
     part: list[Row] = []
     room = n_batch
     for row in rows:
@@ -234,7 +237,7 @@ def _part(row: Row, start: int, stop: int) -> Row:
 
 
 def n_common(a: Seq[int] | Ids, b: Seq[int] | Ids) -> int:
-    """How many tokens two texts begin with alike."""
+    """Length of the common prefix of two token lists."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(np.asarray(a[:n], np.int64) != np.asarray(b[:n], np.int64))
     return int(differ[0]) if differ.size else n

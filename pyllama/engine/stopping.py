@@ -1,11 +1,11 @@
-"""Stop strings for text that arrives in pieces.
+"""Finds stop strings in text that arrives in pieces.
 
     stops = StopStrings(["</s>", "User:"])
     stops.push("Hello Us")      # ("Hello ", False): "Us" may be the start of a stop string
     stops.push("er: no")        # ("", True)
 
-What is emitted does not depend on how the text was cut. Each character costs a constant amortised
-time, however many stop strings there are (Aho-Corasick).
+The output does not depend on the boundaries of pieces. The cost per character is amortised constant
+for any number of stop strings (Aho-Corasick).
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from pyllama.sampling import SamplingError
 class StopStrings:
     """Passes text on up to the first stop string.
 
-    The first one is the first to be complete, since generation ends there; of those that end at the
-    same character the longest, which starts first. The stop string itself is never emitted.
+    The first is the one completed first, where generation ends; the longest of those that end at
+    the same character. The stop string itself is not emitted.
 
     Args:
-        stops: one string or several; none lets all text pass.
+        stops: one string or several; none passes all text.
 
     Attributes:
-        matched: the stop string that was found; rest: it, and the text of its piece after it.
+        matched: the stop string found, or None.
+        rest: ``matched``, and the text after it in the same piece.
 
     Raises:
-        SamplingError: an empty stop string, which would end every text at its start.
+        SamplingError: a stop string is empty.
 
     Source: Aho and Corasick, Efficient string matching, 1975.
     """
@@ -38,11 +39,11 @@ class StopStrings:
         patterns = [stops] if isinstance(stops, str) else list(stops)
         if "" in patterns:
             raise SamplingError(
-                f"stop string {patterns.index('')} is empty and would stop at once; leave it out"
+                f"stop string {patterns.index('')} is empty and would match at once; leave it out"
             )
         self.matched: str | None = None
         self.rest = ""
-        self._held = ""  # the longest end of the text that starts some stop string
+        self._held = ""  # longest suffix of the text that is a prefix of a stop string
         self._node = 0
         self._build(patterns)
 
@@ -50,8 +51,7 @@ class StopStrings:
         """Take the next piece of text.
 
         Returns:
-            The text that can be shown, and whether a stop string was found; nothing more is
-            emitted after one.
+            The text to emit, and whether a stop string was found; nothing is emitted after one.
         """
         if self.matched is not None:
             return "", True
@@ -74,16 +74,16 @@ class StopStrings:
 
     @property
     def n_held(self) -> int:
-        """Characters that are held back."""
+        """Number of characters held back."""
         return len(self._held)
 
     def flush(self) -> str:
-        """The text still held back, when no more text will come."""
+        """The text held back, at the end of the input."""
         held, self._held, self._node = self._held, "", 0
         return held
 
     def _build(self, patterns: list[str]) -> None:
-        """Tables by node of the trie of patterns: edges, longest proper suffix, depth, match."""
+        """Build the trie of patterns: edges, failure link, depth and match of each node."""
         self._next: list[dict[str, int]] = [{}]
         self._fail = [0]
         self._depth = [0]

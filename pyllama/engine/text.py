@@ -1,4 +1,4 @@
-"""The text of tokens as they are chosen: whole characters, up to the first stop text.
+"""Text from generated tokens: whole characters, up to the first stop string.
 
 text = TextAssembler(tokenizer, ("User:",))
 for token in tokens:
@@ -17,17 +17,17 @@ from .stopping import StopStrings
 
 
 class TextAssembler:
-    """Joins the bytes of tokens to characters, and holds back what may become a stop text.
+    """Joins the bytes of tokens to characters, and holds back beginnings of stop strings.
 
     Args:
-        tokenizer: where the tokens' bytes come from.
-        stop: texts that end it; they are not part of it.
-        special: spell special tokens out.
-        show_stop: the whole token that completes a stop text is part of the text nevertheless.
-        drop_unfinished: an unfinished character at the end is left out, else it is U+FFFD.
+        tokenizer: gives the bytes of tokens.
+        stop: stop strings; they are not part of the text.
+        special: include the text of special tokens.
+        show_stop: include the whole token that completes a stop string.
+        drop_unfinished: drop an incomplete character at the end, instead of U+FFFD.
 
     Raises:
-        SamplingError: an empty stop text.
+        SamplingError: a stop string is empty.
     """
 
     def __init__(
@@ -45,25 +45,25 @@ class TextAssembler:
 
     @property
     def stop(self) -> str | None:
-        """The stop text that was found; nothing is emitted after it."""
+        """The stop string found, or None; no text follows it."""
         return self._stops.matched
 
     @property
     def n_held(self) -> int:
-        """Characters that are held back; an unfinished one counts as one."""
-        return self._stops.n_held + self._stream.waits
+        """Number of characters held back; an incomplete one counts as one."""
+        return self._stops.n_held + self._stream.has_partial
 
     def push(self, token: int) -> str:
-        """The text that can be shown once this token has come."""
+        """The text that this token completes."""
         text, stopped = self._stops.push(self._stream.push(token))
         return text + self._stops.rest if stopped and self._show_stop else text
 
     def flush(self) -> str:
-        """The text still held back, where the tokens end without a stop text."""
+        """The text held back, at the end of the tokens."""
         rest = self._stream.flush()
         text, _ = self._stops.push("" if self._drop_unfinished else rest)
         return text + self._stops.flush()
 
     def piece(self, token: int) -> str:
-        """The text of one token by itself."""
+        """The text of one token alone."""
         return self._stream.push(token) + self._stream.flush()

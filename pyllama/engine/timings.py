@@ -1,10 +1,10 @@
-"""What a run cost, counted and printed as llama.cpp does.
+"""Timings of a run, printed as by llama.cpp.
 
     timings = Timings()
     timings.count_decode(n_tokens, seconds, n_reused)
     print("\\n".join(timings.lines()), file=sys.stderr)
 
-A decode of one token is an eval, one of several is prompt eval. Counting costs under 1 us.
+Decodes of one token count as eval, of several as prompt eval. Counting costs under 1 us.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 class Timings:
     """Counters of one run; times in milliseconds.
 
-    llama.cpp's load time also runs through its first decode, a warm-up that does not exist here.
+    llama.cpp's load time includes its warm-up decode, which does not exist here.
 
     Attributes:
-        load_ms: what loading took; whoever loads sets it.
-        prompt_eval_ms, n_prompt_eval: decodes of several tokens, and these tokens.
+        load_ms: time of loading, set by the caller.
+        prompt_eval_ms, n_prompt_eval: decodes of several tokens, and their number of tokens.
         eval_ms, n_eval: decodes of one token.
-        sample_ms, n_sample: choosing tokens from logits.
-        n_reused: decodes that ran an earlier graph again.
-        started_s: when counting began, on the clock of ``time.perf_counter``.
+        sample_ms, n_sample: sampling.
+        n_reused: decodes that reused a graph.
+        started_s: start of counting, on the clock of ``time.perf_counter``.
 
     Source: llama.cpp, ``llama_perf_context_data``.
     """
@@ -42,11 +42,11 @@ class Timings:
 
     @property
     def total_ms(self) -> float:
-        """Time since counting began."""
+        """Time since the start of counting."""
         return 1e3 * (time.perf_counter() - self.started_s)
 
     def count_decode(self, n_tokens: int, seconds: float, n_reused: int) -> None:
-        """A batch was decoded, and ``n_reused`` graphs ran again for it."""
+        """Count the decode of a batch, which reused ``n_reused`` graphs."""
         self.n_reused += n_reused
         if n_tokens == 1:
             self.eval_ms += 1e3 * seconds
@@ -56,12 +56,12 @@ class Timings:
             self.n_prompt_eval += n_tokens
 
     def count_sample(self, seconds: float, n: int = 1) -> None:
-        """Some tokens were chosen."""
+        """Count the sampling of ``n`` tokens."""
         self.sample_ms += 1e3 * seconds
         self.n_sample += n
 
     def reset(self) -> None:
-        """Start again from zero; only ``load_ms`` stays."""
+        """Set all counters but ``load_ms`` to zero."""
         self.__init__(load_ms=self.load_ms)  # type: ignore[misc]
 
     def lines(self) -> list[str]:
@@ -88,7 +88,8 @@ class Timings:
 
 
 def _rate(ms: float, n: int, unit: str) -> str:
-    each, per_s = ms / max(n, 1), 1e3 * n / max(ms, 1e-9)
+    per_token, per_s = ms / max(n, 1), 1e3 * n / max(ms, 1e-9)
     return (
-        f"{ms:10.2f} ms / {n:5d} {unit} ({each:8.2f} ms per token, {per_s:8.2f} tokens per second)"
+        f"{ms:10.2f} ms / {n:5d} {unit} "
+        f"({per_token:8.2f} ms per token, {per_s:8.2f} tokens per second)"
     )

@@ -1,1 +1,1 @@
-"""What architecture files build their graphs from."""
+"""Building blocks of the graphs of architectures: builder, feed-forward part, activations."""

@@ -1,9 +1,9 @@
-"""Activations of a feed-forward part: of one tensor, or of a gate times what it gates.
+"""Activations of the feed-forward part, with and without a gate.
 
     y = activate(ctx, up, "relu_sqr")              # relu(up) ** 2
     y = gated(ctx, gate, up, "silu")               # silu(gate) * up
 
-The kinds are ``UNARY``'s, and ``relu_sqr``, which is two nodes.
+``ACTS`` are activations of UNARY, and ``relu_sqr``, which is two nodes.
 Source: So et al. 2021, "Primer", for squared ReLU; llama.cpp, ``LLM_FFN_RELU_SQR``.
 """
 
@@ -17,7 +17,7 @@ from pyggml.tensor import Tensor
 GLU_OF = {act: kind for kind, act in ACTIVATIONS.items()}
 RELU_SQR = "relu_sqr"
 ACTS = (*GLU_OF, RELU_SQR)
-RELU_LIKE = ("relu", RELU_SQR)  # zero for everything below zero
+RELU_LIKE = ("relu", RELU_SQR)  # zero for negative inputs
 
 
 def activate(ctx: Context, x: Tensor, act: str) -> Tensor:

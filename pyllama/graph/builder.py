@@ -1,4 +1,4 @@
-"""Pieces that architectures share: embedding, norm, linear layer, rope, attention over the cache.
+"""The parts that architectures share: embedding, norms, linear layers, rope, attention.
 
     b = GraphBuilder(hparams, weights, kv, n_tokens=1, n_outputs=1)
     logits = b.finish(build_graph(b))              # b.graph is complete
@@ -22,12 +22,9 @@ from ..errors import ModelError
 from ..hparams import HParams
 from ..kv.cache import KVCache
 from ..kv.memory import Memory
-from .activation import GLU_OF, activate, gated
-from .experts import experts
-from .variants import build_ffn
 
-MOST_BEST = 16  # outputs: more are read for all of their logits, as by perplexity
-ROPE_FACTORS = {  # divisors of rope's angles: llama-3's; longrope's, by the size of the context
+MAX_ARGMAX_OUTPUTS = 16  # batches with more outputs, as of perplexity, need all logits anyway
+ROPE_FACTORS = {  # divisors of rope's angles: of Llama 3; of longrope for long and short contexts
     "rope_freqs.weight?": ("n_rot/2",),
     "rope_factors_long.weight?": ("n_rot/2",),
     "rope_factors_short.weight?": ("n_rot/2",),
@@ -35,14 +32,20 @@ ROPE_FACTORS = {  # divisors of rope's angles: llama-3's; longrope's, by the siz
 
 
 class GraphBuilder:
-    """Builds one graph.
+    """Builds the graph of one ubatch.
+
+    Args:
+        hparams, weights, kv: of the model and the context.
+        n_tokens: T, the number of tokens.
+        n_outputs: the number of tokens to compute logits for.
 
     Attributes:
         tokens, positions: I32 [T].
         kv_index: for each cache I64 [T], the cell of each token (-1: none).
-        rows: for each cache I32 [4, T], what each token attends to (see ``flash_attn_cells``).
-        out_ids: I32 [n_outputs], the tokens whose logits are wanted.
-        best: I32 [n_outputs], where each one's largest logit is; None for many outputs.
+        rows: for each cache I32 [4, T], the cells that each token attends to (see
+            ``flash_attn_cells``).
+        out_ids: I32 [n_outputs], indices of the tokens to compute logits for.
+        argmax: I32 [n_outputs], argmax of the logits; None for many outputs.
     """
 
     def __init__(
@@ -65,34 +68,34 @@ class GraphBuilder:
             self.kv_index.append(self._input(GGMLType.I64, f"attn_inp_kv_idxs{swa}", n_tokens))
             self.rows.append(self._input(GGMLType.I32, f"attn_inp_rows{swa}", 4, n_tokens))
         self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs)
-        self.best: Tensor | None = None
+        self.argmax: Tensor | None = None
 
     def _input(self, type: GGMLType, name: str, *ne: int) -> Tensor:
         return self.ctx.new_tensor(type, ne).set_name(name).set_input()
 
     def embed(self, name: str) -> Tensor:
-        """Rows of the embedding for the ubatch's tokens: [n_embd, T]."""
+        """The embeddings of the ubatch's tokens: [n_embd, T]."""
         return ops.get_rows(self.ctx, self.weight(name), self.tokens).set_name("inp_embd")
 
     def add_positions(self, x: Tensor) -> Tensor:
-        """``x`` plus the learned vectors of the tokens' positions: [n_embd, T]."""
+        """``x`` plus the learned position embeddings: [n_embd, T]."""
         table = self.weight("position_embd.weight")  # [n_embd, n_ctx_train]
         rows = ops.get_rows(self.ctx, table, self.positions).set_name("pos_embd")
         return ops.add(self.ctx, x, rows).set_name("inpL")
 
     def weight(self, name: str) -> Tensor:
-        """A weight that this variant needs. Raises: ModelError."""
+        """A required weight by name. Raises: ModelError."""
         if name not in self.weights:
-            raise ModelError(f"tensor '{name}' is missing, which this {self.hparams.arch} needs")
+            raise ModelError(f"tensor '{name}' of this {self.hparams.arch} model is missing")
         return self.weights[name]
 
     def rms_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
-        """RMS norm of rows times its weight."""
+        """RMS norm of each row, times the weight."""
         norm = ops.rms_norm(self.ctx, x, self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
         return ops.mul(self.ctx, norm, self.weight(f"{prefix}.weight")).set_name(name)
 
     def layer_norm(self, x: Tensor, prefix: str, name: str) -> Tensor:
-        """Layer norm times its weight, plus its bias if the model has one."""
+        """Layer norm of each row, times the weight, plus the bias if the model has one."""
         norm = ops.norm(self.ctx, x, self.hparams.norm_eps).set_name(f"norm{_layer(name)}")
         y = ops.mul(self.ctx, norm, self.weight(f"{prefix}.weight"))
         bias = self.weights.get(f"{prefix}.bias")
@@ -114,14 +117,14 @@ class GraphBuilder:
     def qkv(self, x: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of layer ``i``, from one matrix (``attn_qkv``) or from three.
 
-        Each head of q and k is normed where the model has ``attn_q_norm`` and ``attn_k_norm``.
+        The heads of q and k are normalized if the model has ``attn_q_norm`` and ``attn_k_norm``.
 
         Shape:
             x [n_embd, T] -> q [head_dim, n_head, T], k and v [head_dim, n_head_kv, T]
         """
         hp, ctx = self.hparams, self.ctx
         if f"blk.{i}.attn_qkv.weight" in self.weights:
-            whole = self._clamped(self.linear(x, f"blk.{i}.attn_qkv", f"wqkv-{i}"))
+            whole = self._clamp_qkv(self.linear(x, f"blk.{i}.attn_qkv", f"wqkv-{i}"))
             parts, start = [], 0
             for heads in (hp.n_head, hp.n_head_kv, hp.n_head_kv):
                 size, row = whole.nb[0], whole.nb[1]
@@ -131,7 +134,8 @@ class GraphBuilder:
         else:
             parts = []
             for part, heads in (("q", hp.n_head), ("k", hp.n_head_kv), ("v", hp.n_head_kv)):
-                y = self._clamped(self.linear(x, f"blk.{i}.attn_{part}", f"{part.upper()}cur-{i}"))
+                y = self.linear(x, f"blk.{i}.attn_{part}", f"{part.upper()}cur-{i}")
+                y = self._clamp_qkv(y)
                 parts.append(ops.reshape_3d(ctx, y, hp.head_dim, heads, self.n_tokens))
         q, k, v = parts
         if f"blk.{i}.attn_q_norm.weight" in self.weights:
@@ -139,58 +143,20 @@ class GraphBuilder:
             k = self.rms_norm(k, f"blk.{i}.attn_k_norm", f"Kcur_normed-{i}")
         return q, k, v
 
-    def _clamped(self, x: Tensor) -> Tensor:
-        most = self.hparams.clamp_kqv
-        return ops.clamp(self.ctx, x, -most, most) if most else x
-
-    def ffn(
-        self, x: Tensor, i: int, act: str, residual: Tensor | None = None, up_act: str = "",
-        pred_in: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """``down(act(up(x)))``; ``down(act(gate(x)) * up(x))`` if there are gates; or experts.
-
-        Args:
-            act: one of ``ACTS``, unless the model or the context names another.
-            up_act: a kind for ``up(x)`` behind gates; empty for none.
-            pred_in: what predictors of active neurons read; None: the residual, or else ``x``.
-
-        Shape:
-            x [n_embd, T] -> [n_embd, T]
-        """
-        ctx, hp, act = self.ctx, self.hparams, self.hparams.hidden_act or act
-        if hp.n_expert:
-            y = experts(self, x, i, act)
-        else:
-            inputs = (t for t in (pred_in, residual, x) if t is not None)
-            built = build_ffn(self, x, i, act, up_act, next(inputs))
-            if built is None:
-                y = self.neurons(x, i, act, up_act)
-                return self.linear(y, f"blk.{i}.ffn_down", f"ffn_out-{i}", residual=residual)
-            y = built
-        return y if residual is None else ops.add(ctx, y, residual).set_name(f"ffn_res-{i}")
-
-    def neurons(self, x: Tensor, i: int, act: str, up_act: str) -> Tensor:
-        """What the down matrix of a dense feed-forward part multiplies: [n_ff, T]."""
-        ctx, gate = self.ctx, None
-        if f"blk.{i}.ffn_gate.weight" in self.weights:
-            gate = self.linear(x, f"blk.{i}.ffn_gate", f"ffn_gate-{i}")
-        up = self.linear(x, f"blk.{i}.ffn_up", f"ffn_up-{i}")
-        if gate is None:
-            return activate(ctx, up, act).set_name(f"ffn_{act}-{i}")
-        if up_act:
-            up = activate(ctx, up, up_act).set_name(f"ffn_up_{up_act}-{i}")
-        return gated(ctx, gate, up, act).set_name(f"ffn_{GLU_OF.get(act, act)}-{i}")
+    def _clamp_qkv(self, x: Tensor) -> Tensor:
+        limit = self.hparams.clamp_kqv
+        return ops.clamp(self.ctx, x, -limit, limit) if limit else x
 
     def rope(self, x: Tensor, name: str, layer: int = 0) -> Tensor:
-        """Rotate by position, where the model does, with the layer's base.
+        """Rotary position embedding with the layer's parameters; ``x`` if the model has none.
 
         Shape:
             x [head_dim, n_head, T] -> the same
         """
-        turned = self._roped(x, self.hparams.rope(layer))
-        return turned if turned is x else turned.set_name(f"{name} (roped)")
+        rotated = self._apply_rope(x, self.hparams.rope(layer))
+        return rotated if rotated is x else rotated.set_name(f"{name} (roped)")
 
-    def _roped(self, x: Tensor, params: Mapping[str, Any]) -> Tensor:
+    def _apply_rope(self, x: Tensor, params: Mapping[str, Any]) -> Tensor:
         if not params["n_dims"]:
             return x
         kind = "rope_freqs" if "rope_freqs.weight" in self.weights else "rope_factors_short"
@@ -202,10 +168,10 @@ class GraphBuilder:
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None
     ) -> Tensor:
-        """Store keys and values in the layer's cache, then attend to it.
+        """Store keys and values in the layer's cache, then attend to the cache.
 
-        Which keys a token sees, by sequence, position and window, is an input (``rows``); ALiBi's
-        bias and the soft cap of scores are hyperparameters.
+        The input ``rows`` selects the keys of each token by sequence, position and window. ALiBi
+        and the soft cap of scores are hyperparameters.
 
         Shape:
             sinks [n_head], q [head_dim, n_head, T], k and v [head_dim, n_head_kv, T]
@@ -214,9 +180,9 @@ class GraphBuilder:
         ctx, hp, kv = self.ctx, self.hparams, self.kv.of_layer(layer)
         index, rows = (x[self.kv.caches.index(kv)] for x in (self.kv_index, self.rows))
         q, k, v = (
-            self._rotated(q, kv.rotate_k),
-            self._rotated(k, kv.rotate_k),
-            self._rotated(v, kv.rotate_v),
+            self._hadamard(q, kv.rotate_k),
+            self._hadamard(k, kv.rotate_k),
+            self._hadamard(v, kv.rotate_v),
         )
         self.graph.build_forward_expand(q)
         for cache, new in ((kv.k[layer], k), (kv.v[layer], v)):  # [head_dim, n_cells, n_head_kv]
@@ -237,50 +203,51 @@ class GraphBuilder:
             sinks=sinks,
             bias_scale=scale if hp.alibi_scaled else 1.0,
         )  # [head_dim, n_head, T]
-        out = self._rotated(out, kv.rotate_v).set_name(f"kqv-{layer}")
+        out = self._hadamard(out, kv.rotate_v).set_name(f"kqv-{layer}")
         return ops.reshape_2d(ctx, out, hp.n_embd_q, self.n_tokens).set_name(f"kqv_out-{layer}")
 
-    def _rotated(self, x: Tensor, n: int) -> Tensor:
-        """Rotate to the basis of a quantized cache, or back (the transform is its own inverse).
+    def _hadamard(self, x: Tensor, n: int) -> Tensor:
+        """The Hadamard transform of groups of ``n`` elements of a head; ``x`` if ``n`` is 0.
 
-        Scores do not change under it; the attention's output is rotated back.
+        It is its own inverse. Queries and keys are both transformed, so scores do not change; the
+        attention output is transformed back.
         """
         return ops.hadamard(self.ctx, x, n) if n else x
 
     def copy_cells(self, cache: KVCache, runs: Sequence[tuple[int, int, int]]) -> None:
-        """Copy keys and values of a cache from cells to cells, byte by byte.
+        """Copy the bytes of keys and values between cells of a cache.
 
         Args:
-            runs: (first source cell, first target cell, how many).
+            runs: (first source cell, first target cell, length).
         """
         for tensor in (*cache.k.values(), *cache.v.values()):
             for source, target, n in runs:
-                views = [_raw_cells(tensor, first, n) for first in (source, target)]
+                views = [_cells_as_i16(tensor, first, n) for first in (source, target)]
                 self.graph.build_forward_expand(ops.cpy(self.ctx, *views))
 
     def shift_keys(self, cache: KVCache, cells: Tensor) -> None:
-        """Rotate the keys in T cells of a cache by ``positions``, which are differences here.
+        """Rotate the keys in T cells of a cache by ``positions``, here the shifts of positions.
 
         Shape:
-            cells I32 [T, n_head_kv], each head's the same
+            cells I32 [T, n_head_kv], the same cells for each head
         """
         ctx, index = self.ctx, self.kv_index[self.kv.caches.index(cache)]
         for i, k in cache.k.items():
             params = self.hparams.rope(i)
             yarn = 1 - 0.1 * math.log(params["freq_scale"]) if params["ext_factor"] else 1.0
-            params["attn_factor"] = 1 / yarn  # keys have their length already
+            params["attn_factor"] = 1 / yarn  # stored keys are already scaled
             rows = ops.get_rows(ctx, k, cells)  # [head_dim, T, n_head_kv]
-            rows = self._rotated(ops.permute(ctx, rows, 0, 2, 1, 3), cache.rotate_k)
-            rows = self._rotated(self._roped(rows, params), cache.rotate_k)
+            rows = self._hadamard(ops.permute(ctx, rows, 0, 2, 1, 3), cache.rotate_k)
+            rows = self._hadamard(self._apply_rope(rows, params), cache.rotate_k)
             rows = ops.permute(ctx, rows.set_name(f"k_shifted-{i}"), 0, 2, 1, 3)
             self.graph.build_forward_expand(ops.set_rows(ctx, k, rows, index))
 
     def select_outputs(self, x: Tensor) -> Tensor:
-        """Only the tokens whose logits are wanted: [n, n_outputs]."""
+        """The columns of ``x`` of the tokens to compute logits for: [n, n_outputs]."""
         return ops.get_rows(self.ctx, x, self.out_ids)
 
     def output(self, x: Tensor) -> Tensor:
-        """Logits, by the embedding's matrix where the model has no ``output.weight``."""
+        """Logits; tied embeddings are used if the model has no ``output.weight``."""
         prefix = "output" if "output.weight" in self.weights else "token_embd"
         logits, cap = self.linear(x, prefix, "result_output"), self.hparams.final_logit_softcap
         if cap:
@@ -289,18 +256,18 @@ class GraphBuilder:
         return logits
 
     def finish(self, logits: Tensor) -> Tensor:
-        """Complete the graph with its result."""
-        self.graph.build_forward_expand(self.positions)  # an input even where nobody reads it
+        """Add the results to the graph; returns the logits."""
+        self.graph.build_forward_expand(self.positions)  # keeps the input in graphs without rope
         logits.set_output()
         self.graph.build_forward_expand(logits)
-        if self.n_outputs <= MOST_BEST:
-            self.best = ops.argmax(self.ctx, logits).set_name("result_argmax").set_output()
-            self.graph.build_forward_expand(self.best)
+        if self.n_outputs <= MAX_ARGMAX_OUTPUTS:
+            self.argmax = ops.argmax(self.ctx, logits).set_name("result_argmax").set_output()
+            self.graph.build_forward_expand(self.argmax)
         return logits
 
 
-def _raw_cells(tensor: Tensor, first: int, n: int) -> Tensor:
-    """The bytes of some cells of ``cache.k[i]`` or ``v[i]``, as a view of I16.
+def _cells_as_i16(tensor: Tensor, first: int, n: int) -> Tensor:
+    """A view of consecutive cells of ``cache.k[i]`` or ``v[i]`` as I16, for any cache type.
 
     Shape:
         tensor [head_dim, n_cells, n_head_kv] -> [bytes of a row / 2, n, n_head_kv]
@@ -314,5 +281,5 @@ def _raw_cells(tensor: Tensor, first: int, n: int) -> Tensor:
 
 
 def _layer(name: str) -> str:
-    """``-3`` of ``ffn_norm-3``, nothing where there is no layer."""
+    """The layer suffix of a node name: ``-3`` of ``ffn_norm-3``, or an empty string."""
     return name[name.rfind("-") :] if "-" in name else ""

@@ -1,30 +1,27 @@
-"""A feed-forward part made of experts, of which each token uses some.
+"""Mixture of experts: a feed-forward part of which each token uses a few experts.
 
     cur = experts(b, x, i, "silu")                 # [n_embd, T]
 
-A router (``ffn_gate_inp``) scores the experts; the best few compute, and their results are added up
-with weights: the softmax of the scores, made to sum to 1 again where the model wants it.
+The router (``ffn_gate_inp``) scores the experts. The outputs of the top-k experts are summed with
+the softmax of the scores as weights, renormalized if the model says so.
 Source: Jiang et al. 2024, "Mixtral of Experts", section 2.1; llama.cpp, ``build_moe_ffn``.
 """
 
 from __future__ import annotations
 
 from functools import partial, reduce
-from typing import TYPE_CHECKING
 
 from pyggml import ops
 from pyggml.tensor import Tensor
 
 from .activation import GLU_OF, gated
+from .builder import GraphBuilder
 
-if TYPE_CHECKING:
-    from .builder import GraphBuilder
-
-_LEAST_SUM = 6.103515625e-5  # the smallest normal float16, as llama.cpp divides by
+_MIN_SUM = 6.103515625e-5  # the smallest normal float16, lower bound of the divisor in llama.cpp
 
 
 def experts(b: GraphBuilder, x: Tensor, i: int, act: str) -> Tensor:
-    """What the experts of layer ``i`` make of each token.
+    """The weighted output of each token's experts in layer ``i``.
 
     Shape:
         x [n_embd, T] -> [n_embd, T]
@@ -58,7 +55,7 @@ def _route(b: GraphBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     weights = ops.get_rows(ctx, probs, chosen)  # [1, n_expert_used, T]
     if hp.expert_weights_norm:
         weights = ops.reshape_2d(ctx, weights, hp.n_expert_used, n_tokens)
-        total = ops.clamp(ctx, ops.sum_rows(ctx, weights), _LEAST_SUM, float("inf"))  # [1, T]
+        total = ops.clamp(ctx, ops.sum_rows(ctx, weights), _MIN_SUM, float("inf"))  # [1, T]
         weights = ops.div(ctx, weights, total)
         weights = ops.reshape_3d(ctx, weights, 1, hp.n_expert_used, n_tokens)
     if hp.expert_weights_scale != 1:

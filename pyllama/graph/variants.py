@@ -1,10 +1,11 @@
-"""Variants of feed-forward parts: how the loader and the graph builder know of packages like them.
+"""A registry of variants of the feed-forward part, such as sparse inference.
 
     register(SparseFFN())                          # in the __init__ of a package in ``_PACKAGES``
-    y = build_ffn(b, x, i, "relu", "", x)          # in the builder; None: the layer is dense
+    y = variant_ffn(b, x, i, "relu", "", x)        # in ``ffn``; None: no variant, a dense layer
 
-A variant may change which tensors a file has, make weights of others when a model is loaded, and
-build the feed-forward parts of some layers.
+The loader and ``graph.ffn`` use variants only through this registry. A variant may change the
+tensors that an architecture declares, derive weights from others when a model is loaded, and build
+the feed-forward part of some layers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,24 +24,22 @@ from pyggml.gguf import TensorInfo
 from pyggml.tensor import Dims, Tensor
 
 from ..hparams import HParams
-
-if TYPE_CHECKING:
-    from .builder import GraphBuilder
+from .builder import GraphBuilder
 
 Bytes = npt.NDArray[np.uint8]
-Patterns = Mapping[str, tuple[str, ...]]  # names of tensors, "?" for optional ones, and their sizes
+Patterns = Mapping[str, tuple[str, ...]]  # sizes by tensor name; "?" marks optional tensors
 ANY = "any"  # a size that the file chooses
 _PACKAGES = ("pyllama.sparsity",)
 
 
 @dataclass(frozen=True)
 class Made:
-    """Tensors that are made of one of the file's.
+    """Tensors derived from one tensor of the file.
 
     Attributes:
-        source: the file's.
-        tensors: name, type and sizes of each.
-        make: the bytes of each from the source's.
+        source: the tensor of the file.
+        tensors: name, type and sizes of each derived tensor.
+        make: returns the bytes of each derived tensor, given those of the source.
     """
 
     source: TensorInfo
@@ -54,7 +53,7 @@ class WeightPlan:
 
     Attributes:
         unread: tensors of the file that no layer reads.
-        made: what is made of others.
+        made: tensors to derive from others.
     """
 
     unread: frozenset[str] = frozenset()
@@ -62,7 +61,7 @@ class WeightPlan:
 
     @property
     def made_sizes(self) -> dict[str, int]:
-        """The bytes of each tensor that is made."""
+        """The size in bytes of each derived tensor."""
         return {
             name: row_size(type, ne[0]) * ne[1]
             for one in self.made
@@ -71,14 +70,14 @@ class WeightPlan:
 
 
 class Variant(Protocol):
-    """What a package adds."""
+    """A variant of the feed-forward part; a package registers one."""
 
     def patterns(self, patterns: Patterns, names: Collection[str]) -> Patterns:
-        """An architecture's tensors as a file with these names has them, in the order of use."""
+        """An architecture's tensors in a file with these tensor names, in the order of use."""
         ...
 
     def faults(self, infos: Mapping[str, TensorInfo], n_layer: int) -> list[str]:
-        """What is wrong with the variant's tensors."""
+        """A message for each fault in the variant's tensors."""
         ...
 
     def plan(self, infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan:
@@ -88,10 +87,10 @@ class Variant(Protocol):
     def ffn(
         self, b: GraphBuilder, x: Tensor, i: int, act: str, up_act: str, pred_in: Tensor
     ) -> Tensor | None:
-        """``GraphBuilder.ffn`` of layer ``i`` without the residual; None if it is not of its kind.
+        """The feed-forward part of layer ``i`` without the residual; None for other layers.
 
         Args:
-            pred_in: what predictors read.
+            pred_in: input of the predictors.
 
         Shape:
             x, pred_in [n_embd, T] -> [n_embd, T]
@@ -115,14 +114,14 @@ def _variants() -> tuple[Variant, ...]:
 
 
 def weight_patterns(patterns: Patterns, names: Collection[str]) -> Patterns:
-    """An architecture's tensors as a file with these names has them."""
+    """An architecture's tensors in a file with these tensor names, with all variants."""
     for variant in _variants():
         patterns = variant.patterns(patterns, names)
     return patterns
 
 
 def weight_faults(infos: Mapping[str, TensorInfo], n_layer: int) -> list[str]:
-    """What is wrong with the tensors of variants."""
+    """A message for each fault in the tensors of variants."""
     return [fault for variant in _variants() for fault in variant.faults(infos, n_layer)]
 
 
@@ -133,10 +132,10 @@ def weight_plan(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan
     return WeightPlan(unread, tuple(made for plan in plans for made in plan.made))
 
 
-def build_ffn(
+def variant_ffn(
     b: GraphBuilder, x: Tensor, i: int, act: str, up_act: str, pred_in: Tensor
 ) -> Tensor | None:
-    """See ``Variant.ffn``; None for a dense layer."""
+    """The feed-forward part by the first variant that builds it; None for a dense layer."""
     for variant in _variants():
         y = variant.ffn(b, x, i, act, up_act, pred_in)
         if y is not None:

@@ -1,1 +1,1 @@
-"""What a context remembers: keys and values, the lists of cells, saved states."""
+"""The KV cache: keys and values by layer, and the lists of cells of each sequence."""

@@ -1,12 +1,12 @@
-"""A KV cache: the keys and values of some layers, and whose they are.
+"""A KV cache: the keys and values of some layers, and the cells of each sequence.
 
     kv = KVCache(hparams, n_cells=1024, n_seq_max=2)
-    cells, places = kv.place([0, 0], [5, 6])       # see ``CellLists`` for what sequences can do
+    cells, places = kv.place([0, 0], [5, 6])       # operations on sequences: see ``CellLists``
     kv.k[3]                                        # F16 [head_dim, n_cells, n_head_kv]
 
-Each layer's keys and values are in the memory of the device that computes it, and so is a copy of
-the lists of cells that attention reads; the lists themselves are the host's, and ``update_tables``
-sends what changed. Memory is committed by the system when a cell is first written. Not thread-safe.
+Keys and values of a layer are in the memory of the device that computes the layer. The lists of
+cells are on the host; each device has a copy for attention, which ``update_tables`` updates with
+the changed entries. The system commits memory when a cell is first written. Not thread-safe.
 Source: llama.cpp, ``llama_kv_cache``.
 """
 
@@ -31,31 +31,31 @@ from .cells import CellLists
 from .table import Ints
 
 Bytes = npt.NDArray[np.uint8]
-_HUGE_PAGES = 64 << 20  # bytes of a cache whose pages may be huge: of a larger one few may be used
-_LEAST_ROTATED = 64  # elements: for values as good as more
+_HUGE_PAGES = 64 << 20  # bytes: larger caches may stay mostly unused, so they get small pages
+_MIN_ROTATION = 64  # elements; enough for values, larger transforms do not improve them
 
 
 class KVCache(CellLists):
     """Keys and values of some layers.
 
     Args:
-        n_cells: cells in all.
-        type_k, type_v: of keys and values, one of ``pyggml.ops.attention.KV_TYPES``.
-        layers: those that it serves; None for all.
-        window: positions that a token sees, its own included; 0 for all before it.
-        unified: whether sequences share the cells; otherwise each has an equal part for itself.
-        home: the kind of memory for the keys and values of a layer.
+        n_cells: number of cells.
+        type_k, type_v: types of keys and values, of ``pyggml.ops.attention.KV_TYPES``.
+        layers: layers of the model; None for all.
+        window: positions that a token attends to, its own included; 0 for all before it.
+        unified: whether sequences share the cells; otherwise each has an equal part.
+        layer_buft: the buffer type of a layer's keys and values.
 
     Attributes:
-        k, v: by layer, [head_dim, n_cells, n_head_kv]: what a head reads lies together.
-        rotate_k, rotate_v: so many elements of a head are rotated together (HADAMARD) on their way
-            into the cache, which spreads outliers over the blocks of quantized types; 0 for none.
+        k, v: by layer, [head_dim, n_cells, n_head_kv]: the rows of one head are contiguous.
+        rotate_k, rotate_v: size of the Hadamard transform of a head's elements before they are
+            stored, which spreads outliers over quantized blocks; 0 for none.
         cells: I32 [2, n_cells, n_seq_max], each sequence's (cell, position) ordered by position,
-            in memory of the host.
+            in host memory.
 
     Raises:
         AllocError: the cache does not fit into this machine's memory.
-        BatchError: a type whose blocks do not divide a head's columns.
+        BatchError: the blocks of a type do not divide the columns of a head.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class KVCache(CellLists):
         layers: Sequence[int] | None = None,
         window: int = 0,
         unified: bool = True,
-        home: Callable[[int], BufferType] = lambda layer: HOST,
+        layer_buft: Callable[[int], BufferType] = lambda layer: HOST,
     ) -> None:
-        self.rotate_k = _rotated(type_k, hparams.head_dim, hparams.head_dim)
-        self.rotate_v = _rotated(type_v, hparams.head_dim, _LEAST_ROTATED)
+        self.rotate_k = _rotation_size(type_k, hparams.head_dim, hparams.head_dim)
+        self.rotate_v = _rotation_size(type_v, hparams.head_dim, _MIN_ROTATION)
         self.layers = tuple(range(hparams.n_layer) if layers is None else layers)
         types = {"k": type_k, "v": type_v}
         for x, type in types.items():
@@ -84,8 +84,8 @@ class KVCache(CellLists):
         row = sum(row_size(type, hparams.head_dim) for type in types.values())
         self.size_bytes = row * len(self.layers) * hparams.n_head_kv * n_cells
         _check_memory(self.size_bytes + 8 * n_cells * n_seq_max, n_cells, n_seq_max)
-        self._homes = {i: home(i) for i in self.layers}
-        self._contexts = {buft: Context(no_alloc=True) for buft in (HOST, *self._homes.values())}
+        self._bufts = {i: layer_buft(i) for i in self.layers}
+        self._contexts = {buft: Context(no_alloc=True) for buft in (HOST, *self._bufts.values())}
         self.cells = self._new_table(HOST, n_cells, n_seq_max, window)
         self._tables = {
             buft: self._new_table(buft, n_cells, n_seq_max, window)
@@ -95,7 +95,7 @@ class KVCache(CellLists):
         shape = (hparams.head_dim, n_cells, hparams.n_head_kv)
         self.k, self.v = (
             {
-                i: self._contexts[self._homes[i]]
+                i: self._contexts[self._bufts[i]]
                 .new_tensor(type, shape)
                 .set_name(f"cache_{x}_l{i}")
                 for i in self.layers
@@ -114,11 +114,11 @@ class KVCache(CellLists):
         return table.set_name("cache_cells_swa" if window else "cache_cells")
 
     def table(self, layer: int) -> Tensor:
-        """``cells``, or the copy of it in the memory of a layer's device."""
-        return self._tables.get(self._homes[layer], self.cells)
+        """``cells``, or its copy in the memory of the layer's device."""
+        return self._tables.get(self._bufts[layer], self.cells)
 
     def update_tables(self) -> None:
-        """Send the entries that changed since the last time to the devices' copies."""
+        """Copy the entries changed since the last call to the devices' tables."""
         for seq, first, last in self.changed_entries():
             entries = np.ascontiguousarray(self.entries(seq)[first:last])
             offset = 8 * (seq * self.n_cells + first)
@@ -126,7 +126,7 @@ class KVCache(CellLists):
                 _buffer(table).set_tensor(table, entries.reshape(-1).view(np.uint8), offset)
 
     def read_cells(self, tensor: Tensor, cells: Ints) -> Bytes:
-        """The bytes of some cells of ``k[i]`` or ``v[i]``: uint8[n_head_kv, n, bytes], a copy."""
+        """A copy of the bytes of ``cells`` in ``k[i]`` or ``v[i]``: uint8[n_head_kv, n, bytes]."""
         buffer = _buffer(tensor)
         if buffer.buft.is_host:
             return self._host_cells(tensor)[:, cells]
@@ -139,7 +139,7 @@ class KVCache(CellLists):
         return out
 
     def write_cells(self, tensor: Tensor, cells: Ints, values: Bytes) -> None:
-        """Put back what ``read_cells`` gave, into any cells."""
+        """Write bytes from ``read_cells`` into ``cells``."""
         buffer = _buffer(tensor)
         if buffer.buft.is_host:
             self._host_cells(tensor)[:, cells] = values
@@ -151,13 +151,13 @@ class KVCache(CellLists):
                 buffer.set_tensor(tensor, data, offset)
 
     def _host_cells(self, tensor: Tensor) -> Bytes:
-        """The bytes of ``k[i]`` or ``v[i]`` where they are: uint8[n_head_kv, n_cells, bytes]."""
+        """A view of the bytes of ``k[i]`` or ``v[i]``: uint8[n_head_kv, n_cells, bytes]."""
         rows: Bytes = tensor.bytes().reshape(tensor.ne[2], self.n_cells, -1)
         return rows
 
 
 def cell_runs(source: Ints, target: Ints) -> list[tuple[int, int, int]]:
-    """Pairs of cells as runs (first source, first target, how many), both sides in a row."""
+    """Pairs of cells as runs (first source, first target, length) of consecutive cells."""
     breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
     starts = [0, *breaks.tolist()]
     ends = [*breaks.tolist(), len(source)]
@@ -167,7 +167,7 @@ def cell_runs(source: Ints, target: Ints) -> list[tuple[int, int, int]]:
 
 
 def _runs(cells: Ints) -> list[tuple[int, int, int]]:
-    """Cells as runs (index of the first, its cell, how many)."""
+    """Runs of consecutive cells as (index of the first, its cell, length)."""
     order = np.arange(len(cells), dtype=np.int32)
     return [(first, start, n) for start, first, n in cell_runs(np.asarray(cells), order)]
 
@@ -177,11 +177,14 @@ def _buffer(tensor: Tensor) -> Buffer:
     return tensor.buffer
 
 
-def _rotated(type: GGMLType, head_dim: int, most: int) -> int:
-    """The largest power of two up to ``most`` that divides heads, as llama.cpp; 0 if too small."""
-    if not type.is_quantized or head_dim % _LEAST_ROTATED:
+def _rotation_size(type: GGMLType, head_dim: int, max_size: int) -> int:
+    """The largest power of two up to ``max_size`` that divides a head; 0 if too small or F16.
+
+    Source: llama.cpp, the rotation of quantized caches.
+    """
+    if not type.is_quantized or head_dim % _MIN_ROTATION:
         return 0
-    return min(most, head_dim & -head_dim)
+    return min(max_size, head_dim & -head_dim)
 
 
 def _check_memory(size: int, n_cells: int, n_seq_max: int) -> None:

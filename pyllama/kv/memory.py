@@ -1,12 +1,12 @@
-"""What a context remembers: one KV cache for each attention window of the model.
+"""The memory of a context: one KV cache for each attention window of the model.
 
     memory = Memory(hparams, n_ctx=4096, n_seq_max=4, n_ubatch=512)
-    memory.seq_cp(0, 1)                            # sequence 1 goes on from what 0 has
+    memory.seq_cp(0, 1)                            # sequence 1 continues from sequence 0
     memory.of_layer(3).k[3]
 
-Most models have one cache. Where layers see only a window of positions, they have one of their own
-that is hardly larger than the window (``swa_full``: as large as the other). The operations on
-sequences are those of ``KVCache``, done on all caches or on none.
+Most models have one cache. Sliding-window layers have a second one, little larger than the window
+(with ``swa_full``: as large as the first). Operations on sequences are those of ``KVCache``, on all
+caches or on none.
 Source: llama.cpp, ``llama_memory`` and ``llama_kv_cache_iswa``.
 """
 
@@ -27,16 +27,16 @@ class Memory:
     """The caches of a context.
 
     Args:
-        n_ctx: cells for sequences that see all positions before them.
-        n_ubatch: most tokens that are placed at once.
-        swa_full: caches of windows hold as much as the others.
-        unified: whether sequences share the cells; otherwise each has an equal part for itself.
-        home: see ``KVCache``.
+        n_ctx: cells of the cache of full attention.
+        n_ubatch: maximum tokens placed at once.
+        swa_full: give caches of sliding windows ``n_ctx`` cells too.
+        unified: whether sequences share the cells; otherwise each has an equal part.
+        layer_buft: see ``KVCache``.
 
     Attributes:
         types: of keys and values, such as ``F16/F16``.
-        caches: the first one decides whether the context is full.
-        can_shift: whether positions can change: learned ones are part of what is stored.
+        caches: by ascending window; the first one decides whether the context is full.
+        can_shift: whether positions can change; learned positions are part of keys and values.
 
     Raises:
         AllocError: the caches do not fit into this machine's memory.
@@ -53,7 +53,7 @@ class Memory:
         n_ubatch: int = 512,
         swa_full: bool = False,
         unified: bool = True,
-        home: Callable[[int], BufferType] = lambda layer: HOST,
+        layer_buft: Callable[[int], BufferType] = lambda layer: HOST,
     ) -> None:
         self.n_cells, self.n_seq_max, self.unified = n_ctx, n_seq_max, unified
         self._n_ubatch = n_ubatch
@@ -70,7 +70,7 @@ class Memory:
             self.caches.append(
                 KVCache(
                     hparams, n_cells, n_seq_max, type_k, type_v,
-                    layers=by_window[window], window=window, unified=unified, home=home,
+                    layers=by_window[window], window=window, unified=unified, layer_buft=layer_buft,
                 )
             )  # fmt: skip
         self._of_layer = {i: cache for cache in self.caches for i in cache.layers}
@@ -115,11 +115,11 @@ class Memory:
                 cache.check_room(seqs, positions)
 
     def rewind(self, seq: int, position: int) -> int:
-        """Forget a sequence from ``position`` on, to continue it there.
+        """Remove a sequence from ``position`` on, to continue it there.
 
         Returns:
-            The position to continue at: the one wanted, or 0 where a cache no longer has what a
-            token there attends to. All of the sequence is forgotten then.
+            ``position``, or 0 with the whole sequence removed, if entries in the window of a token
+            there were evicted.
         """
         if not all(cache.sees(seq, position) for cache in self.caches):
             position = 0
@@ -127,26 +127,26 @@ class Memory:
         return position
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         for cache in self.caches:
             cache.clear()
 
     def seq_rm(self, seq: int, p0: int = 0, p1: int = -1) -> None:
-        """Forget positions p0 up to, not with, p1 (-1: the end) of a sequence (-1: of all)."""
+        """Remove positions [p0, p1) (p1 -1: to the end) of a sequence (-1: of all)."""
         for cache in self.caches:
             cache.seq_rm(seq, p0, p1)
 
     def seq_cp(self, source: int, target: int, p0: int = 0, p1: int = -1) -> None:
-        """Let positions of one sequence belong to another too. Raises: see ``KVCache.seq_cp``."""
+        """Add positions of one sequence to another. Raises: see ``KVCache.seq_cp``."""
         self._on_all(lambda cache: cache.seq_cp(source, target, p0, p1))
 
     def seq_keep(self, seq: int) -> None:
-        """Forget every other sequence."""
+        """Remove every other sequence."""
         for cache in self.caches:
             cache.seq_keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Move positions by ``delta``; those below 0 go.
+        """Add ``delta`` to positions; those below 0 are removed.
 
         Raises:
             BatchError: see ``KVCache.seq_add``, ``check_shift``.
@@ -160,15 +160,15 @@ class Memory:
         self._on_all(lambda cache: cache.seq_div(seq, p0, p1, d))
 
     def check_shift(self) -> None:
-        """Raises: BatchError, unless ``can_shift``."""
+        """Raise BatchError unless ``can_shift``."""
         if not self.can_shift:
             raise BatchError(
-                "this model has learned positions, which are part of its keys and values: they "
-                "cannot move, so its context cannot shift; use `n_keep=None`"
+                "this model has learned positions, which are part of its keys and values: "
+                "positions cannot change, so there is no context shift; use `n_keep=None`"
             )
 
     def _on_all(self, operation: Callable[[KVCache], None]) -> None:
-        """What may fail, on all caches or on none."""
+        """Apply an operation to all caches; if one fails, undo it on the others."""
         before = [cache.snapshot() for cache in self.caches[:-1]]
         for i, cache in enumerate(self.caches):
             try:
@@ -180,7 +180,7 @@ class Memory:
 
 
 def window_cells(window: int, n_seq_max: int, n_ubatch: int, unified: bool) -> int:
-    """Cells that always suffice for a window: lists let go of whole chunks only."""
+    """Cells that always suffice for a window; entries are evicted in whole chunks."""
     one = window + CHUNK
     cells = n_seq_max * one + n_ubatch if unified else n_seq_max * (one + n_ubatch)
     return -(-cells // CHUNK) * CHUNK

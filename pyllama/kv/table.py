@@ -1,10 +1,10 @@
-"""The table of a KV cache: each sequence's list of (cell, position), and which cells are free.
+"""The table of a KV cache: the list of (cell, position) of each sequence, and the free cells.
 
     table = CellTable(array, window=0, unified=True)            # array: int32[n_seq, n_cells, 2]
     table.entries(0), table.seq_pos_max(0), table.n_used
-    cells, lists = table.take_lists([0, 1])                     # for a saved state
+    cells, lists = table.export_lists([0, 1])                   # for a saved state
 
-What happens to it is `CellLists`'s to say. Not thread-safe.
+`CellLists` adds the operations on sequences. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy.typing as npt
 from ..errors import BatchError, ContextFull
 
 MAX_POSITION = (1 << 31) - 1
-CHUNK = 256  # entries that attention takes at a time: lists are cut at multiples of it only
+CHUNK = 256  # entries that attention reduces at once; lists are cut at multiples of it only
 Ints = npt.NDArray[np.int32]
-_STATE = ("_lists", "_lengths", "_lost", "_owners", "_n_used", "_next", "pending")
+_STATE = ("_lists", "_lengths", "_evicted", "_n_refs", "_n_used", "_next", "pending")
 Seqs = Sequence[int | tuple[int, ...]]  # of each token: its sequence, or several
 
 
 @dataclass
 class Pending:
-    """What has to happen to keys and values before the next decode.
+    """Changes of keys and values to be applied before the next decode.
 
     Attributes:
-        copies: pairs of cells, source and target, to be copied in this order.
-        shift: for each cell, by how many positions its keys have to be rotated afterwards.
-        any: whether there may be something: what every decode asks.
+        shift: positions by which to rotate the keys of each cell, after the copies.
+        copies: source and target cells, to be copied in this order.
+        any: whether there may be pending changes.
     """
 
     shift: Ints
@@ -41,7 +41,7 @@ class Pending:
     any: bool = False
 
     def clear(self) -> None:
-        """Everything is done."""
+        """Drop all pending changes."""
         if self.any:
             self.copies = []
             self.shift[:] = 0
@@ -49,13 +49,13 @@ class Pending:
 
 
 class CellTable:
-    """The lists of all sequences, and the owners of all cells.
+    """The lists of all sequences, and the reference counts of all cells.
 
     Args:
-        table: int32[n_seq_max, n_cells, 2], where the lists are kept.
-        window: positions that a token sees, its own included; 0 for all before it.
-        unified: whether sequences share the cells; otherwise each has an equal part for itself.
-        mirrored: whether to note what changes, for ``changed_entries``.
+        table: int32[n_seq_max, n_cells, 2], storage of the lists.
+        window: positions that a token attends to, its own included; 0 for all before it.
+        unified: whether sequences share the cells; otherwise each has an equal part.
+        mirrored: whether to record changed entries, for ``changed_entries``.
 
     Attributes:
         pending: see ``Pending``.
@@ -69,48 +69,48 @@ class CellTable:
         self._lists = table
         self._changed: dict[int, int] | None = {} if mirrored else None  # first entry by sequence
         self._lengths = [0] * self.n_seq_max
-        self._lost = [-1] * self.n_seq_max  # the last position that made room for others
-        self._owners = np.zeros(self.n_cells, np.int32)  # sequences that a cell belongs to
+        self._evicted = [-1] * self.n_seq_max  # last evicted position, by sequence
+        self._n_refs = np.zeros(self.n_cells, np.int32)  # sequences that have the cell
         self._n_used = 0
-        self._next = 0  # cells below are probably taken
+        self._next = 0  # first cell to try; lower ones are probably used
         self.pending = Pending(np.zeros(self.n_cells, np.int32))
 
     @property
     def mirrored(self) -> bool:
-        """Whether devices have copies of the lists that must follow them."""
+        """Whether devices have copies of the lists."""
         return self._changed is not None
 
     def changed_entries(self) -> list[tuple[int, int, int]]:
-        """(sequence, first, end) of the entries that changed since this was asked before."""
+        """(sequence, first, end) of the entries changed since the last call."""
         if not self._changed:
             return []
         changed, self._changed = self._changed, {}
         return [(seq, first, self._lengths[seq]) for seq, first in changed.items()]
 
     def _note_change(self, seq: int, first: int) -> None:
-        """Entries of a sequence from ``first`` on differ from what a device has."""
+        """Record that entries of a sequence from ``first`` on changed."""
         if self._changed is not None:
             self._changed[seq] = min(self._changed.get(seq, first), first)
 
     @property
     def n_used(self) -> int:
-        """Cells that belong to a sequence."""
+        """Number of cells that belong to any sequence."""
         return self._n_used
 
     def length(self, seq: int) -> int:
-        """Cells of a sequence."""
+        """Number of cells of a sequence."""
         self._check_seq(seq)
         return self._lengths[seq]
 
     def entries(self, seq: int) -> Ints:
-        """(cell, position) of a sequence in order, int32[n, 2]; a view."""
+        """The list (cell, position) of a sequence, int32[n, 2]; a view."""
         self._check_seq(seq)
         entries: Ints = self._lists[seq, : self._lengths[seq]]
         return entries
 
-    def lost(self, seq: int) -> int:
-        """The last position of a sequence that has made room for others, -1 for none."""
-        return self._lost[seq]
+    def evicted(self, seq: int) -> int:
+        """The last evicted position of a sequence, -1 for none."""
+        return self._evicted[seq]
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position of a sequence, -1 where it is empty."""
@@ -124,29 +124,29 @@ class CellTable:
         return int(self._lists[seq, 0, 1]) if self._lengths[seq] else -1
 
     def index(self, seq: int, position: int) -> int:
-        """How many cells of a sequence lie before a position."""
+        """Number of entries of a sequence before a position."""
         n = self._lengths[seq]
         return int(np.searchsorted(self._lists[seq, :n, 1], position))
 
-    def n_hidden(self, entries: Ints, start: int) -> int:
-        """How many of the first (cell, position) no token from ``start`` on sees, in whole chunks.
+    def n_outside_window(self, entries: Ints, start: int) -> int:
+        """Number of leading entries outside of the window of all tokens from ``start`` on.
 
-        Attention cuts lists at multiples of a chunk, so the bits stay those of a full cache.
+        Rounded down to whole chunks, at which attention cuts lists: evicting them changes no bits.
         """
         if not self.window:
             return 0
         return int(np.searchsorted(entries[:, 1], start - self.window + 1)) // CHUNK * CHUNK
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self._lengths = [0] * self.n_seq_max
-        self._lost = [-1] * self.n_seq_max
-        self._owners[:] = 0
+        self._evicted = [-1] * self.n_seq_max
+        self._n_refs[:] = 0
         self._n_used = self._next = 0
         self.pending.clear()
 
     def snapshot(self) -> dict[str, Any]:
-        """The lists as they are, for ``restore``; not the keys and values."""
+        """A copy of the lists for ``restore``, without keys and values."""
         return deepcopy({name: getattr(self, name) for name in _STATE})
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -157,45 +157,45 @@ class CellTable:
         for name in _STATE[1:]:
             setattr(self, name, state[name])
 
-    def take_lists(self, seqs: Sequence[int]) -> tuple[Ints, list[Ints]]:
-        """The cells of some sequences, and (index into these, position) of each sequence."""
+    def export_lists(self, seqs: Sequence[int]) -> tuple[Ints, list[Ints]]:
+        """The cells of some sequences, and each sequence's list of (index in them, position)."""
         entries = [self.entries(s) for s in seqs]
         cells = np.unique(np.concatenate([e[:, 0] for e in entries]))
         lists = [np.stack([np.searchsorted(cells, e[:, 0]), e[:, 1]], 1) for e in entries]
         return cells, [x.astype(np.int32) for x in lists]
 
     def room_for(self, lists: Sequence[Ints], n: int, replaced: int | None) -> bool:
-        """Whether ``put_lists`` will find cells, once sequence ``replaced`` (None: all) is gone."""
+        """Whether ``import_lists`` finds cells after removing sequence ``replaced`` (None: all)."""
         if not self.unified:
             size = self.n_cells // self.n_seq_max
             return sum(map(len, lists)) == n and all(len(x) <= size for x in lists)
         if replaced is None:
             return n <= self.n_cells
-        owners = self._owners.copy()
-        owners[self.entries(replaced)[:, 0]] -= 1
+        n_refs = self._n_refs.copy()
+        n_refs[self.entries(replaced)[:, 0]] -= 1
         starts = self._ends()
         del starts[replaced]
-        return n <= self._n_free(starts, owners)
+        return n <= self._n_free(starts, n_refs)
 
-    def put_lists(
-        self, seqs: Sequence[int], lists: Sequence[Ints], lost: Sequence[int], n: int
+    def import_lists(
+        self, seqs: Sequence[int], lists: Sequence[Ints], evicted: Sequence[int], n: int
     ) -> Ints:
-        """Give empty sequences the lists of ``take_lists``; returns the cells to be filled."""
+        """Set the lists of empty sequences from ``export_lists``; returns the cells to write."""
         if self.unified:
             self._make_room(n, self._ends())
-        cells = np.flatnonzero(self._owners == 0)[:n].astype(np.int32)
-        for seq, entries, gone in zip(seqs, lists, lost, strict=False):
+        cells = np.flatnonzero(self._n_refs == 0)[:n].astype(np.int32)
+        for seq, entries, last_evicted in zip(seqs, lists, evicted, strict=False):
             if not self.unified:
                 stream = self._stream(seq)
-                free = np.flatnonzero(self._owners[stream] == 0) + stream.start
+                free = np.flatnonzero(self._n_refs[stream] == 0) + stream.start
                 cells = np.resize(cells, n)
                 cells[entries[:, 0]] = free[: len(entries)]
             own = cells[entries[:, 0]]
             self._note_change(seq, 0)
             self._lists[seq, : len(entries), 0] = own
             self._lists[seq, : len(entries), 1] = entries[:, 1]
-            self._lengths[seq], self._lost[seq] = len(entries), gone
-            self._own(own)
+            self._lengths[seq], self._evicted[seq] = len(entries), last_evicted
+            self._add_refs(own)
         return cells
 
     def _stream(self, seq: int | tuple[int, ...]) -> slice:
@@ -208,54 +208,54 @@ class CellTable:
         return slice(seq * size, (seq + 1) * size)
 
     def _range(self, seq: int, p0: int, p1: int) -> tuple[int, int]:
-        """Indices in a sequence's list of positions p0 up to p1 (-1: the end)."""
+        """Indices in a sequence's list of the positions [p0, p1) (p1 -1: to the end)."""
         first = self.index(seq, max(p0, 0))
         return first, self._lengths[seq] if p1 < 0 else max(first, self.index(seq, p1))
 
     def _ends(self) -> dict[int, int]:
-        """Where each sequence goes on."""
+        """The next position of each sequence."""
         return {s: self.seq_pos_max(s) + 1 for s in range(self.n_seq_max)}
 
-    def _n_free(self, starts: Mapping[int, int], owners: Ints) -> int:
-        """Free cells once what no token of a sequence from its start on sees has gone."""
-        owners = owners.copy()
+    def _n_free(self, starts: Mapping[int, int], n_refs: Ints) -> int:
+        """Free cells after evicting entries outside of the windows of tokens from ``starts``."""
+        n_refs = n_refs.copy()
         for s, start in starts.items():
             entries = self.entries(s)
-            owners[entries[: self.n_hidden(entries, start), 0]] -= 1
-        return int((owners == 0).sum())
+            n_refs[entries[: self.n_outside_window(entries, start), 0]] -= 1
+        return int((n_refs == 0).sum())
 
     def _make_room(self, n: int, starts: Mapping[int, int]) -> None:
-        """Let go of what no token of a sequence from its start on sees, if n cells are wanted."""
+        """Evict entries outside of the windows of tokens from ``starts`` until n cells are free."""
         for s, start in starts.items():
             if self.unified and self.n_cells - self._n_used >= n:
                 return
-            hidden = self.n_hidden(self.entries(s), start)
-            if hidden:
-                self._lost[s] = int(self._lists[s, hidden - 1, 1])
-                self._remove(s, 0, hidden)
+            n_evicted = self.n_outside_window(self.entries(s), start)
+            if n_evicted:
+                self._evicted[s] = int(self._lists[s, n_evicted - 1, 1])
+                self._remove(s, 0, n_evicted)
 
     def _remove(self, seq: int, first: int, last: int) -> None:
-        """Take entries out of a list; cells of no sequence are free again."""
+        """Remove the entries [first, last) of a list; frees cells without references."""
         n = self._lengths[seq]
         cells = self._lists[seq, first:last, 0].copy()
         self._lists[seq, first : n - (last - first)] = self._lists[seq, last:n].copy()
         self._note_change(seq, first)
         self._lengths[seq] = n - (last - first)
-        self._owners[cells] -= 1
-        freed = cells[self._owners[cells] == 0]
+        self._n_refs[cells] -= 1
+        freed = cells[self._n_refs[cells] == 0]
         self._n_used -= len(freed)
         if len(freed):
             self.pending.shift[freed] = 0
             self._next = min(self._next, int(freed.min()))
 
-    def _own(self, cells: Ints) -> None:
-        self._n_used += int((self._owners[cells] == 0).sum())
-        self._owners[cells] += 1
+    def _add_refs(self, cells: Ints) -> None:
+        self._n_used += int((self._n_refs[cells] == 0).sum())
+        self._n_refs[cells] += 1
 
-    def _copied(self, seq: int, cells: Ints) -> Ints:
-        """Free cells that will hold copies of ``cells``."""
+    def _copy_targets(self, seq: int, cells: Ints) -> Ints:
+        """Free cells for copies of ``cells``, which are added to ``pending``."""
         stream = self._stream(seq)
-        free = np.flatnonzero(self._owners[stream] == 0)[: len(cells)] + stream.start
+        free = np.flatnonzero(self._n_refs[stream] == 0)[: len(cells)] + stream.start
         self._check_free(len(cells), len(free), stream.stop - stream.start)
         new: Ints = free.astype(np.int32)
         self.pending.copies.append((cells.copy(), new))
@@ -266,7 +266,7 @@ class CellTable:
     def _check_free(self, n: int, free: int, of: int) -> None:
         if n > free:
             raise ContextFull(
-                f"the context is full: {n} tokens wanted, {free} of {of} cells free; "
+                f"the context is full: {n} tokens to store, {free} of {of} cells free; "
                 "use a larger `n_ctx` or a shorter prompt"
             )
 
@@ -275,6 +275,6 @@ class CellTable:
             raise BatchError(f"sequence {seq}: this context has 0 to {self.n_seq_max - 1}")
 
 
-def each(seq: int | tuple[int, ...]) -> tuple[int, ...]:
-    """The sequences of a token."""
+def seq_tuple(seq: int | tuple[int, ...]) -> tuple[int, ...]:
+    """The sequences of a token, as a tuple."""
     return seq if isinstance(seq, tuple) else (seq,)

@@ -1,12 +1,12 @@
-"""Which of llama-cpp-python's arguments are accepted without being obeyed, and what then happens.
+"""Arguments of llama-cpp-python that are accepted for compatibility but not implemented.
 
     check_arguments("Llama", {"n_gpu_layers": 99, "lora_path": None})     # one warning
     check_arguments("Llama", {"lora_path": "x.gguf"})                     # NotSupported
 
-An argument that would change results is refused, unless it has a value that changes nothing. One
-that would change only speed or the place of computation gives one line of warning, through
-``logging``. ``AS_IT_IS`` lists those of which every value gives what is computed in any case. All
-others must reach the model or the context (tests). ``docs/from-llama-cpp.md`` shows the tables.
+``REFUSED`` arguments would change results: all values but neutral ones raise. ``WITHOUT_EFFECT``
+would only change speed or the device: other values log a warning. ``IGNORED`` have no effect here
+with any value. All others must reach the model or the context (there is a test).
+``docs/from-llama-cpp.md`` shows the tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Rule(NamedTuple):
-    """The values of an argument that change nothing, and why no other is obeyed."""
+    """The neutral values of an argument, and why others are not supported."""
 
     same: tuple[object, ...]
     why: str
@@ -60,25 +60,25 @@ WITHOUT_EFFECT = {
     "numa": Rule((False, None), "start the process with numactl(8)"),
     "draft_model": Rule((None,), "there is no speculative decoding yet, the text is the same"),
 }
-AS_IT_IS = {
+IGNORED = {
     # of the constructor
     "flash_attn": "attention is always fused",
-    "offload_kqv": "the cache is where the layers are computed, on the CPU",
+    "offload_kqv": "the KV cache is always on the device of its layer, the CPU",
     "lora_scale": "there is no adapter to scale",
-    "spm_infill": "it orders the parts of an infill, of which there is none",
+    "spm_infill": "it orders the parts of an infill, which is not supported",
     # of a completion
-    "tfs_z": "llama.cpp has no such sampler any more",
-    "penalize_nl": "llama.cpp has no such exception any more",
-    "mirostat_tau": "it belongs to mirostat_mode",
-    "mirostat_eta": "it belongs to mirostat_mode",
+    "tfs_z": "llama.cpp has removed this sampler",
+    "penalize_nl": "llama.cpp has removed this option",
+    "mirostat_tau": "it is a parameter of mirostat_mode",
+    "mirostat_eta": "it is a parameter of mirostat_mode",
 }
 
 
 def check_arguments(where: str, given: Mapping[str, Any]) -> None:
-    """Refuse, or warn of, the arguments that would not be obeyed; others are not looked at.
+    """Raise an error, or log a warning, for arguments that are not implemented.
 
     Args:
-        where: the call, for the message.
+        where: name of the called function, for the message.
         given: arguments by name.
 
     Raises:
@@ -94,7 +94,7 @@ def check_arguments(where: str, given: Mapping[str, Any]) -> None:
 
 
 def _is_one_of(value: object, values: tuple[object, ...]) -> bool:
-    """Whether a number or None is among ``values``; arrays, which compare by element, are not."""
+    """Whether ``value`` is one of ``values``; False for arrays, which compare by element."""
     if isinstance(value, Number):
         return value in values
     return any(value is one for one in values)
@@ -114,7 +114,7 @@ def cache_type(name: str, given: int | None) -> GGMLType:
     return GGMLType(given)
 
 
-# arguments of rope, and their values that leave the model's
+# rope arguments and their values that mean the model's own
 _ROPE: dict[str, tuple[float, ...]] = {
     "rope_freq_base": (0.0,),
     "rope_freq_scale": (0.0,),
@@ -127,10 +127,10 @@ _ROPE: dict[str, tuple[float, ...]] = {
 
 
 def rope_overrides(given: Mapping[str, Any]) -> Overrides:
-    """A context's rope from the constructor's arguments; a default is the model's own value.
+    """The rope overrides of a context from the constructor's arguments.
 
     Raises:
-        NotSupported: a type of scaling that is not llama.cpp's.
+        NotSupported: an unknown type of scaling.
     """
     kind = -1 if given["rope_scaling_type"] is None else given["rope_scaling_type"]
     if kind not in range(-1, len(ROPE_SCALINGS)):

@@ -1,4 +1,4 @@
-"""Chat completions in OpenAI's form, made of completions.
+"""Converts completions to chat completions in OpenAI's format.
 
     chat_completion(llama("..."))                  # {"object": "chat.completion", ...}
     for chunk in chat_chunks(llama("...", stream=True)): ...
@@ -16,23 +16,23 @@ from .completion import Completion, CompletionChunk, Logprobs
 
 
 def check_free_text(response_format: Any, *choices: Any) -> None:
-    """Refuse what needs a grammar. Raises: NotSupported."""
+    """Raise NotSupported for requests that need a grammar."""
     kind = (response_format or {}).get("type", "text")
     if kind != "text":
         raise NotSupported(
             f"create_chat_completion: response_format of type {kind!r} is not supported yet; "
-            "ask for the form in the messages and leave it out"
+            "ask for the format in the messages and leave it out"
         )
     for choice in choices:
         if isinstance(choice, Mapping) or choice == "required":
             raise NotSupported(
-                f"create_chat_completion: a tool that must be called ({choice!r}) is not supported "
-                "yet; leave the choice to the model"
+                f"create_chat_completion: a required tool call ({choice!r}) is not supported yet; "
+                "leave the choice to the model"
             )
 
 
 def chat_completion(completion: Completion) -> dict[str, Any]:
-    """A whole reply."""
+    """A completion as a ``chat.completion``."""
     choice = completion["choices"][0]
     return {
         **_head(completion, "chat.completion"),
@@ -49,7 +49,7 @@ def chat_completion(completion: Completion) -> dict[str, Any]:
 
 
 def chat_chunks(chunks: Iterator[CompletionChunk]) -> Generator[dict[str, Any]]:
-    """A reply as it is made: first the role, then text, at last why it ended."""
+    """Completion chunks as chat chunks: the role, then text, then the finish reason."""
     for i, chunk in enumerate(chunks):
         if i == 0:
             yield _chunk(chunk, {"role": "assistant"}, None, None)

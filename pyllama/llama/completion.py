@@ -1,10 +1,10 @@
-"""Completions in OpenAI's form, as llama-cpp-python gives them: whole, or in chunks.
+"""Completions in OpenAI's format, whole or in chunks, as by llama-cpp-python.
 
     run = CompletionRun(request, tokenizer, prompt_logits)
     run.result(engine.run(...))                    # {"choices": [{"text": ...}], "usage": ...}
     for chunk in run.chunks(engine.run(...)): ...
 
-A run serves for one completion.
+A `CompletionRun` makes one completion.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..tokenizer import Tokenizer, TokenStream
 
 
 class Logprobs(TypedDict):
-    """Of each token: text, offset in characters, log-probability, and those of the likeliest."""
+    """Text, character offset, log-probability and likeliest alternatives of each token."""
 
     tokens: list[str]
     text_offset: list[int]
@@ -40,7 +40,7 @@ class Choice(TypedDict):
 
 
 class Usage(TypedDict):
-    """Numbers of tokens."""
+    """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -65,13 +65,13 @@ class Completion(CompletionChunk):
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """What the results of a completion are to have.
+    """The format of a completion's results.
 
     Args:
-        prompt: the text, for ``echo`` and for offsets.
-        prompt_tokens: its tokens.
-        echo: begin with the prompt.
-        logprobs: likeliest tokens to report; None for no log-probabilities.
+        prompt: text of the prompt, for ``echo`` and offsets.
+        prompt_tokens: tokens of the prompt.
+        echo: whether the text begins with the prompt.
+        logprobs: number of likeliest tokens to report; None for no log-probabilities.
         model: name to report.
     """
 
@@ -94,10 +94,10 @@ class CompletionRun:
     """Makes the results of one request from its events.
 
     Args:
-        request: what was asked for.
+        request: the format of the results.
         tokenizer: of the model.
-        prompt_logits: float32[n_prompt, n_vocab] after the first token, for ``echo`` with
-            ``logprobs``.
+        prompt_logits: called after the first token; returns float32[n_prompt, n_vocab] for
+            ``echo`` with ``logprobs``.
     """
 
     request: CompletionRequest
@@ -134,7 +134,7 @@ class CompletionRun:
         return result
 
     def chunks(self, events: Iterable[Event]) -> Iterator[CompletionChunk]:
-        """Pieces of text as they are made; the last one is empty and says why it ended."""
+        """Chunks of text as they are generated; the last one is empty and has the finish reason."""
         return map(self._chunk, self._pieces(events))
 
     def _pieces(self, events: Iterable[Event]) -> Iterator[_Piece]:
@@ -162,7 +162,7 @@ class CompletionRun:
         yield _Piece("", None, reason)
 
     def _echo(self) -> _Piece:
-        """The prompt, and how likely each of its tokens was after those before."""
+        """The prompt, with the log-probabilities of its tokens."""
         request, book = self.request, self._book
         if book is None:
             return _Piece(request.prompt)
@@ -170,7 +170,7 @@ class CompletionRun:
         begin = 1 if tokens[0] == self.tokenizer.bos else 0
         rows = self.prompt_logits()
         for i, token in enumerate(tokens[begin:], start=begin):
-            # OpenAI's form has none for the first one
+            # OpenAI's format has none for the first token
             found = token_logprob(rows[i - 1], token, request.logprobs or 0) if i > begin else None
             book.add(token, found)
         return _Piece(request.prompt, book.take())
@@ -193,7 +193,7 @@ class CompletionRun:
 
 
 class _LogprobBook:
-    """Log-probabilities of tokens since they were last taken."""
+    """Collects the log-probabilities of tokens until `take`."""
 
     def __init__(self, tokenizer: Tokenizer, offset: int) -> None:
         self._tokenizer, self._offset = tokenizer, offset
@@ -201,7 +201,7 @@ class _LogprobBook:
         self._entries = _no_logprobs()
 
     def add(self, token: int, found: TokenLogprob | None) -> None:
-        """Note a token and its log-probability, None where there is none."""
+        """Add a token and its log-probability, None if there is none."""
         entries, text = self._entries, self._text(token)
         entries["tokens"].append(text)
         entries["text_offset"].append(self._offset)
@@ -216,7 +216,7 @@ class _LogprobBook:
         entries["top_logprobs"].append(top)
 
     def take(self) -> Logprobs:
-        """What was noted since."""
+        """Return and remove the collected entries."""
         entries, self._entries = self._entries, _no_logprobs()
         return entries
 

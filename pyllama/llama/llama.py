@@ -1,13 +1,13 @@
-"""The class that scripts know from llama-cpp-python: same arguments, same results.
+"""The class `Llama` of llama-cpp-python: same arguments, same results.
 
     llama = Llama("x.gguf", n_ctx=2048, verbose=False)
     llama("The capital of France is", max_tokens=8, temperature=0)["choices"][0]["text"]
     for chunk in llama("Once upon a time", stream=True): ...
 
-One lock per object: a second thread waits for the call that runs, and for one step of a stream or
-generator. These may be left, closed or mixed with other calls at will: each restores the context
-that it needs. A callback (logits processor, stopping criterion) that calls back raises
-`ReentrantCall`; what it raises itself reaches the caller, and the object stays usable.
+One lock per object: a second thread waits for the running call, or for one step of a stream or
+generator. Streams and generators may be abandoned, closed or interleaved with other calls; each
+restores the context that it needs. A callback (logits processor, stopping criterion) that calls the
+object gets `ReentrantCall`. Exceptions of callbacks propagate, and the object stays usable.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .arguments import cache_type, check_arguments, rope_overrides
 from .chat import chat_chunks, chat_completion, check_free_text
 from .completion import Completion, CompletionChunk, CompletionRequest, CompletionRun
 from .sampler import StepSampler
-from .state import LlamaState, Scores, put_state, take_state
+from .state import LlamaState, Scores, copy_state, restore_llama_state
 from .tokenizer import LlamaTokenizer
 
 T = TypeVar("T")
@@ -53,42 +53,43 @@ __all__ = ["Llama", "LogitsProcessorList", "StoppingCriteriaList"]
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """A list of criteria that is itself one: whether any of them says stop."""
+    """A list of criteria that is itself a criterion: whether any of them is true."""
 
     def __call__(self, input_ids: Ids, logits: Floats) -> bool:
         return any(criterion(input_ids, logits) for criterion in self)
 
 
 class Llama:
-    """A model with a context, made for one text at a time.
+    """A model with a context for one text at a time.
 
     Args:
-        model_path: GGUF file, or the first part of several.
-        vocab_only: tokenizer and metadata only, of any architecture.
+        model_path: GGUF file, or the first part of a split model.
+        vocab_only: load only tokenizer and metadata, of any architecture.
         use_mmap: map the file; False reads it into memory.
-        use_mlock: keep the weights in RAM.
+        use_mlock: pin the weights in RAM.
         kv_overrides: metadata to change or add, by key.
-        seed: of all completions that are given none; 0xFFFFFFFF for a new one each time.
-        n_ctx: tokens of context; 0 for what the model was trained with.
-        n_batch: tokens of a prompt in one decode; n_ubatch: computed at once.
-        n_threads, n_threads_batch: for one token and for several; None chooses.
-        logits_all: keep the logits of every token in ``scores``.
-        swa_full: keep all keys and values of layers that see only a window of tokens.
-        last_n_tokens_size: tokens that the repeat penalty looks back on.
-        chat_format: name of a chat format, of llama.cpp or llama-cpp-python; None for the model's
+        seed: default seed of completions; 0xFFFFFFFF for a random one each time.
+        n_ctx: tokens of context; 0 for the context length of training.
+        n_batch: maximum prompt tokens per decode.
+        n_ubatch: maximum tokens per graph.
+        n_threads, n_threads_batch: threads for one token and for batches; None for the default.
+        logits_all: store the logits of every token in ``scores``.
+        swa_full: keep all keys and values of sliding-window layers.
+        last_n_tokens_size: number of last tokens for the penalties.
+        chat_format: name of a chat format of llama.cpp or llama-cpp-python; None for the model's
             own template.
-        sparse, sparse_threshold: which neurons of a ReLU model are computed, see `Model.load`.
+        sparse, sparse_threshold: sparse inference of ReLU models, see `Model.load`.
         chat_handler: called with ``llama=`` and all arguments instead of `create_chat_completion`.
-        verbose: say on stderr what is loaded, reused and how fast; warnings come either way.
+        verbose: print load, reuse and timings to stderr; warnings are logged in any case.
 
-    Other arguments are llama-cpp-python's: refused where they would change results, named in a
-    warning of `logging` where they would only change speed, see `pyllama.llama.arguments`.
+    Other arguments of llama-cpp-python are refused if they would change results, and logged as a
+    warning if they would only change speed, see `pyllama.llama.arguments`.
 
     Attributes:
-        metadata: the file's, as text, without arrays.
+        metadata: metadata of the file as text, without arrays.
 
     Raises:
-        ModelError (a ValueError): there is no such file, or no model in it.
+        ModelError (a ValueError): there is no such file, or it is not a supported model.
         NotSupported: an argument that would change results.
         AllocError: not enough memory.
 
@@ -205,18 +206,19 @@ class Llama:
         cache_dir: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
-        """A model from the Hugging Face hub, downloaded if need be; needs the extra ``hf``.
+        """Load a model from the Hugging Face hub or its local cache; needs the extra ``hf``.
 
         Args:
             repo_id: ``user/model``, or ``user/model:QUANT``.
-            filename: name of the GGUF file, or a pattern such as ``*Q4_K_M.gguf``; None chooses.
-            cache_dir: another cache.
-            options: the constructor's.
+            filename: name or pattern of the GGUF file, such as ``*Q4_K_M.gguf``; None for the
+                default choice.
+            cache_dir: folder of the cache; None for the hub's default.
+            options: arguments of the constructor.
 
         Raises:
             HubError: see `pyllama.files.hub.hub_model`.
         """
-        from ..files.hub import Hub, hub_model  # few need it: 3 ms of every start
+        from ..files.hub import Hub, hub_model  # imported late: takes 3 ms
 
         hub = Hub(cache_dir=None if cache_dir is None else Path(cache_dir))
         return cls(hub_model(repo_id, filename, hub), **options)
@@ -225,26 +227,26 @@ class Llama:
 
     @property
     def model(self) -> Model:
-        """The model beneath."""
+        """The model."""
         return self._model
 
     @property
     def context(self) -> Context:
-        """The context beneath."""
+        """The context. Raises: ModelError, if there is none."""
         return self._lease.context
 
     @property
-    def _kept(self) -> Scores:
+    def _scores_kept(self) -> Scores:
         if self._held is None:
             raise ModelError(
-                f"{self.model_path}: there is nothing to evaluate with: loaded with "
-                "vocab_only=True, or closed"
+                f"{self.model_path}: there is no context: the model was loaded with "
+                "vocab_only=True, or is closed"
             )
         return self._held
 
     @property
     def _lease(self) -> Lease:
-        return self._kept.lease
+        return self._scores_kept.lease
 
     def n_ctx(self) -> int:
         """Tokens of context."""
@@ -259,15 +261,15 @@ class Llama:
         return self._model.tokenizer.n_vocab
 
     def token_bos(self) -> int:
-        """Beginning-of-text token, -1 where there is none."""
+        """Beginning-of-text token, -1 if there is none."""
         return self.tokenizer().token("bos")
 
     def token_eos(self) -> int:
-        """End-of-text token, -1 where there is none."""
+        """End-of-text token, -1 if there is none."""
         return self.tokenizer().token("eos")
 
     def token_nl(self) -> int:
-        """Newline token, -1 where there is none."""
+        """Newline token, -1 if there is none."""
         return self.tokenizer().token_nl()
 
     def tokenizer(self) -> LlamaTokenizer:
@@ -288,13 +290,13 @@ class Llama:
         return self.tokenizer().detokenize(tokens, prev_tokens, special)
 
     def set_seed(self, seed: int) -> None:
-        """Set the seed of what is sampled from now on; 0xFFFFFFFF or -1 for random ones."""
+        """Set the seed of further sampling; 0xFFFFFFFF or -1 for random seeds."""
         self._seed = seed & RANDOM_SEED
         self._seeds = random.Random(self._seed)
         self._sampler = StepSampler(self._chain)
 
     def _recover(self) -> None:
-        """In a child that was forked during a call: tokens are evaluated again."""
+        """Reset the engine in a child process that was forked during a call."""
         if self._held is not None:
             self._held.lease.engine.recover()
 
@@ -303,7 +305,7 @@ class Llama:
         with self._lock:
             held, self._held = self._held, None
             if held is not None:
-                held.lease.on_logits(None)  # no cycle keeps the cache's memory
+                held.lease.on_logits(None)  # breaks the reference cycle, to free the cache
                 held.lease.context.close()
             self._model.close()
 
@@ -319,14 +321,14 @@ class Llama:
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # half made, or at the end of the process
+        with contextlib.suppress(Exception):  # partly constructed, or interpreter shutdown
             self.close()
 
     # --- evaluation -----------------------------------------------------------------------------
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that the context holds; lower it to forget the last ones. Raises: BatchError."""
+        """Number of tokens in the cache; assign a lower one to remove the last tokens."""
         return self._lease.n_tokens
 
     @n_tokens.setter
@@ -338,20 +340,20 @@ class Llama:
 
     @property
     def input_ids(self) -> Ids:
-        """int32[n_ctx], of which the first ``n_tokens`` count."""
+        """Token ids int32[n_ctx], of which the first ``n_tokens`` are valid."""
         return self._lease.ids
 
     @property
     def scores(self) -> Floats:
-        """float32[n_ctx, n_vocab]: the logits after each token.
+        """The logits of each token, float32[n_ctx, n_vocab].
 
-        With ``logits_all`` all rows below ``n_tokens`` are filled; else the last one, and the last
-        of each `eval`. Memory is taken for filled rows only.
+        With ``logits_all`` all rows below ``n_tokens`` are valid; else the last one, and the last
+        of each `eval`. The system commits memory for written rows only.
 
         Raises:
-            AllocError: so large an array cannot even be reserved.
+            AllocError: the address space cannot be reserved.
         """
-        return self._kept.rows
+        return self._scores_kept.rows
 
     @property
     def _input_ids(self) -> Ids:
@@ -362,36 +364,36 @@ class Llama:
         return self.scores[: self.n_tokens]
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Remove all tokens."""
         with self._lock:
             self._lease.n_tokens = 0
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens behind those that the context holds.
+        """Evaluate tokens after those in the cache.
 
         Raises:
-            ContextFull: they do not fit; nothing has changed then.
+            ContextFull: the tokens do not fit; nothing has changed.
             BatchError: an unknown token.
-            Aborted: it was stopped; what was finished counts in ``n_tokens``.
+            Aborted: the decode was stopped; ``n_tokens`` counts the finished batches.
         """
         with self._lock:
             self._lease.evaluate(list(map(int, tokens)))
-            _ = self._kept.rows  # keeps the last row
+            _ = self._scores_kept.rows  # stores the last row
 
     def save_state(self) -> LlamaState:
         """A copy of tokens, logits and cache, for `load_state`."""
         with self._lock:
-            return take_state(self._kept, self._seed)
+            return copy_state(self._scores_kept, self._seed)
 
     def load_state(self, state: LlamaState) -> None:
-        """Go on where `save_state` was called, on this or another object with the same model.
+        """Restore a state from `save_state` of this or another object with the same model.
 
         Raises:
-            StateError: of another model or cache type, damaged, or more than this context takes.
-                Nothing has changed then.
+            StateError: the state is of another model or cache type, damaged, or too large. Nothing
+                has changed.
         """
         with self._lock:
-            put_state(self._kept, state)
+            restore_llama_state(self._scores_kept, state)
             self.set_seed(state.seed)
 
     # --- sampling and generation ----------------------------------------------------------------
@@ -415,12 +417,12 @@ class Llama:
         grammar: object | None = None,
         idx: int | None = None,
     ) -> int:
-        """Choose a token by the logits of the last evaluated one; it is not evaluated.
+        """Sample a token from the logits of the last evaluated one, without evaluating it.
 
-        Calls with equal arguments go on with one random stream.
+        Consecutive calls with equal arguments continue one random stream.
 
         Args:
-            idx: position to sample after, instead of the last; needs ``logits_all``.
+            idx: position of the logits instead of the last; needs ``logits_all``.
 
         Raises:
             BatchError: nothing is evaluated at that position.
@@ -432,7 +434,7 @@ class Llama:
         )  # fmt: skip
         with self._lock:
             lease = self._lease
-            logits = self._kept.after(lease.n_tokens - 1 if idx is None else idx)
+            logits = self._scores_kept.after(lease.n_tokens - 1 if idx is None else idx)
             start_s = time.perf_counter()
             token = self._sampler.sample(params, lease.tokens, logits, _as_list(logits_processor))
             self._timings.count_sample(time.perf_counter() - start_s)
@@ -459,14 +461,14 @@ class Llama:
         stopping_criteria: Sequence[StoppingCriteria] | StoppingCriteria | None = None,
         grammar: object | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """Continue tokens until the context is full, end-of-generation tokens included.
+        """Continue tokens until the context is full, also after end-of-generation tokens.
 
-        What the context holds of ``tokens`` is not evaluated again. Tokens that are sent to the
-        generator follow the one it gave.
+        The common prefix of ``tokens`` and the cache is reused. Tokens sent to the generator are
+        appended after the last one it yielded.
 
         Args:
-            tokens: what to continue.
-            reset: False puts ``tokens`` behind those that the context holds.
+            tokens: the prompt.
+            reset: False appends ``tokens`` to those in the cache.
 
         Yields:
             Token ids.
@@ -495,7 +497,7 @@ class Llama:
         return locked(self._lock, self._tokens(run))
 
     def _tokens(self, run: Run) -> Steps[int]:
-        """The tokens of a run; those that are sent go on to it."""
+        """The tokens of a run; forwards tokens sent to the generator."""
         sent: Sequence[int] | None = None
         while True:
             try:
@@ -514,7 +516,7 @@ class Llama:
         )
 
     def _next_seed(self) -> int:
-        """Random, or the next of those that follow from the object's seed."""
+        """The seed of the next completion, derived from the object's seed unless that is random."""
         return RANDOM_SEED if self._seed == RANDOM_SEED else self._seeds.randrange(RANDOM_SEED)
 
     # --- completion -----------------------------------------------------------------------------
@@ -550,21 +552,21 @@ class Llama:
         """Continue a text.
 
         Args:
-            prompt: text, in which special tokens count, or token ids.
-            max_tokens: at most; None or 0 for as many as fit into the context.
+            prompt: text, in which special tokens are parsed, or token ids.
+            max_tokens: maximum number of tokens; None or 0 until the context is full.
             temperature: 0 is greedy.
-            logprobs: likeliest tokens to report for each one; needs ``logits_all``.
-            echo: begin with the prompt.
-            stop: texts that end it, and are not part of it.
-            stream: give chunks as they are made, each under the lock of its own.
-            seed: of this completion.
+            logprobs: number of likeliest tokens to report; needs ``logits_all``.
+            echo: begin the text with the prompt.
+            stop: stop strings, which are not part of the text.
+            stream: return an iterator, which holds the lock only while a chunk is computed.
+            seed: seed of this completion.
             model: name to report, instead of the path.
-            stopping_criteria: called with all ids and the logits; True ends it.
-            logits_processor: called with all ids and a copy of the logits, returns new ones.
+            stopping_criteria: called with all ids and the logits; True ends the text.
+            logits_processor: called with all ids and a copy of the logits; returns new logits.
             logit_bias: added to the logits of these token ids.
 
         Returns:
-            A completion in OpenAI's form, or an iterator of its chunks.
+            A completion in OpenAI's format, or an iterator of its chunks.
 
         Raises:
             ContextFull (a ValueError): the prompt leaves no room for a token.
@@ -572,7 +574,7 @@ class Llama:
             ValueError: ``logprobs`` without ``logits_all``.
         """
         check_arguments("create_completion", locals())
-        kept = self._kept
+        kept = self._scores_kept
         if logprobs is not None and not kept.logits_all:
             raise BatchError(
                 "logprobs is not supported for models created with logits_all=False; "
@@ -581,7 +583,7 @@ class Llama:
         tokens = self._prompt_tokens(prompt)
         check_prompt(len(tokens), 0, self._n_ctx, min_room=1)
         room = self._n_ctx - len(tokens)
-        asked = CompletionRequest(
+        result_format = CompletionRequest(
             prompt=prompt if isinstance(prompt, str) else self.tokenizer().decode(tokens),
             prompt_tokens=tokens,
             echo=echo,
@@ -605,12 +607,12 @@ class Llama:
             criteria=_as_list(stopping_criteria),
             progress=self.verbose,
         )
-        run = CompletionRun(asked, self._model.tokenizer, lambda: kept.rows[: len(tokens)])
+        run = CompletionRun(result_format, self._model.tokenizer, lambda: kept.rows[: len(tokens)])
         if stream:
             return locked(self._lock, self._timed_chunks(run, request))
         with self._lock:
             self._timings.reset()
-            result = run.result(self._heard(request))
+            result = run.result(self._events(request))
             self._say_timings()
             return result
 
@@ -623,17 +625,17 @@ class Llama:
 
     def _timed_chunks(self, run: CompletionRun, request: Request) -> Steps[CompletionChunk]:
         self._timings.reset()
-        yield from run.chunks(self._heard(request))
+        yield from run.chunks(self._events(request))
         self._say_timings()
 
-    def _heard(self, request: Request) -> Iterator[Event]:
-        """The events of a request; what is reused of its prompt is said."""
+    def _events(self, request: Request) -> Iterator[Event]:
+        """The events of a request; prints the reuse of its prompt."""
         for event in self._lease.run(request):
             self._say_reuse(event)
             yield event
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, bytes):  # a sequence of integers too
+        if isinstance(prompt, bytes):  # bytes are a sequence of integers too
             raise BatchError("the prompt is bytes, want text or token ids; decode() it")
         if not isinstance(prompt, str):
             return list(map(int, prompt))
@@ -678,27 +680,27 @@ class Llama:
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
-        """Reply to a conversation, written in the model's chat format.
+        """Generate a reply to a conversation in the model's chat format.
 
-        What of the conversation was evaluated before is not evaluated again.
+        The common prefix with the cache is reused.
 
         Args:
             messages: dictionaries with ``role`` and ``content``.
-            functions, function_call, tools, tool_choice: given to the template. What the model
-                makes of them comes back as text.
-            max_tokens: at most; None or 0 for as many as fit into the context.
+            functions, function_call, tools, tool_choice: passed to the template. Tool calls of the
+                model are returned as text.
+            max_tokens: maximum number of tokens; None or 0 until the context is full.
             logprobs: report log-probabilities; needs ``logits_all``.
-            top_logprobs: likeliest tokens to report for each one.
+            top_logprobs: number of likeliest tokens to report.
 
         Other arguments are those of `create_completion`.
 
         Returns:
-            A ``chat.completion``, or an iterator of ``chat.completion.chunk``: the role first.
+            A ``chat.completion``, or an iterator of ``chat.completion.chunk``.
 
         Raises:
-            TemplateError (a ValueError): the template refuses the messages, or is wrong.
+            TemplateError (a ValueError): the template is invalid or rejects the messages.
             ContextFull (a ValueError): the conversation leaves no room for a token.
-            NotSupported: ``response_format`` other than text, or a tool that must be called.
+            NotSupported: ``response_format`` other than text, or a required tool call.
         """
         options = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         if self.chat_handler is not None:
@@ -716,23 +718,23 @@ class Llama:
         made: Any = self.create_completion(prompt.tokens, **options)
         return chat_chunks(made) if stream else chat_completion(made)
 
-    # --- not possible yet -----------------------------------------------------------------------
+    # --- not supported yet ----------------------------------------------------------------------
 
     def embed(self, *args: object, **options: object) -> NoReturn:
-        """Not possible yet. Raises: NotSupported."""
+        """Not supported yet. Raises: NotSupported."""
         raise NotSupported("Llama: embeddings are not supported yet; llama-cpp-python has them")
 
     create_embedding = embed
 
     def set_cache(self, cache: object | None) -> None:
-        """Nothing but None is possible yet. Raises: NotSupported."""
+        """Accepts only None; caches are not supported yet. Raises: NotSupported."""
         if cache is not None:
             raise NotSupported(
-                "Llama: a cache of states is not supported yet; leave it out: what a prompt has "
-                "in common with the last one is used again in any case"
+                "Llama: a cache of states is not supported yet; leave it out: the common prefix "
+                "with the last prompt is reused in any case"
             )
 
-    # --- what is printed ------------------------------------------------------------------------
+    # --- messages on stderr ---------------------------------------------------------------------
 
     def _say(self, text: str) -> None:
         if self.verbose:
@@ -749,7 +751,7 @@ class Llama:
 
 
 def _as_text(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Metadata as llama.cpp prints it; arrays are left out.
+    """Metadata as llama.cpp prints it, without arrays.
 
     Source: llama.cpp, ``gguf_kv_to_str``.
     """
@@ -767,7 +769,7 @@ def _as_text(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _as_list(given: Sequence[T] | T | None) -> tuple[T, ...]:
-    """Callables, for one of them, a list or None."""
+    """A tuple from one object, a sequence or None."""
     if given is None:
         return ()
     return tuple(given) if isinstance(given, Sequence) else (given,)

@@ -1,10 +1,9 @@
-"""The sampler of `Llama.sample`: one token at a time, chosen by hand.
+"""The sampler of `Llama.sample`, which samples single tokens.
 
     sampler = StepSampler(make_chain)
     token = sampler.sample(params, tokens, logits)
 
-Calls with equal parameters, on a text that was only continued, share one chain, and so one random
-stream.
+Consecutive calls with equal parameters on a growing text share one chain and its random stream.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ..sampling import Chain, LogitsProcessor, SamplingParams, apply_logits_proc
 
 
 class StepSampler:
-    """Chooses tokens; the chain of the last call is kept.
+    """Samples tokens; keeps the chain of the last call.
 
     Args:
         make_chain: makes a chain of samplers.
@@ -37,11 +36,11 @@ class StepSampler:
         logits: Floats,
         processors: Sequence[LogitsProcessor] = (),
     ) -> int:
-        """The token chosen to follow ``tokens``.
+        """Sample the token after ``tokens``.
 
         Args:
-            logits: float32[n_vocab] after the last token.
-            processors: change the logits before.
+            logits: float32[n_vocab] of the last token.
+            processors: applied to the logits first.
         """
         if self._params != params or tokens[: len(self._accepted)] != self._accepted:
             self._params, self._chain, self._accepted = params, self._make_chain(params), []

@@ -1,8 +1,8 @@
-"""What a `Llama` holds, as an object that can be kept, pickled and put back.
+"""The state of a `Llama` as an object that can be pickled and restored.
 
     state = llama.save_state()
     llama("something else")
-    llama.load_state(state)                        # goes on where it was
+    llama.load_state(state)                        # continues from the saved state
 
 Source: llama-cpp-python, ``LlamaState``, ``Llama.save_state``, ``Llama.load_state``.
 """
@@ -23,13 +23,14 @@ from ..errors import BatchError, StateError
 
 @dataclass
 class LlamaState:
-    """Tokens, logits, and the context's memory of them.
+    """Tokens, logits and KV cache.
 
     Attributes:
-        input_ids: int32[n_ctx], of which the first ``n_tokens`` count.
+        input_ids: int32[n_ctx], of which the first ``n_tokens`` are valid.
         scores: float32[n_tokens, n_vocab]; all rows with ``logits_all``, else the last one.
-        llama_state: keys and values, see `pyllama.core.state`; llama_state_size: its bytes.
-        seed: of what is sampled.
+        llama_state: keys and values, see `pyllama.core.state`.
+        llama_state_size: size of ``llama_state`` in bytes.
+        seed: seed of sampling.
     """
 
     input_ids: Ids
@@ -41,11 +42,12 @@ class LlamaState:
 
 
 class Scores:
-    """The logits after the tokens of a sequence, as far as they are kept.
+    """The stored logits of the tokens of a sequence.
 
     Args:
         lease: the sequence.
-        logits_all: keep those of all tokens, else of the last one when somebody looks.
+        logits_all: store the logits of all tokens; else those of the last one when ``rows`` is
+            read.
     """
 
     def __init__(self, lease: Lease, *, logits_all: bool) -> None:
@@ -56,10 +58,10 @@ class Scores:
 
     @property
     def rows(self) -> Floats:
-        """float32[n_ctx, n_vocab], with memory for filled rows only.
+        """Logits float32[n_ctx, n_vocab]; the system commits memory for written rows only.
 
         Raises:
-            AllocError: so large an array cannot even be reserved.
+            AllocError: the address space cannot be reserved.
         """
         rows = self._all()
         last = self.lease.last_logits
@@ -68,10 +70,10 @@ class Scores:
         return rows
 
     def after(self, position: int) -> Floats:
-        """Logits after the token at a position.
+        """Logits of the token at a position.
 
         Raises:
-            BatchError: there is no such token, or its logits were not kept.
+            BatchError: there is no such token, or its logits were not stored.
         """
         if not 0 <= position < self.lease.n_tokens:
             raise BatchError(
@@ -81,7 +83,7 @@ class Scores:
         row: Floats = self.rows[position]
         if not row.any():
             raise BatchError(
-                f"the logits after token {position} were not kept; evaluate it again, "
+                f"the logits after token {position} were not stored; evaluate it again, "
                 "or create Llama(..., logits_all=True)"
             )
         return row
@@ -103,8 +105,8 @@ class Scores:
         return self._rows
 
 
-def take_state(scores: Scores, seed: int) -> LlamaState:
-    """A copy of what a sequence, the only one of its context, holds."""
+def copy_state(scores: Scores, seed: int) -> LlamaState:
+    """A copy of the state of a sequence, which must be the only one of its context."""
     lease, rows = scores.lease, scores.rows
     n = lease.n_tokens
     if scores.logits_all:
@@ -117,14 +119,15 @@ def take_state(scores: Scores, seed: int) -> LlamaState:
     return LlamaState(lease.ids.copy(), kept, n, memory, len(memory), seed)
 
 
-def put_state(scores: Scores, state: LlamaState) -> None:
-    """Continue where a state was taken; the context may have another size that suffices.
+def restore_llama_state(scores: Scores, state: LlamaState) -> None:
+    """Restore a saved state; the context may have another size if the tokens fit.
 
     Raises:
-        StateError: of another model or cache type, damaged, or too large. Nothing has changed then.
+        StateError: the state is of another model or cache type, damaged, or too large. Nothing has
+            changed.
     """
     lease, rows, n = scores.lease, scores.rows, state.n_tokens
-    if n > len(lease.ids):  # a window's cache may hold their end nevertheless
+    if n > len(lease.ids):  # the smaller cache of a sliding window might still accept them
         raise StateError(
             f"LlamaState: {n} tokens do not fit into a context of {len(lease.ids)}; "
             f"use `n_ctx={n}` or more"

@@ -12,7 +12,7 @@ from ..tokenizer import Tokenizer
 
 
 class LlamaTokenizer:
-    """Stateless, so threads and callbacks may use it at any time.
+    """The tokenizer of a `Llama`. Stateless: threads and callbacks may use it at any time.
 
     Source: llama-cpp-python, ``LlamaTokenizer``.
     """
@@ -24,11 +24,11 @@ class LlamaTokenizer:
         """Token ids of UTF-8 text.
 
         Args:
-            add_bos: add BOS and EOS where the model wants them.
-            special: take special tokens written in the text for what they are.
+            add_bos: add BOS and EOS if the model uses them.
+            special: parse special tokens in the text.
 
         Raises:
-            TokenizerError: the vocabulary cannot spell it.
+            TokenizerError: the vocabulary cannot encode the text.
         """
         return self._tokenizer.encode(text.decode("utf-8", "replace"), add_bos, special)
 
@@ -38,11 +38,13 @@ class LlamaTokenizer:
         prev_tokens: Sequence[int] | None = None,
         special: bool = False,
     ) -> bytes:
-        """Bytes of tokens, maybe part of a character; without the space that SPM puts behind BOS.
+        """Bytes of tokens, possibly with incomplete characters at the ends.
+
+        The space that SPM adds after BOS is removed.
 
         Args:
-            prev_tokens: has no effect, as there.
-            special: spell special tokens out.
+            prev_tokens: has no effect, as in llama-cpp-python.
+            special: include the text of special tokens.
 
         Raises:
             TokenizerError: the vocabulary has no such token.
@@ -57,15 +59,15 @@ class LlamaTokenizer:
         return self._tokenizer.encode(text, add_bos, special)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Text of tokens; characters that are not whole are left out."""
+        """Text of tokens, without incomplete characters."""
         return self.detokenize(tokens).decode("utf-8", "ignore")
 
     def token(self, role: str) -> int:
-        """Id of the token of a role (``bos``, ``eos``, ...), -1 where there is none."""
+        """Id of the token of a role (``bos``, ``eos``, ...), -1 if there is none."""
         return self._tokenizer.vocab.roles.get(role, -1)
 
     def token_nl(self) -> int:
-        """Id of the newline token, -1 where there is none."""
+        """Id of the newline token, -1 if there is none."""
         ids = self._tokenizer.encode("\n", add_special=False)
-        # SPM spells a space before it
+        # SPM adds a space before it
         return ids[-1] if ids and self._tokenizer.token_to_piece(ids[-1]) == b"\n" else -1

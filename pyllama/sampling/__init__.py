@@ -1,10 +1,10 @@
-"""From logits to a token id, with llama.cpp's samplers, order, defaults and random stream.
+"""Samples token ids from logits, with llama.cpp's samplers, order, defaults and random numbers.
 
     chain = Chain(SamplingParams(temp=0.7, seed=42), n_vocab=logits.size)
     token = chain.sample(logits)
     chain.accept(token)
 
-A chain belongs to one generation: it holds a random stream and a history, and is not thread-safe.
+A chain belongs to one generation: it has a random stream and a history. Not thread-safe.
 """
 
 from pyllama.sampling.candidates import Candidates

@@ -1,8 +1,8 @@
-"""Logits moved by token id: the user's ``logit_bias``, and ``ignore_eos`` as a ban on its tokens.
+"""Bias of logits by token id: ``logit_bias``, and ``ignore_eos`` as a bias of -inf.
 
     SamplingParams(logit_bias={42: -math.inf, 7: 1.5}, ignore_eos=True)
 
-Runs first, on the whole vocabulary.
+The first sampler of a chain, on the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class LogitBias(Sampler):
             bias.update(dict.fromkeys(setup.eog_ids, -np.inf))
         return cls(bias) if bias else None
 
-    def spares(self, token: int) -> bool:
-        """Whether the token, if its logit is the largest, still has the largest one afterwards."""
+    def keeps_argmax_of(self, token: int) -> bool:
+        """Whether ``token``, if it is the argmax, is still the argmax afterwards."""
         return self._lowers and token not in self._ids
 
     def apply(self, candidates: Candidates) -> None:

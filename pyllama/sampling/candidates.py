@@ -1,12 +1,12 @@
-"""The tokens that may still be chosen, with their logits: what samplers pass on to each other.
+"""The candidate tokens and their logits, which samplers narrow and change.
 
     candidates = Candidates(logits)     # the whole vocabulary; nothing is copied
     candidates.keep_top(40)
     candidates.probs()                  # float32[40], sums to 1
 
-Candidates stand either by ascending id (``sorted`` is False) or by descending logit with equal
-logits by ascending id (``sorted`` is True), so ties always go to the lowest id. The caller's logits
-are never written. NaN counts as -inf; where every logit is -inf the first candidate has it all.
+Candidates are ordered by ascending id (``sorted`` is False), or by descending logit and then by id
+(``sorted`` is True), so ties go to the lowest id. The caller's logits are not written to. NaN is
+taken as -inf; if every logit is -inf, the first candidate has probability 1.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Candidates:
 
     Args:
         logits: float32[n], one per token id from 0.
-        best: where the largest one is, or the first NaN, if that is known.
+        argmax: index of the largest logit, or of the first NaN, if known.
 
     Attributes:
         logits: float32[n_candidates]; read-only by convention, see `edit`.
-        sorted: Whether candidates stand by descending logit.
+        sorted: whether candidates are ordered by descending logit.
     """
 
     __slots__ = ("_ids", "_n_vocab", "_owned", "logits", "sorted")
 
-    def __init__(self, logits: Floats, best: int | None = None) -> None:
-        best = int(logits.argmax()) if best is None else best
-        self._owned = math.isnan(logits[best])
+    def __init__(self, logits: Floats, argmax: int | None = None) -> None:
+        argmax = int(logits.argmax()) if argmax is None else argmax
+        self._owned = math.isnan(logits[argmax])
         if self._owned:
             logits = np.where(np.isnan(logits), np.float32(-np.inf), logits)
         self.logits = logits
@@ -58,12 +58,12 @@ class Candidates:
         """The token id of one candidate."""
         return position if self._ids is None else int(self._ids[position])
 
-    def best(self) -> int:
-        """The position of the largest logit; the lowest id where several are equal."""
+    def argmax(self) -> int:
+        """The position of the largest logit; the lowest id of equal ones."""
         return 0 if self.sorted else int(self.logits.argmax())
 
     def keep(self, which: Positions | NDArray[np.bool_] | slice) -> None:
-        """Drop all candidates but these; positions must be in an order of `Candidates`."""
+        """Keep only these candidates; the positions must be ordered as `Candidates` are."""
         if isinstance(which, slice):
             self._ids = self.ids[which]
         else:
@@ -82,14 +82,14 @@ class Candidates:
             self.sorted = True
 
     def edit(self, tokens: NDArray[np.intp]) -> tuple[Floats, Positions, NDArray[np.intp]]:
-        """Make the logits writable, by ascending id, and find tokens among them.
+        """Order by ascending id, make the logits writable, and find tokens among them.
 
         Args:
             tokens: distinct token ids.
 
         Returns:
-            The logits to write to; the positions of those tokens that are still candidates;
-            and where each of these stands in `tokens`.
+            The writable logits; the positions of those ``tokens`` that are candidates; the
+            indices of these in ``tokens``.
         """
         if self.sorted:
             order = self.ids.argsort()
@@ -105,12 +105,12 @@ class Candidates:
         return self.logits, positions, found
 
     def weights(self) -> Floats:
-        """float32[n_candidates]: probabilities relative to that of the likeliest."""
-        top = self.logits[self.best()]
+        """float32[n_candidates]: probabilities relative to the largest one."""
+        top = self.logits[self.argmax()]
         if np.isfinite(top):
-            with np.errstate(over="ignore"):  # masks near float32's lowest value end as -inf
+            with np.errstate(over="ignore"):  # logits near float32's minimum may overflow to -inf
                 weights: Floats = np.exp(self.logits - top)
-        elif top > 0:  # forced tokens share all there is
+        elif top > 0:  # +inf: forced tokens share the probability
             weights = (self.logits == top).astype(np.float32)
         else:
             weights = np.zeros(len(self), np.float32)
@@ -126,7 +126,7 @@ class Candidates:
 
 @inline_strict
 def weight(logits, i):  # type: ignore[no-untyped-def]
-    """One of `Candidates.weights` where logits descend, for `fused`."""
+    """`Candidates.weights` of one of the descending ``logits``, for `fused`."""
     top = logits[0]
     if np.isfinite(top):
         return np.exp(logits[i] - top)

@@ -9,9 +9,9 @@
     m = chain.mark()                # then sample and accept drafted tokens ...
     chain.rollback(m)               # ... and undo that
 
-With equal logits, parameters and seed a chain chooses as llama.cpp's does, as far as float32
-rounding of exp allows. Each `sample` takes two words of the random stream, greedy or not. NaN
-counts as -inf; where every logit is -inf, token 0 is chosen. Not thread-safe.
+With equal logits, parameters and seed a chain samples the same token as llama.cpp, up to float32
+rounding of exp. Each `sample` consumes two words of the random stream, also if greedy. NaN counts
+as -inf; if every logit is -inf, token 0 is returned. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ Mark = tuple[tuple[object, ...], StreamMark]
 
 
 class Chain:
-    """The samplers of one generation, in order, and the draw at their end.
+    """The samplers of one generation, in order, and the final draw.
 
     Args:
-        params: what the user asked for.
+        params: sampling parameters.
         n_vocab: number of logits.
         eog_ids: token ids that ``ignore_eos`` bans.
 
@@ -76,62 +76,63 @@ class Chain:
         self._n_vocab = n_vocab
         self._dist = Dist(params.seed)
         self._samplers = [sampler for _, sampler in links if sampler is not None]
-        # those that remember tokens
+        # samplers with a history of tokens
         self._listeners = [s for s in self._samplers if type(s).accept is not Sampler.accept]
         self._greedy = _greedy_prefix(self._samplers)
-        # whether the largest logit is the choice, unless a bias changes it
-        self._is_argmax = self._greedy is not None and self._greedy in ([], [bias])
+        # whether the sampled token is the argmax of the (biased) logits
+        self._only_argmax = self._greedy is not None and self._greedy in ([], [bias])
         self._bias = bias
         self._head = list(takewhile(lambda sampler: sampler.keeps_all, self._samplers))
-        behind = self._samplers[len(self._head) :]
-        self._fused = Fused.create(behind, n_vocab) if self._greedy is None else None
+        rest = self._samplers[len(self._head) :]
+        self._fused = Fused.create(rest, n_vocab) if self._greedy is None else None
         shown = [label if sampler is not None else f"?{label}" for label, sampler in links]
         self._description = " -> ".join(["logits", *shown, self._dist.label])
 
     @property
     def seed(self) -> int:
-        """The seed in use, also where it was drawn from the system."""
+        """The seed in use, including a random one."""
         return self._dist.seed
 
-    def sample(self, logits: Floats, best: int | None = None) -> int:
-        """Choose a token; the chain takes note of it only by `accept`.
+    def sample(self, logits: Floats, argmax: int | None = None) -> int:
+        """Sample a token; does not add it to the history, see `accept`.
 
         Args:
-            logits: float32[n_vocab], only read.
-            best: where the largest one is, the first of equal ones or of NaN, if that is known; the
-                logits are those of a context then, and not checked.
+            logits: float32[n_vocab], not written to.
+            argmax: index of the largest logit, the first of equal ones or of NaN, if known. The
+                logits are then taken from a context without checks.
 
         Raises:
-            SamplingError: another number of logits.
+            SamplingError: the logits have another shape.
         """
-        if best is None:
+        if argmax is None:
             logits = self._checked(logits)
         if self._greedy is None:
             uniform = self._dist.uniform()
             if self._fused is not None:
-                edited = self._run(self._head, logits, best).logits if self._head else logits
+                edited = self._run(self._head, logits, argmax).logits if self._head else logits
                 token = self._fused.pick(edited, uniform)
                 if token >= 0:
                     return token
-            return self._dist.pick(self._run(self._samplers, logits, best), uniform)
+            return self._dist.pick(self._run(self._samplers, logits, argmax), uniform)
         self._dist.skip()
-        if self._is_argmax:
-            # often enough: no copy of all logits to edit
-            best = int(logits.argmax()) if best is None else best
-            if logits[best] > -np.inf and (self._bias is None or self._bias.spares(best)):
-                return best
-        candidates = self._run(self._greedy, logits, best)
-        return candidates.token(candidates.best())
+        if self._only_argmax:
+            # avoids a copy of all logits
+            argmax = int(logits.argmax()) if argmax is None else argmax
+            unchanged = self._bias is None or self._bias.keeps_argmax_of(argmax)
+            if logits[argmax] > -np.inf and unchanged:
+                return argmax
+        candidates = self._run(self._greedy, logits, argmax)
+        return candidates.token(candidates.argmax())
 
     def apply(self, logits: Floats) -> Candidates:
-        """The candidates that `sample` draws from; takes no random number of the draw's stream."""
+        """The candidates that `sample` draws from; consumes no random numbers."""
         return self._run(self._samplers, self._checked(logits))
 
     def accept(self, token: int) -> None:
-        """Take note of a token of the prompt or of the generation.
+        """Add a token of the prompt or of the generation to the history.
 
         Raises:
-            SamplingError: a token outside the vocabulary.
+            SamplingError: the token is outside the vocabulary.
         """
         if not 0 <= token < self._n_vocab:
             _check_token("accepted token", token, self._n_vocab)
@@ -143,36 +144,38 @@ class Chain:
         return tuple(s.mark() for s in self._samplers), self._dist.mark()
 
     def rollback(self, mark: Mark) -> None:
-        """Undo all that was sampled and accepted since a mark; later marks count no more."""
+        """Restore the state at a mark; later marks become invalid."""
         for sampler, state in zip(self._samplers, mark[0], strict=True):
             sampler.rollback(state)
         self._dist.rollback(mark[1])
 
     def clone(self) -> Chain:
-        """A chain in the same state, which goes on by itself."""
+        """An independent copy of the chain and its state."""
         return deepcopy(self)
 
     def reset(self) -> None:
-        """Forget all accepted tokens and start the random stream again."""
+        """Clear the history and restart the random stream."""
         for sampler in self._samplers:
             sampler.reset()
         self._dist.reset()
 
     def describe(self) -> str:
-        """The chain in one line, as llama.cpp prints it; samplers that are off start with `?`."""
+        """The chain in one line, as llama.cpp prints it; disabled samplers start with `?`."""
         return self._description
 
     def _checked(self, logits: Floats) -> Floats:
         logits = np.asarray(logits, np.float32)
         if logits.shape != (self._n_vocab,):
             raise SamplingError(
-                f"sample: got logits of shape {logits.shape}, wanted ({self._n_vocab},)"
+                f"sample: got logits of shape {logits.shape}, want ({self._n_vocab},)"
             )
         return np.ascontiguousarray(logits)
 
-    def _run(self, samplers: list[Sampler], logits: Floats, best: int | None = None) -> Candidates:
-        candidates = Candidates(logits, best)
-        # masks near float32's lowest value end as -inf; infinite biases step over inf - inf
+    def _run(
+        self, samplers: list[Sampler], logits: Floats, argmax: int | None = None
+    ) -> Candidates:
+        candidates = Candidates(logits, argmax)
+        # logits near float32's minimum may overflow to -inf, infinite biases compute inf - inf
         with np.errstate(over="ignore", invalid="ignore"):
             for sampler in samplers:
                 sampler.apply(candidates)
@@ -180,10 +183,10 @@ class Chain:
 
 
 def _greedy_prefix(samplers: list[Sampler]) -> list[Sampler] | None:
-    """What a greedy chain has to run before the largest logit is its choice; None if not greedy."""
+    """The samplers of a greedy chain that may change the argmax; None if it is not greedy."""
     for i, sampler in enumerate(samplers):
         if isinstance(sampler, Temperature) and sampler.is_greedy:
-            while i and samplers[i - 1].keeps_best:
+            while i and samplers[i - 1].keeps_argmax:
                 i -= 1
             return samplers[:i]
     return None

@@ -1,4 +1,4 @@
-"""The end of the chain: one draw from the candidates' softmax.
+"""The end of the chain: a draw from the softmax of the candidates.
 
 Dist(seed=42).pick(candidates)      # a token id
 """
@@ -17,7 +17,7 @@ SMALLEST_DOUBLE = 5e-324
 
 @inline_strict
 def draw(logits, n, uniform):  # type: ignore[no-untyped-def]
-    """The position that `Dist` picks out of n candidates by descending logit, for `fused`."""
+    """The position that `Dist.pick` returns for n descending logits, for `fused`."""
     total = 0.0
     for i in range(n):
         total += weight(logits, i)
@@ -29,7 +29,7 @@ def draw(logits, n, uniform):  # type: ignore[no-untyped-def]
 
 
 class Dist:
-    """Draws a candidate by its probability; takes one double per token, whatever is left to choose.
+    """Draws a candidate by its probability; consumes one double per token in any case.
 
     Source: llama.cpp llama-sampler.cpp, `llama_sampler_dist_apply`.
     """
@@ -41,34 +41,38 @@ class Dist:
 
     @property
     def seed(self) -> int:
-        """The seed in use, also where it was drawn from the system."""
+        """The seed in use, including a random one."""
         return self._rng.seed
 
     def uniform(self) -> float:
-        """The random number of one pick, in [0, 1)."""
+        """The random number for one `pick`, in [0, 1)."""
         return self._rng.uniform_double()
 
     def pick(self, candidates: Candidates, uniform: float | None = None) -> int:
-        """A token id; never one of probability 0. Draws the random number if there is none."""
+        """A token id of positive probability.
+
+        Args:
+            uniform: random number in [0, 1); None to draw one.
+        """
         running = candidates.weights().astype(np.float64)
         np.cumsum(running, out=running)
         target = (self.uniform() if uniform is None else uniform) * running[-1]
-        # at 0 the search would stop at a leading token that is impossible
+        # a target of 0 would match a leading token of probability 0
         position = running.searchsorted(max(target, SMALLEST_DOUBLE))
         return candidates.token(int(position))
 
     def skip(self) -> None:
-        """Use up the random numbers of one pick, which keeps step with llama.cpp."""
+        """Consume the random numbers of one pick, to stay in step with llama.cpp."""
         self._rng.skip(2)  # words of a double
 
     def mark(self) -> Mark:
-        """The place in the random stream, for `rollback`."""
+        """The position in the random stream, for `rollback`."""
         return self._rng.mark()
 
     def rollback(self, mark: Mark) -> None:
-        """Go back to a place in the random stream."""
+        """Go back to a marked position."""
         self._rng.rollback(mark)
 
     def reset(self) -> None:
-        """Start the random stream again, with a new seed where it is random."""
+        """Restart the random stream, with a new seed if it is random."""
         self._rng.reset()

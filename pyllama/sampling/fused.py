@@ -1,11 +1,11 @@
-"""A top-k and the samplers behind it as one compiled function: from all logits to a token.
+"""Top-k and the following samplers in one compiled function, from all logits to a token.
 
     fused = Fused.create([TopK(40), TopP(0.95), Temperature(0.8)], n_vocab)
     token = fused.pick(logits, rng.uniform_double())
 
-Between two tokens a model's weights sweep all else out of the caches, so that each of NumPy's
-functions costs several microseconds before it begins. A sampler's arithmetic is beside its `apply`,
-which does the same to candidates of any kind.
+At each token the weights evict everything else from the CPU's caches, so each call of a NumPy
+function costs several microseconds of overhead. The arithmetic of each sampler is defined next to
+its `apply`, which does the same for any candidates.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from pyllama.sampling.top import POSITION, Floats, columns, gather, work_memory
 from pyllama.sampling.truncation import MinP, TopK, TopP, min_p, top_p
 
 STEPS: list[type[Sampler]] = [TopK, TopP, MinP, Temperature]
-"""What can be fused; `_pick` knows them by their places here."""
+"""Samplers that can be fused; `_pick` identifies them by their index."""
 _TOP_K, _TOP_P, _MIN_P = range(3)
 
 
 class Fused:
-    """What some samplers choose. Not thread-safe.
+    """A fused chain that starts with top-k. Not thread-safe.
 
     Args:
         n_vocab: number of logits.
-        k: of the first sampler, which is a top-k; `columns` has some for it.
-        others: those behind it, all of `STEPS`.
+        k: parameter of the top-k; ``columns(n_vocab, k)`` must not be 0.
+        others: the following samplers, all of types in `STEPS`.
     """
 
     def __init__(self, n_vocab: int, k: int, others: Sequence[Sampler]) -> None:
         n_columns = columns(n_vocab, k)
-        steps = [(STEPS.index(type(s)), *s.numbers) for s in others]
+        steps = [(STEPS.index(type(s)), *s.fused_args) for s in others]
         n_keys, self._sizes = work_memory(n_vocab, k, n_columns).size, (n_vocab, k, n_columns)
         self._work = np.zeros(n_keys + k + 3 * len(steps), np.int64)  # keys, logits, steps
         self._work[n_keys + k :] = np.array(steps, np.float64).reshape(-1).view(np.int64)
@@ -47,7 +47,7 @@ class Fused:
 
     @classmethod
     def create(cls, samplers: Sequence[Sampler], n_vocab: int) -> Fused | None:
-        """The samplers in one, if they can be fused."""
+        """The fused samplers, or None if they cannot be fused."""
         if any(type(sampler) not in STEPS for sampler in samplers):
             return None
         if not samplers or not isinstance(samplers[0], TopK):
@@ -56,14 +56,14 @@ class Fused:
         return cls(n_vocab, k, samplers[1:]) if columns(n_vocab, k) else None
 
     def pick(self, logits: Floats, uniform: float) -> int:
-        """A token id; -1 where more logits reach the bound than there is room for.
+        """A token id; -1 if more logits reach the bound than the work memory holds.
 
         Args:
             logits: float32[n_vocab], contiguous; NaN counts as -inf.
             uniform: a random number in [0, 1).
         """
         n_vocab, k, n_columns = self._sizes
-        work = self._work.ctypes.data  # not kept: a copy of this has memory of its own
+        work = self._work.ctypes.data  # not cached: a deepcopy has its own memory
         chosen, n_steps = work + self._chosen, self._n_steps
         token: int = _pick(
             logits.ctypes.data, n_vocab, k, n_columns, work, chosen, n_steps, uniform
@@ -73,7 +73,7 @@ class Fused:
 
 @inline_strict
 def _sort(keys, n):  # type: ignore[no-untyped-def]
-    """Shell's sort: short, and fast for a few hundred."""
+    """Shell sort: short code, fast for a few hundred keys."""
     gap = n // 2
     while gap > 0:
         for i in range(gap, n):

@@ -1,4 +1,4 @@
-"""User functions that change the logits before sampling, as in llama-cpp-python.
+"""User functions that edit the logits before sampling, as in llama-cpp-python.
 
     def no_newline(input_ids, scores):
         scores[198] = -np.inf
@@ -6,7 +6,7 @@
 
     scores = apply_logits_processors([no_newline], input_ids, scores)
 
-Processors get a copy, so writing to it is safe; their exceptions reach the caller.
+Processors get a copy and may write to it. Their exceptions propagate to the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.single]], NDArray[np.si
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
-    """A list of processors that is itself a processor; each gets the result of the one before."""
+    """A list of processors that is itself a processor and applies them in order."""
 
     def __call__(
         self, input_ids: NDArray[np.intc], scores: NDArray[np.single]
@@ -47,15 +47,15 @@ def apply_logits_processors(
     Raises:
         SamplingError: a processor returned no array, or one of another shape.
     """
-    wanted = scores.shape
+    shape = scores.shape
     scores = scores.copy()
     for processor in processors:
         result = np.asarray(processor(input_ids, scores))
-        if result.shape != wanted or result.dtype.kind not in "fiu":
+        if result.shape != shape or result.dtype.kind not in "fiu":
             name = getattr(processor, "__name__", type(processor).__name__)
             raise SamplingError(
                 f"logits processor {name}: got {result.dtype} of shape {result.shape}, "
-                f"wanted scores of shape {wanted}; does it end with `return scores`?"
+                f"want scores of shape {shape}; does it end with `return scores`?"
             )
         scores = result.astype(np.float32, copy=False)
     return scores

@@ -1,9 +1,9 @@
-"""What a user may ask of a sampling chain: llama.cpp's names and defaults, checked once.
+"""Parameters of a sampling chain, with llama.cpp's names and defaults.
 
     SamplingParams(temp=0.0)                        # greedy
     SamplingParams(top_k=0, top_p=0.9, seed=42)     # nucleus sampling over the whole vocabulary
 
-Immutable; a value outside its range raises here, so that samplers carry no checks.
+Immutable; the constructor validates all values, so that samplers need no checks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from pyllama.errors import PyllamaError
 
 RANDOM_SEED = 0xFFFFFFFF
-"""llama.cpp's "choose one for me"; -1 means the same."""
+"""llama.cpp's value for a random seed; -1 means the same."""
 
-LARGEST = 2.0**128 - 2.0**104  # of float32, in which samplers compute
+LARGEST = 2.0**128 - 2.0**104  # maximum of float32, the type of samplers
 MIN_REPEAT_PENALTY = 1e-6  # below it a float32 logit divided by the penalty may overflow
 
 
 class SamplingError(PyllamaError, ValueError):
-    """Sampling parameters, logits or tokens that a chain cannot take."""
+    """Illegal sampling parameters, logits or tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +30,22 @@ class SamplingParams:
     """Parameters of a `Chain`; the defaults are those of llama.cpp's command line.
 
     Args:
-        seed: 32-bit seed of the random stream; -1 or 0xFFFFFFFF draws one from the system.
-        temp: Divisor of the logits; <= 0 is greedy.
-        top_k: Keep the k likeliest tokens; <= 0 is off.
-        top_p: Keep the likeliest tokens up to this share of probability; >= 1 is off.
-        min_p: Keep tokens at least this likely relative to the likeliest; <= 0 is off.
-        min_keep: Tokens that top_p and min_p leave at least.
-        repeat_last_n: Tokens that the penalties look back on; 0 is off, -1 the whole history.
-        repeat_penalty: Divisor of the logits of tokens seen there; 1 is off.
-        frequency_penalty: Taken from a logit once per occurrence; 0 is off.
-        presence_penalty: Taken from a logit that occurred at all; 0 is off.
-        ignore_eos: Never choose an end-of-generation token.
-        logit_bias: Added to the logits of these token ids; -inf bans, +inf forces.
-        samplers: Names out of `chain.SAMPLERS`, in the order to run; None is all in its order.
+        seed: 32-bit seed of the random stream; -1 or 0xFFFFFFFF for a random one.
+        temp: divisor of the logits; <= 0 is greedy.
+        top_k: keep the k likeliest tokens; <= 0 is off.
+        top_p: keep the likeliest tokens up to this cumulative probability; >= 1 is off.
+        min_p: minimum probability relative to the likeliest token; <= 0 is off.
+        min_keep: minimum number of tokens kept by top_p and min_p.
+        repeat_last_n: number of last tokens that penalties apply to; 0 is off, -1 for all.
+        repeat_penalty: divisor of the logits of these tokens; 1 is off.
+        frequency_penalty: subtracted from a logit once per occurrence; 0 is off.
+        presence_penalty: subtracted from the logits of tokens that occurred; 0 is off.
+        ignore_eos: never sample an end-of-generation token.
+        logit_bias: added to the logits of these token ids; -inf bans, +inf forces.
+        samplers: names of `chain.SAMPLERS` in the order to run; None for all in default order.
 
     Raises:
-        SamplingError: a value outside its range.
+        SamplingError: a value is outside its range.
 
     Source: llama.cpp common.h, `common_params_sampling`.
     """
@@ -84,13 +84,13 @@ class SamplingParams:
             _check(legal, f"logit_bias[{token}]", bias, f"{LARGEST:.2g} at most, or an infinity")
 
     def for_text(self, i: int) -> SamplingParams:
-        """The same for the i-th of several texts: a fixed seed gives each a stream of its own."""
+        """The parameters of the i-th of several texts, with a seed of its own."""
         if self.seed in (-1, RANDOM_SEED):
             return self
         return replace(self, seed=(self.seed + i) % RANDOM_SEED)
 
     def describe(self) -> str:
-        """The values in llama.cpp's words, as its tools print them at start."""
+        """The values as llama.cpp's tools print them at start."""
         return (
             f"\trepeat_last_n = {self.repeat_last_n}, repeat_penalty = {self.repeat_penalty:.3f}, "
             f"frequency_penalty = {self.frequency_penalty:.3f}, "
@@ -102,4 +102,4 @@ class SamplingParams:
 
 def _check(legal: bool, name: str, got: object, wanted: str) -> None:
     if not legal:
-        raise SamplingError(f"sampling parameter {name}: got {got}, wanted {wanted}")
+        raise SamplingError(f"sampling parameter {name}: got {got}, want {wanted}")

@@ -1,8 +1,8 @@
-"""Penalties for tokens that were seen lately: repeat, frequency and presence.
+"""Penalties for recent tokens: repeat, frequency and presence.
 
     SamplingParams(repeat_penalty=1.1, repeat_last_n=64)
 
-The history is the last ``repeat_last_n`` accepted tokens, those of the prompt included.
+They apply to the last ``repeat_last_n`` accepted tokens, including those of the prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyllama.sampling.sampler import ChainSetup, Sampler
 
 
 class Penalties(Sampler):
-    """Lowers the logits of the tokens in its history.
+    """Lowers the logits of recent tokens.
 
     Source: llama.cpp llama-sampler.cpp, `llama_sampler_penalties_apply`.
     """
@@ -28,8 +28,8 @@ class Penalties(Sampler):
         self._frequency = np.float32(params.frequency_penalty)
         self._presence = np.float32(params.presence_penalty)
         self._last_n = params.repeat_last_n
-        self._tokens: list[int] = []  # all of them, for `rollback`
-        self._counts: dict[int, int] = {}  # of the last ones
+        self._tokens: list[int] = []  # the whole history, for `rollback`
+        self._counts: dict[int, int] = {}  # counts of the last repeat_last_n tokens
 
     @classmethod
     def create(cls, setup: ChainSetup) -> Penalties | None:

@@ -1,10 +1,10 @@
-"""The random numbers of llama.cpp: std::mt19937 read as libstdc++ reads it.
+"""The random numbers of llama.cpp: std::mt19937 with libstdc++'s conversion to floats.
 
     rng = Mt19937(5489)
     rng.raw()               # 3499211612
     rng.uniform_double()    # in [0, 1), from two raw words
 
-Same seed, same stream as llama.cpp built with libstdc++, on every platform. Not thread-safe.
+Equal seeds give the stream of llama.cpp built with libstdc++, on all platforms. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import numpy as np
 
 from pyllama.sampling.params import RANDOM_SEED
 
-AHEAD = 64  # words drawn at once
+AHEAD = 64  # words generated at once
 BELOW_ONE = 1.0 - 2.0**-53
 BELOW_ONE_FLOAT = 1.0 - 2.0**-24
 
 
-Mark = tuple[Any, int, int]  # the generator before the block, words read of it, words skipped
+Mark = tuple[Any, int, int]  # generator state before the block, words read of it, words to skip
 
 
 class Mt19937:
     """A Mersenne twister, seeded as ``std::mt19937(seed)``.
 
     Args:
-        seed: 32 bits; -1 or `RANDOM_SEED` draws a seed from the system, again on each `reset`.
+        seed: 32 bits; -1 or `RANDOM_SEED` for a random one, renewed at each `reset`.
     """
 
     def __init__(self, seed: int = RANDOM_SEED) -> None:
@@ -39,15 +39,15 @@ class Mt19937:
         self.reset()
 
     def reset(self) -> None:
-        """Start the stream again."""
+        """Restart the stream."""
         self.seed = self._requested
         if self.seed == RANDOM_SEED:
             self.seed = int.from_bytes(urandom(4), "little")
-        # RandomState is the public way to the classic seeding: MT19937(seed) hashes its seed.
+        # RandomState is the only public API with the standard seeding; MT19937(seed) hashes it.
         self._restart(np.random.RandomState(self.seed).get_state(legacy=False))
 
     def skip(self, n: int) -> None:
-        """Pass over ``n`` words; costs nothing until the next one is wanted."""
+        """Skip ``n`` words, lazily at the next `raw`."""
         self._skipped += n
 
     def raw(self) -> int:
@@ -59,11 +59,11 @@ class Mt19937:
         return self._ahead.pop()
 
     def mark(self) -> Mark:
-        """The place in the stream, for `rollback`."""
+        """The position in the stream, for `rollback`."""
         return self._origin, AHEAD - len(self._ahead) if self._drawn else 0, self._skipped
 
     def rollback(self, mark: Mark) -> None:
-        """Go back to a place of this stream, also of before a `reset` with a fixed seed."""
+        """Go back to a marked position, also across a `reset` with a fixed seed."""
         origin, n_read, skipped = mark
         here, n_here, _ = self.mark()
         if here is not origin or n_here != n_read:
@@ -77,8 +77,8 @@ class Mt19937:
     def _restart(self, state: Any) -> None:
         self._bits.state = state
         self._origin = state
-        self._ahead: list[int] = []  # words of a block, the last one first: NumPy is slow to ask
-        self._drawn = False  # whether the block was drawn
+        self._ahead: list[int] = []  # the unread words of a block, reversed
+        self._drawn = False  # whether the block was generated
         self._skipped = 0
 
     def _draw(self) -> None:
@@ -94,15 +94,15 @@ class Mt19937:
         self._skipped = 0
 
     def uniform_double(self) -> float:
-        """The next double in [0, 1); takes two words, the low one first.
+        """The next double in [0, 1); consumes two words, the low one first.
 
-        Source: libstdc++ random.tcc, `generate_canonical<double, 53>`; NumPy's own recipe differs.
+        Source: libstdc++ random.tcc, `generate_canonical<double, 53>`; NumPy's method differs.
         """
         low = self.raw()
         return min((low + (self.raw() << 32)) / 2.0**64, BELOW_ONE)
 
     def uniform_float(self) -> float:
-        """The next float32 in [0, 1); takes one word.
+        """The next float32 in [0, 1); consumes one word.
 
         Source: libstdc++ random.tcc, `generate_canonical<float, 24>`.
         """

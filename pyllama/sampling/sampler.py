@@ -1,4 +1,4 @@
-"""The protocol of one link in the sampling chain.
+"""The base class of samplers.
 
     class TopTwo(Sampler):
         label = "top-two"
@@ -10,8 +10,8 @@
         def apply(self, candidates):
             candidates.keep_top(2)
 
-A sampler narrows or re-weighs candidates in place. A new one is such a class, its parameters in
-`SamplingParams` and a line in `chain.SAMPLERS`.
+A sampler removes candidates or changes their logits in place. To add one, write such a class, add
+its parameters to `SamplingParams` and its name to `chain.SAMPLERS`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyllama.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ChainSetup:
-    """What samplers are made from.
+    """The arguments of `Sampler.create`.
 
     Args:
         params: the user's parameters.
@@ -40,39 +40,38 @@ class ChainSetup:
 
 
 class Sampler(ABC):
-    """One link of the chain; it keeps whatever state it needs, and no reference to candidates.
+    """A sampler of the chain; may have state, but keeps no reference to candidates.
 
     Attributes:
         label: the name that `Chain.describe` prints.
-        keeps_best: Whether the best candidate before is always the best one after, which lets a
-            greedy chain leave this sampler out.
-        keeps_all: Whether all candidates stay, by ascending id.
-        numbers: What `fused` has to know of one that it can fuse.
+        keeps_argmax: whether it never changes the argmax, so that a greedy chain may skip it.
+        keeps_all: whether it keeps all candidates, ordered by ascending id.
+        fused_args: its parameters in `fused`.
     """
 
     label: ClassVar[str]
-    keeps_best: ClassVar[bool] = False
+    keeps_argmax: ClassVar[bool] = False
     keeps_all: ClassVar[bool] = False
-    numbers: tuple[float, float] = (0, 0)
+    fused_args: tuple[float, float] = (0, 0)
 
     @classmethod
     @abstractmethod
     def create(cls, setup: ChainSetup) -> Sampler | None:
-        """The sampler for these parameters, or None where they switch it off."""
+        """The sampler for these parameters, or None if they disable it."""
 
     @abstractmethod
     def apply(self, candidates: Candidates) -> None:
-        """Narrow or re-weigh the candidates; at least one must remain."""
+        """Remove candidates or change their logits; at least one must remain."""
 
     def accept(self, token: int) -> None:  # noqa: B027  (most samplers have no history)
-        """Take note of a token of the prompt or of the generation."""
+        """Add a token of the prompt or of the generation to the history."""
 
     def mark(self) -> object:
-        """What `rollback` needs to undo all that is accepted or drawn from here on."""
+        """The current state, for `rollback`."""
         return None
 
     def rollback(self, mark: object) -> None:  # noqa: B027
-        """Go back to a mark, which stays valid; later marks do not."""
+        """Restore the state at a mark; later marks become invalid."""
 
     def reset(self) -> None:  # noqa: B027
-        """Forget everything accepted or drawn."""
+        """Restore the initial state."""

@@ -1,7 +1,7 @@
-"""Temperature: how far sampling may stray from the likeliest token.
+"""Temperature: divides the logits; 0 is greedy.
 
 Temperature(0.8).apply(candidates)
-Temperature(0.0).apply(candidates)      # greedy: only the best candidate keeps its logit
+Temperature(0.0).apply(candidates)      # only the argmax keeps its logit
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.sampler import ChainSetup, Sampler
 
 NO_TOKENS = np.empty(0, np.intp)
-SMALLEST = 1e-30  # divided by less, float32 logits overflow; greedy is the limit
+SMALLEST = 1e-30  # float32 logits divided by less may overflow: treated as greedy
 
 
 @inline_strict
 def divide(logits, n, temp):  # type: ignore[no-untyped-def]
-    """A temperature above 0 for n candidates, for `fused`."""
+    """`Temperature.apply` for n candidates and a temperature above 0, for `fused`."""
     for i in range(n):
         logits[i] /= np.float32(temp)
 
 
 class Temperature(Sampler):
-    """Divides all logits by a constant, or singles out the best one where that is <= 0.
+    """Divides all logits by a constant; if it is <= 0, sets all but the largest to -inf.
 
     Source: llama.cpp llama-sampler.cpp, `llama_sampler_temp_impl`.
     """
 
     label = "temp-ext"
-    keeps_best = True
+    keeps_argmax = True
 
     def __init__(self, temp: float) -> None:
         self._temp = np.float32(temp if temp > SMALLEST else 0)
-        self.numbers = float(self._temp), 0
+        self.fused_args = float(self._temp), 0
 
     @classmethod
     def create(cls, setup: ChainSetup) -> Temperature | None:
@@ -42,7 +42,7 @@ class Temperature(Sampler):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether only the best candidate stays possible."""
+        """Whether only the argmax can be sampled."""
         return bool(self._temp == 0)
 
     def apply(self, candidates: Candidates) -> None:
@@ -50,7 +50,7 @@ class Temperature(Sampler):
             candidates.logits = candidates.logits / self._temp
             return
         logits, _, _ = candidates.edit(NO_TOKENS)
-        best = candidates.best()
-        logit = logits[best]
+        argmax = candidates.argmax()
+        logit = logits[argmax]
         logits.fill(-np.inf)
-        logits[best] = logit
+        logits[argmax] = logit

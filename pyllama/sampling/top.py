@@ -1,10 +1,11 @@
-"""The largest logits of a vocabulary, in order.
+"""The k largest logits of a vocabulary, sorted.
 
     top_positions(logits, 40)       # of 49152: int32[40]
 
-Compiled, and read once: laid out as a grid, the k-th best of the columns' maxima is a bound of the
-k-th best of all, and only the few columns that reach it are looked at again. Columns, because the
-tokens of high logits stand together. A rank and a position make one integer: no two are equal.
+Compiled; reads all logits once. They are seen as a grid in row order: the k-th largest of the
+columns' maxima is a lower bound of the k-th largest logit, so only columns whose maximum reaches it
+are read again. (Neighbouring ids often have high logits together, so rows would give worse bounds.)
+A key combines rank and position in one integer, so that all keys differ.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from pyggml.pointers import i32_ptr, i64_ptr
 Floats = NDArray[np.float32]
 Positions = NDArray[np.signedinteger[Any]]
 
-_MOST_ROWS, _LEAST_ROWS = 64, 4  # of the grid
-_COLUMNS = 4  # for each of the k, at least: fewer are a bound that many pass
+_MAX_ROWS, _MIN_ROWS = 64, 4  # of the grid
+_COLUMNS = 4  # minimum columns per k; with fewer too many logits reach the bound
 _MAGNITUDE, _INF = 0x7FFFFFFF, 0x7F800000  # of float32's bits
 POSITION = 0xFFFFFFFF  # of a key
 
 
 def top_positions(logits: Floats, k: int) -> Positions:
-    """Positions of the k largest values, as a stable descending sort has them.
+    """Positions of the k largest values, in the order of a stable descending sort.
 
     Args:
         logits: float32[n]; NaN counts as -inf.
-        k: how many, at least 1; all of them when k >= n.
+        k: at least 1; all values if k >= n.
     """
     logits, k = np.ascontiguousarray(logits, np.float32), min(k, logits.size)
     n_columns = columns(logits.size, k)
@@ -47,39 +48,39 @@ def top_positions(logits: Floats, k: int) -> Positions:
 
 
 def columns(n: int, k: int) -> int:
-    """The columns of n values' grid; 0 where the k best are too many for one."""
-    n_columns = max(-(-n // _MOST_ROWS), _COLUMNS * k)
-    return n_columns if n_columns * _LEAST_ROWS <= n else 0
+    """The number of columns of the grid of n values; 0 if k is too large for a grid."""
+    n_columns = max(-(-n // _MAX_ROWS), _COLUMNS * k)
+    return n_columns if n_columns * _MIN_ROWS <= n else 0
 
 
 def work_memory(n: int, k: int, n_columns: int) -> NDArray[np.int64]:
-    """What `gather` needs: room for keys, then for an int32 of each column."""
+    """Work memory of `gather`: the keys, then an int32 per column."""
     return np.empty(2 * k + n_columns // 2 + 1 if n_columns else n, np.int64)
 
 
 def _exact_keys(logits: Floats, k: int) -> NDArray[np.int64]:
-    """The keys of the k best, of equal ones the first."""
+    """The keys of the k largest values, the first of equal ones."""
     bits = logits.view(np.int32)
     magnitude = bits & np.int32(_MAGNITUDE)
     ranks = np.where(bits < 0, magnitude, -magnitude)
     ranks[magnitude > _INF] = _INF
     bound = np.partition(ranks, k - 1)[k - 1]
-    better, equal = (ranks < bound).nonzero()[0], (ranks == bound).nonzero()[0]
-    positions = np.concatenate([better, equal[: k - better.size]])
+    larger, equal = (ranks < bound).nonzero()[0], (ranks == bound).nonzero()[0]
+    positions = np.concatenate([larger, equal[: k - larger.size]])
     keys: NDArray[np.int64] = ranks[positions].astype(np.int64) << 32 | positions
     return keys
 
 
 @inline_strict
 def gather(logits, n, k, n_columns, keys):  # type: ignore[no-untyped-def]
-    """Gather the keys of at least the k best, in no order: of all, where there are no columns.
+    """Gather the keys of at least the k largest logits, unsorted; of all if ``n_columns`` is 0.
 
     Args:
-        logits: address of n of them, k at least.
+        logits: address of n logits, at least k.
         keys: address of `work_memory`.
 
     Returns:
-        How many; -1 where more than 2 k reach the bound, as where many are equal.
+        The number of keys; -1 if more than 2 k logits reach the bound, as if many are equal.
     """
     bits, least, keys = i32_ptr(logits), i32_ptr(keys + 16 * k), i64_ptr(keys)
     if n_columns == 0:
@@ -106,7 +107,7 @@ def gather(logits, n, k, n_columns, keys):  # type: ignore[no-untyped-def]
 
 @inline_strict
 def _rank(bits):  # type: ignore[no-untyped-def]
-    """An int32 that falls where the float of these bits rises: they are sign and magnitude."""
+    """A float's bits (sign and magnitude) as an int32 that descends as the float ascends."""
     magnitude = np.int32(bits & _MAGNITUDE)
     rank = magnitude if bits < 0 else np.int32(-magnitude)
     return rank if magnitude <= _INF else np.int32(_INF)
@@ -114,7 +115,7 @@ def _rank(bits):  # type: ignore[no-untyped-def]
 
 @inline_strict
 def _kth(ranks, n, k):  # type: ignore[no-untyped-def]
-    """The k-th least of n ranks, by bisection: counting has no branches to guess wrong."""
+    """The k-th smallest of n ranks, by bisection; counting needs no unpredictable branches."""
     low, high = -_INF, _INF
     while low < high:
         middle, count = (low + high) >> 1, 0

@@ -1,10 +1,10 @@
-"""Samplers that drop unlikely tokens and leave the rest as it is: top-k, top-p, min-p.
+"""Samplers that remove unlikely tokens: top-k, top-p, min-p.
 
     candidates = Candidates(logits)
     TopK(40).apply(candidates)
     TopP(0.95).apply(candidates)
 
-All keep the likeliest token. TopK and TopP leave the candidates sorted.
+All keep the likeliest token. TopK and TopP sort the candidates.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pyllama.sampling.candidates import Candidates, weight
 from pyllama.sampling.sampler import ChainSetup, Sampler
 from pyllama.sampling.top import top_positions
 
-MANY = 2**53  # candidates: no more are told apart as floats
+MAX_COUNT = 2**53  # counts are passed to `fused` as float64
 
 
 class TopK(Sampler):
-    """Keeps the k largest logits; of equal ones those with the lowest ids.
+    """Keeps the k largest logits; the lowest ids of equal ones.
 
     Source: llama.cpp llama-sampler.cpp, `llama_sampler_top_k_impl`.
     """
 
     label = "top-k"
-    keeps_best = True
+    keeps_argmax = True
 
     def __init__(self, k: int) -> None:
         self.k = k
-        self.numbers = min(k, MANY), 0
+        self.fused_args = min(k, MAX_COUNT), 0
 
     @classmethod
     def create(cls, setup: ChainSetup) -> TopK | None:
@@ -43,19 +43,19 @@ class TopK(Sampler):
 
 
 class TopP(Sampler):
-    """Keeps the likeliest tokens until their probabilities sum to p, the crossing one included.
+    """Keeps the smallest set of likeliest tokens whose probabilities sum to at least p.
 
     Source: https://arxiv.org/abs/1904.09751; llama.cpp, `llama_sampler_top_p_apply`.
     """
 
     label = "top-p"
-    keeps_best = True
-    FIRST_SORTED = 256  # most often enough, so that the whole vocabulary is seldom sorted
+    keeps_argmax = True
+    FIRST_SORTED = 256  # usually enough, so that the whole vocabulary is rarely sorted
 
     def __init__(self, p: float, min_keep: int = 0) -> None:
         self._p = np.float32(p)
         self._min_keep = min_keep
-        self.numbers = float(self._p), min(min_keep, MANY)
+        self.fused_args = float(self._p), min(min_keep, MAX_COUNT)
 
     @classmethod
     def create(cls, setup: ChainSetup) -> TopP | None:
@@ -84,7 +84,7 @@ class TopP(Sampler):
 
 @inline_strict
 def top_p(logits, n, p, min_keep):  # type: ignore[no-untyped-def]
-    """How many of n candidates by descending logit `TopP` keeps, for `fused`."""
+    """The number of candidates that `TopP` keeps of n descending logits, for `fused`."""
     total, running = np.float32(0), np.float32(0)
     for i in range(n):
         total += weight(logits, i)
@@ -96,18 +96,18 @@ def top_p(logits, n, p, min_keep):  # type: ignore[no-untyped-def]
 
 
 class MinP(Sampler):
-    """Keeps the tokens that are at least p times as likely as the likeliest.
+    """Keeps the tokens with at least p times the probability of the likeliest.
 
     Source: https://arxiv.org/abs/2407.01082; llama.cpp, `llama_sampler_min_p_apply`.
     """
 
     label = "min-p"
-    keeps_best = True
+    keeps_argmax = True
 
     def __init__(self, p: float, min_keep: int = 0) -> None:
         self._distance = np.float32(math.log(p))
         self._min_keep = max(min_keep, 1)
-        self.numbers = float(self._distance), min(self._min_keep, MANY)
+        self.fused_args = float(self._distance), min(self._min_keep, MAX_COUNT)
 
     @classmethod
     def create(cls, setup: ChainSetup) -> MinP | None:
@@ -116,7 +116,7 @@ class MinP(Sampler):
 
     def apply(self, candidates: Candidates) -> None:
         logits = candidates.logits
-        likely = logits >= logits[candidates.best()] + self._distance
+        likely = logits >= logits[candidates.argmax()] + self._distance
         count = int(np.count_nonzero(likely))
         if count < self._min_keep:
             candidates.keep_top(self._min_keep)
@@ -128,7 +128,7 @@ class MinP(Sampler):
 
 @inline_strict
 def min_p(logits, n, distance, min_keep):  # type: ignore[no-untyped-def]
-    """How many of n candidates by descending logit `MinP` keeps, for `fused`."""
+    """The number of candidates that `MinP` keeps of n descending logits, for `fused`."""
     limit, kept = logits[0] + np.float32(distance), 0
     while kept < n and (logits[kept] >= limit or kept < min_keep):
         kept += 1

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,12 +29,11 @@ from pyggml.tensor import Tensor
 
 from ..errors import ModelError
 from ..graph.activation import RELU_LIKE, activate, gated
+from ..graph.builder import GraphBuilder
+from ..graph.ffn import ffn_hidden
 from ..graph.variants import Patterns, WeightPlan
 from ..hparams import HParams
 from .weights import plan_weights, predictor_faults, sparse_patterns
-
-if TYPE_CHECKING:
-    from ..graph.builder import GraphBuilder
 
 _POSITIVE = float(np.finfo(np.float32).smallest_subnormal)  # a threshold: larger than zero
 
@@ -84,7 +83,7 @@ class SparseFFN:
         if b.hparams.source(i) != "off":
             return sparse_ffn(b, x, i, act, up_act, pred_in)
         if f"blk.{i}.ffn_down_t.weight" in b.weights:
-            return down(b, b.neurons(x, i, act, up_act), i)
+            return down(b, ffn_hidden(b, x, i, act, up_act), i)
         return None
 
 

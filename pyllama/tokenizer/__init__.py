@@ -7,8 +7,8 @@
         print(stream.push(token), end="")
     print(stream.flush())
 
-Building reads the tokens once; what only encoding needs is built at the first encode.
-A tokenizer is immutable apart from a bounded cache, so threads may share it.
+Construction reads the tokens; the encoder is built at the first encode.
+A tokenizer is immutable apart from bounded caches, so threads may share it.
 """
 
 from .detokenize import TokenStream

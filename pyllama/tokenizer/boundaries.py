@@ -1,10 +1,10 @@
-"""Where text can be cut before it is encoded, since no token reaches across.
+"""Finds positions where text can be cut before encoding, because no token spans them.
 
     tokens = ["▁the", "end", ">▁</"]
     re.findall(word_pattern(tokens), "▁the▁end>▁</p")       # ['▁the', '▁end>▁</p']
     Joints(tokens).cut("▁end>▁</p")                         # ['▁', 'end', '>▁</', 'p']
 
-What is between two cuts is encoded, and remembered, by itself; the tokens are the same.
+Pieces between two cuts are encoded and cached separately; the tokens are the same.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _CROSSING = re.compile(f"([^{SPACE}]){SPACE}")
 
 
 def word_pattern(tokens: Iterable[str]) -> str:
-    """Regular expression of words with the spaces before them, which keeps every token whole.
+    """A regular expression for words with preceding spaces, which never cuts inside a token.
 
     Args:
-        tokens: All that can come out of merging.
+        tokens: all possible results of merging.
     """
-    # Joined, it is one search instead of one a token. So a NUL counts as crossing, too, which
-    # only makes for longer words.
+    # One search in the joined tokens. A NUL before a space matches too, which only makes words
+    # longer.
     crossing = "".join(sorted(set(_CROSSING.findall("\0".join(tokens)))))
     word = f"{SPACE}*[^{SPACE}]+"
     if crossing:
@@ -33,10 +33,10 @@ def word_pattern(tokens: Iterable[str]) -> str:
 
 
 class Joints:
-    """Knows which characters stand next to each other in some token.
+    """The pairs of characters that are adjacent in some token.
 
     Args:
-        tokens: All that can come out of merging.
+        tokens: all possible results of merging.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
@@ -44,7 +44,7 @@ class Joints:
         self._pairs = set(map(add, joined, joined[1:]))
 
     def cut(self, word: str) -> list[str]:
-        """Pieces that no token reaches out of."""
+        """The word cut between characters that are adjacent in no token."""
         pairs, pieces, start = self._pairs, [], 0
         for end, pair in enumerate(map(add, word, word[1:]), 1):
             if pair not in pairs:

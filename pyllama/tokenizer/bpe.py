@@ -1,9 +1,9 @@
-"""Byte-pair encoding: pre-tokenize, spell words in GPT-2's byte alphabet, merge by rank.
+"""Byte-pair encoding: pre-tokenize, map bytes to GPT-2's alphabet, merge by rank.
 
     BPE(vocab).encode("Hello world")
 
-Building compiles the regular expressions and the table of ranks, some tens of milliseconds;
-encoding is pure.
+Construction compiles the regular expressions and the table of ranks, in tens of milliseconds.
+Encoding is a pure function.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class BPE(WordEncoder):
         self._lowercase = vocab.lowercase and pre.drop_spaces
         self._cut_word: Callable[[str], list[str]]
         n = len(vocab.merges)
-        # reversed, so that of equal merges the first one's rank stays
+        # reversed, so that the first of equal merges determines the rank
         self._ranks = dict(zip(reversed(vocab.merges), range(n - 1, -1, -1), strict=True))
         if pre.byte_level:
             self._cut_text, self._cut_word = word_cutters(pre.regexes)
         else:
             merged = [merge.replace(" ", "") for merge in vocab.merges]
             self._cut_text = Cutter((*pre.regexes, word_pattern(merged)))
-            # a run of newlines may be a token that no merge makes
+            # a run of newlines may be a token that is not the result of a merge
             self._cut_word = Joints([*merged, "\n\n"]).cut
 
     def split(self, text: str, begins: bool) -> list[str]:
-        """Words of a text, in its own spelling."""
+        """The words of a text, as written there."""
         pre = self._pre
         if pre.drop_spaces:
             text = text.translate(LOWER) if self._lowercase else text
@@ -89,7 +89,7 @@ class BPE(WordEncoder):
         return found
 
     def _spell(self, symbol: str) -> list[int]:
-        """Tokens of the bytes of a symbol that is no token; bytes without a token are dropped."""
+        """Byte tokens of a symbol that is not a token; bytes without a token are dropped."""
         get = self._ids.get
         if self._pre.byte_level:
             found = [get(char) for char in symbol if char.isascii()]

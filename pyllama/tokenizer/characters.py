@@ -1,23 +1,23 @@
-"""Mapping text character by character, with a table that fills itself.
+"""Maps text character by character, with a lazily filled table.
 
     LOWER = CharacterMap(lambda char: char.lower()[0])
     "Straße".translate(LOWER)                   # 'straße'
 
-A table holds at most one entry for each character of Unicode; threads may share it.
+A table has at most one entry per Unicode character; threads may share it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# White space as Unicode and llama.cpp see it; ``str.isspace`` counts U+001C to U+001F, too.
+# White space by Unicode, as in llama.cpp; ``str.isspace`` also includes U+001C to U+001F.
 WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
 
 
 class CharacterMap(dict[int, str]):
-    """Table for ``str.translate`` of a function from a character to a string."""
+    """A table for ``str.translate``, computed by a function from a character to a string."""
 
     def __init__(self, function: Callable[[str], str]) -> None:
         super().__init__()
@@ -28,5 +28,5 @@ class CharacterMap(dict[int, str]):
         return result
 
 
-# one character for one, as in llama.cpp; ``str.lower`` also minds the neighbours of a sigma
+# one character each, as in llama.cpp; ``str.lower`` of a text depends on the context of sigmas
 LOWER = CharacterMap(lambda char: char.lower()[0])

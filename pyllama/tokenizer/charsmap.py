@@ -1,10 +1,10 @@
-"""SentencePiece's precompiled normalisation: which characters become which others.
+"""SentencePiece's precompiled normalization rules.
 
     charsmap = Charsmap(metadata["tokenizer.ggml.precompiled_charsmap"].tobytes())
     charsmap.normalize("Ａ①")                   # 'A1'
 
-The rules stay packed (a quarter of a million in 200 KB) and are looked up as the text needs them;
-what was looked up for a short run of characters is remembered.
+The rules stay packed (250,000 in 200 KB) and are looked up on demand. Results for short runs of
+characters are cached.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from .metadata import PREFIX
 from .words import Memo
 
 _N_ASCII = 128
-# what is not ASCII, with the character before it, which a rule may cover too
+# runs of non-ASCII characters with the character before them, which a rule may include
 _BEYOND_ASCII = re.compile(r"([\x00-\x7f]?[^\x00-\x7f]+)")
 _HAS_VALUE, _IS_VALUE = 1 << 8, 1 << 31
 
 
 class Charsmap:
-    """Rules of normalisation; the longest one that fits goes first.
+    """Normalization rules; the longest matching rule is applied.
 
     Args:
-        packed: As SentencePiece stores it: length of the trie, trie, replacements that end in
-            NUL. Nothing at all means no rules.
+        packed: SentencePiece's format: length of the trie, trie, NUL-terminated replacements.
+            Empty for no rules.
 
     Raises:
-        TokenizerError: It is damaged.
+        TokenizerError: the data is damaged.
 
     Source: llama.cpp, ``llm_tokenizer_ugm``; S. Kanda et al., XOR-compressed double arrays.
     """
@@ -39,16 +39,16 @@ class Charsmap:
     def __init__(self, packed: bytes) -> None:
         self._nodes, self._texts = _read(packed)
         self._known = Memo(self._rewrite)
-        # Text that is ASCII alone takes a shortcut: there, no rule spans two characters.
+        # Fast path for ASCII text, valid if no rule spans two ASCII characters.
         codes = range(1, _N_ASCII) if self._nodes else ()
         self._ascii = {code: self._rewrite(chr(code)) for code in codes}
         self._has_shortcut = not any(map(self._goes_on_in_ascii, codes))
 
     def normalize(self, text: str) -> str:
-        """The text with every rule applied once, from the left.
+        """The text with the rules applied once, from left to right.
 
         Raises:
-            TokenizerError: A rule that it needs is damaged.
+            TokenizerError: a rule is damaged.
         """
         if not self._nodes:
             return text
@@ -65,7 +65,7 @@ class Charsmap:
         start = 0
         while start < len(data):
             end, found = self._longest(data, start)
-            if end == start:  # no rule: the character stays
+            if end == start:  # no rule: keep the character
                 end = start + 1
                 while end < len(data) and data[end] & 0xC0 == 0x80:
                     end += 1
@@ -75,7 +75,7 @@ class Charsmap:
         return b"".join(parts).decode("utf-8", "replace")
 
     def _longest(self, data: bytes, start: int) -> tuple[int, bytes]:
-        """End and replacement of the longest rule at ``start``; ``start`` itself if none fits."""
+        """End and replacement of the longest rule at ``start``; (start, empty) if none matches."""
         end, value = start, 0
         at = self._base(0)
         for i in range(start, len(data)):
@@ -91,11 +91,11 @@ class Charsmap:
     def _replacement(self, offset: int) -> bytes:
         end = self._texts.find(b"\0", offset)
         if offset >= len(self._texts) or end < 0:
-            raise _damaged(f"a replacement at byte {offset} is not in {len(self._texts)} bytes")
+            raise _damaged(f"a replacement at byte {offset} is outside of {len(self._texts)} bytes")
         return self._texts[offset:end]
 
     def _goes_on_in_ascii(self, code: int) -> bool:
-        """Whether a rule, or a part of one, begins with this character and another of ASCII."""
+        """Whether a rule begins with this character and another ASCII character."""
         at = self._base(0) ^ code
         if self._node(at) & (_IS_VALUE | 0xFF) != code:
             return False
@@ -104,7 +104,7 @@ class Charsmap:
         return any(label == byte for byte, label in enumerate(following, 1))
 
     def _base(self, at: int) -> int:
-        """Where a node's children lie, XORed with its own place."""
+        """The offset of a node's children, XORed with its own index."""
         node = self._node(at)
         return (node >> 10) << ((node & 1 << 9) >> 6)
 
@@ -120,7 +120,7 @@ def _read(packed: bytes) -> tuple[list[int], bytes]:
         return [], b""
     n_bytes = int.from_bytes(packed[:4], "little")
     if not 4 <= n_bytes < len(packed) - 4:
-        raise _damaged(f"a trie of {n_bytes} bytes cannot be in {len(packed)} bytes")
+        raise _damaged(f"a trie of {n_bytes} bytes does not fit into {len(packed)} bytes")
     nodes = np.frombuffer(packed, "<u4", n_bytes // 4, offset=4)
     return nodes.tolist(), packed[4 + n_bytes :]
 

@@ -1,10 +1,10 @@
-"""Cutting text at the special tokens that are written in it.
+"""Cuts text at special tokens.
 
     cutter = SpecialCutter(vocab)
     cutter.cut("<s>Hi</s>", parse_special=True)     # [1, 'Hi', 2]
 
-Exact: the longest token goes first wherever it stands, as in llama.cpp. (One regular expression
-would let the leftmost go first, which differs where special tokens overlap.)
+The longest token is matched first, wherever it is, as in llama.cpp. (A single regular expression
+would match the leftmost first, which differs where special tokens overlap.)
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .special import CONTROL, UNKNOWN, USER_DEFINED
 from .vocab import Vocab
 
 _WHITE = " \t\n\v\f\r"
-# Many tokens share few beginnings ("<|re" of hundreds of reserved ones), so these are looked for
-# first: text without special tokens costs a few scans, not hundreds.
+# Special tokens share few prefixes (such as "<|re" of reserved ones). These are searched for first,
+# so that text without special tokens costs a few scans, not hundreds.
 _HEAD = 4
 
 
@@ -40,11 +40,11 @@ class SpecialCutter:
         self._lstrip, self._rstrip = vocab.lstrip, vocab.rstrip
 
     def cut(self, text: str, parse_special: bool) -> list[str | int]:
-        """Text in pieces: token ids where special tokens stand, strings between them.
+        """The text as a list of special token ids and of the strings between them.
 
         Args:
-            text: What to cut.
-            parse_special: Look for control and unknown tokens, too, not just user-defined ones.
+            text: the text.
+            parse_special: parse control and unknown tokens too, not only user-defined ones.
         """
         pieces: list[str | int] = [text] if text else []
         heads = {head for head in self._heads if head in text}

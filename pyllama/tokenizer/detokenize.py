@@ -1,9 +1,9 @@
-"""Token ids to bytes and text, whole or as a stream that never splits a character.
+"""Converts token ids to bytes and text; a stream yields only whole characters.
 
     stream = TokenStream(tokenizer)
     "".join(map(stream.push, ids)) + stream.flush()
 
-A stream keeps at most three bytes back.
+A stream holds back at most three bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CLEANING = (
 
 
 def clean(text: str) -> str:
-    """A text without the spaces before punctuation and English endings.
+    """Remove the spaces before punctuation and English contractions.
 
     Source: llama.cpp, ``llama_vocab::impl::detokenize``.
     """
@@ -36,7 +36,7 @@ def clean(text: str) -> str:
 
 
 def token_bytes(vocab: Vocab, token: int) -> bytes:
-    """What a token stands for, special tokens spelt out.
+    """The bytes of a token, with the text of special tokens.
 
     Source: llama.cpp, ``llama_vocab::impl::token_to_piece``.
     """
@@ -46,7 +46,7 @@ def token_bytes(vocab: Vocab, token: int) -> bytes:
     if kind == BYTE:
         return _byte_token(text)
     if kind == NORMAL and vocab.pre is not None and vocab.pre.byte_level:
-        # a character outside the alphabet can only come from a careless converter
+        # characters outside the alphabet occur only in badly converted files
         return b"".join(
             bytes((BYTE_OF_CHAR[char],)) if char in BYTE_OF_CHAR else _utf8(char) for char in text
         )
@@ -67,18 +67,18 @@ def _utf8(text: str) -> bytes:
 
 
 class Pieces(Protocol):
-    """What a stream needs of a tokenizer."""
+    """The part of a tokenizer that a stream uses."""
 
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
         """Bytes of one token."""
 
 
 class TokenStream:
-    """Text of tokens as they come; an unfinished character waits for its next byte.
+    """Decodes tokens to text incrementally; holds back incomplete characters.
 
     Args:
-        tokenizer: Where the tokens' bytes come from.
-        special: Spell special tokens out instead of leaving them out.
+        tokenizer: gives the bytes of tokens.
+        special: include the text of special tokens.
     """
 
     def __init__(self, tokenizer: Pieces, special: bool = False) -> None:
@@ -87,20 +87,20 @@ class TokenStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """The characters that this token completes; U+FFFD for bytes that can be no character.
+        """The characters that this token completes; U+FFFD for invalid bytes.
 
         Raises:
-            TokenizerError: The vocabulary has no such token.
+            TokenizerError: the vocabulary has no such token.
         """
         return self._decoder.decode(self._tokenizer.token_to_piece(token, self._special))
 
     @property
-    def waits(self) -> bool:
-        """Whether a character is unfinished."""
+    def has_partial(self) -> bool:
+        """Whether a character is incomplete."""
         return bool(self._decoder.getstate()[0])
 
     def flush(self) -> str:
-        """U+FFFD if a character was left unfinished, else nothing; the stream starts afresh."""
+        """U+FFFD if a character is incomplete, else an empty string; resets the stream."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest

@@ -1,8 +1,8 @@
-"""Merging adjacent symbols, best pair first: the step that BPE and SPM share.
+"""Merges adjacent symbols in the order of ranks, for BPE and SPM.
 
     merge(list("hello"), {"l l": 0, "h e": 1}, glue=" ")     # ['he', 'll', 'o']
 
-Time is O(n log n) in the number of symbols, so that no text can stall it.
+Time is O(n log n) in the number of symbols, for any text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-# Up to here a scan of all pairs in C beats a heap in Python.
+# Up to this length a scan of all pairs in C is faster than a heap in Python.
 SHORT = 64
 _NEVER = sys.maxsize
 
@@ -21,11 +21,9 @@ def merge(symbols: list[str], ranks: Mapping[str, int], glue: str) -> list[str]:
     """Replace the adjacent pair of lowest rank by its concatenation until no pair has a rank.
 
     Args:
-        symbols: What to merge; the list may be changed.
-        ranks: Rank by pair, the pair written as left + glue + right. Of equal ranks the
-            leftmost pair goes first.
-        glue: " " for BPE, whose rank belongs to the pair; "" for SPM, whose rank belongs to
-            the result.
+        symbols: the symbols; the list may be modified.
+        ranks: rank by left + glue + right; the leftmost of equal ranks is merged first.
+        glue: " " for BPE, with ranks of pairs; "" for SPM, with ranks of results.
 
     Source: llama.cpp, ``llm_tokenizer_bpe_session`` and ``llm_tokenizer_spm_session``.
     """
@@ -33,8 +31,8 @@ def merge(symbols: list[str], ranks: Mapping[str, int], glue: str) -> list[str]:
         return _merge_long(symbols, ranks, glue)
     get = ranks.get
     found = [get(left + glue + right, _NEVER) for left, right in pairwise(symbols)]
-    while found and (best := min(found)) < _NEVER:
-        i = found.index(best)
+    while found and (lowest := min(found)) < _NEVER:
+        i = found.index(lowest)
         symbols[i] += symbols.pop(i + 1)
         del found[i]
         if i:
@@ -45,11 +43,11 @@ def merge(symbols: list[str], ranks: Mapping[str, int], glue: str) -> list[str]:
 
 
 def _merge_long(symbols: list[str], ranks: Mapping[str, int], glue: str) -> list[str]:
-    """As `merge`, with a heap of pairs and links between the symbols that are left."""
+    """`merge` with a heap of pairs and a linked list of the remaining symbols."""
     n = len(symbols)
     get = ranks.get
     before, after = list(range(-1, n - 1)), list(range(1, n + 1))
-    # One integer per entry, rank * n + position: it sorts like the pair at a third of the cost.
+    # rank * n + position sorts like the tuple (rank, position), at a third of the cost
     heap = [
         rank * n + i
         for i, (left, right) in enumerate(pairwise(symbols))
@@ -59,7 +57,7 @@ def _merge_long(symbols: list[str], ranks: Mapping[str, int], glue: str) -> list
     while heap:
         rank, i = divmod(heappop(heap), n)
         j = after[i]
-        # An entry is out of date when its symbol is gone or the pair there now ranks otherwise.
+        # An entry is stale if its symbol was merged, or the pair there has another rank now.
         if not symbols[i] or j == n or get(symbols[i] + glue + symbols[j]) != rank:
             continue
         symbols[i] += symbols[j]

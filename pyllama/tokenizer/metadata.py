@@ -1,9 +1,9 @@
-"""Typed reading of tokenizer keys: every value is checked before anything uses it.
+"""Typed and validated access to the tokenizer keys of GGUF metadata.
 
     keys = Metadata({"tokenizer.ggml.add_bos_token": True})
     keys.flag("add_bos_token", default=False)
 
-Promises that a value of the wrong type, length or range ends in one TokenizerError line.
+A value of the wrong type, length or range raises TokenizerError with one line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Metadata:
     """The ``tokenizer.ggml.*`` keys of a GGUF file.
 
     Args:
-        values: All metadata of the file, by full key.
+        values: all metadata of the file, by full key.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -55,7 +55,7 @@ class Metadata:
         """The token id under ``key``, or None if it is absent.
 
         Raises:
-            TokenizerError: Not an integer, or not in [0, n_tokens).
+            TokenizerError: the value is not an integer in [0, n_tokens).
         """
         value = self._values.get(PREFIX + key)
         if value is None:
@@ -73,7 +73,7 @@ class Metadata:
         """The array of strings under ``key``.
 
         Raises:
-            TokenizerError: The key is missing, or is anything but an array of strings.
+            TokenizerError: the key is missing, or not an array of strings.
         """
         items = self._array(key)
         items = items.tolist() if hasattr(items, "tolist") else items
@@ -85,11 +85,11 @@ class Metadata:
         """The array of numbers under ``key``.
 
         Args:
-            key: Name after ``tokenizer.ggml.``.
-            kinds: NumPy kind codes that will do, such as "iu" or "iuf".
+            key: name after ``tokenizer.ggml.``.
+            kinds: allowed NumPy kind codes, such as "iu" or "iuf".
 
         Raises:
-            TokenizerError: The key is missing, or is anything but an array of such numbers.
+            TokenizerError: the key is missing, or not an array of such numbers.
         """
         items = self._array(key)
         try:
@@ -109,9 +109,9 @@ class Metadata:
         return value
 
 
-def _wrong_type(key: str, wanted: str, value: Any) -> TokenizerError:
+def _wrong_type(key: str, expected: str, value: Any) -> TokenizerError:
     value = value.tolist() if hasattr(value, "tolist") else value
     shown = type(value).__name__
     if isinstance(value, list | tuple) and value:
         shown += " of " + ", ".join(sorted({type(item).__name__ for item in value}))
-    return TokenizerError(f"{key} is not {wanted} (got {shown}): the file is damaged")
+    return TokenizerError(f"{key} is not {expected} (got {shown}): the file is damaged")

@@ -1,21 +1,21 @@
-r"""How large a regular expression becomes when it is compiled, told before it is.
+r"""Estimates the compiled size of a regular expression, without compiling it.
 
-    compiled_size(r"\p{N}{1,3}")                   # 2: an atom, and once more for the repeat
-    compiled_size("(?:" * 30 + "a" + "{2})" * 30)  # 2 ** 30 and more
-    compiled_size("(?R)")                          # None: none of what tokenizers write
+    compiled_size(r"\p{N}{1,3}")                   # 2: an atom, and a copy for the repeat
+    compiled_size("(?:" * 30 + "a" + "{2})" * 30)  # over MAX_SIZE: 2 ** 30
+    compiled_size("(?R)")                          # None: not a construct of tokenizers
 
-The ``regex`` package writes out what is repeated as often as it must at least occur, so nested
-repeats take memory that is exponential in their depth. Only the constructs of real tokenizers are
-known here; whatever else there is, such as recursion and fuzzy matches, is refused.
+The ``regex`` package copies the operand of a repeat as often as its minimum count, so nested
+repeats take memory exponential in their depth. Only constructs used by tokenizers are supported;
+others, such as recursion and fuzzy matching, are refused.
 """
 
 from __future__ import annotations
 
 import re
 
-MAX_CHARS = 1 << 14  # the longest of llama.cpp's has 1019
-MAX_SIZE = 1 << 16  # compiled in a tenth of a second, in 50 MB
-_MAX_NESTING = 100  # of groups and sets: the package calls itself for each
+MAX_CHARS = 1 << 14  # the longest pattern of llama.cpp has 1019
+MAX_SIZE = 1 << 16  # compiles in 0.1 s and 50 MB
+_MAX_NESTING = 100  # of groups and sets: the package recurses into each
 
 _TOKEN = re.compile(
     r"""
@@ -33,10 +33,13 @@ _IN_SET = re.compile(r"\[:\^?\w+:\]|\\[pP]\{[^}]*\}|\\x\{[^}]*\}|\\.|\[\^?\]?|\]
 
 
 def compiled_size(pattern: str) -> int | None:
-    """At least the number of atoms that a pattern is compiled to; None where that is not known."""
+    """An upper bound of the compiled atoms of a pattern; None for unsupported constructs.
+
+    Counting stops above `MAX_SIZE`.
+    """
     if len(pattern) > MAX_CHARS:
         return None
-    sums, last = [0], 0  # of each open group; of the atom that a repeat would belong to
+    sums, last = [0], 0  # sizes of the open groups; size of the operand of a following repeat
     at = 0
     while at < len(pattern):
         match = _TOKEN.match(pattern, at)
@@ -74,7 +77,7 @@ def compiled_size(pattern: str) -> int | None:
 
 
 def _end_of_set(pattern: str, start: int) -> int | None:
-    """Where a set of characters ends; sets may hold others."""
+    """The end of a character set, which may contain nested sets; None if it has none."""
     depth, at = 0, start
     while at < len(pattern):
         match = _IN_SET.match(pattern, at)

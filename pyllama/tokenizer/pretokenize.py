@@ -1,9 +1,9 @@
-r"""Cutting text into words before BPE merges.
+r"""Cuts text into words before BPE merges.
 
     cut = Cutter([r"\p{N}", r" ?\p{L}+"])
     cut("In 2026, we")          # ['In', ' ', '2', '0', '2', '6', ',', ' we']
 
-Time is linear in the text for every pre-tokenizer in the table; the pieces joined are the text.
+Takes linear time for every pre-tokenizer in the table. The joined pieces are the text.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from itertools import chain
 from .words import Memo
 
 BACKWARDS = "(?r)"
-# What comes after the first regular expression about letters only cuts single words further.
+# Regular expressions after the first one with letters only cut single words further.
 _ABOUT_LETTERS = re.compile(r"\\p\{L|A-Z|\[\^")
 
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How one family of BPE vocabularies cuts text into words.
+    """The pre-tokenizer of a family of BPE vocabularies.
 
     Attributes:
-        regexes: Applied in sequence, each to all pieces that the one before it left; what none
-            matches stays a piece. One that begins with ``(?r)`` matches from the right.
-        originals: The regexes of the family's own ``tokenizer.json``, where llama.cpp's only
-            come close to them; used to recognise it, never to encode.
-        ignore_merges: A word that is a token is taken whole, whatever the merges say.
-        add_bos: Default of ``add_bos_token``.
-        clean_spaces: llama.cpp takes spaces before punctuation out of a detokenized text.
-        byte_level: Words are spelt in GPT-2's byte alphabet; else in plain UTF-8 with spaces
+        regexes: applied in sequence to all pieces of the previous one; text between matches is a
+            piece too. A leading ``(?r)`` matches from the right.
+        originals: regexes of the family's ``tokenizer.json``, if llama.cpp only approximates them;
+            used for recognition, not for encoding.
+        ignore_merges: a word that is a token is not split, even if no merges produce it.
+        add_bos: default of ``add_bos_token``.
+        clean_spaces: llama.cpp removes spaces before punctuation when detokenizing.
+        byte_level: words are mapped to GPT-2's byte alphabet; else they are UTF-8 with spaces
             written as U+2581.
-        whole_newlines: A run of newlines that is a token is taken whole.
-        prefix_lines: A line that begins with no space gets one.
-        drop_spaces: White space is left out.
+        whole_newlines: a run of newlines that is a token is not split.
+        prefix_lines: a space is added to lines that do not begin with one.
+        drop_spaces: white space is removed.
     """
 
     regexes: tuple[str, ...]
@@ -51,10 +51,10 @@ class PreTokenizer:
 
 
 class Cutter:
-    """Cuts text by regular expressions in turn; pieces that come again are remembered.
+    """Cuts text by a sequence of regular expressions, with a cache of pieces.
 
     Args:
-        regexes: As in `PreTokenizer`.
+        regexes: as in `PreTokenizer`.
     """
 
     def __init__(self, regexes: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class Cutter:
         self._rest = [Memo(cut) for cut in rest]
 
     def __call__(self, text: str) -> list[str]:
-        """Pieces of a text, none of them empty."""
+        """The non-empty pieces of a text."""
         pieces = [text] if text else []
         for cut in self._first:
             pieces = cut(text)
@@ -73,18 +73,18 @@ class Cutter:
 
 
 def word_cutters(regexes: Sequence[str]) -> tuple[Cutter, Cutter]:
-    """A cutter of texts into words, and one of words, which can hide behind a cache of words."""
+    """A cutter of text into words, and a cutter of words, whose results can be cached by word."""
     about_letters = (i for i, text in enumerate(regexes) if _ABOUT_LETTERS.search(text))
     n = 1 + next(about_letters, len(regexes) - 1)
     return Cutter(regexes[:n]), Cutter(regexes[n:])
 
 
 def _compile(text: str) -> Callable[[str], list[str]]:
-    # `regex` takes a while to import and a process that only decodes never needs it
+    # imported late: slow, and not needed for decoding
     import regex
 
     backwards = text.startswith(BACKWARDS)
-    # one capturing group, so that matches and the gaps between them come in turn
+    # with one capturing group, `split` returns matches and gaps alternately
     text = f"{BACKWARDS}({text.removeprefix(BACKWARDS)})" if backwards else f"({text})"
     split = regex.compile(text).split
     if backwards:

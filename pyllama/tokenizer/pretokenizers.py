@@ -3,11 +3,11 @@ r"""llama.cpp's pre-tokenizers by name: regular expressions and flags, as data.
     pre = pretokenizer("smollm")
     Cutter(pre.regexes)("In 2026, we")
 
-To add one, add its name to the family with the same values, or a new family with new values.
-Nothing is compiled until a tokenizer first encodes.
+To add one, add its name to the family with the same values, or add a new family. Regular
+expressions are compiled at the first encode.
 
 Source: llama.cpp, ``llm_tokenizer_bpe`` and ``llama_vocab::impl::load``. Where its regular
-expressions have no case of letters beyond ASCII, or none at all, ours have none either.
+expressions ignore case, or distinguish it only for ASCII letters, so do these.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PUNCTUATION_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 
 
 def _cased(upper: str, lower: str, after: str, digits: str) -> str:
-    """Words that end where lower case turns to upper case: o200k's regular expression."""
+    """The regular expression of o200k, which cuts words where lower case precedes upper case."""
     return (
         rf"{_LEAD}{upper}*{lower}+{after}|{_LEAD}{upper}+{lower}*{after}"
         rf"|{digits}|{_PUNCTUATION_SLASH}|{_SPACES}"
@@ -74,7 +74,7 @@ _YOUTU_SCRIPTS = (
     r"|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 )
 _TINY_AYA = rf"{_UNCASED}|{_DIGITS}|{_PUNCTUATION_SLASH}|{_SPACES}"
-# llama.cpp's is simpler than Kimi's own, which minds case and marks
+# llama.cpp's version is simpler than Kimi's own, which distinguishes case and marks
 _HAN = (
     r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ebef"
     r"\U0002f800-\U0002fa1f]"
@@ -93,7 +93,7 @@ _AFTER_PUNCTUATION = (
 )
 _DEEPSEEK3 = rf"{_AFTER_PUNCTUATION}[\r\n]*|{_SPACES}"
 _SPARK = rf"{_AFTER_PUNCTUATION}|[\r\n]|\s+(?!\S)|\s+"
-# llama.cpp matches white space of Unicode as if it were a tab, so ranges leave it out
+# llama.cpp matches Unicode white space as if it were a tab, so ranges exclude it
 _CJK = (
     r"[\u4e00-\u9fa5\u0800-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e"
     r"\u2060-\u2fff\u3001-\u4e00\uac00-\ud7ff]+"
@@ -105,8 +105,8 @@ _ASIAN = (
     r"\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f"
     r"\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
 )
-# Letters of the scripts with case, as DeepSeek lists them; escaped, since an editor that
-# normalises Unicode would change them.
+# Letters of scripts with case, as listed by DeepSeek; escaped, since editors that normalize
+# Unicode would change them.
 _DEEPSEEK_LETTERS = (
     r"\s?[A-Za-z\u00B5\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u01BA\u01BC-\u01BF\u01C4-\u0293"
     r"\u0295-\u02AF\u0370-\u0373\u0376\u0377\u037B-\u037D\u037F\u0386\u0388-\u038A\u038C"
@@ -132,7 +132,7 @@ _CHAMELEON = (
     r"[\p{P}!-/:-@\[-`{-~]",
     _GPT2,
 )
-# llama.cpp's first group of a number comes with all that stands before it
+# in llama.cpp the first group of a number includes the text before it
 _THREES_FROM_THE_RIGHT = r"(?r)\P{N}*\p{N}{1,3}"
 _THREES_ORIGINAL = r"\d{1,3}(?=(?:\d{3})*\b)"
 _LINES = r"[^\n]+|[\n]+"
@@ -148,10 +148,10 @@ _llama3 = PreTokenizer((_LLAMA3,), clean_spaces=True)
 _qwen2 = PreTokenizer((_QWEN2,))
 _gpt4o = PreTokenizer((_GPT4O,), originals=(_GPT4O_ORIGINAL,))
 _bloom = PreTokenizer((_BLOOM,), clean_spaces=True)
-# the whole text is one word there; cutting at newlines changes nothing
+# the whole text is one word in llama.cpp; cutting at newlines does not change the tokens
 _gemma = PreTokenizer((_LINES,), originals=(), byte_level=False)
 
-# The first name of a family is the one that a converter should write.
+# Converters write the first name of a family.
 PRE_TOKENIZERS: dict[str, PreTokenizer] = _families(
     (
         "default",
@@ -270,8 +270,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = _families(
 
 
 def pretokenizer(name: str | None) -> PreTokenizer:
-    """The pre-tokenizer that ``tokenizer.ggml.pre`` names; the default one, with a warning, if
-    the name is missing or unknown."""
+    """The pre-tokenizer of a name in ``tokenizer.ggml.pre``.
+
+    A missing or unknown name gives the default pre-tokenizer, with a warning.
+    """
     if name is not None and name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]
     what = "is missing" if name is None else f"is {name!r}, which is unknown"

@@ -1,12 +1,12 @@
-"""Which of llama.cpp's pre-tokenizers a ``tokenizer.json`` means, by how it cuts text.
+"""Finds the pre-tokenizer of llama.cpp that cuts text as a ``tokenizer.json`` does.
 
     recognised = recognise(root["pre_tokenizer"], root["normalizer"])
     recognised.name             # "qwen2", for tokenizer.ggml.pre
-    recognised.warning          # None, or one line that says what differs
+    recognised.warning          # None, or one line with the differences
 
-A model that nobody has seen is recognised like any other, or gets the name that comes closest: the
-sections are followed on a fixed text and the words compared with those of every pre-tokenizer.
-Never raises, whatever the sections hold.
+The sections are applied to a fixed text, and its words compared with those of every pre-tokenizer,
+so new models are recognised too. Without an exact match the most similar one is returned.
+Never raises, for any content of the sections.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .pretokenize import Cutter, PreTokenizer
 from .pretokenizers import PRE_TOKENIZERS
 from .tokenizer_json import Steps
 
-# Everything by which one of the table differs from another. In NFC, which llama.cpp does not bring
-# BPE's texts into: hardly a text would differ, and no model should get a warning for that.
+# Text on which all pre-tokenizers of the table differ. It is in NFC: llama.cpp does not normalize
+# text for BPE, but that rarely matters and should give no warning.
 PROBE = (
     "Hello world's end: I'LL say they'Re \"DON'T\", 'm 't (well) camelCase HTTPServer Ärger ÉCOLE"
     " naïve don't'll\n\n  def f(x):\n\treturn x+=1;  \r\n\r\n/path//to\n/ a.b,c ...x \n\n/\n"
@@ -39,11 +39,11 @@ _SHOWN_WORDS, _SHOWN_CHARS = 6, 60
 
 @dataclass(frozen=True)
 class Recognised:
-    """What to write as ``tokenizer.ggml.pre``.
+    """A value for ``tokenizer.ggml.pre``.
 
     Attributes:
-        name: Name of a pre-tokenizer.
-        warning: What differs between it and the model's own, in one line; None if nothing does.
+        name: name of a pre-tokenizer.
+        warning: differences from the model's own in one line; None if there are none.
     """
 
     name: str
@@ -57,24 +57,24 @@ def recognise(
     ignore_merges: bool = False,
     budget: Budget | None = None,
 ) -> Recognised:
-    """The pre-tokenizer that cuts text as these sections do, or comes closest.
+    """The pre-tokenizer that cuts text as these sections do, or the most similar one.
 
     Args:
-        pre_tokenizer: Section of that name, parsed; None if there is none.
-        normalizer: Section of that name, parsed; None if there is none.
-        ignore_merges: What the section ``model`` says under this name.
-        budget: What is left of it is the time that following the sections may take.
+        pre_tokenizer: the parsed section of that name, or None.
+        normalizer: the parsed section of that name, or None.
+        ignore_merges: the value in the section ``model``.
+        budget: limits the time for applying the sections.
     """
     steps = Steps(budget or Budget())
     words = steps.words(pre_tokenizer, normalizer, PROBE)
     names = [name for name, pre in PRE_TOKENIZERS.items() if pre.byte_level == steps.byte_level]
     exact = [name for name in names if words in _cuts(PRE_TOKENIZERS[name])]
-    # the first of equals, so that a family goes by its first name
-    wanted = [n for n in exact if PRE_TOKENIZERS[n].ignore_merges == ignore_merges]
-    name = (wanted or exact or [_closest(words, names)])[0]
+    # the first of equal ones, which is the first name of a family
+    same_merges = [n for n in exact if PRE_TOKENIZERS[n].ignore_merges == ignore_merges]
+    name = (same_merges or exact or [_closest(words, names)])[0]
     differences = list(_differences(steps, words, name, exact=bool(exact)))
-    if exact and not wanted:
-        what = "takes words that are tokens whole" if ignore_merges else "merges them like others"
+    if exact and not same_merges:
+        what = "does not split words that are tokens" if ignore_merges else "splits such words"
         differences.append(f"the model {what} (ignore_merges), {name!r} does not")
     if not differences:
         return Recognised(name)
@@ -87,14 +87,14 @@ def _differences(steps: Steps, words: list[str], name: str, *, exact: bool) -> I
         n_same = sum(block.size for block in _matcher(words, ours).get_matching_blocks())
         at = next(op for op in _matcher(words, ours).get_opcodes() if op[0] != "equal")
         yield (
-            "none of llama.cpp's cuts text as this model does, this one comes closest "
-            f"({n_same} of {len(words)} words); it makes {_shown(ours[at[3] : at[4]])} of what the "
-            f"model cuts into {_shown(words[at[1] : at[2]])}"
+            "no pre-tokenizer of llama.cpp cuts text as this model does, this is the most similar "
+            f"({n_same} of {len(words)} words); it cuts {_shown(ours[at[3] : at[4]])} where the "
+            f"model cuts {_shown(words[at[1] : at[2]])}"
         )
     if steps.unread:
-        yield f"steps that are not understood: {', '.join(steps.unread)}"
+        yield f"unsupported steps: {', '.join(steps.unread)}"
     if steps.prefixes_space:
-        yield "the model puts a space before a text (add_prefix_space), llama.cpp does not"
+        yield "the model adds a space before a text (add_prefix_space), llama.cpp does not"
 
 
 def _shown(words: list[str]) -> str:
@@ -119,7 +119,7 @@ def _matcher(a: list[str], b: list[str]) -> SequenceMatcher[str]:
 
 @cache
 def _cuts(pre: PreTokenizer) -> list[list[str]]:
-    """The probe's words by the family's own regular expressions, and by llama.cpp's."""
+    """The words of `PROBE` by the family's original regexes, if any, and by llama.cpp's."""
     found = [Cutter(pre.regexes)(_spelt(pre))]
     if pre.originals is not None:
         found.insert(0, Cutter(pre.originals)(_spelt(pre)))

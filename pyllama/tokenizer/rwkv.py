@@ -1,9 +1,9 @@
-r"""RWKV's World tokenizer: the longest token that fits, on bytes.
+r"""RWKV's World tokenizer: greedy longest match on bytes.
 
     RWKV(vocab).encode("Hello")
-    unescape(r"\xe4\n")             # b'\xe4\n': tokens are bytes, written with escapes
+    unescape(r"\xe4\n")             # b'\xe4\n': tokens are bytes, stored with escapes
 
-Building scans the tokens once; encoding is pure.
+Construction scans the tokens; encoding is a pure function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
 def unescape(text: str) -> bytes:
-    """Bytes of a token."""
+    """The bytes of a token in the vocabulary's escaped form."""
     return _ESCAPE.sub(_replace, text.encode("utf-8", "surrogateescape"))
 
 
@@ -42,7 +42,7 @@ class RWKV(WordEncoder):
         self._unk = vocab.roles.get("unk")
 
     def split(self, text: str, begins: bool) -> list[str]:
-        """The whole text: tokens reach across words."""
+        """The whole text, since tokens may span words."""
         return [text]
 
     def encode_piece(self, piece: str) -> list[int]:

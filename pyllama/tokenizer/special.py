@@ -1,9 +1,9 @@
-"""Which tokens are special: ids by role, the end-of-generation set, tokens that swallow spaces.
+"""Special tokens: ids by role, end-of-generation tokens, tokens that strip spaces.
 
     roles = read_roles(keys, n_tokens=3, defaults={"eos": 2})
     ends = find_eog(roles, {"</s>": 2})
 
-Pure functions of the vocabulary; llama.cpp finds most of this by the tokens' text, so do we.
+Pure functions of the vocabulary. As in llama.cpp, most of it is found by the text of tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .metadata import Metadata
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-# Role -> metadata keys; where there are two, the older spelling stands first and wins.
+# Role -> metadata keys; of two, the older one is first and takes precedence.
 _KEYS: dict[str, tuple[str, ...]] = {
     "bos": ("bos_token_id",),
     "eos": ("eos_token_id",),
@@ -32,8 +32,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "fim_sep": ("fim_sep_token_id",),
 }
 
-# Role -> texts that name it where the metadata does not. llama.cpp takes whichever its hash table
-# yields first; we take the first in this list.
+# Role -> token texts that imply it if the metadata does not name it. llama.cpp takes the first in
+# the order of its hash table; this is the first in the list.
 _TEXTS: dict[str, tuple[str, ...]] = {
     "eot": (
         "<|eot_id|>",
@@ -112,10 +112,10 @@ _ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
 def read_roles(keys: Metadata, n_tokens: int, defaults: Mapping[str, int]) -> dict[str, int]:
-    """Token id of every role that the metadata or the defaults name.
+    """Token ids by role, from the metadata or the defaults.
 
     Raises:
-        TokenizerError: An id in the metadata is no token of this vocabulary.
+        TokenizerError: an id in the metadata is not in the vocabulary.
     """
     roles = {role: token for role, token in defaults.items() if token < n_tokens}
     for role, names in _KEYS.items():
@@ -127,7 +127,7 @@ def read_roles(keys: Metadata, n_tokens: int, defaults: Mapping[str, int]) -> di
 
 
 def detect_roles(known: Mapping[str, int], ids: Mapping[str, int]) -> dict[str, int]:
-    """Token id of every role that is not known but that a token's text names."""
+    """Token ids by role for roles not ``known``, found by the text of tokens."""
     return {
         role: next(ids[text] for text in texts if text in ids)
         for role, texts in _TEXTS.items()
@@ -140,14 +140,14 @@ def find_eog(roles: Mapping[str, int], ids: Mapping[str, int]) -> frozenset[int]
 
     Source: llama.cpp, ``llama_vocab::impl::load``.
     """
-    wanted = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-    ends = {roles[role] for role in wanted if role in roles}
+    eog_roles = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+    ends = {roles[role] for role in eog_roles if role in roles}
     ends |= {ids[text] for text in _EOG_TEXTS if text in ids}
 
     def has(*texts: str) -> bool:
         return any(ids.get(text) in ends for text in texts)
 
-    # These look like an end but are ordinary tokens where certain others exist.
+    # These are ordinary tokens in vocabularies that have certain other end tokens.
     if has("<|call|>", "<|calls|>") and has("<|return|>", "<|flush|>"):
         ends.discard(ids.get("<|end|>", -1))
     if has("<|tool_response>", "<|plamo:eos|>"):
@@ -158,13 +158,13 @@ def find_eog(roles: Mapping[str, int], ids: Mapping[str, int]) -> frozenset[int]
 def override_types(
     types: list[int], detected: Iterable[int], eog: frozenset[int], ids: Mapping[str, int]
 ) -> None:
-    """Correct, in place, the types of tokens whose text says more than the file's type.
+    """Correct, in place, the types of tokens that are special by their text.
 
     Args:
-        types: Token types by id.
-        detected: Tokens whose role was found by their text.
-        eog: Tokens that end a generation.
-        ids: Id by text.
+        types: token types by id.
+        detected: tokens with a role found by their text.
+        eog: tokens that end a generation.
+        ids: id by text.
 
     Source: llama.cpp, ``llama_vocab::impl::load``.
     """
@@ -179,12 +179,12 @@ def override_types(
             types[ids[text]] = USER_DEFINED
 
 
-def space_swallowers(
+def space_strippers(
     keys: Metadata, pre: str, special: Iterable[int], ids: Mapping[str, int]
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Tokens that swallow white space on their left and on their right, when cut from text.
+    """Tokens that strip white space on their left, and on their right, when parsed in text.
 
-    GGUF has no key for this; llama.cpp goes by names, and so do we.
+    GGUF has no key for this; as in llama.cpp, it depends on names of models.
     """
     name = (keys.full_text("general.name") or "").lower()
     architecture = keys.full_text("general.architecture") or ""

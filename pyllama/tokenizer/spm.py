@@ -1,8 +1,8 @@
-"""SentencePiece-style BPE: merge characters into the tokens of highest score.
+"""SentencePiece's BPE: merges characters in the order of the scores of the resulting tokens.
 
     SPM(vocab).encode(" Hello world")
 
-Building scans the tokens once; encoding is pure.
+Construction scans the tokens; encoding is a pure function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SPM(WordEncoder):
         super().__init__()
         self._ids = vocab.ids
         _, ranks = np.unique(-np.asarray(vocab.scores), return_inverse=True)
-        # equal scores get equal ranks; of equal texts the last token counts, as in `ids`
+        # equal scores have equal ranks; of equal texts the last token is used, as in `ids`
         self._ranks: dict[str, int] = dict(zip(vocab.tokens, ranks.tolist(), strict=True))
         self._unk = vocab.roles.get("unk")
         self._find_words = re.compile(word_pattern(vocab.tokens)).findall
@@ -54,7 +54,7 @@ class SPM(WordEncoder):
         return ids
 
     def _spell(self, symbol: str) -> list[int]:
-        """Byte tokens of a character that is no token, or the unknown token."""
+        """Byte tokens of a character that is not a token, or the unknown token."""
         get = self._ids.get
         found = [token for b in symbol.encode() if (token := get(f"<0x{b:02X}>")) is not None]
         if len(found) == len(symbol.encode()):

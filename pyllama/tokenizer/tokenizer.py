@@ -1,9 +1,9 @@
-"""The tokenizer of a model: encode, decode, and the ids that callers ask for by name.
+"""The tokenizer of a model: encode, decode, and ids of special tokens.
 
     tokenizer = load_tokenizer(gguf_file.metadata, gguf_file.path)
     tokenizer.decode(tokenizer.encode("Hello"))     # "Hello"
 
-See the package's docstring for what it promises.
+Thread-safe, see the package's docstring.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def load_tokenizer(metadata: Mapping[str, Any], source: Path | None = None) -> T
     """Build the tokenizer that a GGUF file's metadata describes.
 
     Args:
-        metadata: Metadata by full key, such as ``tokenizer.ggml.tokens``.
-        source: Where it is from, for error messages.
+        metadata: metadata by full key, such as ``tokenizer.ggml.tokens``.
+        source: path of the file, for error messages.
 
     Raises:
-        TokenizerError: The vocabulary is missing, damaged or of a kind not supported.
+        TokenizerError: the vocabulary is missing, damaged or not supported.
     """
     try:
         vocab = read_vocab(metadata)
@@ -63,11 +63,11 @@ def load_tokenizer(metadata: Mapping[str, Any], source: Path | None = None) -> T
 
 
 class Tokenizer:
-    """Turns text into token ids and back.
+    """Converts text to token ids and back.
 
     Attributes:
-        vocab: The tokens.
-        chat_template: Jinja source of the model's chat template, if it has one.
+        vocab: the vocabulary.
+        chat_template: Jinja source of the model's chat template, or None.
     """
 
     def __init__(self, vocab: Vocab, chat_template: str | None = None) -> None:
@@ -115,20 +115,20 @@ class Tokenizer:
         return token in self.vocab.eog
 
     def text_to_id(self, text: str) -> int | None:
-        """Id of the token that is spelt so in the vocabulary, or None."""
+        """Id of the token with this text in the vocabulary, or None."""
         return self.vocab.ids.get(text)
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text.
 
         Args:
-            text: What to encode; a lone surrogate counts as U+FFFD.
-            add_special: Add BOS and EOS where the model wants them.
-            parse_special: Take special tokens written in the text, such as ``<|im_end|>``, for
-                what they are. If one of them is a leading BOS, no second one is added.
+            text: the text; lone surrogates are replaced by U+FFFD.
+            add_special: add BOS and EOS if the model uses them.
+            parse_special: parse special tokens in the text, such as ``<|im_end|>``. BOS is not
+                added if the text begins with one.
 
         Raises:
-            TokenizerError: The vocabulary has no token for a character and no unknown token.
+            TokenizerError: the vocabulary has no token for a character and no unknown token.
         """
         ids: list[int] = []
         begins = True
@@ -141,7 +141,7 @@ class Tokenizer:
         return self._with_ends(ids, parse_special) if add_special else ids
 
     def _with_ends(self, ids: list[int], parse_special: bool) -> list[int]:
-        """The ids between BOS and EOS, as far as the model wants them and the text has none."""
+        """The ids with BOS and EOS added if the model uses them and the text has none."""
         begin, end = self.vocab.begin, self.vocab.end
         begun = begin is not None and parse_special and ids[:1] == [begin]
         ended = end is not None and parse_special and ids[begun:][-1:] == [end]
@@ -160,18 +160,17 @@ class Tokenizer:
     ) -> str:
         """Text of tokens: the inverse of `encode`.
 
-        The space that a vocabulary puts before a text is taken off again, whether or not BOS
-        precedes it.
+        Removes the space that the encoder adds before a text, with or without BOS.
 
         Args:
-            tokens: Token ids.
-            special: Spell special tokens out instead of leaving them out.
-            clean_spaces: Take out spaces before punctuation and "'s". By default only for
-                WordPiece, whose tokens do not know where spaces were; llama.cpp does so wherever
-                `Vocab.clean_spaces` says, and then loses spaces that were in the text.
+            tokens: token ids.
+            special: include the text of special tokens.
+            clean_spaces: remove spaces before punctuation and "'s". The default is only for
+                WordPiece, whose tokens do not record spaces. (llama.cpp does so whenever
+                `Vocab.clean_spaces` is set, which also removes spaces of the original text.)
 
         Raises:
-            TokenizerError: The vocabulary has no such token.
+            TokenizerError: the vocabulary has no such token.
         """
         is_wordpiece = self.vocab.model == "bert"
         tokens = list(tokens)
@@ -188,14 +187,14 @@ class Tokenizer:
         return head + (text.removeprefix(" ") if prefixed else text)
 
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
-        """Bytes of one token; often no whole characters, see `TokenStream`.
+        """Bytes of one token, possibly with incomplete characters, see `TokenStream`.
 
         Args:
-            token: Token id.
-            special: Spell special tokens out instead of giving nothing.
+            token: token id.
+            special: return the text of special tokens instead of nothing.
 
         Raises:
-            TokenizerError: The vocabulary has no such token.
+            TokenizerError: the vocabulary has no such token.
         """
         if not 0 <= token < self.n_vocab:
             raise TokenizerError(f"token {token} is not in the vocabulary of {self.n_vocab} tokens")
@@ -219,6 +218,6 @@ def _without_surrogates(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # joins pairs, which JSON may have left apart, and replaces what stays alone
+        # joins surrogate pairs (as from JSON escapes), and replaces lone surrogates
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text

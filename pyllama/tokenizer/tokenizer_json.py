@@ -1,13 +1,13 @@
-r"""How a ``tokenizer.json`` cuts a text into words, by its normalizer and pre_tokenizer sections.
+r"""Cuts text into words as the normalizer and pre_tokenizer sections of a ``tokenizer.json`` do.
 
     reader = Steps(Budget())
     reader.words({"type": "Digits", "individual_digits": True}, None, "in 2026")
     # ['in ', '2', '0', '2', '6']
-    reader.unread               # names of steps that could not be followed: []
+    reader.unread               # names of unsupported steps: []
 
-For texts of a few hundred characters. The file is a stranger's, so all regular expressions
-together get a second at most, none becomes large when it is compiled, and whatever is odd ends up
-in `Steps.unread`, never in an exception.
+For texts of a few hundred characters. The file is untrusted: the total time of all regular
+expressions and the compiled size of each are limited, and unsupported or invalid steps are listed
+in `Steps.unread` instead of raising.
 
 Source: the ``tokenizers`` library, ``pre_tokenizers`` and ``SplitDelimiterBehavior``.
 """
@@ -24,7 +24,7 @@ from .boundaries import SPACE
 from .pattern_size import MAX_SIZE, compiled_size
 
 Section = Mapping[str, Any]
-# A text in pieces, in order; True where the pattern matched.
+# The pieces of a text in order, and whether the pattern matched each.
 Marked = list[tuple[str, bool]]
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -33,20 +33,20 @@ _MAX_STEPS = 100
 _MAX_CHARS = 2000
 
 
-class _Odd(Exception):
-    """A section that cannot be followed."""
+class _Unsupported(Exception):
+    """A section that is invalid or not supported."""
 
 
 class Steps:
-    """Follows the steps of a section.
+    """Applies the steps of the sections to a text.
 
     Args:
-        budget: what is left of its time is what following them may take.
+        budget: limits the time of regular expressions.
 
     Attributes:
-        byte_level: Some step spells bytes in GPT-2's alphabet.
-        prefixes_space: Some step puts a space before words; `words` leaves that out.
-        unread: What could not be followed, by type.
+        byte_level: whether a step maps bytes to GPT-2's alphabet.
+        prefixes_space: whether a step adds a space before a text; `words` does not.
+        unread: types of unsupported or invalid steps.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -56,7 +56,7 @@ class Steps:
         self.unread: list[str] = []
 
     def words(self, pre_tokenizer: Any, normalizer: Any, text: str) -> list[str]:
-        """Words of a text, spelt in characters even where the model spells bytes."""
+        """The words of a text, as characters also for byte-level models."""
         with self.budget.pattern_time() as seconds:
             return self._words(pre_tokenizer, normalizer, text, _Matcher(seconds))
 
@@ -81,7 +81,7 @@ class Steps:
         return words
 
     def _flat(self, section: Any, inner: str) -> Iterable[Section]:
-        """The steps of a section, out of their sequences."""
+        """The steps of a section, with nested sequences flattened."""
         waiting, n_steps = [section], 0
         while waiting and n_steps < _MAX_STEPS:
             section, n_steps = waiting.pop(0), n_steps + 1
@@ -99,9 +99,9 @@ class Steps:
         kind = section.get("type")
         try:
             if not isinstance(kind, str) or kind not in steps or m.seconds_left <= 0:
-                raise _Odd
+                raise _Unsupported
             return steps[kind](section, text, m)
-        except _Odd:
+        except _Unsupported:
             self._note(kind)
             return otherwise
 
@@ -112,28 +112,28 @@ class Steps:
 
 
 class _Matcher:
-    """Finds regular expressions, until its time is up.
+    """Matches regular expressions within a time limit.
 
     Args:
-        seconds: for all of them together.
+        seconds: total time.
     """
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
-        self._compiled: dict[str, Any] = {}  # None: one that is refused
+        self._compiled: dict[str, Any] = {}  # None: refused
 
     @property
     def seconds_left(self) -> float:
-        """How long the next one may take; 0 or less: it may not begin."""
+        """Time left; 0 or less if the limit is reached."""
         return self._end - time.monotonic()
 
     def mark(self, pattern: str, text: str) -> Marked:
-        """Matches and the gaps between them; a match of nothing cuts."""
+        """Matches and the gaps between them; an empty match is a cut."""
         if pattern not in self._compiled:
             self._compiled[pattern] = _compile(pattern)
         compiled, seconds = self._compiled[pattern], self.seconds_left
         if compiled is None or seconds <= 0:
-            raise _Odd
+            raise _Unsupported
         marked: Marked = []
         end = 0
         try:
@@ -141,19 +141,19 @@ class _Matcher:
                 marked += [(text[end : match.start()], False), (match.group(), True)]
                 end = match.end()
         except (TimeoutError, RecursionError, OverflowError, MemoryError):
-            raise _Odd from None
+            raise _Unsupported from None
         return [*marked, (text[end:], False)]
 
 
 def _compile(pattern: str) -> Any:
-    """A regular expression that can be compiled at little cost, or None."""
+    """The compiled regular expression, or None if it is invalid or too large."""
     import regex
 
     size = compiled_size(pattern)
     if size is None or size > MAX_SIZE:
         return None
     try:
-        # version 1 of its syntax has nested sets and intersections, as Oniguruma has
+        # V1 syntax has nested sets and intersections, as Oniguruma
         return regex.compile(pattern, regex.V1)
     except (regex.error, RecursionError, OverflowError, MemoryError, ValueError, LookupError):
         return None
@@ -214,7 +214,7 @@ _BEHAVIORS: dict[str, Callable[[Marked], list[str]]] = {
 
 def _cut(m: _Matcher, pattern: str, behavior: Any, text: str, invert: bool = False) -> list[str]:
     if not isinstance(behavior, str) or behavior not in _BEHAVIORS:
-        raise _Odd
+        raise _Unsupported
     return _BEHAVIORS[behavior](
         [(piece, matched != invert) for piece, matched in m.mark(pattern, text) if piece]
     )
@@ -229,20 +229,20 @@ def _pattern(section: Section) -> str:
             return text
         if isinstance(text := pattern.get("String"), str):
             return str(regex.escape(text))
-    raise _Odd
+    raise _Unsupported
 
 
 def _text(section: Section, key: str, default: str | None = None) -> str:
     value = section.get(key, default)
     if not isinstance(value, str):
-        raise _Odd
+        raise _Unsupported
     return value
 
 
 def _split_at_character(section: Section, text: str, m: _Matcher) -> list[str]:
     delimiter = _text(section, "delimiter")
     if len(delimiter) != 1:
-        raise _Odd
+        raise _Unsupported
     return text.split(delimiter)
 
 
@@ -251,7 +251,7 @@ def _metaspace(section: Section, text: str, m: _Matcher) -> list[str]:
 
     space = _text(section, "replacement", SPACE)
     if len(space) != 1:
-        raise _Odd
+        raise _Unsupported
     text = text.replace(" ", space)
     scheme = section.get("prepend_scheme", "always")
     if section.get("add_prefix_space", True) and scheme != "never" and not text.startswith(space):
@@ -265,14 +265,14 @@ def _replace(section: Section, text: str, m: _Matcher) -> str:
     content = _text(section, "content")
     marked = m.mark(_pattern(section), text)
     if sum(len(content) if matched else len(piece) for piece, matched in marked) > _MAX_CHARS:
-        raise _Odd
+        raise _Unsupported
     return "".join(content if matched else piece for piece, matched in marked)
 
 
 def _prepend(section: Section, text: str, m: _Matcher) -> str:
     before = _text(section, "prepend")
     if len(before) > _MAX_CHARS:
-        raise _Odd
+        raise _Unsupported
     return before + text if text else text
 
 

@@ -1,8 +1,8 @@
-"""Unigram language model, the tokenizer of T5: the most probable way to write a text in tokens.
+"""Unigram language model, the tokenizer of T5: the most probable tokenization of a text.
 
     UGM(vocab).encode("Hello world")
 
-Building scans the tokens once and unpacks the rules of normalisation; encoding is pure.
+Construction scans the tokens and unpacks the normalization rules; encoding is a pure function.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class UGM(WordEncoder):
     """Encoder of a "t5" vocabulary.
 
     Raises:
-        TokenizerError: The rules of normalisation are damaged.
+        TokenizerError: the normalization rules are damaged.
 
-    Source: llama.cpp, ``llm_tokenizer_ugm_session``. One difference: there the beginning of a
-    user-defined token suffices to keep the text there from being normalized.
+    Source: llama.cpp, ``llm_tokenizer_ugm_session``. One difference: llama.cpp does not normalize
+    text at a prefix of a user-defined token.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -52,7 +52,7 @@ class UGM(WordEncoder):
         self._joints = Joints(usable)
 
     def encode(self, text: str, begins: bool = True) -> list[int]:
-        """As `WordEncoder.encode`; unknown tokens next to each other become one."""
+        """`WordEncoder.encode`, with adjacent unknown tokens merged into one."""
         ids = super().encode(text, begins)
         if self._unk in ids:
             twice = (ids[i] == self._unk == ids[i - 1] for i in range(1, len(ids)))
@@ -60,7 +60,7 @@ class UGM(WordEncoder):
         return ids
 
     def split(self, text: str, begins: bool) -> list[str]:
-        """Words with the spaces before them, normalized."""
+        """Normalized words with the spaces before them."""
         text = self._charsmap.normalize(text)
         if self._merge_spaces:
             text = "".join(SPACE + word for word in text.split(" ") if word)
@@ -74,23 +74,23 @@ class UGM(WordEncoder):
         return self._joints.cut(word)
 
     def encode_piece(self, piece: str) -> list[int]:
-        """Token ids of one piece: the path of highest score, of equal ones the first found."""
+        """Token ids of one piece: the path of highest score; the first found of equal ones."""
         scores = [0.0] + [-float("inf")] * len(piece)
-        best: list[tuple[int, int | None]] = [(0, None)] * (len(piece) + 1)
+        path: list[tuple[int, int | None]] = [(0, None)] * (len(piece) + 1)  # (start, token)
         for start in range(len(piece)):
             known = False
             for end, token in self._matcher.at(piece, start):
                 known = known or end == start + 1
                 score = scores[start] + self._scores[token]
                 if score > scores[end]:
-                    scores[end], best[end] = score, (start, token)
+                    scores[end], path[end] = score, (start, token)
             if not known and scores[start] + self._unk_score > scores[start + 1]:
                 scores[start + 1] = scores[start] + self._unk_score
-                best[start + 1] = (start, self._unk)
+                path[start + 1] = (start, self._unk)
         ids: list[int] = []
         end = len(piece)
         while end:
-            end, token_or_none = best[end]
+            end, token_or_none = path[end]
             if token_or_none is None:
                 raise TokenizerError(
                     f"{piece!r} cannot be encoded: the vocabulary has neither tokens for it nor an "

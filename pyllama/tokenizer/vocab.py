@@ -3,7 +3,7 @@
     vocab = read_vocab(gguf_file.metadata)
     vocab.tokens[vocab.roles["eos"]]
 
-Reading checks everything that encoding and decoding rely on. A `Vocab` never changes.
+Reading validates everything that encoding and decoding rely on. A `Vocab` is immutable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .special import (
     find_eog,
     override_types,
     read_roles,
-    space_swallowers,
+    space_strippers,
 )
 
 log = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Model:
-    """Defaults of a ``tokenizer.ggml.model``, and the arrays that it cannot do without.
+    """Defaults of a ``tokenizer.ggml.model``, and the arrays that it uses.
 
     Attributes:
-        roles: Id by role.
-        needs: Keys of arrays; scores that are missing count as zero.
+        roles: id by role.
+        needs: keys of arrays; missing scores are zero.
     """
 
     roles: Mapping[str, int] = field(default_factory=dict)
@@ -71,30 +71,30 @@ _SPECIAL = frozenset({CONTROL, USER_DEFINED, UNKNOWN})
 
 @dataclass(frozen=True)
 class Vocab:
-    """Tokens and everything that the metadata says about them.
+    """Tokens and their properties from the metadata.
 
     Attributes:
         model: "llama" (SPM), "gpt2" (byte-level BPE), "gemma4" (BPE on raw UTF-8), "whitespace"
             (the same without spaces), "bert" (WordPiece), "t5" (UGM), "rwkv" or "plamo2".
-        pre: Pre-tokenizer of a BPE vocabulary; None for the others, which have none.
-        tokens: Text by id, in the vocabulary's own spelling; invalid UTF-8 is surrogate-escaped.
-        types: Token type by id (`special.CONTROL` ...).
-        scores: SPM merge score, or logarithm of a probability, by id; empty for the others.
-        merges: BPE merges "a b", best first.
-        ids: Id by text.
-        roles: Id by role: bos eos eot eom unk sep pad mask fim_pre fim_suf fim_mid ...
-        eog: Tokens that end a generation.
-        lstrip: Tokens that swallow the white space before them in a text.
-        rstrip: Tokens that swallow the white space after them in a text.
-        suppress: Tokens that must never be sampled.
-        add_bos: Begin an encoded text with BOS.
-        add_eos: End an encoded text with EOS; for WordPiece with SEP.
-        add_space_prefix: SPM and UGM put a space before a text.
-        clean_spaces: llama.cpp takes spaces before punctuation out of a detokenized text.
-        merge_spaces: UGM makes one space of several.
-        charsmap: UGM's precompiled rules of normalisation.
-        lowercase: WordPiece writes everything in lower case.
-        strip_accents: WordPiece leaves out accents.
+        pre: pre-tokenizer of a BPE vocabulary; None for others.
+        tokens: text by id, as in the file; invalid UTF-8 is surrogate-escaped.
+        types: token type by id (`special.CONTROL` ...).
+        scores: SPM merge score, or log probability, by id; empty for others.
+        merges: BPE merges "a b", by rank.
+        ids: id by text.
+        roles: id by role: bos eos eot eom unk sep pad mask fim_pre fim_suf fim_mid ...
+        eog: tokens that end a generation.
+        lstrip: tokens that strip the white space before them in a text.
+        rstrip: tokens that strip the white space after them in a text.
+        suppress: tokens that must not be sampled.
+        add_bos: an encoded text begins with BOS.
+        add_eos: an encoded text ends with EOS; for WordPiece with SEP.
+        add_space_prefix: SPM and UGM add a space before a text.
+        clean_spaces: llama.cpp removes spaces before punctuation when detokenizing.
+        merge_spaces: UGM merges adjacent spaces.
+        charsmap: UGM's precompiled normalization rules.
+        lowercase: WordPiece converts to lower case.
+        strip_accents: WordPiece removes accents.
     """
 
     model: str
@@ -120,12 +120,12 @@ class Vocab:
 
     @property
     def begin(self) -> int | None:
-        """Token that an encoded text begins with."""
+        """The first token of an encoded text, or None."""
         return self.roles["bos"] if self.add_bos else None
 
     @property
     def end(self) -> int | None:
-        """Token that an encoded text ends with."""
+        """The last token of an encoded text, or None."""
         return self.roles["sep" if self.model == "bert" else "eos"] if self.add_eos else None
 
 
@@ -133,8 +133,8 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
     """Read and check the vocabulary in a file's metadata.
 
     Raises:
-        TokenizerError: A key is missing, of the wrong type, length or range, or names a
-            tokenizer that is not supported.
+        TokenizerError: a key is missing, has a wrong type, length or range, or names an
+            unsupported tokenizer.
 
     Source: llama.cpp, ``llama_vocab::impl::load``.
     """
@@ -152,7 +152,7 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
     pre_name = "gemma4" if model == "gemma4" else keys.text("pre")
     pre = pretokenizer(pre_name) if "merges" in kind.needs else None
     special = list(compress(range(len(types)), map(_SPECIAL.__contains__, types)))
-    lstrip, rstrip = space_swallowers(keys, pre_name or "", special, ids)
+    lstrip, rstrip = space_strippers(keys, pre_name or "", special, ids)
     lowercase = keys.flag("normalizer.lowercase", default=model == "bert")
     return Vocab(
         model=model,
@@ -193,7 +193,7 @@ def _read_model(keys: Metadata) -> tuple[str, _Model]:
 def _read_ends(
     keys: Metadata, model: str, pre: PreTokenizer | None, roles: Mapping[str, int]
 ) -> dict[str, bool]:
-    """Whether an encoded text gets a first and a last token."""
+    """The values of ``add_bos`` and ``add_eos``."""
     kind = _MODELS[model]
     add_bos = keys.flag("add_bos_token", default=kind.add_bos if pre is None else pre.add_bos)
     add_eos = keys.flag("add_eos_token", default=kind.add_eos)
@@ -217,9 +217,9 @@ def _read_tokens(keys: Metadata) -> list[str]:
     try:
         "".join(tokens).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise TokenizerError(f"{PREFIX}tokens holds text that is no UTF-8 at all") from None
+        raise TokenizerError(f"{PREFIX}tokens has text that is not UTF-8") from None
     if "" in tokens:
-        # llama.cpp's stand-in, so that no text can match an empty token
+        # placeholder as in llama.cpp, so that no text matches an empty token
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     return tokens
 
@@ -237,19 +237,19 @@ def _read_scores(keys: Metadata, n_tokens: int) -> list[float]:
         return [0.0] * n_tokens
     scores = keys.numbers("scores", "iuf").astype(np.float64)
     _check_length("scores", len(scores), n_tokens)
-    # a NaN would make the order of merges, and so the tokens, depend on chance
+    # a NaN would make the order of merges undefined
     finite: list[float] = np.nan_to_num(scores[:n_tokens]).tolist()
     return finite
 
 
 def _read_merges(keys: Metadata, pre: str | None) -> list[str]:
     if pre == "kimi-k2" and "merges" not in keys:
-        return []  # as in llama.cpp, which finds such files' tokens without them
+        return []  # as in llama.cpp, which does not need them for such files
     merges = keys.strings("merges")
     if not all(map(contains, merges, repeat(" "))):
         bad = next(i for i, merge in enumerate(merges) if " " not in merge)
         raise TokenizerError(
-            f"{PREFIX}merges[{bad}] is {merges[bad]!r}, not two symbols with a space between: the "
+            f"{PREFIX}merges[{bad}] is {merges[bad]!r}, not two symbols separated by a space: the "
             "file is damaged"
         )
     return merges
@@ -277,7 +277,7 @@ def _check_length(key: str, got: int, n_tokens: int) -> None:
 
 
 def _usable(flag: str, value: bool, role: str, roles: Mapping[str, int]) -> bool:
-    """``value``, or False with a warning if there is no token of that role to add."""
+    """``value``, or False with a warning if there is no token of that role."""
     if value and role not in roles:
         log.warning("%s%s is set, but the vocabulary has no %s token", PREFIX, flag, role.upper())
         return False

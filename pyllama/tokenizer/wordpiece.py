@@ -1,9 +1,9 @@
-"""WordPiece, the tokenizer of BERT: clean words, then the longest token that fits, again and again.
+"""WordPiece, the tokenizer of BERT: normalized words, then greedy longest match.
 
     WordPiece(vocab).encode("Hello, world")
 
-A word's beginning is marked by U+2581 (llama.cpp's converter turns "##" around). Building scans
-the tokens once; encoding is pure.
+U+2581 marks the beginning of a word; llama.cpp's converter adds it and removes BERT's "##", which
+marks continuations. Construction scans the tokens; encoding is a pure function.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .match import Matcher
 from .vocab import Vocab
 from .words import WordEncoder
 
-# Blocks of CJK ideographs; the one that begins at 2B920 follows `tokenizers`, as llama.cpp does.
+# Blocks of CJK ideographs; the block at 2B920 is as in `tokenizers` and llama.cpp.
 _IDEOGRAPHS = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -44,7 +44,7 @@ class WordPiece(WordEncoder):
         self._clean = CharacterMap(self._clean_character)
 
     def split(self, text: str, begins: bool) -> list[str]:
-        """Words in the vocabulary's own spelling; every punctuation mark is one."""
+        """Normalized words with the marker; every punctuation mark is a word."""
         return [SPACE + word for word in text.translate(self._clean).split(" ") if word]
 
     def encode_piece(self, piece: str) -> list[int]:

@@ -1,10 +1,10 @@
-"""What all encoders are: a way to cut text into words, and a remembered way to encode one.
+"""The base class of encoders: cut text into words, and encode words with a cache.
 
     class Letters(WordEncoder):
         def split(self, text, begins): return list(text)
         def encode_piece(self, piece): return (ord(piece),)
 
-What is remembered is a bounded number of words of bounded length; threads may share an encoder.
+The cache has a bounded number of words of bounded length. Threads may share an encoder.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 class Memo(dict[str, T]):
-    """Results of a pure function of a string; begins afresh when it is full.
+    """A cache of a pure function of a string; is cleared when it is full.
 
-    A dictionary, since looking up what is known then stays in C: ``map(memo.__getitem__, words)``.
+    A subclass of dict, so that ``map(memo.__getitem__, words)`` runs in C for cached words.
     """
 
     def __init__(self, function: Callable[[str], T]) -> None:
@@ -40,9 +40,9 @@ class Memo(dict[str, T]):
 
 
 class WordEncoder(ABC):
-    """Encodes text word by word; the words of a text do not influence each other.
+    """Encodes words independently of each other.
 
-    So it is with the pieces of a word, if an encoder can cut its words further.
+    An encoder may also cut words into pieces, which are encoded independently too.
     """
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class WordEncoder(ABC):
         """Token ids of a text without special tokens.
 
         Args:
-            text: What to encode.
-            begins: It stands first or behind a special token, where SPM puts a space.
+            text: the text.
+            begins: whether it is at the start or after a special token, where SPM adds a space.
         """
         words = self.split(text, begins)
         return list(chain.from_iterable(map(self._words.__getitem__, words)))
@@ -70,7 +70,7 @@ class WordEncoder(ABC):
         """Cut a text into words."""
 
     def cut(self, word: str) -> list[str]:
-        """Cut a word into the pieces that `encode_piece` takes."""
+        """Cut a word into pieces for `encode_piece`."""
         return [word]
 
     @abstractmethod

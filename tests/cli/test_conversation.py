@@ -111,7 +111,7 @@ def test_templates(talk: Any, tmp_path: Path) -> None:
     for name in ("messages", "self"):
         args = ("--chat-template-kwargs", f'{{"{name}": []}}')
         code, out, err = talk("", "-cnv", *args)
-        assert (code, out) == (1, "") and err.count("\n") == 1 and f"called '{name}'" in err
+        assert (code, out) == (1, "") and err.count("\n") == 1 and f"named '{name}'" in err
     endless = "{% for i in range(9**9) %}{% endfor %}"
     code, out, err = talk("", "-st", "-p", "Hi", template=endless)
     assert (code, out) == (1, "") and err.count("\n") == 1 and "chat template was stopped" in err
@@ -126,7 +126,7 @@ def test_a_refused_or_too_long_turn_is_taken_back(talk: Any) -> None:
     stdin = "bad\n" + "x" * 300 + "\nHi\n"
     code, out, err = talk("u:Hi|a:one", "-cnv", stdin=stdin, template=template)
     assert (code, out) == (0, "one\n")
-    assert "refuses these messages: no" in err and "a context of 256 takes" in err
+    assert "rejects these messages: no" in err and "a context of 256 takes" in err
 
 
 def test_one_text_in_turns(talk: Any) -> None:

@@ -1,4 +1,4 @@
-"""Contexts of a tiny model, and a `Llama` that recites."""
+"""Fixtures: contexts of a tiny model, and a `Llama` that recites a text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make(model: Model) -> Make:
 
 @pytest.fixture
 def windowed(model: Model, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Contexts of the same model, where two of three layers see 20 positions."""
+    """Contexts of the same model with windows of 20 positions in two of three layers."""
     hparams = dataclasses.replace(model.hparams, n_swa=20, swa_period=3)
     monkeypatch.setattr(model, "_hparams", hparams)
     return lambda **options: Context(model, **{"n_ctx": 2048, "n_threads": 2, **options})

@@ -87,14 +87,14 @@ class FakeKV:
         del self.tokens[p0 : None if p1 == -1 else p1]
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Tokens have no positions of their own here."""
+        """Does nothing: this context has no position encoding."""
 
     def rewind(self, seq: int, position: int) -> int:
         self.seq_rm(seq, position, -1)
         return position
 
     def check_shift(self) -> None:
-        """They may move."""
+        """Does nothing: positions may shift."""
 
     def length(self, seq: int) -> int:
         return len(self.tokens)
@@ -150,7 +150,7 @@ class FakeContext:
     def logits_ith(self, i: int) -> np.ndarray:
         return self.logits[i]
 
-    def best_ith(self, i: int) -> int:
+    def argmax_ith(self, i: int) -> int:
         return int(self.logits[i].argmax())
 
     def close(self) -> None:

@@ -124,7 +124,7 @@ def tokenizer() -> dict[str, Any]:
 
 
 def rows(context: Context, *parts: list[int], seq: int = 0) -> np.ndarray:
-    """Logits of all tokens of a sequence that is decoded in parts, ``n_batch`` at a time."""
+    """Logits of all tokens of a sequence, decoded in batches of ``n_batch``."""
     out = []
     for part in parts:
         for i in range(0, len(part), context.n_batch):

@@ -1,4 +1,4 @@
-"""Hyperparameters: defaults, and one line for every value that a model cannot have."""
+"""Hyperparameters: defaults, and errors of one line for illegal values."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_value_of_another_type(tmp_path: Path, changes: dict[str, Any]) -> Non
     assert "\n" not in str(error.value)
 
 
-def test_no_scaling_whatever_the_factor(tmp_path: Path) -> None:
+def test_scaling_none_ignores_the_factor(tmp_path: Path) -> None:
     metadata = Spec(factor=8.0).metadata()
     assert read(tmp_path / "x.gguf", metadata).rope_freq_scale == 0.125
     metadata["llama.rope.scaling.type"] = "none"

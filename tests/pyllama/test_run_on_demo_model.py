@@ -1,4 +1,4 @@
-"""The runtime on the demo model: the text, the same bits by every way, and a stop at any time."""
+"""The runtime on the demo model: text, equal bits by all paths, and aborts at any time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of every architecture, made again from what was recorded of them.
+"""Tiny checkpoints of every architecture, recreated from recorded files.
 
     for name in variants(): folder = write_checkpoint(tmp_path / name, name)
 
@@ -41,7 +41,7 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def recorded(name: str) -> dict[str, np.ndarray]:
-    """What ``record.py`` wrote of a variant."""
+    """The file of a variant that ``record.py`` wrote."""
     with np.load(DATA / "arch" / f"{name}.npz") as file:
         return dict(file)
 

@@ -1,4 +1,4 @@
-"""Record what transformers computes for tiny checkpoints, in tests/data/arch/<variant>.npz.
+"""Record transformers' results for tiny checkpoints, in tests/data/arch/<variant>.npz.
 
     python -m tests.pyllama.arch.record [NAME...]
 
@@ -29,7 +29,7 @@ N_TOKENS, N_GREEDY, SPREAD, GAP = 40, 16, 1.5, 0.02
 
 
 def _bamboo(model: Any) -> Any:
-    """ReLU on both sides of Mistral's feed-forward part, as Bamboo's own code has it."""
+    """Mistral's feed-forward part with ReLU on gate and up, as in Bamboo's code."""
 
     def forward(self: Any, x: Any) -> Any:
         return self.down_proj(torch.relu(self.gate_proj(x)) * torch.relu(self.up_proj(x)))
@@ -70,7 +70,7 @@ def compute_logits(model: Any, tokens: list[int]) -> np.ndarray:
 
 
 def _greedy(model: Any, tokens: list[int]) -> tuple[list[int], float]:
-    """The continuation, and the smallest lead of a choice over the second best."""
+    """The greedy continuation, and the smallest margin between the two largest logits."""
     made: list[int] = []
     gap = float("inf")
     for _ in range(N_GREEDY):
@@ -82,7 +82,7 @@ def _greedy(model: Any, tokens: list[int]) -> tuple[list[int], float]:
 
 
 def _lead(model: Any, tokens: list[int], config: dict[str, Any]) -> float:
-    """How far the last expert that a token uses is ahead of the next one, at least."""
+    """The smallest margin between the last used expert of a token and the next one."""
     used = config.get("num_experts_per_tok")
     if used is None:
         return float("inf")

@@ -1,4 +1,4 @@
-"""The architectures as a page: what runs, from which checkpoints, and what is verified of each.
+"""Generates the page of architectures: checkpoints, positions and verified variants.
 
     python -m tests.pyllama.arch.table > docs/architectures.md
 
@@ -22,7 +22,7 @@ LLAMA_CPP = (
 
 
 def _positions(arch: Arch) -> str:
-    """How tokens are told apart by position."""
+    """The kind of position encoding."""
     found = []
     if arch.HPARAMS.get("n_rot") != 0:
         found.append("rope, halves" if arch.HPARAMS.get("rope_neox") else "rope, neighbours")

@@ -123,7 +123,7 @@ def test_missing_and_unknown_tensors_are_named(folders: Any, name: str, tmp_path
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tensor_too_few_is_a_fault_or_no_need(folders: Any, name: str, tmp_path: Path) -> None:
-    """What the table calls optional: ``validate`` says that it is missing, or the rest runs."""
+    """Without an optional tensor, ``validate`` reports it missing, or the model runs."""
     with GGUFFile(folders(name)) as file:
         metadata = dict(file.metadata)
         tensors = {n: (file.tensor_bytes(n), t.type, t.ne) for n, t in file.tensors.items()}

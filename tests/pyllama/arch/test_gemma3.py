@@ -1,4 +1,4 @@
-"""What only Gemma 3's 27B has: a scale of scores that its files do not say."""
+"""The scale of attention scores of Gemma 3 27B, which its files do not contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp, where it is installed (xllamacpp), continues our files with the same tokens."""
+"""llama.cpp (xllamacpp, if installed) generates the same tokens from our files."""
 
 from __future__ import annotations
 

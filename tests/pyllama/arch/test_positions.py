@@ -1,4 +1,4 @@
-"""Learned positions bound a context and cannot move; without rotation, shifts leave keys alone."""
+"""Learned positions limit the context and cannot shift; without rope, shifts change no keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_no_more_cells_than_learned_positions(
     assert context.n_ctx == 512
     context.decode(Batch([5], pos=[255]))
     for batch in (Batch([5]), Batch([5], pos=[256], seq_id=1)):
-        with pytest.raises(BatchError, match="position 256: the last one is 255"):
+        with pytest.raises(BatchError, match="position 256: the largest is 255"):
             context.decode(batch)
 
 

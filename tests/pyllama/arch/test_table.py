@@ -1,4 +1,4 @@
-"""The page of architectures is made from their files."""
+"""The page of architectures is up to date with their files."""
 
 from __future__ import annotations
 

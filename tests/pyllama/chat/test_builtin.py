@@ -74,7 +74,7 @@ def test_a_conversation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_keeps_what_was_said_and_does_not_read_it(name: str) -> None:
+def test_every_format_keeps_contents_unchanged(name: str) -> None:
     said = [{"role": "user", "content": "{role} {content} %s"}]
     text = FORMATS[name].render(said)
     assert "{role} {content} %s" in text

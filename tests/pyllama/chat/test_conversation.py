@@ -1,4 +1,4 @@
-"""Turns on a fake context: what is evaluated, what is said, what an interrupt leaves."""
+"""Conversations on a fake context: evaluated tokens, replies, and interrupted replies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyggml.errors import Aborted
 from pyllama.chat.builtin import FORMATS
 from pyllama.chat.conversation import Conversation
 from pyllama.chat.formats import ChatFormat
-from pyllama.chat.reply import Reply, Settings
+from pyllama.chat.reply import Reply, ReplyOptions
 from pyllama.chat.transcript import Transcript
 from pyllama.engine import Engine, Lease
 from pyllama.errors import ContextFull
@@ -20,7 +20,7 @@ from pyllama.sampling import SamplingParams
 
 from ..fake_context import EOS, TOKENIZER, FakeContext, FakeModel, ids
 
-GREEDY = Settings(SamplingParams(temp=0))
+GREEDY = ReplyOptions(SamplingParams(temp=0))
 
 
 def state_of(text: str, n_ctx: int = 256) -> Any:
@@ -32,11 +32,11 @@ def talk(state: Lease, name: str = "vicuna", **options: Any) -> Conversation:
     return Conversation(state, ChatFormat(name, FORMATS[name], TOKENIZER), **options)
 
 
-def said(dialogue: Conversation | Transcript, settings: Settings = GREEDY) -> str:
-    return "".join(dialogue.reply(settings))
+def said(dialogue: Conversation | Transcript, options: ReplyOptions = GREEDY) -> str:
+    return "".join(dialogue.reply(options))
 
 
-def test_only_what_is_new_is_evaluated() -> None:
+def test_only_new_tokens_are_evaluated() -> None:
     state = state_of("USER: Hi\nASSISTANT: naïve 🙂")
     dialogue = talk(state)
     dialogue.say("Hi")
@@ -46,7 +46,7 @@ def test_only_what_is_new_is_evaluated() -> None:
     decoded = state.context.decoded
     decoded.clear()
     dialogue.say("And?")
-    said(dialogue, Settings(SamplingParams(temp=0), n_predict=1))
+    said(dialogue, ReplyOptions(SamplingParams(temp=0), n_predict=1))
     assert decoded == [len(TOKENIZER.encode("\nUSER: And?\nASSISTANT:", False)) + 1]
     assert state.ids[held] == EOS
     assert [m["role"] for m in dialogue.messages] == ["user", "assistant", "user", "assistant"]
@@ -75,7 +75,7 @@ def test_a_reply_that_is_left_counts_as_far_as_it_was_shown() -> None:
     stream.close()  # type: ignore[attr-defined]
     assert dialogue.messages[-1] == {"role": "assistant", "content": shown.lstrip()}
     dialogue.say("Go on")
-    assert isinstance(said(dialogue, Settings(SamplingParams(temp=0), n_predict=2)), str)
+    assert isinstance(said(dialogue, ReplyOptions(SamplingParams(temp=0), n_predict=2)), str)
 
 
 @pytest.mark.parametrize("aborted", [False, True])
@@ -84,7 +84,7 @@ def test_a_reply_that_is_left_has_no_tokens_that_were_held_back(aborted: bool) -
     state = state_of("abcd xxxé")
     if aborted:
         state.context.fail_after = 7  # decodes up to the first byte of é
-    reply = Reply(Settings(SamplingParams(temp=0), stop=("xxz",)))
+    reply = Reply(ReplyOptions(SamplingParams(temp=0), stop=("xxz",)))
     stream = reply.stream(state, ids("ab"))
     if aborted:
         with pytest.raises(Aborted):
@@ -98,7 +98,7 @@ def test_a_reply_that_is_left_has_no_tokens_that_were_held_back(aborted: bool) -
 
 def test_a_token_of_which_a_part_was_shown() -> None:
     tokens = {7: b"one", 8: b" two \xc3", 9: b"\xa9", 10: b"."}
-    reply = Reply(Settings(SamplingParams(temp=0), stop=("two x",)))
+    reply = Reply(ReplyOptions(SamplingParams(temp=0), stop=("two x",)))
     fake: Any = SimpleNamespace(
         token_to_piece=lambda token, special: tokens[token], is_eog=lambda t: False, eog=()
     )
@@ -124,15 +124,15 @@ def test_an_abort_while_the_prompt_is_read_says_nothing() -> None:
 
 def test_how_replies_end() -> None:
     prompt = ids("ab")
-    for settings, stop, text, ended in (
+    for options, stop, text, ended in (
         (GREEDY, (), "cd. End", "eog"),
-        (Settings(SamplingParams(temp=0), n_predict=2), (), "cd", "length"),
-        (Settings(SamplingParams(temp=0), n_predict=0), (), "", "length"),
-        (Settings(SamplingParams(temp=0), stop=(". E",)), (), "cd", "stop"),
-        (Settings(SamplingParams(temp=0), stop=(". E",), show_stop=True), (), "cd. E", "stop"),
+        (ReplyOptions(SamplingParams(temp=0), n_predict=2), (), "cd", "length"),
+        (ReplyOptions(SamplingParams(temp=0), n_predict=0), (), "", "length"),
+        (ReplyOptions(SamplingParams(temp=0), stop=(". E",)), (), "cd", "stop"),
+        (ReplyOptions(SamplingParams(temp=0), stop=(". E",), show_stop=True), (), "cd. E", "stop"),
         (GREEDY, ("d.",), "c", "stop"),
     ):
-        reply = Reply(settings)
+        reply = Reply(options)
         assert "".join(reply.stream(state_of("abcd. End"), prompt, stop)) == text == reply.text
         assert reply.ended == ended
     full = Reply(GREEDY)
@@ -145,7 +145,7 @@ def test_how_replies_end() -> None:
 def test_a_transcript_grows_by_turns() -> None:
     state = state_of("Bob: Hi. User: Who? Bob: Me. User:")
     dialogue = Transcript(state, "Bob: Hi.", between=(" ", " Bob:"))
-    stops = Settings(SamplingParams(temp=0), stop=("User:",), show_stop=True)
+    stops = ReplyOptions(SamplingParams(temp=0), stop=("User:",), show_stop=True)
     assert said(dialogue, stops) == " User:"
     state.context.decoded.clear()
     dialogue.say("Who?")
@@ -160,18 +160,18 @@ def test_a_transcript_grows_by_turns() -> None:
     assert said(dialogue, stops) == " User:"
 
 
-def test_a_transcript_that_ends_goes_on_with_the_users_name() -> None:
+def test_a_transcript_adds_the_users_name_after_eog() -> None:
     dialogue = Transcript(state_of("a b"), "a")
-    assert said(dialogue, Settings(SamplingParams(temp=0), stop=("\nUser:",))) == " b\nUser:"
+    assert said(dialogue, ReplyOptions(SamplingParams(temp=0), stop=("\nUser:",))) == " b\nUser:"
 
 
-def shifting(n_keep: int, n_predict: int = 1) -> Settings:
-    return Settings(SamplingParams(temp=0), n_predict=n_predict, n_keep=n_keep)
+def shifting(n_keep: int, n_predict: int = 1) -> ReplyOptions:
+    return ReplyOptions(SamplingParams(temp=0), n_predict=n_predict, n_keep=n_keep)
 
 
 @pytest.mark.parametrize("n_keep", [0, 9, 25])
 def test_a_message_is_read_whole_or_refused(n_keep: int) -> None:
-    """A context shift forgets what was said before, and never a part of a new message."""
+    """A context shift removes earlier messages, and never a part of the new one."""
     for n in (1, 40, *range(52, 66), 200):
         state = state_of("", n_ctx=100)
         dialogue = talk(state, "vicuna-orca", system="Be brief.")
@@ -191,7 +191,7 @@ def test_a_message_is_read_whole_or_refused(n_keep: int) -> None:
                 said(dialogue, shifting(n_keep))
 
 
-def test_what_is_said_in_a_transcript_too() -> None:
+def test_a_shift_keeps_the_users_text_in_a_transcript_too() -> None:
     state = state_of("", n_ctx=50)
     dialogue = Transcript(state, "x" * 40)
     said(dialogue, shifting(5))
@@ -201,5 +201,7 @@ def test_what_is_said_in_a_transcript_too() -> None:
         said(dialogue, shifting(5))
         assert TOKENIZER.decode(state.tokens).endswith(message)
     dialogue.say("y" * 45)
-    with pytest.raises(ContextFull, match="has 45 tokens after 5 others, a context of 50 takes 44"):
+    with pytest.raises(
+        ContextFull, match="has 45 tokens after 5 earlier ones, a context of 50 takes 44"
+    ):
         said(dialogue, shifting(5))

@@ -1,4 +1,4 @@
-"""From messages to tokens: whose format, one BOS, contents that are not plain text."""
+"""From messages to tokens: choice of the format, a single BOS, contents in parts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_bos_is_not_doubled(bos: str, add_bos: bool) -> None:
     assert tokens.index(BOS) == 0 if BOS in tokens else not add_bos
 
 
-def test_whose_format() -> None:
+def test_the_format_is_the_models_or_the_fallback() -> None:
     own = formats(SIMPLE, **{"tokenizer.chat_template.tool_use": "tools"})
     assert own.has_own and own.get().name == DEFAULT
     assert own.get("chat_template.tool_use").prompt(USER).text == "tools"
@@ -52,8 +52,8 @@ def test_whose_format() -> None:
 
 @pytest.mark.parametrize("name", ["messages", "self"])
 @pytest.mark.parametrize("format", [None, "vicuna"])
-def test_names_that_templates_have_taken(name: str, format: str | None) -> None:
-    with pytest.raises(TemplateError, match=f"a value called '{name}': .*; use another name"):
+def test_reserved_template_variables(name: str, format: str | None) -> None:
+    with pytest.raises(TemplateError, match=f"a variable named '{name}': .*; use another name"):
         formats(SIMPLE).get(format).prompt(USER, **{name: []})
 
 
@@ -77,7 +77,7 @@ def test_contents() -> None:
         ([{"role": "user", "content": [{"type": "image_url"}]}], "type image_url; only text"),
     ],
 )
-def test_what_is_no_message(messages: Any, message: str) -> None:
+def test_invalid_messages_are_refused(messages: Any, message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         formats(SIMPLE).get().prompt(messages)
 
@@ -90,7 +90,7 @@ def test_what_is_no_message(messages: Any, message: str) -> None:
     ],
     ids=["refuses", "ignores"],
 )
-def test_a_system_message_goes_with_the_users_where_the_template_has_no_place(head: str) -> None:
+def test_a_system_message_is_merged_into_the_users_if_unsupported(head: str) -> None:
     messages = [{"role": "system", "content": "Be brief."}, *USER]
     prompt = formats(head + SIMPLE).get().prompt(messages)
     assert prompt.text == "<s>user:Be brief.\nHi;"

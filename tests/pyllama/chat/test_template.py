@@ -1,4 +1,4 @@
-"""Templates as Hugging Face's models have them, and templates that mean harm."""
+"""Templates of Hugging Face's models, and malicious templates."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def render(source: str, messages: Any = USER, **values: Any) -> str:
         ("{{ ('x' * 3)|replace('x', 'yz') }}{{ [3, 1]|sort }}{{ 7 // 2 }}", "yzyzyz[1, 3]3"),
     ],
 )  # fmt: skip
-def test_what_templates_do(source: str, text: str) -> None:
+def test_supported_template_features(source: str, text: str) -> None:
     assert render(source) == text
 
 
-def test_what_is_given_reaches_the_template() -> None:
+def test_variables_reach_the_template() -> None:
     source = "{{ tools[0].name }}{{ enable_thinking }}{{ add_generation_prompt }}"
     values = {"tools": [{"name": "f"}], "enable_thinking": False, "add_generation_prompt": False}
     assert render(source, **values) == "fFalseFalse"
@@ -159,14 +159,14 @@ def test_limits_grow_with_a_long_conversation() -> None:
         "{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}",
         limits=Limits(time_s=0.05, message_s=0.0001),
     )
-    with pytest.raises(TemplateError, match=r"not done after 0\.25 s"):
+    with pytest.raises(TemplateError, match=r"not finished after 0\.25 s"):
         template.render(USER * 2000)
 
 
-def test_errors_say_what_and_where() -> None:
-    with pytest.raises(TemplateError, match=r"wrong \(line 2\): No filter named 'nosuch'"):
+def test_errors_name_the_problem_and_the_line() -> None:
+    with pytest.raises(TemplateError, match=r"invalid \(line 2\): No filter named 'nosuch'"):
         render("\n{{ 1|nosuch }}")
-    with pytest.raises(TemplateError, match="refuses these messages: no system"):
+    with pytest.raises(TemplateError, match="rejects these messages: no system"):
         render("{{ raise_exception('no  system') }}")
 
 

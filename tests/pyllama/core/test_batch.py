@@ -1,4 +1,4 @@
-"""Batches: what they say about themselves, and what they refuse."""
+"""Batches: sequences, outputs and validation."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def test_sequences() -> None:
         ({"logits": "first"}, "batch: logits is 'first', want"),
     ],
 )
-def test_what_does_not_fit(options: dict[str, Any], message: str) -> None:
+def test_states_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BatchError, match=message):
         Batch([5, 6], **options)

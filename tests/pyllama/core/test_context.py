@@ -43,7 +43,7 @@ def test_interleaved_sequences_have_the_bits_of_separate_runs(make: Make, n_ubat
 
 
 def test_a_shared_prefix_and_cells_that_lie_anywhere(make: Make) -> None:
-    """Sequence 1 takes over a prefix, in cells that were used and freed by others."""
+    """Sequence 1 shares a prefix in cells that other sequences had used and freed."""
     context = make(n_seq_max=3, n_ctx=40)
     rows(context, TOKENS[40:50], seq=2)
     rows(context, TOKENS[:12])
@@ -73,11 +73,11 @@ def test_rollback_clear_and_a_start_anywhere(make: Make) -> None:
     context.kv.clear()
     context.decode(Batch([5], pos=[(1 << 31) - 1]))
     for more in ([6], [6, 7]):
-        with pytest.raises(BatchError, match="the last one is 2147483647"):
+        with pytest.raises(BatchError, match="the largest is 2147483647"):
             context.decode(Batch(more))
 
 
-def test_outputs_that_are_wanted_and_no_others(make: Make) -> None:
+def test_logits_only_for_requested_outputs(make: Make) -> None:
     whole = rows(make(), TOKENS[:20])
     context = make(n_ubatch=6)
     flags = [i in (0, 5, 7) for i in range(20)]  # none in the last ubatches
@@ -99,7 +99,7 @@ def test_one_token_on_is_a_batch_of_one(make: Make) -> None:
     for i, token in enumerate(TOKENS[8:20], 8):
         context.decode_token(token)
         assert np.array_equal(context.logits, whole[i : i + 1])
-        assert context.best_ith(-1) == context.best_ith(0) == whole[i].argmax()
+        assert context.argmax_ith(-1) == context.argmax_ith(0) == whole[i].argmax()
     for token, seq in ((-1, 0), (10**6, 0), (1, 1), (1, -1)):
         with pytest.raises(BatchError):
             context.decode_token(token, seq)
@@ -127,10 +127,10 @@ def test_where_the_largest_logit_is(make: Make) -> None:
         context = make(**options)
         for part in (TOKENS[:20], TOKENS[20:23]):
             context.decode(Batch(part, logits="all"))
-            best = [context.best_ith(i) for i in range(len(part))]
+            best = [context.argmax_ith(i) for i in range(len(part))]
             assert best == context.logits.argmax(axis=1).tolist()
             with pytest.raises(BatchError):
-                context.best_ith(len(part))
+                context.argmax_ith(len(part))
 
 
 # --- reuse ----------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ BAD_BATCHES = {
     "huge": (
         [5],
         {"pos": [1 << 40], "seq_id": 1},
-        f"position {1 << 40}: the last one is 2147483647",
+        f"position {1 << 40}: the largest is 2147483647",
     ),
     "over-the-end": ([5, 6], {"pos": [(1 << 31) - 1, 1 << 31], "seq_id": 1}, "position 2147483648"),
 }
@@ -209,11 +209,11 @@ def test_a_bad_batch_changes_nothing(
 def test_a_full_context_changes_nothing(make: Make) -> None:
     context = make(n_ctx=10, n_ubatch=3)
     first, before = rows(context, TOKENS[:7]), state(context)
-    with pytest.raises(ContextFull, match="4 tokens wanted, 3 of 10 cells free; use a larger"):
+    with pytest.raises(ContextFull, match="4 tokens to store, 3 of 10 cells free; use a larger"):
         context.decode(Batch(TOKENS[7:11]))
     assert state(context) == before and np.array_equal(context.logits[-1], first[-1])
     assert np.array_equal(rows(context, TOKENS[7:10]), rows(make(), TOKENS[:10])[7:])
-    with pytest.raises(ContextFull, match="1 tokens wanted, 0 of 10"):
+    with pytest.raises(ContextFull, match="1 tokens to store, 0 of 10"):
         context.decode(Batch([1]))
 
 

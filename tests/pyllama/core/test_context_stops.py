@@ -1,4 +1,4 @@
-"""Contexts that are stopped, that share threads, and that live on in a forked process."""
+"""Contexts: aborted decodes, several threads, and use after fork()."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONG = TOKENS * 192  # attention of 12,288 tokens: seconds
 def stop_a_long_decode(
     context: Context, stop: Callable[[], None], error: type[BaseException]
 ) -> None:
-    """Decode, be stopped, and go on from the finished ubatches with the bits of a fresh run."""
+    """Abort a decode, and continue after the finished ubatches with the bits of a fresh run."""
     rows(context, TOKENS[:5])
     timer = threading.Timer(0.1, stop)
     timer.start()
@@ -219,8 +219,8 @@ print(codes)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_child_forked_while_other_threads_decode_goes_on(model_path: Path) -> None:
-    """Their locks would be held for ever, and what they were changing is half changed."""
+def test_a_child_forked_during_decodes_of_other_threads_continues(model_path: Path) -> None:
+    """In the child their locks are held forever, and the guarded objects may be half changed."""
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", FORK_IN_A_DECODE,
          str(model_path)],

@@ -1,4 +1,4 @@
-"""A model on any device: the same code, the same greedy text."""
+"""Models on other devices give the same greedy text."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def greedy(model: Model, n: int = 6, prompt: list[int] = PROMPT, **sizes: Any) -
     """The likeliest tokens after a prompt."""
     context = Context(model, n_ctx=128, n_threads=1, **sizes)
     context.decode(Batch(prompt))
-    tokens = [context.best_ith(-1)]
+    tokens = [context.argmax_ith(-1)]
     while len(tokens) < n:
         context.decode_token(tokens[-1])
-        tokens.append(context.best_ith(-1))
+        tokens.append(context.argmax_ith(-1))
     return tokens
 
 
 def same_on(name: str, path: Path, **options: Any) -> Any:
-    """Check that a file's greedy text is the CPU's; returns the device."""
+    """Check that a file's greedy text equals the CPU's; returns the device."""
     device = DEVICES[name]()
     there = Model.load(path, devices=[device], **options)
     exact = {"type_k": GGMLType.F32, "type_v": GGMLType.F32}
@@ -95,7 +95,7 @@ def test_some_layers_on_a_device(tmp_path: Path, n_layers: int) -> None:
 
 @pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_0])
 def test_sequences_and_states_on_a_device(tmp_path: Path, type: GGMLType) -> None:
-    """Copies of cells, shifts, a saved state: all that touches a cache besides decodes."""
+    """All operations on a cache besides decodes: copies of cells, shifts, saved states."""
     spec = Spec(head_dim=32, n_embd=64)
     path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
 

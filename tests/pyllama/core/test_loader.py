@@ -1,4 +1,4 @@
-"""Loading: every way gives the file's bytes; one line for every file that is not a model."""
+"""Loading: all options give the file's bytes; bad files give errors of one line."""
 
 from __future__ import annotations
 
@@ -69,12 +69,18 @@ def test_a_tensor_that_does_not_fit(
 @pytest.mark.parametrize(
     ("name", "type", "message"),
     [
-        ("blk.0.attn_q.weight", GGMLType.F64, "is F64, which cannot be run yet; there are: F32"),
+        (
+            "blk.0.attn_q.weight",
+            GGMLType.F64,
+            "is F64, which has no kernels yet; supported types: F32",
+        ),
         ("output_norm.weight", GGMLType.F16, "is F16, want F32 for a vector"),
         ("blk.1.ffn_norm.weight", Q4_0, "is Q4_0, want F32 for a vector"),
     ],
 )
-def test_a_type_that_cannot_be_run(tmp_path: Path, name: str, type: GGMLType, message: str) -> None:
+def test_a_type_without_kernels_is_refused(
+    tmp_path: Path, name: str, type: GGMLType, message: str
+) -> None:
     path, weights = tmp_path / "x.gguf", random_weights(SPEC)
     file = GGUFFile(write_model(path, SPEC, weights))
     w = weights[name]
@@ -89,7 +95,7 @@ def test_a_file_without_weights(tmp_path: Path) -> None:
     write_gguf(tmp_path / "x.gguf", Spec(n_vocab=512).metadata() | tokenizer(), {})
     model = Model.load(tmp_path / "x.gguf", vocab_only=True)
     assert model.weights == {} and model.hparams.n_vocab == 512 and model.desc == "llama 0 vocab"
-    with pytest.raises(ModelError, match="no weights in this file"):
+    with pytest.raises(ModelError, match="the file has no weights"):
         Model.load(tmp_path / "x.gguf")
 
 
@@ -174,7 +180,7 @@ def test_every_way_to_load_has_the_files_bytes(tmp_path: Path, type: GGMLType) -
 
 
 def test_types_may_be_mixed(tmp_path: Path) -> None:
-    """A file as quantizers write them: embedding Q8_0, a few matrices better than the rest."""
+    """A file as quantizers write it: embedding in Q8_0, a few matrices in larger types."""
     path, weights = tmp_path / "x.gguf", random_weights(SPEC)
     file = GGUFFile(write_model(path, SPEC, weights))
     types = {"token_embd": GGMLType.Q8_0, "ffn_down": GGMLType.F16, "attn_v": GGMLType.Q4_1}
@@ -198,7 +204,7 @@ def test_types_may_be_mixed(tmp_path: Path) -> None:
 
 
 def test_formats_with_codebooks(tmp_path: Path) -> None:
-    """Repacked they have the file's bytes, and say about what F32 weights say."""
+    """Repacked weights have the file's bytes, and their logits are close to those of F32."""
     spec = Spec(n_embd=256, n_ff=256, n_head=4, head_dim=64)
     types = {"embd": "IQ2_S", "attn_q": "IQ2_XXS", "attn_k": "IQ3_S", "up": "IQ3_XXS"}
     types["down"] = "IQ1_M"
@@ -226,7 +232,7 @@ def test_formats_with_codebooks(tmp_path: Path) -> None:
     assert np.sum((rows[0] - rows[2]) ** 2) < 1e-3 * np.sum(rows[2] ** 2)
 
 
-def test_formats_that_grow_stay_where_memory_is_short(
+def test_large_layouts_are_dropped_if_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = Spec(n_embd=256, n_ff=256, n_head=4, head_dim=64)
@@ -244,7 +250,7 @@ def test_formats_that_grow_stay_where_memory_is_short(
     model = Model.load(path)
     layouts = {name: is_repacked(w) for name, w in model.weights.items()}
     assert not layouts["blk.0.ffn_up.weight"] and layouts["blk.0.attn_q.weight"]
-    assert "stay as they are in the file" in caplog.text
+    assert "stay in the file's layout" in caplog.text
 
 
 def test_a_copy_that_does_not_fit_into_memory(
@@ -286,7 +292,7 @@ def test_a_model_in_parts(tmp_path: Path, repack: bool) -> None:
         Model.load(plans[0].path)
 
 
-def test_overrides_are_what_the_file_would_say(tmp_path: Path) -> None:
+def test_overrides_equal_the_same_values_in_the_file(tmp_path: Path) -> None:
     weights = random_weights(SPEC)
     path = write_model(tmp_path / "x.gguf", SPEC, weights)
     other = write_model(tmp_path / "y.gguf", replace(SPEC, freq_base=100.0, n_ctx=99), weights)

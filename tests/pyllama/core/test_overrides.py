@@ -1,4 +1,4 @@
-"""A context's own rope and activation: what they change, and one line for values that cannot be."""
+"""Overrides of rope and activation: their effect, and errors for illegal values."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def test_yarn_of_base_one(tmp_path: Path) -> None:
     ],
     ids=["base", "yarn"],
 )
-def test_shifted_keys_are_those_of_the_new_positions(tmp_path: Path, given: dict[str, Any]) -> None:
+def test_shifted_keys_equal_keys_computed_at_the_new_positions(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
     loaded = model(tmp_path / "x.gguf", Spec(n_ctx=64))
     shifted, fresh = (
         Context(loaded, type_k=GGMLType.F32, type_v=GGMLType.F32, overrides=Overrides(**given))
@@ -134,7 +136,7 @@ def test_layers_that_slide_shift_with_their_own_base(
         assert np.abs(k - wanted).max() < 1e-4
 
 
-def test_longrope_goes_by_the_size_of_the_context(tmp_path: Path) -> None:
+def test_longrope_selects_factors_by_context_size(tmp_path: Path) -> None:
     short, long = np.array([1, 1, 2, 3], np.float32), np.array([1, 2, 4, 8], np.float32)
     keys = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 32}
     metadata = {f"llama.{key}": value for key, value in keys.items()}
@@ -161,6 +163,6 @@ def test_a_state_of_another_rope_is_refused(tmp_path: Path) -> None:
     plain, other = Context(loaded), Context(loaded, overrides=Overrides(rope_freq_base=500.0))
     other.decode(Batch(TOKENS))
     data = b"".join(part.tobytes() for part in dump_state(other))
-    with pytest.raises(StateError, match="another rope"):
+    with pytest.raises(StateError, match="other rope"):
         restore_state(plain, data)
     restore_state(Context(loaded, overrides=Overrides(rope_freq_base=500.0)), data)

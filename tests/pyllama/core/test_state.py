@@ -1,4 +1,4 @@
-"""Saved states: whole contexts and single sequences, that fit or not, whole or damaged."""
+"""Saved states of contexts and sequences: round trips, sizes that do not fit, damaged files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Q4_0, Q8_0 = GGMLType.Q4_0, GGMLType.Q8_0
 
 
 @pytest.mark.parametrize("types", [(F16, F16), (F32, BF16), (Q4_0, Q8_0)])
-def test_a_saved_state_goes_on_with_the_same_bits(
+def test_a_saved_state_continues_with_the_same_bits(
     tmp_path: Path, types: tuple[GGMLType, GGMLType]
 ) -> None:
     spec = Spec(n_layer=3, head_dim=32)
@@ -58,15 +58,17 @@ def test_a_saved_window(windowed: Make, tmp_path: Path) -> None:
     context = windowed(n_ubatch=64)
     rows(context, TOKENS[:900])
     save_state(context, tmp_path / "x", TOKENS[:900])
-    lost = context.kv.caches[1].lost(0)
+    lost = context.kv.caches[1].evicted(0)
     want = rows(context, TOKENS[900:])
     other = windowed(n_ubatch=64)
     load_state(other, tmp_path / "x")
-    assert other.kv.caches[1].lost(0) == lost > 0
+    assert other.kv.caches[1].evicted(0) == lost > 0
     assert np.array_equal(rows(other, TOKENS[900:]), want)
 
 
-def test_a_window_takes_what_it_sees_of_a_larger_one(windowed: Make, tmp_path: Path) -> None:
+def test_a_small_window_cache_loads_the_window_of_a_larger_one(
+    windowed: Make, tmp_path: Path
+) -> None:
     whole = windowed(swa_full=True, n_seq_max=2)
     rows(whole, TOKENS[:900], seq=1)
     rows(whole, TOKENS[50:70])
@@ -76,7 +78,7 @@ def test_a_window_takes_what_it_sees_of_a_larger_one(windowed: Make, tmp_path: P
     small = windowed(n_ubatch=64, n_seq_max=2)
     assert small.kv.caches[1].n_cells < 900
     load_state(small, tmp_path / "all")
-    assert small.kv.caches[1].lost(1) == 3 * CHUNK - 1 == small.kv.seq_pos_min(1) - 1
+    assert small.kv.caches[1].evicted(1) == 3 * CHUNK - 1 == small.kv.seq_pos_min(1) - 1
     assert np.array_equal(rows(small, TOKENS[900:920], seq=1), want)
     rows(small, TOKENS[:600])  # what sequence 0 has behind its window makes room
     load_state(small, tmp_path / "one", seq=1)

@@ -1,4 +1,4 @@
-"""The engine: texts beside others are those of each alone, whatever joins, leaves or runs out."""
+"""The engine: concurrent texts equal single runs, with aborts, preemption and full caches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make(model: Model) -> Make:
 
 @pytest.fixture(scope="module")
 def alone(make: Make) -> Callable[..., list[int]]:
-    """What a request gives in a context of its own."""
+    """The result of a request in a context of its own."""
     context, known = make(n_ctx=256), dict[tuple[int, ...], list[int]]()
 
     def tokens(request: Request, n: int) -> list[int]:
@@ -59,7 +59,7 @@ def made(events: Iterator[Event] | list[Event]) -> list[int]:
 
 
 def finish(engine: Engine, events: list[Event] | None = None) -> list[Event]:
-    """All events until nothing is left to do."""
+    """All events until there is no more work."""
     events = [] if events is None else events
     for _ in range(4000):
         if not engine.has_work:
@@ -97,7 +97,7 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, tuple[int, int, int, int, int,
     st.sampled_from([Policy(), Policy(max_prompt_tokens=4, n_reserve=0, min_shared=2)]),
 )
 @settings(deadline=None, max_examples=60)
-def test_any_texts_are_those_of_each_alone_and_leave_nothing(
+def test_any_mix_of_requests_equals_single_runs_and_frees_all_cells(
     make: Make,
     alone: Callable[..., list[int]],
     work: list[tuple[int, tuple[int, int, int, int, int, bool]]],
@@ -221,7 +221,7 @@ def test_reasons_and_usage() -> None:
     assert full[-1].reason == "length" and len(made(full)) == 16 - 4 + 1
 
 
-def test_what_a_submitted_request_is_refused_for(make: Make) -> None:
+def test_submit_refuses_bad_requests(make: Make) -> None:
     engine = Engine(make(), policy=Policy(max_waiting=1))
     for tokens, error in (([], BatchError), ([5, 999], BatchError), ([5] * 65, ContextFull)):
         with pytest.raises(error):
@@ -242,7 +242,7 @@ def test_what_a_submitted_request_is_refused_for(make: Make) -> None:
     assert made(engine.run(Request([5], GREEDY, max_tokens=2)))
 
 
-def test_an_error_of_a_callback_ends_its_request_alone(
+def test_an_error_of_a_callback_ends_only_its_request(
     make: Make, alone: Callable[..., list[int]]
 ) -> None:
     def boom(input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -286,7 +286,7 @@ def test_a_run_that_is_left_frees_its_cells(make: Make, how: str) -> None:
     assert context.kv.n_used == 0 and not engine.has_work
 
 
-def test_after_a_stopped_decode_all_goes_on() -> None:
+def test_all_requests_continue_after_a_stopped_decode() -> None:
     context = fake(n_batch=3)
     engine = Engine(context)
     number = engine.submit(Request(ids("The cat"), SamplingParams(temp=0.0)))
@@ -346,7 +346,7 @@ def test_runs_and_hands_share_a_lease(make: Make, alone: Callable[..., list[int]
 
 
 def test_a_shift_beside_others_and_a_preemption_after_it(make: Make) -> None:
-    """A shifted text's keys are not those of its tokens read again: they are kept."""
+    """The keys of a shifted text differ from those of a fresh evaluation, so they are saved."""
     options = {"n_ctx": 32, "n_seq_max": 2, "unified": False}
     wanted = made(Engine(make(n_ctx=16)).run(Request(TOKENS[:9], GREEDY, max_tokens=40, n_keep=3)))
     assert len(wanted) == 40

@@ -1,4 +1,4 @@
-"""The token loop: what it evaluates, where it stops, and what it leaves behind."""
+"""Generation: evaluated tokens, ends, and the state of the context afterwards."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_ends_where_the_context_is_full(n_predict: int) -> None:
     assert len(context.kv.tokens) == 16
 
 
-def test_ignore_eos_goes_on() -> None:
+def test_ignore_eos_continues() -> None:
     params = SamplingParams(temp=0.0, ignore_eos=True)
     tokens = list(generate(make("ab", n_ctx=16), ids("a"), params))
     assert len(tokens) == 15 and EOS not in tokens
@@ -61,7 +61,7 @@ def test_prompts_that_do_not_fit(n: int) -> None:
     assert len(list(generate(make(), [5] * 60, GREEDY))) >= 1
 
 
-def test_n_past_keeps_what_is_there() -> None:
+def test_n_past_keeps_cached_tokens() -> None:
     context = make()
     whole = list(generate(context, ids("The cat"), GREEDY, n_predict=5))
     context.decoded.clear()

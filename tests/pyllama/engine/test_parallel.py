@@ -1,4 +1,4 @@
-"""Many texts at once have the tokens of each alone; context shift; the batched benchmark."""
+"""Concurrent texts equal single runs; context shift; the batched benchmark."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gathered(
 @pytest.mark.parametrize("n_seq", [1, 2, 5])
 @pytest.mark.parametrize("n_batch", [5, 128])
 @pytest.mark.parametrize("shared", [0, 9])
-def test_texts_beside_others_are_those_of_each_alone(
+def test_concurrent_texts_equal_single_runs(
     make: Make, n_seq: int, n_batch: int, shared: int
 ) -> None:
     lengths = (3, 17, 8, 1, 30, 12, 5)
@@ -74,7 +74,7 @@ def test_prompts_wait_for_room_and_one_that_never_fits_is_refused(make: Make) ->
     assert gathered(make(), [], greedy) == [] and gathered(make(), [[1]], n_predict=0) == [[]]
 
 
-def test_sequences_with_cells_of_their_own_end_where_these_do(make: Make) -> None:
+def test_sequences_with_separate_cells_end_when_these_are_full(make: Make) -> None:
     split = {"n_ctx": 64, "n_seq_max": 2, "unified": False}
     greedy = SamplingParams(temp=0.0, ignore_eos=True)
     alone = [list(generate(make(n_ctx=32), TOKENS[i : i + 9], greedy)) for i in range(5)]
@@ -89,7 +89,7 @@ def test_sequences_with_cells_of_their_own_end_where_these_do(make: Make) -> Non
     with pytest.raises(ContextFull, match="prompt 0 has 32 tokens, a context of 32 takes 31"):
         gathered(make(**split), [TOKENS[:32]], greedy)
     scores = Scores(Lease(Engine(make(**split))), logits_all=True)
-    with pytest.raises(ContextFull, match="33 tokens behind 0 do not fit into a context of 32"):
+    with pytest.raises(ContextFull, match="33 tokens after 0 do not fit into a context of 32"):
         scores.lease.evaluate(TOKENS[:33])
     scores.lease.evaluate(TOKENS[:32])
     assert scores.rows.shape[0] == len(scores.lease.ids) == 32
@@ -106,7 +106,7 @@ def test_a_shared_prefix_that_a_window_lost_is_evaluated_again(windowed: Make) -
     assert got[3] == last
 
 
-def test_context_shift_goes_on_for_ever(make: Make) -> None:
+def test_context_shift_continues_without_limit(make: Make) -> None:
     greedy = SamplingParams(temp=0.0, ignore_eos=True)
     context = make(n_ctx=32)
     assert len(list(generate(context, TOKENS[:10], greedy, n_predict=100))) == 23
@@ -168,7 +168,7 @@ def test_a_prompt_cache_saves_evaluation_and_changes_nothing(make: Make, tmp_pat
         assert n != 19 or token == first
 
 
-def test_batched_bench_measures_what_fits(make: Make) -> None:
+def test_batched_bench_measures_sizes_that_fit(make: Make) -> None:
     context = make(n_seq_max=4, n_ctx=100)
     rows = list(batched_bench(context, [8, 16], [4], [1, 4, 2]))
     assert [(r.pp, r.tg, r.pl, r.n_kv) for r in rows] == [

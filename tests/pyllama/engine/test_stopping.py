@@ -1,4 +1,4 @@
-"""Stop strings: what is emitted is the text up to the first stop, however the text was cut."""
+"""Stop strings: the output is the text up to the first stop, for any division into pieces."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_nothing_follows_a_stop() -> None:
     assert stream.flush() == ""
 
 
-def test_flush_gives_what_was_held_back_once() -> None:
+def test_flush_returns_held_text_once() -> None:
     stream = StopStrings(["stop"])
     assert stream.push("a st") == ("a ", False)
     assert stream.flush() == "st"
@@ -92,5 +92,5 @@ def test_the_work_is_linear_in_the_text() -> None:
 
 @pytest.mark.parametrize("stops", ["", ["a", ""]])
 def test_an_empty_stop_is_refused(stops: str | list[str]) -> None:
-    with pytest.raises(SamplingError, match="is empty and would stop at once"):
+    with pytest.raises(SamplingError, match="is empty and would match at once"):
         StopStrings(stops)

@@ -49,7 +49,7 @@ def new(model: Model, **options: Any) -> Context:
 
 
 def decoded(context: Context, tokens: list[int] = TOKENS, cut: int = 30) -> np.ndarray:
-    """Logits of a prompt, of single tokens behind it, and of a last part."""
+    """Logits of a prompt, of single tokens after it, and of a last part."""
     rows = []
     for part in (tokens[:cut], tokens[cut : cut + 1], tokens[cut + 1 :]):
         context.decode(Batch(part, logits="all"))
@@ -148,14 +148,14 @@ def test_abort_reaches_the_runner(model: Model) -> None:
 
 
 def run_on(
-    model: Model, devices: list[Any], wishes: Callable[[Sched, CGraph], dict[Tensor, Any]] | None
+    model: Model, devices: list[Any], pins: Callable[[Sched, CGraph], dict[Tensor, Any]] | None
 ) -> tuple[np.ndarray, list[Schedule]]:
     """Logits of a model whose contexts have these devices too, and how its decodes were cut."""
     there = copy.copy(model)
     there.devices = (*devices, HostOnly(), ReferenceBackend())
     context = new(there)
-    if wishes is not None:
-        context.wishes = lambda graph: wishes(context.sched, graph)
+    if pins is not None:
+        context.pinned_nodes = lambda graph: pins(context.sched, graph)
     context.reset()  # with them
     return decoded(context), [graph.schedule for graph in context._graphs.values()]
 
@@ -169,11 +169,11 @@ def test_op_by_op_at_random_a_model_has_the_same_bits(
         set(OPS) - set(np.random.default_rng(seed).choice(sorted(OPS), 2))
     )
 
-    def wishes(sched: Sched, graph: CGraph) -> dict[Tensor, Any]:
+    def pins(sched: Sched, graph: CGraph) -> dict[Tensor, Any]:
         rng = np.random.default_rng(seed)
         return {node: sched.backends[int(rng.integers(2))] for node in graph.nodes}
 
-    got, made = run_on(model, [device], wishes)
+    got, made = run_on(model, [device], pins)
     np.testing.assert_array_equal(got, decoded(new(model)))
     assert len(made) == 3
     assert all(len(s.splits) > 4 and sum(len(x.copies) for x in s.splits) > 4 for s in made)

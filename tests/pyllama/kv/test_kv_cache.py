@@ -66,7 +66,7 @@ class Machine(RuleBasedStateMachine):
             wanted.append(ends[seq])
         short = [s for s in set(order) if order.count(s) > self.free(s)]
         if len(order) > self.free(0) if self.kv.unified else short:
-            with pytest.raises(ContextFull, match="tokens wanted, "):
+            with pytest.raises(ContextFull, match="tokens to store, "):
                 self.kv.place(order, wanted)
             return
         before = self.used()
@@ -94,7 +94,7 @@ class Machine(RuleBasedStateMachine):
             self.model[seq].append((position, self.token))
 
     def apply(self) -> None:
-        """Do what is pending, as a context does before it decodes."""
+        """Apply pending changes, as a context does before a decode."""
         pending = self.kv.pending
         for source, target in pending.copies:
             new = [self.held[int(c)] for c in source]
@@ -183,7 +183,7 @@ TestKVCache = Machine.TestCase
 
 
 @pytest.mark.parametrize("seq", [-1, SEQS])
-def test_a_sequence_that_is_not_there(seq: int) -> None:
+def test_an_unknown_sequence_is_refused(seq: int) -> None:
     kv = KVCache(HPARAMS, CELLS, SEQS)
     kv.place([0, 1], [0, 0])
     calls = [
@@ -201,7 +201,7 @@ def test_a_sequence_that_is_not_there(seq: int) -> None:
 
 
 @pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.F32])
-def test_what_a_head_reads_lies_together(type: GGMLType) -> None:
+def test_rows_of_a_head_are_contiguous(type: GGMLType) -> None:
     kv = KVCache(HPARAMS, CELLS, SEQS, type, type)
     assert [t.ne for t in (*kv.k.values(), *kv.v.values())] == [(8, CELLS, 1, 1)] * 4
     assert (
@@ -233,7 +233,7 @@ def window(cells: int, seqs: int = 1, size: int = 3) -> KVCache:
     return KVCache(HPARAMS, cells, seqs, window=size)
 
 
-def test_a_window_lets_go_of_whole_chunks_that_nobody_sees() -> None:
+def test_a_window_evicts_whole_chunks() -> None:
     kv = window(2 * CHUNK + 8, seqs=2)
     for start in range(0, 8 * CHUNK, 8):
         positions = list(range(start, start + 8))
@@ -244,22 +244,22 @@ def test_a_window_lets_go_of_whole_chunks_that_nobody_sees() -> None:
         for (seq, begin, end, pos), position in zip(rows.tolist(), positions, strict=True):
             seen = kv.entries(seq)[begin:end, 1].tolist()
             assert seen == list(range(max(0, position - 2), position + 1)) and pos == position
-    assert kv.n_used <= 2 * CHUNK + 8 and kv.lost(0) == kv.seq_pos_min(0) - 1 > 0
-    with pytest.raises(BatchError, match="start the sequence again, or use `swa_full=True`"):
-        kv.place([0], [kv.lost(0) + 2])
+    assert kv.n_used <= 2 * CHUNK + 8 and kv.evicted(0) == kv.seq_pos_min(0) - 1 > 0
+    with pytest.raises(BatchError, match="clear the sequence, or use `swa_full=True`"):
+        kv.place([0], [kv.evicted(0) + 2])
     kv.seq_rm(0)
-    assert kv.place([0], [0]) and kv.lost(0) == -1
+    assert kv.place([0], [0]) and kv.evicted(0) == -1
 
 
-def test_a_window_does_not_miss_what_was_forgotten() -> None:
+def test_removed_positions_do_not_count_as_evicted() -> None:
     kv = window(2 * CHUNK, size=CHUNK // 2)
     for position in range(3 * CHUNK):
         kv.place([0], [position])
-    assert kv.lost(0) == CHUNK - 1
+    assert kv.evicted(0) == CHUNK - 1
     kv.seq_rm(0, 4, 3 * CHUNK // 2)  # a context shift: half of what lies behind the first four
     kv.seq_add(0, 3 * CHUNK // 2, -1, 4 - 3 * CHUNK // 2)
     end = kv.seq_pos_max(0)
-    assert (kv.lost(0), kv.length(0), end) == (3, 3 * CHUNK // 2, 3 + 3 * CHUNK // 2)
+    assert (kv.evicted(0), kv.length(0), end) == (3, 3 * CHUNK // 2, 3 + 3 * CHUNK // 2)
     kv.place([0], [end + 1])
     assert kv.sees(0, 4 + CHUNK // 2) and not kv.sees(0, 2 + CHUNK // 2)
 
@@ -274,35 +274,35 @@ def test_an_idle_sequence_makes_room_for_another() -> None:
 def test_a_context_smaller_than_its_window_is_full_at_its_end() -> None:
     kv = window(CHUNK, size=CHUNK + 9)
     kv.place([0] * CHUNK, list(range(CHUNK)))
-    with pytest.raises(ContextFull, match="1 tokens wanted, 0 of 256 cells free"):
+    with pytest.raises(ContextFull, match="1 tokens to store, 0 of 256 cells free"):
         kv.place([0], [CHUNK])
     split = KVCache(HPARAMS, 2 * CHUNK, 2, window=CHUNK + 9, unified=False)
     split.place([0] * CHUNK, list(range(CHUNK)))
-    with pytest.raises(ContextFull, match="1 tokens wanted, 0 of 256 cells free"):
+    with pytest.raises(ContextFull, match="1 tokens to store, 0 of 256 cells free"):
         split.place([0], [CHUNK])
     assert kv.n_used == split.n_used == CHUNK and split.place([1], [0])
 
 
 @pytest.mark.parametrize("d", [1, 2, 300])
-def test_divided_positions_divide_what_is_lost(d: int) -> None:
+def test_seq_div_divides_the_evicted_position(d: int) -> None:
     kv = window(2 * CHUNK)
     for start in range(0, 3 * CHUNK, 8):
         kv.place([0] * 8, list(range(start, start + 8)))
-    lost, end = kv.lost(0), kv.seq_pos_max(0)
+    lost, end = kv.evicted(0), kv.seq_pos_max(0)
     assert lost > 0
     kv.seq_div(0, 0, -1, d)
-    assert kv.lost(0) == lost // d
+    assert kv.evicted(0) == lost // d
     assert not kv.sees(0, lost // d + 2) and kv.sees(0, lost // d + 3) and end // d
 
 
-def test_a_saved_list_finds_room_behind_a_window() -> None:
+def test_importing_lists_evicts_entries_outside_of_the_window() -> None:
     kv = window(2 * CHUNK, seqs=2)
     kv.place([0] * (2 * CHUNK), list(range(2 * CHUNK)))
     kept = kv.entries(0)[CHUNK:].copy()
     new = np.stack([np.arange(9), np.arange(9)], 1).astype(np.int32)
     assert kv.room_for([new], 9, 1) and not kv.room_for([new], CHUNK + 1, 1)
-    assert kv.put_lists([1], [new], [-1], 9).tolist() == list(range(9))
-    assert kv.entries(0).tolist() == kept.tolist() and kv.lost(0) == CHUNK - 1
+    assert kv.import_lists([1], [new], [-1], 9).tolist() == list(range(9))
+    assert kv.entries(0).tolist() == kept.tolist() and kv.evicted(0) == CHUNK - 1
     assert kv.n_used == CHUNK + 9
 
 

@@ -1,4 +1,4 @@
-"""A context's memory: trees, streams, windows and moved positions, bit by bit."""
+"""A context's memory: bits with trees, separate streams, windows and shifted positions."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_tokens_of_several_sequences_that_do_not_fit(make: Make) -> None:
         (Batch([5], seq_id=[(0, 1)]), r"token 0 of the batch: position 3 in sequence 0|want 0"),
         (Batch([5], pos=[4], seq_id=[(1, 2)]), r"position 4 in sequence 1, want 3"),
         (Batch([5], seq_id=[(0, 3)]), "sequence 3: this context has 0 to 2"),
-        (Batch([5], seq_id=[()]), "want each once, and one"),
-        (Batch([5], seq_id=[(1, 1)]), "want each once, and one"),
+        (Batch([5], seq_id=[()]), "want at least one and no duplicates"),
+        (Batch([5], seq_id=[(1, 1)]), "want at least one and no duplicates"),
     ]
     for batch, text in bad[1:]:
         with pytest.raises(BatchError, match=text):
@@ -85,7 +85,7 @@ def test_streams_have_the_bits_of_one_cache(make: Make) -> None:
     context.kv.seq_rm(2)
     rows(context, TOKENS[200:216], seq=2)
     assert np.array_equal(rows(context, TOKENS[10:16], seq=3), alone[10:])
-    with pytest.raises(ContextFull, match="1 tokens wanted, 0 of 16 cells free"):
+    with pytest.raises(ContextFull, match="1 tokens to store, 0 of 16 cells free"):
         context.decode(Batch([1], seq_id=3))
 
 
@@ -106,24 +106,24 @@ def test_a_small_cache_for_a_window_has_the_bits_of_a_full_one(
     got.append(rows(context, tokens[half:]))
     assert np.array_equal(np.concatenate(got), full)
     if n_ubatch > 1:
-        assert small.lost(0) > CHUNK
+        assert small.evicted(0) > CHUNK
 
 
-def test_a_window_hides_what_is_behind_it(windowed: Make) -> None:
-    """One layer sees everything, so a far token still counts; with windows only it does not."""
+def test_a_window_hides_earlier_tokens(windowed: Make) -> None:
+    """A far token has an effect through the layer of full attention, and none without it."""
     context = windowed(swa_full=True)
     assert not np.array_equal(
         rows(context, TOKENS[:80])[-1], rows(windowed(), [7, *TOKENS[1:80]])[-1]
     )
 
 
-def test_going_back_behind_a_window(windowed: Make) -> None:
+def test_rewinding_before_evicted_positions(windowed: Make) -> None:
     context = windowed(n_ubatch=64)
     whole = rows(context, TOKENS)
     assert context.kv.rewind(0, 1390) == 1390 == context.kv.length(0)
     assert np.array_equal(rows(context, TOKENS[1390:]), whole[1390:])
     context.kv.seq_rm(0, 300)
-    with pytest.raises(BatchError, match="start the sequence again, or use `swa_full=True`"):
+    with pytest.raises(BatchError, match="clear the sequence, or use `swa_full=True`"):
         context.decode(Batch(TOKENS[300:301]))
     assert context.kv.length(0) == 300
     assert context.kv.rewind(0, 300) == 0 == context.kv.n_used
@@ -133,7 +133,7 @@ def test_going_back_behind_a_window(windowed: Make) -> None:
 # --- what a token sees ----------------------------------------------------------------------------
 
 
-def test_without_causality_the_first_token_sees_the_last(
+def test_without_causality_the_first_token_attends_to_the_last(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "_hparams", dataclasses.replace(model.hparams, causal=False))
@@ -179,7 +179,7 @@ def test_types_of_the_cache_keep_bits_and_most_of_the_value(tmp_path: Path, head
         assert np.abs(again - exact[20:40]).max() < 2 * error * scale
 
 
-def test_turned_heads_lose_less_to_outliers(
+def test_rotated_heads_lose_less_to_outliers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = Spec(head_dim=64, n_embd=64, n_ctx=512)
@@ -198,7 +198,7 @@ def test_turned_heads_lose_less_to_outliers(
         return float(np.square(got - exact).mean())
 
     turned = error()
-    monkeypatch.setattr("pyllama.kv.cache._rotated", lambda *args: 0)
+    monkeypatch.setattr("pyllama.kv.cache._rotation_size", lambda *args: 0)
     assert turned < 0.5 * error()
 
 
@@ -217,8 +217,8 @@ def test_attention_of_other_models_is_invariant_too(
 # --- moved positions ------------------------------------------------------------------------------
 
 
-def test_moved_keys_are_those_of_the_new_positions(make: Make) -> None:
-    """A sequence at 5... moved to 0... has the logits of one that began there, up to F16."""
+def test_seq_add_keys_equal_keys_computed_at_the_new_positions(make: Make) -> None:
+    """A sequence shifted from 5... to 0... has the logits of one that began there, up to F16."""
     exact = {"type_k": F32, "type_v": F32}
     whole = rows(make(**exact), TOKENS[:30])
     for delta, at in ((-5, 5), (9, 0), (-20, 20)):

@@ -1,4 +1,4 @@
-"""`Llama` on a fake context: llama-cpp-python's results and habits."""
+"""`Llama` on a fake context: llama-cpp-python's results and behaviour."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_last_row_of_a_generation_is_kept_without_logits_all(reciting: Any) 
 
 def test_context_full(reciting: Any) -> None:
     llama = reciting(n_ctx=8)
-    with pytest.raises(ContextFull, match="9 tokens behind 0"):
+    with pytest.raises(ContextFull, match="9 tokens after 0"):
         llama.eval([5] * 9)
     assert llama.n_tokens == 0
     with pytest.raises(ValueError, match="use `n_ctx=9` or more"):
@@ -128,7 +128,7 @@ def test_context_full(reciting: Any) -> None:
         llama.generate([])
 
 
-def test_generate_takes_tokens_and_goes_past_the_end(reciting: Any) -> None:
+def test_generate_accepts_sent_tokens_and_continues_after_eog(reciting: Any) -> None:
     llama = reciting("ab", n_ctx=16)
     steps = llama.generate(ids("a"), temp=0)
     assert next(steps) == ids("b")[1]
@@ -141,7 +141,7 @@ def test_generate_takes_tokens_and_goes_past_the_end(reciting: Any) -> None:
     assert llama._input_ids.tolist()[-3:] == [7, 8, 9]
 
 
-def test_mixed_streams_and_calls_give_what_each_gives_alone(reciting: Any) -> None:
+def test_interleaved_streams_and_calls_equal_single_runs(reciting: Any) -> None:
     llama = reciting("")
     prompts = ["one", "two"]
     alone = [text_of(llama(p, max_tokens=12, seed=5)) for p in prompts]
@@ -188,7 +188,7 @@ def test_sample(reciting: Any) -> None:
     other = reciting("")
     other.eval([5, 6])
     other.n_tokens = 1
-    with pytest.raises(BatchError, match="not kept"):
+    with pytest.raises(BatchError, match="not stored"):
         other.sample()
 
 
@@ -241,7 +241,7 @@ def test_processors_and_criteria(reciting: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_a_callback_raises_reaches_the_caller(reciting: Any, stream: bool) -> None:
+def test_exceptions_of_callbacks_propagate(reciting: Any, stream: bool) -> None:
     llama = reciting()
 
     def boom(input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -255,7 +255,7 @@ def test_what_a_callback_raises_reaches_the_caller(reciting: Any, stream: bool) 
     assert text_of(llama("The cat", max_tokens=4, temperature=0)) == " sat"
 
 
-def test_a_callback_that_calls_back_raises(reciting: Any) -> None:
+def test_a_reentrant_callback_raises(reciting: Any) -> None:
     llama = reciting()
     calls = [
         lambda: llama("x"),
@@ -267,7 +267,7 @@ def test_a_callback_that_calls_back_raises(reciting: Any) -> None:
         lambda: llama.close(),
     ]
     for call in calls:
-        with pytest.raises(ReentrantCall, match="busy"):
+        with pytest.raises(ReentrantCall, match="invoked this callback"):
             llama("Hi", logits_processor=[lambda i, s, call=call: call()])
 
     def look(input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -292,7 +292,7 @@ def test_a_second_thread_waits(reciting: Any) -> None:
 
 
 @pytest.mark.parametrize("logits_all", [False, True])
-def test_close_lets_go_of_the_context(reciting: Any, logits_all: bool) -> None:
+def test_close_frees_the_context(reciting: Any, logits_all: bool) -> None:
     llama = reciting(logits_all=logits_all)
     llama("The cat", max_tokens=2, temperature=0)
     stream = llama("The cat", max_tokens=9, temperature=0, stream=True)

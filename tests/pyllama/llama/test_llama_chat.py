@@ -88,7 +88,7 @@ def test_tools_reach_the_template(reciting: Any) -> None:
     assert prompt == [b"fautoTrue"]
 
 
-def test_what_is_not_supported_says_so(llama: Llama) -> None:
+def test_unsupported_arguments_are_refused(llama: Llama) -> None:
     for options in (
         {"response_format": {"type": "json_object"}},
         {"tool_choice": {"type": "function", "function": {"name": "f"}}},

@@ -1,4 +1,4 @@
-"""LLaMA's logits: transformers' recorded ones, an independent NumPy model, the same bits anyhow."""
+"""LLaMA's logits against transformers' and a NumPy model; equal bits for any batching."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_variants_agree_with_an_independent_model(tmp_path: Path, spec: Spec) ->
 
 
 def test_forgotten_tokens_are_not_attended_to(tmp_path: Path) -> None:
-    """Positions 5 to 8 go after token 11; what was computed before has seen them."""
+    """Positions 5 to 8 are removed after token 11; earlier tokens have attended to them."""
     spec = Spec()
     weights = random_weights(spec)
     context = Context(Model.load(write_model(tmp_path / "x.gguf", spec, weights)), n_ctx=16)

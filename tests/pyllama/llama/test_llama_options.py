@@ -1,4 +1,4 @@
-"""`Llama` on a fake context: its names, and which of llama-cpp-python's options it obeys."""
+"""`Llama` on a fake context: names, and the implemented options of llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ NOT_OBEYED: dict[str, tuple[Any, ...]] = {
 
 def test_each_parameter_is_obeyed_or_in_a_table() -> None:
     parameters = {*inspect.signature(Llama).parameters} - {"model_path"}
-    tables = ({*OBEYED}, {*arguments.REFUSED}, {*arguments.WITHOUT_EFFECT}, {*arguments.AS_IT_IS})
+    tables = ({*OBEYED}, {*arguments.REFUSED}, {*arguments.WITHOUT_EFFECT}, {*arguments.IGNORED})
     for name in parameters:
         assert sum(name in table for table in tables) == 1, name
-    assert {*OBEYED, *NOT_OBEYED} == parameters - {*arguments.AS_IT_IS}
+    assert {*OBEYED, *NOT_OBEYED} == parameters - {*arguments.IGNORED}
 
 
 def built(llama: Llama) -> dict[str, Any]:
-    """What was loaded and made of a `Llama`'s options."""
+    """The arguments that model and context got from a `Llama`'s options."""
     made: Any = {name: getattr(llama, name) for name in ("metadata", "chat_handler")}
     made |= {k: v for k, v in vars(llama).items() if isinstance(v, (bool, int, float, str))}
     made |= {"load": vars(llama.model)["given"]}
@@ -119,7 +119,7 @@ def built(llama: Llama) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", OBEYED)
-def test_a_parameter_changes_what_is_built(
+def test_a_parameter_reaches_model_or_context(
     reciting: Any, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     assert built(reciting(**{name: OBEYED[name]})) != built(reciting())
@@ -145,9 +145,9 @@ def test_a_parameter_that_is_not_obeyed_says_so(
 
 
 @pytest.mark.parametrize(
-    "name", sorted(arguments.AS_IT_IS.keys() & {*inspect.signature(Llama).parameters})
+    "name", sorted(arguments.IGNORED.keys() & {*inspect.signature(Llama).parameters})
 )
-def test_a_parameter_whose_values_are_all_the_same(
+def test_an_ignored_parameter_has_no_effect(
     reciting: Any, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     default = inspect.signature(Llama).parameters[name].default
@@ -183,10 +183,10 @@ def test_only_a_verbose_one_prints(reciting: Any, capfd: pytest.CaptureFixture[s
     assert err.count("prompt eval time") == 2
 
 
-def test_huge_scores_are_not_allocated_unless_looked_at(reciting: Any) -> None:
+def test_huge_scores_are_not_allocated_until_read(reciting: Any) -> None:
     llama = reciting(n_ctx=1 << 24)
     assert text_of(llama("The cat", max_tokens=4, temperature=0)) == " sat"
-    assert llama._kept._rows is None
+    assert llama._scores_kept._rows is None
 
 
 def test_the_defaults_are_llama_cpp_pythons() -> None:

@@ -1,4 +1,4 @@
-"""States of a Llama: it goes on with the same tokens, here, in another object, out of a pickle."""
+"""States of a Llama continue with the same tokens: in the same or another object, or pickled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Llama]:
 
 
 @pytest.mark.parametrize("logits_all", [False, True])
-def test_it_goes_on_where_the_state_was_taken(make: Callable[..., Llama], logits_all: bool) -> None:
+def test_a_loaded_state_continues(make: Callable[..., Llama], logits_all: bool) -> None:
     llama = make(logits_all=logits_all, seed=5)
     prompt = llama.tokenize(b"hello there")
     llama.eval(prompt)

@@ -1,4 +1,4 @@
-"""Candidates keep their promises on order, ties, NaN and infinities."""
+"""Candidates: order, ties, NaN and infinities."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_keeping_the_top_twice_is_keeping_the_smaller() -> None:
     candidates.keep_top(9)
     candidates.keep_top(3)
     assert candidates.ids.tolist() == [1, 3, 2] and len(candidates) == 3
-    assert candidates.token(candidates.best()) == 1
+    assert candidates.token(candidates.argmax()) == 1
 
 
 def test_editing_restores_the_order_of_ids_and_spares_the_source() -> None:

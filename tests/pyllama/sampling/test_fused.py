@@ -1,4 +1,4 @@
-"""A fused chain chooses what its samplers choose one by one."""
+"""A fused chain samples the same tokens as its samplers in sequence."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ def test_equal_logits_are_taken_by_id() -> None:
         ([TopK(4), type("Mine", (MinP,), {})(0.1)], 4096),
     ],
 )
-def test_what_cannot_be_fused(samplers: list[Sampler], n_vocab: int) -> None:
+def test_unsupported_chains_are_not_fused(samplers: list[Sampler], n_vocab: int) -> None:
     assert Fused.create(samplers, n_vocab) is None
 
 
-def test_every_sampler_behind_a_top_k_is_fused_or_edits_by_id() -> None:
+def test_every_sampler_after_top_k_is_fused_or_keeps_all() -> None:
     assert {TopK, TopP, MinP, Temperature} == set(STEPS)
     for sampler in SAMPLERS.values():
         assert (sampler in STEPS) != sampler.keeps_all

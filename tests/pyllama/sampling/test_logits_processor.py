@@ -1,4 +1,4 @@
-"""User callbacks see tokens and scores, in order, and their exceptions reach the caller."""
+"""User callbacks get tokens and scores, in order, and their exceptions propagate."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def test_exceptions_propagate() -> None:
 
 @pytest.mark.parametrize("bad", [forgets_to_return, too_short])
 def test_results_are_checked(bad: Any) -> None:
-    with pytest.raises(SamplingError, match=f"{bad.__name__}: got .* wanted scores of shape"):
+    with pytest.raises(SamplingError, match=f"{bad.__name__}: got .* want scores of shape"):
         apply_logits_processors([bad], IDS, np.zeros(2, np.float32))

@@ -1,4 +1,4 @@
-"""Chains that are marked, rolled back and cloned go on as if nothing had come between."""
+"""After mark, rollback or clone a chain samples the same tokens."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_chain_that_is_rolled_back_chooses_as_one_that_never_went_on(
 
 @given(st.lists(st.tuples(st.sampled_from("rs"), st.integers(1, 150)), max_size=12), st.data())
 @settings(deadline=None)
-def test_a_random_stream_goes_back_to_any_place(
+def test_a_random_stream_rolls_back_to_any_position(
     steps: list[tuple[str, int]], data: st.DataObject
 ) -> None:
     plain, rng = Mt19937(7), Mt19937(7)

@@ -101,7 +101,7 @@ QUEUES = [
 
 @pytest.mark.parametrize(("queue", "k", "p", "m"), QUEUES)
 def test_queues_keep_the_right_ids(queue: str, k: int, p: float, m: float) -> None:
-    """With logits ln(id) each probability is proportional to its id, so integers tell the truth."""
+    """With logits ln(id) probabilities are proportional to ids: expected values are integers."""
     links: dict[str, Sampler] = {"k": TopK(k), "p": TopP(p, 1), "m": MinP(m, 1)}
     with np.errstate(divide="ignore"):
         candidates = Candidates(np.log(np.arange(N_VOCAB, dtype=np.float32)))
@@ -120,4 +120,4 @@ def test_queues_keep_the_right_ids(queue: str, k: int, p: float, m: float) -> No
         elif letter == "m":
             lowest = max(lowest, 1, math.ceil(m * (N_VOCAB - 1)))
         assert sorted(candidates.ids) == list(range(lowest, N_VOCAB))
-        assert candidates.token(candidates.best()) == N_VOCAB - 1
+        assert candidates.token(candidates.argmax()) == N_VOCAB - 1

@@ -199,7 +199,7 @@ def test_describe_is_the_line_of_llama_cpp() -> None:
 
 
 class Mirror(Sampler):
-    """Turns the ranking round: a sampler that a greedy chain must not leave out."""
+    """Reverses the ranking: a sampler that a greedy chain must run."""
 
     label = "mirror"
 
@@ -228,10 +228,10 @@ def test_a_new_sampler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: Chain(SamplingParams(logit_bias={4: 1.0}), 4), "biased token 4"),
         (lambda: Chain(SamplingParams(), 4).accept(4), "accepted token 4"),
         (lambda: Chain(SamplingParams(), 4).accept(-1), "accepted token -1"),
-        (lambda: Chain(SamplingParams(), 4).sample(np.zeros(5, np.float32)), r"wanted \(4,\)"),
+        (lambda: Chain(SamplingParams(), 4).sample(np.zeros(5, np.float32)), r"want \(4,\)"),
     ],
 )
-def test_mistakes_are_told_in_one_line(make: Any, message: str) -> None:
+def test_errors_have_one_line(make: Any, message: str) -> None:
     with pytest.raises(SamplingError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)

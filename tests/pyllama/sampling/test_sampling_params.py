@@ -1,4 +1,4 @@
-"""Defaults are llama.cpp's, and bad values are told in one line."""
+"""Defaults are llama.cpp's; bad values give errors of one line."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def test_parameters_do_not_change() -> None:
 )
 def test_bad_values(bad: dict[str, Any]) -> None:
     (name,) = bad
-    with pytest.raises(
-        SamplingError, match=f"sampling parameter {name}.*got .*, wanted "
-    ) as caught:
+    with pytest.raises(SamplingError, match=f"sampling parameter {name}.*got .*, want ") as caught:
         SamplingParams(**bad)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, PyllamaError) and isinstance(caught.value, ValueError)

@@ -1,4 +1,4 @@
-"""The largest logits are found in the order of a stable sort, whatever they are and wherever."""
+"""The largest logits are found in the order of a stable sort, for any values."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_grids_have_columns_enough_for_a_near_bound(n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [500, 768, 2048])
-def test_few_more_are_gathered_than_are_wanted(k: int) -> None:
-    """Otherwise every key is made and sorted, which takes ten times as long."""
+def test_gather_returns_few_extra_keys(k: int) -> None:
+    """With many extra keys all logits would be sorted, which takes ten times as long."""
     logits = np.random.default_rng(k).standard_normal(49152).astype(np.float32)
     n_columns = columns(logits.size, k)
     keys = work_memory(logits.size, k, n_columns)

@@ -84,7 +84,7 @@ def test_no_memory_for_what_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path, _ = plain_file(tmp_path, Q4_0)
     monkeypatch.setattr("pyggml.host.available_memory", lambda: 1000)
     Model.load(path, repack=False)
-    with pytest.raises(AllocError, match="and making those of sparse layers, needs"):
+    with pytest.raises(AllocError, match="and deriving those of sparse layers, needs"):
         Model.load(path, repack=False, sparse="exact")
 
 

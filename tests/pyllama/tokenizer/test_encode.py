@@ -1,4 +1,4 @@
-"""Encoding and decoding against sentencepiece, tokenizers and slow, obvious twins."""
+"""Encoding and decoding against sentencepiece, tokenizers and simple references."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_time_of_long_words_is_not_quadratic(llama, text: str) -> None:
         assert tokenizer.decode(ids) == text
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_caches_are_bounded() -> None:
     memo = Memo(len)
     for i in range(KEPT_WORDS + 5):
         assert memo[f"{i:x}"] == len(f"{i:x}")

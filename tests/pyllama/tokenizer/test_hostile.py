@@ -64,7 +64,7 @@ EXTRA = [
 
 
 def use(metadata: dict[str, Any]) -> None:
-    """Load and use a tokenizer; nothing but a TokenizerError of one line may come of it."""
+    """Load and use a tokenizer; only a TokenizerError of one line may be raised."""
     try:
         tokenizer = load_tokenizer(metadata)
         for parse_special in (False, True):
@@ -115,7 +115,7 @@ def test_flipped_items(base: str, data: st.DataObject) -> None:
         ({"tokens": []}, "tokens is empty"),
         ({"tokens": 7}, "tokens is not an array of strings"),
         ({"tokens": ["a", 1]}, "got list of int, str"),
-        ({"tokens": ["\ud800"] * 300}, "no UTF-8"),
+        ({"tokens": ["\ud800"] * 300}, "is not UTF-8"),
         ({"token_type": [1]}, "token_type has 1 entries for 262 tokens"),
         ({"scores": [1.0]}, "scores has 1 entries for 262 tokens"),
         ({"scores": ["a"] * 262}, "scores is not an array of numbers"),

@@ -1,4 +1,4 @@
-"""WordPiece, UGM, RWKV, PLaMo 2 and the odd kinds of BPE: by hand, and against slow twins."""
+"""WordPiece, UGM, RWKV, PLaMo 2 and rare kinds of BPE: examples, and simple references."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_decoding_cleans_spaces_only_if_asked() -> None:
 
 
 def all_ways(text: str, pieces: dict[str, float]) -> float:
-    """Best score of any way to write a text in pieces, unknown characters at a penalty."""
+    """Best score of all tokenizations of a text, with a penalty for unknown characters."""
     unknown = min(pieces.values()) - 10
 
     @cache

@@ -1,4 +1,4 @@
-"""Recognising pre-tokenizers: each by its own regexes; sections read as `tokenizers` does."""
+"""Recognition of pre-tokenizers by their regexes; sections give the words of `tokenizers`."""
 
 from __future__ import annotations
 
@@ -84,14 +84,21 @@ def test_forms_of_known_models(pre_tokenizer: Any, normalizer: Any, name: str) -
 @pytest.mark.parametrize(
     ("pre_tokenizer", "normalizer", "name", "warning"),
     [
-        (split(LLAMA3.replace("1,3", "1,2")), None, "smaug-bpe", "'123' '456' of what the model"),
-        (GPT2 | {"add_prefix_space": True}, None, "gpt-2", "puts a space before a text"),
-        (GPT2, {"type": "Lowercase"}, "gpt-2", "into 'hello'"),
-        (sequence({"type": "UnicodeScripts"}, GPT2), None, "gpt-2", "understood: UnicodeScripts"),
-        (split("("), None, "default", "understood: Split"),
+        (split(LLAMA3.replace("1,3", "1,2")), None, "smaug-bpe", "'123' '456' where the model"),
+        (GPT2 | {"add_prefix_space": True}, None, "gpt-2", "adds a space before a text"),
+        (GPT2, {"type": "Lowercase"}, "gpt-2", "model cuts 'hello'"),
+        (
+            sequence({"type": "UnicodeScripts"}, GPT2),
+            None,
+            "gpt-2",
+            "unsupported steps: UnicodeScripts",
+        ),
+        (split("("), None, "default", "unsupported steps: Split"),
     ],
 )
-def test_what_differs_is_said(pre_tokenizer: Any, normalizer: Any, name: str, warning: str) -> None:
+def test_differences_are_named_in_the_warning(
+    pre_tokenizer: Any, normalizer: Any, name: str, warning: str
+) -> None:
     if pre_tokenizer["type"] == "Split":
         pre_tokenizer = sequence(pre_tokenizer, SPELL)
     found = recognise(pre_tokenizer, normalizer)

@@ -137,7 +137,7 @@ def test_no_second_bos(caplog: pytest.LogCaptureFixture) -> None:
     assert tokenizer.encode("<s>a", add_special=False, parse_special=True) == [1, 259]
 
 
-def test_eos_where_the_model_wants_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_eos_is_added_if_the_model_uses_it(caplog: pytest.LogCaptureFixture) -> None:
     assert load_tokenizer(spm("▁a", add_eos_token=True)).encode("a")[-1] == 2
     with caplog.at_level(logging.WARNING):
         tokenizer = load_tokenizer(bpe("a b", add_bos_token=True, add_eos_token=True))

@@ -1,4 +1,4 @@
-"""Streaming: only whole characters come out, and all of them do."""
+"""Streaming: all characters are returned, and only whole ones."""
 
 from __future__ import annotations
 

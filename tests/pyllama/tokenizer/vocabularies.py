@@ -18,7 +18,7 @@ def keys(**values: Any) -> Metadata:
 
 
 def cases(name: str) -> list[tuple[str, list[int]]]:
-    """Texts with the ids that `sentencepiece` or `tokenizers` gave."""
+    """Texts with the ids of `sentencepiece` or `tokenizers`."""
     text = (DATA / name / "tokenizer_cases.json").read_text(encoding="utf-8")
     return [(case["text"], case["ids"]) for case in json.loads(text)]
 
