@@ -139,7 +139,7 @@ def test_nothing_else_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 # what may open a file otherwise: it writes, or reads a path that is the program's or the system's
 OPENED = {
     "pyggml/files.py", "pyggml/jit.py", "pyggml/host.py",
-    "pyggml/code_cache.py", "pyggml/sources.py", "pyggml/viz/html.py", "pyllama/bench.py",
+    "pyggml/code_cache.py", "pyggml/sources.py", "pyggml/viz/html.py", "pyllama/bench/bench.py",
     "cli/output.py", "cli/tool.py",
 }  # fmt: skip
 WRITES = ("wb", "w+b")
