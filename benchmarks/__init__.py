@@ -1,1 +1,1 @@
-"""Measurements: figures are ratios within one run, kept in ``benchmarks/results`` as JSON lines."""
+"""Benchmarks. Results are ratios within one run, kept in ``benchmarks/results`` as JSON lines."""

@@ -1,4 +1,4 @@
-"""Prompts of every architecture against LLaMA's at the same sizes; writes a line for each.
+"""Measures prompt speed of every architecture relative to LLaMA at the same sizes.
 
     python -m benchmarks.architectures [NAME...] [--type q8_0] [--tokens 512] [--profile]
 
@@ -28,7 +28,7 @@ from pyggml.quants import quantize
 from pyllama import Batch, Context, Model
 from pyllama.arch import arch_of, get_arch
 from pyllama.convert import convert
-from pyllama.convert.outtype import type_of
+from pyllama.convert.outtype import tensor_type
 from pyllama.core.loader import tensor_sizes
 from pyllama.hparams import HParams, read_hparams
 from tests.pyllama.arch.checkpoints import N_VOCAB, variants, write_checkpoint
@@ -80,7 +80,7 @@ def _tensors(hp: HParams, names: set[str], type: GGMLType) -> dict[str, Any]:
                 continue
             ne = tensor_sizes(hp, sizes)
             x = rng.uniform(-1, 1, ne[::-1]).astype(np.float32) / np.sqrt(ne[0])
-            kind = type_of(name, ne[::-1], type)
+            kind = tensor_type(name, ne[::-1], type)
             made[name.replace("{i}", str(i))] = (quantize(x, kind), kind, ne)
     return made
 

@@ -1,4 +1,4 @@
-"""Our ops and cases beside the grids of ggml's test-backend-ops: what is missing.
+"""Compares our ops and test cases with ggml's test-backend-ops and lists missing ones.
 
     python -m benchmarks.backend_ops               # one line an op, and the reasons
     python -m benchmarks.backend_ops MUL_MAT CPY   # every shape of these that we refuse

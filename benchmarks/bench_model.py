@@ -1,4 +1,4 @@
-"""Speed of models here, against the rate at which this machine reads so many bytes.
+"""Measures the speed of models relative to the memory bandwidth of this machine.
 
     python -m benchmarks.bench_model MODEL.gguf... [--threads 1,2] [--tests pp512,tg64,tg64@d512]
     PYGGML_ISA=generic python -m benchmarks.bench_model MODEL.gguf

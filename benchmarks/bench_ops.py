@@ -1,4 +1,4 @@
-"""Ops alone, at the shapes that their declarations mark for it: GB/s and GMAC/s against the roofs.
+"""Measures single ops at the shapes marked for it: GB/s and GMAC/s relative to the roofs.
 
     python -m benchmarks.bench_ops                 # every op
     python -m benchmarks.bench_ops MUL_MAT GET_ROWS --types q4_K,q8_0 --threads 2 [--save]
@@ -127,7 +127,9 @@ def chosen(names: list[str], types: str) -> list[tuple[Op, Case]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("ops", nargs="*", metavar="OP")
-    parser.add_argument("--types", default="", help="of the first source, by commas")
+    parser.add_argument(
+        "--types", default="", help="types of the first source, separated by commas"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--save", action="store_true", help="append to results/ops.jsonl")

@@ -1,4 +1,4 @@
-"""Speed beside llama.cpp's, in turns within one run: from pip, and a build of it for this machine.
+"""Compares speed with llama.cpp (from pip, and a native build), alternating within one run.
 
     python -m benchmarks.bench_peers               # all of it, about 20 minutes on two cores
     python -m benchmarks.bench_peers --isa avx2,sse42      # the same with fewer instructions
@@ -270,17 +270,22 @@ def _forced(args: argparse.Namespace, argv: list[str]) -> int:
 def main() -> None:
     about = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-    parser.add_argument("models", nargs="*", type=Path, help="none: the demo model's files, 1.1B")
-    parser.add_argument("--native", metavar="LLAMA_BENCH", help="path of a llama-bench, or none")
-    parser.add_argument("--peer", metavar="PYTHON", help="that has xllamacpp, or none")
+    parser.add_argument(
+        "models", nargs="*", type=Path, help="models; default: the demo model's files and 1.1B"
+    )
+    parser.add_argument("--native", metavar="LLAMA_BENCH", help="path of llama-bench, or none")
+    parser.add_argument("--peer", metavar="PYTHON", help="interpreter with xllamacpp, or none")
     parser.add_argument("--tests", help=f"of each file; default {TESTS}; {DEEP} of the first too")
     parser.add_argument("--long", action="store_true", help=f"{LONG} of the first file too")
     parser.add_argument("--threads", type=int, default=default_threads())
-    parser.add_argument("--rounds", type=int, default=5, help="of a test, at most")
+    parser.add_argument("--rounds", type=int, default=5, help="maximum rounds per test")
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="after which three rounds of a test will do"
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="time after which three rounds per test are enough",
     )
-    parser.add_argument("--isa", help="instruction sets to force, by commas: one run each")
+    parser.add_argument("--isa", help="instruction sets to test, separated by commas")
     parser.add_argument("--no-save", action="store_true")
     args = parser.parse_args()
     if args.isa:

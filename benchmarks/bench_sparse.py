@@ -1,4 +1,4 @@
-"""Sparse inference on 7B-shaped layers: dense, predictor and exact, against the bytes they read.
+"""Measures sparse inference on 7B-shaped layers: dense, predictor and exact.
 
     python -m benchmarks.bench_sparse --type q4_0 --activity 0.1 [--tokens 1,4,8,64,256]
         [--peer PYTHON] [--folder DIR]     # a Python with xllamacpp; 2 to 7 GB of files are kept
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--activity", type=float, default=0.1)
     parser.add_argument("--tokens", default="1,4,8,64,256")
     parser.add_argument("--folder", type=Path, default=user_cache_dir("pyllama") / "sparse-bench")
-    parser.add_argument("--peer", metavar="PYTHON", help="that has xllamacpp")
+    parser.add_argument("--peer", metavar="PYTHON", help="interpreter with xllamacpp")
     parser.add_argument("--no-save", action="store_true")
     args = parser.parse_args()
     counts = [int(n) for n in args.tokens.split(",")]

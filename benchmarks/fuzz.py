@@ -1,4 +1,4 @@
-"""Damaged files of every type, by the thousand: each is read or refused, in little time and memory.
+"""Fuzzing: damaged files of every type must be read or refused within time and memory limits.
 
     python -m benchmarks.fuzz                                # the types
     python -m benchmarks.fuzz safetensors --count 20000      # mutations 0 to 19999
@@ -277,8 +277,8 @@ def main() -> None:
     parser.add_argument("type", nargs="*")
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--count", type=int, default=20_000)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after as many")
-    parser.add_argument("--resume", type=Path, help="a file that says how far each type was")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
+    parser.add_argument("--resume", type=Path, help="file with the progress of each type")
     parser.add_argument("--keep", type=Path, help="write the damaged files here")
     args = parser.parse_args()
     known, end, failed = types(), time.monotonic() + args.seconds, False

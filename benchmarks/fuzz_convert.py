@@ -1,4 +1,4 @@
-"""What ``benchmarks.fuzz`` damages of a checkpoint's folder, and how it is read.
+"""The files of checkpoint folders for ``benchmarks.fuzz``, and how they are read.
 
 python -m benchmarks.fuzz safetensors torch config tokenizer.json tokenizer.model readme
 """

@@ -1,4 +1,4 @@
-"""What ``benchmarks.fuzz`` damages of files beside checkpoints, and how each is read.
+"""The other file types for ``benchmarks.fuzz``, and how they are read.
 
 python -m benchmarks.fuzz gguf model state imatrix imatrix-dat statistics logits gpuidx rows
 
@@ -446,11 +446,11 @@ def read_plan(folder: Path) -> None:
 
 
 def _logits(folder: Path) -> Path:
-    from pyllama.eval.saved_logits import saving
+    from pyllama.eval.saved_logits import logits_writer
 
     rng = np.random.default_rng(0)
     tokens = rng.integers(3, 200, (2, 16)).astype(np.int32)
-    with saving(folder / "x", tokens, 261) as save:
+    with logits_writer(folder / "x", tokens, 261) as save:
         save(rng.standard_normal((2 * 7, 261)).astype(np.float32))
     return folder / "x"
 
@@ -478,7 +478,7 @@ def read_logits(folder: Path) -> None:
     saved = SavedLogits(folder / "x")
     for result in kl_divergence(_context(), saved):
         kl_table.chunk_line(result)
-        kl_table.LEAST_TOKENS = 1  # type: ignore[misc]
+        kl_table.MIN_TOKENS = 1  # type: ignore[misc]
         text = kl_table.statistics(result)
         assert "inf" not in text.split("Cor(")[1].replace("-inf", "inf"), text
 

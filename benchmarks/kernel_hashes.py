@@ -1,4 +1,4 @@
-"""A hash of the machine code of every kernel, so that two trees can be compared.
+"""Hashes the machine code of every kernel, to compare two source trees.
 
     python -m benchmarks.kernel_hashes > after.txt             # a line a kernel: hash, lines, name
     python -m benchmarks.kernel_hashes --isa avx2 rms_norm     # another set, only some kernels
@@ -241,10 +241,10 @@ def lines(chosen: Iterable[str], n_processes: int, folder: str | None) -> list[s
 def main() -> None:
     """Print a line a kernel."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("words", nargs="*", help="parts of kernels' names; none: all kernels")
-    parser.add_argument("--isa", help="the instruction set; the host's best by default")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--assembly", help="a folder that gets what was hashed")
+    parser.add_argument("words", nargs="*", help="parts of kernel names; default: all kernels")
+    parser.add_argument("--isa", help="instruction set; default: the best of this CPU")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of processes")
+    parser.add_argument("--assembly", help="folder to write the hashed assembly to")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {

@@ -1,4 +1,4 @@
-"""llama.cpp from pip at the same work: milliseconds of a token and of prompts, as a JSON line.
+"""Measures llama.cpp from pip: milliseconds per token and per prompt, as a JSON line.
 
     PYTHON -m benchmarks.llama_cpp MODEL.gguf 4,8,64,256       # a Python that has xllamacpp
     PYTHON -m benchmarks.llama_cpp MODEL.gguf 512 --generated 64 --threads 1 --rounds 2
@@ -19,7 +19,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("prompts", help="numbers of tokens, by commas")
+    parser.add_argument("prompts", help="prompt lengths, separated by commas")
     parser.add_argument("--generated", type=int, default=24)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""Logits of llama.cpp over chunks of a text, as perplexity is measured, float32 in a file.
+"""Writes llama.cpp's logits over the chunks of a text, as for perplexity, as float32.
 
     PYTHON -m benchmarks.llama_cpp_logits MODEL.gguf TOKENS.i32 512 OUT.f32    # has xllamacpp
     python -m benchmarks.llama_cpp_logits ... --library PATH/libllama.so       # of a build
@@ -57,9 +57,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name in ("model", "tokens", "n_ctx", "out"):
         parser.add_argument(name)
-    parser.add_argument("--library", help="libllama.so of a build")
+    parser.add_argument("--library", help="path of libllama.so")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--ubatch", type=int, help="tokens at once; all that fit if not given")
+    parser.add_argument(
+        "--ubatch", type=int, help="physical batch size; default: as large as possible"
+    )
     args = parser.parse_args()
     n, lib, pointer = int(args.n_ctx), _library(args.library), ctypes.c_void_p
     tokens = memoryview(Path(args.tokens).read_bytes()).cast("i")

@@ -1,4 +1,4 @@
-"""Which machine a line of results comes from: CPU, caches, cores, versions, time.
+"""Describes the machine of a result: CPU, caches, cores, versions, time.
 
     head(threads=2)                                # the first fields of every line of results
     cpu().label                                    # "AMD EPYC (Zen 5, family 26 model 2)"

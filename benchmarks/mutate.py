@@ -1,4 +1,4 @@
-"""Damage to files: of bytes, of JSON, of text made of known pieces; the same for the same seed.
+"""Mutations of files for fuzzing: bytes, JSON, text of known pieces; deterministic by seed.
 
 rng = random.Random("gguf/17")
 damaged = flip_bytes(data, rng)

@@ -1,4 +1,4 @@
-"""docs/performance.md and its pictures, made from the results that the benchmarks wrote down.
+"""Generates docs/performance.md and its pictures from the results of the benchmarks.
 
     python -m benchmarks.performance_page          # measures nothing
 

@@ -1,4 +1,4 @@
-"""What bench_peers compares, made on this machine: model files, llama.cpp built and from pip.
+"""Prepares bench_peers: model files, llama.cpp built natively and from pip.
 
     folder = cache_dir()                           # ~/.cache/pyggml-benchmarks on Linux
     files = models(folder)                         # the demo model in four types, 1.1B random ones

@@ -1,4 +1,4 @@
-"""Where the time of a token and of a prompt goes; a line in results/profile.jsonl.
+"""Profiles a token and a prompt by op; appends to results/profile.jsonl.
 
     python -m benchmarks.profile_model [MODEL] [--threads N]
 

@@ -212,13 +212,17 @@ def page(lines: list[Line]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("source", nargs="?", type=Path, help="the model in F16")
+    parser.add_argument("source", nargs="?", type=Path, help="the F16 model")
     parser.add_argument("--text", type=Path, default=Path("/usr/share/common-licenses/GPL-3"))
     parser.add_argument("--chunks", type=int, default=4)
     parser.add_argument("--types", default="")
     parser.add_argument("--peer", metavar="PYTHON")
-    parser.add_argument("--library", metavar="LIBLLAMA", help="of another build; with --peer")
-    parser.add_argument("--rounds", type=int, default=3, help="of speed; 0 for quality alone")
+    parser.add_argument(
+        "--library", metavar="LIBLLAMA", help="library of another build, with --peer"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds of the speed test; 0: only quality"
+    )
     args = parser.parse_args()
     if args.source:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""How fast a model is quantized, beside llama-quantize, in turns: results/quantize.jsonl.
+"""Compares quantization speed with llama-quantize, alternating: results/quantize.jsonl.
 
     python -m benchmarks.quantize_speed F16.gguf LLAMA_QUANTIZE [--types Q4_0,Q8_0,Q4_K_M]
 

@@ -1,4 +1,4 @@
-"""A LLaMA of 1.1 billion random Q4_0 weights, for speed alone; llama.cpp loads it too.
+"""Creates a LLaMA of 1.1 billion random Q4_0 weights for speed tests; llama.cpp can load it.
 
     python -m benchmarks.random_llama              # ~/.cache/pyllama/random-1.1b-Q4_0.gguf, 620 MB
 

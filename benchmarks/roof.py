@@ -1,4 +1,4 @@
-"""The roofs of this machine, measured in the same run as what is compared with them.
+"""Measures the roofs of this machine: memory bandwidth and arithmetic throughput.
 
     read_roof(96_500_000, n_threads=2)             # GB/s of reading so many bytes again and again
     around(run, 96_500_000, n_threads=2)           # the same, right before and right after a run

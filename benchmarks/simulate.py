@@ -1,4 +1,4 @@
-"""Predicted against measured: what ``pyllama-powerinfer plan --simulate`` says of the CPU alone.
+"""Compares the prediction of ``pyllama-powerinfer plan --simulate`` for the CPU with measurements.
 
     python -m benchmarks.simulate [--activity 0.05,0.1,0.2,0.5] [--folder DIR]
 

@@ -1,4 +1,4 @@
-"""A model of 7B-shaped layers with random weights, as a dense and as a sparse GGUF file.
+"""Creates a model of 7B-shaped layers with random weights, as dense and sparse GGUF files.
 
     dense, sparse = write_files(folder, GGMLType.Q4_0)
     set_gates(model, 0.1)                          # of a loaded one: a tenth of the gates opens

@@ -1,4 +1,4 @@
-"""What sparse inference costs and gains on the model of ``benchmarks.train_relu``.
+"""Measures quality and speed of sparse inference on the model of ``benchmarks.train_relu``.
 
     python -m benchmarks.sparse_quality quality [--chunks 100]    # minutes, on any machine
     python -m benchmarks.sparse_quality speed                     # seconds, on an idle one

@@ -1,4 +1,4 @@
-"""How fast text becomes tokens on one core; prints a table and appends a result line.
+"""Measures tokenization speed on one core; prints a table and appends a result line.
 
     python -m benchmarks.tokenize TEXT CODE MODEL.gguf ...
 

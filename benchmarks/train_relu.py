@@ -155,8 +155,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--rank", type=int, default=64, help="of the predictors")
-    parser.add_argument("--recall", type=float, default=0.98, help="of the predictors, at least")
+    parser.add_argument("--rank", type=int, default=64, help="rank of the predictors")
+    parser.add_argument(
+        "--recall", type=float, default=0.98, help="minimum recall of the predictors"
+    )
     args = parser.parse_args()
     torch.set_num_threads(2)
     (args.folder / "model").mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""The command-line tools: options in, results out, errors as exit codes; no numerics here.
+"""The command-line tools: parse options, call the library, print results, return exit codes.
 
-Installed under the name ``pyllama_cli``. One file in ``commands`` is one tool.
-Where one of our programs starts, Ctrl-C is looked after before anything slow is imported, and the
-current folder, which an empty entry of PYTHONPATH would add, is no place to import from.
+Installed as ``pyllama_cli``. Each file in ``commands`` is one tool.
+When one of our programs starts, the Ctrl-C handler is installed before any slow import, and the
+current folder is removed from ``sys.path`` if an empty entry of PYTHONPATH added it.
 """
 
 import os
@@ -11,18 +11,18 @@ import sys
 from . import interrupt
 
 
-def _starts_a_program() -> bool:
+def _is_our_program() -> bool:
     return os.path.basename(sys.argv[0] if sys.argv else "").startswith("pyllama")
 
 
-def _leave_current_folder_out() -> None:
+def _remove_current_folder() -> None:
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if len(entries) > 1 and not sys.flags.ignore_environment:
         for entry in entries:
             if not entry and os.getcwd() in sys.path:
-                sys.path.remove(os.getcwd())  # the first: those of PYTHONPATH come first
+                sys.path.remove(os.getcwd())  # the first match: PYTHONPATH's entries lead the list
 
 
-if _starts_a_program():
+if _is_our_program():
     interrupt.begin()
-    _leave_current_folder_out()
+    _remove_current_folder()

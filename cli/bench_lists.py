@@ -1,9 +1,9 @@
-"""The lists of pyllama-bench: what may be given several times, and the product of all.
+"""The options of pyllama-bench that take lists, and their product: the cases to run.
 
     @list_options
-    def command(**options): cases = Lists.take(options).cases()
+    def command(**options): cases = Lists.from_click(options).cases()
 
-A list is given by commas, by repeating the flag, or as ``first-last+step``, as in llama-bench.
+A list is separated by commas, a repeated flag, or ``first-last+step``, as in llama-bench.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from .output import note
 if TYPE_CHECKING:
     from pyllama.bench.bench import BenchCase
 
-MAX_VALUES = 10_000  # of one list: a slip such as 1-1000000 is a mistake, not a plan
+MAX_VALUES = 10_000  # per list; a range such as 1-1000000 must be a typing error
 N_BATCH, N_UBATCH = 2048, 512
 F16 = "f16"
 
 
 class IntList(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """``1,2``, ``16-64``, ``16-64+16`` or ``16-64*2``."""
+    """A list of integers: ``1,2``, ``16-64``, ``16-64+16`` or ``16-64*2``."""
 
     name = "list"
 
-    def __init__(self, least: int, most: int = INT32_MAX) -> None:
-        self.least, self.most = least, most
+    def __init__(self, minimum: int, maximum: int = INT32_MAX) -> None:
+        self.minimum, self.maximum = minimum, maximum
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> list[int]:
-        """The integers, in order."""
+        """Return the integers, in order."""
         if isinstance(value, list):
             return value
         numbers = [n for part in str(value).split(",") for n in self._expand(part, param, ctx)]
         for number in numbers:
-            if not self.least <= number <= self.most:
-                self.fail(f"{number} is not in {self.least} to {self.most}.", param, ctx)
+            if not self.minimum <= number <= self.maximum:
+                self.fail(f"{number} is not in {self.minimum} to {self.maximum}.", param, ctx)
         return numbers
 
     def _expand(
@@ -52,7 +52,9 @@ class IntList(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     ) -> list[int]:
         match = re.fullmatch(r"(-?\d{1,18})(?:-(\d{1,18})(?:([+*])(\d{1,18}))?)?", part.strip())
         if match is None:
-            self.fail(f"{part!r} is not a number or first-last, +step or *factor.", param, ctx)
+            self.fail(
+                f"{part!r} is not N, FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR.", param, ctx
+            )
         first, last = int(match[1]), int(match[2] or match[1])
         operator, step = match[3] or "+", int(match[4] or 1)
         if (
@@ -82,14 +84,14 @@ def _pairs(
 
 
 class TypeList(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """``f16,q8_0``: types of the KV cache."""
+    """A list of KV cache types, such as ``f16,q8_0``."""
 
     name = "types"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> list[str]:
-        """The types' names, in order."""
+        """Return the names of the types, in order."""
         names = value if isinstance(value, list) else str(value).lower().split(",")
         for name in names:
             if name not in CACHE_TYPES:
@@ -98,7 +100,7 @@ class TypeList(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 def _flash_attn(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> bool:
-    """Whether any was given; it is always on, so several are one."""
+    """Return whether the flag was given; its values do not matter, flash attention is always on."""
     given = [v for value in values for v in value.lower().split(",")]
     for v in given:
         if v not in ("on", "off", "auto", "1", "0", "-1"):
@@ -112,10 +114,12 @@ def _chained(ctx: click.Context, param: click.Parameter, values: tuple[list[Any]
     return list(itertools.chain.from_iterable(values))
 
 
-def _list_option(*flags: str, default: int, least: int, most: int = INT32_MAX, help: str) -> Any:
+def _list_option(
+    *flags: str, default: int, minimum: int, maximum: int = INT32_MAX, help: str
+) -> Any:
     return click.option(
         *flags,
-        type=IntList(least, most),
+        type=IntList(minimum, maximum),
         multiple=True,
         default=[str(default)],
         show_default=str(default),
@@ -138,7 +142,7 @@ def _type_option(*flags: str, help: str) -> Any:
 
 @dataclass(frozen=True)
 class Lists(Group):
-    """The lists whose product is run."""
+    """The lists; every combination of their values is run."""
 
     n_prompt: list[int]
     n_gen: list[int]
@@ -152,7 +156,7 @@ class Lists(Group):
     flash_attn: bool
 
     def cases(self) -> Iterator[BenchCase]:
-        """Every case, in llama-bench's order: prompts, generations, both together."""
+        """Yield the cases in llama-bench's order: prompts, generations, then both."""
         from pyggml.dtype import GGMLType
         from pyllama.bench.bench import BenchCase
 
@@ -174,7 +178,7 @@ class Lists(Group):
                 )
 
     def extra_fields(self) -> list[str]:
-        """Fields that the Markdown table shows only where they are not the default."""
+        """Return the fields that the Markdown table shows because they are not the default."""
         shown = {
             "n_batch": self.batch_size != [N_BATCH],
             "n_ubatch": self.ubatch_size != [N_UBATCH],
@@ -182,29 +186,40 @@ class Lists(Group):
             "type_v": self.cache_type_v != [F16],
             "flash_attn": self.flash_attn,
         }
-        return [name for name, wanted in shown.items() if wanted]
+        return [name for name, is_shown in shown.items() if is_shown]
 
 
 list_options = stack(
-    _list_option("-p", "--n-prompt", default=512, least=0, help="Tokens of prompt. 0: none."),
-    _list_option("-n", "--n-gen", default=128, least=0, help="Tokens to generate. 0: none."),
+    _list_option("-p", "--n-prompt", default=512, minimum=0, help="Prompt tokens. 0: no test."),
+    _list_option("-n", "--n-gen", default=128, minimum=0, help="Tokens to generate. 0: no test."),
     click.option(
-        "-pg", metavar="PROMPT,GEN", multiple=True, callback=_pairs, help="Prompt, then generate."
+        "-pg",
+        metavar="PROMPT,GEN",
+        multiple=True,
+        callback=_pairs,
+        help="Test prompt processing followed by generation.",
     ),
-    _list_option("-d", "--n-depth", default=0, least=0, help="Tokens in the context beforehand."),
-    _list_option("-b", "--batch-size", default=N_BATCH, least=1, help="Tokens in one decode."),
-    _list_option("-ub", "--ubatch-size", default=N_UBATCH, least=1, help="Computed at once."),
     _list_option(
-        "-t", "--threads", default=-1, least=-1, most=MAX_THREADS, help="Threads. -1: chosen."
+        "-d", "--n-depth", default=0, minimum=0, help="Tokens in the KV cache before the test."
     ),
-    _type_option("-ctk", "--cache-type-k", help="Types of cached keys"),
-    _type_option("-ctv", "--cache-type-v", help="Types of cached values"),
+    _list_option("-b", "--batch-size", default=N_BATCH, minimum=1, help="Logical batch size."),
+    _list_option("-ub", "--ubatch-size", default=N_UBATCH, minimum=1, help="Physical batch size."),
+    _list_option(
+        "-t",
+        "--threads",
+        default=-1,
+        minimum=-1,
+        maximum=MAX_THREADS,
+        help="Threads. -1: automatic.",
+    ),
+    _type_option("-ctk", "--cache-type-k", help="KV cache types for K"),
+    _type_option("-ctv", "--cache-type-v", help="KV cache types for V"),
     click.option(
         "-fa",
         "--flash-attn",
         multiple=True,
         callback=_flash_attn,
         metavar="on|off|auto",
-        help="Fused attention; it is always on.",
+        help="Flash attention. It is always on.",
     ),
 )

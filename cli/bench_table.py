@@ -1,4 +1,4 @@
-"""How benchmark rows are printed: llama-bench's Markdown, CSV, JSON, JSON lines and SQL.
+"""Prints benchmark rows in llama-bench's formats: Markdown, CSV, JSON, JSON lines and SQL.
 
     printer = PRINTERS["md"](extra_fields=["n_batch"])
     print(printer.header() + printer.row(row) + printer.footer(), end="")
@@ -24,30 +24,30 @@ _SAMPLES = ("samples_ns", "samples_ts")  # not in CSV and SQL
 
 
 class Printer:
-    """One form of output; each method returns text that ends where the next one's begins.
+    """Base of the output formats; the output is header, rows and footer, concatenated.
 
     Args:
-        extra_fields: fields that differ from their defaults, for a form that leaves some out.
+        extra_fields: fields with values other than the default, for a format with few columns.
     """
 
     def __init__(self, extra_fields: Sequence[str]) -> None:
         self.extra_fields = extra_fields
 
     def header(self) -> str:
-        """What stands before the rows."""
+        """Return the text before the rows."""
         return ""
 
     def row(self, row: Row) -> str:
-        """One case."""
+        """Return the text of one row."""
         raise NotImplementedError
 
     def footer(self) -> str:
-        """What stands after the rows."""
+        """Return the text after the rows."""
         return ""
 
 
 class Markdown(Printer):
-    """A table for people; a field that has its default is left out."""
+    """A Markdown table; fields with default values are left out."""
 
     _WIDTHS: ClassVar = {"model": -30, "size": 10, "params": 10, "backend": -10, "n_threads": 7,
                "n_batch": 7, "n_ubatch": 8, "type_k": 6, "type_v": 6, "flash_attn": 3,
@@ -64,7 +64,7 @@ class Markdown(Printer):
         self._build = ""
 
     def header(self) -> str:
-        """Names and the line below them."""
+        """Return the column names and the rule below them."""
         names = {f: self._NAMES.get(f, f) for f in self._fields}
         rule = (
             "-" * (abs(self._WIDTHS[f]) - 1) + (":" if self._WIDTHS[f] > 0 else "-")
@@ -73,7 +73,7 @@ class Markdown(Printer):
         return self._line(names) + "|" + "|".join(f" {dashes} " for dashes in rule) + "|\n"
 
     def row(self, row: Row) -> str:
-        """One case."""
+        """Return one line of the table."""
         self._build = f"\nbuild: {row['build_commit']} ({row['build_number']})\n"
         return self._line(
             {
@@ -88,7 +88,7 @@ class Markdown(Printer):
         )
 
     def footer(self) -> str:
-        """Which build was measured."""
+        """Return the line with the measured build."""
         return self._build
 
     def _line(self, values: Row) -> str:
@@ -100,12 +100,12 @@ class Markdown(Printer):
 
 
 class Csv(Printer):
-    """Comma-separated values, all quoted, with a line of names."""
+    """Comma-separated values, all quoted, with a header line."""
 
     _named = False
 
     def row(self, row: Row) -> str:
-        """One case."""
+        """Return one line, after the first also the header."""
         values = _texts(row)
         text = io.StringIO()
         csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(values.values())
@@ -120,35 +120,35 @@ class Json(Printer):
     _separator = ""
 
     def header(self) -> str:
-        """The opening bracket."""
+        """Return the opening bracket."""
         return "[\n"
 
     def row(self, row: Row) -> str:
-        """One case."""
+        """Return one object, with a separator before all but the first."""
         text = json.dumps(row, indent=2, default=list).replace("\n", "\n  ")
         separator, self._separator = self._separator, ",\n"
         return f"{separator}  {text}"
 
     def footer(self) -> str:
-        """The closing bracket."""
+        """Return the closing bracket."""
         return "\n]\n"
 
 
 class JsonLines(Printer):
-    """One object a line."""
+    """One JSON object per line."""
 
     def row(self, row: Row) -> str:
-        """One case."""
+        """Return one line."""
         return json.dumps(row, default=list) + "\n"
 
 
 class Sql(Printer):
-    """Statements that make a table and fill it."""
+    """SQL statements that create a table and insert the rows."""
 
     _made = False
 
     def row(self, row: Row) -> str:
-        """One case."""
+        """Return an INSERT statement; the first call also creates the table."""
         values = {name: text.replace("'", "''") for name, text in _texts(row).items()}
         names, quoted = ", ".join(values), ", ".join(f"'{text}'" for text in values.values())
         insert = f"INSERT INTO llama_bench ({names}) VALUES ({quoted});\n"
@@ -167,7 +167,10 @@ PRINTERS: dict[str, type[Printer]] = {
 
 
 def comparison_table(found: Comparison, paths: tuple[Path, Path]) -> str:
-    """Markdown: a line for each test of both files; above it what differs, below it what lacks."""
+    """Return a Markdown table of the tests in both files.
+
+    Different settings are listed before the table, tests of only one file after it.
+    """
     heads = [f"A: {paths[0]}", f"B: {paths[1]}"]
     heads += [f"{name}: {a} in A, {b} in B" for name, (a, b) in found.differs.items()]
     settings = [name for name in found.rows[0].key if name not in ("n_prompt", "n_gen", "n_depth")]
@@ -180,7 +183,7 @@ def comparison_table(found: Comparison, paths: tuple[Path, Path]) -> str:
     lines = ["| " + " | ".join(map(str.ljust, cells, widths)) + " |" for cells in table]
     lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
     tails = [
-        f"{n} of {name}'s tests {'is' if n == 1 else 'are'} not in {other}"
+        f"{n} {'test' if n == 1 else 'tests'} of {name} {'is' if n == 1 else 'are'} not in {other}"
         for n, name, other in zip(found.alone, "AB", "BA", strict=True) if n
     ]  # fmt: skip
     parts = ["\n".join(heads), "\n".join(lines), *(["\n".join(tails)] if tails else [])]
@@ -188,7 +191,7 @@ def comparison_table(found: Comparison, paths: tuple[Path, Path]) -> str:
 
 
 def _texts(row: Row) -> dict[str, str]:
-    """Values as llama-bench writes them where all is text."""
+    """Return the values as text, as llama-bench writes them to CSV and SQL."""
 
     def text(value: Any) -> str:
         if isinstance(value, float):
@@ -199,7 +202,7 @@ def _texts(row: Row) -> dict[str, str]:
 
 
 def test_name(row: Row) -> str:
-    """``pp512``, ``tg128``, ``pp512+tg128``; with `` @ d4096`` behind a filled context."""
+    """Return ``pp512``, ``tg128`` or ``pp512+tg128``, with `` @ d4096`` for a filled KV cache."""
     parts = [f"pp{row['n_prompt']}"] if row["n_prompt"] else []
     parts += [f"tg{row['n_gen']}"] if row["n_gen"] else []
     return "+".join(parts) + (f" @ d{row['n_depth']}" if row["n_depth"] else "")

@@ -1,11 +1,11 @@
-"""Conversation mode of ``pyllama-cli``: the user and the model in turns.
+"""Conversation mode of ``pyllama-cli``.
 
-    talk = ConversationOptions.take(options)
+    talk = ConversationOptions.from_click(options)
     converse(context, talk.mode(has_template), talk, params, prompt)
 
-Replies go to stdout as they are made; all else that is said goes to stderr, except a terminal's
-prompt. Ctrl-C stops a reply and gives the prompt back; at the prompt it leaves, as the end of input
-does. From a pipe each line is a turn.
+Replies are streamed to stdout; everything else goes to stderr, except the prompt marker in a
+terminal. Ctrl-C during a reply stops it; at the prompt Ctrl-C and the end of input exit. In a pipe
+each line is one message.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
     Dialogue = Conversation | Transcript
 
-_HELP = r"""  /regen           make the last reply again
-  /clear           forget the conversation
-  /read FILE       add a text file to what you say next
-  /glob PATTERN    add text files
-  /exit            leave, as Ctrl-D does
-Ctrl-C stops a reply. A \ at the end of a line goes on to the next."""
-_MOST_FILES = 100
+_HELP = r"""  /regen           regenerate the last reply
+  /clear           clear the conversation
+  /read FILE       add a text file to the next message
+  /glob PATTERN    add text files that match a pattern
+  /exit            exit, same as Ctrl-D
+Ctrl-C stops a reply. A \ at the end of a line continues the message on the next line."""
+_MAX_FILES = 100
 
 
 def converse(
@@ -56,12 +56,12 @@ def converse(
     *,
     load_ms: float = 0.0,
 ) -> None:
-    """Talk until the user leaves.
+    """Run a conversation until the user exits.
 
     Args:
-        mode: "talk" in a chat format, or "write" one text in turns.
-        prompt: the first thing the user says, or the beginning of the text.
-        load_ms: what loading took.
+        mode: "talk" chats in a chat format, "write" continues one text interactively.
+        prompt: the first message of the user, or the start of the text.
+        load_ms: time of loading, for the timings.
 
     Raises:
         TemplateError: the chat template is wrong, or refuses the first message.
@@ -73,8 +73,8 @@ def converse(
     timings = Timings(load_ms=load_ms)
     lease = Lease(Engine(context, timings=timings))
     if is_terminal() and not options.single_turn:
-        what = "Talk with the model" if mode == "talk" else "Write one text in turns with the model"
-        note(f"{what}; /help says what else there is, /exit or Ctrl-D leaves.")
+        title = "Chat with the model" if mode == "talk" else "Write one text with the model"
+        note(f"{title}; /help lists the commands, /exit or Ctrl-D exits.")
     if mode == "talk":
         dialogue: Dialogue = _conversation(lease, options)
     else:
@@ -109,7 +109,7 @@ def converse(
 def _prompt_cache(
     lease: Lease, opening: list[int], options: ConversationOptions
 ) -> PromptFile | None:
-    """The prompt cache, read; the beginning of the dialogue is written to it if it lacks that."""
+    """Load and return the prompt cache; the start of the dialogue is saved to it if missing."""
     if options.prompt_cache is None:
         return None
     from pyllama.engine.prompt_file import PromptFile
@@ -127,7 +127,7 @@ def _prompt_cache(
 
 
 def note_cache(cache: PromptFile, n: int, n_prompt: int) -> None:
-    """Say what came from a prompt cache."""
+    """Print how many prompt tokens the prompt cache provided."""
     if cache.tokens:
         note(f"prompt cache: {n} of {n_prompt} prompt tokens from {cache.path}")
     else:
@@ -140,7 +140,7 @@ def _conversation(lease: Lease, options: ConversationOptions) -> Conversation:
 
     formats, name = ChatFormats(lease.context.model), options.template()
     if name is None and not formats.has_own:
-        note("the model has no chat template: chatml is used, which it may not know")
+        note("the model has no chat template: using chatml, which it may not be trained for")
     values = options.chat_template_kwargs
     return Conversation(lease, formats.get(name), system=options.system(), values=values)
 
@@ -154,7 +154,7 @@ def _transcript(lease: Lease, options: ConversationOptions, prompt: str) -> Tran
 
 
 class _Talk:
-    """The loop, and what the user may ask of it."""
+    """The conversation loop and its commands."""
 
     def __init__(
         self,
@@ -169,11 +169,11 @@ class _Talk:
         self._lines, self._options, self._talks = lines, options, mode == "talk"
         self._terminal = is_terminal()
         self._marker = "> " if self._terminal and self._talks else ""
-        self._files = ""  # read for the next turn
+        self._files = ""  # texts of /read and /glob, for the next message
         self._n_replies = 0
 
     def run(self, prompt: str) -> None:
-        """Take turns, the first with what the command line holds."""
+        """Run the conversation; the prompt of the command line is the first message."""
         replied = self._first(prompt)
         while not (replied and self._options.single_turn):
             text = self._lines.read(f"\n{self._marker}" if self._marker else "")
@@ -181,10 +181,10 @@ class _Talk:
                 if self._terminal:
                     write_raw("\n")
                 return
-            asked = self._command(text)
-            if asked is None:
+            needs_reply = self._command(text)
+            if needs_reply is None:
                 return
-            replied = asked and self._reply()
+            replied = needs_reply and self._reply()
 
     def _first(self, prompt: str) -> bool:
         if not prompt or (not self._talks and self._options.interactive_first):
@@ -196,7 +196,7 @@ class _Talk:
         return self._reply(strict=True)
 
     def _command(self, text: str) -> bool | None:
-        """Obey a command or take a turn: whether to reply now, None to leave."""
+        """Run a command or add a message; return whether to reply now, None to exit."""
         word, _, rest = text.strip().partition(" ")
         if word in ("/exit", "/quit"):
             return None
@@ -205,7 +205,7 @@ class _Talk:
         if word == "/clear" and not rest:
             self._dialogue.clear()
             self._files = ""
-            note("The conversation is forgotten.")
+            note("The conversation has been cleared.")
         elif word == "/help" and not rest:
             for line in _HELP.splitlines():
                 note(line)
@@ -215,7 +215,8 @@ class _Talk:
             self._glob(rest.strip())
         elif re.fullmatch(r"/[a-z]+", text) and self._terminal:
             note(
-                f"There is no command {text}; /help lists them. With a space before it, it is sent."
+                f"There is no command {text}; see /help. To send it as a message, type a space "
+                "before it."
             )
         elif text.strip() or (self._files and not text) or not self._talks:
             self._dialogue.say(self._files + text)
@@ -225,7 +226,7 @@ class _Talk:
 
     def _regenerate(self) -> bool:
         if not self._dialogue.can_regenerate():
-            note("There is no reply to make again.")
+            note("There is no reply to regenerate.")
             return False
         self._dialogue.unsay()
         return True
@@ -234,12 +235,12 @@ class _Talk:
         try:
             text = read_text(Path(os.path.expanduser(name)))
             if len(self._files) + len(text) > MAX_TEXT_BYTES:
-                raise ValueError(f"more than {MAX_TEXT_BYTES} characters with the files before")
+                raise ValueError(f"more than {MAX_TEXT_BYTES} characters including earlier files")
         except (OSError, ValueError) as error:
             note(f"{name}: {getattr(error, 'strerror', None) or error}")
             return False
         self._files += f"--- File: {name} ---\n{text}\n"
-        note(f"{name}: {len(text)} characters go with what you say next")
+        note(f"{name}: {len(text)} characters added to your next message")
         return True
 
     def _glob(self, pattern: str) -> None:
@@ -247,13 +248,19 @@ class _Talk:
         files = [name for name in names if Path(name).is_file()]
         if not files:
             note(f"no file matches {pattern}")
-        if len(files) > _MOST_FILES:
-            note(f"only the first {_MOST_FILES} of {len(files)} files are read")
-        for name in files[:_MOST_FILES]:
+        if len(files) > _MAX_FILES:
+            note(f"only the first {_MAX_FILES} of {len(files)} files are read")
+        for name in files[:_MAX_FILES]:
             self._read(name)
 
     def _reply(self, strict: bool = False) -> bool:
-        """Print a reply. What goes wrong is said and the turn taken back, or raised if strict."""
+        """Print a reply and return whether there was one.
+
+        After an error without any output the user's message is removed.
+
+        Raises:
+            PyggmlError: an error, if ``strict``; otherwise it is printed.
+        """
         from pyggml.errors import Aborted, PyggmlError
         from pyllama.errors import ContextFull
 
@@ -273,7 +280,7 @@ class _Talk:
                 if strict:
                     raise
                 full = isinstance(error, ContextFull) and self._settings.n_keep is None
-                advice = "; /clear begins a new conversation" if full else ""
+                advice = "; /clear starts a new conversation" if full else ""
                 note(f"error: {in_flags(str(error))}{advice}")
         if not shown and not self._dialogue.can_regenerate():
             self._dialogue.unsay()
@@ -284,7 +291,7 @@ class _Talk:
         return True
 
     def _next_settings(self) -> ReplyOptions:
-        """A fixed seed gives the same conversation, but not the same reply again and again."""
+        """Return the settings of the next reply, with its own seed derived from a fixed seed."""
         self._n_replies += 1
         params = self._settings.params.for_text(self._n_replies - 1)
         return replace(self._settings, params=params)
@@ -304,7 +311,7 @@ class _Talk:
 
 @contextlib.contextmanager
 def _ctrl_c_stops() -> Iterator[list[bool]]:
-    """A list that is not empty after a Ctrl-C; a second one raises KeyboardInterrupt."""
+    """Yield a list that Ctrl-C makes non-empty; a second Ctrl-C raises KeyboardInterrupt."""
     stopped: list[bool] = []
 
     def handle(number: int, frame: Any) -> None:

@@ -1,8 +1,8 @@
-"""The options of conversation mode, and when it is on.
+"""The options of conversation mode, and the rule that turns it on.
 
 @conversation_options
 def command(**options: Any) -> None:
-    talk = ConversationOptions.take(options)
+    talk = ConversationOptions.from_click(options)
     mode = talk.mode(has_template)
 """
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from pyllama.tokenizer import Tokenizer
 
 _MAX_VALUES = 1 << 16  # of --chat-template-kwargs
-_MAX_TEMPLATE_BYTES = 4 << 20  # what is longer than a template may be is refused by `chat`
+_MAX_TEMPLATE_BYTES = 4 << 20  # `pyllama.chat` has its own, lower limit
 Mode = Literal["complete", "talk", "write"]
 
 
 def is_terminal() -> bool:
-    """Whether a person sits at both ends: stdin and stdout are a terminal."""
+    """Return whether both stdin and stdout are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 @dataclass(frozen=True)
 class ConversationOptions(Group):
-    """How to talk with the model. ``conversation`` None lets the model and the terminal decide.
+    """Options of a conversation. ``conversation`` None: decided by the model and the terminal.
 
-    From ``reverse_prompt`` on they are other groups' options, which count here too.
+    The fields from ``reverse_prompt`` on are declared by other option groups.
     """
 
     conversation: bool | None
@@ -78,12 +78,13 @@ class ConversationOptions(Group):
                 raise click.UsageError(f"give {flag} as text or as a file, not both")
 
         if self.prompt_cache_all and (self.interactive or self.interactive_first):
-            raise click.UsageError("--prompt-cache-all is not for -i and -if; leave one out")
+            raise click.UsageError("--prompt-cache-all cannot be used with -i or -if")
 
     def n_keep(self, tokens: Sequence[int], tokenizer: Tokenizer) -> int | None:
-        """What a context shift keeps of a beginning; None without shifts, which -n -2 asks for too.
+        """Return how many of ``tokens`` a context shift keeps; None without context shifts.
 
-        As in llama.cpp, -1 and what is too long is all of it, and a BOS token is always kept.
+        As in llama.cpp: -1, or a number above ``len(tokens)``, keeps all of them; a BOS token is
+        always kept; -n -2 disables context shifts.
         """
         if not self.context_shift or self.predict == -2:
             return None
@@ -92,10 +93,10 @@ class ConversationOptions(Group):
         return self.keep + int(bool(tokenizer.add_bos) and self.keep < len(tokens))
 
     def mode(self, has_template: bool) -> Mode:
-        """What to do with a model.
+        """Return the mode: complete a prompt, chat in a format, or write one text interactively.
 
-        A script never gets into a conversation by itself: only -cnv, -i or -st lead there without
-        a terminal. Text around what the user says takes the place of a chat format.
+        Without a terminal only -cnv, -i or -st start a conversation. --in-prefix and --in-suffix
+        replace the chat format.
         """
         has_template = has_template or self._names_template
         turns = self.interactive or self.interactive_first
@@ -107,7 +108,7 @@ class ConversationOptions(Group):
         if turns:
             return "talk" if self.conversation is None and has_template else "write"
         if self.system_prompt is not None or self.system_prompt_file or self._names_template:
-            note("-sys and --chat-template are for conversations; -cnv makes this one")
+            note("-sys and --chat-template only apply to conversations; add -cnv to start one")
         return "complete"
 
     @property
@@ -115,24 +116,24 @@ class ConversationOptions(Group):
         return self.chat_template is not None or self.chat_template_file is not None
 
     def between(self) -> tuple[str, str]:
-        """What comes before and after what the user says."""
+        """Return the texts before and after each message of the user."""
         return self._read(self.in_prefix), self._read(self.in_suffix)
 
     def _read(self, text: str) -> str:
-        """Text of the command line, with its escapes."""
+        """Return a text from the command line with its escapes processed."""
         if not self.escape:
             return text
         data = text.encode("utf-8", "surrogateescape")
         return process_escapes(data).decode("utf-8", "replace")
 
     def system(self) -> str:
-        """What the model is told first."""
+        """Return the system prompt."""
         if self.system_prompt_file is not None:
             return read_text(self.system_prompt_file).removesuffix("\n")
         return self._read(self.system_prompt or "")
 
     def template(self) -> str | None:
-        """Name or source of the chat format that was asked for."""
+        """Return the name or source of the requested chat template, None for the model's own."""
         if self.chat_template_file is not None:
             from pyggml.files import read_regular
 
@@ -148,9 +149,9 @@ def _json(ctx: click.Context, param: click.Parameter, value: str | None) -> dict
     try:
         values = parse_json((value or "{}").encode("utf-8", "surrogateescape"), _MAX_VALUES)
     except ValueError as error:
-        raise click.BadParameter(f"it is not JSON: {error}") from None
+        raise click.BadParameter(f"not valid JSON: {error}") from None
     if not isinstance(values, dict):
-        raise click.BadParameter('it is not a JSON object, such as {"enable_thinking": false}')
+        raise click.BadParameter('not a JSON object, such as {"enable_thinking": false}')
     return values
 
 
@@ -160,33 +161,41 @@ conversation_options = stack(
         "--conversation/--no-conversation",
         "conversation",
         default=None,
-        help="Talk with the model in its chat format, or complete one text.  [default: talk, if "
+        help="Chat with the model in its chat format, or complete the prompt.  [default: chat, if "
         "the model has a chat template and stdin and stdout are a terminal]",
     ),
-    click.option("-st", "--single-turn", is_flag=True, help="Talk for one turn, then exit."),
-    click.option("-sys", "--system-prompt", help="What the model is told first."),
-    click.option("-sysf", "--system-prompt-file", type=click.Path(path_type=Path)),
+    click.option("-st", "--single-turn", is_flag=True, help="Exit after one reply."),
+    click.option("-sys", "--system-prompt", help="System prompt."),
+    click.option(
+        "-sysf",
+        "--system-prompt-file",
+        type=click.Path(path_type=Path),
+        help="File that contains the system prompt.",
+    ),
     click.option(
         "-i",
         "--interactive",
         is_flag=True,
-        help="Write one text in turns with the model; after -r it is your turn.",
+        help="Interactive mode: continue one text; at a -r text the model waits for your input.",
     ),
     click.option(
-        "-if", "--interactive-first", is_flag=True, help="As -i, and the first turn is yours."
+        "-if",
+        "--interactive-first",
+        is_flag=True,
+        help="Interactive mode that waits for your input first.",
     ),
     click.option(
         "-mli",
         "--multiline-input",
         is_flag=True,
-        help=r"Enter goes on to the next line; \ at a line's end sends.",
+        help=r"Enter starts a new line; a line that ends in \ sends the message.",
     ),
     click.option(
-        "--in-prefix", default="", help="Text before what you say; without a chat template."
+        "--in-prefix", default="", help="Text before each input; replaces the chat template."
     ),
-    click.option("--in-prefix-bos", is_flag=True, help="A BOS token before that."),
+    click.option("--in-prefix-bos", is_flag=True, help="Put a BOS token before --in-prefix."),
     click.option(
-        "--in-suffix", default="", help="Text after what you say; without a chat template."
+        "--in-suffix", default="", help="Text after each input; replaces the chat template."
     ),
     click.option(
         "-co",
@@ -196,25 +205,25 @@ conversation_options = stack(
         flag_value="on",
         default="auto",
         show_default=True,
-        help="Colour what you say; auto: in a terminal, unless NO_COLOR is set.",
+        help="Colour your input. auto: in a terminal, unless NO_COLOR is set.",
     ),
-    click.option("--simple-io", is_flag=True, help="No line editing and no history."),
+    click.option("--simple-io", is_flag=True, help="Disable line editing and history."),
     click.option(
         "--chat-template",
         metavar="NAME|JINJA",
-        help="Chat format by llama.cpp's name (chatml, llama3, gemma, ...) or as a template.",
+        help="Chat template: a name of llama.cpp's (chatml, llama3, gemma, ...) or Jinja text.",
     ),
     click.option(
         "--chat-template-file",
         type=click.Path(path_type=Path),
-        help="A file that holds the template.",
+        help="File that contains the chat template.",
     ),
     click.option(
         "--chat-template-kwargs",
         metavar="JSON",
         callback=_json,
-        help='Values for the template, such as {"enable_thinking": false}.',
+        help='Variables for the chat template, such as {"enable_thinking": false}.',
     ),
     ignored_option("--jinja"),
-    ignored_option("--no-jinja", why="templates are always read as Jinja"),
+    ignored_option("--no-jinja", why="chat templates are always run as Jinja"),
 )

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def device_list() -> str:
-    """The devices that can be used here, a line for each: the names that ``--device`` takes."""
+    """Return the list of usable devices, one per line, with the names that ``--device`` takes."""
     lines = ["Available devices:\n"]
     for name, backend in backends():
         if isinstance(backend, str):
@@ -24,7 +24,7 @@ def device_list() -> str:
 
 
 def backends() -> Iterator[tuple[str, Backend | str]]:
-    """Name and backend of each device; in place of one that cannot be started, why."""
+    """Yield the name and backend of each device; an error message if it cannot be started."""
     from pyggml.backend.registry import available, init_backend
     from pyggml.errors import PyggmlError
 

@@ -1,10 +1,10 @@
-"""Options from the environment: ``LLAMA_ARG_CTX_SIZE=4096`` stands for ``--ctx-size 4096``.
+"""Options from the environment: ``LLAMA_ARG_CTX_SIZE=4096`` sets ``--ctx-size 4096``.
 
     bind_environment(command)                      # at the start of a tool
-    LLAMA_ARG_NO_MMAP=1 pyllama-cli ...            # of a pair of flags, the one that switches off
+    LLAMA_ARG_NO_MMAP=1 pyllama-cli ...            # the flag that switches an option off
 
-Every long flag has its variable; where llama.cpp's has another name, both count. What the command
-line says wins. Nothing is read at import.
+Every long flag has a variable; if llama.cpp uses another name, both work. The command line takes
+precedence. Nothing is read at import.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 
 import click
 
-PREFIX = "LLAMA_ARG_"  # not in pyggml.env, which would import NumPy for --help; docs/env.md has it
-_OTHER_NAMES = {  # llama.cpp's, where they do not follow from the flag
+PREFIX = "LLAMA_ARG_"  # not in pyggml.env, which would import NumPy for --help; see docs/env.md
+_OTHER_NAMES = {  # llama.cpp's names that differ from the flag
     "--predict": "N_PREDICT",
     "--batch-size": "BATCH",
     "--ubatch-size": "UBATCH",
@@ -27,7 +27,7 @@ _NEVER = {"--help", "--version", "--list-devices"}
 
 
 def variables(option: click.Option) -> list[str]:
-    """The names of an option's environment variables."""
+    """Return the names of an option's environment variables."""
     flags = [flag for flag in option.opts if flag.startswith("--") and flag not in _NEVER]
     names = [_OTHER_NAMES[flag] for flag in flags if flag in _OTHER_NAMES]
     names += [flag[2:].upper().replace("-", "_") for flag in flags]
@@ -35,10 +35,10 @@ def variables(option: click.Option) -> list[str]:
 
 
 def bind_environment(command: click.Command) -> dict[str, object]:
-    """Values for click's ``default_map`` from the environment.
+    """Return the values of environment variables, for click's ``default_map``.
 
     Raises:
-        click.UsageError: a variable of a flag that is neither on nor off.
+        click.UsageError: the variable of a switch is neither on nor off.
     """
     found: dict[str, object] = {}
     given = {name: text for name, text in os.environ.items() if name.startswith(PREFIX)}
@@ -67,5 +67,5 @@ def _value(option: click.Option, name: str, text: str) -> object:
 def _switch(name: str, text: str) -> bool:
     word = text.strip().lower()
     if word not in _TRUE | _FALSE:
-        raise click.UsageError(f"{name}={text!r} is neither on nor off: want 1 or 0")
+        raise click.UsageError(f"{name}={text!r} is neither on nor off: use 1 or 0")
     return word in _TRUE

@@ -1,9 +1,9 @@
-"""Parameters that the library's messages name, as the flags of the tools.
+"""Translates parameter names in the library's messages to the flags of the tools.
 
     in_flags("use `repack=False` or a larger `n_ctx`")   # "use --no-repack or a larger --ctx-size"
 
-The library writes a parameter between backquotes, alone or with a value, as its callers in Python
-need it. Other text between backquotes stays as it is.
+The library puts a parameter between backquotes, alone or with a value. Other text between
+backquotes is left unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FLAGS = {
     "type_k": "--cache-type-k",
     "type_v": "--cache-type-v",
 }
-SETTINGS = {  # values that are a flag without one
+SETTINGS = {  # parameter values that a flag without an argument stands for
     "allow_requantize=True": "--allow-requantize",
     "mmap=False": "--no-mmap",
     "n_keep=None": "--no-context-shift",
@@ -46,7 +46,7 @@ PARAMETER = re.compile(r"(?<!`)`([a-z_]+)(?:=([^`]*))?`(?!`)")
 
 
 def in_flags(message: str) -> str:
-    """A message of the library with flags in place of parameters."""
+    """Return a message of the library with parameters replaced by flags."""
     return PARAMETER.sub(_flag, message)
 
 

@@ -3,7 +3,7 @@
     hub = HubOptions.current()                     # in a command: None without -hf
     path = hub.path(None)
 
-They are kept in click's context, so a command that takes ``-m`` takes them without knowing.
+The values are stored in click's context, so commands need no parameters for them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _META = "pyllama.files.hub."
 
 @dataclass(frozen=True)
 class HubOptions:
-    """A model on the hub."""
+    """A model on the Hugging Face hub, as the command line names it."""
 
     repo: str
     file: str | None = None
@@ -32,7 +32,11 @@ class HubOptions:
 
     @classmethod
     def current(cls) -> HubOptions | None:
-        """What this command line says, None where it names no model on the hub."""
+        """Return the hub options of this command line, None if it names no model on the hub.
+
+        Raises:
+            click.UsageError: -hff without -hf.
+        """
         context = click.get_current_context(silent=True)
         given = {
             key.removeprefix(_META): value
@@ -43,12 +47,16 @@ class HubOptions:
             return cls(**given)
         if "file" in given:
             raise click.UsageError(
-                "-hff names a file of a repository: give the repository with -hf"
+                "-hff names a file in a repository: give the repository with -hf"
             )
         return None
 
     def path(self, model: Path | None) -> Path:
-        """The model's file, downloaded if need be."""
+        """Return the path of the model's file, downloading it if necessary.
+
+        Args:
+            model: the value of -m, which must be None.
+        """
         if model is not None:
             raise click.UsageError("give the model with -m or with -hf, not both")
         from pyllama.files.hub import Hub, hub_model
@@ -76,16 +84,22 @@ def hub_options(function: F) -> F:
             ("-hf", "-hfr", "--hf-repo", "hub_repo"),
             {
                 "metavar": "USER/MODEL[:QUANT]",
-                "help": "A model on the Hugging Face hub, fetched once; without QUANT Q4_K_M, else "
-                "Q8_0, else the first.",
+                "help": "Hugging Face repository of the model, downloaded once.  [default QUANT: "
+                "Q4_K_M, else Q8_0, else the first file]",
             },
         ),
-        (("-hff", "--hf-file", "hub_file"), {"help": "Its file, by name.", "metavar": "FILE"}),
+        (
+            ("-hff", "--hf-file", "hub_file"),
+            {"help": "File in the repository; overrides QUANT.", "metavar": "FILE"},
+        ),
         (
             ("-hft", "--hf-token", "hub_token"),
-            {"help": "Token for private and gated models.  [default: HF_TOKEN]"},
+            {"help": "Hugging Face access token.  [default: HF_TOKEN]"},
         ),
-        (("--offline", "hub_offline"), {"is_flag": True, "help": "Use the cache, no network."}),
+        (
+            ("--offline", "hub_offline"),
+            {"is_flag": True, "help": "Use only the local cache, no network."},
+        ),
     ]
     for flags, more in reversed(options):
         function = click.option(*flags, expose_value=False, callback=_keep, **more)(function)  # type: ignore[type-var]

@@ -1,12 +1,12 @@
-"""Ctrl-C ends a program quietly, whenever it comes and however often: exit code 130, no traceback.
+"""Makes Ctrl-C end a program with exit code 130 and no traceback, at any time.
 
-    interrupt.begin()                              # as the first thing that a program does
-    with interrupt.raised():                       # here it is a KeyboardInterrupt
+    interrupt.begin()                              # first statement of a program
+    with interrupt.raised():                       # inside, Ctrl-C raises KeyboardInterrupt
         ...
 
-One Ctrl-C raises KeyboardInterrupt, once, so that what is open is closed; further ones are ignored
-while that goes on, for two seconds at most. Where nothing is open yet or any more, and during an
-import, which an exception would leave half done, the process ends at once.
+Inside ``raised`` the first Ctrl-C raises KeyboardInterrupt, so that open files are closed; further
+ones are ignored for two seconds, after that the process exits at once. Outside of it, and during
+imports (an exception would leave modules half initialised), Ctrl-C exits at once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from types import FrameType
 from typing import Any
 
 INTERRUPTED = 130  # the exit code
-_PATIENCE_S = 2.0
-_IMPORT = "<frozen importlib"  # of the file names of its frames
+_CLEANUP_S = 2.0  # time for the clean-up after the first Ctrl-C
+_IMPORT = "<frozen importlib"  # file name of the import system's frames
 
 
 class _Handler:
-    """Of SIGINT, while a program runs.
+    """The handler of SIGINT.
 
     Attributes:
-        active: whether ``raised`` is there to catch a KeyboardInterrupt.
-        since: when one was raised; 0 before.
-        pending: whether one was lost, and will be raised a moment later.
+        active: whether a ``raised`` block is running.
+        since: time at which KeyboardInterrupt was raised, 0 if it was not.
+        pending: whether the exception was lost and will be raised again shortly.
     """
 
     active, since, pending = False, 0.0, False
@@ -41,13 +41,16 @@ class _Handler:
         if self.active and not self.since and not _imports(frame):
             self.since, self.pending = time.monotonic(), False
             raise KeyboardInterrupt
-        if not self.active or not self.since or time.monotonic() - self.since > _PATIENCE_S:
+        if not self.active or not self.since or time.monotonic() - self.since > _CLEANUP_S:
             _leave()
 
     def lost(self, unraisable: Any) -> None:
-        """Where no exception can be raised, as in a destructor, it is raised a little later."""
+        """Raise SIGINT again 10 ms after an interrupt in a destructor, which cannot raise.
+
+        ``sys.unraisablehook`` while the handler is installed.
+        """
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            if not happened():  # else it is a consequence, as of an object that is half made
+            if not happened():  # errors after an interrupt are its consequences
                 sys.__unraisablehook__(unraisable)
             return
         import threading
@@ -62,14 +65,14 @@ _handler = _Handler()
 
 
 def begin() -> None:
-    """Obey Ctrl-C as above from here to the end of the process, if nobody else looks after it."""
+    """Install the handler until the end of the process, unless another handler is installed."""
     if _install():
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the last to be called
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # atexit runs it last
 
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """Within, Ctrl-C is a KeyboardInterrupt; it leaves the block once, whatever the block does."""
+    """Raise KeyboardInterrupt, once, for Ctrl-C inside the block (a context manager)."""
     installed = _install()
     _handler.since, _handler.pending = 0.0, False
     try:
@@ -83,12 +86,15 @@ def raised() -> Iterator[None]:
 
 
 def happened() -> bool:
-    """Whether Ctrl-C was raised: what goes wrong after that is a consequence."""
+    """Return whether Ctrl-C was pressed in the current ``raised`` block."""
     return _handler.since > 0 or _handler.pending
 
 
 def _install() -> bool:
-    """Whether it was done: not beside another handler, in a thread, or where SIGINT is ignored."""
+    """Install the handler and return True.
+
+    Returns False in a thread, and if SIGINT is ignored or has another handler.
+    """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return False
     try:

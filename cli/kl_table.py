@@ -1,4 +1,4 @@
-"""What ``pyllama-perplexity --kl-divergence`` prints, line for line as llama-perplexity does.
+"""The output of ``pyllama-perplexity --kl-divergence``, in llama-perplexity's format.
 
 write(HEADER)
 write(chunk_line(result))                          # after each chunk
@@ -19,7 +19,7 @@ HEADER = (
     "\nchunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence"
     "              Δp RMS            Same top p\n"
 )
-LEAST_TOKENS = 100  # with fewer there are no statistics
+MIN_TOKENS = 100  # no statistics are printed for fewer
 _KLD = (0.999, 0.99, 0.95, 0.9, None, 0.1, 0.05, 0.01, 0.001)  # None: the median
 _P_DIFF = (0.999, 0.99, 0.95, 0.9, 0.75, None, 0.25, 0.1, 0.05, 0.01, 0.001)
 
@@ -30,7 +30,7 @@ def _pair(estimate: Estimate, form: str, error_form: str = "", scale: float = 1)
 
 
 def chunk_line(result: Divergence) -> str:
-    """The running values after a chunk."""
+    """Return the line of running values after a chunk."""
     return (
         f"{result.chunk:4d}    {_pair(result.ppl, '9.4f')}    {_pair(result.log_ratio, '10.5f')}"
         f"    {_pair(result.mean_kld, '10.5f')}    {_pair(result.rms_p_diff, '6.3f', scale=100)} %"
@@ -39,8 +39,8 @@ def chunk_line(result: Divergence) -> str:
 
 
 def statistics(result: Divergence) -> str:
-    """All of it; nothing where there are too few tokens."""
-    if len(result.kld) < LEAST_TOKENS:
+    """Return the final statistics; an empty string for fewer than MIN_TOKENS tokens."""
+    if len(result.kld) < MIN_TOKENS:
         return ""
     lines = ["", "====== Perplexity statistics ======"]
     lines += [
@@ -72,7 +72,7 @@ def _spread(
     form: str,
     unit: str,
 ) -> list[str]:
-    """From the largest value to the smallest."""
+    """Return lines with the maximum, percentiles in descending order, and the minimum."""
     from pyllama.eval.kl_divergence import percentile
 
     lines = [f"Maximum {what}{values.max():{form}}{unit}"]

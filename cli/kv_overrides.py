@@ -1,8 +1,8 @@
-"""``--override-kv KEY=TYPE:VALUE``: metadata that is read as if the file said so.
+"""``--override-kv KEY=TYPE:VALUE``: replace a value of the file's metadata.
 
     --override-kv tokenizer.ggml.add_bos_token=bool:false,llama.context_length=int:4096
 
-As in llama.cpp: repeatable, several after commas, and a part with a comma in it in double quotes.
+As in llama.cpp: repeatable, or a list with commas; an item with a comma needs double quotes.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _READ: dict[str, Callable[[str], Value]] = {
 def parse_overrides(
     ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, Value]:
-    """A click callback: the values by key."""
+    """Return the values by key (a click callback)."""
     found: dict[str, Value] = {}
     for text in texts:
         try:
             items = next(csv.reader([text], strict=True), [])
         except csv.Error as error:
-            raise click.BadParameter(f"{text!r} is not a list with commas: {error}.") from None
+            raise click.BadParameter(f"{text!r} is not a comma-separated list: {error}.") from None
         for item in items:
             match = re.fullmatch(r"([^=]+)=(int|float|bool|str):(.*)", item, re.DOTALL)
             if match is None:
                 raise click.BadParameter(
-                    f"{item!r} is not KEY=TYPE:VALUE, TYPE one of {', '.join(_READ)}."
+                    f"{item!r} is not KEY=TYPE:VALUE with a TYPE of {', '.join(_READ)}."
                 )
             key, kind, value = match.groups()
             try:
@@ -55,6 +55,6 @@ def override_kv_option(function: Any) -> Any:
         multiple=True,
         callback=parse_overrides,
         metavar="KEY=TYPE:VALUE",
-        help="Read the file's metadata with another value; TYPE is int, float, bool or str. "
-        "Repeatable, or several with commas between.",
+        help="Override a value of the model's metadata; TYPE is int, float, bool or str. "
+        "Repeatable, or a list separated by commas.",
     )(function)

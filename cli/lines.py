@@ -1,9 +1,10 @@
-"""What a user types: lines with editing and history in a terminal, plain lines from a pipe.
+"""Reads user input: with line editing and history in a terminal, plain lines from a pipe.
 
     with LineReader(editing=True) as lines:
         text = lines.read("> ")                    # None at the end of input
 
-History is kept in the user's state folder, 1000 lines of it. Ctrl-C raises KeyboardInterrupt.
+The last 1000 lines of history are saved in the user's state folder. Ctrl-C raises
+KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-_MOST_LINES = 1000
+_MAX_LINES = 1000
 _BOLD_GREEN, _RESET = "\x1b[1m\x1b[32m", "\x1b[0m"
 
 
 class LineReader:
-    r"""Reads what a user says, in one line or several.
+    r"""Reads messages of one or several lines.
 
     Args:
-        editing: with readline's keys and history, where there is readline.
-        color: show what is typed in bold green.
-        multiline: a line goes on until one ends in ``\``; else it goes on after one that does.
+        editing: use readline's editing and history, if readline is available.
+        color: show the input in bold green.
+        multiline: a message ends with a line that ends in ``\``. Otherwise a ``\`` at the end of a
+            line continues the message on the next line.
     """
 
     def __init__(
@@ -45,33 +47,33 @@ class LineReader:
     def __exit__(self, *exc: object) -> None:
         if self._readline is None:
             return
-        with contextlib.suppress(OSError):  # a history is not worth an error
+        with contextlib.suppress(OSError):  # failing to save the history is no error
             from pyggml.files import replacing
 
             path = _history()
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._readline.set_history_length(_MOST_LINES)
+            self._readline.set_history_length(_MAX_LINES)
             with replacing(path) as temporary:
                 temporary.chmod(0o600)
                 self._readline.write_history_file(str(temporary))
 
     def read(self, prompt: str) -> str | None:
-        r"""What the user says next, None at the end of input.
+        r"""Return the next message, None at the end of input.
 
-        A ``/`` at the end of a line sends it as it is, without the slash, as in llama.cpp.
+        A ``/`` at the end of a line sends the message without the slash, as in llama.cpp.
         """
         lines: list[str] = []
         while True:
             line = self._line(prompt if not lines else "")
             if line is None:
                 return "\n".join(lines) if lines else None
-            goes_on = line.endswith("\\") != self._multiline
+            continues = line.endswith("\\") != self._multiline
             if line.endswith("\\"):
                 line = line[:-1]
             elif self._multiline and line.endswith("/"):
-                line, goes_on = line[:-1], False
+                line, continues = line[:-1], False
             lines.append(line)
-            if not goes_on:
+            if not continues:
                 return "\n".join(lines)
 
     def _line(self, prompt: str) -> str | None:
@@ -79,7 +81,7 @@ class LineReader:
             line = sys.stdin.readline()
             return line.rstrip("\r\n") if line else None
         try:
-            return input(self._painted(prompt))
+            return input(self._colored(prompt))
         except EOFError:
             return None
         finally:
@@ -87,10 +89,10 @@ class LineReader:
                 sys.stdout.write(_RESET)
                 sys.stdout.flush()
 
-    def _painted(self, prompt: str) -> str:
+    def _colored(self, prompt: str) -> str:
         if not self._color:
             return prompt
-        # readline counts the columns of what is not between \1 and \2
+        # readline ignores text between \1 and \2 when it computes the width of the prompt
         return f"{prompt}\1{_BOLD_GREEN}\2" if self._readline is not None else prompt + _BOLD_GREEN
 
 
@@ -109,7 +111,7 @@ def _history() -> Path:
 
 
 def wants_color(choice: str) -> bool:
-    """Whether to colour, given ``on``, ``off`` or ``auto``."""
+    """Return whether to use colours, given ``on``, ``off`` or ``auto``."""
     if choice != "auto":
         return choice == "on"
     from pyggml import env

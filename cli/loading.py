@@ -1,10 +1,10 @@
-"""From options to a loaded model and a context, with progress on stderr.
+"""Loads the model and creates the context that the options describe, with progress on stderr.
 
-    model = load_model(ModelOptions.take(options))
-    context = make_context(model, ContextOptions.take(options))
+    model = load_model(ModelOptions.from_click(options))
+    context = make_context(model, ContextOptions.from_click(options))
 
-Without ``-m`` or ``-hf`` the model is the demo model. pyllama is imported here, when it is needed,
-and not with the module: ``--help`` and ``--version`` stay fast.
+Without ``-m`` or ``-hf`` the model is the demo model. pyllama is imported inside the functions, so
+that ``--help`` and ``--version`` stay fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def model_path(given: Path | None) -> Path:
-    """The file that -m or -hf names, or else the demo model's, fetched if need be."""
+    """Return the file given by -m or -hf, or the demo model's; downloads it if necessary."""
     hub = HubOptions.current()
     if hub is not None:
         return hub.path(given)
@@ -34,12 +34,12 @@ def model_path(given: Path | None) -> Path:
         return given
     from pyllama.files.demo import demo_model_path
 
-    with progress_bar("fetching the demo model (93 MB, once)") as progress:
+    with progress_bar("downloading the demo model (93 MB, once)") as progress:
         return demo_model_path(progress)
 
 
 def load_model(options: ModelOptions, n_threads: int | None = None) -> Model:
-    """Load the weights as the options say, with that many threads."""
+    """Load and return the model that the options describe."""
     path = model_path(options.model)
     from pyllama.core.model import Model
 
@@ -64,7 +64,7 @@ def load_model(options: ModelOptions, n_threads: int | None = None) -> Model:
 
 
 def load_vocab(given: Path | None, override_kv: Mapping[str, Value] | None = None) -> Model:
-    """Load hyperparameters and tokenizer only."""
+    """Load and return a model with hyperparameters and tokenizer, but no weights."""
     path = model_path(given)
     from pyllama.core.model import Model
 
@@ -74,7 +74,7 @@ def load_vocab(given: Path | None, override_kv: Mapping[str, Value] | None = Non
 def make_context(
     model: Model, options: ContextOptions, *, n_seq_max: int = 1, unified: bool = True
 ) -> Context:
-    """A context of the sizes and threads that the options name, for so many sequences."""
+    """Return a context with the sizes and threads of the options, for ``n_seq_max`` sequences."""
     from pyggml.dtype import GGMLType
     from pyllama.core.context import Context
 
@@ -95,14 +95,14 @@ def make_context(
 
 
 def announce_compiles() -> None:
-    """Say on stderr what the first run on a machine compiles; later runs find it in the cache."""
+    """Print on stderr the kernels that are compiled; later runs load them from the cache."""
     from pyggml import jit
 
     names: list[str] = []
 
     def compiled(name: str) -> None:
         if not names:
-            note("first run on this machine: compiling kernels for its CPU, about half a minute")
+            note("first run on this machine: compiling kernels for its CPU, about 30 seconds")
         names.append(name)
         note(f"  {len(names):2d} {name}")
 

@@ -1,9 +1,9 @@
-"""Where and how threads run: ``-C``, ``--cpu-range``, ``--cpu-strict``, ``--prio``, ``--poll``.
+"""CPU affinity, priority and polling of threads: ``-C``, ``-Cr``, ``--cpu-strict``, ``--prio``.
 
     @machine_options                               # declares the flags
-    apply(ctx)                                     # before the command runs; ``Tool`` does it
+    apply(ctx)                                     # ``Tool`` does it before the command runs
 
-What the system refuses (real-time priority without rights) is a note, not an error.
+A priority that the system refuses (real-time without permission) gives a note, not an error.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ Decorator = Callable[[Any], Any]
 
 
 def _mask(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """Hexadecimal, the lowest bit is CPU 0."""
+    """Parse a hexadecimal mask; the lowest bit is CPU 0."""
     if value is None:
         return
     if not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,128}", value) or not int(value, 16):
-        raise click.BadParameter(
-            f"{value!r} is not a hexadecimal mask with a bit set, such as 0xf."
-        )
+        raise click.BadParameter(f"{value!r} is not a nonzero hexadecimal mask, such as 0xf.")
     bits = int(value, 16)
     _set(ctx, "cpus", {i for i in range(bits.bit_length()) if bits >> i & 1})
 
 
 def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """``first-last``, both of them included; one end may be left out."""
+    """Parse ``first-last``, inclusive; one end may be omitted."""
     if value is None:
         return
     match = re.fullmatch(r"(\d{0,4})-(\d{0,4})", value)
@@ -69,31 +67,31 @@ def _set(ctx: click.Context, name: str, value: Any) -> None:
 
 
 def machine_options(function: Any) -> Any:
-    """Declare the flags; their values go to ``apply``, not to the command."""
+    """Declare the flags; ``apply`` gets their values, not the command."""
     options = (
         click.option(
             "--list-devices", is_flag=True, is_eager=True, expose_value=False, callback=_list,
-            help="List the devices that can compute, and exit.",
+            help="List the available devices and exit.",
         ),
         click.option(
             "-C", "--cpu-mask", metavar="HEX", expose_value=False, callback=_mask,
-            help="CPUs to run on, as a mask.  [default: all that this process may use]",
+            help="CPU affinity mask.  [default: all CPUs that this process may use]",
         ),
         click.option(
             "-Cr", "--cpu-range", metavar="LO-HI", expose_value=False, callback=_range,
-            help="CPUs to run on, as a range; adds to the mask.",
+            help="Range of CPUs for affinity, added to --cpu-mask.",
         ),
         click.option(
             "--cpu-strict", type=click.IntRange(0, 1), expose_value=False,
-            callback=_plain("strict"), help="1 binds each thread to one of these CPUs.",
+            callback=_plain("strict"), help="1: bind each thread to one of these CPUs.",
         ),
         click.option(
             "--prio", type=click.IntRange(-1, 3), expose_value=False, callback=_plain("prio"),
-            help="Priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime.",
+            help="Process priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime.",
         ),
         click.option(
             "--poll", type=click.IntRange(0, 100), expose_value=False, callback=_plain("poll"),
-            help="How long an idle thread spins before it sleeps.  [default: 50]",
+            help="Polling level of idle threads; 0: no polling.  [default: 50]",
         ),
     )  # fmt: skip
     for option in reversed(options):
@@ -102,7 +100,7 @@ def machine_options(function: Any) -> Any:
 
 
 def apply(ctx: click.Context) -> None:
-    """Do what the flags say, if any was given; threads that start later inherit it."""
+    """Apply the given flags to this process; threads started later inherit them."""
     given: dict[str, Any] | None = ctx.meta.get(_KEY)
     if not given:
         return

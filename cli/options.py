@@ -4,11 +4,11 @@
     @model_options
     @context_options()
     def command(**options: Any) -> None:
-        model, context = ModelOptions.take(options), ContextOptions.take(options)
+        model, context = ModelOptions.from_click(options), ContextOptions.from_click(options)
 
-Each group is a decorator that declares the flags and a dataclass that carries their values, so a
-command hands on a few named objects, not forty parameters. Numbers are checked here: what arrives
-in a dataclass is finite and in range. Spellings that llama.cpp removed are still understood.
+Each group is a decorator that declares the flags and a dataclass that holds their values. Numbers
+are checked here: every number in a dataclass is finite and in range. Flag names that llama.cpp
+removed are still accepted.
 """
 
 from __future__ import annotations
@@ -38,75 +38,81 @@ F = TypeVar("F", bound=Callable[..., Any])
 INT32_MAX = 2**31 - 1
 MAX_THREADS = 1024
 CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")  # KV_TYPES
-_PLAN = "pyllama-powerinfer plan says what one would hold"
+_PLAN = "pyllama-powerinfer plan shows what a GPU would hold"
 
 
 class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A finite number in a range; whole, unless ``kind`` is float."""
+    """A finite number in a range: an integer, or a float with ``kind=float``."""
 
     name = "N"
 
     def __init__(
-        self, least: float = -math.inf, most: float = math.inf, *, kind: type = int
+        self, minimum: float = -math.inf, maximum: float = math.inf, *, kind: type = int
     ) -> None:
-        self.least, self.most, self.kind = least, most, kind
+        self.minimum, self.maximum, self.kind = minimum, maximum, kind
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | float:
-        """The number; nan and inf are refused, which no range would do."""
+        """Return the number. NaN and infinity are refused, which a range alone would not do."""
         try:
             number: int | float = self.kind(value)
         except (ValueError, OverflowError):
-            self.fail(f"{value!r} is not a {self._wanted()}.", param, ctx)
-        if not (self.least <= number <= self.most and math.isfinite(number)):
-            self.fail(f"{value} is not a {self._wanted()}.", param, ctx)
+            self.fail(f"{value!r} is not a {self._expected()}.", param, ctx)
+        if not (self.minimum <= number <= self.maximum and math.isfinite(number)):
+            self.fail(f"{value} is not a {self._expected()}.", param, ctx)
         return number
 
-    def _wanted(self) -> str:
-        what = "whole number" if self.kind is int else "finite number"
-        if self.most == math.inf:
-            return what if self.least == -math.inf else f"{what} of at least {self.least:g}"
-        return f"{what} from {self.least:.10g} to {self.most:.10g}"
+    def _expected(self) -> str:
+        kind = "whole number" if self.kind is int else "finite number"
+        if self.maximum == math.inf:
+            return kind if self.minimum == -math.inf else f"{kind} of at least {self.minimum:g}"
+        return f"{kind} from {self.minimum:.10g} to {self.maximum:.10g}"
 
 
 class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number of bytes in M (10**6) or G (10**9), as llama.cpp splits files."""
+    """A number of bytes in M (10**6) or G (10**9), the units of llama-gguf-split."""
 
     name = "N(M|G)"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The bytes."""
+        """Return the number of bytes."""
         match = re.fullmatch(r"([1-9]\d{0,8})([MG])", str(value))
         if match is None:
-            self.fail(f"{value!r} is not a number of M (10**6) or G (10**9) bytes: 2G.", param, ctx)
+            self.fail(
+                f"{value!r} is not a size in M (10**6 bytes) or G (10**9 bytes), such as 2G.",
+                param,
+                ctx,
+            )
         return int(match[1]) * {"M": 1000**2, "G": 1000**3}[match[2]]
 
 
 def _logit_bias(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[int, float], ...]:
-    """``ID+BIAS`` or ``ID-BIAS``: a token id and what is added to its logit."""
+    """Parse ``ID+BIAS`` or ``ID-BIAS``: a token id and the number added to its logit."""
     pairs = []
     for value in values:
         match = re.fullmatch(r"(\d{1,18})([+-](?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|-inf)", value)
         if match is None:
-            raise click.BadParameter(f"{value!r} is not ID+BIAS or ID-BIAS: 15043+1, 2-inf.")
+            raise click.BadParameter(
+                f"{value!r} is not ID+BIAS or ID-BIAS, such as 15043+1 or 2-inf."
+            )
         pairs.append((int(match[1]), float(match[2])))
     return tuple(pairs)
 
 
 class Group:
-    """A dataclass whose fields are named like the options it carries."""
+    """Base of a dataclass with one field per option, of the same name."""
 
     @classmethod
-    def take(cls, options: Mapping[str, Any]) -> Self:
-        """Build it from click's values."""
+    def from_click(cls, options: Mapping[str, Any]) -> Self:
+        """Return an instance filled from click's values."""
         return cls(**{f.name: options[f.name] for f in fields(cls)})  # type: ignore[arg-type]
 
 
 def stack(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
-    """One decorator from several; ``--help`` lists them in the order written."""
+    """Combine decorators into one; ``--help`` lists their options in the order written."""
 
     def decorate(function: F) -> F:
         for decorator in reversed(decorators):
@@ -122,12 +128,12 @@ def _threads(*flags: str, help: str) -> Callable[[F], F]:
 
 
 class GpuLayers(click.ParamType[int]):
-    """A number of layers; ``auto``, ``all`` and negative numbers are -1."""
+    """A number of layers; ``auto``, ``all`` and negative numbers give -1."""
 
     name = "N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Raises: click.BadParameter."""
+        """Return the number of layers, -1 for all."""
         if value in ("auto", "all"):
             return -1
         try:
@@ -138,7 +144,7 @@ class GpuLayers(click.ParamType[int]):
 
 @dataclass(frozen=True)
 class ModelOptions(Group):
-    """Where the model is and how it is loaded. ``model`` None is the demo model."""
+    """Which model to load, and how. ``model`` None is the demo model."""
 
     model: Path | None
     load_mode: str | None
@@ -166,8 +172,8 @@ model_option = stack(
         "-m",
         "--model",
         type=click.Path(path_type=Path),
-        help="GGUF file, or the first part of several. Without it: a small demo model, fetched "
-        "once.",
+        help="GGUF file, or the first file of a split model.  [default: a small demo model, "
+        "downloaded once]",
     ),
     hub_options,
 )
@@ -177,41 +183,41 @@ load_options = stack(
         "-lm",
         "--load-mode",
         type=click.Choice(["auto", "none", "mmap", "mlock", "mmap+mlock"]),
-        help="How the file is read; auto goes by the two flags that follow.",
+        help="How to load the file. auto: as --mmap and --mlock say.",
     ),
     click.option(
         "--mmap/--no-mmap",
         default=True,
         show_default=True,
-        help="Map the file, or read it into memory: a file that is truncated while it is mapped "
-        "kills the process (SIGBUS).",
+        help="Memory-map the file, or read it into memory. Truncating a mapped file kills the "
+        "process (SIGBUS).",
     ),
-    click.option("--mlock", is_flag=True, help="Keep the model in RAM."),
+    click.option("--mlock", is_flag=True, help="Lock the model in RAM, so that it is not swapped."),
     click.option(
         "-nr",
         "--no-repack",
         is_flag=True,
-        help="Keep the weights as they are in the file: loads faster, computes slower.",
+        help="Do not repack weights for this CPU: faster loading, slower inference.",
     ),
     override_kv_option,
     click.option(
         "--check-tensors",
         is_flag=True,
-        help="Look for NaN, infinity and illegal scales among the weights before all else.",
+        help="Check the weights for NaN, infinity and invalid scales while loading.",
     ),
     click.option(
         "-dev",
         "--device",
         metavar="DEV,...",
-        help="Devices to compute on, the first preferred; the CPU takes what they do not. none is "
-        "the CPU alone; see --list-devices.  [default: none]",
+        help="Devices to offload to, in order of preference; the CPU computes the rest. none: only "
+        "the CPU. See --list-devices.  [default: none]",
     ),
     click.option(
         "-ngl",
         "--gpu-layers",
         "--n-gpu-layers",
         type=GpuLayers(),
-        help="How many layers, the last ones first, are on --device's: a number, auto or all.  "
+        help="Layers to offload to --device, counted from the last: a number, auto or all.  "
         "[default: all]",
     ),
     sparse_options,
@@ -225,7 +231,7 @@ model_options = stack(model_option, load_options)
 
 @dataclass(frozen=True)
 class ContextOptions(Group):
-    """Sizes and threads of a context. ``ctx_size`` 0 is the model's; threads -1 are chosen."""
+    """Sizes and threads of a context. ``ctx_size`` 0: the model's; threads -1: automatic."""
 
     ctx_size: int
     batch_size: int
@@ -259,7 +265,7 @@ def _flash_attn(ctx: click.Context, param: click.Parameter, value: str) -> None:
 
 
 def context_options(ctx_size: int = 0) -> Callable[[F], F]:
-    """The options of a context; ``ctx_size`` is the tool's own default."""
+    """Return the decorator of the context options; ``ctx_size`` is the tool's default."""
     positive = Number(1, INT32_MAX)
     return stack(
         click.option(
@@ -268,7 +274,7 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             type=Number(0, INT32_MAX),
             default=ctx_size,
             show_default=True,
-            help="Tokens of context. 0: what the model was trained with.",
+            help="Size of the context in tokens. 0: the model's training context.",
         ),
         click.option(
             "-b",
@@ -276,7 +282,7 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             type=positive,
             default=2048,
             show_default=True,
-            help="Most tokens in one decode.",
+            help="Logical batch size: maximum number of tokens per decode call.",
         ),
         click.option(
             "-ub",
@@ -284,14 +290,15 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             type=positive,
             default=512,
             show_default=True,
-            help="Most tokens computed at once; bounds the memory for activations.",
+            help="Physical batch size: maximum number of tokens per graph; limits the memory for "
+            "activations.",
         ),
         _threads(
             "-t",
             "--threads",
-            help="Threads. -1: min(affinity, cgroup quota, physical cores).",
+            help="Threads for generation. -1: min(affinity, cgroup quota, physical cores).",
         ),
-        _threads("-tb", "--threads-batch", help="Threads for prompts. -1: as -t."),
+        _threads("-tb", "--threads-batch", help="Threads for prompt processing. -1: same as -t."),
         click.option(
             "-fa",
             "--flash-attn",
@@ -302,7 +309,7 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             show_default=True,
             expose_value=False,
             callback=_flash_attn,
-            help="Fused attention; it is always on.",
+            help="Flash attention. It is always on; off is ignored with a note.",
         ),
         click.option(
             "-ctk",
@@ -310,7 +317,8 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             type=click.Choice(CACHE_TYPES),
             default="f16",
             show_default=True,
-            help="Type of cached keys. f32: exact, twice f16's size. q8_0: half. q4_0: a quarter.",
+            help="KV cache type for K. Relative to f16, f32 takes twice the memory, q8_0 about "
+            "half, q4_0 about a quarter.",
         ),
         click.option(
             "-ctv",
@@ -318,12 +326,12 @@ def context_options(ctx_size: int = 0) -> Callable[[F], F]:
             type=click.Choice(CACHE_TYPES),
             default="f16",
             show_default=True,
-            help="Type of cached values.",
+            help="KV cache type for V.",
         ),
         click.option(
             "--swa-full",
             is_flag=True,
-            help="Keep all keys and values of layers that see only a window of tokens.",
+            help="Use a full-size KV cache for sliding-window attention layers.",
         ),
         override_options,
         gpu_options,
@@ -346,7 +354,7 @@ kv_unified_option = click.option(
     "--kv-unified/--no-kv-unified",
     default=True,
     show_default="on",
-    help="Sequences share the context's cells, or each has an equal part for itself.",
+    help="Share one KV cache among all sequences, or give each sequence an equal part.",
 )
 
 
@@ -368,7 +376,7 @@ class SamplingOptions(Group):
     samplers: tuple[str, ...] | None
 
     def params(self) -> SamplingParams:
-        """What a sampling chain takes."""
+        """Return the parameters of the sampler chain."""
         from pyllama.sampling import SamplingParams
 
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -388,10 +396,10 @@ def _real(
     *flags: str,
     default: float,
     help: str,
-    least: float = -math.inf,
-    most: float = math.inf,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
 ) -> Callable[[F], F]:
-    kind = Number(least, most, kind=float)
+    kind = Number(minimum, maximum, kind=float)
     return click.option(*flags, type=kind, default=default, show_default=True, help=help)
 
 
@@ -402,32 +410,54 @@ sampling_options = stack(
         type=Number(-1, 2**32 - 1),
         default=-1,
         show_default=True,
-        help="Seed of the sampler. -1: random.",
+        help="RNG seed. -1: random.",
     ),
-    _real("--temp", "--temperature", default=0.8, help="Temperature; 0 or less is greedy."),
+    _real("--temp", "--temperature", default=0.8, help="Temperature. 0 or less: greedy."),
     click.option(
         "--top-k",
         type=Number(-1, INT32_MAX),
         default=40,
         show_default=True,
-        help="Keep the k likeliest tokens. 0: off.",
+        help="Top-k sampling: keep the k most likely tokens. 0: off.",
     ),
-    _real("--top-p", default=0.95, least=0, help="Keep the fewest tokens that reach p. 1: off."),
-    _real("--min-p", default=0.05, least=0, most=1, help="Drop tokens below p times the best."),
     _real(
-        "--repeat-penalty", default=1.0, least=1e-6, help="Divide repeated tokens' logits. 1: off."
+        "--top-p",
+        default=0.95,
+        minimum=0,
+        help="Top-p sampling: keep the most likely tokens with a total probability of p. 1: off.",
+    ),
+    _real(
+        "--min-p",
+        default=0.05,
+        minimum=0,
+        maximum=1,
+        help="Min-p sampling: drop tokens less likely than p times the most likely one. 0: off.",
+    ),
+    _real(
+        "--repeat-penalty",
+        default=1.0,
+        minimum=1e-6,
+        help="Penalize repeated tokens: divide their logits. 1: off.",
     ),
     click.option(
         "--repeat-last-n",
         type=Number(-1, INT32_MAX),
         default=64,
         show_default=True,
-        help="Tokens that the penalties look back. 0: off, -1: the context.",
+        help="Number of last tokens that the penalties consider. 0: off, -1: the context size.",
     ),
-    _real("--presence-penalty", default=0.0, help="Subtracted once from seen tokens."),
-    _real("--frequency-penalty", default=0.0, help="Subtracted for each time seen."),
+    _real(
+        "--presence-penalty",
+        default=0.0,
+        help="Subtracted from the logit of each token that occurred. 0: off.",
+    ),
+    _real(
+        "--frequency-penalty",
+        default=0.0,
+        help="Subtracted from a token's logit once per occurrence. 0: off.",
+    ),
     click.option(
-        "--ignore-eos", is_flag=True, help="Never end a text: forbid end-of-generation tokens."
+        "--ignore-eos", is_flag=True, help="Never sample end-of-generation tokens; keep generating."
     ),
     click.option(
         "-l",
@@ -435,12 +465,13 @@ sampling_options = stack(
         multiple=True,
         callback=_logit_bias,
         metavar="ID(+/-)BIAS",
-        help="Add to a token's logit: 15043+1, 2-inf. Repeatable.",
+        help="Change the logit of a token, as in 15043+1 or 2-inf. Repeatable.",
     ),
     click.option(
         "--samplers",
         callback=_samplers,
         metavar="A;B;...",
-        help="Samplers in the order to run.  [default: penalties;top_k;top_p;min_p;temperature]",
+        help="Samplers, in order, separated by ';'.  "
+        "[default: penalties;top_k;top_p;min_p;temperature]",
     ),
 )

@@ -1,14 +1,14 @@
-"""What the tools print: text as it is made, notes and progress on stderr, errors in one line.
+"""Output of the tools: results on stdout, notes, progress and one-line errors on stderr.
 
     write("| model | test |\n")                    # stdout, flushed
-    write_line(f"{name}: {value}")                 # one line, whatever a name holds
-    write_raw("Paris")                             # what a model says, as it is
-    note("fetching the demo model")                # stderr, one line
+    write_line(f"{name}: {value}")                 # stdout, always one line
+    write_raw("Paris")                             # stdout, text of the model, unescaped
+    note("downloading the demo model")             # stderr, one line
     sys.exit(report(error))                        # "error: ..." on stderr, and the exit code
 
-Only these and ``click.echo`` touch stdout, so a pipe gets the result and nothing else. What a file
-says is shown with escapes where a terminal would obey it (``pyggml.visible``); only the text that a
-model generates, and the prompt before it, go to a terminal as they are, as in llama.cpp.
+stdout is written only by these functions and ``click.echo``, so a pipe gets only results. Text from
+files is escaped (``pyggml.visible``), so that it cannot control the terminal. Only the prompt and
+the generated text are printed unescaped, as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LONGEST_ERROR, _LONGEST_LABEL = 2000, 200  # characters
 
 
 def visible(text: str, keep: str = "", limit: int | None = None) -> str:
-    """`pyggml.visible.visible`, which is imported only where something is to be changed."""
+    """Return `pyggml.visible.visible(text)`; avoids the import if nothing needs escaping."""
     plain = text.translate(dict.fromkeys(map(ord, keep))) if keep else text
     if plain.isprintable() and (limit is None or len(text) <= limit):
         return text
@@ -44,30 +44,30 @@ def visible(text: str, keep: str = "", limit: int | None = None) -> str:
 
 
 def write(text: str) -> None:
-    """Write lines to stdout now; in a terminal with escapes, in a pipe or file as they are."""
+    """Write lines to stdout and flush; escaped in a terminal, unchanged in a pipe or file."""
     write_raw(visible(text, keep="\n\t") if sys.stdout.isatty() else text)
 
 
 def write_line(text: str) -> None:
-    """Write one line to stdout now, with escapes wherever it goes."""
+    """Write one escaped line to stdout and flush."""
     write_raw(visible(text, keep="\t") + "\n")
 
 
 def write_raw(text: str) -> None:
-    """Write to stdout now, as it is; characters its encoding lacks become ``?``."""
+    """Write text to stdout unescaped, and flush; unencodable characters become ``?``."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """One line on stderr."""
+    """Write one escaped line to stderr."""
     click.echo(visible(text, keep="\t"), err=True)
 
 
 def visible_logs() -> None:
-    """What is logged, which goes to stderr, has escapes too: one line each."""
-    import logging  # slow to import, and every tool that does something has it
+    """Escape log messages on stderr, one line each."""
+    import logging  # slow to import, not needed for --help
 
     class Formatter(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
@@ -80,10 +80,10 @@ def visible_logs() -> None:
 
 @contextlib.contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[float], None]]:
-    """A bar on stderr, driven by a callback that takes the fraction done.
+    """Yield a callback that takes the completed fraction and draws a progress bar on stderr.
 
-    What is done within half a second shows none. Where stderr is not a terminal the label is one
-    line.
+    Nothing is drawn in the first half second. If stderr is not a terminal, only the label is
+    printed.
     """
     bars: list[Any] = []
     start = time.monotonic()
@@ -102,13 +102,13 @@ def progress_bar(label: str) -> Iterator[Callable[[float], None]]:
 
 
 def report(error: BaseException) -> int:
-    """Say in one line on stderr what went wrong, and return the exit code for it."""
+    """Print an error as one line on stderr and return its exit code."""
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        return INTERRUPTED  # maybe of an import: what is half there must not be imported again
+        return INTERRUPTED  # no imports below: an interrupted import may have left modules broken
     if isinstance(error, BrokenPipeError):
-        # the reader has gone, as in `| head`; Python must not try to flush at exit
+        # the reader closed the pipe, as `| head` does; prevents Python's flush at exit
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
@@ -121,14 +121,14 @@ def report(error: BaseException) -> int:
             elif message:
                 note(visible("error: " + " ".join(message.split()), limit=_LONGEST_ERROR))
         return code
-    except Exception:  # nothing can be imported, or no memory is left to say more
+    except Exception:  # imports fail, or memory is exhausted
         with contextlib.suppress(OSError):
             os.write(2, f"error: {type(error).__name__}; is there enough memory?\n".encode())
         return FAILED
 
 
 def _describe(error: BaseException) -> tuple[str, int]:
-    if isinstance(error, click.ClickException):  # a slip of the user's: nothing heavy is imported
+    if isinstance(error, click.ClickException):  # before the slow imports
         return error.format_message(), error.exit_code
     from pyggml.errors import Aborted, PyggmlError
 
@@ -145,9 +145,9 @@ def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return f"{error}: allow more memory or processes (ulimit -v, -u)", FAILED
     if isinstance(error, ImportError):
-        return f"{error}; is the installation whole, and is there enough memory?", FAILED
+        return f"{error}; is the installation complete, and is there enough memory?", FAILED
     kind = type(error).__name__
-    return f"internal error: {kind}: {error} (PYLLAMA_TRACEBACK=1 shows where)", FAILED
+    return f"internal error: {kind}: {error} (PYLLAMA_TRACEBACK=1 prints the traceback)", FAILED
 
 
 def _wants_traceback() -> bool:

@@ -1,10 +1,10 @@
-"""The options that change a context's rope and activation, for every tool that makes one.
+"""The options that override a model's RoPE and activation, for every tool that creates a context.
 
     @override_options                              # declares the flags
     context = Context(model, overrides=current_overrides())
 
-They are kept in click's context, so a command that takes ``-c`` takes them without knowing. Values
-are checked where the context is made (``pyllama.core.overrides``).
+The values are stored in click's context, so commands need no parameters for them. They are checked
+when the context is created (``pyllama.core.overrides``).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ F = TypeVar("F")
 _META = "pyllama.core.overrides."
 _SCALE = "rope_scale"
 _OPTIONS: tuple[tuple[tuple[str, ...], type, str], ...] = (
-    (("--rope-scale",), float, "Times more context: as --rope-freq-scale 1/N."),
-    (("--rope-freq-base",), float, "Base of rope's frequencies (NTK-aware scaling)."),
-    (("--rope-freq-scale",), float, "Positions are multiplied by it: 1/N for N times the context."),
-    (("--yarn-orig-ctx",), int, "Context that the model was trained with before any scaling."),
-    (("--yarn-ext-factor",), float, "How much YaRN extrapolates. 0: it interpolates all."),
-    (("--yarn-attn-factor",), float, "Times the length of rotated queries and keys."),
-    (("--yarn-beta-slow",), float, "Turns below which a pair is interpolated."),
-    (("--yarn-beta-fast",), float, "Turns above which a pair is left as it is."),
+    (("--rope-scale",), float, "RoPE context scaling factor; same as --rope-freq-scale 1/N."),
+    (("--rope-freq-base",), float, "RoPE base frequency, used by NTK-aware scaling."),
+    (("--rope-freq-scale",), float, "RoPE frequency scaling factor; expands the context by 1/N."),
+    (("--yarn-orig-ctx",), int, "YaRN: original context size of the model."),
+    (("--yarn-ext-factor",), float, "YaRN: extrapolation mix factor. 0: full interpolation."),
+    (("--yarn-attn-factor",), float, "YaRN: scale of the attention magnitude."),
+    (("--yarn-beta-slow",), float, "YaRN: high correction dim, alpha in the paper."),
+    (("--yarn-beta-fast",), float, "YaRN: low correction dim, beta in the paper."),
 )
 
 
@@ -43,7 +43,7 @@ def override_options(function: F) -> F:
             ("--rope-scaling",),
             {
                 "type": click.Choice(["none", "linear", "yarn"]),
-                "help": "How rope is scaled to a longer context.  [default: the model's]",
+                "help": "RoPE frequency scaling method.  [default: the model's]",
             },
         )
     ]
@@ -56,7 +56,7 @@ def override_options(function: F) -> F:
                 "type": click.Choice(
                     ["relu", "gelu", "silu", "gelu_erf", "gelu_quick", "relu_sqr"]
                 ),
-                "help": "Activation of the feed-forward part in place of the model's.",
+                "help": "Activation of the feed-forward network.  [default: the model's]",
             },
         )
     )
@@ -66,7 +66,11 @@ def override_options(function: F) -> F:
 
 
 def current_overrides() -> Overrides:
-    """What this command line says."""
+    """Return the overrides of this command line.
+
+    Raises:
+        click.UsageError: --rope-scale is not positive, or given with --rope-freq-scale.
+    """
     from pyllama.core.overrides import Overrides
 
     context = click.get_current_context(silent=True)

@@ -1,4 +1,4 @@
-"""Options that name a file: text to read, or a file to write."""
+"""Reads and checks the files that options name."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-MAX_TEXT_BYTES = 256 << 20  # of a prompt; evaluating one takes 10,000 times as much work
+MAX_TEXT_BYTES = 256 << 20  # limit of a prompt file; far above any context size
 
 
 def read_text(path: Path) -> str:
-    """The text of a file or pipe; what is not UTF-8 in it is U+FFFD, line ends are newlines.
+    """Return the text of a file or pipe; invalid UTF-8 becomes U+FFFD, line ends become newlines.
 
     Raises:
-        OSError: it cannot be read, or is too large.
+        OSError: the file cannot be read, or is too large.
     """
     from pyggml.files import read_input
 
@@ -23,7 +23,7 @@ def read_text(path: Path) -> str:
 
 
 def writable(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """An option's callback: refuse a file in no folder before the work is done, not after it."""
+    """Check, before any work is done, that the folder of an output file exists (a callback)."""
     if value is not None and not value.parent.is_dir():
         raise click.BadParameter(f"{value.parent}: no such directory to write to.")
     return value

@@ -1,9 +1,9 @@
-"""The prompt options, and llama.cpp's escapes in a prompt.
+"""The prompt options, and llama.cpp's escape sequences.
 
 @prompt_options
 @escape_option()
 def command(**options: Any) -> None:
-    text = PromptOptions.take(options).text()
+    text = PromptOptions.from_click(options).text()
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class PromptOptions(Group):
-    """Where the prompt comes from, and whether it has escapes."""
+    """Source of the prompt, and whether its escape sequences are processed."""
 
     prompt: str | None
     file: Path | None
     escape: bool
 
     def text(self, given: bytes | None = None, *, whole_file: bool = False) -> str | None:
-        """The prompt, None where there is none; what is not UTF-8 in it is U+FFFD.
+        """Return the prompt, None if there is none; invalid UTF-8 becomes U+FFFD.
 
         Args:
-            given: a prompt from elsewhere, which wins.
-            whole_file: keep a newline at the file's end, which is dropped otherwise, as in
-                llama.cpp.
+            given: a prompt from another source, used instead of -p and -f.
+            whole_file: keep a newline at the end of the file; llama.cpp drops it.
 
         Raises:
             click.UsageError: both -p and -f are given.
@@ -61,22 +60,20 @@ class PromptOptions(Group):
 
 
 prompt_options = stack(
-    click.option("-p", "--prompt", help="The prompt."),
-    click.option(
-        "-f", "--file", type=click.Path(path_type=Path), help="A file that holds the prompt."
-    ),
+    click.option("-p", "--prompt", help="Prompt."),
+    click.option("-f", "--file", type=click.Path(path_type=Path), help="File with the prompt."),
 )
 
 
 def escape_option(default: bool = True) -> Callable[[F], F]:
-    """``-e`` and ``--no-escape``."""
+    """Declare ``-e`` and ``--no-escape``."""
     return click.option(
         "-e/--no-escape",
         "--escape",
         "escape",
         default=default,
         show_default="on" if default else "off",
-        help=r"Read \n, \r, \t, \', \", \\ and \xHH in the prompt.",
+        help=r"Process the escapes \n, \r, \t, \', \", \\ and \xHH in the prompt.",
     )
 
 
@@ -84,7 +81,7 @@ _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\"
 
 
 def process_escapes(data: bytes) -> bytes:
-    r"""Replace ``\n \r \t \' \" \\ \xHH``; any other backslash stays.
+    r"""Return ``data`` with ``\n \r \t \' \" \\ \xHH`` replaced; other backslashes are kept.
 
     Source: llama.cpp, ``string_process_escapes``.
     """

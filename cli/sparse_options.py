@@ -2,8 +2,7 @@
 
     --sparse predictor,exact:0-3 --sparse-threshold 0.25
 
-What the words mean is ``pyllama.sparsity.sources``'; that they are words, and numbers, is checked
-before a model is looked for.
+``pyllama.sparsity.sources`` defines the syntax. It is checked here, before the model is opened.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Threshold(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """The number; nan is refused."""
+        """Return the number; NaN is refused."""
         try:
             number = float(value)
         except ValueError:
@@ -49,12 +48,12 @@ def _sources(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 
 def sparse_options(function: F) -> F:
-    """The two flags."""
+    """Declare ``--sparse`` and ``--sparse-threshold``."""
     threshold = click.option(
         "--sparse-threshold",
         type=Threshold(),
         metavar="X",
-        help="What the scores of neurons must reach.  [default: the file's, or 0]",
+        help="Minimum score of a neuron that is computed.  [default: the file's, or 0]",
     )
     sources = click.option(
         "--sparse",
@@ -62,8 +61,8 @@ def sparse_options(function: F) -> F:
         show_default=True,
         callback=_sources,
         metavar="SOURCE",
-        help="What says which neurons of a ReLU model to compute: predictor (PowerInfer's), exact "
-        "(nothing is lost), signs, svd or svd=RANK, off (all). auto: predictor or exact where the "
-        "file is made for it. Other sources for some layers: predictor,exact:0-3.",
+        help="How to select the active neurons of a ReLU model: predictor (PowerInfer's), exact "
+        "(lossless), signs, svd or svd=RANK, off (compute all). auto: predictor or exact if the "
+        "file supports it. Per layer: predictor,exact:0-3.",
     )
     return sources(threshold(function))  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""A command-line program as llama.cpp's users know them, on top of click.
+"""Command-line programs that behave like llama.cpp's, on top of click.
 
     @click.command("bench", cls=Tool)
     @click.option("-n", "--n-gen", type=int)
@@ -6,10 +6,13 @@
 
     command()                                      # parses sys.argv, runs, exits with a code
 
-What it adds to click: a flag is written out in full (``-n3`` or ``-nx`` is not ``-n`` with a
-value), a wrong one names the nearest or says why llama.cpp has it and we do not, every error is one
-line on stderr, exit code 2 for a wrong command line, 1 for anything else, 130 after Ctrl-C, 143
-after SIGTERM, and flags that have no effect here are named in a note instead of refused.
+What it adds to click:
+
+- Flags must be written in full: ``-n3`` is not ``-n 3``. An unknown flag suggests the nearest one,
+  or says why a flag of llama.cpp's is not supported.
+- Every error is one line on stderr. Exit codes: 2 for a wrong command line, 130 after Ctrl-C, 143
+  after SIGTERM, 1 for other errors.
+- Flags of llama.cpp's that have no effect are accepted, with a note.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from .output import note, report, visible_logs
 from .unsupported import why_not
 
 F = TypeVar("F", bound=Callable[..., Any])
-_GC_THRESHOLD = 20_000  # new objects between looks for garbage: imports make many, and no cycles
+_GC_THRESHOLD = 20_000  # objects between garbage collections: imports make many, without cycles
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -52,7 +55,7 @@ class Tool(click.Command):
         super().__init__(*args, **kwargs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse flags that are not spelled out before click takes them apart."""
+        """Check that flags are written in full, then parse; variables give the defaults."""
         if not ctx.resilient_parsing:
             _check_flags(self.name, _flags(self, ctx), args)
             ctx.default_map = {**(ctx.default_map or {}), **bind_environment(self)}
@@ -63,33 +66,33 @@ class Tool(click.Command):
             given = option and ctx.get_parameter_source(option.name or "")
             if isinstance(option, click.Option) and given is ParameterSource.DEFAULT_MAP:
                 names = " or ".join(variables(option))
-                text = f"{e.message} It is from the environment: {names}."
+                text = f"{e.message} The value comes from the environment: {names}."
                 raise click.BadParameter(text, ctx, option) from None
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run, on the CPUs and with the priority that the options name."""
+        """Apply the machine options (CPUs, priority), then run the command."""
         apply(ctx)
         visible_logs()
         return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Say where else options come from."""
+        """Write the note on environment variables."""
         formatter.write_paragraph()
         formatter.write_text(
-            f"Any option may come from the environment too: {PREFIX}CTX_SIZE for --ctx-size."
+            f"Environment variables set options too: {PREFIX}CTX_SIZE for --ctx-size."
         )
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Run and exit, as a program."""
+        """Run the command and exit with its code."""
         _main(super().main, *args, **kwargs)
 
 
 class LazyGroup(click.Group):
-    """A command with sub-commands, each imported when it is asked for.
+    """A command with sub-commands that are imported on first use.
 
     Args:
-        table: sub-command name to ``module:attribute``, the module relative to this package.
+        table: maps a sub-command to ``module:attribute``, with the module relative to this package.
     """
 
     def __init__(self, *args: Any, table: Mapping[str, str], **kwargs: Any) -> None:
@@ -97,11 +100,11 @@ class LazyGroup(click.Group):
         self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the table's order."""
+        """Return the names, in the table's order."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, imported now."""
+        """Import and return the command of that name."""
         if cmd_name not in self.table:
             return None
         module, _, attribute = self.table[cmd_name].partition(":")
@@ -112,20 +115,20 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but a wrong name or flag names the nearest."""
+        """Resolve a sub-command as click does; for an unknown name suggest the nearest."""
         name = args[0]
         if not ctx.resilient_parsing and name not in self.table:
             raise click.UsageError(f"no such command {name}{_suggestion(name, self.table)}")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse an unknown flag before the sub-command's name; without any, show the help."""
+        """Refuse unknown flags before the sub-command; without arguments show the help."""
         if args and args[0].startswith("-"):
             _check_flags(self.name, _flags(self, ctx), args[:1])
         return super().parse_args(ctx, args or ["--help"])
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Run and exit, as a program."""
+        """Run the command and exit with its code."""
         _main(super().main, *args, **kwargs)
 
 
@@ -135,7 +138,8 @@ def ignored_option(
     """Accept a flag of llama.cpp's that has no effect here.
 
     Args:
-        why: said in one line on stderr; None where what the flag asks for is so anyway.
+        takes_value: whether the flag has an argument.
+        why: reason for the note on stderr; None for no note, if the flag asks for the default.
     """
 
     def callback(ctx: click.Context, param: click.Parameter, value: object) -> None:
@@ -147,7 +151,7 @@ def ignored_option(
 
 
 def version_option() -> Callable[[F], F]:
-    """``--version``: what a bug report needs, without importing any of it."""
+    """Declare ``--version``; it imports none of the packages that it lists."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value:
@@ -160,12 +164,12 @@ def version_option() -> Callable[[F], F]:
         is_eager=True,
         expose_value=False,
         callback=callback,
-        help="Show the versions of pyggml and of what it stands on, and exit.",
+        help="Show the versions of pyggml and its dependencies, and exit.",
     )
 
 
 def version_text() -> str:
-    """One line: pyggml, numba, llvmlite, numpy, Python, machine."""
+    """Return one line with the versions of pyggml, numba, llvmlite, numpy and Python."""
     names = ("pyggml", "numba", "llvmlite", "numpy")
     found = ", ".join(f"{name} {_version(name)}" for name in names)
     return f"{found}, Python {platform.python_version()} on {platform.machine()} {sys.platform}"
@@ -174,7 +178,7 @@ def version_text() -> str:
 def _version(distribution: str) -> str:
     try:
         return version(distribution)
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # running from a checkout that is not installed
         return "(not installed)"
 
 
@@ -182,7 +186,7 @@ def _main(run: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
     kwargs["standalone_mode"] = False
     _open_closed_streams()
     gc.set_threshold(_GC_THRESHOLD)
-    atexit.register(gc.freeze)  # or Python looks through all of it again on its way out
+    atexit.register(gc.freeze)  # skips the garbage collection at exit
     try:
         with interrupt.raised(), _ended_by_sigterm():
             try:
@@ -197,7 +201,7 @@ def _main(run: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM leaves the program as an error does: what is half-written goes."""
+    """Turn SIGTERM into SystemExit, so that incomplete files are removed."""
 
     def leave(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -213,7 +217,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _open_closed_streams() -> None:
-    """What was closed before the start (``>&-``) is empty, and no file gets its number."""
+    """Open /dev/null for streams closed by the shell (``>&-``), to reserve descriptors 0 to 2."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (stays open)
@@ -226,13 +230,13 @@ def _flags(command: click.Command, ctx: click.Context) -> dict[str, click.Parame
 def _check_flags(
     tool: str | None, known: Mapping[str, click.Parameter], args: Sequence[str]
 ) -> None:
-    """Raise UsageError for the first argument that stands where a flag does and is none."""
+    """Raise UsageError for the first flag that the command does not have."""
     i = 0
     while i < len(args) and args[i] != "--":
         arg = args[i]
         i += 1
         if len(arg) < 2 or not arg.startswith("-"):
-            continue  # click says what it thinks of it
+            continue  # not a flag: click checks it
         name, given, _ = arg.partition("=") if arg.startswith("--") else (arg, "", "")
         if name not in known:
             raise click.UsageError(_unknown(tool, name, known))
@@ -241,19 +245,19 @@ def _check_flags(
 
 
 def _unknown(tool: str | None, name: str, known: Mapping[str, object]) -> str:
-    """What is said of a flag that a tool does not have."""
+    """Return the error message for a flag that a tool does not have."""
     reason = why_not(tool, name)
     if reason is not None:
         return f"llama.cpp's {name} is not supported: {reason}"
     tools = [program for program, flags in all_flags() if name in flags]
     if tools:
         more = f" and {len(tools) - 3} more" if len(tools) > 3 else ""
-        return f"no such option {name} here; it belongs to {', '.join(tools[:3])}{more}"
+        return f"no such option {name} in this tool; it belongs to {', '.join(tools[:3])}{more}"
     return f"no such option {name}{_suggestion(name, known)}"
 
 
 def all_flags() -> Iterator[tuple[str, Mapping[str, object]]]:
-    """The flags of each program; imports them all."""
+    """Yield each program with its flags; imports all of them."""
 
     def walk(words: str, group: LazyGroup) -> Iterator[tuple[str, Mapping[str, object]]]:
         ctx = click.Context(group)
@@ -269,7 +273,7 @@ def all_flags() -> Iterator[tuple[str, Mapping[str, object]]]:
 
 
 def _n_values(param: click.Parameter, following: Sequence[str]) -> int:
-    """How many of the arguments that follow are the values of ``param``."""
+    """Return how many of the following arguments are values of ``param``."""
     assert isinstance(param, click.Option)
     if param.is_flag or param.count:
         return 0
@@ -279,7 +283,7 @@ def _n_values(param: click.Parameter, following: Sequence[str]) -> int:
 
 
 def _suggestion(name: str, known: Mapping[str, object]) -> str:
-    """`` (did you mean --temp?)``, or nothing where nothing is near."""
+    """Return `` (did you mean --temp?)``, or `` (see --help)`` if no name is similar."""
     bare = {flag.lstrip("-").lower(): flag for flag in known}
     word = name.lstrip("-").rstrip("0123456789.").lower()  # -n24 was meant as -n 24
     near = difflib.get_close_matches(word, bare, n=1, cutoff=0.55)

@@ -1,11 +1,11 @@
-"""llama.cpp's flags that these tools do not have, with the reason, or the way to do it here.
+"""llama.cpp's flags that these tools do not support, with the reason or the alternative.
 
     why_not("completion", "--lora")                # "LoRA adapters are not supported yet; ..."
     why_not("completion", "--tmep")                # None: not a flag of llama.cpp
 
-A flag that a tool supports must not stand here: a test compares. Nothing but strings, so that an
-error message costs no imports.
-Source: llama.cpp's ``common/arg.cpp`` of build 11434, its tools' own parsers, and
+A test checks that no flag listed here is supported. The module has no imports of its own, so that
+an error message is fast.
+Source: llama.cpp build 11434: ``common/arg.cpp``, the tools' own parsers and
 ``convert_hf_to_gguf.py``.
 """
 
@@ -18,21 +18,21 @@ _ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one i
 _EMBEDDINGS = "embeddings and reranking are not supported yet"
 _SPECULATION = "there is no speculative decoding yet; the text is the same without it"
 _SERVER = "there is no server yet; pyllama.Llama gives the same results in Python"
-_MEDIA = "models read text only, neither images nor audio nor video"
-_SAMPLER = "this sampler does not exist here yet; --samplers lists those that do"
+_MEDIA = "only text models are supported; no images, audio or video"
+_SAMPLER = "this sampler is not supported yet; --samplers lists the supported ones"
 _GRAMMAR = "grammars are not supported yet; in Python, a logits_processor can restrict tokens"
 _PRESET = "there are no presets; name a model with -hf user/model:QUANT"
 _THOUGHTS = (
-    "thoughts are printed as they are written; where a template can switch them off: "
+    "reasoning is printed as part of the reply; some templates can switch it off: "
     """--chat-template-kwargs '{"enable_thinking": false}'"""
 )
-_LOG = "there is no log; messages go to stderr: 2> FILE"
-_ONE_TEMPLATE = "replies are printed as they are written"
+_LOG = "there is no log file; redirect stderr: 2> FILE"
+_ONE_TEMPLATE = "replies are printed without parsing"
 _TASKS = "only perplexity and --kl-divergence are computed"
-_NOT_THIS_TOOL = "pyllama has no counterpart of the tool that it belongs to"
+_NOT_THIS_TOOL = "pyllama has no counterpart of the tool that this flag belongs to"
 
 _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
-    # what a model computes
+    # model features
     _ADAPTERS: ("--lora", "--lora-scaled", "--lora-init-without-apply"),
     "control vectors are not supported yet": (
         "--control-vector", "--control-vector-scaled", "--control-vector-layer-range",
@@ -52,7 +52,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     "group attention (self-extend) is not supported; --rope-scaling yarn extends a context": (
         "-gan", "--grp-attn-n", "-gaw", "--grp-attn-w",
     ),
-    # how a text is made
+    # generation
     _SPECULATION: (
         "-md", "--model-draft", "--spec-draft-model", "-hfd", "-hfrd", "--hf-repo-draft",
         "--spec-draft-hf", "-td", "--threads-draft", "--spec-draft-threads", "-tbd",
@@ -97,35 +97,34 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--reasoning-budget-message", "--reasoning-preserve", "--no-reasoning-preserve",
     ),
     _ONE_TEMPLATE: ("--skip-chat-parsing", "--no-skip-chat-parsing"),
-    "--perf counts the tokens at the end": ("-ptc", "--print-token-count"),
+    "--perf prints token counts at the end": ("-ptc", "--print-token-count"),
     "pyllama-tokenize prints the tokens of a prompt": ("--verbose-prompt",),
     "use --perf and --no-perf": ("--show-timings", "--no-show-timings"),
-    "a prompt is text: give it with -f": ("-bf", "--binary-file"),
-    "sequences always join and leave a batch as they begin and end": (
+    "the prompt must be text: use -f": ("-bf", "--binary-file"),
+    "continuous batching is always on": (
         "-nocb", "--no-cont-batching",
     ),
-    # where it is computed, and where weights lie
-    f"{NO_GPU}; leave it out, the CPU has all tensors": (
+    # devices and memory
+    f"{NO_GPU}; all tensors are on the CPU": (
         "-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe",
         "--n-cpu-moe", "-ncffn", "--n-cpu-ffn", "-fit", "--fit", "-fitp", "--fit-print", "-fitt",
         "--fit-target", "-fitc", "--fit-ctx", "--no-host",
     ),
-    "there is no backend on other machines": ("--rpc", "-rpc"),
+    "there is no RPC backend": ("--rpc", "-rpc"),
     "this is the default; -nr switches it off": ("--repack",),
-    "a mapped file is read page by page, when a weight is needed; --no-mmap reads all of it": (
+    "a mapped file is read on demand, page by page; --no-mmap reads all of it": (
         "-lzm", "--lazy-mode",
     ),
-    "one pool of threads computes all: -C, -Cr, --cpu-strict, --prio and --poll are for prompts "
-    "too": (
+    "there is one thread pool: -C, -Cr, --cpu-strict, --prio and --poll also apply to prompts": (
         "-Cb", "--cpu-mask-batch", "-Crb", "--cpu-range-batch", "--cpu-strict-batch",
         "--prio-batch", "--poll-batch",
     ),
     "the cache needs no defragmentation": ("-dt", "--defrag-thold"),
-    # where a model comes from
-    "fetch the file and give it with -m, or use -hf user/model:QUANT": (
+    # model files
+    "download the file and pass it with -m, or use -hf user/model:QUANT": (
         "-mu", "--model-url", "-dr", "--docker-repo",
     ),
-    "models are in the cache of huggingface_hub, whose program lists it: hf cache ls": (
+    "models are in huggingface_hub's cache; list it with: hf cache ls": (
         "-cl", "--cache-list",
     ),
     _PRESET: (
@@ -134,9 +133,9 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--gpt-oss-20b-default", "--gpt-oss-120b-default", "--vision-gemma-4b-default",
         "--vision-gemma-12b-default",
     ),
-    # what is said
+    # output
     "see --help": ("--usage",),
-    """eval "$(_PYLLAMA_CLI_COMPLETE=bash_source pyllama-cli)" has bash complete its flags""": (
+    """for bash completion: eval "$(_PYLLAMA_CLI_COMPLETE=bash_source pyllama-cli)\"""": (
         "--completion-bash",
     ),
     _LOG: (
@@ -144,7 +143,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps", "-lv",
         "--verbosity", "--log-verbosity", "--log-verbose",
     ),
-    # of single tools
+    # flags of a single tool
     _SERVER: (
         "--server-base", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cms",
         "--checkpoint-min-step", "-cram", "--cache-ram", "--cache-idle-slots",
@@ -166,12 +165,12 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--hellaswag", "--hellaswag-tasks", "--winogrande", "--winogrande-tasks",
         "--multiple-choice", "--multiple-choice-tasks",
     ),
-    "only the estimate over whole chunks is computed": (
+    "only the perplexity over whole chunks is computed": (
         "--ppl-stride", "--ppl-output-type",
     ),
-    "layers that predict further tokens are not loaded": ("--nextn",),
-    "the texts of all sequences are generated in one batch": ("-tgs",),
-    "--save DIR writes any node, the logits by --tensor-filter result_output": (
+    "multi-token prediction layers are not loaded": ("--nextn",),
+    "all sequences are generated in one batch": ("-tgs",),
+    "--save DIR writes any node; for the logits add --tensor-filter result_output": (
         "--save-logits", "--logits-output-dir",
     ),
     _NOT_THIS_TOOL: (
@@ -186,48 +185,48 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     ),
 }  # fmt: skip
 
-_OF_TOOLS: dict[str, dict[str, tuple[str, ...]]] = {  # before those of everywhere
+_OF_TOOLS: dict[str, dict[str, tuple[str, ...]]] = {  # looked up before _EVERYWHERE
     "completion": {
-        "the text goes to stdout and nothing else does: > FILE": (
+        "redirect stdout, which has only the text: > FILE": (
             "-o", "--output", "--output-file",
         ),
     },
     "convert": {
-        "files are little-endian": ("--bigendian",),
-        "tensors are read and written one at a time, which needs little memory": (
+        "files are always little-endian": ("--bigendian",),
+        "tensors are always read and written one at a time": (
             "--use-temp-file", "--no-lazy",
         ),
-        "fetch the folder first: hf download user/model": ("--remote",),
-        "pyllama-gguf split has it, for the file that is made": ("--no-tensor-first-split",),
-        "docs/architectures.md lists what can be converted": ("--print-supported-models",),
+        "download the folder first: hf download user/model": ("--remote",),
+        "use pyllama-gguf split on the converted file": ("--no-tensor-first-split",),
+        "docs/architectures.md lists the supported models": ("--print-supported-models",),
         "only Hugging Face folders are read": (
             "--mistral-format", "--disable-mistral-community-chat-template",
         ),
         _MEDIA: ("--mmproj",),
         _EMBEDDINGS: ("--sentence-transformers-dense-modules",),
-        "layers that predict further tokens are not converted": (
+        "multi-token prediction layers are not converted": (
             "--mtp", "--no-mtp", "--no-nextn", "--dspark", "--target-model-dir",
         ),
-        "matrices stay apart, as in the folder": ("--fuse-gate-up-exps", "--fuse-qkv"),
-        "checkpoints in 8 bits are not read": ("--fp8-as-q8",),
+        "matrices are not fused": ("--fuse-gate-up-exps", "--fuse-qkv"),
+        "FP8 checkpoints are not supported": ("--fp8-as-q8",),
     },
     "split": {
-        "it is the default, with another command for the way back: pyllama-gguf merge": (
+        "splitting is what this command does; to merge use pyllama-gguf merge": (
             "--split", "--merge",
         ),
-        "the source stays": ("--delete-splits",),
+        "the source file is kept": ("--delete-splits",),
     },
     "merge": {
-        "it is a command of its own: pyllama-gguf merge and pyllama-gguf split": (
+        "merging is what this command does; to split use pyllama-gguf split": (
             "--merge", "--split",
         ),
-        "the parts stay": ("--delete-splits",),
+        "the parts are kept": ("--delete-splits",),
     },
 }  # fmt: skip
 
 
 def why_not(tool: str | None, flag: str) -> str | None:
-    """Why a tool does not have a flag of llama.cpp's; None if llama.cpp has none of that name."""
+    """Return why a tool does not support a flag; None if it is not a flag of llama.cpp's."""
     for table in (by_reason(tool) if tool in _OF_TOOLS else {}, _EVERYWHERE):
         for reason, flags in table.items():
             if flag in flags:
@@ -236,10 +235,10 @@ def why_not(tool: str | None, flag: str) -> str | None:
 
 
 def by_reason(tool: str | None = None) -> Mapping[str, Sequence[str]]:
-    """The flags of each reason: those of all tools, or those of one tool alone."""
+    """Return reason -> flags, of all tools (None) or particular to one tool."""
     return _EVERYWHERE if tool is None else _OF_TOOLS[tool]
 
 
 def tools() -> Iterable[str]:
-    """The tools with flags of their own in the table."""
+    """Return the tools that have a table of their own."""
     return _OF_TOOLS.keys()

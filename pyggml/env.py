@@ -1,11 +1,11 @@
-"""Every environment variable that pyggml and pyllama read, and the folders that follow from them.
+"""All environment variables of pyggml and pyllama, and the folders that depend on them.
 
-    env.ISA.get()                                  # "avx2", or None where it is not set
+    env.ISA.get()                                  # "avx2", or None if it is not set
     env.FUSION.enabled()                           # True unless PYGGML_FUSION=0
     env.user_cache_dir("pyllama")                  # ~/.cache/pyllama on Linux
 
-Variables are read when asked, not at import, so a test may set them. ``docs/env.md`` is made from
-this table (``python -m pyggml.env``).
+Variables are read on access, not at import, so tests can set them. ``docs/env.md`` is generated
+from this table (``python -m pyggml.env``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Variable:
     """One environment variable.
 
     Attributes:
-        name: as the user writes it.
-        default: what it counts as where it is not set; None is "nothing given".
+        name: name of the variable.
+        default: value if it is not set; None: no value.
         doc: one sentence for the table in the docs.
     """
 
@@ -33,11 +33,11 @@ class Variable:
     doc: str
 
     def get(self) -> str | None:
-        """The text, or the default where it is not set or empty."""
+        """Return the value, or the default if it is not set or empty."""
         return os.environ.get(self.name) or self.default
 
     def enabled(self) -> bool:
-        """Whether it is switched on: anything but ``0``, ``no``, ``off``, ``false``."""
+        """Return whether it is switched on: anything but ``0``, ``no``, ``off``, ``false``."""
         return (os.environ.get(self.name) or self.default or "").lower() not in _OFF
 
 
@@ -45,12 +45,12 @@ ISA = Variable(
     "PYGGML_ISA",
     None,
     "Instruction set of the CPU kernels: `avx512amx`, `avx512vnni`, `avxvnni`, `avx2`, `sse42`, "
-    "`neon`, `asimd` or `generic`. Unset: the best that this host has.",
+    "`neon`, `asimd` or `generic`. Unset: the best of this CPU.",
 )
 NUM_THREADS = Variable(
     "PYGGML_NUM_THREADS",
     None,
-    "Threads of a graph compute where no call or flag names them. "
+    "Number of threads, unless a flag or an argument sets it. "
     "Unset: min(affinity, cgroup quota, physical cores).",
 )
 CACHE_DIR = Variable(
@@ -61,47 +61,49 @@ CACHE_DIR = Variable(
 SELF_TEST = Variable(
     "PYGGML_SELF_TEST",
     "1",
-    "`0` skips the child processes that try an instruction set before its first use and measure "
-    "what `PYGGML_TUNING` names.",
+    "`0` skips the child processes that test an instruction set before its first use and measure "
+    "the values of `PYGGML_TUNING`.",
 )
 TUNING = Variable(
     "PYGGML_TUNING",
     None,
-    "Values in place of those that were measured on this CPU: `one_hint=3,one_bytes=2048`, or "
-    "`default` for no measured ones. `pyllama info` lists names and values.",
+    "Replaces values that were measured on this CPU: `one_hint=3,one_bytes=2048`, or `default` to "
+    "ignore all measured values. `pyllama info` lists names and values.",
 )
-FUSION = Variable("PYGGML_FUSION", "1", "`0` runs every node of a graph by itself, unfused.")
+FUSION = Variable("PYGGML_FUSION", "1", "`0` disables the fusion of graph nodes.")
 KEEP_BARRIERS = Variable(
     "PYGGML_KEEP_BARRIERS",
     "0",
     "`1` keeps the barrier between nodes that do not depend on each other.",
 )
 GRAPH_REUSE = Variable(
-    "PYLLAMA_GRAPH_REUSE", "1", "`0` rebuilds the graph for every decode. The bits are the same."
+    "PYLLAMA_GRAPH_REUSE", "1", "`0` rebuilds the graph for every decode. Results are identical."
 )
 DEMO_MODEL = Variable(
     "PYLLAMA_DEMO_MODEL",
     None,
-    "A GGUF file to use as the demo model instead of fetching it (for machines without network).",
+    "A GGUF file to use as the demo model instead of downloading it (on machines without network).",
 )
 TRACEBACK = Variable(
-    "PYLLAMA_TRACEBACK", "0", "`1` lets the command-line tools show a traceback with an error."
+    "PYLLAMA_TRACEBACK", "0", "`1` makes the command-line tools print tracebacks of errors."
 )
 SPARSE_THRESHOLD = Variable(
     "LLAMA_SPARSE_PRED_THRESHOLD",
     None,
-    "What the scores of predictors must reach for a neuron to be computed, in place of the "
-    "file's; `--sparse-threshold` wins. `inf` and `-inf` are numbers too.",
+    "Minimum predictor score of a neuron that is computed; overrides the file's value. "
+    "`--sparse-threshold` takes precedence. `inf` and `-inf` are allowed.",
 )
 HF_ENDPOINT = Variable(
-    "HF_ENDPOINT", None, "Address of the model hub for `-hf`. Unset: `https://huggingface.co`."
+    "HF_ENDPOINT", None, "URL of the model hub for `-hf`. Unset: `https://huggingface.co`."
 )
 HF_TOKEN = Variable(
     "HF_TOKEN",
     None,
-    "Token for private and gated models of the hub. Unset: the one that `hf auth login` saved.",
+    "Token for private and gated models of the hub. Unset: the token saved by `hf auth login`.",
 )
-NO_COLOR = Variable("NO_COLOR", None, "Anything: no colours in a terminal, unless `--color on`.")
+NO_COLOR = Variable(
+    "NO_COLOR", None, "Any value disables colours in a terminal, unless `--color on` is given."
+)
 
 VARIABLES = (
     ISA,
@@ -122,7 +124,7 @@ VARIABLES = (
 
 
 def user_cache_dir(app: str) -> Path:
-    """The folder where this user's cached files of ``app`` belong; it may not exist yet.
+    """Return the user's cache folder of ``app``; it may not exist yet.
 
     ``XDG_CACHE_HOME`` or ``~/.cache`` (Linux and others), ``~/Library/Caches`` (macOS),
     ``LOCALAPPDATA`` (Windows).
@@ -131,7 +133,7 @@ def user_cache_dir(app: str) -> Path:
 
 
 def user_state_dir(app: str) -> Path:
-    """The folder for what ``app`` remembers between runs, such as histories; it may not exist yet.
+    """Return the user's state folder of ``app``, for histories and the like; it may not exist yet.
 
     ``XDG_STATE_HOME`` or ``~/.local/state`` (Linux and others), ``~/Library/Application Support``
     (macOS), ``LOCALAPPDATA`` (Windows).
@@ -142,7 +144,7 @@ def user_state_dir(app: str) -> Path:
 def _user_dir(variable: str, usual: str, macos: str) -> Path:
     home = Path(os.path.expanduser("~"))
     given = os.environ.get(variable, "")
-    if os.path.isabs(given):  # the XDG rule: a relative path counts as not set
+    if os.path.isabs(given):  # XDG specification: ignore relative paths
         return Path(given)
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
@@ -150,19 +152,19 @@ def _user_dir(variable: str, usual: str, macos: str) -> Path:
 
 
 def code_dir() -> Path:
-    """The folder of compiled kernels; it may not exist yet."""
+    """Return the folder of compiled kernels; it may not exist yet."""
     given = CACHE_DIR.get()
     return Path(given) if given else user_cache_dir("pyggml") / "code"
 
 
 def markdown_table() -> str:
-    """The variables as a Markdown table, for the docs."""
+    """Return the variables as a Markdown table, for the docs."""
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     rows += [f"| `{v.name}` | {_code(v.default)} | {v.doc} |" for v in VARIABLES]
     rows += [
         "",
-        "Every option of the command-line tools may also come from `LLAMA_ARG_` and its long",
-        "name: `LLAMA_ARG_CTX_SIZE=4096` for `--ctx-size 4096`. The command line wins.",
+        "Options of the command-line tools can also be set by `LLAMA_ARG_` and the long name:",
+        "`LLAMA_ARG_CTX_SIZE=4096` for `--ctx-size 4096`. The command line takes precedence.",
     ]
     return "\n".join(rows) + "\n"
 
@@ -172,5 +174,5 @@ def _code(text: str | None) -> str:
 
 
 if __name__ == "__main__":
-    print("# Environment variables\n\nMade by `python -m pyggml.env > docs/env.md`.\n")
+    print("# Environment variables\n\nGenerated by `python -m pyggml.env > docs/env.md`.\n")
     print(markdown_table(), end="")

@@ -1,21 +1,20 @@
-"""Opening files that strangers made, and writing files so that nobody ever sees half of one.
+"""Opens untrusted files safely, and writes files atomically.
 
-with open_regular("x.gguf") as file:           # a pipe, device or folder is an OSError at once
+with open_regular("x.gguf") as file:           # OSError for a pipe, device or folder
     head = file.read(8)
 data = read_regular("config.json", max_bytes=1 << 20)
-prompt = read_input("/dev/stdin", 1 << 20)     # what a user names may be a pipe
+prompt = read_input("/dev/stdin", 1 << 20)     # also reads pipes
 
-with replacing("x.bin") as temporary:          # a path beside it
+with replacing("x.bin") as temporary:          # a path in the same folder
     temporary.write_bytes(data)                # renamed at the end, deleted on an error
-with working_folder(cache, "fetch-") as folder:    # deleted at the end, with all that is in it
+with working_folder(cache, "fetch-") as folder:    # deleted at the end with its content
     ...
 
-Everything in pyggml and pyllama that opens a file by its name to read it does so here.
+All code of pyggml and pyllama that opens files by name for reading uses these functions.
 
-A temporary file or folder is locked (``flock``) as long as it is written, and a lock ends with its
-process, however that ends. So what a killed process left is what nobody has locked: the next write
-into the same folder deletes it. On Windows an open file cannot be deleted, which says the same of
-files; folders stay there.
+A temporary file or folder is locked (``flock``) while it is in use; the lock ends with its process.
+So an unlocked one was left by a killed process, and the next write to the same folder deletes it.
+On Windows open files cannot be deleted, which has the same effect; folders are not cleaned up.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ if sys.platform != "win32":
 
 _SUFFIX = ".pyggml.tmp"
 _TEMPORARY = re.compile(r"\..*\.[0-9a-f]{12}" + re.escape(_SUFFIX), re.DOTALL)
-_MAX_NAME = 255  # bytes of a file's name
+_MAX_NAME = 255  # bytes of a file name
 _CLOSED = -1  # in place of a descriptor
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
-# A pipe without a writer would block `open`; Windows has neither that nor the flag.
+# O_NONBLOCK: otherwise `open` blocks for a pipe without a writer. Windows does not have the flag.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _UPDATE = os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = (
@@ -53,14 +52,14 @@ _KINDS = (
 
 
 class NotRegular(OSError):
-    """What a name stands for is no regular file: it has no size, or reading it may never end."""
+    """The path is not a regular file, so it may have no size, or reading it may never end."""
 
 
 def open_regular(path: str | os.PathLike[str], *, update: bool = False) -> FileIO:
-    """A file, unbuffered, to be read; blocks neither now nor when it is read.
+    """Open a regular file for reading, unbuffered; never blocks.
 
     Args:
-        update: written to in place, too.
+        update: also open it for writing in place.
 
     Raises:
         NotRegular: it is a directory, a pipe, a socket or a device.
@@ -71,7 +70,7 @@ def open_regular(path: str | os.PathLike[str], *, update: bool = False) -> FileI
     except ValueError as error:  # a NUL in the path
         raise OSError(errno.EINVAL, str(error), str(path)) from None
     except OSError as error:
-        if error.errno in (errno.ENXIO, errno.EISDIR, errno.EACCES):  # a socket; folders, by system
+        if error.errno in (errno.ENXIO, errno.EISDIR, errno.EACCES):  # sockets, folders
             _check_regular(path, os.stat(path).st_mode)
         raise
     try:
@@ -89,30 +88,30 @@ def _check_regular(path: str | os.PathLike[str], mode: int) -> None:
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int | None = None) -> bytes:
-    """A whole file.
+    """Return the content of a regular file.
 
     Args:
-        max_bytes: of a larger one nothing is read.
+        max_bytes: maximum size; a larger file is not read.
 
     Raises:
         NotRegular: it is a directory, a pipe, a socket or a device.
-        OSError: it cannot be read, or is larger.
+        OSError: it cannot be read, or is too large.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if max_bytes is not None and size > max_bytes:
             what = f"has {size} bytes, at most {max_bytes} are read"
             raise OSError(errno.EFBIG, what, str(path))
-        # a file of the system's, as in /proc, has more bytes than its size; one may grow meanwhile
+        # files in /proc have a size of 0, and a file may grow meanwhile
         return file.readall() if max_bytes is None else _read_at_most(file, max_bytes)
 
 
 def read_input(path: str | os.PathLike[str], max_bytes: int) -> bytes:
-    """A whole file, or what comes through a pipe, such as ``<(command)`` or /dev/stdin.
+    """Return the content of a regular file or a pipe, such as ``<(command)`` or /dev/stdin.
 
     Raises:
-        NotRegular: it is a directory, a socket or a device, or a pipe that nobody writes to.
-        OSError: it cannot be read, or is larger.
+        NotRegular: it is a directory, a socket, a device, or a pipe without a writer.
+        OSError: it cannot be read, or is too large.
     """
     try:
         return read_regular(path, max_bytes)
@@ -140,22 +139,22 @@ def _read_at_most(file: FileIO, n: int) -> bytes:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write to; what is there takes the place of ``path`` when all went well.
+    """Yield a temporary path; the file written there replaces ``path`` unless an error occurs.
 
-    Of a symbolic link it is what the link names. A device or a pipe, such as /dev/null, has no
-    place to take: it is written to as it is. The bytes are on the disk before the name is.
+    The target of a symbolic link is replaced. Devices and pipes, such as /dev/null, are written
+    directly. The data is synced to disk before the file is renamed.
 
     Raises:
-        OSError: there is no such directory, it cannot be renamed, or is a pipe that nobody reads.
+        OSError: there is no such directory, renaming fails, or it is a pipe without a reader.
     """
     path = Path(path)
-    if _TEMPORARY.fullmatch(path.name):  # of a caller's ``replacing``, which has it locked
+    if _TEMPORARY.fullmatch(path.name):  # nested call: the outer ``replacing`` locks the file
         yield path
         return
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "cannot replace a directory", str(path))
     if path.exists() and not path.is_file():
-        with _read_by_somebody(path):
+        with _has_reader(path):
             yield path
         return
     if path.is_symlink():
@@ -181,8 +180,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _read_by_somebody(path: Path) -> Iterator[None]:
-    """Opening a pipe to write to it would wait for its reader. Raises: OSError: it has none."""
+def _has_reader(path: Path) -> Iterator[None]:
+    """Check that a pipe has a reader, since opening it would block. Raises: OSError: it has not."""
     if not path.is_fifo():
         yield
         return
@@ -199,20 +198,20 @@ def _read_by_somebody(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file that appears whole or not at all. Raises: OSError."""
+    """Write a file atomically. Raises: OSError."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 @contextlib.contextmanager
 def working_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A fresh folder in ``parent`` for this process alone, deleted at the end with its files.
+    """Yield a new folder in ``parent``; it is deleted at the end with its files.
 
-    Folders of that prefix that a killed process left are deleted first: ``parent`` must be one of
-    our own, where nobody else makes such folders.
+    Folders with the prefix left by killed processes are deleted first, so nothing else in
+    ``parent`` may use this prefix.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     _delete_abandoned(parent, prefix)
     held = None
@@ -230,7 +229,7 @@ def working_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def sync(descriptor: int) -> None:
-    """Wait until the bytes of an open file are on its disk, where there is one. Raises: OSError."""
+    """Sync an open file to disk, if it is on a disk. Raises: OSError."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -239,7 +238,7 @@ def sync(descriptor: int) -> None:
 
 
 def _locked_file(path: Path) -> tuple[Path, int]:
-    """A new file beside ``path`` and the descriptor that keeps it locked."""
+    """Create a temporary file in the folder of ``path``; return it and its locked descriptor."""
     while True:
         ending = f".{secrets.token_hex(6)}{_SUFFIX}"
         name = os.fsencode(path.name)[: _MAX_NAME - len(ending) - 1]
@@ -250,10 +249,10 @@ def _locked_file(path: Path) -> tuple[Path, int]:
 
 
 def _locked(path: Path, flags: int) -> int | None:
-    """A descriptor that keeps ``path`` locked until it is closed.
+    """Lock ``path`` and return the descriptor that holds the lock.
 
-    None: another process has it locked, or has deleted it since. Where the file system knows no
-    locks, nobody else can lock it either.
+    Returns None if another process has locked or deleted it. A file system without locks counts as
+    success.
 
     Raises:
         OSError: it cannot be opened.
@@ -273,12 +272,12 @@ def _locked(path: Path, flags: int) -> int | None:
 
 
 def _delete_abandoned(folder: Path, prefix: str | None = None) -> None:
-    """Delete temporary files of processes that are gone; with ``prefix`` such folders, too."""
+    """Delete temporary files of ended processes; with ``prefix`` also such folders."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             is_folder = prefix is not None and entry.name.startswith(prefix)
             if is_folder or _TEMPORARY.fullmatch(entry.name):
-                with contextlib.suppress(OSError):  # another user's, or another process was first
+                with contextlib.suppress(OSError):  # another user's, or already deleted
                     _delete_if_abandoned(Path(entry.path), is_folder)
 
 

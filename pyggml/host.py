@@ -1,9 +1,9 @@
-"""The machine that we run on: CPUs, memory, threads, and every call into its operating system.
+"""The host machine: CPUs, memory, threads, and calls to the operating system.
 
     n = default_threads()                          # min(affinity, cgroup quota, physical cores)
     set_thread_options(ThreadOptions(poll=0))      # how the threads of all backends wait
 
-What a system lacks is a no-op, or a plain answer such as None.
+Functions that a system does not support do nothing, or return None.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .rounding import round_up
 
 @dataclass(frozen=True)
 class ThreadOptions:
-    """How the threads of computes wait, and where they run.
+    """Waiting and CPU affinity of compute threads.
 
     Attributes:
-        poll: 0 to 100: how long an idle thread spins before it yields and sleeps. 50 is about
-            250 us, longer than Python takes between two tokens; 0 saves power, and costs speed.
+        poll: 0 to 100, the time for which an idle thread spins before it yields and sleeps. 50 is
+            about 250 us, longer than Python needs between two tokens; 0 saves power but is slower.
         pinned: thread i runs on the CPU ``pinned[i % len(pinned)]`` only; empty lets the system
             choose.
     """
@@ -41,7 +41,7 @@ class ThreadOptions:
     pinned: tuple[int, ...] = ()
 
     def cpu(self, index: int) -> list[int]:
-        """The CPU that a thread is pinned to, if any."""
+        """Return a list with the CPU that a thread is pinned to; empty if it is not pinned."""
         return [self.pinned[index % len(self.pinned)]] if self.pinned else []
 
 
@@ -49,12 +49,12 @@ _thread_options = ThreadOptions()
 
 
 def thread_options() -> ThreadOptions:
-    """The options in effect for this process."""
+    """Return the current options of this process."""
     return _thread_options
 
 
 def set_thread_options(options: ThreadOptions) -> None:
-    """Change the options of the next compute; threads that already run keep their CPU."""
+    """Set the options for the next compute; running threads keep their CPU."""
     global _thread_options
     _thread_options = options
 
@@ -71,7 +71,7 @@ def _libc() -> ctypes.CDLL | None:
 
 @lru_cache(maxsize=1)
 def yield_addresses() -> tuple[int, int]:
-    """Addresses of ``sched_yield`` and ``usleep(microseconds)``."""
+    """Return the addresses of ``sched_yield`` and ``usleep(microseconds)``."""
     libc = _libc()
     if libc is not None:
         functions = [libc.sched_yield, libc.usleep]
@@ -83,7 +83,7 @@ def yield_addresses() -> tuple[int, int]:
 
 
 def physical_cores() -> int:
-    """Physical cores that this process may run on (hyper-threads count once)."""
+    """Return the number of physical cores that this process may use (hyper-threads count once)."""
     try:
         cpus = os.sched_getaffinity(0)
     except AttributeError:
@@ -99,7 +99,7 @@ def physical_cores() -> int:
 
 
 def usable_cpus() -> list[int]:
-    """Numbers of the CPUs that this process may run on."""
+    """Return the numbers of the CPUs that this process may use."""
     try:
         return sorted(os.sched_getaffinity(0))
     except AttributeError:
@@ -107,16 +107,16 @@ def usable_cpus() -> list[int]:
 
 
 def set_cpus(cpus: Collection[int]) -> str:
-    """Run the calling thread, and threads that it starts, on these CPUs only.
+    """Restrict the calling thread, and threads that it starts, to these CPUs.
 
     Returns:
-        An empty string, or why it could not be done.
+        An empty string, or the reason of a failure.
     """
     if not hasattr(os, "sched_setaffinity"):
         return "this system cannot bind threads to CPUs"
     missing = sorted(set(cpus) - set(usable_cpus()))
     if missing or not cpus:
-        return f"CPUs {missing} are not among those of this process, {usable_cpus()}"
+        return f"CPUs {missing} are not available to this process, which may use {usable_cpus()}"
     os.sched_setaffinity(0, cpus)
     return ""
 
@@ -125,10 +125,13 @@ PRIORITIES = {-1: "low", 0: "normal", 1: "medium", 2: "high", 3: "realtime"}
 
 
 def set_priority(level: int) -> str:
-    """Schedule the calling thread, and threads that it starts, at a level of ``PRIORITIES``.
+    """Set the priority of the calling thread, and of threads that it starts.
+
+    Args:
+        level: a key of ``PRIORITIES``.
 
     Returns:
-        An empty string, or why it could not be done.
+        An empty string, or the reason of a failure.
 
     Source: ggml, ``ggml_thread_apply_priority``.
     """
@@ -149,7 +152,7 @@ def set_priority(level: int) -> str:
 
 
 def cache_sizes() -> dict[str, int]:
-    """Bytes of this machine's CPU caches by name, ``{"L1d": 32768, ...}``; empty if unknown."""
+    """Return the sizes of the CPU caches in bytes, ``{"L1d": 32768, ...}``; {} if unknown."""
     sizes = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
@@ -172,10 +175,9 @@ _IDENTITY = (
 
 
 def cpu_identity() -> str:
-    """What tells this CPU's kind from others of the same name, such as "AMD EPYC".
+    """Return the exact model of the CPU: ``"AuthenticAMD, family 26, model 2, stepping 1"``.
 
-    ``"AuthenticAMD, family 26, model 2, stepping 1"``; the platform's own words where the system
-    does not list the numbers.
+    Falls back to the platform's description if the system does not list these numbers.
     """
     try:
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
@@ -189,7 +191,7 @@ def cpu_identity() -> str:
 
 
 def cgroup_cpus() -> float:
-    """CPUs that the control group may use at once; infinity without a quota."""
+    """Return the cgroup's CPU quota in CPUs; infinity without a quota."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return float("inf") if quota == "max" else int(quota) / int(period)
@@ -204,7 +206,7 @@ def cgroup_cpus() -> float:
 
 
 def default_threads() -> int:
-    """min(affinity, cgroup quota, physical cores), at least 1; ``PYGGML_NUM_THREADS`` wins."""
+    """Return ``PYGGML_NUM_THREADS``, or min(affinity, cgroup quota, physical cores), at least 1."""
     given = env.NUM_THREADS.get() or ""
     if given.isdigit() and int(given) > 0:
         return int(given)
@@ -224,12 +226,12 @@ def _madvise(mem: npt.NDArray[np.uint8], advice: int) -> bool:
 
 
 def advise_hugepages(mem: npt.NDArray[np.uint8]) -> bool:
-    """Ask for huge pages behind this memory (fewer TLB misses when weights stream)."""
+    """Request huge pages for this memory (fewer TLB misses when weights stream)."""
     return _madvise(mem, getattr(mmap, "MADV_HUGEPAGE", 14)) if sys.platform == "linux" else False
 
 
 def drop_pages(mem: npt.NDArray[np.uint8]) -> bool:
-    """Let go of the pages of mapped file content that will not be read again.
+    """Release the pages of a mapped file that will not be read again.
 
     Does nothing for other memory, which would lose its content.
     """
@@ -242,7 +244,7 @@ def drop_pages(mem: npt.NDArray[np.uint8]) -> bool:
 
 
 def lock_memory(mem: npt.NDArray[np.uint8]) -> str:
-    """Pin memory in RAM; an empty string, or why it could not be done."""
+    """Lock memory in RAM; return an empty string, or the reason of a failure."""
     libc = _libc()
     if libc is None or not hasattr(libc, "mlock"):
         return "this system has no mlock"
@@ -252,7 +254,7 @@ def lock_memory(mem: npt.NDArray[np.uint8]) -> str:
 
 
 def available_memory() -> int | None:
-    """Bytes that can be taken without swapping, by this machine and by the control group."""
+    """Return the bytes available without swapping, within the cgroup's limit; None if unknown."""
     limits = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -262,16 +264,16 @@ def available_memory() -> int | None:
         pass
     try:
         group = Path("/sys/fs/cgroup")
-        most = (group / "memory.max").read_text().strip()
-        if most != "max":
-            limits.append(int(most) - int((group / "memory.current").read_text()))
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            limits.append(int(limit) - int((group / "memory.current").read_text()))
     except (OSError, ValueError):
         pass
     return max(0, min(limits)) if limits else None
 
 
 def total_memory() -> int | None:
-    """Bytes of memory that this machine, or the control group, has in all."""
+    """Return the total memory of this machine or its cgroup in bytes; None if unknown."""
     limits = []
     with contextlib.suppress(OSError, ValueError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

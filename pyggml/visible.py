@@ -1,25 +1,24 @@
-"""Text of unknown origin for a terminal: nothing in it moves the cursor or hides what is written.
+"""Escapes untrusted text for a terminal, so that it cannot control the terminal or hide text.
 
-    visible("a\\x1b[2Jb")                           # 'a\\\\x1b[2Jb', eight characters for one
-    visible(name, limit=80)                        # the middle of a long one is left out
+    visible("a\\x1b[2Jb")                           # 'a\\\\x1b[2Jb'
+    visible(name, limit=80)                        # a long text is shortened in the middle
 
-Control characters, escape sequences, marks that change the direction of writing, invisible
-characters, lone surrogates and all blanks but the space become Python's escapes, as ``repr`` writes
-them. Letters of any script stay.
+Control characters, escape sequences, direction marks, invisible characters, lone surrogates and
+white space other than the space become escapes, as in ``repr``. Letters of any script are kept.
 """
 
 from __future__ import annotations
 
 
 def visible(text: str, keep: str = "", limit: int | None = None) -> str:
-    """``text`` with escapes for everything that is not printed, but the characters to ``keep``.
+    """Return ``text`` with all nonprintable characters escaped, except those in ``keep``.
 
     Args:
-        limit: characters of the result at most, at least 8; " ... " stands for the middle.
+        limit: maximum length of the result, at least 8; " ... " replaces the middle.
     """
     if limit is None:
         return _escaped(text, keep)
-    if len(text) > 2 * limit:  # before the work: it may be megabytes
+    if len(text) > 2 * limit:  # first, since the text may have megabytes
         text = text[:limit] + text[-limit:]
     text, tail = _escaped(text, keep), (limit - 5) // 3
     return text if len(text) <= limit else f"{text[: limit - 5 - tail]} ... {text[-tail:]}"

@@ -34,7 +34,7 @@ from pyggml.gguf import GGUFFile, plan_split, write_gguf, write_split
 from pyllama.convert.torch_writer import write_torch
 from pyllama.eval import saved_logits
 from pyllama.files.demo import PackagedModel, fetch
-from pyllama.gguf_tools.edit import planned_change
+from pyllama.gguf_tools.edit import plan_change
 from pyllama.inspect.node_text import NodeFiles
 from pyllama.kv import state
 from pyllama.quantize.importance import Entry, Importance, write_importance
@@ -121,7 +121,7 @@ def _set(folder: Path, version: int) -> None:
     if version == 1:
         _gguf(folder, 1)
     with GGUFFile(folder / "x.gguf", mmap=False) as file:
-        planned_change(file, "a", str(version)).apply(file)
+        plan_change(file, "a", str(version)).apply(file)
 
 
 def _state(folder: Path, version: int) -> None:
@@ -130,7 +130,7 @@ def _state(folder: Path, version: int) -> None:
 
 def _logits(folder: Path, version: int) -> None:
     tokens = np.full((2, 8), version, np.int32)
-    with saved_logits.saving(folder / "x", tokens, 5) as save:
+    with saved_logits.logits_writer(folder / "x", tokens, 5) as save:
         for i in range(2):
             save(np.full((3, 5), i, np.float32))
 

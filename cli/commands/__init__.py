@@ -1,4 +1,4 @@
-"""The sub-commands of ``pyllama``: a line in ``TABLE`` and a file each."""
+"""The sub-commands of ``pyllama``: each has a line in ``TABLE`` and a file."""
 
 TABLE = {
     "completion": ".commands.completion:command",

@@ -1,8 +1,8 @@
-"""``pyllama-batched-bench``: tokens per second of several sequences at once.
+"""``pyllama-batched-bench``: speed of batched decoding, as llama-batched-bench measures it.
 
     pyllama-batched-bench -m x.gguf -npp 128,512 -ntg 128 -npl 1,2,4,8
 
-Prompts of all sequences are evaluated together, then one token of each in every decode.
+The prompts of all sequences are evaluated together; then each decode has one token per sequence.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _WIDTHS = (6, 6, 4, 6, 8, 8, 8, 8, 8, 8)
 
 
 def _list(
-    *flags: str, default: str, least: int, help: str
+    *flags: str, default: str, minimum: int, help: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option(
-        *flags, type=IntList(least, 1 << 20), default=default, show_default=True, help=help
+        *flags, type=IntList(minimum, 1 << 20), default=default, show_default=True, help=help
     )
 
 
 @click.command("batched-bench", cls=Tool)
-@_list("-npp", default="128", least=1, help="Prompt tokens of each sequence.")
-@_list("-ntg", default="128", least=0, help="Tokens that each sequence generates.")
-@_list("-npl", default="1,2,4,8", least=1, help="Sequences at once, at most 256.")
-@click.option("-pps", is_flag=True, help="One prompt for all sequences, evaluated once.")
+@_list("-npp", default="128", minimum=1, help="Number of prompt tokens per sequence.")
+@_list("-ntg", default="128", minimum=0, help="Number of tokens to generate per sequence.")
+@_list("-npl", default="1,2,4,8", minimum=1, help="Number of parallel sequences, up to 256.")
+@click.option("-pps", is_flag=True, help="Share one prompt among all sequences; evaluate it once.")
 @click.option(
     "--output-format",
     type=click.Choice(["md", "jsonl"]),
     default="md",
     show_default=True,
-    help="A Markdown table, or one JSON object a line.",
+    help="Output format: Markdown table, or one JSON object per line.",
 )
 @model_options
 @context_options()
@@ -66,17 +66,19 @@ def command(
     kv_unified: bool,
     **options: Any,
 ) -> None:
-    """Measure generation in several sequences at once.
+    """Benchmark batched decoding of several sequences.
 
-    -c 0 takes a context that the largest combination fits; of another size, those are left out
-    that do not fit.
+    With -c 0 the context is large enough for the largest combination; with another size,
+    combinations that do not fit are skipped.
     """
-    from pyllama.bench.batched import batched_bench, cells
+    from pyllama.bench.batched import batched_bench, required_cells
 
-    sizes = ContextOptions.take(options)
+    sizes = ContextOptions.from_click(options)
     if sizes.ctx_size == 0:
-        sizes = replace(sizes, ctx_size=cells(max(npp), max(ntg), max(npl), pps and kv_unified))
-    model = load_model(ModelOptions.take(options), sizes.n_threads)
+        sizes = replace(
+            sizes, ctx_size=required_cells(max(npp), max(ntg), max(npl), pps and kv_unified)
+        )
+    model = load_model(ModelOptions.from_click(options), sizes.n_threads)
     context = make_context(model, sizes, n_seq_max=max(npl), unified=kv_unified)
     if output_format == "md":
         note(
@@ -93,7 +95,7 @@ def command(
         fits = True
     if not fits:
         raise click.UsageError(
-            f"no combination fits into a context of {context.n_ctx}: give a larger -c, or none"
+            f"no combination fits into a context of {context.n_ctx}: use a larger -c, or omit it"
         )
 
 

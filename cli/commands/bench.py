@@ -4,7 +4,7 @@
     pyllama-bench -m x.gguf -n 0 -p 128-512*2 -o json
     pyllama-bench --compare before.jsonl after.jsonl
 
-The product of all lists is run, and each row is printed as soon as it is measured.
+Runs every combination of the lists, and prints each row as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..unsupported import NO_GPU
 
 
 def _compare(ctx: click.Context, param: click.Parameter, paths: tuple[Path, Path] | None) -> None:
-    """Print the comparison and end: nothing is measured."""
+    """Print the comparison and exit; nothing is measured."""
     if paths is None:
         return
     from pyllama.bench.compare import compare, read_rows
@@ -39,7 +39,7 @@ def _compare(ctx: click.Context, param: click.Parameter, paths: tuple[Path, Path
 
 
 def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> list[Path]:
-    """Repeated or by commas; a comma may also be part of a name."""
+    """Return the paths of a repeatable, comma-separated option; existing names may have commas."""
     found = [
         Path(part)
         for text in given
@@ -58,7 +58,8 @@ def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     multiple=True,
     callback=_paths,
     metavar="PATH",
-    help="GGUF files, by commas or repeated. Without it: a small demo model, fetched once.",
+    help="GGUF files, separated by commas. Repeatable.  [default: a small demo model, downloaded "
+    "once]",
 )
 @hub_options
 @list_options
@@ -68,14 +69,14 @@ def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     type=Number(1, 10_000),
     default=5,
     show_default=True,
-    help="Runs of each case.",
+    help="Number of runs per test.",
 )
 @click.option(
     "--delay",
     type=Number(0, 86_400),
     default=0,
     show_default=True,
-    help="Seconds to wait before each case.",
+    help="Seconds to wait before each test.",
 )
 @click.option(
     "-o",
@@ -83,13 +84,13 @@ def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     type=click.Choice(list(PRINTERS)),
     default="md",
     show_default=True,
-    help="Form of the results.",
+    help="Output format on stdout.",
 )
 @click.option(
-    "-oe", "--output-err", type=click.Choice(list(PRINTERS)), help="The same on stderr, too."
+    "-oe", "--output-err", type=click.Choice(list(PRINTERS)), help="Output format on stderr."
 )
-@click.option("--no-warmup", is_flag=True, help="Measure from the first run.")
-@click.option("--progress", is_flag=True, help="Say on stderr what is running.")
+@click.option("--no-warmup", is_flag=True, help="Skip the warm-up run.")
+@click.option("--progress", is_flag=True, help="Print the running test on stderr.")
 @click.option(
     "--compare",
     nargs=2,
@@ -98,8 +99,7 @@ def _paths(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -
     expose_value=False,
     is_eager=True,
     callback=_compare,
-    help="Measure nothing: a table of what two result files (json or jsonl, ours or "
-    "llama-bench's) share, and how many times A's speed B has.",
+    help="Compare two result files (json or jsonl, of pyllama-bench or llama-bench) and exit.",
 )
 @load_options
 @machine_options
@@ -117,10 +117,10 @@ def command(
     progress: bool,
     **options: Any,
 ) -> None:
-    """Measure prompt and generation speed."""
+    """Benchmark prompt processing and text generation."""
     from pyllama.bench.bench import run_bench
 
-    lists, loading = Lists.take(options), ModelOptions.take({**options, "model": None})
+    lists, loading = Lists.from_click(options), ModelOptions.from_click({**options, "model": None})
     loaded = {"load_mode": options["load_mode"] or "auto", "repack": not options["no_repack"]}
     cases = list(lists.cases())
     printers = _printers(options["output"], options["output_err"], lists.extra_fields())
@@ -139,12 +139,12 @@ def command(
                 time.sleep(delay)
                 row = run_bench(model, case, repetitions=repetitions, warmup=not no_warmup)
                 _print(printers, "row", {**row, **loaded})
-    finally:  # what was measured before an error or Ctrl-C is a whole file
+    finally:  # complete the output also after an error or Ctrl-C
         _print(printers, "footer")
 
 
 def _printers(out: str, err: str | None, extra: list[str]) -> list[tuple[Any, Printer]]:
-    """Where to write, and in what form."""
+    """Return pairs of a write function and the printer of its format."""
     found: list[tuple[Any, Printer]] = [(write, PRINTERS[out](extra))]
     if err is not None:
         found.append((sys.stderr.write, PRINTERS[err](extra)))
@@ -152,5 +152,5 @@ def _printers(out: str, err: str | None, extra: list[str]) -> list[tuple[Any, Pr
 
 
 def _print(printers: list[tuple[Any, Printer]], part: str, *row: Any) -> None:
-    for put, printer in printers:
-        put(getattr(printer, part)(*row))
+    for write_text, printer in printers:
+        write_text(getattr(printer, part)(*row))

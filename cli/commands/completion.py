@@ -1,8 +1,8 @@
-"""``pyllama-cli``: continue a prompt, or talk, as llama.cpp's llama-completion does.
+"""``pyllama-cli``: complete a prompt or chat with a model, like llama.cpp's llama-completion.
 
     pyllama-cli -m x.gguf -p "The capital of France is" -n 24 --temp 0 -no-cnv
 
-Prompt and text go to stdout, each token as it is made; timings in llama.cpp's form to stderr.
+Prompt and generated text are streamed to stdout; timings in llama.cpp's format go to stderr.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from pyllama.engine.prompt_file import PromptFile
     from pyllama.sampling import SamplingParams
 
-FILL = -2  # of --predict: as many tokens as the context takes, without a context shift
+FILL = -2  # --predict -2: generate until the context is full, without a context shift
 
 
 @dataclass(frozen=True)
 class RunOptions(Group):
-    """How long to go on, and what to show."""
+    """When to stop, what to show, and the prompt cache."""
 
     predict: int
     reverse_prompt: tuple[str, ...]
@@ -65,44 +65,47 @@ run_options = stack(
         type=Number(-2, INT32_MAX),
         default=-1,
         show_default=True,
-        help="Tokens to make. -1: until the text ends or the context is full.",
+        help="Number of tokens to generate. -1: until the end of text or a full context, -2: until "
+        "a full context, without context shift.",
     ),
     click.option(
         "-r",
         "--reverse-prompt",
         multiple=True,
-        help="Stop after this text. Repeatable.",
+        help="Stop generating at this text. Repeatable.",
     ),
     click.option(
         "--display-prompt/--no-display-prompt",
         default=True,
-        help="Show the prompt, or only what follows.",
+        help="Print the prompt before the generated text.",
     ),
     click.option(
         "--context-shift/--no-context-shift",
         default=False,
         show_default=True,
-        help="When the context is full, forget half of it and go on, or stop.",
+        help="When the context is full, discard half of it and continue, or stop.",
     ),
     click.option(
         "--keep",
         type=Number(-1, INT32_MAX),
         default=0,
         show_default=True,
-        help="Tokens of the prompt that a context shift never forgets. -1: all.",
+        help="Number of prompt tokens that a context shift keeps. -1: all.",
     ),
     click.option(
         "--prompt-cache",
         type=click.Path(path_type=Path),
-        help="File that keeps the evaluated prompt for the next run.",
+        help="File to cache the prompt state in, for a faster start of the next run.",
     ),
     click.option(
-        "--prompt-cache-all", is_flag=True, help="Keep the text that was made in it as well."
+        "--prompt-cache-all", is_flag=True, help="Save the generated text to the cache as well."
     ),
-    click.option("--prompt-cache-ro", is_flag=True, help="Use the file, but do not change it."),
-    click.option("-sp", "--special", is_flag=True, help="Show special tokens too."),
-    click.option("--perf/--no-perf", default=True, help="Show timings at the end."),
-    click.option("-v", "--verbose", is_flag=True, help="Say what is loaded and run, on stderr."),
+    click.option("--prompt-cache-ro", is_flag=True, help="Read the prompt cache, never write it."),
+    click.option("-sp", "--special", is_flag=True, help="Print special tokens."),
+    click.option("--perf/--no-perf", default=True, help="Print timings at the end."),
+    click.option(
+        "-v", "--verbose", is_flag=True, help="Print the model and the parameters on stderr."
+    ),
     ignored_option("--no-warmup", "--warmup"),
     ignored_option("--log-disable"),
 )
@@ -118,14 +121,14 @@ run_options = stack(
 @sampling_options
 @version_option()
 def command(**options: Any) -> None:
-    """Continue a prompt with a model's text, or talk with the model."""
+    """Complete a prompt, or chat with a model."""
     start = time.perf_counter()
-    run = RunOptions.take(options)
-    prompt = PromptOptions.take(options).text() or ""
-    params = SamplingOptions.take(options).params()
-    sizes = ContextOptions.take(options)
-    talk = ConversationOptions.take(options)
-    model = load_model(ModelOptions.take(options), sizes.n_threads)
+    run = RunOptions.from_click(options)
+    prompt = PromptOptions.from_click(options).text() or ""
+    params = SamplingOptions.from_click(options).params()
+    sizes = ContextOptions.from_click(options)
+    talk = ConversationOptions.from_click(options)
+    model = load_model(ModelOptions.from_click(options), sizes.n_threads)
     if (mode := talk.mode(model.tokenizer.chat_template is not None)) != "complete":
         context = make_context(model, sizes)
         load_ms = 1e3 * (time.perf_counter() - start)
@@ -133,7 +136,7 @@ def command(**options: Any) -> None:
         return
     tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
     if not tokens:
-        raise click.UsageError("there is nothing to continue: give a prompt with -p or -f")
+        raise click.UsageError("the prompt is empty: give one with -p or -f")
     context = make_context(model, sizes)
     if run.verbose:
         _describe(context, params, run.predict)
@@ -152,7 +155,7 @@ def command(**options: Any) -> None:
 def _stream(
     lease: Lease, tokens: list[int], params: SamplingParams, run: RunOptions, n_keep: int | None
 ) -> None:
-    """Print the prompt and what follows it, token by token."""
+    """Print the prompt and the generated text, token by token."""
     from pyllama.engine import Request, TextAssembler
     from pyllama.engine.request import check_prompt
 
@@ -168,13 +171,13 @@ def _stream(
         n_keep=None if run.predict == FILL else n_keep,
     )
     events = lease.run(request)
-    if run.display_prompt:  # nothing is wrong with what was asked for
+    if run.display_prompt:  # after run(), which raises for an invalid request
         shown = TextAssembler(lease.context.model.tokenizer, special=run.special)
         write_raw("".join(map(shown.push, tokens)) + shown.flush())
     made, reason = 0, None
     for event in events:
         if event.tokens and not made and cache is not None and not run.prompt_cache_ro:
-            cache.save(lease)  # the prompt is evaluated, and nothing more
+            cache.save(lease)  # only the prompt has been evaluated so far
         made += len(event.tokens)
         reason = event.reason
         write_raw(event.text)
@@ -185,7 +188,7 @@ def _stream(
 
 
 def _load_prompt(lease: Lease, tokens: list[int], run: RunOptions) -> PromptFile | None:
-    """The prompt cache, whose tokens are in the sequence as far as they are the prompt's."""
+    """Return the prompt cache, None without one; its common prefix with the prompt is restored."""
     if run.prompt_cache is None:
         return None
     from pyllama.engine.prompt_file import PromptFile

@@ -1,4 +1,4 @@
-"""``pyllama-convert``: from the folder of a Hugging Face checkpoint to a GGUF file.
+"""``pyllama-convert``: convert the folder of a Hugging Face checkpoint to a GGUF file.
 
 pyllama-convert Llama-3.2-1B --outfile llama.gguf --outtype q8_0
 pyllama-convert ReluLLaMA-7B --predictor ReluLLaMA-7B-Predictor --outtype f16
@@ -23,38 +23,40 @@ from ..tool import Tool, version_option
 @click.option(
     "--outfile",
     type=click.Path(path_type=Path),
-    help="The file, or a directory for one of the default name.  [default: in DIR]",
+    help="Output file, or a directory for a file of the default name.  [default: DIR]",
 )
 @click.option(
     "--outtype",
     type=click.Choice(["f32", "f16", "bf16", "q8_0", "auto"]),
     default="auto",
     show_default=True,
-    help="Type of matrices; auto: f16 where DIR's are, else bf16.",
+    help="Output type of matrices. auto: f16 if DIR has f16, else bf16.",
 )
 @click.option(
     "--predictor",
     metavar="PREDICTOR_DIR",
     type=click.Path(path_type=Path),
-    help="Write a PowerInfer file, with the predictors model_{i}.pt of that folder.",
+    help="Write a PowerInfer file with the predictors model_{i}.pt of this folder.",
 )
 @click.option(
     "--transpose-down",
     is_flag=True,
     help="Transpose ffn_down for sparse inference, without predictors.",
 )
-@click.option("--dense", is_flag=True, help="Neither of these: an ordinary GGUF file; the default.")
-@click.option("--vocab-only", is_flag=True, help="Write the vocabulary, without weights.")
-@click.option("--model-name", help="Name of the model.  [default: as DIR says]")
+@click.option("--dense", is_flag=True, help="Write an ordinary GGUF file. This is the default.")
+@click.option("--vocab-only", is_flag=True, help="Write only the vocabulary, no weights.")
+@click.option("--model-name", help="Name of the model.  [default: from DIR]")
 @click.option(
     "--metadata",
     type=click.Path(path_type=Path),
-    help="JSON file of general.* keys that take precedence.",
+    help="JSON file with general.* keys that override those of DIR.",
 )
-@click.option("--split-max-size", type=ByteCount(), help="Most bytes of tensors in a part.")
-@click.option("--split-max-tensors", type=Number(1, INT32_MAX), help="Most tensors in a part.")
-@click.option("--dry-run", is_flag=True, help="Check everything, write nothing.")
-@click.option("--verbose", is_flag=True, help="Say what each tensor becomes.")
+@click.option("--split-max-size", type=ByteCount(), help="Maximum size of tensors per split.")
+@click.option(
+    "--split-max-tensors", type=Number(1, INT32_MAX), help="Maximum number of tensors per split."
+)
+@click.option("--dry-run", is_flag=True, help="Check the checkpoint, write nothing.")
+@click.option("--verbose", is_flag=True, help="Print how each tensor is converted.")
 @version_option()
 def command(
     folder: Path,
@@ -70,16 +72,18 @@ def command(
     if split_max_size and split_max_tensors:
         raise click.UsageError("choose --split-max-tensors or --split-max-size, not both")
     if dense and (options["predictor"] is not None or options["transpose_down"]):
-        raise click.UsageError("choose --dense, or --predictor or --transpose-down, not both")
+        raise click.UsageError("--dense cannot be used with --predictor or --transpose-down")
     logging.basicConfig(format="%(message)s")
     visible_logs()
     if verbose:
         logging.getLogger("pyllama").setLevel(logging.INFO)
     from pyllama.convert import Options, convert
 
-    wanted = Options(split_max_bytes=split_max_size, split_max_tensors=split_max_tensors, **options)
+    settings = Options(
+        split_max_bytes=split_max_size, split_max_tensors=split_max_tensors, **options
+    )
     with progress_bar("converting") as progress:
-        path = convert(folder, outfile, outtype, wanted, progress)
-    if wanted.dry_run:
+        path = convert(folder, outfile, outtype, settings, progress)
+    if settings.dry_run:
         note("dry run: nothing was written")
     write_line(str(path))

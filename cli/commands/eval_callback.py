@@ -1,9 +1,9 @@
-"""``pyllama-eval-callback``: the values of a model's nodes, as llama.cpp's tool prints them.
+"""``pyllama-eval-callback``: print the values of graph nodes, like llama-eval-callback.
 
     pyllama-eval-callback -m x.gguf -p "Hello" --tensor-filter "l_out-" --save states
 
-The prompt is decoded once. ``--tensor-filter`` is a regular expression that a node's name starts
-with; ``--save`` writes a .npy file for each node that is shown.
+The prompt is decoded once. ``--tensor-filter`` is a regular expression matched at the start of a
+node's name; ``--save`` writes each printed node to a .npy file.
 """
 
 from __future__ import annotations
@@ -45,23 +45,26 @@ def _patterns(
     multiple=True,
     callback=_patterns,
     metavar="REGEX",
-    help="Only nodes whose name starts with this: l_out- are the layers' results. Repeatable.",
+    help="Only nodes whose name starts with a match; l_out- matches the outputs of layers. "
+    "Repeatable.",
 )
 @click.option(
     "--save",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write each node as a .npy file into this folder, with an index.json.",
+    help="Save each node as a .npy file in this folder, with an index.json.",
 )
-@click.option("--stop-on-nan", is_flag=True, help="Stop at the first node with a NaN.")
+@click.option("--stop-on-nan", is_flag=True, help="Stop at the first node that contains a NaN.")
 @click.option(
     "--all-outputs",
     is_flag=True,
-    help="Compute the end of the last layer for every token, not only for the last.",
+    help="Compute the end of the last layer for all tokens, not only for the last token.",
 )
 @model_options
 @escape_option()
 @context_options()
-@ignored_option("-n", "--predict", "--n-predict", takes_value=True, why="the prompt runs once")
+@ignored_option(
+    "-n", "--predict", "--n-predict", takes_value=True, why="only the prompt is evaluated"
+)
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
 def command(
@@ -71,18 +74,18 @@ def command(
     all_outputs: bool,
     **options: Any,
 ) -> None:
-    """Print the values of a model's nodes while it reads a prompt."""
-    prompt = PromptOptions.take(options).text() or ""
-    sizes = ContextOptions.take(options)
-    model = load_model(ModelOptions.take(options), sizes.n_threads)
+    """Print the values of a model's graph nodes during the evaluation of a prompt."""
+    prompt = PromptOptions.from_click(options).text() or ""
+    sizes = ContextOptions.from_click(options)
+    model = load_model(ModelOptions.from_click(options), sizes.n_threads)
     tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
     if not tokens:
-        raise click.UsageError("there is nothing to compute: give a prompt with -p or -f")
+        raise click.UsageError("the prompt is empty: give one with -p or -f")
     sizes = replace(sizes, batch_size=max(sizes.batch_size, len(tokens)))
     context = make_context(model, sizes)
     if len(tokens) > context.n_ctx:
         raise click.UsageError(
-            f"the prompt has {len(tokens)} tokens, the context {context.n_ctx}: give a larger -c"
+            f"the prompt has {len(tokens)} tokens, the context {context.n_ctx}: use a larger -c"
         )
     from pyllama.inspect.node_text import NodeFiles, node_text
     from pyllama.inspect.observe import watch
@@ -91,7 +94,7 @@ def command(
     with contextlib.ExitStack() as stack:
         files = None if save is None else stack.enter_context(NodeFiles(save))
 
-        def look(node: Tensor, values: Any) -> None:
+        def show(node: Tensor, values: Any) -> None:
             nonlocal shown
             shown += 1
             write(node_text(node, values))
@@ -101,10 +104,10 @@ def command(
         watch(
             context,
             tokens,
-            look,
-            wants=lambda name: not tensor_filter or any(p.match(name) for p in tensor_filter),
+            show,
+            name_filter=lambda name: not tensor_filter or any(p.match(name) for p in tensor_filter),
             logits="all" if all_outputs else "last",
             stop_on_nan=stop_on_nan,
         )
     if not shown:
-        note("no node has a name that --tensor-filter matches")
+        note("--tensor-filter matches no node")

@@ -1,9 +1,9 @@
-"""``pyllama-graph``: draw the compute graph of a model, and what it does with memory and time.
+"""``pyllama-graph``: draw the compute graph of a model, its memory plan and its times.
 
     pyllama-graph -m x.gguf --html graph.html --layers 0:2 --color buffer
     pyllama-graph -m x.gguf --profile --depth 512 --html times.html --trace trace.json
 
-Without --profile only the file's header is read, and every file is the same on every run.
+Without --profile and --trace only the header of the model is read, and the output is deterministic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FILE = click.Path(path_type=Path)
 def _layers(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[int, int] | None:
-    """``a:b``: layers a up to, not with, b."""
+    """Parse ``a:b``: layers a to b - 1."""
     if value is None:
         return None
     match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", value)
@@ -46,20 +46,26 @@ def _layers(
     type=Number(1, INT32_MAX),
     default=1,
     show_default=True,
-    help="Tokens in the decode that is drawn.",
+    help="Batch size of the graph, in tokens.",
 )
-@click.option("--dot", type=_FILE, help="Write DOT, graphviz's language.  [default: stdout]")
-@click.option("--svg", type=_FILE, help="Write a picture.")
-@click.option("--html", type=_FILE, help="Write a page: pan, zoom, search, details, memory, times.")
-@click.option("--memory", type=_FILE, help="Write a picture (SVG) of the memory plan.")
-@click.option("--trace", type=_FILE, help="Run; write a Chrome trace (JSON; opens in Perfetto).")
-@click.option("--profile", is_flag=True, help="Run; colour nodes by time and list the slowest.")
+@click.option("--dot", type=_FILE, help="Write Graphviz DOT.  [default: stdout]")
+@click.option("--svg", type=_FILE, help="Write an SVG picture.")
+@click.option(
+    "--html", type=_FILE, help="Write an interactive HTML page with details, memory and times."
+)
+@click.option("--memory", type=_FILE, help="Write an SVG picture of the memory plan.")
+@click.option(
+    "--trace", type=_FILE, help="Run the graph; write a Chrome trace (JSON, for Perfetto)."
+)
+@click.option(
+    "--profile", is_flag=True, help="Run the graph; colour nodes by time and list the slowest."
+)
 @click.option(
     "--depth",
     type=Number(0, INT32_MAX),
     default=512,
     show_default=True,
-    help="Tokens in the cache before the decode that is run.",
+    help="Tokens in the KV cache before the measured decode.",
 )
 @click.option(
     "-t",
@@ -67,31 +73,29 @@ def _layers(
     type=Number(-1, MAX_THREADS),
     default=-1,
     show_default=True,
-    help="Threads of the run. -1: min(affinity, cgroup quota, physical cores).",
+    help="Threads for --profile and --trace. -1: min(affinity, cgroup quota, physical cores).",
 )
-@click.option(
-    "--layers", metavar="A:B", callback=_layers, help="Draw only layers A up to, not with, B."
-)
+@click.option("--layers", metavar="A:B", callback=_layers, help="Draw only layers A to B-1.")
 @click.option(
     "--fold",
     is_flag=False,
     flag_value="layers",
     type=click.Choice(["none", "layers", "repeats"]),
     default="none",
-    help="Draw each layer as one box (layers, also if no value follows), or layers that are alike "
-    "once (repeats).",
+    help="layers: draw each layer as one box (also without a value). repeats: draw identical "
+    "layers once.",
 )
 @click.option(
     "--color",
     type=click.Choice(["family", "backend", "split", "buffer", "time"]),
-    help="What colours tell.  [default: family; with --profile: time]",
+    help="Property shown by colours.  [default: family; with --profile: time]",
 )
 @sparse_options
 @version_option()
 def command(
     model: Path | None, tokens: int, depth: int, threads: int, profile: bool, **choices: Any
 ) -> None:
-    """Draw the compute graph of a model, its memory and its times."""
+    """Draw the compute graph of a model, its memory plan and its times."""
     run = profile or choices["trace"] is not None
     if choices["color"] == "time" and not run:
         raise click.UsageError("--color time needs a run: add --profile")
@@ -133,7 +137,7 @@ def _run(model_options: ModelOptions, tokens: int, depth: int, threads: int) -> 
 
 
 def _write_files(drawn: DrawnGraph, options: Options, files: dict[str, Path | None]) -> bool:
-    """Write what was asked for; whether anything was."""
+    """Write the requested files; return whether there were any."""
     from pyggml.viz import graph_dump_dot, graph_html, graph_svg, memory_svg, write_trace
 
     if files["dot"] is not None:

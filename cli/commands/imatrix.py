@@ -1,10 +1,10 @@
-"""``pyllama-imatrix``: an importance matrix for pyllama-quantize, with llama-imatrix's flags.
+"""``pyllama-imatrix``: compute an importance matrix for pyllama-quantize, like llama-imatrix.
 
 pyllama-imatrix -m x-F16.gguf -f text.txt -o imatrix.gguf
-pyllama-imatrix --in-file a.gguf,b.gguf -o both.gguf         # put together
+pyllama-imatrix --in-file a.gguf,b.gguf -o both.gguf         # merge two files
 pyllama-imatrix --in-file imatrix.gguf --show-statistics
 
-Prints the perplexity after each chunk. The file is llama.cpp's GGUF form.
+Prints the perplexity after each chunk. Writes llama.cpp's GGUF format.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ _PATH = click.Path(path_type=Path)
 
 
 def _paths(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[Path]:
-    """Repeatable, and several with commas between."""
+    """Return the paths of a repeatable, comma-separated option."""
     return [Path(name) for value in values for name in next(csv.reader([value]), [])]
 
 
 @click.command("imatrix", cls=Tool)
 @prompt_options
 @click.option("-o", "--output", "--output-file", "output", type=_PATH, callback=writable,
-              default=Path("imatrix.gguf"), show_default=True, help="The file.")  # fmt: skip
+              default=Path("imatrix.gguf"), show_default=True, help="Output file.")  # fmt: skip
 @click.option("--chunk", "--from-chunk", "first_chunk", type=Number(0, INT32_MAX), default=0,
-              show_default=True, help="Begin with this chunk of the text.")  # fmt: skip
+              show_default=True, help="Start at this chunk of the text.")  # fmt: skip
 @click.option("--chunks", type=Number(-1, INT32_MAX), default=-1, show_default=True,
-              help="Most chunks to evaluate. -1: all.")  # fmt: skip
+              help="Maximum number of chunks to process. -1: all.")  # fmt: skip
 @click.option("-ofreq", "--output-frequency", type=Number(1, INT32_MAX), default=10,
-              show_default=True, help="Write the file every so many chunks.")  # fmt: skip
+              show_default=True, help="Save the output file every N chunks.")  # fmt: skip
 @click.option("--save-frequency", type=Number(0, INT32_MAX), default=0, show_default=True,
-              help="Keep a copy, FILE.at_N, every so many chunks. 0: none.")  # fmt: skip
-@click.option("--process-output", is_flag=True, help="Collect for output.weight too.")
+              help="Save a copy, FILE.at_N, every N chunks. 0: never.")  # fmt: skip
+@click.option("--process-output", is_flag=True, help="Collect data for output.weight as well.")
 @click.option("--no-ppl/--ppl", "no_ppl", help="Do not print the perplexity.")
-@click.option("--parse-special", is_flag=True, help="Read special tokens in the text as such.")
+@click.option("--parse-special", is_flag=True, help="Parse special tokens in the text.")
 @click.option("--in-file", multiple=True, callback=_paths, metavar="FILE,...",
-              help="Matrices to go on with; without a text they are put together.")  # fmt: skip
+              help="Importance matrices to merge and to start from. Repeatable.")  # fmt: skip
 @click.option("--show-statistics", is_flag=True, help="Print statistics of --in-file, and exit.")
 @model_options
 @escape_option(default=False)
 @context_options(ctx_size=512)
-@ignored_option("--output-format", takes_value=True, why="files are written in the GGUF form")
+@ignored_option("--output-format", takes_value=True, why="the output is always GGUF")
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
 def command(in_file: list[Path], show_statistics: bool, output: Path, **options: Any) -> None:
-    """Compute how much each column of a model's matrices matters for a text."""
+    """Compute an importance matrix: the mean squared activation of each column over a text."""
     from pyllama.eval.imatrix import Collector
     from pyllama.quantize import read_importance, write_importance
 
@@ -77,10 +77,10 @@ def command(in_file: list[Path], show_statistics: bool, output: Path, **options:
         collector.importance.add(importance)
     if show_statistics:
         if not in_file:
-            raise click.UsageError("--show-statistics is about a file: give it with --in-file")
+            raise click.UsageError("--show-statistics needs a file: give one with --in-file")
         _show(collector.importance)
         return
-    text = PromptOptions.take(options).text()
+    text = PromptOptions.from_click(options).text()
     if text is None and not in_file:
         raise click.UsageError("give the text with -f or -p, or matrices with --in-file")
     if text is not None:
@@ -94,8 +94,8 @@ def _collect(collector: Collector, text: str, output: Path, options: dict[str, A
     from pyllama.eval.imatrix import collect_importance
     from pyllama.quantize import write_importance
 
-    sizes = ContextOptions.take(options)
-    model = load_model(ModelOptions.take(options), sizes.n_threads)
+    sizes = ContextOptions.from_click(options)
+    model = load_model(ModelOptions.from_click(options), sizes.n_threads)
     context = make_context(model, sizes)
     special = options["parse_special"]
     tokens = model.tokenizer.encode(text, add_special=True, parse_special=special)

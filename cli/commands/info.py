@@ -1,4 +1,4 @@
-"""``pyllama info``: what runs here and why: versions, instruction set, threads, caches, devices.
+"""``pyllama info``: show versions, instruction set, threads, caches and devices.
 
 pyllama info
 pyllama info --list-devices
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 @click.command("info", cls=Tool)
-@click.option("--list-devices", is_flag=True, help="Only list the devices that can compute.")
+@click.option("--list-devices", is_flag=True, help="Only list the available devices.")
 @click.option(
     "--tune",
     is_flag=True,
-    help="Measure prefetches and chunks on this CPU again; it should be idle.",
+    help="Measure prefetch distances and chunk sizes again; the CPU should be idle.",
 )
 @click.option("--clear-cache", is_flag=True, help="Delete compiled kernels and the demo model.")
 @version_option()
 def command(list_devices: bool, tune: bool, clear_cache: bool) -> None:
-    """Show versions, instruction set, tuning, threads, caches and devices of this machine."""
+    """Show versions, instruction set, tuning, threads, caches and devices."""
     if clear_cache:
         _clear()
     elif list_devices:
@@ -50,9 +50,9 @@ def _cpu() -> str:
     from pyllama.bench.bench import cpu_info
 
     names, chosen = jit.host_isas(), jit.isa()
-    why = "the best that this CPU has"
+    why = "the best of this CPU"
     if env.ISA.get():
-        why = f"{env.ISA.name} asks for it; this CPU has {', '.join(names)}"
+        why = f"set by {env.ISA.name}; this CPU has {', '.join(names)}"
     lacks = [name for name in jit.ISAS if name not in names]
     sizes = ", ".join(f"{name} {size // 1024} KiB" for name, size in cache_sizes().items())
     return (
@@ -65,7 +65,7 @@ def _cpu() -> str:
 
 
 def _reports() -> str:
-    """What the backends chose for this machine, and why."""
+    """Return the backends' reports of their choices for this machine."""
     return "".join(backend.report() for _, backend in backends() if not isinstance(backend, str))
 
 
@@ -89,7 +89,7 @@ def _threads() -> str:
         f"threads          {host.default_threads()} by default: the least of "
         f"{len(host.usable_cpus())} usable CPUs, {host.physical_cores()} physical cores, "
         f"{'no' if quota == float('inf') else f'{quota:g} CPUs as'} cgroup quota"
-        + (f"; {env.NUM_THREADS.name}={given} wins" if given else "")
+        + (f"; set by {env.NUM_THREADS.name}={given}" if given else "")
         + f"\nfree memory      {memory}\n"
     )
 

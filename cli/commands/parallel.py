@@ -1,9 +1,9 @@
-"""``pyllama-parallel``: continue many prompts at once, with continuous batching.
+"""``pyllama-parallel``: complete many prompts at once, with continuous batching.
 
-    pyllama-parallel -m x.gguf -f prompts.txt -np 8 -n 64      # a prompt a line
+    pyllama-parallel -m x.gguf -f prompts.txt -np 8 -n 64      # one prompt per line
     pyllama-parallel -m x.gguf -p "Once upon a time" -np 8 -ns 32
 
-Each text goes to stdout when it has ended; what it took goes to stderr.
+Each text is printed to stdout when it is complete; timings go to stderr.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyllama.core.context import Context
     from pyllama.sampling import SamplingParams
 
-_MOST_TEXTS = 100_000
+_MAX_TEXTS = 100_000
 
 
 @click.command("parallel", cls=Tool)
@@ -48,16 +48,16 @@ _MOST_TEXTS = 100_000
     type=Number(1, 256),
     default=4,
     show_default=True,
-    help="Texts at once.",
+    help="Number of sequences decoded in parallel.",
 )
 @click.option(
     "-ns",
     "--sequences",
     "n_sequences",
-    type=Number(0, _MOST_TEXTS),
+    type=Number(0, _MAX_TEXTS),
     default=0,
     show_default=True,
-    help="Texts in all; prompts are used again in turn. 0: each once.",
+    help="Total number of texts; prompts repeat cyclically. 0: one per prompt.",
 )
 @click.option(
     "-n",
@@ -66,7 +66,8 @@ _MOST_TEXTS = 100_000
     type=Number(-1, INT32_MAX),
     default=128,
     show_default=True,
-    help="Tokens of each text. -1: until it ends, or an equal share of the context is full.",
+    help="Number of tokens to generate per text. -1: until the end of text, or until its equal "
+    "share of the context is full.",
 )
 @model_options
 @escape_option()
@@ -79,44 +80,44 @@ _MOST_TEXTS = 100_000
 def command(
     n_parallel: int, n_sequences: int, predict: int, kv_unified: bool, **options: Any
 ) -> None:
-    """Continue many prompts at once: -p is one, -f holds one a line.
+    """Complete many prompts at once: the prompt of -p, or each line of -f.
 
-    With a fixed seed, text i uses the seed plus i.
+    With a fixed seed, text i uses seed + i.
     """
-    text = PromptOptions.take(options).text()
+    text = PromptOptions.from_click(options).text()
     prompts = [line for line in (text or "").split("\n") if line.strip()]
     if options["prompt"] is not None:
         prompts = [text or ""]
     if not prompts:
-        raise click.UsageError("there is nothing to continue: give a prompt with -p, or -f")
+        raise click.UsageError("there is no prompt: give one with -p or -f")
     total = n_sequences or len(prompts)
-    sizes = ContextOptions.take(options)
-    params = SamplingOptions.take(options).params()
-    each = [params.for_text(i) for i in range(total)]
-    model = load_model(ModelOptions.take(options), sizes.n_threads)
+    sizes = ContextOptions.from_click(options)
+    params = SamplingOptions.from_click(options).params()
+    text_params = [params.for_text(i) for i in range(total)]
+    model = load_model(ModelOptions.from_click(options), sizes.n_threads)
     tokens = [model.tokenizer.encode(p, add_special=True, parse_special=True) for p in prompts]
     ids = [tokens[i % len(tokens)] for i in range(total)]
     n_seq = min(n_parallel, total)
     if sizes.ctx_size == 0:
         sizes = replace(sizes, ctx_size=_cells(ids, n_seq, predict, kv_unified))
     context = make_context(model, sizes, n_seq_max=n_seq, unified=kv_unified)
-    for i, n, text in _texts(context, ids, each, predict):
+    for i, n, text in _texts(context, ids, text_params, predict):
         write_raw(f"--- {i}: {n} tokens ---\n{prompts[i % len(prompts)]}{text}\n\n")
 
 
 def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int, unified: bool) -> int:
-    """A context in which the longest prompts find room together; at least 512 cells a text."""
+    """Return a context size that holds the longest prompts together, at least 512 per sequence."""
     longest = sorted(map(len, prompts))[-n_parallel:]
     if not unified:
         longest = longest[-1:] * n_parallel
-    each = n_predict if n_predict >= 0 else 512
-    return max(512 * n_parallel, sum(longest) + n_parallel * (each + 1))
+    n_gen = n_predict if n_predict >= 0 else 512
+    return max(512 * n_parallel, sum(longest) + n_parallel * (n_gen + 1))
 
 
 def _texts(
     context: Context, prompts: list[list[int]], params: list[SamplingParams], n_predict: int
 ) -> Iterator[tuple[int, int, str]]:
-    """Index, tokens and text of each prompt's continuation as it ends; then the totals."""
+    """Yield index, number of tokens and text of each completion; then print the totals."""
     from pyllama.engine.generate import run_many
 
     start = time.perf_counter()
@@ -131,7 +132,7 @@ def _texts(
     seconds = time.perf_counter() - start
     n_prompt = sum(map(len, prompts))
     note(
-        f"{n_done} texts, {context.kv.n_seq_max} at once: {n_prompt} prompt and {n_gen} "
+        f"{n_done} texts, {context.kv.n_seq_max} in parallel: {n_prompt} prompt and {n_gen} "
         f"generated tokens in {seconds:.2f} s, {n_gen / seconds:.2f} generated tokens per second, "
-        f"{(n_prompt + n_gen) / seconds:.2f} in all"
+        f"{(n_prompt + n_gen) / seconds:.2f} tokens per second in total"
     )

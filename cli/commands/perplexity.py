@@ -1,11 +1,11 @@
-"""``pyllama-perplexity``: how well a model predicts a text, by llama.cpp's method.
+"""``pyllama-perplexity``: compute perplexity and KL divergence by llama.cpp's method.
 
     pyllama-perplexity -m x.gguf -f text.txt -c 512 --chunks 4
     pyllama-perplexity -m x-F16.gguf -f text.txt --save-all-logits x.logits
     pyllama-perplexity -m x-Q4_K_M.gguf --kl-divergence --kl-divergence-base x.logits
 
-Prints the running value after each chunk, then the final estimate with its error; with
---kl-divergence how far the model is from the one whose probabilities were saved.
+Prints the running value after each chunk, then the final estimate with its error. With
+--kl-divergence compares the model with the saved probabilities of another.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ if TYPE_CHECKING:
     type=Number(-1, INT32_MAX),
     default=-1,
     show_default=True,
-    help="Most chunks to evaluate. -1: all.",
+    help="Maximum number of chunks to process. -1: all.",
 )
 @click.option(
     "--kl-divergence",
     is_flag=True,
-    help="Compare with the probabilities in --kl-divergence-base, over the text that it has.",
+    help="Compute the KL divergence to the saved probabilities of --kl-divergence-base, over the "
+    "tokens in that file.",
 )
 @click.option(
     "--kl-divergence-base",
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
     "logits_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Save all probabilities there, in llama.cpp's form; or read them for --kl-divergence.",
+    help="File to save all token probabilities to, in llama.cpp's format; read with "
+    "--kl-divergence.",
 )
 @model_options
 @escape_option(default=False)
@@ -66,12 +68,12 @@ def command(chunks: int, kl_divergence: bool, logits_file: Path | None, **option
     if kl_divergence:
         if logits_file is None:
             raise click.UsageError(
-                "--kl-divergence compares with a file: give --kl-divergence-base FILE, which the "
-                "same option wrote without --kl-divergence"
+                "--kl-divergence needs --kl-divergence-base FILE, a file that was saved with "
+                "--save-all-logits"
             )
         _compare(logits_file, n_chunks, options)
         return
-    text = PromptOptions.take(options).text()
+    text = PromptOptions.from_click(options).text()
     if text is None:
         raise click.UsageError("give the text with -f or -p")
     context = _context(options)
@@ -87,8 +89,8 @@ def command(chunks: int, kl_divergence: bool, logits_file: Path | None, **option
 
 
 def _context(options: dict[str, Any]) -> Context:
-    sizes = ContextOptions.take(options)
-    return make_context(load_model(ModelOptions.take(options), sizes.n_threads), sizes)
+    sizes = ContextOptions.from_click(options)
+    return make_context(load_model(ModelOptions.from_click(options), sizes.n_threads), sizes)
 
 
 def _compare(path: Path, n_chunks: int | None, options: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""``pyllama-quantize``: a smaller file from a large one, with llama-quantize's types and flags.
+"""``pyllama-quantize``: quantize a GGUF file, with llama-quantize's types and flags.
 
-pyllama-quantize x-F16.gguf Q4_K_M                           # ggml-model-Q4_K_M.gguf beside it
+pyllama-quantize x-F16.gguf Q4_K_M                           # writes ggml-model-Q4_K_M.gguf
 pyllama-quantize --imatrix imatrix.gguf x-F16.gguf x-Q4_K_M.gguf Q4_K_M 4
-pyllama-quantize --dry-run x-F16.gguf Q4_K_M                 # only the sizes
+pyllama-quantize --dry-run x-F16.gguf Q4_K_M                 # prints types and sizes
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MIB = 1 << 20
 
 
 def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> frozenset[int]:
-    """``L0,L1,...``."""
+    """Parse ``L0,L1,...``, layer numbers."""
     number = Number(0, 1 << 16)
     parts = [] if value is None else value.split(",")
     return frozenset(int(number.convert(part, param, ctx)) for part in parts)
@@ -37,62 +37,68 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> fr
 @click.command("quantize", cls=Tool)
 @click.argument("arguments", nargs=-1, metavar="MODEL [OUTFILE] TYPE [THREADS]")
 @click.option("--allow-requantize", is_flag=True,
-              help="Take tensors that are quantized already: quality suffers twice.")  # fmt: skip
-@click.option("--leave-output-tensor", is_flag=True, help="Leave output.weight as it is.")
-@click.option("--pure", is_flag=True, help="No mix: the same type for all matrices.")
+              help="Requantize tensors that are already quantized; reduces quality.")  # fmt: skip
+@click.option("--leave-output-tensor", is_flag=True, help="Do not quantize output.weight.")
+@click.option("--pure", is_flag=True, help="Use the same type for all matrices, no k-quant mix.")
 @click.option("--imatrix", type=_PATH, metavar="FILE",
-              help="Importance matrix, GGUF or .dat; pyllama-imatrix makes one.")  # fmt: skip
+              help="Importance matrix, GGUF or .dat, as pyllama-imatrix writes it.")  # fmt: skip
 @click.option("--include-weights", multiple=True, metavar="NAME",
-              help="Use --imatrix only where a name has this in it. Repeatable.")  # fmt: skip
+              help="Use --imatrix only for tensors with NAME in their name. "
+              "Repeatable.")  # fmt: skip
 @click.option("--exclude-weights", multiple=True, metavar="NAME",
-              help="Use --imatrix for all but these. Repeatable.")  # fmt: skip
+              help="Do not use --imatrix for tensors with NAME in their name. "
+              "Repeatable.")  # fmt: skip
 @click.option("--output-tensor-type", metavar="TYPE", help="Type of output.weight.")
 @click.option("--token-embedding-type", metavar="TYPE", help="Type of token_embd.weight.")
 @click.option("--tensor-type", multiple=True, metavar="REGEX=TYPE",
-              help="Type of tensors in whose name the expression is found: ffn_down=q6_k. "
-              "Repeatable; the first that is found counts.")  # fmt: skip
+              help="Type of the tensors whose name matches REGEX, as in ffn_down=q6_k. "
+              "Repeatable; the first match counts.")  # fmt: skip
 @click.option("--tensor-type-file", type=_PATH, metavar="FILE",
-              help="A file of such, with spaces or line ends between.")  # fmt: skip
-@click.option("--prune-layers", callback=_layers, metavar="L0,L1,...", help="Layers to leave out.")
-@click.option("--keep-split", is_flag=True, help="Write as many parts as MODEL has.")
+              help="File of --tensor-type values, separated by white space.")  # fmt: skip
+@click.option("--prune-layers", callback=_layers, metavar="L0,L1,...", help="Layers to remove.")
+@click.option("--keep-split", is_flag=True, help="Write the same number of splits as MODEL has.")
 @override_kv_option
-@click.option("--dry-run", is_flag=True, help="Say what each tensor would become; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the types and sizes, write nothing.")
 @ignored_option("--max-buffer-size", takes_value=True)
 @version_option()
 def command(arguments: tuple[str, ...], dry_run: bool, **options: Any) -> None:
-    """Quantize MODEL to OUTFILE, by default ggml-model-TYPE.gguf beside it.
+    """Quantize MODEL to OUTFILE, by default ggml-model-TYPE.gguf in MODEL's folder.
 
     TYPE is Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q2_K_S, Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M,
     Q5_K_S, Q5_K_M, Q6_K, IQ4_NL, IQ4_XS, MXFP4_MOE, TQ1_0, TQ2_0, F16, BF16, F32, llama.cpp's
-    number of one, or COPY. THREADS is how many to use; all cores without it.
+    number of one of these, or COPY. THREADS is the number of threads; by default all cores.
     """
     from pyllama.quantize import quantize_model
     from pyllama.quantize.file_types import find_file_type, is_file_type
 
-    model, rest = _take(arguments)
+    model, rest = _split_arguments(arguments)
     outfile = None
     if rest and not is_file_type(rest[0]):
         outfile, rest = Path(rest[0]), rest[1:]
     if not rest:
-        raise click.UsageError("give the type to quantize to, such as Q4_K_M, behind the files")
+        raise click.UsageError("the type to quantize to is missing: add it last, such as Q4_K_M")
     file_type, n_threads = find_file_type(rest[0]), _threads(rest[1:])
     if outfile is None:
         outfile = model.parent / f"ggml-model-{file_type.name}.gguf"
-    wanted = _options(n_threads, options)
+    settings = _options(n_threads, options)
     with progress_bar(f"quantizing to {file_type.name}") as progress:
-        plan = quantize_model(model, None if dry_run else outfile, file_type, wanted, progress)
+        plan = quantize_model(model, None if dry_run else outfile, file_type, settings, progress)
     _report(plan, dry_run)
 
 
-def _take(arguments: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+def _split_arguments(arguments: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
     if not 2 <= len(arguments) <= 4:
-        raise click.UsageError(f"want MODEL [OUTFILE] TYPE [THREADS], got {len(arguments)} words")
+        raise click.UsageError(
+            f"expected MODEL [OUTFILE] TYPE [THREADS], got {len(arguments)} arguments"
+        )
     return Path(arguments[0]), arguments[1:]
 
 
 def _threads(words: tuple[str, ...]) -> int | None:
     if len(words) > 1:
-        raise click.UsageError(f"what is {words[1]!r}? want MODEL [OUTFILE] TYPE [THREADS]")
+        raise click.UsageError(
+            f"unexpected argument {words[1]!r}: expected MODEL [OUTFILE] TYPE [THREADS]"
+        )
     if not words:
         return None
     number = int(Number(0, MAX_THREADS).convert(words[0], None, None))
@@ -100,13 +106,13 @@ def _threads(words: tuple[str, ...]) -> int | None:
 
 
 def _options(n_threads: int | None, options: dict[str, Any]) -> Options:
-    from pyllama.quantize import Options, Wishes, find_tensor_type
+    from pyllama.quantize import Options, TypeOverrides, find_tensor_type
 
     types = {
         key: None if options[key] is None else find_tensor_type(options[key])
         for key in ("output_tensor_type", "token_embedding_type")
     }
-    wishes = Wishes(
+    type_overrides = TypeOverrides(
         pure=options["pure"],
         leave_output=options["leave_output_tensor"],
         output_type=types["output_tensor_type"],
@@ -124,7 +130,7 @@ def _options(n_threads: int | None, options: dict[str, Any]) -> Options:
         importance=importance,
         imatrix_file=str(options["imatrix"] or ""),
         n_threads=n_threads,
-        wishes=wishes,
+        type_overrides=type_overrides,
     )
 
 
@@ -136,7 +142,9 @@ def _tensor_types(given: tuple[str, ...], path: Path | None) -> tuple[tuple[Any,
     for word in words:
         expression, _, name = word.rpartition("=")
         if not expression:
-            raise click.UsageError(f"--tensor-type: {word!r} is not REGEX=TYPE: ffn_down=q6_k")
+            raise click.UsageError(
+                f"--tensor-type: {word!r} is not REGEX=TYPE, such as ffn_down=q6_k"
+            )
         try:
             pattern = re.compile(expression.lower())
         except re.error as error:
@@ -162,13 +170,13 @@ def _importance(
     importance.keep(lambda name: not any(part in name for part in exclude))
     note(f"{path}: {len(importance.entries)} matrices over {importance.n_chunks} chunks")
     if not importance.entries:
-        note("no matrix is left of it: quantizing without")
+        note("the filters exclude every matrix: quantizing without an importance matrix")
         return None
     return importance
 
 
 def _report(plan: Plan, dry_run: bool) -> None:
-    """What became, or would become, of the tensors; the sizes as llama-quantize prints them."""
+    """Print the plan: each tensor (dry run only), notes, and sizes in llama-quantize's format."""
     n = len(plan.tensors)
     for i, t in enumerate(plan.tensors if dry_run else (), 1):
         shape = ", ".join(f"{k:5d}" for k in t.source.ne)
@@ -176,14 +184,15 @@ def _report(plan: Plan, dry_run: bool) -> None:
         change = f"-> {new:8.2f} MiB ({t.type.name})" if t.type is not t.source.type else ""
         write_line(f"[{i:4d}/{n:4d}] {t.name:36s} - [{shape}], type = {t.source.type.name:>6s}, "
                    f"size = {old:8.2f} MiB {change}".rstrip())  # fmt: skip
-    for (wanted, type), count in Counter((t.wanted, t.type) for t in plan.fallbacks).items():
-        note(f"{count} of {n} tensors have rows that do not fill blocks of {wanted.name}: "
-             f"{type.name} instead")  # fmt: skip
+    pairs = Counter((t.requested, t.type) for t in plan.fallbacks)
+    for (requested, type), count in pairs.items():
+        note(f"{count} of {n} tensors have rows that are no multiple of {requested.name}'s block "
+             f"size: using {type.name} for them")  # fmt: skip
     if plan.without_weights:
         first = ", ".join(plan.without_weights[:3])
         note(f"{len(plan.without_weights)} tensors are not in the importance matrix: {first} ...")
     if dry_run and any(t.needs_imatrix and t.weights is None for t in plan.tensors):
-        note("the quantization itself will need an importance matrix (--imatrix)")
-    for what, size in (("model", plan.source_nbytes), ("quant", plan.nbytes)):
+        note("quantizing to these types needs an importance matrix (--imatrix)")
+    for name, size in (("model", plan.source_nbytes), ("quant", plan.nbytes)):
         bits = 8 * size / max(plan.n_elements, 1)
-        write(f"{what} size  = {size / _MIB:8.2f} MiB ({bits:.2f} BPW)\n")
+        write(f"{name} size  = {size / _MIB:8.2f} MiB ({bits:.2f} BPW)\n")

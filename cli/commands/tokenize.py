@@ -1,4 +1,4 @@
-"""``pyllama-tokenize``: the tokens of a text, as llama.cpp's llama-tokenize prints them.
+"""``pyllama-tokenize``: print the tokens of a text in llama-tokenize's format.
 
 pyllama-tokenize -m x.gguf -p "Hello"          # "  9906 -> 'Hello'"
 pyllama-tokenize -m x.gguf --stdin --ids       # [9906, 1917]
@@ -24,10 +24,10 @@ from ..tool import Tool, version_option
 @model_option
 @prompt_options
 @click.option("--stdin", is_flag=True, help="Read the text from standard input.")
-@click.option("--ids", is_flag=True, help="Print only the ids, as a Python list.")
-@click.option("--no-bos", is_flag=True, help="Add no beginning-of-sequence token.")
-@click.option("--no-parse-special", is_flag=True, help="Read special tokens as plain text.")
-@click.option("--show-count", is_flag=True, help="Print the number of tokens too.")
+@click.option("--ids", is_flag=True, help="Print only the token ids, as a Python list.")
+@click.option("--no-bos", is_flag=True, help="Do not add a BOS token.")
+@click.option("--no-parse-special", is_flag=True, help="Do not parse special tokens.")
+@click.option("--show-count", is_flag=True, help="Print the total number of tokens.")
 @escape_option()
 @override_kv_option
 @version_option()
@@ -41,9 +41,9 @@ def command(
     **options: Any,
 ) -> None:
     """Print the tokens of a text."""
-    source = PromptOptions.take(options)
+    source = PromptOptions.from_click(options)
     if stdin + (source.prompt is not None) + (source.file is not None) != 1:
-        raise click.UsageError("give the text with one of -p, -f and --stdin")
+        raise click.UsageError("give the text with exactly one of -p, -f and --stdin")
     tokenizer = load_vocab(model, options["override_kv"]).tokenizer
     text = source.text(sys.stdin.buffer.read() if stdin else None, whole_file=True)
     assert text is not None

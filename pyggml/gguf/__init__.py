@@ -1,11 +1,11 @@
-"""The GGUF container: a fast reader that trusts nothing, and a small writer.
+"""The GGUF container: a fast reader that checks everything, and a small writer.
 
     from pyggml.gguf import GGUFFile, write_gguf
 
     with GGUFFile("x.gguf") as f:
         print(f.get_str("general.architecture"), len(f.tensors))
 
-Importing it loads NumPy and nothing else.
+Importing it loads only NumPy.
 """
 
 from ..errors import GGUFError

@@ -1,9 +1,10 @@
-"""A read position in a GGUF header that refuses to pass the end.
+"""Bounds-checked sequential reading of a GGUF header.
 
     cur = Cursor(data, "x.gguf")
     n_dims = cur.number(U32, "n_dims of tensor 'output.weight'")
 
-Every read names what it reads, so that a failure says what is missing, where, and how much is left.
+Every read takes a description of the value, so that errors say what is missing, where, and how many
+bytes are left.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _VALUE_TYPES = {int(t): t for t in ValueType}
 
 
 def clip(name: str) -> str:
-    """A key for messages: quoted, escaped, of bounded length."""
+    """Return a key for messages: quoted, escaped, truncated."""
     return repr(name if len(name) <= 80 else name[:77] + "...")
 
 
 class Cursor:
-    """A read position in the header that refuses to pass the end."""
+    """A read position in the header; reading past the end raises GGUFError."""
 
     __slots__ = ("path", "pos", "size", "view")
 
@@ -42,18 +43,19 @@ class Cursor:
         self.path = path
         self.pos = 0
 
-    def fail(self, what: str, at: int | None = None) -> NoReturn:
-        raise GGUFError(f"{self.path}: at byte {self.pos if at is None else at}: {what}")
+    def fail(self, problem: str, at: int | None = None) -> NoReturn:
+        """Raise GGUFError with the position ``at``, by default the current one."""
+        raise GGUFError(f"{self.path}: at byte {self.pos if at is None else at}: {problem}")
 
     def need(self, n_bytes: int, what: str) -> None:
-        """Fail unless ``n_bytes`` are left."""
+        """Raise GGUFError unless ``n_bytes`` are left."""
         left = len(self.view) - self.pos
         if n_bytes <= left:
             return
         if self.size > len(self.view) and n_bytes <= self.size - self.pos:
             self.fail(
-                f"{what} ends past the first {len(self.view)} bytes, where every real header has "
-                f"ended; {DAMAGED}"
+                f"{what} ends after the first {len(self.view)} bytes, the limit of a header; "
+                f"{DAMAGED}"
             )
         self.fail(
             f"{what} takes {n_bytes} bytes and {self.size - self.pos} are left of the file's "
@@ -76,7 +78,7 @@ class Cursor:
         return self.take(self.number(U64, f"the length of {what}"), what)
 
     def name(self, what: str, max_bytes: int) -> str:
-        """A key or tensor name: short, not empty, UTF-8, no NUL."""
+        """Read a key or tensor name: not empty, limited in length, UTF-8 without NUL."""
         at = self.pos
         n_bytes = self.number(U64, f"the length of {what}")
         if not 0 < n_bytes <= max_bytes:
@@ -87,25 +89,25 @@ class Cursor:
         except UnicodeDecodeError:
             self.fail(f"{what} is not UTF-8: {text[:64]!r}; {DAMAGED}", at)
         if "\0" in name:
-            self.fail(f"{what} holds a NUL: {text[:64]!r}; {DAMAGED}", at)
+            self.fail(f"{what} contains a NUL: {text[:64]!r}; {DAMAGED}", at)
         return name
 
     def value_type(self, key: str, *, element: bool = False) -> ValueType:
         at, what = self.pos, "element type" if element else "value type"
         number = self.number(U32, f"the {what} of {key}")
         if element and number == ValueType.ARRAY:
-            self.fail(f"{key} is an array of arrays, which no GGUF reader takes; {DAMAGED}", at)
+            self.fail(f"{key} is an array of arrays, which GGUF does not allow; {DAMAGED}", at)
         if number not in _VALUE_TYPES:
             self.fail(f"{key} has unknown {what} {number}, legal are 0 to 12; {NEWER}", at)
         return _VALUE_TYPES[number]
 
-    def check_count(self, n: int, what: str, each_bytes: int, most: int | None = None) -> None:
-        """Fail if ``n`` entries of at least ``each_bytes`` cannot be in what is left."""
+    def check_count(self, n: int, what: str, min_bytes: int, max_count: int | None = None) -> None:
+        """Raise GGUFError if ``n`` entries of at least ``min_bytes`` do not fit in the rest."""
         left = self.size - self.pos
-        if n * each_bytes > left:
+        if n * min_bytes > left:
             self.fail(
-                f"the file claims {n} {what}, which take at least {n * each_bytes} bytes, and "
+                f"the file claims {n} {what}, which take at least {n * min_bytes} bytes, and "
                 f"{left} are left; the file is damaged or the download incomplete: fetch it again"
             )
-        if most is not None and n > most:
-            self.fail(f"the file claims {n} {what}, the most this reader takes is {most}; {NEWER}")
+        if max_count is not None and n > max_count:
+            self.fail(f"the file claims {n} {what}, the limit is {max_count}; {NEWER}")

@@ -1,9 +1,9 @@
-"""Turn metadata and a tensor table into the bytes of a GGUF header.
+"""Encodes metadata and a tensor table to the bytes of a GGUF header.
 
     head = encode_header({"general.name": encode_value("general.name", "tiny")}, entries, 32)
 
-An encoded value is its type and its bytes. NumPy scalars and arrays and ``GGUFStrings`` keep their
-types, so the metadata of a file is written again as it was.
+An encoded value is its type id and its bytes. NumPy scalars and arrays and ``GGUFStrings`` keep
+their types, so the metadata of a file can be copied unchanged.
 Source: the GGUF specification, version 3.
 """
 
@@ -28,7 +28,7 @@ _BY_DTYPE = {t.dtype: t for t in ValueType if t.code}
 
 
 class Entry(NamedTuple):
-    """A tensor to come: name, sizes that the file names, type."""
+    """An entry of the tensor table: name, sizes, type, bytes of data."""
 
     name: str
     ne: tuple[int, ...]
@@ -42,7 +42,7 @@ def encode_header(
     alignment: int,
     magic: bytes = MAGIC,
 ) -> bytes:
-    """Everything before the data, padding included; the data of tensors follow in that order."""
+    """Return the header including padding; the tensors' data must follow in the same order."""
     pieces = [magic, struct.pack("<IQQ", _VERSION, len(entries), len(metadata))]
     for key, value in metadata.items():
         pieces += _string(key.encode()), value
@@ -56,17 +56,17 @@ def encode_header(
 
 
 def encode_value(key: str, value: Any) -> bytes:
-    """The type and the bytes of a metadata value; ``write_gguf`` says which types there are.
+    """Return type id and bytes of a metadata value; ``write_gguf`` lists the types.
 
     Raises:
-        GGUFError: a key or value that GGUF cannot hold.
+        GGUFError: GGUF cannot represent the key or value.
     """
     try:
         return _encode_value(key, value)
     except UnicodeEncodeError as error:
         raise GGUFError(
-            f"metadata {key!r:.80}: {error.object[error.start : error.end]!r} is no character: "
-            f"this text has no UTF-8"
+            f"metadata {key!r:.80}: {error.object[error.start : error.end]!r} is not a character: "
+            f"this text cannot be encoded as UTF-8"
         ) from None
 
 
@@ -84,8 +84,8 @@ def _encode_value(key: str, value: Any) -> bytes:
     if isinstance(value, Sequence):
         if not len(value):
             raise GGUFError(
-                f"metadata {key!r} is an empty array of no type: give an empty NumPy array, or "
-                f"leave it out"
+                f"metadata {key!r} is an empty array without a type: use an empty NumPy array, or "
+                f"omit it"
             )
         kind = _element_type(key, value, (ValueType.INT32,))
         return _array(kind, len(value), _pack(kind, value))
@@ -123,7 +123,7 @@ def _string(text: bytes) -> bytes:
 
 
 def _element_type(key: str, values: Sequence[Any], ints: tuple[ValueType, ...]) -> ValueType:
-    """The type that holds all ``values``, which are of one Python type."""
+    """Return the type that can represent all ``values``, which must have one Python type."""
     kinds = {str if isinstance(v, bytes) else type(v) for v in values}
     if kinds == {str}:
         return ValueType.STRING

@@ -1,10 +1,10 @@
-"""Parse and check a GGUF header: every length, type, dimension and offset, before it is used.
+"""Parses and checks a GGUF header: every length, type, dimension and offset, before its use.
 
     header = parse_header(np.fromfile("x.gguf", np.uint8), "x.gguf")
 
-Promises, for any bytes whatever: the result is consistent with the size of ``data``, or GGUFError
-is raised; time and memory are linear in the bytes of the header (see ``limits``). Keeps no view of
-``data``. Positions in messages are bytes from the start of the file.
+Guarantees for any input: the result is consistent with the size of ``data``, or GGUFError is
+raised; time and memory are linear in the size of the header (see ``limits``). Keeps no view of
+``data``. Positions in messages are byte offsets in the file.
 Source: the GGUF specification; ggml, ``gguf_init_from_file_impl``.
 """
 
@@ -28,8 +28,8 @@ from .types import GGUFStrings, NumberArray, TensorInfo, Value, ValueType, decod
 
 ALIGNMENT_KEY = "general.alignment"
 
-_PIECE = 1 << 16  # bytes in which strings are looked for at once
-_ODD = 100  # strings that may begin a new piece before the slow way is faster
+_PIECE = 1 << 16  # bytes searched for strings at once
+_ODD = 100  # additional pieces after which ``_strings`` is faster
 _SCALARS = {t: struct.Struct("<" + t.code) for t in ValueType if t.code}
 _DIMS = [struct.Struct(f"<{n}q") for n in range(limits.MAX_DIMS + 1)]
 _TENSOR_TYPES = {int(t): t for t in GGMLType}
@@ -43,7 +43,7 @@ _UNSUPPORTED = {41: "Q1_0", 42: "Q2_0"}
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that a GGUF file says before its data; see ``GGUFFile`` for the attributes."""
+    """The content of a GGUF header; see ``GGUFFile`` for the attributes."""
 
     magic: bytes
     version: int
@@ -56,10 +56,10 @@ class Header:
 
 
 def parse_header(data: npt.NDArray[np.uint8], path: str) -> Header:
-    """Parse the header of the file whose bytes are ``data``; ``path`` is for messages.
+    """Parse and return the header of a file with the bytes ``data``; ``path`` is for messages.
 
     Raises:
-        GGUFError: the bytes are not a legal GGUF file, or the file ends before its tensors do.
+        GGUFError: the bytes are not a valid GGUF file, or the file is truncated.
     """
     cur = Cursor(data, path)
     version, n_tensors, n_kv = _read_counts(cur)
@@ -86,12 +86,12 @@ def parse_header(data: npt.NDArray[np.uint8], path: str) -> Header:
 
 
 def padded(n: int, alignment: int) -> int:
-    """The first multiple of ``alignment`` that is not below ``n``."""
+    """Return ``n`` rounded up to a multiple of ``alignment``."""
     return round_up(n, alignment)
 
 
 def _read_counts(cur: Cursor) -> tuple[int, int, int]:
-    """Magic, version and the two counts: (version, n_tensors, n_kv)."""
+    """Check the magic and return (version, n_tensors, n_kv)."""
     head = bytes(cur.view[: magic.HEAD_BYTES])
     if not head:
         raise GGUFError(f"{cur.path}: the file is empty (0 bytes); {INCOMPLETE}")
@@ -135,18 +135,18 @@ def _read_value(cur: Cursor, kind: ValueType, key: str) -> Value:
 
 
 def _read_numbers(cur: Cursor, kind: ValueType, n: int, key: str) -> NumberArray:
-    """A read-only copy: aligned, and independent of the file."""
+    """Return an aligned read-only copy of the numbers."""
     at = cur.pos
     values = np.frombuffer(cur.take(n * kind.dtype.itemsize, f"the value of {key}"), kind.dtype)
     if kind is ValueType.BOOL and n and values.view(np.uint8).max() > 1:
         wrong = int(np.argmax(values.view(np.uint8) > 1))
         got = values.view(np.uint8)[wrong]
-        cur.fail(f"{key} holds the bool {got}, legal are 0 and 1; {DAMAGED}", at + wrong)
+        cur.fail(f"{key} has the bool {got}, legal are 0 and 1; {DAMAGED}", at + wrong)
     return values
 
 
 def _read_strings(cur: Cursor, n: int, key: str) -> GGUFStrings:
-    """Find ``n`` strings; only their lengths are read."""
+    """Return ``n`` strings undecoded; only their lengths are read."""
     cur.check_count(n, f"strings in {key}", limits.MIN_STRING_BYTES)
     view = cur.view[cur.pos :]
     bounds = _short_strings(view, n) or _strings(view, n)
@@ -158,7 +158,10 @@ def _read_strings(cur: Cursor, n: int, key: str) -> GGUFStrings:
 
 
 def _strings(view: memoryview, n: int) -> array[int]:
-    """Where strings start and the last one ends; less than ``n + 1``: where a length leads out."""
+    """Return the start of each string and the end of the last.
+
+    The result has less than ``n + 1`` entries if a length exceeds the file.
+    """
     bounds, pos = array("q"), 0
     append, unpack = bounds.append, U64.unpack_from
     try:
@@ -166,16 +169,16 @@ def _strings(view: memoryview, n: int) -> array[int]:
             append(pos)
             pos += 8 + unpack(view, pos)[0]
         append(pos)
-    except (struct.error, OverflowError):  # out of the file, or out of int64
+    except (struct.error, OverflowError):  # beyond the end of the file, or of int64
         pass
     return bounds
 
 
 def _short_strings(view: memoryview, n: int) -> array[int] | None:
-    """The same, fifteen times as fast, if most are of 1 to 255 bytes without seven NUL in a row.
+    """Do the same 15 times as fast, if most strings have 1 to 255 bytes; None if it fails.
 
-    The upper seven bytes of their lengths are such a row, and nothing else is: a look at all bytes
-    of a piece at once finds them. What does not fit, such as a long string, begins a new piece.
+    The upper seven bytes of such lengths are zeros. Runs of seven zeros are found by vectorized
+    comparisons on a piece of the data. Other strings, such as long ones, start a new piece.
     """
     bounds, at, pieces = array("q", [0]), 0, 0
     while len(bounds) <= n:
@@ -199,16 +202,16 @@ def _short_strings(view: memoryview, n: int) -> array[int] | None:
 
 
 def _blame_string(cur: Cursor, bounds: array[int], n: int, key: str) -> NoReturn:
-    """Fail with the string that leads out of the file: among the last that still start in it."""
+    """Raise the error of the string that exceeds the file: one of the last that start in it."""
     first = max(0, bisect_right(bounds, len(cur.view) - cur.pos) - 2)
     cur.pos += bounds[first]
     for i in range(first, n):
         cur.string(f"string {i} of {n} in {key}")
-    raise AssertionError("unreachable: every string lies in the file")
+    raise AssertionError("unreachable: all strings are within the file")
 
 
 def _alignment(cur: Cursor, metadata: dict[str, Value], value_types: dict[str, ValueType]) -> int:
-    """``general.alignment``, or the default."""
+    """Return ``general.alignment``, or the default."""
     value = metadata.get(ALIGNMENT_KEY, limits.DEFAULT_ALIGNMENT)
     kind = value_types.get(ALIGNMENT_KEY, ValueType.UINT32)
     if kind is not ValueType.UINT32:
@@ -223,7 +226,7 @@ def _alignment(cur: Cursor, metadata: dict[str, Value], value_types: dict[str, V
 
 
 def _read_tensor(cur: Cursor, i: int) -> tuple[TensorInfo, int]:
-    """One entry of the tensor table, offset as it is in the file, and where the entry begins."""
+    """Return an entry of the tensor table (offset as in the file), and its position."""
     at = cur.pos
     name = cur.name(f"the name of tensor {i}", limits.MAX_NAME_BYTES)
     who = f"tensor {name!r}"
@@ -239,7 +242,7 @@ def _read_tensor(cur: Cursor, i: int) -> tuple[TensorInfo, int]:
         cur.fail(f"{who} has sizes {dims}, none may be negative; {DAMAGED}", at)
     n_elements = 1
     for size in dims:
-        n_elements *= max(size, 1)  # a zero does not excuse sizes whose strides would overflow
+        n_elements *= max(size, 1)  # ignores zeros, since strides could overflow nevertheless
     if n_elements > limits.MAX_ELEMENTS:
         cur.fail(f"{who} with sizes {dims} has more than 2**63 - 1 elements; {DAMAGED}", at)
     type = _tensor_type(cur, cur.number(U32, f"the type of {who}"), who, at)
@@ -270,7 +273,7 @@ def _tensor_type(cur: Cursor, number: int, who: str, at: int) -> GGMLType:
 def _place(
     cur: Cursor, entries: list[tuple[TensorInfo, int]], data_offset: int, alignment: int
 ) -> dict[str, TensorInfo]:
-    """Turn offsets into absolute ones; they must follow each other, padded, and end in the file."""
+    """Return the tensors with absolute offsets; checks that they are contiguous (with padding)."""
     tensors: dict[str, TensorInfo] = {}
     expected, end, first_cut = 0, 0, None
     for info, at in entries:
@@ -282,7 +285,7 @@ def _place(
                 f"the end of the one before it; {DAMAGED}",
                 at,
             )
-        if info.nbytes:  # the place of an empty tensor may lie behind the last byte
+        if info.nbytes:  # the offset of an empty tensor may be after the end of the file
             end = data_offset + expected + info.nbytes
             if first_cut is None and end > cur.size:
                 first_cut = info.name
@@ -293,7 +296,7 @@ def _place(
     if first_cut is not None:
         raise GGUFError(
             f"{cur.path}: the file has {cur.size} bytes, its {len(entries)} tensors end at byte "
-            f"{end} (the first one that is cut is {first_cut!r}): {end - cur.size} bytes are "
+            f"{end} (the first truncated one is {first_cut!r}): {end - cur.size} bytes are "
             f"missing; {INCOMPLETE}"
         )
     return tensors

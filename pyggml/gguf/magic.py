@@ -1,20 +1,20 @@
-"""The first four bytes of a model file; what a file with others probably is, and what to do.
+"""The magic bytes of model files, and descriptions of other files by their first bytes.
 
     describe(b"PK\\x03\\x04...")                     # "a zip archive or PyTorch checkpoint: ..."
 
-Only the first bytes are looked at; nothing is allocated.
+Only the first bytes are inspected; nothing is allocated.
 """
 
 from __future__ import annotations
 
 MAGIC = b"GGUF"
-POWERINFER = b"PWRI"  # PowerInfer's files of sparse models; all behind it is as in GGUF
+POWERINFER = b"PWRI"  # PowerInfer's sparse models; the rest of the file is GGUF
 MAGICS = (MAGIC, POWERINFER)
-HEAD_BYTES = 64  # describe() looks at no more
+HEAD_BYTES = 64  # describe() uses at most these
 
 _CONVERT = "convert the model to GGUF first"
 _OLD = "a model in a format older than GGUF (before August 2023): convert the original model again"
-_KNOWN = (  # first bytes, what it is and what to do
+_KNOWN = (  # (first bytes, description and advice)
     (b"FUGG", "a byte-swapped GGUF file: convert it to little endian (gguf-convert-endian)"),
     *((magic, _OLD) for magic in (b"GGML", b"ggml", b"lmgg", b"fmgg", b"tjgg", b"ggjt", b"ggmf")),
     (b"algg", "a LoRA adapter in the format before GGUF: convert the original adapter again"),
@@ -35,10 +35,10 @@ _KNOWN = (  # first bytes, what it is and what to do
 
 
 def describe(head: bytes) -> str:
-    """One clause on what a file with these first bytes is and what to do next."""
-    for magic, what in _KNOWN:
+    """Return a clause that says what a file with these first bytes is, and what to do."""
+    for magic, description in _KNOWN:
         if head.startswith(magic):
-            return what
+            return description
     if head[8:9] == b"{" and head[5:8] == b"\0\0\0":
         return f"a safetensors file: {_CONVERT}"
     if not any(head):

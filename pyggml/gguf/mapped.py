@@ -1,10 +1,10 @@
-"""The bytes of a file, mapped or read, and pages that are given back.
+"""The bytes of a file, memory-mapped or read.
 
     part = read_bytes(Path("x.gguf"), mmap=True)
     part.data[:4]                                  # uint8, read-only
-    part.release(0, 1 << 20)                       # these pages need not stay in memory
+    part.release(0, 1 << 20)                       # these pages may be evicted
 
-Errors of the operating system become one line.
+Errors of the operating system become one-line GGUFErrors.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Mapped:
     """A file's bytes.
 
     Attributes:
-        data: all of them, read-only.
-        map: that ``data`` is a view of; None where the file was read into memory.
+        data: all bytes, read-only.
+        map: the mapping that ``data`` is a view of; None if the file was read into memory.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class Mapped:
     map: MemoryMap | None = None
 
     def check(self) -> None:
-        """Raise GGUFError if the mapped file is shorter now: its lost pages would be a SIGBUS."""
+        """Raise GGUFError if the mapped file was truncated: accessing lost pages gives SIGBUS."""
         if self.map is not None and self.map.size() < self.data.size:
             raise GGUFError(
                 f"{self.path}: was cut to {self.map.size()} of {self.data.size} bytes while it was "
@@ -45,17 +45,18 @@ class Mapped:
             )
 
     def release(self, start: int, stop: int) -> None:
-        """Let the system take the pages of these bytes; touched again, they are read again."""
+        """Allow the system to evict these pages; on the next access they are read again."""
         if self.map is not None and hasattr(pages, "MADV_DONTNEED"):
             start -= start % pages.PAGESIZE
             self.map.madvise(pages.MADV_DONTNEED, start, stop - start)
 
 
 def read_bytes(path: Path, *, mmap: bool) -> Mapped:
-    """The bytes of a file.
+    """Return the bytes of a file.
 
     Raises:
-        GGUFError: it cannot be opened. AllocError: it does not fit into memory (``mmap=False``).
+        GGUFError: it cannot be opened.
+        AllocError: it does not fit into memory (``mmap=False``).
     """
     try:
         with open_regular(path) as file:

@@ -1,10 +1,10 @@
-"""A model in several files: their names, and the checks that they are one model.
+"""Split models: names of the files, and checks that they belong together.
 
     part_path(Path("x"), 1, 3)                     # x-00002-of-00003.gguf
     parts = read_parts(Path("x-00001-of-00003.gguf"), mmap=True)
 
-The first part says how many there are and holds the metadata; each holds some of the tensors.
-Nothing but the headers is read, and a part is only opened after the one before it was legal.
+The first part has the number of parts and the metadata; the tensors are distributed over the parts.
+Only headers are read, and a part is opened only after the previous one was checked.
 Source: llama.cpp, ``llama_split_path``, ``llama_model_loader`` and gguf-split.
 """
 
@@ -28,15 +28,15 @@ _OTHER = "name the first part of a model whose parts lie together in one folder"
 
 
 def part_path(prefix: Path, no: int, count: int) -> Path:
-    """Where part ``no``, from 0, of ``count`` lies."""
+    """Return the path of part ``no`` (from 0) of ``count``."""
     return prefix.with_name(f"{prefix.name}-{no + 1:05d}-of-{count:05d}.gguf")
 
 
 def read_parts(path: Path, *, mmap: bool) -> list[tuple[Mapped, Header]]:
-    """The file and, where it is the first of several, the others, in order.
+    """Return the file, and the other parts in order if it is the first of a split model.
 
     Raises:
-        GGUFError: a file is no legal GGUF file, is missing, or is not the part it should be.
+        GGUFError: a file is not a valid GGUF file, is missing, or is a different part.
     """
     first = _read(path, mmap)
     count, no = _number(first, SPLIT_COUNT, 0), _number(first, SPLIT_NO, 0)
@@ -69,7 +69,7 @@ def read_parts(path: Path, *, mmap: bool) -> list[tuple[Mapped, Header]]:
 
 
 def all_tensors(parts: list[tuple[Mapped, Header]]) -> dict[str, TensorInfo]:
-    """The tensors of all parts by name. Raises: GGUFError: two parts have the same."""
+    """Return the tensors of all parts by name. Raises: GGUFError: a name occurs twice."""
     tensors = parts[0][1].tensors
     for i, (mapped, header) in enumerate(parts[1:], 1):
         double = tensors.keys() & header.tensors.keys()
@@ -102,7 +102,7 @@ def _number(part: tuple[Mapped, Header], key: str, default: int) -> int:
 def _check_part(
     path: Path, first: tuple[Mapped, Header], part: tuple[Mapped, Header], i: int
 ) -> None:
-    """That ``part`` is number ``i`` of the model that ``first`` begins, by all that it says."""
+    """Check that ``part`` is number ``i`` of the model of ``first``. Raises: GGUFError."""
     if part[1].magic != first[1].magic:
         raise GGUFError(
             f"{part[0].path}: does not belong to {path.name}: it starts with {part[1].magic!r}, "

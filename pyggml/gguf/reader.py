@@ -1,16 +1,16 @@
-"""Open a GGUF file: checked metadata, tensor table and the bytes of the tensors.
+"""Opens a GGUF file: metadata, tensor table and the bytes of the tensors, all checked.
 
     with GGUFFile("x.gguf") as f:
         f.get_str("general.architecture")          # 'llama'
         f.tensors["output_norm.weight"].ne         # (576, 1, 1, 1)
         f.tensor_bytes("output_norm.weight")       # uint8 view into the mapped file, zero copy
 
-Opening maps the file and parses its header (about 20 ms for 100,000 vocabulary strings); a file
-that is not legal ends in a GGUFError of one line. The first of several parts opens them all, and
-nothing but ``TensorInfo.part`` tells the difference. Metadata owns its memory; ``tensor_bytes`` is
-a view of a mapping, which lives as long as any view of it. Read-only, so safe between threads. If
-another process truncates a mapped file, the next access by name says so; touching the lost pages
-before kills the process (SIGBUS). ``mmap=False`` reads the file into memory instead.
+Opening maps the file and parses its header; an invalid file raises GGUFError. The first file of a
+split model opens all parts; only ``TensorInfo.part`` shows the difference. Metadata has its own
+memory. ``tensor_bytes`` returns views of the mapping, which lives as long as any view. Read-only
+and thread-safe. If another process truncates a mapped file, the next access by name raises
+GGUFError, but accessing lost pages through an old view kills the process (SIGBUS); ``mmap=False``
+reads the file into memory instead.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ T = TypeVar("T")
 
 
 class _Required:
-    """The default of a getter whose key must be there."""
+    """The default of a getter without a default: the key is required."""
 
 
 _REQUIRED = _Required()
 
 
 class GGUFFile:
-    """A GGUF file (version 2 or 3, little endian), or all parts of one, that passed every check.
+    """A checked GGUF file (version 2 or 3, little endian), or all parts of a split model.
 
     Args:
-        path: the file, or the first part of several (``x-00001-of-00003.gguf``).
-        mmap: map the file (False: read all of it into memory).
+        path: the file, or the first file of a split model (``x-00001-of-00003.gguf``).
+        mmap: map the file; False reads it into memory.
 
     Attributes:
         path: as given.
         magic: the first four bytes, ``GGUF``, or ``PWRI`` as PowerInfer has it.
         version: 2 or 3.
-        alignment: of the tensors' data, in bytes.
+        alignment: alignment of the tensors' data in bytes.
         metadata: key -> int, float, bool, str, NumPy array (read-only) or ``GGUFStrings``.
         value_types: key -> the type in the file.
-        value_offsets: key -> where its value begins in the (first) file, behind the type, in bytes.
+        value_offsets: key -> byte offset of its value (after the type) in the (first) file.
         tensors: name -> ``TensorInfo``, in the file's order.
-        data_offset: where tensor data begins in the (first) file, in bytes.
+        data_offset: byte offset of the tensor data in the (first) file.
 
     Raises:
         GGUFError: it cannot be opened, is not a GGUF file, is damaged or incomplete.
@@ -78,7 +78,7 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, mmap: bool = True) -> Self:
-        """The same as the constructor."""
+        """Open a file; same as the constructor."""
         return cls(path, mmap=mmap)
 
     @property
@@ -93,7 +93,7 @@ class GGUFFile:
         return self._parts
 
     def tensor_bytes(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor: a read-only view, aligned to ``alignment`` within its file.
+        """Return the bytes of a tensor: a read-only view, aligned to ``alignment`` in its file.
 
         Raises:
             GGUFError: there is no such tensor, the file is closed, or was truncated meanwhile.
@@ -108,12 +108,13 @@ class GGUFFile:
     def chunks(
         self, name: str, max_bytes: int = 8 << 20, *, unit: int | None = None
     ) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes of a tensor in pieces, for one pass over a large file.
+        """Yield the bytes of a tensor in pieces, for one pass over a large file.
+
+        The pages of a mapped file are released after each piece, so memory use is small.
 
         Args:
-            unit: each piece is a whole number of these, in bytes; None for blocks of the type.
-
-        The pages of a mapped file are given back behind each piece, so memory stays small.
+            max_bytes: maximum size of a piece.
+            unit: pieces are multiples of this size in bytes; None: the type's block.
 
         Raises:
             GGUFError: as ``tensor_bytes``.
@@ -128,10 +129,10 @@ class GGUFFile:
             part.release(info.offset + start, info.offset + start + piece.size)
 
     def override(self, values: Mapping[str, bool | int | float | str]) -> None:
-        """Change or add simple metadata in memory; the file stays as it is.
+        """Change or add metadata in memory (no arrays); the file is not changed.
 
         Raises:
-            GGUFError: a value of another type than the file's.
+            GGUFError: a value has another type than in the file.
         """
         for key, value in values.items():
             simple = isinstance(value, bool | int | float | str)
@@ -147,7 +148,7 @@ class GGUFFile:
         self.value_types = MappingProxyType({**self.value_types, **added})
 
     def close(self) -> None:
-        """Let go of the data; it is unmapped as soon as no view of it is left."""
+        """Release the data; it is unmapped when no view is left."""
         self._parts = ()
 
     def __enter__(self) -> Self:
@@ -162,17 +163,17 @@ class GGUFFile:
             f"{len(self.tensors)} tensors>"
         )
 
-    # --- metadata with the type that the caller needs: without a default the key must be there ----
+    # --- metadata of a required type; without a default the key must exist ------------------------
 
     @overload
     def get_str(self, key: str) -> str: ...
     @overload
     def get_str(self, key: str, default: T) -> str | T: ...
     def get_str(self, key: str, default: Any = _REQUIRED) -> Any:
-        """A string.
+        """Return a string.
 
         Raises:
-            GGUFError: the key is missing and has no default, or the value is of another type.
+            GGUFError: the key is missing and there is no default, or the value has another type.
         """
         return self._get(key, default, str, "a string")
 
@@ -181,7 +182,7 @@ class GGUFFile:
     @overload
     def get_int(self, key: str, default: T) -> int | T: ...
     def get_int(self, key: str, default: Any = _REQUIRED) -> Any:
-        """An integer of any width. Raises as ``get_str``."""
+        """Return an integer of any width. Raises as ``get_str``."""
         return self._get(key, default, int, "an integer")
 
     @overload
@@ -189,7 +190,7 @@ class GGUFFile:
     @overload
     def get_float(self, key: str, default: T) -> float | T: ...
     def get_float(self, key: str, default: Any = _REQUIRED) -> Any:
-        """A float; an integer counts as one. Raises as ``get_str``."""
+        """Return a float, also for an integer value. Raises as ``get_str``."""
         value = self._get(key, default, (float, int), "a float")
         return float(value) if key in self.metadata else value
 
@@ -198,7 +199,7 @@ class GGUFFile:
     @overload
     def get_bool(self, key: str, default: T) -> bool | T: ...
     def get_bool(self, key: str, default: Any = _REQUIRED) -> Any:
-        """A bool. Raises as ``get_str``."""
+        """Return a bool. Raises as ``get_str``."""
         return self._get(key, default, bool, "a bool")
 
     @overload
@@ -206,7 +207,7 @@ class GGUFFile:
     @overload
     def get_array(self, key: str, default: T) -> NumberArray | GGUFStrings | T: ...
     def get_array(self, key: str, default: Any = _REQUIRED) -> Any:
-        """An array of anything. Raises as ``get_str``."""
+        """Return an array of any type. Raises as ``get_str``."""
         return self._get(key, default, (np.ndarray, GGUFStrings), "an array")
 
     @overload
@@ -214,7 +215,7 @@ class GGUFFile:
     @overload
     def get_numbers(self, key: str, default: T) -> NumberArray | T: ...
     def get_numbers(self, key: str, default: Any = _REQUIRED) -> Any:
-        """An array of numbers or bools (NumPy, one dimension). Raises as ``get_str``."""
+        """Return an array of numbers or bools (NumPy, one dimension). Raises as ``get_str``."""
         return self._get(key, default, np.ndarray, "an array of numbers")
 
     @overload
@@ -222,10 +223,10 @@ class GGUFFile:
     @overload
     def get_strings(self, key: str, default: T) -> GGUFStrings | T: ...
     def get_strings(self, key: str, default: Any = _REQUIRED) -> Any:
-        """An array of strings. Raises as ``get_str``."""
+        """Return an array of strings. Raises as ``get_str``."""
         return self._get(key, default, GGUFStrings, "an array of strings")
 
-    def _get(self, key: str, default: Any, wanted: type | tuple[type, ...], name: str) -> Any:
+    def _get(self, key: str, default: Any, types: type | tuple[type, ...], name: str) -> Any:
         if key not in self.metadata:
             if default is _REQUIRED:
                 raise GGUFError(
@@ -234,7 +235,7 @@ class GGUFFile:
                 )
             return default
         value = self.metadata[key]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
             raise GGUFError(
                 f"{self.path}: metadata key {key!r} is {self._kind(key)}, expected {name}; "
                 f"the file is damaged or was converted wrongly"
@@ -250,7 +251,7 @@ class GGUFFile:
         return f"{self.value_types[key].name} {value!r:.80}"
 
     def typed_metadata(self) -> dict[str, Any]:
-        """The metadata as ``write_gguf`` takes it to write the same types again.
+        """Return the metadata for ``write_gguf``, with the types of the file.
 
         Numbers are NumPy scalars of the width in the file.
         """

@@ -1,10 +1,10 @@
-"""Cut a GGUF file into parts, put parts together, copy with other metadata.
+"""Splits and merges GGUF files, and copies them with changed metadata.
 
     plans = plan_split(file, Path("x"), max_bytes=2_000_000_000)
     write_split(file, plans)                       # x-00001-of-00003.gguf ...
     merge(GGUFFile("x-00001-of-00003.gguf"), "x.gguf")
 
-Tensors are streamed, a few megabytes at a time. All parts appear at the end, or none does.
+Tensors are streamed, a few megabytes at a time. Either all parts are created at the end, or none.
 Source: llama.cpp, ``gguf-split``.
 """
 
@@ -32,7 +32,7 @@ MAX_PARTS = 65_535  # they are counted in 16 bits
 
 @dataclass(frozen=True)
 class PartPlan:
-    """A part to write: where, and the names and bytes of its tensors."""
+    """A part to write: its path, and the names and total size of its tensors."""
 
     path: Path
     names: tuple[str, ...]
@@ -40,7 +40,7 @@ class PartPlan:
 
 
 def whole_metadata(file: GGUFFile) -> dict[str, Any]:
-    """``typed_metadata`` without what says that the file is a part."""
+    """Return ``typed_metadata`` without the ``split.*`` keys."""
     return {k: v for k, v in file.typed_metadata().items() if k not in SPLIT_KEYS}
 
 
@@ -53,13 +53,15 @@ def copy_gguf(
     data: Mapping[str, Pieces] | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write tensors of ``file``, all unless ``names`` are given, with that metadata and its magic.
+    """Write tensors of ``file`` with other metadata to ``path``; the magic is kept.
 
     Args:
-        data: of the tensors, in place of what ``file`` holds.
+        names: tensors to copy; None: all.
+        data: data of the tensors that replaces the file's.
+        progress: called with the completed fraction.
 
     Raises:
-        GGUFError: the metadata cannot be written, or the file.
+        GGUFError: the metadata is invalid, or the file cannot be written.
     """
     infos = [file.tensors[name] for name in (file.tensors if names is None else names)]
     tensors = {
@@ -77,19 +79,20 @@ def plan_split(
     max_bytes: int | None = None,
     tensors_in_first: bool = True,
 ) -> list[PartPlan]:
-    """How a file would be cut.
+    """Return the parts into which a file is split.
 
     Args:
-        prefix: of the parts' names.
-        max_tensors: in a part.
-        max_bytes: of the tensors in a part, instead; a larger tensor has a part of its own.
-        tensors_in_first: False leaves only metadata in the first part.
+        prefix: prefix of the parts' names.
+        max_tensors: maximum number of tensors per part.
+        max_bytes: maximum size of the tensors per part, used instead of ``max_tensors``; a larger
+            tensor gets its own part.
+        tensors_in_first: False: the first part has only metadata.
 
     Raises:
-        GGUFError: there would be too many parts, or they would have no name.
+        GGUFError: there would be too many parts, or the prefix is not a name.
     """
     if not prefix.name:
-        raise GGUFError(f"'{prefix}' is no beginning of a file name: give one such as 'model'")
+        raise GGUFError(f"'{prefix}' is not a prefix of file names: use one such as 'model'")
     groups: list[list[str]] = [[]] if tensors_in_first else [[], []]
     size = 0
     for i, info in enumerate(file.tensors.values()):
@@ -102,8 +105,8 @@ def plan_split(
         size += nbytes
     if len(groups) > MAX_PARTS:
         raise GGUFError(
-            f"{file.path}: would be cut into {len(groups)} parts, {MAX_PARTS} are the most: allow "
-            f"more tensors or bytes in each"
+            f"{file.path}: would be split into {len(groups)} parts, the limit is {MAX_PARTS}: "
+            f"allow more tensors or bytes per part"
         )
     return [
         PartPlan(
@@ -121,10 +124,10 @@ def write_split(
     progress: Progress | None = None,
     data: Mapping[str, Pieces] | None = None,
 ) -> None:
-    """Write all parts; ``data`` as in ``copy_gguf``.
+    """Write all parts, or none; ``data`` as in ``copy_gguf``.
 
     Raises:
-        GGUFError: one cannot be written; then there is none.
+        GGUFError: a part cannot be written.
     """
     total, before = sum(plan.nbytes for plan in plans) or 1, 0
     try:
@@ -153,5 +156,5 @@ def _share(progress: Progress | None, done: float, share: float) -> Progress | N
 
 
 def merge(file: GGUFFile, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
-    """Write all parts of ``file`` as one. Raises: GGUFError: it cannot be written."""
+    """Write all parts of ``file`` as one file. Raises: GGUFError: it cannot be written."""
     copy_gguf(file, path, whole_metadata(file), progress=progress)

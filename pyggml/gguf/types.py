@@ -1,10 +1,10 @@
-"""The values of a GGUF header: value types, lazy string arrays, tensor entries.
+"""Types of a GGUF header: value types, lazy string arrays, tensor entries.
 
     tokens = f.metadata["tokenizer.ggml.tokens"]   # GGUFStrings: nothing is decoded yet
     len(tokens), tokens[5], tokens.raw(5)          # 49152, 'Ġthe', b'\\xc4\\xa0the'
     tokens.tolist()                                # all at once, about 0.2 us a string
 
-Everything here is immutable and owns its memory, so it stays usable after the file is closed.
+All objects are immutable and own their memory, so they remain valid after the file is closed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..dtype import GGMLType
 
 
 def decode(text: bytes) -> str:
-    """A GGUF string as ``str``, without loss and without failure.
+    """Return a GGUF string as ``str``, losslessly for any bytes.
 
-    Bytes that are not UTF-8 (old vocabularies hold pieces of characters) become lone surrogates, as
-    in Python's file names: ``.encode("utf-8", "surrogateescape")`` gives the bytes back.
+    Invalid UTF-8 (old vocabularies have partial characters) becomes lone surrogates, as in Python's
+    file names; ``.encode("utf-8", "surrogateescape")`` restores the bytes.
     """
     return str(text, "utf-8", "surrogateescape")
 
@@ -40,7 +40,7 @@ class ValueType(IntEnum):
     def __new__(cls, value: int, code: str) -> ValueType:
         member = int.__new__(cls, value)
         member._value_ = value
-        member.code = code  # of the struct module and NumPy; empty for strings and arrays
+        member.code = code  # type code of struct and NumPy; empty for strings and arrays
         return member
 
     UINT8 = (0, "B")
@@ -63,7 +63,7 @@ class ValueType(IntEnum):
         return np.dtype("<" + self.code)
 
 
-_NATURAL = {  # a bool is an int too, so it comes first
+_NATURAL = {  # bool is a subclass of int, so it comes first
     bool: (ValueType.BOOL,),
     int: (ValueType.UINT32, ValueType.INT32, ValueType.INT64, ValueType.UINT64),
     float: (ValueType.FLOAT32, ValueType.FLOAT64),
@@ -72,34 +72,34 @@ _NATURAL = {  # a bool is an int too, so it comes first
 
 
 def natural_type(value: bool | int | float | str) -> ValueType:
-    """The type of a simple value in most files, the only ones llama.cpp reads; wider if it must."""
+    """Return the usual type of a value in GGUF files, or a wider one if the value needs it."""
     kinds = next(kinds for python, kinds in _NATURAL.items() if isinstance(value, python))
     return next((kind for kind in kinds if fits(kind, value)), kinds[-1])
 
 
 def fits(kind: ValueType, value: bool | int | float | str) -> bool:
-    """Whether a metadata value of type ``kind`` can become ``value``; integers count as floats."""
+    """Return whether type ``kind`` can represent ``value``; integers are allowed as floats."""
     if isinstance(value, bool):
         return kind is ValueType.BOOL
     if isinstance(value, str):
         return kind is ValueType.STRING
     if kind in (ValueType.FLOAT32, ValueType.FLOAT64):
-        return value != value or abs(value) == inf or abs(value) <= _most(kind)
+        return value != value or abs(value) == inf or abs(value) <= _float_max(kind)
     if isinstance(value, float) or not kind.code or kind is ValueType.BOOL:
         return False
     info = np.iinfo(kind.dtype)
     return bool(info.min <= value <= info.max)
 
 
-def _most(kind: ValueType) -> float:
+def _float_max(kind: ValueType) -> float:
     return float(np.finfo(kind.dtype).max)
 
 
 def parse_value(kind: ValueType, text: str) -> bool | int | float | str:
-    """A simple value of that type from its text.
+    """Parse a text as a value of a type (not an array).
 
     Raises:
-        ValueError: the text is no such value, or does not fit.
+        ValueError: the text is not such a value, or out of range.
     """
     value: bool | int | float | str
     if kind is ValueType.STRING:
@@ -119,11 +119,11 @@ def parse_value(kind: ValueType, text: str) -> bool | int | float | str:
 
 
 class GGUFStrings(Sequence[str]):
-    """An array of strings that decodes them when asked.
+    """An array of strings that are decoded on access.
 
     Args:
-        blob: the strings as they are in the file, each behind its 8-byte length.
-        bounds: where each of them starts in ``blob``, and the end.
+        blob: the strings as in the file, each preceded by its 8-byte length.
+        bounds: offset of each string in ``blob``, and the end of the last.
     """
 
     __slots__ = ("_blob", "_bounds")
@@ -134,11 +134,11 @@ class GGUFStrings(Sequence[str]):
 
     @property
     def encoded(self) -> bytes:
-        """All strings as they are in the file, each behind its length."""
+        """All strings as in the file, each preceded by its length."""
         return self._blob
 
     def raw(self, index: int) -> bytes:
-        """The bytes of one string, as they are in the file."""
+        """Return the bytes of one string."""
         n = len(self)
         if not -n <= index < n:
             raise IndexError(f"string {index} of an array of {n}")
@@ -146,14 +146,14 @@ class GGUFStrings(Sequence[str]):
         return self._blob[self._bounds[index] + 8 : self._bounds[index + 1]]
 
     def tolist(self) -> list[str]:
-        """All strings, decoded."""
+        """Return all strings, decoded."""
         blob, starts = self._blob, np.frombuffer(self._bounds, np.int64)[:-1]
         data = np.frombuffer(blob, np.uint8).copy()
         for k in range(8):
             data[starts + k] = 0
         try:
-            if np.count_nonzero(data) == data.size - 8 * starts.size:  # no NUL in any of them:
-                return data.tobytes().decode().split(8 * "\0")[1:]  # three times as fast
+            if np.count_nonzero(data) == data.size - 8 * starts.size:  # no string contains a NUL
+                return data.tobytes().decode().split(8 * "\0")[1:]  # 3x as fast as the loop
             return [blob[start + 8 : end].decode() for start, end in pairwise(self._bounds)]
         except UnicodeDecodeError:  # rare
             return self[:]
@@ -184,10 +184,10 @@ class TensorInfo:
 
     Attributes:
         ne: elements in each dimension, ``ne[0]`` contiguous, padded with ones.
-        n_dims: how many of them the file names.
-        offset: of the data, in bytes from the start of the file.
-        nbytes: of the data, without padding.
-        part: number of the file that holds it, from 0, where a model has several.
+        n_dims: number of dimensions in the file.
+        offset: byte offset of the data in its file.
+        nbytes: size of the data without padding.
+        part: index of its file in a split model, from 0.
     """
 
     name: str
@@ -200,5 +200,5 @@ class TensorInfo:
 
     @property
     def n_elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return self.ne[0] * self.ne[1] * self.ne[2] * self.ne[3]

@@ -1,12 +1,12 @@
-"""Write a GGUF file, whole or not at all.
+"""Writes a GGUF file atomically.
 
     write_gguf("x.gguf", {"llama.block_count": 2, "general.name": "tiny"},
                {"token_embd.weight": np.zeros((32, 8), np.float32),        # ne = (8, 32)
                 "blk.0.ffn_up.weight": (blocks, GGMLType.Q8_0, (32, 4))},  # bytes, type, ne
                arch="llama")
 
-The file is written beside its place under a temporary name and renamed, so nobody sees half of one.
-Data may come in pieces, made when they are written: memory is then that of one piece.
+The file is written under a temporary name in the same folder and then renamed. Data may be an
+iterator of pieces, so that memory is needed for one piece only.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ def write_gguf(
     """Write ``metadata`` and ``tensors`` to ``path``.
 
     Args:
-        metadata: values by key. A NumPy scalar or array keeps its type; a Python int becomes
-            UINT32, else INT32, UINT64 or INT64, the first that holds it (in a sequence INT32, else
-            INT64, UINT64), a float FLOAT32, else FLOAT64; a sequence of bool, int, float, str or
-            bytes (a string as it is) becomes an array. ``general.alignment`` is obeyed.
+        metadata: values by key. NumPy scalars and arrays keep their type. A Python int becomes the
+            first fitting type of UINT32, INT32, INT64, UINT64 (in a sequence INT32, INT64,
+            UINT64), a float FLOAT32, else FLOAT64. A sequence of bool, int, float, str or bytes
+            (an encoded string) becomes an array. ``general.alignment`` sets the alignment.
         tensors: NumPy arrays (shape is ne reversed), or (bytes, type, ne) for any ggml type; the
-            bytes may be an iterable of pieces, as ``GGUFFile.chunks`` gives them.
-        arch: ``general.architecture``, unless ``metadata`` has it; None writes none.
+            bytes may be an iterable of pieces, such as ``GGUFFile.chunks``.
+        arch: value of ``general.architecture`` if ``metadata`` has none; None: do not write it.
         magic: the first four bytes; ``b"PWRI"`` for PowerInfer.
-        progress: told the fraction of the bytes that is written.
+        progress: called with the written fraction.
 
     Raises:
-        GGUFError: a name, value or size that GGUF cannot hold, or the file cannot be written.
-        TypeMismatch: a NumPy dtype that ggml has no type for.
+        GGUFError: GGUF cannot represent a name, value or size, or the file cannot be written.
+        TypeMismatch: ggml has no type for a NumPy dtype.
     """
     path = Path(path)
     if arch is not None and _ARCHITECTURE not in metadata:
         metadata = {_ARCHITECTURE: arch, **metadata}
     if magic not in MAGICS:
         raise GGUFError(
-            f"{path}: the magic is {magic!r}, there are: {', '.join(map(repr, MAGICS))}"
+            f"{path}: the magic is {magic!r}, must be one of {', '.join(map(repr, MAGICS))}"
         )
     alignment = _alignment(metadata)
     encoded = {key: encode_value(key, value) for key, value in metadata.items()}
@@ -91,10 +91,10 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
     if not isinstance(given, int | np.integer) or isinstance(given, bool):
         raise GGUFError(f"{ALIGNMENT_KEY} is {given!r:.40}, must be an integer")
     alignment = int(given)
-    least, most = limits.MIN_ALIGNMENT, limits.MAX_ALIGNMENT
-    if not least <= alignment <= most or alignment & (alignment - 1):
+    low, high = limits.MIN_ALIGNMENT, limits.MAX_ALIGNMENT
+    if not low <= alignment <= high or alignment & (alignment - 1):
         raise GGUFError(
-            f"{ALIGNMENT_KEY} is {alignment}, must be a power of two from {least} to {most} bytes"
+            f"{ALIGNMENT_KEY} is {alignment}, must be a power of two from {low} to {high} bytes"
         )
     return alignment
 
@@ -121,7 +121,7 @@ def _entry(name: str, tensor: npt.NDArray[Any] | RawTensor) -> Entry:
 def _write_tensor(
     file: BinaryIO, entry: Entry, tensor: npt.NDArray[Any] | RawTensor
 ) -> Iterable[int]:
-    """Write the data of a tensor, and give the bytes of each piece."""
+    """Write the data of a tensor, and yield the size of each piece."""
     data = tensor if isinstance(tensor, np.ndarray) else tensor[0]
     written = 0
     for piece in [data] if isinstance(data, bytes | np.ndarray) else data:
@@ -132,7 +132,7 @@ def _write_tensor(
 
 
 def _flat(data: bytes | npt.NDArray[Any]) -> memoryview:
-    """The bytes of an array in C order: a view where it has that order already."""
+    """Return the bytes of an array in C order; a view if it is contiguous."""
     if isinstance(data, bytes):
         return memoryview(data)
     return np.ascontiguousarray(data).reshape(-1).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""Pictures of compute graphs: DOT, SVG, a page, memory plans, times, traces, tables; charts.
+"""Drawings of compute graphs: DOT, SVG, HTML, memory plans, times, traces, tables; charts.
 
     from pyggml.viz import graph_dump_dot, graph_html, graph_svg
 

@@ -1,4 +1,4 @@
-"""What a picture is made of: boxes, arrows between them, and layers drawn as one."""
+"""The elements of a picture: boxes, edges, and groups of layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """What a frame says."""
+        """The title of the group's frame."""
         first, last, n = self.layers[0], self.layers[-1], len(self.layers)
         if n == 1:
             return f"layer {first}"
@@ -47,12 +47,12 @@ class Box:
 
     @property
     def tensor(self) -> Tensor:
-        """The first member."""
+        """The first tensor of the box."""
         return self.members[0]
 
 
 class Arrow(NamedTuple):
-    """An edge between boxes; ``edge`` tells which source of the reader it is."""
+    """An edge between boxes; ``edge`` has the index of the source."""
 
     source: str
     reader: str

@@ -1,4 +1,4 @@
-"""Charts as SVG text, drawn by ourselves: lines, bands and bars; needs nothing installed.
+"""Draws charts (lines, bands, bars) as SVG text, without dependencies.
 
     chart = Chart("Union of tokens", "tokens", "neurons needed", log2=True, percent=True)
     chart.band([1, 2, 4], low, high, "all layers").line([1, 2, 4], mean, "mean")
@@ -20,10 +20,10 @@ from .style import FAMILIES
 from .svg import escape
 
 _W, _H = 460.0, 240.0  # of the plotted area
-_LEFT, _TOP, _RIGHT, _BOTTOM = 64.0, 46.0, 24.0, 62.0  # around it
+_LEFT, _TOP, _RIGHT, _BOTTOM = 64.0, 46.0, 24.0, 62.0  # margins
 _HEAD = 56.0
-_BAR, _GAP, _CHAR = 12.0, 7.0, 6.7  # a lying bar, between rows of them, a character of a name
-_NAME = 40  # characters of a name that are shown
+_BAR, _GAP, _CHAR = 12.0, 7.0, 6.7  # horizontal bar, gap, character width
+_NAME = 40  # displayed characters of a name
 _COLORS = [FAMILIES[name] for name in ("matmul", "rope", "norm", "attention", "weight", "cache")]
 _CSS = """\
 .chart{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;background:#fff}
@@ -67,15 +67,15 @@ class Chart:
     _n_colors: int = 0
 
     def line(self, xs: Numbers, ys: Numbers, name: str = "") -> Chart:
-        """Points joined by lines; returns the chart."""
+        """Add points joined by lines; return the chart."""
         return self._add("line", xs, ys, ys, name)
 
     def band(self, xs: Numbers, low: Numbers, high: Numbers, name: str = "") -> Chart:
-        """The area from ``low`` to ``high``, in the next line's colour; returns the chart."""
+        """Add the area from ``low`` to ``high``, in the next line's colour; return the chart."""
         return self._add("band", xs, low, high, name)
 
     def bars(self, xs: Numbers, ys: Numbers, name: str = "", color: int | None = None) -> Chart:
-        """A bar for each x, which are one apart, beside other series'; returns the chart.
+        """Add a bar for each x (consecutive integers), next to other series'; return the chart.
 
         Args:
             color: number of a colour, so that charts agree; None takes the next.
@@ -83,7 +83,7 @@ class Chart:
         return self._add("bars", xs, [0.0] * len(ys), ys, name, color)
 
     def value_range(self) -> tuple[float, float]:
-        """Of the axis of values; never empty."""
+        """The range of the value axis; never empty."""
         ys = [v for s in self.series for v in (*s.low, *s.high) if math.isfinite(v)] or [0.0, 1.0]
         low, high = self.y_range or (min(0.0, *ys), max(ys))
         return low, high + (high == low) * 1.0
@@ -138,7 +138,7 @@ def charts_svg(
 
 
 class _Axes:
-    """From values to places."""
+    """Maps values to coordinates."""
 
     height = _H
 
@@ -160,7 +160,7 @@ class _Axes:
         return _W * right, _H * (1 - up)
 
     def drawn(self) -> Iterator[str]:
-        """Everything of one chart."""
+        """Return the SVG of one chart."""
         chart = self.chart
         yield _title(chart)
         yield _quiet(0, -9, chart.y, "start")
@@ -210,7 +210,7 @@ class _Axes:
 
 
 class _Rows:
-    """Bars that lie, of things with names."""
+    """A chart of horizontal bars with names."""
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
@@ -223,10 +223,12 @@ class _Rows:
 
     def _right(self, value: float) -> float:
         share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
-        return self.left + (_W - 40 - self.left) * share  # room for a number behind the longest
+        return (
+            self.left + (_W - 40 - self.left) * share
+        )  # leaves space for the value after the longest bar
 
     def drawn(self) -> Iterator[str]:
-        """Everything of one chart."""
+        """Return the SVG of one chart."""
         chart, zero = self.chart, self._right(0)
         yield _title(chart)
         for value in ticks(self.low, self.high):
@@ -273,7 +275,7 @@ def _legend(chart: Chart, height: float) -> Iterator[str]:
 
 
 def ticks(low: float, high: float, n: int = 5) -> list[float]:
-    """Round values from ``low`` to ``high``, about ``n``."""
+    """Return about ``n`` round values from ``low`` to ``high``."""
     step = 10 ** math.floor(math.log10((high - low) / n))
     step *= next(k for k in (1, 2, 5, 10) if k * step * n >= 0.999 * (high - low))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

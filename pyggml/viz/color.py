@@ -1,4 +1,4 @@
-"""What colours tell: op family, backend, split, buffer or time; each in words too.
+"""Colours of boxes by op family, backend, split, buffer or time, with labels.
 
 colors = coloring(graph, written, {"color": "buffer"})
 colors.painter(node).name, colors.tag(node)    # "compute, 0.2 MiB (Host)", "compute"
@@ -16,7 +16,7 @@ from .options import COLORS, Options
 from .style import BUFFERS, UNALLOCATED, Look, Paint, Painter, by_family
 from .times import NodeTime, Times, duration, fused_into
 
-HEAT = (  # at least this share of the run
+HEAT = (  # (minimum share of the run's time, colour)
     (0.10, "10 % and more", Paint("#e8590c", "#ff6b2b")),
     (0.03, "3 to 10 %", Paint("#fd8d3c", "#d97b3a")),
     (0.01, "1 to 3 %", Paint("#fdae6b", "#b07a4a")),
@@ -27,16 +27,16 @@ _UNTIMED = Paint("#f8f9fa", "#6c757d")
 
 
 class Coloring(NamedTuple):
-    """A look for each tensor, and what its box says of it (nothing for families: the op does)."""
+    """A look for each tensor, and a label (none for families, which the op shows)."""
 
     painter: Painter
     tag: Callable[[Tensor], str]
     heat: Callable[[NodeTime], Look] | None = None  # for boxes of several nodes
-    scale: tuple[Look, ...] = ()  # looks that the legend has although no box may
+    scale: tuple[Look, ...] = ()  # looks always shown in the legend
 
 
 def coloring(graph: CGraph, written: Collection[Tensor], options: Options) -> Coloring:
-    """Colours as the options say. Raises: PyggmlError: what they need is not given."""
+    """Return the colours for the options. Raises: PyggmlError: required data is missing."""
     times, backend_of, split_of = (
         options.get("times"), options.get("backend_of"), options.get("split_of"),
     )  # fmt: skip
@@ -50,7 +50,7 @@ def coloring(graph: CGraph, written: Collection[Tensor], options: Options) -> Co
         return _tagged(_numbered(tensors, backend_of))
     if color == "split" and split_of is not None:
         number = split_of
-        nodes = set(graph.nodes)  # leafs are read by several splits, and belong to none
+        nodes = set(graph.nodes)  # leafs belong to no split
         return _tagged(
             _numbered(graph.nodes, lambda t: f"split {number(t)}" if t in nodes else "no split")
         )
@@ -67,7 +67,7 @@ def _tagged(painter: Painter) -> Coloring:
 
 
 def _numbered(tensors: Iterable[Tensor], name_of: Callable[[Tensor], str]) -> Painter:
-    """Names in the order of ``tensors``, a colour for each."""
+    """Return a colour for each name, in the order of ``tensors``."""
     looks: dict[str, Look] = {}
 
     def look(name: str) -> Look:
@@ -81,7 +81,7 @@ def _numbered(tensors: Iterable[Tensor], name_of: Callable[[Tensor], str]) -> Pa
 
 
 def by_buffer(tensors: Iterable[Tensor], written: Collection[Tensor] = ()) -> Painter:
-    """Colours by the buffer that holds the data, named for what lies in it."""
+    """Return colours by the buffer of the data, named after its content."""
     roles: dict[int, str] = {}
     buffers = {}
     for tensor in tensors:
@@ -106,7 +106,7 @@ def by_buffer(tensors: Iterable[Tensor], written: Collection[Tensor] = ()) -> Pa
 
 
 def by_time(times: Times) -> Coloring:
-    """A heat map: darker is longer. A node that was fused into another says so."""
+    """Return a heat map: darker is slower. Nodes fused into another have a label."""
     holders = fused_into(times)
     looks = [Look(i, name, paint) for i, (_, name, paint) in enumerate(HEAT)]
     fused = Look(len(looks), "fused into another node", _UNTIMED)
@@ -129,6 +129,6 @@ def by_time(times: Times) -> Coloring:
 
 
 def time_tag(time: NodeTime) -> str:
-    """``12.3 us, 4.5 %``."""
+    """Return a label such as ``12.3 us, 4.5 %``."""
     share = "<0.1" if time.share < 0.0005 else f"{100 * time.share:.1f}"
     return f"{duration(time.ns)}, {share} %"

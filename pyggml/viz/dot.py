@@ -1,4 +1,4 @@
-"""A compute graph as DOT text, graphviz's language: the same text on every run.
+"""Draws a compute graph as Graphviz DOT; the text is deterministic.
 
     graph_dump_dot(graph, "graph.dot", title="one token")
     text = graph_dump_dot(graph, layers=(0, 2))    # layers 0 and 1, stubs where edges leave
@@ -67,7 +67,7 @@ def graph_dump_dot(
 
 
 def look_of(picture: Picture, box: Box) -> Look:
-    """What colour a box has."""
+    """Return the colour attributes of a box."""
     colors, time = picture.coloring, picture.time_of(box)
     if colors.heat is not None and time is not None:
         return colors.heat(time)
@@ -75,7 +75,7 @@ def look_of(picture: Picture, box: Box) -> Look:
 
 
 def _lines(picture: Picture) -> Iterator[str]:
-    """The body: legend, boxes layer by layer, edges."""
+    """Yield the body: legend, boxes by layer, edges."""
     drawn = {box.members[0]: box for box in picture.boxes.values() if not box.stub}
     looks = [look_of(picture, box) for box in drawn.values()]
     yield f"  label=<{legend(picture.title, looks)}>"

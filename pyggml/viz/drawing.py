@@ -1,4 +1,4 @@
-"""A picture laid out: which block each box goes to, and how large it is.
+"""Lays out a picture: assigns boxes to blocks and computes their sizes.
 
     drawing = Drawing(Picture(graph))
     drawing.boxes[3].lines, drawing.layout.size    # what a box says; width and height in pixels
@@ -19,14 +19,14 @@ from .layout import Block, Layout, lay_out
 from .picture import Picture
 from .style import Look, shape, symbol
 
-CHAR, LINE = 6.1, 14.0  # a character of 10 px monospace; a line
-NAME_CHAR = 6.7  # of a name: 11 px
+CHAR, LINE = 6.1, 14.0  # width of a 10 px monospace character; line height
+NAME_CHAR = 6.7  # width of an 11 px character
 _LONGEST = 60  # characters of a line
 
 
 @dataclass(frozen=True)
 class DrawnBox:
-    """What the box number ``index`` looks like.
+    """The appearance of the box number ``index``.
 
     Attributes:
         lines: the first is the name.
@@ -46,7 +46,7 @@ class DrawnBox:
 
 
 class Drawing:
-    """Boxes with places.
+    """Boxes with coordinates.
 
     Attributes:
         boxes: in order of execution, leafs before their first reader.
@@ -64,7 +64,7 @@ class Drawing:
         self.layout: Layout = lay_out(sizes, arrows, _blocks(picture))
 
     def looks(self) -> dict[Look, int]:
-        """The legend: looks in order, and their numbers of boxes."""
+        """The legend: looks in order, and the number of boxes of each."""
         counts = dict.fromkeys(self.picture.coloring.scale, 0)
         for box in self.boxes:
             if box.look is not None:
@@ -95,7 +95,7 @@ def _drawn(picture: Picture, index: int, id: str) -> DrawnBox:
 
 
 def _blocks(picture: Picture) -> list[Block]:
-    """Layers in order; before and behind each what depends on nothing later, if it is outside."""
+    """Return the blocks in order: layers, and between them boxes outside of layers."""
     row: dict[str, float] = {}
     sources: dict[str, list[str]] = {}
     readers: dict[str, list[str]] = {}

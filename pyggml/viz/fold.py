@@ -1,4 +1,4 @@
-"""Layers as groups: each by itself, or runs of layers that are alike.
+"""Groups layers for folding: each layer, or runs of identical layers.
 
     found = groups(boxes, arrows, once=True)
     found[3].layers, found[3].title                # (0, 1, ..., 28), "layers 0 to 28: ×29, ..."

@@ -1,4 +1,4 @@
-"""A graph as one HTML file that needs nothing else: no network, no server, no graphviz.
+"""Draws a graph as a self-contained HTML page: no network, server or Graphviz.
 
     graph_html(graph, "graph.html", title="one token", plan=plan, times=times)
 
@@ -29,7 +29,7 @@ from .style import Look, shape, symbol
 from .svg import body, escape
 from .times import NodeTime, duration, fused_into, summed
 
-_TOP_NODES = 200  # rows of the table of times
+_TOP_NODES = 200  # rows in the table of times
 
 
 def graph_html(
@@ -153,7 +153,7 @@ def _summary(drawing: Drawing, plan: Plan | None) -> str:
 
 
 def _table(drawing: Drawing) -> str:
-    """The slowest nodes."""
+    """Return the table of the slowest nodes."""
     times = drawing.picture.times
     if not times:
         return ""
@@ -185,7 +185,7 @@ def _row(i: int, node: Tensor, time: NodeTime, most: float, index: dict[Tensor, 
 
 
 def _data(drawing: Drawing, plan: Plan | None) -> str:
-    """What the details show, as JSON that no name can break out of."""
+    """Return the details as JSON, escaped for embedding in a script element."""
     offsets = {} if plan is None else plan.offsets
     holders = fused_into(drawing.picture.times)
     blocks = {id: i for i, block in enumerate(drawing.layout.blocks) for id in block.boxes}
@@ -211,7 +211,7 @@ def _data(drawing: Drawing, plan: Plan | None) -> str:
 
 
 def _folded(drawing: Drawing, block: Block) -> dict[str, Any]:
-    """What a layer looks like when it is folded."""
+    """Return the look of a folded layer."""
     picture, heat = drawing.picture, drawing.picture.coloring.heat
     members = [t for id in block.boxes for t in picture.boxes[id].members]
     said = f"{sum(t.op is not None and not t.op.is_view for t in members)} nodes"
@@ -232,7 +232,7 @@ def _facts(
     offsets: dict[Tensor, int],
     holders: dict[Tensor, Tensor],
 ) -> Iterator[tuple[str, str]]:
-    """Rows of the details."""
+    """Return the rows of the details."""
     tensor, picture = box.box.tensor, drawing.picture
     if tensor.op is not None:
         yield "node", f"{picture.number.get(tensor, 'of another graph')}"

@@ -1,4 +1,4 @@
-"""What a box says, and the legend, escaped for DOT.
+"""Labels of boxes and the legend, escaped for DOT.
 
     node_label(node, 12, [])                       # "{ffn_up-3|{12|X*Y|f32 [1536]}}"
 
@@ -17,28 +17,28 @@ from ..tensor import Flag, Tensor
 from .style import Look, shape, symbol
 
 _ESCAPES = str.maketrans({c: f"\\{c}" for c in '\\"{}|'} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
-_BREAK = "\\n"  # as DOT writes it
-_COLUMNS = 6  # of the legend
+_BREAK = "\\n"  # line break in DOT
+_COLUMNS = 6  # columns of the legend
 
 
 def printable(text: str) -> str:
-    """Control characters as Python escapes, so that a name stays on its line."""
+    """Return a name with control characters escaped, so that it is one line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def escape(text: str) -> str:
-    """Text inside a quoted DOT label, a record's field or a tooltip."""
+    """Return text escaped for a quoted DOT label, record field or tooltip."""
     return printable(text).translate(_ESCAPES)
 
 
 def leaf_label(tensor: Tensor, tag: str = "") -> str:
-    """Name, type and sizes, and what the colour tells, in lines."""
+    """Return a label of lines: name, type and sizes, meaning of the colour."""
     lines = [tensor.name, shape(tensor), *([tag] * bool(tag))]
     return _BREAK.join(map(escape, lines))
 
 
 def node_label(node: Tensor, number: int, weights: Sequence[Tensor], tag: str = "") -> str:
-    """A record: name; number, symbol, type and sizes; the weights that have no box; the colour."""
+    """Return a record: name; index, symbol, type and sizes; weights without a box; colour."""
     rows = [escape(node.name), f"{{{number}|{escape(symbol(node))}|{escape(shape(node))}}}"]
     rows += [escape(f"{w.name} {shape(w)}") for w in weights]
     rows += [escape(tag)] * bool(tag)
@@ -46,12 +46,12 @@ def node_label(node: Tensor, number: int, weights: Sequence[Tensor], tag: str = 
 
 
 def tooltip(tensor: Tensor) -> str:
-    """Everything else that a debugger asks, escaped; see ``details``."""
+    """Return the tooltip of a tensor, escaped; see ``details``."""
     return _BREAK.join(map(escape, details(tensor)))
 
 
 def details(tensor: Tensor) -> list[str]:
-    """Name, op and parameters, sizes, strides, memory and flags, a line each."""
+    """Return lines with name, op and parameters, sizes, strides, memory and flags."""
     lines = [tensor.name]
     if tensor.op is not None:
         params = (f"{name}={plain(value)}" for name, value in tensor.op_params.items())
@@ -70,7 +70,7 @@ def details(tensor: Tensor) -> list[str]:
 
 
 def legend(title: str, looks: Iterable[Look]) -> str:
-    """The picture's heading: title and a swatch for each look, with its number of tensors."""
+    """Return the heading: title, and a swatch for each look with its number of tensors."""
     counts = Counter(looks)
     cells = [
         f'<td bgcolor="{look.paint.fill}" color="{look.paint.line}" border="1">'
@@ -85,13 +85,13 @@ def legend(title: str, looks: Iterable[Look]) -> str:
         else ""
     )
     body = "".join(f"\n    <tr>{''.join(row)}</tr>" for row in rows)
-    if not top and not body:  # graphviz knows no table without rows
+    if not top and not body:  # Graphviz does not allow tables without rows
         return ""
     return f'<table border="0" cellspacing="4" cellpadding="4">{top}{body}</table>'
 
 
 def plain(value: Any) -> str:
-    """A parameter without addresses: what is no plain value is named."""
+    """Return a parameter as text without addresses: objects are shown by name."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Where boxes and edges of a picture go: a layered drawing, without graphviz.
+"""Layered graph layout: coordinates of boxes and edges, without Graphviz.
 
     layout = lay_out(sizes, arrows, blocks)
     layout.blocks[0].places["ffn_up-0"].x          # of the middle, from the block's axis
@@ -59,14 +59,14 @@ class Block:
 
 @dataclass(eq=False)
 class Layout:
-    """Blocks from top to bottom, and edges against the order (source, reader), seldom any."""
+    """Blocks from top to bottom, and backward edges (source, reader), which are rare."""
 
     blocks: list[Block]
     against: list[tuple[str, str]]
 
     @property
     def size(self) -> Size:
-        """Width (the axis in the middle) and height."""
+        """Width (the axis is in the middle) and height."""
         half = max((max(-b.x0, b.x1) for b in self.blocks), default=0.0)
         last = self.blocks[-1] if self.blocks else None
         return 2 * half, last.y + last.height if last else 0.0
@@ -75,7 +75,7 @@ class Layout:
 def lay_out(
     sizes: Mapping[str, Size], arrows: Iterable[tuple[str, str]], blocks: Sequence[Block]
 ) -> Layout:
-    """Place everything.
+    """Compute the layout.
 
     Args:
         sizes: width and height of each box.
@@ -94,7 +94,7 @@ def lay_out(
             readers.setdefault(source, {}).setdefault(row[reader], []).append(reader)
         else:
             against.append((source, reader))
-    alive: dict[str, float] = {}  # x of the edges that come from above
+    alive: dict[str, float] = {}  # x of edges from the blocks above
     y = 0.0
     for i, block in enumerate(blocks):
         nets = {
@@ -110,7 +110,7 @@ def lay_out(
 
 
 class _Rows:
-    """One block while it is laid out."""
+    """The layout of one block."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class _Rows:
         return rank
 
     def _chain(self, source: str, rank: dict[str, int]) -> list[Place]:
-        """The places of a source's edges by rank, linked to its readers."""
+        """Return the places of a source's edges by rank, linked to its readers."""
         readers, leaves = self._nets[source]
         first = rank.get(source, 0)
         last = self._last if leaves else max((rank[r] for r in readers), default=first) - 1
@@ -161,7 +161,7 @@ class _Rows:
         return chain
 
     def place(self) -> None:
-        """Order, coordinates, routes."""
+        """Compute order, coordinates and routes."""
         block, rows = self._block, self._rows
         rows[0].sort(key=lambda p: self._alive[p.source])
         ordered(rows, _SWEEPS)
@@ -205,7 +205,7 @@ class _Rows:
                 self._block.routes.append(Route(source, None, points[:-1]))
 
     def _through(self, place: Place) -> list[Point]:
-        """Where an edge enters and leaves a rank."""
+        """Return the points where an edge enters and leaves a rank."""
         if place.width:
             return [
                 (place.x, place.y - place.height / 2), (place.x, place.y + place.height / 2),
@@ -216,7 +216,7 @@ class _Rows:
 
 
 def _entries(places: Iterable[Place]) -> dict[Place, dict[Place, float]]:
-    """Where edges end at the upper side of each box: apart, from left to right as they come."""
+    """Return the end points of edges on the upper side of each box, from left to right."""
     entries: dict[Place, dict[Place, float]] = {}
     for place in places:
         above = sorted(place.above, key=lambda p: p.x)

@@ -1,4 +1,4 @@
-"""A memory plan as a picture: addresses against the order of nodes.
+"""Draws a memory plan: addresses against the order of nodes.
 
     memory_svg(GraphAllocator(HOST).plan(graph), graph, "memory.svg", title="one token")
 
@@ -24,7 +24,7 @@ from .svg import escape, look_css
 
 _W, _H = 1500.0, 640.0  # of the plotted area
 _LEFT, _TOP = 90.0, 86.0
-_CUT = 3.0  # times nearly all others: what is so high is cut off
+_CUT = 3.0  # blocks higher than this multiple of the others are clipped
 _CSS = """\
 .mem{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}
 .mem text{font-size:11px;fill:#212529}.mem .heading{font-size:16px;font-weight:600}
@@ -73,7 +73,7 @@ def memory_svg(
 
 
 class _Memory:
-    """Rectangles, axes and lines."""
+    """Draws rectangles, axes and lines."""
 
     def __init__(
         self,
@@ -92,7 +92,9 @@ class _Memory:
         shown = [b for b in plan.blocks if b.end >= self._first and b.start < self._end]
         ends = sorted(b.offset + b.size for b in shown)
         most = ends[int(0.97 * (len(ends) - 1))] if ends else 1
-        self._cut = bool(ends) and ends[-1] > _CUT * most  # a few blocks dwarf the others
+        self._cut = (
+            bool(ends) and ends[-1] > _CUT * most
+        )  # a few blocks are much larger than the others
         self._high = 1.25 * most if self._cut else ends[-1] if ends else 1
         self._shown = shown
         painter = by_family(self._scope.written)
@@ -107,7 +109,7 @@ class _Memory:
         return _TOP + _H * (1 - min(address / max(self._high, 1), 1.0))
 
     def lines(self, title: str) -> Iterator[str]:
-        """Everything."""
+        """Return the whole picture."""
         plan = self._plan
         total = sum(t.nbytes for b in plan.blocks for t in b.tensors)
         chains = sum(len(b.tensors) - 1 for b in plan.blocks)
@@ -188,14 +190,14 @@ class _Memory:
         yield "</g>"
 
     def _told(self, block: Block) -> str:
-        """What hovering says."""
+        """Return the tooltip of a rectangle."""
         start = "before the first node" if block.start < 0 else f"node {block.start}"
         end = "the end" if block.end > len(self._graph.nodes) else f"node {block.end}"
         chain = ", then in place ".join(t.name for t in block.tensors)
         return f"{chain}: {block.size:,} bytes at {block.offset:,}, alive from {start} to {end}"
 
     def _live(self) -> str:
-        """The bytes alive at each node, as an area."""
+        """Return the live bytes at each node, as an area."""
         n, plan = len(self._graph.nodes), self._plan
         change = [0] * (n + 1)
         for block in plan.blocks:
@@ -208,7 +210,7 @@ class _Memory:
         return f'<path class="live" d="M{_LEFT} {_TOP + _H}{points}V{_TOP + _H}z"/>'
 
     def _sizes(self) -> Iterator[str]:
-        """Lines at the plan's size and at the peak of what is alive, where they are in view."""
+        """Return lines at the plan's size and at the peak of live bytes, if visible."""
         size, peak = self._plan.size, self._plan.peak_live_bytes
         lines = [("size", size, "plan" if size > peak else "plan, and peak of what is alive:")]
         lines += [("peak", peak, "peak of what is alive")] * (size > peak)
@@ -226,7 +228,7 @@ class _Memory:
 
 
 def n_bytes(n: float) -> str:
-    """``1.5 MiB``."""
+    """Return a size such as ``1.5 MiB``."""
     if n >= 2**20:
         return f"{n / 2**20:.1f} MiB"
     return f"{n / 2**10:.1f} KiB" if n >= 2**10 else f"{n:.0f} B"

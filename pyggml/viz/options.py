@@ -1,4 +1,4 @@
-"""What of a graph is drawn, and how: the options that all pictures share.
+"""The options of all pictures: the part of the graph to draw, and how.
 
 graph_dump_dot(graph, layers=(0, 2), color="buffer", fold="repeats")
 """

@@ -1,4 +1,4 @@
-"""Boxes and edges of a picture, before anybody says where they go.
+"""The boxes and edges of a picture, without coordinates.
 
     picture = Picture(graph, layers=(0, 2))
     picture.boxes["ffn_up-0"].tensor               # in order of execution
@@ -28,7 +28,7 @@ from .times import NodeTime, Times, summed
 
 
 class Picture:
-    """What is drawn of a graph.
+    """The drawn part of a graph.
 
     Attributes:
         boxes: by id; arrows: in order of execution.
@@ -53,7 +53,7 @@ class Picture:
         self.arrows: list[Arrow] = []
         self.weights: dict[Tensor, list[Tensor]] = {}
         self._ids: dict[tuple[Tensor, str], str] = {}
-        self._places: dict[Tensor, set[str]] = {}  # where leafs outside of layers are read
+        self._places: dict[Tensor, set[str]] = {}  # layers that read a leaf outside of layers
         self.coloring: Coloring = coloring(graph, self.scope.written, options)
         self._draw(options.get("show_weights", True))
         layers = dict.fromkeys(box.layer for box in self.boxes.values())
@@ -62,19 +62,19 @@ class Picture:
             self._fold(once=fold == "repeats")
 
     def time_of(self, box: Box) -> NodeTime | None:
-        """The time of everything that a box stands for, None where nothing ran."""
+        """Return the total time of a box's nodes, None if none was run."""
         parts = [self.times[t] for t in box.members if t in self.times]
         return summed(parts) if parts else None
 
     def tag(self, box: Box) -> str:
-        """What the colour tells, in words."""
+        """Return the meaning of a box's colour as text."""
         time = self.time_of(box)
         if self.coloring.heat is not None and time is not None:
             return time_tag(time)
         return "" if box.folded else self.coloring.tag(box.tensor)
 
     def summary(self, box: Box) -> list[str]:
-        """What the box of a folded layer says."""
+        """Return the text of a folded layer's box."""
         nodes = sum(t.op is not None and not t.op.is_view for t in box.members)
         weights = {t for t in box.members if self._is_weight(t)}
         weights |= {w for t in box.members for w in self.weights.get(t, [])}
@@ -117,7 +117,7 @@ class Picture:
         return reader.name if layer is None else str(layer)
 
     def _box(self, tensor: Tensor, reader: Tensor) -> str:
-        """The id of a tensor's box; a leaf that several layers read has one in each."""
+        """Return the id of a tensor's box; a leaf read by several layers has a box in each."""
         layer, copy = self.scope.layer(tensor), ""
         if self.framed and tensor in self._places:
             layer = self.scope.layer(reader)
@@ -130,7 +130,7 @@ class Picture:
         return self._ids[tensor, copy]
 
     def _fold(self, once: bool) -> None:
-        """One box a layer, or the boxes of the first of layers that are alike."""
+        """Fold layers: one box per layer, or the boxes of the first of identical layers."""
         found = groups(self.boxes, self.arrows, once=once)
         become: dict[str, str] = {}
         boxes: dict[str, Box] = {}

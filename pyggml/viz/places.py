@@ -1,4 +1,4 @@
-"""Order and coordinates in the ranks of a layered drawing.
+"""Computes order and coordinates in the ranks of a layered drawing.
 
     ordered(rows, sweeps=8)                        # few crossings
     best_places(rows, sweeps=8, gap=16)            # straight edges
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_STRAIGHT = 4.0  # how much more a passing edge pulls than a box
+_STRAIGHT = 4.0  # weight of a passing edge relative to a box
 
 
 @dataclass(eq=False)
 class Place:
-    """A box, or (width 0) a rank that an edge passes; x and y are of its middle."""
+    """A box, or (width 0) a point of an edge that passes a rank; x and y are the centre."""
 
-    source: str  # the box, or whose edge passes
+    source: str  # the box, or the source of the passing edge
     rank: int
     width: float
     height: float
@@ -29,13 +29,13 @@ class Place:
 
 
 def link(upper: Place, lower: Place) -> None:
-    """Join two places by an edge."""
+    """Connect two places by an edge."""
     upper.below.append(lower)
     lower.above.append(upper)
 
 
 def ordered(rows: list[list[Place]], sweeps: int) -> None:
-    """Sort each row by the mean position of its neighbours, downwards and upwards in turn."""
+    """Sort each row by the mean position of its neighbours, alternately downwards and upwards."""
     at = {place: float(i) for row in rows for i, place in enumerate(row)}
     for sweep in range(sweeps):
         down = sweep % 2 == 0
@@ -46,7 +46,7 @@ def ordered(rows: list[list[Place]], sweeps: int) -> None:
 
 
 def best_places(rows: list[list[Place]], sweeps: int, gap: float) -> None:
-    """Set x: each place as near to its neighbours' mean as order and gaps allow.
+    """Set x of each place as close to its neighbours' mean as order and gaps allow.
 
     The first row's x is where edges come from, and stays.
     """
@@ -58,7 +58,7 @@ def best_places(rows: list[list[Place]], sweeps: int, gap: float) -> None:
 
 
 def straighten(rows: list[list[Place]], gap: float) -> None:
-    """Give the ranks that an edge passes one x, as far as their neighbours leave room."""
+    """Straighten edges: give the points of a passing edge the same x where there is space."""
     passing = (p for row in rows for p in row if not p.width)
     chains = [p for p in passing if all(q.width for q in p.above)]
 
@@ -88,7 +88,7 @@ def straighten(rows: list[list[Place]], gap: float) -> None:
 
 def _align(run: list[Place], low: float, high: float) -> None:
     if low > high:
-        return  # no room in the rank itself: it stays where it was
+        return  # no space in the rank
     ends = sorted(p.x for p in run)
     x = min(max(ends[len(ends) // 2], low), high) if run else 0.0
     for place in run:
@@ -96,7 +96,7 @@ def _align(run: list[Place], low: float, high: float) -> None:
 
 
 def _pull(place: Place, both: bool) -> tuple[float, float]:
-    """Where a place wants to be, and how much."""
+    """Return the preferred x of a place, and its weight."""
     near = [*place.above, *place.below]
     if not near:
         return place.x, 0.1
@@ -106,7 +106,7 @@ def _pull(place: Place, both: bool) -> tuple[float, float]:
 
 
 def _spread(row: list[Place], wanted: list[tuple[float, float]], gap: float) -> None:
-    """The least weighted sum of squared distances to what is wanted, in order and apart."""
+    """Minimize the weighted squared distances to the preferred x, keeping order and gaps."""
     offset, offsets = 0.0, []
     for i, place in enumerate(row):
         if i:

@@ -1,4 +1,4 @@
-"""Pictures on disk: graphviz draws DOT as SVG.
+"""Renders DOT as an SVG file with Graphviz.
 
     render_svg(graph_dump_dot(graph), "graph.svg")
 
@@ -18,7 +18,7 @@ _INSTALL = "`apt-get install graphviz`, `brew install graphviz`, or https://grap
 
 
 def render_svg(dot_text: str, path: str | os.PathLike[str], *, timeout: float = 120.0) -> None:
-    """Draw DOT text as an SVG file.
+    """Render DOT text to an SVG file.
 
     Args:
         timeout: seconds that graphviz may take.

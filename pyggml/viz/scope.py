@@ -1,4 +1,4 @@
-"""Which tensors a picture shows, and in which layer.
+"""Selects the tensors of a picture, and finds their layers.
 
     scope = Scope(graph, layers=(0, 2))            # layers 0 and 1
     scope.layer(node)                              # 3 of `ffn_up-3`, None outside of layers
@@ -33,7 +33,7 @@ class Edge(NamedTuple):
 
 
 class Scope:
-    """The part of a graph that is drawn.
+    """The drawn part of a graph.
 
     Attributes:
         edges: those to show, in order of execution.
@@ -69,18 +69,18 @@ class Scope:
         raise PyggmlError(f"no tensor is in layers {layers[0]}:{layers[1]}; the graph has {has}")
 
     def layer(self, tensor: Tensor) -> int | None:
-        """The layer that a tensor belongs to, None for one outside of all."""
+        """Return the layer of a tensor, None outside of layers."""
         return self._layer.get(tensor)
 
     def inside(self, tensor: Tensor) -> bool:
-        """Whether a tensor belongs to the drawn layers."""
+        """Return whether a tensor belongs to the drawn layers."""
         if self._layers is None:
             return tensor in self._layer
         layer = self.layer(tensor)
         return layer is not None and self._layers[0] <= layer < self._layers[1]
 
     def shared(self, tensor: Tensor) -> bool:
-        """Whether it is a leaf outside of all layers, such as the tokens' positions."""
+        """Return whether a tensor is a leaf outside of layers, such as the positions."""
         return tensor.op is None and self._layer.get(tensor, -1) is None
 
 
@@ -93,14 +93,14 @@ def _layers_by_name(tensors: Collection[Tensor]) -> dict[Tensor, int | None]:
 
 
 def _infer_layers(graph: CGraph, layers: dict[Tensor, int | None]) -> None:
-    """Give tensors without a name a layer, from the end so that chains of them work."""
+    """Assign layers to unnamed tensors, from the end, so that chains of them work."""
     readers: dict[Tensor, set[int | None]] = {t: set() for t in layers}
     for tensor in (*reversed(graph.nodes), *graph.leafs):
         if _UNNAMED.match(tensor.name):
             of_readers = readers[tensor]
             first = min((i for i in of_readers if i is not None), default=None)
             if tensor.op is None and len(of_readers) > 1:
-                first = None  # a leaf of several layers
+                first = None  # a leaf read by several layers
             elif not of_readers:
                 sources = (layers.get(s) for s in tensor.src if s is not None)
                 first = max((i for i in sources if i is not None), default=None)

@@ -1,4 +1,4 @@
-"""How tensors look in a picture: op families, colours and symbols.
+"""The appearance of tensors: op families, colours and symbols.
 
     painter = by_family(written)
     painter(node).paint.fill                       # "#d0ebff"
@@ -25,7 +25,7 @@ class Paint(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a tensor counts as; sorts in the legend's order."""
+    """A category of tensors; sorts in the legend's order."""
 
     order: int
     name: str
@@ -53,7 +53,7 @@ UNALLOCATED = Paint("#ffffff", "#868e96")
 BUFFERS = tuple(
     FAMILIES[name]
     for name in ("matmul", "weight", "cache", "input", "norm", "attention", "rope", "copy, gather")
-)  # one after the other, then from the start again
+)  # used cyclically
 
 _FAMILY_OF_OP = {
     **dict.fromkeys(["MUL_MAT", "MUL_MAT_ID", "OUT_PROD"], "matmul"),
@@ -83,7 +83,7 @@ _INTEGERS = (GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64)
 
 
 def family(tensor: Tensor, written: Collection[Tensor]) -> str:
-    """The key of ``FAMILIES`` for a tensor.
+    """Return the key of ``FAMILIES`` for a tensor.
 
     Args:
         written: the leafs that nodes of the graph write into, such as a KV cache.
@@ -101,13 +101,13 @@ def family(tensor: Tensor, written: Collection[Tensor]) -> str:
 
 
 def by_family(written: Collection[Tensor]) -> Painter:
-    """Colours by op family; see ``family``."""
+    """Return the look of a tensor's op family; see ``family``."""
     looks = {name: Look(i, name, paint) for i, (name, paint) in enumerate(FAMILIES.items())}
     return lambda tensor: looks[family(tensor, written)]
 
 
 def symbol(node: Tensor) -> str:
-    """The op as a formula: ggml's symbol, or a call with the op's names of its sources."""
+    """Return the op as a formula: ggml's symbol, or a call with the names of its sources."""
     op = node.op
     if op is None:
         return "parameter"
@@ -122,5 +122,5 @@ def symbol(node: Tensor) -> str:
 
 
 def shape(tensor: Tensor) -> str:
-    """``f32 [64, 9]``: type and sizes in ne order, without trailing ones."""
+    """Return type and sizes such as ``f32 [64, 9]``, in ne order without trailing ones."""
     return f"{tensor.type.name.lower()} {list(tensor.ne[: tensor.n_dims])}"

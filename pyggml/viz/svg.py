@@ -1,4 +1,4 @@
-"""A graph as SVG text, drawn by ourselves: needs nothing installed.
+"""Draws a graph as SVG text, without dependencies.
 
     graph_svg(graph, "graph.svg", title="one token", layers=(0, 2))
 
@@ -72,12 +72,12 @@ def graph_svg(
 
 
 def escape(text: str) -> str:
-    """Text inside of an element or an attribute."""
+    """Return text escaped for an element or an attribute."""
     return html.escape(printable(text))
 
 
 def look_css(looks: Sequence[Look], prefix: str = ".k") -> str:
-    """A rule for each look: ``.k0`` is the first."""
+    """Return a CSS rule for each look: ``.k0`` is the first."""
     return "".join(
         f"{prefix}{i}{{fill:{look.paint.fill};stroke:{look.paint.line}}}\n"
         for i, look in enumerate(looks)
@@ -85,7 +85,7 @@ def look_css(looks: Sequence[Look], prefix: str = ".k") -> str:
 
 
 def body(drawing: Drawing, looks: Sequence[Look]) -> Iterator[str]:
-    """Groups of the blocks, from top to bottom, x counted from the axis."""
+    """Yield a group for each block from top to bottom; x is relative to the axis."""
     classes = {look: i for i, look in enumerate(looks)}
     blocks = drawing.layout.blocks
     views = {
@@ -118,7 +118,7 @@ def body(drawing: Drawing, looks: Sequence[Look]) -> Iterator[str]:
 
 
 def _links(drawing: Drawing, upper: Block, lower: Block) -> Iterator[str]:
-    """Edges over the gap above a block."""
+    """Yield the edges in the gap above a block."""
     for source, x in lower.top.items():
         x0 = upper.bottom[source]
         yield (
@@ -147,7 +147,7 @@ def _box(box: DrawnBox, x: float, y: float, classes: dict[Look, int]) -> Iterato
         f'<g class="n {kind}" data-n="{box.index}"><rect{look} x="{left:.1f}" y="{top:.1f}" '
         f'width="{box.width:.1f}" height="{box.height:.1f}" rx="{round_corner}"/>'
     )
-    if box.kind in ("state", "folded"):  # a second line below the top: not an ordinary box
+    if box.kind in ("state", "folded"):  # a second line at the top marks special boxes
         yield f'<path{look} d="M{left:.1f} {top + 3:.1f}h{box.width:.1f}"/>'
     for i, line in enumerate(box.lines):
         style = ' class="name"' if i == 0 else ""
@@ -157,7 +157,7 @@ def _box(box: DrawnBox, x: float, y: float, classes: dict[Look, int]) -> Iterato
 
 
 def _against(drawing: Drawing) -> Iterator[str]:
-    """Edges against the order: bows on the right side."""
+    """Yield backward edges as arcs on the right side."""
     at: dict[str, Point] = {}
     for block in drawing.layout.blocks:
         for id, place in block.places.items():
@@ -173,7 +173,7 @@ def _against(drawing: Drawing) -> Iterator[str]:
 
 
 def _curve(points: Sequence[Point]) -> str:
-    """Straight through ranks, bent between them."""
+    """Return a path: straight within ranks, curved between them."""
     (x, y), *rest = points
     d = f"M{x:.1f} {y:.1f}"
     for to_x, to_y in rest:

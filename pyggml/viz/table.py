@@ -1,4 +1,4 @@
-"""A graph as a table of text, a line for each node and leaf.
+"""Prints a graph as a text table, one line per node and leaf.
 
     print(graph_print(graph))
 

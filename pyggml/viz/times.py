@@ -1,4 +1,4 @@
-"""How long each node of a run took, from traces of it.
+"""Computes the times of nodes from traces of runs.
 
     times = node_times(trace(program, repeats=20))
     times[node].ns, times[node].share, times[node].kernels
@@ -50,7 +50,7 @@ Times = Mapping[Tensor, NodeTime]
 
 
 def node_times(runs: Sequence[RunTrace]) -> dict[Tensor, NodeTime]:
-    """Times of the nodes that launches end in, in the order of execution."""
+    """Return the times of nodes at which launches end, in execution order."""
     if not runs[0].launches:  # views only
         return {}
     walls = np.median([_wall_ns(run) for run in runs], axis=0)
@@ -74,12 +74,12 @@ def node_times(runs: Sequence[RunTrace]) -> dict[Tensor, NodeTime]:
 
 
 def fused_into(times: Times) -> dict[Tensor, Tensor]:
-    """The node that a fused one's time belongs to."""
+    """Return the node that a fused node's time is counted for."""
     return {part: node for node, time in times.items() for part in time.fused}
 
 
 def summed(parts: Sequence[NodeTime]) -> NodeTime:
-    """Several nodes as one: a layer, or a node of layers that are drawn once."""
+    """Return the sum of several nodes' times: of a layer, or of identical layers."""
     return NodeTime(
         sum(p.ns for p in parts),
         sum(p.busy_ns for p in parts),
@@ -91,12 +91,12 @@ def summed(parts: Sequence[NodeTime]) -> NodeTime:
 
 
 def duration(ns: float) -> str:
-    """``12.3 us`` or ``4.56 ms``."""
+    """Return a time such as ``12.3 us`` or ``4.56 ms``."""
     return f"{ns / 1e6:.2f} ms" if ns >= 1e6 else f"{ns / 1e3:.1f} us"
 
 
 def times_table(times: Times, n: int = 15) -> str:
-    """The slowest nodes as text, without a final newline."""
+    """Return the slowest nodes as a text table, without a final newline."""
     rows = sorted(times.items(), key=lambda item: -item[1].ns)[:n]
     width = max((len(printable(node.name)) for node, _ in rows), default=4)
     lines = [f"{'node':<{width}}  {'time':>9}  share  kernels"]
@@ -115,7 +115,7 @@ def _busy_ns(run: RunTrace) -> npt.NDArray[np.float64]:
 
 
 def _wall_ns(run: RunTrace) -> npt.NDArray[np.float64]:
-    """The time from a phase's begin to the next one's, shared out by busy time."""
+    """Distribute the time from one phase's start to the next by busy time."""
     phases = np.array([la.phase for la in run.launches])
     starts = np.full(phases.max() + 1, np.inf)
     for la in run.launches:

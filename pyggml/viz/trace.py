@@ -1,4 +1,4 @@
-"""A run as a Chrome trace: JSON that Perfetto and chrome://tracing open.
+"""Writes a run as a Chrome trace: JSON for Perfetto and chrome://tracing.
 
     write_trace("token.json", trace(program)[0], title="one token")
 
@@ -20,11 +20,11 @@ from .style import shape, symbol
 if TYPE_CHECKING:
     from ..backend.trace import RunTrace
 
-_PROCESS = 1  # a number for each process is wanted; there is one
+_PROCESS = 1  # process id in the trace
 
 
 def trace_json(run: RunTrace, title: str = "") -> str:
-    """The text: one event a line."""
+    """Return the JSON text, one event per line."""
     lines = ",\n".join(json.dumps(event) for event in _events(run, title))
     return f'{{"displayTimeUnit": "ns", "traceEvents": [\n{lines}\n]}}\n'
 

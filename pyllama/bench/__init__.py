@@ -1,1 +1,1 @@
-"""How fast a model is here."""
+"""Benchmarks of models."""

@@ -1,4 +1,4 @@
-"""Speed of several sequences at once: prompts, then one token of each in every decode.
+"""Speed of batched decoding: prompts, then one token of each sequence per decode.
 
     for row in batched_bench(context, n_prompt=[128], n_gen=[128], n_parallel=[1, 8]): print(row)
 
@@ -21,9 +21,9 @@ from .bench import bench_tokens
 
 @dataclass(frozen=True)
 class BatchedRow:
-    """One result, with llama-batched-bench's names in its order; seconds and tokens a second.
+    """One result, with llama-batched-bench's field names and order; seconds and tokens per second.
 
-    ``pl`` sequences, each of ``pp`` prompt and ``tg`` generated tokens, take ``n_kv`` cells.
+    ``pl`` sequences of ``pp`` prompt and ``tg`` generated tokens each need ``n_kv`` cells.
     """
 
     n_kv_max: int
@@ -57,39 +57,39 @@ def batched_bench(
     """Measure every combination that fits into the context.
 
     Args:
-        context: with as many sequences as the largest of ``n_parallel``.
-        shared: all sequences have one prompt, evaluated once.
+        context: a context for at least ``max(n_parallel)`` sequences.
+        shared: share one prompt, evaluated once, among all sequences.
 
     Raises:
-        BatchError: more sequences than the context or a batch of it has.
+        BatchError: there are more sequences than the context or a batch allows.
     """
     if max(n_parallel) > context.kv.n_seq_max:
         raise BatchError(
-            f"{max(n_parallel)} sequences at once: this context has {context.kv.n_seq_max}"
+            f"{max(n_parallel)} parallel sequences: this context has {context.kv.n_seq_max}"
         )
     if max(n_gen) and max(n_parallel) > context.n_batch:
         raise BatchError(
-            f"{max(n_parallel)} sequences at once: a decode takes a token of each, and at most "
-            f"n_batch = {context.n_batch}; use a larger `n_batch`"
+            f"{max(n_parallel)} parallel sequences need as many tokens per decode, but n_batch is "
+            f"{context.n_batch}; use a larger `n_batch`"
         )
     run = _Run(context, max(n_parallel))
-    if context.n_ctx_seq > 1:  # the first run of a program is slower
+    if context.n_ctx_seq > 1:  # warm-up
         run.fill(1, min(16, context.n_ctx_seq - 1))
         run.step(1, 0)
     for pp, tg, pl in itertools.product(n_prompt, n_gen, n_parallel):
-        n_cells = cells(pp, tg, pl, shared and context.kv.unified)
+        n_cells = required_cells(pp, tg, pl, shared and context.kv.unified)
         if n_cells <= context.n_ctx and pp + tg <= context.n_ctx_seq:
             yield _measure(run, pp, tg, pl, shared)
 
 
-def cells(pp: int, tg: int, pl: int, shared: bool) -> int:
-    """Cells that a combination takes."""
+def required_cells(pp: int, tg: int, pl: int, shared: bool) -> int:
+    """Return the number of cells that a combination needs."""
     return pp + pl * tg if shared else pl * (pp + tg)
 
 
 def _measure(run: _Run, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
     clock, context = time.perf_counter, run.context
-    run.fill(1 if shared else pl, pp, graphs_only=True)  # before the clock runs
+    run.fill(1 if shared else pl, pp, graphs_only=True)  # compile graphs before timing
     if tg:
         run.step(pl, 0)
     start = clock()
@@ -113,7 +113,7 @@ def _measure(run: _Run, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
         pp=pp,
         tg=tg,
         pl=pl,
-        n_kv=cells(pp, tg, pl, shared and context.kv.unified),
+        n_kv=required_cells(pp, tg, pl, shared and context.kv.unified),
         t_pp=t_pp,
         speed_pp=prompt / t_pp,
         t_tg=t_tg,
@@ -124,16 +124,17 @@ def _measure(run: _Run, pp: int, tg: int, pl: int, shared: bool) -> BatchedRow:
 
 
 class _Run:
-    """Sequences of a context, driven by hand."""
+    """Sequences of a context, decoded without the engine's scheduling."""
 
     def __init__(self, context: Context, n_seq: int) -> None:
         self.context, self._engine = context, Engine(context)
         self._leases = [Lease(self._engine) for _ in range(n_seq)]
 
     def fill(self, n_seq: int, n: int, graphs_only: bool = False) -> None:
-        """Evaluate a prompt of ``n`` tokens in each of the first sequences, all else forgotten.
+        """Clear all sequences and evaluate a prompt of ``n`` tokens in the first ``n_seq``.
 
-        ``graphs_only`` leaves out batches whose graphs were made by others before them.
+        Args:
+            graphs_only: skip batches whose graphs were built by earlier batches.
         """
         context = self.context
         for lease in self._leases:
@@ -150,12 +151,12 @@ class _Run:
             self._engine.decode(part)
 
     def share(self, n_seq: int) -> None:
-        """Let the first sequences have the prompt of the first one."""
+        """Copy the prompt of the first sequence to the first ``n_seq``."""
         for lease in self._leases[1:n_seq]:
             lease.fork(self._leases[0])
 
     def step(self, n_seq: int, i: int) -> None:
-        """One more token in each of the first sequences."""
+        """Decode one more token in each of the first ``n_seq`` sequences."""
         tokens = bench_tokens(self.context.model, n_seq, i + 3)
         pairs = zip(self._leases, tokens, strict=False)
         self._engine.decode([lease.row((token,)) for lease, token in pairs])

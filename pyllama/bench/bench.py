@@ -1,9 +1,10 @@
-"""Tokens per second, measured and reported as llama-bench does.
+"""Measures tokens per second, with llama-bench's method and fields.
 
     row = run_bench(model, BenchCase(n_prompt=512, n_depth=0), repetitions=5)
     print(row["avg_ts"], row["stddev_ts"])
 
-Only decodes are timed: no sampling, no text. Token ids are random but the same on every run.
+Only decodes are timed, without sampling and detokenization. Token ids are pseudo-random, equal on
+every run.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ SEED = 1
 
 @dataclass(frozen=True)
 class BenchCase:
-    """What one row measures: a prompt, then a generation, behind a filled context.
+    """One test: a prompt, then generation, at a depth.
 
     Args:
         n_prompt: tokens evaluated in batches.
-        n_gen: tokens evaluated one by one after them.
-        n_depth: tokens in the context beforehand, not timed.
-        n_batch: tokens in one decode; n_ubatch: computed at once.
-        type_k, type_v: of cached keys and values.
-        n_threads: None chooses.
+        n_gen: tokens evaluated one by one after the prompt.
+        n_depth: tokens in the KV cache before the test, not timed.
+        n_batch, n_ubatch: logical and physical batch size.
+        type_k, type_v: types of the KV cache.
+        n_threads: None: automatic.
 
     Raises:
-        BatchError: nothing to measure, or a number below 0.
+        BatchError: there is nothing to measure, or a number is negative.
     """
 
     n_prompt: int = 0
@@ -60,17 +61,17 @@ class BenchCase:
     def __post_init__(self) -> None:
         if min(self.n_prompt, self.n_gen, self.n_depth) < 0 or not self.n_prompt + self.n_gen:
             raise BatchError(
-                f"bench of {self.n_prompt} prompt and {self.n_gen} generated tokens behind "
-                f"{self.n_depth}: want at least one token to measure, and none below 0"
+                f"bench of {self.n_prompt} prompt and {self.n_gen} generated tokens at depth "
+                f"{self.n_depth}: at least one token is needed, and no number may be negative"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRow:
-    """One result, with all of llama-bench's names in its order; times in nanoseconds.
+    """One result, with all of llama-bench's fields in its order; times in nanoseconds.
 
-    A field with a default is one that nothing here changes (one device, no pinned threads,
-    attention always fused); it is kept so that llama-bench's tools read the files.
+    Fields with a default are constant here (one device, flash attention always on); they are
+    written so that llama-bench's tools can read the files.
 
     Source: llama.cpp, ``llama-bench.cpp``, ``test::get_fields``.
     """
@@ -124,21 +125,21 @@ class BenchRow:
 def run_bench(
     model: Model, case: BenchCase, *, repetitions: int = 5, warmup: bool = True
 ) -> dict[str, Any]:
-    """Measure one case in a context of its own.
+    """Measure one case in a new context.
 
     Args:
-        repetitions: samples to take, at least 1.
-        warmup: run a batch of the prompt and one token of the generation first, not timed.
+        repetitions: number of samples, at least 1.
+        warmup: first run one batch of the prompt and one generated token, not timed.
 
     Returns:
-        The fields of `BenchRow`, ready for JSON.
+        The fields of `BenchRow` as plain data for JSON.
 
     Raises:
         AllocError: the context does not fit into memory.
-        BatchError: no repetitions.
+        BatchError: there are no repetitions.
     """
     if repetitions < 1:
-        raise BatchError(f"bench with {repetitions} repetitions: want at least 1")
+        raise BatchError(f"bench with {repetitions} repetitions: must be at least 1")
     context = Context(
         model,
         n_ctx=case.n_prompt + case.n_gen + case.n_depth,
@@ -161,7 +162,7 @@ def run_bench(
 def samples_ns(
     context: Context, case: BenchCase, repetitions: int = 1, warmup: bool = False
 ) -> list[int]:
-    """Nanoseconds of each repetition, in a context that is there already; it is emptied first."""
+    """Return the nanoseconds of each repetition, in an existing context; clears its KV cache."""
     model = context.model
     depth, prompt, generated = (
         bench_tokens(model, n, stream)
@@ -184,12 +185,12 @@ def samples_ns(
 
 def _run(lease: Lease, prompt: Sequence[int], generated: Sequence[int]) -> None:
     lease.evaluate(prompt)
-    for token in generated:  # the lease does not count them: the next `keep` forgets them
+    for token in generated:  # not counted by the lease, so the next `keep` removes them
         lease.context.decode_token(token)
 
 
 def bench_tokens(model: Model, n: int, stream: int) -> list[int]:
-    """Random ids, the same on every run; the first is BOS where the model wants one."""
+    """Return ``n`` pseudo-random ids; the first is BOS if the model adds BOS."""
     rng = np.random.default_rng((SEED, stream))
     tokens: list[int] = rng.integers(model.hparams.n_vocab, size=n).tolist()
     bos = model.tokenizer.bos
@@ -228,7 +229,7 @@ def _row(context: Context, case: BenchCase, test_time: str, samples: list[int]) 
 
 
 def cpu_info() -> str:
-    """The processor's name, as the system gives it."""
+    """Return the processor's name as the system reports it."""
     try:
         for line in (
             Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

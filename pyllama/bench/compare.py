@@ -1,11 +1,11 @@
-"""Two files of benchmark rows side by side: which tests they share, and the ratio of their speeds.
+"""Compares two files of benchmark rows: the tests they share, and the ratio of their speeds.
 
     for row in compare(read_rows("before.jsonl"), read_rows("after.jsonl")).rows:
         print(row.key, row.ratio)
 
-Rows are those of `pyllama.bench.bench` or of llama.cpp's llama-bench, as JSON or JSON lines. Values
-that are the same throughout each file but differ between the files (threads, the model) are what is
-compared; rows that agree in all others, and in what was tested, belong together.
+Rows are those of `pyllama.bench.bench` or of llama-bench, as JSON or JSON lines. A setting that is
+constant within each file but differs between the files (threads, model) is reported as a
+difference. Rows are matched by the test and all other settings.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pyggml.files import read_regular
 from ..errors import BenchFileError
 from ..files.bounded_json import parse_json
 
-_MAX_BYTES, _MAX_VALUES = 64 << 20, 1 << 21  # a row has about 1 KB and 100 of them
-_LEAST_SPEED, _MOST_SPEED = 1e-9, 1e15  # tokens per second
+_MAX_BYTES, _MAX_VALUES = 64 << 20, 1 << 21  # a row has about 1 KB and 100 values
+_MIN_SPEED, _MAX_SPEED = 1e-9, 1e15  # tokens per second
 TEST = ("n_prompt", "n_gen", "n_depth")
 SETTINGS = (
     "model_filename", "n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "flash_attn",
@@ -36,7 +36,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Compared:
-    """One test that both files have; ``speeds`` are the medians in tokens per second."""
+    """A test in both files; ``speeds`` are the medians in tokens per second."""
 
     key: Mapping[str, Any]
     model_type: str
@@ -44,18 +44,18 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        """The second's speed over the first's."""
+        """Speed in the second file / speed in the first."""
         return self.speeds[1] / self.speeds[0]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two files say.
+    """The comparison of two files.
 
     Attributes:
-        rows: tests of both, in the first file's order.
-        differs: fields that are constant in each file, but not the same.
-        alone: how many tests only the first, and only the second file has.
+        rows: tests in both files, in the first file's order.
+        differs: fields that are constant in each file, but different.
+        alone: number of tests only in the first, and only in the second file.
     """
 
     rows: tuple[Compared, ...]
@@ -64,10 +64,10 @@ class Comparison:
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a JSON array or of JSON lines; paths of models become names.
+    """Return the rows of a JSON array or of JSON lines; model paths are reduced to file names.
 
     Raises:
-        BenchFileError: no such file, no JSON, or a row without what is compared.
+        BenchFileError: the file cannot be read, is not JSON, or a row lacks a required field.
     """
     try:
         data = read_regular(path, _MAX_BYTES)
@@ -79,7 +79,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         rows = parse_json(data, _MAX_VALUES)
     except ValueError as e:
         raise BenchFileError(
-            f"{path} is no JSON and no JSON lines ({e}): make it with -o jsonl"
+            f"{path} is neither JSON nor JSON lines ({e}): create it with -o jsonl"
         ) from e
     if not rows:
         raise BenchFileError(f"{path} has no rows")
@@ -87,23 +87,25 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _checked(row: Any, where: str) -> dict[str, Any]:
-    wanted = (*TEST, "model_filename", "model_type", "avg_ts")
+    required = (*TEST, "model_filename", "model_type", "avg_ts")
     if not isinstance(row, dict):
-        raise BenchFileError(f"{where}: {type(row).__name__}, want an object with {wanted}")
-    for name in wanted:
+        raise BenchFileError(f"{where}: {type(row).__name__}, must be an object with {required}")
+    for name in required:
         if name not in row:
             raise BenchFileError(
-                f"{where}: no {name!r}; want a row as llama-bench -o jsonl prints it"
+                f"{where}: {name!r} is missing; rows must be as llama-bench -o jsonl prints them"
             )
     for speed in (row["avg_ts"], *_samples(row)):
-        if not (isinstance(speed, (int, float)) and _LEAST_SPEED <= speed <= _MOST_SPEED):
+        if not (isinstance(speed, (int, float)) and _MIN_SPEED <= speed <= _MAX_SPEED):
             raise BenchFileError(
                 f"{where}: {speed!r:.80} tokens per second, "
-                f"want a number from {_LEAST_SPEED:g} to {_MOST_SPEED:g}"
+                f"must be a number from {_MIN_SPEED:g} to {_MAX_SPEED:g}"
             )
     for name in (*TEST, *SETTINGS, *_BUILD):
         if isinstance(row.get(name), (list, dict)):
-            raise BenchFileError(f"{where}: {name!r} is {row[name]!r:.80}, want a number or a text")
+            raise BenchFileError(
+                f"{where}: {name!r} is {row[name]!r:.80}, must be a number or a string"
+            )
     return {**row, "model_filename": Path(str(row["model_filename"])).name}
 
 
@@ -113,10 +115,10 @@ def _samples(row: Row) -> Sequence[float]:
 
 
 def compare(first: Sequence[Row], second: Sequence[Row]) -> Comparison:
-    """Match the rows; several of one test give the median of all their samples.
+    """Match the rows of two files; several rows of a test give the median of all samples.
 
     Raises:
-        BenchFileError: no test is in both.
+        BenchFileError: the files share no test.
     """
     files = (first, second)
     values = {

@@ -1,10 +1,10 @@
-"""From a Hugging Face folder to a GGUF file.
+"""Converts Hugging Face checkpoints to GGUF files.
 
     from pyllama.convert import convert
 
     path = convert("Llama-3.2-1B", "llama.gguf", outtype="bf16")
 
-Importing it loads nothing: architectures import ``convert.mapping``.
+The package imports nothing until it is used, since architectures import ``convert.mapping``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Convert a Hugging Face folder: check all of it, then write tensor by tensor.
+"""Converts a Hugging Face folder: checks everything, then writes one tensor after the other.
 
     path = convert("Llama-3.2-1B", "llama.gguf", "bf16")
 
-Memory: about the largest tensor in float32 (of experts' matrices, one counts). Files appear whole
-or not at all, and only what pyllama can load is written.
+Needs memory for the largest tensor in float32 (the matrix of one expert, not the stack). Output
+files are complete or do not exist, and pyllama can load them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .checkpoint import read_checkpoint
 from .folder import Folder, read_config
 from .general import read_general
 from .mapping import Config
-from .outtype import OUTTYPES, auto, pieces, type_of
-from .plan import Planned, check_missing, declared, find_arch, plan_tensors
+from .outtype import OUTTYPES, auto_outtype, tensor_chunks, tensor_type
+from .plan import PlannedTensor, check_missing, config_errors, find_arch, plan_tensors
 from .sparse import Form, check_neurons, sparse_form
 from .vocabulary import read_vocabulary
 
@@ -46,16 +46,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Options:
-    """What may be asked of a conversion beyond the type.
+    """Options of a conversion.
 
     Attributes:
-        vocab_only: no weights.
-        model_name: in place of the one that README, config.json or the folder's name tell.
-        metadata: a JSON file with ``general.*`` keys that take precedence.
-        predictor: a folder of predictors, for a PowerInfer file: with them, a threshold, and
+        vocab_only: write no weights.
+        model_name: replaces the name found in README, config.json or the folder's name.
+        metadata: a JSON file with ``general.*`` keys that override those of the folder.
+        predictor: a folder of predictors; writes a PowerInfer file with predictors, threshold and
             ``ffn_down_t``, the transposed down matrices.
-        transpose_down: write ``ffn_down_t`` without predictors too.
-        split_max_bytes, split_max_tensors: of each part; None: one file.
+        transpose_down: write ``ffn_down_t`` without predictors.
+        split_max_bytes, split_max_tensors: limits of each part; None: one file.
         dry_run: check everything, write nothing.
     """
 
@@ -76,34 +76,34 @@ def convert(
     options: Options | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Path:
-    """Convert a Hugging Face folder to a GGUF file.
+    """Convert a Hugging Face folder to a GGUF file and return its path.
 
     Args:
-        folder: has config.json, weights and a tokenizer.
-        outfile: a file, or a directory for one of the default name; None: in ``folder``.
-        outtype: of matrices: f32, f16, bf16, q8_0, or auto (f16 where the checkpoint's are, else
-            bf16). Vectors, norms and a few others are float32.
-        progress: told the fraction that is done.
+        folder: contains config.json, weights and a tokenizer.
+        outfile: a file, or a directory for a file of the default name; None: ``folder``.
+        outtype: type of matrices: f32, f16, bf16, q8_0, or auto (f16 if the checkpoint has f16,
+            else bf16). Vectors, norms and a few other tensors are float32.
+        progress: called with the completed fraction.
 
     Returns:
         The path of the file, or of the first part.
 
     Raises:
-        ModelError: the folder or a file in it is not as it must be; nothing was written.
+        ModelError: the folder or a file in it is invalid; nothing was written.
         TokenizerError: the vocabulary cannot be converted.
         GGUFError: the file cannot be written.
     """
     if outtype not in (*OUTTYPES, "auto"):
-        raise ModelError(f"outtype is {outtype!r}, there are: {', '.join(OUTTYPES)}, auto")
+        raise ModelError(f"outtype is {outtype!r}, must be one of {', '.join(OUTTYPES)}, auto")
     source, options = Folder(Path(folder)), options or Options()
     folder, config = source.path, read_config(source)
     name, arch = find_arch(folder, config)
     config = {**arch.CONVERT.defaults, **config}
     keys = _arch_keys(folder, config, arch)
-    planned: list[Planned] = []
+    planned: list[PlannedTensor] = []
     if not options.vocab_only:
         planned = plan_tensors(folder, read_checkpoint(source), config, arch)
-    outtype = auto(planned) if outtype == "auto" else outtype
+    outtype = auto_outtype(planned) if outtype == "auto" else outtype
     matrices, file_type = OUTTYPES[outtype]
     shapes = {one.name: one.shape for one in planned}
     general = read_general(source, name, shapes, options.model_name, options.metadata)
@@ -121,7 +121,7 @@ def convert(
     path = folder if outfile is None else Path(outfile)
     if path.is_dir():
         path /= general.file_name(outtype if planned else None, form.ending)
-    types = [type_of(one.name, one.shape, matrices) for one in form.planned]
+    types = [tensor_type(one.name, one.shape, matrices) for one in form.planned]
     content = _Content(metadata | form.keys, form.planned, types, form.magic)
     with _trial(folder, content) as file:
         if planned:
@@ -130,20 +130,24 @@ def convert(
 
 
 def _arch_keys(folder: Path, config: Config, arch: Arch) -> dict[str, Any]:
-    """The architecture's keys. Raises: ModelError."""
-    with declared(folder, arch):
+    """Return the architecture's metadata keys. Raises: ModelError."""
+    with config_errors(folder, arch):
         return arch.CONVERT.keys(config)
 
 
 def _form(
     source: Folder,
-    planned: list[Planned],
+    planned: list[PlannedTensor],
     hparams: HParams,
     arch: Arch,
     keys: Mapping[str, Any],
     options: Options,
 ) -> Form:
-    """The tensors in the form that is asked for. Raises: ModelError."""
+    """Return the tensors in the requested form: dense, transposed or PowerInfer.
+
+    Raises:
+        ModelError: a tensor is missing, or the model is not suited for sparse inference.
+    """
     if planned:
         check_missing(source.path, planned, hparams, arch)
     if not planned or (options.predictor is None and not options.transpose_down):
@@ -157,17 +161,20 @@ def _form(
 
 @dataclass(frozen=True)
 class _Content:
-    """What is going to be written."""
+    """Metadata and tensors of the output file."""
 
     metadata: Mapping[str, Any]
-    planned: Sequence[Planned] = ()
+    planned: Sequence[PlannedTensor] = ()
     types: Sequence[GGMLType] = ()
     magic: bytes = MAGIC
 
 
 @contextmanager
 def _trial(folder: Path, content: _Content) -> Iterator[GGUFFile]:
-    """The file that is going to be written, with holes for the data, to be checked as any file."""
+    """Yield the output file, opened, with a real header and a sparse hole for the data.
+
+    The usual checks of a loaded file run on it before anything is written.
+    """
     entries = []
     for one, type in zip(content.planned, content.types, strict=True):
         ne = one.shape[::-1] or (1,)
@@ -187,9 +194,9 @@ def _trial(folder: Path, content: _Content) -> Iterator[GGUFFile]:
             trial = GGUFFile(path)
         except GGUFError as error:
             reason = str(error).removeprefix(f"{path}: ")
-            raise ModelError(f"{folder}: cannot become a GGUF file: {reason}") from None
+            raise ModelError(f"{folder}: cannot be converted to GGUF: {reason}") from None
         with trial as file:
-            file.path = folder  # whose fault it would be
+            file.path = folder  # error messages name the folder
             yield file
 
 
@@ -200,8 +207,10 @@ def _write(
     options: Options,
     progress: Callable[[float], None] | None,
 ) -> Path:
-    """Write the content, which ``file`` describes, unless it is a dry run; the path of the file."""
-    data = {p.name: pieces(p, t) for p, t in zip(content.planned, content.types, strict=True)}
+    """Write the content, unless it is a dry run; return the path of the file."""
+    data = {
+        p.name: tensor_chunks(p, t) for p, t in zip(content.planned, content.types, strict=True)
+    }
     if options.split_max_bytes or options.split_max_tensors:
         plans = plan_split(
             file,

@@ -1,9 +1,10 @@
-"""The ``general.*`` keys: what the folder, its README and config.json say about the model.
+"""The ``general.*`` keys, from the folder's name, README.md and config.json.
 
     general = read_general(Folder(path), arch="llama", tensors={"token_embd.weight": (512, 64)})
     general.keys["general.name"], general.file_name("F16")
 
-The ``gguf`` package guesses, by llama.cpp's conventions; the files are read here, in a budget.
+The ``gguf`` package derives them by llama.cpp's conventions; the files are read here, within a
+budget.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LONGEST_NAME = 128  # characters of a default file name
+_MAX_FILE_NAME = 128  # characters of a default file name
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "UINT32": np.uint32,
     "INT32": np.int32,
     "FLOAT32": float32,
 }
 
-_SAMPLING = {"temperature": "temp"}  # generation_config.json's names, where GGUF has others
-_MAX_NAME = 1024  # characters
+_SAMPLING = {"temperature": "temp"}  # name in generation_config.json -> name in GGUF
+_MAX_NAME = 1024  # characters of a model's name
 
 
 @dataclass(frozen=True)
 class General:
-    """Keys, and the parts of a default file name."""
+    """The ``general.*`` keys, and the parts of the default file name."""
 
     keys: dict[str, Any]
     name_parts: tuple[str | None, ...]  # name, base name, fine-tune, version, size
 
     def file_name(self, outtype: str | None, ending: str = "") -> str:
-        """``Name-Size-FineTune-Version-TYPE[ending].gguf``; without a type: of a vocabulary."""
+        """Return ``Name-Size-FineTune-Version-TYPE[ending].gguf``; no ``outtype``: vocab only."""
         import gguf
 
         name, base, finetune, version, size = self.name_parts
@@ -55,7 +56,7 @@ class General:
             stem = gguf.naming_convention(name, base, finetune, version, None, None, "vocab")
         else:
             stem = gguf.naming_convention(name, base, finetune, version, size, outtype)
-        plain = (c if c.isprintable() and c != "/" else "-" for c in stem[:_LONGEST_NAME])
+        plain = (c if c.isprintable() and c != "/" else "-" for c in stem[:_MAX_FILE_NAME])
         return "".join(plain) + f"{ending}.gguf"
 
 
@@ -66,15 +67,15 @@ def read_general(
     model_name: str | None = None,
     metadata: Path | None = None,
 ) -> General:
-    """The keys of a folder.
+    """Return the ``general.*`` keys of a folder.
 
     Args:
         tensors: shapes by name, to count parameters.
-        model_name: in place of the name that is guessed.
-        metadata: a JSON file of ``general.*`` keys that take precedence.
+        model_name: replaces the derived name.
+        metadata: a JSON file of ``general.*`` keys that override derived ones.
 
     Raises:
-        ModelError: ``metadata`` cannot be read, or has other keys or values.
+        ModelError: ``metadata`` cannot be read, or has other keys or invalid values.
     """
     import gguf  # slow to import
 
@@ -83,7 +84,7 @@ def read_general(
         given = read_json(metadata, folder.budget)
         unknown = [key for key in given if not key.startswith("general.")]
         if unknown:
-            raise ModelError(f"{metadata}: {shown(unknown[0])} is no general.* key")
+            raise ModelError(f"{metadata}: {shown(unknown[0])} is not a general.* key")
     counts = _count(tensors)
     writer = gguf.GGUFWriter(None, arch)
     found = _guess(folder, counts[0])
@@ -97,14 +98,14 @@ def read_general(
         keys = {k: _plain(v.type.name, v.value) for k, v in writer.kv_data[0].items()}
     except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise ModelError(
-            f"{metadata or folder.path}: a general.* key is not as it must be: {error!s:.200}"
+            f"{metadata or folder.path}: a general.* key has an invalid value: {error!s:.200}"
         ) from None
     parts = (found.name, found.basename, found.finetune, found.version, found.size_label)
     return General(keys, tuple(None if part is None else str(part) for part in parts))
 
 
 def _guess(folder: Folder, n_params: int) -> gguf.Metadata:
-    """What the folder says; a README that cannot be understood says nothing."""
+    """Return the metadata derived from the folder; an invalid README is skipped with a warning."""
     import gguf
 
     where = folder.path.absolute()
@@ -113,10 +114,10 @@ def _guess(folder: Folder, n_params: int) -> gguf.Metadata:
     guess = gguf.Metadata.apply_metadata_heuristic
     try:
         found = guess(gguf.Metadata(), read_card(folder), names, where, n_params)
-    except Exception as error:  # values of any type in a README
+    except Exception as error:  # a README may have values of any type
         readme = folder.path / "README.md"
         reason = str(error).removeprefix(f"{readme}: ")
-        log.warning("%s: left out, since it cannot be read: %.200s", readme, reason)
+        log.warning("%s: ignored, since it cannot be read: %.200s", readme, reason)
         found = guess(gguf.Metadata(), {}, names, where, n_params)
     sampling = folder.json("generation_config.json")
     _set(found, {f"general.sampling.{_SAMPLING.get(k, k)}": v for k, v in sampling.items()})
@@ -124,7 +125,7 @@ def _guess(folder: Folder, n_params: int) -> gguf.Metadata:
 
 
 def _set(found: gguf.Metadata, given: Mapping[str, Any]) -> None:
-    """Take over what ``general.*`` keys say; others are none of the model's."""
+    """Set the fields of ``found`` named by ``general.*`` keys; ignore unknown keys."""
     known = {field.name for field in fields(found)}
     for key, value in given.items():
         name = key.removeprefix("general.").replace(".", "_")
@@ -133,7 +134,7 @@ def _set(found: gguf.Metadata, given: Mapping[str, Any]) -> None:
 
 
 def _plain(kind: str, value: Any) -> Any:
-    """A value of the type that its key has; YAML makes dates of versions and False of Norwegian."""
+    """Return a value in the type of its key. YAML parses some versions as dates, "no" as False."""
     if kind in _NUMBERS:
         return _NUMBERS[kind](value)
     if isinstance(value, list):
@@ -142,7 +143,10 @@ def _plain(kind: str, value: Any) -> Any:
 
 
 def _count(tensors: Mapping[str, tuple[int, ...]]) -> tuple[int, int, int, int]:
-    """Parameters in all, without the experts', of one expert of each layer, and experts."""
+    """Return the numbers of: all parameters, those shared by experts, those of one expert, experts.
+
+    "One expert" counts one expert in each layer.
+    """
     sizes = {name: prod(shape) for name, shape in tensors.items()}
     experts = {name: tensors[name][0] for name in tensors if "_exps." in name}
     total = sum(sizes.values())

@@ -1,4 +1,4 @@
-"""What an architecture says about its checkpoints: names, keys, and tensors that change.
+"""Declarations of how an architecture's checkpoints map to GGUF: tensor names, keys, changes.
 
     CONVERT = Convert(
         models=("GPT2LMHeadModel",),
@@ -6,8 +6,8 @@
         keys=lambda config: base_keys(config) | {"attention.layer_norm_epsilon": 1e-5},
     )
 
-Only declarations and pure functions of arrays: reading and writing files is ``conversion``'s.
-Names of keys are llama.cpp's, without ``{arch}.``.
+Contains only declarations and pure functions of arrays; ``conversion`` reads and writes files.
+Key names are llama.cpp's, without ``{arch}.``.
 Source: llama.cpp, ``convert_hf_to_gguf.py``.
 """
 
@@ -35,23 +35,23 @@ def _unchanged(name: str, x: Array, config: Config) -> Tensors:
 
 @dataclass(frozen=True)
 class Convert:
-    """How checkpoints of an architecture are converted.
+    """How to convert the checkpoints of an architecture.
 
     Attributes:
-        models: the classes that config.json's ``architectures`` may name.
-        tensors: checkpoint's name -> GGUF's name. ``{i}`` is the layer; ``{e}`` an expert, whose
+        models: class names accepted in ``architectures`` of config.json.
+        tensors: checkpoint name -> GGUF name. ``{i}`` is the layer; ``{e}`` an expert, whose
             matrices are stacked into one tensor; ``*`` stands for ``weight`` and ``bias``.
-        keys: the metadata of config.json, without ``{arch}.``.
-        change: the tensors that one of the checkpoint's (float32, under its new name; an expert's
-            before it is stacked) becomes. It must not write to what it is given, and names and
-            shapes must not depend on the layer.
-        extra: tensors that are made of config.json alone.
-        defaults: what config.json leaves out where it is as usual.
-        ignored: patterns of names that are not needed (``fnmatch``).
-        other_media: patterns of names that are not of the text part.
-        prefix: what some checkpoints leave out at the beginning of every name.
-        add_bos: whether a text begins with BOS where the tokenizer's files do not say.
-        relu: whether the feed-forward part's activation is ReLU where ``keys`` do not say.
+        keys: computes metadata from config.json, without ``{arch}.``.
+        change: maps a checkpoint tensor (float32, under its GGUF name; a single expert before
+            stacking) to one or more GGUF tensors. Must not write to its input; names and shapes
+            must not depend on the layer.
+        extra: computes additional tensors from config.json.
+        defaults: values of keys that config.json may omit.
+        ignored: patterns of tensors that are not needed (``fnmatch``).
+        other_media: patterns of vision and audio tensors.
+        prefix: prefix of tensor names that some checkpoints omit.
+        add_bos: whether to add BOS if the tokenizer's files do not say.
+        relu: whether the FFN's activation is ReLU if ``keys`` do not say.
     """
 
     models: tuple[str, ...]
@@ -67,7 +67,7 @@ class Convert:
     relu: bool = False
 
 
-# GGUF's key -> the names that configs have for it
+# GGUF key -> names of the same value in config.json
 _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
     "embedding_length": ("hidden_size", "n_embd", "d_model"),
@@ -86,7 +86,7 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
 
 
 def base_keys(config: Config) -> dict[str, Any]:
-    """The keys that most architectures read, where config.json has them under a usual name."""
+    """Return the keys that most architectures need, as far as config.json has them."""
     keys: dict[str, Any] = {}
     for key, names in _SYNONYMS.items():
         value = next((config[name] for name in names if config.get(name) is not None), None)
@@ -98,33 +98,33 @@ def base_keys(config: Config) -> dict[str, Any]:
 
 
 def float32(value: Any) -> np.float32:
-    """A number of config.json. Raises: ValueError: it is none, or 32 bits cannot hold it."""
+    """Return a number as float32. Raises: ValueError: not a number, or out of float32's range."""
     number = float(value)
-    if not abs(number) <= float(np.finfo(np.float32).max):  # NaN is not
-        raise ValueError(f"{shown(value)} is no number that 32 bits hold")
+    if not abs(number) <= float(np.finfo(np.float32).max):  # also true for NaN
+        raise ValueError(f"{shown(value)} is not a number in the range of float32")
     return np.float32(number)
 
 
 def kv_heads(config: Config) -> int:
-    """Heads of keys and values."""
+    """Return the number of KV heads."""
     return int(config.get("num_key_value_heads") or config["num_attention_heads"])
 
 
 def interleave_rope(x: Array, n_head: int) -> Array:
-    """Rows of a query or key matrix (or its bias) for rope on neighbours.
+    """Reorder the rows of a Q or K matrix (or bias) for RoPE on adjacent pairs.
 
-    Checkpoints rotate the two halves of a head; ``llama`` in GGUF rotates neighbours.
+    Checkpoints rotate pairs (i, i + d/2) of a head; ``llama`` in GGUF rotates pairs (2i, 2i + 1).
 
     Shape:
         NumPy order, x [n_head * head_dim, ...] -> the same
     """
     if n_head < 1 or x.shape[0] % (2 * n_head):
-        raise ModelError(f"{x.shape[0]} rows do not divide into {n_head} heads of even size")
+        raise ModelError(f"{x.shape[0]} rows are not {n_head} heads of an even size")
     halves = x.reshape(n_head, 2, -1, *x.shape[1:])  # [n_head, 2, head_dim / 2, ...]
     return halves.swapaxes(1, 2).reshape(x.shape)
 
 
-_ACTS = {  # Hugging Face's names of activations -> ``UNARY``'s
+_ACTS = {  # Hugging Face's names of activations -> kinds of ``UNARY``
     "gelu": "gelu_erf",
     "gelu_fast": "gelu",
     "gelu_new": "gelu",
@@ -138,10 +138,10 @@ _ACTS = {  # Hugging Face's names of activations -> ``UNARY``'s
 
 
 def hidden_act(config: Config, usual: str) -> dict[str, str]:
-    """The key of the feed-forward part's activation, where it is not the architecture's usual one.
+    """Return the key of the FFN's activation, {} if it is the architecture's usual one.
 
     Args:
-        usual: a kind of ``UNARY``; also what a config that says nothing has.
+        usual: the architecture's default, a kind of ``UNARY``.
 
     Raises:
         ModelError: the activation is unknown.
@@ -150,28 +150,32 @@ def hidden_act(config: Config, usual: str) -> dict[str, str]:
     given = next((config[name] for name in names if config.get(name) is not None), None)
     if given is not None and given not in _ACTS:
         raise ModelError(
-            f"config.json: activation {shown(given)} is not supported; there are: "
+            f"config.json: activation {shown(given)} is not supported; supported are "
             f"{', '.join(_ACTS)}"
         )
     act = usual if given is None else _ACTS[given]
     return {} if act == usual else {"hidden_act": act}
 
 
-def check_config(config: Config, **wanted: Any) -> None:
-    """Refuse a variant: what config.json says must be as wanted, or missing. Raises: ModelError."""
-    for name, value in wanted.items():
+def check_config(config: Config, **required: Any) -> None:
+    """Check that values of config.json are as required or missing.
+
+    Raises:
+        ModelError: a value differs, so this variant is not supported.
+    """
+    for name, value in required.items():
         got = config.get(name)
         if got is not None and got != value:
             raise ModelError(
-                f"config.json: {name} is {shown(got)}, want {value!r}; this variant is not "
+                f"config.json: {name} is {shown(got)}, must be {value!r}; this variant is not "
                 "supported"
             )
 
 
 def regroup_qkv(x: Array, n_head: int, n_head_kv: int) -> Array:
-    """Rows of a fused matrix (or bias), so that all queries come first, then keys, then values.
+    """Reorder the rows of a fused QKV matrix (or bias): all of Q first, then K, then V.
 
-    Checkpoints have a group for each head of keys: its queries, its key, its value.
+    In the checkpoint they are grouped by KV head: its Q heads, its K head, its V head.
 
     Shape:
         NumPy order, x [(n_head + 2 * n_head_kv) * head_dim, ...] -> the same
@@ -179,8 +183,8 @@ def regroup_qkv(x: Array, n_head: int, n_head_kv: int) -> Array:
     heads = n_head + 2 * n_head_kv
     if min(n_head, n_head_kv) < 1 or n_head % n_head_kv or x.shape[0] % heads:
         raise ModelError(
-            f"{x.shape[0]} rows do not divide into {n_head} heads of queries and {n_head_kv} of "
-            "keys and of values"
+            f"{x.shape[0]} rows cannot be divided into {n_head} Q heads and {n_head_kv} K and V "
+            "heads"
         )
     groups = x.reshape(n_head_kv, heads // n_head_kv, -1, *x.shape[1:])
     parts = groups[:, :-2], groups[:, -2], groups[:, -1]

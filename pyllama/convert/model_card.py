@@ -1,11 +1,11 @@
-"""The front matter of README.md, as text, lists and dictionaries.
+"""Reads the YAML front matter of README.md as strings, lists and dictionaries.
 
     card = read_card(Folder(Path("Llama-3.2-1B")))
     card["license"]                                # "mit"
 
-YAML's grammar is the ``yaml`` package's; values are made here, of its events, so that tags name no
-types, numbers and dates stay as they are written, and aliases are counted each time they repeat
-something: ten lines of them would otherwise stand for more values than fit into any memory.
+The ``yaml`` package parses; values are built here from its events. So tags cannot create objects,
+numbers and dates stay strings, and every use of an alias counts towards the size limit (nested
+aliases can expand exponentially).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..files.budget import MAX_CARD_BYTES, MAX_CARD_DEPTH, MAX_CARD_SIZE, MAX_CA
 from .folder import Folder
 
 _NAME = "README.md"
-_VALUE = 16  # characters that a value counts as, however short it is
+_VALUE = 16  # overhead of a value, added to its number of characters
 _NULL = ("", "~", "null", "Null", "NULL")
 
 
 def read_card(folder: Folder) -> dict[str, Any]:
-    """What README.md says; {} where there is none, or no front matter.
+    """Return the front matter of README.md, {} if there is none.
 
     Raises:
-        ModelError: it cannot be read or understood, or has too many values.
+        ModelError: it cannot be read or parsed, or has too many values.
     """
     if not folder.has(_NAME):
         return {}
@@ -36,12 +36,14 @@ def read_card(folder: Folder) -> dict[str, Any]:
     if lines[0] != b"---":
         return {}
     if b"---" not in lines[1:]:
-        raise ModelError(f"{path}: its front matter has no end in the first {MAX_CARD_BYTES} bytes")
+        raise ModelError(
+            f"{path}: its front matter does not end in the first {MAX_CARD_BYTES} bytes"
+        )
     try:
         text = b"\n".join(lines[1 : lines.index(b"---", 1)]).decode()
     except UnicodeDecodeError as error:
         raise ModelError(f"{path}: not UTF-8 ({error})") from None
-    value = _parse(path, text.replace("\t", "  ") + "\n")  # YAML takes no tabs, cards have some
+    value = _parse(path, text.replace("\t", "  ") + "\n")  # some cards have tabs, YAML forbids them
     return value if isinstance(value, dict) else {}
 
 
@@ -52,32 +54,33 @@ def _parse(path: Path, text: str) -> Any:
     builder = _Builder(path)
     try:
         for event in yaml.parse(text, Loader=loader):
-            builder.take(event)
+            builder.handle(event)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: its front matter is no YAML ({error})") from None
+        raise ModelError(f"{path}: its front matter is not YAML ({error})") from None
     return builder.root[0] if builder.root else None
 
 
 class _Builder:
-    """Makes values of YAML's events.
+    """Builds values from YAML events.
 
     Attributes:
-        root: what documents hold; the first counts.
+        root: the values of the documents; only the first is used.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.root: list[Any] = []
         self.size = 0
-        self._open: list[tuple[str | None, Any, int]] = []  # anchor, list or pairs, size before
-        self._anchors: dict[str, tuple[Any, int]] = {}  # value, and its size
+        # unfinished containers: (anchor, list or pairs, size before it)
+        self._open: list[tuple[str | None, Any, int]] = []
+        self._anchors: dict[str, tuple[Any, int]] = {}  # name -> (value, its size)
 
-    def take(self, event: Any) -> None:
-        """The next event. Raises: ModelError."""
+    def handle(self, event: Any) -> None:
+        """Process the next event. Raises: ModelError."""
         kind = type(event).__name__.removesuffix("Event")
         if kind == "Alias":
             if event.anchor not in self._anchors:
-                raise self._error(f"an alias of {event.anchor!r:.40}, which is not there")
+                raise self._error(f"an alias of {event.anchor!r:.40}, which is not defined")
             value, size = self._anchors[event.anchor]
             self._count(size)
             self._add(value)
@@ -108,16 +111,16 @@ class _Builder:
     def _count(self, n: int) -> None:
         self.size += n
         if self.size > MAX_CARD_SIZE:
-            raise self._error(f"more than {MAX_CARD_SIZE} characters and values, with its aliases")
+            raise self._error(f"more than {MAX_CARD_SIZE} characters and values, aliases expanded")
 
-    def _error(self, what: str) -> ModelError:
-        return ModelError(f"{self.path}: its front matter has {what}: no model card has")
+    def _error(self, problem: str) -> ModelError:
+        return ModelError(f"{self.path}: its front matter has {problem}: not a model card")
 
 
 class _Pairs(list[Any]):
-    """Keys and values in turn."""
+    """Alternating keys and values of a mapping."""
 
     def whole(self) -> dict[str, Any]:
-        """As a dictionary; keys that are no text are left out."""
+        """Return the pairs as a dictionary, without keys that are not strings."""
         pairs = zip(self[::2], self[1::2], strict=True)
         return {key: value for key, value in pairs if isinstance(key, str)}

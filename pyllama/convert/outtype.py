@@ -1,7 +1,8 @@
-"""Which type each tensor gets, and its values on their way into the file.
+"""Chooses the type of each tensor and converts its values chunk by chunk.
 
-    type = type_of(planned.name, planned.shape, GGMLType.Q8_0)
-    write_gguf(path, metadata, {planned.name: (pieces(planned, type), type, planned.shape[::-1])})
+    type = tensor_type(planned.name, planned.shape, GGMLType.Q8_0)
+    data = {planned.name: (tensor_chunks(planned, type), type, planned.shape[::-1])}
+    write_gguf(path, metadata, data)
 
 Source: llama.cpp, ``convert_hf_to_gguf.py``, ``prepare_tensors``.
 """
@@ -18,9 +19,9 @@ from pyggml.errors import QuantizeError
 from pyggml.quants import quantize
 
 from ..errors import ModelError
-from .plan import Planned
+from .plan import PlannedTensor
 
-# --outtype -> the type of matrices and general.file_type
+# --outtype -> (type of matrices, general.file_type)
 OUTTYPES = {
     "f32": (GGMLType.F32, 0),
     "f16": (GGMLType.F16, 1),
@@ -28,25 +29,25 @@ OUTTYPES = {
     "q8_0": (GGMLType.Q8_0, 7),
 }
 _STAY_F32 = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
-_CHUNK = 1 << 22  # elements that are converted at a time
+_CHUNK = 1 << 22  # elements converted at a time
 _F16_MAX = 65504.0
 
 
-def auto(planned: Iterable[Planned]) -> str:
-    """The 16-bit type that holds all matrices: f16 where the checkpoint's are, else bf16."""
+def auto_outtype(planned: Iterable[PlannedTensor]) -> str:
+    """Return "f16" if all matrices of the checkpoint are F16, else "bf16"."""
     dtypes = {dtype for one in planned if len(one.shape) > 1 for dtype in one.dtypes}
     return "f16" if dtypes == {"F16"} else "bf16"
 
 
-def type_of(name: str, shape: tuple[int, ...], matrices: GGMLType) -> GGMLType:
-    """The type of one tensor where matrices have the type ``matrices``."""
+def tensor_type(name: str, shape: tuple[int, ...], matrices: GGMLType) -> GGMLType:
+    """Return the type of a tensor, given the type of matrices."""
     if len(shape) < 2 or not name.endswith(".weight") or name.endswith(_STAY_F32):
         return GGMLType.F32
     return GGMLType.F16 if shape[-1] % matrices.block_size else matrices
 
 
-def pieces(planned: Planned, type: GGMLType) -> Iterator[npt.NDArray[np.uint8]]:
-    """The bytes of a tensor, read and converted when they are asked for. Raises: ModelError."""
+def tensor_chunks(planned: PlannedTensor, type: GGMLType) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the bytes of a tensor in chunks, read and converted lazily. Raises: ModelError."""
     for part in planned.parts:
         values = part()
         n = values.shape[-1] if values.ndim else 1
@@ -59,7 +60,7 @@ def pieces(planned: Planned, type: GGMLType) -> Iterator[npt.NDArray[np.uint8]]:
 def _convert(name: str, rows: npt.NDArray[np.float32], type: GGMLType) -> npt.NDArray[np.uint8]:
     if type is GGMLType.F16:
         peak = np.abs(rows).max()
-        if _F16_MAX < peak < np.inf:  # infinity and NaN stay what they are
+        if _F16_MAX < peak < np.inf:  # infinity and NaN are representable
             raise ModelError(
                 f"tensor {name!r} has values up to {peak:.3g}, too large for f16: use "
                 "`outtype='bf16'` or f32"

@@ -1,11 +1,11 @@
-"""What a checkpoint's tensors become, decided before a byte is written.
+"""Plans which GGUF tensors a checkpoint's tensors become, before anything is written.
 
     for planned in plan_tensors(folder, read_checkpoint(folder), config, arch):
         planned.name, planned.shape, planned.parts
 
-The declarations are the architecture's ``CONVERT``. Its ``change`` is tried on zeros of a tensor's
-shape, which tells the names and shapes of what it makes; values are read when they are written.
-Nothing is kept, so a tensor that is cut into three is read three times.
+The rules are the architecture's ``CONVERT``. Its ``change`` is called with zeros of a tensor's
+shape to find the names and shapes of the results; values are read when they are written. Nothing is
+cached: a tensor that is split into three is read three times.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from ..errors import ModelError
 from ..files.budget import shown
 from ..hparams import HParams
 from .mapping import Array, Config, Tensors
-from .stored import Stored
+from .stored import StoredTensor
 
 log = logging.getLogger(__name__)
 
-_NUMBER = r"0|[1-9]\d{0,3}"  # of layers and experts: no model has 10,000
+_NUMBER = r"0|[1-9]\d{0,3}"  # a layer or expert: up to 9,999
 _GROUPS = {"{i}": f"(?P<i>{_NUMBER})", "{e}": f"(?P<e>{_NUMBER})", "*": "(?P<end>weight|bias)"}
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_ALONE = -1  # the number of a tensor that is not one of many experts'
+_NO_EXPERT = -1  # in place of the expert's number, for tensors without experts
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A tensor of the GGUF file to be.
+class PlannedTensor:
+    """A tensor of the output file.
 
     Attributes:
-        name: GGUF's.
+        name: GGUF's name.
         shape: NumPy order.
-        parts: each makes values, float32, to be written one after the other: all, or an expert's.
-        dtypes: of the checkpoint's tensors.
+        parts: functions that return its float32 values in order: one, or one per expert.
+        dtypes: dtypes of the source tensors.
     """
 
     name: str
@@ -56,16 +56,16 @@ class Planned:
 
 @dataclass(frozen=True)
 class _Source:
-    """What becomes ``name``: (the checkpoint's name, tensor) by number of expert, or ``_ALONE``."""
+    """Sources of the GGUF tensor ``name``: expert (or ``_NO_EXPERT``) -> (name, tensor)."""
 
     name: str
-    members: dict[int, tuple[str, Stored]]
+    members: dict[int, tuple[str, StoredTensor]]
 
 
 def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
-    """The architecture whose ``CONVERT`` names config.json's class. Raises: ModelError."""
-    wanted = config.get("architectures")
-    models = {x for x in wanted if isinstance(x, str)} if isinstance(wanted, list) else set()
+    """Return the name and declaration of config.json's architecture. Raises: ModelError."""
+    classes = config.get("architectures")
+    models = {x for x in classes if isinstance(x, str)} if isinstance(classes, list) else set()
     known: list[str] = []
     for name in arch_names():
         arch = get_arch(name)
@@ -73,43 +73,45 @@ def find_arch(folder: Path, config: Config) -> tuple[str, Arch]:
         if models.intersection(arch.CONVERT.models):
             return name, arch
     raise ModelError(
-        f"{folder / 'config.json'}: architectures is {shown(wanted)}, known are: "
-        f"{', '.join(sorted(known))}; one more is a file in pyllama/arch: docs/add-a-model.md"
+        f"{folder / 'config.json'}: architectures is {shown(classes)}, supported are "
+        f"{', '.join(sorted(known))}; to add one see docs/add-a-model.md"
     )
 
 
 @contextmanager
-def declared(folder: Path, arch: Arch) -> Iterator[None]:
-    """Errors of an architecture's functions of config.json, as one line. Raises: ModelError."""
+def config_errors(folder: Path, arch: Arch) -> Iterator[None]:
+    """Convert errors of an architecture's functions on config.json to a one-line ModelError."""
     try:
         yield
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        what = f"{error!s:.200}" + (" is missing" if isinstance(error, KeyError) else "")
+        problem = f"{error!s:.200}" + (" is missing" if isinstance(error, KeyError) else "")
         raise ModelError(
-            f"{folder / 'config.json'}: {what}: it describes no {arch.CONVERT.models[0]}"
+            f"{folder / 'config.json'}: {problem}: not a valid {arch.CONVERT.models[0]}"
         ) from None
 
 
 def plan_tensors(
-    folder: Path, checkpoint: Mapping[str, Stored], config: Config, arch: Arch
-) -> list[Planned]:
-    """The tensors to write, layer by layer in the order of ``arch.TENSORS``.
+    folder: Path, checkpoint: Mapping[str, StoredTensor], config: Config, arch: Arch
+) -> list[PlannedTensor]:
+    """Return the tensors to write, by layer and in the order of ``arch.TENSORS``.
 
     Raises:
-        ModelError: a tensor is unknown, of a shape that cannot be, or two become the same.
+        ModelError: a tensor is unknown, has an invalid shape, or two map to the same name.
     """
     sources = _sources(folder, checkpoint, arch)
     if "output.weight?" in arch.TENSORS and _is_tied(sources, config):
         del sources["output.weight"]
     change = _Change(folder, config, arch)
-    planned: dict[str, Planned] = {}
-    made = [one for source in sources.values() for one in change.plan(source)]
-    with declared(folder, arch):
+    planned: dict[str, PlannedTensor] = {}
+    results = [one for source in sources.values() for one in change.plan(source)]
+    with config_errors(folder, arch):
         extra = arch.CONVERT.extra(config)
-    made += [Planned(name, x.shape, (partial(np.asarray, x),)) for name, x in extra.items()]
-    for one in made:
+    results += [
+        PlannedTensor(name, x.shape, (partial(np.asarray, x),)) for name, x in extra.items()
+    ]
+    for one in results:
         if one.name in planned:
             raise ModelError(f"{folder}: two tensors of the checkpoint become {one.name!r}")
         planned[one.name] = one
@@ -123,8 +125,8 @@ def plan_tensors(
     return sorted(planned.values(), key=lambda one: place(one.name))
 
 
-def check_missing(folder: Path, planned: list[Planned], hparams: HParams, arch: Arch) -> None:
-    """Raise ModelError for the first tensor that ``arch.TENSORS`` requires and nothing becomes."""
+def check_missing(folder: Path, planned: list[PlannedTensor], hparams: HParams, arch: Arch) -> None:
+    """Raise ModelError for the first required tensor of ``arch.TENSORS`` that is not planned."""
     have = {one.name for one in planned}
     for pattern, sizes in arch.TENSORS.items():
         if 0 in tensor_sizes(hparams, sizes):
@@ -139,12 +141,14 @@ def check_missing(folder: Path, planned: list[Planned], hparams: HParams, arch: 
                 for their_name, ours in arch.CONVERT.tensors.items()
                 if ours in (pattern, f"{stem}.*")
             ]
-            which = f", such as {theirs[0]!r}" if theirs else ""
-            raise ModelError(f"{folder}: no tensor becomes {name!r}{which}: one is missing")
+            which = f" (from {theirs[0]!r})" if theirs else ""
+            raise ModelError(f"{folder}: the tensor for {name!r}{which} is missing")
 
 
-def _sources(folder: Path, checkpoint: Mapping[str, Stored], arch: Arch) -> dict[str, _Source]:
-    """The checkpoint's tensors by GGUF's name."""
+def _sources(
+    folder: Path, checkpoint: Mapping[str, StoredTensor], arch: Arch
+) -> dict[str, _Source]:
+    """Return the checkpoint's tensors grouped by GGUF name."""
     convert = arch.CONVERT
     patterns = [(_compile(theirs), ours) for theirs, ours in convert.tensors.items()]
     sources: dict[str, _Source] = {}
@@ -160,7 +164,7 @@ def _sources(folder: Path, checkpoint: Mapping[str, Stored], arch: Arch) -> dict
         found = _find(whole[0], patterns) or _find(whole[1], patterns)
         if found is None:
             raise ModelError(
-                f"{stored.path}: tensor {shown(theirs)} has no place in a "
+                f"{stored.path}: tensor {shown(theirs)} is unknown in a "
                 f"{convert.models[0]}: this variant is not supported"
             )
         name, number = found
@@ -172,14 +176,14 @@ def _sources(folder: Path, checkpoint: Mapping[str, Stored], arch: Arch) -> dict
         members[number] = theirs, stored
     if others:
         log.warning(
-            "%s: only the text part is converted: %d tensors are left out, such as %s",
+            "%s: only the text model is converted: %d tensors are skipped, such as %s",
             folder, len(others), shown(others[0]),
         )  # fmt: skip
     return sources
 
 
 def _any_of(patterns: Iterable[str]) -> Callable[[str], object]:
-    """Whether one of these patterns of files' names is that of a tensor."""
+    """Return a predicate: whether a name matches one of the ``fnmatch`` patterns."""
     return re.compile("|".join(map(translate, patterns)) or "(?!)").match
 
 
@@ -189,13 +193,13 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def _find(name: str, patterns: list[tuple[re.Pattern[str], str]]) -> tuple[str, int] | None:
-    """GGUF's name, and the number of the expert."""
+    """Return the GGUF name and the expert of a checkpoint's name; None if it is unknown."""
     for pattern, ours in patterns:
         match = pattern.fullmatch(name)
         if match is not None:
             groups = match.groupdict()
             ours = ours.replace("{i}", groups.get("i", "")).replace("*", groups.get("end", ""))
-            return ours, int(groups.get("e", _ALONE))
+            return ours, int(groups.get("e", _NO_EXPERT))
     return None
 
 
@@ -204,32 +208,32 @@ def _pattern(name: str) -> str:
 
 
 def _is_tied(sources: Mapping[str, _Source], config: Config) -> bool:
-    """Whether the output matrix in the checkpoint is the embedding's once more."""
+    """Return whether the checkpoint's output matrix is a copy of the embedding."""
     if "output.weight" not in sources or "token_embd.weight" not in sources:
         return False
     output, embd = (
-        sources[name].members[_ALONE][1] for name in ("output.weight", "token_embd.weight")
+        sources[name].members[_NO_EXPERT][1] for name in ("output.weight", "token_embd.weight")
     )
     same = (output.path, output.offset) == (embd.path, embd.offset)
     return config.get("tie_word_embeddings") is True or same
 
 
 class _Change:
-    """Applies an architecture's ``change`` to tensors, as planned."""
+    """Plans the application of an architecture's ``change`` to tensors."""
 
     def __init__(self, folder: Path, config: Config, arch: Arch) -> None:
         self.folder, self.config, self.change = folder, config, arch.CONVERT.change
         self.tried: dict[tuple[str, tuple[int, ...]], dict[str, tuple[int, ...]]] = {}
 
-    def plan(self, source: _Source) -> list[Planned]:
-        """The tensors that ``source`` becomes. Raises: ModelError."""
+    def plan(self, source: _Source) -> list[PlannedTensor]:
+        """Return the GGUF tensors made from ``source``. Raises: ModelError."""
         members = [source.members[number] for number in sorted(source.members)]
-        alone = _ALONE in source.members
-        if sorted(source.members) != ([_ALONE] if alone else list(range(len(members)))):
+        alone = _NO_EXPERT in source.members
+        if sorted(source.members) != ([_NO_EXPERT] if alone else list(range(len(members)))):
             lost = min(set(range(len(members))) - set(source.members), default=0)
             raise ModelError(
                 f"{self.folder}: {source.name!r} is stacked from {len(members)} experts, but "
-                f"expert {lost} is missing, beside {shown(members[0][0])}"
+                f"expert {lost} is missing (found {shown(members[0][0])})"
             )
         first_name, first = members[0]
         for name, stored in members:
@@ -240,7 +244,7 @@ class _Change:
                 )
         shapes = self._try(first_name, source.name, first.shape)
         return [
-            Planned(
+            PlannedTensor(
                 name,
                 shape if alone else (len(members), *shape),
                 tuple(
@@ -252,23 +256,25 @@ class _Change:
         ]
 
     def _try(self, theirs: str, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what a tensor becomes: alike in all layers."""
+        """Return names and shapes of a tensor's results; cached, since layers are alike."""
         key = _pattern(name), shape
         if key not in self.tried:
             try:
                 zeros = np.broadcast_to(np.float32(0), shape)  # takes no memory
-                made: Tensors = self.change(name, zeros, self.config)
+                results: Tensors = self.change(name, zeros, self.config)
             except (LookupError, TypeError, ValueError, ArithmeticError) as error:
                 raise ModelError(
-                    f"{self.folder}: tensor {shown(theirs)} has the shape {list(shape)}, which "
-                    f"cannot become {name!r}: {error!s:.200}"
+                    f"{self.folder}: tensor {shown(theirs)} of shape {list(shape)} cannot be "
+                    f"converted to {name!r}: {error!s:.200}"
                 ) from None
-            self.tried[key] = {_pattern(ours): x.shape for ours, x in made.items()}
+            self.tried[key] = {_pattern(ours): x.shape for ours, x in results.items()}
         layer = _LAYER.match(name)
         number = layer[1] if layer else ""
         return {ours.replace("{i}", number): s for ours, s in self.tried[key].items()}
 
-    def _values(self, name: str, stored: Stored, wanted: str, shape: tuple[int, ...]) -> Array:
-        x = self.change(name, stored.read(), self.config)[wanted]
-        assert x.shape == shape, f"{wanted}: {x.shape} is made, {shape} was tried"
+    def _values(
+        self, name: str, stored: StoredTensor, result: str, shape: tuple[int, ...]
+    ) -> Array:
+        x = self.change(name, stored.read(), self.config)[result]
+        assert x.shape == shape, f"{result}: got {x.shape}, planned {shape}"
         return x

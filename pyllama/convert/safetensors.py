@@ -1,9 +1,9 @@
-"""Read the table of a safetensors file, which is checked before anything is used.
+"""Reads and checks the header of a safetensors file.
 
     tensors = read_safetensors(Path("model.safetensors"))
     tensors["model.norm.weight"].shape
 
-Promises, for any bytes whatever: each tensor lies within the file and none overlap, or ModelError.
+Guarantees for any input: all tensors lie within the file and do not overlap, or ModelError.
 Source: the safetensors format.
 """
 
@@ -18,27 +18,25 @@ from pyggml.files import open_regular
 from ..errors import ModelError
 from ..files.budget import MAX_JSON_BYTES, Budget, shown
 from .folder import parse_object, unreadable
-from .stored import DTYPES, Stored
+from .stored import DTYPES, StoredTensor
 
 LFS_POINTER = b"version https://git-lfs"
-INCOMPLETE = "the file is incomplete: fetch it again"
+INCOMPLETE = "the file is incomplete: download it again"
 
 
 def lfs_error(path: Path) -> ModelError:
-    """What to say of a file that was cloned without its contents."""
-    return ModelError(
-        f"{path}: a pointer of git-lfs, not the file: run 'git lfs pull' in the folder"
-    )
+    """Return the error for a git-lfs pointer in place of a file."""
+    return ModelError(f"{path}: is a git-lfs pointer: run 'git lfs pull' in the folder")
 
 
-def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, Stored]:
-    """The tensors of a file, by name.
+def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, StoredTensor]:
+    """Return the tensors of a file by name.
 
     Args:
-        budget: what is left of it is what the table may cost.
+        budget: limits the size of the header.
 
     Raises:
-        ModelError: it cannot be read, is damaged or incomplete.
+        ModelError: the file cannot be read, is damaged or incomplete.
     """
     budget = budget or Budget()
     try:
@@ -51,13 +49,11 @@ def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, Stor
                 raise lfs_error(path)
             if len(head) < 8 or n > size - 8:
                 raise ModelError(
-                    f"{path}: {size} bytes, the header alone should have {n}; {INCOMPLETE}, "
-                    "or it is no safetensors file"
+                    f"{path}: has {size} bytes, its header {n}; {INCOMPLETE}, "
+                    "or it is not a safetensors file"
                 )
             if n > MAX_JSON_BYTES:
-                raise ModelError(
-                    f"{path}: a header of {n} bytes, at most {MAX_JSON_BYTES} are read"
-                )
+                raise ModelError(f"{path}: the header has {n} bytes, the limit is {MAX_JSON_BYTES}")
             budget.take("bytes", n, path)
             header = parse_object(path, file.read(n), budget)
     except OSError as error:
@@ -72,27 +68,27 @@ def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, Stor
     return tensors
 
 
-def _read_entry(path: Path, name: str, entry: Any, start: int) -> tuple[Stored, int]:
-    """A tensor, and where it ends in the file."""
+def _read_entry(path: Path, name: str, entry: Any, start: int) -> tuple[StoredTensor, int]:
+    """Return a tensor and its end offset in the file."""
     who = f"{path}: tensor {shown(name)}"
     if not isinstance(entry, dict):
-        raise ModelError(f"{who} is described by {shown(entry)}, want an object")
+        raise ModelError(f"{who} is described by {shown(entry)}, must be an object")
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     places: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ModelError(f"{who} is {shown(dtype)}, known are: {', '.join(DTYPES)}")
+        raise ModelError(f"{who} is {shown(dtype)}, known types are {', '.join(DTYPES)}")
     if not _are_sizes(shape) or len(shape) > 8:
-        raise ModelError(f"{who} has the shape {shown(shape)}, want a list of sizes")
+        raise ModelError(f"{who} has the shape {shown(shape)}, must be a list of sizes")
     if not _are_sizes(places) or len(places) != 2 or places[0] > places[1]:
-        raise ModelError(f"{who} has data_offsets {shown(places)}, want [begin, end]")
-    wanted = math.prod(shape) * DTYPES[dtype].itemsize
-    if places[1] - places[0] != wanted:
+        raise ModelError(f"{who} has data_offsets {shown(places)}, must be [begin, end]")
+    nbytes = math.prod(shape) * DTYPES[dtype].itemsize
+    if places[1] - places[0] != nbytes:
         raise ModelError(
-            f"{who} has {places[1] - places[0]} bytes, {dtype} of the shape {shape} takes "
-            f"{shown(wanted)}"
+            f"{who} has {places[1] - places[0]} bytes, {dtype} of the shape {shape} needs "
+            f"{shown(nbytes)}"
         )
-    return Stored(path, start + places[0], dtype, tuple(shape)), start + places[1]
+    return StoredTensor(path, start + places[0], dtype, tuple(shape)), start + places[1]
 
 
 def _are_sizes(value: Any) -> bool:
@@ -100,7 +96,7 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _check_places(path: Path, places: list[tuple[int, int, str]], size: int) -> None:
-    """Places (begin, end, name) must lie in the file, apart from each other."""
+    """Check that ranges (begin, end, name) lie in the file and do not overlap."""
     last_end, last = 0, ""
     for begin, end, name in sorted(places):
         if begin < last_end and end > begin:
@@ -109,6 +105,6 @@ def _check_places(path: Path, places: list[tuple[int, int, str]], size: int) -> 
             last_end, last = end, name
     if last_end > size:
         raise ModelError(
-            f"{path}: {size} bytes, its tensors end at byte {last_end}: {last_end - size} bytes "
-            f"are missing; {INCOMPLETE}"
+            f"{path}: has {size} bytes, but its tensors end at byte {last_end}: "
+            f"{last_end - size} bytes are missing; {INCOMPLETE}"
         )

@@ -1,12 +1,12 @@
-"""A checkpoint as sparse inference wants it: down matrices by neuron, and PowerInfer's predictors.
+"""Prepares a checkpoint for sparse inference: transposed down matrices, PowerInfer's predictors.
 
     check_neurons(folder, hparams, act="relu")
     form = sparse_form(planned, hparams, Folder(Path("predictors")))
     form.planned, form.keys, form.magic
 
-A folder of predictors has ``model_{i}.pt`` (or ``.safetensors``) for each layer, which hold
-``fc1.weight`` [rank, n_embd] and ``fc2.weight`` [n_ff, rank], and may have a config.json with
-``sparse_threshold``. As of a checkpoint only tables are read here; values are, when written.
+A folder of predictors has ``model_{i}.pt`` (or ``.safetensors``) for each layer, with
+``fc1.weight`` [rank, n_embd] and ``fc2.weight`` [n_ff, rank], and optionally a config.json with
+``sparse_threshold``. Only the tables of tensors are read here; values are read when written.
 Source: PowerInfer, ``convert.py``: ``load_mlp_model``, ``postprocess_transpose``.
 """
 
@@ -30,111 +30,111 @@ from ..hparams import HParams
 from ..sparsity.sources import THRESHOLD_KEY
 from .folder import Folder
 from .mapping import Array
-from .plan import Planned
+from .plan import PlannedTensor
 from .safetensors import read_safetensors
-from .stored import Stored
+from .stored import StoredTensor
 from .torch_files import read_torch
 
 _DOWN = re.compile(r"(blk\.\d+)\.ffn_down\.(weight|bias)")
 _FILE = re.compile(r"model_([0-9]+)\.(pt|safetensors)")
 _FC1, _FC2 = "fc1.weight", "fc2.weight"
-_FEW = 8  # layers that a message names
+_FEW = 8  # layers listed in a message
 
 
 @dataclass(frozen=True)
 class Form:
-    """The tensors of a file, and what tells it from a file of another form.
+    """The tensors of the output file and its kind: dense, transposed or PowerInfer.
 
     Attributes:
-        keys: metadata that it has beyond others.
-        ending: of its default name, before ``.gguf``.
-        magic: its first bytes.
+        keys: additional metadata.
+        ending: suffix of the default file name, before ``.gguf``.
+        magic: the first bytes of the file.
     """
 
-    planned: list[Planned]
+    planned: list[PlannedTensor]
     keys: dict[str, Any] = field(default_factory=dict)
     ending: str = ""
     magic: bytes = MAGIC
 
 
 def check_neurons(folder: Path, hparams: HParams, act: str) -> None:
-    """Raise ModelError for a model of which no neurons can be left out.
+    """Raise ModelError for a model whose neurons cannot be skipped.
 
     Args:
         folder: for messages.
-        act: of the feed-forward part; empty: one that is not like ReLU.
+        act: the FFN's activation; empty if it is not ReLU-like.
     """
     if hparams.n_expert:
         raise ModelError(
-            f"{folder}: its feed-forward part is made of {hparams.n_expert} experts, which sparse "
-            "inference cannot run: convert it with `predictor=None`"
+            f"{folder}: the model has {hparams.n_expert} experts, which sparse inference does not "
+            "support: convert it with `predictor=None`"
         )
     if act not in RELU_LIKE:
         raise ModelError(
-            f"{folder}: its activation is {act or 'not ReLU'}, whose neurons are never exactly "
-            'zero: convert it with `predictor=None`, or say "hidden_act": "relu" in config.json, '
-            "if it was trained so"
+            f"{folder}: its activation is {act or 'not ReLU'}, which does not give exact zeros: "
+            'convert it with `predictor=None`, or set "hidden_act": "relu" in config.json if it '
+            "was trained with ReLU"
         )
 
 
 def sparse_form(
-    planned: Iterable[Planned], hparams: HParams, predictor: Folder | None = None
+    planned: Iterable[PlannedTensor], hparams: HParams, predictor: Folder | None = None
 ) -> Form:
-    """A file with ``ffn_down_t``, and with the predictors of a folder if there is one.
+    """Return the tensors with ``ffn_down_t``, and with the predictors of a folder if given.
 
     Raises:
-        ModelError: the folder or a file in it is not as it must be, or of another model.
+        ModelError: the folder or a file in it is invalid, or belongs to another model.
     """
-    turned = [_transposed(one) for one in planned]
+    transposed = [_transposed(one) for one in planned]
     if predictor is None:
-        return Form(turned, ending=".transposed")
+        return Form(transposed, ending=".transposed")
     threshold = _read_threshold(predictor)
     keys = {} if threshold is None else {THRESHOLD_KEY: threshold}
-    return Form(turned + _plan_predictors(predictor, hparams), keys, ".powerinfer", POWERINFER)
+    return Form(transposed + _plan_predictors(predictor, hparams), keys, ".powerinfer", POWERINFER)
 
 
-def _transposed(one: Planned) -> Planned:
-    """A down matrix by neuron, its row j; its bias under that name too; any other as it is."""
+def _transposed(one: PlannedTensor) -> PlannedTensor:
+    """Return a down matrix transposed (row j is neuron j), its bias renamed, others unchanged."""
     match = _DOWN.fullmatch(one.name)
     if match is None:
         return one
     name = f"{match[1]}.ffn_down_t.{match[2]}"
     parts = tuple(partial(_read_transposed, part) for part in one.parts)
-    return Planned(name, one.shape[::-1], parts, one.dtypes)
+    return PlannedTensor(name, one.shape[::-1], parts, one.dtypes)
 
 
 def _read_transposed(read: Callable[[], Array]) -> Array:
-    return read().T  # a view: what is written at a time is copied then
+    return read().T  # a view; chunks are copied when they are written
 
 
 def _read_threshold(folder: Folder) -> np.float32 | None:
-    """What a neuron's score must reach; None where the folder does not say.
+    """Return the threshold of the scores, None if the folder has none.
 
     Raises:
-        ModelError: there is no such folder, or the threshold is no number.
+        ModelError: there is no such folder, or the threshold is not a number.
     """
     path = folder.path
     if not path.is_dir():
-        what = "is a file" if path.exists() else "no such folder"
-        raise ModelError(f"{path}: {what}: name the folder that has model_0.pt, a predictor")
+        problem = "is a file" if path.exists() else "no such folder"
+        raise ModelError(f"{path}: {problem}: give the folder of predictors (model_0.pt, ...)")
     value = folder.json("config.json").get("sparse_threshold")
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(value) <= float(np.finfo(np.float32).max):  # NaN is not
+    if not is_number or not abs(value) <= float(np.finfo(np.float32).max):  # also true for NaN
         raise ModelError(
-            f"{path / 'config.json'}: sparse_threshold is {shown(value)}, want a number that a "
-            "32-bit float holds"
+            f"{path / 'config.json'}: sparse_threshold is {shown(value)}, must be a number in the "
+            "range of float32"
         )
     return np.float32(value)
 
 
-def _plan_predictors(folder: Folder, hparams: HParams) -> list[Planned]:
-    """The predictors' tensors, layer by layer.
+def _plan_predictors(folder: Folder, hparams: HParams) -> list[PlannedTensor]:
+    """Return the predictors' tensors, layer by layer.
 
     Raises:
-        ModelError: a layer's file is missing or there are too many, one is damaged or holds
-            something else, or sizes are not those of the model.
+        ModelError: there are too few or too many files, one is damaged or has other content, or
+            sizes do not match the model.
     """
     files = _find_files(folder.path, hparams.n_layer)
     return [
@@ -143,41 +143,41 @@ def _plan_predictors(folder: Folder, hparams: HParams) -> list[Planned]:
 
 
 def _find_files(folder: Path, n_layer: int) -> list[Path]:
-    """The file of each layer. Raises: ModelError."""
+    """Return the file of each layer. Raises: ModelError."""
     files: dict[int, Path] = {}
     try:
-        there = sorted(folder.iterdir())
+        entries = sorted(folder.iterdir())
     except OSError as error:
         raise ModelError(f"{folder}: cannot be read: {error.strerror or error}") from None
-    for file in there:
+    for file in entries:
         match = _FILE.fullmatch(file.name)
         if match is None:
             continue
         layer = int(match[1])
         if layer >= n_layer:
             raise ModelError(
-                f"{file}: there is no layer {layer}, the model has {n_layer}: are these the "
-                "predictors of another?"
+                f"{file}: there is no layer {layer}, the model has {n_layer} layers: are these "
+                "the predictors of another model?"
             )
         if layer in files:
-            raise ModelError(f"{file}: {files[layer].name} is of layer {layer} too: keep one")
+            raise ModelError(f"{file}: {files[layer].name} is also of layer {layer}: keep one")
         files[layer] = file
     missing = [i for i in range(n_layer) if i not in files]
     if missing:
         names = ", ".join(f"model_{i}.pt" for i in missing[:_FEW])
         more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
         raise ModelError(
-            f"{folder}: no predictors for {len(missing)} of the model's {n_layer} layers: "
+            f"{folder}: predictors are missing for {len(missing)} of {n_layer} layers: "
             f"there is no {names}{more}"
         )
     return [files[i] for i in range(n_layer)]
 
 
-def _plan_layer(i: int, file: Path, hparams: HParams, budget: Budget) -> list[Planned]:
+def _plan_layer(i: int, file: Path, hparams: HParams, budget: Budget) -> list[PlannedTensor]:
     tensors = (read_torch if file.suffix == ".pt" else read_safetensors)(file, budget)
     _check(file, tensors, hparams)
     return [
-        Planned(
+        PlannedTensor(
             f"blk.{i}.{name}",
             tensors[name].shape,
             (partial(_read_finite, name, tensors[name]),),
@@ -187,37 +187,39 @@ def _plan_layer(i: int, file: Path, hparams: HParams, budget: Budget) -> list[Pl
     ]
 
 
-def _check(file: Path, tensors: dict[str, Stored], hparams: HParams) -> None:
-    """Raise ModelError where tensors are no predictor of a layer of the model."""
+def _check(file: Path, tensors: dict[str, StoredTensor], hparams: HParams) -> None:
+    """Raise ModelError if the tensors are not a predictor for this model."""
     odd = [name for name in (_FC1, _FC2) if name not in tensors]
     odd += [name for name in tensors if name not in (_FC1, _FC2)]
     if odd:
-        what = "has no place in a predictor" if odd[0] in tensors else "is missing"
-        raise ModelError(f"{file}: tensor {shown(odd[0])} {what}, which is {_FC1} and {_FC2}")
+        problem = "is unknown" if odd[0] in tensors else "is missing"
+        raise ModelError(
+            f"{file}: tensor {shown(odd[0])} {problem}; a predictor consists of {_FC1} and {_FC2}"
+        )
     n_embd, n_ff = hparams.n_embd, hparams.n_ff
     first, second = (list(tensors[name].shape) for name in (_FC1, _FC2))
-    for name, shape, size, wanted in (
+    for name, shape, size, expected in (
         (_FC1, first, first[1:], [n_embd]),
         (_FC2, second, second[:1], [n_ff]),
     ):
-        if len(shape) != 2 or size != wanted or 0 in shape:
+        if len(shape) != 2 or size != expected or 0 in shape:
             pattern = f"[rank, {n_embd}]" if name == _FC1 else f"[{n_ff}, rank]"
             raise ModelError(
-                f"{file}: tensor {name!r} has the shape {shape}, want {pattern} for this model"
+                f"{file}: tensor {name!r} has the shape {shape}, must be {pattern} for this model"
             )
     if first[0] != second[1]:
         raise ModelError(
-            f"{file}: {_FC1} {first} is of rank {first[0]}, but {_FC2} {second} of {second[1]}"
+            f"{file}: {_FC1} {first} has rank {first[0]}, but {_FC2} {second} has {second[1]}"
         )
 
 
-def _read_finite(name: str, stored: Stored) -> Array:
-    """Values of a predictor. Raises: ModelError: one is NaN or infinite, and scores would be."""
+def _read_finite(name: str, stored: StoredTensor) -> Array:
+    """Return the values of a predictor. Raises: ModelError: a value is NaN or infinite."""
     x = stored.read()
     finite = np.isfinite(x)
     if not finite.all():
         at = [int(n) for n in np.unravel_index(np.argmin(finite), x.shape)]
         raise ModelError(
-            f"{stored.path}: tensor {name!r} is {x[tuple(at)]} at {at}: train or fetch it again"
+            f"{stored.path}: tensor {name!r} is {x[tuple(at)]} at {at}: train or download it again"
         )
     return x

@@ -1,10 +1,10 @@
-"""Special tokens by role, the flags that add them to a text, and chat templates.
+"""Converts special tokens, the flags that add BOS and EOS, and chat templates.
 
     keys, ids = special_keys(folder, config, vocabulary, tokens)
     keys["tokenizer.ggml.bos_token_id"]
 
-What tokenizer_config.json says comes before special_tokens_map.json, config.json,
-generation_config.json, and the tokenizer's own file.
+Precedence: tokenizer_config.json, special_tokens_map.json, config.json, generation_config.json, the
+tokenizer's own file.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _KEYS = {
     "eot": "eot_token_id",
     "eom": "eom_token_id",
     "unk": "unknown_token_id",
-    "sep": "seperator_token_id",  # sic
+    "sep": "seperator_token_id",  # GGUF's spelling
     "pad": "padding_token_id",
     "mask": "mask_token_id",
 }
-_NAMED = ("bos", "eos", "unk", "sep", "pad", "mask")  # that the files have
+_NAMED = ("bos", "eos", "unk", "sep", "pad", "mask")  # roles in Hugging Face's files
 
 
 def special_keys(
     folder: Folder, config: Config, vocabulary: Vocabulary, tokens: Sequence[str]
 ) -> tuple[dict[str, Any], set[int]]:
-    """The keys, and the ids of all tokens with a role. Raises: ModelError."""
+    """Return the metadata keys, and the ids of all special tokens. Raises: ModelError."""
     ids = {text: i for i, text in enumerate(tokens)}
     settings = folder.json("tokenizer_config.json")
     texts = (settings, folder.json("special_tokens_map.json"))
@@ -62,22 +62,22 @@ def special_keys(
     _add_ends(roles, [i for i in named("eos") if type(i) is int], tokens, ids)
     keys: dict[str, Any] = {f"tokenizer.ggml.{_KEYS[role]}": i for role, i in roles.items()}
     for role in ("bos", "eos"):
-        said = settings.get(f"add_{role}_token")
-        if not isinstance(said, bool) and role in template:
-            said = ids.get(template[role]) == roles.get(role)
-        if isinstance(said, bool):
-            keys[f"tokenizer.ggml.add_{role}_token"] = said
+        add = settings.get(f"add_{role}_token")
+        if not isinstance(add, bool) and role in template:
+            add = ids.get(template[role]) == roles.get(role)
+        if isinstance(add, bool):
+            keys[f"tokenizer.ggml.add_{role}_token"] = add
     return keys | _chat_templates(folder, settings), set(roles.values())
 
 
 def _text(token: Any) -> str | None:
-    """The text of a token that is a string or an object."""
+    """Return the text of a token given as a string or an object; None for anything else."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def _template(folder: Folder) -> dict[str, str]:
-    """The special tokens that tokenizer.json puts around a text, by role bos and eos."""
+    """Return the special tokens that tokenizer.json adds to a text, by role (bos, eos)."""
     found: dict[str, str] = {}
     for processor in objects(folder.json("tokenizer.json").get("post_processor")):
         for part in [processor, *objects(processor.get("processors"))]:
@@ -94,18 +94,18 @@ def _template(folder: Folder) -> dict[str, str]:
 def _add_ends(
     roles: dict[str, int], ends: list[int], tokens: Sequence[str], ids: dict[str, int]
 ) -> None:
-    """Give roles to the other tokens that end a generation, where their text does not say so."""
-    free, unsaid = ["eot", "eom"], list[str]()
+    """Assign the roles eot and eom to further end tokens that are not recognised by their text."""
+    free, dropped = ["eot", "eom"], list[str]()
     for i in dict.fromkeys(i for i in ends if 0 <= i < len(tokens)):
         if i in find_eog(roles, ids):
             continue
         if free:
             roles[free.pop(0)] = i
         else:
-            unsaid.append(tokens[i])
-    if unsaid:
-        more = f" and {len(unsaid) - 1} more end" if len(unsaid) > 1 else " ends"
-        log.warning("%s%s a text too, but GGUF has no room to say so", shown(unsaid[0]), more)
+            dropped.append(tokens[i])
+    if dropped:
+        more = f" and {len(dropped) - 1} more are" if len(dropped) > 1 else " is"
+        log.warning("%s%s lost as end-of-text: GGUF has no key left", shown(dropped[0]), more)
 
 
 def _chat_templates(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _chat_templates(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
             if max(len(name), len(text)) > MAX_TEMPLATE_BYTES:
                 raise ModelError(
                     f"{folder.path}: the chat template {shown(name)} has {len(text)} characters, "
-                    f"at most {MAX_TEMPLATE_BYTES} are read: no model's has as many"
+                    f"the limit is {MAX_TEMPLATE_BYTES}"
                 )
             name = re.sub(r"[^A-Za-z0-9]", "_", name)
             suffix = "" if name == "default" else f".{name}"

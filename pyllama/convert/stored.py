@@ -1,10 +1,10 @@
-"""A tensor that lies in a file of a checkpoint: where, of which type, and its values when asked.
+"""A tensor in a file of a checkpoint: position, type, and a method to read its values.
 
-    stored = Stored(Path("model.safetensors"), offset=1024, dtype="BF16", shape=(512, 64))
+    stored = StoredTensor(Path("model.safetensors"), offset=1024, dtype="BF16", shape=(512, 64))
     stored.read()                                  # float32 [512, 64]
 
-Files are read, not mapped: a file that shrinks meanwhile is an error instead of a dead process,
-and pages that were used do not count as memory of ours.
+Files are read, not mapped: a file truncated meanwhile gives an error instead of SIGBUS, and pages
+of the file do not count as memory of the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..errors import ModelError
 
 Floats = npt.NDArray[np.float32]
 
-# safetensors' names -> what lies in the file
+# safetensors' names -> NumPy type of the raw data
 DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(dtype)
     for name, dtype in {
@@ -34,19 +34,19 @@ DTYPES: dict[str, np.dtype[Any]] = {
         "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
     }.items()
 }  # fmt: skip
-_CHUNK = 1 << 20  # elements that are converted at a time
+_CHUNK = 1 << 20  # elements converted at a time
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor in a file.
 
     Attributes:
         path: the file.
-        offset: of its first element, in bytes.
+        offset: byte offset of its first element.
         dtype: a key of ``DTYPES``.
         shape: NumPy order.
-        strides: in elements; None where it is contiguous.
+        strides: in elements; None if contiguous.
     """
 
     path: Path
@@ -57,18 +57,18 @@ class Stored:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     def read(self) -> Floats:
-        """The values, as float32.
+        """Return the values as float32.
 
         Raises:
-            ModelError: the file cannot be read, or the type holds no plain numbers.
+            ModelError: the file cannot be read, or the type needs scales (FP8).
         """
         if self.dtype.startswith("F8"):
             raise ModelError(
-                f"{self.path}: a tensor is {self.dtype}, whose values need scales: convert a "
+                f"{self.path}: a tensor is {self.dtype}, which is not supported: convert a "
                 "checkpoint in 16 or 32 bits"
             )
         span = self.size
@@ -77,7 +77,7 @@ class Stored:
         values = self._read_flat(span)
         if self.strides is None or not span:
             return values.reshape(self.shape)
-        # one element needs no stride, and may have any
+        # the stride of a dimension of size 1 is arbitrary
         strides = [4 * s if n > 1 else 0 for n, s in zip(self.shape, self.strides, strict=True)]
         return np.ascontiguousarray(np.lib.stride_tricks.as_strided(values, self.shape, strides))
 
@@ -90,7 +90,7 @@ class Stored:
                     part = out[i : i + _CHUNK]
                     raw = np.fromfile(file, dtype, part.size)
                     if raw.size != part.size:
-                        raise ModelError(f"{self.path}: the file ended while it was read")
+                        raise ModelError(f"{self.path}: the file was truncated while reading")
                     with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite
                         part[...] = bf16_to_float(raw) if self.dtype == "BF16" else raw
         except OSError as error:

@@ -1,12 +1,12 @@
-"""Read the pickle within a PyTorch file, which can build tensors and nothing else.
+"""Reads the pickle in a PyTorch file; it can build tensors and nothing else.
 
     views = read_pickle(Path("pytorch_model.bin"), data)
     views["model.norm.weight"].shape
 
-Not Python's unpickler: the two dozen opcodes that a state dict needs are run here, on dictionaries,
-lists, tuples, text and numbers. A name of a module is looked up in a table of tensor parts and
-never imported; anything else is refused by name. Time and memory are linear in ``data``, and
-bounded by a budget: a tuple that holds another twice, and so on, is never looked through.
+This is not Python's unpickler: it interprets only the two dozen opcodes that a state dict needs, on
+dictionaries, lists, tuples, strings and numbers. Global names are looked up in a table and never
+imported; all others are refused. Time and memory are linear in ``data`` and limited by a budget:
+nested tuples, whose expansion may be exponential, are never traversed.
 Source: Python's ``pickletools``; PyTorch, ``torch._utils`` and ``torch.serialization``.
 """
 
@@ -44,11 +44,11 @@ _OPCODES = {
 }  # fmt: skip
 _CODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _MAX_DIMS = 8
-_COUNTED = 256  # opcodes that are counted at a time, before they are run
+_COUNTED = 256  # opcodes charged to the budget at a time, in advance
 
 
 class Storage(NamedTuple):
-    """A flat array: its type (safetensors' name), its file in the archive, elements."""
+    """A flat array: type (safetensors' name), file in the archive, number of elements."""
 
     dtype: str
     key: str
@@ -65,7 +65,7 @@ class View(NamedTuple):
 
 
 class _Name(NamedTuple):
-    """What a pickle refers to by its name, instead of what that is in Python."""
+    """A global name in a pickle, in place of the Python object."""
 
     text: str
 
@@ -77,16 +77,16 @@ _NAMES = {_DICT, _TENSOR, _PARAMETER} | {_Name(f"torch {name}") for name in _STO
 
 
 def read_pickle(path: Path, data: bytes, budget: Budget) -> dict[str, View]:
-    """The tensors of a state dict by name; entries that are none are left out.
+    """Return the tensors of a state dict by name, without other entries.
 
-    A tensor on its own, as ``torch.save(tensor)`` writes it, has the empty name.
+    A single tensor, as ``torch.save(tensor)`` writes it, has the empty name.
 
     Args:
         path: for messages.
-        budget: what is left of it is how many opcodes are run.
+        budget: limits the number of opcodes.
 
     Raises:
-        ModelError: the pickle is damaged, or wants anything but tensors.
+        ModelError: the pickle is damaged, or builds anything but tensors.
     """
     try:
         root = _Machine().run(path, data, budget)
@@ -94,17 +94,17 @@ def read_pickle(path: Path, data: bytes, budget: Budget) -> dict[str, View]:
         text = str(error).removeprefix(f"{path}: ")
         raise ModelError(f"{path}: {text}") from None
     except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
-        what = f"{type(error).__name__}: {error!s:.80}"
-        raise ModelError(f"{path}: the pickle in it is damaged ({what})") from None
+        problem = f"{type(error).__name__}: {error!s:.80}"
+        raise ModelError(f"{path}: its pickle is damaged ({problem})") from None
     if isinstance(root, View):
         return {"": root}
     if not isinstance(root, dict):
-        raise ModelError(f"{path}: holds {_kind(root)}, want tensors by name")
+        raise ModelError(f"{path}: contains {_kind(root)}, must be a dictionary of tensors")
     return {k: v for k, v in root.items() if isinstance(k, str) and isinstance(v, View)}
 
 
 class _Machine:
-    """The pickle machine: a stack, marks in it, and a memo."""
+    """The pickle machine: a stack, its marks, and a memo."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -112,7 +112,12 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self, path: Path, data: bytes, budget: Budget) -> Any:
-        """What the pickle builds. Raises: ModelError, and what damage leads to."""
+        """Return the object that the pickle builds.
+
+        Raises:
+            ModelError: the pickle uses something that is not allowed.
+            ValueError, LookupError, TypeError: the pickle is damaged.
+        """
         push = self.stack.append
         left = _COUNTED
         budget.take("values", _COUNTED * OPCODE_VALUES, path)
@@ -166,7 +171,7 @@ class _Machine:
                     self._pop(1)
                 case "STOP":
                     return self._pop(1)[0]
-        raise ValueError("it has no end")
+        raise ValueError("it has no STOP")
 
     def _pop(self, n: int) -> list[Any]:
         if len(self.stack) - (self.marks[-1] if self.marks else 0) < n:
@@ -183,18 +188,18 @@ class _Machine:
 
 
 def _steps(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Names of opcodes, and their arguments, whose lengths are checked.
+    """Yield the names of opcodes and their arguments.
 
     Raises:
-        ModelError: an opcode that is not run; its argument is not looked at.
+        ModelError: an opcode is not allowed; its argument is not parsed.
     """
     stream = BytesIO(data)
     while code := stream.read(1):
         opcode = _CODES.get(code.decode("latin-1"))
         name = "unknown" if opcode is None else opcode.name
         if opcode is None or name not in _OPCODES:
-            raise ModelError(f"its pickle has the opcode {name}, which no tensor needs")
-        if name == "GLOBAL":  # whose reader warns of what looks like escapes
+            raise ModelError(f"its pickle has the opcode {name}, which tensors do not need")
+        if name == "GLOBAL":  # pickletools' reader would warn of backslashes
             yield name, " ".join((_line(stream), _line(stream)))
         else:
             yield name, None if opcode.arg is None else opcode.arg.reader(stream)
@@ -210,8 +215,8 @@ def _line(stream: BytesIO) -> str:
 def _known(name: str) -> _Name:
     if _Name(name) not in _NAMES:
         raise ModelError(
-            f"wants {name.replace(' ', '.')!r:.80}, which is no part of a tensor: it is refused, "
-            "since loading it could run any code"
+            f"refers to {name.replace(' ', '.')!r:.80}, which is not part of a tensor: refused, "
+            "since loading it could run arbitrary code"
         )
     return _Name(name)
 
@@ -224,7 +229,7 @@ def _set_items(target: Any, items: list[Any]) -> None:
             target[key] = value
         elif not isinstance(key, int):
             raise TypeError(f"{_kind(key)} as a key")
-        # numbers, as of an optimizer's state, name no tensors; chosen well, all hash alike
+        # integer keys (of optimizer states) are skipped: they could be chosen to collide
 
 
 def _extend(target: Any, items: list[Any]) -> None:
@@ -234,13 +239,13 @@ def _extend(target: Any, items: list[Any]) -> None:
 
 
 def _storage(name: Any) -> Storage:
-    """The storage that a persistent id names."""
+    """Return the storage named by a persistent id."""
     match name:
         case ("storage", _Name(text), str(key), _, int(size)) if size >= 0:
             dtype = _STORAGES.get(text.removeprefix("torch "))
             if dtype is not None:
                 return Storage(dtype, key, size)
-    raise ModelError(f"has a persistent id that names no storage: {_kind(name)}")
+    raise ModelError(f"has a persistent id that is not a storage: {_kind(name)}")
 
 
 def _call(function: Any, args: Any) -> Any:
@@ -250,16 +255,16 @@ def _call(function: Any, args: Any) -> Any:
         return args[0]
     if function == _TENSOR and isinstance(args, tuple):
         return _view(*args[:4])
-    raise ModelError(f"calls {_kind(function)} with {_kind(args)}, which makes no tensor")
+    raise ModelError(f"calls {_kind(function)} with {_kind(args)}, which is not allowed")
 
 
 def _view(storage: Any, offset: Any, shape: Any, strides: Any) -> View:
-    """A tensor that lies within its storage. Raises: ModelError."""
+    """Return a view of a storage. Raises: ModelError: it does not lie within the storage."""
     if not isinstance(storage, Storage):
-        raise ModelError(f"makes a tensor of {_kind(storage)}, want a storage")
+        raise ModelError(f"makes a tensor of {_kind(storage)}, must be a storage")
     if not _are_sizes(shape) or not _are_sizes(strides) or not _are_sizes((offset,)):
         raise ModelError(
-            f"a tensor has the shape {shown(shape)} and strides {shown(strides)}, want "
+            f"a tensor has the shape {shown(shape)} and strides {shown(strides)}, must be "
             f"at most {_MAX_DIMS} sizes each"
         )
     span = offset

@@ -1,10 +1,10 @@
-"""Write a PyTorch file (.pt) without PyTorch: one tensor, or a dictionary of tensors.
+"""Writes a PyTorch file (.pt) without PyTorch: one tensor, or a dictionary of tensors.
 
     write_torch("activation_0.pt", np.zeros(11008, np.int64))
     write_torch("model_0.pt", {"fc1.weight": fc1, "fc2.weight": fc2})
 
-``torch.load`` reads it, also with ``weights_only=True``, and so does ``read_torch``. The same
-values give the same bytes. Appears whole or not at all.
+``torch.load`` (also with ``weights_only=True``) and ``read_torch`` can read it. The same values
+give the same bytes. The file is written atomically.
 Source: PyTorch, ``torch.serialization`` and ``torch._utils``; Python's ``pickletools``.
 """
 
@@ -27,14 +27,14 @@ _STORAGES = {
     "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
 }  # fmt: skip
 _ROOT = "archive"
-_DATE = (1980, 1, 1, 0, 0, 0)  # the oldest that a zip archive can name
+_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest date in a zip archive
 
 
 def write_torch(path: str | os.PathLike[str], tensors: Array | Mapping[str, Array]) -> None:
     """Write a tensor, or tensors by name.
 
     Raises:
-        TypeMismatch: a NumPy dtype that PyTorch has no storage for.
+        TypeMismatch: PyTorch has no storage for a NumPy dtype.
         OSError: the file cannot be written.
     """
     named = tensors if isinstance(tensors, Mapping) else {"": tensors}
@@ -55,16 +55,16 @@ def write_torch(path: str | os.PathLike[str], tensors: Array | Mapping[str, Arra
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     info = zipfile.ZipInfo(f"{_ROOT}/{name}", _DATE)
-    info.create_system = 3  # on every system
+    info.create_system = 3  # Unix, on every system
     archive.writestr(info, data)
 
 
-# The pickle, opcode by opcode: c global, ( mark, t tuple from there, Q what a persistent id names,
-# R call, ) empty tuple, X text, \x8a eight-byte number, \x89 False; } empty dictionary, u its items
+# Pickle opcodes: c global, ( mark, t tuple since the mark, Q persistent id, R call, ) empty tuple,
+# X string, \x8a integer of 8 bytes, \x89 False, } empty dictionary, u set items since the mark
 
 
 def _tensor(key: str, x: Array) -> bytes:
-    """``_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)``."""
+    """Pickle ``_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)``."""
     strides = tuple(n // x.itemsize for n in x.strides)
     places = _number(0) + _numbers(x.shape) + _numbers(strides)
     inside = _storage(key, x) + places + b"\x89" + b"ccollections\nOrderedDict\n)R"
@@ -75,7 +75,7 @@ def _storage(key: str, x: Array) -> bytes:
     kind = _STORAGES.get(x.dtype.name)
     if kind is None:
         raise TypeMismatch(
-            f"PyTorch has no storage for NumPy's {x.dtype}; there are {', '.join(_STORAGES)}"
+            f"PyTorch has no storage for NumPy's {x.dtype}; supported are {', '.join(_STORAGES)}"
         )
     name = f"ctorch\n{kind}Storage\n".encode()
     return b"(" + _text("storage") + name + _text(key) + _text("cpu") + _number(x.size) + b"tQ"

@@ -1,10 +1,10 @@
-"""The vocabulary of a Hugging Face folder as GGUF's ``tokenizer.*`` keys.
+"""Converts the vocabulary of a Hugging Face folder to GGUF's ``tokenizer.*`` keys.
 
     keys = read_vocabulary(Folder(Path("folder")), config)
     keys["tokenizer.ggml.tokens"]
 
-It is read from a SentencePiece model, tokenizer.json, or vocab.json with merges.txt, the first that
-is there; tokens that were added since, and special ones, from the JSON files beside it.
+The vocabulary is read from the first of: a SentencePiece model, tokenizer.json, vocab.json with
+merges.txt. Added and special tokens are read from the other JSON files.
 Source: llama.cpp, ``convert_hf_to_gguf.py`` and gguf-py's ``SpecialVocab``.
 """
 
@@ -31,13 +31,13 @@ _BRACKETS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
 
 
 def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None) -> dict[str, Any]:
-    """The ``tokenizer.*`` keys.
+    """Return the ``tokenizer.*`` keys.
 
     Args:
-        add_bos: whether a text begins with BOS where the files do not say.
+        add_bos: whether to add BOS if the files do not say.
 
     Raises:
-        TokenizerError: there is no vocabulary, or it is damaged or of a kind that cannot be used.
+        TokenizerError: there is no vocabulary, or it is damaged or of an unsupported kind.
         ModelError: a file cannot be read.
     """
     vocabulary = _read_base(folder)
@@ -46,15 +46,15 @@ def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None)
         raise TokenizerError(f"{folder.path / 'config.json'}: vocab_size is {shown(n_vocab)}")
     if max(vocabulary.tokens, default=0) >= n_vocab:
         raise TokenizerError(
-            f"{folder.path}: the vocabulary has the token {max(vocabulary.tokens)}, config.json "
-            f"has the vocab_size {n_vocab}: they are of two models"
+            f"{folder.path}: the vocabulary has the token {max(vocabulary.tokens)}, but vocab_size "
+            f"in config.json is {n_vocab}: they belong to different models"
         )
     _add_tokens(folder, vocabulary, n_vocab)
     tokens = [
         vocabulary.tokens.get(i, Token(f"[PAD{i}]", UNUSED, -10000.0)) for i in range(n_vocab)
     ]
     special, roles = special_keys(folder, config, vocabulary, [token.text for token in tokens])
-    if not vocabulary.added:  # nobody has said which are special but those who name their roles
+    if not vocabulary.added:  # no file marks special tokens: those with a role are
         for i in roles:
             if tokens[i].type == NORMAL:
                 tokens[i] = tokens[i]._replace(type=CONTROL)
@@ -75,7 +75,7 @@ def read_vocabulary(folder: Folder, config: Config, add_bos: bool | None = None)
 
 
 def _read_base(folder: Folder) -> Vocabulary:
-    """The vocabulary without what was added to it."""
+    """Return the vocabulary without added tokens."""
     if is_sentencepiece(folder):
         return read_sentencepiece(folder)
     if folder.has("tokenizer.json"):
@@ -89,11 +89,11 @@ def _read_base(folder: Folder) -> Vocabulary:
 
 
 def _add_tokens(folder: Folder, vocabulary: Vocabulary, n_vocab: int) -> None:
-    """Put added tokens into the vocabulary."""
-    left_out: list[tuple[int, str]] = []
+    """Insert the added tokens into the vocabulary."""
+    skipped: list[tuple[int, str]] = []
     for i, text, special in _added(folder):
         if not 0 <= i < n_vocab:
-            left_out.append((i, text))
+            skipped.append((i, text))
             continue
         vocabulary.added.add(i)
         if special or _looks_special(text):
@@ -101,16 +101,16 @@ def _add_tokens(folder: Folder, vocabulary: Vocabulary, n_vocab: int) -> None:
         else:
             kind, text = USER_DEFINED, text.replace("\u2581", " ")
         vocabulary.tokens[i] = Token(text, kind, -1000.0)
-    if left_out:
-        (i, text), n = left_out[0], len(left_out) - 1
+    if skipped:
+        (i, text), n = skipped[0], len(skipped) - 1
         log.warning(
-            "%s: the added token %s %s has no weights: left out%s",
+            "%s: the added token %s %s has no weights: skipped%s",
             folder.path, shown(i), shown(text), f", and {n} more" if n else "",
         )  # fmt: skip
 
 
 def _added(folder: Folder) -> Iterator[tuple[int, str, bool]]:
-    """Id, text and whether it is special, of all added tokens; later ones replace earlier."""
+    """Yield (id, text, is special) of all added tokens; later ones replace earlier ones."""
     for text, i in folder.json("added_tokens.json").items():
         if type(i) is int:
             yield i, text, False
@@ -129,7 +129,7 @@ def _added(folder: Folder) -> Iterator[tuple[int, str, bool]]:
 
 
 def _looks_special(text: str) -> bool:
-    """Whether a token is a control token, though its file does not say so."""
+    """Return whether a token's text marks it as a control token."""
     return text in _LOOK_SPECIAL or any(
         text.startswith(begin) and text.endswith(end) for begin, end in _BRACKETS
     )

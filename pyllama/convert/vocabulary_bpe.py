@@ -1,9 +1,9 @@
-"""BPE vocabularies: tokenizer.json, or vocab.json with merges.txt.
+"""Reads BPE vocabularies: tokenizer.json, or vocab.json with merges.txt.
 
     vocabulary = read_tokenizer_json(Folder(Path("folder")))
 
-A tokenizer.json whose words begin with U+2581 is a SentencePiece model written out; it becomes one
-again, with scores in the order of the merges.
+A tokenizer.json that marks spaces by U+2581 is an exported SentencePiece model. It is converted
+back to one, with scores from the order of the merges.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def read_vocab_json(folder: Folder) -> Vocabulary:
-    """GPT-2's two files. Raises: TokenizerError, ModelError."""
+    """Return the vocabulary of GPT-2's two files. Raises: TokenizerError, ModelError."""
     vocab, merges = folder.path / "vocab.json", folder.path / "merges.txt"
     data = folder.read("merges.txt")
     folder.budget.take("values", 2 * data.count(b"\n"), merges)
     try:
         lines = data.decode().split("\n")
     except UnicodeDecodeError as error:
-        raise TokenizerError(f"{merges}: not UTF-8 ({error}): fetch the file again") from None
+        raise TokenizerError(f"{merges}: not UTF-8 ({error}): download the file again") from None
     lines = [line.removesuffix("\r") for line in lines]
     pairs = [line for line in lines if line and not line.startswith("#version")]
     return Vocabulary(
@@ -47,13 +47,13 @@ def read_vocab_json(folder: Folder) -> Vocabulary:
 
 
 def read_tokenizer_json(folder: Folder) -> Vocabulary:
-    """The file of the ``tokenizers`` library. Raises: TokenizerError, ModelError."""
+    """Return the vocabulary of tokenizer.json. Raises: TokenizerError, ModelError."""
     path, root = folder.path / "tokenizer.json", folder.json("tokenizer.json")
     model = root.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else None
         raise TokenizerError(
-            f"{path}: a tokenizer of the type {shown(kind)}; BPE and SentencePiece can be converted"
+            f"{path}: the tokenizer's type is {shown(kind)}; supported are BPE and SentencePiece"
         )
     tokens = _tokens(path, model.get("vocab"))
     pairs = model.get("merges")
@@ -70,7 +70,7 @@ def read_tokenizer_json(folder: Folder) -> Vocabulary:
             log.warning("%s: %s", path, found.warning)
         return Vocabulary(model="gpt2", tokens=tokens, pre=found.name, merges=merges)
     if not any(_SPACE in map(part.get, ("content", "replacement")) for part in parts):
-        raise TokenizerError(f"{path}: BPE, but neither of bytes nor as SentencePiece writes it")
+        raise TokenizerError(f"{path}: this BPE is neither byte-level nor SentencePiece")
     return _as_sentencepiece(model, tokens, merges, parts)
 
 
@@ -103,7 +103,7 @@ def _as_sentencepiece(
 
 
 def _parts(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The normalizers, pre-tokenizers and decoders, out of their sequences."""
+    """Yield the normalizers, pre-tokenizers and decoders, with sequences flattened."""
     for key in ("normalizer", "pre_tokenizer", "decoder"):
         for part in objects(root.get(key)):
             yield part
@@ -112,7 +112,7 @@ def _parts(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _tokens(path: Path, vocab: Any) -> dict[int, Token]:
     if not isinstance(vocab, dict) or not vocab:
-        raise TokenizerError(f"{path}: there is no vocabulary in it: fetch the file again")
+        raise TokenizerError(f"{path}: it has no vocabulary: download the file again")
     tokens: dict[int, Token] = {}
     for text, i in vocab.items():
         if type(i) is not int or not 0 <= i < MAX_TOKENS:
@@ -126,7 +126,7 @@ def _tokens(path: Path, vocab: Any) -> dict[int, Token]:
 
 
 def _merge(path: Path, pair: Any) -> str:
-    """A merge as "a b"; a space within a symbol is spelt as GPT-2 spells bytes."""
+    """Return a merge as "a b"; spaces within a symbol become U+0120, GPT-2's code of a space."""
     symbols = pair.split(" ") if isinstance(pair, str) else pair
     if (
         not isinstance(symbols, list)

@@ -1,4 +1,4 @@
-"""A SentencePiece model (tokenizer.model), read by the ``sentencepiece`` package.
+"""Reads a SentencePiece model (tokenizer.model) with the ``sentencepiece`` package.
 
 vocabulary = read_sentencepiece(Folder(Path("folder")))
 """
@@ -21,38 +21,38 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NAME = "tokenizer.model"
-_PIECE = b"\n"  # with which each piece begins: the first field of the protobuf
+_PIECE = b"\n"  # protobuf tag at the start of each piece
 
 
 def is_sentencepiece(folder: Folder) -> bool:
-    """Whether there is such a file; others call a list of tiktoken's tokens by its name."""
+    """Return whether tokenizer.model is a SentencePiece model (it may be tiktoken's list)."""
     return folder.has(_NAME) and folder.head(_NAME, 1) == _PIECE
 
 
 def read_sentencepiece(folder: Folder) -> Vocabulary:
-    """The vocabulary of a SentencePiece model.
+    """Return the vocabulary of a SentencePiece model.
 
     Raises:
         TokenizerError: the file is damaged.
         ModelError: it cannot be read.
     """
-    from sentencepiece import SentencePieceProcessor  # loads a library: only where it is needed
+    from sentencepiece import SentencePieceProcessor  # slow to import
 
     path = folder.path / _NAME
     data = folder.read(_NAME, MAX_SENTENCEPIECE_BYTES)
-    most = data.count(_PIECE)  # pieces: the byte may be in texts and scores too
-    if most > 4 * MAX_TOKENS:
-        raise TokenizerError(f"{path}: up to {most} pieces, a vocabulary has at most {MAX_TOKENS}")
-    folder.budget.take("values", most, path)
+    max_pieces = data.count(_PIECE)  # upper bound: the byte may also be in texts and scores
+    if max_pieces > 4 * MAX_TOKENS:
+        raise TokenizerError(f"{path}: up to {max_pieces} pieces, the limit is {MAX_TOKENS}")
+    folder.budget.take("values", max_pieces, path)
     model = SentencePieceProcessor()
     try:
         model.LoadFromSerializedProto(data)
         tokens = _pieces(path, model)
         begins = "".join(model.EncodeAsPieces("a")).startswith("\u2581")
-    except (RuntimeError, UnicodeDecodeError):  # texts and messages with bytes that are no UTF-8
-        raise TokenizerError(f"{path}: is damaged: fetch the file again") from None
+    except (RuntimeError, UnicodeDecodeError):  # texts or error messages may not be UTF-8
+        raise TokenizerError(f"{path}: is damaged: download the file again") from None
     if any(token.type == NORMAL and token.score % 1 for token in tokens.values()):
-        log.warning("%s: a Unigram model: texts may be cut into other tokens than there", path)
+        log.warning("%s: a Unigram model: texts may be tokenized differently here", path)
     ids = {
         "bos": model.bos_id(), "eos": model.eos_id(), "unk": model.unk_id(), "pad": model.pad_id(),
     }  # fmt: skip
@@ -65,11 +65,9 @@ def read_sentencepiece(folder: Folder) -> Vocabulary:
 
 
 def _pieces(path: Path, model: SentencePieceProcessor) -> dict[int, Token]:
-    """The tokens by id."""
+    """Return the tokens by id."""
     if model.GetPieceSize() > MAX_TOKENS:
-        raise TokenizerError(
-            f"{path}: {model.GetPieceSize()} pieces, a vocabulary has at most {MAX_TOKENS}"
-        )
+        raise TokenizerError(f"{path}: {model.GetPieceSize()} pieces, the limit is {MAX_TOKENS}")
     kinds = (
         (model.IsUnknown, UNKNOWN),
         (model.IsControl, CONTROL),

@@ -1,15 +1,15 @@
-"""A vocabulary while it is converted: tokens by id, and what is known of the tokenizer."""
+"""The intermediate form of a vocabulary during conversion."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MAX_TOKENS = 1 << 19  # twice the largest vocabularies: a damaged id must not fill the memory
+MAX_TOKENS = 1 << 19  # twice the largest known vocabulary; a damaged id must not fill the memory
 
 
 class Token(NamedTuple):
-    """A token; the type is one of ``tokenizer.special``."""
+    """A token; ``type`` is a constant of ``tokenizer.special``."""
 
     text: str
     type: int
@@ -18,16 +18,16 @@ class Token(NamedTuple):
 
 @dataclass
 class Vocabulary:
-    """What a tokenizer's file says.
+    """The content of a tokenizer's file.
 
     Attributes:
         model: "llama" (SPM) or "gpt2" (byte-level BPE).
         tokens: by id; there may be gaps.
-        pre: name of the pre-tokenizer, of BPE.
-        merges: of BPE, "a b", the best first.
-        roles: ids of bos, eos, ... that the file itself names.
-        add_space_prefix: whether SPM puts a space before a text; None: not said.
-        added: ids of tokens that were added to the model's own.
+        pre: name of the pre-tokenizer (BPE).
+        merges: merges "a b" in order of priority (BPE).
+        roles: ids of bos, eos, ... named in the file.
+        add_space_prefix: whether a text is prefixed by a space (SPM); None: unknown.
+        added: ids of added tokens.
     """
 
     model: str

@@ -30,7 +30,7 @@ from ..arch import Arch, arch_of, get_arch
 from ..errors import ModelError
 from ..hparams import KEYS, HParams, Key, read_hparams
 from ..sparsity.sources import choose_sources
-from ..sparsity.weights import read_as_ours
+from ..sparsity.weights import normalize_powerinfer_metadata
 from ..tokenizer import Tokenizer, load_tokenizer
 from .devices import CPU, Devices, parse_devices, start_devices
 
@@ -121,7 +121,7 @@ class Model:
         requested = parse_devices(devices)
         file = GGUFFile(path, mmap=use_mmap)
         file.override(kv_overrides or {})
-        read_as_ours(file)
+        normalize_powerinfer_metadata(file)
         tokenizer = load_tokenizer(file.metadata, file.path)
         try:
             hparams = read_hparams(file, tokenizer.n_vocab, arch_of(file).HPARAMS)

@@ -1,1 +1,1 @@
-"""How good a model is: perplexity, KL divergence, importance matrices."""
+"""Evaluation of models: perplexity, KL divergence, importance matrices."""

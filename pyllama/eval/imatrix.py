@@ -1,12 +1,12 @@
-"""Importance matrices: what goes into a model's matrices while it reads a text.
+"""Collects importance matrices: squared inputs of a model's matrices over a text.
 
     collector = Collector(chunk_size=512)
     for result in collect_importance(context, tokens, collector):
         print(result.ppl)
     write_importance("imatrix.gguf", collector.importance)
 
-Sums of squares of the inputs of MUL_MAT and MUL_MAT_ID, column by column, for each expert; the
-graph stops behind each of these nodes, so it is about as fast as observing anything.
+Sums the squared inputs of MUL_MAT and MUL_MAT_ID by column and expert. The graph is interrupted
+after each of these nodes, as by any eval callback.
 Source: llama.cpp, ``imatrix.cpp``.
 """
 
@@ -35,14 +35,14 @@ _OUTPUT = ("output.weight", "token_embd.weight")
 
 
 class Collector:
-    """Sums over all tokens so far.
+    """Sums over all evaluated tokens.
 
     Args:
-        chunk_size: tokens that are counted as a chunk.
-        process_output: the matrix of logits too.
+        chunk_size: tokens per chunk.
+        process_output: also collect for the output matrix.
 
     Attributes:
-        importance: the sums, and those it is given to begin with.
+        importance: the sums; may be filled from files first.
     """
 
     def __init__(self, chunk_size: int, *, process_output: bool = False) -> None:
@@ -50,15 +50,17 @@ class Collector:
         self.process_output = process_output
 
     def callback(self, node: Tensor, ask: bool) -> bool:
-        """For a scheduler's eval callback. Raises: ComputeError: NaN or infinity."""
+        """Add the inputs of a node (an eval callback). Raises: ComputeError: NaN or infinity."""
         name = node.op.name if node.op else ""
         if name not in ("MUL_MAT", "MUL_MAT_ID"):
             return False
         matrix, inputs, ids = (*node.src, None)[:3]
         assert matrix is not None and inputs is not None
-        wanted = matrix.name.startswith("blk.") or (self.process_output and matrix.name in _OUTPUT)
-        if ask or not wanted:
-            return wanted
+        collects = matrix.name.startswith("blk.") or (
+            self.process_output and matrix.name in _OUTPUT
+        )
+        if ask or not collects:
+            return collects
         x = to_numpy(inputs)  # [ne3, ne2, ne1, n]
         if name == "MUL_MAT_ID":
             assert ids is not None
@@ -68,18 +70,18 @@ class Collector:
         return True
 
     def _add(self, matrix: Tensor, x: Floats) -> None:
-        """One matrix, or several that take inputs in turn."""
+        """Add the inputs of one matrix, or of several that are broadcast over the inputs."""
         n3, n2, n1, n = x.shape
         _, _, m2, m3 = matrix.ne
-        each = x.reshape(n3 // m3, m3, n2 // m2, m2, n1, n)
-        sums = np.einsum("abcden,abcden->bdn", each, each, dtype=np.float32)  # [m3, m2, n]
+        x6 = x.reshape(n3 // m3, m3, n2 // m2, m2, n1, n)
+        sums = np.einsum("abcden,abcden->bdn", x6, x6, dtype=np.float32)  # [m3, m2, n]
         entry = self._entry(matrix, m3 * m2, n, n_counts=1)
         entry.sums += sums.reshape(entry.sums.shape)
         entry.counts += x.size // n // (m3 * m2)
         self._check(matrix, entry)
 
     def _add_experts(self, matrix: Tensor, x: Floats, ids: npt.NDArray[np.int32]) -> None:
-        """x [T, n_used or 1, n], ids [T, n_used]: each token to the experts that it goes to."""
+        """Add inputs x [T, n_used or 1, n] to the experts ids [T, n_used] of each token."""
         n_tokens, n_used = ids.shape
         n = x.shape[-1]
         entry = self._entry(matrix, matrix.ne[2], n, n_counts=matrix.ne[2])
@@ -98,15 +100,15 @@ class Collector:
             entry = entries[matrix.name] = Entry(np.zeros(shape, np.float32), np.zeros(n_counts))
         if entry.sums.size != n_mat * n:
             raise ComputeError(
-                f"'{matrix.name}' has {n_mat * n} columns, the importance matrix to go on with "
-                f"{entry.sums.size}: it is of another model"
+                f"'{matrix.name}' has {n_mat * n} columns, the given importance matrix "
+                f"{entry.sums.size}: it belongs to another model"
             )
         if len(entry.counts) not in (1, n_counts):
             raise ComputeError(
-                f"'{matrix.name}' has {n_counts} experts, the importance matrix to go on with "
-                f"{len(entry.counts)}: it is of another model"
+                f"'{matrix.name}' has {n_counts} experts, the given importance matrix "
+                f"{len(entry.counts)}: it belongs to another model"
             )
-        if len(entry.counts) < n_counts:  # made from a file with one count for all experts
+        if len(entry.counts) < n_counts:  # read from a file with one count for all experts
             entry.sums = entry.sums.reshape(n_counts, -1)
             entry.counts = np.repeat(entry.counts, n_counts)
         return entry
@@ -125,26 +127,27 @@ def collect_importance(
     first_chunk: int = 0,
     n_chunks: int | None = None,
 ) -> Iterator[Perplexity]:
-    """Evaluate a text in chunks of the context's size, from an empty cache each.
+    """Evaluate a text in chunks of the context's size, each from an empty cache.
 
     Args:
-        tokens: with BOS, where the tokenizer adds one.
-        first_chunk: chunks to leave out; n_chunks: to evaluate at most, None for all.
+        tokens: the text, with BOS if the tokenizer adds it.
+        first_chunk: number of chunks to skip.
+        n_chunks: maximum number of chunks; None for all.
 
     Yields:
-        The perplexity after each chunk, as ``perplexity`` has it.
+        The perplexity after each chunk, as ``perplexity`` does.
 
     Raises:
-        PerplexityError: no whole chunk is left.
-        ComputeError: inputs that are no numbers, or another model's sums in the collector.
+        PerplexityError: no complete chunk is left.
+        ComputeError: inputs are not finite, or the collector has another model's sums.
     """
     n_ctx = context.n_ctx_seq
     total = len(tokens) // n_ctx
     stop = total if n_chunks is None else min(total, first_chunk + n_chunks)
     if stop <= first_chunk:
         raise PerplexityError(
-            f"the text has {len(tokens)} tokens, {total} chunks of {n_ctx}: none is left from "
-            f"chunk {first_chunk}; use a longer text or a smaller `n_ctx`"
+            f"the text has {len(tokens)} tokens, {total} chunks of {n_ctx}: there is no chunk "
+            f"{first_chunk}; use a longer text or a smaller `n_ctx`"
         )
     chunks = np.array(tokens[: total * n_ctx], np.int32).reshape(total, n_ctx)
     return _run(context, chunks[first_chunk:stop], collector)
@@ -165,7 +168,7 @@ def _run(
 
 
 def _losses(context: Context, chunk: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
-    """Decode all tokens, each with its logits: or else the last layer would see a few only."""
+    """Return the losses of a chunk; all tokens have logits, so that the last layer sees them."""
     tokenizer, first = context.model.tokenizer, len(chunk) // 2
     tokens = chunk.tolist()
     if tokenizer.add_bos and tokenizer.bos is not None:

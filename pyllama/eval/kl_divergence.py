@@ -1,11 +1,11 @@
-"""How far a model's probabilities are from another's, by llama.cpp's method.
+"""KL divergence of a model's probabilities from those of a base model, by llama.cpp's method.
 
     saved = SavedLogits("f16.logits")              # of the base model: perplexity(logits_file=...)
     for result in kl_divergence(context, saved):
         print(result.kld)                          # Estimate(value=0.0123, error=0.0004)
 
-Positions and chunks are those of ``perplexity``. The base's probabilities are in 16 bits, so a
-model has a divergence of about 1e-6 from itself.
+Positions and chunks are those of ``perplexity``. The base's probabilities are stored in 16 bits, so
+the divergence of a model from itself is about 1e-6.
 Source: llama.cpp, ``perplexity.cpp``, ``kl_divergence``.
 """
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
-_LEAST_LOG_PROB = -16.0  # less likely tokens of the base are left out
-_LEAST_COUNT = 10  # of tokens, to estimate an error from
+_MIN_LOG_PROB = -16.0  # less likely tokens of the base are ignored
+_MIN_COUNT = 10  # tokens needed to estimate an error
 _BLOCK_ROWS = 4
 
 
@@ -43,14 +43,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Divergence:
-    """All scored tokens so far, in order.
+    """The values of all scored tokens so far, in order.
 
     Attributes:
-        chunk: chunks evaluated, from 1.
-        nll, nll_base: -log p of the token that came, in nats, of the model and of the base.
+        chunk: number of evaluated chunks.
+        nll, nll_base: -log p of the actual token, in nats, of the model and of the base.
         kld: Kullback-Leibler divergence of the model's probabilities from the base's.
-        p_diff: p - p_base of the token that came.
-        same_top: whether both find the same token likeliest.
+        p_diff: p - p_base of the actual token.
+        same_top: whether the most likely token is the same.
     """
 
     chunk: int
@@ -72,9 +72,9 @@ class Divergence:
 
     @property
     def covariance(self) -> float:
-        """Of the two means of -log p."""
+        """Covariance of the two means of -log p."""
         n = len(self.nll)
-        if n < _LEAST_COUNT:
+        if n < _MIN_COUNT:
             return 0.0
         return float(np.mean(self.nll * self.nll_base) - self.nll.mean() * self.nll_base.mean()) / (
             n - 1
@@ -82,25 +82,25 @@ class Divergence:
 
     @property
     def correlation(self) -> float:
-        """Of the same, from -1 to 1."""
+        """Correlation of the two means of -log p, from -1 to 1."""
         errors = _mean(self.nll).error * _mean(self.nll_base).error
         return self.covariance / errors if errors else math.nan
 
     @property
     def log_ratio(self) -> Estimate:
-        """ln(PPL / PPL of the base)."""
+        """ln(PPL / PPL_base)."""
         model, base = _mean(self.nll), _mean(self.nll_base)
         variance = model.error**2 + base.error**2 - 2 * self.covariance
         return Estimate(model.value - base.value, math.sqrt(max(variance, 0.0)))
 
     @property
     def ratio(self) -> Estimate:
-        """PPL / PPL of the base."""
+        """PPL / PPL_base."""
         return _exp(self.log_ratio)
 
     @property
     def difference(self) -> Estimate:
-        """PPL - PPL of the base."""
+        """PPL - PPL_base."""
         model, base = self.ppl, self.ppl_base
         both = model.value * base.value * self.covariance
         variance = model.error**2 + base.error**2 - 2 * both
@@ -118,20 +118,20 @@ class Divergence:
 
     @property
     def rms_p_diff(self) -> Estimate:
-        """Root of the mean of its square."""
+        """Root mean square of p - p_base."""
         square = _mean(self.p_diff**2)
         root = math.sqrt(square.value)
         return Estimate(root, 0.5 / root * square.error if root else 0.0)
 
     @property
     def top_agreement(self) -> Estimate:
-        """Share of tokens where both find the same one likeliest."""
+        """Share of tokens for which the most likely token is the same."""
         share, n = float(self.same_top.mean()), len(self.same_top)
         return Estimate(share, math.sqrt(share * (1 - share) / max(n - 1, 1)))
 
 
 def percentile(values: Doubles, fraction: float) -> float:
-    """The value below which that fraction of them lies."""
+    """Return the quantile of the values at ``fraction``."""
     return float(np.quantile(values, fraction))
 
 
@@ -142,9 +142,9 @@ def _mean(values: Doubles) -> Estimate:
     return Estimate(mean, math.sqrt(variance / (n - 1)) if variance > 0 and n > 10 else 0.0)
 
 
-def _exp(of: Estimate) -> Estimate:
-    value = math.exp(of.value) if of.value < 700 else math.inf
-    return Estimate(value, value * of.error)
+def _exp(x: Estimate) -> Estimate:
+    value = math.exp(x.value) if x.value < 700 else math.inf
+    return Estimate(value, value * x.error)
 
 
 def kl_divergence(
@@ -154,7 +154,7 @@ def kl_divergence(
 
     Args:
         context: its cache is cleared before every chunk.
-        n_chunks: chunks at most; None for all.
+        n_chunks: maximum number of chunks; None for all.
 
     Yields:
         The running result after each chunk.
@@ -162,12 +162,12 @@ def kl_divergence(
     Raises:
         SavedLogitsError: the file is of a model with another vocabulary.
         ContextFull: its chunks are longer than the context.
-        PerplexityError: while running, logits that are not finite.
+        PerplexityError: logits are not finite (raised by the iterator).
     """
     n_vocab = context.model.hparams.n_vocab
     if saved.n_vocab != n_vocab:
         raise SavedLogitsError(
-            f"{saved.path}: is of a model with {saved.n_vocab} tokens, this one has {n_vocab}; "
+            f"{saved.path}: its model has {saved.n_vocab} tokens, this one has {n_vocab}; "
             "compare models with the same vocabulary"
         )
     if not 0 <= int(saved.tokens.min()) <= int(saved.tokens.max()) < n_vocab:
@@ -178,8 +178,8 @@ def kl_divergence(
             f"{saved.path}: has chunks of {saved.n_ctx} tokens, the context {context.n_ctx_seq}; "
             f"use `n_ctx={saved.n_ctx}`"
         )
-    most = saved.n_chunks if n_chunks is None else min(n_chunks, saved.n_chunks)
-    return _run(context, saved, most)
+    n_chunks = saved.n_chunks if n_chunks is None else min(n_chunks, saved.n_chunks)
+    return _run(context, saved, n_chunks)
 
 
 def _run(context: Context, saved: SavedLogits, n_chunks: int) -> Iterator[Divergence]:
@@ -198,14 +198,14 @@ def _run(context: Context, saved: SavedLogits, n_chunks: int) -> Iterator[Diverg
 
 
 def _compare(logits: Floats, base: Floats, targets: npt.NDArray[np.int32]) -> Doubles:
-    """[n, 5]: -log p, that of the base, divergence, p - p_base, whether the best is the same."""
-    each = np.arange(len(targets))
-    most = logits.max(axis=1, keepdims=True)
-    total = np.exp(logits - most).sum(axis=1, keepdims=True, dtype=np.float64)
-    log_probs = logits - (most + np.log(total).astype(np.float32))
-    counted = base > _LEAST_LOG_PROB
+    """Return [n, 5]: nll, nll_base, divergence, p - p_base, whether the argmax is the same."""
+    rows = np.arange(len(targets))
+    max_logits = logits.max(axis=1, keepdims=True)
+    total = np.exp(logits - max_logits).sum(axis=1, keepdims=True, dtype=np.float64)
+    log_probs = logits - (max_logits + np.log(total).astype(np.float32))
+    counted = base > _MIN_LOG_PROB
     terms = np.where(counted, np.exp(base) * (base - log_probs), np.float32(0))
-    nll, nll_base = -log_probs[each, targets], -base[each, targets]
+    nll, nll_base = -log_probs[rows, targets], -base[rows, targets]
     return np.stack(
         [
             nll,

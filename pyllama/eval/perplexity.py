@@ -1,12 +1,12 @@
-"""How well a model predicts a text, by llama.cpp's method.
+"""Perplexity of a model over a text, by llama.cpp's method.
 
     for result in perplexity(context, tokens):
         print(f"[{result.chunk}]{result.ppl:.4f},", end="")
     print(f"\\nFinal estimate: PPL = {result.ppl:.4f} +/- {result.error:.5f}")
 
-The text is cut into chunks of the context's size. Each is evaluated from an empty cache, its first
-token replaced by BOS where the model wants one, and only its second half is scored: every token
-there has half a context before it.
+The text is split into chunks of the context's size. Each is evaluated from an empty cache, with the
+first token replaced by BOS if the model adds BOS. Only the second half of a chunk is scored, so
+that every scored token has at least half a context before it.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ import numpy.typing as npt
 
 from ..engine import Engine, Lease
 from ..errors import BatchError, ContextFull, PyllamaError
-from .saved_logits import saving
+from .saved_logits import logits_writer
 
 if TYPE_CHECKING:
     from ..core.context import Context
 
-_BLOCK_ROWS = 4  # of logits at a time: their copy stays in the cache of the core
+_BLOCK_ROWS = 4  # rows of logits at a time, so that their copy stays in the L2 cache
 
 
 class PerplexityError(PyllamaError, ValueError):
-    """A text of fewer than two chunks, or logits that are not finite."""
+    """The text is shorter than two chunks, or logits are not finite."""
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The estimate after so many chunks.
+    """The estimate after some chunks.
 
     Attributes:
-        chunk: chunks evaluated, from 1.
-        n_scored: tokens that were predicted.
-        nll: sum of -log p over them, in nats; nll2: of its square.
+        chunk: number of evaluated chunks.
+        n_scored: number of scored tokens.
+        nll: sum of -log p over them, in nats.
+        nll2: sum of (-log p)^2.
     """
 
     chunk: int
@@ -58,7 +59,7 @@ class Perplexity:
 
     @property
     def error(self) -> float:
-        """Standard error of ``ppl``; 0 where there is no variance to estimate it from."""
+        """Standard error of ``ppl``; 0 if the variance is 0."""
         mean = self.nll / self.n_scored
         variance = self.nll2 / self.n_scored - mean * mean
         if variance <= 0 or self.n_scored < 2:
@@ -78,18 +79,20 @@ def perplexity(
     Args:
         context: its cache is cleared before every chunk.
         tokens: the whole text, with BOS if the tokenizer adds one.
-        n_ctx: tokens of a chunk; None for the context's size.
-        n_chunks: chunks at most; None for all that are whole.
-        logits_file: save probabilities here, for ``kl_divergence``; it is there after the last
-            chunk.
+        n_ctx: tokens per chunk; None for the context's size.
+        n_chunks: maximum number of chunks; None for all complete ones.
+        logits_file: file to save probabilities to, for ``kl_divergence``; it is complete after the
+            last chunk.
 
     Yields:
         The running estimate after each chunk; the last one is the final estimate.
 
     Raises:
-        PerplexityError: fewer than two chunks of tokens; while running, logits that are not finite.
-        ContextFull: ``n_ctx`` is more than the context has.
-        BatchError: ``n_ctx`` below 4. OSError: the file cannot be written.
+        PerplexityError: there are fewer than two chunks; or logits are not finite (raised by the
+            iterator).
+        ContextFull: ``n_ctx`` is larger than the context.
+        BatchError: ``n_ctx`` is below 4.
+        OSError: the file cannot be written.
 
     Source: llama.cpp, ``perplexity.cpp``, ``perplexity``.
     """
@@ -99,14 +102,14 @@ def perplexity(
             f"chunks of {n_ctx} tokens in a context of {context.n_ctx_seq}; use `n_ctx={n_ctx}`"
         )
     if n_ctx < 4:
-        raise BatchError(f"perplexity in chunks of {n_ctx} tokens: want at least 4 (`n_ctx`)")
+        raise BatchError(f"perplexity in chunks of {n_ctx} tokens: `n_ctx` must be at least 4")
     if len(tokens) < 2 * n_ctx:
         raise PerplexityError(
             f"the text has {len(tokens)} tokens, perplexity with a context of {n_ctx} needs "
             f"{2 * n_ctx}; use a longer text or a smaller `n_ctx`"
         )
-    most = len(tokens) // n_ctx
-    n_chunks = most if n_chunks is None else min(n_chunks, most)
+    max_chunks = len(tokens) // n_ctx
+    n_chunks = max_chunks if n_chunks is None else min(n_chunks, max_chunks)
     chunks = np.array(tokens[: n_chunks * n_ctx], np.int32).reshape(n_chunks, n_ctx)
     return _run(context, chunks, logits_file)
 
@@ -121,7 +124,7 @@ def _run(
         save: Callable[[npt.NDArray[np.float32]], None] | None = None
         if logits_file is not None:
             n_vocab = context.model.hparams.n_vocab
-            save = stack.enter_context(saving(logits_file, chunks, n_vocab))
+            save = stack.enter_context(logits_writer(logits_file, chunks, n_vocab))
         for i, chunk in enumerate(chunks):
             parts = []
             for logits, targets in scored_logits(context, chunk):
@@ -137,7 +140,7 @@ def _run(
 
 
 def check_finite(losses: npt.NDArray[np.float64], chunk: int) -> None:
-    """Raises: PerplexityError: a loss is no number."""
+    """Check that losses are finite. Raises: PerplexityError."""
     if not np.isfinite(losses).all():
         raise PerplexityError(f"chunk {chunk + 1}: the model's logits are not finite numbers")
 
@@ -145,10 +148,10 @@ def check_finite(losses: npt.NDArray[np.float64], chunk: int) -> None:
 def scored_logits(
     context: Context, chunk: npt.NDArray[np.int32]
 ) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]]:
-    """Evaluate a chunk from an empty cache, with BOS first where the model wants it.
+    """Evaluate a chunk from an empty cache, with BOS first if the model adds BOS.
 
     Yields:
-        Logits of the positions n/2 to n-2, a decode's at a time, and the tokens that come next.
+        The logits of positions n/2 to n-2, one decode at a time, and the tokens that follow them.
     """
     tokenizer = context.model.tokenizer
     tokens = chunk.tolist()
@@ -156,8 +159,8 @@ def scored_logits(
         tokens[0] = tokenizer.bos
     first, end = len(chunk) // 2, len(chunk) - 1
     context.kv.clear()
-    wanted = [position >= first for position in range(end)]  # not of the last token
-    for start, logits in Lease(Engine(context, sequences=[0])).chunks(tokens[:end], wanted):
+    outputs = [position >= first for position in range(end)]  # the last token has no successor
+    for start, logits in Lease(Engine(context, sequences=[0])).chunks(tokens[:end], outputs):
         if len(logits):
             done = max(first, start)
             yield logits, chunk[done + 1 : done + 1 + len(logits)]
@@ -166,10 +169,10 @@ def scored_logits(
 def token_losses(
     logits: npt.NDArray[np.float32], targets: Sequence[int] | npt.NDArray[np.int32]
 ) -> npt.NDArray[np.float64]:
-    """-log softmax(logits)[target] of each row, summed in float64 as llama.cpp does.
+    """Return -log softmax(logits)[target] of each row, summed in float64 as llama.cpp does.
 
     Args:
-        logits: float32[n, n_vocab], only read.
+        logits: float32 [n, n_vocab], only read.
         targets: n token ids.
     """
     ids = np.asarray(targets, np.intp)
@@ -177,7 +180,7 @@ def token_losses(
     for start in range(0, len(ids), _BLOCK_ROWS):
         rows = slice(start, min(start + _BLOCK_ROWS, len(ids)))
         block = logits[rows]
-        with np.errstate(over="ignore", invalid="ignore"):  # of a damaged model: callers look
+        with np.errstate(over="ignore", invalid="ignore"):  # callers check for NaN
             shifted = block - block.max(axis=1, keepdims=True)
         chosen = shifted[np.arange(len(block)), ids[rows]].astype(np.float64)
         np.exp(shifted, out=shifted)

@@ -1,1 +1,1 @@
-"""Where models come from: the demo model, the Hugging Face hub; JSON of strangers."""
+"""Model files: the demo model, the Hugging Face hub, limits for untrusted files."""

@@ -1,9 +1,9 @@
-"""JSON that strangers wrote, parsed in memory that is counted before.
+"""Parses untrusted JSON in bounded memory.
 
-    rows = parse_json(data, max_values=1 << 20)    # ValueError: no JSON, or too many values
+    rows = parse_json(data, max_values=1 << 20)    # ValueError: not JSON, or too many values
 
-A value takes up to 80 bytes of memory and as few as three of the text, so a limit of bytes alone
-bounds little.
+A value needs up to 80 bytes of memory and as few as three bytes of text, so a limit of the text's
+size alone is not enough.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Pairs = list[tuple[str, Any]]
 def parse_json(
     data: bytes, max_values: int, *, make_object: Callable[[Pairs], Any] | None = None
 ) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Args:
-        max_values: counted before they are made, with the keys.
-        make_object: makes an object of its keys and values; ``dict`` otherwise.
+        max_values: limit of values and keys, checked before parsing.
+        make_object: builds an object from its (key, value) pairs; default: ``dict``.
 
     Raises:
-        ValueError: it is no JSON, or has more values, or more than ``MAX_DEPTH`` levels.
+        ValueError: it is not JSON, or has too many values, or more than ``MAX_DEPTH`` levels.
     """
     n_values = count_values(data)
     if n_values > max_values:
-        raise ValueError(f"{n_values} values, at most {max_values} are read")
+        raise ValueError(f"{n_values} values, the limit is {max_values}")
     deep = f"nested too deeply, in more than {MAX_DEPTH} levels"
     try:
         with _no_collections():
@@ -46,7 +46,7 @@ def parse_json(
 
 
 def count_values(data: bytes) -> int:
-    """At least as many as the values and keys in a JSON text."""
+    """Return an upper bound of the number of values and keys in a JSON text."""
     return 1 + sum(map(data.count, (b",", b":", b"[", b"{")))
 
 
@@ -67,7 +67,7 @@ def _is_too_deep(value: Any) -> bool:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Without looks for garbage: a million new lists hold none, and every look goes through all."""
+    """Disable garbage collection: it would traverse millions of new objects again and again."""
     if not gc.isenabled():
         yield
         return

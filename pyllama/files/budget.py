@@ -1,13 +1,13 @@
-"""What reading a stranger's checkpoint may cost, counted before the work is done.
+"""Limits of memory and time for reading an untrusted checkpoint, checked in advance.
 
     budget = Budget()
-    budget.take("values", count_values(data), path)   # ModelError once a conversion has had all
+    budget.take("values", count_values(data), path)   # ModelError if the limit is exceeded
     budget.take("bytes", len(data), path)
-    with budget.pattern_time(): ...                   # what regular expressions of files take
+    with budget.pattern_time(): ...                   # time of regular expressions from files
 
-One budget is shared by all files of a conversion, so that a thousand small files cost no more than
-one. Every limit is far beyond any checkpoint that exists, and keeps a conversion of anything that
-is no weights below about a gigabyte and a few seconds.
+All files of a conversion share one budget, so that many small files cost no more than one. The
+limits are far above any known checkpoint, and keep the cost of everything but weights below about
+1 GB and a few seconds.
 """
 
 from __future__ import annotations
@@ -24,35 +24,34 @@ from ..errors import ModelError
 What = Literal["bytes", "values", "tensors"]
 
 LIMITS: dict[What, int] = {
-    # Of JSON, tables of tensors, vocabularies: the largest tokenizer.json has 35 MB.
+    # JSON, tables of tensors, vocabularies; the largest known tokenizer.json has 35 MB
     "bytes": 128 << 20,
-    # Of JSON, opcodes of pickles, pieces: 80 bytes of memory each; that tokenizer.json has 2.1
-    # million.
+    # JSON values, pickle opcodes, pieces, of 80 bytes each; the same tokenizer.json has 2.1 million
     "values": 8 << 20,
-    # In a checkpoint: with unstacked experts up to 90,000.
+    # tensors of a checkpoint; up to 90,000 with unstacked experts
     "tensors": 1 << 17,
 }
 MAX_JSON_BYTES = 64 << 20  # of one file
 MAX_PICKLE_BYTES = 16 << 20  # a table of 10,000 tensors has 2 MB
-MAX_DIRECTORY_BYTES = 8 << 20  # of zip archives, in all of a conversion: 1 KB takes 15 KB then
+MAX_DIRECTORY_BYTES = 8 << 20  # of all zip directories; Python needs 15 bytes per byte
 MAX_SENTENCEPIECE_BYTES = 16 << 20  # the largest have 5 MB
-MAX_CARD_BYTES = 1 << 20  # README.md's front matter, where benchmark results stand: 0.1 MB
-MAX_CARD_SIZE = 1 << 20  # characters of it, 16 more a value, each time an alias repeats them
+MAX_CARD_BYTES = 1 << 20  # front matter of README.md; with benchmark results about 0.1 MB
+MAX_CARD_SIZE = 1 << 20  # its characters plus 16 per value, with aliases expanded
 MAX_CARD_DEPTH = 32
 MAX_CARD_TEXT = 1 << 14  # characters of one value
-MAX_TEMPLATE_BYTES = 1 << 20  # a chat template; what renders them takes 256 KB
-MAX_SHARED = 4  # times that tensors may take the bytes of their file, of which they share some
-OPCODE_VALUES = 4  # values that an opcode of a pickle counts as: it takes Python a microsecond
+MAX_TEMPLATE_BYTES = 1 << 20  # a chat template; rendering has a limit of 256 KB
+MAX_SHARED = 4  # maximum ratio of tensor bytes to file bytes, if tensors share arrays
+OPCODE_VALUES = 4  # a pickle opcode counts as 4 values: it takes about a microsecond
 PATTERN_SECONDS = 1.0  # for all regular expressions of a tokenizer.json together
 
 
 class Budget:
-    """What is left of the limits.
+    """The remaining amounts of the limits.
 
     Attributes:
-        left: by name of ``LIMITS``.
-        pattern_seconds: that regular expressions may take still.
-        directory_bytes: of zip archives' tables of contents.
+        left: remaining amounts, by name of ``LIMITS``.
+        pattern_seconds: remaining time for regular expressions.
+        directory_bytes: remaining size of zip directories.
     """
 
     def __init__(self) -> None:
@@ -61,27 +60,27 @@ class Budget:
         self.directory_bytes = MAX_DIRECTORY_BYTES
 
     def take(self, what: What, n: int, path: Path) -> None:
-        """Count ``n`` more, of the file ``path``. Raises: ModelError: that is too much."""
+        """Consume ``n`` for the file ``path``. Raises: ModelError: the limit is exceeded."""
         if n > self.left[what]:
             raise ModelError(
                 f"{path}: needs {n} {what} of tables and settings, {max(self.left[what], 0)} are "
-                f"left of the {LIMITS[what]} that a conversion reads: no checkpoint has as many, "
-                "the file is damaged or made to fill the memory"
+                f"left of the limit of {LIMITS[what]} per conversion: the file is damaged or "
+                "malicious"
             )
         self.left[what] -= n
 
     def take_directory(self, n_bytes: int, path: Path) -> None:
-        """Count bytes of an archive's table of contents. Raises: ModelError."""
+        """Consume bytes of a zip directory. Raises: ModelError: the limit is exceeded."""
         self.directory_bytes -= n_bytes
         if self.directory_bytes < 0:
             raise ModelError(
-                f"{path}: the archive's table of contents takes more than "
-                f"{MAX_DIRECTORY_BYTES} bytes: no checkpoint's does, fetch the file again"
+                f"{path}: the zip directory has more than {MAX_DIRECTORY_BYTES} bytes: download "
+                "the file again"
             )
 
     @contextmanager
     def pattern_time(self) -> Iterator[float]:
-        """Yields the seconds that a regular expression may take; those it takes are counted."""
+        """Yield the remaining seconds for regular expressions; consume the time of the block."""
         start = time.monotonic()
         try:
             yield self.pattern_seconds
@@ -90,13 +89,15 @@ class Budget:
 
 
 def shown(value: Any, n_chars: int = 80, depth: int = 3) -> str:
-    """``repr(value)`` for a message: cut, in time that does not depend on the value's size.
+    """Return ``repr(value)`` for a message, truncated, in time independent of the value's size.
 
-    A pickle of 200 bytes may hold a tuple whose ``repr`` would never end.
+    A pickle of 200 bytes can contain a nested tuple whose full ``repr`` is practically endless.
     """
     if isinstance(value, str | bytes):
         text = repr(value[:n_chars])
-    elif isinstance(value, int) and value.bit_length() > 256:  # Python may refuse to print it
+    elif (
+        isinstance(value, int) and value.bit_length() > 256
+    ):  # Python limits the digits of int -> str
         text = f"an integer of {value.bit_length()} bits"
     elif isinstance(value, dict):
         few = islice(value.items(), n_chars // 8 if depth else 0)

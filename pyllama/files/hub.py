@@ -1,11 +1,10 @@
-"""Models from the Hugging Face hub, by the name of a repository.
+"""Downloads models from the Hugging Face hub by repository name.
 
     path = hub_model("bartowski/SmolLM2-135M-Instruct-GGUF:Q4_K_M")
 
-Files lie in the cache that all of Hugging Face's tools share (``HF_HOME``). Where a connection
-breaks, the download goes on at that byte; whether one that the user stopped does is for
-huggingface_hub to say (its version 2 begins again). Without a network what is cached is used. Needs
-that package (the extra ``hf``).
+Files are stored in Hugging Face's shared cache (``HF_HOME``). A download resumes after a connection
+error; after an interrupt that depends on the version of huggingface_hub (version 2 restarts).
+Without a network, cached files are used. Needs the package huggingface_hub (the extra ``hf``).
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from ..errors import HubError
 _PREFERRED = ("Q4_K_M", "Q8_0")
 _NO_MODEL = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-_MOST_SHOWN = 12
+_MAX_SHOWN = 12
 _TIMEOUT_S = 10.0
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 
 
 @dataclass(frozen=True)
 class Hub:
-    """Where models come from, and who asks.
+    """Access to the hub.
 
     Args:
-        token: for private and gated repositories; None for ``HF_TOKEN``, or the one that
-            ``hf auth login`` saved.
-        offline: use what is cached and no network.
-        cache_dir: another cache.
-        progress: told the fraction of a file that is there, and its name.
+        token: for private and gated repositories; None: ``HF_TOKEN``, or the token saved by
+            ``hf auth login``.
+        offline: use only cached files, no network.
+        cache_dir: replaces the default cache.
+        progress: called with the file's name and the completed fraction.
     """
 
     token: str | None = None
@@ -48,7 +47,11 @@ class Hub:
     progress: Callable[[str, float], None] | None = None
 
     def download(self, repo: str, file: str) -> Path:
-        """One file of a repository, from the cache where that has its newest version."""
+        """Return the path of a file of a repository, downloaded unless the cache is up to date.
+
+        Raises:
+            HubError: the file cannot be downloaded.
+        """
         hf = _huggingface_hub()
         with _errors(repo, file):
             return Path(
@@ -64,7 +67,11 @@ class Hub:
             )
 
     def files(self, repo: str) -> list[str]:
-        """Names of a repository's files; offline, of those that are cached."""
+        """Return the names of a repository's files; offline, of the cached files.
+
+        Raises:
+            HubError: the repository does not exist or cannot be reached.
+        """
         hf = _huggingface_hub()
         if self.offline:
             return self._cached(repo)
@@ -86,15 +93,16 @@ class Hub:
 
 
 def hub_model(name: str, file: str | None = None, hub: Hub | None = None) -> Path:
-    """The GGUF file of a model, downloaded if need be.
+    """Return the GGUF file of a model, downloading it if necessary.
 
     Args:
-        name: ``user/model`` or ``user/model:QUANT``; without a quantization Q4_K_M, else Q8_0,
-            else the first.
-        file: name of the file instead, or a pattern that one file has, such as ``*Q4_K_M.gguf``.
+        name: ``user/model`` or ``user/model:QUANT``; the default QUANT is Q4_K_M, else Q8_0, else
+            the first file.
+        file: a file name, or a pattern that matches one file, such as ``*Q4_K_M.gguf``; replaces
+            QUANT.
 
     Returns:
-        Its path in the cache; the first of several parts, all of which are there.
+        Its path in the cache. For a split model all parts are downloaded; the path is the first's.
 
     Raises:
         HubError: no such repository, file or quantization; no access; no network; a full disk; or
@@ -105,7 +113,7 @@ def hub_model(name: str, file: str | None = None, hub: Hub | None = None) -> Pat
     hub = hub or Hub()
     repo, _, quant = name.partition(":")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
-        raise HubError(f"{name!r} is not a repository: write user/model, or user/model:QUANT")
+        raise HubError(f"{name!r} is not a repository: use user/model or user/model:QUANT")
     _huggingface_hub()
     hub, files = _reach(hub, repo)
     chosen = _named(repo, files, file) if file else choose(repo, files, quant)
@@ -114,7 +122,7 @@ def hub_model(name: str, file: str | None = None, hub: Hub | None = None) -> Pat
 
 
 def _reach(hub: Hub, repo: str) -> tuple[Hub, list[str]]:
-    """The hub with a repository's files, or the cache where it cannot be reached."""
+    """Return the hub and a repository's files; falls back to the cache if it is unreachable."""
     try:
         files = hub.files(repo)
     except _Unreachable as error:
@@ -122,54 +130,54 @@ def _reach(hub: Hub, repo: str) -> tuple[Hub, list[str]]:
         if not (files := hub.files(repo)):
             raise HubError(str(error)) from None
     if hub.offline and not files:
-        raise HubError(f"{repo} is not in the cache, and this is offline; leave out `offline=True`")
+        raise HubError(f"{repo} is not in the cache; download it without `offline=True`")
     return hub, files
 
 
 def choose(repo: str, files: Iterable[str], quant: str = "") -> str:
-    """The model among the files of a repository.
+    """Return the model's file among the files of a repository.
 
     Raises:
-        HubError: there is none of this quantization.
+        HubError: there is no file of this quantization.
 
     Source: llama.cpp, ``find_best_model``.
     """
     models = [f for f in files if f.lower().endswith(".gguf") and _is_model(f)]
-    for wanted in [quant] if quant and quant != "latest" else _PREFERRED:
+    for tag in [quant] if quant and quant != "latest" else _PREFERRED:
         for name in models:
-            if re.search(re.escape(wanted) + "[.-]", name, re.IGNORECASE):
+            if re.search(re.escape(tag) + "[.-]", name, re.IGNORECASE):
                 return name
     if models and (not quant or quant == "latest"):
         return models[0]
-    what = f"no {quant} among its" if models else "no"
-    raise HubError(f"{repo} has {what} GGUF files{_shown(models)}")
+    which = f"no {quant} among its" if models else "no"
+    raise HubError(f"{repo} has {which} GGUF files{_shown(models)}")
 
 
 def _is_model(name: str) -> bool:
-    """Not a part after the first, nor a file that only goes with a model."""
+    """Return whether a file is a model: not a further part, and not an auxiliary file."""
     split = _SPLIT.fullmatch(name)
     base = name.rpartition("/")[2]
     return not (split and int(split[2]) != 1) and not any(word in base for word in _NO_MODEL)
 
 
-def _named(repo: str, files: list[str], wanted: str) -> str:
+def _named(repo: str, files: list[str], pattern: str) -> str:
     for name in files:
-        if name.lower() == wanted.lower():
+        if name.lower() == pattern.lower():
             return name
     models = [f for f in files if f.lower().endswith(".gguf")]
-    found = [f for f in models if fnmatchcase(f.lower(), wanted.lower()) and _is_model(f)]
+    found = [f for f in models if fnmatchcase(f.lower(), pattern.lower()) and _is_model(f)]
     if len(found) == 1:
         return found[0]
     if found:
-        raise HubError(f"{repo} has several files {wanted}: {', '.join(found)}; want one")
-    raise HubError(f"{repo} has no file {wanted}{_shown(models)}")
+        raise HubError(f"{repo} has several files {pattern}: {', '.join(found)}; name one")
+    raise HubError(f"{repo} has no file {pattern}{_shown(models)}")
 
 
 def _shown(names: list[str]) -> str:
     if not names:
         return ""
-    more = ", ..." if len(names) > _MOST_SHOWN else ""
-    return f"; it has {', '.join(names[:_MOST_SHOWN])}{more}"
+    more = ", ..." if len(names) > _MAX_SHOWN else ""
+    return f"; it has {', '.join(names[:_MAX_SHOWN])}{more}"
 
 
 def _parts(name: str, files: list[str]) -> list[str]:
@@ -195,7 +203,7 @@ def _huggingface_hub() -> Any:
 
 
 class _errors:
-    """Turns what huggingface_hub raises into one line."""
+    """Converts exceptions of huggingface_hub to one-line HubErrors (a context manager)."""
 
     def __init__(self, repo: str, file: str = "") -> None:
         self._repo, self._what = repo, f"{repo}/{file}" if file else repo
@@ -210,13 +218,13 @@ class _errors:
 
         text = " ".join(str(error).split())[:300]
         if isinstance(error, errors.GatedRepoError):
-            hint = "accept its terms on the web, and give a token (`token` or HF_TOKEN)"
+            hint = "accept its terms on the web site, and set a token (`token` or HF_TOKEN)"
             raise HubError(f"{self._repo} is gated: {hint}") from None
         if isinstance(error, errors.RepositoryNotFoundError):
             hint = "check the name; a private one needs a token (`token` or HF_TOKEN)"
             raise HubError(f"there is no repository {self._repo} on the hub: {hint}") from None
         if isinstance(error, errors.LocalEntryNotFoundError):
-            raise _Unreachable(f"{self._what} is not in the cache, and the hub: {text}") from None
+            raise _Unreachable(f"{self._what} is not in the cache; hub error: {text}") from None
         if isinstance(error, errors.EntryNotFoundError):
             raise HubError(f"{self._what} does not exist") from None
         if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
@@ -225,13 +233,15 @@ class _errors:
             raise HubError(f"{self._repo!r} is not a repository: {text}") from None
         if isinstance(error, OSError) and error.errno in _DISK:
             raise HubError(
-                f"{self._what} cannot be kept: {text}; HF_HOME names another place for the cache"
+                f"{self._what} cannot be saved: {text}; set HF_HOME to another folder"
             ) from None
-        raise _Unreachable(f"{self._what} cannot be fetched: {text}; is there a network?") from None
+        raise _Unreachable(
+            f"{self._what} cannot be downloaded: {text}; is there a network?"
+        ) from None
 
 
 def _bar(file: str, progress: Callable[[str, float], None] | None) -> Any:
-    """What huggingface_hub takes for a progress bar."""
+    """Return a class in place of tqdm that calls ``progress``."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined,unused-ignore]
 
     class Bar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]

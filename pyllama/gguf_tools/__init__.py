@@ -1,5 +1,5 @@
-"""What ``pyllama-gguf`` does, as functions: describe, change, hash, validate and compare files.
+"""The functions of ``pyllama-gguf``: describe, edit, hash, validate and compare GGUF files.
 
-They read a file once, a few megabytes at a time, and print nothing. Cutting and merging are in
+They read a file once, a few megabytes at a time, and print nothing. Splitting and merging is in
 `pyggml.gguf`.
 """

@@ -1,4 +1,4 @@
-"""A GGUF file as plain data: what ``gguf-dump --json`` tells, and sizes.
+"""Describes a GGUF file as plain data: the content of ``gguf-dump --json``, and sizes.
 
     found = describe(GGUFFile("x.gguf"))
     found["types"]["Q4_1"]                         # {'tensors': 181, 'parameters': ..., ...}
@@ -19,11 +19,11 @@ from ..sparsity.sources import THRESHOLD_KEY
 
 
 def describe(file: GGUFFile, *, arrays: bool = False, tensors: bool = True) -> dict[str, Any]:
-    """Metadata, tensors and totals, ready for JSON.
+    """Return metadata, tensors and totals as plain data for JSON.
 
     Args:
-        arrays: with the values of arrays, not only their types and lengths.
-        tensors: with an entry for each tensor.
+        arrays: include the values of arrays, not only their types and lengths.
+        tensors: include an entry for each tensor.
     """
     found: dict[str, Any] = {
         "filename": str(file.path),
@@ -53,20 +53,20 @@ def describe(file: GGUFFile, *, arrays: bool = False, tensors: bool = True) -> d
 
 
 def type_name(file: GGUFFile, key: str) -> str:
-    """The type of a metadata value; of an array, that of its elements in brackets."""
+    """Return the type of a metadata value; for an array its element type in brackets."""
     kind = file.value_types[key]
     return f"[{element_type(file.metadata[key])}]" if kind is ValueType.ARRAY else kind.name
 
 
 def element_type(value: Any) -> str:
-    """The name of the type of an array's elements."""
+    """Return the name of an array's element type."""
     if isinstance(value, GGUFStrings):
         return ValueType.STRING.name
     return next(t.name for t in ValueType if t.code and t.dtype == value.dtype)
 
 
 def first_values(value: Any, n: int | None = None) -> list[Any]:
-    """The first ``n`` elements of an array of a file, all of them without ``n``."""
+    """Return the first ``n`` elements of an array, all of them without ``n``."""
     return list(value[:n]) if isinstance(value, GGUFStrings) else value[:n].tolist()
 
 
@@ -83,7 +83,7 @@ def _entry(file: GGUFFile, index: int, key: str, arrays: bool) -> dict[str, Any]
 
 
 def _sparse(file: GGUFFile) -> dict[str, Any]:
-    """What sparse inference has to go by, of the files that have something: layers by number."""
+    """Return the parts of a file that sparse inference uses; {} if there are none."""
     down = _layers(file, "ffn_down_t")
     ranks = {i: file.tensors[f"blk.{i}.fc1.weight"].ne[1] for i in _layers(file, "fc1")}
     if not (down or ranks or THRESHOLD_KEY in file.metadata):
@@ -95,13 +95,13 @@ def _sparse(file: GGUFFile) -> dict[str, Any]:
 
 
 def _layers(file: GGUFFile, part: str) -> list[int]:
-    """The layers that have the matrix ``part``."""
+    """Return the layers that have the matrix ``part``."""
     names = (re.fullmatch(rf"blk\.(\d+)\.{part}\.weight", name) for name in file.tensors)
     return sorted(int(match[1]) for match in names if match)
 
 
 def _totals(file: GGUFFile) -> dict[str, dict[str, int]]:
-    """Tensors, parameters and bytes of each type, the largest first."""
+    """Return the number of tensors, parameters and bytes of each type, largest first."""
     totals: dict[str, dict[str, int]] = {}
     for info in file.tensors.values():
         new = {"tensors": 0, "parameters": 0, "bytes": 0}

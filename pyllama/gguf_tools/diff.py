@@ -1,10 +1,10 @@
-"""What two GGUF files do not have in common: metadata, tensors, and values of tensors.
+"""Compares two GGUF files: metadata, tensors, and values of tensors.
 
     found = diff(GGUFFile("a.gguf"), GGUFFile("b.gguf"))
     found.same, found.metadata_changed, found.values["output.weight"].nmse
 
-Values are compared as numbers, so a file and its quantization can be: largest difference, and mean
-squared error over the mean square of the first file's (NMSE).
+Values are compared after dequantization, so a file can be compared with its quantized version. The
+measures are the maximum difference and NMSE (mean squared error / mean square of the first file).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from pyggml.quants import dequantize
 from ..core.loader import Progress
 from .describe import type_name
 
-_STEP = 1 << 20  # elements at a time: a multiple of every block size
+_STEP = 1 << 20  # elements at a time, a multiple of every block size
 Pair = tuple[Any, Any]
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class ValueChange:
-    """How far the values of a tensor are apart.
+    """Differences of the values of a tensor.
 
     Attributes:
-        n_changed: elements that differ, -1 where the formats cannot be read as numbers here.
-        max_abs: the largest difference.
+        n_changed: number of elements that differ, -1 if a type cannot be dequantized.
+        max_abs: the maximum absolute difference.
         nmse: mean squared difference over the mean square of the first file's values.
     """
 
@@ -48,12 +48,12 @@ class ValueChange:
 
 @dataclass
 class Diff:
-    """What differs between two files; ``changed`` are pairs (first, second).
+    """The differences of two files; values of ``*_changed`` are pairs (first, second).
 
     Attributes:
-        magic: the first bytes, where they differ.
-        metadata_types: of values that changed their types too, or only those.
-        n_equal: tensors with the same type, shape and bytes.
+        magic: the magic bytes, if they differ.
+        metadata_types: type names of changed values whose types differ.
+        n_equal: number of tensors with equal type, shape and bytes.
     """
 
     magic: tuple[str, str] | None = None
@@ -69,7 +69,7 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
+        """Whether there are no differences."""
         metadata = self.metadata_added or self.metadata_removed or self.metadata_changed
         tensors = self.tensors_added or self.tensors_removed or self.tensors_changed
         return not (self.magic or metadata or tensors or self.values)
@@ -78,10 +78,11 @@ class Diff:
 def diff(
     a: GGUFFile, b: GGUFFile, *, values: bool = True, progress: Progress | None = None
 ) -> Diff:
-    """Compare two files; how they are cut into parts does not count.
+    """Return the differences of two files; the split into parts is ignored.
 
     Args:
-        values: compare the values of tensors too, which reads both files.
+        values: also compare the values of tensors, which reads both files.
+        progress: called with the completed fraction.
     """
     found = Diff()
     if a.magic != b.magic:
@@ -119,7 +120,7 @@ def _diff_metadata(a: GGUFFile, b: GGUFFile, found: Diff) -> None:
 
 
 def _diff_values(a: GGUFFile, b: GGUFFile, x: TensorInfo, y: TensorInfo) -> ValueChange | None:
-    """How the values of a tensor differ, None where none does."""
+    """Return the differences of a tensor's values, None if they are equal."""
     if x.type is y.type and all(np.array_equal(mine, other) for mine, other in _pieces(a, b, x, y)):
         return None
     n_changed, max_abs, error, power = 0, 0.0, 0.0, 0.0
@@ -127,10 +128,10 @@ def _diff_values(a: GGUFFile, b: GGUFFile, x: TensorInfo, y: TensorInfo) -> Valu
         for mine, other in _pieces(a, b, x, y):
             with np.errstate(invalid="ignore", over="ignore"):  # infinity minus infinity
                 first, second = _numbers(mine, x.type), _numbers(other, y.type)
-                apart = np.abs(first - second)
+                delta = np.abs(first - second)
                 n_changed += int(np.count_nonzero(first != second))
-                max_abs = float(np.maximum(max_abs, apart.max(initial=0)))
-                error += float(apart @ apart)
+                max_abs = float(np.maximum(max_abs, delta.max(initial=0)))
+                error += float(delta @ delta)
                 power += float(first @ first)
     except TypeMismatch:
         return ValueChange(-1, np.nan, np.nan)
@@ -142,17 +143,17 @@ def _diff_values(a: GGUFFile, b: GGUFFile, x: TensorInfo, y: TensorInfo) -> Valu
 def _pieces(
     a: GGUFFile, b: GGUFFile, x: TensorInfo, y: TensorInfo
 ) -> Iterator[tuple[Bytes, Bytes]]:
-    """The same elements of both, ``_STEP`` at a time."""
+    """Yield the corresponding bytes of both files, ``_STEP`` elements at a time."""
     return zip(a.chunks(x.name, _bytes(x)), b.chunks(y.name, _bytes(y)), strict=True)
 
 
 def _bytes(info: TensorInfo) -> int:
-    """Bytes of ``_STEP`` elements."""
+    """Return the size of ``_STEP`` elements."""
     return _STEP // info.type.block_size * info.type.type_size
 
 
 def _numbers(data: Bytes, type: GGMLType) -> npt.NDArray[np.float64]:
-    """The values of blocks. Raises: TypeMismatch: a format that cannot be read here."""
+    """Return dequantized values. Raises: TypeMismatch: the type cannot be dequantized."""
     dtype = numpy_dtype(type)
     if dtype is not None and type is not GGMLType.BF16:
         return np.ascontiguousarray(data).view(dtype).astype(np.float64)

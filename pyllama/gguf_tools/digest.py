@@ -1,10 +1,9 @@
-"""Hashes of a file's weights, tensor by tensor and of all, and the check of a list of them.
+"""Hashes the weights of a file, by tensor and in total, and reads manifests of hashes.
 
     for line in digests(file, ("sha256",)):
         print(line.kind, line.digest, line.name)   # the last one is of all tensors: no name
 
-Hashes are of the tensors' bytes in the file's order, so metadata and the cut into parts do not
-matter.
+Only the bytes of tensors in file order are hashed: metadata and the split into parts do not matter.
 Source: llama.cpp, ``gguf-hash``.
 """
 
@@ -24,12 +23,12 @@ from pyggml.visible import visible
 from ..core.loader import Progress
 
 KINDS = ("xxh64", "sha1", "sha256", "uuid")
-# of the URL en.wikipedia.org/wiki/Llama.cpp
+# llama.cpp's namespace: the UUID of the URL en.wikipedia.org/wiki/Llama.cpp
 _NAMESPACE = uuid.UUID("ef001206-dadc-5f6d-a15f-3359e577d4e5")
 
 
 class Digest(NamedTuple):
-    """A hash in hexadecimal; ``name`` None is of all tensors."""
+    """A hash in hexadecimal, of the tensor ``name`` or of all tensors (None)."""
 
     kind: str
     digest: str
@@ -48,7 +47,7 @@ def digests(
     layers: bool = True,
     progress: Progress | None = None,
 ) -> Iterator[Digest]:
-    """Hash all weights in one pass: each tensor (not as a uuid; with ``layers``), then all."""
+    """Yield the hashes of each tensor (with ``layers``; no uuid), then of all, in one pass."""
     whole = {kind: _new(kind) for kind in kinds}
     if "uuid" in whole:
         whole["uuid"].update(_NAMESPACE.bytes)
@@ -79,27 +78,27 @@ def _new(kind: str) -> _State:
     return hashlib.new("sha1" if kind == "uuid" else kind)
 
 
-_MAX_MANIFEST_BYTES = 64 << 20  # a line for each tensor has about 100 bytes
+_MAX_MANIFEST_BYTES = 64 << 20  # the line of a tensor has about 100 bytes
 Manifest = dict[tuple[str, str | None], str]
 
 
 def read_manifest(path: Path, model: Path) -> Manifest:
-    """The hashes that a list, as ``gguf-hash`` prints it, has for a file of that name.
+    """Return the hashes of a model in a manifest, the output of ``gguf-hash``.
 
     Raises:
-        GGUFError: it cannot be read, or has none.
+        GGUFError: the manifest cannot be read, or has no hashes of the model.
     """
     try:
         lines = read_regular(path, _MAX_MANIFEST_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise GGUFError(f"{path}: cannot be read as a list of hashes: {error}") from error
+        raise GGUFError(f"{path}: cannot be read as a manifest: {error}") from error
     name = "|".join(map(re.escape, (model.name, visible(model.name, keep="\t"))))
     line_of_model = re.compile(rf"(\w+)\s+([-\w]+)\s+(?:.*[/\\])?(?:{name})(?::(.*))?")
     found = (line_of_model.fullmatch(line.strip()) for line in lines)
     manifest = {(m[1], m[3]): m[2].lower() for m in found if m is not None and m[1] in KINDS}
     if not manifest:
         raise GGUFError(
-            f"{path}: has no {', '.join(KINDS)} hash of a file named {model.name}; make it with "
+            f"{path}: has no {', '.join(KINDS)} hash of a file named {model.name}; create it with "
             f"`pyllama-gguf hash {model.name}`"
         )
     return manifest

@@ -1,6 +1,6 @@
-"""Change metadata: one simple value where it stands, or any of it in a copy.
+"""Changes metadata: a number or bool in place, or any key in a copy.
 
-    change = planned_change(file, "tokenizer.ggml.add_bos_token", "false")
+    change = plan_change(file, "tokenizer.ggml.add_bos_token", "false")
     change.apply(file)                             # one byte of the file
 
     metadata = whole_metadata(file)
@@ -28,11 +28,11 @@ from pyggml.gguf.types import parse_value
 
 from ..files.bounded_json import parse_json
 
-_MAX_VALUES = 4 << 20  # in an array of a setting
+_MAX_VALUES = 4 << 20  # of an array in a setting
 CHAT_TEMPLATE = "tokenizer.chat_template"
 _TEMPLATE_NAMES = "tokenizer.chat_templates"
 _TOKENS = "tokenizer.ggml.tokens"
-SPECIAL_TOKENS = (  # GGUF's words
+SPECIAL_TOKENS = (  # GGUF's spelling
     *("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask"),
     *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep", "prefix", "suffix"),
     "middle",
@@ -48,7 +48,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Change:
-    """A simple value to write over another of the same size."""
+    """The replacement of a value by another of the same size."""
 
     key: str
     kind: ValueType
@@ -57,7 +57,7 @@ class Change:
     offset: int
 
     def apply(self, file: GGUFFile) -> None:
-        """Write it. Raises: GGUFError: the file cannot be written."""
+        """Write the new value. Raises: GGUFError: the file cannot be written."""
         data = self.kind.dtype.type(self.new).tobytes()
         try:
             with open_regular(file.path, update=True) as out:
@@ -67,11 +67,12 @@ class Change:
             raise GGUFError(f"{file.path}: cannot be written: {error.strerror or error}") from error
 
 
-def planned_change(file: GGUFFile, key: str, text: str) -> Change:
-    """What setting ``key`` to ``text`` would change; nothing is written.
+def plan_change(file: GGUFFile, key: str, text: str) -> Change:
+    """Return the change that sets ``key`` to ``text``; nothing is written.
 
     Raises:
-        GGUFError: there is no such key, it is no simple value, or ``text`` is not of its type.
+        GGUFError: there is no such key, its value is an array or string, or ``text`` is not of its
+            type.
     """
     kind = file.value_types.get(key)
     if kind is None:
@@ -85,8 +86,8 @@ def planned_change(file: GGUFFile, key: str, text: str) -> Change:
         )
     if key in (ALIGNMENT_KEY, *SPLIT_KEYS):
         raise GGUFError(
-            f"{file.path}: {key!r} says how the file is laid out, which would then be wrong; "
-            "use pyllama gguf new, split or merge instead"
+            f"{file.path}: {key!r} describes the layout of the file and cannot be changed in "
+            "place; use pyllama gguf new, split or merge instead"
         )
     try:
         new = parse_value(kind, text)
@@ -96,22 +97,20 @@ def planned_change(file: GGUFFile, key: str, text: str) -> Change:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """``KEY=TYPE:VALUE`` as a key and a value for ``write_gguf``.
+    """Parse ``KEY=TYPE:VALUE`` and return the key and a value for ``write_gguf``.
 
     ``TYPE`` is u8 ... u64, i8 ... i64, f32, f64, bool or str; in brackets, as in ``[i32]``, the
-    value is a JSON array of such.
+    value is a JSON array.
 
     Raises:
-        ValueError: it is none, or the key says how a file is cut into parts.
+        ValueError: the text is invalid, or the key is a ``split.*`` key.
     """
     match = re.fullmatch(r"([^=]+)=(\[?)(\w+)(\]?):(.*)", text, re.DOTALL)
     if match is None or match[3] not in _TYPES or bool(match[2]) != bool(match[4]):
-        raise ValueError(f"{text!r} is not KEY=TYPE:VALUE, TYPE one of {', '.join(_TYPES)}")
+        raise ValueError(f"{text!r} is not KEY=TYPE:VALUE with a TYPE of {', '.join(_TYPES)}")
     key, kind = match[1], _TYPES[match[3]]
     if key in SPLIT_KEYS:
-        raise ValueError(
-            f"{key!r} says how a file is cut into parts: use pyllama gguf split or merge"
-        )
+        raise ValueError(f"{key!r} describes the split of a file: use pyllama-gguf split or merge")
     if not match[2]:
         value = parse_value(kind, match[5])
         return key, value if kind is ValueType.STRING else kind.dtype.type(value)
@@ -130,19 +129,19 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def special_token_key(name: str) -> str:
-    """The metadata key of a special token's id.
+    """Return the metadata key of a special token's id.
 
     Raises:
         GGUFError: there is no such special token.
     """
     if name not in SPECIAL_TOKENS:
         have = ", ".join(SPECIAL_TOKENS)
-        raise GGUFError(f"no special token is called {name!r}; there are {have}")
+        raise GGUFError(f"unknown special token {name!r}; known are {have}")
     return f"tokenizer.ggml.{name}_token_id"
 
 
 def token_ids(file: GGUFFile, text: str) -> list[int]:
-    """The ids of the tokens with that text. Raises: GGUFError: there is none."""
+    """Return the ids of the tokens with a text. Raises: GGUFError: there is none."""
     ids = [i for i, token in enumerate(_tokens(file)) if token == text]
     if not ids:
         raise GGUFError(f"{file.path}: no token of the vocabulary is {text!r}")
@@ -150,10 +149,10 @@ def token_ids(file: GGUFFile, text: str) -> list[int]:
 
 
 def check_token_id(file: GGUFFile, id: int) -> str:
-    """The text of a token. Raises: GGUFError: there is no such id."""
+    """Return the text of a token. Raises: GGUFError: there is no such id."""
     tokens = _tokens(file)
     if not 0 <= id < len(tokens):
-        raise GGUFError(f"{file.path}: token {id} is not among the {len(tokens)} of the vocabulary")
+        raise GGUFError(f"{file.path}: there is no token {id}, the vocabulary has {len(tokens)}")
     return tokens[id]
 
 
@@ -164,13 +163,15 @@ def _tokens(file: GGUFFile) -> GGUFStrings:
 def set_chat_template(
     metadata: dict[str, Any], template: str | Sequence[Mapping[str, Any]]
 ) -> None:
-    """Put a template, or several with names, in the place of all that there are.
+    """Replace all chat templates in the metadata by one text or a list of named templates.
 
     Raises:
-        GGUFError: it is neither, or an entry has no name or no template.
+        GGUFError: ``template`` is invalid, or an entry has no name or no template.
     """
     if not isinstance(template, Sequence):
-        raise GGUFError(f"a chat template is {template!r:.40}, want a text or a list of named ones")
+        raise GGUFError(
+            f"a chat template is {template!r:.40}, must be a text or a list of named templates"
+        )
     for key in [k for k in metadata if k.startswith(CHAT_TEMPLATE)]:
         del metadata[key]
     if isinstance(template, str):

@@ -1,10 +1,10 @@
-"""Everything that can be said to be wrong with a GGUF file without running it.
+"""Validates a GGUF file without running it.
 
     report = validate("x.gguf")
     report.faults                                  # a line each; empty: none found
 
-The container (alignment, types, offsets, sizes), the vocabulary, the shapes of the tensors against
-the architecture, and the weights themselves: NaN, infinity, illegal scales of blocks.
+Checks the container (alignment, types, offsets, sizes), the vocabulary, the shapes of the tensors
+against the architecture, and the weights: NaN, infinity, invalid scales of blocks.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..arch import arch_of
 from ..core.loader import Progress, check_data, match_tensors
 from ..errors import ModelError
 from ..hparams import read_hparams
-from ..sparsity.weights import read_as_ours
+from ..sparsity.weights import normalize_powerinfer_metadata
 
 _TOKENS = "tokenizer.ggml.tokens"
 
 
 @dataclass
 class Report:
-    """What was found.
+    """The result of a validation.
 
     Attributes:
-        faults: what is wrong.
-        notes: what was not checked, and why.
-        n_tensors: whose weights were read.
+        faults: descriptions of the faults.
+        notes: checks that were skipped, and why.
+        n_tensors: number of tensors whose weights were read.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -41,11 +41,11 @@ class Report:
 
 
 def validate(path: str | os.PathLike[str], progress: Progress | None = None) -> Report:
-    """Check a file, or all parts of one; weights are read once."""
+    """Check a file, or all parts of a split model, and return a report; weights are read once."""
     report = Report()
     try:
         file = GGUFFile(path)
-    except GGUFError as error:  # the first fault of a container makes all that follows a guess
+    except GGUFError as error:  # nothing else can be read after a fault of the container
         report.faults.append(str(error))
         return report
     with file:
@@ -54,13 +54,13 @@ def validate(path: str | os.PathLike[str], progress: Progress | None = None) -> 
         for check in checks:
             try:
                 report.faults += check
-            except PyggmlError as error:  # metadata of another type: the other checks go on
+            except PyggmlError as error:  # metadata of a wrong type; continue with other checks
                 report.faults.append(str(error).removeprefix(f"{path}: "))
     return report
 
 
 def _vocabulary(file: GGUFFile) -> Iterator[str]:
-    """Arrays of other lengths than the tokens, ids that no token has."""
+    """Yield faults: arrays that are not as long as the tokens, ids out of range."""
     if _TOKENS not in file.metadata:
         return
     n = len(file.get_strings(_TOKENS))
@@ -74,7 +74,7 @@ def _vocabulary(file: GGUFFile) -> Iterator[str]:
 
 
 def _architecture(file: GGUFFile, notes: list[str]) -> Iterator[str]:
-    """Hyperparameters, and shapes against them, where the architecture is one that we know."""
+    """Yield faults of hyperparameters and shapes, if the architecture is supported."""
     if not file.tensors:
         notes.append("shapes are not checked: there are no tensors (a vocabulary only)")
         return
@@ -86,6 +86,6 @@ def _architecture(file: GGUFFile, notes: list[str]) -> Iterator[str]:
     if _TOKENS not in file.metadata:
         notes.append(f"shapes are not checked: there is no {_TOKENS}")
         return
-    read_as_ours(file)
+    normalize_powerinfer_metadata(file)
     hparams = read_hparams(file, len(file.get_strings(_TOKENS)), arch.HPARAMS)
     yield from match_tensors(file, arch.TENSORS, hparams)[1]

@@ -4,8 +4,8 @@
     state.update(data)
     state.hexdigest()                              # '44bc2cf5ad770999' of b"abc"
 
-Behaves like an object of `hashlib`; the main loop is compiled at the first use on a machine. It
-protects from accidents, not from forgery.
+Has the interface of a `hashlib` object; the main loop is compiled on first use. Not a cryptographic
+hash.
 Source: the XXH64 specification of the xxHash project.
 """
 
@@ -27,7 +27,7 @@ _WORDS = types.Array(types.uint64, 1, "C", readonly=True)
 
 @compiled(types.void(types.uint64[::1], _WORDS))
 def _stripes(lanes: Any, words: Any) -> None:
-    """Run ``words`` (uint64 [4 n]) through the four lanes; they are read once, in order."""
+    """Update the four lanes with ``words`` (uint64 [4 n]), read once, in order."""
     p1, p2 = np.uint64(_P1), np.uint64(_P2)
     a, b, c, d = lanes[0], lanes[1], lanes[2], lanes[3]
     left, right = np.uint64(31), np.uint64(33)
@@ -53,7 +53,7 @@ class XXH64:
         self._size = 0
 
     def update(self, data: bytes | memoryview) -> None:
-        """Take in more bytes."""
+        """Append bytes to the hashed data."""
         data = self._rest + bytes(data)
         self._size += len(data) - len(self._rest)
         whole = len(data) - len(data) % _STRIPE
@@ -62,12 +62,12 @@ class XXH64:
         self._rest = data[whole:]
 
     def hexdigest(self) -> str:
-        """The hash of all bytes so far, in hexadecimal."""
+        """Return the hash of all bytes so far, in hexadecimal."""
         lanes = [int(lane) for lane in self._lanes]
         h = _P5
         if self._size >= _STRIPE:
-            turns = zip(lanes, (1, 7, 12, 18), strict=True)
-            h = sum(_rotate(lane, by) for lane, by in turns) & _MASK
+            rotations = zip(lanes, (1, 7, 12, 18), strict=True)
+            h = sum(_rotate(lane, by) for lane, by in rotations) & _MASK
             for lane in lanes:
                 h = ((h ^ _round(0, lane)) * _P1 + _P4) & _MASK
         h = (h + self._size) & _MASK

@@ -1,1 +1,1 @@
-"""Look into a model: nodes while they are computed, graphs as pictures, times."""
+"""Inspection of models: values of nodes, drawings of graphs, times of nodes."""

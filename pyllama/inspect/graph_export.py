@@ -1,9 +1,9 @@
-"""A model's compute graph as a picture, without loading its weights.
+"""Exports a model's compute graph for drawing, without loading its weights.
 
     text = graph_dot("x.gguf", n_tokens=1, layers=(0, 2))
     drawn = drawn_graph("x.gguf")                  # drawn.graph, drawn.plan, drawn.title
 
-Only the header of the file is read, so this takes a moment for a model of any size.
+Only the header of the file is read, so this is fast for models of any size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..arch import arch_of
 from ..core.loader import check_tensors, header_graph, weight_headers
 from ..hparams import read_hparams
 from ..sparsity.sources import choose_sources
-from ..sparsity.weights import plan_weights, read_as_ours
+from ..sparsity.weights import normalize_powerinfer_metadata, plan_weights
 from ..tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def model_graph(
     sparse: str = "auto",
     sparse_threshold: float | None = None,
 ) -> CGraph:
-    """The graph of a ubatch of ``n_tokens`` with one output; tensors have no memory.
+    """Return the graph of a ubatch of ``n_tokens`` with one output; tensors have no memory.
 
     Args:
         sparse, sparse_threshold: as for ``Model.load``.
@@ -50,7 +50,7 @@ def model_graph(
         GGUFError, ModelError, TokenizerError: the file is not a model that can be run.
     """
     file = GGUFFile(path)
-    read_as_ours(file)
+    normalize_powerinfer_metadata(file)
     arch, tokenizer = arch_of(file), load_tokenizer(file.metadata, file.path)
     hparams = read_hparams(file, tokenizer.n_vocab, arch.HPARAMS)
     hparams = choose_sources(file, hparams, sparse, sparse_threshold)
@@ -61,11 +61,12 @@ def model_graph(
 
 @dataclass(frozen=True, eq=False)
 class DrawnGraph:
-    """A graph with everything that pictures of it tell.
+    """A graph and the data for drawings of it.
 
     Attributes:
-        plan: of its intermediate results; all tensors have their place.
-        runs, times: of real runs, empty where it was not run.
+        plan: memory plan of the intermediate results.
+        runs: traces of runs, empty if it was not run.
+        times: times of nodes, None if it was not run.
     """
 
     graph: CGraph
@@ -81,23 +82,23 @@ def drawn_graph(
     sparse: str = "auto",
     sparse_threshold: float | None = None,
 ) -> DrawnGraph:
-    """``model_graph`` with places: weights as the file has them, caches, planned results.
+    """Return ``model_graph`` with addresses: weights as in the file, caches, planned results.
 
     Raises:
         GGUFError, ModelError: the file is not a model that can be run.
-        AllocError: no memory for the results.
+        AllocError: there is not enough memory for the results.
     """
     graph = model_graph(path, n_tokens, sparse, sparse_threshold)
-    file = _Unread()
+    file = _FileBuffer()
     for leaf in graph.leafs:
         if not leaf.data and not leaf.flags:
             file.place(leaf)
     plan = GraphAllocator(HOST).alloc_graph(graph)
-    return DrawnGraph(graph, plan, title_of(path, n_tokens))
+    return DrawnGraph(graph, plan, graph_title(path, n_tokens))
 
 
-def title_of(path: str | os.PathLike[str], n_tokens: int) -> str:
-    """``x.gguf, 1 token``."""
+def graph_title(path: str | os.PathLike[str], n_tokens: int) -> str:
+    """Return a title such as ``x.gguf, 1 token``."""
     return f"{os.path.basename(path)}, {n_tokens} token{'s' if n_tokens > 1 else ''}"
 
 
@@ -108,7 +109,7 @@ def graph_dot(
     out: str | os.PathLike[str] | None = None,
     **options: Unpack[Options],
 ) -> str:
-    """DOT text of a model's graph, the same on every run; also written to ``out`` if given."""
+    """Return a model's graph as DOT text (deterministic); also write it to ``out`` if given."""
     drawn = drawn_graph(path, n_tokens)
     options.setdefault("title", drawn.title)
     return graph_dump_dot(drawn.graph, out, **options)
@@ -118,8 +119,8 @@ class _FileType(HostBufferType):
     name = "in the file"
 
 
-class _Unread:
-    """The weights' buffer in a picture: it has addresses, and no bytes."""
+class _FileBuffer:
+    """The buffer of weights that are not loaded: it has addresses, but no memory."""
 
     buft = _FileType()
     base = 1 << 12
@@ -129,7 +130,7 @@ class _Unread:
         self.size = 0
 
     def place(self, tensor: Tensor) -> None:
-        """Behind those placed before."""
+        """Give a tensor the next address."""
         tensor.buffer, tensor.data = self, self.base + self.size
         self.size += tensor.nbytes
 

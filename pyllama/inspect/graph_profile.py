@@ -1,9 +1,9 @@
-"""A model's graph with the times of real runs.
+"""Profiles a model's graph: times of its nodes in real runs.
 
     drawn = profiled_graph(model, "x.gguf", n_tokens=1, depth=512)
     drawn.times[drawn.graph.nodes[-1]].us
 
-Decodes ``depth`` tokens, then times the decode of ``n_tokens`` more, again and again in place.
+Decodes ``depth`` tokens, then repeats the decode of ``n_tokens`` more at the same position.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..core.batch import Batch
 from ..core.context import Context
 from ..core.decode_graph import bucket
 from ..core.model import Model
-from .graph_export import DrawnGraph, title_of
+from .graph_export import DrawnGraph, graph_title
 
-_RUN_S = 0.4  # about as long, all runs together
+_RUN_S = 0.4  # approximate total time of all runs
 
 
 def profiled_graph(
@@ -29,11 +29,11 @@ def profiled_graph(
     depth: int = 0,
     n_threads: int | None = None,
 ) -> DrawnGraph:
-    """Run a model and draw what ran.
+    """Run a model and return its graph with times.
 
     Args:
-        n_tokens: of the decode that is timed; its graph may be padded to more.
-        depth: tokens in the cache before it.
+        n_tokens: batch size of the timed decode; its graph may be padded.
+        depth: tokens in the KV cache before it.
 
     Returns:
         The graph, its plan, traces of the faster half of 5 to 100 runs, and the times of its
@@ -51,7 +51,7 @@ def profiled_graph(
         n_threads=n_threads,
     )
     n_vocab = model.hparams.n_vocab
-    tokens = [(7919 * i + 1) % n_vocab for i in range(depth + n_tokens)]  # any that differ
+    tokens = [(7919 * i + 1) % n_vocab for i in range(depth + n_tokens)]  # arbitrary ids
     if depth:
         context.decode(Batch(tokens[:depth]))
     context.decode(Batch(tokens[depth:]))
@@ -60,11 +60,11 @@ def profiled_graph(
     first = schedule.trace()[0]
     repeats = min(100, max(5, int(_RUN_S * 1e9 / max(first.wall_ns, 1.0))))
     runs = schedule.trace(repeats)
-    title = f"{title_of(path, n_tokens)} behind {depth}, {first.n_threads} threads"
+    title = f"{graph_title(path, n_tokens)} at depth {depth}, {first.n_threads} threads"
     if bucket(n_tokens) != n_tokens:
         title += f", padded to {bucket(n_tokens)}"
     plan = schedule.plan()
     runs.sort(key=lambda run: run.wall_ns)
-    runs = runs[: (len(runs) + 1) // 2]  # other processes stretch a run, never shrink it
-    middle = runs.pop(len(runs) // 2)  # the first one is the median: what a trace shows
-    return DrawnGraph(graph, plan, title, (middle, *runs), node_times([middle, *runs]))
+    runs = runs[: (len(runs) + 1) // 2]  # slow runs were disturbed by other processes
+    median = runs.pop(len(runs) // 2)  # moved to the front: it becomes the written trace
+    return DrawnGraph(graph, plan, title, (median, *runs), node_times([median, *runs]))

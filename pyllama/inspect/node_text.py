@@ -1,4 +1,4 @@
-"""A node and its values as llama.cpp's llama-eval-callback prints them, and as files.
+"""Prints a node and its values in llama-eval-callback's format, and saves them to files.
 
     print(node_text(node, values), end="")
     with NodeFiles(Path("nodes")) as files:
@@ -23,17 +23,17 @@ import numpy.typing as npt
 from pyggml.files import replacing, write_whole
 from pyggml.tensor import Tensor
 
-_EDGE = 3  # values shown at either end of a dimension
+_EDGE = 3  # values printed at each end of a dimension
 _INDENT = "    "
 
 Values = npt.NDArray[Any]
 
 
 def node_text(node: Tensor, values: Values) -> str:
-    """The line that says what a node is, and its values unless its type is quantized.
+    """Return the description of a node, and its values unless its type is quantized.
 
     Args:
-        values: of four dimensions, ``ne`` reversed.
+        values: four dimensions, ``ne`` reversed.
     """
     src = [_source(s) for s in node.src[:2] if s is not None] + ["", ""]
     type = node.type.name.lower()
@@ -75,16 +75,16 @@ def _sizes(tensor: Tensor) -> str:
 
 
 def _op(node: Tensor) -> str:
-    """ggml's word: the function's name for UNARY and GLU."""
+    """Return ggml's name of the op: the function for UNARY and GLU."""
     assert node.op is not None
     return str(node.op_params.get("kind") or node.op.name).upper()
 
 
 class NodeFiles:
-    """Writes one .npy file a node: float32, ``ne`` reversed without trailing ones.
+    """Writes one .npy file per node: float32, ``ne`` reversed without trailing ones.
 
-    ``index.json`` lists what this run wrote, in order: file, name, op, type, ne. It is written when
-    the files are closed.
+    ``index.json`` lists the files in order: file, name, op, type, ne. It is written when the
+    context manager exits.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,7 +93,7 @@ class NodeFiles:
         self.index: list[dict[str, Any]] = []
 
     def write(self, node: Tensor, values: Values) -> Path:
-        """Save one node; the number in front keeps names apart and in order. Raises: OSError."""
+        """Save one node and return its file; a number makes the name unique. Raises: OSError."""
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", node.name).strip("_")
         path = self.folder / f"{len(self.index):04d}_{name}.npy"
         with replacing(path) as temporary, open(temporary, "wb") as file:

@@ -1,14 +1,14 @@
-"""Look into a model while it computes: the values of any node, hidden states among them.
+"""Reads the values of graph nodes, such as hidden states, while a model computes.
 
     states = observe(context, tokens, ["l_out-*"])
     states["l_out-3"]                              # float32 [n_tokens, n_embd]
 
-    watch(context, tokens, look, wants=lambda name: name.startswith("attn"))
+    watch(context, tokens, on_node, name_filter=lambda name: name.startswith("attn"))
 
-The tokens are decoded as usual, so they join the context's memory and its logits are the last
-decode's; only the graph is made for just so many tokens, and the scheduler stops after each node
-that is wanted. The bits are those of any other decode. Names are llama.cpp's.
-Source: llama.cpp, ``cb_eval`` and ``llama-eval-callback``.
+The tokens are decoded as usual: they are added to the KV cache, and the context has their logits.
+The graph is built for exactly this number of tokens, and the scheduler stops after each selected
+node. The results have the same bits as any other decode. Node names are llama.cpp's.
+Source: llama.cpp, ``cb_eval`` and ``llama-eval-on_node``.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from ..core.batch import Batch
 from ..core.context import Context
 from ..errors import BatchError
 
-Look = Callable[[Tensor, npt.NDArray[Any]], None]
+NodeCallback = Callable[[Tensor, npt.NDArray[Any]], None]
 
 
 def watch(
     context: Context,
     tokens: Sequence[int],
-    look: Look,
+    on_node: NodeCallback,
     *,
-    wants: Callable[[str], bool] = lambda name: True,
+    name_filter: Callable[[str], bool] = lambda name: True,
     logits: str = "last",
     stop_on_nan: bool = False,
 ) -> None:
-    """Decode tokens and hand each wanted node to ``look``, in the order of execution.
+    """Decode tokens and call ``on_node`` for each selected node, in the order of execution.
 
-    More tokens than ``n_ubatch`` are computed in parts, and a node is seen in each.
+    More tokens than ``n_ubatch`` are computed in several graphs; each calls ``on_node``.
 
     Args:
-        look: gets the node and its values, float32 (integers as they are) of four dimensions,
-            ``ne`` reversed: a copy.
-        wants: whether a node of that name is wanted.
-        logits: ``"last"``, or ``"all"`` to have a row for each token in the last layer too.
-        stop_on_nan: end at the first value that is not a number.
+        on_node: called with the node and a copy of its values: float32 (integers unchanged), four
+            dimensions, ``ne`` reversed.
+        name_filter: returns whether to select a node by its name.
+        logits: ``"last"``, or ``"all"`` to compute the end of the last layer for all tokens.
+        stop_on_nan: raise at the first NaN.
 
     Raises:
-        ComputeError: such a value, after ``look`` has seen it; and as ``Context.decode``.
+        ComputeError: a node has a NaN (after the call of ``on_node``); and as ``Context.decode``.
     """
 
-    def callback(node: Tensor, ask: bool) -> bool:
+    def eval_callback(node: Tensor, ask: bool) -> bool:
         if ask:
-            return wants(node.name) and node.nelements > 0
+            return name_filter(node.name) and node.nelements > 0
         values = to_numpy(node)
-        look(node, values)
+        on_node(node, values)
         bad = np.count_nonzero(np.isnan(values)) if stop_on_nan else 0
         if bad:
             raise ComputeError(
@@ -68,7 +68,7 @@ def watch(
             )
         return True
 
-    with context.watched(callback):
+    with context.watched(eval_callback):
         context.decode(Batch(tokens, logits=logits))
 
 
@@ -82,39 +82,40 @@ def observe(
     """Decode tokens and return the values of nodes by name.
 
     Args:
-        patterns: names as in a shell: ``l_out-*`` is what comes out of each layer.
-        logits: ``"all"``, or ``"last"`` for only the last token's row from the last layer on.
+        patterns: shell patterns of names: ``l_out-*`` are the outputs of layers.
+        logits: ``"all"``, or ``"last"`` to compute the end of the last layer for the last token
+            only.
 
     Returns:
         Arrays of two or more dimensions, ``ne`` reversed: [n_tokens, n_embd] for hidden states.
         The second node of a name is ``name#2``.
 
     Raises:
-        BatchError: more tokens than ``n_ubatch``, or no node has such a name.
+        BatchError: there are more tokens than ``n_ubatch``, or no node matches.
         ComputeError, ContextFull: as ``Context.decode``.
     """
     if len(tokens) > context.n_ubatch:
         raise BatchError(
-            f"{len(tokens)} tokens to observe at once, but n_ubatch is {context.n_ubatch}: make "
-            "the context with a larger one"
+            f"{len(tokens)} tokens to observe at once, but n_ubatch is {context.n_ubatch}: use a "
+            "context with a larger one"
         )
     seen: dict[str, npt.NDArray[Any]] = {}
     counts: dict[str, int] = {}
 
-    def look(node: Tensor, values: npt.NDArray[Any]) -> None:
+    def on_node(node: Tensor, values: npt.NDArray[Any]) -> None:
         count = counts[node.name] = counts.get(node.name, 0) + 1
         name = node.name if count == 1 else f"{node.name}#{count}"
         seen[name] = values.reshape(node.ne[: max(2, node.n_dims)][::-1])
 
     names: dict[str, None] = {}
 
-    def wants(name: str) -> bool:
+    def name_filter(name: str) -> bool:
         names[name] = None
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
-    watch(context, tokens, look, wants=wants, logits=logits)
+    watch(context, tokens, on_node, name_filter=name_filter, logits=logits)
     if not seen:
         raise BatchError(
-            f"no node is called {' or '.join(patterns)}; there are {', '.join([*names][:12])}, ..."
+            f"no node matches {' or '.join(patterns)}; there are {', '.join([*names][:12])}, ..."
         )
     return seen

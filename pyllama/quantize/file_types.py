@@ -1,9 +1,9 @@
-"""llama-quantize's file types: their names, numbers and the type that most tensors get.
+"""llama-quantize's file types: names, numbers and default tensor types.
 
     file_type = find_file_type("q4_k_m")           # or "15", or the alias "Q4_K"
     file_type.number, file_type.type               # (15, GGMLType.Q4_K)
 
-The number is ``general.file_type`` of the file. ``mixes`` says which tensors get another type.
+The number is the value of ``general.file_type``. ``mixes`` lists the tensors with other types.
 Source: llama.cpp, enum ``llama_ftype`` and ``llama_ftype_get_default_type``.
 """
 
@@ -23,12 +23,12 @@ _PLAIN = (T.F32, T.F16, T.BF16)
 
 @dataclass(frozen=True)
 class FileType:
-    """A kind of file.
+    """A file type.
 
     Attributes:
         name: in capitals.
-        number: ``general.file_type``; None for COPY, which keeps the file's.
-        type: of most tensors; None for COPY.
+        number: value of ``general.file_type``; None for COPY, which keeps the file's.
+        type: default type of matrices; None for COPY.
     """
 
     name: str
@@ -80,35 +80,35 @@ _BY_NUMBER = {str(f.number): f for f in FILE_TYPES.values() if f.number is not N
 
 
 def is_file_type(text: str) -> bool:
-    """Whether ``text`` names a file type."""
+    """Return whether ``text`` names a file type."""
     name = text.upper()
     return name in FILE_TYPES or name in ALIASES or text in _BY_NUMBER
 
 
 def find_file_type(text: str) -> FileType:
-    """The file type of that name, in any case, or number. Raises: ModelError."""
+    """Return the file type of a name (in any case) or number. Raises: ModelError."""
     if not is_file_type(text):
-        raise ModelError(f"no file type is called {text!r}; there are {', '.join(FILE_TYPES)}")
+        raise ModelError(f"unknown file type {text!r}; known are {', '.join(FILE_TYPES)}")
     name = text.upper()
     return _BY_NUMBER.get(text) or FILE_TYPES[ALIASES.get(name, name)]
 
 
 def find_tensor_type(text: str) -> GGMLType:
-    """The type of that name, in any case, that tensors can be written in. Raises: ModelError."""
+    """Return the writable tensor type of a name, in any case. Raises: ModelError."""
     found = {t.name: t for t in T}.get(text.upper())
     if found is None or not can_write(found):
         have = ", ".join(t.name for t in T if can_write(t))
-        raise ModelError(f"tensors cannot be quantized to {text!r}; there are {have}")
+        raise ModelError(f"tensors cannot be quantized to {text!r}; possible types are {have}")
     return found
 
 
 def can_write(type: GGMLType) -> bool:
-    """Whether values can be brought into that type."""
-    if type in BLOCK_TYPES and type is not T.Q8_K:  # which is for activations
+    """Return whether tensors can be converted to this type."""
+    if type in BLOCK_TYPES and type is not T.Q8_K:  # Q8_K is only for activations
         return BLOCK_TYPES[type].encode is not None
     return type in _PLAIN
 
 
 def can_read(type: GGMLType) -> bool:
-    """Whether that type's values can be had."""
+    """Return whether tensors of this type can be dequantized."""
     return type in BLOCK_TYPES or type in _PLAIN

@@ -1,11 +1,11 @@
-"""Importance matrices: how large the inputs of each matrix were, column by column, over a text.
+"""Importance matrices: mean squared inputs of each matrix by column, over a text.
 
     importance = read_importance("imatrix.gguf")   # or llama.cpp's older .dat
     importance.weights("blk.0.ffn_up.weight")      # float32 [n_experts * n_cols]: mean squares
     write_importance("imatrix.gguf", importance)
 
-GGUF files are llama.cpp's: a tensor of sums of squares and one of counts for each matrix, for each
-expert of it. Its means and statistics are neither read nor written.
+GGUF files are llama.cpp's: for each matrix a tensor of sums of squares and a tensor of counts, with
+a row per expert. llama.cpp's means and statistics are neither read nor written.
 Source: llama.cpp, ``imatrix.cpp`` and ``imatrix-loader.cpp``.
 """
 
@@ -30,24 +30,24 @@ from ..errors import ModelError
 Floats = npt.NDArray[np.float32]
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _MAGIC = b"GGUF"
-# Far beyond any text; sums of files that are put together stay in float32.
-_MOST_SUM, _MOST_COUNT, _MOST_CHUNKS = 1e30, 1e15, 1 << 24
+# Limits far above any real text, so that sums of merged files stay in the range of float32.
+_MAX_SUM, _MAX_COUNT, _MAX_CHUNKS = 1e30, 1e15, 1 << 24
 
 
 @dataclass
 class Entry:
-    """Of one matrix, or of a stack of experts.
+    """The sums of one matrix, or of a stack of experts.
 
     Attributes:
-        sums: float32 [n_mat, n], squares of inputs, summed over rows.
-        counts: float64 [n_mat], the rows.
+        sums: float32 [n_mat, n], squared inputs, summed over rows.
+        counts: float64 [n_mat], number of rows.
     """
 
     sums: Floats
     counts: npt.NDArray[np.float64]
 
     def means(self) -> Floats:
-        """float32 [n_mat, n]: 1 where nothing was counted."""
+        """Return the mean squares, float32 [n_mat, n]; 1 if the count is 0."""
         seen = self.counts > 0
         counts = np.where(seen, self.counts, 1).astype(np.float32)[:, None]
         return np.where(seen[:, None], self.sums / counts, np.float32(1))
@@ -58,10 +58,10 @@ class Importance:
     """An importance matrix.
 
     Attributes:
-        entries: by the matrix's name.
-        datasets: the texts that it was made from.
-        n_chunks: how many chunks of them; chunk_size: of how many tokens, 0 where that is unknown
-            (then counts are chunks).
+        entries: by the name of the matrix.
+        datasets: names of the texts.
+        n_chunks: number of evaluated chunks.
+        chunk_size: tokens per chunk; 0 if unknown (then counts are in chunks).
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -70,16 +70,16 @@ class Importance:
     chunk_size: int = 0
 
     def weights(self, name: str) -> Floats | None:
-        """The mean squares of a matrix, flat; None where there are none."""
+        """Return the mean squares of a matrix, flattened; None if there are none."""
         entry = self.entries.get(name)
         return None if entry is None else entry.means().reshape(-1)
 
-    def keep(self, wanted: Callable[[str], bool]) -> None:
-        """Forget the matrices that are not wanted."""
-        self.entries = {name: e for name, e in self.entries.items() if wanted(name)}
+    def keep(self, predicate: Callable[[str], bool]) -> None:
+        """Remove the matrices for whose name ``predicate`` is false."""
+        self.entries = {name: e for name, e in self.entries.items() if predicate(name)}
 
     def add(self, other: Importance) -> None:
-        """Add what another was made from. Raises: ModelError: a matrix has another size."""
+        """Add the sums of another importance matrix. Raises: ModelError: sizes differ."""
         self.chunk_size = self.chunk_size or other.chunk_size
         scale = 1 if other.chunk_size else max(self.chunk_size, 1)
         for name, theirs in other.entries.items():
@@ -90,14 +90,14 @@ class Importance:
                 continue
             if mine.sums.size != sums.size:
                 raise ModelError(
-                    f"importance matrices of different models: {name!r} has {mine.sums.size} "
-                    f"columns in one and {sums.size} in the other"
+                    f"the importance matrices are of different models: {name!r} has "
+                    f"{mine.sums.size} columns in one and {sums.size} in the other"
                 )
             n_mat = max(len(mine.counts), len(counts))
             if {len(mine.counts), len(counts)} - {1, n_mat}:
                 raise ModelError(
-                    f"importance matrices of different models: {name!r} has {len(mine.counts)} "
-                    f"experts in one and {len(counts)} in the other"
+                    f"the importance matrices are of different models: {name!r} has "
+                    f"{len(mine.counts)} experts in one and {len(counts)} in the other"
                 )
             mine.sums = mine.sums.reshape(n_mat, -1) + sums.reshape(n_mat, -1)
             mine.counts = mine.counts + counts  # one count is broadcast to all experts
@@ -105,13 +105,13 @@ class Importance:
         self.count_chunks()
 
     def count_chunks(self) -> None:
-        """Set ``n_chunks`` from the most rows that a matrix has seen."""
+        """Set ``n_chunks`` from the maximum count of all matrices."""
         rows = max((float(e.counts.max()) for e in self.entries.values()), default=0.0)
         self.n_chunks = round(rows / (self.chunk_size or 1))
 
 
 def write_importance(path: str | os.PathLike[str], importance: Importance) -> None:
-    """Write it as a GGUF file. Raises: GGUFError: it cannot be written."""
+    """Write an importance matrix as a GGUF file. Raises: GGUFError: it cannot be written."""
     tensors = {}
     for name, entry in sorted(importance.entries.items()):
         tensors[name + _SUMS] = np.ascontiguousarray(entry.sums, np.float32)
@@ -126,28 +126,28 @@ def write_importance(path: str | os.PathLike[str], importance: Importance) -> No
 
 
 def read_importance(path: str | os.PathLike[str]) -> Importance:
-    """Read a file of either form.
+    """Return the importance matrix in a GGUF or .dat file.
 
     Raises:
-        ModelError: it is none, or has values that no text gives. GGUFError: it cannot be read, or
-        is a damaged GGUF file.
+        ModelError: it is not an importance matrix, or its values are invalid.
+        GGUFError: it cannot be read, or is a damaged GGUF file.
     """
     path = Path(path)
     data = read_bytes(path, mmap=True).data.data
     found = _read_gguf(path) if data[: len(_MAGIC)] == _MAGIC else _read_dat(path, data)
     if not found.entries:
-        raise ModelError(f"{path}: holds no importance matrix")
+        raise ModelError(f"{path}: contains no importance matrix")
     for name, entry in found.entries.items():
         if not (np.isfinite(entry.sums).all() and np.isfinite(entry.counts).all()):
             raise ModelError(f"{path}: {name!r} has NaN or infinity; compute the matrix again")
         if entry.sums.min() < 0 or entry.counts.min() < 0:
             raise ModelError(f"{path}: {name!r} has negative sums; compute the matrix again")
-        if entry.sums.max() > _MOST_SUM or entry.counts.max() > _MOST_COUNT:
-            raise ModelError(f"{path}: {name!r} has sums that no text gives; compute it again")
-    if not (0 <= found.n_chunks <= _MOST_CHUNKS and 0 <= found.chunk_size <= _MOST_CHUNKS):
+        if entry.sums.max() > _MAX_SUM or entry.counts.max() > _MAX_COUNT:
+            raise ModelError(f"{path}: {name!r} has implausibly large sums; compute it again")
+    if not (0 <= found.n_chunks <= _MAX_CHUNKS and 0 <= found.chunk_size <= _MAX_CHUNKS):
         raise ModelError(
-            f"{path}: made from {found.n_chunks} chunks of {found.chunk_size} tokens, want at most "
-            f"{_MOST_CHUNKS} of each"
+            f"{path}: {found.n_chunks} chunks of {found.chunk_size} tokens, the limit is "
+            f"{_MAX_CHUNKS} each"
         )
     return found
 
@@ -157,7 +157,7 @@ def _read_gguf(path: Path) -> Importance:
         kind = file.get_str("general.type", None)
         if kind != "imatrix":
             raise ModelError(
-                f"{path}: is no importance matrix: general.type is {kind!r}, want 'imatrix'"
+                f"{path}: is not an importance matrix: general.type is {kind!r}, must be 'imatrix'"
             )
         found = Importance(
             datasets=file.get_strings("imatrix.datasets").tolist(),
@@ -180,16 +180,16 @@ def _read_gguf(path: Path) -> Importance:
 def _numbers(file: GGUFFile, name: str) -> Floats:
     info = file.tensors.get(name)
     if info is None or info.type is not GGMLType.F32:
-        what = "is missing" if info is None else f"is {info.type.name}, want F32"
-        raise ModelError(f"{file.path}: tensor {name!r} {what}")
+        problem = "is missing" if info is None else f"is {info.type.name}, must be F32"
+        raise ModelError(f"{file.path}: tensor {name!r} {problem}")
     values = file.tensor_bytes(name).view(np.float32).copy()
-    if not np.isfinite(values).all():  # before any arithmetic: a signalling NaN would warn
+    if not np.isfinite(values).all():  # before arithmetic, which warns for a signalling NaN
         raise ModelError(f"{file.path}: {name!r} has NaN or infinity; compute the matrix again")
     return values
 
 
 def _read_dat(path: Path, data: memoryview) -> Importance:
-    """llama.cpp's older form: values are means times calls, calls are chunks."""
+    """Read llama.cpp's older format: values are mean * n_calls, a call is a chunk."""
     read = _Cursor(path, data)
     found = Importance()
     for i in range(read.number("the number of entries")):
@@ -208,27 +208,27 @@ def _read_dat(path: Path, data: memoryview) -> Importance:
 
 
 class _Cursor:
-    """Numbers and bytes of a file, in order."""
+    """Reads numbers and bytes of a file sequentially."""
 
     def __init__(self, path: Path, data: memoryview) -> None:
         self.path, self.data, self.at = path, data, 0
 
     @property
     def left(self) -> int:
-        """Bytes."""
+        """The number of remaining bytes."""
         return len(self.data) - self.at
 
     def bytes(self, n: int, what: str) -> bytes:
-        """The next ``n``. Raises: ModelError."""
+        """Return the next ``n`` bytes; ``what`` is for the message. Raises: ModelError."""
         if not 0 <= n <= self.left:
             raise ModelError(
-                f"{self.path}: is no importance matrix or is cut off: {what} would take {n} bytes, "
-                f"{self.left} are left"
+                f"{self.path}: is not an importance matrix or is truncated: {what} needs {n} "
+                f"bytes, {self.left} are left"
             )
         self.at += n
         return bytes(self.data[self.at - n : self.at])
 
     def number(self, what: str = "a number") -> int:
-        """The next 32-bit integer. Raises: ModelError."""
+        """Return the next 32-bit integer. Raises: ModelError."""
         value: int = struct.unpack("<i", self.bytes(4, what))[0]
         return value

@@ -1,9 +1,9 @@
-"""Which tensors of a mix get more bits, or fewer, than most: llama-quantize's choices as tables.
+"""llama-quantize's mixes as tables: the tensors whose type is not the file type's default.
 
-    MIXES["Q4_K_M"]["ffn_down"]                    # ((more_bits, Q6_K),): else the file type's own
+    MIXES["Q4_K_M"]["ffn_down"]                    # ((more_bits, Q6_K),): otherwise the default
 
-A rule is a row of (condition, type); the first condition that holds decides. Conditions look at a
-``Place``: the how manieth of how many tensors of its kind, and in which model.
+A rule is a list of (condition, type); the first condition that is true decides. A condition gets
+the ``Place`` of a tensor: its index among the tensors of its kind, and the model's sizes.
 Source: llama.cpp, ``llama_tensor_get_type_impl``.
 """
 
@@ -19,7 +19,7 @@ T = GGMLType
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the choice of types wants to know of a model; ``n_expert`` is 0 without experts."""
+    """The sizes of a model that decide on types; ``n_expert`` is 0 without experts."""
 
     arch: str
     n_layer: int
@@ -29,12 +29,12 @@ class Sizes:
 
     @property
     def n_gqa(self) -> int:
-        """Heads of queries for one of keys."""
+        """Query heads per KV head."""
         return self.n_head // self.n_head_kv if self.n_head_kv else 0
 
     @property
     def is_70b(self) -> bool:
-        """Whether llama.cpp calls the model one of 70B."""
+        """Whether llama.cpp classifies the model as 70B."""
         grouped = self.arch != "llama" or self.n_head != self.n_head_kv
         return grouped and self.n_layer == _LAYERS_OF_70B.get(self.arch)
 
@@ -44,7 +44,7 @@ _LAYERS_OF_70B = {"llama": 80, "qwen2": 80, "olmo": 80, "deci": 80, "jais2": 68}
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor is: number ``i`` of ``n`` of its kind."""
+    """A tensor's index ``i`` among the ``n`` tensors of its kind, and its model."""
 
     i: int
     n: int
@@ -57,72 +57,72 @@ Rule = tuple[tuple[Condition, GGMLType], ...]
 
 
 def always(place: Place) -> bool:
-    """Any tensor."""
+    """True for all tensors."""
     return True
 
 
 def first_2(place: Place) -> bool:
-    """The first two."""
+    """True for the first two tensors."""
     return place.i < 2
 
 
 def first_4(place: Place) -> bool:
-    """The first four."""
+    """True for the first four tensors."""
     return place.i < 4
 
 
 def first_16th(place: Place) -> bool:
-    """The first sixteenth."""
+    """True for the first sixteenth of the tensors."""
     return place.i < place.n // 16
 
 
 def first_8th(place: Place) -> bool:
-    """The first eighth."""
+    """True for the first eighth of the tensors."""
     return place.i < place.n // 8
 
 
 def middle(place: Place) -> bool:
-    """All but the first and the last eighth."""
+    """True for all tensors but the first and the last eighth."""
     return place.n // 8 <= place.i < 7 * place.n // 8
 
 
 def more_bits(place: Place) -> bool:
-    """The first and the last eighth, and each third between."""
+    """True for the first and the last eighth, and every third tensor between."""
     return not middle(place) or (place.i - place.n // 8) % 3 == 2
 
 
 def grouped(place: Place) -> bool:
-    """Four heads of queries, or more, share keys and values."""
+    """True if at least four query heads share a KV head."""
     return place.sizes.n_gqa >= 4
 
 
 def grouped_or_experts(place: Place) -> bool:
-    """The same, or four experts or more."""
+    """True as ``grouped``, or if there are at least four experts."""
     return grouped(place) or place.sizes.n_expert >= 4
 
 
 def no_imatrix(place: Place) -> bool:
-    """There is no importance matrix."""
+    """True without an importance matrix."""
     return not place.imatrix
 
 
 def no_imatrix_first_8th(place: Place) -> bool:
-    """The first eighth, without an importance matrix."""
+    """True for the first eighth without an importance matrix."""
     return not place.imatrix and first_8th(place)
 
 
 def imatrix_first_8th(place: Place) -> bool:
-    """The first eighth, with an importance matrix."""
+    """True for the first eighth with an importance matrix."""
     return place.imatrix and first_8th(place)
 
 
 def first_8th_or_more_of_8(place: Place) -> bool:
-    """The first eighth; of models with eight experts the ones with more bits too."""
+    """True for the first eighth, and with eight experts as ``more_bits``."""
     return first_8th(place) or (place.sizes.n_expert == 8 and more_bits(place))
 
 
 def _coarse(attn_v: GGMLType, ffn_down: GGMLType, output: GGMLType | None) -> dict[str, Rule]:
-    """The mixes of two bits and less."""
+    """Return the mix of a type of two bits or less."""
     return {
         "attn_v": ((grouped_or_experts, T.Q4_K), (always, attn_v)),
         "ffn_down": ((first_8th, ffn_down),),
@@ -185,17 +185,18 @@ MIXES: dict[str, dict[str, Rule]] = {
     "IQ1_S": _coarse(T.Q2_K, T.Q2_K, T.IQ2_XXS),
     "IQ1_M": _coarse(T.Q2_K, T.Q2_K, T.IQ2_XXS),
 }
-# Two bits and less: an output of five, token embeddings of their own, other rules for experts.
+# Two bits or less: output.weight is Q5_K, token_embd.weight has its own type (TOKEN_EMBD), and
+# experts have other rules.
 COARSE = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ1_S", "IQ1_M")
 
-# Of Falcon these differ; it has no other rule for attn_output.
+# Rules that differ for Falcon; attn_output has only these.
 FALCON: dict[str, dict[str, Rule]] = {
     "Q3_K_M": {"ffn_down": ((first_16th, T.Q5_K), (more_bits, T.Q4_K))},
     "Q3_K_L": {"ffn_down": ((always, T.Q4_K),), "attn_output": ((always, T.Q4_K),)},
     "Q4_K_S": {"ffn_down": ()},
     "Q4_K_M": {"ffn_down": ((first_16th, T.Q6_K), (more_bits, T.Q5_K))},
 }
-# Of models with eight experts attn_output is Q5_K in these.
+# File types whose attn_output is Q5_K in models with eight experts.
 EIGHT_EXPERTS = (
     *("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS"),
     *("IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M", *COARSE),
@@ -205,7 +206,7 @@ TOKEN_EMBD = {
     **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), T.IQ3_S),
     **dict.fromkeys(("TQ1_0", "TQ2_0"), T.Q4_K),
 }
-# Where rows do not fill super-blocks of 256.
+# Replacement if the row size is not a multiple of the super-block size of 256.
 FALLBACK = {
     **dict.fromkeys((T.Q2_K, T.Q3_K, T.TQ1_0, T.TQ2_0), T.Q4_0),
     **dict.fromkeys((T.IQ1_S, T.IQ1_M, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ3_XXS), T.IQ4_NL),

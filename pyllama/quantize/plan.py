@@ -1,10 +1,10 @@
-"""What a quantized file will hold, before anything is written.
+"""Plans the content of a quantized file before anything is written.
 
     with GGUFFile("x.gguf") as file:
         plan = make_plan(file, find_file_type("Q4_K_M"), Options())
         plan.nbytes, plan.bits_per_weight
 
-Everything that can be refused is refused here. Nothing but the header is read.
+All checks are made here. Only the header is read.
 Source: llama.cpp, ``llama_model_quantize_impl``.
 """
 
@@ -25,26 +25,27 @@ from ..errors import ModelError
 from .file_types import FileType, can_read, can_write
 from .importance import Floats, Importance
 from .mixes import Sizes
-from .rules import Choice, Wishes, choose_types
+from .rules import Choice, TypeOverrides, choose_types
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_QNT_VERSION = 2  # of ggml's formats
+_QNT_VERSION = 2  # GGML_QNT_VERSION
 _FILE_TYPE = "general.file_type"
 _F32 = GGMLType.F32
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to quantize.
+    """Options of quantization.
 
     Attributes:
-        allow_requantize: take tensors that are quantized already.
+        allow_requantize: requantize tensors that are already quantized.
         keep_split: write as many parts as the source has.
-        prune_layers: layers to leave out.
-        overrides: metadata in place of the source's.
-        importance: the importance matrix; imatrix_file: its name, for the metadata.
-        n_threads: None for one a core.
-        wishes: of types.
+        prune_layers: layers to remove.
+        overrides: metadata that replaces the source's.
+        importance: the importance matrix.
+        imatrix_file: file name of the importance matrix, for the metadata.
+        n_threads: None: one per core.
+        type_overrides: types that replace those of the mix.
     """
 
     allow_requantize: bool = False
@@ -54,75 +55,77 @@ class Options:
     importance: Importance | None = None
     imatrix_file: str = ""
     n_threads: int | None = None
-    wishes: Wishes = field(default_factory=Wishes)
+    type_overrides: TypeOverrides = field(default_factory=TypeOverrides)
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedTensor:
     """A tensor of the new file.
 
     Attributes:
-        source: in the old file.
-        name: in the new one.
-        type: in the new one; wanted: what it would have been if its rows filled blocks.
-        weights: float32, importance by expert and column; None where there is none.
+        source: the tensor in the source file.
+        name: name in the new file.
+        type: type in the new file.
+        requested: the type chosen first; differs if the row size is no multiple of its block size.
+        weights: float32, importance by expert and column, or None.
+        needs_imatrix: whether the type needs ``weights``.
     """
 
     source: TensorInfo
     name: str
     type: GGMLType
-    wanted: GGMLType
+    requested: GGMLType
     weights: Floats | None = None
     needs_imatrix: bool = False
 
     @property
     def nbytes(self) -> int:
-        """Of the data in the new file."""
+        """Size of the data in the new file."""
         ne = self.source.ne
         return row_size(self.type, ne[0]) * ne[1] * ne[2] * ne[3]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A new file.
+    """The content of the new file.
 
     Attributes:
-        tensors: in the order that they are written.
-        metadata: as ``write_gguf`` takes it, without what says that the file is a part.
-        without_weights: matrices to be quantized that the importance matrix does not have.
-        n_threads: to convert with; None for one a core.
+        tensors: in the order of writing.
+        metadata: for ``write_gguf``, without ``split.*`` keys.
+        without_weights: matrices to quantize that are missing in the importance matrix.
+        n_threads: None: one per core.
     """
 
     file: GGUFFile
     file_type: FileType
-    tensors: tuple[Planned, ...]
+    tensors: tuple[PlannedTensor, ...]
     metadata: Mapping[str, Any]
     without_weights: tuple[str, ...] = ()
     n_threads: int | None = None
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors in the new file."""
         return sum(t.nbytes for t in self.tensors)
 
     @property
     def source_nbytes(self) -> int:
-        """Of the same tensors in the source."""
+        """Size of the same tensors in the source."""
         return sum(t.source.nbytes for t in self.tensors)
 
     @property
     def n_elements(self) -> int:
-        """Numbers in all tensors."""
+        """Number of elements of all tensors."""
         return sum(t.source.n_elements for t in self.tensors)
 
     @property
-    def fallbacks(self) -> list[Planned]:
-        """Tensors whose rows do not fill the blocks of the type that they should have."""
-        return [t for t in self.tensors if t.type is not t.wanted]
+    def fallbacks(self) -> list[PlannedTensor]:
+        """Tensors whose row size is no multiple of the requested type's block size."""
+        return [t for t in self.tensors if t.type is not t.requested]
 
 
 def read_sizes(file: GGUFFile) -> Sizes:
-    """What the choice of types wants to know. Raises: GGUFError: a key is missing or wrong."""
+    """Return the model's sizes that decide on types. Raises: GGUFError: a key is invalid."""
     arch = file.get_str("general.architecture")
     n_head = _first(file, f"{arch}.attention.head_count", 0)
     return Sizes(
@@ -135,7 +138,7 @@ def read_sizes(file: GGUFFile) -> Sizes:
 
 
 def _first(file: GGUFFile, key: str, default: int) -> int:
-    """A number, or the first layer's of an array."""
+    """Return a number, or the first element of a per-layer array."""
     value = file.metadata.get(key)
     if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu":
         return int(value[0])
@@ -143,11 +146,11 @@ def _first(file: GGUFFile, key: str, default: int) -> int:
 
 
 def make_plan(file: GGUFFile, file_type: FileType, options: Options) -> Plan:
-    """Decide on every tensor.
+    """Return the plan: the type of every tensor, and the metadata.
 
     Raises:
-        ModelError: a tensor is quantized already, would need an importance matrix, or a type that
-        cannot be written; a layer to prune is not there. GGUFError: the file's metadata is wrong.
+        ModelError: a layer to prune does not exist, or the importance matrix is of another model.
+        GGUFError: the file's metadata is invalid.
     """
     file.override(options.overrides)
     sizes = read_sizes(file) if file_type.type is not None or options.prune_layers else None
@@ -158,12 +161,12 @@ def make_plan(file: GGUFFile, file_type: FileType, options: Options) -> Plan:
     choices: dict[str, Choice] = {}
     if file_type.type is not None:
         assert sizes is not None
-        wishes = replace(
-            options.wishes,
+        type_overrides = replace(
+            options.type_overrides,
             imatrix=options.importance is not None,
             powerinfer=file.magic != MAGIC,
         )
-        choices = choose_types(kept, file_type, sizes, wishes)
+        choices = choose_types(kept, file_type, sizes, type_overrides)
     planned = [_planned(sources[t.name], t.name, choices.get(t.name), options) for t in kept]
     lacking = [t.name for t in planned if _changes(t) and t.weights is None]
     return Plan(
@@ -177,7 +180,12 @@ def make_plan(file: GGUFFile, file_type: FileType, options: Options) -> Plan:
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """That the plan can be carried out. Raises: ModelError: it cannot; see ``make_plan``."""
+    """Check that a plan can be carried out.
+
+    Raises:
+        ModelError: a tensor is already quantized, cannot be read or written, or needs an importance
+            matrix.
+    """
     path = plan.file.path
     for t in plan.tensors:
         if not _changes(t):
@@ -189,7 +197,7 @@ def check_plan(plan: Plan, options: Options) -> None:
                 "allow a loss of quality with `allow_requantize=True`"
             )
         if not can_read(t.source.type):
-            raise ModelError(f"{where} is {t.source.type.name}, which holds no weights to convert")
+            raise ModelError(f"{where} is {t.source.type.name}, which cannot be converted")
         if not can_write(t.type):
             raise ModelError(
                 f"{where} would become {t.type.name}, which can be read here but not written; "
@@ -198,16 +206,16 @@ def check_plan(plan: Plan, options: Options) -> None:
         if t.needs_imatrix and t.weights is None:
             raise ModelError(
                 f"{where} would become {t.type.name}, which is garbage without an importance "
-                "matrix of it: give one with `imatrix` (pyllama-imatrix makes it)"
+                "matrix: give one with `imatrix` (pyllama-imatrix computes it)"
             )
 
 
-def _changes(planned: Planned) -> bool:
+def _changes(planned: PlannedTensor) -> bool:
     return planned.type is not planned.source.type
 
 
 def _ordered(file: GGUFFile, keep_split: bool) -> list[TensorInfo]:
-    """llama.cpp's order: by layer and name, or as they lie where parts are kept."""
+    """Return the tensors in llama.cpp's order (layer, name), or in file order to keep parts."""
     if keep_split:
         return sorted(file.tensors.values(), key=lambda t: (t.part, t.offset))
 
@@ -223,7 +231,7 @@ def _layers(names: Any) -> list[int]:
 
 
 def _names(file: GGUFFile, tensors: list[TensorInfo], prune: frozenset[int]) -> dict[str, str]:
-    """Old name -> new name, of the tensors that stay."""
+    """Return old name -> new name of the tensors that are kept."""
     if not prune:
         return {t.name: t.name for t in tensors}
     layers = _layers(t.name for t in tensors)
@@ -246,10 +254,14 @@ def _names(file: GGUFFile, tensors: list[TensorInfo], prune: frozenset[int]) -> 
     return names
 
 
-def _planned(source: TensorInfo, name: str, choice: Choice | None, options: Options) -> Planned:
+def _planned(
+    source: TensorInfo, name: str, choice: Choice | None, options: Options
+) -> PlannedTensor:
     if choice is None:
-        return Planned(source, name, source.type, source.type)
-    planned = Planned(source, name, choice.type, choice.wanted, needs_imatrix=choice.needs_imatrix)
+        return PlannedTensor(source, name, source.type, source.type)
+    planned = PlannedTensor(
+        source, name, choice.type, choice.requested, needs_imatrix=choice.needs_imatrix
+    )
     if options.importance is None or choice.type is source.type:
         return planned
     weights = options.importance.weights(source.name)
@@ -259,17 +271,17 @@ def _planned(source: TensorInfo, name: str, choice: Choice | None, options: Opti
     if weights.size == n:
         return replace(planned, weights=weights)
     if name.endswith("token_embd.weight"):
-        return planned  # of tied embeddings the inputs of the output are no use for the other use
+        return planned  # tied embeddings: the sums are those of the output matrix's inputs
     raise ModelError(
-        f"the importance matrix of {source.name!r} has {weights.size} columns, the tensor {n}: it "
-        "was made from another model"
+        f"the importance matrix has {weights.size} columns for {source.name!r}, the tensor {n}: it "
+        "belongs to another model"
     )
 
 
 def _metadata(
     file: GGUFFile, file_type: FileType, options: Options, n_layer: int
 ) -> dict[str, Any]:
-    """As llama-quantize writes it, in its order: what it sets goes to the end."""
+    """Return the metadata in llama-quantize's order: changed keys at the end."""
     metadata = whole_metadata(file)
     formats: dict[str, Any] = {"general.quantization_version": np.uint32(_QNT_VERSION)}
     if file_type.number is not None:
@@ -299,7 +311,7 @@ def _imatrix_keys(importance: Importance, name: str) -> dict[str, Any]:
 def _pruned_keys(
     file: GGUFFile, metadata: Mapping[str, Any], prune: frozenset[int], n_layer: int
 ) -> dict[str, Any]:
-    """The number of layers, and arrays that have a value for each of them."""
+    """Return the keys that depend on the number of layers: the count and per-layer arrays."""
     arch = file.get_str("general.architecture")
     count = f"{arch}.block_count"
     old = file.get_int(count)

@@ -1,10 +1,11 @@
-"""The type that each tensor of a model gets.
+"""Chooses the type of each tensor of a model.
 
-    types = choose_types(tensors, find_file_type("Q4_K_M"), sizes, Wishes())
+    types = choose_types(tensors, find_file_type("Q4_K_M"), sizes, TypeOverrides())
     types["blk.0.attn_v.weight"].type              # GGMLType.Q6_K
 
-What is asked for by name wins, then the mix decides, then rows that do not fill blocks get a type
-whose blocks they fill. The order of the tensors matters: kinds are counted.
+Overrides by name come first, then the mix decides. If the row size is no multiple of the type's
+block size, a fallback type is used. The order of tensors matters, since tensors of a kind are
+counted.
 Source: llama.cpp, ``llama_tensor_get_type`` and ``tensor_allows_quantization``; PowerInfer,
 ``get_k_quant_type``.
 """
@@ -35,7 +36,7 @@ from .mixes import (
 
 T = GGMLType
 _OUTPUT, _TOKEN_EMBD = "output.weight", ("token_embd.weight", "per_layer_token_embd.weight")
-# What a tensor's name contains -> its kind; the first that is found.
+# Part of a tensor's name -> its kind; the first match counts.
 _KINDS = {
     "attn_qkv.weight": "attn_v",
     "attn_kv_b.weight": "attn_v",
@@ -47,7 +48,7 @@ _KINDS = {
     "ffn_gate": "ffn_gate",
     "ffn_down": "ffn_down",
 }
-_STAY = (  # matrices that are never quantized, by what their name contains
+_STAY = (  # parts of the names of matrices that are never quantized
     *("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel"),
     *("per_layer_model_proj", "ssm_conv1d", "shortconv.conv.weight", "attn_rel_b.weight"),
     *("indexer.k_proj.weight", "indexer.q_proj.weight", "time_mix_first.weight"),
@@ -63,16 +64,17 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What is asked for in place of a mix's choice.
+class TypeOverrides:
+    """Options that override the types of a mix.
 
     Attributes:
-        pure: no mix: every matrix the file type's own type.
-        leave_output: output.weight stays as it is.
-        output_type, token_embedding_type: of output.weight, and of token_embd.weight.
-        tensor_types: (regular expression, type); the first that is found in a name counts.
+        pure: use the file type's default type for all matrices.
+        leave_output: do not quantize output.weight.
+        output_type: type of output.weight.
+        token_embedding_type: type of token_embd.weight.
+        tensor_types: (regular expression, type); the first match in a name counts.
         imatrix: there is an importance matrix.
-        powerinfer: the file is one of PowerInfer's.
+        powerinfer: the file is a PowerInfer file.
     """
 
     pure: bool = False
@@ -86,73 +88,80 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Choice:
-    """A tensor's type; ``wanted`` is another where its rows do not fill that type's blocks."""
+    """A tensor's type; differs from ``requested`` if the row size does not fit its blocks."""
 
     type: GGMLType
-    wanted: GGMLType
+    requested: GGMLType
     needs_imatrix: bool = False
 
 
-def is_matrix(name: str, ne: Sequence[int], wishes: Wishes) -> bool:
-    """Whether a tensor may be quantized at all."""
+def is_matrix(name: str, ne: Sequence[int], type_overrides: TypeOverrides) -> bool:
+    """Return whether a tensor may be quantized."""
     if not any(n > 1 for n in ne[1:]) or not name.endswith("weight"):
         return False
     if name in _STAY_EXACTLY or any(part in name for part in _STAY):
-        return wishes.powerinfer and name == "position_embd.weight"  # as its own program does
-    return not (wishes.leave_output and name == _OUTPUT)
+        # PowerInfer's quantizer quantizes position_embd
+        return type_overrides.powerinfer and name == "position_embd.weight"
+    return not (type_overrides.leave_output and name == _OUTPUT)
 
 
 def choose_types(
-    tensors: Sequence[TensorInfo], file_type: FileType, sizes: Sizes, wishes: Wishes
+    tensors: Sequence[TensorInfo], file_type: FileType, sizes: Sizes, type_overrides: TypeOverrides
 ) -> dict[str, Choice]:
-    """The types by name, of those tensors that may be quantized.
+    """Return the types by name of the tensors that may be quantized.
 
     Args:
-        tensors: all, in the order that they are counted.
-        sizes: of the model, all its layers.
+        tensors: all tensors, in the order of counting.
+        sizes: sizes of the whole model.
     """
-    chooser = _Chooser(tensors, file_type, sizes, wishes)
-    return {t.name: chooser.choose(t) for t in tensors if is_matrix(t.name, t.ne, wishes)}
+    chooser = _Chooser(tensors, file_type, sizes, type_overrides)
+    return {t.name: chooser.choose(t) for t in tensors if is_matrix(t.name, t.ne, type_overrides)}
 
 
 class _Chooser:
-    """Counts tensors of each kind while it chooses."""
+    """Chooses types, and counts the tensors of each kind."""
 
     def __init__(
-        self, tensors: Sequence[TensorInfo], file_type: FileType, sizes: Sizes, wishes: Wishes
+        self,
+        tensors: Sequence[TensorInfo],
+        file_type: FileType,
+        sizes: Sizes,
+        type_overrides: TypeOverrides,
     ) -> None:
         assert file_type.type is not None
         self.name, self.type = file_type.name, file_type.type
-        self.sizes, self.wishes = sizes, wishes
-        self.tied = all(t.name != _OUTPUT for t in tensors) and not wishes.powerinfer
-        self.n_attn_v = sum(_kind(t.name, wishes) == "attn_v" for t in tensors)
+        self.sizes, self.type_overrides = sizes, type_overrides
+        self.tied = all(t.name != _OUTPUT for t in tensors) and not type_overrides.powerinfer
+        self.n_attn_v = sum(_kind(t.name, type_overrides) == "attn_v" for t in tensors)
         self.seen: Counter[str] = Counter()
 
     def choose(self, tensor: TensorInfo) -> Choice:
-        wanted = self._wanted(tensor)
+        requested = self._requested(tensor)
         n = tensor.ne[0]
-        type = wanted
+        type = requested
         if n % type.block_size:
             type = FALLBACK.get(type, type)
             type = T.F16 if n % type.block_size else type
         sensitive = tensor.name != _OUTPUT and tensor.name not in _TOKEN_EMBD
         needs = type in NEEDS_IMATRIX or (type is T.Q2_K and self.name == "Q2_K_S")
-        return Choice(type, wanted, sensitive and needs)
+        return Choice(type, requested, sensitive and needs)
 
-    def _wanted(self, tensor: TensorInfo) -> GGMLType:
-        """The type that is asked for or that the mix has, whatever the length of the rows."""
-        name, wishes = tensor.name, self.wishes
-        asked = next((t for pattern, t in wishes.tensor_types if pattern.search(name)), None)
-        if name in _TOKEN_EMBD and wishes.token_embedding_type is not None:
-            if asked is None or name == _TOKEN_EMBD[0]:
-                return wishes.token_embedding_type
-        elif name == _OUTPUT and wishes.output_type is not None:
-            return wishes.output_type
+    def _requested(self, tensor: TensorInfo) -> GGMLType:
+        """Return the type of the overrides or the mix, without regard to the row size."""
+        name, type_overrides = tensor.name, self.type_overrides
+        override = next(
+            (t for pattern, t in type_overrides.tensor_types if pattern.search(name)), None
+        )
+        if name in _TOKEN_EMBD and type_overrides.token_embedding_type is not None:
+            if override is None or name == _TOKEN_EMBD[0]:
+                return type_overrides.token_embedding_type
+        elif name == _OUTPUT and type_overrides.output_type is not None:
+            return type_overrides.output_type
         if not self.type.is_quantized:
             return self.type
-        if asked is not None:
-            return asked
-        return self.type if wishes.pure else self._mixed(tensor)
+        if override is not None:
+            return override
+        return self.type if type_overrides.pure else self._mixed(tensor)
 
     def _mixed(self, tensor: TensorInfo) -> GGMLType:
         name = tensor.name
@@ -164,15 +173,15 @@ class _Chooser:
             return T.MXFP4 if tensor.ne[2] > 1 else T.Q8_0
         if name in _TOKEN_EMBD:
             return TOKEN_EMBD.get(self.name, self.type)
-        kind = _kind(name, self.wishes)
+        kind = _kind(name, self.type_overrides)
         if kind is None:
             return self.type
         type = self._by_rule(kind, self._place(kind, name))
         return self._with_experts(kind, type)
 
     def _output_type(self, tensor: TensorInfo) -> GGMLType:
-        if self.wishes.output_type is not None:
-            return self.wishes.output_type
+        if self.type_overrides.output_type is not None:
+            return self.type_overrides.output_type
         whole = tensor.ne[0] % self.type.block_size == 0
         if self.name == "MXFP4_MOE" or self.sizes.arch == "falcon" or not whole:
             return T.Q8_0
@@ -181,15 +190,15 @@ class _Chooser:
         return self.type if self.type is T.Q8_0 else T.Q6_K
 
     def _place(self, kind: str, name: str) -> Place:
-        """Where the tensor is among those of its kind; of experts by the layer that it names."""
+        """Return the tensor's place among its kind; with experts its layer is the index."""
         i = self.seen[kind]
         self.seen[kind] += 1
         if kind == "attn_v":
-            return Place(i, self.n_attn_v, self.sizes, self.wishes.imatrix)
+            return Place(i, self.n_attn_v, self.sizes, self.type_overrides.imatrix)
         layer = _LAYER.match(name)
         if self.sizes.n_expert > 1 and layer and self.name not in COARSE:
             i = int(layer[1])
-        return Place(i, self.sizes.n_layer, self.sizes, self.wishes.imatrix)
+        return Place(i, self.sizes.n_layer, self.sizes, self.type_overrides.imatrix)
 
     def _by_rule(self, kind: str, place: Place) -> GGMLType:
         rules = MIXES.get(self.name, {})
@@ -203,7 +212,7 @@ class _Chooser:
         return T.Q5_K if large and type in (T.Q3_K, T.Q4_K) else type
 
     def _with_experts(self, kind: str, type: GGMLType) -> GGMLType:
-        """A mixture of eight experts shares little else, which may then be finer."""
+        """Return a finer type for the small shared matrices of models with eight experts."""
         if self.sizes.n_expert != 8:
             return type
         if kind == "attn_k":
@@ -214,9 +223,9 @@ class _Chooser:
         return T.Q5_K if finer and self.sizes.arch != "falcon" else type
 
 
-def _kind(name: str, wishes: Wishes) -> str | None:
+def _kind(name: str, type_overrides: TypeOverrides) -> str | None:
     if name == _OUTPUT or name in _TOKEN_EMBD:
         return None
-    if wishes.powerinfer and name.endswith("ffn_down_t.weight"):  # it knows no such tensor
+    if type_overrides.powerinfer and name.endswith("ffn_down_t.weight"):  # no rule in PowerInfer
         return None
     return next((kind for part, kind in _KINDS.items() if part in name), None)

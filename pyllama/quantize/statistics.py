@@ -1,4 +1,4 @@
-"""How evenly importance is spread over the columns of each matrix.
+"""Statistics of an importance matrix: the distribution over the columns of each matrix.
 
     for row in matrix_statistics(read_importance("imatrix.gguf")):
         row.name, row.sum, row.evenness
@@ -19,10 +19,10 @@ from .importance import Entry, Importance
 
 @dataclass(frozen=True)
 class MatrixStatistics:
-    """Of the mean squares of a matrix's inputs, over the experts that were used.
+    """Statistics of the mean squared inputs of a matrix, over the experts that were used.
 
     Attributes:
-        evenness: entropy of their distribution, of the most it could be: 1 where all are equal.
+        evenness: entropy of the distribution divided by its maximum; 1 if all are equal.
     """
 
     name: str
@@ -35,7 +35,7 @@ class MatrixStatistics:
 
 
 def matrix_statistics(importance: Importance) -> list[MatrixStatistics]:
-    """Of all matrices that saw anything, by layer and name."""
+    """Return the statistics of all matrices with counts, by layer and name."""
 
     def key(name: str) -> tuple[int, str]:
         layer = re.match(r"blk\.(\d+)\.", name)
@@ -51,15 +51,15 @@ def matrix_statistics(importance: Importance) -> list[MatrixStatistics]:
 
 def _statistics(name: str, entry: Entry) -> MatrixStatistics:
     values = entry.means()[entry.counts > 0].astype(np.float64).reshape(-1)
-    total, apart = float(values.sum()), values - values.mean()
-    deviation = math.sqrt(float(np.mean(apart**2)))
-    third = fourth = 0.0
+    total, centered = float(values.sum()), values - values.mean()
+    deviation = math.sqrt(float(np.mean(centered**2)))
+    skewness = kurtosis = 0.0
     if deviation > 1e-10:
-        third = float(np.mean(apart**3)) / deviation**3
-        fourth = float(np.mean(apart**4)) / deviation**4 - 3
+        skewness = float(np.mean(centered**3)) / deviation**3
+        kurtosis = float(np.mean(centered**4)) / deviation**4 - 3
     shares = values / total if total else values
     shares = shares[shares > 1e-10]
     entropy = float(-(shares * np.log2(shares)).sum())
-    most = math.log2(values.size) if values.size > 1 else 1.0
-    mean = float(values.mean())
-    return MatrixStatistics(name, total, mean, deviation, third, fourth, entropy / most)
+    max_entropy = math.log2(values.size) if values.size > 1 else 1.0
+    mean, evenness = float(values.mean()), entropy / max_entropy
+    return MatrixStatistics(name, total, mean, deviation, skewness, kurtosis, evenness)

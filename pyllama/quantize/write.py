@@ -1,9 +1,9 @@
-"""Quantize a GGUF file: read, convert and write a few megabytes at a time.
+"""Quantizes a GGUF file: reads, converts and writes a few megabytes at a time.
 
     plan = quantize_model("x.gguf", "y.gguf", find_file_type("Q4_K_M"), Options(), progress=bar)
     f"{plan.nbytes / 2**20:.2f} MiB"
 
-The new file appears whole or not at all, and never in the place of the one that is read.
+The new file is written atomically, and never replaces the source.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pyggml.quants.validity import count_invalid
 
 from ..errors import ModelError
 from .file_types import FileType
-from .plan import Options, Plan, Planned, check_plan, make_plan
+from .plan import Options, Plan, PlannedTensor, check_plan, make_plan
 
-_CHUNK = 1 << 21  # elements that are converted at a time
+_CHUNK = 1 << 21  # elements converted at a time
 _F16_MAX = 65504.0
 Progress = Callable[[float], None]
 Floats = npt.NDArray[np.float32]
@@ -44,18 +44,18 @@ def quantize_model(
     options: Options | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Quantize a file, or all parts of one.
+    """Quantize a file, or all parts of a split model.
 
     Args:
-        outfile: where to write; None only plans. With ``keep_split`` the beginning of the parts'
-            names, or such a name with ``.gguf``.
-        progress: told the fraction that is done.
+        outfile: the new file; None: only plan. With ``keep_split`` the prefix of the parts' names,
+            with or without ``.gguf``.
+        progress: called with the completed fraction.
 
     Returns:
-        What was done; its file is closed.
+        The plan; its file is closed.
 
     Raises:
-        ModelError: as ``make_plan``; or values that the new type cannot hold.
+        ModelError: as ``make_plan`` and ``check_plan``; or a value does not fit the new type.
         GGUFError: a file cannot be read or written.
     """
     options = options or Options()
@@ -68,7 +68,7 @@ def quantize_model(
         paths = _paths(plan, Path(outfile), options.keep_split)
         for path in paths:
             if any(path.exists() and path.samefile(part.path) for part in file.parts):
-                raise ModelError(f"{path}: is the file to be read; give another name to write to")
+                raise ModelError(f"{path}: is the source; choose another name for the new file")
         if len(paths) == 1:
             _write(plan, paths[0], plan.tensors, plan.metadata, progress)
         else:
@@ -85,7 +85,7 @@ def _paths(plan: Plan, outfile: Path, keep_split: bool) -> list[Path]:
 
 
 def _write_parts(plan: Plan, paths: list[Path], progress: Progress | None) -> None:
-    """All parts, or none."""
+    """Write all parts, or none."""
     total, before = plan.nbytes or 1, 0.0
     try:
         with contextlib.ExitStack() as stack:
@@ -112,7 +112,7 @@ def _part_of(progress: Progress | None, before: float, share: float) -> Progress
 def _write(
     plan: Plan,
     path: Path,
-    tensors: tuple[Planned, ...],
+    tensors: tuple[PlannedTensor, ...],
     metadata: Any,
     progress: Progress | None,
 ) -> None:
@@ -120,15 +120,15 @@ def _write(
     write_gguf(path, metadata, data, arch=None, magic=plan.file.magic, progress=progress)
 
 
-def _pieces(plan: Plan, planned: Planned) -> Iterator[npt.NDArray[np.uint8]]:
-    """The bytes of a tensor in its new type, made when they are asked for."""
+def _pieces(plan: Plan, planned: PlannedTensor) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the bytes of a tensor in its new type, converted lazily."""
     file, source = plan.file, planned.source
     if source.type is planned.type:
         for piece in file.chunks(source.name):
             _check_finite(file, planned, piece)
             yield piece
         return
-    if not source.n_elements:  # its rows may be empty, too
+    if not source.n_elements:  # avoids a division by a row size of 0
         return
     n, row = source.ne[0], row_size(source.type, source.ne[0])
     done = 0
@@ -142,9 +142,9 @@ def _pieces(plan: Plan, planned: Planned) -> Iterator[npt.NDArray[np.uint8]]:
 
 
 def _by_expert(
-    planned: Planned, rows: Floats, first: int
+    planned: PlannedTensor, rows: Floats, first: int
 ) -> Iterator[tuple[Floats, Floats | None]]:
-    """Rows that have weights in common; ``first`` is the number of the first row."""
+    """Yield the rows of each expert with its weights; ``first`` is the index of the first row."""
     if planned.weights is None:
         yield rows, None
         return
@@ -158,7 +158,7 @@ def _by_expert(
 
 
 def _convert(
-    plan: Plan, planned: Planned, rows: Floats, weights: Floats | None
+    plan: Plan, planned: PlannedTensor, rows: Floats, weights: Floats | None
 ) -> npt.NDArray[np.uint8]:
     where = f"{plan.file.path}: tensor {planned.source.name!r}"
     if planned.type is GGMLType.F16:
@@ -171,7 +171,7 @@ def _convert(
         raise ModelError(f"{where}: {error}") from None
 
 
-def _check_finite(file: GGUFFile, planned: Planned, piece: npt.NDArray[np.uint8]) -> None:
+def _check_finite(file: GGUFFile, planned: PlannedTensor, piece: npt.NDArray[np.uint8]) -> None:
     n_bad, _ = count_invalid(piece, planned.source.type)
     if n_bad:
         raise ModelError(

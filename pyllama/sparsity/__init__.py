@@ -1,4 +1,4 @@
-"""Sparse inference: which neurons of a feed-forward part are computed, and where they are.
+"""Sparse inference of ReLU models: the selection of active FFN neurons and their placement.
 
 Importing this package registers it with the loader and the graph builder (``graph.variants``).
 """

@@ -1,10 +1,10 @@
-"""PowerInfer's activation files: how often each neuron of each layer was active.
+"""PowerInfer's activation files: the activation counts of the neurons of each layer.
 
     write_activations("activation", counts)        # activation/activation_{0..}.pt
     counts = read_activations("activation")        # float64 [n_layer, n_ff]
 
-A file is a tensor {n_ff} as PyTorch saves it. Nothing of PyTorch is needed to write or to read, and
-no code in a file is run. Layers are numbers, so the tenth follows the ninth.
+Each file is a tensor {n_ff} saved by ``torch.save``. PyTorch is not needed to write or read it, and
+no code in a file is run. Files are sorted by number.
 Source: PowerInfer, ``powerinfer-py/powerinfer/solver.py`` and ``export_split.py``.
 """
 
@@ -27,7 +27,7 @@ _NAME = re.compile(r"activation_(\d{1,6})\.pt")
 
 
 def write_activations(folder: str | os.PathLike[str], counts: npt.NDArray[Any]) -> None:
-    """Write a file a layer; the folder is made, files of layers that are not are deleted.
+    """Write one file per layer; creates the folder and deletes files of other layers.
 
     Shape:
         counts [n_layer, n_ff]
@@ -41,38 +41,38 @@ def write_activations(folder: str | os.PathLike[str], counts: npt.NDArray[Any]) 
         write_torch(folder / f"activation_{i}.pt", row)
     for path in _files(folder):
         if _number(path) >= len(counts):
-            path.unlink()  # of a model with more layers
+            path.unlink()  # left over from a model with more layers
 
 
 def read_activations(folder: str | os.PathLike[str]) -> Counts:
-    """What the files of a folder hold, in the order of the layers' numbers.
+    """Return the content of a folder's files, in the order of layers.
 
     Returns:
-        Counts, or shares, as they are in the files: [n_layer, n_ff].
+        Counts or shares, as in the files: [n_layer, n_ff].
 
     Raises:
-        ModelError: there are none, a layer is missing, sizes differ, or a value is no count.
+        ModelError: there are no files, a layer is missing, sizes differ, or a value is not a count.
     """
     folder = Path(folder)
     found = _files(folder)
     if not found:
         raise ModelError(
-            f"{folder}: no activation_0.pt in it, or no such folder; "
-            "pyllama-powerinfer stats --activation makes one"
+            f"{folder}: there is no such folder, or no activation_0.pt in it; "
+            "create one with pyllama-powerinfer stats --activation"
         )
     numbers = [_number(path) for path in found]
     missing = next((i for i, number in enumerate(numbers) if i != number), None)
     if missing is not None:
         raise ModelError(
             f"{folder}: activation_{missing}.pt is missing among {len(found)} files; "
-            "each layer from 0 on has one"
+            "each layer needs one"
         )
     rows = [_read(path) for path in found]
     for path, row in zip(found, rows, strict=True):
         if row.size != rows[0].size:
             raise ModelError(
                 f"{path}: {row.size} neurons, but {rows[0].size} in {found[0].name}: the files "
-                "are of different models"
+                "belong to different models"
             )
     return np.stack(rows)
 
@@ -91,10 +91,10 @@ def _number(path: Path) -> int:
 def _read(path: Path) -> Counts:
     tensors = read_torch(path)
     if list(tensors) != [""]:
-        raise ModelError(f"{path}: holds a dictionary, want one tensor of a count for each neuron")
+        raise ModelError(f"{path}: contains a dictionary, must be a tensor with a count per neuron")
     if not tensors[""].size:
-        raise ModelError(f"{path}: an empty tensor, want a count for each neuron")
+        raise ModelError(f"{path}: an empty tensor, must have a count per neuron")
     values = tensors[""].read().ravel().astype(np.float64)
     if not (np.isfinite(values).all() and values.min() >= 0):
-        raise ModelError(f"{path}: a count is negative or not a number; make the files again")
+        raise ModelError(f"{path}: a count is negative or not a number; recreate the files")
     return values

@@ -1,11 +1,11 @@
-"""Run a text through a model and count which neurons are active.
+"""Evaluates a text with a model and counts the active neurons.
 
     stats = collect(model, tokens, n_ctx=512, progress=bar)
 
-Works on any model with ReLU, dense or sparse. The layers of a sparse one are computed in full here
-(threshold -inf) and its scores are judged by what they would have left out. Memory is that of one
-layer's activations for one ubatch, beside the counts. The text is cut into chunks of ``n_ctx``
-tokens, each evaluated from an empty cache; what stands behind the last ReLU is not computed.
+Works on any model with ReLU, dense or sparse. A sparse model is evaluated with the threshold -inf,
+so all neurons are computed, and its scores are compared with the real activations. Needs memory for
+the activations of one layer and one ubatch, and for the counts. The text is split into chunks of
+``n_ctx`` tokens, each evaluated from an empty cache; nodes after the last ReLU are not computed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ..core.model import Model
 from ..errors import BatchError, ModelError
 from ..hparams import HParams
 from .fingerprint import model_fingerprint
-from .stats import Statistics, judged, source_name
+from .stats import Statistics, predicted_layers, source_name
 
-_MAX_UNION = 512  # tokens in a row
+_MAX_UNION = 512  # consecutive tokens whose active neurons are united
 _GATES = re.compile(r"ffn_(?:gate|up)(?:_sparse|_b)?-(\d+)(?:_b)?")
 
 
@@ -45,22 +45,23 @@ def collect(
     n_threads: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Statistics:
-    """Count the active neurons of all tokens.
+    """Count the active neurons of all tokens and return the statistics.
 
     Args:
         tokens: the whole text.
-        n_ctx: tokens of a chunk.
-        n_chunks: chunks at most; None for all.
-        progress: told the fraction that is done.
+        n_ctx: tokens per chunk.
+        n_chunks: maximum number of chunks; None for all.
+        progress: called with the completed fraction.
 
     Raises:
-        ModelError: the model's activation is none that is zero below zero.
-        BatchError: there are no tokens. ComputeError: as ``Context.decode``.
+        ModelError: the model's activation is not ReLU-like.
+        BatchError: there are no tokens.
+        ComputeError: as ``Context.decode``.
     """
     n_ctx = max(1, min(n_ctx, len(tokens), model.hparams.n_ctx_train))
     chunks = _chunks(model, tokens, n_ctx)[:n_chunks]
     if not chunks:
-        raise BatchError("no tokens to count active neurons for: give a longer text or more chunks")
+        raise BatchError("there are no tokens to evaluate: use a longer text or more chunks")
     whole = model.with_hparams(replace(model.hparams, sparse_threshold=-math.inf))
     context = Context(whole, n_ctx=n_ctx, n_batch=n_ctx, n_threads=n_threads)
     nodes = _watched(model, context.graph(1, 1).graph)
@@ -82,7 +83,8 @@ def collect(
     with context.watched(callback):
         for chunk in chunks:
             context.kv.clear()
-            context.decode(Batch(chunk, logits="all"))  # or else the last layer sees few tokens
+            # logits="all": otherwise the last layer is computed for few tokens only
+            context.decode(Batch(chunk, logits="all"))
     return counter.statistics(model)
 
 
@@ -95,19 +97,19 @@ def _chunks(model: Model, tokens: Sequence[int], n_ctx: int) -> list[list[int]]:
 
 
 def _watched(model: Model, graph: CGraph) -> dict[str, tuple[int, str]]:
-    """The nodes to look at, in order: what goes into each layer's ReLU, and its scores."""
+    """Return the nodes to watch, in order: the input of each layer's ReLU, and its scores."""
     order = {node: at for at, node in enumerate(graph.nodes)}
     found: list[tuple[int, Tensor, int, str]] = []
     for i, gate in _into_relu(model, graph):
         found.append((order[gate], gate, i, "gate"))
-        if i in judged(model.hparams):
+        if i in predicted_layers(model.hparams):
             scores = _scores(graph, i)
             found.append((order[scores], scores, i, "scores"))
     return {node.name: (i, what) for _, node, i, what in sorted(found, key=lambda x: x[0])}
 
 
 def _into_relu(model: Model, graph: CGraph) -> Iterator[tuple[int, Tensor]]:
-    """Of each layer the gate, or up where there is none, with its bias."""
+    """Yield the input of each layer's ReLU: the gate, or up without a gate, with bias."""
     gates: dict[int, Tensor] = {}
     for node in graph.nodes:
         kind = node.op_params.get("kind") if node.op else None
@@ -121,14 +123,14 @@ def _into_relu(model: Model, graph: CGraph) -> Iterator[tuple[int, Tensor]]:
     for i in range(model.hparams.n_layer):
         if i not in gates:
             raise ModelError(
-                f"{model.path}: layer {i} of this {model.hparams.arch} has no ReLU, so no neuron "
-                "of it is ever exactly zero: statistics need a model that was trained with ReLU"
+                f"{model.path}: layer {i} of this {model.hparams.arch} has no ReLU, so its "
+                "activations are never exactly zero: statistics need a model trained with ReLU"
             )
         yield i, gates[i]
 
 
 def _scores(graph: CGraph, i: int) -> Tensor:
-    """What decides which neurons of a sparse layer are computed."""
+    """Return the scores that select the neurons of a sparse layer."""
     node = graph.get_tensor(f"ffn_down_sparse-{i}")
     scores = node and node.src[2]
     assert scores is not None
@@ -136,7 +138,7 @@ def _scores(graph: CGraph, i: int) -> Tensor:
 
 
 class _Counter:
-    """Sums over all tokens so far."""
+    """Sums over all evaluated tokens."""
 
     def __init__(self, hparams: HParams, n_ubatch: int) -> None:
         n_layer = hparams.n_layer
@@ -149,7 +151,7 @@ class _Counter:
         self._waiting: dict[int, npt.NDArray[np.bool_]] = {}
 
     def add(self, layer: int, what: str, values: npt.NDArray[Any]) -> None:
-        """A node's values for one ubatch: [T, n_ff]."""
+        """Add a node's values of one ubatch, [T, n_ff]; ``what`` is "gate" or "scores"."""
         gate = what == "gate"
         found: npt.NDArray[np.bool_] = values > 0 if gate else values >= self.threshold
         if gate:
@@ -165,21 +167,24 @@ class _Counter:
         self.counts[layer] += active.sum(axis=0)
         self.n_tokens += len(active) if layer == 0 else 0
         for k in range(len(self.sizes)):
-            if k:  # two windows make one twice as long
+            if k:  # unite pairs of windows to windows of twice the length
                 active = active[: len(active) // 2 * 2]
                 active = active[0::2] | active[1::2]
             self.unions[layer, k] += active.sum(), len(active)
 
     @property
     def threshold(self) -> float:
-        """That scores must reach."""
+        """The minimum score of computed neurons."""
         return self.hparams.sparse_threshold
 
     def statistics(self, model: Model) -> Statistics:
-        """All of it, as shares."""
+        """Return the sums as shares."""
         known = self.unions[0, :, 1] > 0
-        n_ff, judged = self.hparams.n_ff, np.isin(np.arange(len(self.counts)), [*self.scored])
-        above, both = np.where(judged[:, None], self.scores, np.nan).T
+        n_ff, predicted_layers = (
+            self.hparams.n_ff,
+            np.isin(np.arange(len(self.counts)), [*self.scored]),
+        )
+        above, both = np.where(predicted_layers[:, None], self.scores, np.nan).T
         active = self.counts.sum(axis=1)
         with GGUFFile(model.path) as file:
             fingerprint = model_fingerprint(file)

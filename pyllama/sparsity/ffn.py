@@ -1,15 +1,16 @@
-"""A feed-forward part that computes only the neurons that a source says are active.
+"""The sparse FFN: computes only the neurons that a source predicts to be active.
 
     cur = sparse_ffn(b, x, i, "relu", "", pred_in)         # [n_embd, T]
 
-A source gives each neuron of each token a score, and those that reach the threshold are computed:
+The source computes a score per neuron and token. Neurons with score >= threshold are computed:
 
-- ``predictor``: two small matrices trained for it, ``fc2 @ relu(fc1 @ pred_in)``;
-- ``exact``: the gate itself (without gates: ``up``), computed in full, so that nothing is lost;
-- ``signs``: how many signs of ``x`` and of the gate's row agree; ``svd``: a gate of low rank;
-- ``topk=K``: everything is computed, and the K largest results of a token are kept (to measure).
+- ``predictor``: two small trained matrices, ``fc2 @ relu(fc1 @ pred_in)``;
+- ``exact``: the gate itself (without a gate: ``up``), computed in full, so the result is exact;
+- ``signs``: the number of equal signs in ``x`` and the gate's row;
+- ``svd``: a low-rank approximation of the gate;
+- ``topk=K``: all neurons are computed and the K largest of a token are kept (for measurements).
 
-Where a layer has its neurons on two devices (``sparsity.placement``), each computes its own, and
+If a layer's neurons are on two devices (``sparsity.placement``), each device computes its own, and
 the partial results are added. Node names are PowerInfer's.
 Source: PowerInfer, ``llm_build_ffn_sparse``; Shin et al. 2024, "SparseInfer".
 """
@@ -35,11 +36,11 @@ from ..graph.variants import Patterns, WeightPlan
 from ..hparams import HParams
 from .weights import plan_weights, predictor_faults, sparse_patterns
 
-_POSITIVE = float(np.finfo(np.float32).smallest_subnormal)  # a threshold: larger than zero
+_POSITIVE = float(np.finfo(np.float32).smallest_subnormal)  # score >= _POSITIVE means score > 0
 
 
 class Mask(NamedTuple):
-    """The active neurons: those whose score, F32 [n_ff, T], reaches the threshold."""
+    """The active neurons: ``scores`` (F32 [n_ff, T]) >= ``threshold``."""
 
     scores: Tensor
     threshold: float
@@ -49,8 +50,9 @@ class Side(NamedTuple):
     """The neurons of a layer that are on one device.
 
     Attributes:
-        suffix: of the names of their weights and nodes.
-        up: which ones, for the rows of up and gate, as the ops take it; down: for those of down.
+        suffix: suffix of the names of their weights and nodes.
+        up: arguments of the ops that select rows of up and gate.
+        down: arguments of the op that select rows of down.
     """
 
     suffix: str
@@ -79,7 +81,7 @@ class SparseFFN:
     def ffn(
         self, b: GraphBuilder, x: Tensor, i: int, act: str, up_act: str, pred_in: Tensor
     ) -> Tensor | None:
-        """A layer that has a source, or a transposed down matrix."""
+        """Return the FFN of a layer with a source or a transposed down matrix; None for others."""
         if b.hparams.source(i) != "off":
             return sparse_ffn(b, x, i, act, up_act, pred_in)
         if f"blk.{i}.ffn_down_t.weight" in b.weights:
@@ -90,22 +92,22 @@ class SparseFFN:
 def sparse_ffn(
     b: GraphBuilder, x: Tensor, i: int, act: str, up_act: str, pred_in: Tensor
 ) -> Tensor:
-    """The feed-forward part of a layer that has a source, without the residual.
+    """Return the FFN of a layer with a source, without the residual.
 
     Args:
-        pred_in: what predictors read.
+        pred_in: input of the predictors.
 
     Shape:
         x, pred_in [n_embd, T] -> [n_embd, T]
 
     Raises:
-        ModelError: the activation is not zero for what a source leaves out.
+        ModelError: the activation is not ReLU-like, so skipped neurons would not be zero.
     """
     if act not in RELU_LIKE:
         raise ModelError(
-            f"sparse inference needs a model that was trained with ReLU, and the activation of "
-            f"this {b.hparams.arch} is {act}: use `sparse='off'`, or `hidden_act='relu'` "
-            "only if it was trained so"
+            f"sparse inference needs a model trained with ReLU, but the activation of this "
+            f"{b.hparams.arch} is {act}: use `sparse='off'`, or `hidden_act='relu'` only if it was "
+            "trained with ReLU"
         )
     source, _, k = b.hparams.sparse[i].partition("=")
     first = "gate" if f"blk.{i}.ffn_gate.weight" in b.weights else "up"  # its sign decides
@@ -119,11 +121,11 @@ def sparse_ffn(
         gate = b.linear(x, f"blk.{i}.ffn_gate", f"ffn_gate-{i}")
         mask = Mask(gate, _POSITIVE)
     outs = []
-    for sides in _sides(b, i, meet=mask is None):
+    for sides in _sides(b, i, merge=mask is None):
         up = _neurons(b, x, i, "up", mask, sides)
         dense = gate is not None or first == "up"
-        found = gate if dense else _neurons(b, x, i, "gate", mask, sides)
-        y = _activated(b, f"{sides[0].suffix}-{i}", up, found, act, up_act)
+        gate_rows = gate if dense else _neurons(b, x, i, "gate", mask, sides)
+        y = _activated(b, f"{sides[0].suffix}-{i}", up, gate_rows, act, up_act)
         if source == "topk":
             marks = ops.map_custom(b.ctx, partial(_mark_largest, k=int(k)), y)
             mask = Mask(marks.set_name(f"ffn_topk-{i}"), 1.0)
@@ -132,11 +134,11 @@ def sparse_ffn(
     return _finished(b, outs, i)
 
 
-def _sides(b: GraphBuilder, i: int, *, meet: bool) -> list[list[Side]]:
-    """The devices that a layer's neurons are on, in groups whose values of up and gate meet.
+def _sides(b: GraphBuilder, i: int, *, merge: bool) -> list[list[Side]]:
+    """Return the sides of a layer, in groups whose up and gate values are merged.
 
-    They do not have to where a neuron is on one device with all of its rows: then each device has a
-    part of the result without hearing of the other.
+    If every neuron is on one device with all of its rows, the sides are independent and need no
+    merge, unless ``merge`` asks for it.
     """
     names = ("gpu_idx", "gpu_bucket", "gpu_idx_down", "gpu_bucket_down")
     idx, bucket, idx_down, bucket_down = (b.weights.get(f"blk.{i}.{name}") for name in names)
@@ -145,13 +147,13 @@ def _sides(b: GraphBuilder, i: int, *, meet: bool) -> list[list[Side]]:
     if idx_down is None or bucket_down is None:
         host = Side("", {"gpu_idx": idx}, {"gpu_idx": idx})
         gpu = Side("_gpu", {"bucket": bucket}, {"bucket": bucket})
-        return [[host, gpu]] if meet else [[host], [gpu]]
+        return [[host, gpu]] if merge else [[host], [gpu]]
     host = Side("", {"gpu_idx": idx}, {"gpu_idx": idx_down})
     return [[host, Side("_gpu", {"bucket": bucket}, {"bucket": bucket_down})]]
 
 
 def down(b: GraphBuilder, y: Tensor, i: int, mask: Mask | None = None) -> Tensor:
-    """The transposed down matrix times the active neurons, or times all, plus its bias.
+    """Return the down projection of the active neurons (of all without ``mask``), with bias.
 
     Shape:
         y [n_ff, T] -> [n_embd, T]
@@ -160,7 +162,7 @@ def down(b: GraphBuilder, y: Tensor, i: int, mask: Mask | None = None) -> Tensor
 
 
 def _part(b: GraphBuilder, y: Tensor, i: int, mask: Mask | None, side: Side) -> Tensor:
-    """What the neurons of one side add to the result: [n_embd, T]."""
+    """Return the partial result of the neurons of one side, [n_embd, T]."""
     weight = b.weight(f"blk.{i}.ffn_down{side.suffix or '_t'}.weight")  # [n_embd, n_ff]
     scores, threshold = mask or (None, 0.0)
     out = ops.axpy(b.ctx, weight, y, scores, threshold, **side.down)
@@ -169,7 +171,7 @@ def _part(b: GraphBuilder, y: Tensor, i: int, mask: Mask | None, side: Side) -> 
 
 
 def _finished(b: GraphBuilder, parts: list[Tensor], i: int) -> Tensor:
-    """The sum of the parts, plus the bias."""
+    """Return the sum of the partial results plus the bias."""
     out = parts[0]
     if len(parts) > 1:
         out = ops.add(b.ctx, *parts).set_name(f"ffn_down_merged-{i}")
@@ -183,7 +185,7 @@ def _finished(b: GraphBuilder, parts: list[Tensor], i: int) -> Tensor:
 def _neurons(
     b: GraphBuilder, x: Tensor, i: int, part: str, mask: Mask | None, sides: list[Side]
 ) -> Tensor:
-    """The active neurons of ``up`` or ``gate`` on some devices, or all: [n_ff, T]."""
+    """Return ``up`` or ``gate`` of the active neurons (all without ``mask``), [n_ff, T]."""
     prefix, suffix = f"blk.{i}.ffn_{part}", sides[0].suffix
     if mask is None:
         return b.linear(x, prefix, f"ffn_{part}-{i}")
@@ -197,7 +199,7 @@ def _neurons(
     if len(ys) > 1:
         y = ops.add(b.ctx, *ys).set_name(f"ffn_{part}_merged-{i}")
     bias = b.weights.get(f"{prefix}{suffix}.bias")
-    if bias is not None:  # it makes others larger than zero too: their scores keep them out
+    if bias is not None:  # inactive neurons become nonzero, but the mask excludes them from down
         y = ops.add(b.ctx, y, bias).set_name(f"ffn_{part}_b{suffix}-{i}")
     b.graph.build_forward_expand(y)
     return y
@@ -206,7 +208,7 @@ def _neurons(
 def _activated(
     b: GraphBuilder, where: str, up: Tensor, gate: Tensor | None, act: str, up_act: str
 ) -> Tensor:
-    """What the down matrix multiplies: [n_ff, T]."""
+    """Return the input of the down projection, [n_ff, T]."""
     if gate is None:
         return activate(b.ctx, up, act).set_name(f"ffn_up_act{where}")
     if up_act:
@@ -233,7 +235,7 @@ def _agreeing_signs(b: GraphBuilder, x: Tensor, i: int, part: str) -> Tensor:
 
 
 def _mark_largest(dst: Array, y: Array, *, k: int) -> None:
-    """1 for the ``k`` largest magnitudes of each token, the first of equal ones, 0 for others."""
+    """Set ``dst`` to 1 at the ``k`` largest magnitudes of each token (first of ties), else to 0."""
     order = np.argsort(-np.abs(y), axis=-1, kind="stable")
     dst[...] = 0
     np.put_along_axis(dst, order[..., :k], 1, axis=-1)

@@ -1,4 +1,4 @@
-"""A digest that tells models apart, and not the formats that one is stored in.
+"""Digests that identify a model regardless of its quantization.
 
 model_fingerprint(GGUFFile("x.f16.gguf")) == model_fingerprint(GGUFFile("x.q4_0.powerinfer.gguf"))
 """
@@ -11,7 +11,7 @@ from pyggml.gguf import GGUFFile
 
 
 def model_fingerprint(file: GGUFFile) -> str:
-    """A digest of the norms' weights, which no format of a model changes."""
+    """Return a digest of the norm weights, which quantization does not change."""
     digest = sha256(file.get_str("general.architecture").encode())
     for name in sorted(file.tensors):
         if "norm" in name and file.tensors[name].n_dims == 1:
@@ -20,7 +20,7 @@ def model_fingerprint(file: GGUFFile) -> str:
 
 
 def content_key(file: GGUFFile, *parts: object) -> str:
-    """A digest of a model in one format, and of what else a result depends on."""
+    """Return a digest of a model with its tensor types, and of ``parts``."""
     table = [(t.name, t.type.name, t.ne) for t in file.tensors.values()]
     text = repr((model_fingerprint(file), table, parts))
     return sha256(text.encode()).hexdigest()

@@ -1,13 +1,13 @@
-"""PowerInfer's ``.gpuidx`` files: which neurons of each layer a GPU has.
+"""PowerInfer's ``.gpuidx`` files: the neurons of each layer that are on the GPU.
 
     write_gpuidx("x.gpuidx", split, vram_bytes=8 << 30)
     index = read_gpuidx("x.gpuidx")
     check_split(index, n_layer=32, n_ff=11008).up[3]
 
-For each layer, in this order: ``blk.{i}.gpu_idx`` {n_ff}, 1 where the neuron is on the GPU, and
-``blk.{i}.gpu_bucket`` {k}, the ids of those. PowerInfer finds tensors by their position. Where rows
-of down are placed apart from those of up, Q-Infer's form with two more tensors of a layer is
-written (``gpu_idx_down``, ``gpu_bucket_down``); both are read, by name.
+For each layer, in this order: ``blk.{i}.gpu_idx`` {n_ff}, 1 for neurons on the GPU, and
+``blk.{i}.gpu_bucket`` {k}, their ids. PowerInfer reads tensors by position. If rows of down are
+placed independently of those of up, Q-Infer's format with two more tensors per layer is written
+(``gpu_idx_down``, ``gpu_bucket_down``). Both formats are read, by name.
 Source: PowerInfer, ``export_split.py``; Q-Infer, ``qinfer-py/qinfer/export_split.py``.
 """
 
@@ -30,17 +30,17 @@ from .placement import Ids, NeuronSplit
 ARCHITECTURE = "generic.gpu_index"
 _BLOCKS = f"{ARCHITECTURE}.block_count"
 _VRAM = "split.vram_capacity"
-_KEY = "split.key"  # PowerInfer does not look at it
+_KEY = "split.key"  # ours; PowerInfer ignores it
 _AGAIN = "recreate it with `reset=True`"
 
 
 @dataclass(frozen=True, eq=False)
 class GPUIndex:
-    """A file's content.
+    """The content of a file.
 
     Attributes:
-        vram_bytes: the budget that it was made for.
-        key: of what it was made from; empty in the files of others.
+        vram_bytes: the memory budget of the split.
+        key: digest of the inputs of the split; empty in files of other programs.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class GPUIndex:
 def write_gpuidx(
     path: str | os.PathLike[str], split: NeuronSplit, vram_bytes: int, key: str = ""
 ) -> None:
-    """Write a file that PowerInfer (without ``joint``: Q-Infer) reads.
+    """Write a file in PowerInfer's format, or Q-Infer's if the split is not ``joint``.
 
     Raises:
         GGUFError: it cannot be written.
@@ -73,21 +73,21 @@ def write_gpuidx(
 
 
 def read_gpuidx(path: str | os.PathLike[str]) -> GPUIndex:
-    """Read and check a file of either form.
+    """Read, check and return a file of either format.
 
     Raises:
-        GGUFError: it is no legal file.
-        ModelError: it is none of these, or what it says of a layer does not agree with itself.
+        GGUFError: it is not a valid GGUF file.
+        ModelError: it is not a .gpuidx file, or its tensors are inconsistent.
     """
     with GGUFFile(path, mmap=False) as file:
         if file.get_str("general.architecture", "") != ARCHITECTURE:
-            raise ModelError(f"{file.path}: is a model, not a .gpuidx file of neurons on a GPU")
+            raise ModelError(f"{file.path}: is a model, not a .gpuidx file")
         n_layer = file.get_int(_BLOCKS)
         suffixes = ("", "_down") if "blk.0.gpu_idx_down" in file.tensors else ("",)
-        wanted = len(suffixes) * 2 * n_layer
-        if len(file.tensors) != wanted or not n_layer:
+        n_tensors = len(suffixes) * 2 * n_layer
+        if len(file.tensors) != n_tensors or not n_layer:
             raise ModelError(
-                f"{file.path}: {len(file.tensors)} tensors, {n_layer} layers have {wanted}; "
+                f"{file.path}: {len(file.tensors)} tensors, {n_layer} layers have {n_tensors}; "
                 f"{_AGAIN}"
             )
         sets = [[_read(file, i, suffix) for i in range(n_layer)] for suffix in suffixes]
@@ -98,11 +98,11 @@ def read_gpuidx(path: str | os.PathLike[str]) -> GPUIndex:
 
 
 def check_split(index: GPUIndex, n_layer: int, n_ff: int) -> NeuronSplit:
-    """The split, if it is of a model of these sizes. Raises: ModelError."""
+    """Return the split of an index. Raises: ModelError: it does not fit the model's sizes."""
     split = index.split
     if (len(split.up), split.n_ff) != (n_layer, n_ff):
         raise ModelError(
-            f"{index.path}: is of {len(split.up)} layers of {split.n_ff} neurons, the model has "
+            f"{index.path}: has {len(split.up)} layers of {split.n_ff} neurons, the model has "
             f"{n_layer} of {n_ff}: it belongs to another model; {_AGAIN}"
         )
     return split
@@ -111,17 +111,18 @@ def check_split(index: GPUIndex, n_layer: int, n_ff: int) -> NeuronSplit:
 def cached_split(
     path: Path, key: str, vram_bytes: int, make: Callable[[], NeuronSplit], *, reset: bool = False
 ) -> tuple[NeuronSplit, bool]:
-    """What a file says if it was made from the same; else what ``make`` gives, written there.
+    """Return the split in a file with the same key; otherwise compute and save it.
 
     Args:
-        key: a digest of everything that the split depends on.
-        reset: recreate it in any case.
+        key: digest of everything that the split depends on.
+        make: computes the split.
+        reset: recreate the file in any case.
 
     Returns:
-        The split, and whether it was there.
+        The split, and whether it was read from the file.
 
     Raises:
-        ModelError: the file was made by another program, whose work is not overwritten.
+        ModelError: the file was written by another program, and is not overwritten.
         GGUFError: it is damaged, or cannot be written.
     """
     if path.exists() and not reset:
@@ -130,8 +131,8 @@ def cached_split(
             return index.split, True
         if not index.key:
             raise ModelError(
-                f"{path}: was made by another program, for {index.vram_bytes / 2**30:.2f} GiB: "
-                "use it as it is with `given=PATH`, or replace it with `reset=True`"
+                f"{path}: was written by another program, for {index.vram_bytes / 2**30:.2f} GiB: "
+                "use it unchanged with `given=PATH`, or replace it with `reset=True`"
             )
     split = make()
     write_gpuidx(path, split, vram_bytes, key)
@@ -139,27 +140,27 @@ def cached_split(
 
 
 def _read(file: GGUFFile, i: int, suffix: str) -> Ids:
-    """The bucket of a layer, which its marks must confirm."""
+    """Return the bucket of a layer. Raises: ModelError: it does not agree with ``gpu_idx``."""
     names = f"blk.{i}.gpu_idx{suffix}", f"blk.{i}.gpu_bucket{suffix}"
     for name in names:
         info = file.tensors.get(name)
         if info is None or info.type != GGMLType.I32 or info.ne[1:] != (1, 1, 1):
-            what = "is missing" if info is None else f"is {info.type.name} {list(info.ne)}"
-            raise ModelError(f"{file.path}: tensor '{name}' {what}, want I32 [n]; {_AGAIN}")
+            problem = "is missing" if info is None else f"is {info.type.name} {list(info.ne)}"
+            raise ModelError(f"{file.path}: tensor '{name}' {problem}, must be I32 [n]; {_AGAIN}")
     marks, bucket = (file.tensor_bytes(name).view(np.int32).copy() for name in names)
     n_ff = file.tensors["blk.0.gpu_idx"].ne[0]
     if marks.size != n_ff:
         raise ModelError(f"{file.path}: '{names[0]}' has {marks.size} neurons, layer 0 has {n_ff}")
     if bucket.size and not 0 <= bucket.min() <= bucket.max() < n_ff:
         raise ModelError(
-            f"{file.path}: '{names[1]}' names neuron {bucket.min()} to {bucket.max()} of 0 to "
-            f"{n_ff - 1}; {_AGAIN}"
+            f"{file.path}: '{names[1]}' has neurons {bucket.min()} to {bucket.max()}, must be in "
+            f"0 to {n_ff - 1}; {_AGAIN}"
         )
-    here = np.zeros(n_ff, np.int32)
-    here[bucket] = 1
-    if here.sum() != bucket.size or not np.array_equal(here, marks):
+    in_bucket = np.zeros(n_ff, np.int32)
+    in_bucket[bucket] = 1
+    if in_bucket.sum() != bucket.size or not np.array_equal(in_bucket, marks):
         raise ModelError(
-            f"{file.path}: '{names[1]}' names {bucket.size} neurons, '{names[0]}' marks "
-            f"{np.count_nonzero(marks)}, and they are not the same; {_AGAIN}"
+            f"{file.path}: '{names[1]}' lists {bucket.size} neurons, '{names[0]}' marks "
+            f"{np.count_nonzero(marks)}, and they differ; {_AGAIN}"
         )
     return bucket

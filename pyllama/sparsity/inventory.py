@@ -1,10 +1,10 @@
-"""What of a model needs a GPU's memory, in bytes: dense tensors by level, and rows of neurons.
+"""GPU memory needed by each part of a model: dense tensors by level, and rows of neurons.
 
     needs = inventory(file, hparams, n_ctx=4096)
     needs.items[0]                                 # Item("attention", layer=0, names, nbytes)
     needs.rows.nbytes(3, 2048, 2048)               # of 2048 neurons of layer 3
 
-Only the file's header is read. Every tensor is counted with the padding that it has in a buffer.
+Only the file's header is read. The sizes of tensors include the padding in a buffer.
 Source: PowerInfer, ``llama.cpp``, ``tensor_offloading_levels``.
 """
 
@@ -28,12 +28,12 @@ from .weights import plan_weights
 
 ATTENTION, SCORES, FFN_IO = "attention", "scores", "ffn norms"
 OUTPUT, KV, FFN = "output", "KV cache", "FFN rows"
-LEVELS = (ATTENTION, SCORES, FFN_IO, OUTPUT, KV, FFN)  # in the order in which they get memory
+LEVELS = (ATTENTION, SCORES, FFN_IO, OUTPUT, KV, FFN)  # in order of priority
 _LAYER = re.compile(r"blk\.(\d+)\.([^.]+)(?:\.(.+))?")
 
 
 class Item(NamedTuple):
-    """Tensors that are placed together or not at all; ``layer`` -1 is none."""
+    """Tensors that are placed together; ``layer`` is -1 outside of layers."""
 
     level: str
     layer: int
@@ -43,14 +43,13 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class NeuronRows:
-    """Bytes of neurons, of each layer.
+    """Row sizes of the FFN matrices, by layer.
 
     Attributes:
-        n_ff: neurons of a layer.
-        up: row sizes of the matrices that the same neurons are read of: up, and gate if any; not
-            of one that every token reads in full.
+        n_ff: neurons per layer.
+        up: row sizes of up, and of gate if any, without a matrix that every token reads in full.
         down: row size of the transposed down matrix.
-        types: of rows of up and of down, in the first layer.
+        types: types of up and down in the first layer.
     """
 
     n_ff: int
@@ -59,29 +58,30 @@ class NeuronRows:
     types: tuple[GGMLType, GGMLType] = (GGMLType.F16, GGMLType.F16)
 
     def nbytes(self, layer: int, n_up: int, n_down: int) -> int:
-        """Exact bytes on a GPU of rows of ``n_up`` neurons of up (and gate), ``n_down`` of down.
+        """Return the GPU memory of ``n_up`` rows of up and gate, and ``n_down`` of down.
 
-        Buckets of ids are included; a matrix that is there as a whole needs none.
+        Includes the buckets of ids, which a complete matrix does not need.
         """
         sizes = [n_up * row for row in self.up[layer]] + [n_down * self.down[layer]]
-        sizes += [4 * n for n in {n_up, n_down} if n < self.n_ff]  # the hottest: equal if as many
+        # up and down share a bucket if they have the same number of (hottest) neurons
+        sizes += [4 * n for n in {n_up, n_down} if n < self.n_ff]
         return sum(map(padded, sizes))
 
     def of_one(self, layer: int) -> int:
-        """Bytes of one neuron's rows."""
+        """Return the size of one neuron's rows."""
         return sum(self.up[layer]) + self.down[layer]
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Everything that may be placed, dense items in the order of ``LEVELS``."""
+    """Everything that can be placed; ``items`` are in the order of ``LEVELS``."""
 
     items: tuple[Item, ...]
     rows: NeuronRows
 
 
 def padded(nbytes: int) -> int:
-    """Bytes with the gap to the next tensor."""
+    """Return a size rounded up to the alignment of tensors."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -92,18 +92,18 @@ def inventory(
     type_k: GGMLType = GGMLType.F16,
     type_v: GGMLType = GGMLType.F16,
 ) -> Inventory:
-    """What a model needs with the sources of active neurons that ``hparams`` names.
+    """Return the memory that a model needs with the sources in ``hparams``.
 
-    Embeddings, positions and rope's factors stay with the host. A model without ``output.weight``
-    needs a copy of its embedding for the output. What gives the scores is dense: predictors, and
-    the gates of ``exact``.
+    Embeddings, positions and RoPE factors stay on the host. A model with tied embeddings needs a
+    copy of the embedding for the output. Tensors that compute scores are dense: predictors, and the
+    gates of ``exact``.
 
     Args:
-        file: as ``read_as_ours`` left it.
+        file: after ``normalize_powerinfer_metadata``.
         n_ctx: cells of the KV cache.
 
     Raises:
-        ModelError: the file is no whole model, or one that computes all neurons.
+        ModelError: tensors are missing, or a layer computes all neurons.
     """
     infos = check_tensors(file, get_arch(hparams.arch).TENSORS, hparams)
     plan = plan_weights(infos, hparams)
@@ -136,20 +136,20 @@ def inventory(
 
 
 def _by_rows(file: GGUFFile, hparams: HParams, i: int, sizes: Mapping[str, int]) -> list[str]:
-    """The matrices that active neurons are read of, beside down. Raises: ModelError."""
+    """Return the matrices read by rows, without down. Raises: ModelError."""
     source = hparams.source(i)
     if hparams.n_expert or source in ("off", "topk"):
         raise ModelError(
-            f"{file.path}: layer {i} computes all of its neurons, so none is more worth its bytes "
-            "than others; name a source that leaves some out, such as `sparse='exact'` for ReLU"
+            f"{file.path}: layer {i} computes all of its neurons, so there are no hot neurons to "
+            "place; use a sparse source, such as `sparse='exact'` for ReLU"
         )
     names = [f"blk.{i}.ffn_{part}.weight" for part in ("gate", "up")]
     names = [name for name in names if name in sizes]
-    return names[1:] if source == "exact" else names  # every token reads the first in full
+    return names[1:] if source == "exact" else names  # exact computes the first in full
 
 
 def _level(name: str) -> tuple[str, int]:
-    """(level, layer) of a dense tensor; no level for what the host keeps."""
+    """Return (level, layer) of a dense tensor; an empty level for tensors that stay on the host."""
     found = _LAYER.fullmatch(name)
     if found is None:
         return (OUTPUT if name.startswith(("output", "project_out")) else ""), -1

@@ -1,4 +1,4 @@
-"""Pictures of statistics and of placements, as SVG that needs nothing installed.
+"""Draws statistics and placements as SVG.
 
 stats_svg(stats, "stats.svg")
 placement_svg(placed, needs.rows, activity, "plan.svg", title="x.gguf")
@@ -39,7 +39,7 @@ text{font-size:11px;fill:#212529}.heading{font-size:16px;font-weight:600}.quiet{
 
 
 def stats_svg(stats: Statistics, path: str | os.PathLike[str] | None = None) -> str:
-    """Density by layer, union by batch, coverage by the hottest neurons, recall and precision.
+    """Draw density by layer, union by batch, coverage by hot neurons, recall and precision.
 
     Raises:
         OSError: the file cannot be written.
@@ -48,7 +48,7 @@ def stats_svg(stats: Statistics, path: str | os.PathLike[str] | None = None) -> 
     density = Chart("Active neurons of a token", "layer", "share of neurons", percent=True)
     density.bars(layers, stats.density.tolist(), "active")
     union = Chart(
-        "Active for at least one of several tokens in a row", "tokens", "share of neurons",
+        "Active for at least one of several consecutive tokens", "tokens", "share of neurons",
         log2=True, percent=True, y_range=(0.0, 1.0),
     )  # fmt: skip
     _spread(union, list(map(float, stats.batch_sizes)), stats.union)
@@ -61,17 +61,17 @@ def stats_svg(stats: Statistics, path: str | os.PathLike[str] | None = None) -> 
     charts = [density, union, hot]
     if np.isfinite(stats.recall).any():
         density.line(layers, stats.predicted.tolist(), "predicted")
-        judged = Chart(
+        quality = Chart(
             f"Scores of {stats.source} at threshold {stats.threshold:g}", "layer", "",
             percent=True, y_range=(0.0, 1.0),
         )  # fmt: skip
-        judged.line(layers, stats.recall.tolist(), "recall: active ones found")
-        charts.append(judged.line(layers, stats.precision.tolist(), "precision"))
+        quality.line(layers, stats.recall.tolist(), "recall")
+        charts.append(quality.line(layers, stats.precision.tolist(), "precision"))
     return charts_svg(charts, path, title=f"{stats.model}: {stats.n_tokens} tokens")
 
 
 def _spread(chart: Chart, xs: list[float], rows: Activity) -> None:
-    """The mean of layers, and all of them as a band: rows are [n_layer, n_x]."""
+    """Draw the mean and the range of layers; rows are [n_layer, n_x]."""
     chart.band(xs, rows.min(axis=0).tolist(), rows.max(axis=0).tolist(), "all layers")
     chart.line(xs, rows.mean(axis=0).tolist(), "mean")
 
@@ -84,7 +84,7 @@ def placement_svg(
     *,
     title: str = "",
 ) -> str:
-    """What the budget is spent on, and which bytes of each layer are where.
+    """Draw the use of the memory budget, and the placement of each layer.
 
     Raises:
         OSError: the file cannot be written.
@@ -109,7 +109,7 @@ def placement_svg(
 
 
 def by_level(placed: Placement) -> dict[str, int]:
-    """Bytes on the GPU of each level, without those of none."""
+    """Return the bytes on the GPU by level, without empty levels."""
     sizes = {"intermediate": placed.compute_bytes} if placed.on_gpu else {}
     for item in placed.on_gpu:
         sizes[item.level] = sizes.get(item.level, 0) + item.nbytes
@@ -118,17 +118,17 @@ def by_level(placed: Placement) -> dict[str, int]:
 
 
 def _budget(placed: Placement) -> Iterator[str]:
-    """One bar of the budget, with what it is spent on as the legend."""
+    """Draw the budget as one bar, with a legend."""
     x, at = 20.0, 20.0
     scale = 1040.0 / max(placed.budget_bytes, placed.used_bytes, 1)
     yield _bar(x, 52, 1040, 20, _CPU)
     for level, size in by_level(placed).items():
-        paint, said = _PAINTS[level], f"{level} {_gib(size)}"
+        paint, label = _PAINTS[level], f"{level} {_gib(size)}"
         yield _bar(x, 52, size * scale, 20, paint)
         yield _bar(at, 84, 11, 11, paint)
-        yield f'<text x="{at + 16:.0f}" y="94">{escape(said)}</text>'
+        yield f'<text x="{at + 16:.0f}" y="94">{escape(label)}</text>'
         x += size * scale
-        at += 40 + 6.7 * len(said)
+        at += 40 + 6.7 * len(label)
 
 
 def _layers(placed: Placement, rows: NeuronRows, activity: Activity | None) -> Iterator[str]:
@@ -154,10 +154,10 @@ def _layers(placed: Placement, rows: NeuronRows, activity: Activity | None) -> I
         yield _bar(x, y, placed.ffn_bytes[i] * scale, 14, _PAINTS[FFN])
         x += placed.ffn_bytes[i] * scale
         yield _bar(x, y, max(0, whole[i] - placed.ffn_bytes[i]) * scale, 14, _CPU)
-        said = f"{len(placed.split.up[i])} of {rows.n_ff} neurons"
+        label = f"{len(placed.split.up[i])} of {rows.n_ff} neurons"
         if shares:
-            said += f", {100 * shares[i]:.1f} % of activity"
-        yield f'<text x="{_LEFT + _W + 12}" y="{y + 11:.0f}">{said}</text>'
+            label += f", {100 * shares[i]:.1f} % of activity"
+        yield f'<text x="{_LEFT + _W + 12}" y="{y + 11:.0f}">{label}</text>'
 
 
 def _bar(x: float, y: float, width: float, height: float, paint: Paint) -> str:

@@ -1,16 +1,15 @@
-"""Which neurons a GPU gets: a memory budget spent on dense tensors first, then on hot neurons.
+"""Places a sparse model on a GPU and the CPU within a memory budget.
 
-    placed = place(inventory(file, hparams, n_ctx), 8 << 30, partial(chosen, activity))
+    placed = place(inventory(file, hparams, n_ctx), 8 << 30, partial(choose_neurons, activity))
     placed.split.up[3]                             # ids of layer 3's neurons on the GPU, ascending
     placed.used_bytes <= placed.budget_bytes
     Model.load(path, devices="cuda", placement=placed)
 
-Dense tensors come first, level by level and layer by layer, since every token reads them; the first
-item that does not fit ends that. Neurons come when all dense weights are there. ``greedy`` takes
-the blocks of neurons that are active most often for their bytes, over all layers: with rows of one
-size that is the optimum of PowerInfer's integer program at its default settings. ``balance`` gives
-a layer neurons until GPU and CPU would finish together. Both are deterministic, and take
-milliseconds.
+Dense tensors come first, by level and layer, since every token reads them, up to the first item
+that does not fit. If all dense weights fit, hot neurons get the rest. ``greedy`` takes the blocks
+of neurons with the highest activity per byte over all layers; with equal row sizes this is the
+optimum of PowerInfer's integer program at its default settings. ``balance`` adds neurons to a layer
+until GPU and CPU take the same time. Both are deterministic and take milliseconds.
 Source: PowerInfer, ``solver.py``, ``llm_load_gpu_split`` and its names of tensors; Q-Infer,
 ``qinfer-py/qinfer/solver.py``.
 """
@@ -37,20 +36,20 @@ from .inventory import KV, Inventory, Item, NeuronRows
 
 Ids = npt.NDArray[np.int32]
 Activity = npt.NDArray[np.float64]  # [n_layer, n_ff]: counts or shares
-Numbers = tuple[list[int], list[int]]  # of neurons of each layer: rows of up and gate, of down
-Solver = Callable[[Activity, NeuronRows, int, int], Numbers]
-Neurons = Callable[[NeuronRows, int], "NeuronSplit"]  # rows, bytes that are left -> which
-BLOCK = 256  # neurons that are chosen together, as PowerInfer does
+Counts = tuple[list[int], list[int]]  # neurons per layer: of up and gate, of down
+Solver = Callable[[Activity, NeuronRows, int, int], Counts]
+NeuronChooser = Callable[[NeuronRows, int], "NeuronSplit"]  # (rows, remaining bytes) -> split
+BLOCK = 256  # neurons placed together; PowerInfer's value
 
 
 @dataclass(frozen=True, eq=False)
 class NeuronSplit:
-    """The neurons of each layer that a GPU has.
+    """The neurons of each layer that are on the GPU.
 
     Attributes:
-        n_ff: neurons of a layer.
-        up: ids whose rows of up (and gate) are there.
-        down: ids whose rows of down are there; the same arrays where that is not told apart.
+        n_ff: neurons per layer.
+        up: ids of the neurons whose rows of up and gate are on the GPU.
+        down: ids of the neurons whose rows of down are on the GPU; often the same arrays.
     """
 
     n_ff: int
@@ -59,24 +58,24 @@ class NeuronSplit:
 
     @property
     def joint(self) -> bool:
-        """Whether a neuron is there with all of its rows or with none."""
+        """Whether all rows of a neuron are on the same device."""
         pairs = zip(self.up, self.down, strict=True)
         return all(u is d or np.array_equal(u, d) for u, d in pairs)
 
     def share(self, activity: Activity) -> list[float]:
-        """Of each layer's activity, how much is of neurons whose rows of up are there."""
+        """Return the share of each layer's activity covered by the rows of up on the GPU."""
         rows = zip(activity, self.up, strict=True)
         return [float(row[ids].sum() / (row.sum() or 1.0)) for row, ids in rows]
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """What is where.
+    """The placement of dense items and neurons.
 
     Attributes:
-        compute_bytes: set aside for intermediate results.
+        compute_bytes: reserved for intermediate results.
         on_gpu, on_cpu: dense items.
-        ffn_bytes: of each layer's neurons on the GPU.
+        ffn_bytes: size of the neurons on the GPU, by layer.
     """
 
     budget_bytes: int
@@ -88,60 +87,64 @@ class Placement:
 
     @property
     def used_bytes(self) -> int:
-        """Of the budget."""
+        """The used part of the budget."""
         dense = sum(item.nbytes for item in self.on_gpu)
         return dense + sum(self.ffn_bytes) + (self.compute_bytes if self.on_gpu else 0)
 
     def apply(self, model: Model, device: Backend) -> Model:
-        """The same model with some of its weights in the memory of another device.
+        """Return a copy of the model with the placed weights in the device's memory.
 
-        The model that was given stays as it was, and both share the weights of the host. A layer
-        whose neurons are split has sliced matrices on the device, with the rows of its bucket in
-        order; the scheduler runs each part of the graph where its weights are. A layer's KV cache
-        goes where its attention's weights are.
+        The original is unchanged; both share the host's weights. A layer with split neurons has
+        sliced matrices on the device, with rows in the order of its bucket. The scheduler runs each
+        part of the graph where its weights are. A layer's KV cache is placed with its attention
+        weights.
 
         Raises:
             ModelError: the placement is of another model, or a layer computes all of its neurons.
-            AllocError: the device has not enough memory.
+            AllocError: the device does not have enough memory.
         """
         hp, split = model.hparams, self.split
         if (len(split.up), split.n_ff) != (hp.n_layer, hp.n_ff):
             raise ModelError(
-                f"{model.path}: neurons of {len(split.up)} layers of {split.n_ff} are placed, the "
-                f"model has {hp.n_layer} of {hp.n_ff}: the placement is of another model"
+                f"{model.path}: the placement has {len(split.up)} layers of {split.n_ff} neurons, "
+                f"the model {hp.n_layer} of {hp.n_ff}: it belongs to another model"
             )
-        there, here = _Copies(device.buffer_type()), _Copies(HOST)
+        on_device, on_host = _NewTensors(device.buffer_type()), _NewTensors(HOST)
         for item in self.on_gpu:
             for name in item.names:
                 if name in model.weights:  # not a cache
-                    tied = name == "token_embd.weight"  # the host reads its rows as well
-                    there.add("output.weight" if tied else name, model.weights[name])
+                    tied = name == "token_embd.weight"  # the host keeps it for the embedding
+                    on_device.add("output.weight" if tied else name, model.weights[name])
         for i in range(hp.n_layer):
-            _place_layer(model, i, split, there, here)
+            _place_layer(model, i, split, on_device, on_host)
         placed_model = copy.copy(model)
-        placed_model.weights = {**model.weights, **here.made(), **there.made()}
+        placed_model.weights = {**model.weights, **on_host.alloc(), **on_device.alloc()}
         placed_model.devices = (device, *model.devices)
         return placed_model
 
 
 def place(
-    needs: Inventory, budget_bytes: int, neurons: Neurons | None = None, *, compute_bytes: int = 0
+    needs: Inventory,
+    budget_bytes: int,
+    neurons: NeuronChooser | None = None,
+    *,
+    compute_bytes: int = 0,
 ) -> Placement:
-    """Spend a budget.
+    """Return the placement for a memory budget.
 
     Args:
-        neurons: chooses them for the bytes that are left; None places no neurons.
-        compute_bytes: that intermediate results need; they come before everything.
+        neurons: chooses neurons for the remaining bytes; None places no neurons.
+        compute_bytes: memory reserved for intermediate results.
 
     Raises:
-        ModelError: the statistics that neurons are chosen by are of another model.
+        ModelError: the statistics of the neurons are of another model.
     """
     left, n = budget_bytes - compute_bytes, 0
     while n < len(needs.items) and needs.items[n].nbytes <= left:
         left -= needs.items[n].nbytes
         n += 1
     rows, on_cpu = needs.rows, needs.items[n:]
-    split = nothing(len(rows.down), rows.n_ff)
+    split = empty_split(len(rows.down), rows.n_ff)
     if neurons is not None and all(item.level == KV for item in on_cpu):
         split = neurons(rows, left)
     pairs = enumerate(zip(split.up, split.down, strict=True))
@@ -149,15 +152,18 @@ def place(
     return Placement(budget_bytes, compute_bytes, needs.items[:n], on_cpu, split, ffn_bytes)
 
 
-def chosen(
+def choose_neurons(
     activity: Activity, rows: NeuronRows, left: int, solver: Solver | None = None,
     block: int = BLOCK,
 ) -> NeuronSplit:  # fmt: skip
-    """The hottest neurons of each layer, as many as a solver gives it: bind ``activity``.
+    """Return the hottest neurons of each layer; the solver decides how many.
+
+    With ``activity`` bound (``functools.partial``) it is a ``NeuronChooser``.
 
     Args:
+        left: remaining bytes of the budget.
         solver: ``greedy``, or ``balance`` with its ratios bound.
-        block: neurons that are chosen together.
+        block: neurons placed together.
 
     Raises:
         ModelError: ``activity`` is of another model.
@@ -167,16 +173,16 @@ def chosen(
 
 
 def check_activity(activity: Activity, n_layer: int, n_ff: int) -> None:
-    """Whether statistics fit a model. Raises: ModelError."""
+    """Check that statistics fit a model. Raises: ModelError."""
     if activity.shape != (n_layer, n_ff):
         raise ModelError(
-            f"the statistics are of {activity.shape[0]} layers of {activity.shape[1]} neurons, the "
-            f"model has {n_layer} of {n_ff}: make them with this model (pyllama-powerinfer stats)"
+            f"the statistics have {activity.shape[0]} layers of {activity.shape[1]} neurons, the "
+            f"model {n_layer} of {n_ff}: recreate them for this model (pyllama-powerinfer stats)"
         )
 
 
 def hottest(activity: Activity, n_up: Sequence[int], n_down: Sequence[int]) -> NeuronSplit:
-    """So many of each layer's most active neurons, the first of equal ones."""
+    """Return the ``n_up`` and ``n_down`` most active neurons of each layer, the first of ties."""
     up, down = [], []
     for row, u, d in zip(activity, n_up, n_down, strict=True):
         order = np.argsort(-row, kind="stable").astype(np.int32)
@@ -185,14 +191,14 @@ def hottest(activity: Activity, n_up: Sequence[int], n_down: Sequence[int]) -> N
     return NeuronSplit(activity.shape[1], tuple(up), tuple(down))
 
 
-def nothing(n_layer: int, n_ff: int) -> NeuronSplit:
-    """A split of no neurons."""
+def empty_split(n_layer: int, n_ff: int) -> NeuronSplit:
+    """Return a split without neurons on the GPU."""
     none = np.empty(0, np.int32)
     return NeuronSplit(n_ff, (none,) * n_layer, (none,) * n_layer)
 
 
-def greedy(activity: Activity, rows: NeuronRows, left: int, block: int) -> Numbers:
-    """Blocks of the hottest neurons by activity a byte, over all layers."""
+def greedy(activity: Activity, rows: NeuronRows, left: int, block: int) -> Counts:
+    """Return neurons per layer: take blocks by activity per byte, over all layers."""
     n_layer, n_ff = activity.shape
     if sum(rows.nbytes(i, n_ff, n_ff) for i in range(n_layer)) <= left:  # then without buckets
         return [n_ff] * n_layer, [n_ff] * n_layer
@@ -215,12 +221,13 @@ def greedy(activity: Activity, rows: NeuronRows, left: int, block: int) -> Numbe
 
 def balance(
     activity: Activity, rows: NeuronRows, left: int, block: int, *, up: float, down: float
-) -> Numbers:
-    """Blocks for each layer in turn, until activity here and there is as the speeds are.
+) -> Counts:
+    """Return neurons per layer: add blocks round-robin until ``A_gpu / A_cpu`` reaches a ratio.
+
+    ``A`` is the activity on a device.
 
     Args:
-        up, down: how many times as fast the GPU computes active rows of up (and gate), and of
-            down: ``A_gpu / A_cpu`` comes to this.
+        up, down: speed of the GPU relative to the CPU for active rows of up and gate, and of down.
     """
     n_layer, n_ff = activity.shape
     sums = _blocks(activity, block)
@@ -246,7 +253,11 @@ def balance(
 
 
 def _blocks(activity: Activity, block: int) -> Activity:
-    """Sums over blocks of each layer's neurons, the hottest first; the last may be short."""
+    """Return sums over blocks of each layer's neurons in descending order; the last may be short.
+
+    Shape:
+        NumPy order, [n_layer, n_ff] -> [n_layer, n_blocks]
+    """
     ordered = -np.sort(-activity, axis=1)
     starts = np.arange(0, activity.shape[1], block)
     sums: Activity = np.add.reduceat(ordered, starts, axis=1)
@@ -256,15 +267,15 @@ def _blocks(activity: Activity, block: int) -> Activity:
 _GPU = {"ffn_gate": "ffn_gate_gpu", "ffn_up": "ffn_up_gpu", "ffn_down_t": "ffn_down_gpu"}
 
 
-class _Copies:
-    """Tensors to be made in one buffer."""
+class _NewTensors:
+    """Tensors to be allocated in one buffer."""
 
     def __init__(self, buft: BufferType) -> None:
         self.buft, self.ctx = buft, Context(no_alloc=True)
         self.bytes: dict[str, npt.NDArray[np.uint8]] = {}
 
     def add(self, name: str, weight: Tensor, rows: Ids | None = None) -> None:
-        """A weight, or some of its rows."""
+        """Add a weight, or some of its rows."""
         data, ne = weight.bytes(), weight.ne
         if rows is not None:
             data = data.reshape(ne[1], -1)[rows].reshape(-1)
@@ -273,12 +284,12 @@ class _Copies:
         self.bytes[name] = data
 
     def add_ids(self, name: str, ids: Ids) -> None:
-        """Numbers of neurons."""
+        """Add a tensor of neuron ids."""
         self.ctx.new_tensor_1d(GGMLType.I32, len(ids)).set_name(name)
         self.bytes[name] = np.ascontiguousarray(ids, np.int32).view(np.uint8)
 
-    def made(self) -> Mapping[str, Tensor]:
-        """All of them, in memory."""
+    def alloc(self) -> Mapping[str, Tensor]:
+        """Allocate and fill all tensors, and return them by name."""
         if not self.bytes:
             return {}
         buffer = alloc_ctx_tensors(self.ctx, self.buft)
@@ -288,20 +299,22 @@ class _Copies:
         return tensors
 
 
-def _place_layer(model: Model, i: int, split: NeuronSplit, device: _Copies, host: _Copies) -> None:
+def _place_layer(
+    model: Model, i: int, split: NeuronSplit, device: _NewTensors, host: _NewTensors
+) -> None:
     up, down = split.up[i], split.down[i]
     if not up.size and not down.size:
         return
     prefix, source = f"blk.{i}.", model.hparams.source(i)
     if source in ("off", "topk"):
         raise ModelError(
-            f"{model.path}: layer {i} computes all of its neurons (`sparse={source!r}`): none can "
-            "be placed; load the model with a source that leaves some out, such as exact"
+            f"{model.path}: layer {i} computes all of its neurons (`sparse={source!r}`), so none "
+            "can be placed; load the model with a sparse source, such as exact"
         )
     whole = up.size == down.size == split.n_ff
     gated = f"{prefix}ffn_gate.weight" in model.weights
     parts = ["ffn_up", "ffn_gate"] if gated else ["ffn_up"]
-    if source == "exact":  # every token reads the first matrix in full
+    if source == "exact":  # the first matrix is computed in full
         parts.remove("ffn_gate" if gated else "ffn_up")
     for part, rows in [*((part, up) for part in parts), ("ffn_down_t", down)]:
         weight = model.weights[f"{prefix}{part}.weight"]

@@ -1,12 +1,12 @@
-"""A plan for a model file: what a GPU of so much memory would hold, from statistics of its neurons.
+"""Plans the placement of a model file on a GPU, from statistics of its neurons.
 
     model = Model.load("x.gguf", vocab_only=True)
     data = read_activity(model, stats="stats.json")
     planned = make_plan(model, Budget(8 << 30, n_ctx=4096), data.activity)
     planned.placed.split, planned.path             # also written to x.gguf.generated.gpuidx
 
-The ``.gpuidx`` file beside the model is PowerInfer's. It says from what it was made, and is used
-again while model, statistics, budget and choices are the same.
+The ``.gpuidx`` file next to the model is PowerInfer's format. It stores a digest of its inputs, and
+is reused while model, statistics, budget and choices are unchanged.
 """
 
 from __future__ import annotations
@@ -29,26 +29,28 @@ from .inventory import Inventory, NeuronRows, inventory
 from .placement import (
     BLOCK,
     Activity,
-    Neurons,
+    NeuronChooser,
     NeuronSplit,
     Placement,
     balance,
-    chosen,
+    choose_neurons,
     greedy,
     place,
 )
 from .simulate import shares
 from .stats import load_stats, source_name
-from .weights import read_as_ours
+from .weights import normalize_powerinfer_metadata
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes of a GPU, and what is set aside first.
+    """The memory of a GPU and its reserved part.
 
     Attributes:
-        n_ctx: cells of the KV cache; type_k, type_v: of its keys and values.
-        compute_bytes: for intermediate results.
+        nbytes: GPU memory that may be used.
+        n_ctx: cells of the KV cache.
+        type_k, type_v: types of the KV cache.
+        compute_bytes: reserved for intermediate results.
     """
 
     nbytes: int
@@ -60,11 +62,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Choice:
-    """How neurons are chosen.
+    """Parameters of the choice of neurons.
 
     Attributes:
-        solver: ``greedy`` or ``balance``; up, down: ratios of speeds for the latter.
-        block: neurons that are chosen together.
+        solver: ``greedy`` or ``balance``.
+        up, down: speed ratios for ``balance``.
+        block: neurons placed together.
     """
 
     solver: str = "greedy"
@@ -78,9 +81,9 @@ class IndexFile:
     """The ``.gpuidx`` file of a plan.
 
     Attributes:
-        given: says which neurons, and is only read.
-        path: is written, and read again while nothing changed; None: beside the model.
-        reset: write it anew.
+        given: an existing file with the neurons to place; it is only read.
+        path: file to write, and to reuse while nothing has changed; None: next to the model.
+        reset: recreate the file.
     """
 
     given: Path | None = None
@@ -90,7 +93,7 @@ class IndexFile:
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """Shares of tokens for which neurons are active, and for which they are computed."""
+    """Shares of tokens for which each neuron is active, and for which it is computed."""
 
     activity: Activity
     computed: Activity
@@ -98,11 +101,11 @@ class Observed:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A placement, what it was made of, and its file.
+    """A placement, the memory needs it is based on, and its file.
 
     Attributes:
-        path: of the ``.gpuidx`` file; None where no neuron is on the GPU.
-        found: whether the file was there.
+        path: the ``.gpuidx`` file; None if no neuron is on the GPU.
+        found: whether an existing file was used.
     """
 
     needs: Inventory
@@ -116,14 +119,15 @@ def read_activity(
     stats: str | os.PathLike[str] | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Observed:
-    """Statistics of a model from a JSON file or from a folder of PowerInfer's files.
+    """Return the statistics of a model from a JSON file or a folder of PowerInfer's files.
 
     Args:
-        model: its hyperparameters are enough.
-        folder: None is ``activation`` beside the model.
+        model: only its hyperparameters are used.
+        stats: a JSON file; None: read ``folder``.
+        folder: None: ``activation`` in the model's folder.
 
     Raises:
-        ModelError: there are none, they are damaged, or of another model.
+        ModelError: there are no statistics, they are damaged, or of another model.
         OSError: the JSON file cannot be read.
     """
     if stats is None:
@@ -135,23 +139,23 @@ def read_activity(
     with GGUFFile(model.path) as file:
         if found.fingerprint != model_fingerprint(file):
             raise ModelError(
-                f"{stats}: statistics of another model ({found.model}), not of {model.path}; make "
-                "them with pyllama-powerinfer stats"
+                f"{stats}: statistics of another model ({found.model}), not of {model.path}; "
+                "create them with pyllama-powerinfer stats"
             )
-    wanted = model.hparams.n_layer, model.hparams.n_ff
-    if found.counts.shape != wanted:
+    shape = model.hparams.n_layer, model.hparams.n_ff
+    if found.counts.shape != shape:
         raise ModelError(
             f"{stats}: statistics of {found.counts.shape} layers and neurons, the model has "
-            f"{wanted}; the file is damaged: make it with pyllama-powerinfer stats"
+            f"{shape}; the file is damaged: recreate it with pyllama-powerinfer stats"
         )
     same = found.source == source_name(model.hparams)
     return Observed(found.activity, found.computed if same else found.activity)
 
 
 def read_needs(model: Model, budget: Budget) -> Inventory:
-    """What a model would need of a GPU; its weights are not read. Raises: as ``make_plan``."""
+    """Return the GPU memory that a model needs; reads only its header. Raises: as ``make_plan``."""
     with GGUFFile(model.path) as file:
-        read_as_ours(file)
+        normalize_powerinfer_metadata(file)
         return inventory(file, model.hparams, budget.n_ctx, budget.type_k, budget.type_v)
 
 
@@ -162,25 +166,25 @@ def make_plan(
     choice: Choice | None = None,
     index: IndexFile | None = None,
 ) -> Plan:
-    """Place what fits; neurons as the index file says, if it was made of the same.
+    """Return the plan for a budget; reuses an index file made from the same inputs.
 
     Args:
-        model: its hyperparameters are enough.
-        activity: None places no neurons, unless a file is given.
+        model: only its hyperparameters are used.
+        activity: None places no neurons, unless ``index.given`` lists them.
 
     Raises:
-        ModelError: the statistics or a given file are of another model, or damaged; the file to
-            write is the model.
+        ModelError: the statistics or the given file are of another model, or damaged; the output
+            file is the model.
         GGUFError: a file cannot be read or written.
     """
     choice, index, needs = choice or Choice(), index or IndexFile(), read_needs(model, budget)
     digest = b"" if activity is None else sha256(activity.tobytes()).digest()
     with GGUFFile(model.path) as file:
         key = content_key(file, model.hparams.sparse, digest, budget, choice)
-    beside = model.path.with_name(f"{model.path.name}.generated.gpuidx")
-    path, found = index.given or index.path or beside, index.given is not None
+    default = model.path.with_name(f"{model.path.name}.generated.gpuidx")
+    path, found = index.given or index.path or default, index.given is not None
     if not found and path.exists() and path.samefile(model.path):
-        raise ModelError(f"{path}: is the model; give another name to write to (-o)")
+        raise ModelError(f"{path}: is the model; choose another output file (-o)")
 
     def neurons(rows: NeuronRows, left: int) -> NeuronSplit:
         nonlocal found
@@ -192,17 +196,17 @@ def make_plan(
         split, found = cached_split(path, key, budget.nbytes, solve, reset=index.reset)
         return split
 
-    wanted = neurons if activity is not None or index.given is not None else None
-    placed = place(needs, budget.nbytes, wanted, compute_bytes=budget.compute_bytes)
-    any_there = any(map(len, placed.split.up + placed.split.down))
-    return Plan(needs, placed, path if any_there else None, found)
+    chooser = neurons if activity is not None or index.given is not None else None
+    placed = place(needs, budget.nbytes, chooser, compute_bytes=budget.compute_bytes)
+    has_neurons = any(map(len, placed.split.up + placed.split.down))
+    return Plan(needs, placed, path if has_neurons else None, found)
 
 
-def _solver(activity: Activity, choice: Choice) -> Neurons:
+def _solver(activity: Activity, choice: Choice) -> NeuronChooser:
     solver = greedy
     if choice.solver == "balance":
         solver = partial(balance, up=choice.up, down=choice.down)
-    return partial(chosen, activity, solver=solver, block=choice.block)
+    return partial(choose_neurons, activity, solver=solver, block=choice.block)
 
 
 def _fitting(split: NeuronSplit, path: Path, rows: NeuronRows, left: int) -> NeuronSplit:
@@ -210,7 +214,7 @@ def _fitting(split: NeuronSplit, path: Path, rows: NeuronRows, left: int) -> Neu
     need = sum(rows.nbytes(i, len(up), len(down)) for i, (up, down) in pairs)
     if need > left:
         raise ModelError(
-            f"{path}: its neurons take {need / 2**20:.1f} MiB, and {left / 2**20:.1f} MiB of the "
-            "budget are left for them; give more, or have others chosen (without `given`)"
+            f"{path}: its neurons need {need / 2**20:.1f} MiB, but {left / 2**20:.1f} MiB of the "
+            "budget are left; increase the budget, or let neurons be chosen (without `given`)"
         )
     return split

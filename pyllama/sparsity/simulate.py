@@ -1,19 +1,19 @@
-"""How many tokens a second a placement would give, from bandwidths alone.
+"""Predicts the tokens per second of a placement from memory bandwidths.
 
     machine = Machine(cpu_bandwidth=60e9, gpu_bandwidth=900e9, pcie_bandwidth=25e9)
     predict(needs, placed, activity, machine).tokens_per_second
 
-One token at a time is bound by memory, so the model is short:
+Single-token decoding is memory-bound, so the model is simple:
 
-- a part takes the bytes that it reads, divided by the bandwidth of the memory that they lie in;
-- parts follow each other, but the CPU's and the GPU's neurons of a layer are computed at the same
-  time: the slower side counts;
-- where a part runs on another device than the one before, its input crosses PCIe, which takes its
-  bytes divided by that bandwidth, and ``latency``; a layer whose neurons are on both sides crosses
-  twice: its input and scores, and its partial result.
+- time of a part = bytes read / bandwidth of their memory;
+- parts run one after the other, except that GPU and CPU compute their neurons of a layer in
+  parallel: the slower one counts;
+- if a part runs on another device than the previous one, its input crosses PCIe: bytes / bandwidth
+  + ``latency``. A layer with neurons on both devices crosses twice: input and scores, then the
+  partial result.
 
-Of a neuron's rows the share of tokens that need it is read; of the KV cache, what ``depth`` tokens
-have filled. Launches, sampling and caches of the CPU are not in the model, so it is a bound.
+A neuron's rows are read by the share of tokens for which it is computed, the KV cache up to
+``depth``. Kernel launches, sampling and CPU caches are ignored, so the result is an estimate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _F32 = 4
 
 @dataclass(frozen=True)
 class Machine:
-    """Bandwidths in bytes a second; ``latency`` of a crossing in seconds."""
+    """Bandwidths in bytes per second; ``latency`` of a transfer in seconds."""
 
     cpu_bandwidth: float
     gpu_bandwidth: float
@@ -40,7 +40,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of one token by part; ``ffn`` is the slower side's; bytes that each memory gives."""
+    """Seconds of one token by part (``ffn``: of the slower device), and bytes read per device."""
 
     attention: float
     scores: float
@@ -52,22 +52,23 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """One token."""
+        """The time of one token."""
         return self.attention + self.scores + self.ffn + self.output + self.pcie
 
     @property
     def tokens_per_second(self) -> float:
-        """One after the other."""
+        """The speed of single-sequence decoding."""
         return 1 / self.seconds
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a token does.
+    """The simulated token.
 
     Attributes:
-        depth: tokens before it, of the ``n_ctx`` that the cache is for.
-        n_embd, n_vocab: elements of a hidden state, and of the logits.
+        depth: tokens in the KV cache before it.
+        n_ctx: size of the KV cache.
+        n_embd, n_vocab: sizes of a hidden state and of the logits.
     """
 
     depth: int
@@ -79,10 +80,10 @@ class Work:
 def predict(
     needs: Inventory, placed: Placement, activity: Activity, machine: Machine, work: Work
 ) -> Prediction:
-    """The time of one token.
+    """Return the predicted time of one token.
 
     Args:
-        activity: [n_layer, n_ff], the share of tokens that compute a neuron.
+        activity: [n_layer, n_ff], the share of tokens for which a neuron is computed.
     """
     run = _Run(placed, machine, work)
     for i in range(len(placed.ffn_bytes)):
@@ -98,14 +99,13 @@ def predict(
 
 
 def shares(activity: Activity) -> Activity:
-    """Counts as shares of tokens; where nobody wrote down how many there were, the most active
-    neuron counts as active for all."""
-    most = activity.max()
-    return activity / most if most > 1 else activity
+    """Return counts as shares of tokens; the number of tokens is taken to be the maximum count."""
+    maximum = activity.max()
+    return activity / maximum if maximum > 1 else activity
 
 
 class _Run:
-    """The time so far, and where the hidden state is."""
+    """The accumulated time, and the device that has the hidden state."""
 
     def __init__(self, placed: Placement, machine: Machine, work: Work) -> None:
         self.placed, self.machine, self.work = placed, machine, work
@@ -117,11 +117,11 @@ class _Run:
         self._here = {(item.level, item.layer) for item in placed.on_gpu}
 
     def cross(self, nbytes: float) -> None:
-        """Move so much from one device to the other."""
+        """Add the time of a transfer between the devices."""
         self.pcie += nbytes / self.machine.pcie_bandwidth + self.machine.latency
 
     def dense(self, level: str, layer: int) -> None:
-        """A part that is on one device; attention goes where its cache is."""
+        """Add a part on one device; attention also reads its KV cache."""
         parts = [((level, layer), 1.0)]
         if level == ATTENTION:
             parts.append(((KV, layer), self.work.depth / self.work.n_ctx))
@@ -131,7 +131,7 @@ class _Run:
                 self.seconds[level] += self._time(part in self._here, share * self._bytes[part])
 
     def neurons(self, rows: NeuronRows, i: int, active: Activity) -> None:
-        """A layer's neurons, on either side or on both."""
+        """Add a layer's neurons, on one device or both."""
         split, hidden = self.placed.split, _F32 * self.work.n_embd
         times = [
             self._time(bool(gpu), nbytes)
@@ -142,7 +142,7 @@ class _Run:
             self._go(ids != {0})
         else:
             self.cross(hidden + _F32 * split.n_ff)
-            if not np.array_equal(split.up[i], split.down[i]):  # partial results of up meet
+            if not np.array_equal(split.up[i], split.down[i]):  # partial results of up are merged
                 self.cross(2 * _F32 * split.n_ff)
             self.cross(hidden)
         self.seconds["ffn"] += max(times)
@@ -161,7 +161,7 @@ class _Run:
 def _neuron_bytes(
     rows: NeuronRows, i: int, active: Activity, split: NeuronSplit
 ) -> tuple[float, float]:
-    """What the CPU and the GPU read of a layer's rows for one token."""
+    """Return the bytes of a layer's rows that CPU and GPU read for one token."""
     cpu = gpu = 0.0
     for size, ids in ((sum(rows.up[i]), split.up[i]), (rows.down[i], split.down[i])):
         here = float(active[ids].sum())

@@ -1,10 +1,10 @@
-"""How fast a backend computes active neurons: bytes of their rows a second, measured.
+"""Measures how fast a backend computes active neurons, in bytes of their rows per second.
 
     speeds = measure_speeds(init_backend("cpu"), n_embd=4096, n_ff=11008, up=GGMLType.Q4_0,
                             down=GGMLType.Q4_0)
     speeds.up, speeds.down                         # of MUL_MAT_SPARSE and of AXPY
 
-Made of several matrices with other neurons active in each, so that no cache holds what is read.
+Uses several matrices with different active neurons, so that the rows are not in a cache.
 Source: Q-Infer's compute benchmark at start-up (one token of a batch, a tenth of neurons active).
 """
 
@@ -23,34 +23,35 @@ from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType, row_size
 
-_BYTES = 1 << 28  # of matrices: more than caches hold
-_BYTE = 0x11  # what they are full of: small numbers in every format
+_BYTES = 1 << 28  # total size of the matrices, larger than any cache
+_BYTE = 0x11  # fills the matrices; gives small numbers in every format
 _RUNS = 7
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Bytes of active rows a second: of up and gate, of down."""
+    """Bytes of active rows per second: of up and gate, and of down."""
 
     up: float
     down: float
 
     @property
     def mean(self) -> float:
-        """Of as many bytes of the one as of the other."""
+        """The harmonic mean: speed over equal numbers of bytes of both."""
         return 2 / (1 / self.up + 1 / self.down)
 
 
 def measure_speeds(
     backend: Backend, n_embd: int, n_ff: int, up: GGMLType, down: GGMLType, share: float = 0.1
 ) -> Speeds:
-    """Measure a backend, in a second or two.
+    """Return the speeds of a backend; takes a second or two.
 
     Args:
-        share: of neurons that are active.
+        share: fraction of active neurons.
 
     Raises:
-        AllocError: no memory for the matrices. UnsupportedOp: it does not compute such neurons.
+        AllocError: there is not enough memory for the matrices.
+        UnsupportedOp: the backend does not support the sparse ops.
     """
     return Speeds(
         _measure(backend, up, n_embd, n_ff, share, transposed=False),

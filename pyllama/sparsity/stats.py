@@ -1,10 +1,10 @@
-"""Statistics of a sparse model: which neurons were active, how often, and who foresaw it.
+"""Activation statistics of a ReLU model, and the quality of its predictors.
 
-    stats.density                                  # [n_layer], the share that is active for a token
-    stats.coverage(0.2)                            # of activations, by the hottest 20 % of neurons
+    stats.density                                  # [n_layer], active share of neurons per token
+    stats.coverage(0.2)                            # share of activations of the hottest 20 %
     save_stats("stats.json", stats); load_stats("stats.json")
 
-A neuron is active where what goes into its ReLU is larger than zero. ``collect`` makes them.
+A neuron is active if the input of its ReLU is positive. ``collect`` creates the statistics.
 """
 
 from __future__ import annotations
@@ -30,35 +30,38 @@ from .placement import Activity, hottest
 Shares = npt.NDArray[np.float64]
 _FORMAT = "pyllama sparse statistics 1"
 _MAX_BYTES, _MAX_VALUES = 128 << 20, 12 << 20  # 70 billion parameters have 2.3 million counts
-_MOST_TOKENS, _LONGEST = 1 << 48, 200
-COVERED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # shares of neurons in the file and in tables
+_MAX_TOKENS, _MAX_TEXT = 1 << 48, 200
+COVERED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # shares of neurons whose coverage is saved
 
 
-def judged(hparams: HParams) -> dict[int, str]:
-    """The layers whose scores may be wrong, and their source."""
+def predicted_layers(hparams: HParams) -> dict[int, str]:
+    """Return the layers whose active neurons are only predicted, with their sources."""
     sources = {i: hparams.source(i) for i in range(hparams.n_layer)}
     return {i: x for i, x in sources.items() if x in ("predictor", "signs", "svd")}
 
 
 def source_name(hparams: HParams) -> str:
-    """All such sources of a model in a word."""
-    return "+".join(sorted(set(judged(hparams).values())))
+    """Return the names of a model's predicting sources, joined by "+"."""
+    return "+".join(sorted(set(predicted_layers(hparams).values())))
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """What a text did in each layer of a model.
+    """Statistics of a text in each layer of a model.
 
     Attributes:
-        model: its description; fingerprint: see ``model_fingerprint``.
-        n_tokens: of the text.
-        source: of the scores, such as ``predictor``; empty where there were none.
-        threshold: that scores must reach.
+        model: the model's description.
+        fingerprint: see ``model_fingerprint``.
+        n_tokens: tokens of the text.
+        source: source of the scores, such as ``predictor``; empty without scores.
+        threshold: minimum score of a predicted neuron.
         counts: int64 [n_layer, n_ff], tokens for which a neuron was active.
-        batch_sizes: tokens in a row; union: [n_layer, len(batch_sizes)], the share of neurons that
-            at least one of so many tokens needs.
-        predicted: [n_layer], the share of neurons whose score reached the threshold; recall: of
-            active neurons, those; precision: of those, active ones. NaN without scores.
+        batch_sizes: numbers of consecutive tokens.
+        union: [n_layer, len(batch_sizes)], share of neurons active for at least one token of a
+            batch.
+        predicted: [n_layer], share of predicted neurons; NaN without scores.
+        recall: [n_layer], share of active neurons that were predicted.
+        precision: [n_layer], share of predicted neurons that were active.
     """
 
     model: str
@@ -75,33 +78,35 @@ class Statistics:
 
     @property
     def density(self) -> Shares:
-        """[n_layer]: the mean share of neurons that are active for a token."""
+        """[n_layer]: mean share of active neurons per token."""
         density: Shares = self.counts.mean(axis=1) / max(1, self.n_tokens)
         return density
 
     @property
     def activity(self) -> Activity:
-        """[n_layer, n_ff]: the share of tokens for which a neuron is active."""
+        """[n_layer, n_ff]: share of tokens for which a neuron is active."""
         return self.counts / max(1, self.n_tokens)
 
     @property
     def computed(self) -> Activity:
-        """[n_layer, n_ff]: the share of tokens for which a neuron is computed: where scores choose,
-        as many as they choose, spread as activity is."""
+        """[n_layer, n_ff]: share of tokens for which a neuron is computed.
+
+        With scores: activity scaled so that its mean is the share of predicted neurons.
+        """
         known = np.isfinite(self.predicted) & (self.density > 0)
         factor = np.where(known, self.predicted / np.where(known, self.density, 1.0), 1.0)
         scaled: Activity = np.minimum(self.activity * factor[:, None], 1.0)
         return scaled
 
     def coverage(self, share: float) -> Shares:
-        """[n_layer]: of all activations, how many are of the hottest ``share`` of neurons."""
+        """Return, by layer, the share of activations of the hottest ``share`` of neurons."""
         activity, n_layer = self.activity, len(self.counts)
         n = [round(share * activity.shape[1])] * n_layer
         return np.array(hottest(activity, n, n).share(activity))
 
 
 def save_stats(path: str | os.PathLike[str], stats: Statistics) -> None:
-    """Write JSON. Raises: OSError."""
+    """Write the statistics as JSON. Raises: OSError."""
     covered = np.stack([stats.coverage(share) for share in COVERED], axis=1)
     layers = [
         {
@@ -129,14 +134,19 @@ def save_stats(path: str | os.PathLike[str], stats: Statistics) -> None:
 
 
 def load_stats(path: str | os.PathLike[str]) -> Statistics:
-    """Read what ``save_stats`` wrote. Raises: ModelError; OSError: the file cannot be read."""
+    """Return the statistics in a file of ``save_stats``.
+
+    Raises:
+        ModelError: the file is not such a file, or damaged.
+        OSError: it cannot be read.
+    """
     path = Path(path)
     data = read_regular(path, _MAX_BYTES)
     try:
         return _parse(parse_json(data, _MAX_VALUES))
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise ModelError(
-            f"{path}: no statistics of pyllama-powerinfer stats, or damaged ({error!r:.80})"
+            f"{path}: not a file of pyllama-powerinfer stats, or damaged ({error!r:.80})"
         ) from None
 
 
@@ -148,7 +158,7 @@ def _parse(data: Any) -> Statistics:
     n_tokens, sizes = int(data["n_tokens"]), tuple(layers[0]["union"])
     if counts.ndim != 2 or not counts.size or counts.min() < 0 or counts.max() > n_tokens:
         raise ValueError("counts")
-    if not 1 <= n_tokens < _MOST_TOKENS:
+    if not 1 <= n_tokens < _MAX_TOKENS:
         raise ValueError(f"{n_tokens:.3g} tokens")
 
     def numbers(key: str) -> Shares:
@@ -156,10 +166,10 @@ def _parse(data: Any) -> Statistics:
 
     threshold = data["threshold"]
     return Statistics(
-        visible(str(data["model"]), limit=_LONGEST),
-        visible(str(data["fingerprint"]), limit=_LONGEST),
+        visible(str(data["model"]), limit=_MAX_TEXT),
+        visible(str(data["fingerprint"]), limit=_MAX_TEXT),
         n_tokens,
-        visible(str(data["source"]), limit=_LONGEST),
+        visible(str(data["source"]), limit=_MAX_TEXT),
         math.nan if threshold is None else float(threshold),
         counts,
         tuple(map(int, sizes)),
@@ -171,10 +181,10 @@ def _parse(data: Any) -> Statistics:
 
 
 def _shares(values: list[Any], key: str) -> Shares:
-    """Numbers from 0 to 1, or NaN. Raises: ValueError."""
+    """Return numbers from 0 to 1, or NaN, as an array. Raises: ValueError."""
     shares = np.array(values, np.float64)
     if not ((shares >= 0) & (shares <= 1) | np.isnan(shares)).all():
-        raise ValueError(f"{key} is no share")
+        raise ValueError(f"{key} is not a share")
     return shares
 
 

@@ -1,4 +1,4 @@
-"""Two thin matrices in place of a large one: a truncated SVD by a randomised range finder.
+"""Low-rank approximation of a matrix: a truncated SVD by a randomised range finder.
 
     first, second = low_rank(w, 512, seed=0)       # second @ first is nearly w
 
@@ -13,23 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
-_MORE = 16  # columns more than the rank: what the range finder may miss
+_OVERSAMPLING = 16  # additional columns for the range finder
 
 
 def low_rank(w: Floats, rank: int, seed: int) -> tuple[Floats, Floats]:
-    """The best approximation of ``w`` of a rank, nearly, as two factors of equal weight.
+    """Return nearly the best approximation of ``w`` of a rank, as two factors of equal norm.
 
     Shape:
         NumPy order, w [m, n] -> [rank, n], [m, rank]
     """
     m, n = w.shape
     rank = min(rank, m, n)
-    width = min(rank + _MORE, m, n)
+    width = min(rank + _OVERSAMPLING, m, n)
     x = np.random.default_rng(seed).standard_normal((n, width), np.float32)
-    x, _ = np.linalg.qr(w.T @ (w @ x))  # one power iteration, for spectra that fall slowly
+    x, _ = np.linalg.qr(w.T @ (w @ x))  # one power iteration, for slowly decaying spectra
     q, _ = np.linalg.qr(w @ x)  # [m, width], nearly the range of w
     b = q.T @ w  # [width, n]
     squares, u = np.linalg.eigh((b @ b.T).astype(np.float64))  # much cheaper than an SVD of b
     squares, u = squares[::-1][:rank], u[:, ::-1][:, :rank].astype(np.float32)
-    root = np.maximum(squares, 1e-30).astype(np.float32) ** 0.25  # to each its half: both fit F16
+    # the square root of the singular values goes to each factor, so that both fit F16
+    root = np.maximum(squares, 1e-30).astype(np.float32) ** 0.25
     return (u.T @ b) / root[:, None], (q @ u) * root

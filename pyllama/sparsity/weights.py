@@ -1,12 +1,12 @@
-"""The weights of sparse layers: what a file may have, which are read by rows, what is made at load.
+"""The weights of sparse layers: their names in files, and tensors computed at load.
 
     patterns = sparse_patterns(arch.TENSORS, file.tensors)
     plan = plan_weights(infos, hparams)            # plan.by_rows, plan.unread, plan.made
 
-A sparse layer has its down matrix transposed (``ffn_down_t``): row j belongs to neuron j, as rows
-of ``ffn_gate`` and ``ffn_up`` do. Rows that are read one by one stay as the file has them; what is
-multiplied whole may be repacked. A plain file's down matrix is transposed at load: float types keep
-theirs, quantized ones become F16, whose 11 bits round a code times its scale.
+A sparse layer has a transposed down matrix (``ffn_down_t``): row j belongs to neuron j, as in
+``ffn_gate`` and ``ffn_up``. Matrices read by rows keep the file's layout; others may be repacked.
+The down matrix of a dense file is transposed at load: float types are kept, quantized types become
+F16, which rounds the dequantized values.
 Source: PowerInfer, ``llm_load_sparse_model_tensors`` and its converters, for names and shapes.
 """
 
@@ -27,22 +27,22 @@ from ..hparams import HParams
 from .svd import low_rank
 
 _PREDICTOR = {"blk.{i}.fc1.weight?": ("n_embd", ANY), "blk.{i}.fc2.weight?": (ANY, "n_ff")}
-_FIRST = ("blk.{i}.ffn_gate.weight", "blk.{i}.ffn_up.weight")  # predictors come before these
-_STEP_ROWS = 256  # of a matrix that are read at once: a few megabytes
+_FIRST = ("blk.{i}.ffn_gate.weight", "blk.{i}.ffn_up.weight")  # predictors are listed before these
+_STEP_ROWS = 256  # rows of a matrix read at once: a few megabytes
 
 
-# --- what a file may have -------------------------------------------------------------------------
+# --- tensors and metadata of files ----------------------------------------------------------------
 
 
 def is_sparse(names: Collection[str]) -> bool:
-    """Whether a file's tensors are those of a sparse model."""
+    """Return whether the tensors are those of a sparse model."""
     return any(n.endswith((".ffn_down_t.weight", ".fc1.weight", ".fc2.weight")) for n in names)
 
 
 def sparse_patterns(
     patterns: Mapping[str, tuple[str, ...]], names: Collection[str]
 ) -> Mapping[str, tuple[str, ...]]:
-    """An architecture's tensors as a file with these names has them, in the order of use."""
+    """Return an architecture's tensors adapted to a file's tensor names, in the order of use."""
     if not is_sparse(names):
         return patterns
     renamed = [
@@ -60,26 +60,27 @@ def sparse_patterns(
 
 
 def predictor_faults(infos: Mapping[str, TensorInfo], n_layer: int) -> list[str]:
-    """Predictors of which a half is missing, or whose halves do not fit each other."""
+    """Return the faults of predictors: a missing matrix, or ranks that differ."""
     faults = []
     for i in range(n_layer):
         first, second = (f"blk.{i}.fc{n}.weight" for n in (1, 2))
         if (first in infos) != (second in infos):
-            lost, there = (first, second) if second in infos else (second, first)
-            faults.append(f"tensor '{lost}' is missing, the other half of '{there}'")
+            missing, present = (first, second) if second in infos else (second, first)
+            faults.append(f"tensor '{missing}' is missing, which belongs to '{present}'")
         elif first in infos and infos[first].ne[1] != infos[second].ne[0]:
             faults.append(
-                f"tensor '{second}' has sizes {list(infos[second].ne)}, want rows of "
+                f"tensor '{second}' has sizes {list(infos[second].ne)}, must have rows of "
                 f"{infos[first].ne[1]}, the rank of '{first}' {list(infos[first].ne)}"
             )
     return faults
 
 
-def read_as_ours(file: GGUFFile) -> None:
-    """Add, in memory, what PowerInfer's converters do not say.
+def normalize_powerinfer_metadata(file: GGUFFile) -> None:
+    """Add metadata that PowerInfer's converters omit, in memory.
 
-    Sparse models are ReLU models. Files of OPT (known by their missing epsilon) have the two rows
-    in front of the positions that nothing uses, and count them; a text begins with BOS.
+    - Sparse models: the activation is ReLU.
+    - OPT (recognised by the missing epsilon): add BOS; drop the two unused rows at the start of the
+      position embedding, and do not count them in the context length.
     """
     arch, known = file.get_str("general.architecture", ""), file.metadata
     if is_sparse(file.tensors) and f"{arch}.hidden_act" not in known:
@@ -98,11 +99,11 @@ def read_as_ours(file: GGUFFile) -> None:
         file.override({"opt.context_length": n})
 
 
-# --- what is done with it -------------------------------------------------------------------------
+# --- tensors computed at load ---------------------------------------------------------------------
 
 
 def plan_weights(infos: Mapping[str, TensorInfo], hparams: HParams) -> WeightPlan:
-    """The plan for the sources of ``hparams.sparse``."""
+    """Return the tensors to skip and to compute at load, for the sources in ``hparams.sparse``."""
     unread: set[str] = set()
     made: list[Made] = []
     for i in range(hparams.n_layer):

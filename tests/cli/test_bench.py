@@ -141,7 +141,7 @@ def test_comparison(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert "n_threads: 2 in A, 4 in B" in result.stdout
     assert "| llama 135M Q4_1 | tg64 | 11.00 | 22.00 | 2.00  |" in result.stdout
-    assert "1 of A's tests is not in B" in result.stdout
+    assert "1 test of A is not in B" in result.stdout
     result = compared(tmp_path, [{**ROW, "repack": True}], [{**ROW, "repack": False}])
     assert "repack: True in A, False in B" in result.stdout
 

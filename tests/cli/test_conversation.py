@@ -86,7 +86,13 @@ def test_a_person_is_told_what_there_is(talk: Any) -> None:
     commands = "/help\n/nosuch\n/regen\n/read /no/such\n/glob /no/such*\n/exit\n"
     code, out, err = talk("u:Hi|a:one", "-cnv", stdin=commands, tty=True)
     assert code == 0
-    for said in ("/regen  ", "no command /nosuch", "no reply to make", "No such file", "no file"):
+    for said in (
+        "/regen  ",
+        "no command /nosuch",
+        "no reply to regenerate",
+        "No such file",
+        "no file",
+    ):
         assert said in err
 
 

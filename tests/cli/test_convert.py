@@ -54,7 +54,7 @@ def test_sparse_files(tmp_path: Path) -> None:
         assert Path(out.strip()).read_bytes()[:4] == magic
     code, out, err = run(folder, "--predictor", tmp_path / "none")
     assert (code, out) == (1, "") and err.count("\n") == 1
-    assert "none: no such folder: name the folder that has model_0.pt" in err
+    assert "none: no such folder: give the folder of predictors (model_0.pt" in err
 
 
 @pytest.mark.parametrize(
@@ -62,15 +62,18 @@ def test_sparse_files(tmp_path: Path) -> None:
     [
         ([], "Missing argument 'DIR'"),
         (["no/such/folder"], "error: no/such/folder: no such folder"),
-        ([__file__], "is a file: name the folder of a Hugging Face checkpoint"),
+        ([__file__], "is a file: give the folder of a Hugging Face checkpoint"),
         ([".", "--outtype", "q5_0"], "'q5_0' is not one of"),
-        ([".", "--split-max-size", "2T"], "'2T' is not a number of M"),
+        ([".", "--split-max-size", "2T"], "'2T' is not a size in M"),
         ([".", "--split-max-size", "2G", "--split-max-tensors", "2"], "not both"),
         (
             [".", "--dense", "--predictor", "x"],
-            "--dense, or --predictor or --transpose-down, not b",
+            "--dense cannot be used with --predictor or --transpose-down",
         ),
-        ([".", "--dense", "--transpose-down"], "--dense, or --predictor or --transpose-down, not"),
+        (
+            [".", "--dense", "--transpose-down"],
+            "--dense cannot be used with --predictor or --transpose-down",
+        ),
         ([".", "--outfiles", "x"], "no such option --outfiles (did you mean --outfile?)"),
     ],
 )

@@ -53,16 +53,16 @@ def test_a_filter_starts_at_the_name_and_files_hold_the_values(path: Path, tmp_p
     for entry in index:
         np.testing.assert_array_equal(np.load(folder / entry["file"]), states[entry["name"]])
     code, out, err = run(path, "-p", "Hello", "--tensor-filter", "out-")
-    assert (code, out) == (0, "") and "no node has a name" in err
+    assert (code, out) == (0, "") and "--tensor-filter matches no node" in err
 
 
 def test_what_is_refused(path: Path, tmp_path: Path) -> None:
     code, _, err = run(path, "-p", "x", "--tensor-filter", "l_(")
     assert code == 2 and "'l_(' is not a regular expression" in err
     code, _, err = run(path, "-p", "x", "-n", "3", "--tensor-filter", "none")
-    assert code == 0 and "-n is ignored: the prompt runs once" in err
+    assert code == 0 and "-n is ignored: only the prompt is evaluated" in err
     code, _, err = run(path, "-p", "Hello", "-c", "3")
-    assert code == 2 and "tokens, the context 3: give a larger -c" in err
+    assert code == 2 and "tokens, the context 3: use a larger -c" in err
 
 
 def test_nan_stops_with_one_line(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_set_asks_and_can_be_tried(copy: Path) -> None:
     assert "True -> False" in run("set", "--dry-run", copy, key, "false").stdout
     for answer in ("yes\n", ""):  # the second: nobody is there to answer
         result = run("set", copy, key, "false", input=answer, code=1)
-        assert "the answer was not YES; --force does not ask" in result.stderr
+        assert "the answer was not YES; use --force to skip the question" in result.stderr
         assert copy.read_bytes() == before
     assert run("set", copy, key, "true").stdout == f"{key} is True already\n"
     run("set", copy, key, "false", input="YES\n")
@@ -75,7 +75,7 @@ def test_what_set_refuses(copy: Path, key: str, value: str, message: str) -> Non
 def test_set_knows_what_would_break_the_file(copy: Path, tmp_path: Path) -> None:
     write_gguf(tmp_path / "z.gguf", {"general.alignment": 64}, {})
     result = run("set", "--force", tmp_path / "z.gguf", "general.alignment", "32", code=1)
-    assert "how the file is laid out" in result.stderr
+    assert "describes the layout of the file" in result.stderr
     run("set", "--force", copy, "llama.context_length", "--", "-1", code=1)
 
 
@@ -143,15 +143,21 @@ def test_new_with_any_key(tiny: Path, tmp_path: Path) -> None:
         (["--set", "k=[u8:1"], "is not KEY=TYPE:VALUE"),
         (["--set", "k=[u8]:1"], "is not a JSON array"),
         (["--set", "k=[str]:[1]"], "not all items are strings"),
-        (["--set", "split.count=u16:3"], "says how a file is cut into parts: use `split` or"),
+        (
+            ["--set", "split.count=u16:3"],
+            "describes the split of a file: use pyllama-gguf split or",
+        ),
         (["--set", "general.alignment=u32:2147483648"], "must be a power of two from 8 to 2097152"),
         (["--special-token", "bos", "no such token"], "no token of the vocabulary is"),
-        (["--special-token-by-id", "bos", "261"], "token 261 is not among the 261"),
-        (["--special-token-by-id", "boss", "1"], "no special token is called 'boss'"),
+        (["--special-token-by-id", "bos", "261"], "there is no token 261, the vocabulary has 261"),
+        (["--special-token-by-id", "boss", "1"], "unknown special token 'boss'"),
         (["--chat-template", "[x"], "--chat-template is not JSON"),
         (["--chat-template", '[{"name": "x"}]'], "needs a name and a template"),
         (["--chat-template", "[1]"], "needs a name and a template"),
-        (["--chat-template", '[{"name": "x", "template": "\\ud800"}]'], "this text has no UTF-8"),
+        (
+            ["--chat-template", '[{"name": "x", "template": "\\ud800"}]'],
+            "this text cannot be encoded as UTF-8",
+        ),
     ],
 )
 def test_what_new_refuses(tiny: Path, tmp_path: Path, args: list[str], message: str) -> None:
@@ -164,7 +170,7 @@ def test_what_new_refuses(tiny: Path, tmp_path: Path, args: list[str], message: 
 @pytest.mark.parametrize(
     ("text", "code", "message"),
     [
-        (b'{"chat_template": 5}', 1, "a chat template is 5, want a text or a list"),
+        (b'{"chat_template": 5}', 1, "a chat template is 5, must be a text or a list"),
         (b'{"chat_template": ["x"]}', 1, "needs a name and a template"),
         (b"\xff", 2, "config.json is not UTF-8"),
     ],

@@ -56,7 +56,7 @@ def test_options_from_the_environment(
 
 def test_wrong_values_in_the_environment() -> None:
     code, _, err = run(LLAMA_ARG_CTX_SIZE="x")
-    assert code == 2 and "It is from the environment: LLAMA_ARG_CTX_SIZE." in err
+    assert code == 2 and "The value comes from the environment: LLAMA_ARG_CTX_SIZE." in err
     code, _, err = run("-c", "x", LLAMA_ARG_CTX_SIZE="x")
     assert code == 2 and "environment" not in err
     code, _, err = run(LLAMA_ARG_MLOCK="maybe")
@@ -94,12 +94,12 @@ def test_threads_run_where_the_flags_say(affinity: list[int]) -> None:
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (("-C", "0x0"), "is not a hexadecimal mask"),
-        (("-C", "f0g"), "is not a hexadecimal mask"),
-        (("-C", "1" + "0" * 40), "are not among those of this process"),
+        (("-C", "0x0"), "is not a nonzero hexadecimal mask"),
+        (("-C", "f0g"), "is not a nonzero hexadecimal mask"),
+        (("-C", "1" + "0" * 40), "are not available to this process"),
         (("-Cr", "3-1"), "is not a range of CPUs"),
         (("-Cr", "a"), "is not a range of CPUs"),
-        (("-Cr", "500-511"), "are not among those of this process"),
+        (("-Cr", "500-511"), "are not available to this process"),
         (("--prio", "4"), "--prio"),
         (("--poll", "101"), "--poll"),
         (("--cpu-strict", "2"), "--cpu-strict"),

@@ -42,13 +42,13 @@ def take(*args: str, ctx_size: int = 0) -> dict[str, Any]:
 
 def test_the_defaults_are_llama_cpps() -> None:
     options = take()
-    context = ContextOptions.take(options)
+    context = ContextOptions.from_click(options)
     assert (context.ctx_size, context.batch_size, context.ubatch_size) == (0, 2048, 512)
     assert (context.n_threads, context.n_threads_batch) == (None, None)
     from pyllama.sampling import SamplingParams
 
-    assert SamplingOptions.take(options).params() == SamplingParams(seed=-1)
-    model = ModelOptions.take(options)
+    assert SamplingOptions.from_click(options).params() == SamplingParams(seed=-1)
+    model = ModelOptions.from_click(options)
     assert (model.model, model.use_mmap, model.use_mlock, model.no_repack) == (
         None,
         True,
@@ -58,15 +58,15 @@ def test_the_defaults_are_llama_cpps() -> None:
 
 
 def test_a_tool_has_its_own_context_size() -> None:
-    assert ContextOptions.take(take(ctx_size=512)).ctx_size == 512
+    assert ContextOptions.from_click(take(ctx_size=512)).ctx_size == 512
 
 
 def test_old_and_new_spellings_are_one() -> None:
     old = take("-t", "3", "--temperature", "0", "-fa", "-c", "64", "-s", "7", "-e")
     new = take("--threads=3", "--temp=0", "--flash-attn=on", "--ctx-size=64", "--seed=7")
     assert old == new
-    assert ContextOptions.take(old).n_threads_batch == 3
-    assert ContextOptions.take(take("-t", "3", "-tb", "4")).n_threads_batch == 4
+    assert ContextOptions.from_click(old).n_threads_batch == 3
+    assert ContextOptions.from_click(take("-t", "3", "-tb", "4")).n_threads_batch == 4
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_old_and_new_spellings_are_one() -> None:
     ],
 )
 def test_load_modes(args: str, mmap: bool, mlock: bool) -> None:
-    model = ModelOptions.take(take(*args.split()))
+    model = ModelOptions.from_click(take(*args.split()))
     assert (model.use_mmap, model.use_mlock) == (mmap, mlock)
 
 
 def test_sampling_options_reach_the_chain() -> None:
     args = "-s 5 --temp 0.5 --top-k 0 -l 15043+1.5 -l 2-inf --ignore-eos --samplers top-k;temp"
-    params = SamplingOptions.take(take(*args.split())).params()
+    params = SamplingOptions.from_click(take(*args.split())).params()
     assert (params.seed, params.temp, params.top_k, params.ignore_eos) == (5, 0.5, 0, True)
     assert params.logit_bias == {15043: 1.5, 2: float("-inf")}
     assert params.samplers == ("top_k", "temperature")
@@ -112,7 +112,7 @@ def test_escapes(raw: bytes, text: bytes) -> None:
 
 def test_prompts(tmp_path: Path) -> None:
     def text(*args: str) -> str | None:
-        return PromptOptions.take(take(*args)).text()
+        return PromptOptions.from_click(take(*args)).text()
 
     file = tmp_path / "prompt.txt"
     file.write_bytes("é\\t\r\n\n".encode() + b"\xff\n")
@@ -122,7 +122,7 @@ def test_prompts(tmp_path: Path) -> None:
     assert text("-p", r"a\n", "--no-escape") == r"a\n"
     assert text("-p", "a\udcff") == "a\ufffd"
     assert text("-f", str(file)) == "é\t\r\n\n\ufffd"
-    whole = PromptOptions.take(take("-f", str(file), "--no-escape"))
+    whole = PromptOptions.from_click(take("-f", str(file), "--no-escape"))
     assert whole.text(whole_file=True) == "é\\t\r\n\n\ufffd\n"
     assert whole.text(b"from stdin") == "from stdin"
     with pytest.raises(OSError):
@@ -131,7 +131,7 @@ def test_prompts(tmp_path: Path) -> None:
 
 def test_sparse_options() -> None:
     def sparse(*args: str) -> tuple[str, float | None]:
-        options = ModelOptions.take(take(*args))
+        options = ModelOptions.from_click(take(*args))
         return options.sparse, options.sparse_threshold
 
     assert sparse() == ("auto", None)
@@ -143,22 +143,22 @@ def test_sparse_options() -> None:
 def test_overrides_of_metadata() -> None:
     quoted = '"s=str:with, a comma",n=float:2.5'
     options = take("--override-kv", "a=int:-3,b=bool:false", "--override-kv", quoted)
-    model = ModelOptions.take(options)
+    model = ModelOptions.from_click(options)
     assert model.override_kv == {"a": -3, "b": False, "s": "with, a comma", "n": 2.5}
     assert type(model.override_kv["b"]) is bool and not model.check_tensors
-    assert ModelOptions.take(take("--check-tensors")).check_tensors
+    assert ModelOptions.from_click(take("--check-tensors")).check_tensors
 
 
 @pytest.mark.parametrize(
     ("flag", "text", "message"),
     [
         ("--override-kv", "a", "'a' is not KEY=TYPE:VALUE"),
-        ("--override-kv", "a=u8:1", "TYPE one of int, float, bool, str"),
+        ("--override-kv", "a=u8:1", "with a TYPE of int, float, bool, str"),
         ("--override-kv", "a=int:1.5", "'1.5' is not of type int"),
         ("--override-kv", "a=bool:1", "'1' is not of type bool"),
-        ("--override-kv", '"a=str:x', "is not a list with commas"),
-        ("--sparse", "predictors", "'predictors': want auto, predictor, exact"),
-        ("--sparse", "topk", "want topk=N, how many neurons it keeps"),
+        ("--override-kv", '"a=str:x', "is not a comma-separated list"),
+        ("--sparse", "predictors", "'predictors': must be auto, predictor, exact"),
+        ("--sparse", "topk", "must be topk=N, N is the number of neurons"),
         ("--sparse-threshold", "nan", "'nan' is not a number, inf or -inf"),
         ("--sparse-threshold", "much", "'much' is not a number, inf or -inf"),
     ],

@@ -106,7 +106,7 @@ def test_balance_measures_the_cpu(
     folder = copy(made, tmp_path)
     result = run("plan", "-m", folder / "x.gguf", *PLAN, "--solver", "balance",
                  "--gpu-bandwidth", 1e-6)  # fmt: skip
-    assert "measured: the CPU reads active rows of up at" in result.stderr
+    assert "measured: the CPU reads active rows of ffn_up at" in result.stderr
     assert result.stdout.count(" 8/160") == 6  # such a GPU gets a block
 
 
@@ -114,8 +114,8 @@ SLIPS = {
     "a text": (("stats", "-m", "x"), "give the text with -f or -p"),
     "a budget": (("plan", "-m", "x"), "--vram-budget"),
     "a negative budget": (("plan", "-m", "x", "--vram-budget", "-1"), "not a finite number"),
-    "a picture": (("stats", "-p", "x", "--plot", "x.png"), "pictures are SVG"),
-    "two statistics": (("--stats", "a", "--activation", "b"), "--stats or with --activation"),
+    "a picture": (("stats", "-p", "x", "--plot", "x.png"), "the picture is SVG"),
+    "two statistics": (("--stats", "a", "--activation", "b"), "choose --stats or --activation"),
     "the GPU's speed": (("--simulate",), "--simulate needs the speed of the GPU"),
     "a ratio": (("--solver", "balance"), "give --gpu-bandwidth or --speed-ratio"),
     "three ratios": (("--speed-ratio", "1,2,3"), "is not R or R_UP,R_DOWN"),
@@ -123,7 +123,7 @@ SLIPS = {
     "no folder": (("stats", "-m", "x", "-p", "a", "-o", "none/s.json"), "none: no such directory"),
     "a file, no folder": (("stats", "-m", "x", "-p", "a", "--activation", __file__), "is a file"),
     "no folder of a picture": (("--svg", "none/s.svg"), "none: no such directory"),
-    "no neurons": (("--disable-gpu-index", *SPEEDS), "not with --disable-gpu-index"),
+    "no neurons": (("--disable-gpu-index", *SPEEDS), "cannot be used with --disable-gpu-index"),
     "statistics": (("--gpu-index", "x", *SPEEDS), "add --stats or --activation"),
 }
 
@@ -147,12 +147,12 @@ def test_faults_are_one_line(made: Path, tmp_path: Path) -> None:
         assert error.exit_code == 1 and len(lines) == 1 and message in lines[0], error.output
 
     write_activations(tmp_path / "a", np.ones((2, 160)))
-    fails("are of 2 layers of 160 neurons, the model has 3", "--activation", tmp_path / "a")
+    fails("have 2 layers of 160 neurons, the model 3", "--activation", tmp_path / "a")
     fails("no activation_0.pt", "--activation", tmp_path / "none")
     fails("damaged", "--stats", folder / "text.txt")
     fails("not a GGUF file", "--gpu-index", folder / "text.txt")
     fails("is a model, not a .gpuidx file", "--gpu-index", model)
-    fails("is the model; give another name", "-o", model, "--reset-gpu-index")
+    fails("is the model; choose another output file", "-o", model, "--reset-gpu-index")
     fails("computes all of its neurons", "--sparse", "off")
     shutil.rmtree(folder / "activation")
     fails("no activation_0.pt")

@@ -79,7 +79,7 @@ def test_dry_run(folder: Path) -> None:
     before = sorted(folder.iterdir())
     result = run(quantize.command, "--dry-run", folder / "x.gguf", "Q4_K_M")
     assert "blk.0.attn_q.weight" in result.stdout and "(Q5_0)" in result.stdout
-    assert "do not fill blocks of Q4_K: Q5_0 instead" in result.stderr
+    assert "are no multiple of Q4_K's block size: using Q5_0" in result.stderr
     assert "importance" not in result.stderr
     result = run(quantize.command, "--dry-run", folder / "x.gguf", "Q2_K_S", "3")
     assert sorted(folder.iterdir()) == before
@@ -88,23 +88,23 @@ def test_dry_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        ((), 2, "want MODEL [OUTFILE] TYPE [THREADS], got 0 words"),
-        (("x.gguf",), 2, "got 1 words"),
-        (("x.gguf", "y.gguf"), 2, "give the type"),
-        (("x.gguf", "y.gguf", "Q9"), 1, "no file type is called 'Q9'"),
+        ((), 2, "expected MODEL [OUTFILE] TYPE [THREADS], got 0 arguments"),
+        (("x.gguf",), 2, "got 1 arguments"),
+        (("x.gguf", "y.gguf"), 2, "the type to quantize to is missing"),
+        (("x.gguf", "y.gguf", "Q9"), 1, "unknown file type 'Q9'"),
         (("x.gguf", "y.gguf", "Q8_0", "many"), 2, "'many' is not a whole number"),
-        (("x.gguf", "Q8_0", "2", "3"), 2, "what is '3'"),
+        (("x.gguf", "Q8_0", "2", "3"), 2, "unexpected argument '3'"),
         (("none.gguf", "Q8_0"), 1, "no such file"),
         ((".", "Q8_0"), 1, "is a directory"),
         (("text.txt", "Q8_0"), 1, "not a GGUF file"),
-        (("x.gguf", "x.gguf", "Q8_0"), 1, "is the file to be read"),
+        (("x.gguf", "x.gguf", "Q8_0"), 1, "is the source; choose another name"),
         (("--tensor-type", "x", "x.gguf", "Q8_0"), 2, "is not REGEX=TYPE"),
         (("--tensor-type", "(=q8_0", "x.gguf", "Q8_0"), 2, "is not a regular expression"),
         (("--tensor-type", "a=q9", "x.gguf", "Q8_0"), 1, "cannot be quantized to 'q9'"),
         (("--output-tensor-type", "iq1_s", "x.gguf", "Q8_0"), 1, "cannot be quantized to"),
         (("--tensor-type-file", "none", "x.gguf", "Q8_0"), 1, "none: No such file"),
         (("--imatrix", "none", "x.gguf", "Q8_0"), 1, "none: no such file"),
-        (("--imatrix", "text.txt", "x.gguf", "Q8_0"), 1, "is no importance matrix"),
+        (("--imatrix", "text.txt", "x.gguf", "Q8_0"), 1, "is not an importance matrix"),
         (("--imatrix", "x.gguf", "x.gguf", "Q8_0"), 1, "general.type is None"),
         (("--prune-layers", "a", "x.gguf", "Q8_0"), 2, "'a' is not a whole number"),
         (("--prune-layers", "7", "x.gguf", "Q8_0"), 1, "layer 7 cannot be pruned"),
@@ -142,7 +142,7 @@ def test_from_text_to_a_weighed_model_and_its_distance(
     for args, message in (
         (("--show-statistics",), "--in-file"),
         ((), "give the text"),
-        (("-f", "text.txt", "--chunk", 99, *model), "none is left"),
+        (("-f", "text.txt", "--chunk", 99, *model), "there is no chunk"),
         (("-f", "text.txt", "-o", "none/i.gguf"), "none: no such directory to write to"),
     ):
         code = 1 if "--chunk" in args else 2
@@ -159,7 +159,9 @@ def test_from_text_to_a_weighed_model_and_its_distance(
     with GGUFFile("y.gguf") as file:
         assert file.get_int("quantize.imatrix.entries_count") == 8
     none = ("--imatrix", "i.gguf", "--include-weights", "no such", "x.gguf")
-    assert "no matrix is left" in run(quantize.command, *none, "y.gguf", "Q4_0").stderr
+    assert (
+        "the filters exclude every matrix" in run(quantize.command, *none, "y.gguf", "Q4_0").stderr
+    )
     run(quantize.command, "x.gguf", "z.gguf", "Q4_0")
     assert Path("y.gguf").read_bytes() == Path("z.gguf").read_bytes()
 
@@ -172,9 +174,9 @@ def test_from_text_to_a_weighed_model_and_its_distance(
     other = run(perplexity.command, "-m", "y.gguf", *compare).stdout
     assert "====== KL" not in other  # of 45 tokens there are no statistics
     for args, message in (
-        (("--kl-divergence",), "give --kl-divergence-base FILE"),
+        (("--kl-divergence",), "needs --kl-divergence-base FILE"),
         (("--kl-divergence", "--kl-divergence-base", "none"), "no such file"),
-        (("--kl-divergence", "--kl-divergence-base", "text.txt"), "is no file of logits"),
+        (("--kl-divergence", "--kl-divergence-base", "text.txt"), "is not a file of logits"),
     ):
         result = run(perplexity.command, *model, *args, code=2 if len(args) == 1 else 1)
         assert message in result.stderr

@@ -62,7 +62,7 @@ def test_parallel_continues_each_line_of_a_file(model: Path, tmp_path: Path) -> 
     (tmp_path / "p.txt").write_text("one\n\ntwo three\n")
     args = ("-f", tmp_path / "p.txt", "-ns", 5, "-np", 2, "-n", 6, "--seed", 7, "--ignore-eos")
     code, out, err = run(parallel.command, model, *args)
-    assert code == 0 and "5 texts, 2 at once" in err and " 30 generated tokens" in err
+    assert code == 0 and "5 texts, 2 in parallel" in err and " 30 generated tokens" in err
     parts = dict(re.findall(r"--- (\d): 6 tokens ---\n(one|two three)", out))
     assert parts == {str(i): ("one", "two three")[i % 2] for i in range(5)}
     assert out == run(parallel.command, model, *args)[1]  # the same seed, the same texts
@@ -72,7 +72,7 @@ def test_parallel_continues_each_line_of_a_file(model: Path, tmp_path: Path) -> 
     code, _, err = run(parallel.command, model, "-p", "x", "-ns", 2**31 - 1)
     assert code == 2 and "2147483647 is not a whole number from 0 to 100000" in err
     code, _, err = run(parallel.command, model)
-    assert code == 2 and "nothing to continue" in err
+    assert code == 2 and "there is no prompt" in err
 
 
 def test_sequences_with_cells_of_their_own(model: Path, tmp_path: Path) -> None:
@@ -170,4 +170,4 @@ def test_the_prompt_cache_of_a_conversation(model: Path, tmp_path: Path) -> None
     code, _, err = run(
         completion.command, model, "-i", "--prompt-cache", path, "--prompt-cache-all"
     )
-    assert code == 2 and "--prompt-cache-all is not for -i" in err
+    assert code == 2 and "--prompt-cache-all cannot be used with -i" in err

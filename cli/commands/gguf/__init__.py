@@ -1,4 +1,4 @@
-"""``pyllama-gguf``: look into GGUF files, change them, cut them, compare them.
+"""``pyllama-gguf``: inspect, edit, split, merge, hash, validate and compare GGUF files.
 
 pyllama-gguf dump x.gguf
 pyllama-gguf set x.gguf tokenizer.ggml.add_bos_token false
@@ -20,4 +20,4 @@ TABLE = {
 @click.group("gguf", cls=LazyGroup, table=TABLE)
 @version_option()
 def command() -> None:
-    """Look into GGUF files, change them, cut them, compare them."""
+    """Inspect, edit, split, merge and compare GGUF files."""

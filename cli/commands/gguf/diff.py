@@ -1,4 +1,4 @@
-"""``pyllama-gguf diff``: what two files do not have in common.
+"""``pyllama-gguf diff``: print the differences of two GGUF files.
 
 pyllama-gguf diff x.gguf y.gguf
 pyllama-gguf diff --json --no-values x-f16.gguf x-q8_0.gguf
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--no-values", is_flag=True, help="Compare metadata, types and shapes only.")
 @version_option()
 def command(a: Path, b: Path, as_json: bool, no_values: bool) -> None:
-    """Compare the files A and B. Exit code 1 where they differ."""
+    """Compare the GGUF files A and B. The exit code is 1 if they differ."""
     from pyggml.gguf import GGUFFile
     from pyllama.gguf_tools.diff import diff
 
@@ -62,7 +62,7 @@ def _text(found: Diff, counted: bool) -> Iterator[str]:
     for name in dict.fromkeys([*found.tensors_changed, *found.values]):
         types = found.tensors_changed.get(name)
         change = f": {_kind(types[0])} -> {_kind(types[1])}" if types else ""
-        yield f"~ tensor {name}{change}{_apart(found.values.get(name))}"
+        yield f"~ tensor {name}{change}{_values(found.values.get(name))}"
     if found.same:
         yield "no difference"
     elif counted:
@@ -73,19 +73,18 @@ def _kind(info: TensorInfo) -> str:
     return f"{info.type.name} {list(info.ne[: info.n_dims])}"
 
 
-def _apart(change: ValueChange | None) -> str:
+def _values(change: ValueChange | None) -> str:
     if change is None:
         return ""
     if change.n_changed < 0:
-        return ": values differ (a format that cannot be read here)"
+        return ": values differ (the type cannot be dequantized here)"
     return (
-        f": {change.n_changed} values differ, by {change.max_abs:.6g} at most, "
-        f"NMSE {change.nmse:.6g}"
+        f": {change.n_changed} values differ, by up to {change.max_abs:.6g}, NMSE {change.nmse:.6g}"
     )
 
 
 def _plain(found: Diff) -> dict[str, Any]:
-    """For JSON."""
+    """Return the differences as plain dictionaries and lists, for JSON."""
 
     def tensor(info: TensorInfo) -> dict[str, Any]:
         return {"name": info.name, "type": info.type.name, "shape": list(info.ne[: info.n_dims])}

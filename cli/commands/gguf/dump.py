@@ -1,4 +1,4 @@
-"""``pyllama-gguf dump``: metadata and tensors of a file, as text, Markdown or JSON.
+"""``pyllama-gguf dump``: print metadata and tensors as text, Markdown or JSON.
 
 pyllama-gguf dump x.gguf
 pyllama-gguf dump --json --no-tensors x.gguf
@@ -17,17 +17,17 @@ from ...output import visible, write, write_line
 from ...tool import Tool, version_option
 from .files import gguf_argument
 
-_FEW, _SHORT = 6, 60  # elements of an array and characters of a string that are shown
-_LONG = 200  # characters of a key that are
+_FEW, _SHORT = 6, 60  # displayed elements of an array, displayed characters of a string
+_LONG = 200  # displayed characters of a key
 
 
 @click.command("dump", cls=Tool)
 @gguf_argument()
-@click.option("--no-tensors", is_flag=True, help="Only metadata and totals.")
+@click.option("--no-tensors", is_flag=True, help="Do not list the tensors.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--markdown", is_flag=True, help="Print Markdown tables.")
-@click.option("--json-array", "--arrays", "arrays", is_flag=True, help="Show arrays in full.")
-@click.option("--data-offset", is_flag=True, help="Print only where the tensors' data begin.")
+@click.option("--json-array", "--arrays", "arrays", is_flag=True, help="Print arrays in full.")
+@click.option("--data-offset", is_flag=True, help="Print only the offset of the tensor data.")
 @click.option("--data-alignment", is_flag=True, help="Print only the alignment of the data.")
 @version_option()
 def command(
@@ -39,7 +39,7 @@ def command(
     data_offset: bool,
     data_alignment: bool,
 ) -> None:
-    """Print what is in a GGUF file; the first part of several stands for all."""
+    """Print metadata and tensors of a GGUF file, or of a split model given its first file."""
     from pyggml.gguf import GGUFFile
     from pyllama.gguf_tools.describe import describe
 
@@ -140,7 +140,7 @@ def _sparse(found: dict[str, Any]) -> str:
 
 
 def _spans(layers: Sequence[int]) -> str:
-    """Rising numbers as in "0-3, 7"."""
+    """Return increasing numbers in the form "0-3, 7"."""
     spans: list[list[int]] = []
     for layer in layers:
         if spans and layer == spans[-1][1] + 1:
@@ -157,7 +157,7 @@ def _totals(found: dict[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def _shown(entry: dict[str, Any], arrays: bool) -> tuple[str, int, str]:
-    """Type, number of values, and the value on one line: cut, unless ``arrays``."""
+    """Return type, number of values, and the value on one line, shortened unless ``arrays``."""
     value = entry["value"]
     if "array_types" in entry:
         few = value if arrays else value[:_FEW]

@@ -1,4 +1,4 @@
-"""What the sub-commands of ``pyllama-gguf`` share: the file they are given, and a question."""
+"""The file argument of the sub-commands of ``pyllama-gguf``, and the confirmation prompt."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def gguf_argument(name: str = "model") -> Callable[[F], F]:
-    """A GGUF file, or the first part of several."""
+    """Declare an argument that names a GGUF file, or the first file of a split model."""
     return click.argument(name, type=click.Path(path_type=Path))
 
 
 def confirm(warning: str) -> None:
-    """Ask before something that may do harm. Raises: ClickException: the answer is not YES."""
+    """Print a warning and ask for confirmation.
+
+    Raises:
+        click.ClickException: the answer is not YES.
+    """
     note(warning)
-    click.echo("Enter exactly YES to go on: ", err=True, nl=False)
+    click.echo("Type YES to continue: ", err=True, nl=False)
     if sys.stdin.readline().strip() != "YES":
         raise click.ClickException(
-            "nothing was changed: the answer was not YES; --force does not ask"
+            "nothing was changed: the answer was not YES; use --force to skip the question"
         )

@@ -1,4 +1,4 @@
-"""``pyllama-gguf merge``: put the parts of a model together, as llama-gguf-split --merge does.
+"""``pyllama-gguf merge``: merge the files of a split model, like llama-gguf-split --merge.
 
 pyllama-gguf merge x-00001-of-00003.gguf x.gguf
 """
@@ -17,10 +17,10 @@ from .files import gguf_argument
 @click.command("merge", cls=Tool)
 @gguf_argument()
 @gguf_argument("output")
-@click.option("--dry-run", is_flag=True, help="Only check that the parts are there and fit.")
+@click.option("--dry-run", is_flag=True, help="Only check that all parts exist and match.")
 @version_option()
 def command(model: Path, output: Path, dry_run: bool) -> None:
-    """Write all parts of the model whose first is MODEL to OUTPUT."""
+    """Merge a split model into the file OUTPUT. MODEL is its first file."""
     from pyggml.gguf import GGUFFile, merge
 
     if output.exists():

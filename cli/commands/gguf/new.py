@@ -1,4 +1,4 @@
-"""``pyllama-gguf new``: a copy of a file with other metadata.
+"""``pyllama-gguf new``: copy a file with changed metadata.
 
 pyllama-gguf new x.gguf y.gguf --general-name "Mine" --chat-template-file chat.jinja
 pyllama-gguf new x.gguf y.gguf --set llama.rope.freq_base=f32:1e6 --remove-metadata general.url
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyggml.gguf import GGUFFile
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_MAX_TEMPLATE_BYTES = 64 << 20  # or the tokenizer_config.json around it
+_MAX_TEMPLATE_BYTES = 64 << 20  # of a template file or a tokenizer_config.json
 _MAX_VALUES = 4 << 20
 _SIMPLE = {
     "general_name": "general.name",
@@ -42,25 +42,26 @@ def _settings(
 @click.command("new", cls=Tool)
 @gguf_argument("source")
 @gguf_argument("output")
-@click.option("--general-name", help="general.name.")
-@click.option("--general-description", help="general.description.")
-@click.option("--chat-template", help="The chat template, or a JSON list of named ones.")
-@click.option("--chat-template-config", type=_FILE, help="A tokenizer_config.json that has it.")
-@click.option("--chat-template-file", type=_FILE, help="A Jinja file that is it.")
-@click.option("--pre-tokenizer", help="tokenizer.ggml.pre.")
-@click.option("--remove-metadata", multiple=True, metavar="KEY", help="Leave out. Repeatable.")
+@click.option("--general-name", help="Set general.name.")
+@click.option("--general-description", help="Set general.description.")
+@click.option("--chat-template", help="Set the chat template, or a JSON list of named templates.")
+@click.option("--chat-template-config", type=_FILE,
+              help="Set the chat template of this tokenizer_config.json.")  # fmt: skip
+@click.option("--chat-template-file", type=_FILE, help="Set the chat template in this Jinja file.")
+@click.option("--pre-tokenizer", help="Set tokenizer.ggml.pre.")
+@click.option("--remove-metadata", multiple=True, metavar="KEY", help="Remove KEY. Repeatable.")
 @click.option("--special-token", multiple=True, nargs=2, metavar="NAME TEXT",
-              help="The token with that text is bos, eos, ... Repeatable.")  # fmt: skip
+              help="Set a special token (bos, eos, ...) by its text. Repeatable.")  # fmt: skip
 @click.option("--special-token-by-id", multiple=True, type=(str, int), metavar="NAME ID",
-              help="The same by its id.")  # fmt: skip
+              help="Set a special token by its id. Repeatable.")  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="KEY=TYPE:VALUE", callback=_settings,
-              help="Any other key: TYPE is u8 ... u64, i8 ... i64, f32, f64, bool, str; [TYPE] for "
-              "a JSON array of such. Repeatable.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Do not ask.")
-@click.option("--verbose", is_flag=True, help="Say what is changed.")
+              help="Set any key. TYPE is u8 ... u64, i8 ... i64, f32, f64, bool or str; [TYPE] for "
+              "a JSON array. Repeatable.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--verbose", is_flag=True, help="Print the changes.")
 @version_option()
 def command(source: Path, output: Path, force: bool, verbose: bool, **options: Any) -> None:
-    """Write a copy of SOURCE with other metadata to OUTPUT."""
+    """Copy SOURCE to OUTPUT with changed metadata."""
     from pyggml.gguf import GGUFFile, copy_gguf, whole_metadata
 
     with GGUFFile(source) as file:
@@ -69,7 +70,7 @@ def command(source: Path, output: Path, force: bool, verbose: bool, **options: A
         if verbose:
             _say_changes(old, metadata)
         if not force and any(key in old for key in options["remove_metadata"]):
-            confirm("Most metadata is needed: without it the new file may not work.")
+            confirm("Removing metadata can make the new file unusable.")
         if not force and output.exists():
             confirm(f"{output} exists and will be overwritten.")
         with progress_bar(f"writing {output}") as progress:
@@ -77,7 +78,7 @@ def command(source: Path, output: Path, force: bool, verbose: bool, **options: A
 
 
 def _changed(file: GGUFFile, old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The metadata of the copy."""
+    """Return the metadata of the copy."""
     import numpy as np
 
     from pyllama.gguf_tools import edit
@@ -85,7 +86,7 @@ def _changed(file: GGUFFile, old: dict[str, Any], options: dict[str, Any]) -> di
     metadata = dict(old)
     for key in options["remove_metadata"]:
         if metadata.pop(key, None) is None:
-            note(f"{key} is not there to be removed")
+            note(f"{key} cannot be removed: the file does not have it")
     template = _template(options)
     if template is not None:
         edit.set_chat_template(metadata, template)
@@ -95,7 +96,7 @@ def _changed(file: GGUFFile, old: dict[str, Any], options: dict[str, Any]) -> di
     for name, text in options["special_token"]:
         ids = edit.token_ids(file, text)
         if len(ids) > 1:
-            note(f"{len(ids)} tokens are {text!r}, the first is taken: {', '.join(map(str, ids))}")
+            note(f"{len(ids)} tokens are {text!r}, using the first: {', '.join(map(str, ids))}")
         metadata[edit.special_token_key(name)] = np.uint32(ids[0])
     for name, id in options["special_token_by_id"]:
         edit.check_token_id(file, id)
@@ -105,7 +106,7 @@ def _changed(file: GGUFFile, old: dict[str, Any], options: dict[str, Any]) -> di
 
 
 def _template(options: dict[str, Any]) -> Any:
-    """The chat template that the options name: text, a list of named ones, or None."""
+    """Return the chat template of the options: text, a list of named templates, or None."""
     found: Any = None
     if options["chat_template"] is not None:
         found = options["chat_template"]

@@ -1,4 +1,4 @@
-"""``pyllama-gguf set``: change one number or bool of the metadata where it stands.
+"""``pyllama-gguf set``: change one number or bool of the metadata in place.
 
 pyllama-gguf set x.gguf tokenizer.ggml.add_bos_token false
 """
@@ -18,17 +18,17 @@ from .files import confirm, gguf_argument
 @gguf_argument()
 @click.argument("key")
 @click.argument("value")
-@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
-@click.option("--force", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Print the change, do not write it.")
+@click.option("--force", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--verbose", is_flag=True, hidden=True)
 @version_option()
 def command(model: Path, key: str, value: str, dry_run: bool, force: bool, verbose: bool) -> None:
-    """Set one simple value of MODEL in place; a negative one stands behind "--"."""
+    """Set a number or bool of MODEL's metadata in place. Write "--" before a negative VALUE."""
     from pyggml.gguf import GGUFFile
-    from pyllama.gguf_tools.edit import planned_change
+    from pyllama.gguf_tools.edit import plan_change
 
     with GGUFFile(model) as file:
-        change = planned_change(file, key, value)
+        change = plan_change(file, key, value)
         if change.old == change.new:
             write_line(f"{key} is {change.old!r} already")
             return
@@ -36,5 +36,5 @@ def command(model: Path, key: str, value: str, dry_run: bool, force: bool, verbo
         if dry_run:
             return
         if not force:
-            confirm(f"A changed value can make {model} unusable; there is no undo.")
+            confirm(f"Changing metadata can make {model} unusable; there is no undo.")
         change.apply(file)

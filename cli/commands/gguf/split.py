@@ -1,4 +1,4 @@
-"""``pyllama-gguf split``: cut a file into parts, as llama-gguf-split does.
+"""``pyllama-gguf split``: split a file into several, like llama-gguf-split.
 
 pyllama-gguf split --split-max-size 2G x.gguf x        # x-00001-of-00003.gguf ...
 """
@@ -19,11 +19,11 @@ from .files import gguf_argument
 @gguf_argument()
 @click.argument("prefix", type=click.Path(path_type=Path))
 @click.option("--split-max-tensors", type=Number(1, INT32_MAX),
-              help="Most tensors in a part.  [default: 128]")  # fmt: skip
+              help="Maximum number of tensors per split.  [default: 128]")  # fmt: skip
 @click.option("--split-max-size", type=ByteCount(),
-              help="Most bytes of tensors in a part.")  # fmt: skip
-@click.option("--no-tensor-first-split", is_flag=True, help="Only metadata in the first part.")
-@click.option("--dry-run", is_flag=True, help="Only say how it would be cut.")
+              help="Maximum size of tensors per split.")  # fmt: skip
+@click.option("--no-tensor-first-split", is_flag=True, help="Put no tensors in the first split.")
+@click.option("--dry-run", is_flag=True, help="Only print the plan of the split.")
 @version_option()
 def command(
     model: Path,
@@ -33,7 +33,7 @@ def command(
     no_tensor_first_split: bool,
     dry_run: bool,
 ) -> None:
-    """Cut MODEL into PREFIX-00001-of-0000N.gguf and so on."""
+    """Split MODEL into PREFIX-00001-of-0000N.gguf and so on."""
     from pyggml.gguf import GGUFFile, plan_split, write_split
 
     if split_max_tensors is not None and split_max_size is not None:

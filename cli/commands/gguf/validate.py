@@ -1,4 +1,4 @@
-"""``pyllama-gguf validate``: what is wrong with a file, without running it.
+"""``pyllama-gguf validate``: check a file without running it.
 
 pyllama-gguf validate x.gguf && echo good
 """
@@ -18,7 +18,7 @@ from .files import gguf_argument
 @gguf_argument()
 @version_option()
 def command(model: Path) -> None:
-    """Check MODEL: its layout, its shapes and all weights. Exit code 1 where there is a fault."""
+    """Check the layout, shapes and all weights of MODEL. The exit code is 1 if there are faults."""
     from pyllama.gguf_tools.validate import validate
 
     with progress_bar(f"checking {model}") as progress:

@@ -1,4 +1,4 @@
-"""``pyllama-powerinfer``: which neurons of a ReLU model are active, and where they should be.
+"""``pyllama-powerinfer``: activation statistics of ReLU models, and GPU placement of neurons.
 
 pyllama-powerinfer stats -m x.gguf -f text.txt -o stats.json --plot stats.svg
 pyllama-powerinfer plan -m x.gguf --stats stats.json --vram-budget 8 --svg plan.svg
@@ -16,4 +16,4 @@ TABLE = {name: f".commands.powerinfer.{name}:command" for name in ("stats", "pla
 @click.group("powerinfer", cls=LazyGroup, table=TABLE)
 @version_option()
 def command() -> None:
-    """Count active neurons of a ReLU model, and place them on GPU and CPU."""
+    """Count active neurons of a ReLU model, and plan their placement on GPU and CPU."""

@@ -1,4 +1,4 @@
-"""Files that the commands write: pictures are SVG."""
+"""The option for an SVG picture."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...paths import writable
 
 
 def svg_option(flag: str) -> Callable[[Any], Any]:
-    """A file for a picture."""
+    """Declare an option that names an SVG file to write."""
     return click.option(
-        flag, type=click.Path(path_type=Path), callback=_svg, help="Write a picture of it (SVG)."
+        flag, type=click.Path(path_type=Path), callback=_svg, help="Write a picture (SVG)."
     )
 
 
 def _svg(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
     if value is not None and value.suffix.lower() != ".svg":
-        raise click.BadParameter(f"{str(value)!r}: pictures are SVG; give a name ending in .svg.")
+        raise click.BadParameter(f"{str(value)!r}: the picture is SVG; use a name ending in .svg.")
     return writable(ctx, param, value)

@@ -1,9 +1,9 @@
-"""``pyllama-powerinfer plan``: what of a sparse model a GPU of so much memory would hold.
+"""``pyllama-powerinfer plan``: plan the placement of a sparse model on a GPU and the CPU.
 
     pyllama-powerinfer plan -m x.gguf --stats stats.json --vram-budget 8 --svg plan.svg
     pyllama-powerinfer plan -m x.gguf --vram-budget 8 --simulate --gpu-bandwidth 900
 
-Prints tables, and writes PowerInfer's ``x.gguf.generated.gpuidx`` beside the model.
+Prints tables, and writes PowerInfer's ``x.gguf.generated.gpuidx`` next to the model.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ def command(
     model: Path | None, sparse: str, sparse_threshold: float | None, svg: Path | None,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Plan what of a sparse model a GPU holds: dense tensors first, then the hottest neurons."""
-    wanted, machine = PlanOptions.take(options), SimulateOptions.take(options)
-    _check(wanted, machine)
-    path, sizes = model_path(model), ContextOptions.take(options)
+    """Plan the placement of a sparse model: dense tensors first, then the hottest neurons."""
+    chosen, machine = PlanOptions.from_click(options), SimulateOptions.from_click(options)
+    _check(chosen, machine)
+    path, sizes = model_path(model), ContextOptions.from_click(options)
     from pyllama.core.model import Model
     from pyllama.sparsity.plan import IndexFile, make_plan, read_activity
 
     loaded = Model.load(path, vocab_only=True, sparse=sparse, sparse_threshold=sparse_threshold)
-    observed = read_activity(loaded, wanted.stats, wanted.activation) if _reads(wanted) else None
+    observed = read_activity(loaded, chosen.stats, chosen.activation) if _reads(chosen) else None
     activity = None if observed is None else observed.activity
-    budget = _budget(loaded, wanted, sizes, sparse)
-    speeds = _speeds(loaded, budget, machine, sizes) if _measures(wanted, machine) else None
+    budget = _budget(loaded, chosen, sizes, sparse)
+    speeds = _speeds(loaded, budget, machine, sizes) if _measures(chosen, machine) else None
     planned = make_plan(
         loaded,
         budget,
         activity,
-        _choice(wanted, machine, speeds),
-        IndexFile(wanted.gpu_index, wanted.output, wanted.reset_gpu_index),
+        _choice(chosen, machine, speeds),
+        IndexFile(chosen.gpu_index, chosen.output, chosen.reset_gpu_index),
     )
     for line in plan_table(planned, activity, path.name):
         write(line + "\n")
-    if planned.path is not None and wanted.gpu_index is None:
+    if planned.path is not None and chosen.gpu_index is None:
         note(f"{planned.path}: {'up to date' if planned.found else 'written'}")
     if svg is not None:
         from pyllama.sparsity.pictures import placement_svg
@@ -74,39 +74,41 @@ def command(
             write(line + "\n")
 
 
-def _check(wanted: PlanOptions, machine: SimulateOptions) -> None:
-    if wanted.stats is not None and wanted.activation is not None:
-        raise click.UsageError("give the statistics with --stats or with --activation, not both")
-    if wanted.disable_gpu_index and (machine.simulate or wanted.gpu_index is not None):
+def _check(chosen: PlanOptions, machine: SimulateOptions) -> None:
+    if chosen.stats is not None and chosen.activation is not None:
+        raise click.UsageError("choose --stats or --activation, not both")
+    if chosen.disable_gpu_index and (machine.simulate or chosen.gpu_index is not None):
         other = "--simulate" if machine.simulate else "--gpu-index"
-        raise click.UsageError(f"{other} is about neurons: not with --disable-gpu-index")
-    if machine.simulate and wanted.gpu_index is not None and not _reads(wanted):
+        raise click.UsageError(
+            f"{other} places neurons: it cannot be used with --disable-gpu-index"
+        )
+    if machine.simulate and chosen.gpu_index is not None and not _reads(chosen):
         raise click.UsageError("--simulate needs statistics: add --stats or --activation")
-    if _measures(wanted, machine) and machine.gpu_bandwidth is None:
-        what = "--simulate" if machine.simulate else "--solver balance"
+    if _measures(chosen, machine) and machine.gpu_bandwidth is None:
+        flag = "--simulate" if machine.simulate else "--solver balance"
         other = "" if machine.simulate else " or --speed-ratio"
-        raise click.UsageError(f"{what} needs the speed of the GPU: give --gpu-bandwidth{other}")
+        raise click.UsageError(f"{flag} needs the speed of the GPU: give --gpu-bandwidth{other}")
 
 
-def _reads(wanted: PlanOptions) -> bool:
-    """Whether statistics are read: a given file of neurons needs none."""
-    given = wanted.stats is not None or wanted.activation is not None
-    return not wanted.disable_gpu_index and (given or wanted.gpu_index is None)
+def _reads(chosen: PlanOptions) -> bool:
+    """Return whether statistics are needed: not with a given --gpu-index alone."""
+    given = chosen.stats is not None or chosen.activation is not None
+    return not chosen.disable_gpu_index and (given or chosen.gpu_index is None)
 
 
-def _measures(wanted: PlanOptions, machine: SimulateOptions) -> bool:
-    """Whether speeds are needed."""
-    return machine.simulate or (wanted.solver == "balance" and wanted.speed_ratio is None)
+def _measures(chosen: PlanOptions, machine: SimulateOptions) -> bool:
+    """Return whether the speeds of the CPU and GPU are needed."""
+    return machine.simulate or (chosen.solver == "balance" and chosen.speed_ratio is None)
 
 
-def _budget(model: Model, wanted: PlanOptions, sizes: ContextOptions, sparse: str) -> Budget:
+def _budget(model: Model, chosen: PlanOptions, sizes: ContextOptions, sparse: str) -> Budget:
     from pyggml.dtype import GGMLType
     from pyllama.inspect.graph_export import drawn_graph
     from pyllama.sparsity.plan import Budget
 
     n_ctx = sizes.ctx_size or model.hparams.n_ctx_train
     return Budget(
-        int(wanted.vram_budget * 2**30),
+        int(chosen.vram_budget * 2**30),
         n_ctx,
         GGMLType[sizes.cache_type_k.upper()],
         GGMLType[sizes.cache_type_v.upper()],
@@ -117,7 +119,7 @@ def _budget(model: Model, wanted: PlanOptions, sizes: ContextOptions, sparse: st
 def _speeds(
     model: Model, budget: Budget, machine: SimulateOptions, sizes: ContextOptions
 ) -> Speeds:
-    """The CPU's, given or measured."""
+    """Return the speeds of the CPU, given or measured."""
     from pyllama.sparsity.speeds import Speeds, measure_speeds
 
     if machine.cpu_bandwidth is not None:
@@ -130,21 +132,21 @@ def _speeds(
     found = measure_speeds(
         init_backend("cpu", n_threads=sizes.n_threads), hp.n_embd, hp.n_ff, up, down
     )
-    note(f"measured: the CPU reads active rows of up at {found.up / 1e9:.1f} GB/s, of down at "
-         f"{found.down / 1e9:.1f} GB/s")  # fmt: skip
+    note(f"measured: the CPU reads active rows of ffn_up at {found.up / 1e9:.1f} GB/s, of ffn_down "
+         f"at {found.down / 1e9:.1f} GB/s")  # fmt: skip
     return found
 
 
-def _choice(wanted: PlanOptions, machine: SimulateOptions, speeds: Speeds | None) -> Choice:
+def _choice(chosen: PlanOptions, machine: SimulateOptions, speeds: Speeds | None) -> Choice:
     from pyllama.sparsity.plan import Choice
 
-    if wanted.solver == "greedy":
-        return Choice(block=wanted.block)
-    ratios = wanted.speed_ratio
+    if chosen.solver == "greedy":
+        return Choice(block=chosen.block)
+    ratios = chosen.speed_ratio
     if ratios is None:
         assert speeds is not None and machine.gpu_bandwidth is not None
         ratios = machine.gpu_bandwidth * 1e9 / speeds.up, machine.gpu_bandwidth * 1e9 / speeds.down
-    return Choice("balance", *ratios, wanted.block)
+    return Choice("balance", *ratios, chosen.block)
 
 
 def _machine(machine: SimulateOptions, speeds: Speeds) -> Machine:

@@ -1,9 +1,9 @@
-"""The options of ``pyllama-powerinfer plan``: what is placed, by what, and on which machine.
+"""The options of ``pyllama-powerinfer plan``.
 
 @plan_options
 @simulate_options
 def command(**options: Any) -> None:
-    wanted, machine = PlanOptions.take(options), SimulateOptions.take(options)
+    chosen, machine = PlanOptions.from_click(options), SimulateOptions.from_click(options)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _POSITIVE = Number(1e-6, kind=float)
 def _ratios(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[float, float] | None:
-    """``R`` or ``UP,DOWN``."""
+    """Parse ``R`` or ``UP,DOWN``."""
     if value is None:
         return None
     parts = [_POSITIVE.convert(part, param, ctx) for part in value.split(",")]
@@ -33,7 +33,7 @@ def _ratios(
 
 @dataclass(frozen=True)
 class PlanOptions(Group):
-    """What is placed, by which statistics, and how."""
+    """Memory budget, solver, statistics and the .gpuidx file."""
 
     vram_budget: float
     solver: str
@@ -49,7 +49,7 @@ class PlanOptions(Group):
 
 @dataclass(frozen=True)
 class SimulateOptions(Group):
-    """A machine to be simulated; bandwidths in GB/s."""
+    """The machine to simulate; bandwidths in GB/s."""
 
     simulate: bool
     cpu_bandwidth: float | None
@@ -64,72 +64,76 @@ plan_options = stack(
         type=Number(0, 1 << 20, kind=float),
         required=True,
         metavar="GIB",
-        help="Memory of the GPU that may be used, in GiB.",
+        help="GPU memory that may be used, in GiB.",
     ),
     click.option(
         "--solver",
         type=click.Choice(["greedy", "balance"]),
         default="greedy",
         show_default=True,
-        help="greedy: the neurons that are active most often for their bytes, as PowerInfer. "
-        "balance: in each layer until GPU and CPU finish together, as Q-Infer.",
+        help="greedy: choose the neurons with the most activity per byte, like PowerInfer. "
+        "balance: in each layer, balance the times of GPU and CPU, like Q-Infer.",
     ),
     click.option(
         "--speed-ratio",
         callback=_ratios,
         metavar="R[,R]",
-        help="For balance: how many times as fast the GPU computes neurons; of up and gate, and "
-        "of down.  [default: the ratio of bandwidths]",
+        help="Speed of the GPU relative to the CPU, for --solver balance; with two numbers, of "
+        "ffn_up and ffn_gate, and of ffn_down.  [default: the ratio of bandwidths]",
     ),
     click.option(
         "--block",
         type=Number(1, INT32_MAX),
         default=256,
         show_default=True,
-        help="Neurons that are chosen together.",
+        help="Number of neurons placed together.",
     ),
-    click.option("--stats", type=_PATH, help="Statistics that the command stats wrote (JSON)."),
+    click.option("--stats", type=_PATH, help="Statistics written by the stats command (JSON)."),
     click.option(
         "--activation",
         type=_PATH,
-        help="A folder of PowerInfer's activation_0.pt, ...  [default: activation beside the "
-        "model, where no --stats is given]",
+        help="Folder of PowerInfer's activation_0.pt, ...  [default: activation in the model's "
+        "folder, without --stats]",
     ),
-    click.option("--gpu-index", type=_PATH, help="Place the neurons that this .gpuidx file names."),
+    click.option("--gpu-index", type=_PATH, help="Place the neurons listed in this .gpuidx file."),
     click.option(
         "-o",
         "--output",
         type=_PATH,
-        help="The .gpuidx file to write.  [default: MODEL.generated.gpuidx, beside the model]",
+        help="The .gpuidx file to write.  [default: MODEL.generated.gpuidx]",
     ),
     click.option(
-        "--reset-gpu-index", is_flag=True, help="Write that file anew, whatever it was made of."
+        "--reset-gpu-index",
+        is_flag=True,
+        help="Recreate the .gpuidx file even if it is up to date.",
     ),
-    click.option("--disable-gpu-index", is_flag=True, help="Place no neurons; only dense tensors."),
+    click.option("--disable-gpu-index", is_flag=True, help="Place only dense tensors, no neurons."),
 )
 
 simulate_options = stack(
-    click.option("--simulate", is_flag=True, help="Predict tokens a second from bandwidths."),
+    click.option("--simulate", is_flag=True, help="Predict tokens per second from bandwidths."),
     click.option(
         "--cpu-bandwidth",
         type=_POSITIVE,
         metavar="GB/S",
-        help="Of the CPU's memory.  [default: measured, on neurons of this model's sizes]",
+        help="Memory bandwidth of the CPU.  [default: measured with this model's FFN sizes]",
     ),
-    click.option("--gpu-bandwidth", type=_POSITIVE, metavar="GB/S", help="Of the GPU's memory."),
+    click.option(
+        "--gpu-bandwidth", type=_POSITIVE, metavar="GB/S", help="Memory bandwidth of the GPU."
+    ),
     click.option(
         "--pcie-bandwidth",
         type=_POSITIVE,
         metavar="GB/S",
         default=25.0,
         show_default=True,
-        help="Between the two.",
+        help="Bandwidth between CPU and GPU.",
     ),
     click.option(
         "--depth",
         type=Number(0, INT32_MAX),
         default=512,
         show_default=True,
-        help="Tokens in the cache before the one that is simulated.",
+        help="Tokens in the KV cache before the simulated token.",
     ),
 )

@@ -1,9 +1,9 @@
-"""``pyllama-powerinfer stats``: run a text through a ReLU model and count its active neurons.
+"""``pyllama-powerinfer stats``: evaluate a text with a ReLU model and count active neurons.
 
     pyllama-powerinfer stats -m x.gguf -f text.txt -o stats.json --plot stats.svg
     pyllama-powerinfer stats -m x.gguf -f text.txt --activation activation
 
-Prints a table, a line for each layer. ``plan`` reads the JSON file or the folder.
+Prints a table with a line per layer. ``plan`` reads the JSON file or the folder.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _PATH = click.Path(path_type=Path)
 
 @click.command("stats", cls=Tool)
 @prompt_options
-@click.option("-o", "--output", type=_PATH, callback=writable, help="Write everything as JSON.")
+@click.option("-o", "--output", type=_PATH, callback=writable, help="Write the statistics as JSON.")
 @svg_option("--plot")
 @click.option(
     "--activation",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write activation_0.pt, ... into this folder, for PowerInfer.",
+    help="Write PowerInfer's activation_0.pt, ... into this folder.",
 )
 @click.option(
     "-c",
@@ -44,14 +44,14 @@ _PATH = click.Path(path_type=Path)
     type=Number(1, INT32_MAX),
     default=512,
     show_default=True,
-    help="Tokens of a chunk of the text; each begins with an empty cache.",
+    help="Number of tokens per chunk of the text; each chunk starts with an empty KV cache.",
 )
 @click.option(
     "--chunks",
     type=Number(-1, INT32_MAX),
     default=-1,
     show_default=True,
-    help="Most chunks to evaluate. -1: all.",
+    help="Maximum number of chunks to process. -1: all.",
 )
 @click.option(
     "-t",
@@ -68,16 +68,16 @@ def command(
     output: Path | None, plot: Path | None, activation: Path | None, ctx_size: int, chunks: int,
     threads: int, **options: Any,
 ) -> None:  # fmt: skip
-    """Count which neurons of a ReLU model are active for a text.
+    """Count the active neurons of a ReLU model over a text.
 
-    Layers are computed in full. Where --sparse names a source that guesses (predictor, signs, svd),
-    its scores are judged at the threshold.
+    All neurons are computed. If --sparse names a predictor (predictor, signs, svd), its recall and
+    precision at the threshold are reported.
     """
-    text = PromptOptions.take(options).text()
+    text = PromptOptions.from_click(options).text()
     if text is None:
         raise click.UsageError("give the text with -f or -p")
     n_threads = threads if threads > 0 else None
-    model = load_model(ModelOptions.take(options), n_threads)
+    model = load_model(ModelOptions.from_click(options), n_threads)
     tokens = model.tokenizer.encode(text, add_special=True, parse_special=False)
     from pyllama.sparsity.collect import collect
 
@@ -113,7 +113,7 @@ def _write_files(
 
 
 def _table(stats: Statistics) -> Iterator[str]:
-    """Percentages; a column for the union of a few tokens, and of many."""
+    """Yield the lines of a table of percentages, with unions over 8 and 64 tokens."""
     import numpy as np
 
     batches = [i for i, size in enumerate(stats.batch_sizes) if size in (8, 64)]
@@ -123,9 +123,9 @@ def _table(stats: Statistics) -> Iterator[str]:
     if stats.source:
         columns |= {"predicted": stats.predicted, "recall": stats.recall,
                     "precision": stats.precision}  # fmt: skip
-    said = f", {stats.source} at threshold {stats.threshold:g}" if stats.source else ""
+    source = f", {stats.source} at threshold {stats.threshold:g}" if stats.source else ""
     n_layer, n_ff = stats.counts.shape
-    yield f"{stats.model}: {n_layer} layers of {n_ff} neurons, {stats.n_tokens} tokens{said}"
+    yield f"{stats.model}: {n_layer} layers of {n_ff} neurons, {stats.n_tokens} tokens{source}"
     yield "| layer | " + " | ".join(f"{name:>12}" for name in columns) + " |"
     yield "| ----: | " + " | ".join("-" * 11 + ":" for _ in columns) + " |"
     rows = [(str(i), [values[i] for values in columns.values()]) for i in range(n_layer)]

@@ -1,4 +1,4 @@
-"""What ``plan`` prints: what is where, and how fast that would be.
+"""The tables that ``plan`` prints: the placement and the predicted speed.
 
 for line in plan_table(planned, activity, "x.gguf"):
     print(line)
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def plan_table(planned: Plan, activity: Activity | None, name: str) -> Iterator[str]:
-    """What the budget is spent on, then a line for each layer."""
+    """Yield the lines of the placement table: memory used, then one line per layer."""
     from pyllama.sparsity.inventory import ATTENTION, KV, SCORES
     from pyllama.sparsity.pictures import by_level
 
@@ -45,12 +45,12 @@ def plan_table(planned: Plan, activity: Activity | None, name: str) -> Iterator[
 def simulation_table(
     planned: Plan, observed: Observed, machine: Machine, work: Work
 ) -> Iterator[str]:
-    """Predicted times of a token: of the plan, of the CPU alone, of a GPU that holds everything."""
-    from pyllama.sparsity.placement import chosen, place
+    """Yield predicted times of a token for the plan, the CPU alone, and everything on the GPU."""
+    from pyllama.sparsity.placement import choose_neurons, place
     from pyllama.sparsity.simulate import predict
 
     needs = planned.needs
-    everything = partial(chosen, observed.activity)
+    everything = partial(choose_neurons, observed.activity)
     cases: dict[str, Placement] = {
         "this plan": planned.placed,
         "CPU only": place(needs, 0),
@@ -62,7 +62,7 @@ def simulation_table(
     }
     yield ""
     yield (
-        f"one token behind {work.depth}, {machine.cpu_bandwidth / 1e9:.4g} GB/s CPU, "
+        f"one token at depth {work.depth}, {machine.cpu_bandwidth / 1e9:.4g} GB/s CPU, "
         f"{machine.gpu_bandwidth / 1e9:.4g} GB/s GPU, {machine.pcie_bandwidth / 1e9:.4g} GB/s PCIe:"
     )
     parts = ("attention", "scores", "ffn", "output", "pcie")

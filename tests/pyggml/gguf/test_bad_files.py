@@ -27,8 +27,8 @@ CASES: dict[str, tuple[bytes, str]] = {
     "big endian": (header(0, 0, version=3 << 24), "big endian"),
     "many tensors": (header(2**60, 0), r"claims \d+ tensors, which take at least"),
     "many entries": (header(0, 2**63), r"claims \d+ metadata entries, which take at least"),
-    "too many entries": (header(0, 70_000) + bytes(1 << 20), "most this reader takes is 65536"),
-    "too many tensors": (header(70_000, 0) + bytes(1 << 21), "most this reader takes is 65536"),
+    "too many entries": (header(0, 70_000) + bytes(1 << 20), "the limit is 65536"),
+    "too many tensors": (header(70_000, 0) + bytes(1 << 21), "the limit is 65536"),
     "key length": (header(0, 1) + HUGE + bytes(9), "at byte 24: the key of metadata entry 0 is 9"),
     "key cut": (header(0, 1) + struct.pack("<Q", 50) + b"abcdef", "takes 50 bytes and 6 are left"),
     "key empty": (header(0, 1) + string(b"") + bytes(12), "is 0 bytes long"),
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[bytes, str]] = {
         header(0, 1) + kv("a", 8, HUGE),
         "the value of 'a' takes 9223372036854775808",
     ),
-    "bool 2": (header(0, 1) + kv("a", 7, b"\2"), "at byte 37: 'a' holds the bool 2"),
+    "bool 2": (header(0, 1) + kv("a", 7, b"\2"), "at byte 37: 'a' has the bool 2"),
     "bool array": (header(0, 1) + kv("a", 9, numbers(7, b"\0\1\3\1")), "byte 51: .* the bool 3"),
     "array of arrays": (header(0, 1) + kv("a", 9, numbers(9, b"\0" * 24)), "array of arrays"),
     "element type": (header(0, 1) + kv("a", 9, numbers(99, b"\0")), "unknown element type 99"),
@@ -142,7 +142,7 @@ def test_bad_string_in_an_array_is_named(tmp_path: Path, n: int, length: int) ->
 def test_header_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_HEADER_BYTES", 100)
     body = header(0, 1) + kv("a", 8, string(b"x" * 200)) + bytes(99)
-    with pytest.raises(GGUFError, match="past the first 100 bytes"):
+    with pytest.raises(GGUFError, match="after the first 100 bytes"):
         GGUFFile(put(tmp_path, body))
 
 

@@ -135,7 +135,7 @@ def test_a_powerinfer_file_differs_in_its_magic_alone(path: Path) -> None:
         assert f.tensor_bytes("t").view(np.float32).tolist() == [0, 1, 2]
         copy_gguf(f, path, f.typed_metadata())
     assert path.read_bytes() == b"PWRI" + plain[4:]
-    with pytest.raises(GGUFError, match="the magic is b'GGML', there are: b'GGUF', b'PWRI'"):
+    with pytest.raises(GGUFError, match="the magic is b'GGML', must be one of b'GGUF', b'PWRI'"):
         write_gguf(path, {}, {}, magic=b"GGML")
 
 
@@ -167,7 +167,7 @@ def test_data_in_pieces(path: Path) -> None:
         ({"k": [1, "a"]}, "no array of int, str"),
         ({"k": [None]}, "no array of NoneType"),
         ({"k": None}, "no type for NoneType"),
-        ({"k": "\ud800"}, "this text has no UTF-8"),
+        ({"k": "\ud800"}, "this text cannot be encoded as UTF-8"),
         ({"general.alignment": "x"}, "general.alignment is 'x', must be an integer"),
         ({"k": 2**64}, "does not fit 64 bits"),
         ({"k": np.zeros((2, 2))}, "float64 with 2 dimensions"),

@@ -16,8 +16,8 @@ from pyggml.gguf import GGUFFile
 from pyggml.quants import dequantize, quantize
 from pyllama import Model
 from pyllama.convert import Options, convert
-from pyllama.convert.outtype import pieces, type_of
-from pyllama.convert.plan import Planned
+from pyllama.convert.outtype import tensor_chunks, tensor_type
+from pyllama.convert.plan import PlannedTensor
 from pyllama.convert.safetensors import read_safetensors
 from pyllama.errors import ModelError
 
@@ -80,14 +80,14 @@ def test_types_and_values(folder: Path, outtype: str, type: GGMLType, file_type:
     ],
 )
 def test_what_stays_in_more_bits(name: str, shape: tuple[int, ...], wanted: GGMLType) -> None:
-    assert type_of(name, shape, Q8_0) is wanted
+    assert tensor_type(name, shape, Q8_0) is wanted
 
 
 @pytest.mark.parametrize("shape", [(3, 2**21 + 32), (0, 32), (2, 5, 32), (32,)])
 def test_pieces_are_the_whole(shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    planned = Planned("w.weight", (2, *shape), (lambda: x, lambda: x + 1))
-    data = b"".join(piece.tobytes() for piece in pieces(planned, Q8_0))
+    planned = PlannedTensor("w.weight", (2, *shape), (lambda: x, lambda: x + 1))
+    data = b"".join(piece.tobytes() for piece in tensor_chunks(planned, Q8_0))
     wanted = [quantize(y, Q8_0) for y in (x, x + 1)] if x.size else [np.zeros(0, np.uint8)]
     assert data == b"".join(y.tobytes() for y in wanted)
 
@@ -220,13 +220,13 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config cut": (cut("config.json"), "config.json: not JSON"),
     "unknown": (
         lambda f: config(f, architectures=["NoSuchModel"]),
-        r"\['NoSuchModel'\], known are: .*LlamaForCausalLM.* a file in pyllama/arch: docs/add",
+        r"\['NoSuchModel'\], supported are .*LlamaForCausalLM.*to add one see docs/add",
     ),
     "no sizes": (lambda f: config(f, num_hidden_layers=None), "'llama.block_count' is missing"),
-    "an odd rope": (lambda f: config(f, rope_parameters=5), "rope's parameters are 5"),
+    "an odd rope": (lambda f: config(f, rope_parameters=5), "the RoPE parameters are 5"),
     "a rope without factors": (
         lambda f: config(f, rope_parameters={"rope_type": "longrope", "factor": 2.0}),
-        "rope's long_factor has 1 values, want 8",
+        "RoPE's long_factor has 1 values, must have 8",
     ),
     "a scalar": (
         edit(lambda t: t.update({"model.norm.weight": np.float32(1).reshape(())})),
@@ -240,47 +240,47 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "there are no weights"),
     "weights cut": (cut("model.safetensors"), "100 bytes are missing; the file is incomplete"),
     "no tokenizer": (lambda f: (f / "tokenizer.model").unlink(), "there is no vocabulary"),
-    "a tensor too few": (edit(lambda t: t.pop(UP)), f"such as '{UP}': one is missing"),
+    "a tensor too few": (edit(lambda t: t.pop(UP)), f"from '{UP}'.* is missing"),
     "a tensor too many": (
         edit(lambda t: t.update({"model.layers.1.mlp.gate.weight": TENSOR})),
-        "tensor 'model.layers.1.mlp.gate.weight' has no place",
+        "tensor 'model.layers.1.mlp.gate.weight' is unknown in a",
     ),
     "a layer too many": (
         edit(lambda t: t.update({UP.replace("1", "7"): TENSOR})),
         "'blk.7.ffn_up.weight'",
     ),
     "a wrong shape": (edit(lambda t: t.update({UP: TENSOR.T})), r"'blk.1.ffn_up.weight' has sizes"),
-    "heads that do not divide": (edit(lambda t: t.update({Q: TENSOR[:7]})), f"'{Q}' has the shape"),
+    "heads that do not divide": (edit(lambda t: t.update({Q: TENSOR[:7]})), f"'{Q}' of shape"),
     "twice": (
         lambda f: (f / "model-1.safetensors").write_bytes((f / "model.safetensors").read_bytes()),
-        "is in model-1.safetensors too",
+        "is also in model-1.safetensors",
     ),
     "another vocabulary": (
         lambda f: config(f, vocab_size=600),
         r"has sizes \[64, 512, 1, 1\], want \[64, 600",
     ),
-    "no tensors": (edit(lambda t: t.clear()), "there are no tensors by name in it"),
+    "no tensors": (edit(lambda t: t.clear()), "it contains no named tensors"),
     "a state of training": (
         nothing_in_torchs,
-        "pytorch_model.bin: there are no tensors by name in it",
+        "pytorch_model.bin: it contains no named tensors",
     ),
     "five dimensions": (
         edit(lambda t: t.update({UP: TENSOR.reshape(1, 1, 1, 160, 64)})),
-        "cannot become a GGUF file: .* 5 dimensions",
+        "cannot be converted to GGUF: .* 5 dimensions",
     ),
     "a shape beyond NumPy": (
         lambda f: (f / "model.safetensors").write_bytes(header(ENDLESS)),
-        f"'{Q}' has the shape",
+        f"'{Q}' of shape",
     ),
     "an endless name": (
         lambda f: (f / "model.safetensors.index.json").write_text(
             json.dumps({"weight_map": {Q: "x" * 5000}})
         ),
-        "no such file, though model.safetensors.index.json names it",
+        "no such file, but model.safetensors.index.json lists it",
     ),
     "half a character": (
         lambda f: (f / "tokenizer_config.json").write_text(r'{"chat_template": "\ud800"}'),
-        "'tokenizer.chat_template': .* is no character: this text has no UTF-8",
+        "'tokenizer.chat_template': .* is not a character: this text cannot be encoded",
     ),
     "a number beyond 64 bits": (
         lambda f: config(f, intermediate_size=10**30),
@@ -288,7 +288,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "an endless head": (
         lambda f: config(f, head_dim=10**11, rope_parameters={"rope_type": "llama3"}),
-        "rope turns 50000000000 pairs of a head, want 1 to 8192",
+        "RoPE rotates 50000000000 pairs of a head, must be 1 to 8192",
     ),
     "no merges": (bytes_without_merges, "tokenizer.ggml.merges is missing"),
     "a zero": (lambda f: config(f, num_attention_heads=0), "config.json|head"),
@@ -313,16 +313,16 @@ def test_wrong_arguments(folder: Path, tmp_path: Path) -> None:
             convert(*args, options=Options(**options))
 
     refused("no such folder", tmp_path / "none")
-    refused("is a file: name the folder", folder / "config.json")
-    refused("outtype is 'q5_0', there are: f32", folder, None, "q5_0")
+    refused("is a file: give the folder", folder / "config.json")
+    refused("outtype is 'q5_0', must be one of f32", folder, None, "q5_0")
     refused("no such directory to write to", folder, tmp_path / "none" / "x.gguf")
     refused("cannot be read", folder, metadata=tmp_path / "none.json")
     (folder / "m.json").write_text('{"llama.block_count": 1}')
-    refused("'llama.block_count' is no general", folder, metadata=folder / "m.json")
+    refused("'llama.block_count' is not a general", folder, metadata=folder / "m.json")
     (folder / "m.json").write_text('{"general.tags": 5}')
     refused("m.json: a general", folder, metadata=folder / "m.json")
     (folder / "generation_config.json").write_text('{"temperature": "hot"}')
-    refused("a general.. key is not as it must be: could not convert", folder)
+    refused("a general.. key has an invalid value: could not convert", folder)
     assert not list(folder.glob("*.gguf")) and not list(folder.glob(".*"))
 
 

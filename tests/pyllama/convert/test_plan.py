@@ -11,7 +11,7 @@ import pytest
 
 from pyllama.arch import Arch
 from pyllama.convert.mapping import Array, Config, Convert, Tensors
-from pyllama.convert.plan import Planned, check_missing, find_arch, plan_tensors
+from pyllama.convert.plan import PlannedTensor, check_missing, find_arch, plan_tensors
 from pyllama.convert.safetensors import read_safetensors
 from pyllama.errors import ModelError
 from pyllama.hparams import HParams
@@ -74,7 +74,7 @@ def checkpoint(n_layer: int = 2, n_expert: int = 3) -> dict[str, np.ndarray]:
     return tensors
 
 
-def plan(folder: Path, tensors: dict[str, np.ndarray], **config: Any) -> list[Planned]:
+def plan(folder: Path, tensors: dict[str, np.ndarray], **config: Any) -> list[PlannedTensor]:
     stored = read_safetensors(write_safetensors(folder / "model.safetensors", tensors))
     return plan_tensors(folder, stored, config, ARCH)
 
@@ -108,7 +108,7 @@ def test_other_media_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     eyes = {f"m.eyes.{i}.weight": tensors["head.weight"] for i in range(3)}
     assert len(plan(tmp_path, tensors)) == len(plan(tmp_path, tensors | eyes))
     (line,) = caplog.messages
-    assert "the text part is converted: 3 tensors are left out, such as 'm.eyes.0" in line
+    assert "the text model is converted: 3 tensors are skipped, such as 'm.eyes.0" in line
 
 
 def test_an_output_that_is_the_embedding(tmp_path: Path) -> None:
@@ -133,25 +133,27 @@ def test_tensors_that_are_wrong(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=message):
             check_missing(tmp_path, plan(tmp_path, tensors), HPARAMS, ARCH)
 
-    refused(good | {"m.layers.0.gate.weight": x}, "'m.layers.0.gate.weight' has no place in a Mine")
-    refused(good | {"m.layers.01.norm.weight": x}, "has no place")
+    refused(good | {"m.layers.0.gate.weight": x}, "'m.layers.0.gate.weight' is unknown in a Mine")
+    refused(good | {"m.layers.01.norm.weight": x}, "is unknown in a")
     refused(good | {"embed.weight": x}, "both become 'token_embd.weight'")
     name = "m.layers.1.experts.1.up.weight"
     refused(without(good, name), "stacked from 2 experts, but expert 1 is missing")
     refused(good | {name: x}, r"has the shape \[4, 4\], but 'm.*0.up.weight' \[4, 6\]")
-    refused(good | {"m.layers.0.qkv.weight": x[:3]}, r"has the shape \[3, 4\], which cannot become")
-    refused(good | {"m.layers.0.qkv.weight": x[0]}, r"has the shape \[4\], which cannot become")
+    refused(good | {"m.layers.0.qkv.weight": x[:3]}, r"of shape \[3, 4\] cannot be converted to")
+    refused(good | {"m.layers.0.qkv.weight": x[0]}, r"of shape \[4\] cannot be converted to")
     name = "m.layers.1.norm.weight"
-    refused(without(good, name), f"becomes 'blk.1.attn_norm.weight', such as '{name}': one is m")
-    refused(without(good, "m.layers.1.qkv.weight"), "becomes 'blk.1.attn_q.weight': one is missing")
-    refused(without(good, "m.embed.weight"), "such as 'm.embed.weight': one is missing")
+    refused(without(good, name), rf"for 'blk.1.attn_norm.weight' \(from '{name}'\) is missing")
+    refused(
+        without(good, "m.layers.1.qkv.weight"), "the tensor for 'blk.1.attn_q.weight' .*is missing"
+    )
+    refused(without(good, "m.embed.weight"), "from 'm.embed.weight'.* is missing")
     for e in range(3):
         good = without(good, f"m.layers.0.experts.{e}.up.weight")
-    refused(good, "such as 'm.layers.0.experts.0.up.weight': one is missing")
+    refused(good, "from 'm.layers.0.experts.0.up.weight'.* is missing")
 
 
 @pytest.mark.parametrize("named", [None, "LlamaForCausalLM", [], ["NoSuchModel"], [1]])
 def test_unknown_architectures(tmp_path: Path, named: Any) -> None:
-    with pytest.raises(ModelError, match=r"known are: .*LlamaForCausalLM.*docs/add-a-model.md"):
+    with pytest.raises(ModelError, match=r"supported are .*LlamaForCausalLM.*docs/add-a-model.md"):
         find_arch(tmp_path, {"architectures": named})
     assert find_arch(tmp_path, {"architectures": ["X", "LlamaForCausalLM"]})[0] == "llama"

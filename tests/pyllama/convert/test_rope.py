@@ -84,19 +84,21 @@ def test_factors() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown": ({"rope_scaling": {"type": "abacus"}}, "'abacus' is not supported; there are:"),
-    "no-mapping": ({"rope_scaling": [1, 2]}, "want names and values"),
-    "a-layer's-no-mapping": ({"rope_parameters": {"full_attention": 3}}, "want names and values"),
+    "unknown": ({"rope_scaling": {"type": "abacus"}}, "'abacus' is not supported; supported"),
+    "no-mapping": ({"rope_scaling": [1, 2]}, "must be an object"),
+    "a-layer's-no-mapping": ({"rope_parameters": {"full_attention": 3}}, "must be an object"),
     "sliding-scaled": ({"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}},
-                       "in layers with a window"),
+                       "of sliding-window layers is"),
     "untruncated": ({"rope_scaling": {"type": "yarn", **YARN, "truncate": False}}, "truncate"),
-    "few-factors": ({"rope_parameters": {**LONG, "long_factor": [1.0]}}, "1 values, want 8"),
+    "few-factors": ({"rope_parameters": {**LONG, "long_factor": [1.0]}}, "1 values, must have 8"),
     "llama3-backwards": ({"rope_scaling": {"type": "llama3", "low_freq_factor": 4.0,
-                                           "high_freq_factor": 4.0}}, "make no sense"),
-    "llama3-negative": ({"rope_scaling": {"type": "llama3", "factor": -1.0}}, "make no sense"),
-    **{f"llama3-factor-{x}": ({"rope_scaling": {"type": "llama3", "factor": x}}, "make no sense")
+                                           "high_freq_factor": 4.0}}, "parameters are invalid"),
+    "llama3-negative": ({"rope_scaling": {"type": "llama3", "factor": -1.0}},
+                        "parameters are invalid"),
+    **{f"llama3-factor-{x}": ({"rope_scaling": {"type": "llama3", "factor": x}},
+                               "parameters are invalid")
        for x in (math.nan, math.inf, 1e308)},
-    **{f"longrope-{x}": ({"rope_parameters": {**LONG, "short_factor": [x] * 8}}, "not larger than")
+    **{f"longrope-{x}": ({"rope_parameters": {**LONG, "short_factor": [x] * 8}}, "not greater than")
        for x in (math.nan, math.inf, 1e308, 0.0, -1.0)},
     "an-endless-head": ({"head_dim": 10**11, "rope_scaling": {"type": "llama3"}}, "50000000000"),
     "llama3-text": ({"rope_scaling": {"type": "llama3", "factor": "x"}}, "x"),

@@ -71,39 +71,45 @@ NAN[2, 3], INF[0, 7] = np.nan, -np.inf
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "one missing": (
         lambda p: (p / "model_1.pt").unlink(),
-        "no predictors for 1 of the model's 3 layers: there is no model_1.pt",
+        "predictors are missing for 1 of 3 layers: there is no model_1.pt",
     ),
     "all missing": (
         lambda p: [file.unlink() for file in p.glob("*.pt")],
-        "for 3 of the model's 3 layers: there is no model_0.pt, model_1.pt, model_2.pt",
+        "for 3 of 3 layers: there is no model_0.pt, model_1.pt, model_2.pt",
     ),
     "a layer too many": (
         lambda p: (p / "model_3.pt").write_bytes(b""),
-        "model_3.pt: there is no layer 3, the model has 3: are these the predictors of another",
+        "model_3.pt: there is no layer 3, the model has 3 layers: are these the predictors of",
     ),
     "twice": (
         lambda p: (p / "model_1.safetensors").write_bytes(b""),
-        "model_1.safetensors: model_1.pt is of layer 1 too: keep one",
+        "model_1.safetensors: model_1.pt is also of layer 1: keep one",
     ),
-    "no fc2": (rewrite(fc2__weight=None), "model_1.pt: tensor 'fc2.weight' is missing, which is"),
-    "a bias": (rewrite(fc1__bias=zeros(RANK)), "tensor 'fc1.bias' has no place in a predictor"),
+    "no fc2": (
+        rewrite(fc2__weight=None),
+        "model_1.pt: tensor 'fc2.weight' is missing; a predictor consists of",
+    ),
+    "a bias": (
+        rewrite(fc1__bias=zeros(RANK)),
+        "tensor 'fc1.bias' is unknown; a predictor consists of",
+    ),
     "another width": (
         rewrite(fc1__weight=zeros(RANK, 63)),
-        r"model_1.pt: tensor 'fc1.weight' has the shape \[48, 63\], want \[rank, 64\]",
+        r"model_1.pt: tensor 'fc1.weight' has the shape \[48, 63\], must be \[rank, 64\]",
     ),
     "other neurons": (
         rewrite(fc2__weight=zeros(N_FF - 1, RANK)),
-        r"tensor 'fc2.weight' has the shape \[255, 48\], want \[256, rank\]",
+        r"tensor 'fc2.weight' has the shape \[255, 48\], must be \[256, rank\]",
     ),
     "two ranks": (
         rewrite(fc2__weight=zeros(N_FF, 47)),
-        r"fc1.weight \[48, 64\] is of rank 48, but fc2.weight \[256, 47\] of 47",
+        r"fc1.weight \[48, 64\] has rank 48, but fc2.weight \[256, 47\] has 47",
     ),
-    "no rank": (rewrite(fc1__weight=zeros(0, N_EMBD)), r"\[0, 64\], want \[rank, 64\]"),
-    "a vector": (rewrite(fc1__weight=zeros(N_EMBD)), r"the shape \[64\], want \[rank, 64\]"),
+    "no rank": (rewrite(fc1__weight=zeros(0, N_EMBD)), r"\[0, 64\], must be \[rank, 64\]"),
+    "a vector": (rewrite(fc1__weight=zeros(N_EMBD)), r"the shape \[64\], must be \[rank, 64\]"),
     "code": (
         lambda p: write_archive(p / "model_2.pt", EVIL, {}),
-        "model_2.pt: wants 'posix.system', which is no part of a tensor: it is refused",
+        "model_2.pt: refers to 'posix.system', which is not part of a tensor: refused",
     ),
     "no tensors": (
         lambda p: write_archive(p / "model_2.pt", state(), {}),
@@ -115,22 +121,25 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "damaged safetensors": (
         lambda p: (p / "model_2.pt").rename(p / "model_2.safetensors"),
-        "model_2.safetensors: .* no safetensors file",
+        "model_2.safetensors: .* not a safetensors file",
     ),
-    "quantized": (eight_bits, "model_2.safetensors: a tensor is F8_E4M3, whose values need scales"),
+    "quantized": (eight_bits, "model_2.safetensors: a tensor is F8_E4M3, which is not supported"),
     "NaN": (rewrite(fc1__weight=NAN), r"model_1.pt: tensor 'fc1.weight' is nan at \[2, 3\]"),
     "infinity": (rewrite(fc2__weight=INF), r"model_1.pt: tensor 'fc2.weight' is -inf at \[0, 7\]"),
     "beyond F16": (
         rewrite(fc2__weight=zeros(N_FF, RANK) + 1e6),
         "'blk.1.fc2.weight' has values up to .*e.*too large for f16",
     ),
-    "threshold NaN": (threshold("NaN"), "config.json: sparse_threshold is nan, want a number"),
-    "threshold text": (threshold('"x"'), "config.json: sparse_threshold is 'x', want a number"),
-    "threshold bool": (threshold("true"), "sparse_threshold is True, want a number"),
-    "threshold large": (threshold("1e39"), r"sparse_threshold is 1e\+39, want a number that a 32"),
-    "threshold list": (threshold("[0.1]"), r"sparse_threshold is \[0.1\], want a number"),
+    "threshold NaN": (threshold("NaN"), "config.json: sparse_threshold is nan, must be a number"),
+    "threshold text": (threshold('"x"'), "config.json: sparse_threshold is 'x', must be a number"),
+    "threshold bool": (threshold("true"), "sparse_threshold is True, must be a number"),
+    "threshold large": (
+        threshold("1e39"),
+        r"sparse_threshold is 1e\+39, must be a number in the range of float32",
+    ),
+    "threshold list": (threshold("[0.1]"), r"sparse_threshold is \[0.1\], must be a number"),
     "no JSON": (lambda p: (p / "config.json").write_text("{"), "config.json: not JSON"),
-    "no folder": (shutil.rmtree, "no such folder: name the folder that has model_0.pt"),
+    "no folder": (shutil.rmtree, "no such folder: give the folder of predictors"),
 }
 
 
@@ -147,7 +156,7 @@ def test_one_clear_line_and_nothing_written(
 
 
 def test_a_file_in_place_of_the_folder(folder: Path) -> None:
-    with pytest.raises(ModelError, match=r"config\.json: is a file: name the folder that has"):
+    with pytest.raises(ModelError, match=r"config\.json: is a file: give the folder of"):
         convert(folder, options=Options(predictor=folder / "config.json"))
 
 
@@ -155,12 +164,12 @@ def test_a_file_in_place_of_the_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("variant", "message"),
     [
-        ("mixtral", "its feed-forward part is made of 4 experts.*predictor=None"),
+        ("mixtral", "the model has 4 experts.*predictor=None"),
         (
             "llama",
-            "its activation is not ReLU, whose neurons are never exactly zero.*predictor=None",
+            "its activation is not ReLU, which does not give exact zeros.*predictor=None",
         ),
-        ("opt_no_bias", "its activation is gelu_erf, whose neurons"),
+        ("opt_no_bias", "its activation is gelu_erf, which does not give exact zeros"),
         ("gpt2", "its activation is not ReLU"),
     ],
 )

@@ -90,9 +90,9 @@ PICKLES = {
     "eval": (dumped(eval, "1"), "__builtin__.eval"),
     "getattr": (dumped(getattr, "", "join"), "__builtin__.getattr"),
     "protocol 4": (dumped(os.system, "true", protocol=4), "opcode FRAME"),
-    "torch.hub.load": (called("torch.hub load"), "'torch.hub.load', which is no part"),
-    "torch.load": (called("torch.serialization load"), "no part of a tensor: it is refused"),
-    "a module within a name": (called("torch FloatStorage.__init__"), "is refused"),
+    "torch.hub.load": (called("torch.hub load"), "'torch.hub.load', which is not part"),
+    "torch.load": (called("torch.serialization load"), "not part of a tensor: refused"),
+    "a module within a name": (called("torch FloatStorage.__init__"), "refused, since"),
     "a storage is called": (called("torch FloatStorage"), "calls 'torch FloatStorage'"),
     "a tensor is called": (state(w=tensor("0", 6, 0, (6,), (1,)) + b")R"), "calls View"),
     "INST": (b"(ios\nsystem\n.", "opcode INST"),
@@ -113,10 +113,10 @@ PICKLES = {
     "no memo": (b"\x80\x02h\x05.", "is damaged"),
     "no end": (b"\x80\x02}", "is damaged"),
     "empty": (b"", "is damaged"),
-    "a list": (b"\x80\x02].", "holds list, want tensors"),
+    "a list": (b"\x80\x02].", "contains list, must be a dictionary of tensors"),
     "items of a list": (b"\x80\x02]NNs.", "items for list"),
-    "a storage of no kind": (state(w=b"(" + text("storage") + b"NNNNtQ"), "names no storage"),
-    "a negative storage": (state(w=storage("0", -1)), "names no storage"),
+    "a storage of no kind": (state(w=b"(" + text("storage") + b"NNNNtQ"), "is not a storage"),
+    "a negative storage": (state(w=storage("0", -1)), "is not a storage"),
     "a tensor of text": (
         state(w=b"ctorch._utils\n_rebuild_tensor_v2\n(" + text("x") + b"K\0))tR"), "makes a tensor"
     ),
@@ -177,7 +177,7 @@ def test_archives_that_are_refused(tmp_path: Path) -> None:
     refused("cannot be read: No such file")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x/other", b"")
-    refused("no data.pkl")
+    refused("without data.pkl")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x/byteorder", b"big")
         archive.writestr("x/data.pkl", good)

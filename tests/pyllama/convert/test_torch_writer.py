@@ -52,7 +52,9 @@ def test_any_array(tmp_path_factory: pytest.TempPathFactory, x: np.ndarray) -> N
 
 
 def test_what_torch_has_no_storage_for(tmp_path: Path) -> None:
-    with pytest.raises(TypeMismatch, match="no storage for NumPy's complex64; there are float64"):
+    with pytest.raises(
+        TypeMismatch, match="no storage for NumPy's complex64; supported are float64"
+    ):
         write_torch(tmp_path / "x.pt", np.zeros(2, np.complex64))
     assert not list(tmp_path.iterdir())
     with pytest.raises(OSError, match="no such directory"):

@@ -210,17 +210,26 @@ def test_chat_templates(tmp_path: Path) -> None:
 
 BAD_JSON = {
     "not JSON": ("{", "not JSON"),
-    "no object": ([], "JSON list, want an object"),
-    "no model": ({}, "a tokenizer of the type None"),
-    "another model": ({"model": {"type": "Unigram"}}, "type 'Unigram'; BPE and SentencePiece"),
-    "no vocabulary": ({"model": {"vocab": []}}, "there is no vocabulary in it"),
+    "no object": ([], "JSON list, expected an object"),
+    "no model": ({}, "the tokenizer's type is None"),
+    "another model": (
+        {"model": {"type": "Unigram"}},
+        "type is 'Unigram'; supported are BPE and SentencePiece",
+    ),
+    "no vocabulary": ({"model": {"vocab": []}}, "it has no vocabulary"),
     "an id of text": ({"model": {"vocab": {"a": "b"}}}, "token 'a' has the id 'b'"),
     "a huge id": ({"model": {"vocab": {"a": 2**40}}}, "has the id 1099511627776"),
     "the same id": ({"model": {"vocab": {"a": 0, "b": 0}}}, "'a' and 'b' have the id 0"),
     "a merge of one": ({"model": {"vocab": {"a": 0}, "merges": ["a"]}}, "'a' is not two symbols"),
-    "no merges": ({"model": {"vocab": {"a": 0}, "merges": 5}}, "BPE, but neither"),
+    "no merges": (
+        {"model": {"vocab": {"a": 0}, "merges": 5}},
+        "this BPE is neither byte-level nor SentencePiece",
+    ),
     "a merge of numbers": ({"model": {"vocab": {"a": 0}, "merges": [[1, 2]]}}, "is not two sym"),
-    "neither bytes nor pieces": ({"model": {"vocab": {"a": 0}}}, "BPE, but neither"),
+    "neither bytes nor pieces": (
+        {"model": {"vocab": {"a": 0}}},
+        "this BPE is neither byte-level nor SentencePiece",
+    ),
 }
 
 
@@ -239,7 +248,7 @@ def test_vocabularies_that_are_refused(tmp_path: Path) -> None:
 
     refused("there is no vocabulary: no tokenizer.model")
     bpe(tmp_path)
-    refused("has the token 511, config.json has the vocab_size 500", vocab_size=500)
+    refused("has the token 511, but vocab_size in config.json is 500", vocab_size=500)
     refused("vocab_size is 'x'", vocab_size="x")
     refused("vocab_size is 1099511627776", vocab_size=2**40)
     put(tmp_path, "tokenizer.model", "\nnot a model")

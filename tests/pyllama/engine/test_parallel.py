@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyllama import Context, Model
-from pyllama.bench.batched import batched_bench, cells
+from pyllama.bench.batched import batched_bench, required_cells
 from pyllama.engine import Engine, Lease, Request
 from pyllama.engine.generate import generate, generate_many
 from pyllama.engine.prompt_file import PromptFile
@@ -178,12 +178,12 @@ def test_batched_bench_measures_sizes_that_fit(make: Make) -> None:
         assert r.speed_tg == pytest.approx(r.tg * r.pl / r.t_tg)
         assert r.speed == pytest.approx((r.pp + r.tg) * r.pl / r.t)
     (row,) = batched_bench(context, [60], [4], [4], shared=True)
-    assert row.n_kv == cells(60, 4, 4, True) == 76
+    assert row.n_kv == required_cells(60, 4, 4, True) == 76
     assert row.speed_pp == pytest.approx(60 / row.t_pp)
     assert not list(batched_bench(context, [60], [4], [4]))
-    with pytest.raises(BatchError, match="5 sequences at once: this context has 4"):
+    with pytest.raises(BatchError, match="5 parallel sequences: this context has 4"):
         next(batched_bench(context, [8], [4], [5]))
-    with pytest.raises(BatchError, match=r"4 sequences at once: .* n_batch = 3"):
+    with pytest.raises(BatchError, match=r"4 parallel sequences .* n_batch is 3"):
         next(batched_bench(make(n_seq_max=4, n_batch=3), [8], [4], [4]))
     assert len(list(batched_bench(make(n_seq_max=4, n_batch=3), [8], [0], [4]))) == 1
 

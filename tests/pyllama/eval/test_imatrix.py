@@ -92,11 +92,11 @@ def test_going_on_from_a_file(make: Make, tmp_path: Path) -> None:
     assert collector.importance.entries["blk.0.attn_q.weight"].counts.tolist() == [96]
     other = Collector(32)
     other.importance.entries["blk.0.attn_q.weight"] = Entry(np.ones((1, 7), np.float32), np.ones(1))
-    with pytest.raises(ComputeError, match="it is of another model"):
+    with pytest.raises(ComputeError, match="it belongs to another model"):
         list(collect_importance(make(n_ctx=32), TOKENS, other))
 
 
 def test_too_short_texts(make: Make) -> None:
     for tokens, first in ((TOKENS[:20], 0), (TOKENS, 3), (TOKENS, 2**30)):
-        with pytest.raises(PerplexityError, match="none is left"):
+        with pytest.raises(PerplexityError, match="there is no chunk"):
             collect_importance(make(n_ctx=32), tokens, Collector(32), first)

@@ -12,7 +12,7 @@ import pytest
 from pyllama.errors import ContextFull
 from pyllama.eval.kl_divergence import kl_divergence, percentile
 from pyllama.eval.perplexity import PerplexityError, perplexity
-from pyllama.eval.saved_logits import SavedLogits, SavedLogitsError, encode, n_scored, saving
+from pyllama.eval.saved_logits import SavedLogits, SavedLogitsError, encode, logits_writer, n_scored
 
 from ..fake_context import BOS, FakeContext, FakeModel
 
@@ -119,8 +119,11 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(PerplexityError, match="not finite"):
         next(kl_divergence(FakeContext(model, n_ctx=16), SavedLogits(path)))
     tokens = np.full((1, 16), 3, np.int32)
-    for wrong, n_vocab, message in ((tokens, 9, "with 9 tokens"), (-tokens, 260, "not in the voc")):
-        with saving(path, wrong, n_vocab) as write:
+    for wrong, n_vocab, message in (
+        (tokens, 9, "its model has 9 tokens"),
+        (-tokens, 260, "not in the voc"),
+    ):
+        with logits_writer(path, wrong, n_vocab) as write:
             write(np.zeros((n_scored(16), n_vocab), np.float32))
         with pytest.raises(SavedLogitsError, match=message):
             kl_divergence(context, SavedLogits(path))
@@ -137,13 +140,13 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is no file of logits"),
-        (b"_logits_" + bytes(5), "is no file of logits"),
-        (b"GGUF" + bytes(60), "is no file of logits"),
+        (b"", "is not a file of logits"),
+        (b"_logits_" + bytes(5), "is not a file of logits"),
+        (b"GGUF" + bytes(60), "is not a file of logits"),
         (b"_logits_" + struct.pack("<3i", 16, 260, 0), "is damaged"),
         (b"_logits_" + struct.pack("<3i", -1, 260, 3), "is damaged"),
-        (b"_logits_" + struct.pack("<3i", 16, 2**31 - 1, 2**31 - 1), "is cut off"),
-        (b"_logits_" + struct.pack("<3i", 16, 260, 1) + bytes(1000), "is cut off"),
+        (b"_logits_" + struct.pack("<3i", 16, 2**31 - 1, 2**31 - 1), "is truncated"),
+        (b"_logits_" + struct.pack("<3i", 16, 260, 1) + bytes(1000), "is truncated"),
     ],
 )
 def test_damaged_files(tmp_path: Path, data: bytes, message: str) -> None:

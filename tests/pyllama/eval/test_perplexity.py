@@ -53,7 +53,7 @@ def test_what_cannot_be_done() -> None:
         perplexity(context, TOKENS)
     with pytest.raises(ContextFull, match="chunks of 64 tokens in a context of 32"):
         perplexity(context, TOKENS, n_ctx=64)
-    with pytest.raises(BatchError, match="want at least 4"):
+    with pytest.raises(BatchError, match="must be at least 4"):
         perplexity(context, TOKENS, n_ctx=3)
 
 

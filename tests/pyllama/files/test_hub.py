@@ -69,7 +69,7 @@ def test_files_by_pattern(server: HubServer, tmp_path: Path) -> None:
     hub = Hub(cache_dir=tmp_path)
     assert hub_model("user/model", "*f16.gguf", hub).read_bytes() == b"f16"
     assert hub_model("user/model", "sub/*", hub).read_bytes() == b"one"  # the first part
-    with pytest.raises(HubError, match=r"several files \*\.gguf: model-F16\.gguf, .*; want one"):
+    with pytest.raises(HubError, match=r"several files \*\.gguf: model-F16\.gguf, .*; name one"):
         hub_model("user/model", "*.gguf", hub)
     with pytest.raises(HubError, match=r"no file \*Q9\*; it has mmproj-Q4_K_M\.gguf"):
         hub_model("user/model", "*Q9*", hub)
@@ -117,7 +117,7 @@ def test_without_a_network_the_cache_is_used(server: HubServer, tmp_path: Path) 
         hub_model("user/model:F16", hub=offline)
     server.stop()
     assert hub_model("user/model", hub=Hub(cache_dir=tmp_path)) == path
-    with pytest.raises(HubError, match="cannot be fetched"):
+    with pytest.raises(HubError, match="cannot be downloaded"):
         hub_model("user/other", hub=Hub(cache_dir=tmp_path))
 
 
@@ -131,7 +131,7 @@ def test_a_disk_that_is_full_and_a_name_that_is_none(
 
     with monkeypatch.context() as patch:
         patch.setattr("huggingface_hub.hf_hub_download", fail)
-        with pytest.raises(HubError, match=r"gguf cannot be kept: .*No space left.*; HF_HOME"):
+        with pytest.raises(HubError, match=r"gguf cannot be saved: .*No space left.*; set HF_HOME"):
             hub_model("user/model", hub=Hub(cache_dir=tmp_path))
     for name in ("user/-model", "user/a..b", "u/" + "x" * 100):
         with pytest.raises(HubError, match=f"'{name}' is not a repository: ") as error:
@@ -169,8 +169,8 @@ def test_tokens(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("user/model:Q9", None, "no Q9 among its GGUF files; it has model-F16.gguf"),
         ("user/model", "x.gguf", "has no file x.gguf; it has mmproj"),
         ("user/empty", None, "has no GGUF files"),
-        ("model", None, "write user/model"),
-        ("../../etc/passwd", None, "write user/model"),
+        ("model", None, "use user/model or user/model:QUANT"),
+        ("../../etc/passwd", None, "use user/model or user/model:QUANT"),
     ],
 )
 def test_what_is_not_there(

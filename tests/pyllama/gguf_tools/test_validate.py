@@ -76,7 +76,7 @@ def test_sparse_layers(path: Path) -> None:
     assert not validate(good(path, weights)).faults
     weights["blk.1.fc1.weight"] = np.ones((64, SPEC.n_embd), np.float32)
     (fault,) = validate(good(path, weights)).faults
-    assert "'blk.1.fc2.weight' has sizes [32, 64, 1, 1], want rows of 64" in fault
+    assert "'blk.1.fc2.weight' has sizes [32, 64, 1, 1], must have rows of 64" in fault
     del weights["blk.0.fc2.weight"]
     weights["blk.1.ffn_down_t.weight"] = weights["blk.1.ffn_down_t.weight"].T.copy()
     faults = "\n".join(validate(good(path, weights)).faults)

@@ -80,7 +80,7 @@ def test_times_of_a_real_run(path: Path, n_tokens: int) -> None:
     timed = {t.name for t in drawn.times}
     computed = {n.name for n in drawn.graph.nodes if n.op and not n.op.is_view}
     assert timed | fused == computed and "norm-0" in fused
-    assert drawn.runs[0].n_threads == 2 and "behind 3, 2 threads" in drawn.title
+    assert drawn.runs[0].n_threads == 2 and "at depth 3, 2 threads" in drawn.title
     assert "us, " in graph_dump_dot(drawn.graph, times=drawn.times)
     assert drawn.plan.offsets
 

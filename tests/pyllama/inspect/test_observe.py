@@ -97,7 +97,7 @@ def test_what_observe_refuses(model: Model) -> None:
     context = new(model, n_ubatch=8)
     with pytest.raises(BatchError, match="37 tokens to observe at once, but n_ubatch is 8"):
         observe(context, TOKENS)
-    with pytest.raises(BatchError, match=r"no node is called h_out-\*; there are .*attn_norm-0"):
+    with pytest.raises(BatchError, match=r"no node matches h_out-\*; there are .*attn_norm-0"):
         observe(context, TOKENS[:3], ["h_out-*"])
 
 
@@ -107,7 +107,7 @@ def test_parts_of_a_long_prompt_are_each_seen(model: Model) -> None:
         new(model, n_ubatch=16),
         TOKENS,
         lambda node, values: seen.append((node.name, values.shape)),
-        wants=lambda name: name == "l_out-0",
+        name_filter=lambda name: name == "l_out-0",
     )
     n_embd = model.hparams.n_embd
     assert seen == [("l_out-0", (1, 1, n, n_embd)) for n in (16, 16, 5)]
@@ -130,11 +130,11 @@ def test_nan_ends_the_decode_and_leaves_the_memory_as_it_was(path: Path) -> None
 def test_an_error_in_the_callback_reaches_the_caller(model: Model) -> None:
     context = new(model)
 
-    def look(node: Tensor, values: np.ndarray) -> None:
+    def callback(node: Tensor, values: np.ndarray) -> None:
         raise KeyError(node.name)
 
     with pytest.raises(KeyError, match="attn_norm-1"):
-        watch(context, TOKENS, look, wants=lambda name: name == "attn_norm-1")
+        watch(context, TOKENS, callback, name_filter=lambda name: name == "attn_norm-1")
     np.testing.assert_array_equal(decoded(context), decoded(new(model)))
 
 

@@ -14,7 +14,7 @@ from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFError, GGUFFile, merge, plan_split, write_gguf, write_split
 from pyllama import Batch, Context, Model
 from pyllama.errors import ModelError
-from pyllama.quantize import FILE_TYPES, Options, Wishes, find_file_type, quantize_model
+from pyllama.quantize import FILE_TYPES, Options, TypeOverrides, find_file_type, quantize_model
 from pyllama.quantize.file_types import can_write
 
 from ..models import Spec, random_weights, write_model
@@ -137,8 +137,8 @@ def test_copy_changes_nothing_and_what_is_of_the_type_stays(tmp_path: Path) -> N
         quantized(path, tmp_path / "z.gguf", "Q8_0")
     with quantized(path, tmp_path / "z.gguf", "Q8_0", allow_requantize=True) as file:
         assert file.tensors["blk.0.ffn_up.weight"].type is T.Q8_0
-    pure = Wishes(pure=True)
-    with quantized(path, tmp_path / "z.gguf", "Q4_0", wishes=pure) as file:
+    pure = TypeOverrides(pure=True)
+    with quantized(path, tmp_path / "z.gguf", "Q4_0", type_overrides=pure) as file:
         assert file.tensors["output.weight"].type is T.Q4_0  # not converted, so not refused
 
 
@@ -146,7 +146,7 @@ def test_short_rows_fall_back(tmp_path: Path) -> None:
     spec = Spec(n_embd=96, n_ff=48, n_head=4, head_dim=24)
     path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
     plan = quantize_model(path, tmp_path / "y.gguf", find_file_type("Q4_K_S"))
-    assert {t.wanted for t in plan.fallbacks} == {T.Q4_K, T.Q5_K}
+    assert {t.requested for t in plan.fallbacks} == {T.Q4_K, T.Q5_K}
     types = {t.name: t.type for t in plan.tensors}
     assert types["token_embd.weight"] is T.Q8_0
     assert types["blk.0.attn_q.weight"] is T.Q5_0
@@ -249,13 +249,16 @@ def test_bad_values_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
 
 def test_refusals(tiny: tuple[Path, Weights], tmp_path: Path) -> None:
     path, weights = tiny
-    with pytest.raises(ModelError, match="is the file to be read"):
+    with pytest.raises(ModelError, match="is the source; choose another name"):
         quantized(path, path)
     with pytest.raises(ModelError, match="IQ1_S, which can be read here but not written"):
         weighed = importance_of(weights)
         quantized(path, tmp_path / "y.gguf", "IQ1_S", importance=weighed)
     other = importance_of({"blk.0.ffn_up.weight": np.ones(7, np.float32)})
-    with pytest.raises(ModelError, match=r"'blk.0.ffn_up.weight' has 7 columns, the tensor 256"):
+    with pytest.raises(
+        ModelError,
+        match=r"7 columns for 'blk.0.ffn_up.weight', the tensor 256: it belongs to another model",
+    ):
         quantized(path, tmp_path / "y.gguf", "Q4_K_M", importance=other)
     with pytest.raises(GGUFError, match="cannot be overridden"):
         quantized(path, tmp_path / "y.gguf", overrides={"llama.block_count": "two"})

@@ -153,7 +153,7 @@ def test_damaged_gguf_files(tmp_path: Path) -> None:
     cases = {
         "general.type is None": ({"x": 1}, {"a.in_sum2": sums, "a.counts": counts}),
         "'a.counts' is missing": (keys, {"a.in_sum2": sums}),
-        "want F32": (keys, {"a.in_sum2": sums.astype(np.float16), "a.counts": counts}),
+        "must be F32": (keys, {"a.in_sum2": sums.astype(np.float16), "a.counts": counts}),
         "4 sums and 3 counts": (keys, {"a.in_sum2": sums, "a.counts": np.ones(3, np.float32)}),
         "no importance matrix": (keys, {"other": sums}),
         "has NaN": (keys, {"a.in_sum2": sums * np.nan, "a.counts": counts}),

@@ -12,7 +12,7 @@ import pytest
 
 from pyggml.dtype import GGMLType
 from pyllama.errors import ModelError
-from pyllama.quantize import FILE_TYPES, Wishes, find_file_type, find_tensor_type
+from pyllama.quantize import FILE_TYPES, TypeOverrides, find_file_type, find_tensor_type
 from pyllama.quantize.rules import choose_types
 
 from .shapes import MODELS, Shape, letter
@@ -21,10 +21,14 @@ DATA = Path(__file__).resolve().parents[2] / "data" / "quantize" / "types.json.g
 RECORDED: dict[str, str] = json.loads(gzip.decompress(DATA.read_bytes()))
 
 
-def chosen(shape: Shape, file_type: str, wishes: Wishes | None = None) -> dict[str, GGMLType]:
+def chosen(
+    shape: Shape, file_type: str, type_overrides: TypeOverrides | None = None
+) -> dict[str, GGMLType]:
     """Types by name, of all tensors."""
     tensors = shape.tensors()
-    found = choose_types(tensors, find_file_type(file_type), shape.sizes, wishes or Wishes())
+    found = choose_types(
+        tensors, find_file_type(file_type), shape.sizes, type_overrides or TypeOverrides()
+    )
     return {t.name: found[t.name].type if t.name in found else t.type for t in tensors}
 
 
@@ -34,7 +38,7 @@ def test_types_are_llama_cpps(model: str) -> None:
     cases = [key.split(" ") for key in RECORDED if key.split(" ")[0] == model]
     assert len(cases) == 2 * (len(FILE_TYPES) - 1)
     for _, file_type, kind in cases:
-        got = chosen(MODELS[model], file_type, Wishes(imatrix=kind == "imatrix"))
+        got = chosen(MODELS[model], file_type, TypeOverrides(imatrix=kind == "imatrix"))
         want = RECORDED[f"{model} {file_type} {kind}"]
         wrong = [(n, t.name) for (n, t), w in zip(got.items(), want, strict=True) if letter(t) != w]
         assert not wrong, (file_type, kind)
@@ -42,7 +46,7 @@ def test_types_are_llama_cpps(model: str) -> None:
 
 def test_what_is_asked_for_wins() -> None:
     shape = MODELS["llama"]
-    wishes = Wishes(
+    type_overrides = TypeOverrides(
         output_type=GGMLType.F16,
         token_embedding_type=GGMLType.Q5_1,
         tensor_types=(
@@ -51,7 +55,7 @@ def test_what_is_asked_for_wins() -> None:
             (re.compile("norm|embd"), GGMLType.Q4_1),
         ),
     )
-    got = chosen(shape, "Q4_K_M", wishes)
+    got = chosen(shape, "Q4_K_M", type_overrides)
     assert got["output.weight"] is GGMLType.F16
     assert got["token_embd.weight"] is GGMLType.Q5_1
     assert got["blk.0.ffn_down.weight"] is GGMLType.BF16
@@ -61,7 +65,7 @@ def test_what_is_asked_for_wins() -> None:
 
 
 def test_pure_has_no_mix_and_output_can_stay() -> None:
-    got = chosen(MODELS["llama"], "Q4_K_M", Wishes(pure=True, leave_output=True))
+    got = chosen(MODELS["llama"], "Q4_K_M", TypeOverrides(pure=True, leave_output=True))
     matrices = {t for n, t in got.items() if "norm" not in n and n != "output.weight"}
     assert matrices == {GGMLType.Q4_K}
     assert got["output.weight"] is GGMLType.F32
@@ -75,12 +79,14 @@ def test_powerinfers_rules() -> None:
     ] + [replace(shape.tensors()[-1], name=f"blk.0.fc{i}.weight") for i in (1, 2)]
     wanted = {"Q4_0": ("Q4_0", "Q4_0"), "Q8_0": ("Q5_0", "Q8_0"), "Q4_K_M": ("Q5_0", "Q4_K")}
     for name, (predictor, matrix) in wanted.items():
-        wishes = Wishes(powerinfer=True)
-        got = choose_types(renamed, find_file_type(name), shape.sizes, wishes)
+        type_overrides = TypeOverrides(powerinfer=True)
+        got = choose_types(renamed, find_file_type(name), shape.sizes, type_overrides)
         types = {n: c.type.name for n, c in got.items()}
         assert types["blk.0.fc1.weight"] == types["blk.0.fc2.weight"] == predictor
         assert types["blk.0.ffn_down_t.weight"] == types["token_embd.weight"] == matrix
-        pure = choose_types(renamed, find_file_type(name), shape.sizes, replace(wishes, pure=True))
+        pure = choose_types(
+            renamed, find_file_type(name), shape.sizes, replace(type_overrides, pure=True)
+        )
         assert {c.type.name for c in pure.values()} == {matrix}
 
 
@@ -88,7 +94,7 @@ def test_names_and_numbers() -> None:
     assert find_file_type("q4_k").name == find_file_type("15").name == "Q4_K_M"
     assert find_file_type("0").name == "F32"
     for text in ("Q4", "99", "-1", "", "Q4_0 "):
-        with pytest.raises(ModelError, match="no file type"):
+        with pytest.raises(ModelError, match="unknown file type"):
             find_file_type(text)
     assert find_tensor_type("q8_0") is GGMLType.Q8_0
     for text in ("i32", "q9", ""):

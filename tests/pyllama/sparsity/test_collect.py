@@ -117,9 +117,9 @@ def test_any_source_sees_the_same_neurons(folder: Path, sparse: str) -> None:
     got = collect(Model.load(path, sparse=sparse), TOKENS, n_ctx=N_CTX)
     if not sparse.startswith("topk"):  # which leaves out what is active
         assert np.abs(got.counts - want.counts).max() <= 2
-    judged = [kind in sparse and "exact," not in sparse for kind in ("signs", "svd")]
+    predicted_layers = [kind in sparse and "exact," not in sparse for kind in ("signs", "svd")]
     assert np.isfinite(got.recall).tolist() == (
-        [False, True, False] if "exact," in sparse else [any(judged)] * N_LAYER
+        [False, True, False] if "exact," in sparse else [any(predicted_layers)] * N_LAYER
     )
     if "svd" in sparse:
         assert got.recall.min() > 0.6  # far better than chance
@@ -135,7 +135,7 @@ def test_chunks_of_a_text(folder: Path) -> None:
     context = Context(model, n_ctx=N_CTX)  # the model is as it was
     context.decode(Batch(TOKENS[:4]))
     for tokens, n_chunks in (([], None), (TOKENS, 0)):
-        with pytest.raises(BatchError, match="no tokens to count active neurons for"):
+        with pytest.raises(BatchError, match="there are no tokens to evaluate"):
             collect(model, tokens, n_ctx=N_CTX, n_chunks=n_chunks)
 
 
@@ -184,7 +184,7 @@ def test_files_that_are_refused(tmp_path: Path, stats: Statistics) -> None:
     }
     for text in bad.values():
         path.write_text(text)
-        with pytest.raises(ModelError, match="no statistics of pyllama-powerinfer") as error:
+        with pytest.raises(ModelError, match="not a file of pyllama-powerinfer stats") as error:
             load_stats(path)
         assert "\n" not in str(error.value) and str(path) in str(error.value)
 

@@ -112,16 +112,16 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     assert read_gpuidx(path).split.up[1].tolist() == [0, 1, 2]
     for i, wrong in enumerate(([0, 1, N_FF], [-1, 0, 1])):
         written({"blk.1.gpu_bucket": np.array(wrong, np.int32)})
-        refused(rf"names neuron {('0 to 24', '-1 to 1')[i]} of 0 to 23; recreate it")
+        refused(rf"has neurons {('0 to 24', '-1 to 1')[i]}, must be in 0 to 23; recreate it")
     for wrong in ([0, 1], [0, 1, 3], [0, 1, 1]):
         written({"blk.1.gpu_bucket": np.array(wrong, np.int32)})
-        refused("gpu_bucket' names . neurons, 'blk.1.gpu_idx' marks 3, and they are not the same")
+        refused("gpu_bucket' lists . neurons, 'blk.1.gpu_idx' marks 3, and they differ")
     written({"blk.1.gpu_idx": np.full(N_FF, 2, np.int32)})
-    refused("are not the same")
+    refused("and they differ")
     written({"blk.1.gpu_idx": np.zeros(N_FF + 1, np.int32)})
     refused("has 25 neurons, layer 0 has 24")
     written({"blk.1.gpu_idx": np.zeros((2, N_FF), np.int32)})
-    refused(r"is I32 \[24, 2, 1, 1\], want I32 \[n\]")
+    refused(r"is I32 \[24, 2, 1, 1\], must be I32 \[n\]")
     written({"blk.1.gpu_idx": np.zeros(N_FF, np.float32)})
     refused("is F32")
     written({"blk.1.gpu_bucket": None, "other": np.zeros(3, np.int32)})
@@ -145,7 +145,10 @@ def test_another_models_file(tmp_path: Path) -> None:
     index = read_gpuidx(tmp_path / "x")
     assert check_split(index, 2, N_FF) is index.split
     for sizes in ((3, N_FF), (2, 2 * N_FF)):
-        with pytest.raises(ModelError, match=r"of 2 layers of 24 neurons, the model has .*another"):
+        with pytest.raises(
+            ModelError,
+            match=r"has 2 layers of 24 neurons, the model has \d of \d+: it belongs to another",
+        ):
             check_split(index, *sizes)
 
 

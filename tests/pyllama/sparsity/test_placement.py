@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pyllama.errors import ModelError
 from pyllama.sparsity.inventory import KV, LEVELS, Inventory, Item, NeuronRows, padded
-from pyllama.sparsity.placement import balance, chosen, greedy, hottest, place
+from pyllama.sparsity.placement import balance, choose_neurons, greedy, hottest, place
 
 CASES = st.tuples(st.integers(0, 1 << 30), st.integers(1, 4), st.integers(1, 5))
 
@@ -166,7 +166,7 @@ DENSE = sum(item.nbytes for item in ITEMS)
 @given(st.integers(0, 60_000), st.integers(0, 3000))
 def test_the_budget_is_spent_in_order(budget: int, compute: int) -> None:
     a = activity(budget, 3, 64)
-    placed = place(NEEDS, budget, partial(chosen, a, block=8), compute_bytes=compute)
+    placed = place(NEEDS, budget, partial(choose_neurons, a, block=8), compute_bytes=compute)
     assert (*placed.on_gpu, *placed.on_cpu) == ITEMS
     assert placed.used_bytes <= budget or not placed.on_gpu
     if placed.on_cpu:
@@ -184,7 +184,7 @@ def test_all_or_nothing_fits() -> None:
     a = activity(1, 3, 64)
     whole = DENSE + sum(NEEDS.rows.nbytes(i, 64, 64) for i in range(3))
     for budget, all_there in ((whole, True), (whole - 1, False), (DENSE, None), (0, None)):
-        placed = place(NEEDS, budget, partial(chosen, a, block=1))
+        placed = place(NEEDS, budget, partial(choose_neurons, a, block=1))
         there = [len(ids) for ids in placed.split.up]
         assert max(there) == (0 if all_there is None else 64) and (min(there) == 64) == bool(
             all_there
@@ -194,5 +194,7 @@ def test_all_or_nothing_fits() -> None:
 
 
 def test_activity_of_another_model() -> None:
-    with pytest.raises(ModelError, match="of 2 layers of 64 neurons, the model has 3 of 64"):
-        place(NEEDS, 1 << 20, partial(chosen, activity(0, 2, 64)))
+    with pytest.raises(
+        ModelError, match="statistics have 2 layers of 64 neurons, the model 3 of 64"
+    ):
+        place(NEEDS, 1 << 20, partial(choose_neurons, activity(0, 2, 64)))

@@ -141,15 +141,15 @@ def test_other_files(model: Model, tmp_path: Path) -> None:
     assert made.path == out and len([*tmp_path.iterdir()]) == 2
     given = make_plan(model, some, None, None, IndexFile(given=out))
     assert given.placed.ffn_bytes == made.placed.ffn_bytes and given.found
-    with pytest.raises(ModelError, match=r"neurons take 0\.. MiB, and 0\.. MiB of the budget"):
+    with pytest.raises(ModelError, match=r"neurons need 0\.. MiB, but 0\.. MiB of the budget"):
         make_plan(model, replace(some, compute_bytes=100_000), None, None, IndexFile(given=out))
     none = make_plan(model, replace(some, nbytes=1000), activity)
     assert none.path is None and none.placed.used_bytes == 0
     write_gpuidx(model.path.with_name("x.gguf.generated.gpuidx"), made.placed.split, 1)
-    with pytest.raises(ModelError, match="was made by another program"):
+    with pytest.raises(ModelError, match="was written by another program"):
         make_plan(model, some, activity)
     assert make_plan(model, some, activity, BLOCKS_OF_8, IndexFile(reset=True)).path
-    with pytest.raises(ModelError, match="of 3 layers of 160 neurons, the model has 3 of 256"):
+    with pytest.raises(ModelError, match="has 3 layers of 160 neurons, the model has 3 of 256"):
         opt = Model.load(sparse_file(tmp_path, "opt"), vocab_only=True)
         make_plan(opt, BUDGET, None, None, IndexFile(given=out))
     with pytest.raises(GGUFError, match="cannot be written"):
@@ -167,7 +167,7 @@ def test_activity_comes_from_either_form(model: Model, folder: Path, tmp_path: P
     np.testing.assert_array_equal(read.computed, stats.computed)
     exact = read_activity(Model.load(model.path, sparse="exact"), tmp_path / "s.json")
     np.testing.assert_array_equal(exact.computed, stats.activity)  # no predictor chooses there
-    with pytest.raises(ModelError, match=r"activation: no activation_0.pt in it"):
+    with pytest.raises(ModelError, match=r"there is no such folder, or no activation_0.pt in it"):
         read_activity(model)
     write_activations(tmp_path / "activation", stats.counts)
     beside = read_activity(model)
@@ -178,5 +178,5 @@ def test_activity_comes_from_either_form(model: Model, folder: Path, tmp_path: P
     other = Model.load(sparse_file(folder, "opt"), vocab_only=True)
     with pytest.raises(ModelError, match=r"s.json: statistics of another model \(bamboo .*F32\)"):
         read_activity(other, tmp_path / "s.json")
-    with pytest.raises(ModelError, match="the statistics are of 3 layers of 160 neurons"):
+    with pytest.raises(ModelError, match="the statistics have 3 layers of 160 neurons"):
         make_plan(other, BUDGET, read_activity(other, folder=tmp_path / "a").activity)

@@ -21,7 +21,7 @@ from pyllama.sparsity.inventory import (
     Item,
     NeuronRows,
 )
-from pyllama.sparsity.placement import NeuronSplit, Placement, nothing
+from pyllama.sparsity.placement import NeuronSplit, Placement, empty_split
 from pyllama.sparsity.simulate import Machine, Work, predict, shares
 from pyllama.sparsity.speeds import measure_speeds
 
@@ -90,7 +90,7 @@ def test_counts_become_shares() -> None:
     assert shares(np.array([[0.0, 5.0], [10.0, 2.5]])).tolist() == [[0, 0.5], [1, 0.25]]
     assert shares(np.array([[0.0, 0.5]])).tolist() == [[0, 0.5]]
     assert shares(np.zeros((1, 2))).tolist() == [[0, 0]]
-    assert not nothing(2, 4).share(ACTIVE)[0]
+    assert not empty_split(2, 4).share(ACTIVE)[0]
 
 
 def test_speeds_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
