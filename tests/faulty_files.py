@@ -32,11 +32,11 @@ from pyggml.errors import PyggmlError
 from pyggml.files import write_whole
 from pyggml.gguf import GGUFFile, plan_split, write_gguf, write_split
 from pyllama.convert.torch_writer import write_torch
+from pyllama.core import state
 from pyllama.eval import saved_logits
 from pyllama.files.demo import PackagedModel, fetch
 from pyllama.gguf_tools.edit import plan_change
 from pyllama.inspect.node_text import NodeFiles
-from pyllama.kv import state
 from pyllama.quantize.importance import Entry, Importance, write_importance
 from pyllama.sparsity.activation_files import write_activations
 from pyllama.sparsity.stats import Statistics, save_stats

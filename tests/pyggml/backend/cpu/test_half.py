@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backend.cpu.simd.element import F16, F32, load_f16, put, store_f16, take
+from pyggml.backend.cpu.simd.element import F16, F32, load_elem, load_f16, store_elem, store_f16
 from pyggml.jit import Kernel, isa, kernel
 
 Array = npt.NDArray[Any]
@@ -17,13 +17,13 @@ Array = npt.NDArray[Any]
 @kernel
 def widen(x, y, n, unused):  # type: ignore[no-untyped-def]
     for i in range(n):
-        put(F32, y, i, take(F16, x, i))
+        store_elem(F32, y, i, load_elem(F16, x, i))
 
 
 @kernel
 def narrow(x, y, n, unused):  # type: ignore[no-untyped-def]
     for i in range(n):
-        put(F16, y, i, take(F32, x, i))
+        store_elem(F16, y, i, load_elem(F32, x, i))
 
 
 @kernel
