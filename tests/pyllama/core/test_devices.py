@@ -30,6 +30,7 @@ DEVICES: dict[str, Callable[[], str | Backend]] = {
     "fake": FakeDevice,
     "deferred": DeferredDevice,
 }
+SAME_BITS = ("fake", "deferred")  # they compute all nodes, by the CPU's kernels
 
 
 def greedy(model: Model, n: int = 6, prompt: list[int] = PROMPT, **sizes: Any) -> list[int]:
@@ -63,7 +64,7 @@ def converted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_architecture_runs_on_any_device(converted: Path, device: str) -> None:
     there = same_on(device, converted)
-    if device != "reference":
+    if device in SAME_BITS:
         ops = {op for graph in there.compiled for op in graph}
         assert {"MUL_MAT", "SET_ROWS", "FLASH_ATTN_EXT"} <= ops
 
@@ -72,7 +73,7 @@ def test_every_architecture_runs_on_any_device(converted: Path, device: str) -> 
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_models_run_on_any_device(tmp_path: Path, name: str, device: str) -> None:
     there = same_on(device, sparse_file(tmp_path, name))
-    if device != "reference":
+    if device in SAME_BITS:
         assert {"MUL_MAT_SPARSE", "AXPY"} <= {op for graph in there.compiled for op in graph}
 
 
@@ -93,8 +94,9 @@ def test_some_layers_on_a_device(tmp_path: Path, n_layers: int) -> None:
     assert greedy(model) == greedy(Model.load(path))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_0])
-def test_sequences_and_states_on_a_device(tmp_path: Path, type: GGMLType) -> None:
+def test_sequences_and_states_on_a_device(tmp_path: Path, type: GGMLType, device: str) -> None:
     """All operations on a cache besides decodes: copies of cells, shifts, saved states."""
     spec = Spec(head_dim=32, n_embd=64)
     path = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
@@ -121,9 +123,9 @@ def test_sequences_and_states_on_a_device(tmp_path: Path, type: GGMLType) -> Non
         return [*rows, other.logits.copy()]
 
     want = run(Model.load(path))
-    for device in (FakeDevice(), DeferredDevice()):
-        for got, wanted in zip(run(Model.load(path, devices=[device])), want, strict=True):
-            np.testing.assert_array_equal(got, wanted)
+    got = run(Model.load(path, devices=[DEVICES[device]()]))
+    error = max(np.sum((a - b) ** 2) / np.sum(b**2) for a, b in zip(got, want, strict=True))
+    assert error <= (0 if device in SAME_BITS else 1e-3)
 
 
 def test_a_device_without_attention_leaves_caches_to_the_host(tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_the_demo_model_on_any_device(device: str) -> None:
     path = demo_model_path()
     there = Model.load(path, devices=[DEVICES[device]()])
     prompt = there.tokenizer.encode("The capital of France is", add_special=True)
-    n = 2 if device == "reference" else 12
+    n = 12 if device in SAME_BITS else 2  # the sixth choice is close
     got = greedy(there, n, prompt)
     assert got == greedy(Model.load(path), n, prompt)
     assert there.tokenizer.decode(got).startswith(" Paris")
