@@ -120,7 +120,10 @@ def record(name: str, config: dict[str, Any], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for name, (_, config) in variants().items():
-        if name in sys.argv[1:] or len(sys.argv) == 1:
-            with TemporaryDirectory() as directory:
-                record(name, config, Path(directory))
+    known = variants()
+    names = sys.argv[1:] or [*known]
+    if unknown := [name for name in names if name not in known]:
+        sys.exit(f"no variant {', '.join(unknown)}; variants.py has {', '.join(known)}")
+    for name in names:
+        with TemporaryDirectory() as directory:
+            record(name, known[name][1], Path(directory))
