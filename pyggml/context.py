@@ -92,7 +92,7 @@ class Context:
         return tensor.set(array).set_name(name)
 
     def new_view(self, src: Tensor, ne: Dims, nb: Dims, offset: int = 0) -> Tensor:
-        """A tensor that looks into ``src``'s memory, ``offset`` bytes behind its first element.
+        """A tensor that looks into ``src``'s memory, ``offset`` bytes after its first element.
 
         Views of views are flattened: ``view_src`` is always the root.
 

@@ -100,7 +100,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes from the first to behind the last element, gaps included."""
+        """Bytes from the first element to the end of the last one, gaps included."""
         ne, nb = self.ne, self.nb
         if min(ne) <= 0:
             return 0

@@ -94,7 +94,7 @@ class Queue(Protocol):
         ...
 
     def abort(self) -> None:
-        """Stop what runs, from any thread; whoever waits for it gets ``Aborted``."""
+        """Stop the running programs, from any thread; waiting for them raises ``Aborted``."""
         ...
 
 

@@ -53,7 +53,8 @@ class RunTrace:
         launches: in order of phases; ``start_ns[first + i]`` is chunk ``i`` of one, or of a launch
             that threads run for themselves that of thread ``i``.
         start_ns, end_ns: of each chunk, from the run's begin.
-        thread: who ran it; 0 is the caller. -1: nobody (the run was stopped, or it needed nothing).
+        thread: the thread that ran it; 0 is the caller; -1: it did not run (the run was stopped, or
+            nothing was to be done).
     """
 
     launches: tuple[TracedLaunch, ...]

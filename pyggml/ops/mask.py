@@ -85,7 +85,7 @@ def _define_diag_mask(name: str, value: float) -> Op:
         ],
         exact=True,
         inplace_ok=True,
-        doc=f"Row j of each matrix of `x`, with {value} behind column `n_past + j`.",
+        doc=f"Row j of each matrix of `x`, with {value} after column `n_past + j`.",
     )
 
 

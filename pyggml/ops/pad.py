@@ -54,7 +54,7 @@ PAD = define_op(
         case(arg(64, 64, 3), right=(8, 8, 0, 0), perf=True),
     ],
     exact=True,
-    doc="Zeros (`circular`: the other end) before and behind `a` in each dimension.",
+    doc="Zeros (`circular`: the other end) before and after `a` in each dimension.",
 )
 
 
@@ -106,7 +106,7 @@ PAD_REFLECT_1D = define_op(
         case(arg(512, 80), p0=10, p1=9, perf=True),
     ],
     exact=True,
-    doc="Rows mirrored at both ends: `p0` elements before, `p1` behind.",
+    doc="Rows mirrored at both ends: `p0` elements before, `p1` after.",
 )
 
 

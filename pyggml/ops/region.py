@@ -58,7 +58,7 @@ def _infer(name: str, a: Tensor, b: Tensor, nb: Strides, offset: int, inplace: b
         b.nelements == 0 or offset + end <= a.nbytes,
         name,
         f"b '{b.name}' {b.ne} with strides {nb} from byte {offset} on ends at {offset + end}, "
-        f"behind the {a.nbytes} bytes of a '{a.name}'",
+        f"past the {a.nbytes} bytes of a '{a.name}'",
     )
     return View(a, a.ne, a.nb) if inplace else same(a)
 

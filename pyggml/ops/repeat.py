@@ -131,7 +131,7 @@ CONCAT = define_op(
         case(arg(64, 512, 3), arg(64, 1, 3), dim=1, perf=True),
     ],
     exact=True,
-    doc="`b` behind `a` along dimension `dim`.",
+    doc="`b` after `a` along dimension `dim`.",
 )
 
 

@@ -130,22 +130,22 @@ class Sched:
         self,
         graph: CGraph,
         *,
-        wishes: Mapping[Tensor, Backend] | None = None,
+        pins: Mapping[Tensor, Backend] | None = None,
         n_threads: int | None = None,
         interruptible: bool = True,
     ) -> Schedule:
         """Assign and split a graph, allocate its tensors without memory, and lower it.
 
         Args:
-            wishes: as by ``set_tensor_backend``, for this graph only.
+            pins: nodes and their backends, as by ``set_tensor_backend``, for this graph only.
             n_threads, interruptible: as for ``Backend.compile``.
 
         Raises:
             AllocError: no memory.
             UnsupportedOp: no backend computes a node, or none that reaches the memory it writes.
         """
-        pins = {tensor: self._index(backend) for tensor, backend in (wishes or {}).items()}
-        made = self._place(graph, pins, n_threads=n_threads, interruptible=interruptible)
+        pinned = {tensor: self._index(backend) for tensor, backend in (pins or {}).items()}
+        made = self._place(graph, pinned, n_threads=n_threads, interruptible=interruptible)
         if self._callback is None:
             made.lower()
         return made
@@ -194,7 +194,7 @@ class Sched:
             backend.queue.abort()
 
     def reset(self) -> None:
-        """Forget wishes and graph; the memory is kept."""
+        """Forget pinned nodes and the graph; the memory is kept."""
         self.synchronize()
         self._pins.clear()
         self._current = None

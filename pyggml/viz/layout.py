@@ -3,7 +3,7 @@
     layout = lay_out(sizes, arrows, blocks)
     layout.blocks[0].places["ffn_up-0"].x          # of the middle, from the block's axis
 
-A picture is a column of blocks: each layer, and what lies before, between and behind layers. Inside
+A picture is a column of blocks: each layer, and the nodes before, between and after layers. Inside
 a block the rank of a box is the longest path to it (of a leaf: one above its first reader); ranks
 are ordered by barycentres, and boxes placed as near to their neighbours' mean as the order allows.
 An edge that passes ranks or blocks gets a place in each, shared by all readers of its source.

@@ -6,7 +6,7 @@
     scope.edges                                    # with at least one end inside
 
 Layers are read from llama.cpp's names: `ffn_up-3`, `blk.3.ffn_up.weight`, `cache_k_l3`. A tensor
-that nobody named belongs to the first layer that reads it; an unread one to its sources' last.
+without a name belongs to the first layer that reads it; an unread one to its sources' last.
 """
 
 from __future__ import annotations

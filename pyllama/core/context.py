@@ -393,7 +393,7 @@ class Context:
     def _reserve(self) -> None:
         """Allocate and compile for the largest graph, so that no decode does."""
         builder, _ = self._build(bucket(self.n_ubatch), bucket(self.n_ubatch))
-        self.sched.compile(builder.graph, wishes=self.pinned_nodes(builder.graph))
+        self.sched.compile(builder.graph, pins=self.pinned_nodes(builder.graph))
 
     def _graph(self, n_tokens: int, n_outputs: int) -> DecodeGraph:
         key = n_tokens, n_outputs
@@ -405,7 +405,7 @@ class Context:
         builder, logits = self._build(n_tokens, n_outputs)
         threads = self.n_threads if n_tokens == 1 else self.n_threads_batch
         schedule = self.sched.compile(
-            builder.graph, wishes=self.pinned_nodes(builder.graph), n_threads=threads
+            builder.graph, pins=self.pinned_nodes(builder.graph), n_threads=threads
         )
         made = DecodeGraph(builder, logits, schedule)
         self._graphs[key] = made

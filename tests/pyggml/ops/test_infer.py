@@ -219,7 +219,7 @@ REFUSED: list[tuple[Callable[[Context, Ctx], Any], type[Exception], str]] = [
     (lambda c, t: ops.pad_circular(c, t(0), 1, 0, 0, 0), ShapeError, "around"),
     (lambda c, t: ops.pad_reflect_1d(c, t(6), 6, 0), ShapeError, "0 to 5"),
     (lambda c, t: ops.roll(c, t(6), 6, 0, 0, 0), ShapeError, "shifts"),
-    (lambda c, t: ops.set_1d(c, t(6), t(6), 4), ShapeError, "behind the 24 bytes"),
+    (lambda c, t: ops.set_1d(c, t(6), t(6), 4), ShapeError, "past the 24 bytes"),
     (lambda c, t: ops.set_1d(c, t(6), t(2), 2), ShapeError, "multiples of 4"),
     (lambda c, t: ops.set_2d(c, t(6, 2), t(4, 2), 8, 0), ShapeError, "over each other"),
     (lambda c, t: ops.set_1d(c, t(6, type=F16), t(2, type=F16), 0), TypeMismatch, "F16"),

@@ -336,8 +336,8 @@ def test_many_schedules_are_alive_over_one_memory(devices: tuple[Any, ...]) -> N
         _, x, graph, nodes = chain("F" * n)
         if n == 5:
             sched.reserve(graph)
-        wishes = dict.fromkeys(graph.nodes, sched.backends[0])
-        made.append((n, x, nodes[-1], sched.compile(graph, wishes=wishes)))
+        pins = dict.fromkeys(graph.nodes, sched.backends[0])
+        made.append((n, x, nodes[-1], sched.compile(graph, pins=pins)))
     host = {x.buffer for _, x, _, _ in made}
     assert len(host) == 1 and sched.n_splits == 0
     for n, x, result, schedule in [*made, *made[::-1], *made]:
@@ -354,7 +354,7 @@ def test_a_device_gets_all_inputs_in_one_copy() -> None:
     graph = graph_of(ops.add(ctx, x, y), ops.scale(ctx, window, 2.0))
     device = FakeDevice()
     sched = Sched([device, HostOnly()])
-    schedule = sched.compile(graph, wishes=dict.fromkeys(graph.nodes, device))
+    schedule = sched.compile(graph, pins=dict.fromkeys(graph.nodes, device))
     (split,) = schedule.splits
     assert [copy.dst.name for copy in split.copies] == ["fake#inputs#0"]
     for factor in (1, 2):
@@ -376,7 +376,7 @@ def test_only_one_program_can_be_traced() -> None:
     assert {traced.launch.node for traced in run.launches} == {n for n in graph.nodes if n.op}
     _, _, graph, _ = chain("FC")
     sched = Sched([FakeDevice({"SCALE"}), HostOnly()])
-    cut = sched.compile(graph, wishes=dict.fromkeys(graph.nodes, sched.backends[0]))
+    cut = sched.compile(graph, pins=dict.fromkeys(graph.nodes, sched.backends[0]))
     with pytest.raises(BackendError, match="2 splits on several backends"):
         cut.trace()
 
