@@ -115,8 +115,9 @@ def _in_bytes(bits: Bits) -> _Bytes | None:
     """How elements lie in their bytes; None if some lie in two, or an axis is of neither kind."""
     axes = tuple(axis for axis, stride in enumerate(bits.strides) if stride % 8)
     shifts = (places(bits) % 8).reshape(bits.shape)
-    reach = sum(bits.strides[axis] * (bits.shape[axis] - 1) for axis in axes)
-    if bits.width > 8 or bits.at % 8 + reach + bits.width > 8:
+    reach = [bits.strides[axis] * (bits.shape[axis] - 1) for axis in axes]
+    low, high = (bits.at % 8 + sum(r for r in reach if r * sign > 0) for sign in (-1, 1))
+    if bits.width > 8 or low < 0 or high + bits.width > 8:
         return None
     strides = tuple(0 if stride % 8 else stride // 8 for stride in bits.strides)
     return _Bytes(bits.at // 8, strides, shifts.astype(np.uint8), axes)

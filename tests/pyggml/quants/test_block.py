@@ -41,6 +41,8 @@ def test_unpacking_and_packing(f: BlockType) -> None:
         (Bits(5, 3, (7,), (5,)),),  # across bytes
         (Bits(2, 0, (4, 8), (2, 8)), Bits(4, 64, (32,), (4,), shift=2)),
         (Bits(11, 1, (6,), (13,)),),
+        (Bits(1, 7, (4, 8), (8, -1)),),  # from the highest bit of each byte down
+        (Bits(1, 31, (32,), (-1,)),),  # and across bytes
         (Bits(6, 0, (4,), (8,)), Bits(4, 64, (4,), (8,), first=4), Bits(2, 6, (4,), (8,), 4, 4)),
     ],
     ids=str,
