@@ -126,7 +126,6 @@ class Op:
     inplace_ok: bool = False
     max_nmse: float | Callable[[Tensor], float] = 1e-7
     exact: bool = False
-    bit_invariant: bool = True
     cost: Callable[[Tensor], Cost] = _default_cost
     doc: str = field(default="")
 
@@ -195,8 +194,7 @@ def define_op(
         cases: shapes for the generic test.
         kw: ``inplace_ok`` (the result may take the place of the first source), ``max_nmse`` (a
             number, or a function of the node) or ``exact`` (tolerance against the reference, as
-            sum of squared errors by sum of squares), ``bit_invariant=False`` for the rare op
-            whose bits depend on threads or batch, ``cost``, ``doc``.
+            sum of squared errors by sum of squares), ``cost``, ``doc``.
     """
     if name in OPS:
         raise ValueError(f"op {name} is declared twice")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ... import host
 from ...buffer import ALIGNMENT, zeroed
 from ...dtype import row_size
-from ...errors import ShapeError
+from ...errors import ShapeError, TypeMismatch
 from ...tensor import Tensor
 from .layout import INTERLEAVED, ROWS, deinterleave, group_bytes, interleave
 
@@ -80,6 +80,12 @@ class RepackBufferType:
         return RepackBuffer(size, self)
 
     def alloc_size(self, tensor: Tensor) -> int:
+        """Bytes of a tensor. Raises: TypeMismatch: its type has no interleaved layout."""
+        if tensor.type not in INTERLEAVED:
+            raise TypeMismatch(
+                f"tensor '{tensor.name}' is {tensor.type.name}, which {self.name} cannot "
+                "interleave; allocate it in a buffer of another type"
+            )
         groups = -(-tensor.ne[1] // ROWS)
         return groups * group_bytes(tensor.type, tensor.ne[0]) * tensor.ne[2] * tensor.ne[3]
 

@@ -31,7 +31,7 @@ from pyggml.buffer import HOST
 from pyggml.cgraph import CGraph
 from pyggml.context import Context
 from pyggml.dtype import GGMLType, row_size
-from pyggml.errors import ShapeError, UnsupportedOp
+from pyggml.errors import ShapeError, TypeMismatch, UnsupportedOp
 from pyggml.quants import BLOCK_TYPES, dequantize
 from pyggml.tensor import Tensor
 from tests.pyggml.ops.harness import encoded, set_scales
@@ -219,3 +219,10 @@ def test_repacked_memory_is_used_whole_and_by_few() -> None:
     assert BACKEND.supports_op(ops.mul_mat(ctx, w, x))
     with pytest.raises(ShapeError, match="whole"):
         half.bytes()
+
+
+def test_a_type_without_an_interleaved_layout_is_refused() -> None:
+    ctx = Context(no_alloc=True)
+    ctx.new_tensor_2d(GGMLType.Q8_K, 256, 4).set_name("w")
+    with pytest.raises(TypeMismatch, match="tensor 'w' is Q8_K, which CPU_REPACK cannot"):
+        alloc_ctx_tensors(ctx, REPACK)
