@@ -5,7 +5,7 @@
     python -m benchmarks.bench_peers MODEL.gguf... [--native PATH/llama-bench] [--peer PYTHON]
         [--tests pp512,tg64] [--threads 2] [--rounds 5]
 
-Without models it makes what it compares (`benchmarks.prepare`), keeps that for the next time, and
+Without models it makes model files and peers (`benchmarks.prepare`), keeps them for next time, and
 says in one line what cannot be made here. With models only the peers that are named take part;
 PYTHON is one that has xllamacpp. Every round runs each test here and on every peer, so that a busy
 machine slows all; speeds are medians of the rounds, ratios medians of the rounds' ratios. A line a
@@ -144,7 +144,7 @@ def measure(
 
 @dataclass
 class Progress:
-    """Which test runs, and how long the rest takes: rough estimates, corrected by what was taken.
+    """Show which test runs and an estimate of the time left, corrected by the times so far.
 
     Attributes:
         tests: of each file, with its size in bytes.

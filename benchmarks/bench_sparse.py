@@ -38,7 +38,7 @@ from pyllama.inspect.observe import observe
 
 RESULTS = Path(__file__).parent / "results" / "sparse.jsonl"
 ROUNDS, N_CTX, BEHIND, GENERATED = 9, 320, 16, 8
-PARTS = {  # by the names of nodes, the first that fits; what is left is attention's
+PARTS = {  # by the names of nodes, the first match counts; the rest is attention
     "attention": ("ffn_inp",),
     "predictor": ("mlp_pre_", "ffn_gate_signs", "ffn_gate_svd"),
     "down": ("ffn_down", "l_out"),
@@ -59,7 +59,7 @@ class Mode:
     """A way to run: a context, and what its tokens took in each round."""
 
     context: Context
-    scores: str = ""  # the nodes whose values decide
+    scores: str = ""  # names of the nodes with the scores
     threshold: float = _POSITIVE
     seconds: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     roofs: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # GB/s
@@ -88,7 +88,7 @@ class Mode:
         values = observe(self.context, tokens_of(n, seed=1 if n == 1 else 0), [self.scores])
         on = np.stack([values[self.scores.replace("*", str(i))] for i in range(N_LAYER)])
         on = on >= self.threshold  # [n_layer, n, n_ff]
-        last = on[-1].mean()  # the last layer computes one token, whose logits are asked for
+        last = on[-1].mean()  # the last layer computes one token: only its logits are needed
         return np.array([(on[:-1].any(1).mean(1).sum() + last) / N_LAYER, on.mean()])
 
     def weight_bytes(self, union: float) -> float:

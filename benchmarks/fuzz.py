@@ -65,7 +65,7 @@ class FileType:
         seeds: folders as they should be: bytes by file name.
         mutate: the files of a folder, with damage.
         read: reads a folder.
-        refusals: exceptions that say in one line what is wrong.
+        refusals: exceptions with a one-line message about the fault.
     """
 
     name: str
@@ -245,7 +245,7 @@ class _Log(logging.Handler):
 
 
 def _limit_memory() -> None:
-    """More than what is mapped already becomes a MemoryError, where the system can."""
+    """Limit memory to what is mapped now plus the budget; beyond it, allocations fail."""
     with contextlib.suppress(ImportError, OSError):
         import resource
 

@@ -2,7 +2,7 @@
 
 python -m benchmarks.fuzz gguf model state imatrix imatrix-dat statistics logits gpuidx rows
 
-Files go through the tools' own commands, so that what a user would see is what is judged: an exit
+Files go through the tools' own commands, so the judgement is of the output that users see: an exit
 code, and at most one line that begins with "error:".
 """
 
@@ -34,7 +34,7 @@ _MODEL = "x.gguf"
 
 
 class Refused(Exception):
-    """A tool ended with one line that says what is wrong."""
+    """A tool ended with a one-line error."""
 
 
 def run(name: str, *args: str | Path) -> None:

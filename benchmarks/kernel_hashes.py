@@ -220,7 +220,7 @@ def _line(task: tuple[int, str | None]) -> str:
     made = _found[number]
     try:
         text = normalized(assembly_of(made))
-    except Exception as e:  # what is asked for and cannot be compiled is a line too
+    except Exception as e:  # a kernel that cannot be compiled is a line too
         return f"{type(e).__name__:16} {0:6} {name_of(made)}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     if folder:
@@ -229,7 +229,7 @@ def _line(task: tuple[int, str | None]) -> str:
 
 
 def lines(chosen: Iterable[str], n_processes: int, folder: str | None) -> list[str]:
-    """The lines of kernels whose names contain one of some words; of all for none."""
+    """The lines of kernels with one of the words in their names; without words, of all."""
     words = tuple(chosen)
     _found[:] = [m for m in kernels() if not words or any(w in name_of(m) for w in words)]
     tasks = [(i, folder) for i in range(len(_found))]

@@ -5,7 +5,8 @@
     label(line)                                    # of a line that was written earlier
 
 A marketing name such as "AMD EPYC" fits five generations of cores, so a label also has the
-microarchitecture, family and model. Nothing here measures; what a system does not tell is left out.
+microarchitecture, family and model. Nothing is measured; facts that a system does not report are
+left out.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Cpu:
         name: the marketing name without marks, clock and number of cores.
         family, model, stepping: x86; of ARM ``model`` is the part and ``stepping`` the revision.
         microarchitecture: empty where the tables above have none.
-        flags: of the instruction sets that matter here, those that it has.
+        flags: the relevant instruction sets that it has.
     """
 
     vendor: str

@@ -5,8 +5,8 @@
     native = build(folder, "native")               # Build(llama-bench, "llama.cpp 11434, ...")
     pip = pip_peer(folder)                         # Python of an environment with xllamacpp
 
-Everything stays in that folder, outside of the repository, and is made once: what is there already
-is taken as it is. What cannot be made raises `Missing`, whose text is one line for the user.
+Everything stays in that folder, outside of the repository, and is made once: files that exist are
+used as they are. `Missing` is raised, with one line for the user, if something cannot be made.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _install(python: Path, *packages: str) -> None:
 
 
 def _run(command: list[Path | str]) -> str:
-    """An empty string, or the last line of what a failing command said."""
+    """The last line of a failing command's output, or an empty string."""
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if not done.returncode:
         return ""

@@ -140,7 +140,7 @@ def train(folder: Path, steps: int) -> ReluLlama:
 
 
 def write_model(model: ReluLlama, folder: Path) -> None:
-    """``model.safetensors``, ``config.json`` and what a tokenizer's folder says."""
+    """``model.safetensors``, ``config.json`` and the tokenizer's files."""
     from safetensors.torch import save_file
 
     tensors = {f"model.{k}": v.contiguous() for k, v in model.state_dict().items()}

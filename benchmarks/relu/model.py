@@ -92,7 +92,7 @@ class ReluLlama(nn.Module):
         for p in self.parameters():
             if p.dim() == 2:
                 nn.init.normal_(p, std=0.02)
-        for layer in self.layers:  # what is added to the residual starts small
+        for layer in self.layers:  # additions to the residual start small
             for p in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
                 nn.init.normal_(p, std=0.02 / (2 * s.n_layer) ** 0.5)
 

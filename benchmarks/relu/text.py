@@ -53,7 +53,7 @@ def _prose(paragraph: str) -> bool:
 
 
 def documents() -> tuple[list[str], list[str]]:
-    """(to be trained on, held out): what a file has to say is one document."""
+    """Texts for training and held-out texts; each file is one document."""
     seen: set[str] = set()
     parts: tuple[list[str], list[str]] = ([], [])
     for name, path in _files():

@@ -1,7 +1,7 @@
 """Lays out a picture: assigns boxes to blocks and computes their sizes.
 
     drawing = Drawing(Picture(graph))
-    drawing.boxes[3].lines, drawing.layout.size    # what a box says; width and height in pixels
+    drawing.boxes[3].lines, drawing.layout.size    # text of a box; width and height in pixels
 
 Text is monospaced, so that widths are known without measuring.
 """

@@ -40,7 +40,7 @@ class Block:
     """A row of the column.
 
     Attributes:
-        layer: whose frame it is, None for what lies outside of layers.
+        layer: the layer that the frame belongs to; None outside of layers.
         top, bottom: x where edges come in and go out, by source.
         x0, x1: its left and right side, from the axis; ``y`` is its top in the picture.
     """
