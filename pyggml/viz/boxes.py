@@ -34,10 +34,10 @@ class Box:
     """One box.
 
     Attributes:
-        members: the tensors that it stands for: one, or those of several layers that are alike.
-        layer: the frame that it is drawn in.
-        stub: outside of the drawn layers.
-        folded: the layer that is drawn as this box, if any.
+        members: its tensors: one, all of a folded layer, or one of each identical layer.
+        layer: the layer of its frame.
+        stub: whether it is outside of the drawn layers.
+        folded: the layer that this box represents, if any.
     """
 
     members: tuple[Tensor, ...]

@@ -4,8 +4,8 @@
     chart.band([1, 2, 4], low, high, "all layers").line([1, 2, 4], mean, "mean")
     charts_svg([chart], "union.svg", title="x.gguf")
 
-Several charts stand in rows of two. Values that are not finite leave a gap. Bars of things that
-have names lie, one thing below the other.
+Several charts are drawn in rows of two. Values that are not finite leave a gap. If x values have
+names, bars are horizontal, one name below the other.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Chart:
     Args:
         log2: a logarithmic x axis with ticks at powers of two.
         percent: y values are shares, and are written as percentages.
-        names: of x = 0, 1, ...: the series are bars that lie in rows, with their values.
-        y_range: of the y axis; None: from 0, or the least value if it is lower, to the largest.
+        names: labels of x = 0, 1, ...; the series are then horizontal bars with their values.
+        y_range: range of the y axis; None: from 0 or the minimum, if negative, to the maximum.
     """
 
     title: str
@@ -78,7 +78,7 @@ class Chart:
         """Add a bar for each x (consecutive integers), next to other series'; return the chart.
 
         Args:
-            color: number of a colour, so that charts agree; None takes the next.
+            color: index of a colour, to use the same in several charts; None: the next.
         """
         return self._add("bars", xs, [0.0] * len(ys), ys, name, color)
 

@@ -50,8 +50,8 @@ class Drawing:
 
     Attributes:
         boxes: in order of execution, leafs before their first reader.
-        index: of each box, by id; box_of: of the box that stands for a tensor.
-        layout: where they are.
+        index: index of each box, by id; box_of: index of the box of a tensor.
+        layout: the coordinates.
     """
 
     def __init__(self, picture: Picture) -> None:

@@ -3,8 +3,8 @@
     found = groups(boxes, arrows, once=True)
     found[3].layers, found[3].title                # (0, 1, ..., 28), "layers 0 to 28: ×29, ..."
 
-Layers are alike when they have the same boxes (op, parameters, types, sizes, strides) joined by the
-same edges; where edges from other layers come from does not matter.
+Layers are identical if they have the same boxes (op, parameters, types, sizes, strides) and the
+same edges; the sources of edges from other layers are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def groups(boxes: Mapping[str, Box], arrows: Sequence[Arrow], *, once: bool) -> 
     """The group of each layer.
 
     Args:
-        once: join neighbours that are alike; otherwise each layer is a group.
+        once: group adjacent identical layers; otherwise each layer is a group.
     """
     ids: dict[int, list[str]] = {}
     for id, box in boxes.items():

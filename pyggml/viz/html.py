@@ -2,8 +2,8 @@
 
     graph_html(graph, "graph.html", title="one token", plan=plan, times=times)
 
-Pan, zoom, search by name, click for everything about a node; layers fold; tabs show the memory plan
-and the slowest nodes where they are given. The same graph gives the same file, but for times.
+Pan, zoom, search by name, click for the details of a node; layers fold; tabs show the memory plan
+and the slowest nodes, if given. The same graph gives the same file, except for times.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def graph_html(
 
     Args:
         path: also write the text to this file.
-        plan: where its tensors live, for the memory tab and the details.
+        plan: the memory plan of the graph, for the memory tab and the details.
         options: as of ``graph_dump_dot``; see ``Options``. ``fold="layers"`` opens the page with
             its layers folded; they unfold there.
 

@@ -1,7 +1,7 @@
 """Layered graph layout: coordinates of boxes and edges, without Graphviz.
 
     layout = lay_out(sizes, arrows, blocks)
-    layout.blocks[0].places["ffn_up-0"].x          # of the middle, from the block's axis
+    layout.blocks[0].places["ffn_up-0"].x          # x of the centre, relative to the block's axis
 
 A picture is a column of blocks: each layer, and the nodes before, between and after layers. Inside
 a block the rank of a box is the longest path to it (of a leaf: one above its first reader); ranks
@@ -41,8 +41,8 @@ class Block:
 
     Attributes:
         layer: the layer that the frame belongs to; None outside of layers.
-        top, bottom: x where edges come in and go out, by source.
-        x0, x1: its left and right side, from the axis; ``y`` is its top in the picture.
+        top, bottom: x of edges that enter and leave, by source.
+        x0, x1: left and right side, relative to the axis; ``y`` is its top in the picture.
     """
 
     layer: int | None
@@ -79,8 +79,8 @@ def lay_out(
 
     Args:
         sizes: width and height of each box.
-        arrows: (source, reader), several between the same two count once.
-        blocks: from top to bottom, with their boxes; they are filled in.
+        arrows: (source, reader); duplicates count once.
+        blocks: from top to bottom, with their boxes; receive the coordinates.
     """
     row = {id: i for i, block in enumerate(blocks) for id in block.boxes}
     order = {id: i for i, id in enumerate(sizes)}

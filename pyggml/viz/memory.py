@@ -2,8 +2,8 @@
 
     memory_svg(GraphAllocator(HOST).plan(graph), graph, "memory.svg", title="one token")
 
-A rectangle is a block: from the node that computes it to the last one that reads it, at its
-addresses. A bar inside of one marks a node that is computed in place of the tensor before.
+A rectangle is a block of memory: its addresses, from the node that computes it to its last reader.
+A bar inside a rectangle marks a node that is computed in place of an earlier tensor.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def memory_svg(
 
     Args:
         path: also write the text to this file.
-        layers: show only the nodes of layers a up to, not with, b.
+        layers: ``(a, b)`` shows only the nodes of layers a to b - 1.
         index: numbers of tensors, written as ``data-n`` (for a page).
 
     Raises:

@@ -22,14 +22,14 @@ class Options(TypedDict, total=False):
 
     Attributes:
         title: the picture's heading.
-        color: what colours tell: op family (the default), backend, split, buffer, or time (the
-            default where ``times`` is given). Boxes say it in words too.
-        layers: ``(a, b)`` keeps layers a up to, not with, b; a tensor outside that an edge leads
-            to or from becomes a stub.
-        fold: ``layers`` draws each layer as one box; ``repeats`` draws layers that are alike once.
+        color: meaning of the colours: op family (the default), backend, split, buffer, or time
+            (the default if ``times`` is given). Boxes have it as text too.
+        layers: ``(a, b)`` keeps layers a to b - 1; tensors outside that are joined to them by an
+            edge become stubs.
+        fold: ``layers`` draws each layer as one box; ``repeats`` draws identical layers once.
         show_weights: draw weights as boxes (the default), or as a line in the box that reads them.
-        cluster_layers: frame each layer (the default), and draw a leaf that many layers read once
-            in each.
+        cluster_layers: frame each layer (the default), and draw a leaf with readers in several
+            layers once in each.
         backend_of: the name of the backend that runs a node (or holds a leaf).
         split_of: the number of a node's split.
         times: of nodes in a run; see ``node_times``.

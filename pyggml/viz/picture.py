@@ -33,7 +33,7 @@ class Picture:
     Attributes:
         boxes: by id; arrows: in order of execution.
         frames: the title of each frame, by layer.
-        weights: those drawn inside their reader.
+        weights: the weights that are drawn inside their reader.
 
     Raises:
         PyggmlError: no tensor is in ``layers``, or an option has no such value.

@@ -48,7 +48,7 @@ def ordered(rows: list[list[Place]], sweeps: int) -> None:
 def best_places(rows: list[list[Place]], sweeps: int, gap: float) -> None:
     """Set x of each place as close to its neighbours' mean as order and gaps allow.
 
-    The first row's x is where edges come from, and stays.
+    x of the first row, the start of the edges, is kept.
     """
     for row in rows[1:]:
         _spread(row, [(0.0, 1.0)] * len(row), gap)

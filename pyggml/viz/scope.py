@@ -36,11 +36,11 @@ class Scope:
     """The drawn part of a graph.
 
     Attributes:
-        edges: those to show, in order of execution.
+        edges: the drawn edges, in order of execution.
         written: the leafs that nodes write into, such as a KV cache.
 
     Args:
-        layers: ``(a, b)`` means a up to, not with, b; None means everything.
+        layers: ``(a, b)`` means layers a to b - 1; None means all.
 
     Raises:
         PyggmlError: no tensor of the graph is in those layers.

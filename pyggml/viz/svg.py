@@ -2,7 +2,7 @@
 
     graph_svg(graph, "graph.svg", title="one token", layers=(0, 2))
 
-The page of ``html`` holds the same drawing; colours come as classes, so that it can be dark.
+``html`` embeds the same drawing; colours are CSS classes, to allow a dark theme.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     times = node_times(trace(program, repeats=20))
     times[node].ns, times[node].share, times[node].kernels
 
-A launch's time is its share of the wall time of its phase, so that the times of all nodes sum up to
-the run's; the median over the runs counts. It belongs to the last node that the launch computes:
-nodes that are fused into it have none of their own.
+The time of a launch is its share of the wall time of its phase, so that the times of all nodes sum
+up to the run's; of several runs, the median is used. The time is assigned to the last node of the
+launch; nodes fused into it have no time of their own.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class NodeTime:
     """The time of one node.
 
     Attributes:
-        ns: wall time; busy_ns: time of all threads in its kernels.
-        share: of the run's wall time.
-        fused: the nodes before it that its launch computes too.
+        ns: wall time; busy_ns: total time of all threads in its kernels.
+        share: fraction of the run's wall time.
+        fused: the earlier nodes of the same launch.
     """
 
     ns: float

@@ -1,4 +1,4 @@
-"""What every test of a command puts back."""
+"""State that is restored after every test of a command."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_announcements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands say what is compiled; later tests in this process must not."""
+    """Commands announce compiled kernels; later tests in this process must not."""
     monkeypatch.setattr("pyggml.jit.on_compile", None)

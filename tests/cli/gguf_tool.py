@@ -1,7 +1,7 @@
-"""``pyllama-gguf`` and gguf-py's programs for tests, and a tiny model to try them on.
+"""Run ``pyllama-gguf`` and gguf-py's scripts in tests; write a tiny model for them.
 
 run("dump", path).stdout
-script("gguf_dump", path)                      # what gguf-py's prints
+script("gguf_dump", path)                      # output of gguf-py's script
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run(*args: str | Path, code: int = 0, input: str | None = None) -> Result:
 
 
 def script(name: str, *args: str | Path) -> str:
-    """What one of gguf-py's programs prints."""
+    """The output of one of gguf-py's scripts."""
     line = [sys.executable, "-P", "-m", f"gguf.scripts.{name}", *map(str, args)]
     return subprocess.run(line, capture_output=True, text=True, check=True).stdout
 

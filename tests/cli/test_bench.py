@@ -1,4 +1,4 @@
-"""llama-bench's lists, its forms of output, and comparisons."""
+"""llama-bench's lists and output formats, and comparisons."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ ROW: dict[str, Any] = {
         ("8-8*2", [8]),
     ],
 )
-def test_lists(text: str, values: list[int]) -> None:
+def test_int_lists(text: str, values: list[int]) -> None:
     assert IntList(0).convert(text, None, None) == values
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "3-1", "0-4*2", "1-4*1", "1-4+0", "1-9999999", "-3", "9" * 5000]
 )
-def test_lists_that_are_none(text: str) -> None:
+def test_invalid_int_lists(text: str) -> None:
     with pytest.raises(click.BadParameter):
         IntList(0).convert(text, None, None)
 
@@ -73,7 +73,7 @@ def render(form: str, *rows: dict[str, Any], extra: tuple[str, ...] = ()) -> str
     return printer.header() + "".join(map(printer.row, rows)) + printer.footer()
 
 
-def test_markdown_is_llama_benchs() -> None:
+def test_markdown_matches_llama_bench() -> None:
     deep = {**ROW, "n_gen": 64, "n_depth": 512, "model_size": 2**31, "model_n_params": 6 * 10**9}
     assert render("md", ROW, deep) == (
         "| model                          |       size |     params | backend    | threads |"
@@ -102,7 +102,7 @@ def test_csv() -> None:
     assert "samples_ns" not in rows[0]
 
 
-def test_sql_makes_a_table_that_can_be_read() -> None:
+def test_sql_output_can_be_loaded() -> None:
     rows = [ROW, {**ROW, "model_filename": "it's.gguf", "repack": True}]
     with sqlite3.connect(":memory:") as db:
         db.executescript(render("sql", rows[1], rows[1]))
@@ -121,7 +121,7 @@ def test_settings_are_columns() -> None:
     assert "|   q8_0 |" in render("md", row, extra=("type_k", "flash_attn"))
 
 
-def test_types_of_the_cache() -> None:
+def test_cache_types() -> None:
     assert TypeList().convert("F16,q8_0", None, None) == ["f16", "q8_0"]
     with pytest.raises(click.BadParameter):
         TypeList().convert("f16,", None, None)
@@ -146,7 +146,7 @@ def test_comparison(tmp_path: Path) -> None:
     assert "repack: True in A, False in B" in result.stdout
 
 
-def test_what_varies_within_a_file_is_matched(tmp_path: Path) -> None:
+def test_rows_are_matched_by_the_settings_that_vary(tmp_path: Path) -> None:
     more = {**ROW, "n_threads": 1, "samples_ts": [617.25]}
     result = compared(tmp_path, [ROW, more], [ROW])
     (line,) = [x for x in result.stdout.splitlines() if "pp512" in x]
@@ -175,6 +175,6 @@ def test_files_that_cannot_be_compared(tmp_path: Path, text: str) -> None:
     assert CliRunner().invoke(command, ["--compare", "none", "none"]).exit_code == 1
 
 
-def test_files_without_a_common_test(tmp_path: Path) -> None:
+def test_files_with_no_test_in_common(tmp_path: Path) -> None:
     result = compared(tmp_path, [ROW], [{**ROW, "n_prompt": 256}])
     assert result.exit_code == 1 and "no test in common" in result.stderr

@@ -1,4 +1,4 @@
-"""What the commands print and where, with a stand-in for the runtime."""
+"""Output of the commands on stdout, stderr and in files, with a fake runtime."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FakeContext:
 
 
 class FakeEngine:
-    """An engine that recites, and the lease of its only sequence."""
+    """An engine that generates a fixed text, and the lease of its only sequence."""
 
     def __init__(self, context: FakeContext, *, timings: Timings) -> None:
         self.context, self.timings = context, timings
@@ -181,13 +181,13 @@ def test_ctrl_c_keeps_the_text_and_the_timings() -> None:
     assert "eval time" in err and "error" not in err
 
 
-def test_completion_says_what_it_runs() -> None:
+def test_completion_verbose_output() -> None:
     err = run(completion.command, "-p", "hi", "-v", "-c", "64", "-n", "3")[2]
     assert "generate: n_ctx = 64, n_batch = 2048, n_predict = 3" in err
     assert "n_threads = 2" in err
 
 
-def test_nothing_to_continue_and_a_bad_file() -> None:
+def test_missing_prompt_and_bad_file() -> None:
     code, out, err = run(completion.command)
     assert (code, out) == (2, "") and "-p or -f" in err
     code, out, err = run(completion.command, "-p", "hi", "-m", "bad.gguf")
@@ -195,7 +195,7 @@ def test_nothing_to_continue_and_a_bad_file() -> None:
     assert re.fullmatch(r"error: bad\.gguf: magic .* not a GGUF file\n", err)
 
 
-def test_a_prompt_that_is_refused_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_prompt_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **options: Any) -> Iterator[Event]:
         raise ContextFull("the prompt is too long")
 
@@ -224,7 +224,7 @@ def test_tokenize() -> None:
         assert (code, out, err.count("\n")) == (2, "", 1) and "one of -p, -f and --stdin" in err
 
 
-def test_graph_writes_what_is_asked_for(tmp_path: Path) -> None:
+def test_graph_writes_each_requested_file(tmp_path: Path) -> None:
     files = {name: tmp_path / f"x.{name}" for name in ("dot", "svg", "html", "memory")}
     args = [arg for name, path in files.items() for arg in (f"--{name}", str(path))]
     assert run(graph.command, "--tokens", "3", *args) == (0, "", "")
@@ -285,7 +285,7 @@ def test_bench_runs_the_product_of_the_lists() -> None:
     assert err.count("benchmark ") == 12 and "benchmark 12/12" in err
 
 
-def test_bench_that_is_stopped_leaves_a_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_bench_prints_valid_json(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(model: Any, case: dict[str, int], **options: Any) -> dict[str, int]:
         if case["n_prompt"] == 16:
             raise KeyboardInterrupt
@@ -298,7 +298,7 @@ def test_bench_that_is_stopped_leaves_a_whole_file(monkeypatch: pytest.MonkeyPat
     assert code == 1 and len(json.loads(out)) == 2 and "bad.gguf" in err
 
 
-def test_bench_takes_models_of_the_hub_and_places_threads(
+def test_bench_accepts_hub_models_and_thread_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loaded: list[tuple[str, str | None]] = []
@@ -318,7 +318,7 @@ def test_bench_takes_models_of_the_hub_and_places_threads(
     assert code == 2 and "with -m or with -hf, not both" in err
 
 
-def test_bench_of_nothing() -> None:
+def test_bench_without_a_test_or_model() -> None:
     code, out, err = run(bench.command, "-p", "0", "-n", "0", "-o", "json")
     assert (code, out) == (2, "") and "-p or -n above 0, or -pg" in err
     for names in ("", ","):

@@ -1,4 +1,4 @@
-"""Conversation mode, with a fake model and, in part, a fake terminal."""
+"""Conversation mode with a fake model, partly in a fake terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}|{% endfor %}a
 
 
 class TalkingModel(FakeModel):
-    """Recites by position, after prompts of any length."""
+    """Generates a fixed text by position, after prompts of any length."""
 
     def __init__(self, text: str, template: str | None) -> None:
         super().__init__(text)
@@ -35,7 +35,7 @@ class TalkingModel(FakeModel):
 
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    """A function that runs pyllama-cli with a model that recites a text."""
+    """Return a function that runs pyllama-cli with a model that generates a fixed text."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
     def run(
@@ -54,7 +54,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
-def test_a_script_never_gets_into_a_conversation(talk: Any) -> None:
+def test_conversation_needs_a_terminal_or_cnv(talk: Any) -> None:
     assert talk("Hi there", "-p", "Hi", stdin="not read") == (0, "Hi there [end of text]\n", "")
     assert talk("Hi there", "-p", "Hi", "-no-cnv", tty=True)[1] == "Hi there [end of text]\n"
     assert talk("Hi there", "-p", "Hi", template=None, tty=True)[1] == "Hi there [end of text]\n"
@@ -62,7 +62,7 @@ def test_a_script_never_gets_into_a_conversation(talk: Any) -> None:
     assert out == "Hi there [end of text]\n" and "-cnv" in err
 
 
-def test_lines_of_a_pipe_are_turns(talk: Any) -> None:
+def test_each_piped_line_is_a_message(talk: Any) -> None:
     text = "u:Hi|a:one|a:"
     code, out, err = talk(text, "-cnv", "-n", "3", stdin="Hi\n")
     assert (code, out, err) == (0, "one\n", "")
@@ -72,14 +72,14 @@ def test_lines_of_a_pipe_are_turns(talk: Any) -> None:
     assert (code, out) == (0, "one\none\none\n")
 
 
-def test_one_turn(talk: Any) -> None:
+def test_single_turn(talk: Any) -> None:
     text = "s:S|u:Hi|a:one two"
     assert talk(text, "-st", "-sys", "S", "-p", "Hi", stdin="more") == (0, "one two\n", "")
     assert talk(text, "-st", "-sys", "S", stdin="Hi\nmore\n") == (0, "one two\n", "")
     assert talk(text, "-st", "-sys", "S", "-p", "Hi", "-r", " t")[1] == "one\n"
 
 
-def test_a_person_is_told_what_there_is(talk: Any) -> None:
+def test_messages_in_a_terminal(talk: Any) -> None:
     code, out, err = talk("u:Hi|a:one", "-p", "Hi", "--perf", stdin="", tty=True)
     assert code == 0 and out.startswith("\n> Hi\none\n")
     assert "/help" in err and "t/s" in err
@@ -96,7 +96,7 @@ def test_a_person_is_told_what_there_is(talk: Any) -> None:
         assert said in err
 
 
-def test_files_go_with_what_is_said_next(talk: Any, tmp_path: Path) -> None:
+def test_files_are_sent_with_the_next_message(talk: Any, tmp_path: Path) -> None:
     file = tmp_path / "x.txt"
     file.write_text("inside")
     prompt = f"u:--- File: {file} ---\ninside\nWhat?|a:"
@@ -124,7 +124,7 @@ def test_templates(talk: Any, tmp_path: Path) -> None:
     assert "chatml" in talk("", "-st", "-p", "Hi", "-n", "1", template=None)[2]
 
 
-def test_a_refused_or_too_long_turn_is_taken_back(talk: Any) -> None:
+def test_a_refused_or_too_long_message_is_dropped(talk: Any) -> None:
     template = (
         "{% for m in messages %}{% if m.content == 'bad' %}{{ raise_exception('no') }}{% endif %}"
         "{{ m.role[0] }}:{{ m.content }}|{% endfor %}a:"
@@ -135,7 +135,7 @@ def test_a_refused_or_too_long_turn_is_taken_back(talk: Any) -> None:
     assert "rejects these messages: no" in err and "a context of 256 takes" in err
 
 
-def test_one_text_in_turns(talk: Any) -> None:
+def test_interactive_mode_without_a_template(talk: Any) -> None:
     args = ("-i", "-p", "A", "-r", "B:", "--in-prefix", "<", "--in-suffix", r">\n")
     code, out, _ = talk("A xB:<me>\nyB:", *args, stdin="me\n", template=None)
     assert (code, out) == (0, "A xB:yB:")
@@ -143,7 +143,7 @@ def test_one_text_in_turns(talk: Any) -> None:
     assert out == "AyB:"
 
 
-def test_ctrl_c_stops_a_reply_and_a_second_one_leaves(
+def test_ctrl_c_stops_a_reply_and_a_second_one_exits(
     talk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[str] = []
@@ -164,7 +164,7 @@ def test_ctrl_c_stops_a_reply_and_a_second_one_leaves(
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_fixed_seed_makes_another_reply_each_time(talk: Any) -> None:
+def test_regen_differs_with_a_fixed_seed(talk: Any) -> None:
     code, out, _ = talk(
         "", "-cnv", "--temp", "5", "--min-p", "0", "--top-k", "0", "-s", "7", "-n", "12",
         stdin="Hi\n/regen\n", template="{{ messages[0].content }}",
@@ -184,7 +184,7 @@ def test_a_fixed_seed_makes_another_reply_each_time(talk: Any) -> None:
         (False, "caf\udce9\n", ["caf\ufffd"]),
     ],
 )
-def test_lines(
+def test_line_reader(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, multiline: bool, typed: str, read: list[str]
 ) -> None:
     file = tmp_path / "stdin"
@@ -197,7 +197,7 @@ def test_lines(
             assert reader.read("> ") is None
 
 
-def test_history_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_history_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     readline = pytest.importorskip("readline")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)

@@ -1,4 +1,4 @@
-"""pyllama-convert: what it prints, and one line for what is wrong."""
+"""pyllama-convert: its output, and one line for each error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return hf_folder(tmp_path / "llama")
 
 
-def test_a_file(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_convert_to_a_file(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = folder / "x.gguf"
     args = ("--outfile", path, "--outtype", "q8_0", "--model-name", "Mine", "--verbose")
     assert run(folder, *args) == (0, f"{path}\n", "")
@@ -33,7 +33,7 @@ def test_a_file(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert file.get_str("general.name") == "Mine" and file.get_int("general.file_type") == 7
 
 
-def test_a_dry_run_of_parts(folder: Path) -> None:
+def test_dry_run_of_split_files(folder: Path) -> None:
     code, out, err = run(folder, "--split-max-tensors", 9, "--dry-run")
     assert (code, err) == (0, "dry run: nothing was written\n")
     assert out.endswith("-BF16-00001-of-00004.gguf\n") and not list(folder.glob("*.gguf"))
@@ -77,6 +77,6 @@ def test_sparse_files(tmp_path: Path) -> None:
         ([".", "--outfiles", "x"], "no such option --outfiles (did you mean --outfile?)"),
     ],
 )
-def test_one_line_for_what_is_wrong(args: list[str], message: str) -> None:
+def test_wrong_arguments_are_one_line(args: list[str], message: str) -> None:
     code, out, err = run(*args)
     assert code in (1, 2) and out == "" and message in err and err.count("\n") == 1

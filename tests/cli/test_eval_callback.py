@@ -1,4 +1,4 @@
-"""``pyllama-eval-callback`` on a tiny model: what is printed, saved and said."""
+"""``pyllama-eval-callback`` on a tiny model: printed and saved values, and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(path: Path, *args: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_every_node_without_a_filter(path: Path) -> None:
+def test_all_nodes_are_printed_without_a_filter(path: Path) -> None:
     code, out, _ = run(path, "-p", "Hello")
     heads = [line for line in out.splitlines() if line.startswith("common_debug_cb_eval: ")]
     assert code == 0 and len(heads) > 40
@@ -40,7 +40,7 @@ def test_every_node_without_a_filter(path: Path) -> None:
     assert out.count("sum = ") >= len(heads)
 
 
-def test_a_filter_starts_at_the_name_and_files_hold_the_values(path: Path, tmp_path: Path) -> None:
+def test_filter_matches_from_the_start_and_values_are_saved(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "states"
     flags = ("--tensor-filter", "l_out-", "--tensor-filter", "result_norm$", "--all-outputs")
     code, out, err = run(path, "-p", "Hello", *flags, "--save", str(folder))
@@ -56,7 +56,7 @@ def test_a_filter_starts_at_the_name_and_files_hold_the_values(path: Path, tmp_p
     assert (code, out) == (0, "") and "--tensor-filter matches no node" in err
 
 
-def test_what_is_refused(path: Path, tmp_path: Path) -> None:
+def test_refused_and_ignored_flags(path: Path, tmp_path: Path) -> None:
     code, _, err = run(path, "-p", "x", "--tensor-filter", "l_(")
     assert code == 2 and "'l_(' is not a regular expression" in err
     code, _, err = run(path, "-p", "x", "-n", "3", "--tensor-filter", "none")
@@ -65,7 +65,7 @@ def test_what_is_refused(path: Path, tmp_path: Path) -> None:
     assert code == 2 and "tokens, the context 3: use a larger -c" in err
 
 
-def test_nan_stops_with_one_line(tmp_path: Path) -> None:
+def test_stop_on_nan_is_one_line(tmp_path: Path) -> None:
     spec = Spec()
     weights = random_weights(spec)
     weights["blk.1.attn_norm.weight"][:] = np.nan
@@ -76,4 +76,4 @@ def test_nan_stops_with_one_line(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.exit_code == 1 and "error: 'attn_norm-1' = MUL has" in result.stderr
     index = json.loads((tmp_path / "out" / "index.json").read_text())
-    assert index[-1]["name"] == "attn_norm-1"  # what came before is kept
+    assert index[-1]["name"] == "attn_norm-1"  # earlier nodes are kept

@@ -1,4 +1,4 @@
-"""Messages of the library name parameters; the tools say them as flags."""
+"""Error messages of the library name parameters; the tools replace those by flags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def messages() -> Iterator[tuple[str, str]]:
-    """Where the library raises each error, and the error's text."""
+    """Yield the location and the text of each error raised in the library."""
     for package in ("pyggml", "pyllama"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -39,12 +39,12 @@ def test_parameters_become_flags(message: str, said: str) -> None:
     assert in_flags(message) == said
 
 
-def test_the_flags_exist() -> None:
+def test_flags_of_the_tables_exist() -> None:
     known = {flag for _, flags in all_flags() for flag in flags}
     assert {*FLAGS.values(), *SETTINGS.values()} <= known
 
 
-def test_the_library_names_parameters_that_are_known_and_no_flags() -> None:
+def test_library_messages_name_known_parameters_and_no_flags() -> None:
     flag = re.compile(r"(?:^|[ (])(--[a-z][a-z-]+)")
     known = {flag for _, flags in all_flags() for flag in flags}
     for where, text in messages():

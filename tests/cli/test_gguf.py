@@ -71,7 +71,7 @@ def test_dump_as_text(sample: Path) -> None:
     assert run("dump", "--data-alignment", sample).stdout == "32\n"
 
 
-def test_dump_of_what_is_sparse(tmp_path: Path) -> None:
+def test_dump_of_a_sparse_model(tmp_path: Path) -> None:
     matrix, tensors = np.zeros((4, 8), np.float32), {}
     for i, rank in enumerate((3, 3, 5, 3)):
         tensors[f"blk.{i}.fc1.weight"] = np.zeros((rank, 8), np.float32)
@@ -133,7 +133,7 @@ def test_split_and_merge(tiny: Path, tmp_path: Path, options: list[str]) -> None
     assert "exists: remove it" in exists.stderr
 
 
-def test_powerinfers_magic_is_kept(tiny: Path, tmp_path: Path) -> None:
+def test_powerinfer_magic_is_kept(tiny: Path, tmp_path: Path) -> None:
     path, first = tmp_path / "p.gguf", tmp_path / "x-00001-of-00004.gguf"
     path.write_bytes(b"PWRI" + tiny.read_bytes()[4:])
     run("set", "--force", path, "llama.context_length", "99")
@@ -148,7 +148,7 @@ def test_powerinfers_magic_is_kept(tiny: Path, tmp_path: Path) -> None:
     assert len(set(hashes)) == 1
 
 
-def test_what_split_refuses(tiny: Path, tmp_path: Path) -> None:
+def test_split_refuses_bad_arguments(tiny: Path, tmp_path: Path) -> None:
     for size in ("5", "0M", "-1M", "1K", "1.5G"):
         result = run("split", "--split-max-size", size, tiny, tmp_path / "x", code=2)
         assert "is not a size in M" in result.stderr
@@ -160,7 +160,7 @@ def test_what_split_refuses(tiny: Path, tmp_path: Path) -> None:
 # --- hash -----------------------------------------------------------------------------------------
 
 
-def test_hashes_are_those_of_the_gguf_package(sample: Path) -> None:
+def test_hashes_match_the_gguf_package(sample: Path) -> None:
     ours = run("hash", "--sha1", "--sha256", "--uuid", sample).stdout.splitlines()
     theirs = script("gguf_hash", sample).splitlines()
     assert [line.split() for line in ours] == [line.split() for line in theirs]
@@ -186,7 +186,7 @@ def test_a_list_of_hashes_is_checked(copy: Path, tmp_path: Path) -> None:
     assert "cannot be read as a manifest" in gone.stderr
 
 
-def test_parts_have_the_hash_of_the_whole(tiny: Path, tmp_path: Path) -> None:
+def test_split_files_have_the_hash_of_the_whole(tiny: Path, tmp_path: Path) -> None:
     run("split", "--split-max-tensors", "4", tiny, tmp_path / "x")
     part = min(tmp_path.iterdir())
     one, other = (run("hash", "--no-layer", path).stdout.split()[1] for path in (tiny, part))

@@ -30,9 +30,7 @@ def copy(tiny: Path, tmp_path: Path) -> Path:
     ("key", "value"),
     [("llama.context_length", "77"), ("llama.rope.freq_base", "0.25")],
 )
-def test_set_changes_what_the_gguf_package_changes(
-    copy: Path, tmp_path: Path, key: str, value: str
-) -> None:
+def test_set_matches_the_gguf_package(copy: Path, tmp_path: Path, key: str, value: str) -> None:
     theirs = tmp_path / "theirs.gguf"
     theirs.write_bytes(copy.read_bytes())
     script("gguf_set_metadata", "--force", theirs, key, value)
@@ -41,10 +39,10 @@ def test_set_changes_what_the_gguf_package_changes(
     assert copy.read_bytes() == theirs.read_bytes()
 
 
-def test_set_asks_and_can_be_tried(copy: Path) -> None:
+def test_set_confirmation_and_dry_run(copy: Path) -> None:
     before, key = copy.read_bytes(), "tokenizer.ggml.add_bos_token"
     assert "True -> False" in run("set", "--dry-run", copy, key, "false").stdout
-    for answer in ("yes\n", ""):  # the second: nobody is there to answer
+    for answer in ("yes\n", ""):  # the second: no input
         result = run("set", copy, key, "false", input=answer, code=1)
         assert "the answer was not YES; use --force to skip the question" in result.stderr
         assert copy.read_bytes() == before
@@ -66,13 +64,13 @@ def test_set_asks_and_can_be_tried(copy: Path) -> None:
         ("no.such.key", "1", "there is no metadata key 'no.such.key'"),
     ],
 )
-def test_what_set_refuses(copy: Path, key: str, value: str, message: str) -> None:
+def test_set_refuses_bad_values(copy: Path, key: str, value: str, message: str) -> None:
     before = copy.read_bytes()
     assert message in run("set", "--force", copy, key, value, code=1).stderr
     assert copy.read_bytes() == before
 
 
-def test_set_knows_what_would_break_the_file(copy: Path, tmp_path: Path) -> None:
+def test_set_refuses_keys_of_the_file_layout(copy: Path, tmp_path: Path) -> None:
     write_gguf(tmp_path / "z.gguf", {"general.alignment": 64}, {})
     result = run("set", "--force", tmp_path / "z.gguf", "general.alignment", "32", code=1)
     assert "describes the layout of the file" in result.stderr
@@ -92,7 +90,7 @@ def test_set_knows_what_would_break_the_file(copy: Path, tmp_path: Path) -> None
     ],
     ids=lambda args: args[0][2:],
 )
-def test_new_writes_what_the_gguf_package_writes(
+def test_new_matches_the_gguf_package(
     tiny: Path, tmp_path: Path, args: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -160,7 +158,9 @@ def test_new_with_any_key(tiny: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_new_refuses(tiny: Path, tmp_path: Path, args: list[str], message: str) -> None:
+def test_new_refuses_bad_arguments(
+    tiny: Path, tmp_path: Path, args: list[str], message: str
+) -> None:
     ours = args[0] == "--set" and "alignment" not in args[1]
     code = 2 if ours or "JSON" in message else 1  # a wrong command line is 2
     assert message in run("new", tiny, tmp_path / "out.gguf", *args, code=code).stderr
@@ -175,7 +175,7 @@ def test_what_new_refuses(tiny: Path, tmp_path: Path, args: list[str], message: 
         (b"\xff", 2, "config.json is not UTF-8"),
     ],
 )
-def test_configs_that_new_refuses(
+def test_new_refuses_bad_configs(
     tiny: Path, tmp_path: Path, text: bytes, code: int, message: str
 ) -> None:
     (tmp_path / "config.json").write_bytes(text)

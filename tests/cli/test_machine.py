@@ -1,4 +1,4 @@
-"""Options from the environment, CPUs and priorities, and what ``pyllama info`` says."""
+"""Options from the environment, CPUs and priorities, and ``pyllama info``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_wrong_values_in_the_environment() -> None:
 
 
 @pytest.mark.parametrize("module", [batched_bench, bench, completion, parallel])
-def test_no_two_options_have_one_variable(module: Any) -> None:
+def test_each_option_has_its_own_variable(module: Any) -> None:
     options = [p for p in module.command.params if isinstance(p, click.Option)]
     names = [name for option in options for name in variables(option)]
     assert len(names) == len(set(names))
@@ -79,7 +79,7 @@ def affinity() -> Any:
     host.set_thread_options(host.ThreadOptions())
 
 
-def test_threads_run_where_the_flags_say(affinity: list[int]) -> None:
+def test_cpu_mask_range_and_strict_flags(affinity: list[int]) -> None:
     first = affinity[0]
     assert run("-C", hex(1 << first))[0] == 0
     assert host.usable_cpus() == [first] and host.default_threads() == 1
@@ -105,12 +105,12 @@ def test_threads_run_where_the_flags_say(affinity: list[int]) -> None:
         (("--cpu-strict", "2"), "--cpu-strict"),
     ],
 )
-def test_places_that_are_not_there(args: tuple[str, ...], text: str) -> None:
+def test_invalid_cpu_flags(args: tuple[str, ...], text: str) -> None:
     code, out, err = run(*args)
     assert (code, out) == (2, "") and text in err and len(err.splitlines()) == 1
 
 
-def test_a_priority_that_is_not_allowed_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_denied_priority_is_only_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -123,7 +123,7 @@ def test_a_priority_that_is_not_allowed_is_a_note(monkeypatch: pytest.MonkeyPatc
     assert "cannot bind threads" in run("-C", "1")[2]
 
 
-def test_info_says_what_runs_here_and_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_info_lists_versions_and_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, out, _ = run(command=info.command)
     assert code == 0
     for word in ("pyggml", "numba", "instruction set", "threads", "compiled kernels", "cpu:"):
@@ -138,14 +138,14 @@ def test_info_says_what_runs_here_and_why(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "deleted the compiled kernels" in out and not (tmp_path / "code").exists()
 
 
-def test_info_says_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_info_lists_the_tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     raced = tuning.Choice("few_bytes", 8192, {4096: 10.0, 8192: 12.5}, 1.25)
     records = {
         "not measured yet": None,
         "0.25 s": tuning.Record("a CPU", 0.25, (raced,), pause_ns=50.0),
         "measuring failed: out of memory": tuning.Record("a CPU", problem="out of memory"),
     }
-    init_backend("cpu")  # a first start measures
+    init_backend("cpu")  # the first start measures
     cache = CodeCache(tmp_path / "code")
     monkeypatch.setattr(jit, "code_cache", lambda name: cache)
     monkeypatch.delenv("PYGGML_TUNING", raising=False)

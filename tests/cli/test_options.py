@@ -1,4 +1,4 @@
-"""What the shared options and the prompt turn into."""
+"""Parsing of the shared options and of the prompt."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def take(*args: str, ctx_size: int = 0) -> dict[str, Any]:
     return seen
 
 
-def test_the_defaults_are_llama_cpps() -> None:
+def test_defaults_match_llama_cpp() -> None:
     options = take()
     context = ContextOptions.from_click(options)
     assert (context.ctx_size, context.batch_size, context.ubatch_size) == (0, 2048, 512)
@@ -61,7 +61,7 @@ def test_a_tool_has_its_own_context_size() -> None:
     assert ContextOptions.from_click(take(ctx_size=512)).ctx_size == 512
 
 
-def test_old_and_new_spellings_are_one() -> None:
+def test_old_and_new_spellings_are_equal() -> None:
     old = take("-t", "3", "--temperature", "0", "-fa", "-c", "64", "-s", "7", "-e")
     new = take("--threads=3", "--temp=0", "--flash-attn=on", "--ctx-size=64", "--seed=7")
     assert old == new
@@ -140,7 +140,7 @@ def test_sparse_options() -> None:
     assert sparse("--sparse-threshold=-inf") == ("auto", float("-inf"))
 
 
-def test_overrides_of_metadata() -> None:
+def test_metadata_overrides() -> None:
     quoted = '"s=str:with, a comma",n=float:2.5'
     options = take("--override-kv", "a=int:-3,b=bool:false", "--override-kv", quoted)
     model = ModelOptions.from_click(options)
@@ -163,14 +163,14 @@ def test_overrides_of_metadata() -> None:
         ("--sparse-threshold", "much", "'much' is not a number, inf or -inf"),
     ],
 )
-def test_values_that_are_none(flag: str, text: str, message: str) -> None:
+def test_invalid_values(flag: str, text: str, message: str) -> None:
     result = CliRunner().invoke(
         click.command("x", cls=Tool)(model_options(lambda **_: None)), [flag, text]
     )
     assert result.exit_code == 2 and message in result.stderr
 
 
-def test_rope_and_activation_of_a_context() -> None:
+def test_rope_and_activation_overrides() -> None:
     seen: list[Any] = []
 
     @click.command(cls=Tool)

@@ -1,4 +1,4 @@
-"""``pyllama-powerinfer``: from a text to statistics, pictures and a plan; slips are one line."""
+"""``pyllama-powerinfer``: statistics of a text, pictures, plans, and one-line errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(*args: object, code: int = 0) -> Result:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a text, and what stats made of them."""
+    """A folder with a model, a text, and their statistics."""
     folder = tmp_path_factory.mktemp("m")
     shutil.copy(sparse_file(folder, "bamboo"), folder / "x.gguf")
     (folder / "text.txt").write_text("It was the best of times, it was the worst of times. " * 8)
@@ -68,7 +68,7 @@ def test_stats_of_a_dense_model(made: Path) -> None:
     assert "recall" not in out and out.count("\n") == 7
 
 
-def test_plan_prints_tables_and_writes_powerinfers_file(made: Path, tmp_path: Path) -> None:
+def test_plan_prints_tables_and_writes_gpuidx(made: Path, tmp_path: Path) -> None:
     folder = copy(made, tmp_path)
     model, index = folder / "x.gguf", folder / "x.gguf.generated.gpuidx"
     args = ("plan", "-m", model, "--stats", folder / "s.json", *PLAN)
@@ -107,7 +107,7 @@ def test_balance_measures_the_cpu(
     result = run("plan", "-m", folder / "x.gguf", *PLAN, "--solver", "balance",
                  "--gpu-bandwidth", 1e-6)  # fmt: skip
     assert "measured: the CPU reads active rows of ffn_up at" in result.stderr
-    assert result.stdout.count(" 8/160") == 6  # such a GPU gets a block
+    assert result.stdout.count(" 8/160") == 6  # a slow GPU gets one block
 
 
 SLIPS = {
@@ -129,13 +129,13 @@ SLIPS = {
 
 
 @pytest.mark.parametrize(("args", "message"), SLIPS.values(), ids=SLIPS)
-def test_slips(args: tuple[object, ...], message: str) -> None:
+def test_wrong_arguments(args: tuple[object, ...], message: str) -> None:
     if args[0] not in ("stats", "plan"):
         args = ("plan", "-m", "x", "--vram-budget", 1, *args)
     assert message in run(*args, code=2).output
 
 
-def test_faults_are_one_line(made: Path, tmp_path: Path) -> None:
+def test_bad_files_are_one_line(made: Path, tmp_path: Path) -> None:
     folder = copy(made, tmp_path)
     model = folder / "x.gguf"
 

@@ -112,7 +112,7 @@ def test_dry_run(folder: Path) -> None:
         (("--include-weights", "a", "--exclude-weights", "b", "x.gguf", "Q8_0"), 2, "not both"),
     ],
 )
-def test_slips_are_one_line(
+def test_wrong_arguments_are_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], code: int, message: str
 ) -> None:
     monkeypatch.chdir(folder)
@@ -123,7 +123,7 @@ def test_slips_are_one_line(
     assert sorted(folder.iterdir()) == before
 
 
-def test_from_text_to_a_weighed_model_and_its_distance(
+def test_imatrix_then_quantize_then_kl_divergence(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -182,7 +182,7 @@ def test_from_text_to_a_weighed_model_and_its_distance(
         assert message in result.stderr
 
 
-def test_statistics_have_llama_cpps_lines() -> None:
+def test_kl_statistics_match_llama_cpp_lines() -> None:
     import numpy as np
 
     from pyllama.eval.kl_divergence import Divergence

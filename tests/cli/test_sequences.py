@@ -30,7 +30,7 @@ def run(
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_batched_bench_prints_llamas_table(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_bench_prints_llama_cpp_table(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = SimpleNamespace(perf_counter=itertools.count().__next__)
     monkeypatch.setattr("pyllama.bench.batched.time", seconds)
     code, out, err = run(batched_bench.command, model, "-npp", "4,8", "-ntg", 2, "-npl", "1,3")
@@ -75,7 +75,7 @@ def test_parallel_continues_each_line_of_a_file(model: Path, tmp_path: Path) -> 
     assert code == 2 and "there is no prompt" in err
 
 
-def test_sequences_with_cells_of_their_own(model: Path, tmp_path: Path) -> None:
+def test_no_kv_unified(model: Path, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("one\n\ntwo three four\n")
     args = ("-f", tmp_path / "p.txt", "-np", 2, "-n", 6, "--temp", 0, "--ignore-eos")
     shared = run(parallel.command, model, *args)
@@ -122,7 +122,7 @@ def test_context_shift(model: Path) -> None:
 TALK = ("-cnv", "--chat-template", "vicuna", "--temp", 0, "--no-perf", "--ignore-eos")
 
 
-def test_a_conversation_goes_on_when_its_context_is_full(model: Path) -> None:
+def test_a_conversation_continues_with_a_full_context(model: Path) -> None:
     args, stdin = (*TALK, "-sys", "Be brief.", "-n", 20, "-c", 100), "one\ntwo\nthree\nfour\n"
     code, out, err = run(completion.command, model, *args, stdin=stdin)
     assert code == 0 and "error: the prompt has" in err and "use --ctx-size" in err
@@ -141,14 +141,14 @@ def test_a_conversation_goes_on_when_its_context_is_full(model: Path) -> None:
         < run(completion.command, model, *args, "-p", "Hi", "-st", "--context-shift")[1]
     )
     filled = (*TALK, "-n", -2, "-c", 60, "-p", "Hi", "-st", "--context-shift")
-    assert run(completion.command, model, *filled)[0] == 0  # it ends
+    assert run(completion.command, model, *filled)[0] == 0  # generation ends
     long = (*args, "-p", "x" * 70, "-st")
     for options in ((), ("--context-shift",), ("--context-shift", "--keep", -1)):
         code, out, err = run(completion.command, model, *long, *options)
         assert (code, out) == (1, "") and "tokens, a context of 60 takes 59; use --ctx-size" in err
 
 
-def test_the_prompt_cache_of_a_conversation(model: Path, tmp_path: Path) -> None:
+def test_prompt_cache_of_a_conversation(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "cache"
     args, stdin = (*TALK, "-sys", "Be brief.", "-n", 8, "-c", 200), "one\ntwo\n"
     plain = run(completion.command, model, *args, stdin=stdin)[1]

@@ -1,4 +1,4 @@
-"""What files say is shown in a terminal with escapes, by every tool; a pipe gets text as it is."""
+"""Every tool escapes control characters from files in a terminal, but not in a pipe."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..pyllama.models import Spec, random_weights, write_model
 
 BAD = "\x1b]0;x\x07\u202e\x9b2J\r"
 SHOWN = "\\x1b]0;x\\x07\\u202e\\x9b2J\\r"
-# The names of the functions that click finds: each is `command`.
+# All functions that click finds are named `command`.
 TOOL = "import sys; from pyllama_cli.commands.{} import command; command(sys.argv[1:])"
 LEGAL = re.compile(r"[^\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]*", re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, one with bad names and values, and others of the kinds that tools read."""
+    """A valid model, models with bad names and values, and other input files of the tools."""
     folder = tmp_path_factory.mktemp("bad")
     spec = Spec(n_layer=1)
     good = write_model(folder / "good.gguf", spec, random_weights(spec))
@@ -67,7 +67,7 @@ TEMPLATE = "{{ raise_exception('no" + BAD.replace("\r", "\\r") + "') }}"
 
 
 def in_terminal(folder: Path, tool: str, *args: str) -> str:
-    """What a tool writes to a terminal, on stdout and stderr."""
+    """The output of a tool in a terminal, stdout and stderr together."""
     parent, child = os.openpty()
     env = {**os.environ, "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-P", "-c", TOOL.format(tool), *args]
@@ -79,7 +79,7 @@ def in_terminal(folder: Path, tool: str, *args: str) -> str:
     try:
         while piece := os.read(parent, 65536):
             pieces.append(piece)
-    except OSError:  # how Linux says that the other end is closed
+    except OSError:  # Linux raises it when the other end is closed
         pass
     os.close(parent)
     process.wait(60)
@@ -114,7 +114,9 @@ CASES = [
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals here")
 @pytest.mark.parametrize(("tool", "args", "shown"), CASES, ids=lambda x: str(x)[:20])
-def test_nothing_moves_the_cursor(files: Path, tool: str, args: list[str], shown: str) -> None:
+def test_control_characters_are_escaped_in_a_terminal(
+    files: Path, tool: str, args: list[str], shown: str
+) -> None:
     text = in_terminal(files, tool, *args)
     text = re.sub(r"\r[^\r\n]*\[[#-]*\][^\r\n]*|\x1b\[\?25[lh]", "", text)  # our progress bars
     assert LEGAL.fullmatch(text), ascii(text)
@@ -122,7 +124,7 @@ def test_nothing_moves_the_cursor(files: Path, tool: str, args: list[str], shown
     assert "Traceback" not in text and "internal error" not in text, text
 
 
-def test_a_pipe_gets_tokens_as_they_are(files: Path) -> None:
+def test_control_characters_are_not_escaped_in_a_pipe(files: Path) -> None:
     code = TOOL.format("tokenize")
     command = [sys.executable, "-P", "-c", code, "-m", str(files / "tokens.gguf"), "-p", "\x1b[2J"]
     done = subprocess.run(command, capture_output=True, check=True)

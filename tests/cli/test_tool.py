@@ -62,7 +62,7 @@ def test_no_flag_is_declared_twice(tool: click.Command) -> None:
         ("--No-MMAP", "--no-mmap"),
     ],
 )
-def test_an_unknown_flag_names_the_nearest(wrong: str, near: str) -> None:
+def test_an_unknown_flag_suggests_the_nearest(wrong: str, near: str) -> None:
     code, out, err = run(completion.command, "-p", "hi", wrong, "3")
     assert (code, out) == (2, "")
     name = wrong.partition("=")[0]
@@ -103,7 +103,9 @@ def test_an_unknown_flag_names_the_nearest(wrong: str, near: str) -> None:
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
-def test_flags_of_llama_cpp_are_no_typos(tool: str, args: list[str], said: str | None) -> None:
+def test_unsupported_llama_cpp_flags_give_the_reason(
+    tool: str, args: list[str], said: str | None
+) -> None:
     code, out, err = run(pyllama, tool, *args)
     if said is None:
         assert code != 0 and "is not supported" not in err
@@ -112,7 +114,7 @@ def test_flags_of_llama_cpp_are_no_typos(tool: str, args: list[str], said: str |
         assert err.startswith(f"error: {said}")
 
 
-def test_the_table_of_flags_has_none_that_is_supported() -> None:
+def test_unsupported_flags_are_not_supported_elsewhere() -> None:
     flags = {program: {*found, "-h", "--help"} for program, found in all_flags()}
     assert {"pyllama-cli", "pyllama-gguf split", "pyllama-convert"} <= flags.keys()
     everywhere = [*chain.from_iterable(unsupported.by_reason().values())]
@@ -127,14 +129,14 @@ def test_the_table_of_flags_has_none_that_is_supported() -> None:
     assert all(reason and "\n" not in reason and not reason.endswith(".") for reason in reasons)
 
 
-def test_the_page_of_differences_is_that_of_the_tables() -> None:
+def test_differences_page_is_up_to_date() -> None:
     page = Path(__file__).parents[2] / "docs" / "from-llama-cpp.md"
     assert page.read_text("utf-8") == differences.page(), (
         "run: python -m pyllama_cli.differences > docs/from-llama-cpp.md"
     )
 
 
-def test_a_flag_like_nothing_points_to_help() -> None:
+def test_an_unknown_flag_without_a_near_one_points_to_help() -> None:
     assert run(completion.command, "--xyzzyq")[2] == "error: no such option --xyzzyq (see --help)\n"
 
 
@@ -189,18 +191,18 @@ def test_a_value_may_look_like_a_flag() -> None:
     ],
     ids=" ".join,
 )
-def test_an_absurd_command_line_is_one_clear_line(args: tuple[str, ...]) -> None:
+def test_an_invalid_command_line_is_one_line(args: tuple[str, ...]) -> None:
     code, out, err = run(completion.command, *args)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
 
 
-def test_cache_types_are_those_of_attention() -> None:
+def test_cache_types_match_attention() -> None:
     assert [t.name.lower() for t in KV_TYPES] == [*CACHE_TYPES]
 
 
-def test_ignored_flags_say_why_once() -> None:
+def test_ignored_flags_give_their_reason_once() -> None:
     @click.command("x", cls=Tool)
     @ignored_option("-ngl", "--n-gpu-layers", takes_value=True, why="no GPU")
     @ignored_option("--no-warmup")
@@ -240,7 +242,7 @@ def test_the_group_lists_and_runs_every_tool() -> None:
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, BaseException) else "",
 )
-def test_errors_become_one_line_and_a_code(
+def test_errors_become_one_line_and_an_exit_code(
     error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report(error) == code
@@ -293,7 +295,7 @@ command([])
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
 @pytest.mark.parametrize("body", ["while True: write('line\\n')", "print('x' * 10**6)"])
-def test_a_reader_that_leaves_is_no_traceback(body: str) -> None:
+def test_a_closed_pipe_prints_no_traceback(body: str) -> None:
     code = PIPE.format(body=body)
     child = subprocess.Popen(
         [sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -310,14 +312,14 @@ CLOSED = ["/bin/sh", "-c", '"$0" "$@" >&-', sys.executable, "-P", "-c"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
-def test_a_closed_stdout_is_no_error() -> None:
+def test_a_closed_stdout_is_not_an_error() -> None:
     done = subprocess.run(
         [*CLOSED, PIPE.format(body="write('x')")], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_characters_that_stdout_lacks() -> None:
+def test_characters_outside_the_encoding_of_stdout() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", PIPE.format(body="write('a\\u20ac\\n')")],
         capture_output=True,
@@ -329,7 +331,7 @@ def test_characters_that_stdout_lacks() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX shells")
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_streams_that_are_closed_are_empty(closed: str) -> None:
+def test_closed_streams_act_as_empty(closed: str) -> None:
     body = (
         "import sys; write('x'); click.echo('y', err=True); "
         "sys.exit(sys.stdin.read() != '' or open('/dev/null').fileno() < 3)"
@@ -385,7 +387,7 @@ SWALLOWED = """
     "body",
     [
         KILL,
-        f"import sys; sys.modules['pyggml'] = None; {KILL}",  # what is half imported fails
+        f"import sys; sys.modules['pyggml'] = None; {KILL}",  # a partial import fails
         THRICE.format(kill=KILL),
         DESTRUCTOR.format(kill=KILL),
         LOST.format(kill=KILL),
@@ -419,7 +421,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_any_number_of_ctrl_c_at_any_time(tmp_path: Path) -> None:
-    """During imports, loading, generation and at the exit, as many as come within two ms."""
+    """During imports, loading, generation and at exit, several within two ms."""
     spec = Spec(n_layer=1)
     model = write_model(tmp_path / "x.gguf", spec, random_weights(spec))
     script = tmp_path / "pyllama-cli"
@@ -441,8 +443,8 @@ def test_any_number_of_ctrl_c_at_any_time(tmp_path: Path) -> None:
         assert len(err.splitlines()) <= 1 and b"Traceback" not in err, (i, err)
 
 
-def test_an_empty_entry_of_the_path_is_not_the_current_folder(tmp_path: Path) -> None:
-    """``PYTHONPATH=$PYTHONPATH:/x`` has one where it was not set."""
+def test_empty_pythonpath_entries_are_not_the_current_folder(tmp_path: Path) -> None:
+    """``PYTHONPATH=$PYTHONPATH:/x`` has an empty entry if the variable was not set."""
     script = tmp_path / "bin" / "pyllama-cli"
     script.parent.mkdir()
     script.write_text(PROGRAM)
@@ -455,7 +457,7 @@ def test_an_empty_entry_of_the_path_is_not_the_current_folder(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_sigterm_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_sigterm_leaves_no_partial_file(tmp_path: Path) -> None:
     body = (
         "import os, signal; from pyggml.files import replacing\n"
         f"    with replacing({str(tmp_path / 'x.bin')!r}) as temporary:\n"

@@ -1,4 +1,4 @@
-"""Benchmarks: what is run, what is timed, and the fields of a row."""
+"""Benchmarks: the decoded batches, the times, and the fields of a row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def contexts(monkeypatch: pytest.MonkeyPatch) -> list[FakeContext]:
         (BenchCase(n_prompt=2, n_gen=1, n_depth=5, n_batch=4), [2, 1, 4, 1, *[2, 1] * 2]),
     ],
 )
-def test_what_is_run(contexts: list[FakeContext], case: BenchCase, decoded: list[int]) -> None:
+def test_decoded_batches(contexts: list[FakeContext], case: BenchCase, decoded: list[int]) -> None:
     row = run_bench(FakeModel(), case, repetitions=2)
     (context,) = contexts
     assert context.decoded == decoded
@@ -45,7 +45,7 @@ def test_what_is_run(contexts: list[FakeContext], case: BenchCase, decoded: list
     assert len(row["samples_ns"]) == len(row["samples_ts"]) == 2
 
 
-def test_a_row_has_llama_benchs_fields(contexts: list[FakeContext]) -> None:
+def test_a_row_has_the_fields_of_llama_bench(contexts: list[FakeContext]) -> None:
     case = BenchCase(n_prompt=8, n_threads=3, type_k=GGMLType.Q8_0)
     row = json.loads(json.dumps(run_bench(FakeModel(), case, repetitions=3, warmup=False)))
     assert row["model_type"] == "fake 1K F32" and row["model_n_params"] == 1000
@@ -63,7 +63,7 @@ def test_one_repetition_has_no_deviation(contexts: list[FakeContext]) -> None:
 
 
 @pytest.mark.parametrize("numbers", [{}, {"n_prompt": -1, "n_gen": 2}, {"n_depth": 5}])
-def test_nothing_to_measure(numbers: dict[str, int]) -> None:
+def test_invalid_cases_are_refused(numbers: dict[str, int]) -> None:
     with pytest.raises(BatchError):
         BenchCase(**numbers)
     with pytest.raises(BatchError):

@@ -1,4 +1,4 @@
-"""Files of checkpoints, made by hand: safetensors, and PyTorch's archives without PyTorch.
+"""Write checkpoint files by hand: safetensors, and PyTorch's archives without PyTorch.
 
 write_safetensors(path, {"w": np.zeros((2, 3), np.float32)})
 write_torch(path, {"w": np.zeros((2, 3), np.float32)})
@@ -22,13 +22,13 @@ ORDERED_DICT = b"ccollections\nOrderedDict\n"
 
 
 def header(entries: Mapping[str, Any] | bytes, data: bytes = b"") -> bytes:
-    """A safetensors file of that header."""
+    """The bytes of a safetensors file with this header."""
     text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
     return len(text).to_bytes(8, "little") + text + data
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> Path:
-    """A file of these tensors; uint16 stands for BF16."""
+    """Write a file of these tensors; uint16 stands for BF16."""
     entries, data = {}, b""
     for name, x in tensors.items():
         places = [len(data), len(data) + x.nbytes]
@@ -68,7 +68,7 @@ def tensor(
 
 
 def state(**values: bytes) -> bytes:
-    """A pickle of a dictionary of pickled values."""
+    """Return a pickled dictionary; its values are already pickled."""
     items = b"".join(text(name) + value for name, value in values.items())
     return b"\x80\x02}(" + items + b"u."
 
@@ -85,7 +85,7 @@ def write_archive(
 
 
 def write_torch(path: Path, tensors: Mapping[str, np.ndarray]) -> Path:
-    """A file of these tensors, each in a storage of its own."""
+    """Write a file of these tensors, each with its own storage."""
     items, arrays = {}, {}
     for i, (name, x) in enumerate(tensors.items()):
         strides = tuple(n // x.itemsize for n in x.strides)

@@ -1,4 +1,4 @@
-"""What real folders' config.json have that the tiny checkpoints of tests do not."""
+"""Settings in config.json of published models that the tiny test checkpoints lack."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pyllama.convert.folder import Folder, read_config
 from pyllama.errors import ModelError
 
 
-def test_falcon_40b_of_before_transformers_had_it() -> None:
+def test_falcon_40b_with_its_original_config() -> None:
     config = {"hidden_size": 64, "n_head": 4, "n_head_kv": 2, "n_layer": 1, "parallel_attn": True}
     convert = get_arch("falcon").CONVERT
     assert convert.keys(config)["attention.head_count_kv"] == 2
-    x = np.arange(8, dtype=np.float32)  # a row for a head: q q k v, twice
+    x = np.arange(8, dtype=np.float32)  # one row per head: q q k v, twice
     changed = convert.change("blk.0.attn_qkv.weight", x[:, None], config)
     assert changed["blk.0.attn_qkv.weight"][:, 0].tolist() == [0, 1, 4, 5, 2, 6, 3, 7]
 
@@ -31,7 +31,7 @@ def test_falcon_40b_of_before_transformers_had_it() -> None:
         {"attn_config": {"sliding_window_size": 512}},
     ],
 )
-def test_variants_of_mpt_that_would_compute_otherwise(odd: dict[str, Any]) -> None:
+def test_unsupported_mpt_settings_are_refused(odd: dict[str, Any]) -> None:
     usual = {
         "d_model": 64, "n_heads": 4, "logit_scale": None, "norm_type": "low_precision_layernorm",
         "attn_config": {"sliding_window_size": -1, "qk_ln": False},
@@ -43,13 +43,13 @@ def test_variants_of_mpt_that_would_compute_otherwise(odd: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(("name", "window"), [("Llama", None), ("Mistral", 16), ("Mixtral", 16)])
-def test_a_window_is_mistrals(name: str, window: int | None) -> None:
+def test_only_mistral_and_mixtral_have_a_sliding_window(name: str, window: int | None) -> None:
     config = {"architectures": [f"{name}ForCausalLM"], "vocab_size": 8, "sliding_window": 16}
     assert get_arch("llama").CONVERT.keys(config).get("attention.sliding_window") == window
 
 
-def test_gemma_3_that_sees(tmp_path: Path) -> None:
-    """As the one of 4B is published; other files name the tensors as transformers 5 does."""
+def test_gemma_3_vision_config(tmp_path: Path) -> None:
+    """The config.json of the 4B model; other releases use the tensor names of transformers 5."""
     text = {
         "architectures": None, "hidden_size": 2560, "intermediate_size": 10240,
         "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},

@@ -1,4 +1,4 @@
-"""A folder becomes a file that loads and computes the same, whole, or there is one clear line."""
+"""Conversion of a folder to a complete file that loads and computes the same, or one error line."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_types_and_values(folder: Path, outtype: str, type: GGMLType, file_type:
         ("position_embd.weight", (4, 64), F32),
     ],
 )
-def test_what_stays_in_more_bits(name: str, shape: tuple[int, ...], wanted: GGMLType) -> None:
+def test_tensors_kept_in_more_bits(name: str, shape: tuple[int, ...], wanted: GGMLType) -> None:
     assert tensor_type(name, shape, Q8_0) is wanted
 
 
 @pytest.mark.parametrize("shape", [(3, 2**21 + 32), (0, 32), (2, 5, 32), (32,)])
-def test_pieces_are_the_whole(shape: tuple[int, ...]) -> None:
+def test_chunks_add_up_to_the_whole_tensor(shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     planned = PlannedTensor("w.weight", (2, *shape), (lambda: x, lambda: x + 1))
     data = b"".join(piece.tobytes() for piece in tensor_chunks(planned, Q8_0))
@@ -92,7 +92,7 @@ def test_pieces_are_the_whole(shape: tuple[int, ...]) -> None:
     assert data == b"".join(y.tobytes() for y in wanted)
 
 
-def test_values_that_a_type_cannot_hold(folder: Path) -> None:
+def test_values_outside_the_range_of_the_type(folder: Path) -> None:
     tensors = weights(folder)
     tensors["lm_head.weight"] = tensors["lm_head.weight"] * 0 + 1e6
     write_safetensors(folder / "model.safetensors", tensors)
@@ -108,7 +108,7 @@ def test_values_that_a_type_cannot_hold(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("half", [True, False])
-def test_auto_is_the_checkpoints_own_type(folder: Path, half: bool) -> None:
+def test_auto_keeps_the_checkpoint_type(folder: Path, half: bool) -> None:
     tensors = {n: x.astype(np.float16) for n, x in weights(folder).items()}
     if not half:
         name = "lm_head.weight"
@@ -117,14 +117,14 @@ def test_auto_is_the_checkpoints_own_type(folder: Path, half: bool) -> None:
     assert convert(folder).name.endswith("-F16.gguf" if half else "-BF16.gguf")
 
 
-def test_pytorchs_files_give_the_same(folder: Path) -> None:
+def test_pytorch_files_give_the_same_output(folder: Path) -> None:
     first = convert(folder, folder / "a.gguf").read_bytes()
     write_torch(folder / "pytorch_model.bin", weights(folder))
     (folder / "model.safetensors").unlink()
     assert convert(folder, folder / "b.gguf").read_bytes() == first
 
 
-def test_names_of_files_and_models(folder: Path, tmp_path: Path) -> None:
+def test_file_and_model_names(folder: Path, tmp_path: Path) -> None:
     assert convert(folder).name == "Tiny-Llama-195K-v2-BF16.gguf"
     named = convert(folder, tmp_path, "q8_0", Options(model_name="My model"))
     (folder / "README.md").write_text("---\nlicense: mit\nlanguage: [en, no]\n---\n# Hello\n")
@@ -139,13 +139,13 @@ def test_names_of_files_and_models(folder: Path, tmp_path: Path) -> None:
         assert list(file.get_strings("general.languages")) == ["en", "no"]
 
 
-def test_a_name_that_no_file_can_have(folder: Path) -> None:
+def test_invalid_characters_in_a_model_name(folder: Path) -> None:
     config(folder, _name_or_path="ab\0cd")
     assert "b-c" in convert(folder.rename(folder.parent / "m")).name.lower()
 
 
 @pytest.mark.parametrize("text", ["---\na: [\n---\n", "\xff", "---\nbase_model: 5\n---\n"])
-def test_a_readme_that_cannot_be_read_is_left_out(
+def test_an_unreadable_readme_is_ignored(
     folder: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "README.md").write_text(text, encoding="latin-1")
@@ -153,7 +153,7 @@ def test_a_readme_that_cannot_be_read_is_left_out(
         assert file.get_str("general.name") == "Tiny Llama v2" or "left out" in caplog.text
 
 
-def test_parts(folder: Path) -> None:
+def test_split_output(folder: Path) -> None:
     whole = convert(folder, folder / "whole.gguf")
     for options in (Options(split_max_bytes=100_000), Options(split_max_tensors=10)):
         dry = Options(**{**vars(options), "dry_run": True})
@@ -296,7 +296,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "message"), FAULTS.values(), ids=FAULTS)
-def test_one_clear_line_and_nothing_written(
+def test_bad_checkpoints_are_one_line_and_write_nothing(
     folder: Path, damage: Callable[[Path], Any], message: str
 ) -> None:
     damage(folder)
@@ -326,7 +326,7 @@ def test_wrong_arguments(folder: Path, tmp_path: Path) -> None:
     assert not list(folder.glob("*.gguf")) and not list(folder.glob(".*"))
 
 
-def test_a_file_that_fails_while_it_is_written(
+def test_an_interrupted_write_keeps_the_old_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = convert(folder, folder / "x.gguf")
@@ -340,7 +340,7 @@ def test_a_file_that_fails_while_it_is_written(
     assert old.read_bytes() == before and not list(folder.glob(".*"))
 
 
-def test_quantized_weights_are_near_the_checkpoints(folder: Path) -> None:
+def test_quantized_weights_are_close_to_the_checkpoint(folder: Path) -> None:
     path, name = convert(folder, folder / "x.gguf", "q8_0"), "output.weight"
     x = weights(folder)["lm_head.weight"]
     with GGUFFile(path) as file:

@@ -1,4 +1,4 @@
-"""Small files that were made to hang a conversion or to fill the memory: one clear line each."""
+"""Small files that try to hang a conversion or to fill the memory: one error line each."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ STATUS, PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class TooLong(BaseException):
-    """No error that anything catches."""
+    """An error that no code catches."""
 
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    """Little memory beyond what is mapped already, and little time of the processor.
+    """Limit additional memory and CPU time.
 
-    Requests beyond ``MEMORY`` fail. Code that takes that for a damaged file has had much of it
-    before, so ``RESIDENT`` is less.
+    Allocations beyond ``MEMORY`` fail. Code may catch that as a damaged file, after it has used
+    much memory; therefore ``RESIDENT``, the limit of the resident size, is lower.
     """
     resource = pytest.importorskip("resource")
 
@@ -52,7 +52,7 @@ def bounded() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = signal.signal(signal.SIGPROF, stop)
-    PEAK.write_text("5")  # counts from here
+    PEAK.write_text("5")  # resets the peak
     resident = _peak_bytes()
     try:
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
@@ -86,7 +86,7 @@ def edit(folder: Path, name: str, **changes: Any) -> None:
 
 _REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n("
 _DOUBLED = b"()q\x00" + b"h\x00h\x00\x86q\x00" * 60 + b"t"  # 2 ** 60 tuples, in 360 bytes
-_ENDLESS = b"h\x00"  # the last of them
+_ENDLESS = b"h\x00"  # a reference to the last of them
 ONE = {"0": bytes(24), "big": bytes(1 << 20)}
 
 
@@ -147,7 +147,7 @@ def test_pickles(tmp_path: Path, pickled: bytes, message: str | None) -> None:
 
 
 def archive(path: Path, n_entries: int) -> Path:
-    """An archive whose table of contents has the same entry many times."""
+    """An archive with the same entry many times in its central directory."""
     entry = struct.pack("<4s4B4H3L5H2L", b"PK\1\2", *(0,) * 18)
     directory = entry * n_entries
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 65535, 65535, len(directory), 0, 0)
@@ -166,7 +166,7 @@ def test_archives(tmp_path: Path) -> None:
             with contextlib.suppress(ModelError):
                 read_torch(tmp_path / "y.bin", budget)
         read_torch(tmp_path / "y.bin", budget)
-    for offset in (2**63 - 1, 2**64 - 1):  # where an array is said to begin
+    for offset in (2**63 - 1, 2**64 - 1):  # start of an array
         path = write_archive(tmp_path / "z.bin", shared(1), ONE)
         with zipfile.ZipFile(path, "a") as whole:
             whole.getinfo("x/data/0").header_offset = offset
@@ -216,7 +216,7 @@ def test_large_files_are_not_read(folder: Path) -> None:
         convert(folder)
 
 
-def test_names_of_files_in_an_index(folder: Path) -> None:
+def test_file_names_in_an_index(folder: Path) -> None:
     for name in ("../x", "/etc/passwd", "a/b", "", ".", "..", "\0", "x" * 10**6, 5, None, ["x"]):
         index = {"weight_map": {"w": name}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -261,7 +261,7 @@ def test_model_cards(folder: Path, card: str) -> None:
         convert(folder, options=Options(dry_run=True))
 
 
-def test_aliases_are_counted_each_time(tmp_path: Path) -> None:
+def test_yaml_aliases_are_counted_at_each_use(tmp_path: Path) -> None:
     def card(text: str) -> dict[str, Any]:
         (tmp_path / "README.md").write_text(f"---\n{text}\n---\n")
         return read_card(Folder(tmp_path))
@@ -311,7 +311,7 @@ STEPS: dict[str, tuple[list[Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize(("words", "texts"), STEPS.values(), ids=STEPS)
-def test_steps_of_a_tokenizer(
+def test_tokenizer_steps(
     folder: Path, words: list[Any], texts: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "tokenizer.model").unlink()
@@ -338,7 +338,7 @@ def test_added_tokens_without_weights_are_one_line(
     assert "1000000000 'x1000000000' has no weights: skipped, and 5000 more" in record.getMessage()
 
 
-def test_pieces_of_a_sentencepiece_model(folder: Path) -> None:
+def test_sentencepiece_pieces(folder: Path) -> None:
     path = folder / "tokenizer.model"
     for data in (b"\n\0" * (8 << 20), b"\n\2\n\0" * (3 << 20), b"\n\3\n\1x" * (2 << 20)):
         path.write_bytes(data)
@@ -346,7 +346,7 @@ def test_pieces_of_a_sentencepiece_model(folder: Path) -> None:
             convert(folder)
 
 
-# --- what is no file ------------------------------------------------------------------------------
+# --- special files --------------------------------------------------------------------------------
 
 SPECIAL = (
     "config.json", "generation_config.json", "tokenizer.model", "tokenizer_config.json",
@@ -373,7 +373,7 @@ def test_only_regular_files_are_opened(folder: Path, name: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
-def test_a_readme_or_metadata_that_is_no_file(
+def test_readme_and_metadata_must_be_regular_files(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.mkfifo(folder / "README.md")
@@ -388,7 +388,7 @@ def test_a_readme_or_metadata_that_is_no_file(
 # --- the budget -----------------------------------------------------------------------------------
 
 
-def test_values_are_shown_in_little_time() -> None:
+def test_large_values_are_formatted_quickly() -> None:
     doubled: Any = ()
     for _ in range(60):
         doubled = (doubled, doubled)
@@ -411,7 +411,7 @@ def test_one_budget_for_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         convert(tmp_path)
 
 
-def test_shards_are_looked_for_once(tmp_path: Path) -> None:
+def test_shards_are_searched_once(tmp_path: Path) -> None:
     for i in range(1, 3000):
         (tmp_path / f"model-{i:05d}-of-09999.safetensors").write_bytes(header(b"{}"))
     shutil.copy(HF_LLAMA / "config.json", tmp_path)
@@ -419,8 +419,8 @@ def test_shards_are_looked_for_once(tmp_path: Path) -> None:
         convert(tmp_path)
 
 
-def test_text_and_arrays(folder: Path) -> None:
-    """Values of config.json that print or compare for long."""
+def test_long_text_and_arrays_in_config(folder: Path) -> None:
+    """Values of config.json that take long to print or to compare."""
     for changes in (
         {"architectures": ["x" * 10**6] * 10},
         {"architectures": [f"x{i}" for i in range(10**5)]},

@@ -1,4 +1,4 @@
-"""Which tensors a checkpoint's become, by declarations of an architecture made for these tests."""
+"""Mapping of a checkpoint's tensors to GGUF tensors, for an architecture made for these tests."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def plan(folder: Path, tensors: dict[str, np.ndarray], **config: Any) -> list[Pl
     return plan_tensors(folder, stored, config, ARCH)
 
 
-def test_names_order_and_values(tmp_path: Path) -> None:
+def test_tensor_names_order_and_values(tmp_path: Path) -> None:
     tensors = checkpoint()
     planned = plan(tmp_path, tensors, factors=1)
     layer = ["attn_norm", "attn_q", "attn_k", "ffn_up_exps"]
@@ -98,12 +98,12 @@ def test_names_order_and_values(tmp_path: Path) -> None:
     assert values["factors.weight"][0].tolist() == [1, 1, 1, 1]
 
 
-def test_a_prefix_may_be_missing(tmp_path: Path) -> None:
+def test_the_name_prefix_is_optional(tmp_path: Path) -> None:
     tensors = {name.removeprefix("m."): x for name, x in checkpoint().items()}
     assert len(plan(tmp_path, tensors)) == 10
 
 
-def test_other_media_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_vision_tensors_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tensors = checkpoint()
     eyes = {f"m.eyes.{i}.weight": tensors["head.weight"] for i in range(3)}
     assert len(plan(tmp_path, tensors)) == len(plan(tmp_path, tensors | eyes))
@@ -111,14 +111,14 @@ def test_other_media_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "the text model is converted: 3 tensors are skipped, such as 'm.eyes.0" in line
 
 
-def test_an_output_that_is_the_embedding(tmp_path: Path) -> None:
+def test_tied_output(tmp_path: Path) -> None:
     tensors = checkpoint()
     names = [one.name for one in plan(tmp_path, tensors, tie_word_embeddings=True)]
     assert "output.weight" not in names and "token_embd.weight" in names
     stored = read_safetensors(tmp_path / "model.safetensors")
-    stored["head.weight"] = stored["m.embed.weight"]  # PyTorch's files store it once
+    stored["head.weight"] = stored["m.embed.weight"]  # PyTorch stores a shared tensor once
     assert len(plan_tensors(tmp_path, stored, {}, ARCH)) == len(names)
-    del tensors["m.embed.weight"]  # where that is missing, the output is no second one
+    del tensors["m.embed.weight"]  # without an embedding, the output is not a duplicate
     assert "output.weight" in [one.name for one in plan(tmp_path, tensors)]
 
 
@@ -126,7 +126,7 @@ def without(tensors: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     return {key: x for key, x in tensors.items() if key != name}
 
 
-def test_tensors_that_are_wrong(tmp_path: Path) -> None:
+def test_invalid_tensors(tmp_path: Path) -> None:
     good, x = checkpoint(), np.zeros((4, 4), np.float32)
 
     def refused(tensors: dict[str, np.ndarray], message: str) -> None:

@@ -1,6 +1,6 @@
-"""Rope in config.json: every spelling, and one line for what makes no sense.
+"""Rope settings in config.json: every spelling, and one line for invalid values.
 
-The numbers themselves are checked against transformers by the architectures' variants.
+The tests of the architectures' variants compare the values with transformers.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ KEYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("given", "wanted"), KEYS.values(), ids=KEYS)
-def test_keys(given: dict[str, Any], wanted: dict[str, Any]) -> None:
+def test_rope_keys(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert rope_keys(BASE | given) == pytest.approx(wanted)
 
 
-def test_factors() -> None:
+def test_rope_factors() -> None:
     assert rope_factors(BASE) == {}
     got = rope_factors(BASE | {"rope_parameters": LONG})
     assert set(got) == {"rope_factors_long.weight", "rope_factors_short.weight"}
@@ -107,7 +107,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("given", "message"), BAD.values(), ids=BAD)
-def test_what_makes_no_sense(given: dict[str, Any], message: str) -> None:
+def test_invalid_rope_settings(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message) as error:
         rope_keys(BASE | given)
         rope_factors(BASE | given)

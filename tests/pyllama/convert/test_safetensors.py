@@ -1,4 +1,4 @@
-"""safetensors files and folders of them: read as they are, refused where they are damaged."""
+"""Reading safetensors files and folders; damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ FILES = {
 
 
 @pytest.mark.parametrize(("data", "message"), FILES.values(), ids=FILES)
-def test_files_that_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
+def test_invalid_files_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
     with pytest.raises(ModelError, match=message) as error:
@@ -90,7 +90,7 @@ def test_files_that_are_refused(tmp_path: Path, data: bytes, message: str) -> No
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
 
 
-def test_damage_is_an_error_or_harmless(tmp_path: Path) -> None:
+def test_random_damage_raises_only_model_errors(tmp_path: Path) -> None:
     path, rng = tmp_path / "x.safetensors", np.random.default_rng(0)
     whole = write_safetensors(path, {"a": X, "b": X[0]}).read_bytes()
     for _ in range(300):
@@ -103,7 +103,7 @@ def test_damage_is_an_error_or_harmless(tmp_path: Path) -> None:
                 stored.read()
 
 
-def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+def test_a_file_truncated_after_opening(tmp_path: Path) -> None:
     path = write_safetensors(tmp_path / "x.safetensors", {"x": X})
     stored = read_safetensors(path)["x"]
     path.write_bytes(path.read_bytes()[:-4])
@@ -114,7 +114,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
         stored.read()
 
 
-def test_values_that_need_scales(tmp_path: Path) -> None:
+def test_types_with_scales_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(header(entry("F8_E4M3", [8]), bytes(8)))
     with pytest.raises(ModelError, match="F8_E4M3, which is not supported"):
@@ -143,7 +143,7 @@ def test_shards(tmp_path: Path, indexed: bool) -> None:
         read_checkpoint(Folder(tmp_path))
 
 
-def test_pytorchs_files(tmp_path: Path) -> None:
+def test_pytorch_files(tmp_path: Path) -> None:
     write_torch(tmp_path / "model.pt", {"p": X})
     assert list(read_checkpoint(Folder(tmp_path))) == ["p"]
     write_torch(tmp_path / "pytorch_model-00001-of-00002.bin", {"a": X})
@@ -153,7 +153,7 @@ def test_pytorchs_files(tmp_path: Path) -> None:
     index(tmp_path, names, "pytorch_model.bin.index.json")
     np.testing.assert_array_equal(read_checkpoint(Folder(tmp_path))["b"].read(), X)
     write_safetensors(tmp_path / "model.safetensors", {"s": X})
-    assert list(read_checkpoint(Folder(tmp_path))) == ["s"]  # the format that can hold no code
+    assert list(read_checkpoint(Folder(tmp_path))) == ["s"]  # preferred, since it cannot hold code
 
 
 @pytest.mark.parametrize(
@@ -167,14 +167,14 @@ def test_pytorchs_files(tmp_path: Path) -> None:
         ({"a": "model.safetensors", "b": "model.safetensors"}, "tensor 'b' is missing"),
     ],
 )
-def test_an_index_that_is_wrong(tmp_path: Path, weight_map: Any, message: str) -> None:
+def test_invalid_index(tmp_path: Path, weight_map: Any, message: str) -> None:
     write_safetensors(tmp_path / "model.safetensors", {"a": X})
     index(tmp_path, weight_map)
     with pytest.raises(ModelError, match=message):
         read_checkpoint(Folder(tmp_path))
 
 
-def test_folders_without_weights_or_with_two(tmp_path: Path) -> None:
+def test_folders_without_weights_or_with_duplicates(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there are no weights: no file matches model"):
         read_checkpoint(Folder(tmp_path))
     write_safetensors(tmp_path / "model.safetensors", {"a": X})

@@ -1,4 +1,4 @@
-"""PowerInfer files: each byte against NumPy, and what they compute against torch."""
+"""PowerInfer files: each byte against NumPy, and logits against torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .folders import write_safetensors, write_torch
 
 F32, F16, BF16, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0
 MODELS = ("relu_llama", "bamboo")
-N_LAYER, RANK = 3, 48  # of both; the others of relu_llama
+N_LAYER, RANK = 3, 48  # of both checkpoints; the other sizes are those of relu_llama
 N_EMBD, N_FF = 64, 256
 
 
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def source(name: str) -> tuple[Path, Path]:
-    """The folders of a checkpoint without its tokenizer, and of its predictors."""
+    """The folder of a checkpoint without tokenizer, and the folder of its predictors."""
     return HF_LLAMA.with_name(f"hf_{name}"), HF_LLAMA.with_name(f"hf_{name}_predictor")
 
 
@@ -54,7 +54,7 @@ def converted(tmp_path: Path, name: str, outtype: str = "f32", **options: Any) -
 
 
 def expected(name: str) -> dict[str, np.ndarray]:
-    """The tensors of a PowerInfer file, by NumPy alone."""
+    """The tensors of a PowerInfer file, computed by NumPy alone."""
     folder, predictor = source(name)
     config = json.loads((folder / "config.json").read_text())
     heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
@@ -67,7 +67,7 @@ def expected(name: str) -> dict[str, np.ndarray]:
     for i in range(N_LAYER):
         for part in "qkvo":
             x = theirs[f"model.layers.{i}.self_attn.{part}_proj.weight"]
-            if part in heads:  # rope turns neighbours: rows 0, 8, 1, 9 ... of a head of 16
+            if part in heads:  # rope rotates adjacent pairs: rows 0, 8, 1, 9 ... of a head of 16
                 x = np.concatenate([h[[0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]]
                                     for h in np.split(x, heads[part])])  # fmt: skip
             ours[f"blk.{i}.attn_{'output' if part == 'o' else part}.weight"] = x
@@ -88,7 +88,7 @@ def expected(name: str) -> dict[str, np.ndarray]:
 # --- what is written ------------------------------------------------------------------------------
 
 
-def test_every_tensor_is_numpys(tmp_path: Path, name: str) -> None:
+def test_every_tensor_matches_numpy(tmp_path: Path, name: str) -> None:
     wanted = expected(name)
     with GGUFFile(converted(tmp_path, name)) as file:
         assert (file.magic, file.version, file.alignment) == (b"PWRI", 3, 32)
@@ -101,8 +101,8 @@ def test_every_tensor_is_numpys(tmp_path: Path, name: str) -> None:
         assert file.value_types["powerinfer.sparse_threshold"].name == "FLOAT32"
 
 
-def test_the_file_is_the_gguf_packages_but_for_its_magic(tmp_path: Path, name: str) -> None:
-    """As PowerInfer writes it: an ordinary file, whose first four bytes are then replaced."""
+def test_file_matches_the_gguf_package_except_for_its_magic(tmp_path: Path, name: str) -> None:
+    """PowerInfer writes an ordinary GGUF file, then replaces its first four bytes."""
     data = converted(tmp_path, name).read_bytes()
     plain, again = tmp_path / "plain.gguf", tmp_path / "again.gguf"
     plain.write_bytes(b"GGUF" + data[4:])
@@ -129,7 +129,7 @@ def test_types(tmp_path: Path, name: str, outtype: str, type: GGMLType) -> None:
     with GGUFFile(converted(tmp_path, name, outtype)) as file:
         for tensor, x in expected(name).items():
             wanted = F32 if x.ndim == 1 else F16 if x.shape[1] % type.block_size else type
-            assert file.tensors[tensor].type is wanted, tensor  # 48 are no block: F16
+            assert file.tensors[tensor].type is wanted, tensor  # rows of 48: F16
             assert file.tensor_bytes(tensor).tobytes() == quantize(x, wanted).tobytes()
 
 
@@ -148,7 +148,7 @@ def test_without_predictors(tmp_path: Path, name: str) -> None:
                 assert np.array_equal(file.tensor_bytes(tensor), plain.tensor_bytes(tensor))
 
 
-def test_names_parts_progress_and_dry_runs(folder: Path) -> None:
+def test_names_split_files_progress_and_dry_runs(folder: Path) -> None:
     predictor = source("relu_llama")[1]
     before = set(folder.iterdir())
     dry = convert(folder, options=Options(predictor=predictor, dry_run=True))
@@ -181,7 +181,7 @@ def test_an_interrupted_conversion_leaves_nothing(folder: Path) -> None:
     assert set(folder.iterdir()) == before
 
 
-def test_predictors_of_other_ranks_in_safetensors_without_a_threshold(
+def test_safetensors_predictors_with_mixed_ranks_and_no_threshold(
     folder: Path, tmp_path: Path
 ) -> None:
     predictor, wanted = tmp_path / "mine", {}
@@ -214,7 +214,7 @@ def logits(path: Path, tokens: np.ndarray, **options: Any) -> np.ndarray:
     return context.logits.copy()
 
 
-def test_torchs_logits(tmp_path: Path, name: str) -> None:
+def test_logits_match_torch(tmp_path: Path, name: str) -> None:
     with np.load(source(name)[0] / "recorded.npz") as file:
         recorded: Mapping[str, np.ndarray] = dict(file)
     path, tokens = converted(tmp_path, name), recorded["tokens"]
@@ -228,7 +228,7 @@ def test_torchs_logits(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_other_architectures(tmp_path: Path, variant: str) -> None:
-    """What is transposed and added is the dense file's, and computes what torch does."""
+    """Tensors equal those of the dense file, some transposed; logits match torch."""
     folder = write_checkpoint(tmp_path / variant, variant)
     dense = hf_weights(convert(folder, tmp_path / "dense.gguf", "f32"))
     record = recorded(variant)

@@ -34,7 +34,7 @@ def predictor(tmp_path: Path) -> Path:
 
 
 def rewrite(**changes: Any) -> Callable[[Path], Any]:
-    """Write layer 1 with other tensors; None leaves one out."""
+    """Return a function that writes layer 1 with other tensors; None removes one."""
     shapes = {"fc1": (RANK, N_EMBD), "fc2": (N_FF, RANK)}
 
     def damage(predictor: Path) -> None:
@@ -144,7 +144,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "message"), FAULTS.values(), ids=FAULTS)
-def test_one_clear_line_and_nothing_written(
+def test_bad_predictors_are_one_line_and_write_nothing(
     folder: Path, predictor: Path, damage: Callable[[Path], Any], message: str
 ) -> None:
     damage(predictor)
@@ -155,7 +155,7 @@ def test_one_clear_line_and_nothing_written(
     assert set(folder.iterdir()) == before
 
 
-def test_a_file_in_place_of_the_folder(folder: Path) -> None:
+def test_predictor_path_is_a_file(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json: is a file: give the folder of"):
         convert(folder, options=Options(predictor=folder / "config.json"))
 

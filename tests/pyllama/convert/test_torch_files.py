@@ -1,4 +1,4 @@
-"""PyTorch's files: what torch.save writes is read, and no file can do anything else."""
+"""Reading files of torch.save; no file can run code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLE = Path(__file__).parents[2] / "data" / "torch" / "sample.bin"
 ONE = {"0": bytes(4 * 6)}
 
 
-def test_what_torch_writes() -> None:
+def test_file_written_by_torch() -> None:
     b = np.arange(24, dtype=np.float32) / 8
     table = b.reshape(4, 6)
     wanted: dict[str, Any] = {
@@ -47,7 +47,7 @@ def test_what_torch_writes() -> None:
         np.testing.assert_array_equal(values, np.asarray(wanted[name], np.float32))
 
 
-def test_tensors_may_share_a_storage(tmp_path: Path) -> None:
+def test_tensors_with_a_shared_storage(tmp_path: Path) -> None:
     data = np.arange(6, dtype=np.float32).tobytes()
     pickled = state(a=tensor("0", 6, 0, (2, 3), (3, 1)), b=tensor("0", 6, 4, (2,), (1,)))
     tensors = read_torch(write_archive(tmp_path / "x.bin", pickled, {"0": data}))
@@ -55,7 +55,7 @@ def test_tensors_may_share_a_storage(tmp_path: Path) -> None:
     assert tensors["b"].read().tolist() == [4, 5]
 
 
-def test_strides_that_nothing_needs(tmp_path: Path) -> None:
+def test_strides_of_dimensions_of_size_one_or_zero(tmp_path: Path) -> None:
     huge = 2**63 - 1
     pickled = state(
         a=tensor("0", 6, 0, (2, 1, 3), (1, huge, 2)), b=tensor("0", 6, 0, (0, 3), (huge, 2))
@@ -138,7 +138,9 @@ PICKLES = {
 
 
 @pytest.mark.parametrize(("pickled", "message"), PICKLES.values(), ids=PICKLES)
-def test_pickles_that_are_refused(tmp_path: Path, pickled: bytes, message: str) -> None:
+def test_unsafe_and_invalid_pickles_are_refused(
+    tmp_path: Path, pickled: bytes, message: str
+) -> None:
     path = write_archive(tmp_path / "x.bin", pickled, ONE)
     if message == "^ok":
         assert read_torch(path) == {}
@@ -148,13 +150,13 @@ def test_pickles_that_are_refused(tmp_path: Path, pickled: bytes, message: str) 
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
 
 
-def test_attributes_and_other_entries_are_left_out(tmp_path: Path) -> None:
+def test_attributes_and_other_entries_are_ignored(tmp_path: Path) -> None:
     inner = b"}(" + text("_metadata") + b"Nub"  # BUILD
     pickled = state(w=tensor("0", 6, 0, (6,), (1,)) + inner, n=b"K\1", d=b"}", t=numbers((1, 2)))
     assert list(read_torch(write_archive(tmp_path / "x.bin", pickled, ONE))) == ["w"]
 
 
-def test_archives_that_are_refused(tmp_path: Path) -> None:
+def test_invalid_archives_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     good = state(w=tensor("0", 6, 0, (6,), (1,)))
 
@@ -184,7 +186,7 @@ def test_archives_that_are_refused(tmp_path: Path) -> None:
     refused("big-endian")
 
 
-def test_damage_is_an_error_or_harmless(tmp_path: Path) -> None:
+def test_random_damage_raises_only_model_errors(tmp_path: Path) -> None:
     whole = SAMPLE.read_bytes()
     with zipfile.ZipFile(SAMPLE) as archive:
         pickled = archive.read("sample/data.pkl")
@@ -197,7 +199,7 @@ def test_damage_is_an_error_or_harmless(tmp_path: Path) -> None:
 
 
 def damage(data: bytes, rng: np.random.Generator) -> bytes:
-    """``data`` with one to three bytes changed, and half the time cut."""
+    """``data`` with one to three bytes changed, and truncated half of the time."""
     damaged = bytearray(data)
     for i in rng.integers(0, len(data), rng.integers(1, 4)):
         damaged[i] = rng.integers(0, 256)

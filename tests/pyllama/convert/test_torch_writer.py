@@ -1,4 +1,4 @@
-"""Files for PyTorch made without it: ours and PyTorch's own reader see the same values."""
+"""Files for PyTorch written without it: our reader and PyTorch's read the same values."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ NAMED = {
     "empty": np.zeros((0, 3), np.int8),
     "bool": np.array([True, False]),
 }
-SEEN = {  # by torch 2.13, see tests/data/torch/check_written.py
+SEEN = {  # checked with torch 2.13, see tests/data/torch/check_written.py
     "one.pt": "b9e88d5473ca67030dc9e250e16611eae08ac16aff58e2358641391447236d5a",
     "named.pt": "1e2950391bd6fa1360b52627b0f7beb24ef96d7324fd52687b4d7db8eb1c8413",
 }
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_the_bytes_are_those_that_torch_was_seen_to_read(tmp_path: Path, name: str) -> None:
+def test_bytes_equal_files_checked_with_torch(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     write_torch(path, NAMED if name == "named.pt" else np.arange(8, dtype=np.int64) * 3)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == SEEN[name]
 
 
-def test_we_read_it_too(tmp_path: Path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     write_torch(tmp_path / "x.pt", NAMED)
     tensors = read_torch(tmp_path / "x.pt")
     assert list(tensors) == list(NAMED)
@@ -45,13 +45,13 @@ def test_we_read_it_too(tmp_path: Path) -> None:
 
 
 @given(arrays.arrays(st.sampled_from([np.float32, np.int64, np.uint8]), arrays.array_shapes()))
-def test_any_array(tmp_path_factory: pytest.TempPathFactory, x: np.ndarray) -> None:
+def test_round_trip_of_any_array(tmp_path_factory: pytest.TempPathFactory, x: np.ndarray) -> None:
     path = tmp_path_factory.mktemp("t") / "x.pt"
     write_torch(path, x.T)
     np.testing.assert_array_equal(read_torch(path)[""].read(), x.T.astype(np.float32))
 
 
-def test_what_torch_has_no_storage_for(tmp_path: Path) -> None:
+def test_unsupported_types_and_missing_directory(tmp_path: Path) -> None:
     with pytest.raises(
         TypeMismatch, match="no storage for NumPy's complex64; supported are float64"
     ):

@@ -1,4 +1,4 @@
-"""Vocabularies of folders: the ids of sentencepiece and tokenizers, special tokens, and damage."""
+"""Vocabularies of folders: ids as of sentencepiece and tokenizers, special tokens, and damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ P = "tokenizer.ggml."
 def vocabulary_of(
     folder: Path, config: dict[str, Any], add_bos: bool | None = None
 ) -> dict[str, Any]:
-    """The keys of the folder as it is now."""
+    """The keys of the folder in its present state."""
     return read_vocabulary(Folder(folder), config, add_bos)
 
 
@@ -44,7 +44,7 @@ def bpe(folder: Path, *names: str) -> Path:
 
 
 def edited(folder: Path, **parts: Any) -> Path:
-    """A folder with gpt2's tokenizer.json, some parts of which are others."""
+    """Write gpt2's tokenizer.json with some parts replaced; return the folder."""
     root = json.loads((bpe(folder) / "tokenizer.json").read_text())
     put(folder, "tokenizer.json", {**root, **parts})
     return folder
@@ -61,7 +61,7 @@ def test_sentencepiece(tmp_path: Path) -> None:
     assert keys[P + "token_type"][:5] == [2, 3, 3, 6, 6] and keys[P + "scores"][300] == -41
     roles = {role: keys[f"{P}{role}_token_id"] for role in ("bos", "eos", "unknown")}
     assert roles == {"bos": 1, "eos": 2, "unknown": 0} and f"{P}padding_token_id" not in keys
-    assert encode(keys, "a", add_special=True)[0] == 1  # llama.cpp's default, which stays unsaid
+    assert encode(keys, "a", add_special=True)[0] == 1  # the default, not stored in the file
 
 
 @pytest.mark.parametrize("names", [["tokenizer.json"], ["vocab.json", "merges.txt"]])
@@ -69,7 +69,7 @@ def test_bpe(tmp_path: Path, names: list[str]) -> None:
     config = {"vocab_size": 512, "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
     keys = vocabulary_of(bpe(tmp_path, *names), config)
     for text, ids in cases("gpt2"):
-        if "tokenizer.json" in names or "<s>" not in text:  # which only that file calls special
+        if "tokenizer.json" in names or "<s>" not in text:  # special only in tokenizer.json
             assert encode(keys, text, parse_special=True) == ids
     assert keys[P + "model"] == "gpt2" and keys[P + "pre"] == "gpt-2"
     assert [keys[P + "token_type"][i] for i in (1, 2, 5)] == [CONTROL, CONTROL, 1]
@@ -78,7 +78,7 @@ def test_bpe(tmp_path: Path, names: list[str]) -> None:
     assert f"{P}scores" not in keys
 
 
-def test_merges_as_pairs_text_and_with_spaces(tmp_path: Path) -> None:
+def test_merges_as_pairs_as_text_and_with_spaces(tmp_path: Path) -> None:
     root = json.loads((bpe(tmp_path) / "tokenizer.json").read_text())
     pairs = root["model"]["merges"]
     whole = vocabulary_of(tmp_path, {})
@@ -88,11 +88,11 @@ def test_merges_as_pairs_text_and_with_spaces(tmp_path: Path) -> None:
     assert keys[P + "merges"][-1] == "ĠĠx y"
 
 
-def test_a_sentencepiece_model_written_as_json(tmp_path: Path) -> None:
+def test_sentencepiece_model_as_tokenizer_json(tmp_path: Path) -> None:
     keys = vocabulary_of(spm(tmp_path), {})
     vocab = {text: i for i, text in enumerate(keys[P + "tokens"])}
     scores = dict(zip(keys[P + "tokens"], keys[P + "scores"], strict=True))
-    pairs = [  # as transformers finds them
+    pairs = [  # derived as in transformers
         (text[:cut], text[cut:])
         for text in sorted(vocab, key=lambda text: -scores[text])
         for cut in range(1, len(text))
@@ -146,7 +146,7 @@ def test_added_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert encode(keys, "x<A>")[-1] == 512
 
 
-def test_who_names_special_tokens(tmp_path: Path) -> None:
+def test_priority_of_special_token_sources(tmp_path: Path) -> None:
     bpe(tmp_path)
     config = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": [0, 2], "sep_token_id": -1}
     assert vocabulary_of(tmp_path, config)[P + "bos_token_id"] == 0
@@ -157,11 +157,11 @@ def test_who_names_special_tokens(tmp_path: Path) -> None:
     put(tmp_path, "generation_config.json", {"eos_token_id": [300, 301], "pad_token_id": 1})
     keys = vocabulary_of(tmp_path, config)
     roles = {key: keys.get(f"{P}{key}_token_id") for key in ("bos", "eos", "eot", "eom")}
-    assert roles == {"bos": 2, "eos": 0, "eot": 300, "eom": 301}  # </s> ends by its text
+    assert roles == {"bos": 2, "eos": 0, "eot": 300, "eom": 301}
     assert keys[P + "unknown_token_id"] == 3 and keys[P + "padding_token_id"] == 1
     assert f"{P}seperator_token_id" not in keys
     tokenizer = load_tokenizer(keys)
-    assert all(tokenizer.is_eog(i) for i in (0, 2, 300, 301))
+    assert all(tokenizer.is_eog(i) for i in (0, 2, 300, 301))  # 2: by its text, </s>
 
 
 def template(*parts: str) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def template(*parts: str) -> dict[str, Any]:
     return {"type": "Sequence", "processors": [{"type": "TemplateProcessing", "single": single}]}
 
 
-def test_whether_bos_is_added(tmp_path: Path) -> None:
+def test_add_bos_and_add_eos(tmp_path: Path) -> None:
     config = {"vocab_size": 512, "bos_token_id": 2}
 
     def flags() -> list[bool | None]:
@@ -234,14 +234,14 @@ BAD_JSON = {
 
 
 @pytest.mark.parametrize(("value", "message"), BAD_JSON.values(), ids=BAD_JSON)
-def test_a_tokenizer_json_that_is_refused(tmp_path: Path, value: Any, message: str) -> None:
+def test_invalid_tokenizer_json_is_refused(tmp_path: Path, value: Any, message: str) -> None:
     put(tmp_path, "tokenizer.json", value)
     with pytest.raises(PyllamaError, match=message) as error:
         vocabulary_of(tmp_path, {})
     assert str(error.value).startswith(str(tmp_path)) and "\n" not in str(error.value)
 
 
-def test_vocabularies_that_are_refused(tmp_path: Path) -> None:
+def test_invalid_vocabularies_are_refused(tmp_path: Path) -> None:
     def refused(message: str, **config: Any) -> None:
         with pytest.raises(PyllamaError, match=message):
             vocabulary_of(tmp_path, config)
@@ -253,7 +253,7 @@ def test_vocabularies_that_are_refused(tmp_path: Path) -> None:
     refused("vocab_size is 1099511627776", vocab_size=2**40)
     put(tmp_path, "tokenizer.model", "\nnot a model")
     refused("tokenizer.model: is damaged", vocab_size=512)
-    put(tmp_path, "tokenizer.model", "IQ== 0\n")  # tiktoken's, beside which there is the other
+    put(tmp_path, "tokenizer.model", "IQ== 0\n")  # tiktoken's; tokenizer.json is used
     assert vocabulary_of(tmp_path, {})[P + "model"] == "gpt2"
     (tmp_path / "tokenizer.json").unlink()
     bpe(tmp_path, "vocab.json", "merges.txt")
@@ -265,7 +265,7 @@ ODD: tuple[Any, ...] = (None, 1, "x", [], [1], [[]], {}, {"x": 1}, {"id": 1, "co
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_odd_values_in_settings_do_no_harm(tmp_path: Path, odd: Any) -> None:
+def test_unexpected_values_in_settings_are_ignored(tmp_path: Path, odd: Any) -> None:
     names = (
         "added_tokens_decoder",
         "bos_token",
@@ -283,7 +283,7 @@ def test_odd_values_in_settings_do_no_harm(tmp_path: Path, odd: Any) -> None:
 
 
 @pytest.mark.parametrize("odd", [*ODD, [{"Sequence": 1}, 2], [{"SpecialToken": 1}] * 2], ids=repr)
-def test_odd_values_within_parts_do_no_harm(tmp_path: Path, odd: Any) -> None:
+def test_unexpected_values_in_nested_settings_are_ignored(tmp_path: Path, odd: Any) -> None:
     processor = {"type": "TemplateProcessing", "single": odd}
     edited(
         tmp_path,

@@ -1,4 +1,4 @@
-"""Importance matrices against the values that observing a model gives."""
+"""Importance matrices against the observed values of a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def collected(context: Context, **options: bool) -> Importance:
 
 
 @pytest.mark.parametrize("n_batch", [32, 7])
-def test_sums_are_of_what_goes_in(make: Make, n_batch: int) -> None:
+def test_sums_match_the_observed_inputs(make: Make, n_batch: int) -> None:
     importance = collected(make(n_ctx=32, n_batch=n_batch), process_output=True)
     assert (importance.n_chunks, importance.chunk_size) == (2, 32)
     inputs = {
@@ -52,7 +52,7 @@ def test_sums_are_of_what_goes_in(make: Make, n_batch: int) -> None:
     assert len(importance.entries) == 3 * 7 + 1
 
 
-def test_perplexity_is_that_of_perplexity(make: Make) -> None:
+def test_perplexity_equals_the_perplexity_function(make: Make) -> None:
     for n_batch in (32, 9):
         collector = Collector(32)
         got = list(collect_importance(make(n_ctx=32, n_batch=n_batch), TOKENS, collector))
@@ -61,7 +61,7 @@ def test_perplexity_is_that_of_perplexity(make: Make) -> None:
 
 
 def test_experts(tmp_path: Path) -> None:
-    """Each token counts for the experts that it goes to, and all inputs are accounted for."""
+    """Each token counts for the experts that it is routed to."""
     path = convert(write_checkpoint(tmp_path / "m", "mixtral"), tmp_path / "x.gguf", "f32")
     with Model.load(path) as model:
         context = Context(model, n_ctx=32, n_threads=2)
@@ -82,7 +82,7 @@ def test_experts(tmp_path: Path) -> None:
             np.testing.assert_allclose(entry.sums[expert], want, rtol=1e-4)
 
 
-def test_going_on_from_a_file(make: Make, tmp_path: Path) -> None:
+def test_continuing_from_a_file(make: Make, tmp_path: Path) -> None:
     first = collected(make(n_ctx=32))
     write_importance(tmp_path / "i.gguf", first)
     collector = Collector(32)

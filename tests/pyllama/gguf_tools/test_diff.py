@@ -1,4 +1,4 @@
-"""Differences: numbers against NumPy's, whatever formats are compared."""
+"""Differences between files, also in different formats, against NumPy."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def write(path: Path, metadata: dict[str, Any], **tensors: Any) -> GGUFFile:
 
 
 @pytest.mark.parametrize("type", [GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0, GGMLType.Q4_1])
-def test_values_of_other_formats(
+def test_values_in_different_formats(
     tmp_path: Path, type: GGMLType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_STEP", 64)  # many pieces
+    monkeypatch.setattr(module, "_STEP", 64)  # many chunks
     x = np.random.default_rng(0).standard_normal((7, 96)).astype(np.float32)
     blocks = quantize(x, type)
     found = diff(
@@ -57,7 +57,7 @@ def test_zeros_nan_and_unreadable_formats(tmp_path: Path) -> None:
     assert found.values["q"].n_changed == -1
 
 
-def test_metadata_of_another_type_is_changed(tmp_path: Path) -> None:
+def test_metadata_with_another_type_counts_as_changed(tmp_path: Path) -> None:
     a = write(tmp_path / "a", {"k": 1, "l": [1, 2], "m": "x", "nan": float("nan")})
     b = write(tmp_path / "b", {"k": np.uint8(1), "l": [1, 3], "m": "x", "nan": float("nan")})
     found = diff(a, b)

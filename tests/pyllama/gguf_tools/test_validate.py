@@ -1,4 +1,4 @@
-"""Validation: every fault that is put into a good file is named, and a good file has none."""
+"""Validation: every injected fault is named, and a valid file has none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def spoil(path: Path, name: str, at: int, value: bytes) -> None:
-    """Write over bytes of a tensor."""
+    """Overwrite bytes of a tensor."""
     with GGUFFile(path) as f:
         start = f.tensors[name].offset + at
     data = bytearray(path.read_bytes())
@@ -39,7 +39,7 @@ def spoil(path: Path, name: str, at: int, value: bytes) -> None:
     path.write_bytes(data)
 
 
-def test_a_good_file_has_no_fault(path: Path) -> None:
+def test_a_valid_file_has_no_faults(path: Path) -> None:
     done: list[float] = []
     report = validate(good(path), done.append)
     assert (report.faults, report.notes, report.n_tensors) == ([], [], 20)
@@ -97,7 +97,7 @@ def test_metadata(path: Path, metadata: dict[str, Any], fault: str) -> None:
     assert any(fault in line for line in validate(good(path, **metadata)).faults)
 
 
-def test_what_is_no_model_we_know_is_checked_as_far_as_it_goes(path: Path) -> None:
+def test_unknown_models_are_checked_without_shapes(path: Path) -> None:
     values = np.array([1, np.inf], np.float32)
     for metadata, note in (
         ({"general.architecture": "clip"}, "clip"),
@@ -112,8 +112,8 @@ def test_what_is_no_model_we_know_is_checked_as_far_as_it_goes(path: Path) -> No
     assert not report.faults and "there are no tensors" in report.notes[0]
 
 
-def test_a_type_that_is_not_run_here_is_no_fault(path: Path) -> None:
-    """Rows of 256: a K-quantized matrix is legal wherever its shape is."""
+def test_a_k_quantized_matrix_is_not_a_fault(path: Path) -> None:
+    """A K-quantized matrix is valid if its rows are multiples of 256."""
     spec = Spec(n_embd=256, n_ff=256)
     weights = random_weights(spec)
     name = "blk.0.ffn_up.weight"

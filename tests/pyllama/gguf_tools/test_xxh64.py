@@ -1,11 +1,11 @@
-"""XXH64 against hashes that the reference implementation gave (the package xxhash 3)."""
+"""XXH64 against hashes of the reference implementation (the package xxhash 3)."""
 
 from __future__ import annotations
 
 from pyllama.gguf_tools.xxh64 import XXH64
 
 
-def test_known_hashes_whatever_the_pieces() -> None:
+def test_known_hashes_for_any_chunk_size() -> None:
     known = {  # of the reference implementation
         b"": "ef46db3751d8e999",
         b"a": "d24ec4f1a98c6e5b",

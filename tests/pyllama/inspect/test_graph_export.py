@@ -1,4 +1,4 @@
-"""A model's graph as a picture: from the header alone, the same text on every run."""
+"""Pictures of a model's graph, from the header alone and deterministic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
     return write_model(tmp_path / "x.gguf", spec, random_weights(spec))
 
 
-def test_it_is_the_graph_that_runs(path: Path) -> None:
+def test_drawn_graph_equals_the_executed_graph(path: Path) -> None:
     running = Context(Model.load(path), n_ctx=32).graph(n_tokens=3).graph
     drawn = model_graph(path, n_tokens=3)
     assert [(n.op.name if n.op else "", n.name, n.type) for n in drawn.nodes] == [
@@ -31,7 +31,7 @@ def test_it_is_the_graph_that_runs(path: Path) -> None:
     assert all(t.buffer is None for t in drawn.nodes if t.view_src is None)
 
 
-def test_llama_cpps_names_lead_from_tokens_to_logits(path: Path) -> None:
+def test_nodes_have_llama_cpp_names(path: Path) -> None:
     names = {t.name for t in (*model_graph(path).nodes, *model_graph(path).leafs)}
     layers = ("attn_norm", "Qcur", "Kcur", "Vcur", "kqv_out", "ffn_inp", "ffn_norm", "ffn_swiglu")
     assert names >= {f"{name}-{i}" for name in (*layers, "ffn_out", "l_out") for i in range(2)} | {
@@ -40,7 +40,7 @@ def test_llama_cpps_names_lead_from_tokens_to_logits(path: Path) -> None:
 
 
 @pytest.mark.parametrize("color", ["family", "buffer"])
-def test_the_same_text_on_every_run(path: Path, color: str) -> None:
+def test_dot_is_deterministic(path: Path, color: str) -> None:
     first = graph_dot(path, color=color)  # type: ignore[arg-type]
     assert graph_dot(path, color=color) == first and first.count("->") > 30  # type: ignore[arg-type]
     assert "result_output" in first and first.lstrip().startswith("digraph")
@@ -49,7 +49,7 @@ def test_the_same_text_on_every_run(path: Path, color: str) -> None:
     assert graph_dot(path, n_tokens=2) != first
 
 
-def test_buffers_say_what_they_hold(path: Path) -> None:
+def test_buffer_colors_name_their_content(path: Path) -> None:
     text = graph_dot(path, color="buffer")
     for role in ("weights", "kv cache", "compute"):
         assert f">{role}, " in text
@@ -62,7 +62,7 @@ def test_buffers_say_what_they_hold(path: Path) -> None:
         weight.bytes()
 
 
-def test_pages_are_the_same_on_every_run(path: Path) -> None:
+def test_html_is_deterministic(path: Path) -> None:
     pages = [
         graph_html(drawn.graph, plan=drawn.plan, title=drawn.title)
         for drawn in (drawn_graph(path), drawn_graph(path))
@@ -85,7 +85,7 @@ def test_times_of_a_real_run(path: Path, n_tokens: int) -> None:
     assert drawn.plan.offsets
 
 
-def test_a_file_that_is_not_a_whole_model(tmp_path: Path) -> None:
+def test_a_missing_tensor_is_refused(tmp_path: Path) -> None:
     spec = Spec()
     weights = random_weights(spec)
     del weights["blk.1.ffn_up.weight"]

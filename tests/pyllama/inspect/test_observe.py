@@ -1,4 +1,4 @@
-"""Nodes seen from outside have the bits they have inside, and any device computes them."""
+"""Observed nodes have the bits of an ordinary run, on any device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly
 from ..models import Spec, random_weights, write_model
 
 SPEC = Spec()
-TOKENS = np.random.default_rng(7).integers(0, 261, 37).tolist()  # its bucket would be 40
+TOKENS = np.random.default_rng(7).integers(0, 261, 37).tolist()  # the next bucket is 40
 
 
 @pytest.fixture(scope="module", params=["F32", "Q8_0"])
@@ -60,7 +60,7 @@ def decoded(context: Context, tokens: list[int] = TOKENS, cut: int = 30) -> np.n
 # --- observe --------------------------------------------------------------------------------------
 
 
-def test_hidden_states_lead_to_the_logits(model: Model) -> None:
+def test_hidden_states_agree_with_the_logits(model: Model) -> None:
     context = new(model)
     states = observe(context, TOKENS, ["l_out-*", "result_*"])
     assert list(states) == ["l_out-0", "l_out-1", "result_norm", "result_output"]
@@ -74,7 +74,7 @@ def test_hidden_states_lead_to_the_logits(model: Model) -> None:
     np.testing.assert_allclose(states["result_norm"], norm * weight, rtol=1e-4, atol=1e-5)
 
 
-def test_a_decode_has_the_same_bits_and_goes_on_afterwards(model: Model) -> None:
+def test_observing_does_not_change_the_decode(model: Model) -> None:
     context = new(model)
     everything = observe(context, TOKENS[:30])
     assert len(everything) > 40 and any("(reshaped)" in name for name in everything)
@@ -93,7 +93,7 @@ def test_one_token_and_the_last_row(model: Model) -> None:
         np.testing.assert_array_equal(one[name], every[name][5:])
 
 
-def test_what_observe_refuses(model: Model) -> None:
+def test_observe_refuses_long_prompts_and_unknown_nodes(model: Model) -> None:
     context = new(model, n_ubatch=8)
     with pytest.raises(BatchError, match="37 tokens to observe at once, but n_ubatch is 8"):
         observe(context, TOKENS)
@@ -101,7 +101,7 @@ def test_what_observe_refuses(model: Model) -> None:
         observe(context, TOKENS[:3], ["h_out-*"])
 
 
-def test_parts_of_a_long_prompt_are_each_seen(model: Model) -> None:
+def test_watch_is_called_for_each_ubatch(model: Model) -> None:
     seen: list[tuple[str, tuple[int, ...]]] = []
     watch(
         new(model, n_ubatch=16),
@@ -113,7 +113,7 @@ def test_parts_of_a_long_prompt_are_each_seen(model: Model) -> None:
     assert seen == [("l_out-0", (1, 1, n, n_embd)) for n in (16, 16, 5)]
 
 
-def test_nan_ends_the_decode_and_leaves_the_memory_as_it_was(path: Path) -> None:
+def test_stop_on_nan_aborts_and_leaves_the_kv_cache_unchanged(path: Path) -> None:
     model = Model.load(path, repack=False)
     weight = model.weights["blk.1.ffn_norm.weight"]
     poisoned = Tensor(weight.type, weight.ne).set_name(weight.name)
@@ -150,21 +150,19 @@ def test_abort_reaches_the_runner(model: Model) -> None:
 def run_on(
     model: Model, devices: list[Any], pins: Callable[[Sched, CGraph], dict[Tensor, Any]] | None
 ) -> tuple[np.ndarray, list[Schedule]]:
-    """Logits of a model whose contexts have these devices too, and how its decodes were cut."""
+    """Logits of a model that runs on these devices too, and the schedules of its decodes."""
     there = copy.copy(model)
     there.devices = (*devices, HostOnly(), ReferenceBackend())
     context = new(there)
     if pins is not None:
         context.pinned_nodes = lambda graph: pins(context.sched, graph)
-    context.reset()  # with them
+    context.reset()  # applies the pins
     return decoded(context), [graph.schedule for graph in context._graphs.values()]
 
 
 @given(st.integers(0, 1 << 30), st.booleans())
 @settings(max_examples=20)
-def test_op_by_op_at_random_a_model_has_the_same_bits(
-    model: Model, seed: int, deferred: bool
-) -> None:
+def test_random_device_for_each_op_keeps_the_bits(model: Model, seed: int, deferred: bool) -> None:
     device = (DeferredDevice if deferred else FakeDevice)(
         set(OPS) - set(np.random.default_rng(seed).choice(sorted(OPS), 2))
     )
@@ -188,7 +186,7 @@ def four_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.sets(st.integers(0, 3)))
 @settings(max_examples=8)
-def test_layer_by_layer_a_model_has_the_same_bits(four_layers: Path, layers: set[int]) -> None:
+def test_layers_on_another_device_keep_the_bits(four_layers: Path, layers: set[int]) -> None:
     model = Model.load(four_layers)
     want = decoded(new(model))
     device = DeferredDevice()
@@ -206,7 +204,7 @@ def test_layer_by_layer_a_model_has_the_same_bits(four_layers: Path, layers: set
     assert (not any(split.copies for split in made[0].splits)) == (not layers)
 
 
-def test_the_reference_can_stand_in_for_an_op(model: Model) -> None:
+def test_reference_backend_runs_unsupported_ops(model: Model) -> None:
     there, without = copy.copy(model), HostOnly(set(OPS) - {"GLU", "ROPE"})
     there.devices = (without, ReferenceBackend())
     got = decoded(new(there))
@@ -221,7 +219,7 @@ def tensor(name: str, *ne: int, type: GGMLType = GGMLType.F32) -> Tensor:
     return Tensor(type, (*ne, *(1,) * (4 - len(ne)))).set_name(name)  # type: ignore[arg-type]
 
 
-def test_the_text_is_llama_cpps() -> None:
+def test_printed_text_matches_llama_cpp() -> None:
     node = tensor("ffn_up-0", 7, 2)
     node.op = OPS["MUL_MAT"]
     node.src = (tensor("blk.0.ffn_up.weight", 4, 7), tensor("ffn_norm-0", 4, 2))
@@ -250,7 +248,7 @@ def tensor_of(kind: str, *ne: int) -> Tensor:
     return node
 
 
-def test_files_have_safe_names_that_differ(tmp_path: Path) -> None:
+def test_file_names_are_safe_and_unique(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     names = ["Qcur-0 (roped)", "../../etc", "Qcur-0_(roped)", "", "a" * 63, "ß/\\:*?"]
     with NodeFiles(folder) as files:

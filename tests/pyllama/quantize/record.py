@@ -60,7 +60,7 @@ class Oracle:
         self.lib.llama_log_set(self.callback, None)
 
     def quantize(self, path: Path, out: Path, ftype: int, imatrix: Weights, dry: bool) -> bool:
-        """Whether it could be done."""
+        """Return whether llama.cpp succeeded."""
         params = self.lib.llama_model_quantize_default_params()
         params.ftype, params.dry_run = ftype, dry
         rows = [_Matrix(n.encode(), x.ctypes.data, x.size) for n, x in imatrix.items()]
@@ -72,7 +72,7 @@ class Oracle:
         return bool(self.lib.llama_model_quantize(*paths, c.byref(params)) == 0)
 
     def types(self, path: Path, ftype: int, imatrix: bool) -> dict[str, GGMLType]:
-        """The types that tensors would have."""
+        """The types that llama.cpp would choose for the tensors."""
         weights = {"none": np.ones(1, np.float32)} if imatrix else {}
         assert self.quantize(path, path, ftype, weights, dry=True)
         found = map(_LINE.search, "".join(self.log).split("\n"))
@@ -80,7 +80,7 @@ class Oracle:
 
 
 def write_header(path: Path, shape: Shape) -> None:
-    """A file of that shape, with a hole where its data would be."""
+    """Write a sparse file with the header of a model and no data."""
     tensors = shape.tensors()
     entries = [Entry(t.name, t.ne[: t.n_dims], GGMLType.F32, t.nbytes) for t in tensors]
     encoded = {key: encode_value(key, value) for key, value in shape.metadata().items()}

@@ -1,4 +1,4 @@
-"""Models as names and shapes: what the choice of types sees of them.
+"""Models as names and shapes, the input for the choice of types.
 
 for model in MODELS.values():
     model.tensors()                                # TensorInfo, F32, in llama.cpp's order
@@ -27,7 +27,7 @@ class Shape:
     positions: bool = False
 
     def metadata(self) -> dict[str, Any]:
-        """What llama.cpp wants to know of it."""
+        """The metadata that llama.cpp requires."""
         s = self.sizes
         keys = {
             "context_length": 512,
@@ -48,7 +48,7 @@ class Shape:
         return {"general.architecture": s.arch} | {f"{s.arch}.{k}": v for k, v in keys.items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """ne by name, in order: by layer, and by name within it."""
+        """ne by name, sorted by layer, then by name."""
         s, e, f = self.sizes, self.n_embd, self.n_ff
         q, kv = 64 * s.n_head, 64 * s.n_head_kv
         globals_ = {"output_norm.weight": (e,), "token_embd.weight": (e, self.n_vocab)}
@@ -74,7 +74,7 @@ class Shape:
         return found
 
     def tensors(self) -> list[TensorInfo]:
-        """The same as a file would have them, in F32."""
+        """The tensors of the model in F32, as in a file."""
         found = []
         for name, ne in self.shapes().items():
             padded = (*ne, 1, 1, 1)[:4]

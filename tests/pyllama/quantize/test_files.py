@@ -1,4 +1,4 @@
-"""Quantized files: llama.cpp's bytes, metadata, parts and pruned layers, and what is refused."""
+"""Quantized files: llama.cpp's bytes, metadata, split files, pruned layers, and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIGESTS = json.loads(
     (Path(__file__).resolve().parents[2] / "data" / "quantize" / "files.json").read_text()
 )
 WRITABLE = [f.name for f in FILE_TYPES.values() if f.type is not None and can_write(f.type)]
-# NMSE of a random model's logits: its errors do not average out as a trained one's do.
+# NMSE of a random model's logits: errors do not average out as in a trained model.
 ROUNDED = {
     **dict.fromkeys(("F32", "F16", "BF16"), 0.01),
     **dict.fromkeys(("Q8_0", "Q6_K"), 0.02),
@@ -61,7 +61,7 @@ def quantized(source: Path, out: Path, name: str = "Q8_0", **options: Any) -> GG
 
 
 @pytest.mark.parametrize("name", WRITABLE)
-def test_data_is_llama_cpps(tiny: tuple[Path, Weights], tmp_path: Path, name: str) -> None:
+def test_data_matches_llama_cpp(tiny: tuple[Path, Weights], tmp_path: Path, name: str) -> None:
     """With and without an importance matrix, in each file type."""
     path, weights = tiny
     for kind in ("plain", "imatrix"):
@@ -78,7 +78,9 @@ def test_data_is_llama_cpps(tiny: tuple[Path, Weights], tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", WRITABLE)
-def test_it_loads_and_computes(tiny: tuple[Path, Weights], tmp_path: Path, name: str) -> None:
+def test_quantized_file_loads_and_computes(
+    tiny: tuple[Path, Weights], tmp_path: Path, name: str
+) -> None:
     path, weights = tiny
     out = tmp_path / "x.gguf"
     plan = quantize_model(path, out, find_file_type(name), options_for(name, weights))
@@ -115,8 +117,8 @@ def test_metadata_and_order(tiny: tuple[Path, Weights], tmp_path: Path) -> None:
     assert names[-1] == "blk.1.ffn_up.weight"
 
 
-def test_copy_keeps_the_file_type_behind_the_version(tmp_path: Path) -> None:
-    """As llama-quantize has them; what is overridden comes last."""
+def test_copy_keeps_the_order_of_version_and_file_type(tmp_path: Path) -> None:
+    """The order is that of llama-quantize; overridden keys come last."""
     numbers = {"general.file_type": np.uint32(7), "general.quantization_version": np.uint32(2)}
     path, _ = write_tiny(tmp_path / "x.gguf", metadata=numbers)
     last = ["general.quantization_version", "general.file_type"]
@@ -127,7 +129,7 @@ def test_copy_keeps_the_file_type_behind_the_version(tmp_path: Path) -> None:
         assert list(file.metadata)[-2:] == last[::-1] and "split.count" not in file.metadata
 
 
-def test_copy_changes_nothing_and_what_is_of_the_type_stays(tmp_path: Path) -> None:
+def test_copy_and_requantization(tmp_path: Path) -> None:
     path, _ = write_tiny(tmp_path / "x.gguf", T.Q4_0)
     with GGUFFile(path) as source, quantized(path, tmp_path / "y.gguf", "COPY") as file:
         for name, t in source.tensors.items():
@@ -169,7 +171,7 @@ def test_empty_rows_and_no_rows(tmp_path: Path, ne: tuple[int, int], name: str) 
 # --- parts, layers, PowerInfer --------------------------------------------------------------------
 
 
-def test_parts_become_one_or_stay(tiny: tuple[Path, Weights], tmp_path: Path) -> None:
+def test_split_files_are_merged_or_kept(tiny: tuple[Path, Weights], tmp_path: Path) -> None:
     path, _ = tiny
     with GGUFFile(path) as file:
         write_split(file, plan_split(file, tmp_path / "p", max_tensors=8))
@@ -213,7 +215,7 @@ def test_pruned_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bamboo", "opt"])
-def test_powerinfer_files_stay_such(tmp_path: Path, name: str) -> None:
+def test_powerinfer_files_keep_their_format(tmp_path: Path, name: str) -> None:
     path = sparse_file(tmp_path, name)
     with GGUFFile(path) as source, quantized(path, tmp_path / "q.gguf", "Q4_0") as file:
         assert file.magic == source.magic == b"PWRI"
@@ -225,10 +227,10 @@ def test_powerinfer_files_stay_such(tmp_path: Path, name: str) -> None:
     assert np.isfinite(logits(tmp_path / "q.gguf")).all()
 
 
-# --- what cannot be done --------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
-def test_bad_values_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_bad_values_are_refused_and_write_nothing(tmp_path: Path) -> None:
     def made(name: str, value: float) -> Path:
         weights = random_weights(SPEC)
         weights[name].flat[7] = value
@@ -247,7 +249,7 @@ def test_bad_values_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
         assert [p.name for p in tmp_path.iterdir()] == ["x.gguf"]
 
 
-def test_refusals(tiny: tuple[Path, Weights], tmp_path: Path) -> None:
+def test_wrong_arguments(tiny: tuple[Path, Weights], tmp_path: Path) -> None:
     path, weights = tiny
     with pytest.raises(ModelError, match="is the source; choose another name"):
         quantized(path, path)

@@ -1,4 +1,4 @@
-"""Importance matrices in files: both forms, put together, and damaged ones."""
+"""Files of importance matrices: both formats, sums of several, and damaged files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sample() -> Importance:
     )
 
 
-def test_round_trip_and_llama_cpps_names(tmp_path: Path) -> None:
+def test_round_trip_and_llama_cpp_names(tmp_path: Path) -> None:
     path, made = tmp_path / "i.gguf", sample()
     write_importance(path, made)
     got = read_importance(path)
@@ -51,7 +51,7 @@ def test_round_trip_and_llama_cpps_names(tmp_path: Path) -> None:
     assert read_importance(path).datasets == []
 
 
-def test_weights_are_means_and_one_where_nothing_was_seen() -> None:
+def test_weights_are_means_or_one_without_data() -> None:
     made = sample()
     entry = made.entries["blk.0.ffn_up_exps.weight"]
     got = made.weights("blk.0.ffn_up_exps.weight")
@@ -71,7 +71,7 @@ def dat(entries: dict[str, tuple[int, list[float]]], tail: bytes = b"") -> bytes
     return data + tail
 
 
-def test_the_older_form(tmp_path: Path) -> None:
+def test_dat_format(tmp_path: Path) -> None:
     path = tmp_path / "i.dat"
     tail = struct.pack("<ii", 5, 4) + b"text"
     path.write_bytes(dat({"a.weight": (4, [8.0, 2.0]), "b.weight": (0, [3.0])}, tail))
@@ -83,7 +83,7 @@ def test_the_older_form(tmp_path: Path) -> None:
     assert read_importance(path).datasets == []
 
 
-def test_put_together(tmp_path: Path) -> None:
+def test_add(tmp_path: Path) -> None:
     both = Importance()
     both.add(sample())
     both.add(sample())
@@ -132,8 +132,8 @@ def test_damaged_files_are_one_line(tmp_path: Path, data: bytes) -> None:
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")  # to open it would wait for ever
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # opening it would block forever
     for path in (tmp_path, tmp_path / "none", tmp_path / "pipe"):
         with pytest.raises(GGUFError, match=re.escape(str(path))):
             read_importance(path)
@@ -169,7 +169,7 @@ def test_damaged_gguf_files(tmp_path: Path) -> None:
             read_importance(path)
 
 
-def test_statistics_against_scipys_definitions() -> None:
+def test_statistics_match_scipy_definitions() -> None:
     row = matrix_statistics(sample())[0]
     assert row.name == "blk.0.ffn_up.weight"
     values = sample().weights(row.name).astype(np.float64)

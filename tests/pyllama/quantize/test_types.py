@@ -1,4 +1,4 @@
-"""The types that tensors get: as llama.cpp chooses them, and as they are asked for."""
+"""The choice of tensor types: llama.cpp's rules, and overrides."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def chosen(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_types_are_llama_cpps(model: str) -> None:
-    """Every file type, with and without an importance matrix, of every tensor."""
+def test_types_match_llama_cpp(model: str) -> None:
+    """Every tensor in every file type, with and without an importance matrix."""
     cases = [key.split(" ") for key in RECORDED if key.split(" ")[0] == model]
     assert len(cases) == 2 * (len(FILE_TYPES) - 1)
     for _, file_type, kind in cases:
@@ -44,7 +44,7 @@ def test_types_are_llama_cpps(model: str) -> None:
         assert not wrong, (file_type, kind)
 
 
-def test_what_is_asked_for_wins() -> None:
+def test_type_overrides_take_priority() -> None:
     shape = MODELS["llama"]
     type_overrides = TypeOverrides(
         output_type=GGMLType.F16,
@@ -64,15 +64,15 @@ def test_what_is_asked_for_wins() -> None:
     assert got["output_norm.weight"] is GGMLType.F32
 
 
-def test_pure_has_no_mix_and_output_can_stay() -> None:
+def test_pure_and_leave_output() -> None:
     got = chosen(MODELS["llama"], "Q4_K_M", TypeOverrides(pure=True, leave_output=True))
     matrices = {t for n, t in got.items() if "norm" not in n and n != "output.weight"}
     assert matrices == {GGMLType.Q4_K}
     assert got["output.weight"] is GGMLType.F32
 
 
-def test_powerinfers_rules() -> None:
-    """Predictors Q4_0 in Q4_0 files and Q5_0 elsewhere, transposed ffn_down without its mix."""
+def test_powerinfer_rules() -> None:
+    """Predictors are Q4_0 in Q4_0 files, else Q5_0; transposed ffn_down has the plain type."""
     shape = MODELS["llama-grouped-tied"]
     renamed = [
         replace(t, name=t.name.replace("ffn_down", "ffn_down_t")) for t in shape.tensors()
@@ -90,7 +90,7 @@ def test_powerinfers_rules() -> None:
         assert {c.type.name for c in pure.values()} == {matrix}
 
 
-def test_names_and_numbers() -> None:
+def test_find_file_type_and_tensor_type() -> None:
     assert find_file_type("q4_k").name == find_file_type("15").name == "Q4_K_M"
     assert find_file_type("0").name == "F32"
     for text in ("Q4", "99", "-1", "", "Q4_0 "):

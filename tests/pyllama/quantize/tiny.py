@@ -1,4 +1,4 @@
-"""A tiny model whose rows fill super-blocks, and an importance matrix of it.
+"""A tiny model with rows of whole super-blocks, and its importance matrix.
 
 path, weights = write_tiny(tmp_path / "x.gguf")
 digest(path)                                   # of the tensors' data
@@ -26,7 +26,7 @@ Weights = dict[str, np.ndarray]
 def write_tiny(
     path: Path, type: GGMLType = GGMLType.F32, metadata: dict[str, Any] | None = None
 ) -> tuple[Path, Weights]:
-    """The model, and how much the columns of its matrices matter."""
+    """Write the model; return its path and the importance of each matrix's columns."""
     made = random_weights(SPEC)
     rng = np.random.default_rng(1)
     importance = {
@@ -38,12 +38,12 @@ def write_tiny(
 
 
 def importance_of(weights: Weights) -> Importance:
-    """As a file has it, over one chunk."""
+    """The weights as an importance matrix of one chunk."""
     entries = {name: Entry(x[None], np.ones(1)) for name, x in weights.items()}
     return Importance(entries, ["text.txt"], n_chunks=1, chunk_size=1)
 
 
 def digest(path: Path) -> str:
-    """Of what follows the header, hexadecimal."""
+    """SHA-256 of the tensor data, hexadecimal."""
     with GGUFFile(path) as file:
         return hashlib.sha256(path.read_bytes()[file.data_offset :]).hexdigest()

@@ -1,10 +1,10 @@
-"""Sparse model files as PowerInfer's converters write them, made of ours.
+"""Sparse model files as PowerInfer's converters write them, made from our files.
 
     path = sparse_file(tmp_path, "bamboo")                     # predictors, PWRI
-    plain, _ = dense_file(tmp_path, "bamboo")                  # what it was made of
+    plain, _ = dense_file(tmp_path, "bamboo")                  # the dense file
 
-The variants are those of ``arch/variants.py``. The predictors follow from their names, as weights
-do (see ``arch.checkpoints``): only what torch computed is stored (``record.py``).
+The variants are those of ``arch/variants.py``. Predictors are random with a seed from their names,
+like weights (see ``arch.checkpoints``); only torch's results are stored (``record.py``).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Weights = dict[str, np.ndarray]
 
 
 def recorded(name: str) -> dict[str, np.ndarray]:
-    """What ``record.py`` wrote of a variant."""
+    """The results of torch for a variant, stored by ``record.py``."""
     with np.load(DATA / "sparse" / f"{name}.npz") as file:
         return dict(file)
 
 
 def predictors(n_embd: int, n_ff: int) -> Weights:
-    """Random predictors of three layers, shaped as NumPy has it."""
+    """Random predictors of three layers, with NumPy's order of dimensions."""
     made = {}
     for i, rank in enumerate(RANKS):
         for name, shape in ((f"blk.{i}.fc1.weight", (rank, n_embd)),
@@ -55,7 +55,7 @@ def dense_file(folder: Path, name: str) -> Path:
 
 
 def read(path: Path) -> tuple[dict[str, Any], Weights]:
-    """Metadata, and weights in float32, of a file."""
+    """Return the metadata of a file, and its weights in float32."""
     with GGUFFile(path) as file:
         return dict(file.typed_metadata()), {
             name: dequantize(file.tensor_bytes(name), t.type).reshape(t.ne[: t.n_dims][::-1]).copy()
@@ -81,7 +81,7 @@ def write(
 
 
 def as_powerinfer(metadata: dict[str, Any], weights: Weights) -> tuple[dict[str, Any], Weights]:
-    """What PowerInfer's converters make of a model: down transposed, and their ways with OPT."""
+    """Apply the changes of PowerInfer's converters: down transposed, and those for OPT."""
     changed = {}
     for name, x in weights.items():
         if name.endswith("ffn_down.weight"):
@@ -107,7 +107,7 @@ def sparse_file(
     type: GGMLType = GGMLType.F32,
     change: Callable[[dict[str, Any], Weights], None] = lambda metadata, weights: None,
 ) -> Path:
-    """The variant with predictors, as PowerInfer has it; ``change`` may damage it first."""
+    """Write the variant with predictors in PowerInfer's format; ``change`` may damage it first."""
     metadata, weights = as_powerinfer(*read(dense_file(folder, name)))
     n_ff, n_embd = weights["blk.0.ffn_up.weight"].shape
     weights |= predictors(n_embd, n_ff)

@@ -4,9 +4,9 @@
 
 Needs torch and transformers, which the tests do not. A file has ``tokens`` int32[40], ``logits``
 float32[40, 512] of the model whose neurons below the threshold are zero, ``threshold`` and
-``active`` (the mean fraction of neurons that are computed), in float32 with eager attention. The
-threshold is the one of 50 that no score comes near: a neuron that is here and not there would
-change logits.
+``active`` (the mean fraction of neurons that are computed), in float32 with eager attention. Of 50
+thresholds, the one with the largest distance to any score is used, because a neuron that is active
+in only one of the programs would change logits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..arch.checkpoints import recorded as dense_recording
 from ..arch.record import compute_logits, load_model, save_config
 from .files import N_LAYER, VARIANTS, predictors
 
-# by model type: layers; whose input predictors read (itself, or a module of the layer); the matrix
+# by model type: layers; the module with the predictors' input ("" is the layer itself); the matrix
 # that active neurons are multiplied with
 _PLACES = {
     "llama": ("model.layers", "post_attention_layernorm", "mlp.down_proj"),
@@ -35,7 +35,7 @@ _PLACES = {
 
 
 class Predictors:
-    """Hooks that zero what the predictors of a layer leave out."""
+    """Hooks that set neurons to zero where a layer's predictors score below the threshold."""
 
     def __init__(self, model: Any, kind: str) -> None:
         layers, read, down = _PLACES[kind]

@@ -1,4 +1,4 @@
-"""PowerInfer's files of activations: in the order of layers' numbers, and of one model."""
+"""PowerInfer's activation files: sorted by layer number, all of one model."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ TORCHS = Path(__file__).parents[2] / "data" / "torch" / "activation_0.pt"
 COUNTS = np.random.default_rng(0).integers(0, 1 << 20, (12, 7))
 
 
-def test_layers_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_layers_are_sorted_by_number(tmp_path: Path) -> None:
     write_activations(tmp_path / "a" / "activation", COUNTS)
     names = sorted(path.name for path in (tmp_path / "a" / "activation").iterdir())
-    assert names[:4] == [f"activation_{i}.pt" for i in (0, 1, 10, 11)]  # as text they are not
+    assert names[:4] == [f"activation_{i}.pt" for i in (0, 1, 10, 11)]  # sorted as text
     np.testing.assert_array_equal(read_activations(tmp_path / "a" / "activation"), COUNTS)
 
 
-def test_what_torch_wrote(tmp_path: Path) -> None:
+def test_file_written_by_torch(tmp_path: Path) -> None:
     shutil.copyfile(TORCHS, tmp_path / "activation_0.pt")
     assert read_activations(tmp_path).tolist() == [[0, 3, 6, 9, 12, 15, 18, 21]]
 
 
-def test_old_files_of_more_layers_do_not_stay(tmp_path: Path) -> None:
+def test_old_files_of_further_layers_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     write_activations(tmp_path, COUNTS)
     write_activations(tmp_path, COUNTS[:2])
@@ -36,7 +36,7 @@ def test_old_files_of_more_layers_do_not_stay(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").exists()
 
 
-def test_folders_that_are_refused(tmp_path: Path) -> None:
+def test_invalid_folders_are_refused(tmp_path: Path) -> None:
     def refused(message: str) -> None:
         with pytest.raises(ModelError, match=message) as error:
             read_activations(tmp_path)

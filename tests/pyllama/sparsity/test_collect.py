@@ -1,4 +1,4 @@
-"""Active neurons are counted as NumPy counts them from the nodes themselves, and as torch did."""
+"""Counts of active neurons, against NumPy on the observed nodes, and against torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def chunks(model: Model) -> list[list[int]]:
 
 
 def gates(model: Model, name: str) -> list[list[np.ndarray]]:
-    """What goes into the ReLU of each layer, for each chunk: [T, n_ff], from a dense run."""
+    """The input of each layer's ReLU for each chunk, [T, n_ff], from a dense run."""
     node = "ffn_up-{}_b" if name in ("opt", "falcon_relu") else "ffn_gate-{}"
     found: list[list[np.ndarray]] = [[] for _ in range(N_LAYER)]
     for part in chunks(model):
@@ -71,12 +71,12 @@ def test_counts_and_unions_of_a_dense_model(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_scores_are_judged_by_what_a_dense_run_finds(folder: Path, name: str) -> None:
+def test_predictor_accuracy_is_measured_against_a_dense_run(folder: Path, name: str) -> None:
     model = Model.load(sparse_file(folder, name))
     stats = collect(model, TOKENS, n_ctx=N_CTX)
     dense = collect(Model.load(dense_file(folder, name)), TOKENS, n_ctx=N_CTX)
     assert stats.source == "predictor" and stats.threshold == model.hparams.sparse_threshold
-    assert np.abs(stats.counts - dense.counts).max() <= 2  # sums in another order
+    assert np.abs(stats.counts - dense.counts).max() <= 2  # another order of sums
     assert stats.fingerprint == dense.fingerprint
     whole = Model.load(sparse_file(folder, name), sparse_threshold=-math.inf)
     for i, parts in enumerate(gates(Model.load(dense_file(folder, name)), name)):
@@ -91,12 +91,12 @@ def test_scores_are_judged_by_what_a_dense_run_finds(folder: Path, name: str) ->
         assert stats.recall[i] == pytest.approx(both / active.sum(), abs=1e-3)
         assert stats.precision[i] == pytest.approx(both / above.sum(), abs=1e-3)
     scaled = stats.computed.mean(axis=1)
-    assert (np.abs(scaled - stats.predicted) < 0.05).all()  # cut at one for some neurons
+    assert (np.abs(scaled - stats.predicted) < 0.05).all()  # clipped at 1 for some neurons
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_predicted_share_is_torchs(folder: Path, name: str) -> None:
-    """Its scores are of a model that is sparse in front of them too; ours of a dense one."""
+def test_predicted_share_matches_torch(folder: Path, name: str) -> None:
+    """torch's earlier layers are sparse too; ``collect`` computes scores in a dense run."""
     record = recorded(name)
     model = Model.load(sparse_file(folder, name))
     context = Context(model, n_ctx=64, type_k=GGMLType.F32, type_v=GGMLType.F32)
@@ -104,18 +104,18 @@ def test_the_predicted_share_is_torchs(folder: Path, name: str) -> None:
     scores = observe(context, tokens, ["mlp_pre_out-*"])
     above = [(values >= model.hparams.sparse_threshold).mean() for values in scores.values()]
     assert np.mean(above) == pytest.approx(float(record["active"]), abs=1e-6)
-    first = collect(model, tokens, n_ctx=64).predicted[0]  # nothing sparse is in front of it
+    first = collect(model, tokens, n_ctx=64).predicted[0]  # layer 0 has no sparse layer before it
     begun = [model.tokenizer.bos, *tokens[1:]] if model.tokenizer.add_bos else tokens
     again = observe(Context(model, n_ctx=64), begun, ["mlp_pre_out-0"])["mlp_pre_out-0"]
     assert first == pytest.approx((again >= model.hparams.sparse_threshold).mean(), abs=1e-6)
 
 
 @pytest.mark.parametrize("sparse", ["exact", "topk=30", "signs", "svd=16", "exact,signs:1"])
-def test_any_source_sees_the_same_neurons(folder: Path, sparse: str) -> None:
+def test_counts_do_not_depend_on_the_source(folder: Path, sparse: str) -> None:
     path = dense_file(folder, "llama_relu")
     want = collect(Model.load(path), TOKENS, n_ctx=N_CTX)
     got = collect(Model.load(path, sparse=sparse), TOKENS, n_ctx=N_CTX)
-    if not sparse.startswith("topk"):  # which leaves out what is active
+    if not sparse.startswith("topk"):  # topk skips some active neurons
         assert np.abs(got.counts - want.counts).max() <= 2
     predicted_layers = [kind in sparse and "exact," not in sparse for kind in ("signs", "svd")]
     assert np.isfinite(got.recall).tolist() == (
@@ -132,7 +132,7 @@ def test_chunks_of_a_text(folder: Path) -> None:
     assert one.n_tokens == 64 and seen[-1] == 1.0 and seen == sorted(seen)
     short = collect(model, TOKENS[:5], n_ctx=N_CTX)
     assert short.n_tokens == 5 and short.batch_sizes == (1, 2, 4)
-    context = Context(model, n_ctx=N_CTX)  # the model is as it was
+    context = Context(model, n_ctx=N_CTX)  # the model is unchanged
     context.decode(Batch(TOKENS[:4]))
     for tokens, n_chunks in (([], None), (TOKENS, 0)):
         with pytest.raises(BatchError, match="there are no tokens to evaluate"):
@@ -153,7 +153,7 @@ def stats(folder: Path) -> Statistics:
     return collect(Model.load(sparse_file(folder, "bamboo")), TOKENS, n_ctx=N_CTX)
 
 
-def test_a_file_keeps_everything(tmp_path: Path, stats: Statistics, folder: Path) -> None:
+def test_file_round_trip(tmp_path: Path, stats: Statistics, folder: Path) -> None:
     save_stats(tmp_path / "s.json", stats)
     read = load_stats(tmp_path / "s.json")
     for name, value in vars(stats).items():
@@ -163,7 +163,7 @@ def test_a_file_keeps_everything(tmp_path: Path, stats: Statistics, folder: Path
     assert np.isnan(load_stats(tmp_path / "s.json").recall).all()
 
 
-def test_files_that_are_refused(tmp_path: Path, stats: Statistics) -> None:
+def test_invalid_files_are_refused(tmp_path: Path, stats: Statistics) -> None:
     path = tmp_path / "s.json"
     save_stats(path, stats)
     good = path.read_text()
@@ -189,7 +189,7 @@ def test_files_that_are_refused(tmp_path: Path, stats: Statistics) -> None:
         assert "\n" not in str(error.value) and str(path) in str(error.value)
 
 
-def test_fingerprints_tell_models_and_not_formats(folder: Path) -> None:
+def test_fingerprints_differ_by_model_and_not_by_format(folder: Path) -> None:
     paths = [dense_file(folder, "bamboo"), sparse_file(folder, "bamboo"), dense_file(folder, "opt")]
     prints, keys = [], []
     for path in paths:

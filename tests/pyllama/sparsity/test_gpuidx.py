@@ -1,4 +1,4 @@
-"""``.gpuidx`` files: PowerInfer's and Q-Infer's are read, ours are theirs, damage is one line."""
+"""``.gpuidx`` files: reading and writing PowerInfer's and Q-Infer's formats; one-line errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def split_of(*up: list[int], down: list[list[int]] | None = None) -> NeuronSplit
 
 
 def theirs(path: Path, split: NeuronSplit, budget: int, *, suffixes: tuple[str, ...]) -> Path:
-    """A file as ``export_split.py`` makes it: with the package gguf, then another magic."""
+    """Write a file like ``export_split.py``: with the package gguf, then with another magic."""
     out = gguf.GGUFWriter(path, ARCHITECTURE)
     for i, ids in enumerate(zip(split.up, split.down, strict=True)):
         for suffix, bucket in zip(suffixes, ids, strict=False):
@@ -60,7 +60,7 @@ def same(a: NeuronSplit, b: NeuronSplit) -> bool:
 
 
 @pytest.mark.parametrize("joint", [True, False], ids=["PowerInfer", "Q-Infer"])
-def test_both_forms_are_read_and_written_as_theirs(tmp_path: Path, joint: bool) -> None:
+def test_powerinfer_and_qinfer_formats_round_trip(tmp_path: Path, joint: bool) -> None:
     split = split_of([1, 5, 23], [], [*range(N_FF)], down=None if joint else [[0], [2, 3], []])
     suffixes = ("",) if joint else ("", "_down")
     path = theirs(tmp_path / "theirs.gpuidx", split, 5 << 30, suffixes=suffixes)
@@ -70,7 +70,7 @@ def test_both_forms_are_read_and_written_as_theirs(tmp_path: Path, joint: bool) 
     write_gpuidx(tmp_path / "ours.gpuidx", split, 5 << 30)
     with GGUFFile(path) as want, GGUFFile(tmp_path / "ours.gpuidx") as got:
         assert got.magic == want.magic == b"PWRI" and got.version == 3
-        assert [(t.name, t.ne, t.type) for t in got.tensors.values()] == [  # by position
+        assert [(t.name, t.ne, t.type) for t in got.tensors.values()] == [  # the order matters
             (t.name, t.ne, t.type) for t in want.tensors.values()
         ]
         assert dict(got.metadata) == dict(want.metadata) and got.value_types == want.value_types
@@ -79,7 +79,7 @@ def test_both_forms_are_read_and_written_as_theirs(tmp_path: Path, joint: bool) 
 
 
 @given(st.lists(st.tuples(*[st.sets(st.integers(0, N_FF - 1))] * 2), min_size=1, max_size=12))
-def test_any_split(tmp_path_factory: pytest.TempPathFactory, sets: list[Any]) -> None:
+def test_round_trip_of_any_split(tmp_path_factory: pytest.TempPathFactory, sets: list[Any]) -> None:
     split = split_of(*(sorted(u) for u, _ in sets), down=[sorted(d) for _, d in sets])
     path = tmp_path_factory.mktemp("g") / "x.gpuidx"
     write_gpuidx(path, split, 1 << 40, "k")
@@ -87,7 +87,7 @@ def test_any_split(tmp_path_factory: pytest.TempPathFactory, sets: list[Any]) ->
     assert same(index.split, split) and (index.vram_bytes, index.key) == (1 << 40, "k")
 
 
-def test_files_that_are_refused(tmp_path: Path) -> None:
+def test_invalid_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.gpuidx"
 
     def written(changes: dict[str, Any], n_layer: int = 2, arch: Any = ARCHITECTURE) -> None:
@@ -140,7 +140,7 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     refused("x.gpuidx: ", GGUFError)
 
 
-def test_another_models_file(tmp_path: Path) -> None:
+def test_file_of_another_model(tmp_path: Path) -> None:
     write_gpuidx(tmp_path / "x", split_of([1], [2]), 1)
     index = read_gpuidx(tmp_path / "x")
     assert check_split(index, 2, N_FF) is index.split

@@ -1,4 +1,4 @@
-"""Neurons on two devices: any placement gives what the CPU alone gives."""
+"""Neurons on two devices: any placement gives the results of the CPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def placed(*up: list[int], down: Any = None, n_ff: int) -> Placement:
 
 
 def decoded(context: Context) -> np.ndarray:
-    """Logits of a prompt, of a token behind it, and of a last part."""
+    """Logits of a prompt, of the token after it, and of the rest."""
     rows = []
     for part in (TOKENS[:12], TOKENS[12:13], TOKENS[13:]):
         context.decode(Batch(part, logits="all"))
@@ -42,7 +42,7 @@ def decoded(context: Context) -> np.ndarray:
 
 
 def new(model: Model) -> Context:
-    exact = GGMLType.F32  # a rounded cache turns the last bit of a sum into a thousandth
+    exact = GGMLType.F32  # rounding in the cache would amplify a last-bit difference to about 1e-3
     return Context(model, n_ctx=64, n_threads=1, type_k=exact, type_v=exact)
 
 
@@ -84,7 +84,7 @@ KINDS = st.lists(
 
 @given(KINDS, st.booleans(), st.booleans(), st.integers(0, 1 << 30))
 @settings(max_examples=8)
-def test_any_placement_gives_the_cpus_result(
+def test_any_placement_matches_the_cpu(
     model: Model, kinds: list[str], joint: bool, deferred: bool, seed: int
 ) -> None:
     rng, n_ff = np.random.default_rng(seed), model.hparams.n_ff
@@ -93,7 +93,7 @@ def test_any_placement_gives_the_cpus_result(
     device = (DeferredDevice if deferred else FakeDevice)()
     there = placed(*up, down=down, n_ff=n_ff).apply(model, device)
     got = on_two_devices(there, device)
-    quantized = model.weights["blk.0.ffn_up.weight"].type.is_quantized  # activations too, then
+    quantized = model.weights["blk.0.ffn_up.weight"].type.is_quantized  # so are activations
     np.testing.assert_allclose(got, wanted(model), rtol=0, atol=0.05 if quantized else 2e-5)
     there_ops = [op for ops in device.compiled for op in ops]
     if any(map(len, down)):
@@ -106,14 +106,14 @@ def is_gateless(model: Model) -> bool:
     return "blk.0.ffn_gate.weight" not in model.weights
 
 
-@cache  # which keeps the model too, so that no other one can be taken for it
+@cache  # also keeps the model alive, so that its id is not reused
 def wanted(model: Model) -> np.ndarray:
-    """The CPU's own result."""
+    """The result of the CPU alone."""
     return decoded(new(model))
 
 
-def test_a_neuron_on_one_device_keeps_its_bits(folder: Path) -> None:
-    """Layers that are on one device as a whole, in any mix, give the very bits of the CPU."""
+def test_whole_layers_on_one_device_match_the_cpu_bits(folder: Path) -> None:
+    """If each layer is on one device as a whole, the result has the same bits as the CPU's."""
     model = Model.load(sparse_file(folder, "llama_relu"))
     n_ff, device = model.hparams.n_ff, FakeDevice()
     there = placed([*range(n_ff)], [], [*range(n_ff)], n_ff=n_ff).apply(model, device)
@@ -124,7 +124,7 @@ def test_a_neuron_on_one_device_keeps_its_bits(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["bamboo", "opt"])
 @pytest.mark.parametrize("kib", [150, 260, 420, 520, 5000])
 def test_a_whole_plan_runs(folder: Path, name: str, kib: int) -> None:
-    """Dense tensors too, as far as the budget goes; the tied embedding is copied."""
+    """Dense tensors are moved too while the budget lasts; a tied embedding is copied."""
     model = Model.load(sparse_file(folder, name))
     needs = read_needs(model, Budget(kib << 10, n_ctx=64))
     activity = np.random.default_rng(0).random((N_LAYER, model.hparams.n_ff))
@@ -138,7 +138,7 @@ def test_a_whole_plan_runs(folder: Path, name: str, kib: int) -> None:
     np.testing.assert_allclose(on_two_devices(there, device), wanted(model), rtol=0, atol=2e-5)
 
 
-def test_placements_that_do_not_fit(folder: Path) -> None:
+def test_placements_for_another_model_are_refused(folder: Path) -> None:
     model = Model.load(sparse_file(folder, "bamboo"))
     for wrong in (placed([0], [1], n_ff=160), placed([0], [1], [], n_ff=161)):
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""Budgets are kept to the byte; greedy is PowerInfer's optimum; balance is Q-Infer's rule."""
+"""Budgets are exact to the byte; greedy equals PowerInfer's optimum, balance Q-Infer's rule."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def activity(seed: int, n_layer: int, n_ff: int) -> np.ndarray:
 
 
 def value(a: np.ndarray, numbers: list[int]) -> float:
-    """The activity of the hottest so many neurons of each layer."""
+    """The total activity of the ``numbers[i]`` hottest neurons of each layer i."""
     return sum(float(np.sort(row)[::-1][:n].sum()) for row, n in zip(a, numbers, strict=True))
 
 
@@ -36,11 +36,11 @@ def value(a: np.ndarray, numbers: list[int]) -> float:
 
 
 @given(CASES, st.integers(0, 40))
-def test_greedy_is_the_best_of_all_choices(case: Any, n_blocks: int) -> None:
+def test_greedy_is_optimal(case: Any, n_blocks: int) -> None:
     seed, n_layer, per_layer = case
     block, a = 16, activity(seed, n_layer, 16 * per_layer)
     rows = rows_of(n_layer, 16 * per_layer)
-    left = n_blocks * block * (rows.of_one(0) + 4)  # with an id in the bucket
+    left = n_blocks * block * (rows.of_one(0) + 4)  # 4 bytes for the id in the bucket
     got, same = greedy(a, rows, left, block)
     assert got == same and all(n % block == 0 for n in got)
     choices = itertools.product(range(0, 16 * per_layer + 1, block), repeat=n_layer)
@@ -53,8 +53,8 @@ def test_greedy_is_the_best_of_all_choices(case: Any, n_blocks: int) -> None:
 
 
 @pytest.mark.parametrize("capacity", [0, 255, 256, 1000, 2048, 3300, 4096, 9999])
-def test_greedy_is_powerinfers_integer_program(capacity: int) -> None:
-    """Its program as it stands, at --batch 256 --threshold 0, solved by scipy."""
+def test_greedy_matches_powerinfer_integer_program(capacity: int) -> None:
+    """PowerInfer's own program, at --batch 256 --threshold 0, solved by scipy."""
     milp = pytest.importorskip("scipy.optimize")
     n_layer, n_ff, block = 4, 1024, 256
     a = np.random.default_rng(capacity).pareto(1.3, (n_layer, n_ff))
@@ -80,7 +80,7 @@ def test_greedy_is_powerinfers_integer_program(capacity: int) -> None:
 
 
 @given(CASES, st.integers(0, 1 << 16), st.integers(1, 40))
-def test_rows_of_different_sizes_lose_a_block_at_most(case: Any, left: int, block: int) -> None:
+def test_unused_budget_is_smaller_than_the_next_block(case: Any, left: int, block: int) -> None:
     seed, n_layer, _ = case
     rng = np.random.default_rng(seed)
     sizes = [(int(x), int(y)) for x, y in rng.integers(1, 300, (n_layer, 2))]
@@ -97,7 +97,7 @@ def test_rows_of_different_sizes_lose_a_block_at_most(case: Any, left: int, bloc
         assert n == 37 or used - rows.nbytes(i, n, n) + rows.nbytes(i, more, more) > left
 
 
-def test_equal_neurons_are_taken_in_their_order() -> None:
+def test_ties_are_broken_by_neuron_index() -> None:
     a = np.zeros((3, 40))
     a[1, [5, 30]] = 2
     got, _ = greedy(a, rows_of(3, 40), 40 * 200, 8)
@@ -111,7 +111,7 @@ def test_equal_neurons_are_taken_in_their_order() -> None:
 
 
 @given(CASES, st.floats(0, 20), st.floats(0, 20))
-def test_balance_stops_where_both_sides_finish_together(case: Any, up: float, down: float) -> None:
+def test_balance_stops_when_cpu_and_gpu_times_are_equal(case: Any, up: float, down: float) -> None:
     seed, n_layer, _ = case
     a = activity(seed, n_layer, 50)
     numbers = balance(a, rows_of(n_layer, 50), 1 << 40, 8, up=up, down=down)
@@ -120,13 +120,13 @@ def test_balance_stops_where_both_sides_finish_together(case: Any, up: float, do
             hot = np.sort(row)[::-1].cumsum()
             here, before = (hot[n - 1] if n else 0), (hot[n - 8 - 1] if n > 8 else 0)
             if n < 50:
-                assert here >= ratio * (row.sum() - here)  # the GPU has its part
+                assert here >= ratio * (row.sum() - here)  # the GPU has reached its share
             if n:
-                assert before < ratio * (row.sum() - before)  # and had not, a block before
+                assert before < ratio * (row.sum() - before)  # but not with one block less
 
 
-def test_balance_goes_layer_by_layer_as_q_infer_does() -> None:
-    """Its rule on its own example: blocks of all layers in turn, up before down."""
+def test_balance_visits_layers_in_q_infer_order() -> None:
+    """One block of each layer per round, up before down, as in Q-Infer's own example."""
     a = np.tile([8.0, 4.0, 2.0, 2.0], (2, 1))
     rows = rows_of(2, 4)
     one = [rows.nbytes(0, *n) for n in ((1, 0), (1, 1), (2, 1))]
@@ -136,7 +136,7 @@ def test_balance_goes_layer_by_layer_as_q_infer_does() -> None:
         (one[1], ([1, 0], [1, 0])),
         (2 * one[1], ([1, 1], [1, 1])),
         (one[1] + one[2], ([2, 1], [1, 1])),
-        (1 << 20, ([2, 2], [1, 1])),  # 12 of 16 are three times the rest; 8 of 16 as many
+        (1 << 20, ([2, 2], [1, 1])),  # up: 12 of 16 is 3 x the rest; down: 8 of 16 is 1 x the rest
     ):
         assert balance(a, rows, left, 1, up=3.0, down=1.0) == want
     numbers = balance(a, rows, 1 << 20, 1, up=float("inf"), down=0.0)
@@ -164,14 +164,14 @@ DENSE = sum(item.nbytes for item in ITEMS)
 
 
 @given(st.integers(0, 60_000), st.integers(0, 3000))
-def test_the_budget_is_spent_in_order(budget: int, compute: int) -> None:
+def test_the_budget_is_spent_in_order_of_levels(budget: int, compute: int) -> None:
     a = activity(budget, 3, 64)
     placed = place(NEEDS, budget, partial(choose_neurons, a, block=8), compute_bytes=compute)
     assert (*placed.on_gpu, *placed.on_cpu) == ITEMS
     assert placed.used_bytes <= budget or not placed.on_gpu
     if placed.on_cpu:
         dense = sum(item.nbytes for item in placed.on_gpu)
-        assert compute + dense + placed.on_cpu[0].nbytes > budget  # the next would not fit
+        assert compute + dense + placed.on_cpu[0].nbytes > budget  # the next item would not fit
     if any(placed.ffn_bytes):
         assert all(item.level == KV for item in placed.on_cpu)
     split = placed.split
@@ -180,7 +180,7 @@ def test_the_budget_is_spent_in_order(budget: int, compute: int) -> None:
     )
 
 
-def test_all_or_nothing_fits() -> None:
+def test_all_some_or_no_neurons_fit() -> None:
     a = activity(1, 3, 64)
     whole = DENSE + sum(NEEDS.rows.nbytes(i, 64, 64) for i in range(3))
     for budget, all_there in ((whole, True), (whole - 1, False), (DENSE, None), (0, None)):

@@ -1,4 +1,4 @@
-"""Plans of files: every byte accounted for, and files kept while nothing changes."""
+"""Plans of model files: every byte is counted; files are reused while nothing changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model(folder: Path, tmp_path: Path) -> Model:
     return Model.load(path, vocab_only=True)
 
 
-# --- what is needed -------------------------------------------------------------------------------
+# --- memory needs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("source", ["predictor", "exact", "signs", "svd=8"])
@@ -72,7 +72,7 @@ def test_every_loaded_tensor_is_counted_once(folder: Path, name: str, source: st
     assert sum(item.nbytes for item in needs.items if item.level == KV) == memory.size_bytes
 
 
-def test_levels(folder: Path) -> None:
+def test_items_are_ordered_by_level_and_layer(folder: Path) -> None:
     needs = read_needs(Model.load(sparse_file(folder, "opt"), vocab_only=True), BUDGET)
     order = [(item.level, item.layer) for item in needs.items]
     layers = range(N_LAYER)
@@ -85,8 +85,8 @@ def test_levels(folder: Path) -> None:
     assert names[OUTPUT] == ("output_norm.bias", "output_norm.weight", "token_embd.weight")
 
 
-def test_a_buffer_takes_what_was_counted(folder: Path) -> None:
-    """A plan's bytes are those of the buffer that its tensors are placed in."""
+def test_planned_bytes_equal_the_buffer_size(folder: Path) -> None:
+    """The bytes of a plan equal the size of the buffer for its tensors."""
 
     model = Model.load(sparse_file(folder, "llama_relu"))
     activity = np.random.default_rng(0).random((N_LAYER, model.hparams.n_ff))
@@ -101,17 +101,17 @@ def test_a_buffer_takes_what_was_counted(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("sparse", ["off", "topk=3", "exact,off:1"])
-def test_a_model_that_computes_everything(folder: Path, sparse: str) -> None:
+def test_a_layer_without_sparsity_is_refused(folder: Path, sparse: str) -> None:
     model = Model.load(dense_file(folder, "bamboo"), vocab_only=True, sparse=sparse)
     layer = 1 if "," in sparse else 0
     with pytest.raises(ModelError, match=f"layer {layer} computes all of its neurons"):
         read_needs(model, BUDGET)
 
 
-# --- the file beside the model --------------------------------------------------------------------
+# --- index files ----------------------------------------------------------------------------------
 
 
-def test_the_file_is_used_until_something_changes(model: Model) -> None:
+def test_the_cached_file_is_used_until_an_input_changes(model: Model) -> None:
     activity = np.random.default_rng(0).random((N_LAYER, model.hparams.n_ff))
     some = replace(BUDGET, nbytes=500_000)
     path = model.path.with_name("x.gguf.generated.gpuidx")
@@ -134,7 +134,7 @@ def test_the_file_is_used_until_something_changes(model: Model) -> None:
     assert not make_plan(other, *changed).found
 
 
-def test_other_files(model: Model, tmp_path: Path) -> None:
+def test_given_invalid_and_foreign_index_files(model: Model, tmp_path: Path) -> None:
     activity = np.random.default_rng(0).random((N_LAYER, model.hparams.n_ff))
     some, out = replace(BUDGET, nbytes=500_000), tmp_path / "y.gpuidx"
     made = make_plan(model, some, activity, BLOCKS_OF_8, IndexFile(path=out))
@@ -159,20 +159,22 @@ def test_other_files(model: Model, tmp_path: Path) -> None:
 # --- statistics -----------------------------------------------------------------------------------
 
 
-def test_activity_comes_from_either_form(model: Model, folder: Path, tmp_path: Path) -> None:
+def test_activity_is_read_from_statistics_or_activation_files(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
     stats = collect(Model.load(model.path), TOKENS, n_ctx=50)
     save_stats(tmp_path / "s.json", stats)
     read = read_activity(model, tmp_path / "s.json")
     np.testing.assert_array_equal(read.activity, stats.counts / 100)
     np.testing.assert_array_equal(read.computed, stats.computed)
     exact = read_activity(Model.load(model.path, sparse="exact"), tmp_path / "s.json")
-    np.testing.assert_array_equal(exact.computed, stats.activity)  # no predictor chooses there
+    np.testing.assert_array_equal(exact.computed, stats.activity)  # no predictor in exact mode
     with pytest.raises(ModelError, match=r"there is no such folder, or no activation_0.pt in it"):
         read_activity(model)
     write_activations(tmp_path / "activation", stats.counts)
     beside = read_activity(model)
     np.testing.assert_allclose(beside.activity, stats.counts / stats.counts.max())
-    write_activations(tmp_path / "a", stats.activity)  # shares stay what they are
+    write_activations(tmp_path / "a", stats.activity)  # shares are not normalized
     named = read_activity(model, folder=tmp_path / "a")
     np.testing.assert_allclose(named.activity, stats.activity, rtol=1e-6)
     other = Model.load(sparse_file(folder, "opt"), vocab_only=True)

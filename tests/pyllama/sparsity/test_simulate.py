@@ -45,7 +45,7 @@ def placement(n_dense: int, up: list[list[int]], down: list[list[int]] | None = 
     return Placement(0, 0, ITEMS[:n_dense], ITEMS[n_dense:], split, (0, 0))
 
 
-def test_the_cpu_alone() -> None:
+def test_cpu_only() -> None:
     p = predict(NEEDS, placement(0, [[], []]), ACTIVE, MACHINE, WORK)
     assert p.attention == 2 * (1000 + 800 / 4) / 10 and p.scores == 2 * 200 / 10
     assert p.ffn == pytest.approx(((2 + 2) * 100 + 2 * 10) / 10)
@@ -54,15 +54,15 @@ def test_the_cpu_alone() -> None:
     assert p.tokens_per_second == 1 / p.seconds
 
 
-def test_the_gpu_alone_is_told_the_token_and_tells_the_logits() -> None:
+def test_gpu_only_transfers_only_embedding_and_logits() -> None:
     everything = [[0, 1, 2, 3]] * 2
     p = predict(NEEDS, placement(len(ITEMS), everything), ACTIVE, MACHINE, WORK)
     assert p.cpu_bytes == 0 and p.seconds - p.pcie == pytest.approx(p.gpu_bytes / 100)
     assert p.pcie == pytest.approx((2 * 4 / 8 + 3) + (16 * 4 / 8 + 3))
 
 
-def test_both_sides_at_once() -> None:
-    """Dense tensors and caches on the GPU; of layer 0 neurons 0 and 1, of layer 1 none."""
+def test_cpu_and_gpu_in_parallel() -> None:
+    """On the GPU: dense tensors, caches, and neurons 0 and 1 of layer 0."""
     p = predict(NEEDS, placement(len(ITEMS), [[0, 1], []]), ACTIVE, MACHINE, WORK)
     gpu, cpu = 1.5 * 100 / 100, 0.5 * 100 / 10
     assert p.ffn == pytest.approx(max(gpu, cpu) + 2 * 100 / 10 + 2 * 10 / 100)
@@ -80,13 +80,13 @@ def test_a_faster_machine_is_never_slower(n_dense: int, ids: list[set[int]]) -> 
     now = predict(NEEDS, placed, ACTIVE, MACHINE, WORK)
     total = now.cpu_bytes + now.gpu_bytes
     alone = predict(NEEDS, placement(0, [[], []]), ACTIVE, MACHINE, WORK)
-    assert total == pytest.approx(alone.cpu_bytes)  # each byte is read once, somewhere
+    assert total == pytest.approx(alone.cpu_bytes)  # each byte is read once, on either side
     for name in ("cpu_bandwidth", "gpu_bandwidth", "pcie_bandwidth"):
         faster = replace(MACHINE, **{name: 2 * getattr(MACHINE, name)})
         assert predict(NEEDS, placed, ACTIVE, faster, WORK).seconds <= now.seconds
 
 
-def test_counts_become_shares() -> None:
+def test_counts_are_normalized_to_shares() -> None:
     assert shares(np.array([[0.0, 5.0], [10.0, 2.5]])).tolist() == [[0, 0.5], [1, 0.25]]
     assert shares(np.array([[0.0, 0.5]])).tolist() == [[0, 0.5]]
     assert shares(np.zeros((1, 2))).tolist() == [[0, 0]]

@@ -1,4 +1,4 @@
-"""Sources and thresholds: what is chosen, from where, and one line for what cannot be had."""
+"""Choice of sources and thresholds, and one line for unsupported ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bamboo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def transposed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without predictors."""
+    """A file with transposed ffn_down, without predictors."""
     folder = tmp_path_factory.mktemp("transposed")
     return write(folder / "x.gguf", *as_powerinfer(*read(dense_file(folder, "bamboo"))))
 
@@ -42,7 +42,7 @@ def silu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("silu") / "x.gguf", spec, random_weights(spec))
 
 
-def test_the_items_of_a_text() -> None:
+def test_parse_sparse() -> None:
     assert parse_sparse("predictor, exact:0-3,svd=64:5") == [
         Item("predictor", None, None), Item("exact", None, (0, 3)), Item("svd", 64, (5, 5))
     ]  # fmt: skip
@@ -52,13 +52,15 @@ def test_the_items_of_a_text() -> None:
     "text", ["", "predictors", "exact:", "exact=3", "topk", "topk=0", "svd=0", "svd=-1",
              "exact,,off", "exact:0-", "signs:a", "exact:-1"]
 )  # fmt: skip
-def test_a_text_that_is_none(text: str) -> None:
+def test_parse_sparse_refuses_invalid_text(text: str) -> None:
     with pytest.raises(ModelError) as error:
         parse_sparse(text)
     assert "must be" in str(error.value) and "\n" not in str(error.value)
 
 
-def test_what_auto_chooses(bamboo: Path, transposed: Path, silu: Path, tmp_path: Path) -> None:
+def test_sources_chosen_for_each_layer(
+    bamboo: Path, transposed: Path, silu: Path, tmp_path: Path
+) -> None:
     def sources(path: Path, sparse: str = "auto") -> tuple[str, ...]:
         return Model.load(path, sparse=sparse).hparams.sparse
 
@@ -74,7 +76,7 @@ def test_what_auto_chooses(bamboo: Path, transposed: Path, silu: Path, tmp_path:
     assert sources(write(tmp_path / "x.gguf", metadata, weights)) == ()
 
 
-def test_where_the_threshold_comes_from(
+def test_priority_of_threshold_sources(
     bamboo: Path, transposed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -134,7 +136,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
-def test_a_file_that_does_not_fit(
+def test_invalid_predictor_files(
     tmp_path: Path, change: Callable[[dict[str, Any], Weights], None], message: str
 ) -> None:
     path = sparse_file(tmp_path, "bamboo", change=change)
@@ -143,7 +145,7 @@ def test_a_file_that_does_not_fit(
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
 
-def test_half_of_a_predictor_that_is_not_used(tmp_path: Path) -> None:
+def test_an_unused_predictor_must_be_complete_or_absent(tmp_path: Path) -> None:
     path = sparse_file(tmp_path, "bamboo", change=drop(FC2))
     with pytest.raises(ModelError, match=f"'{FC2}' is missing, which belongs to '{FC1}'"):
         Model.load(path, sparse="exact")
@@ -152,7 +154,7 @@ def test_half_of_a_predictor_that_is_not_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["nan", "much", "1,5"])
-def test_a_threshold_of_the_environment(
+def test_invalid_threshold_in_the_environment(
     bamboo: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENV, text)
@@ -162,7 +164,7 @@ def test_a_threshold_of_the_environment(
     Model.load(bamboo, sparse_threshold=0.0)
 
 
-def test_what_this_model_cannot_do(bamboo: Path, silu: Path, tmp_path: Path) -> None:
+def test_options_that_the_model_does_not_support(bamboo: Path, silu: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="the sparse threshold is nan"):
         Model.load(bamboo, sparse_threshold=float("nan"))
     with pytest.raises(ModelError, match=r"there are no predictors in this file.*sparse='exact'"):

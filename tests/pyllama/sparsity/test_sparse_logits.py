@@ -1,4 +1,4 @@
-"""Sparse models: torch's logits, what thresholds and sources must equal, the same bits anyhow."""
+"""Sparse models: logits against torch and dense runs, and invariance of their bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .files import VARIANTS, dense_file, read, recorded, sparse_file, write
 
 F32, F16, Q4_0, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q4_0, GGMLType.Q8_0
 ROUNDED = 2e-5  # largest difference of logits with a standard deviation of 1.5, all in float32
-EIGHT_BITS = 1e-3  # NMSE: a plain file's down matrix meets rounded activations, AXPY does not round
+EIGHT_BITS = 1e-3  # NMSE: the dense down product rounds its activations, AXPY does not
 INF = float("inf")
 GATED = ("llama_relu", "bamboo")
 
@@ -54,7 +54,7 @@ ONE_BY_ONE = tuple(range(1, 40))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_torchs_logits_at_once_and_token_by_token(folder: Path, name: str) -> None:
+def test_logits_match_torch_in_one_batch_and_token_by_token(folder: Path, name: str) -> None:
     record = recorded(name)
     model, tokens = Model.load(sparse_file(folder, name)), record["tokens"].tolist()
     assert model.hparams.sparse == ("predictor",) * 3
@@ -63,7 +63,7 @@ def test_torchs_logits_at_once_and_token_by_token(folder: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_everything_active_is_dense(folder: Path, name: str) -> None:
+def test_all_neurons_active_equals_dense(folder: Path, name: str) -> None:
     path = sparse_file(folder, name)
     off = of(path, name, sparse="off")
     assert np.abs(off - dense_recording(name)["logits"]).max() < 2e-3
@@ -72,10 +72,10 @@ def test_everything_active_is_dense(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_nothing_active_is_attention_alone(folder: Path, name: str, tmp_path: Path) -> None:
+def test_no_neurons_active_equals_attention_only(folder: Path, name: str, tmp_path: Path) -> None:
     metadata, weights = read(dense_file(folder, name))
     for key in weights:
-        if key.endswith("ffn_down.weight"):  # its bias stays
+        if key.endswith("ffn_down.weight"):  # the bias is kept
             weights[key][:] = 0
     wanted = of(write(tmp_path / "x.gguf", metadata, weights, magic=b"GGUF"), name)
     got = of(sparse_file(folder, name), name, sparse_threshold=INF)
@@ -96,7 +96,7 @@ FILES: dict[str, Callable[[Path, str], Path]] = {
 
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_exact_loses_nothing(folder: Path, name: str, kind: str) -> None:
+def test_exact_equals_dense(folder: Path, name: str, kind: str) -> None:
     path = FILES[kind](folder, name)
     dense = of(path, name, sparse="off")
     assert np.abs(of(path, name, sparse="exact") - dense).max() < ROUNDED
@@ -107,7 +107,7 @@ def test_exact_loses_nothing(folder: Path, name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("type", [F16, Q8_0, Q4_0], ids=lambda type: type.name)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_exact_on_rounded_weights(folder: Path, name: str, type: GGMLType) -> None:
+def test_exact_with_quantized_weights(folder: Path, name: str, type: GGMLType) -> None:
     plain = write(folder / f"{name}-{type.name}.gguf", *read(dense_file(folder, name)), type)
     dense, exact = (of(plain, name, sparse=source) for source in ("off", "exact"))
     assert ((exact - dense) ** 2).sum() < EIGHT_BITS * (dense**2).sum()
@@ -116,7 +116,7 @@ def test_exact_on_rounded_weights(folder: Path, name: str, type: GGMLType) -> No
 
 
 EXPERTS = {"num_experts", "num_local_experts"}
-PLAIN = {  # of each architecture a variant without experts
+PLAIN = {  # a variant without experts for each architecture
     arch: name
     for arch in arch_names()
     for name, config in OF_ARCHITECTURES[arch].items()
@@ -126,7 +126,7 @@ PLAIN = {  # of each architecture a variant without experts
 
 @pytest.mark.parametrize("name", PLAIN.values(), ids=PLAIN)
 def test_every_architecture_can_be_sparse(tmp_path: Path, name: str) -> None:
-    """With ReLU in place of its own activation, and not at all with that."""
+    """With ReLU instead of the model's own activation; the latter is refused."""
     path, options = dense_file(tmp_path, name), {"overrides": Overrides(hidden_act="relu")}
     tokens = dense_recording(name)["tokens"].tolist()[:12]
     dense = logits(Model.load(path), tokens, **options)
@@ -148,8 +148,8 @@ def test_squared_relu_is_not_relu(folder: Path) -> None:
 
 @pytest.mark.parametrize("source", ["signs", "svd=32", "topk=48"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_approximations_come_near(folder: Path, name: str, source: str) -> None:
-    """Random weights are their worst case: half of a gate's rank explains half of it."""
+def test_approximations_are_close_to_dense(folder: Path, name: str, source: str) -> None:
+    """Random weights are the worst case: half of the rank explains about half of the variance."""
     path = dense_file(folder, name)
     dense = of(path, name)
     nothing = of(path, name, sparse="signs", sparse_threshold=INF)
@@ -169,7 +169,9 @@ BITS = {
 
 @pytest.mark.parametrize("type", BITS, ids=lambda type: type.name)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_same_bits_anyhow(folder: Path, name: str, type: GGMLType) -> None:
+def test_bits_do_not_depend_on_threads_batches_or_layout(
+    folder: Path, name: str, type: GGMLType
+) -> None:
     tokens = recorded(name)["tokens"].tolist()[:23]
     path = sparse_file(folder, name, type)
     for source in BITS[type]:
@@ -184,7 +186,7 @@ def test_the_same_bits_anyhow(folder: Path, name: str, type: GGMLType) -> None:
             assert np.array_equal(other, whole), source
 
 
-def test_alone_or_among_others(folder: Path) -> None:
+def test_bits_do_not_depend_on_other_sequences(folder: Path) -> None:
     model = Model.load(sparse_file(folder, "bamboo", Q8_0))
     texts = [np.random.default_rng(i).integers(4, 512, 6 + i).tolist() for i in range(5)]
     alone = [logits(model, tokens) for tokens in texts]
@@ -211,8 +213,8 @@ def test_two_thresholds_in_one_process(folder: Path) -> None:
         assert np.array_equal(np.concatenate(rows), wanted)
 
 
-def test_powerinfers_opt(folder: Path) -> None:
-    """No epsilon, two rows of positions too many that are counted, no word about BOS."""
+def test_powerinfer_opt_metadata(folder: Path) -> None:
+    """No epsilon, no flag for BOS, and two extra position rows, counted in context_length."""
     path = sparse_file(folder, "opt")
     metadata, weights = read(path)
     assert metadata["opt.context_length"] == 2050
@@ -223,7 +225,7 @@ def test_powerinfers_opt(folder: Path) -> None:
     assert Context(model).n_ctx == 256
 
 
-def test_scores_that_are_not_numbers(folder: Path) -> None:
+def test_nan_scores_are_an_error(folder: Path) -> None:
     def damage(metadata: dict[str, Any], weights: dict[str, np.ndarray]) -> None:
         weights["blk.1.fc2.weight"][3, 0] = np.nan
 

@@ -1,4 +1,4 @@
-"""What is made at load, and the layout of each weight."""
+"""Weights derived at load, and the layout of each weight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ F32, F16, BF16, Q4_0 = GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q4_0
 
 
 def plain_file(folder: Path, type: GGMLType) -> tuple[Path, dict[str, np.ndarray]]:
-    """A model in one format; its weights as the format has them."""
+    """Write a model in one format; return its path and its rounded weights."""
     weights = random_weights(SPEC)
     path = write_model(folder / "x.gguf", SPEC, weights, type)
     return path, {
@@ -31,7 +31,7 @@ def plain_file(folder: Path, type: GGMLType) -> tuple[Path, dict[str, np.ndarray
 
 
 @pytest.mark.parametrize("type", [F32, F16, BF16, Q4_0, GGMLType.Q5_1, GGMLType.Q8_0])
-def test_what_is_made(tmp_path: Path, type: GGMLType) -> None:
+def test_derived_weights(tmp_path: Path, type: GGMLType) -> None:
     path, weights = plain_file(tmp_path, type)
     done: list[float] = []
     model = Model.load(path, sparse="signs,svd=16:1", progress=done.append)
@@ -51,12 +51,12 @@ def test_what_is_made(tmp_path: Path, type: GGMLType) -> None:
     near = to_float(second)[0, 0] @ to_float(first)[0, 0]
     u, s, vt = np.linalg.svd(gate, full_matrices=False)
     best = (u[:, :16] * s[:16]) @ vt[:16]
-    assert ((near - gate) ** 2).sum() < 1.1 * ((best - gate) ** 2).sum()  # of a flat spectrum
+    assert ((near - gate) ** 2).sum() < 1.1 * ((best - gate) ** 2).sum()  # the spectrum is flat
     gone = {"blk.0.ffn_down.weight", "blk.0.ffn_gate_svd_1.weight", "blk.1.ffn_gate_signs"}
     assert not gone & model.weights.keys()
 
 
-LAYOUTS = {  # source: parts of layer 0 that are repacked, and that stay in rows
+LAYOUTS = {  # source: parts of layer 0 that are repacked, and parts that are stored by rows
     "predictor": ("attn_q fc1 fc2", "ffn_gate ffn_up ffn_down_t"),
     "exact": ("attn_q ffn_gate", "ffn_up ffn_down_t"),
     "signs": ("attn_q", "ffn_gate ffn_up ffn_down_t"),
@@ -67,7 +67,7 @@ LAYOUTS = {  # source: parts of layer 0 that are repacked, and that stay in rows
 
 
 @pytest.mark.parametrize("source", LAYOUTS)
-def test_layouts(tmp_path: Path, source: str) -> None:
+def test_repacked_and_row_layouts(tmp_path: Path, source: str) -> None:
     from .files import sparse_file
 
     path = sparse_file(tmp_path, "bamboo")
@@ -80,7 +80,7 @@ def test_layouts(tmp_path: Path, source: str) -> None:
     assert (source == "predictor") == ("blk.0.fc1.weight" in model.weights)
 
 
-def test_no_memory_for_what_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_for_derived_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = plain_file(tmp_path, Q4_0)
     monkeypatch.setattr("pyggml.host.available_memory", lambda: 1000)
     Model.load(path, repack=False)
@@ -88,7 +88,7 @@ def test_no_memory_for_what_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         Model.load(path, repack=False, sparse="exact")
 
 
-def test_low_rank_is_exact_where_it_can_be_and_repeats() -> None:
+def test_low_rank_is_exact_at_full_rank_and_deterministic() -> None:
     rng = np.random.default_rng(0)
     thin = rng.standard_normal((300, 20)) @ rng.standard_normal((20, 90))
     w = thin.astype(np.float32)
