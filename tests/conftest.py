@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# The same examples in every run, so that a failure is the change's; `--hypothesis-profile explore`
-# looks for new ones.
+# The same examples in every run, so that a failure comes from the change;
+# `--hypothesis-profile explore` looks for new ones.
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("same")

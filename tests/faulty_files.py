@@ -1,11 +1,11 @@
-"""Every writer of ours under a disk that is full, or a kill, at each of its steps in turn.
+"""Every file writer of this repository with a full disk, or a kill, at each of its steps.
 
     python -m tests.faulty_files [NAME...]         # prints what is wrong, nothing else
 
 A step is a write, fsync, rename, deletion, or the making of a file or folder. For each step a
-child process does the first half of a write and dies without any clean-up, or finds the disk full
-from there on. Afterwards every file is the old or the new one, whole, an error was one of ours,
-and once another process has written to the folder nothing else is in it.
+child process does the first half of a write and exits without clean-up, or every later step fails
+with a full disk. Afterwards every file has its complete old or new content, errors are this
+project's own, and after another process has written to the folder no temporary file is left.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KILL, FULL = "kill", "full"
 
 
 class Disk:
-    """Counts steps; from step ``at`` on it is full, or the process ends there."""
+    """Counts steps; the process exits at step ``at``, or the disk is full from there on."""
 
     def __init__(self, at: int = -1, fault: str = KILL) -> None:
         self.at, self.fault, self.steps = at, fault, 0
@@ -61,12 +61,12 @@ class Disk:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def install(self) -> None:
-        """Put it under this process, for good."""
+        """Replace this process's file functions; they are not restored."""
         disk, real_open = self, io.open
 
         class Raw(io.FileIO):
             def write(self, data: Any, /) -> int:
-                view = memoryview(data).cast("B")  # a few bytes are written at once or not at all
+                view = memoryview(data).cast("B")  # up to 8 bytes are written atomically
                 half = view[: len(view) // 2 if len(view) > 8 else 0]
                 disk.step(lambda: io.FileIO.write(self, half))
                 return super().write(view)
@@ -89,7 +89,7 @@ class Disk:
     def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
             creates = name != "open" or args[1] & os.O_CREAT
-            frees = name in ("unlink", "rmdir")  # which a full disk can do
+            frees = name in ("unlink", "rmdir")  # they work on a full disk
             if creates and not (frees and self.fault == FULL):
                 self.step()
             return real(*args, **named)
@@ -98,12 +98,12 @@ class Disk:
 
 
 class Writer(NamedTuple):
-    """Writes version 1 or 2 of some files, and reads nothing."""
+    """Writes version 1 or 2 of some files."""
 
     name: str
     write: Callable[[Path, int], object]
-    files: tuple[str, ...]  # all that it leaves
-    mixed: bool = False  # of several files some may be old and some new
+    files: tuple[str, ...]  # all files that exist afterwards
+    mixed: bool = False  # some files may be old and others new
 
 
 def _gguf(folder: Path, version: int) -> Path:
@@ -154,7 +154,7 @@ def _nodes(folder: Path, version: int) -> None:
 
 
 def _code(folder: Path, version: int) -> None:
-    with contextlib.redirect_stderr(io.StringIO()):  # a full disk is one line
+    with contextlib.redirect_stderr(io.StringIO()):  # a full disk is reported in one line
         CodeCache(folder).write("x", 300 * bytes([version]))
 
 
@@ -212,7 +212,7 @@ def attempt(writer: Writer, folder: Path, disk: Disk) -> int:
 
 
 def check(writer: Writer, scratch: Path, first: bool) -> str:
-    """All steps of a writer, over an old file or, with ``first``, none; what is wrong."""
+    """Faults found at all steps of a writer; an old file exists unless ``first``."""
     old: dict[str, bytes] = {}
     folder = scratch / "whole"
     folder.mkdir()
@@ -231,7 +231,7 @@ def check(writer: Writer, scratch: Path, first: bool) -> str:
     if not 0 < n_steps < 150:
         return f"{n_steps} steps"
     for fault in (KILL, FULL):
-        for at in range(n_steps + 5):  # an old file may take some more
+        for at in range(n_steps + 5):  # replacing an old file may take more steps
             folder = scratch / f"{fault}-{at}"
             folder.mkdir()
             if not first:

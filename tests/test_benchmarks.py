@@ -1,4 +1,4 @@
-"""Benchmarks still run: their grids name ops that exist, their roofs call kernels as they are."""
+"""Benchmarks still run: their grids name existing ops, their roofs call the present kernels."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_cpus_of_other_systems_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 0 <= machine.busy_share(0.02) <= 1
 
 
-def test_old_lines_say_no_more_than_is_known() -> None:
+def test_old_lines_name_a_cpu_only_where_it_is_known() -> None:
     old = {"cpu": "AMD EPYC", "time": "2026-11-22T00:29:20Z"}
     assert machine.label(old) == machine.ZEN3
     assert machine.label(old | {"time": "2026-11-22T05:37:31Z"}) == machine.ZEN5
@@ -197,7 +197,7 @@ def test_old_lines_say_no_more_than_is_known() -> None:
 
 def test_generated_tokens_count_keys_and_values(small_model: Path) -> None:
     context = Context(Model.load(small_model), n_ctx=64)
-    case = BenchCase(n_gen=3, n_depth=10)  # sees 11, 12 and 13 cells of 2 layers, 2 heads, F16
+    case = BenchCase(n_gen=3, n_depth=10)  # reads 11, 12 and 13 cells of 2 layers, 2 heads, F16
     assert bench_model.kv_bytes(context, case) == 12 * (2 * 2 * 2 * 64 * 2)
 
 
@@ -215,7 +215,7 @@ def _nameless(line: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in line.items() if k != "host"} | {"cpu": "AMD EPYC"}
 
 
-def test_newest_lines_of_each_cpu_count() -> None:
+def test_newest_lines_of_each_cpu_are_used() -> None:
     old, new = "2026-11-24T01:00:00Z", "2026-11-25T01:00:00Z"
     peer = {"native": 100.0, "over_native": 4.0}
     intel = {"cpu": "Intel Xeon (Sapphire Rapids, family 6 model 143)", "host": {"vendor": "Intel"}}
@@ -252,7 +252,7 @@ def test_newest_lines_of_each_cpu_count() -> None:
     assert text.count(". ") == 2 and "notes" not in text
 
 
-def test_builds_of_llama_cpp_are_made_once_and_without_amx_where_it_crashes(
+def test_llama_cpp_is_built_once_and_without_amx_where_it_crashes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made: list[bool] = []
@@ -296,7 +296,7 @@ def test_files_of_the_demo_model_are_made_once(
     assert prepare.random_file(tmp_path) == path and path.stat().st_size > 0
 
 
-def test_time_left_follows_what_tests_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_follows_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     limits = bench_peers.Limits(5, 60.0)
@@ -311,7 +311,9 @@ def test_time_left_follows_what_tests_took(monkeypatch: pytest.MonkeyPatch) -> N
     assert progress.left() == "done"
 
 
-def test_sets_are_forced_in_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_instruction_sets_are_forced_in_children(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     ran: list[tuple[list[str], str]] = []
 
     def run(command: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -325,7 +327,7 @@ def test_sets_are_forced_in_children(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert ended.value.code == 3 and ran == [(["x", "--rounds", "3"], "generic")]
 
 
-def test_peers_and_the_page_of_them(
+def test_peers_and_their_page(
     small_model: Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""The code blocks of README and docs run, and their links lead somewhere.
+"""The code blocks of README and docs run, and the targets of their links exist.
 
 A page's Python blocks run in order and share their names, once with and once without those that
 need the demo model. The info string of a block may add
@@ -31,7 +31,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:
-    """Language, what follows it, and code of each fenced block, with its lines where they were."""
+    """Language, flags and code of each fenced block, at its line numbers in the page."""
     text = page.read_text(encoding="utf-8")
     return [
         (m[1], m[2].strip(), "\n" * text.count("\n", 0, m.start(3)) + m[3])
@@ -84,14 +84,14 @@ def test_code_blocks_with_a_model_run(
     run(page, runs(page, model=True), monkeypatch, tmp_path)
 
 
-def test_every_python_block_says_how_it_is_run() -> None:
+def test_python_blocks_have_a_known_info_string() -> None:
     for page in PAGES:
         for language, flags, _ in blocks(page):
             if language == "python":
                 assert flags in ("", "model") or re.fullmatch(r"no-run: .+", flags), (page, flags)
 
 
-def test_links_lead_somewhere() -> None:
+def test_link_targets_exist() -> None:
     broken = [
         f"{page.relative_to(ROOT)}: {link}"
         for page in PAGES
@@ -141,7 +141,7 @@ def shell_commands(text: str) -> Iterator[list[str]]:
 
 
 def check_command(words: Sequence[str]) -> None:
-    """Fail, unless it is a command that exists, with arguments that it takes."""
+    """Fail unless the command exists and accepts the arguments."""
     name, args = Path(words[0]).name, [*words[1:]]
     if ">" in args:
         args = args[: args.index(">")]

@@ -1,4 +1,4 @@
-"""The programs in docs/examples run, and compute what they say."""
+"""The programs in docs/examples run, and their results are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged files of every type that strangers make: read or refused, in bounded time and memory."""
+"""Damaged files of every untrusted type are read or refused, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_damaged_files(name: str) -> None:
     assert report.seconds < fuzz.MAX_SECONDS and report.peak_bytes < fuzz.MAX_BYTES
 
 
-def test_damage_is_the_same_for_the_same_number() -> None:
+def test_damage_is_determined_by_its_number() -> None:
     type = fuzz.types()["torch"]
     seeds = type.seeds()
     assert fuzz.damaged(type, seeds, 7) == fuzz.damaged(type, seeds, 7)
     assert fuzz.damaged(type, seeds, 7) != fuzz.damaged(type, seeds, 8)
 
 
-def test_what_is_a_finding(tmp_path: object) -> None:
+def test_only_unexpected_outcomes_are_findings(tmp_path: object) -> None:
     report = fuzz.Report()
     for number, what in enumerate(("read", "refused", "KeyError: 1", "crash, exit code -11: ")):
         fuzz._note(report, number, {"what": what, "seconds": number, "peak": 10 * number})

@@ -1,4 +1,4 @@
-"""Imports go down the floors of docs/architecture.md, and never across backends."""
+"""Imports go to the same or lower floors of docs/architecture.md, never across backends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"pyggml": "pyggml", "pyllama": "pyllama", "cli": "pyllama_cli"}
 
-# The longest prefix of a module's name counts. A package's own __init__ is on its package's floor.
+# The longest matching prefix of a name decides. A package's own __init__ is on its package's floor.
 FLOORS = {
     **dict.fromkeys(
         [
@@ -89,7 +89,7 @@ def floor(module: str) -> int:
 
 
 def imports(name: str, path: Path, *, types: bool = False) -> Iterator[tuple[int, str]]:
-    """Line and full name of each import, those inside functions too; ``types``: those for types."""
+    """Line and full name of each import, also in functions; with ``types`` also those for types."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for_types = {
         id(inner)
@@ -114,7 +114,7 @@ def imports(name: str, path: Path, *, types: bool = False) -> Iterator[tuple[int
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_imports_go_down(name: str) -> None:
+def test_imports_go_to_lower_floors(name: str) -> None:
     here = floor(name)
     up = [
         f"{name}:{line} (floor {here}) imports {target} (floor {floor(target)})"
@@ -133,7 +133,7 @@ def test_backends_do_not_import_each_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_runtime_knows_no_backend(name: str) -> None:
+def test_the_runtime_names_no_backend(name: str) -> None:
     """pyllama and the commands talk to backends through interface, registry and trace."""
     concrete = tuple(f"pyggml.backend.{b}" for b in BACKENDS)
     if not name.startswith("pyggml"):
@@ -151,7 +151,7 @@ def test_pyllama_has_no_import_cycles() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_graphs_and_the_loader_know_variants_by_their_registry() -> None:
+def test_graphs_and_the_loader_use_the_variant_registry() -> None:
     for name, path in MODULES.items():
         if name.endswith(".loader") or name.startswith(("pyllama.graph.", "pyllama.arch.")):
             assert not [t for _, t in imports(name, path) if t.startswith("pyllama.sparsity")]
@@ -169,12 +169,12 @@ def test_heavy_and_foreign_imports_stay_in_their_place(name: str) -> None:
     assert not [t for t in found if t.partition(".")[0] in ("gguf_parser", "torch", "transformers")]
 
 
-def test_every_floor_is_named_for_a_module_that_can_exist() -> None:
+def test_floors_cover_exactly_the_packages() -> None:
     packages = set(PACKAGES.values())
     assert {prefix.partition(".")[0] for prefix in FLOORS} == packages
 
 
-def test_the_check_sees_an_import_that_goes_up(tmp_path: Path) -> None:
+def test_an_import_of_a_higher_floor_is_found(tmp_path: Path) -> None:
     bad = tmp_path / "tensor.py"
     bad.write_text("def f():\n    from ..pyllama import x\n    from .ops import op\n")
     assert [t for _, t in imports("pyggml.tensor", bad)][-1] == "pyggml.ops.op"
@@ -196,8 +196,8 @@ def commands_in_danger(code: str) -> Iterator[int]:
                 yield item.lineno
 
 
-def test_no_interpreter_imports_from_where_the_user_stands() -> None:
-    """``python -m pip`` runs a pip.py of the current folder, which may be one of downloads."""
+def test_no_interpreter_imports_from_the_current_folder() -> None:
+    """``python -m pip`` runs a pip.py of the current folder, possibly a folder of downloads."""
     assert [*commands_in_danger("run([sys.executable, '-m', 'pip'])")] == [1]
     assert [*commands_in_danger("run([python, '-m', 'x']); f(sys.executable, '--y')")] == [1, 1]
     assert not [*commands_in_danger("run([sys.executable, '-P', '-c', x]); bool(sys.executable)")]

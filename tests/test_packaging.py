@@ -1,4 +1,4 @@
-"""What is installed: every package, the types, the scripts."""
+"""The installed files: every package, the types, the scripts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_types_are_shipped() -> None:
 
 
 def test_files_that_are_not_code_are_shipped() -> None:
-    """What a module reads beside itself is named in package-data."""
+    """Data files that modules read are listed in package-data."""
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     shipped = tool["setuptools"]["package-data"]
     for name in ("pyggml", "pyllama"):
@@ -39,13 +39,13 @@ def test_files_that_are_not_code_are_shipped() -> None:
 
 
 @pytest.mark.parametrize("script", PROJECT["scripts"].items(), ids=lambda s: s[0])
-def test_scripts_lead_to_commands(script: tuple[str, str]) -> None:
+def test_scripts_are_commands(script: tuple[str, str]) -> None:
     module, _, attribute = script[1].partition(":")
     assert isinstance(getattr(importlib.import_module(module), attribute), click.Command)
 
 
-def test_what_is_imported_is_a_dependency() -> None:
-    """All of it, so that a plain install does everything; but for what the extra ``hf`` is for."""
+def test_imported_packages_are_dependencies() -> None:
+    """All of them, so that a plain install is complete, except those of the extra ``hf``."""
     imported = set()
     for path in (p for name in ("pyggml", "pyllama", "cli") for p in (ROOT / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -65,5 +65,5 @@ def test_llvmlite_and_numba_are_pinned_below_their_next_minor() -> None:
         assert int(high) == int(low) + 1
 
 
-def test_the_changelog_has_a_place_for_this_change() -> None:
+def test_the_changelog_has_an_unreleased_section() -> None:
     assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Whatever ends a write: the file is the old or the new one, whole, and nothing else stays."""
+"""After an interrupted write the old or new file is complete, and no temporary file is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small digit classifiers, trained with plain NumPy: what docs/examples/digits.py is tried on."""
+"""Small digit classifiers, trained with plain NumPy, to test docs/examples/digits.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def adam(w: Weights, gradients: Gradients, x: Array, y: Array, epochs: int) -> W
 
 
 def loss_gradient(logits: Array, y: Array) -> Array:
-    """Of the mean cross entropy, by the logits."""
+    """The gradient of the mean cross entropy with respect to the logits."""
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     p[np.arange(len(y)), y] -= 1
@@ -65,14 +65,14 @@ def train_fc(x: Array, y: Array) -> Weights:
 
 
 def _seen(x: Array) -> Array:
-    """What 3x3 kernels see of padded images [n, c, h, w]: [n, h, w, c * 9]."""
+    """The 3x3 patches (im2col) of padded images [n, c, h, w]: [n, h, w, c * 9]."""
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
     return windows.transpose(0, 2, 3, 1, 4, 5).reshape(len(x), *x.shape[2:], -1)
 
 
 def _unseen(d: Array, c: int) -> Array:
-    """The gradient by the images of one by ``_seen``."""
+    """The gradient with respect to the images, from that of ``_seen``."""
     n, h, w, _ = d.shape
     d = d.reshape(n, h, w, c, 3, 3)
     out = np.zeros((n, c, h + 2, w + 2), d.dtype)
@@ -82,7 +82,7 @@ def _unseen(d: Array, c: int) -> Array:
 
 
 def _layer(x: Array, kernel: Array, bias: Array) -> tuple[Array, Callable[[Array], Any]]:
-    """Convolution, ReLU and pooling of [n, c, h, w], and how gradients go back."""
+    """Convolution, ReLU and pooling of [n, c, h, w], and its backward pass."""
     seen, flat = _seen(x), kernel.reshape(len(kernel), -1)
     y = np.maximum(seen @ flat.T + bias, 0)  # [n, h, w, oc]
     n, h, w, oc = y.shape

@@ -1,4 +1,4 @@
-"""The directory of compiled code: checked entries, and a place that nobody else can change."""
+"""The directory of compiled code: checked entries; no other user can change it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def say_again() -> None:
-    """Lines that are said once in a process are said once in a test."""
+    """Messages printed once in a process are printed once in each test."""
     code_cache._say_once.cache_clear()
 
 
@@ -47,7 +47,7 @@ def test_entries_are_kept_and_replaced(path: Path, capsys: Capture) -> None:
         assert stat.S_IMODE((path / "a").stat().st_mode) == 0o600
 
 
-def test_entries_that_nobody_used_for_a_month_are_deleted(path: Path) -> None:
+def test_entries_unused_for_a_month_are_deleted(path: Path) -> None:
     cache = CodeCache(path)
     names = ("used", "recent", "old")
     for name, days in zip(names, (40, 20, 40), strict=True):
@@ -91,7 +91,7 @@ def test_a_damaged_entry_is_deleted_with_one_line(damage: str, path: Path, capsy
     assert cache.read("a") == b"new code"
 
 
-# --- who can change it ---
+# --- permissions ---
 
 
 def _refused(path: Path, capsys: Capture, why: str) -> None:
@@ -108,7 +108,7 @@ def _refused(path: Path, capsys: Capture, why: str) -> None:
 def test_a_directory_that_others_can_write_is_not_used(
     mode: int, path: Path, capsys: Capture
 ) -> None:
-    """What is found there is unpickled."""
+    """Entries are unpickled, so others could run code."""
     CodeCache(path).write("a", b"theirs")
     path.chmod(mode)
     _refused(path, capsys, f"{path} can be written by others")
@@ -116,17 +116,19 @@ def test_a_directory_that_others_can_write_is_not_used(
 
 @posix
 @pytest.mark.parametrize("above", [0, 1, 2])
-def test_nor_one_that_others_can_replace(above: int, path: Path, capsys: Capture) -> None:
+def test_a_directory_that_others_can_replace_is_not_used(
+    above: int, path: Path, capsys: Capture
+) -> None:
     CodeCache(path).write("a", b"theirs")
     parent = path.parents[above]
     parent.chmod(0o777)
     _refused(path, capsys, f"{parent} can be written by others")
-    parent.chmod(0o1777)  # as /tmp: others cannot rename what is ours
+    parent.chmod(0o1777)  # as /tmp: others cannot rename our files
     assert CodeCache(path).read("a") == b"theirs"
 
 
 @posix
-def test_a_group_of_one_s_own_may_write_above_it(
+def test_a_parent_writable_by_a_private_group_is_accepted(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     CodeCache(path).write("a", b"ours")
@@ -147,7 +149,7 @@ def test_a_directory_of_another_user_is_not_used(
 
 
 @posix
-def test_what_is_put_in_its_place_later_is_not_read(path: Path, tmp_path: Path) -> None:
+def test_a_directory_that_replaces_an_open_cache_is_not_read(path: Path, tmp_path: Path) -> None:
     cache = CodeCache(path)
     cache.write("a", b"ours")
     path.rename(tmp_path / "moved")
@@ -173,13 +175,13 @@ def test_links_are_not_followed_inside(path: Path, tmp_path: Path, capsys: Captu
 # --- disks ---
 
 
-def test_a_place_that_cannot_be_made(tmp_path: Path, capsys: Capture) -> None:
+def test_a_directory_that_cannot_be_made(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "file").write_text("a file is where the directory should be")
     _refused(tmp_path / "file" / "code", capsys, str(tmp_path / "file"))
 
 
 @pytest.mark.parametrize("fails", ["open", "rename"])
-def test_a_full_disk_keeps_what_is_there(
+def test_a_full_disk_keeps_existing_entries(
     fails: str, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     cache = CodeCache(path)
@@ -211,7 +213,7 @@ cache.write("a", b"code of a")
 
 
 @posix
-def test_what_a_killed_process_left_is_deleted_at_the_next_start(path: Path) -> None:
+def test_temporary_files_of_dead_processes_are_deleted(path: Path) -> None:
     command = [sys.executable, "-P", "-c", KILLED, str(path)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -219,7 +221,7 @@ def test_what_a_killed_process_left_is_deleted_at_the_next_start(path: Path) -> 
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "writing\n"
         CodeCache(path)
-        assert len(os.listdir(path)) == 1  # it may still be written
+        assert len(os.listdir(path)) == 1  # the process may still write it
         process.send_signal(signal.SIGKILL)
     CodeCache(path)
     assert os.listdir(path) == []
@@ -251,19 +253,19 @@ COMPILED, FOUND = "['scale_f32']\n", "[]\n"
 
 
 def run(cache: Path, before: str = "") -> tuple[str, str]:
-    """What a process says that looks for the kernel in ``cache``."""
+    """Output and errors of a process that looks for the kernel in ``cache``."""
     temporary = cache.parent / "tmp"
     temporary.mkdir(exist_ok=True)
     env = {"PYTHONPATH": str(ROOT), "PYGGML_CACHE_DIR": str(cache), "TMPDIR": str(temporary)}
     command = [sys.executable, "-P", "-c", before + PROGRAM]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert not any(temporary.iterdir())  # code that nothing finds again
+    assert not any(temporary.iterdir())  # no code is left in temporary files
     return done.stdout, done.stderr
 
 
 def test_damaged_code_is_compiled_again(tmp_path: Path) -> None:
-    """A flipped bit in machine code is a crash, a flipped bit in a pickle may be anything."""
+    """A flipped bit could crash in machine code, or have any effect in a pickle."""
     cache = tmp_path / "code"
     assert run(cache) == (COMPILED, "") and run(cache) == (FOUND, "")
     (entry,) = tmp_path.rglob("*.nbc")
@@ -277,8 +279,8 @@ def test_damaged_code_is_compiled_again(tmp_path: Path) -> None:
 
 @posix
 @pytest.mark.parametrize("full", [False, True])
-def test_a_program_runs_where_no_code_can_be_kept(tmp_path: Path, full: bool) -> None:
-    """On a full disk; and where others could have put other code in place of ours."""
+def test_a_program_runs_without_a_usable_cache(tmp_path: Path, full: bool) -> None:
+    """On a full disk, and in a directory where others could replace the code."""
     cache = tmp_path / "above" / "code"
     cache.parent.mkdir()
     before, why = FULL_DISK, "File too large"

@@ -16,7 +16,7 @@ from pyggml.errors import AllocError, PyggmlError, ShapeError, TypeMismatch
 F32, Q4_0 = GGMLType.F32, GGMLType.Q4_0
 
 
-def test_accounting_is_ggml() -> None:
+def test_accounting_is_that_of_ggml() -> None:
     ctx = Context()
     ctx.new_tensor_1d(F32, 5)
     assert ctx.used_mem == TENSOR_OVERHEAD + 32  # 20 bytes of data, objects in steps of 16

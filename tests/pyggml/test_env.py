@@ -13,7 +13,7 @@ from pyggml import env
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_values_are_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_read_at_each_access(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYGGML_ISA", raising=False)
     assert env.ISA.get() is None
     monkeypatch.setenv("PYGGML_ISA", "avx2")
@@ -56,7 +56,7 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_variables_are_read_in_env_only() -> None:
-    """But for Python's own PYTHONPATH, which cli/__init__ reads before anything is imported."""
+    """Except Python's own PYTHONPATH, which cli/__init__ reads before any import."""
     read = re.compile(r"environ\.get\(|environ\[[^]]+\](?! *=[^=])|getenv\(")
     found = [
         f"{path.relative_to(ROOT)}: {match[0]}"

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files are written completely or not at all; pipes and devices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links are a privilege")
-def test_a_link_stays_one(tmp_path: Path) -> None:
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     link, target = tmp_path / "link", tmp_path / "there" / "x"
     link.symlink_to(target)
@@ -51,8 +51,8 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
-def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
-    """``-o /dev/null``, as root, made a file of the device."""
+def test_pipes_and_devices_are_not_replaced(tmp_path: Path) -> None:
+    """``-o /dev/null``, run as root, used to replace the device by a file."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="is a pipe that nobody reads"), replacing(pipe):
@@ -72,17 +72,18 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
 @pytest.mark.timeout(10)
-def test_what_a_user_names_may_be_a_pipe(tmp_path: Path) -> None:
+def test_an_input_may_be_a_pipe(tmp_path: Path) -> None:
     pipe, data = tmp_path / "pipe", bytes(1 << 20)
     os.mkfifo(pipe)
     with pytest.raises(NotRegular, match="is a pipe that nobody writes to"):
         read_input(pipe, 1 << 20)
     for limit in (len(data), len(data) - 1):
-        held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # so that the writer can open it at once
+        # a reader, so that opening the writer does not block
+        held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         with ThreadPoolExecutor(1) as pool, open(pipe, "wb", buffering=0) as end:
             os.close(held)
             reads = pool.submit(read_input, pipe, limit)
-            time.sleep(0.1)  # it waits for more
+            time.sleep(0.1)  # the reader waits for more data
             with contextlib.suppress(BrokenPipeError):
                 end.write(data[: 1 << 10])
                 end.write(data[1 << 10 :])
@@ -118,8 +119,8 @@ def test_a_regular_file_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
 @pytest.mark.timeout(10)
-def test_nothing_else_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a socket's path is short
+def test_special_files_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     os.mkfifo("pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
@@ -136,7 +137,7 @@ def test_nothing_else_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         open_regular("pipe", update=True)
 
 
-# what may open a file otherwise: it writes, or reads a path that is the program's or the system's
+# modules that open files directly: to write, or to read files of the program or the system
 OPENED = {
     "pyggml/files.py", "pyggml/jit.py", "pyggml/host.py",
     "pyggml/code_cache.py", "pyggml/sources.py", "pyggml/viz/html.py", "pyllama/bench/bench.py",

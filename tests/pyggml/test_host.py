@@ -1,4 +1,4 @@
-"""Calls into the operating system, and what happens where there is none."""
+"""Calls into the operating system, and hosts without them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_only_mapped_pages_are_dropped(tmp_path: Path) -> None:
     assert (mapped == 7).all()
 
 
-def test_without_a_c_library_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_without_a_c_library_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_libc", lambda: None)
     memory = np.zeros(1 << 16, np.uint8)
     assert not host.advise_hugepages(memory)

@@ -1,4 +1,4 @@
-"""The page of ops is made from the declarations, and says why an op of ggml is missing."""
+"""The page of ops is generated from the declarations, with the reason for missing ops of ggml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_page_is_up_to_date() -> None:
     assert page == op_table.page(), "run: python -m pyggml.op_table > docs/ops.md"
 
 
-def test_missing_ops_have_a_reason_and_only_they() -> None:
+def test_only_missing_ops_have_a_reason() -> None:
     assert len(GGML_OPS) == len(set(GGML_OPS)) == 101
     assert set(REASONS) <= set(GGML_OPS)
     stale = set(REASONS) & set(OPS)

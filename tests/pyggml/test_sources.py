@@ -1,4 +1,4 @@
-"""What compiled code depends on: the import closure, and the formats that existed."""
+"""The sources that compiled code depends on: the import closure, and existing formats."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def outlines(tmp_path_factory: pytest.TempPathFactory) -> CodeCache:
 
 @pytest.fixture
 def digests(copy: Path, outlines: CodeCache) -> Made:
-    """Of the copy as it is now: two kernels' closures, and the formats."""
+    """Digests of the copy as it is now: two kernels' closures, and the formats."""
 
     def made() -> Digests:
         sources = Sources(outlines, copy)
@@ -74,7 +74,7 @@ def digests(copy: Path, outlines: CodeCache) -> Made:
         ("dtype.py", "def row_size(", "def bytes_of_row(", (True, True)),
     ],
 )
-def test_a_closure_changes_with_what_is_imported(
+def test_a_closure_changes_with_its_imports(
     file: str, old: str, new: str, changed: tuple[bool, bool], digests: Made, edit: Edit
 ) -> None:
     before = digests()
@@ -97,13 +97,13 @@ TYPE = "    NVFP4 = (40, 64, 36)\n"
 
 
 def add_format(edit: Edit) -> None:
-    """In a file of its own, as docs/add-a-format.md says."""
+    """Add a format in a new file, as docs/add-a-format.md says."""
     edit("dtype.py", TYPE, f"{TYPE}    # made up\n    Q3_0 = (41, 32, 14)\n")
     edit("quants/made_up.py", "", FORMAT)
     edit("quants/__init__.py", IMPORTS, f"{IMPORTS}, made_up")
 
 
-def test_a_new_format_changes_nothing_that_exists(digests: Made, edit: Edit) -> None:
+def test_a_new_format_changes_no_existing_digest(digests: Made, edit: Edit) -> None:
     before = digests()
     add_format(edit)
     edit(
@@ -125,12 +125,14 @@ def test_a_new_format_changes_nothing_that_exists(digests: Made, edit: Edit) -> 
     [
         ("quants/blocks_32.py", "Q4_0 = register(", "Q4_0 = register(  # edited"),
         ("quants/iq4.py", "VALUES = (-127, ", "VALUES = (-126, "),
-        ("quants/ternary.py", "bits = 2", "bits = 3"),  # a class that declarations use
+        ("quants/ternary.py", "bits = 2", "bits = 3"),  # a class used by declarations
         ("dtype.py", "Q4_1 = (3, 32, 20)", "Q4_1 = (3, 32, 21)"),
         ("dtype.py", TYPE, ""),
     ],
 )
-def test_a_changed_format_is_seen(file: str, old: str, new: str, digests: Made, edit: Edit) -> None:
+def test_a_changed_format_changes_its_digest(
+    file: str, old: str, new: str, digests: Made, edit: Edit
+) -> None:
     before = digests()[2]
     edit(file, old, new)
     assert not before.items() <= digests()[2].items()
@@ -189,7 +191,7 @@ print(len(compiled), *compiled)
 
 
 def run(copy: Path, code: str) -> str:
-    """What a process prints that imports the copy."""
+    """Output of a process that imports the copy."""
     folder = copy.parent
     env = {**os.environ, "PYTHONPATH": str(folder), "PYGGML_CACHE_DIR": str(folder / "cache")}
     command = [sys.executable, "-P", "-c", code]
@@ -198,7 +200,7 @@ def run(copy: Path, code: str) -> str:
     return done.stdout
 
 
-def test_what_is_compiled_after_an_edit(copy: Path, edit: Edit) -> None:
+def test_functions_compiled_after_an_edit(copy: Path, edit: Edit) -> None:
     def compiled() -> list[str]:
         return run(copy, COMPILE).split()[1:]
 
@@ -207,7 +209,7 @@ def test_what_is_compiled_after_an_edit(copy: Path, edit: Edit) -> None:
     edit("backend/cpu/kernels/unary.py", "* s + b", "* s + b + b")
     assert compiled() == ["scale_f32"]
     (copy / "backend/cpu/kernels/unary.py").write_bytes(original)
-    assert compiled() == []  # what was compiled of these sources is still there
+    assert compiled() == []  # still in the cache
     add_format(edit)
     assert compiled() == ["decode_q3_0"]
     edit("quants/blocks_32.py", "Q4_0 = register(", "Q4_0 = register(  # edited")
@@ -229,7 +231,7 @@ print(re.sub(" at 0x[0-9a-f]+", "", json.dumps(found)))
 
 
 def test_no_constant_depends_on_all_formats(copy: Path, edit: Edit) -> None:
-    """Else code that was compiled before a format was added would be wrong after it."""
+    """Otherwise code compiled before a format is added would be wrong after it."""
     before = json.loads(run(copy, CONSTANTS))
     add_format(edit)
     after = json.loads(run(copy, CONSTANTS))
@@ -237,10 +239,10 @@ def test_no_constant_depends_on_all_formats(copy: Path, edit: Edit) -> None:
     assert not [key for key in before if not {*before[key]} <= {*after[key]}]
 
 
-def test_an_edit_while_a_process_runs_is_not_its_code(
+def test_an_edit_after_the_import_changes_the_closure(
     copy: Path, outlines: CodeCache, edit: Edit
 ) -> None:
-    """What was imported before the edit and is compiled after it: no other process may find it."""
+    """Code imported before an edit and compiled after it must not be found by other processes."""
     sources = Sources(outlines, copy)
     edit("backend/cpu/kernels/unary.py", "", "\nx = 2\n")
     assert sources.closure(SCALE) != Sources(outlines, copy).closure(SCALE)

@@ -23,7 +23,7 @@ TRICKS = [
 
 
 @pytest.mark.parametrize(("text", "shown"), TRICKS)
-def test_what_a_terminal_obeys_is_escaped(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert visible(text) == shown
     assert str(GGUFError(text)) == shown.replace("\\n", "\n").replace("\\t", "\t")
 
@@ -36,6 +36,6 @@ def test_any_text_becomes_printable_and_short(text: str, limit: int) -> None:
     assert re.sub("[\n\t]", "", kept).isprintable() and kept.count("\n") == text.count("\n")
 
 
-def test_of_a_long_text_both_ends_are_shown() -> None:
+def test_both_ends_of_a_long_text_are_shown() -> None:
     shown = visible("begin" + 10**6 * "\x1b" + "end", limit=60)
     assert shown.startswith("begin\\x1b") and shown.endswith("\\x1bend") and len(shown) == 60

@@ -2,7 +2,7 @@
 
     graph = llama_graph(n_layer=30, n_tokens=512, n_outputs=1)
 
-Weights and caches have an address that must not be used.
+Weights and caches have an address that must not be accessed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def llama_graph(n_layer: int, n_tokens: int, n_outputs: int) -> CGraph:
 
     def weight(*ne: int, type: GGMLType = F32) -> Tensor:
         tensor = given.new_tensor(type, ne)
-        tensor.buffer, tensor.data = buffer, buffer.base  # an address will do
+        tensor.buffer, tensor.data = buffer, buffer.base  # only the address is needed
         return tensor
 
     def norm(x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def llama_graph(n_layer: int, n_tokens: int, n_outputs: int) -> CGraph:
         return ops.reshape_3d(ctx, x, n_rot, x.ne[0] // n_rot, n_tokens)
 
     def store(cache: Tensor, x: Tensor) -> Tensor:
-        """Write rows into a cache; gives all its heads, as attention reads them."""
+        """All heads of a cache after rows are written to it, as attention reads them."""
         rows = ops.reshape_2d(ctx, x, n_kv, n_tokens)
         graph.build_forward_expand(ops.set_rows(ctx, cache, rows, cells))
         view = ops.view_3d(ctx, cache, (n_rot, n_head_kv, n_ctx), (2 * n_rot, cache.nb[1]))

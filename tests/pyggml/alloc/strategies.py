@@ -1,4 +1,4 @@
-"""Random graphs for property tests of whatever plans, orders or runs a graph.
+"""Random graphs for property tests of code that plans, orders or runs a graph.
 
     @given(recipes())
     def test_something(recipe):
@@ -32,13 +32,13 @@ F32 = GGMLType.F32
 
 
 class Step(NamedTuple):
-    """One node: numbers choose among what exists, modulo how much there is."""
+    """One node; its numbers select an existing tensor, modulo the number of tensors."""
 
     kind: str
     a: int
     b: int
     output: bool = False
-    result: bool = False  # expand it into the graph even if nobody reads it
+    result: bool = False  # expand it into the graph even without a reader
 
 
 class Recipe(NamedTuple):
@@ -57,7 +57,7 @@ class RandomGraph:
 
     @property
     def results(self) -> list[Tensor]:
-        """What the caller may read after a compute: outputs, and nodes that nobody reads."""
+        """What the caller may read after a compute: outputs, and nodes without readers."""
         nodes = self.graph.nodes
         return [t for t in nodes if t.flags & Flag.OUTPUT or not self.graph.use_count(t)]
 
@@ -100,7 +100,7 @@ def build(recipe: Recipe) -> RandomGraph:
     tensors = list(inputs)
     graph = CGraph()
     for step in recipe.steps:
-        # recent tensors are the likelier sources, old ones make long lives
+        # recent tensors are likelier sources; old ones have long lifetimes
         x = tensors[-1 - step.a % min(len(tensors), 4 if step.a < 48 else 64)]
         node = _node(ctx, weights, step, x, tensors)
         if step.output:

@@ -21,7 +21,7 @@ NEVER = 1 << 60
 
 
 class CountingType(HostBufferType):
-    """Counts buffers and fills them with NaN bytes, so that reading before writing shows."""
+    """Counts buffers and fills them with NaN bytes, so that reads before writes are seen."""
 
     def __init__(self, limit: int = NEVER) -> None:
         self.sizes: list[int] = []
@@ -52,7 +52,7 @@ def chain(n: int, ne: int = 256) -> tuple[Tensor, CGraph]:
     return first, graph_of(x)
 
 
-# What a plan promises, stated again without blocks: naive lifetimes, all pairs
+# Naive check of a plan without its blocks: lifetimes, all pairs of tensors
 
 
 def root(tensor: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def root(tensor: Tensor) -> Tensor:
 
 
 def lifetimes(graph: CGraph) -> dict[Tensor, tuple[int, int]]:
-    """First and last step at which the bytes of each root must be its own."""
+    """First and last step at which no other tensor may use the bytes of each root."""
     lives: dict[Tensor, tuple[int, int]] = {root(t): (-1, NEVER) for t in graph.leafs}
     for i, node in enumerate(graph.nodes):
         family = [t for t in graph.nodes if root(t) is root(node)]
@@ -90,7 +90,7 @@ def check_plan(graph: CGraph, plan: Plan) -> None:
 
 
 def in_place(old: Tensor, new: Tensor, lives: dict[Tensor, tuple[int, int]]) -> bool:
-    """Whether ``new`` may be written where its first source ``old`` ends."""
+    """Whether ``new`` may reuse the memory of its first source ``old`` at its last step."""
     return (
         new.op is not None
         and new.op.inplace_ok
@@ -109,7 +109,7 @@ def test_live_tensors_do_not_overlap(recipe: Recipe) -> None:
 
 
 @given(recipes())
-def test_planned_memory_computes_the_same(recipe: Recipe) -> None:
+def test_planned_memory_gives_the_same_results(recipe: Recipe) -> None:
     planned, apart = build(recipe), build(recipe)
     GraphAllocator(CountingType()).alloc_graph(planned.graph)
     alloc_ctx_tensors(apart.ctx, HOST)
@@ -119,13 +119,13 @@ def test_planned_memory_computes_the_same(recipe: Recipe) -> None:
     want = apart.values()
     for a, b in zip(want, planned.values(), strict=True):
         np.testing.assert_array_equal(a, b)
-    run(planned.graph)  # the inputs have survived
+    run(planned.graph)  # the inputs were not overwritten
     for a, b in zip(want, planned.values(), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @given(recipes())
-def test_same_graph_same_plan(recipe: Recipe) -> None:
+def test_equal_graphs_have_equal_plans(recipe: Recipe) -> None:
     galloc = GraphAllocator(HOST)
     graph = build(recipe).graph
     plan = galloc.plan(graph)
@@ -141,7 +141,7 @@ def test_alloc_follows_plan(recipe: Recipe) -> None:
     plan = galloc.plan(graph)
     assert not any(t.data for t in plan.offsets)
     assert galloc.alloc_graph(graph).offsets == plan.offsets
-    assert galloc.plan(graph).offsets == plan.offsets  # own memory is planned anew
+    assert galloc.plan(graph).offsets == plan.offsets  # memory of this allocator is planned again
     assert galloc.buffer is not None and galloc.buffer_size == plan.size
     for tensor, offset in plan.offsets.items():
         assert (tensor.buffer, tensor.data) == (galloc.buffer, galloc.buffer.base + offset)
@@ -150,7 +150,7 @@ def test_alloc_follows_plan(recipe: Recipe) -> None:
         assert tensor.buffer is root(tensor).buffer
 
 
-# Rules, one by one
+# Single rules
 
 
 def test_freed_memory_is_reused() -> None:
@@ -185,7 +185,7 @@ def test_not_in_place() -> None:
     part = ops.cont(ctx, x)
     of_part = ops.scale(ctx, ops.view_2d(ctx, part, 16, 4, 64, 0), 2.0)
     inner = ops.cont(ctx, ctx.new_tensor_1d(F32, 30).set_input())
-    of_inner = ops.scale(ctx, ops.view_1d(ctx, inner, 26, 16), 2.0)  # both fill two lines
+    of_inner = ops.scale(ctx, ops.view_1d(ctx, inner, 26, 16), 2.0)  # both take two cache lines
     turned = ops.cont_3d(ctx, x, 16, 4, 4)
     of_turned = ops.rms_norm(ctx, ops.permute(ctx, turned, 0, 2, 1, 3))
     graph = graph_of(of_input, of_output, of_twice, of_later, reader, of_part, of_inner, of_turned)
@@ -211,7 +211,7 @@ def test_view_keeps_its_root_alive() -> None:
 def test_inputs_outputs_and_unread_results_stay() -> None:
     ctx = Context(no_alloc=True)
     x = ctx.new_tensor_1d(F32, 64).set_input()
-    given = ctx.new_tensor_1d(F32, 64)  # a leaf without the flag is the caller's as well
+    given = ctx.new_tensor_1d(F32, 64)  # a leaf without the flag also belongs to the caller
     unread = ops.add(ctx, ops.cont(ctx, x), given)
     output = ops.cont(ctx, x).set_output()
     y = ops.cont(ctx, output)
@@ -232,7 +232,7 @@ def test_parameters_and_written_nodes_are_kept_from_the_start() -> None:
     assert block.tensors == [weight] and block.start < 0 and block.end > len(graph)
 
 
-def test_tensors_with_memory_are_left_alone() -> None:
+def test_tensors_with_memory_are_not_moved() -> None:
     weights, ctx = Context(), Context(no_alloc=True)
     cache = weights.new_tensor_2d(F32, 64, 8)
     view = ctx.new_view(cache, (64, 2, 1, 1), cache.nb, 256)
@@ -271,7 +271,7 @@ def test_empty_tensors_and_graphs() -> None:
     assert nothing.data and nothing.numpy().size == 0
 
 
-def test_layout_of_the_buffer_type_counts() -> None:
+def test_plan_uses_the_sizes_of_the_buffer_type() -> None:
     class Paged(HostBufferType):
         alignment = 4096
 
@@ -301,7 +301,7 @@ def test_reserve_once_then_never_again() -> None:
     assert buft.sizes == [3 * 16384]
 
 
-def test_growing_counts_and_keeps_old_graphs_usable() -> None:
+def test_growing_increments_generation_and_keeps_old_graphs_usable() -> None:
     galloc = GraphAllocator(HOST)
     x, small = chain(2)
     galloc.alloc_graph(small)
@@ -311,12 +311,12 @@ def test_growing_counts_and_keeps_old_graphs_usable() -> None:
     assert galloc.generation == 2 and galloc.buffer is not old
     run(small)
     assert small.nodes[-1].numpy().tolist() == list(range(256))
-    galloc.alloc_graph(small)  # moves over
+    galloc.alloc_graph(small)  # moves to the new buffer
     assert {t.buffer for t in (*small.leafs, *small.nodes)} == {galloc.buffer}
     assert galloc.generation == 2
 
 
-def test_failure_keeps_what_was() -> None:
+def test_failed_allocation_changes_nothing() -> None:
     galloc = GraphAllocator(CountingType(limit=4096))
     _, small = chain(2)
     galloc.alloc_graph(small)
@@ -355,7 +355,7 @@ def test_worst_case_holds_smaller_batches() -> None:
 
 
 def test_planning_time_grows_with_the_graph() -> None:
-    """The plan of 4 times the layers looks at 4 times the blocks, not 16 times."""
+    """A plan of 4 times the layers examines 4 times the blocks, not 16 times."""
 
     def rivals(n_layer: int) -> int:
         plan = GraphAllocator(HOST).plan(llama_graph(n_layer, 512, 1))

@@ -83,7 +83,7 @@ def test_context_in_one_buffer() -> None:
     assert view_of_view.numpy().tolist() == [11, 12]
 
 
-def test_context_keeps_what_is_placed() -> None:
+def test_tensors_already_placed_are_not_moved() -> None:
     ctx = Context(no_alloc=True)
     a = ctx.new_tensor_1d(F32, 16)
     first = alloc_ctx_tensors(ctx, HOST)
@@ -102,7 +102,7 @@ def test_views_into_another_context() -> None:
     assert view.data == a.data + 16 and view.buffer is a.buffer
 
 
-def test_failure_changes_nothing() -> None:
+def test_failed_allocation_changes_nothing() -> None:
     ctx = Context(no_alloc=True)
     a = ctx.new_tensor_1d(F32, 16)
     with pytest.raises(AllocError, match="1 tensors in a Empty buffer: cannot allocate 64 bytes"):

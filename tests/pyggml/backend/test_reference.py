@@ -1,4 +1,4 @@
-"""The reference backend and ``graph_compute_with_ctx``: what is not an op's own test."""
+"""The reference backend and ``graph_compute_with_ctx``; ops have tests of their own."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_result_of_another_shape_is_an_error() -> None:
     assert not issubclass(ShapeError, ComputeError)
 
 
-def test_a_users_exception_passes_and_the_context_stays_usable() -> None:
+def test_a_users_exception_propagates_and_the_context_stays_usable() -> None:
     class Mine(Exception):
         pass
 
@@ -94,7 +94,7 @@ def test_a_users_exception_passes_and_the_context_stays_usable() -> None:
     assert y.numpy().tolist() == [3, 3, 3]
 
 
-def test_a_compiled_kernel_is_not_for_numpy() -> None:
+def test_a_compiled_kernel_is_refused() -> None:
     class Compiled:
         address = 1
 
@@ -108,7 +108,7 @@ def test_a_compiled_kernel_is_not_for_numpy() -> None:
         graph_compute_with_ctx(ctx, graph_of(node), backend="reference")
 
 
-def test_what_is_supported() -> None:
+def test_supported_formats() -> None:
     ctx = Context(no_alloc=True)
     x = ctx.new_tensor_1d(F32, 256)
     backend = ReferenceBackend()
@@ -139,7 +139,7 @@ def test_rows_of_a_quantized_target_keep_their_bytes() -> None:
     ctx = Context()
     target = ctx.new_tensor_2d(Q8_0, 32, 3)
     rng = np.random.default_rng(0)
-    blocks = rng.integers(0, 120, target.nbytes, np.uint8)  # not what quantize() would write
+    blocks = rng.integers(0, 120, target.nbytes, np.uint8)  # not those of quantize()
     target.set(blocks)
     one = ctx.from_numpy(np.ones((1, 32), np.float32))
     node = set_rows(ctx, target, one, ctx.from_numpy(np.array([1], np.int32)))

@@ -1,4 +1,4 @@
-"""Backends by name, and those that other packages bring."""
+"""Backends by name, and plugins of other packages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_register() -> None:
         registry.register_backend("mine", ReferenceBackend)
 
 
-def test_a_plugin_is_found_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     plug(monkeypatch, other="pyggml.backend.reference.backend:ReferenceBackend")
     assert registry.init_backend("other").name == "reference"
     assert "other" in registry.available()

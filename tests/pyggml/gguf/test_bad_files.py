@@ -1,4 +1,4 @@
-"""Hostile and damaged files: one line for every fault, in little time and memory."""
+"""Hostile and damaged files: a one-line error for every fault, in little time and memory."""
 
 from __future__ import annotations
 

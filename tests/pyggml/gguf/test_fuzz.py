@@ -1,4 +1,4 @@
-"""No bytes whatever make the reader fail with anything but GGUFError, hang or allocate much."""
+"""For any bytes the reader succeeds or raises GGUFError, in little time and memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def outcome(content: bytes | bytearray) -> str:
-    """'legal' or 'refused'; anything else escapes. A legal header must keep its promises."""
+    """'legal' or 'refused'; other exceptions propagate. Tensors of a legal header are readable."""
     data = np.frombuffer(content, np.uint8)
     try:
         header = parse_header(data, "x")
@@ -83,7 +83,7 @@ def test_flips(sample: bytes, data: st.DataObject) -> None:
 @COMMON
 @given(st.data())
 def test_structured(sample: bytes, data: st.DataObject) -> None:
-    """Hostile integers where lengths, counts and types are; pieces cut out, doubled and moved."""
+    """Hostile lengths, counts and types; pieces removed, duplicated and moved."""
     content = bytearray(sample)
     places = st.integers(0, header_size(sample))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -109,13 +109,13 @@ def test_structured(sample: bytes, data: st.DataObject) -> None:
 
 @COMMON
 @given(st.binary(max_size=300), st.integers(0, 5), st.integers(0, 5))
-def test_noise_behind_a_legal_start(noise: bytes, n_tensors: int, n_kv: int) -> None:
+def test_noise_after_a_legal_start(noise: bytes, n_tensors: int, n_kv: int) -> None:
     outcome(b"GGUF" + struct.pack("<IQQ", 3, n_tensors, n_kv) + noise)
     outcome(noise)
 
 
 def test_files_and_memory(sample: bytes, tmp_path: Path) -> None:
-    """The same through real files, mapped and read, with the peak of memory watched."""
+    """Damaged files on disk, mapped and read, with a limit of the peak memory."""
     rng, path = random.Random(1), tmp_path / "x.gguf"
     for round in range(100):
         content = bytearray(sample)

@@ -223,7 +223,7 @@ def test_getters_name_key_got_and_wanted(sample: Path, getter: str, key: str, me
         getattr(f, getter)(key)
 
 
-# --- promises about cost --------------------------------------------------------------------------
+# --- cost -----------------------------------------------------------------------------------------
 
 
 def test_import_is_light() -> None:

@@ -1,4 +1,4 @@
-"""Models in several files: what is written reads back as one, and what does not fit is refused."""
+"""Models in several files: parts read back as one model, inconsistent parts are refused."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ def test_a_split_is_split_again(split: list[Path], sample: Path, tmp_path: Path)
     assert (tmp_path / "whole.gguf").read_bytes() == sample.read_bytes()
 
 
-def test_all_parts_or_none(sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_split_leaves_no_parts(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with GGUFFile(sample) as f:
         plans = plan_split(f, tmp_path / "x", max_tensors=5)
         monkeypatch.setattr(f, "chunks", lambda name: iter([b"short"]))
@@ -126,7 +128,7 @@ def test_all_parts_or_none(sample: Path, tmp_path: Path, monkeypatch: pytest.Mon
             write_split(f, plans)
 
 
-# --- parts that do not fit ------------------------------------------------------------------------
+# --- inconsistent parts ---------------------------------------------------------------------------
 
 
 def patch(path: Path, key: str, kind: str, value: int) -> None:
@@ -185,7 +187,7 @@ def test_parts_that_contradict_each_other(split: list[Path]) -> None:
             n: (f.tensor_bytes(n).tobytes(), f.tensors[n].type, f.tensors[n].ne) for n in names
         }
     write_gguf(split[1], {"general.architecture": "llama", **keys}, tensors)
-    GGUFFile(split[0]).close()  # the same once more is legal
+    GGUFFile(split[0]).close()  # an equal duplicate is legal
     write_gguf(split[1], {"general.architecture": "gpt2", **keys}, tensors)
     with pytest.raises(GGUFError, match=r"general.architecture is 'gpt2', there it is 'llama'"):
         GGUFFile(split[0])

@@ -1,4 +1,4 @@
-"""The writer: what it writes reads back the same, by our reader and by the gguf package's."""
+"""The writer: its files read back the same, by our reader and by the gguf package's."""
 
 from __future__ import annotations
 

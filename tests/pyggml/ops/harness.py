@@ -24,7 +24,7 @@ from pyggml.sched import to_numpy
 from pyggml.tensor import Tensor
 
 GUARD = 256  # bytes on both sides of each tensor
-JUNK = 0xFF  # NaN in every float type, so that elements that nobody writes show
+JUNK = 0xFF  # NaN in every float type, so that unwritten elements are seen
 
 
 def nmse(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:
@@ -39,7 +39,7 @@ def nmse(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:
 
 
 def random_values(a: Arg, rng: np.random.Generator) -> npt.NDArray[Any]:
-    """What an Arg says, in NumPy's order."""
+    """The array described by an Arg, in NumPy's order."""
     if a.values is not None:
         return np.asarray(a.values(rng))
     dtype = numpy_dtype(a.type)
@@ -109,7 +109,7 @@ class CaseRun:
             place_view(t)
 
     def _outside(self) -> npt.NDArray[np.uint8]:
-        """All bytes but those of the result."""
+        """All bytes except those of the result."""
         start = self.node.data - self.buffer.base
         return np.delete(self.memory.bytes(), slice(start, start + self.node.nbytes))
 
@@ -123,7 +123,7 @@ class CaseRun:
         dtype = numpy_dtype(type)
         if type == GGMLType.BF16 or dtype is None:
             stored = dequantize(quantize(result, type), type)
-            if old is not None:  # rows that an op leaves alone keep their bytes
+            if old is not None:  # rows that an op does not write keep their bytes
                 stored = np.where(np.all(old == result, -1, keepdims=True), old, stored)
             return stored
         stored = result.astype(dtype)
@@ -131,7 +131,7 @@ class CaseRun:
 
 
 def stored(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:
-    """Values as what a tensor of ``type`` is set with."""
+    """Values in the form in which a tensor of ``type`` is set."""
     if type == GGMLType.BF16:
         return quantize(values, type).view(np.uint16)
     if not type.is_quantized:
@@ -150,7 +150,7 @@ def is_only_read(type: GGMLType) -> bool:
 
 
 def random_blocks(values: npt.NDArray[Any], type: GGMLType) -> npt.NDArray[Any]:
-    """As many random blocks as values fill, of about their magnitude."""
+    """Random blocks for the shape of ``values``, of about their magnitude."""
     rng = np.random.default_rng(values.size)
     n_bytes = values.shape[-1] // type.block_size * type.type_size
     out = rng.integers(0, 256, (*values.shape[:-1], n_bytes), np.uint8)

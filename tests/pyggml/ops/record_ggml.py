@@ -2,9 +2,9 @@
 
     python -m tests.pyggml.ops.record_ggml DIR     # DIR has libggml-base.so and libggml-cpu.so
 
-The file was made with libggml 0.13.1 on x86-64 (AVX2). Each case runs in a child process, for ggml
-aborts where it does not take types or strides. Such cases are not recorded, nor those that
-``differs`` names.
+The file was made with libggml 0.13.1 on x86-64 (AVX2). Each case runs in a child process, since
+ggml aborts for types or strides it does not support. Such cases are not recorded, nor those for
+which ``differs`` is true.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 Params = Mapping[str, Any]
 
 PLAIN = "SQR SQRT LOG SIN COS SUM SUM_ROWS MEAN CUMSUM COUNT_EQUAL DIAG ADD ADD1 SUB MUL DIV UNARY"
-# op: (types of ggml's arguments behind the sources, their values)
+# op: (types of ggml's arguments after the sources, their values)
 ARGUMENTS: dict[str, tuple[list[Any], Callable[[Params], tuple[Any, ...]]]] = {
     **dict.fromkeys(PLAIN.split(), ([], lambda p: ())),
     "LEAKY_RELU": ([F, B], lambda p: (p["negative_slope"], False)),
@@ -72,16 +72,16 @@ ARGUMENTS: dict[str, tuple[list[Any], Callable[[Params], tuple[Any, ...]]]] = {
     "UPSCALE": ([L] * 4 + [I], lambda p: (*p["ne"], _mode(p))),
     "TIMESTEP_EMBEDDING": ([I] * 2, lambda p: (p["dim"], p["max_period"])),
     "WIN_PART": ([I], lambda p: (p["w"],)),
-    "WIN_UNPART": ([I] * 3, lambda p: (p["w0"], p["h0"], 0)),  # and the window: see run
+    "WIN_UNPART": ([I] * 3, lambda p: (p["w0"], p["h0"], 0)),  # see run for the window
 }
-_NAMES = {  # where they are not the op's
+_NAMES = {  # where they differ from the op's
     "REPEAT": "repeat_4d", "PAD": "pad_ext", "CONV_2D": "conv_2d_direct",
     "CONV_2D_DW": "conv_2d_dw_direct", "CONV_TRANSPOSE_2D": "conv_transpose_2d_p0",
     "UPSCALE": "interpolate",
 }  # fmt: skip
 
 
-_NO_STRIDES = "ARGSORT TOP_K LEAKY_RELU CLAMP POOL_1D WIN_PART IM2COL"  # ggml takes them as none
+_NO_STRIDES = "ARGSORT TOP_K LEAKY_RELU CLAMP POOL_1D WIN_PART IM2COL"  # ggml ignores strides
 
 
 def _steps(p: Params) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ def _mode(p: Params) -> int:
 
 
 def differs(op: Op, case: Case) -> bool:
-    """Whether ggml means something else, or leaves the result open (or does so by mistake)."""
+    """Whether ggml computes something else, or its result is undefined or a bug."""
     permuted = any(a is not None and a.permute for a in case.args)
     p = {**op.params, **case.params}
     return (

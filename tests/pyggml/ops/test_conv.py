@@ -28,7 +28,7 @@ def floats(*shape: int) -> Any:
 
 
 def by_element(w: Any, x: Any, s: int, p: int, d: int) -> Any:
-    """Kernels [oc, c, kh, kw] on images [n, c, h, w], as the definition reads."""
+    """Kernels [oc, c, kh, kw] on images [n, c, h, w], by the definition."""
     oh, ow = ((x.shape[i] + 2 * p - d * (w.shape[i] - 1) - 1) // s + 1 for i in (2, 3))
     out = np.zeros((len(x), len(w), oh, ow))
     for y, i, ky, kx in np.ndindex(oh, ow, *w.shape[2:]):
@@ -93,7 +93,7 @@ def test_means_at_the_border_differ_by_op_as_in_ggml() -> None:
     assert one.tolist() == [6, 6] and two.tolist() == [4, 6]
 
 
-def test_windows_come_back_together() -> None:
+def test_win_unpart_is_the_inverse_of_win_part() -> None:
     ctx = Context()
     x = floats(5, 9, 3)
     parts = ops.win_part(ctx, ctx.from_numpy(x), 4)
@@ -102,7 +102,7 @@ def test_windows_come_back_together() -> None:
 
 @pytest.mark.parametrize("mode", ["bilinear", "antialias"])
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_a_plane_stays_a_plane(mode: Any, backend: str) -> None:
+def test_interpolation_of_a_plane_is_exact(mode: Any, backend: str) -> None:
     ctx = Context()
     y, x = np.mgrid[:8, :9].astype(np.float32)
     plane = ctx.from_numpy(2 * x + 3 * y)
@@ -129,7 +129,7 @@ def test_bicubic_weights_are_those_of_opencv(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_the_largest_of_a_window_passes_over_nan(backend: str) -> None:
+def test_max_pooling_ignores_nan(backend: str) -> None:
     nan, inf, least = np.nan, np.inf, np.finfo(np.float32).min
     rows = np.array([[nan, 1, 2, nan, nan, nan, -inf, -inf, inf, nan]], np.float32)
     ctx = Context()

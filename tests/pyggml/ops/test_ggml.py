@@ -14,7 +14,7 @@ from .record_ggml import RECORDED
 CASES = {f"{op.name}[{case.id}]": (op, case) for op in OPS.values() for case in op.cases}
 with np.load(RECORDED) as file:
     WANT = dict(file.items())
-ROUNDING = 1e-12  # ggml may contract to FMA where we do not
+ROUNDING = 1e-12  # ggml may use FMA where pyggml does not
 
 
 @pytest.mark.parametrize("name", WANT)
@@ -24,7 +24,7 @@ def test_ggml_computes_the_same(name: str) -> None:
     run.compute()
     got, want = run.got, WANT[name]
     assert got.shape == want.shape
-    if op.name == "TOP_K":  # ggml leaves the order open
+    if op.name == "TOP_K":  # ggml does not define the order
         got, want = np.sort(got), np.sort(want)
     error = 0.0 if np.array_equal(got, want) else nmse(got, want)
     assert error <= max(op.tolerance(run.node), ROUNDING)

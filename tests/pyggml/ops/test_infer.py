@@ -1,4 +1,4 @@
-"""Shape rules: views against NumPy, builders' names, and what ops refuse."""
+"""Shape rules: views against NumPy, builders' names, and refused sources."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _ids(t: Ctx) -> Tensor:
     return t(2, 7, type=I32)
 
 
-# what, expected error, part of the message
+# call, expected error, part of the message
 REFUSED: list[tuple[Callable[[Context, Ctx], Any], type[Exception], str]] = [
     (lambda c, t: ops.mul_mat(c, t(64, 5), t(65, 7)), ShapeError, "64 elements"),
     (lambda c, t: ops.mul_mat(c, t(64, 5, 3), t(64, 7, 4)), ShapeError, "multiples"),

@@ -1,4 +1,4 @@
-"""The ops' references against an independent way to the same values."""
+"""The ops' references against independent computations of the same values."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_diagonal_mask_is_a_causal_mask() -> None:
     assert np.array_equal(lower, np.tril(np.ones((6, 6))))
 
 
-def test_both_ways_to_the_largest_agree_and_order_the_values() -> None:
+def test_top_k_and_argsort_top_k_agree_and_order_the_values() -> None:
     ctx = Context()
     x = ctx.from_numpy(floats(3, 33))
     places = compute(ctx, ops.top_k(ctx, x, 5))
@@ -216,7 +216,7 @@ def test_gated_units_with_limits() -> None:
     )
 
 
-def test_what_lies_around_a_padded_tensor() -> None:
+def test_padding_roll_cumsum_and_arange() -> None:
     ctx = Context()
     x = ctx.from_numpy(np.arange(1, 4, dtype=np.float32))
     assert compute(ctx, ops.pad(ctx, x, 2, 0, 0, 0)).tolist() == [1, 2, 3, 0, 0]

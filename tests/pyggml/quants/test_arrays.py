@@ -1,4 +1,4 @@
-"""Arrays that are worth a kernel: the reference's bytes and values, whatever the threads."""
+"""Arrays large enough for a kernel: the reference's bytes and values for any threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ N = 512
 
 
 def values() -> Any:
-    """float32 [n_rows, N]: what formats find easy and hard; more than 65536."""
+    """float32 [n_rows, N]: values that are easy or hard to encode; more than 65536."""
     rng = np.random.default_rng(3)
     x = rng.standard_normal((10, N))
     sizes = 10.0 ** rng.integers(-12, 3, (10, N // 16)).repeat(16, axis=1)
@@ -38,8 +38,8 @@ def importance() -> Any:
 
 
 @pytest.mark.parametrize("name", WEIGHTED)
-def test_bytes_with_importance_are_the_reference_s(name: str) -> None:
-    """Without importance, and the other formats: see the tests of rows."""
+def test_bytes_with_importance_equal_the_reference(name: str) -> None:
+    """See test_codec_rows for other formats, and for rows without importance."""
     x, imatrix, type = values()[::4].copy(), importance(), GGMLType[name]
     codec = array_codec()
     assert codec is not None
@@ -47,7 +47,7 @@ def test_bytes_with_importance_are_the_reference_s(name: str) -> None:
     assert np.array_equal(got, reference_quantize(x, type, imatrix))
 
 
-def test_large_arrays_are_the_reference_s() -> None:
+def test_large_arrays_equal_the_reference() -> None:
     x, type = values(), GGMLType.Q4_K
     assert x.size > 1 << 16
     blocks = quantize(x, type)
@@ -76,7 +76,7 @@ def test_a_row_of_any_number_of_blocks() -> None:
 
 @pytest.mark.parametrize("imatrix", [None, importance()], ids=["plain", "weighted"])
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_what_is_not_finite_is_found(imatrix: Any, bad: float) -> None:
+def test_nan_and_infinity_are_found(imatrix: Any, bad: float) -> None:
     x = values()
     x[70, 3] = bad
     with pytest.raises(QuantizeError, match=rf"1 of {x.size} values.*\[70, 3\].*Q4_0"):

@@ -1,4 +1,4 @@
-"""Declarations of formats: no bit has two meanings, and what is taken apart goes together again."""
+"""Declarations of formats: no bit has two meanings, and unpacking can be reversed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_each_bit_has_one_meaning(f: BlockType) -> None:
 @formats
 def test_unpacking_and_packing(f: BlockType) -> None:
     blocks = np.random.default_rng(0).integers(0, 256, (3, 50, f.type.type_size), np.uint8)
-    once = f.pack(f.unpack(blocks))  # digits and sums have one form
+    once = f.pack(f.unpack(blocks))  # makes digits and sums canonical
     assert np.array_equal(f.pack(f.unpack(once)), once)
     if f.planes and f.type.name != "Q8_K":
         assert np.array_equal(once, blocks)
@@ -48,7 +48,7 @@ def test_unpacking_and_packing(f: BlockType) -> None:
     ids=str,
 )
 def test_fields_of_any_strides(field: tuple[Bits, ...]) -> None:
-    """Against bits one by one."""
+    """Compared with an extraction of single bits."""
     blocks = np.random.default_rng(1).integers(0, 256, (9, 27), np.uint8)
     bits = np.unpackbits(blocks, axis=1, bitorder="little").astype(np.int64)
     n = max(x.first + x.n for x in field)
@@ -62,4 +62,4 @@ def test_fields_of_any_strides(field: tuple[Bits, ...]) -> None:
     stored = np.zeros_like(blocks)
     put(field, got, stored)
     assert np.array_equal(get(field, stored), want)
-    assert not (stored & ~blocks).any()  # no other bits
+    assert not (stored & ~blocks).any()  # no other bit is set

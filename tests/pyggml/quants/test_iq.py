@@ -59,7 +59,7 @@ def test_bytes_are_ggml_bytes(type: GGMLType, name: str) -> None:
 
 @pytest.mark.parametrize("type", IQ4, ids=lambda t: t.name)
 def test_importance_matters(type: GGMLType) -> None:
-    """The error of columns that weigh nothing grows, that of the others shrinks."""
+    """The error of columns of weight 0 grows, that of the others shrinks."""
     x, chosen = samples()["normal"], importance()[2]
     plain, weighted = (
         (dequantize(quantize(x, type, w), type) - x) ** 2 for w in (None, chosen + 1e-3)
@@ -104,14 +104,14 @@ def test_mxfp4_takes_the_largest_numbers() -> None:
 
 
 @pytest.mark.parametrize("type", READ, ids=lambda t: t.name)
-def test_what_is_only_read_cannot_be_written(type: GGMLType) -> None:
+def test_read_only_formats_cannot_be_written(type: GGMLType) -> None:
     with pytest.raises(TypeMismatch, match=type.name):
         quantize(np.zeros(256), type)
 
 
 @written
 def test_error_of_a_round_trip(type: GGMLType) -> None:
-    """As large as bits of their number allow: relative to the mean square."""
+    """Limits of the error for each number of bits, relative to the mean square."""
     x = samples()["normal"]
     error = np.mean((dequantize(quantize(x, type), type) - x) ** 2) / np.mean(x**2)
     limit = 0.006 if type in IQ4 else 0.02 if type is GGMLType.MXFP4 else 0.9

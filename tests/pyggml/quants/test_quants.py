@@ -57,7 +57,7 @@ def samples() -> dict[str, Any]:
 
 
 def importances() -> list[Any]:
-    """Columns that matter: all alike (None), more or less, some, none, wildly."""
+    """Importance of columns: equal (None), graded, some, none, extreme."""
     rng = np.random.default_rng(4)
     some, wild = rng.random(256) < 0.3, 10.0 ** rng.integers(-20, 10, 256)
     rows = (rng.random(256) ** 4, some, np.zeros(256), wild)
@@ -75,7 +75,8 @@ def test_bytes_are_gguf_bytes(type: GGMLType, name: str) -> None:
     got = quantize(x, type)
     assert got.dtype == np.uint8 and got.shape == (16, row_size(type, 256))
     want = gguf_quants.quantize(x, theirs(type)).view(np.uint8).reshape(got.shape)
-    if type in (Q4_0, Q5_0):  # gguf rounds x * id + 8.5 once, in float64; ggml's C code twice
+    # gguf rounds x * id + 8.5 once, in float64; ggml's C code rounds twice
+    if type in (Q4_0, Q5_0):
         codes = [dequantize(b, type) / max(np.abs(x).max(), 1e-30) for b in (got, want)]
         assert np.mean(got != want) < 1e-3
         assert np.abs(codes[0] - codes[1]).max() < 0.15  # one code
@@ -85,8 +86,8 @@ def test_bytes_are_gguf_bytes(type: GGMLType, name: str) -> None:
 
 @pytest.mark.parametrize("type", [*GGUF_WRITES, *K_QUANTS], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", samples())
-def test_bytes_and_values_are_ggml_s(type: GGMLType, name: str) -> None:
-    """Those of ggml's own C functions, where the package that has them exists."""
+def test_bytes_and_values_equal_ggml(type: GGMLType, name: str) -> None:
+    """Compared with ggml's own C functions, where their package is installed."""
     libgguf = pytest.importorskip("libgguf")
     x = samples()[name]
     for imatrix in importances():
@@ -120,7 +121,7 @@ def q4_0_scalar(block: Any) -> bytes:
 def test_q4_0_is_ggml_scalar_loop() -> None:
     for name, x in samples().items():
         if "denormal" in name:
-            continue  # C does not say what an infinite inverse makes of a code
+            continue  # the code of an infinite inverse is undefined in C
         want = b"".join(q4_0_scalar(b) for b in x[:8].reshape(-1, 32))
         assert quantize(x[:8], Q4_0).tobytes() == want
 
@@ -140,7 +141,7 @@ def test_q8_k_is_ggml_scalar_loop() -> None:
             with np.errstate(over="ignore"):
                 inverse = f(-127) / top if top else f(0)
             if np.isinf(inverse):
-                continue  # nothing that C defines
+                continue  # undefined in C
             codes = np.minimum(127, np.rint(row * inverse))
             assert block["d"] == (f(1) / inverse if top else 0)
             assert np.array_equal(block["qs"], codes)
@@ -190,7 +191,7 @@ def test_a_scale_beyond_float16_is_refused(type: GGMLType) -> None:
         quantize(np.linspace(-1e10, 1e10, 256), type)
 
 
-def test_half_formats_keep_what_is_not_finite() -> None:
+def test_half_formats_keep_nan_and_infinity() -> None:
     x = np.array([np.inf, -np.inf, np.nan, 1e30], np.float32)
     assert np.array_equal(dequantize(quantize(x, BF16), BF16)[:3], x[:3], equal_nan=True)
     half = dequantize(quantize(x, F16), F16)

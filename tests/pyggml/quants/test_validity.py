@@ -1,4 +1,4 @@
-"""Illegal weights are found where they stand, in every format that the gguf package can read."""
+"""The place of illegal weights is found, in every format that the gguf package can read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_bfloat16() -> None:
 
 @pytest.mark.parametrize("type", QUANTIZED, ids=lambda t: t.name)
 def test_blocks_are_illegal_where_their_values_are(type: GGMLType) -> None:
-    """Random bytes: some scales are NaN or infinite, and then so are values."""
+    """Random bytes: some scales, and so their values, are NaN or infinite."""
     rng = np.random.default_rng(1)
     blocks = rng.integers(0, 256, (4000, type.type_size), np.uint8)
     with np.errstate(all="ignore"):
@@ -42,7 +42,7 @@ def test_blocks_are_illegal_where_their_values_are(type: GGMLType) -> None:
     assert n and (n, first) == (int(bad.sum()), int(bad.argmax()))
 
 
-def test_what_only_activations_have() -> None:
+def test_activation_formats() -> None:
     blocks = np.zeros((3, 292), np.uint8)
     blocks[2, :4] = np.frombuffer(np.float32(np.nan).tobytes(), np.uint8)
     assert count_invalid(blocks.reshape(-1), GGMLType.Q8_K) == (1, 2)

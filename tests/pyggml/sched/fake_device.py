@@ -1,9 +1,9 @@
-"""A second device made of the CPU: memory that nobody else can reach, and only some of the ops.
+"""A second device simulated on the CPU: memory of its own, and only some of the ops.
 
     fake = FakeDevice(ops={"ADD", "MUL_MAT"}, deferred=True)
     sched = Sched([fake, HostOnly(), init_backend("reference")])
 
-Both refuse to run a node with a tensor in memory that is not theirs, so a missing copy is an
+Both refuse to run a node with a tensor in foreign memory, so a missing copy is an
 error. A deferred device runs nothing before ``synchronize``, so a missing wait is a wrong result.
 """
 
@@ -159,7 +159,7 @@ class FakeDevice(_Checked):
 
 
 class _Event:
-    """How much of a queue's work was enqueued."""
+    """A position in a queue's work."""
 
     def __init__(self, queue: _DeferredQueue, n: int) -> None:
         self._queue, self._n = queue, n
@@ -169,7 +169,7 @@ class _Event:
 
 
 class _DeferredQueue(HostQueue):
-    """Work that is kept until somebody waits for it."""
+    """Work that runs when a caller waits for it."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []

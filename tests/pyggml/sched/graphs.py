@@ -1,7 +1,7 @@
 """Small graphs for tests of the scheduler.
 
 ctx, x, graph, nodes = chain("FFCC")           # two SCALE nodes, two CONT nodes
-prefer(sched, graph)                           # the first backend wherever it can compute
+prefer(sched, graph)                           # the first backend for all nodes it supports
 move(weight, device)                           # into the device's memory
 """
 
@@ -31,7 +31,7 @@ def graph_of(*results: Tensor) -> CGraph:
 
 
 def prefer(sched: Sched, graph: CGraph) -> None:
-    """Wish for the first backend wherever it can compute."""
+    """Assign all nodes that it supports to the first backend."""
     for node in graph.nodes:
         sched.set_tensor_backend(node, sched.backends[0])
 
@@ -48,7 +48,7 @@ def chain(kinds: str) -> tuple[Context, Tensor, CGraph, list[Tensor]]:
 
 
 def move(tensor: Tensor, device: FakeDevice) -> None:
-    """Let a tensor that has memory live on the device from now on."""
+    """Move a tensor with memory to the device."""
     data = tensor.bytes().copy()
     tensor.buffer = device.buffer_type().alloc_buffer(tensor.nbytes)
     tensor.data = tensor.buffer.base

@@ -1,4 +1,4 @@
-"""Looking at nodes, and what is left when a compute ends early."""
+"""Eval callbacks, and the state after a compute that ended early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever backend computes whatever node, a graph has the bits of one backend alone."""
+"""For any assignment of nodes to backends, a graph has the bits of a single backend."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def headers(graph: CGraph) -> list[Any]:
 
 
 def check_splits(sched: Sched, graph: CGraph) -> None:
-    """Every node in one split and in order; no copy twice, none that could be done without."""
+    """Every node is in one split and in order; no copy is duplicate or needless."""
     nodes = [n for split in sched.splits for n in split.nodes]
     assert nodes == graph.nodes
     assert all(a.backend != b.backend for a, b in zip(sched.splits, sched.splits[1:], strict=False))
@@ -88,12 +88,12 @@ def test_any_assignment_has_the_same_bits(
     sched.graph_compute(random.graph)
     assert_same_bits(values(random), want)
     buffers, programs = len(device.buft.sizes), len(device.compiled)
-    sched.graph_compute(random.graph)  # inputs have survived; nothing is allocated or lowered
+    sched.graph_compute(random.graph)  # inputs are intact; no allocation, no lowering
     assert_same_bits(values(random), want)
     assert (buffers, programs) == (len(device.buft.sizes), len(device.compiled))
     assert headers(random.graph) == before
     sched.reset()
-    sched.alloc_graph(random.graph)  # another assignment of what has memory from here
+    sched.alloc_graph(random.graph)  # another assignment, with memory allocated
     random.fill()
     sched.graph_compute(random.graph)
     assert_same_bits(values(random), want)

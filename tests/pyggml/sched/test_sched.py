@@ -1,4 +1,4 @@
-"""Chosen graphs: who computes what, how much is copied, and what the interface promises."""
+"""Single graphs: the backend of each node, the copies, and the rest of the interface."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_a_chain_has_one_copy_at_each_change(kinds: str) -> None:
     sched = Sched([FakeDevice({"SCALE"}), HostOnly({"CONT"}), ReferenceBackend()])
     prefer(sched, graph)
     sched.alloc_graph(graph)
-    changes = sum(a != b for a, b in zip("C" + kinds, kinds, strict=False))  # inputs are the host's
+    # inputs are in host memory
+    changes = sum(a != b for a, b in zip("C" + kinds, kinds, strict=False))
     assert (sched.n_copies, sched.n_splits) == (changes, changes + (kinds[0] == "C"))
     for node, kind in zip(nodes, kinds, strict=True):
         backend = sched.get_tensor_backend(node)
@@ -87,7 +88,7 @@ def test_a_content_that_changed_is_copied_again() -> None:
     graph.build_forward_expand(after := ops.scale(ctx, table, 3.0))
     graph.build_forward_expand(through := ops.scale(ctx, write, 4.0))
     sched = Sched([FakeDevice(), HostOnly()])
-    prefer(sched, graph)  # the write too: but the cache is the host's
+    prefer(sched, graph)  # the write too, but the cache is in host memory
     sched.alloc_graph(graph)
     assert [s.backend for s in sched.splits] == [0, 1, 0]
     assert sched.n_copies == 2
@@ -120,7 +121,7 @@ def test_writes_through_views_reach_a_cache_on_the_device() -> None:
     graph.build_forward_expand(after := ops.cont(ctx, table))
     host = HostOnly()
     sched = Sched([device, host])
-    for node in graph.nodes:  # all on the host: but the writes must not be
+    for node in graph.nodes:  # all on the host, except the writes
         sched.set_tensor_backend(node, host)
     sched.alloc_graph(graph)
     assert [split.backend for split in sched.splits] == [1, 0, 1, 0, 1]
@@ -155,7 +156,7 @@ def test_nodes_follow_their_weights(on_device: bool) -> None:
     np.testing.assert_array_equal(to_numpy(y), np.full((1, 1, 4, 8), 32.0))
 
 
-def test_what_another_split_reads_is_not_fused_away() -> None:
+def test_a_node_that_another_split_reads_is_not_fused_away() -> None:
     ctx = Context(no_alloc=True)
     x = input_of(ctx)
     norm = ops.rms_norm(ctx, x)
@@ -187,7 +188,7 @@ def test_nodes_follow_a_view_of_a_cache() -> None:
 
 
 def test_a_later_buffer_of_a_copied_tensor_is_kept_until_the_copy() -> None:
-    """The host's own nodes in between must not reuse memory that is still to be copied."""
+    """The host's nodes before the copy must not reuse the memory of its source."""
     ctx = Context(no_alloc=True)
     x = input_of(ctx)
     early = ops.cont(ctx, x)
@@ -206,7 +207,7 @@ def test_a_later_buffer_of_a_copied_tensor_is_kept_until_the_copy() -> None:
     np.testing.assert_array_equal(to_numpy(result).ravel(), 2 * np.arange(256))
 
 
-def test_the_reference_takes_what_the_others_lack() -> None:
+def test_the_reference_runs_ops_that_no_other_backend_supports() -> None:
     def norm_soft_max_add() -> CGraph:
         ctx = Context(no_alloc=True)
         x = input_of(ctx)
@@ -223,7 +224,7 @@ def test_the_reference_takes_what_the_others_lack() -> None:
 
 
 @pytest.mark.parametrize("lacks", ["CPY", "SCALE"])
-def test_a_computed_tensor_lives_where_all_that_write_it_can_be_run(lacks: str) -> None:
+def test_a_tensor_is_placed_where_all_its_writers_can_run(lacks: str) -> None:
     ctx = Context(no_alloc=True)
     x, y = input_of(ctx), input_of(ctx, name="y")
     target = ops.scale(ctx, x, 2.0)
@@ -243,7 +244,7 @@ def test_a_computed_tensor_lives_where_all_that_write_it_can_be_run(lacks: str) 
     assert (to_numpy(result) == 1).all()
 
 
-def test_a_write_that_no_backend_can_do_where_the_memory_is() -> None:
+def test_a_write_without_a_backend_for_its_memory_is_refused() -> None:
     fake = FakeDevice({"ADD"})
     ctx, cache = Context(no_alloc=True), Context(no_alloc=True)
     table = cache.new_tensor_2d(F32, 8, 4).set_name("cache_k_l0")
@@ -315,7 +316,7 @@ def test_a_graph_that_grew_is_scheduled_again() -> None:
 
 
 def test_results_stay_where_the_caller_reads_them() -> None:
-    """Graphs in turn share memory; each computes right when its inputs are written again."""
+    """Graphs that run alternately share memory; each is right after its inputs are set."""
     sched = Sched([FakeDevice({"SCALE"}), HostOnly()])
     made = [chain("FCF"), chain("CCFCC")]
     for _ in range(2):
@@ -388,7 +389,7 @@ def test_memory_that_exists_stays() -> None:
     places = [(t.buffer, t.data) for t in (x, y)]
     fake = FakeDevice()
     sched = Sched([fake, HostOnly()])
-    sched.set_tensor_backend(y, fake)  # cannot be: y is in the host's memory already
+    sched.set_tensor_backend(y, fake)  # impossible: y is in host memory already
     sched.graph_compute(graph)
     assert [(t.buffer, t.data) for t in (x, y)] == places and (y.numpy() == 2).all()
     assert not fake.compiled and sched.get_tensor_backend(y) is sched.backends[1]

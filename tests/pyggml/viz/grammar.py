@@ -1,4 +1,4 @@
-"""A small reader of DOT: strict about quoting, enough for what pyggml writes."""
+"""A small reader of DOT: strict about quoting, enough for pyggml's files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tokens(text: str) -> list[str]:
 
 
 def parse(text: str) -> Dot:
-    """Raises AssertionError at what is not the DOT that we write."""
+    """The parsed text; raises AssertionError for DOT that pyggml does not write."""
     rest = tokens(text)[::-1]
     dot = Dot({}, {}, [], {})
 

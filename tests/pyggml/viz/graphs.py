@@ -43,7 +43,7 @@ def llama_graph(n_layer: int = 2, n_tokens: int = 5) -> CGraph:
         return ops.reshape_3d(ctx, x, HEAD_DIM, x.ne[0] // HEAD_DIM, n_tokens)
 
     def store(kind: str, layer: int, x: Tensor) -> Tensor:
-        """Write rows into the cache; gives all of it, as attention reads it."""
+        """The whole cache after rows are written to it, as attention reads it."""
         n_kv = HEAD_DIM * N_HEAD_KV
         cache = given(f"cache_{kind}_l{layer}", F16, n_kv, N_CELLS)
         rows = ops.reshape_2d(ctx, x, n_kv, n_tokens)

@@ -60,7 +60,7 @@ def test_ticks_are_round_and_inside(low: float, size: float) -> None:
     assert 1 <= len(found) <= 11
 
 
-def test_bars_of_things_with_names_lie_below_each_other() -> None:
+def test_named_bars_are_horizontal_rows() -> None:
     chart = Chart("t", "", "", names=["one", "two <>"])
     text = charts_svg([chart.bars([0, 1], [1, math.nan], "a").bars([0, 1], [2.5, 1], "b")])
     found = re.findall(r'<rect x="[-\d.]+" y="([\d.]+)" height="([\d.]+)" width="([\d.]+)"', text)
@@ -74,7 +74,7 @@ def test_bars_of_things_with_names_lie_below_each_other() -> None:
     assert charts_svg([first]).count("#e8590c") == text.count("#e8590c") - 1
 
 
-def test_a_chart_of_many_names_is_higher() -> None:
+def test_a_chart_of_many_names_is_taller() -> None:
     few, many = (Chart("", "", "", names=["x"] * n).bars(range(n), [1] * n) for n in (2, 40))
     heights = [float(re.findall(r'height="(\d+)" view', charts_svg([c]))[0]) for c in (few, many)]
     assert heights[1] - heights[0] == pytest.approx(38 * 19, abs=1)

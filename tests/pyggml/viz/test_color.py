@@ -1,4 +1,4 @@
-"""What colours tell, they tell in words too."""
+"""Colours of nodes; the labels have the same information."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_backends_and_splits() -> None:
 
 
 @pytest.mark.parametrize("color", ["backend", "split", "time"])
-def test_what_a_colour_needs(color: str) -> None:
+def test_missing_arguments_of_a_colour(color: str) -> None:
     with pytest.raises(PyggmlError, match=f"color='{color}' needs "):
         graph_dump_dot(llama_graph(), color=color)  # type: ignore[arg-type]
 
 
-def test_times_are_a_heat_map_that_names_what_is_fused() -> None:
+def test_times_are_a_heat_map_that_names_fused_nodes() -> None:
     graph = llama_graph(1)
     glu = next(node for node in graph.nodes if node.op and node.op.name == "GLU")
     gate, up = (graph.get_tensor(f"ffn_{n}-0") for n in ("gate", "up"))

@@ -115,7 +115,7 @@ def test_families_have_colours_and_views_are_dashed() -> None:
     assert r"memory of kqv-0 at 0 bytes" in boxes['"kqv_out-0"']["tooltip"]
 
 
-def test_families_name_ops_that_there_are() -> None:
+def test_families_name_existing_ops() -> None:
     assert set(_FAMILY_OF_OP) <= set(OPS) and set(_FAMILY_OF_OP.values()) <= set(FAMILIES)
     assert _FAMILY_OF_OP["CONV_2D"] == _FAMILY_OF_OP["POOL_2D"] == "convolution"
 
@@ -173,7 +173,7 @@ def test_a_function_as_parameter_has_a_name_and_no_address() -> None:
     assert "clip(x0)" in text and "fun=clip" in text and "0x" not in text
 
 
-def test_parameters_and_leafs_that_nothing_reads() -> None:
+def test_parameters_and_unread_leafs() -> None:
     ctx = Context(no_alloc=True)
     w, x = (ctx.new_tensor_1d(GGMLType.F32, 4).set_name(name) for name in "wx")
     w.flags |= Flag.PARAM

@@ -1,4 +1,4 @@
-"""Folding: a box a layer, or layers that are alike drawn once."""
+"""Folding: one box for each layer, or equal layers drawn once."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ def test_names_like_those_of_folded_layers() -> None:
     assert {"layer 0", "layer 0#2"} <= Picture(graph, fold="layers").boxes.keys()
 
 
-def test_an_unknown_way_of_folding() -> None:
+def test_an_unknown_fold_option() -> None:
     with pytest.raises(PyggmlError, match="fold is 'half', want one of none, layers, repeats"):
         graph_dump_dot(llama_graph(), fold="half")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The memory plan as a picture: a rectangle a block, where and when the plan has it."""
+"""The memory plan as a picture: a rectangle for each block, by offset and lifetime."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def blocks(text: str) -> list[ElementTree.Element]:
 
 
 def chain() -> CGraph:
-    """x is kept; a + b in place, then a product that needs room of its own."""
+    """x is kept; a + b in place, then a product that needs memory of its own."""
     ctx = Context(no_alloc=True)
     x = ctx.new_tensor_1d(GGMLType.F32, 64).set_name("x").set_input()
     a = ops.silu(ctx, x).set_name("a")

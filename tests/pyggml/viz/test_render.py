@@ -1,4 +1,4 @@
-"""SVG through graphviz: errors that say what to do, and files that appear whole."""
+"""SVG through graphviz: errors with advice, and files that are written completely."""
 
 from __future__ import annotations
 

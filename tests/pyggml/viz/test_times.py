@@ -1,4 +1,4 @@
-"""Times and traces of real runs: they add up, and a lane is a thread."""
+"""Times and traces of real runs: sums of times, and a lane for each thread."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def real_program() -> tuple[Any, CGraph]:
     return CpuBackend(2).compile(graph), graph
 
 
-def test_a_traced_run_has_the_same_bits_and_knows_what_was_fused() -> None:
+def test_a_traced_run_has_the_same_bits_and_names_fused_nodes() -> None:
     program, graph = real_program()
     result = graph.nodes[-1]
     program.enqueue()
@@ -89,7 +89,7 @@ def test_a_traced_run_has_the_same_bits_and_knows_what_was_fused() -> None:
     times = node_times(runs)
     by_name = {t.name: time for t, time in times.items()}
     assert [t.name for t in by_name["normed"].fused] == ["norm"] and "sum" in by_name
-    program.enqueue()  # and the program is as it was
+    program.enqueue()  # tracing leaves the program unchanged
     assert (result.numpy() == want).all()
 
 

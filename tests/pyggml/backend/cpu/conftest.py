@@ -1,4 +1,4 @@
-"""What tests of instruction sets share."""
+"""Fixtures of the tests of instruction sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyggml.backend.cpu.simd.vector import Generic
 
 @pytest.fixture
 def emit_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Generic]], None]:
-    """Make all code of an instruction set, in whatever module it is emitted."""
+    """Emit all code for an instruction set, in every module that emits code."""
 
     def emit(vectors: type[Generic]) -> None:
         for name, module in list(sys.modules.items()):

@@ -1,7 +1,7 @@
-"""Tiles of Intel's matrix unit: plain IR stands in for their instructions where there are none.
+"""Tiles of Intel's matrix unit; plain IR replaces their instructions on CPUs without them.
 
-Everything around those runs here: which bytes tiles get, where sums go, in what order floats are
-added. Results must have the bits of ``q_tile``. The real instructions are compiled and counted.
+The other code runs as it is: the bytes loaded into tiles, the places of sums, the order of float
+additions. Results must have the bits of ``q_tile``. The real instructions are compiled and counted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda t: t.name)
 HOST = Target(Avx512Amx, "sapphirerapids", register="zmm")
 TILE_INSTRUCTIONS = ("tdpbssd", "tilezero", "tileloadd", "tilestored", "ldtilecfg", "tilerelease")
 _COUNT = "pyggml_tests_configured"
-COUNTS = (ctypes.c_int64 * 2)()  # threads whose tiles have shapes, and how often they got them
+COUNTS = (ctypes.c_int64 * 2)()  # threads with configured tiles; number of configurations
 
 
 def shapes(config: bytes) -> list[tuple[int, int]]:
@@ -64,7 +64,7 @@ def shapes(config: bytes) -> list[tuple[int, int]]:
 
 
 class StandIn(Avx512Amx):
-    """Tiles in memory of the function that uses them. Those that nobody configured end it."""
+    """Tiles in memory of the calling function; using unconfigured tiles ends the process."""
 
     def configure_tiles(self, b: Value, config: bytes) -> None:
         assert shapes(config) == list(amx.SHAPES)
@@ -139,7 +139,7 @@ llvm.add_symbol(_COUNT, ctypes.addressof(COUNTS))
 
 
 def compiled(intrinsic: Any, kind: GGMLType, n_args: int, *literals: int) -> Any:
-    """An intrinsic as a function of this host, and what it must not outlive."""
+    """An intrinsic as a function of this host, and the engine that must outlive it."""
     triple = llvm.get_process_triple()
     parsed = llvm.parse_assembly(str(tile_module(intrinsic, kind, n_args, triple, literals)))
     parsed.verify()
@@ -164,7 +164,7 @@ def numbers(kind: GGMLType, n: int, tokens: int, extreme: bool) -> tuple[Array, 
     rows, x = (rng.standard_normal((m, n)).astype(np.float32) for m in (16, tokens))
     if extreme:
         rows, x = np.sign(rows), np.sign(x)
-        rows[1::2], rows[1::2, ::32] = 1, -1  # the zero of a block is its smallest value
+        rows[1::2], rows[1::2, ::32] = 1, -1  # the minimum of a block is its zero point
         x[0], x[1:2], x[2:3] = 1, rows[0], -1
     weights = np.ascontiguousarray(interleave(kind, encoded(rows, kind)))
     acts = (twin if kind.block_size == 32 else super_twin)(x).reshape(tokens, -1)
@@ -184,7 +184,7 @@ def configured() -> Iterator[None]:
 def test_tiles_have_the_bits_of_the_register_tile(
     kind: GGMLType, emit_for: Callable[[type[Generic]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of rows with any number of blocks, which end anywhere among products under way."""
+    """Rows with any number of blocks, not only multiples of the products in flight."""
     monkeypatch.setattr(x86, "call", call_or_stand_in)
     emit_for(Fused)
     one, keep_one = compiled(tile.q_tile, kind, 6, 1, 2)
@@ -196,7 +196,7 @@ def test_tiles_have_the_bits_of_the_register_tile(
             tokens, n = 16 * n_tiles, size * blocks
             weights, acts = numbers(kind, n, tokens, extreme)
             if extreme and kind is GGMLType.Q8_0:
-                weights.reshape(blocks, -1)[:, 32:] = 128  # -128, which encoders never write
+                weights.reshape(blocks, -1)[:, 32:] = 128  # -128; encoders never write it
             want = np.zeros((tokens, 16), np.float32)
             for t in range(tokens):
                 place = acts.ctypes.data + t * acts.strides[0]
@@ -216,7 +216,7 @@ def test_tiles_have_the_bits_of_the_register_tile(
 
 @BY_KIND
 def test_assembly(kind: GGMLType, emit_for: Callable[[type[Generic]], None]) -> None:
-    """Four products under way and four in the loop; their sums are added in whole registers."""
+    """Four products in flight and four in the loop; sums are added in whole registers."""
     emit_for(Avx512Amx)
     text = assembly(amx.tiles, kind, 7, HOST, ())
     counts = {name: len(re.findall(rf"\t{name}\s", text)) for name in TILE_INSTRUCTIONS}
@@ -235,7 +235,7 @@ def test_assembly_of_the_configuration(emit_for: Callable[[type[Generic]], None]
 # --- the whole path, on any host ---
 
 _SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
-NAME = f"amx_stand_in_{_SOURCE}"  # an instruction set: its code is cached, so never that of others
+NAME = f"amx_stand_in_{_SOURCE}"  # unique: code is cached by this name
 TOKENS = (1, 15, 16, 17, 31, 48, 67, 150)
 
 
@@ -250,7 +250,7 @@ def install() -> None:
 
 
 def chunks_with_tiles() -> int:
-    """How many there were since the last call; none may be left configured."""
+    """Number of chunks with tiles since the last call; no tile may be left configured."""
     assert COUNTS[0] == 0
     n, COUNTS[1] = COUNTS[1], 0
     return n
@@ -269,7 +269,7 @@ def child() -> None:
         kind = GGMLType[name]
         rows = encoded(rng.standard_normal((m, n)).astype(np.float32), kind)
         x = rng.standard_normal((max(TOKENS), n)).astype(np.float32)
-        x[20, 5], x[33, 5] = np.inf, np.nan  # which no other token may see
+        x[20, 5], x[33, 5] = np.inf, np.nan  # must not affect other tokens
         alone = np.concatenate([product(kind, rows, x[i : i + 1]) for i in range(len(x))])
         assert not chunks_with_tiles() and np.isfinite(np.delete(alone, (20, 33), 0)).all()
         for i, count in enumerate(TOKENS):
@@ -282,7 +282,7 @@ def child() -> None:
 
 
 def same(got: Array, want: Array) -> bool:
-    """Whether bits are equal, whatever NaN's."""
+    """Whether bits are equal, with any bits for NaN."""
     nan = np.isnan(got)
     return np.array_equal(nan, np.isnan(want)) and got[~nan].tobytes() == want[~nan].tobytes()
 
@@ -307,7 +307,7 @@ def experts() -> None:
 
 
 def feed_forward() -> None:
-    """Gate and up with the GLU between them, and down, which reads what that kernel quantized."""
+    """Gate and up fused with the GLU, and down on the activations that kernel quantized."""
     from pyggml.alloc.tallocr import alloc_ctx_tensors
     from pyggml.backend.cpu.buffer import REPACK
     from pyggml.context import Context

@@ -1,4 +1,4 @@
-"""FLASH_ATTN_EXT: a token's bits depend on its keys alone, however they are read or spread."""
+"""FLASH_ATTN_EXT: a token's bits depend on its keys alone, for any way to read them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ DIRECT, PACKED = 1 << 30, 0
 
 
 def rows_of(t: int, in_turn: bool) -> list[int]:
-    """Tokens at the ends of lists; sequences in turn, or in runs of eight."""
+    """Tokens at the ends of lists; sequences alternate, or come in runs of eight."""
     end = LIST - 3 * (23 - t) % LIST
     return [t % SEQS if in_turn else t // 8, max(0, end - 270), end, end - 1]
 
 
 @cache
 def cached(kind: GGMLType, values: str, hd: int, widened: bool) -> Tensor:
-    """Keys ("k") or values ("v"); widened: F32 of the values that the bytes of ``kind`` have."""
+    """Keys ("k") or values ("v"); widened: the values of ``kind`` as F32."""
     tensor = Context().new_tensor_3d(F32 if widened else kind, hd, CELLS, KV_HEADS)
     x = np.ascontiguousarray({"k": K, "v": V}[values][..., :hd])
     from_float(tensor, to_float(cached(kind, values, hd, False)) if widened else x)
@@ -91,7 +91,7 @@ def test_bits_depend_on_the_token_alone(
         for limit in (DIRECT, PACKED, 9):
             monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
             for i, n in enumerate((1, 2, 3, 8, 9, 24)):
-                first = 24 - n  # where the lists are long
+                first = 24 - n  # these have long lists
                 got = attend(kinds, list(range(first, 24)), 1 + i % 3, in_turn, hd=hd)
                 assert got.tobytes() == alone[first:].tobytes(), (limit, n, in_turn)
             monkeypatch.undo()
@@ -99,7 +99,7 @@ def test_bits_depend_on_the_token_alone(
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
 @pytest.mark.parametrize("limit", [DIRECT, PACKED], ids=["direct", "packed"])
-def test_values_are_those_of_the_bytes(
+def test_quantized_cache_equals_its_values_in_f32(
     kind: GGMLType, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
@@ -109,7 +109,9 @@ def test_values_are_those_of_the_bytes(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
-def test_the_dense_form_too(kind: GGMLType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_bits_depend_on_the_token_alone(
+    kind: GGMLType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = np.concatenate([attend((kind, kind), [t], dense=True) for t in range(24)])
     for limit in (DIRECT, PACKED, 9):
         monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
@@ -120,7 +122,7 @@ def test_the_dense_form_too(kind: GGMLType, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("limit", [DIRECT, PACKED], ids=["direct", "packed"])
 @pytest.mark.parametrize("n", [1, 12])
-def test_nan_of_a_query_travels(limit: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_of_a_query_propagates(limit: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
     clean = attend((F16, F16), list(range(n)))
     queries = Q.copy()

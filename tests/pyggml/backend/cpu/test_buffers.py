@@ -1,4 +1,4 @@
-"""The interleaved layout: there and back, its kernels, and who may use it."""
+"""The interleaved layout: round trip, kernels, and the ops that accept it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ kinds = st.sampled_from(INTERLEAVED)
 def random_bytes(kind: GGMLType, ne: tuple[int, ...], seed: int = 0) -> Bytes:
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, row_size(kind, ne[0]) * int(np.prod(ne[1:])), np.uint8)
-    if kind is GGMLType.TQ1_0:  # of bytes that stand for the same digits, the one that ggml writes
+    if kind is GGMLType.TQ1_0:  # several bytes encode the same digits; use ggml's
         f, blocks = BLOCK_TYPES[kind], data.reshape(-1, kind.type_size)
         blocks[:] = f.pack(f.unpack(blocks))
     return data
@@ -63,17 +63,17 @@ def buffer_of(tensor: Tensor) -> RepackBuffer:
 
 
 @given(kinds, st.integers(1, 4), st.integers(1, 40), st.integers(0, 99))
-def test_there_and_back(kind: GGMLType, blocks: int, n_rows: int, seed: int) -> None:
+def test_interleave_round_trip(kind: GGMLType, blocks: int, n_rows: int, seed: int) -> None:
     n = blocks * kind.block_size
     rows = random_bytes(kind, (n, n_rows), seed).reshape(n_rows, -1)
     groups = interleave(kind, rows)
     assert groups.shape == (-(-n_rows // ROWS), group_bytes(kind, n))
-    if kind not in K_TYPES:  # whose sub-scales are unpacked
+    if kind not in K_TYPES:  # K types unpack their sub-scales
         assert np.unpackbits(groups).sum() == np.unpackbits(rows).sum()  # the padding is zero
     np.testing.assert_array_equal(deinterleave(kind, groups, n_rows), rows)
 
 
-def test_the_layout_as_documented() -> None:
+def test_layout_as_documented() -> None:
     """Q4_1: 16 scales, 16 minima, then 4 bytes of each row, line by line."""
     row = np.arange(20, dtype=np.uint8)
     group = interleave(GGMLType.Q4_1, row + 20 * np.arange(3, dtype=np.uint8)[:, None])[0]
@@ -83,8 +83,8 @@ def test_the_layout_as_documented() -> None:
     assert group[128:132].tolist() == [8, 9, 10, 11]
 
 
-def test_the_fifth_bits_as_documented() -> None:
-    """Q5_0: behind the scales, bit j of byte i is column 4j+i."""
+def test_fifth_bits_as_documented() -> None:
+    """Q5_0: after the scales, bit j of byte i is column 4j+i."""
     rows = np.zeros((16, 22), np.uint8)
     for column in range(32):
         rows[:, 2:6] = (1 << np.uint32(column)).reshape(1).view(np.uint8)
@@ -94,7 +94,7 @@ def test_the_fifth_bits_as_documented() -> None:
 
 @pytest.mark.parametrize("kind", K_TYPES, ids=lambda t: t.name)
 def test_super_blocks_as_documented(kind: GGMLType) -> None:
-    """Scales d, sub-scales as bytes, then lines whose pieces make the codes of ggml's bits."""
+    """Scales d, sub-scales as bytes, then lines; their bits give the same codes as ggml's."""
     f, columns = layout_k(kind), 256
     rows = random_bytes(kind, (columns, ROWS)).reshape(ROWS, -1)
     set_scales(rows, f.f.d, 1)
@@ -121,7 +121,7 @@ def test_super_blocks_as_documented(kind: GGMLType) -> None:
 
 @given(kinds, st.integers(1, 3), st.integers(1, 35), st.integers(1, 2), st.integers(1, 2))
 @settings(max_examples=40)
-def test_the_repack_kernel_is_the_reference(
+def test_repack_kernel_equals_the_reference(
     kind: GGMLType, blocks: int, n_rows: int, n2: int, n3: int
 ) -> None:
     ne = (blocks * kind.block_size, n_rows, n2, n3)
@@ -139,7 +139,7 @@ def test_the_repack_kernel_is_the_reference(
 def test_repacking_in_steps_from_a_mapped_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several tensors a buffer; pages are let go, but other memory keeps its content."""
+    """Several tensors in a buffer; mapped pages are dropped, other memory is unchanged."""
     monkeypatch.setattr(repack_module, "_STEP_BYTES", 20_000)
     ctx = Context(no_alloc=True)
     tensors = [ctx.new_tensor_2d(GGMLType.Q4_1, 64, n) for n in (100, 600, 7, 900)]
@@ -188,7 +188,7 @@ def test_huge_pages_and_alignment() -> None:
     assert large.base % (2 << 20) == 0 and large.size == 3 << 20 and large.mem is None
 
 
-def test_what_can_be_repacked() -> None:
+def test_accepted_tensors() -> None:
     ctx = Context(no_alloc=True)
     assert REPACK.accepts(ctx.new_tensor_2d(GGMLType.Q8_0, 64, 3))
     assert not REPACK.accepts(ctx.new_tensor_1d(GGMLType.F32, 64))
@@ -196,7 +196,7 @@ def test_what_can_be_repacked() -> None:
     assert not REPACK.accepts(ops.transpose(ctx, ctx.new_tensor_2d(GGMLType.F32, 64, 3)))
 
 
-def test_repacked_memory_is_used_whole_and_by_few() -> None:
+def test_views_and_most_ops_of_repacked_weights_are_refused() -> None:
     w = repacked(GGMLType.F32, 64, 64)
     buffer_of(w).set_tensor(w, np.zeros(64 * 64 * 4, np.uint8))
     ctx = Context()

@@ -1,4 +1,4 @@
-"""Rows through the jitted codecs: the NumPy formats' very bits, any columns, and no byte beside."""
+"""Rows through the jitted codecs: the bits of the NumPy formats, any columns, no write outside."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def call(made: Kernel, *args: int | Array) -> None:
 
 
 def samples() -> Array:
-    """float32 [rows, N]: what formats find easy and hard."""
+    """float32 [rows, N]: values that are easy or hard to encode."""
     rng = np.random.default_rng(3)
     x = rng.standard_normal((8, N))
     powers = np.exp2(rng.integers(-99, 12, (8, N))) * (1 - rng.integers(0, 60, (8, N)) * 2.0**-24)
@@ -55,7 +55,7 @@ def test_decoding(kind: GGMLType) -> None:
             call(row_decoder(int(kind)), row, int(out.ctypes.data) + 4, n, first)
             assert out[0] == 7 and out[-1] == 7
             np.testing.assert_array_equal(out[1:-1], wanted[first : first + n])
-            # also the sign of zero, where a NaN has none
+            # bits, for the sign of zero; NaN may have any
             bits = [v.view(np.uint32)[~np.isnan(v)] for v in (out[1:-1], wanted[first : first + n])]
             assert np.array_equal(*bits)
 

@@ -56,7 +56,7 @@ def test_a_python_callable_cuts_the_program() -> None:
     np.testing.assert_array_equal(run(node).numpy(), X[:100] ** 3)
 
 
-def test_its_exception_reaches_the_caller_and_the_pool_goes_on() -> None:
+def test_an_exception_reaches_the_caller_and_the_pool_stays_usable() -> None:
     def fail(dst: Any, x: Any) -> None:
         raise KeyError("mine")
 
@@ -67,7 +67,7 @@ def test_its_exception_reaches_the_caller_and_the_pool_goes_on() -> None:
     np.testing.assert_array_equal(run(ops.scale(ctx, x, 2.0)).numpy(), 2 * X[:100])
 
 
-def test_a_row_that_is_not_there_is_an_error() -> None:
+def test_a_row_index_out_of_range_is_an_error() -> None:
     ctx = Context()
     table = ctx.from_numpy(X[:100].reshape(10, 10))
     for bad in (10, -1):

@@ -1,4 +1,4 @@
-"""Formats without a tile: bit for bit what F32 weights of the same values give, in every op.
+"""Formats without a tile have the bits of F32 weights of the same values, in every op.
 
 The ops themselves, with every number of tokens and threads, are tested with F32 weights.
 """
@@ -26,7 +26,7 @@ from tests.pyggml.ops.harness import stored
 
 Array = npt.NDArray[Any]
 KINDS = (GGMLType.Q8_K,)
-K, M = 512, 1100  # columns; rows, with a part of a group and of a segment
+K, M = 512, 1100  # columns; rows, with an incomplete group and segment
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((40, K)).astype(np.float32)
 Y = RNG.standard_normal((40, M)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""MUL_MAT_ID: MUL_MAT's bits, for every batch, thread count and layout; and what ids may be."""
+"""MUL_MAT_ID: MUL_MAT's bits, for every batch, thread count and layout; legal and bad ids."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from pyggml.tensor import Tensor
 from tests.pyggml.ops.harness import encoded
 
 Array = npt.NDArray[Any]
-M, N_EXPERT, N_USED, N_TOKENS = 83, 5, 2, 70  # M rows: with a part of a group
+M, N_EXPERT, N_USED, N_TOKENS = 83, 5, 2, 70  # M rows, with an incomplete group
 RNG = np.random.default_rng(0)
 ALL_X = RNG.standard_normal((N_TOKENS, 256)).astype(np.float32)
 IDS = np.stack([RNG.permutation(N_EXPERT)[:N_USED] for _ in ALL_X]).astype(np.int32)
 
 
 def tokens(kind: GGMLType) -> Array:
-    """A few blocks each."""
+    """Columns: a few blocks."""
     return np.ascontiguousarray(ALL_X[:, : 256 if kind.block_size == 256 else 96])
 
 
@@ -45,7 +45,7 @@ def compute(node: Tensor, n_threads: int) -> Array:
 
 
 def stack(kind: GGMLType, buft: Any, *ne: int) -> Tensor:
-    """The experts' weights, as one matrix or as many."""
+    """The experts' weights, as one matrix or one for each expert."""
     weights = Context(no_alloc=True)
     shape = N_EXPERT * M, ne[0]
     values = np.random.default_rng(int(kind)).standard_normal(shape).astype(np.float32)
@@ -80,7 +80,7 @@ def test_bits_are_those_of_one_token_alone_and_of_mul_mat(kind: GGMLType) -> Non
 
 @pytest.mark.parametrize("bad", [-1, N_EXPERT, 2**31 - 1])
 @pytest.mark.parametrize("n", [1, 70])
-def test_an_id_that_names_no_expert_is_an_error(bad: int, n: int) -> None:
+def test_an_expert_id_out_of_range_is_an_error(bad: int, n: int) -> None:
     ids = IDS.copy()
     ids[n - 1, 1] = bad
     with pytest.raises(ComputeError, match="MUL_MAT_ID"):

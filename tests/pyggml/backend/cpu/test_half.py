@@ -38,15 +38,15 @@ def run(k: Kernel, x: Array, y: Array) -> Array:
     return y
 
 
-def test_every_half_widens() -> None:
+def test_every_half_float_converts_to_float32() -> None:
     bits = np.arange(1 << 16).astype(np.uint16)
     got = run(widen, bits, np.empty(bits.size, np.float32))
     np.testing.assert_array_equal(got, bits.view(np.float16).astype(np.float32))
 
 
-def test_every_boundary_rounds_as_numpy() -> None:
+def test_every_rounding_boundary_rounds_as_numpy() -> None:
     halves = np.arange(0x7C01).astype(np.uint16).view(np.float16).astype(np.float64)
-    halves[-1] = 65536.0  # where the next half float would be
+    halves[-1] = 65536.0  # the value after the largest half float
     middle = ((halves[1:] + halves[:-1]) / 2).astype(np.float32)
     x = np.concatenate([halves, middle, np.nextafter(middle, 0), np.nextafter(middle, np.inf)])
     x = np.concatenate([x, [1e-30, 1e30, np.inf, np.nan]]).astype(np.float32)
@@ -64,11 +64,11 @@ def test_single_values_at_odd_addresses() -> None:
     np.testing.assert_array_equal(got, x)
 
 
-def test_the_loops_are_vectorised() -> None:
+def test_loops_are_vectorised() -> None:
     if isa() in ("asimd", "neon"):
         assert "fcvtl" in widen.assembly() and "fcvtn" in narrow.assembly()
     elif isa() not in ("sse42", "generic"):
         assert "vcvtph2ps" in widen.assembly() and "vcvtps2ph" in narrow.assembly()
         assert "ymm" in widen.assembly()
-    for k in (widen, narrow):  # no helper of a compiler's runtime library, which is not there
+    for k in (widen, narrow):  # no call of a compiler's runtime library, which is not linked
         assert "extendhf" not in k.assembly() and "truncsf" not in k.assembly()

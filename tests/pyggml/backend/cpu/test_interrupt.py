@@ -1,4 +1,4 @@
-"""Ctrl-C stops a long compute at once, and leaves the process as it was."""
+"""Ctrl-C stops a long compute at once, and signal handling is restored."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ def test_the_watcher_calls_and_restores() -> None:
         signal.set_wakeup_fd(before)
 
 
-def test_an_interrupt_inside_of_exit_makes_no_loop() -> None:
-    """The wake-up descriptor may still be ours: bytes must not go round in our own pipe."""
+def test_no_wakeup_loop_after_an_interrupted_exit() -> None:
+    """The previous wake-up descriptor may be our own pipe; it must not be written to again."""
     calls: list[float] = []
     watcher = Watcher(lambda: calls.append(time.monotonic()))
     before = signal.set_wakeup_fd(-1)
     try:
-        watcher.__enter__()  # and no __exit__
+        watcher.__enter__()  # without __exit__
         with watcher, pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
             time.sleep(5)

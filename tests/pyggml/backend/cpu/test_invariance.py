@@ -1,4 +1,4 @@
-"""A row's bits depend on the row alone: not on chunks, threads, other rows, place or fusion."""
+"""A row's bits depend on the row alone: not on chunks, threads, other rows, address or fusion."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ BUILDS: dict[str, Build] = {
     "pad": lambda ctx, x: ops.pad_ext(ctx, x, (3, 0, 0, 0), (5, 0, 0, 0), circular=True),
     "concat": lambda ctx, x: ops.concat(ctx, x, x, 0),
 }
-ROWS = np.random.default_rng(0).normal(size=(67, 1126)).astype(np.float32)  # no multiple of 32
+ROWS = np.random.default_rng(0).normal(size=(67, 1126)).astype(np.float32)  # not a multiple of 32
 
 
 def compute(build: Build, x: Tensor, ctx: Context, n_threads: int, fusion: bool = True) -> Array:

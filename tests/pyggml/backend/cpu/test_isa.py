@@ -1,4 +1,4 @@
-"""Every instruction set: the ones of this host run, the others are compiled and read."""
+"""Every instruction set: those of this host run, the assembly of the others is checked."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def digest_of(isa: str) -> str:
     return digest
 
 
-@pytest.mark.parametrize("isa", jit.host_isas()[1:])  # the first one is what all tests run on
-def test_a_simpler_instruction_set_computes_the_same(isa: str) -> None:
-    """Code of all but the best set; its bits, or those of the others that have no FMA."""
+@pytest.mark.parametrize("isa", jit.host_isas()[1:])  # the other tests use the first
+def test_a_simpler_instruction_set_gives_the_same_bits(isa: str) -> None:
+    """All sets but the best: the bits of the best set, or without FMA those of "generic"."""
     assert digest_of(isa) == digest_of("generic" if isa in UNFUSED else jit.host_isas()[0])
 
 
@@ -113,7 +113,7 @@ def test_loops_that_llvm_vectorises_use_a_simpler_instruction_set_too(isa: str) 
 
 
 @pytest.mark.parametrize("isa", ["sse9", *(n for n in jit.ISAS if n not in jit.host_isas())])
-def test_an_instruction_set_that_is_not_here(isa: str) -> None:
+def test_an_unavailable_instruction_set_is_refused(isa: str) -> None:
     code = "from pyggml.backend.cpu.backend import CpuBackend; CpuBackend()"
     done = python(code, PYGGML_ISA=isa)
     assert done.returncode == 1
@@ -135,7 +135,7 @@ def test_an_instruction_set_that_is_not_here(isa: str) -> None:
 def test_a_host_with_arm(
     system: str, cpuinfo: str, want: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """LLVM itself says nothing of dot products there, so nor does Numba ask for them."""
+    """LLVM does not report dot products on ARM hosts, so they are requested from Numba."""
     (tmp_path / "cpuinfo").write_text(cpuinfo, encoding="utf-8")
     monkeypatch.setattr(jit, "ISAS", jit._AARCH64)
     monkeypatch.setattr(jit, "_CPUINFO", tmp_path / "cpuinfo")
@@ -146,7 +146,7 @@ def test_a_host_with_arm(
     monkeypatch.setattr(numba, "CPU_NAME", None)
     monkeypatch.setattr(numba, "CPU_FEATURES", None)
     monkeypatch.setattr(jit, "_chosen", None)
-    # this machine has no code for it
+    # no code generator for it on this machine
     monkeypatch.setattr(numba_internals.cpu_target.target_context, "init", lambda: None)
     monkeypatch.delenv("PYGGML_ISA", raising=False)
     assert jit.host_isas() == (*(["neon"] if want else []), "asimd", "generic")
@@ -162,8 +162,10 @@ def test_a_host_with_arm(
 @pytest.mark.skipif(jit.ISAS is jit._AARCH64, reason="x86's features")
 @pytest.mark.parametrize("permitted", [True, False])
 @pytest.mark.parametrize("lacks", ["", "amx-tile", "amx-int8", "avx512vnni"])
-def test_a_host_with_tiles(permitted: bool, lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU must have them, and Linux must grant their use; simpler sets know nothing of them."""
+def test_a_host_with_amx_tiles(
+    permitted: bool, lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU must have them, and Linux must grant their use; simpler sets do not use them."""
     features = FeatureMap({f: f != lacks for f in (*jit._X86["avx512amx"][0], "avx2")})
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features.copy())
     monkeypatch.setattr(jit, "host_isas", jit.host_isas.__wrapped__)
@@ -187,7 +189,7 @@ def test_a_host_with_tiles(permitted: bool, lacks: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("answer", [0, -1, None])
-def test_tiles_are_requested_of_linux_alone(
+def test_amx_tiles_are_requested_on_linux_only(
     answer: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, ...]] = []
@@ -215,7 +217,7 @@ def test_every_instruction_set_has_an_emitter() -> None:
 
 @pytest.fixture
 def tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Names that were tried; only "b" and "c" work of a host that has a, b and c."""
+    """Sets that were tried; the host has a, b and c, and "a" fails."""
     names: list[str] = []
 
     def attempt(name: str) -> tuple[str, None]:
@@ -232,16 +234,16 @@ def tries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return names
 
 
-def test_it_steps_down_with_one_line_and_remembers(
+def test_self_test_falls_back_with_one_line_and_remembers_passes(
     tries: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert selftest._first_working() == "b"
     assert tries == ["a", "b"]
-    lines = capsys.readouterr().err.splitlines()  # with those of compilers, where they are slow
+    lines = capsys.readouterr().err.splitlines()  # slow compilers add lines
     (error,) = [line for line in lines if "kernels fail here" in line]
     assert error.startswith("pyggml: the a kernels") and "code -4" in error
     assert selftest._first_working() == "b"
-    assert tries == ["a", "b", "a"]  # a failure is tried again, what passed is not
+    assert tries == ["a", "b", "a"]  # a failed set is tried again, a working one is not
 
 
 def test_no_instruction_set_works(tries: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,12 +276,13 @@ def running(parent: int | None = None) -> set[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    """They would compile on, and the next start would start two more."""
+    """Otherwise they would go on compiling, and the next start would add two more."""
     code = TRIES.format(name=jit.host_isas()[0])
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYGGML_CACHE_DIR": str(tmp_path)}
     started: set[int] = set()
     with subprocess.Popen([sys.executable, "-P", "-c", code], env=env) as parent:
-        while parent.poll() is None and not any(tmp_path.rglob("*.nbc")):  # they compile by then
+        # the first file shows that the children are compiling
+        while parent.poll() is None and not any(tmp_path.rglob("*.nbc")):
             started = running(parent.pid)
             time.sleep(0.01)
         parent.kill()
@@ -289,7 +292,7 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert started and not started & running()
 
 
-# --- assembly of hosts that we do not have ---
+# --- assembly of other hosts ---
 
 QUANTIZED = (GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0)
 TABLES = (GGMLType.IQ4_NL, GGMLType.MXFP4)
@@ -298,20 +301,20 @@ FLOATS = (GGMLType.F16, GGMLType.BF16, GGMLType.F32)
 
 
 class Target(NamedTuple):
-    """A host to compile for, and what its machine code has."""
+    """A host to compile for, and the instructions expected in its machine code."""
 
     vectors: type[Generic]
     cpu: str
     dot: str = ""  # integer products of a line, part and token
-    dots: int = 1  # instructions that they take
+    dots: int = 1  # instructions of one such product
     triple: str = "x86_64-unknown-linux-gnu"
     register: str = "ymm"
-    half: str = "vcvtph2ps"  # from half floats; empty where integer operations do it
+    half: str = "vcvtph2ps"  # conversion from half floats; "" if by integer operations
     spills: int = 0  # of a tile of 4 tokens
 
     @property
     def add(self) -> str:
-        """Floats that are multiplied and added."""
+        """The multiply-add of floats."""
         if self.register == "v":
             return r"fmla\s+v\d+\.4s"
         if self.register == "xmm":
@@ -341,7 +344,7 @@ FOR_HOSTS = pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 def assembly(
     intrinsic: Any, kind: GGMLType | None, n_args: int, host: Target, rows: tuple[int, ...] = (4, 2)
 ) -> str:
-    """The machine code of a tile (4 tokens, prefetch hint 2) as text: it calls nothing."""
+    """The machine code of a tile (4 tokens, prefetch hint 2) as text; without calls."""
     parsed = llvm.parse_assembly(str(tile_module(intrinsic, kind, n_args, host.triple, rows)))
     parsed.verify()
     llvm.initialize_all_targets()
@@ -355,7 +358,7 @@ def assembly(
 def tile_module(
     intrinsic: Any, kind: GGMLType | None, n_args: int, triple: str, rows: tuple[int, ...]
 ) -> ir.Module:
-    """A module whose function ``tile`` is an intrinsic, of a kind unless it is none's."""
+    """A module whose function ``tile`` is an intrinsic, of a kind unless ``kind`` is None."""
     module = ir.Module("tile")
     module.triple = triple
     i64 = ir.IntType(64)
@@ -374,24 +377,26 @@ def tile_module(
 def test_quantized_tiles(
     kind: GGMLType, host: Target, emit_for: Callable[[type[Generic]], None]
 ) -> None:
-    """8 lines of codes, 4 tokens: as many products, in whole registers and nothing wider."""
+    """8 lines of codes, 4 tokens: 32 products, in whole registers and none wider."""
     emit_for(host.vectors)
     text = assembly(tile.q_tile, kind, 6, host)
     assert len(re.findall(host.dot, text)) == 32 * host.vectors().parts * host.dots
     spilled = len(re.findall(r"mov\S+\s+%[xyz]mm\d+, -?\d*\(%rsp\)|st[rp]\s+q.*\[sp", text))
-    if kind in QUANTIZED:  # a block's sums stay in registers; those of the others have a loop
+    if kind in QUANTIZED:  # other kinds loop over a block
         assert spilled <= host.spills
     if kind != GGMLType.MXFP4:
         assert host.half in text
     if host.vectors is Avx512Vnni:
         assert "ymm" not in text
-    elif host.register == "ymm":  # nor what only AVX-512 has: masks, more registers
+    elif host.register == "ymm":  # no masks or registers of AVX-512
         assert not re.search(r"zmm|%k\d|[xy]mm(1[6-9]|[23]\d)", text)
 
 
 @pytest.mark.parametrize("kind", (GGMLType.Q5_1, GGMLType.Q8_0, GGMLType.F16), ids=lambda t: t.name)
-def test_tiles_of_any_host(kind: GGMLType, emit_for: Callable[[type[Generic]], None]) -> None:
-    """The plain set, for a processor that we know nothing of."""
+def test_tiles_of_the_generic_set(
+    kind: GGMLType, emit_for: Callable[[type[Generic]], None]
+) -> None:
+    """The generic set, for an unknown processor."""
     emit_for(Generic)
     host = Target(Generic, "generic", **ARM)
     is_float = kind is GGMLType.F16

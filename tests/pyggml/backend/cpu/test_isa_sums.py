@@ -1,7 +1,7 @@
-"""Tiles of instruction sets that no host here has, with plain code for what this one lacks.
+"""Tiles of instruction sets that this host lacks; plain IR replaces the missing instructions.
 
-Everything around those instructions runs: which bytes they get, what is added up, and in what
-order. The results must have the bits of the generic tile.
+The other code runs as it is: the bytes given to instructions, the sums, and the order of
+additions. The results must have the bits of the generic tile.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.pyggml.ops.harness import encoded
 Array = npt.NDArray[Any]
 Value = Any
 COLUMNS, ROWS = 512, 16
-KINDS = [  # that take every way through the emitters
+KINDS = [  # they cover every path through the emitters
     *(GGMLType[name] for name in ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")),
     *(GGMLType[name] for name in ("Q2_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "IQ2_S", "TQ2_0")),
 ]
 
 
 class Fused(Generic):
-    """Plain IR and the multiply-add of the others."""
+    """Plain IR with a fused multiply-add, as in the other sets."""
 
     fma = HardwareFloats.fma
 
@@ -128,12 +128,12 @@ def run_tile(kind: GGMLType, weights: Array, acts: Array) -> Array:
 
 
 def numbers(kind: GGMLType, extreme: bool, tokens: int) -> tuple[Array, Array]:
-    """Weights and activations; the extreme ones have the largest codes, which fill the sums."""
+    """Weights and activations; the extreme ones have the largest codes and sums."""
     rng = np.random.default_rng(int(kind))
     rows, x = (rng.standard_normal((n, COLUMNS)).astype(np.float32) for n in (ROWS, tokens))
     if extreme:
         rows, x = np.sign(rows), np.sign(x)
-        rows[1::2], rows[1::2, ::32] = 1, -1  # the zero of a block is its smallest value
+        rows[1::2], rows[1::2, ::32] = 1, -1  # the minimum of a block is its zero point
         x[0], x[1:2], x[2:3] = 1, rows[0], -1
     return rows, x
 

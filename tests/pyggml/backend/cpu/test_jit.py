@@ -1,4 +1,4 @@
-"""The cache of compiled code: whose it is, when it is used, and that it stays ours alone."""
+"""The cache of compiled code: its directory, its validity, and other users' caches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_one_directory_for_compilers_and_instruction_set(base: Path) -> None:
     assert jit.code_cache.__wrapped__("generic").path == path
 
 
-def test_directories_that_nobody_uses_are_pruned(base: Path) -> None:
+def test_unused_directories_are_pruned(base: Path) -> None:
     old, recent = base / "old", base / "recent"
     for path, days in ((old, 31), (recent, 29)):
         path.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_directories_that_nobody_uses_are_pruned(base: Path) -> None:
     assert set(base.iterdir()) == {recent, kept}
 
 
-def test_a_user_s_cached_function_stays_in_its_own_place(tmp_path: Path, base: Path) -> None:
+def test_a_users_cached_function_keeps_its_own_cache(tmp_path: Path, base: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("import numba\n@numba.njit(cache=True)\ndef f(x):\n    return x + 1\n")
     spec = importlib.util.spec_from_file_location("mine", path)
@@ -82,7 +82,7 @@ def test_a_second_process_loads_what_the_first_compiled(base: Path) -> None:
     assert list(directory.rglob("*.nbc"))
 
 
-def test_an_edit_of_what_is_inlined_from_another_file_is_compiled(tmp_path: Path) -> None:
+def test_an_edit_of_an_inlined_function_in_another_file_is_compiled(tmp_path: Path) -> None:
     helper, caller = tmp_path / "helper.py", tmp_path / "caller.py"
     caller.write_text(
         "from numba import types; from pyggml.jit import compiled; from helper import f\n"
@@ -106,8 +106,8 @@ def test_an_edit_of_what_is_inlined_from_another_file_is_compiled(tmp_path: Path
         assert done.stdout.strip() == str(factor), done.stderr
 
 
-def test_functions_of_a_module_that_is_not_imported_run_every_time(tmp_path: Path) -> None:
-    """Numba's pickle names the module '<dynamic>', which no later process has."""
+def test_functions_of_a_module_that_is_not_imported_run_in_every_process(tmp_path: Path) -> None:
+    """Numba's pickle names the module '<dynamic>', which other processes cannot import."""
     file = tmp_path / "made.py"
     file.write_text(
         "from numba import types; from pyggml.jit import compiled\n"
@@ -188,8 +188,8 @@ for name in sys.argv[1:]:
 """.format(body="        x = (x * 3 + n) % 1000003\n" * 300)
 
 
-def test_code_from_the_cache_never_calls_what_is_compiled_now(tmp_path: Path) -> None:
-    """Numba gives functions of one name the same symbols in each process that compiles one."""
+def test_cached_code_never_calls_code_compiled_in_this_process(tmp_path: Path) -> None:
+    """Numba may give functions of one name the same symbols in different processes."""
     script = tmp_path / "twins.py"
     script.write_text(TWINS)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -199,11 +199,11 @@ def test_code_from_the_cache_never_calls_what_is_compiled_now(tmp_path: Path) ->
         assert done.stdout.split() == ["True"] * len(names)
 
 
-def test_numbers_of_symbols_are_a_process_s_own() -> None:
+def test_symbol_numbers_are_unique_to_a_process() -> None:
     numbers = numba_internals._numbers
     before = next(numbers(1))
-    assert next(numbers(1)) == before + 1  # one sequence for all that a process compiles
-    assert abs(next(numbers(2)) - before) > 1 << 20  # and another one in a fork of it
+    assert next(numbers(1)) == before + 1  # one sequence for a process
+    assert abs(next(numbers(2)) - before) > 1 << 20  # another one in its fork
     theirs: Any = FunctionIdentity
     own = theirs._unique_ids
     with jit.own_numbers():
@@ -211,7 +211,7 @@ def test_numbers_of_symbols_are_a_process_s_own() -> None:
     assert theirs._unique_ids is own
 
 
-def test_strict_functions_stay_so_whoever_calls_them_first() -> None:
+def test_strict_functions_stay_strict_after_a_fast_caller() -> None:
     @jit.inline_strict
     def total(x):  # type: ignore[no-untyped-def]
         s = np.float32(0)
@@ -232,7 +232,7 @@ def test_strict_functions_stay_so_whoever_calls_them_first() -> None:
     assert (fast(x), strict(x)) == (in_order, in_order)
 
 
-def test_nan_and_inf_travel_through_fast_math() -> None:
+def test_nan_and_inf_propagate_through_fast_math() -> None:
     @jit.inline
     def total(x):  # type: ignore[no-untyped-def]
         s = np.float32(0)

@@ -1,4 +1,4 @@
-"""Lanes do what NumPy does, operation by operation."""
+"""Every operation of lanes has NumPy's results."""
 
 from __future__ import annotations
 

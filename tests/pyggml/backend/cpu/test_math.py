@@ -121,7 +121,7 @@ def test_log() -> None:
     assert ulps(y, np.log(x.astype(np.float64))) <= 2
 
 
-def test_the_ends_of_float32() -> None:
+def test_extreme_float32_values() -> None:
     inf, nan = np.inf, np.nan
     x = np.array([inf, -inf, nan, 0.0, -0.0, 88.72, 88.73, -87.3, -87.4, 1e30, -1e30] * 9)
     y = compute(x)
@@ -136,7 +136,7 @@ def test_the_ends_of_float32() -> None:
     np.testing.assert_allclose(y["silu"][[0, 2, 3, 9, 10]], [inf, nan, 0, 1e30, 0])
 
 
-def test_the_loops_are_vectorised() -> None:
+def test_loops_are_vectorised() -> None:
     text = all_functions.assembly()
     wide = dict.fromkeys(("avx512amx", "avx512vnni"), "[yz]mm")
     register = {**wide, "avxvnni": "ymm", "avx2": "ymm"}.get(isa(), r"xmm|\.4s")

@@ -24,14 +24,14 @@ from pyggml.quants import BLOCK_TYPES, dequantize, quantize
 from tests.pyggml.ops.harness import encoded, set_scales
 
 Array = npt.NDArray[Any]
-M = 83  # rows with a part of a group
+M = 83  # rows, with an incomplete group
 QUANTIZED = [t for t in INTERLEAVED if t.is_quantized]
 types = pytest.mark.parametrize("kind", INTERLEAVED, ids=lambda t: t.name)
 ALL_X = np.random.default_rng(0).standard_normal((65, 512)).astype(np.float32)
 
 
 def columns(kind: GGMLType) -> int:
-    """A few blocks."""
+    """Columns: a few blocks."""
     return 512 if kind.block_size == 256 else 96
 
 
@@ -46,7 +46,7 @@ def random_rows(kind: GGMLType, n_rows: int = M) -> Array:
 
 
 def rounded(x: Array, size: int) -> Array:
-    """Activations as quantized weights of a block size meet them."""
+    """Activations rounded as for quantized weights of a block size."""
     blocks = x.reshape(len(x), -1, size)
     largest = np.abs(blocks).max(-1, keepdims=True)
     if size == 32:
@@ -87,17 +87,17 @@ def test_against_float64(kind: GGMLType) -> None:
     got = product(kind, rows, x, 2)
     error = np.sum((got - want) ** 2) / np.sum(want**2)
     assert error < (1e-4 if kind.is_quantized else 1e-12)
-    if kind.is_quantized:  # the rest is the activations' rounding, which we know exactly
+    if kind.is_quantized:  # the remaining error is the known rounding of activations
         exact = rounded(x, kind.block_size) @ dequantize(rows, kind).astype(np.float64).T
         f = BLOCK_TYPES[kind]
-        rounded_sums = f.low and not f.minima  # to half floats, as in ggml's Q8_1
+        rounded_sums = f.low and not f.minima  # rounded to half floats, as in ggml's Q8_1
         limit = 1e-6 if rounded_sums else 1e-12
         assert np.sum((got - exact) ** 2) / np.sum(want**2) < limit
 
 
 @pytest.mark.parametrize("kind", QUANTIZED, ids=lambda t: t.name)
 def test_extreme_codes_do_not_saturate(kind: GGMLType) -> None:
-    """All weights and activations at an end of their range: where 16-bit sums would overflow."""
+    """Weights and activations at the ends of their range, where 16-bit sums would overflow."""
     f = BLOCK_TYPES[kind]
     n = 256
     x = np.concatenate([np.full((2, n), 127), np.full((2, n), -127)]).astype(np.float32)
@@ -121,7 +121,7 @@ def test_nan_and_inf_stay_in_their_token(kind: GGMLType) -> None:
     got = product(kind, rows, x, 2)
     assert np.isnan(got[1]).all()
     assert not np.isfinite(got[3]).any()
-    assert np.isnan(got[3]).all() or not kind.is_quantized  # all codes are 0, with every CPU
+    assert np.isnan(got[3]).all() or not kind.is_quantized  # all codes are 0 on every CPU
     assert not got[4].any()
     assert got[[0, 2, 5]].tobytes() == want[[0, 2, 5]].tobytes()
 
@@ -132,7 +132,7 @@ def test_huge_and_tiny_activations(kind: GGMLType, scale: float) -> None:
     rows, x = random_rows(kind), tokens(kind, 5)
     got = product(kind, rows, x * np.float32(scale))
     want = x.astype(np.float64) * scale @ dequantize(rows, kind).astype(np.float64).T
-    if kind.block_size == 256:  # scales are floats; what has no reciprocal is zero
+    if kind.block_size == 256:  # scales are floats; blocks without a reciprocal are 0
         error = np.sum((got - want) ** 2) / np.sum(want**2)
         assert error < 1e-4 or (scale < 1e-36 and not got.any())
     elif kind.is_quantized:  # scales are half floats, as in ggml: 1e30 is inf, and 1e-30 is zero
@@ -169,8 +169,10 @@ def test_batches_share_and_repeat_weights(kind: GGMLType) -> None:
 
 @types
 @pytest.mark.parametrize("half", [GGMLType.F16, GGMLType.BF16], ids=lambda t: t.name)
-def test_half_float_activations_are_those_values_in_float32(kind: GGMLType, half: GGMLType) -> None:
-    """Alone, with a bias behind, and with two readers of one activation."""
+def test_half_float_activations_equal_their_values_in_float32(
+    kind: GGMLType, half: GGMLType
+) -> None:
+    """Also with a bias, and with two matmuls of one activation."""
     halves = quantize(tokens(kind, 7), half)
     values = dequantize(halves, half)
     results = []

@@ -1,4 +1,4 @@
-"""A format that is made up here, by one declaration: all that is derived from it works.
+"""A format made up here by one declaration: all code derived from it works.
 
 The example of ``docs/add-a-format.md``: 32 codes of 3 bits, centred at 4.
 """
@@ -17,11 +17,11 @@ from pyggml import jit
 from pyggml.dtype import GGMLType
 
 Array = npt.NDArray[Any]
-ROWS, COLUMNS = 37, 96  # a part of a group, some blocks
+ROWS, COLUMNS = 37, 96  # an incomplete group, some blocks
 
 
 def add_type(name: str, block_size: int, type_size: int) -> GGMLType:
-    """A tensor type for this process, as a line of ``dtype.py`` makes one.
+    """Add a tensor type to this process, as a line of ``dtype.py`` does.
 
     Compiled code is kept by a type's number, so it changes with this file.
     """
@@ -47,7 +47,7 @@ def declare() -> GGMLType:
 
 
 def decoded(blocks: Array) -> Array:
-    """What the declaration says, written down once more: [n, 14] -> [n, 32]."""
+    """The format decoded independently of its declaration: [n, 14] -> [n, 32]."""
     d = blocks[:, :2].copy().view(np.float16).astype(np.float32)
     codes = np.empty((len(blocks), 32), np.int32)
     for j in range(32):
@@ -58,7 +58,7 @@ def decoded(blocks: Array) -> Array:
 
 
 def child() -> None:
-    """In a process of its own, since tables are filled at import."""
+    """Runs in a process of its own, since tables are filled at import."""
     kind = declare()
     from pyggml.quants import dequantize, quantize, reference_quantize
     from pyggml.quants.validity import count_invalid
@@ -72,7 +72,7 @@ def child() -> None:
     blocks = rng.integers(0, 256, (5000, 14), np.uint8)
     special = ~np.isfinite(decoded(blocks)).all(axis=1)
     assert count_invalid(blocks.reshape(-1), kind)[0] == special.sum() > 0
-    many = rng.standard_normal((300, 320)).astype(np.float32)  # enough for the jitted codec
+    many = rng.standard_normal((300, 320)).astype(np.float32)  # large enough for the jitted codec
     weights = rng.random(320).astype(np.float32)
     for imatrix in (None, weights):
         got = quantize(many, kind, imatrix)
@@ -125,7 +125,7 @@ def child() -> None:
 
 @pytest.mark.parametrize("isa", jit.host_isas())
 def test_one_declaration_is_enough(isa: str) -> None:
-    from tests.pyggml.backend.cpu.test_isa import python  # it imports what reads the tables
+    from tests.pyggml.backend.cpu.test_isa import python  # it imports the readers of the tables
 
     module = "tests.pyggml.backend.cpu.test_new_format"
     done = python(f"from {module} import child; child()", PYGGML_ISA=isa)

@@ -1,4 +1,4 @@
-"""The pool: threads, errors, aborts, nested and parallel callers, forks, the process's end."""
+"""The pool: threads, errors, aborts, nested and parallel callers, forks, interpreter exit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def chain(ctx: Context, n_nodes: int = 40) -> Tensor:
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 4, 9])
-def test_any_number_of_threads_ends(n_threads: int) -> None:
+def test_any_number_of_threads_completes(n_threads: int) -> None:
     node = chain(Context())
     program = lower(node, n_threads)
     for _ in range(30):
@@ -55,7 +55,7 @@ def test_any_number_of_threads_ends(n_threads: int) -> None:
     np.testing.assert_array_equal(node.numpy(), X)
 
 
-def test_more_threads_than_there_can_be_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_threads_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyggml.backend.cpu.lowering.MAX_THREADS", 3)
     node = chain(Context(), 2)
     program = lower(node, MAX_THREADS + 1)
@@ -64,10 +64,10 @@ def test_more_threads_than_there_can_be_are_cut(monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_array_equal(node.numpy(), X)
 
 
-def test_no_user_of_the_pool_has_more_threads_than_there_can_be(
+def test_every_user_of_the_pool_limits_its_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Graphs, arrays of blocks, and weights that are interleaved."""
+    """Graphs, quantization of arrays, and interleaving of weights."""
     ran: list[int] = []
     run = Pool.run
 
@@ -91,7 +91,7 @@ def test_no_user_of_the_pool_has_more_threads_than_there_can_be(
     assert ran == [3, 3, 3]
 
 
-def test_the_number_of_runs_may_wrap_around() -> None:
+def test_run_counter_wraps_around() -> None:
     pool = get_pool()
     node = chain(Context())
     program = lower(node, 2)
@@ -116,14 +116,14 @@ def test_a_parked_worker_wakes_up() -> None:
             time.sleep(0.01)
         pool.run(program)
         np.testing.assert_array_equal(node.numpy(), X)
-        pool.open = 2  # a run that goes on: it must not sleep through it
+        pool.open = 2  # a run in progress: the worker must stay awake
         worker.wake()
         time.sleep(0.05)
         assert not worker._parked
         pool.open = 0
 
 
-def test_an_error_ends_the_run_and_the_next_one_is_fine() -> None:
+def test_a_run_after_an_error_succeeds() -> None:
     ctx = Context()
     table = ctx.from_numpy(X)
     bad = ops.get_rows(ctx, table, ctx.from_numpy(np.array([1, 300], np.int32)))
@@ -171,7 +171,7 @@ def test_a_callable_may_compute_another_graph() -> None:
     np.testing.assert_array_equal(node.numpy(), X + X * np.float32(7))
 
 
-def test_a_callable_may_go_on_after_an_error_inside_of_it() -> None:
+def test_a_callable_may_catch_an_error_of_a_nested_run() -> None:
     ctx = Context()
     table = ctx.from_numpy(X)
     bad = lower(ops.get_rows(ctx, table, ctx.from_numpy(np.array([300], np.int32))), 2)
@@ -187,7 +187,7 @@ def test_a_callable_may_go_on_after_an_error_inside_of_it() -> None:
 
 
 def test_abort_from_another_thread() -> None:
-    """The callable in the middle makes sure that the compute runs when it is aborted."""
+    """The callable waits for the abort, so that the compute is running then."""
     ctx = Context()
     running, aborted = threading.Event(), threading.Event()
 
@@ -235,8 +235,8 @@ def test_two_python_threads_compute_at_once() -> None:
     assert not wrong
 
 
-def test_ctrl_c_between_memory_and_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads must not go on with addresses of memory that is gone."""
+def test_ctrl_c_before_addresses_of_new_memory_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads must not use the addresses of freed memory."""
     pool, node = Pool(), chain(Context(), 2)
     program, larger = lower(node, 2), lower(node, 2)
     larger.scratch_bytes = 2 * program.scratch_bytes
@@ -266,7 +266,7 @@ def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_ctrl_c_while_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of one number would share scratch and a queue."""
+    """Two workers of one number would share scratch memory and a queue."""
 
     def start(thread: threading.Thread) -> None:
         begin(thread)
@@ -331,8 +331,8 @@ def test_the_interpreter_ends_cleanly_with_workers_alive() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_forked_in_a_compute_knows_nothing_of_it() -> None:
-    """The other run has chunks left, which the child must not take for its own."""
+def test_a_child_forked_during_a_compute_does_not_continue_it() -> None:
+    """Chunks of the parent's run are left; the child must not run them."""
     done = python("""
 import threading
 import numba

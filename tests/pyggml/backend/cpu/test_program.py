@@ -1,7 +1,7 @@
-"""A program is its graph: whatever runs at the same time, is fused or shares memory.
+"""Parallel launches, fusion and shared memory do not change a program's results.
 
-Races are not waited for: an adversary runs the chunks of each phase one by one in random order,
-with garbage in the scratch memory, so a missing dependency shows in a single thread.
+Tests do not rely on real races: an adversary runs the chunks of each phase one by one in random
+order, with garbage in the scratch memory, so a missing dependency is seen in a single thread.
 """
 
 from __future__ import annotations
@@ -153,8 +153,7 @@ def test_dropped_barriers_and_fusion_keep_the_bits(recipe: Recipe, seed: int) ->
 
 
 def layer(n_tokens: int, buft: Any = REPACK) -> tuple[CGraph, Tensor, Tensor]:
-    """Two branches that read one norm, far apart, as in GPT-NeoX; gated FFN; residuals; biases;
-    a layer norm."""
+    """Two distant readers of a norm, as in GPT-NeoX; gated FFN; residuals; biases; layer norm."""
     n, n_ff = 64, 96
     weights, data, ctx = Context(no_alloc=True), Context(), Context(no_alloc=True)
     kinds = (GGMLType.Q4_1, GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.F16)
@@ -189,7 +188,7 @@ def layer(n_tokens: int, buft: Any = REPACK) -> tuple[CGraph, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("n_tokens", [1, 5, 7])
-def test_a_layer_has_one_result(n_tokens: int) -> None:
+def test_a_layer_has_the_same_bits_for_any_threads_fusion_and_order(n_tokens: int) -> None:
     graph, _, out = layer(n_tokens)
     get_pool().run(lower(graph, 1, sequential=True, fusion=False))
     want = out.numpy().tobytes()
@@ -213,7 +212,7 @@ def test_independent_nodes_share_a_phase_and_fusion_makes_fewer_launches() -> No
     assert len(lower(graph, sequential=True).phases) > len(fused.phases)
 
 
-# --- what random graphs do not meet ---
+# --- cases that random graphs do not cover ---
 
 
 def run(*results: Tensor) -> None:
@@ -228,8 +227,8 @@ def weight(ctx: Context, n: int = 64) -> Tensor:
     return ctx.new_tensor_2d(GGMLType.Q8_0, 64, n).set(rows)
 
 
-def test_quantized_activations_outlive_other_ones() -> None:
-    """Work memory of a source that is read again later must not serve another in between."""
+def test_quantized_activations_are_kept_until_their_last_reader() -> None:
+    """Work memory of a source with a later reader must not be reused before that reader."""
     ctx = Context()
     x = ctx.from_numpy(RNG.standard_normal((2, 64)).astype(np.float32))
     w = [weight(ctx) for _ in range(3)]
@@ -255,12 +254,12 @@ def test_a_source_that_was_written_is_quantized_again() -> None:
 
 
 def test_a_fused_sum_does_not_overwrite_the_weight_that_it_reads() -> None:
-    """The allocator may put ADD's result where MUL_MAT's sources were; fused they meet."""
+    """The allocator may put ADD's result in the memory of MUL_MAT's sources; fusion must not."""
     ctx, data = Context(no_alloc=True), Context()
     n = 192
     source = data.from_numpy(RNG.standard_normal((n, n)).astype(np.float32))
     other = data.from_numpy(RNG.standard_normal((n, n)).astype(np.float32))
-    computed = ops.scale(ctx, source, 2.0)  # a matmul's weight that ends with it
+    computed = ops.scale(ctx, source, 2.0)  # a weight with no reader after the matmul
     total = ops.add(ctx, other, ops.mul_mat(ctx, computed, source))
     graph = CGraph()
     graph.build_forward_expand(total)
@@ -272,7 +271,7 @@ def test_a_fused_sum_does_not_overwrite_the_weight_that_it_reads() -> None:
             np.testing.assert_allclose(total.numpy(), want, rtol=1e-4, atol=1e-3)
 
 
-def test_an_empty_source_is_no_dependency() -> None:
+def test_an_empty_source_adds_no_dependency() -> None:
     ctx = Context()
     empty = ctx.new_tensor_2d(GGMLType.F32, 0, 4)
     x = ctx.new_tensor_2d(GGMLType.F32, 0, 3)
@@ -284,8 +283,8 @@ def test_an_empty_source_is_no_dependency() -> None:
 # --- work memory ---
 
 
-def test_work_memory_stays_with_the_node_that_took_it() -> None:
-    """However many launches come between a result and its reader, and whatever they take."""
+def test_work_memory_is_not_reused_while_its_node_is_lowered() -> None:
+    """Launches of one node between a result and its reader get other memory."""
     ctx, graph = Context(), CGraph()
     first, second = (ops.silu(ctx, ctx.from_numpy(RNG.random(64, np.float32))) for _ in range(2))
     for node in (first, second):

@@ -70,7 +70,7 @@ def super_twin(x: Array) -> Array:
     out["d"] = np.float32(1) / inverse
     out["q"] = np.rint(rows * inverse[:, None]).astype(np.int8)
     q = out["q"].astype(np.int32)
-    mixed = [0, 2, 1, 3]  # the order of each four sums
+    mixed = [0, 2, 1, 3]  # the order of the sums in each group of four
     out["sums_32"] = q.reshape(-1, 2, 4, 32).sum(-1)[..., mixed].reshape(-1, 8)
     out["sums_16"] = q.reshape(-1, 4, 4, 16).sum(-1)[..., mixed].reshape(-1, 16)
     out["starts"] = -32 * q.reshape(-1, 16, 4, 2, 2).sum(axis=(2, 4))
@@ -122,7 +122,7 @@ def test_fused_has_the_same_bits() -> None:
     assert out.tobytes() == quantize(tensor(x), 2).tobytes() == twin(x).tobytes()
 
 
-def test_nan_and_inf_travel_and_stay_in_their_block() -> None:
+def test_nan_and_inf_propagate_within_their_block() -> None:
     x = np.ones((1, 128), np.float32)
     x[0, 3], x[0, 40], x[0, 70] = np.nan, np.inf, 1e-40
     x[0, 96:] = 1e-42
@@ -139,7 +139,7 @@ def test_nan_and_inf_travel_and_stay_in_their_block() -> None:
 
 
 def by_program(build: Callable[[Context], Tensor], n_threads: int) -> tuple[Array, Array]:
-    """The result of a node, and its blocks as the kernel that computes it writes them."""
+    """The result of a node, and the blocks that its own kernel quantizes."""
     graph = CGraph()
     node = build(Context())
     graph.build_forward_expand(node)
@@ -156,7 +156,7 @@ def by_program(build: Callable[[Context], Tensor], n_threads: int) -> tuple[Arra
 
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("shape", [(1, 1536), (3, 64), (5, 2, 9, 96)])
-def test_norm_and_glu_quantize_what_they_write(n_threads: int, shape: tuple[int, ...]) -> None:
+def test_norm_and_glu_quantize_their_results(n_threads: int, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     x, z = (rng.normal(size=shape).astype(np.float32) for _ in range(2))
     w = rng.normal(size=shape[-1]).astype(np.float32)
@@ -172,7 +172,7 @@ def test_norm_and_glu_quantize_what_they_write(n_threads: int, shape: tuple[int,
         assert blocks.tobytes() == twin(y).tobytes()
 
 
-def test_it_is_vectorised() -> None:
+def test_loops_are_vectorised() -> None:
     for columns in ACTIVATION_BYTES:
         text = quantize_kernel(F32, columns).assembly()
         wide = {"avx512amx": "zmm", "avx512vnni": "zmm", "avxvnni": "ymm", "avx2": "ymm"}

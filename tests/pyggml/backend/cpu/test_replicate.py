@@ -1,4 +1,4 @@
-"""Launches that each thread runs for itself, and how chunks fall to threads."""
+"""Launches replicated on every thread, and the assignment of chunks to threads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def values(program: Program, *results: Tensor) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kinds", [("Q4_0", "Q4_0"), ("Q8_0", "F32"), ("F32", "Q4_K")])
-def test_a_norm_that_matmuls_read_is_run_by_every_thread(kinds: tuple[str, str]) -> None:
+def test_a_norm_read_by_matmuls_is_run_by_every_thread(kinds: tuple[str, str]) -> None:
     ctx = Context()
     normed = ops.rms_norm(ctx, ctx.from_numpy(X), 1e-6)
     made = [ops.mul_mat(ctx, weight(ctx, GGMLType[k]), normed) for k in kinds]
@@ -63,14 +63,14 @@ def test_a_norm_that_matmuls_read_is_run_by_every_thread(kinds: tuple[str, str])
     want = values(program_of(*made, sequential=True, fusion=False), *made)
     for n_threads in (1, 2, 5):
         program = program_of(*made, n_threads=n_threads)
-        own = "K" in "".join(kinds)  # activations with a launch of their own, behind the norm
+        own = "K" in "".join(kinds)  # a separate launch quantizes after the norm
         assert replica_names(program) == ["quantize_256_f32" if own else "rms_norm_f32"]
         assert len(program.phases) == 2 + own
         for _ in range(20):
             assert values(program, *made) == want
 
 
-def test_it_is_run_anew_in_every_run() -> None:
+def test_a_replicated_norm_is_recomputed_in_every_run() -> None:
     ctx = Context()
     x = ctx.from_numpy(X)
     product = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), ops.rms_norm(ctx, x, 1e-6))
@@ -84,11 +84,11 @@ def test_it_is_run_anew_in_every_run() -> None:
         assert values(program, end) == want
 
 
-def test_a_launch_that_others_read_is_not_replicated() -> None:
+def test_a_launch_with_other_readers_is_not_replicated() -> None:
     ctx = Context()
     normed = ops.rms_norm(ctx, ctx.from_numpy(X), 1e-6)
     product = ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0), normed)
-    assert replica_names(program_of(product)) == []  # an eval callback looks at its sources
+    assert replica_names(program_of(product)) == []  # an eval callback may read its sources
     product = ops.scale(ctx, product, 2.0)
     assert replica_names(program_of(product)) == ["rms_norm_f32"]
     assert replica_names(program_of(product, sequential=True)) == []
@@ -112,7 +112,7 @@ def test_a_launch_that_others_read_is_not_replicated() -> None:
     assert replica_names(program_of(product)) == []
 
 
-def test_nobody_computes_from_what_was_overwritten() -> None:
+def test_a_launch_is_not_replicated_if_its_source_is_overwritten() -> None:
     ctx = Context()
     x = ctx.from_numpy(X)
     normed = ops.rms_norm(ctx, x, 1e-6)
@@ -131,8 +131,8 @@ def test_nobody_computes_from_what_was_overwritten() -> None:
     assert run() == run(sequential=True, fusion=False)
 
 
-def test_work_memory_that_was_taken_again_is_not_mistaken() -> None:
-    """The second matmul's activations lie where those of the norm were, which it adds."""
+def test_reused_work_memory_is_not_taken_for_its_earlier_content() -> None:
+    """The second matmul's activations reuse the memory of the norm's; ADD still reads the norm."""
     ctx = Context()
     normed = ops.rms_norm(ctx, ctx.from_numpy(X), 1e-6)
     inner = ops.silu(ctx, ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0, 256), normed))
@@ -152,7 +152,7 @@ def test_a_row_is_quantized_by_every_thread(kinds: tuple[str, str]) -> None:
     ctx = Context()
     x = ctx.from_numpy(X)
     early, late = (ops.mul_mat(ctx, weight(ctx, GGMLType[k]), x) for k in kinds)
-    change = ops.cpy(ctx, ctx.from_numpy(3 * X + 1), x)  # behind the first matmul
+    change = ops.cpy(ctx, ctx.from_numpy(3 * X + 1), x)  # after the first matmul
     made = early, change, late
 
     def run(**options: bool) -> list[bytes]:
@@ -189,7 +189,7 @@ def test_keys_are_rotated_where_they_are_stored() -> None:
     assert "rope_normal_f32" not in replica_names(program)  # of several chunks
 
 
-def test_its_time_is_its_own() -> None:
+def test_a_replicated_norm_has_its_own_time() -> None:
     ctx = Context()
     normed = ops.rms_norm(ctx, ctx.from_numpy(X), 1e-6).set_name("normed")
     product = ops.scale(ctx, ops.mul_mat(ctx, weight(ctx, GGMLType.Q8_0, 4000), normed), 2.0)
@@ -205,7 +205,7 @@ def test_its_time_is_its_own() -> None:
 @given(
     st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=5), min_size=1), st.integers(1, 9)
 )
-def test_every_chunk_falls_to_one_thread(phases: list[list[int]], n: int) -> None:
+def test_every_chunk_is_assigned_to_one_thread(phases: list[list[int]], n: int) -> None:
     chunks = np.array([c for phase in phases for c in phase])
     sizes = np.array([len(phase) for phase in phases])
     first = np.cumsum(sizes) - sizes
@@ -216,11 +216,11 @@ def test_every_chunk_falls_to_one_thread(phases: list[list[int]], n: int) -> Non
     many = chunks >= n
     assert (np.ptp(each[many], axis=1) <= 1).all()
     few = np.add.reduceat(np.where(many[:, None], 0, each), first)
-    assert (np.ptp(few, axis=1) <= 1).all()  # dealt together
+    assert (np.ptp(few, axis=1) <= 1).all()  # distributed together
 
 
 def test_chunks_of_a_thread_that_is_busy_are_taken_by_others() -> None:
-    """The first chunk ends when all others have."""
+    """The first chunk waits for all others to end."""
 
     @numba.njit
     def wait_for_all(node, chunk, n_chunks, scratch):  # type: ignore[no-untyped-def]

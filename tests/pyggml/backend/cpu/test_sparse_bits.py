@@ -1,4 +1,4 @@
-"""MUL_MAT_SPARSE, AXPY and the fused part: one set of bits for a token, whatever surrounds it."""
+"""MUL_MAT_SPARSE, AXPY and the fused FFN: a token's bits do not depend on the other tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyggml.tensor import Tensor
 from tests.pyggml.ops.harness import encoded
 
 Array = npt.NDArray[Any]
-F = 1100  # rows of two segments
+F = 1100  # rows: two segments
 INF = float("inf")
 RNG = np.random.default_rng(0)
 ALL_X = RNG.standard_normal((40, 256)).astype(np.float32)
@@ -40,7 +40,7 @@ types = pytest.mark.parametrize("kind", INTERLEAVED, ids=lambda t: t.name)
 
 
 def columns(kind: GGMLType) -> int:
-    """With a part of a group of AXPY's, where blocks allow it."""
+    """Columns, with an incomplete group of AXPY where the block size allows it."""
     return max(96, kind.block_size)
 
 
@@ -97,7 +97,7 @@ def sums(
 @types
 @pytest.mark.parametrize("threshold", [0.98, 0.8, 0.2])
 def test_active_results_are_mul_mats_and_the_others_zero(kind: GGMLType, threshold: float) -> None:
-    """Few tokens that need a row, and many, and all: each way has MUL_MAT's bits."""
+    """Each path has MUL_MAT's bits: few, many or all tokens need a row."""
     ctx = Context()
     w = matrix(ctx, kind, rows(kind))
     dense = compute(ops.mul_mat(ctx, w, ctx.from_numpy(tokens(kind, 40))), n_threads=2)
@@ -125,7 +125,7 @@ def test_sums_depend_on_the_token_alone(kind: GGMLType) -> None:
 
 @pytest.mark.parametrize("threshold", [0.8, -INF])
 def test_sums_of_several_blocks_of_tokens(threshold: float) -> None:
-    """600 tokens are three blocks, of which each has the values of its own in a row."""
+    """600 tokens are three blocks of tokens with values of their own."""
     ctx = Context()
     y, scores = (ctx.from_numpy(np.tile(v, (15, 1))) for v in (Y, SCORES))
     w = matrix(ctx, GGMLType.Q4_0, rows(GGMLType.Q4_0))
@@ -135,8 +135,8 @@ def test_sums_of_several_blocks_of_tokens(threshold: float) -> None:
 
 
 @types
-def test_sums_are_chains_over_segments(kind: GGMLType) -> None:
-    """The very bits: float32 weights, one rounding for each row, segments of 1,024 added."""
+def test_sums_are_accumulated_per_segment(kind: GGMLType) -> None:
+    """Float32 sums with one rounding for each row; sums of segments of 1,024 rows are added."""
     w = dequantize(rows(kind), kind).astype(np.float64)
     total = np.zeros((2, columns(kind)), np.float32)
     for start in range(0, F, 1024):
@@ -144,9 +144,9 @@ def test_sums_are_chains_over_segments(kind: GGMLType) -> None:
         for j in range(start, min(F, start + 1024)):
             y = np.where(SCORES[:2, j] >= 0.8, Y[:2, j], 0).astype(np.float64)
             products = y[:, None] * w[j]
-            if not isinstance(vectors(), HardwareFloats):  # no multiply-add: one rounding more
+            if not isinstance(vectors(), HardwareFloats):  # a second rounding without FMA
                 products = products.astype(np.float32)
-            part = (part + products).astype(np.float32)  # exact but for one last bit
+            part = (part + products).astype(np.float32)  # exact except for the last bit
         total += part
     got = sums(kind, 2, 0.8)
     assert np.mean(got == total) > 0.99
@@ -155,7 +155,7 @@ def test_sums_are_chains_over_segments(kind: GGMLType) -> None:
 
 @types
 def test_placement(kind: GGMLType) -> None:
-    """Marked neurons here plus the bucket's there are all, to the bit where one of both is zero."""
+    """Sums of both devices' neurons are those of all; bits are equal if one summand is zero."""
     ctx = Context()
     data = rows(kind)
     x, y, idx = (ctx.from_numpy(v[:3]) for v in (tokens(kind, 3), Y, SCORES))
@@ -171,9 +171,9 @@ def test_placement(kind: GGMLType) -> None:
         np.testing.assert_allclose(here + there, whole, rtol=1e-4, atol=1e-4)
 
 
-# --- the fused feed-forward part ---
+# --- the fused feed-forward block ---
 
-Inner = Callable[[Context, Tensor, Tensor, Tensor], Tensor]  # up, gate, bias -> what AXPY takes
+Inner = Callable[[Context, Tensor, Tensor, Tensor], Tensor]  # up, gate, bias -> input of AXPY
 ROW_GATES: dict[str, Inner] = {
     "reglu": lambda ctx, up, gate, _: ops.glu_split(ctx, gate, up, "reglu"),
     "swiglu": lambda ctx, up, gate, _: ops.glu_split(ctx, gate, up, "swiglu"),
@@ -193,7 +193,7 @@ def feed_forward(
     kind: GGMLType, inner: Inner, n: int, *, exact: bool = False, gated: bool = True,
     n_threads: int = 1, fusion: bool = True,
 ) -> tuple[Array, list[str]]:  # fmt: skip
-    """The part's result, and the names of the kernels."""
+    """The result of the feed-forward block, and the names of its kernels."""
     ctx = Context()
     up_w, gate_w, down_w = (matrix(ctx, kind, rows(kind, seed=i)) for i in range(3))
     bias = ctx.from_numpy(np.linspace(-1, 1, F, dtype=np.float32))
@@ -215,7 +215,7 @@ def feed_forward(
 
 
 @types
-def test_the_fused_part_has_the_bits_of_its_nodes(kind: GGMLType) -> None:
+def test_fused_feed_forward_has_the_bits_of_its_nodes(kind: GGMLType) -> None:
     want, apart = feed_forward(kind, ROW_GATES["reglu"], 40, fusion=False)
     assert np.isfinite(want).all() and want.any()
     assert "zero_f32" in apart
@@ -227,7 +227,7 @@ def test_the_fused_part_has_the_bits_of_its_nodes(kind: GGMLType) -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", [*ROW_GATES, *NO_GATES])
-def test_every_form_of_the_fused_part(name: str, exact: bool) -> None:
+def test_every_variant_of_the_fused_feed_forward(name: str, exact: bool) -> None:
     kind, gated = GGMLType.Q8_0, name in ROW_GATES
     inner = {**ROW_GATES, **NO_GATES}[name]
     want, _ = feed_forward(kind, inner, 5, exact=exact, gated=gated, fusion=False)
@@ -238,7 +238,7 @@ def test_every_form_of_the_fused_part(name: str, exact: bool) -> None:
         assert "zero_f32" not in names
 
 
-def test_what_is_read_elsewhere_or_selected_otherwise_is_not_fused() -> None:
+def test_other_readers_scores_or_thresholds_prevent_fusion() -> None:
     ctx = Context()
     kind = GGMLType.F16
     w, x = matrix(ctx, kind, rows(kind)), ctx.from_numpy(tokens(kind, 2))
@@ -256,12 +256,12 @@ def test_what_is_read_elsewhere_or_selected_otherwise_is_not_fused() -> None:
         assert got.tobytes() == compute(*nodes[:2], fusion=False).reshape(got.shape).tobytes()
 
 
-# --- what scores and rows may be ---
+# --- legal and bad scores and rows ---
 
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("op", ["mul_mat_sparse", "axpy"])
-def test_a_score_that_is_not_a_number_is_an_error(op: str, n: int) -> None:
+def test_a_nan_score_is_an_error(op: str, n: int) -> None:
     ctx = Context()
     scores = SCORES[:n].copy()
     scores[n - 1, F - 1] = np.nan
@@ -273,7 +273,7 @@ def test_a_score_that_is_not_a_number_is_an_error(op: str, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 3, 20])
 def test_a_bucket_without_neurons_adds_nothing(n: int) -> None:
-    """What a placement leaves here when all neurons went elsewhere."""
+    """A placement of all neurons on the other device leaves an empty bucket."""
     kind = GGMLType.Q8_0
     ctx = Context()
     w, bucket = matrix(ctx, kind, rows(kind)[:0]), ctx.from_numpy(BUCKET[:0])
@@ -283,7 +283,7 @@ def test_a_bucket_without_neurons_adds_nothing(n: int) -> None:
 
 
 @pytest.mark.parametrize("neuron", [-1, F])
-def test_a_bucket_of_no_neuron_is_an_error(neuron: int) -> None:
+def test_a_bucket_index_out_of_range_is_an_error(neuron: int) -> None:
     ctx = Context()
     bucket = ctx.from_numpy(np.array([3, neuron], np.int32))
     w = matrix(ctx, GGMLType.Q8_0, rows(GGMLType.Q8_0)[:2])
@@ -295,14 +295,14 @@ def test_a_bucket_of_no_neuron_is_an_error(neuron: int) -> None:
 @types
 @pytest.mark.parametrize("n", [1, 3, 20])
 def test_inactive_rows_are_not_read(kind: GGMLType, n: int) -> None:
-    """Their bytes are NaN: in a product or a sum they would show."""
+    """Inactive rows are filled with NaN, which would propagate."""
     active = SCORES[:n] >= 0.9
     data = rows(kind).copy()
     bytes_of = data.view(np.uint8).reshape(F, -1)
     bytes_of[~active.any(0)] = 0xFF
     ctx = Context()
     w, idx = matrix(ctx, kind, data), ctx.from_numpy(SCORES[:n])
-    y = np.where(active, Y[:n], np.float32(np.nan))  # what is not active is not even a number
+    y = np.where(active, Y[:n], np.float32(np.nan))  # inactive values are NaN
     for node in (
         ops.mul_mat_sparse(ctx, w, ctx.from_numpy(tokens(kind, n)), idx, 0.9),
         ops.axpy(ctx, w, ctx.from_numpy(y), idx, 0.9),

@@ -1,4 +1,4 @@
-"""Sums of float32 in the order that the module says."""
+"""Sums of float32 in the documented order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pyggml.backend.cpu.simd.total import max_f32, total_f32
 from pyggml.jit import isa
 
-assert isa()  # chosen before anything here is compiled
+assert isa()  # the instruction set must be chosen before compiling
 
 
 @nb.njit
@@ -39,12 +39,12 @@ def in_order(x: npt.NDArray[np.float32]) -> np.float32:
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 64, 576, 1023])
-def test_the_order_is_ours(n: int) -> None:
+def test_sum_has_the_documented_order(n: int) -> None:
     x = np.random.default_rng(n).normal(0, 1e3, n).astype(np.float32)
     assert total_of(x.ctypes.data, n) == in_order(x)
 
 
-def test_nan_and_inf_travel() -> None:
+def test_nan_and_inf_propagate() -> None:
     x = np.ones(40, np.float32)
     x[35] = np.inf
     assert total_of(x.ctypes.data, 40) == np.inf
@@ -53,7 +53,7 @@ def test_nan_and_inf_travel() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 64, 576, 1023])
-def test_the_largest(n: int) -> None:
+def test_maximum(n: int) -> None:
     x = np.random.default_rng(n).normal(0, 1e3, n).astype(np.float32)
     assert max_of(x.ctypes.data, n) == x.max(initial=-np.inf)
     for i in range(0, n, 7):

@@ -1,4 +1,4 @@
-"""Values that are measured on the host: where they come from, and that they change no bits."""
+"""Tuning values measured on the host: their sources, and that they change no bits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RECORD = Record("some CPU", 0.25, (Choice("one_hint", 3, {2: 10.0, 3: 12.5}, 1.2
 
 @pytest.fixture(autouse=True)
 def afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Nothing is set or measured, and what is measured is kept in a folder of the test's."""
+    """No value is set or measured; records are kept in a temporary folder."""
     monkeypatch.delenv("PYGGML_TUNING", raising=False)
     jit.isa()
     cache = CodeCache(tmp_path / "code")
@@ -42,7 +42,7 @@ def afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield cache.path
 
 
-# --- by hand ---
+# --- the environment variable ---
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (" few_bytes = 64 , default,", {"few_bytes": 64}, False),
     ],
 )
-def test_values_by_hand(
+def test_values_of_the_environment_variable(
     text: str, values: dict[str, int], measured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYGGML_TUNING", text)
@@ -76,14 +76,16 @@ def test_values_by_hand(
         ("one_bytes=99999999999999999999", "wanted 0 to 65536"),
     ],
 )
-def test_mistakes_by_hand(text: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_in_the_environment_variable(
+    text: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYGGML_TUNING", text)
     with pytest.raises(PyggmlError, match="PYGGML_TUNING") as error:
         tuning.tuning()
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-# --- what was measured ---
+# --- records ---
 
 
 def test_a_record_is_kept_for_this_cpu(afresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +103,7 @@ def test_a_record_is_kept_for_this_cpu(afresh: Path, monkeypatch: pytest.MonkeyP
     assert tuning.load() is None
 
 
-def test_a_place_that_cannot_be_written() -> None:
+def test_a_record_is_used_where_it_cannot_be_written() -> None:
     jit.code_cache(jit.isa()).writable = False
     tuning.save(RECORD)
     assert tuning.tuning().one_hint == 3 and tuning.load() is None
@@ -120,7 +122,7 @@ DAMAGE: list[Callable[[dict[str, Any]], Any]] = [
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_record_counts_as_none(damage: Callable[[dict[str, Any]], Any]) -> None:
+def test_a_damaged_record_is_ignored(damage: Callable[[dict[str, Any]], Any]) -> None:
     cache = jit.code_cache(jit.isa())
     text = json.dumps(damage(json.loads(RECORD.to_json())))
     cache.write(tuning._entry(), text.encode())
@@ -143,10 +145,10 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("text", SAMPLES)
-def test_the_identity_of_a_cpu(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_identity(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cpuinfo"
     monkeypatch.setattr(host, "_CPUINFO", path)
-    assert host.cpu_identity()  # the platform's words
+    assert host.cpu_identity()  # from the platform module
     path.write_text(text)
     assert host.cpu_identity() == SAMPLES[text]
 
@@ -158,11 +160,11 @@ def test_the_identity_of_a_cpu(text: str, tmp_path: Path, monkeypatch: pytest.Mo
     ("seconds", "value"),
     [
         ({2: 1.0, 0: 1.2, 3: 1.5}, 2),
-        ({2: 1.0, 0: 0.95, 3: 1.5}, 2),  # not enough of a gain
+        ({2: 1.0, 0: 0.95, 3: 1.5}, 2),  # too small a gain
         ({2: 1.0, 0: 0.8, 3: 0.5}, 3),
     ],
 )
-def test_a_default_is_left_for_a_clear_gain_only(
+def test_a_default_is_replaced_only_for_a_clear_gain(
     seconds: dict[int, float], value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = {v: SimpleNamespace(enqueue=partial(int, v)) for v in seconds}
@@ -174,7 +176,7 @@ def test_a_default_is_left_for_a_clear_gain_only(
     assert choice.rates == {v: pytest.approx(1 / s) for v, s in seconds.items()}
 
 
-def test_the_races_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_MIN_BYTES", 40 << 20)
     monkeypatch.setattr(measure, "_MAX_BYTES", 40 << 20)
     record = measure.measure()
