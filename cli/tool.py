@@ -6,7 +6,7 @@
 
     command()                                      # parses sys.argv, runs, exits with a code
 
-What it adds to click:
+Additions to click:
 
 - Flags must be written in full: ``-n3`` is not ``-n 3``. An unknown flag suggests the nearest one,
   or says why a flag of llama.cpp's is not supported.

@@ -8,7 +8,13 @@
     ├── StateError           (ValueError)   a saved state that is damaged or does not match
     ├── TemplateError        (ValueError)   a chat template failed or exceeded its limits
     ├── HubError             (ValueError)   a model could not be fetched from the model hub
+    ├── SamplingError        (ValueError)   illegal sampling parameters, logits or tokens
+    ├── PerplexityError      (ValueError)   a text that is too short, or logits that are not finite
+    ├── SavedLogitsError     (ValueError)   a file of logits that is damaged or does not match
     ├── BenchFileError       (ValueError)   a results file without comparable benchmark rows
+    ├── QueueFull            (RuntimeError) the maximum number of waiting requests is reached
+    ├── ReentrantCall        (RuntimeError) a callback called the object that is calling it
+    ├── Forked               (RuntimeError) the process was forked while another thread computed
     └── NotSupported         (ValueError, NotImplementedError)   only llama-cpp-python has it
 
 A message names the object, the value found, the values allowed, and the next step.
@@ -55,3 +61,27 @@ class BenchFileError(PyllamaError, ValueError):
 
 class NotSupported(PyllamaError, NotImplementedError, ValueError):
     """A feature of llama-cpp-python that pyllama does not have yet."""
+
+
+class QueueFull(PyllamaError, RuntimeError):
+    """The maximum number of waiting requests is reached."""
+
+
+class ReentrantCall(PyllamaError, RuntimeError):
+    """A callback called the object that is calling it."""
+
+
+class SavedLogitsError(PyllamaError, ValueError):
+    """A file is not a file of logits, is truncated, or is of another model."""
+
+
+class PerplexityError(PyllamaError, ValueError):
+    """The text is shorter than two chunks, or logits are not finite."""
+
+
+class Forked(PyllamaError, RuntimeError):
+    """The process was forked while another thread was using the object."""
+
+
+class SamplingError(PyllamaError, ValueError):
+    """Illegal sampling parameters, logits or tokens."""

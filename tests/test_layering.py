@@ -208,3 +208,16 @@ def test_no_interpreter_imports_from_the_current_folder() -> None:
         for line in commands_in_danger(path.read_text(encoding="utf-8"))
     ]
     assert not found
+
+
+@pytest.mark.parametrize("package", ["pyggml", "pyllama"])
+def test_the_tree_of_errors_is_in_one_file(package: str) -> None:
+    elsewhere = [
+        f"{name}.{node.name}"
+        for name, path in MODULES.items()
+        if name.startswith(f"{package}.") and not name.endswith(".errors")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and {"PyggmlError", "PyllamaError"} & {ast.unparse(base) for base in node.bases}
+    ]
+    assert not elsewhere

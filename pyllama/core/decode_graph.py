@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.rounding import round_up
 from pyggml.sched import Schedule
 from pyggml.tensor import Tensor
 
@@ -110,4 +111,4 @@ def bucket(n: int) -> int:
     if n <= 16:
         return n
     step = 1 << ((n - 1).bit_length() - 4)
-    return -(-n // step) * step
+    return round_up(n, step)

@@ -16,11 +16,7 @@ import weakref
 from collections.abc import Callable
 from types import TracebackType
 
-from ..errors import PyllamaError
-
-
-class Forked(PyllamaError, RuntimeError):
-    """The process was forked while another thread was using the object."""
+from ..errors import Forked
 
 
 class ForkLock:

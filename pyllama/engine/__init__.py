@@ -9,19 +9,11 @@
 docs/engine.md shows a step, a server loop and a drafter.
 """
 
-from .call_lock import CallLock, ReentrantCall
+from ..errors import QueueFull, ReentrantCall
+from .call_lock import CallLock
 from .engine import Engine
 from .lease import Lease
-from .request import (
-    EndReason,
-    Event,
-    Policy,
-    QueueFull,
-    Request,
-    StoppingCriteria,
-    TokenLogprob,
-    Usage,
-)
+from .request import EndReason, Event, Policy, Request, StoppingCriteria, TokenLogprob, Usage
 from .text import TextAssembler
 from .timings import Timings
 

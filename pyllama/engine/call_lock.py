@@ -13,14 +13,10 @@ from types import TracebackType
 from typing import TypeVar
 
 from ..core.fork_lock import ForkLock
-from ..errors import PyllamaError
+from ..errors import ReentrantCall
 
 T = TypeVar("T")
 Steps = Generator[T, Sequence[int] | None, None]
-
-
-class ReentrantCall(PyllamaError, RuntimeError):
-    """A callback called the object that is calling it."""
 
 
 class CallLock(ForkLock):

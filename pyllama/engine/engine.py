@@ -28,22 +28,11 @@ import numpy as np
 
 from ..core.batch import Batch
 from ..core.state import dump_state, restore_state
-from ..errors import BatchError, ContextFull, StateError
+from ..errors import BatchError, ContextFull, QueueFull, ReentrantCall, StateError
 from ..sampling import Chain, apply_logits_processors
-from .call_lock import ReentrantCall
 from .job import Job
 from .logprobs import token_logprob
-from .request import (
-    EndReason,
-    Event,
-    Floats,
-    Kind,
-    Policy,
-    QueueFull,
-    Request,
-    Run,
-    check_prompt,
-)
+from .request import EndReason, Event, Floats, Kind, Policy, Request, Run, check_prompt
 from .sequence import UNKNOWN, Row, Sequence, batch_of, n_common
 from .text import TextAssembler
 from .timings import Timings

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import BatchError, ContextFull, PyllamaError
+from ..errors import BatchError, ContextFull
 from ..sampling import LogitsProcessor, SamplingParams
 
 Floats = npt.NDArray[np.float32]
@@ -23,10 +23,6 @@ StoppingCriteria = Callable[[Ids, Floats], bool]
 EndReason = Literal["eog", "stop", "length", "abort", "deadline"]
 Kind = Literal["progress", "tokens", "shift", "end", "error"]
 MIN_ROOM = 4  # cells that a prompt must leave free, as in llama.cpp
-
-
-class QueueFull(PyllamaError, RuntimeError):
-    """The maximum number of waiting requests is reached."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from pyllama.sampling import SamplingError
+from pyllama.errors import SamplingError
 
 
 class StopStrings:

@@ -24,8 +24,9 @@ from pyggml.sched import to_numpy
 from pyggml.tensor import Tensor
 
 from ..engine import Engine, Lease
+from ..errors import PerplexityError
 from ..quantize.importance import Entry, Importance
-from .perplexity import Perplexity, PerplexityError, check_finite, token_losses
+from .perplexity import Perplexity, check_finite, token_losses
 
 if TYPE_CHECKING:
     from ..core.context import Context

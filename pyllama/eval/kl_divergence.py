@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ContextFull
+from ..errors import ContextFull, SavedLogitsError
 from .perplexity import check_finite, scored_logits
-from .saved_logits import SavedLogits, SavedLogitsError
+from .saved_logits import SavedLogits
 
 if TYPE_CHECKING:
     from ..core.context import Context

@@ -22,17 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine import Engine, Lease
-from ..errors import BatchError, ContextFull, PyllamaError
+from ..errors import BatchError, ContextFull, PerplexityError
 from .saved_logits import logits_writer
 
 if TYPE_CHECKING:
     from ..core.context import Context
 
 _BLOCK_ROWS = 4  # rows of logits at a time, so that their copy stays in the L2 cache
-
-
-class PerplexityError(PyllamaError, ValueError):
-    """The text is shorter than two chunks, or logits are not finite."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from pyggml.files import replacing
 from pyggml.gguf.mapped import read_bytes
 
-from ..errors import PyllamaError
+from ..errors import SavedLogitsError
 
 Floats = npt.NDArray[np.float32]
 
@@ -37,10 +37,6 @@ _RANGE = np.float32(16)
 # Log probabilities are at most 0 and at least -16 - ln(2^31) = -37.5; rounded outwards.
 _MIN_LOG_PROB, _MAX_LOG_PROB = -40.0, 1.0
 _BLOCK_ROWS = 4  # rows of logits at a time, so that their copies stay in the L2 cache
-
-
-class SavedLogitsError(PyllamaError, ValueError):
-    """A file is not a file of logits, is truncated, or is of another model."""
 
 
 def n_scored(n_ctx: int) -> int:

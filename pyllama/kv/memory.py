@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from pyggml.buffer import HOST, BufferType
 from pyggml.dtype import GGMLType
+from pyggml.rounding import round_up
 
 from ..errors import BatchError, PyllamaError
 from ..hparams import HParams
@@ -183,4 +184,4 @@ def window_cells(window: int, n_seq_max: int, n_ubatch: int, unified: bool) -> i
     """Cells that always suffice for a window; entries are evicted in whole chunks."""
     one = window + CHUNK
     cells = n_seq_max * one + n_ubatch if unified else n_seq_max * (one + n_ubatch)
-    return -(-cells // CHUNK) * CHUNK
+    return round_up(cells, CHUNK)

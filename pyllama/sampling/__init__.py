@@ -7,6 +7,7 @@
 A chain belongs to one generation: it has a random stream and a history. Not thread-safe.
 """
 
+from pyllama.errors import SamplingError
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.chain import SAMPLERS, Chain
 from pyllama.sampling.logits_processor import (
@@ -14,7 +15,7 @@ from pyllama.sampling.logits_processor import (
     LogitsProcessorList,
     apply_logits_processors,
 )
-from pyllama.sampling.params import RANDOM_SEED, SamplingError, SamplingParams
+from pyllama.sampling.params import RANDOM_SEED, SamplingParams
 from pyllama.sampling.rng import Mt19937
 from pyllama.sampling.sampler import ChainSetup, Sampler
 

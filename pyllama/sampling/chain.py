@@ -22,11 +22,12 @@ from itertools import takewhile
 
 import numpy as np
 
+from pyllama.errors import SamplingError
 from pyllama.sampling.bias import LogitBias
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.dist import Dist
 from pyllama.sampling.fused import Fused
-from pyllama.sampling.params import SamplingError, SamplingParams
+from pyllama.sampling.params import SamplingParams
 from pyllama.sampling.penalties import Penalties
 from pyllama.sampling.rng import Mark as StreamMark
 from pyllama.sampling.sampler import ChainSetup, Sampler

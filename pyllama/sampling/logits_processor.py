@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from pyllama.sampling.params import SamplingError
+from pyllama.errors import SamplingError
 
 LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.single]], NDArray[np.single]]
 

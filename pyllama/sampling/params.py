@@ -12,17 +12,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pyllama.errors import PyllamaError
+from pyllama.errors import SamplingError
 
 RANDOM_SEED = 0xFFFFFFFF
 """llama.cpp's value for a random seed; -1 means the same."""
 
 LARGEST = 2.0**128 - 2.0**104  # maximum of float32, the type of samplers
 MIN_REPEAT_PENALTY = 1e-6  # below it a float32 logit divided by the penalty may overflow
-
-
-class SamplingError(PyllamaError, ValueError):
-    """Illegal sampling parameters, logits or tokens."""
 
 
 @dataclass(frozen=True, slots=True)

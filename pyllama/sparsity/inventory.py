@@ -18,6 +18,7 @@ from typing import NamedTuple
 from pyggml.buffer import ALIGNMENT
 from pyggml.dtype import GGMLType, row_size
 from pyggml.gguf import GGUFFile
+from pyggml.rounding import round_up
 
 from ..arch import get_arch
 from ..core.loader import check_tensors
@@ -82,7 +83,7 @@ class Inventory:
 
 def padded(nbytes: int) -> int:
     """Return a size rounded up to the alignment of tensors."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return round_up(nbytes, ALIGNMENT)
 
 
 def inventory(

@@ -21,6 +21,7 @@ from pyggml.dtype import GGMLType
 from pyggml.gguf import GGUFFile, TensorInfo
 from pyggml.ops.sparse import pack_signs
 from pyggml.quants import dequantize, quantize
+from pyggml.rounding import ceil_div
 
 from ..graph.variants import ANY, Bytes, Made, WeightPlan
 from ..hparams import HParams
@@ -155,7 +156,7 @@ def _signs(info: TensorInfo) -> Made:
         return [np.concatenate(pieces).view(np.uint8).reshape(-1)]
 
     name = info.name.replace(".weight", "_signs")
-    return Made(info, ((name, GGMLType.I32, (-(-n // 32), n_rows, 1, 1)),), make)
+    return Made(info, ((name, GGMLType.I32, (ceil_div(n, 32), n_rows, 1, 1)),), make)
 
 
 def _svd(info: TensorInfo, rank: int, seed: int) -> Made:

@@ -19,6 +19,7 @@ from ... import host
 from ...buffer import ALIGNMENT, zeroed
 from ...dtype import row_size
 from ...errors import ShapeError, TypeMismatch
+from ...rounding import ceil_div
 from ...tensor import Tensor
 from .layout import INTERLEAVED, ROWS, deinterleave, group_bytes, interleave
 
@@ -86,7 +87,7 @@ class RepackBufferType:
                 f"tensor '{tensor.name}' is {tensor.type.name}, which {self.name} cannot "
                 "interleave; allocate it in a buffer of another type"
             )
-        groups = -(-tensor.ne[1] // ROWS)
+        groups: int = ceil_div(tensor.ne[1], ROWS)
         return groups * group_bytes(tensor.type, tensor.ne[0]) * tensor.ne[2] * tensor.ne[3]
 
     def accepts(self, tensor: Tensor) -> bool:

@@ -33,6 +33,7 @@ import numpy as np
 from ...dtype import GGMLType
 from ...quants.block import BLOCK_TYPES, Bits, BlockType, Bytes, Field, bit_row, half, places, width
 from ...quants.codebook import Entries
+from ...rounding import ceil_div
 
 ROWS = 16
 LINE = 64
@@ -251,7 +252,7 @@ def _items(type: GGMLType) -> list[slice]:
 def interleave(type: GGMLType, rows: Bytes) -> Bytes:
     """Rows in ggml's layout, uint8[n_rows, row_bytes], as groups (the reference of the kernels)."""
     n_rows, row_bytes = rows.shape
-    groups = -(-n_rows // ROWS)
+    groups = ceil_div(n_rows, ROWS)
     padded = np.zeros((groups * ROWS, row_bytes), np.uint8)
     padded[:n_rows] = rows
     blocks = padded.reshape(groups, ROWS, -1, type.type_size).swapaxes(1, 2)  # [.., 16, bytes]

@@ -19,6 +19,7 @@ from ... import host
 from ...cgraph import CGraph
 from ...dtype import row_size
 from ...jit import kernel
+from ...rounding import ceil_div
 from ...tensor import Tensor
 from .abi import DST, data, first_row, i64_ptr, params_of
 from .kernels.weights import PACK, decode_rows, pack, packed_bytes, weight_traits
@@ -103,7 +104,7 @@ def _run(
         row_bytes, bytes_of_16 = row_size(tensor.type, n), group_bytes(tensor.type, n)
         start, traits = int(source.ctypes.data), weight_traits(tensor, PACK)
         params = Repack(start, row_bytes, tensor.ne[1], n, bytes_of_16, matrices, traits)
-        groups = -(-tensor.ne[1] // ROWS) * matrices
+        groups = ceil_div(tensor.ne[1], ROWS) * matrices
         scratch = TABLE_BYTES + row_bytes + 4 + packed_bytes(tensor)
         low.launch(repack_groups, tensor, params, min(groups, 256), src=(), scratch=scratch)
     run(low)

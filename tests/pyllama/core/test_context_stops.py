@@ -166,7 +166,7 @@ FORK_IN_A_DECODE = """
 import os, sys, threading, time
 import numpy as np
 from pyllama import Batch, Context, Llama, Model
-from pyllama.core.fork_lock import Forked
+from pyllama.errors import Forked
 
 path = sys.argv[1]
 context = Context(Model.load(path), n_ctx=4096, n_threads=2)

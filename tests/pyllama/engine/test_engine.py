@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from pyggml.errors import Aborted
 from pyllama import Context, Model
-from pyllama.engine import Engine, Event, Lease, Policy, QueueFull, ReentrantCall, Request
-from pyllama.errors import BatchError, ContextFull
+from pyllama.engine import Engine, Event, Lease, Policy, Request
+from pyllama.errors import BatchError, ContextFull, QueueFull, ReentrantCall
 from pyllama.sampling import SamplingParams
 
 from ..fake_context import EOS, TEXT, FakeContext, FakeModel, ids

@@ -8,8 +8,8 @@ import pytest
 from pyggml.errors import Aborted
 from pyllama.engine import Timings
 from pyllama.engine.generate import generate, generate_text
-from pyllama.errors import BatchError, ContextFull
-from pyllama.sampling import SamplingError, SamplingParams
+from pyllama.errors import BatchError, ContextFull, SamplingError
+from pyllama.sampling import SamplingParams
 
 from ..fake_context import EOS, TEXT, FakeContext, FakeModel, ids
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllama.engine.stopping import StopStrings
-from pyllama.sampling import SamplingError
+from pyllama.errors import SamplingError
 
 PROPERTY = settings(deadline=None, max_examples=200)
 

@@ -10,8 +10,9 @@ import pytest
 from pyggml.errors import ComputeError
 from pyllama import Context, Model
 from pyllama.convert import convert
+from pyllama.errors import PerplexityError
 from pyllama.eval.imatrix import Collector, collect_importance
-from pyllama.eval.perplexity import PerplexityError, perplexity
+from pyllama.eval.perplexity import perplexity
 from pyllama.inspect.observe import observe
 from pyllama.quantize import Importance, read_importance, write_importance
 from pyllama.quantize.importance import Entry

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama.errors import ContextFull
+from pyllama.errors import ContextFull, PerplexityError, SavedLogitsError
 from pyllama.eval.kl_divergence import kl_divergence, percentile
-from pyllama.eval.perplexity import PerplexityError, perplexity
-from pyllama.eval.saved_logits import SavedLogits, SavedLogitsError, encode, logits_writer, n_scored
+from pyllama.eval.perplexity import perplexity
+from pyllama.eval.saved_logits import SavedLogits, encode, logits_writer, n_scored
 
 from ..fake_context import BOS, FakeContext, FakeModel
 

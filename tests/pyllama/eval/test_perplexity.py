@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from pyllama.errors import BatchError, ContextFull
-from pyllama.eval.perplexity import Perplexity, PerplexityError, perplexity, token_losses
+from pyllama.errors import BatchError, ContextFull, PerplexityError
+from pyllama.eval.perplexity import Perplexity, perplexity, token_losses
 
 from ..fake_context import BOS, FakeContext, FakeModel
 

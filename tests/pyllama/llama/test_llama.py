@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from pyggml.errors import Aborted
-from pyllama.engine import ReentrantCall
-from pyllama.errors import BatchError, ContextFull
+from pyllama.errors import BatchError, ContextFull, ReentrantCall
 from pyllama.llama.llama import StoppingCriteriaList
 
 from ..fake_context import BOS, EOS, TEXT, ids, text_of

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama.sampling import LogitsProcessorList, SamplingError, apply_logits_processors
+from pyllama.errors import SamplingError
+from pyllama.sampling import LogitsProcessorList, apply_logits_processors
 
 IDS = np.array([1, 2], np.intc)
 

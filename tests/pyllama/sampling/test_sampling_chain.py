@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from pyllama.errors import SamplingError
 from pyllama.sampling import (
     SAMPLERS,
     Candidates,
@@ -18,7 +19,6 @@ from pyllama.sampling import (
     ChainSetup,
     Mt19937,
     Sampler,
-    SamplingError,
     SamplingParams,
 )
 from pyllama.sampling.dist import Dist

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pyllama.errors import PyllamaError
-from pyllama.sampling import RANDOM_SEED, SamplingError, SamplingParams
+from pyllama.errors import PyllamaError, SamplingError
+from pyllama.sampling import RANDOM_SEED, SamplingParams
 
 DEFAULTS = {
     "seed": 0xFFFFFFFF,

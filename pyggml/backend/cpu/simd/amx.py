@@ -34,6 +34,7 @@ from llvmlite import ir
 
 from ....dtype import GGMLType
 from ....quants.block import BLOCK_TYPES
+from ....rounding import ceil_div
 from ..layout import ACTIVATION_BYTES, K_TYPES, QUANTIZED, STEPS, block_bytes, layout_k
 from ..tuning import tuning
 from .block_dot import CODES as CODES_32
@@ -197,7 +198,7 @@ class _Pipeline:
         self.x_end = item_at(b, x, self.tile_stride, n_tiles)
         self.to_next_tile = b.sub(self.tile_stride, row_bytes)  # from the end of a tile's first row
         # Prefetched for each product: half of its weights' lines
-        self.lines = -(-block_bytes(kind) // (LINE * columns // _COLUMNS) // 2)
+        self.lines = ceil_div(block_bytes(kind), 2 * (LINE * columns // _COLUMNS))
         self.ahead = item_at(b, w, n_blocks, block_bytes(kind))
         self.ring = pointer(b, stack_memory(b, _RING * _SUMS_BYTES))
 

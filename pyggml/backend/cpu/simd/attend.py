@@ -17,6 +17,7 @@ from typing import Any
 from llvmlite import ir
 
 from ....numba_internals import cgutils
+from ....rounding import ceil_div
 from .kv_row import BLOCK, BLOCK_BYTES, BLOCKS, LANES, load_8, load_twice, scales
 from .vector import (
     LINE,
@@ -61,7 +62,7 @@ def _pairs() -> bool:
 
 
 def _rows_of_a_pass(n_rows: int) -> int:
-    return n_rows if n_rows <= _ROWS or _pairs() else -(-n_rows // 2)
+    return n_rows if n_rows <= _ROWS or _pairs() else ceil_div(n_rows, 2)
 
 
 def _totals(b: Value, x: list[Value]) -> Value:
@@ -339,7 +340,7 @@ def attn_pv(
     weights = [item_at(b, p, r, p_stride) for r in range(n_rows)]
     size = 2 * LANES if _pairs() else LANES
     parts = [(e, min(size, n_columns - e)) for e in range(0, n_columns, size)]
-    per_pass = max(1, len(parts) if _rows_of_a_pass(n_rows) == n_rows else -(-len(parts) // 2))
+    per_pass = max(1, len(parts) if _rows_of_a_pass(n_rows) == n_rows else ceil_div(len(parts), 2))
     for first in range(0, len(parts), per_pass):
         some = parts[first : first + per_pass]
 
@@ -351,9 +352,9 @@ def attn_pv(
             row = item_at(b, values, cell, nb)
             if not first:
                 key = item_at(b, keys, load(b, item_at(b, later, j, 8), i64, 8), nb_k)
-                prefetch_lines(b, key, -(-n_columns // 32), locality)
+                prefetch_lines(b, key, ceil_div(n_columns, 32), locality)
             w = [load(b, item_at(b, x, j, 4), f32) for x in weights]
-            blocks = [at(b, row, BLOCK_BYTES[kind] * k) for k in range(-(-n_columns // 32))]
+            blocks = [at(b, row, BLOCK_BYTES[kind] * k) for k in range(ceil_div(n_columns, 32))]
             of_blocks = [scales(b, kind, x) for x in blocks]
 
             def eight(e: int) -> tuple[Value, int, list[Value]]:

@@ -21,6 +21,7 @@ from numba import types
 
 from ....dtype import GGMLType
 from ....jit import inline
+from ....rounding import ceil_div
 from .kv_row import BLOCKS
 from .vector import (
     BF16,
@@ -238,7 +239,7 @@ def axpy_rows(
         def row(r: Value, accs: list[Value]) -> list[Value]:
             entry = times(b, r, 8)
             later = b.add(load(b, b.add(following, entry), i64), offset)
-            prefetch_lines(b, later, -(-size // LINE), locality)
+            prefetch_lines(b, later, ceil_div(size, LINE), locality)
             y = broadcast_f32(b, item_at(b, values, r, 4), lanes)
             w = _decoded(b, kind, b.add(load(b, b.add(table, entry), i64), offset))
             return [fma(b, y, x, acc) for x, acc in zip(w, accs, strict=True)]

@@ -18,6 +18,7 @@ from llvmlite import ir
 from ....dtype import GGMLType
 from ....jit import inline
 from ....quants.block import Bits, Field
+from ....rounding import ceil_div
 from ..abi import i64_ptr
 from ..layout import (
     ACTIVATION_BYTES,
@@ -235,7 +236,7 @@ def prefetch_share(b: Value, table: Value, n: int, i: Value, step: int, last: Va
 
     After the loop all rows up to byte ``last`` are prefetched.
     """
-    share = -(-n * step // LINE)  # lines
+    share = ceil_div(n * step, LINE)  # lines
     row = b.and_(i, const(n - 1))
     line = times(b, b.lshr(i, const(n.bit_length() - 1)), LINE * share)
     line = b.select(b.icmp_signed("<", line, last), line, last)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ....dtype import GGMLType
 from ....jit import inline
+from ....rounding import ceil_div, round_up
 from ..layout import ACTIVATION_BYTES, K_TYPES, STEPS, block_bytes
 from .block_dot import BlockDot, GroupBlock
 from .kquant_dot import KDot
@@ -99,9 +100,9 @@ def q_tile(
 
 def prefetched_lines(kind: int, n_tokens: int) -> int:
     """Cache lines that ``q_tile`` prefetches for each block."""
-    lines = -(-block_bytes(kind) // LINE)
-    lines = lines if n_tokens == 1 else -(-lines // 2)
-    return -(-lines // STEPS) * STEPS if kind in K_TYPES else lines  # as many a step
+    lines = ceil_div(block_bytes(kind), LINE)
+    lines = lines if n_tokens == 1 else ceil_div(lines, 2)
+    return round_up(lines, STEPS) if kind in K_TYPES else lines  # as many a step
 
 
 @inline
