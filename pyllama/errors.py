@@ -9,6 +9,8 @@
     ├── TemplateError        (ValueError)   a chat template failed or exceeded its limits
     ├── HubError             (ValueError)   a model could not be fetched from the model hub
     ├── SamplingError        (ValueError)   illegal sampling parameters, logits or tokens
+    ├── GrammarError         (ValueError)   a grammar with a syntax error, or over its limits
+    │   └── SchemaError      (ValueError)   a JSON schema that is invalid or not supported
     ├── PerplexityError      (ValueError)   a text that is too short, or logits that are not finite
     ├── SavedLogitsError     (ValueError)   a file of logits that is damaged or does not match
     ├── BenchFileError       (ValueError)   a results file without comparable benchmark rows
@@ -85,3 +87,11 @@ class Forked(PyllamaError, RuntimeError):
 
 class SamplingError(PyllamaError, ValueError):
     """Illegal sampling parameters, logits or tokens."""
+
+
+class GrammarError(PyllamaError, ValueError):
+    """A grammar with a syntax error (line and column), left recursion, or over its limits."""
+
+
+class SchemaError(GrammarError):
+    """A JSON schema that is invalid, or has a keyword that a grammar cannot express."""

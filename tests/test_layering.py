@@ -39,7 +39,9 @@ FLOORS = {
     **dict.fromkeys(["pyggml.sched", "pyggml.viz"], 5),
     "pyggml": 5,  # the public face
     **dict.fromkeys(["pyllama.errors", "pyllama.files", "pyllama.graph.activation"], 6),
-    **dict.fromkeys(["pyllama.hparams", "pyllama.sampling", "pyllama.tokenizer"], 7),
+    **dict.fromkeys(
+        ["pyllama.grammar", "pyllama.hparams", "pyllama.sampling", "pyllama.tokenizer"], 7
+    ),
     **dict.fromkeys(["pyllama.convert.mapping", "pyllama.convert.rope"], 7),  # of architectures
     "pyllama.kv": 8,
     "pyllama.graph": 9,
