@@ -63,7 +63,7 @@ class Dist:
 
     def skip(self) -> None:
         """Consume the random numbers of one pick, to stay in step with llama.cpp."""
-        self._rng.skip(2)  # words of a double
+        self._rng.n_skip += 2  # words of a double
 
     def mark(self) -> Mark:
         """The position in the random stream, for `rollback`."""
