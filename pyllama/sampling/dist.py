@@ -5,6 +5,8 @@ Dist(seed=42).pick(candidates)      # a token id
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pyggml.jit import inline_strict
@@ -16,7 +18,7 @@ SMALLEST_DOUBLE = 5e-324
 
 
 @inline_strict
-def draw(logits, n, uniform):  # type: ignore[no-untyped-def]
+def draw(logits: Any, n: Any, uniform: Any) -> Any:
     """The position that `Dist.pick` returns for n descending logits, for `fused`."""
     total = 0.0
     for i in range(n):
