@@ -420,10 +420,9 @@ class Engine:
         job.n_generated += 1
         job.n_left -= 1
         ends = job.ends.get(token)
-        if ends:
-            pass
-        elif not job.n_left or (request.n_keep is None and len(job.tokens) > context.n_ctx_seq):
-            ends = "length"
+        if ends is None:
+            is_full = request.n_keep is None and len(job.tokens) > context.n_ctx_seq
+            ends = "length" if not job.n_left or is_full else None
         if job.text is None and request.logprobs is None:
             event = Event(job.number, job.choice, "tokens", (token,))
             if job.sink is None:
