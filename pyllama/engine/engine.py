@@ -252,12 +252,12 @@ class Engine:
         except ContextFull:
             return False  # nothing has changed
         decoded = clock()
-        sequence.ids[n] = job.tokens[n]
+        sequence.id_items[n] = job.tokens[n]
         sequence.n_tokens = self._logits_at = n + 1
         self._logits_of = sequence
         self._sample(job, sequence, 0)
-        self.timings.count_decode(1, decoded - start, context.n_reused - n_reused)
-        self.timings.count_sample(clock() - decoded)
+        n_reused = context.n_reused - n_reused
+        self.timings.count_decode(1, decoded - start, n_reused, 1, clock() - decoded)
         return True
 
     def _step_tokens(self) -> bool:
@@ -287,13 +287,15 @@ class Engine:
         decoded = clock()
         for token, sequence in zip(tokens, sequences, strict=True):
             n = sequence.n_tokens
-            sequence.ids[n] = token
+            sequence.id_items[n] = token
             sequence.n_tokens = n + 1
         self._logits_of, self._logits_at = sequences[-1], sequences[-1].n_tokens
         for output, job in enumerate(running[:]):
             self._sample(job, sequences[output], output)
-        self.timings.count_decode(len(tokens), decoded - start, context.n_reused - n_reused)
-        self.timings.count_sample(clock() - decoded, len(tokens))
+        n_reused = context.n_reused - n_reused
+        self.timings.count_decode(
+            len(tokens), decoded - start, n_reused, len(tokens), clock() - decoded
+        )
         return True
 
     def _step_mixed(self) -> None:
@@ -417,13 +419,10 @@ class Engine:
         job.tokens.append(token)
         job.n_generated += 1
         job.n_left -= 1
-        ends: EndReason | None = None
-        if request.stop_at_eog and job.is_eog(token):
-            ends = "eog"
-        elif token in request.stop_ids:
-            ends = "stop"
-        elif not job.n_left or (request.n_keep is None and len(job.tokens) > context.n_ctx_seq):
-            ends = "length"
+        ends = job.ends.get(token)
+        if ends is None:
+            is_full = request.n_keep is None and len(job.tokens) > context.n_ctx_seq
+            ends = "length" if not job.n_left or is_full else None
         if job.text is None and request.logprobs is None:
             event = Event(job.number, job.choice, "tokens", (token,))
             if job.sink is None:
@@ -743,6 +742,9 @@ class Engine:
         if min(tokens) < least or max(tokens) >= n_vocab:
             bad = next(t for t in tokens if not least <= t < n_vocab)
             raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
+        ends: dict[int, EndReason] = dict.fromkeys(request.stop_ids, "stop")
+        if request.stop_at_eog:
+            ends |= dict.fromkeys(tokenizer.eog, "eog")
         number, jobs = next(self._numbers), []
         for i in range(request.n):
             chain = Chain(request.sampling.for_text(i), n_vocab, tokenizer.eog)
@@ -761,7 +763,8 @@ class Engine:
             deadline = request.deadline_s
             jobs.append(
                 Job(
-                    request, number, i, list(tokens), chain, text, tokenizer.is_eog,
+                    request, number, i, list(tokens), chain, text,
+                    ends,
                     n_left=sys.maxsize if request.max_tokens is None else request.max_tokens,
                     arrival=next(self._arrivals),
                     lease=lease,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..sampling import Chain
-from .request import Event, Request, Usage
+from .request import EndReason, Event, Request, Usage
 from .sequence import Sequence
 from .text import TextAssembler
 
@@ -20,6 +20,7 @@ class Job:
 
     Attributes:
         tokens: prompt and generated tokens, without those removed by a context shift.
+        ends: tokens that end it.
         lease: the sequence that it must run in, None for any.
         sequence: the sequence that it runs in, None while it waits.
         key: identifies the job as the ``owner`` of its sequence.
@@ -38,7 +39,7 @@ class Job:
     tokens: list[int]
     chain: Chain
     text: TextAssembler | None
-    is_eog: Callable[[int], bool]
+    ends: Mapping[int, EndReason]
     n_left: int
     arrival: int
     lease: Sequence | None = None

@@ -101,7 +101,7 @@ class CellLists(CellTable):
                 lengths[s] += 1
         new = np.array(entries, np.int32).reshape(-1, 4)
         self._lists[new[:, 0], new[:, 1]] = new[:, 2:]
-        if self._changed is not None:
+        if self.mirrored:
             for s, place, _, _ in entries:
                 self._note_change(s, place)
         # State changes only from here on, so that an interrupt above leaves it consistent.
@@ -121,15 +121,16 @@ class CellLists(CellTable):
             Cell, index in the list, position; None where ``place`` must be used.
         """
         cell, place = self._next, self._lengths[seq]
-        if cell >= self.n_cells or self._n_refs[cell] or self.window or not self.unified:
+        lists, n_refs = self._list_items, self._n_ref_items
+        if cell >= self.n_cells or n_refs[cell] or self.window or not self.unified:
             return None
-        position = int(self._lists[seq, place - 1, 1]) + 1 if place else 0
+        position: int = lists[seq, place - 1, 1] + 1 if place else 0
         if position > last:
             return None
-        self._lists[seq, place, 0], self._lists[seq, place, 1] = cell, position
-        if self._changed is not None:
+        lists[seq, place, 0], lists[seq, place, 1] = cell, position
+        if self.mirrored:
             self._note_change(seq, place)
-        self._n_refs[cell] = 1
+        n_refs[cell] = 1
         self._n_used += 1
         self._lengths[seq] = place + 1
         self._next = cell + 1

@@ -22,7 +22,8 @@ from ..errors import BatchError, ContextFull
 MAX_POSITION = (1 << 31) - 1
 CHUNK = 256  # entries that attention reduces at once; lists are cut at multiples of it only
 Ints = npt.NDArray[np.int32]
-_STATE = ("_lists", "_lengths", "_evicted", "_n_refs", "_n_used", "_next", "pending")
+_ARRAYS = ("_lists", "_n_refs")
+_VALUES = ("_lengths", "_evicted", "_n_used", "_next", "pending")
 Seqs = Sequence[int | tuple[int, ...]]  # of each token: its sequence, or several
 
 
@@ -58,6 +59,7 @@ class CellTable:
         mirrored: whether to record changed entries, for ``changed_entries``.
 
     Attributes:
+        mirrored: whether devices have copies of the lists.
         pending: see ``Pending``.
     """
 
@@ -66,30 +68,26 @@ class CellTable:
     ) -> None:
         self.n_seq_max, self.n_cells = int(table.shape[0]), int(table.shape[1])
         self.window, self.unified = window, unified or self.n_seq_max == 1
+        self.mirrored = mirrored
         self._lists = table
-        self._changed: dict[int, int] | None = {} if mirrored else None  # first entry by sequence
+        self._changed: dict[int, int] = {}  # first changed entry by sequence, if mirrored
         self._lengths = [0] * self.n_seq_max
         self._evicted = [-1] * self.n_seq_max  # last evicted position, by sequence
         self._n_refs = np.zeros(self.n_cells, np.int32)  # sequences that have the cell
+        # of one item, a memoryview's is cheaper than NumPy's
+        self._list_items, self._n_ref_items = self._lists.data, self._n_refs.data
         self._n_used = 0
         self._next = 0  # first cell to try; lower ones are probably used
         self.pending = Pending(np.zeros(self.n_cells, np.int32))
 
-    @property
-    def mirrored(self) -> bool:
-        """Whether devices have copies of the lists."""
-        return self._changed is not None
-
     def changed_entries(self) -> list[tuple[int, int, int]]:
         """(sequence, first, end) of the entries changed since the last call."""
-        if not self._changed:
-            return []
         changed, self._changed = self._changed, {}
         return [(seq, first, self._lengths[seq]) for seq, first in changed.items()]
 
     def _note_change(self, seq: int, first: int) -> None:
         """Record that entries of a sequence from ``first`` on changed."""
-        if self._changed is not None:
+        if self.mirrored:
             self._changed[seq] = min(self._changed.get(seq, first), first)
 
     @property
@@ -147,15 +145,16 @@ class CellTable:
 
     def snapshot(self) -> dict[str, Any]:
         """A copy of the lists for ``restore``, without keys and values."""
-        return deepcopy({name: getattr(self, name) for name in _STATE})
+        return deepcopy({name: getattr(self, name) for name in (*_ARRAYS, *_VALUES)})
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a snapshot."""
-        self._lists[:] = state["_lists"]
+        for name in _ARRAYS:
+            getattr(self, name)[:] = state[name]
+        for name in _VALUES:
+            setattr(self, name, state[name])
         for seq in range(self.n_seq_max):
             self._note_change(seq, 0)
-        for name in _STATE[1:]:
-            setattr(self, name, state[name])
 
     def export_lists(self, seqs: Sequence[int]) -> tuple[Ints, list[Ints]]:
         """The cells of some sequences, and each sequence's list of (index in them, position)."""

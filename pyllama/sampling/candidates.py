@@ -12,6 +12,7 @@ taken as -inf; if every logit is -inf, the first candidate has probability 1.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,7 +126,7 @@ class Candidates:
 
 
 @inline_strict
-def weight(logits, i):  # type: ignore[no-untyped-def]
+def weight(logits: Any, i: Any) -> Any:
     """`Candidates.weights` of one of the descending ``logits``, for `fused`."""
     top = logits[0]
     if np.isfinite(top):

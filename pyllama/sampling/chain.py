@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import deepcopy
 from itertools import takewhile
+from math import inf
 
 import numpy as np
 
@@ -120,7 +121,7 @@ class Chain:
             # avoids a copy of all logits
             argmax = int(logits.argmax()) if argmax is None else argmax
             unchanged = self._bias is None or self._bias.keeps_argmax_of(argmax)
-            if logits[argmax] > -np.inf and unchanged:
+            if unchanged and logits.item(argmax) > -inf:
                 return argmax
         candidates = self._run(self._greedy, logits, argmax)
         return candidates.token(candidates.argmax())

@@ -5,6 +5,8 @@ Dist(seed=42).pick(candidates)      # a token id
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pyggml.jit import inline_strict
@@ -16,7 +18,7 @@ SMALLEST_DOUBLE = 5e-324
 
 
 @inline_strict
-def draw(logits, n, uniform):  # type: ignore[no-untyped-def]
+def draw(logits: Any, n: Any, uniform: Any) -> Any:
     """The position that `Dist.pick` returns for n descending logits, for `fused`."""
     total = 0.0
     for i in range(n):
@@ -63,7 +65,7 @@ class Dist:
 
     def skip(self) -> None:
         """Consume the random numbers of one pick, to stay in step with llama.cpp."""
-        self._rng.skip(2)  # words of a double
+        self._rng.n_skip += 2  # words of a double
 
     def mark(self) -> Mark:
         """The position in the random stream, for `rollback`."""

@@ -11,6 +11,7 @@ its `apply`, which does the same for any candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -72,7 +73,7 @@ class Fused:
 
 
 @inline_strict
-def _sort(keys, n):  # type: ignore[no-untyped-def]
+def _sort(keys: Any, n: Any) -> Any:
     """Shell sort: short code, fast for a few hundred keys."""
     gap = n // 2
     while gap > 0:
@@ -86,7 +87,16 @@ def _sort(keys, n):  # type: ignore[no-untyped-def]
 
 
 @compiled(types.int64(*[types.int64] * 7, types.float64))
-def _pick(logits, n_vocab, k, n_columns, work, chosen, n_steps, uniform):  # type: ignore[no-untyped-def]
+def _pick(
+    logits: Any,
+    n_vocab: Any,
+    k: Any,
+    n_columns: Any,
+    work: Any,
+    chosen: Any,
+    n_steps: Any,
+    uniform: Any,
+) -> Any:
     count = gather(logits, n_vocab, k, n_columns, work)
     if count < 0:
         return -1

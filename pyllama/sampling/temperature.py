@@ -6,6 +6,8 @@ Temperature(0.0).apply(candidates)      # only the argmax keeps its logit
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pyggml.jit import inline_strict
@@ -17,7 +19,7 @@ SMALLEST = 1e-30  # float32 logits divided by less may overflow: treated as gree
 
 
 @inline_strict
-def divide(logits, n, temp):  # type: ignore[no-untyped-def]
+def divide(logits: Any, n: Any, temp: Any) -> Any:
     """`Temperature.apply` for n candidates and a temperature above 0, for `fused`."""
     for i in range(n):
         logits[i] /= np.float32(temp)

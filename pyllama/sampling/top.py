@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pyggml.jit import compiled, inline_strict
 from pyggml.pointers import i32_ptr, i64_ptr
+from pyggml.rounding import ceil_div
 
 Floats = NDArray[np.float32]
 Positions = NDArray[np.signedinteger[Any]]
@@ -49,7 +50,7 @@ def top_positions(logits: Floats, k: int) -> Positions:
 
 def columns(n: int, k: int) -> int:
     """The number of columns of the grid of n values; 0 if k is too large for a grid."""
-    n_columns = max(-(-n // _MAX_ROWS), _COLUMNS * k)
+    n_columns = max(ceil_div(n, _MAX_ROWS), _COLUMNS * k)
     return n_columns if n_columns * _MIN_ROWS <= n else 0
 
 
@@ -72,7 +73,7 @@ def _exact_keys(logits: Floats, k: int) -> NDArray[np.int64]:
 
 
 @inline_strict
-def gather(logits, n, k, n_columns, keys):  # type: ignore[no-untyped-def]
+def gather(logits: Any, n: Any, k: Any, n_columns: Any, keys: Any) -> Any:
     """Gather the keys of at least the k largest logits, unsorted; of all if ``n_columns`` is 0.
 
     Args:
@@ -106,7 +107,7 @@ def gather(logits, n, k, n_columns, keys):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def _rank(bits):  # type: ignore[no-untyped-def]
+def _rank(bits: Any) -> Any:
     """A float's bits (sign and magnitude) as an int32 that descends as the float ascends."""
     magnitude = np.int32(bits & _MAGNITUDE)
     rank = magnitude if bits < 0 else np.int32(-magnitude)
@@ -114,7 +115,7 @@ def _rank(bits):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def _kth(ranks, n, k):  # type: ignore[no-untyped-def]
+def _kth(ranks: Any, n: Any, k: Any) -> Any:
     """The k-th smallest of n ranks, by bisection; counting needs no unpredictable branches."""
     low, high = -_INF, _INF
     while low < high:

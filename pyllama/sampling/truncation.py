@@ -10,6 +10,7 @@ All keep the likeliest token. TopK and TopP sort the candidates.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +84,7 @@ class TopP(Sampler):
 
 
 @inline_strict
-def top_p(logits, n, p, min_keep):  # type: ignore[no-untyped-def]
+def top_p(logits: Any, n: Any, p: Any, min_keep: Any) -> Any:
     """The number of candidates that `TopP` keeps of n descending logits, for `fused`."""
     total, running = np.float32(0), np.float32(0)
     for i in range(n):
@@ -127,7 +128,7 @@ class MinP(Sampler):
 
 
 @inline_strict
-def min_p(logits, n, distance, min_keep):  # type: ignore[no-untyped-def]
+def min_p(logits: Any, n: Any, distance: Any, min_keep: Any) -> Any:
     """The number of candidates that `MinP` keeps of n descending logits, for `fused`."""
     limit, kept = logits[0] + np.float32(distance), 0
     while kept < n and (logits[kept] >= limit or kept < min_keep):
