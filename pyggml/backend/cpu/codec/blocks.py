@@ -18,6 +18,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 
+from ....jit import emitted
 from ....numba_internals import cgutils
 from ....quants.block import BLOCK_TYPES, SUB, Bits, BlockType, Field, count, is_highest, places
 from ....quants.codebook import Entries, levels_of
@@ -30,7 +31,6 @@ from ..simd.vector import (
     at,
     broadcast,
     concat,
-    emitted,
     f32,
     i8,
     i16,

@@ -34,11 +34,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from ....dtype import GGMLType
-from ....jit import Kernel, inline_strict, kernel
+from ....jit import Kernel, emitted, inline_strict, kernel
 from ....tensor import Tensor
 from ..abi import SRC0, first_row, ne, nrows, params_of, row_address
 from ..layout import ACTIVATION_BYTES, Q8_BLOCK, Q8K_BLOCK
@@ -93,62 +91,50 @@ def _codes(b: Any, values: Any, inverse: Any) -> Any:
     return b.bitcast(b.fadd(scaled, splat(f32, BLOCK, _MAGIC)), vec(i32, BLOCK))
 
 
-@intrinsic
-def _quantize_32(typingctx: Any, x: Any, out: Any) -> Any:
-    """32 floats at ``x`` as one block at ``out``; branch-free."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        source, target = args
-        values = load(b, source, vec(f32, BLOCK), 4)
-        largest = _largest(b, _magnitudes(b, values))
-        d = b.fdiv(largest, ir.Constant(f32, 127.0))
-        codes = b.trunc(_codes(b, values, _inverse(b, largest)), vec(i8, BLOCK))
-        wide = b.sext(codes, vec(i32, BLOCK))  # the codes as stored, also of NaN
-        total = call(b, f"llvm.vector.reduce.add.v{BLOCK}i32", i32, wide)
-        v = vectors()
-        store(b, b.mul(total, ir.Constant(i32, -8)), at(b, target, EIGHT_OFF), 4)
-        store(b, v.round_to_half(b, d), at(b, target, SCALE), 4)
-        store(b, v.round_to_half(b, b.fmul(d, b.sitofp(total, f32))), at(b, target, SUM), 4)
-        store(b, codes, at(b, target, CODES_32), 4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+@emitted
+def _quantize_32(b: Any, source: Any, target: Any) -> None:
+    """32 floats at ``source`` as one block at ``target``; branch-free."""
+    values = load(b, source, vec(f32, BLOCK), 4)
+    largest = _largest(b, _magnitudes(b, values))
+    d = b.fdiv(largest, ir.Constant(f32, 127.0))
+    codes = b.trunc(_codes(b, values, _inverse(b, largest)), vec(i8, BLOCK))
+    wide = b.sext(codes, vec(i32, BLOCK))  # the codes as stored, also of NaN
+    total = call(b, f"llvm.vector.reduce.add.v{BLOCK}i32", i32, wide)
+    v = vectors()
+    store(b, b.mul(total, ir.Constant(i32, -8)), at(b, target, EIGHT_OFF), 4)
+    store(b, v.round_to_half(b, d), at(b, target, SCALE), 4)
+    store(b, v.round_to_half(b, b.fmul(d, b.sitofp(total, f32))), at(b, target, SUM), 4)
+    store(b, codes, at(b, target, CODES_32), 4)
 
 
-@intrinsic
-def _quantize_256(typingctx: Any, x: Any, out: Any) -> Any:
-    """256 floats at ``x`` as one block at ``out``."""
+@emitted
+def _quantize_256(b: Any, source: Any, target: Any) -> None:
+    """256 floats at ``source`` as one block at ``target``."""
 
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        source, target = args
+    def values(i: Any) -> Any:
+        return load(b, b.add(source, b.shl(i, ir.Constant(i64, 7))), vec(f32, BLOCK), 4)
 
-        def values(i: Any) -> Any:
-            return load(b, b.add(source, b.shl(i, ir.Constant(i64, 7))), vec(f32, BLOCK), 4)
+    def maximum(i: Any, carried: Any) -> Any:
+        x = _magnitudes(b, values(i))
+        return [b.select(b.icmp_signed(">", x, carried[0]), x, carried[0])]
 
-        def maximum(i: Any, carried: Any) -> Any:
-            x = _magnitudes(b, values(i))
-            return [b.select(b.icmp_signed(">", x, carried[0]), x, carried[0])]
+    count = ir.Constant(i64, 256 // BLOCK)
+    (magnitudes,) = counted_loop(b, count, [splat(i32, BLOCK, 0)], maximum)
+    largest = _largest(b, magnitudes)
+    inverse = _inverse(b, largest)
+    zero, one = ir.Constant(f32, 0.0), ir.Constant(f32, 1.0)
+    d = b.fdiv(one, b.fdiv(ir.Constant(f32, 127.0), largest))
+    tiny = b.fcmp_ordered("<", largest, ir.Constant(f32, _SMALLEST))
+    store(b, b.select(tiny, zero, d), target, 4)
 
-        count = ir.Constant(i64, 256 // BLOCK)
-        (magnitudes,) = counted_loop(b, count, [splat(i32, BLOCK, 0)], maximum)
-        largest = _largest(b, magnitudes)
-        inverse = _inverse(b, largest)
-        zero, one = ir.Constant(f32, 0.0), ir.Constant(f32, 1.0)
-        d = b.fdiv(one, b.fdiv(ir.Constant(f32, 127.0), largest))
-        tiny = b.fcmp_ordered("<", largest, ir.Constant(f32, _SMALLEST))
-        store(b, b.select(tiny, zero, d), target, 4)
+    def encode(i: Any, _: Any) -> Any:
+        codes = b.sub(_codes(b, values(i), inverse), splat(i32, BLOCK, _MAGIC_BITS))
+        codes = b.trunc(codes, vec(i8, BLOCK))
+        store(b, codes, b.add(at(b, target, CODES), b.mul(i, ir.Constant(i64, BLOCK))), 4)
+        _store_sums(b, b.sext(codes, vec(i32, BLOCK)), target, i)
+        return []
 
-        def encode(i: Any, _: Any) -> Any:
-            codes = b.sub(_codes(b, values(i), inverse), splat(i32, BLOCK, _MAGIC_BITS))
-            codes = b.trunc(codes, vec(i8, BLOCK))
-            store(b, codes, b.add(at(b, target, CODES), b.mul(i, ir.Constant(i64, BLOCK))), 4)
-            _store_sums(b, b.sext(codes, vec(i32, BLOCK)), target, i)
-            return []
-
-        counted_loop(b, count, [], encode)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    counted_loop(b, count, [], encode)
 
 
 def _store_sums(b: Any, codes: Any, target: Any, i: Any) -> None:

@@ -33,6 +33,7 @@ from typing import Any
 from llvmlite import ir
 
 from ....dtype import GGMLType
+from ....jit import emitted
 from ....quants.block import BLOCK_TYPES
 from ....rounding import ceil_div
 from ..layout import ACTIVATION_BYTES, K_TYPES, QUANTIZED, STEPS, block_bytes, layout_k
@@ -47,7 +48,6 @@ from .vector import (
     broadcast_f32,
     const,
     counted_loop,
-    emitted,
     f32,
     fma,
     for_range,

@@ -16,6 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from ....jit import emitted
 from ....numba_internals import cgutils
 from ....rounding import ceil_div
 from .kv_row import BLOCK, BLOCK_BYTES, BLOCKS, LANES, load_8, load_twice, scales
@@ -28,7 +29,6 @@ from .vector import (
     concat,
     const,
     counted_loop,
-    emitted,
     f32,
     fma,
     for_range,

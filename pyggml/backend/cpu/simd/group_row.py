@@ -14,6 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 from ....dtype import GGMLType
+from ....jit import emitted
 from ..layout import (
     COLUMNS,
     LINE,
@@ -35,7 +36,6 @@ from .vector import (
     at,
     broadcast,
     const,
-    emitted,
     f32,
     for_range,
     i8,

@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from ....dtype import GGMLType
-from ....jit import inline
+from ....jit import emitted, inline
 from ....quants.block import Bits, Field
 from ....rounding import ceil_div
 from ..abi import i64_ptr
@@ -44,7 +44,6 @@ from .vector import (
     broadcast_f32,
     const,
     counted_loop,
-    emitted,
     f32,
     fma,
     for_range,
