@@ -23,18 +23,7 @@ from ...buffer import zeroed
 from ...cgraph import CGraph
 from ...errors import UnsupportedOp
 from ...rounding import ceil_div
-from .loop import (
-    H_BEGINS,
-    H_COUNTS,
-    H_LAUNCHES,
-    H_N_PHASES,
-    H_PHASES,
-    HEADER_WORDS,
-    L_CHUNKS,
-    LAUNCH_WORDS,
-    MAX_CHUNKS,
-    MAX_PHASES,
-)  # fmt: skip
+from . import loop
 from .lowering import Launch, Lowering, Range
 from .replicate import ReplicaUse, replica_bytes, replicate_small, thread_records
 from .work import WorkMemory, WorkStore
@@ -158,16 +147,16 @@ class Program:
             phases[at].launches.append(launch)
             if launch in uses and uses[launch].launch not in phases[at].replicas:
                 phases[at].replicas.append(uses[launch].launch)
-        if len(phases) > MAX_PHASES:
-            raise UnsupportedOp(f"a graph of {len(phases)} phases: the limit is {MAX_PHASES}")
+        if len(phases) > loop.MAX_PHASES:
+            raise UnsupportedOp(f"a graph of {len(phases)} phases: the limit is {loop.MAX_PHASES}")
         self._parts.append((None, phases, self._encode(phases, uses, error_slot)))
 
     def _encode(self, phases: list[Phase], uses: dict[Launch, ReplicaUse], error_slot: int) -> int:
         launches = [launch for launch, _ in in_table(phases)]
         sizes = np.array([len(phase.launches) for phase in phases])
         chunks = np.array([phase.chunks for phase in phases])
-        if chunks.max() > MAX_CHUNKS:
-            raise UnsupportedOp(f"a phase of {chunks.max()} chunks: the limit is {MAX_CHUNKS}")
+        if chunks.max() > loop.MAX_CHUNKS:
+            raise UnsupportedOp(f"a phase of {chunks.max()} chunks: the limit is {loop.MAX_CHUNKS}")
         first = np.cumsum(sizes) - sizes
         made = {use.launch for use in uses.values()}
         uses = uses | {launch: ReplicaUse(launch, launch.writes) for launch in made}
@@ -175,7 +164,7 @@ class Program:
         size = max(map(replica_bytes, made), default=0)
         memory = [zeroed(size) for _ in range(self.n_threads)]
         addresses = [int(m.ctypes.data) for m in memory]
-        table = np.zeros((len(launches), LAUNCH_WORDS), np.int64)
+        table = np.zeros((len(launches), loop.LAUNCH_WORDS), np.int64)
         for row, launch in zip(table, launches, strict=True):
             assert launch.kernel is not None
             use = uses.get(launch)
@@ -184,14 +173,17 @@ class Program:
             replica = 0 if use is None else number[use.launch]
             row[:] = launch.kernel.address, records.ctypes.data, launch.chunks, stride, replica
             self._keep.append((launch.kernel, launch.node.buffer, records))
-        begins = shares(table[: sizes.sum(), L_CHUNKS], first, self.n_threads)
+        begins = shares(table[: sizes.sum(), loop.L_CHUNKS], first, self.n_threads)
         counts = np.add.reduceat(np.diff(begins, axis=1), first)
         phase_words = np.stack([first, sizes, chunks], axis=1).astype(np.int64)
-        header = np.zeros(HEADER_WORDS, np.int64)
-        header[H_N_PHASES] = len(phases)
+        header = np.zeros(loop.HEADER_WORDS, np.int64)
+        header[loop.H_N_PHASES] = len(phases)
         arrays = {
-            H_PHASES: phase_words, H_LAUNCHES: table, H_COUNTS: counts, H_BEGINS: begins
-        }  # fmt: skip
+            loop.H_PHASES: phase_words,
+            loop.H_LAUNCHES: table,
+            loop.H_COUNTS: counts,
+            loop.H_BEGINS: begins,
+        }
         for word, array in arrays.items():
             header[word] = array.ctypes.data
         self._keep.append((arrays, memory, header))

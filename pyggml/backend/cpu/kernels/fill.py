@@ -164,14 +164,10 @@ def _lower_tri(low: Lowering, node: Tensor) -> None:
 
 
 @lowers("DIAG_MASK_INF", all_f32)
-def _lower_diag_mask_inf(low: Lowering, node: Tensor) -> None:
-    params = Keep(-math.inf, -WHOLE, node.op_params["n_past"] + 1)
-    low.launch(keep_f32, node, params, low.row_chunks(node))
-
-
 @lowers("DIAG_MASK_ZERO", all_f32)
-def _lower_diag_mask_zero(low: Lowering, node: Tensor) -> None:
-    params = Keep(0.0, -WHOLE, node.op_params["n_past"] + 1)
+def _lower_diag_mask(low: Lowering, node: Tensor) -> None:
+    value = -math.inf if node.op.name == "DIAG_MASK_INF" else 0.0
+    params = Keep(value, -WHOLE, node.op_params["n_past"] + 1)
     low.launch(keep_f32, node, params, low.row_chunks(node))
 
 

@@ -16,11 +16,10 @@ from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, ne, nrows, params_of, row_address
 from ..lowering import GRAIN, Lowering, lowers
-from ..simd.element import F32, I8, I16, I32, I64, load_elem, store_elem
-from .cpy import Copy, copy_kernel
+from ..simd.element import F32, I32, load_elem, store_elem
+from .cpy import RAW, Copy, copy_kernel
 from .span import columns, repeated_row, split
 
-RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies move bits
 _SIZES = {raw: size for size, raw in RAW.items()}
 
 

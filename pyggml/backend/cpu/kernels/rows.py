@@ -30,13 +30,12 @@ from ..abi import (
     set_error,
 )
 from ..buffer import is_repacked
-from ..codec import DECODED, ENCODED
-from ..codec.blocks import decode_block
-from ..codec.rows import decode_columns, encode_row, row_encoder
+from ..codec import DECODED, ENCODED, row_encoder
+from ..codec.blocks import decode_block, decode_k_block, get_block
+from ..codec.rows import decode_columns, encode_row
 from ..layout import K_TYPES, ROWS, block_bytes
 from ..lowering import Lowering, lowers
 from ..simd.element import F16, F32, I32, load_elem, store_elem
-from ..simd.group_row import decode_k_block, get_block
 from .weights import decoder_of, tile_kind
 
 
