@@ -17,7 +17,6 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,7 +32,7 @@ from .interrupt import Watcher
 from .tuning import Tuning, tuning
 
 if TYPE_CHECKING:
-    from .program import Program
+    from .program import Part, Program
 
 
 _UNWATCHED = nullcontext()
@@ -46,8 +45,7 @@ class Runnable(Protocol):
     n_threads: int
     scratch_bytes: int
     seconds: float
-
-    def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]: ...
+    parts: list[Part]
 
 
 class Pool:
@@ -95,8 +93,8 @@ class Pool:
             start = time.perf_counter()
             # a program that is known to be short needs no watcher: Ctrl-C waits for its end
             watch = program.seconds > _LONG_S
-            for first, header in program.segments():
-                self._run_segment(first, header, program.n_threads, watch)
+            for first, _, header in program.parts:
+                self._run_part(first, header, program.n_threads, watch)
             program.seconds = time.perf_counter() - start
 
     def profile(self, program: Program) -> list[npt.NDArray[np.float64]]:
@@ -104,14 +102,12 @@ class Pool:
         times = []
         with self._lock:
             self._prepare(program)
-            for (python, header), n_phases in zip(
-                program.segments(), program.phase_counts(), strict=True
-            ):
-                stamps = np.zeros(n_phases + 1, np.int64)
+            for python, phases, header in program.parts:
+                stamps = np.zeros(len(phases) + 1, np.int64)
                 self._set(loop.PROFILE, int(stamps.ctypes.data))
                 start = time.perf_counter_ns()
                 try:
-                    self._run_segment(python, header, program.n_threads, True)
+                    self._run_part(python, header, program.n_threads, True)
                 finally:
                     self._set(loop.PROFILE, 0)
                 elapsed = time.perf_counter_ns() - start
@@ -147,7 +143,7 @@ class Pool:
         self._set(loop.ERROR, 0)
         self._set(loop.ABORT, 0)
 
-    def _run_segment(self, first: Any, header: int, n_threads: int, watch: bool) -> None:
+    def _run_part(self, first: Any, header: int, n_threads: int, watch: bool) -> None:
         """Run compiled phases (``header``), or a Python callable (``first``)."""
         if first is not None:
             first()

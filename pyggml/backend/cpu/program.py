@@ -13,7 +13,7 @@ A program keeps its buffers and kernels alive.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,8 +90,12 @@ class Phase:
         return sum(launch.chunks for launch in self.launches)
 
 
+# A Python callable, or phases and the address of their header; the others are None, empty and 0.
+Part = tuple[Callable[[], None] | None, list[Phase], int]
+
+
 class Program:
-    """A compiled graph for the pool; see ``compile_program``."""
+    """A compiled graph for the pool, in parts that run in order; see ``compile_program``."""
 
     def __init__(self, lowering: Lowering, error_slot: int, *, sequential: bool = False) -> None:
         self.scratch_bytes = lowering.scratch_bytes
@@ -101,34 +105,21 @@ class Program:
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
         python = any(launch.python is not None for launch in lowering.launches)
         graph = lowering.graph if lowering.fusion and not (sequential or python) else None
-        self._parts: list[tuple[Callable[[], None] | None, list[Phase], int]] = []
+        self.parts: list[Part] = []
         run: list[Launch] = []
         for launch in lowering.launches:
             if launch.python is None:
                 run.append(launch)
                 continue
             self._add(run, error_slot, sequential, graph)
-            self._parts.append((launch.python, [], 0))
+            self.parts.append((launch.python, [], 0))
             run = []
         self._add(run, error_slot, sequential, graph)
 
     @property
     def phases(self) -> list[Phase]:
         """All phases in order."""
-        return [phase for _, phases, _ in self._parts for phase in phases]
-
-    def phase_counts(self) -> list[int]:
-        """Phases of each part."""
-        return [len(phases) for _, phases, _ in self._parts]
-
-    def parts(self) -> Iterator[tuple[Callable[[], None] | None, list[Phase], int]]:
-        """(Python callable, phases, header) of each part in order; one or the other is empty."""
-        yield from self._parts
-
-    def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]:
-        """Parts to run in order: a Python callable, or the header of compiled phases."""
-        for python, _, header in self._parts:
-            yield python, header
+        return [phase for _, phases, _ in self.parts for phase in phases]
 
     def _add(
         self, launches: list[Launch], error_slot: int, sequential: bool, graph: CGraph | None
@@ -149,7 +140,7 @@ class Program:
                 phases[at].replicas.append(uses[launch].launch)
         if len(phases) > loop.MAX_PHASES:
             raise UnsupportedOp(f"a graph of {len(phases)} phases: the limit is {loop.MAX_PHASES}")
-        self._parts.append((None, phases, self._encode(phases, uses, error_slot)))
+        self.parts.append((None, phases, self._encode(phases, uses, error_slot)))
 
     def _encode(self, phases: list[Phase], uses: dict[Launch, ReplicaUse], error_slot: int) -> int:
         launches = [launch for launch, _ in in_table(phases)]

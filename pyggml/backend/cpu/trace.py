@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ from ..trace import RunTrace, TracedLaunch
 from . import loop
 from .lowering import Launch
 from .pool import get_pool
-from .program import Phase, Program, in_table
+from .program import Part, Phase, Program, in_table
 
 _ALIGN_S = 0.005  # the least time between two looks at both clocks
 
@@ -41,7 +41,7 @@ class _TracedProgram:
         self.seconds = float("inf")
         self.launches: list[TracedLaunch] = []
         self._keep: list[object] = [program]
-        self._segments: list[tuple[Callable[[], None] | None, int]] = []
+        self.parts: list[Part] = []
         order = _launches(program)
         n_chunks = sum(launch.chunks for part, _ in order for launch, _ in part)
         self.stamps: Longs = np.zeros((n_chunks, loop.STAMP_WORDS), np.int64)
@@ -53,19 +53,14 @@ class _TracedProgram:
                 first += launch.chunks
             phase_number += 1 + max(phase for _, phase in launches)
             if header == 0:
-                self._segments.append((self._call(launches[0][0], begin), 0))
+                self.parts.append((self._call(launches[0][0], begin), [], 0))
             else:
-                self._segments.append(
-                    (None, self._encode(header, [la for la, _ in launches], begin))
-                )
+                encoded = self._encode(header, [la for la, _ in launches], begin)
+                self.parts.append((None, [], encoded))
         replicas = {
-            la for _, phases, _ in program.parts() for phase in phases for la in phase.replicas
+            la for _, phases, _ in program.parts for phase in phases for la in phase.replicas
         }
         self.launches.sort(key=lambda traced: (traced.phase, traced.launch not in replicas))
-
-    def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]:
-        """As a program's."""
-        yield from self._segments
 
     def _call(self, launch: Launch, at: int) -> Callable[[], None]:
         def call() -> None:
@@ -139,7 +134,7 @@ def _launches(program: Program) -> list[tuple[list[tuple[Launch, int]], int]]:
     python = iter([launch for launch in program.launches if launch.python is not None])
     return [
         ([(next(python), 0)], 0) if call is not None else (in_table(phases), header)
-        for call, phases, header in program.parts()
+        for call, phases, header in program.parts
     ]
 
 

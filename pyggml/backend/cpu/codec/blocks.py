@@ -25,7 +25,6 @@ from numba import types
 
 from ....dtype import GGMLType
 from ....jit import emitted
-from ....numba_internals import cgutils
 from ....quants.block import BLOCK_TYPES, SUB, Bits, BlockType, Field, count, is_highest, places
 from ....quants.codebook import Entries, levels_of
 from ....quants.ternary import Digits
@@ -47,8 +46,7 @@ from ..layout import (
     padded_values,
     pieces,
 )
-from ..simd.block_dot import power_of_two
-from ..simd.kquant_dot import byte_in_lines, moved
+from ..simd.block_dot import byte_in_lines, moved, power_of_two
 from ..simd.transpose import gather_bits
 from ..simd.vector import (
     F16,
@@ -74,6 +72,7 @@ from ..simd.vector import (
     vec,
     vectors,
     widen,
+    zeroed_stack,
 )
 
 Value = Any
@@ -153,13 +152,13 @@ def _constant(b: Value, name: str, values: npt.NDArray[Any]) -> Value:
 def emit_decoding(b: Value, f: BlockType, block: Value, y: Value) -> None:
     """A block as float32 at ``y``."""
     if isinstance(f.codes, Entries):
-        unpacked = _room(b, UNPACKED_BYTES)
+        unpacked = zeroed_stack(b, UNPACKED_BYTES)
         _unpack(b, f, block, unpacked)
         f, block = layout_k(f.type).source, unpacked
     scale, low = _scales(b, f, block)
     planes, codes_at = f.planes, block
     if isinstance(f.codes, Digits):
-        planes, codes_at = (Bits(8, 0, (f.columns,), (8,)),), _room(b, f.columns)
+        planes, codes_at = (Bits(8, 0, (f.columns,), (8,)),), zeroed_stack(b, f.columns)
         _store_digits(b, f.codes, block, codes_at)
     per_step = max(1, SUB * f.groups // f.columns)
 
@@ -292,12 +291,6 @@ def _bits(b: Value, bits: Bits, block: Value, i: int) -> Value:
     x = shifted(b, x, -down)
     whole = down + bits.width == 8 * n_bytes
     return x if whole else b.and_(x, ir.Constant(i32, (1 << bits.width) - 1))
-
-
-def _room(b: Value, n_bytes: int) -> Value:
-    memory = cgutils.alloca_once(b, ir.ArrayType(i8, n_bytes))
-    memory.align = 64
-    return b.ptrtoint(memory, i64)
 
 
 def _store_digits(b: Value, digits: Digits, block: Value, out: Value) -> None:

@@ -23,12 +23,7 @@ from numba.extending import intrinsic
 from ....dtype import GGMLType
 from ....jit import Kernel, inline_strict, named_kernel
 from ....quants.block import BLOCK_TYPES, BlockType
-from ....quants.blocks_32 import (
-    encode_centred,
-    encode_from_minimum,
-    encode_rounded,
-    weighted_search,
-)
+from ....quants.blocks_32 import encode_centred, encode_from_minimum, encode_rounded
 from ....quants.iq4 import SMALLEST as SMALLEST_IQ4
 from ....quants.iq4 import VALUES, encode_nl, encode_xs
 from ....quants.k_quants import (
@@ -40,7 +35,7 @@ from ....quants.k_quants import (
     encode_q8_k,
 )
 from ....quants.mxfp4 import encode_exponents
-from ....quants.search import TINY
+from ....quants.search import TINY, weighted_search
 from ....quants.ternary import encode_ternary
 from ..abi import bits_f32, f32_bits, f32_ptr, i32_ptr, u8_ptr
 from ..layout import COLUMNS
@@ -140,7 +135,7 @@ def from_minimum(f: BlockType) -> tuple[Any, Any]:
     """The minimum becomes code 0, the maximum the largest."""
     kind, d_at, low_at = int(f.type), f.d[0].byte, f.low[0].byte
     top = (1 << f.bits) - 1
-    reach, fit = np.float32(top), affine(1, BLOCK, weighted_search(f.bits))
+    reach, fit = np.float32(top), affine(1, BLOCK, weighted_search(top))
 
     @inline_strict
     def encode(x, out):

@@ -11,6 +11,7 @@ Access: front to back, a block at a time.
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, named_kernel
@@ -56,6 +57,12 @@ def row_unpacker(kind: int) -> Kernel:
             unpack_block(kind, row + size * i, blocks + UNPACKED_BYTES * i)
 
     return named_kernel(unpack_row, GGMLType(kind).name)
+
+
+class Decoder(NamedTuple):
+    """The values of a kernel that decodes rows."""
+
+    decoder: int  # address of the function that decodes a row of blocks, or 0
 
 
 @inline

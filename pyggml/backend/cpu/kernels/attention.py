@@ -3,8 +3,9 @@
 A group of query rows (a block of tokens of one sequence times the heads of one KV head) reads the
 same keys. For many rows, keys and values are first packed as float32 columns of 16 into thread
 scratch; for few rows they are read from the cache directly. For a few tokens, chunks are computed
-by several threads and merged in a second launch. Each chunk gives a row's (max, sum, values), and
-chunks are always merged in order, so the bits depend on none of these choices.
+by several threads and merged in a second launch. Each chunk gives a row's (max, sum, values[hdv]),
+float32 like the row's state, and chunks are always merged in order: a row's bits depend on its keys
+alone, on none of these choices.
 """
 
 from __future__ import annotations

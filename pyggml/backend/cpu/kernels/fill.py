@@ -16,7 +16,7 @@ from ....jit import Kernel, kernel
 from ....ops.timestep import frequency_ratio
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
-from ..lowering import GRAIN, Lowering, all_f32, lowers
+from ..lowering import GRAIN, Lowering, all_f32, by_rows, lowers
 from ..simd.element import F32, load_elem, store_elem
 from ..simd.math import sincos_f32
 from .span import columns, split
@@ -171,6 +171,4 @@ def _lower_diag_mask(low: Lowering, node: Tensor) -> None:
     low.launch(keep_f32, node, params, low.row_chunks(node))
 
 
-@lowers("DIAG", all_f32)
-def _lower_diag(low: Lowering, node: Tensor) -> None:
-    low.launch(diag_f32, node, chunks=low.row_chunks(node))
+lowers("DIAG", all_f32)(by_rows(diag_f32))

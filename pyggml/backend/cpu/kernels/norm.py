@@ -147,14 +147,21 @@ _OF_ROWS = {"RMS_NORM": rms_norm_f32, "NORM": norm_f32}
 def _launch(low: Lowering, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
     src = (norm.src[0], *rows, None, None)[:3]  # kernels read three sources
     chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * low.n_threads)
-    params = Norm(norm.op_params["eps"])
-    low.launch(
-        _OF_ROWS[norm.op.name], dst, params, chunks, src=src, quantizes=True, replicate=ALWAYS
-    )
+    made, params = _OF_ROWS[norm.op.name], Norm(norm.op_params["eps"])
+    low.launch(made, dst, params, chunks, src=src, quantizes=True, replicate=ALWAYS)
 
 
-def _fuse(low: Lowering, norm: Tensor, *more: Tensor) -> bool:
-    """Weight and bias, the rows of the nodes after a norm, are applied as its row is written."""
+@lowers("RMS_NORM", all_f32)
+@lowers("NORM", all_f32)
+def _lower_norm(low: Lowering, node: Tensor) -> None:
+    _launch(low, node, node)
+
+
+@fuses("RMS_NORM", "MUL")
+@fuses("NORM", "MUL")
+@fuses("NORM", "MUL", "ADD")  # registered before the shorter pattern
+def _lower_fused_norm(low: Lowering, norm: Tensor, *more: Tensor) -> bool:
+    """Launch a norm and the nodes after it: weight and bias are applied as a row is written."""
     x, dst, rows = norm.src[0], more[-1], [node.src[1] for node in more]
     chain = all(node.src[0] is before for before, node in zip((norm, *more), more, strict=False))
     if x is None or not chain or not all_f32(norm) or not may_write_over(dst, x):
@@ -166,13 +173,6 @@ def _fuse(low: Lowering, norm: Tensor, *more: Tensor) -> bool:
             return False
     _launch(low, norm, dst, *rows)
     return True
-
-
-for _op in _OF_ROWS:
-    lowers(_op, all_f32)(lambda low, node: _launch(low, node, node))
-fuses("NORM", "MUL", "ADD")(_fuse)
-for _op in _OF_ROWS:
-    fuses(_op, "MUL")(_fuse)
 
 
 @lowers("L2_NORM", all_f32)

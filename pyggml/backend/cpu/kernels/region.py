@@ -18,7 +18,7 @@ from ..abi import DST, SRC0, data, first_row, ne, nrows, params_of, row_address
 from ..lowering import GRAIN, Lowering, lowers
 from ..simd.element import F32, I32, load_elem, store_elem
 from .cpy import RAW, Copy, copy_kernel
-from .span import columns, repeated_row, split
+from .span import Parts, columns, repeated_row, split
 
 _SIZES = {raw: size for size, raw in RAW.items()}
 
@@ -112,18 +112,12 @@ for _op in ("SET", "ACC"):
     lowers(_op)(_lower)
 
 
-class Repeat(NamedTuple):
-    """The values of REPEAT."""
-
-    parts: int  # of each row, see ``span``
-
-
 @cache
 def repeat_kernel(raw: int) -> Kernel:
     """The kernel for elements of an integer type."""
 
     def repeat(node, chunk, n_chunks, scratch):
-        n, period, parts = ne(node, DST, 0), ne(node, SRC0, 0), params_of(node, Repeat).parts
+        n, period, parts = ne(node, DST, 0), ne(node, SRC0, 0), params_of(node, Parts).parts
         units = nrows(node, DST) * parts
         for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
             row = u // parts
@@ -148,7 +142,7 @@ def repeat_kernel(raw: int) -> Kernel:
 @lowers("REPEAT")
 def _lower_repeat(low: Lowering, node: Tensor) -> None:
     parts, chunks = split(low, node, GRAIN)
-    low.launch(repeat_kernel(RAW[node.type.type_size]), node, Repeat(parts), chunks)
+    low.launch(repeat_kernel(RAW[node.type.type_size]), node, Parts(parts), chunks)
 
 
 @lowers("CONCAT")

@@ -21,8 +21,8 @@ from numba import types
 from numba.extending import lower_builtin, models, register_model
 
 from ....jit import emitted
-from ....numba_internals import cgutils, templates
-from .vector import broadcast, call, f32, i8, i32, i64, load, vec, with_element
+from ....numba_internals import templates
+from .vector import broadcast, call, f32, i8, i32, i64, load, vec, with_element, zeroed_stack
 from .vector import store as store_at
 
 Value = Any
@@ -179,7 +179,7 @@ def clamp(b: Value, x: Value, low: Value, high: Value) -> Value:
 
 
 def _reduction(name: str, element: Any, doc: str) -> Any:
-    @emitted(typed=lambda x: element(x))
+    @emitted(typed=element)
     def reduce(b: Value, x: Value) -> Value:
         kind = "f32" if element is types.float32 else "i32"
         return call(b, f"llvm.vector.reduce.{name}.v{x.type.count}{kind}", _IR[element], x)
@@ -193,7 +193,7 @@ min_lane = _reduction("fmin", types.float32, "The smallest of floats; of zeros a
 sum_lanes = _reduction("add", types.int32, "The sum of integers.")
 
 
-@emitted(typed=lambda mask: types.int64(mask))
+@emitted(typed=types.int64)
 def first_set(b: Value, mask: Value) -> Value:
     """The first lane where the mask is set; there must be one."""
     n, never = mask.type.count, ir.Constant(i1, 1)  # no lane at all is undefined
@@ -201,15 +201,11 @@ def first_set(b: Value, mask: Value) -> Value:
     return b.zext(call(b, f"llvm.cttz.i{n}", whole, b.bitcast(mask, whole), never), i64)
 
 
-@emitted(typed=lambda mask: types.int64(mask))
+@emitted(typed=types.int64)
 def mask_bits(b: Value, mask: Value) -> Value:
     """A mask as an integer, lane i in bit i."""
     return b.zext(b.bitcast(mask, ir.IntType(mask.type.count)), i64)
 
 
-@emitted(literals=1, result=types.int64)
-def stack(b: Value, n_bytes: int) -> Value:
-    """The address of ``n_bytes`` on the stack of the function that this is compiled into."""
-    memory = cgutils.alloca_once(b, ir.ArrayType(i8, n_bytes))
-    memory.align = 64
-    return b.ptrtoint(memory, i64)
+# The address of so many bytes on the stack of the function that this is compiled into
+stack = emitted(zeroed_stack, literals=1, result=types.int64)

@@ -38,8 +38,7 @@ from ..layout import (
     pieces,
     source_bytes,
 )
-from .block_dot import BlockDot, power_of_two
-from .kquant_dot import KDot
+from .block_dot import BlockDot, KDot, power_of_two
 from .transpose import columns_of, elements_of, spread_bits, words_of
 from .vector import (
     BF16,
@@ -234,7 +233,10 @@ class RowsBlock:
 
 
 class RowsKBlock:
-    """A block of ``lanes`` plain rows at byte ``offset`` of each."""
+    """A block of 256 columns of ``lanes`` plain rows at byte ``offset`` of each.
+
+    Access: a block's bytes in the order of steps of 32 columns.
+    """
 
     def __init__(self, b: Value, kind: int, rows: list[Value], offset: Value) -> None:
         self._layout, self._rows, self._offset = layout_k(kind), rows, offset

@@ -17,8 +17,7 @@ from ....dtype import GGMLType
 from ....jit import emitted, inline
 from ....rounding import ceil_div, round_up
 from ..layout import ACTIVATION_BYTES, K_TYPES, STEPS, block_bytes
-from .block_dot import BlockDot, GroupBlock
-from .kquant_dot import KDot
+from .block_dot import BlockDot, GroupBlock, KDot
 from .vector import (
     LINE,
     at,

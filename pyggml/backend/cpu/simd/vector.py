@@ -21,6 +21,7 @@ from llvmlite import ir
 
 from ....dtype import GGMLType
 from ....jit import isa
+from ....numba_internals import cgutils
 
 i8, i16, i32, i64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 f16, f32 = ir.HalfType(), ir.FloatType()
@@ -160,6 +161,13 @@ def stack_memory(b: Value, n_bytes: int) -> Value:
     with b.goto_entry_block():
         memory = b.alloca(ir.ArrayType(i8, n_bytes))
         memory.align = LINE
+    return b.ptrtoint(memory, i64)
+
+
+def zeroed_stack(b: Value, n_bytes: int) -> Value:
+    """``stack_memory`` that is zero when the function begins."""
+    memory = cgutils.alloca_once(b, ir.ArrayType(i8, n_bytes))
+    memory.align = LINE
     return b.ptrtoint(memory, i64)
 
 
