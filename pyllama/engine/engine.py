@@ -154,6 +154,8 @@ class Engine:
         Raises:
             BatchError: requests or leases use all sequences.
         """
+        if not self._busy:
+            self._take_all()  # leases may have ended
         free = self._free()
         if not free:
             raise BatchError(
