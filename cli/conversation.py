@@ -81,10 +81,9 @@ def converse(
         dialogue = _transcript(lease, options, prompt)
     opening = dialogue.opening(prompt if mode == "talk" else "")
     settings = ReplyOptions(
-        params,
+        replace(params, include_stop_str_in_output=mode == "write"),
         n_predict=options.predict,
         stop=options.reverse_prompt,
-        show_stop=mode == "write",
         special=options.special,
         n_keep=options.n_keep(opening, context.model.tokenizer),
     )

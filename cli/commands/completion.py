@@ -8,7 +8,7 @@ Prompt and generated text are streamed to stdout; timings in llama.cpp's format 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,11 +163,10 @@ def _stream(
     cache = _load_prompt(lease, tokens, run)
     request = Request(
         tokens,
-        params,
+        replace(params, include_stop_str_in_output=True),
         max_tokens=run.predict if run.predict >= 0 else None,
         stop=tuple(filter(None, run.reverse_prompt)),
         special=run.special,
-        show_stop=True,
         n_keep=None if run.predict == FILL else n_keep,
     )
     events = lease.run(request)
@@ -180,7 +179,7 @@ def _stream(
             cache.save(lease)  # only the prompt has been evaluated so far
         made += len(event.tokens)
         reason = event.reason
-        write_raw(event.text)
+        write_raw(event.text + event.rest)  # whole tokens, as llama.cpp prints them
     write_raw(" [end of text]\n" if reason == "eog" else "\n")
     writes = run.prompt_cache_all and not run.prompt_cache_ro
     if cache is not None and writes and not lease.n_forgotten:

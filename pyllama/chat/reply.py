@@ -26,10 +26,10 @@ class ReplyOptions:
     """Options of replies.
 
     Args:
-        params: sampling parameters.
+        params: sampling parameters. With ``include_stop_str_in_output`` the text includes the
+            whole token that completes a stop string, as ``tokens`` do.
         n_predict: maximum number of tokens; negative until the context is full.
         stop: stop strings.
-        show_stop: include the token that completes a stop string in the text.
         special: include the text of special tokens.
         n_keep: leading tokens that a context shift keeps when it removes half of the others; None
             ends the reply when the context is full.
@@ -38,7 +38,6 @@ class ReplyOptions:
     params: SamplingParams
     n_predict: int = -1
     stop: tuple[str, ...] = ()
-    show_stop: bool = False
     special: bool = False
     n_keep: int | None = None
 
@@ -115,7 +114,6 @@ class Reply:
             max_tokens=options.n_predict if options.n_predict >= 0 else None,
             stop=(*options.stop, *stop),
             special=options.special,
-            show_stop=options.show_stop,
             n_keep=options.n_keep,
         )
         is_eog = lease.context.model.tokenizer.is_eog
@@ -133,5 +131,8 @@ class Reply:
             elif event.tokens:
                 self.tokens += event.tokens
                 ids += event.tokens
-                self._ends.append(len(self.text) + len(event.text) + event.n_held)
-                yield event.text
+                shown = event.text
+                if options.params.include_stop_str_in_output:
+                    shown += event.rest
+                self._ends.append(len(self.text) + len(shown) + event.n_held)
+                yield shown

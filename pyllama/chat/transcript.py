@@ -2,7 +2,8 @@
 
     talk = Transcript(lease, "Bob: Hi!\\nUser:", between=("", "\\nBob:"))
     talk.say(" Who are you?")
-    for text in talk.reply(ReplyOptions(params, stop=("User:",), show_stop=True)): ...
+    params = SamplingParams(include_stop_str_in_output=True)
+    for text in talk.reply(ReplyOptions(params, stop=("User:",))): ...
 
 Source: llama.cpp, ``llama-completion -i`` with ``--in-prefix``, ``--in-suffix``, ``-r``.
 """

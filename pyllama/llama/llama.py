@@ -548,6 +548,8 @@ class Llama:
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
         grammar: object | None = None,
         logit_bias: Mapping[int, float] | None = None,
+        n: int = 1,
+        best_of: int | None = None,
     ) -> Completion | Iterator[CompletionChunk]:
         """Continue a text.
 
@@ -564,6 +566,9 @@ class Llama:
             stopping_criteria: called with all ids and the logits; True ends the text.
             logits_processor: called with all ids and a copy of the logits; returns new logits.
             logit_bias: added to the logits of these token ids.
+            n: number of texts, ``choices`` of the result; they are generated one after the other.
+            best_of: number of texts to generate, of which the ``n`` likeliest are returned, best
+                first; a stream then begins when the last of them has ended.
 
         Returns:
             A completion in OpenAI's format, or an iterator of its chunks.
@@ -574,8 +579,7 @@ class Llama:
             ValueError: ``logprobs`` without ``logits_all``.
         """
         check_arguments("create_completion", locals())
-        kept = self._scores_kept
-        if logprobs is not None and not kept.logits_all:
+        if logprobs is not None and not self._scores_kept.logits_all:
             raise BatchError(
                 "logprobs is not supported for models created with logits_all=False; "
                 "create Llama(..., logits_all=True)"
@@ -595,6 +599,7 @@ class Llama:
             frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
             seed=self._next_seed() if seed is None else seed,
             logit_bias={int(token): float(bias) for token, bias in (logit_bias or {}).items()},
+            n=n, best_of=best_of, logprobs=logprobs, prompt_logprobs=logprobs if echo else None,
         )  # fmt: skip
         request = Request(
             tokens,
@@ -602,12 +607,11 @@ class Llama:
             max_tokens=min(max_tokens, room) if max_tokens and max_tokens > 0 else room,
             stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
             drop_unfinished=True,
-            logprobs=logprobs,
             processors=_as_list(logits_processor),
             criteria=_as_list(stopping_criteria),
             progress=self.verbose,
         )
-        run = CompletionRun(result_format, self._model.tokenizer, lambda: kept.rows[: len(tokens)])
+        run = CompletionRun(result_format, self._model.tokenizer)
         if stream:
             return locked(self._lock, self._timed_chunks(run, request))
         with self._lock:

@@ -1,7 +1,8 @@
-"""Parameters of a sampling chain, with llama.cpp's names and defaults.
+"""Parameters of a sampling chain with llama.cpp's names and defaults, and of its results.
 
     SamplingParams(temp=0.0)                        # greedy
     SamplingParams(top_k=0, top_p=0.9, seed=42)     # nucleus sampling over the whole vocabulary
+    SamplingParams(n=2, best_of=8, logprobs=5)      # the two likeliest of eight texts
 
 Immutable; the constructor validates all values, so that samplers need no checks.
 """
@@ -39,11 +40,19 @@ class SamplingParams:
         ignore_eos: never sample an end-of-generation token.
         logit_bias: added to the logits of these token ids; -inf bans, +inf forces.
         samplers: names of `chain.SAMPLERS` in the order to run; None for all in default order.
+        n: number of texts; each gets its own random stream, also with a fixed seed.
+        best_of: number of texts to generate, of which the ``n`` with the largest sums of
+            log-probabilities are returned, best first; None for ``n``.
+        logprobs: number of likeliest tokens to report beside each sampled token, with
+            log-probabilities of the model's own distribution; None for no log-probabilities.
+        prompt_logprobs: the same for the tokens of the prompt.
+        stop_token_ids: tokens that end the text, besides the model's end-of-generation tokens.
+        include_stop_str_in_output: whether the text includes the stop string or stop token.
 
     Raises:
         SamplingError: a value is outside its range.
 
-    Source: llama.cpp common.h, `common_params_sampling`.
+    Source: llama.cpp common.h, `common_params_sampling`; from ``n`` on vLLM, `SamplingParams`.
     """
 
     seed: int = RANDOM_SEED
@@ -59,6 +68,12 @@ class SamplingParams:
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     samplers: tuple[str, ...] | None = None
+    n: int = 1
+    best_of: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         numbers = ("temp", "top_p", "min_p", "frequency_penalty", "presence_penalty")
@@ -78,6 +93,18 @@ class SamplingParams:
             _check(token >= 0, "logit_bias", token, "token ids of 0 or more")
             legal = abs(bias) <= LARGEST or math.isinf(bias)
             _check(legal, f"logit_bias[{token}]", bias, f"{LARGEST:.2g} at most, or an infinity")
+        _check(self.n >= 1, "n", self.n, "at least 1")
+        _check(self.n_texts >= self.n, "best_of", self.best_of, f"at least n, which is {self.n}")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _check(count is None or count >= 0, name, count, "0 or more")
+        for token in self.stop_token_ids:
+            _check(token >= 0, "stop_token_ids", token, "token ids of 0 or more")
+
+    @property
+    def n_texts(self) -> int:
+        """Number of texts to generate, of which ``n`` are returned."""
+        return self.n if self.best_of is None else self.best_of
 
     def for_text(self, i: int) -> SamplingParams:
         """The parameters of the i-th of several texts, with a seed of its own."""

@@ -72,14 +72,15 @@ class FakeEngine:
         timings.sample_ms, timings.n_sample, timings.n_reused = 1, 3, 2
         timings.prompt_eval_ms, timings.n_prompt_eval = 20, 5
         timings.eval_ms, timings.n_eval = 30, 3
-        text = TextAssembler(tokenizer, request.stop, show_stop=request.show_stop)
+        include_stop = request.sampling.include_stop_str_in_output
+        text = TextAssembler(tokenizer, request.stop, include_stop=include_stop)
         for i, token in enumerate([*map(ord, " Paris. User: and"), EOG]):
             if i == request.max_tokens:
                 yield Event(0, 0, "end", reason="length")
                 return
             if chr(token) == "a" and request.sampling.seed == 666:
                 raise KeyboardInterrupt
-            yield Event(0, 0, "tokens", (token,), text.push(token))
+            yield Event(0, 0, "tokens", (token,), text.push(token), text.rest)
             if text.stop:
                 yield Event(0, 0, "end", reason="stop")
                 return

@@ -21,6 +21,7 @@ from pyllama.sampling import SamplingParams
 from ..fake_context import EOS, TOKENIZER, FakeContext, FakeModel, ids
 
 GREEDY = ReplyOptions(SamplingParams(temp=0))
+SHOWN_STOPS = SamplingParams(temp=0, include_stop_str_in_output=True)
 
 
 def state_of(text: str, n_ctx: int = 256) -> Any:
@@ -129,7 +130,7 @@ def test_how_replies_end() -> None:
         (ReplyOptions(SamplingParams(temp=0), n_predict=2), (), "cd", "length"),
         (ReplyOptions(SamplingParams(temp=0), n_predict=0), (), "", "length"),
         (ReplyOptions(SamplingParams(temp=0), stop=(". E",)), (), "cd", "stop"),
-        (ReplyOptions(SamplingParams(temp=0), stop=(". E",), show_stop=True), (), "cd. E", "stop"),
+        (ReplyOptions(SHOWN_STOPS, stop=(". E",)), (), "cd. E", "stop"),
         (GREEDY, ("d.",), "c", "stop"),
     ):
         reply = Reply(options)
@@ -145,7 +146,7 @@ def test_how_replies_end() -> None:
 def test_a_transcript_grows_by_turns() -> None:
     state = state_of("Bob: Hi. User: Who? Bob: Me. User:")
     dialogue = Transcript(state, "Bob: Hi.", between=(" ", " Bob:"))
-    stops = ReplyOptions(SamplingParams(temp=0), stop=("User:",), show_stop=True)
+    stops = ReplyOptions(SHOWN_STOPS, stop=("User:",))
     assert said(dialogue, stops) == " User:"
     state.context.decoded.clear()
     dialogue.say("Who?")

@@ -24,6 +24,12 @@ DEFAULTS = {
     "ignore_eos": False,
     "logit_bias": {},
     "samplers": None,
+    "n": 1,
+    "best_of": None,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "stop_token_ids": frozenset(),
+    "include_stop_str_in_output": False,
 }
 NAN, INF = float("nan"), float("inf")
 
@@ -50,6 +56,11 @@ def test_parameters_do_not_change() -> None:
         {"top_p": NAN},
         {"min_p": NAN},
         {"min_keep": -1},
+        {"n": 0},
+        {"best_of": 0},
+        {"logprobs": -1},
+        {"prompt_logprobs": -1},
+        {"stop_token_ids": frozenset([-1])},
         {"repeat_last_n": -2},
         {"repeat_penalty": 0.0},
         {"repeat_penalty": -1.0},
