@@ -70,18 +70,18 @@ def contains(ranges: Ranges, code: int) -> bool:
 
 def atoms(sets: Iterable[Ranges]) -> list[Ranges]:
     """Return a partition of all code points whose parts are inside or outside of each set."""
-    sets = list(dict.fromkeys(sets))
-    cuts = {0}
-    for ranges in sets:
+    changes: dict[int, int] = {MAX_CODE + 1: 0}  # code point -> bits of the sets that it flips
+    for index, ranges in enumerate(dict.fromkeys([ALL, *sets])):
         for low, high in ranges:
-            cuts.update((low, high + 1))
-    starts = sorted(cuts | {low for low, _ in ALL} | {high + 1 for _, high in ALL})
-    parts: dict[tuple[bool, ...], list[Range]] = {}
-    for first, after in pairwise(starts):
-        if contains(ALL, first):
-            members = tuple(contains(ranges, first) for ranges in sets)
+            for code in (low, high + 1):
+                changes[code] = changes.get(code, 0) ^ (1 << index)
+    parts: dict[int, list[Range]] = {}
+    members = 0
+    for first, after in pairwise(sorted(changes)):
+        members ^= changes[first]
+        if members & 1:  # of ALL
             parts.setdefault(members, []).append((first, after - 1))
-    return [normalize(part) for part in parts.values()]
+    return [tuple(part) for part in parts.values()]
 
 
 DIGITS: Ranges = ((0x30, 0x39),)

@@ -12,6 +12,7 @@ cannot express is an error. Time and memory are bounded. Thread-safe.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ MAX_COUNTED = 5000  # rules of an object whose number of properties is bounded
 MAX_PATTERN_PROPERTIES = 8
 MAX_EXACT = 8000  # states of a pattern times maxLength; beyond, its repetitions are limited
 SHORTER = (1000, 700, 500, 350, 250, 180, 120, 90, 60, 45, 30, 25, 20, 15, 10, 7, 5, 4, 3, 2, 1)
+# Names that do not match a pattern, in ECMAScript's reading of it nor in Python's
+ONE_LINE, ASCII_NAME = r"^[^\x00-\x1f\u2028\u2029]*$", "^[ -~]*$"
 MAX_NAME = 200  # characters of a property, if there are additional ones
 MAX_NESTED_NAMES = 10  # groups in groups for names that begin alike; then a rule
 
@@ -677,6 +680,12 @@ class _Converter:
         """The rule of a property whose name is not in the schema; None: there are none."""
         if not is_open and not patterns:
             return None
+        longest = max(map(len, names), default=0)
+        if longest > MAX_NAME:
+            shape.refuse(
+                f"a property's name has {longest} characters; at most {MAX_NAME} are possible "
+                "beside additionalProperties and patternProperties"
+            )
         sub_name = f"{prefix_name}additional"
         if not patterns and key_shape is None:
             parts = tuple(part.additional for part in shape.objects if part.additional is not None)
@@ -710,23 +719,28 @@ class _Converter:
                 f"{len(patterns)} patterns, at most {MAX_PATTERN_PROPERTIES} are supported",
                 "patternProperties",
             )
-        conditions: list[Condition] = [Words(names)]
-        conditions += [Expression(parse_pattern(p, shape.pointer)) for p in patterns]
-        if key_shape is not None:
-            conditions += [Expression(node, whole=w) for node, w in key_shape.string_nodes()]
-            conditions.append(Length(key_shape.min_length, key_shape.max_length))
-        n_patterns = len(patterns)
+        after = 1 + len(patterns)
 
         def is_free(labels: Labels) -> bool:
-            matched = labels[1 : 1 + n_patterns]
-            return not labels[0] and all(labels[1 + n_patterns :]) and (is_open or any(matched))
+            is_word, matched, is_clear = labels[0], labels[1:after], labels[after]
+            in_scope = (is_open or any(matched)) and (is_clear or all(matched))
+            return not is_word and in_scope and all(labels[after + 1 :])
 
         try:
+            conditions: list[Condition] = [Words(names)]
+            conditions += [Expression(parse_pattern(p, shape.pointer)) for p in patterns]
+            has_sets = any(re.search(r"\\[dws]", pattern, re.IGNORECASE) for pattern in patterns)
+            conditions.append(Expression(parse_regex(ASCII_NAME if has_sets else ONE_LINE)))
+            if key_shape is not None:
+                conditions += [Expression(node, whole=w) for node, w in key_shape.string_nodes()]
+                conditions.append(Length(key_shape.min_length, key_shape.max_length))
             automaton = Automaton(conditions, is_free)
+        except SchemaError:
+            raise
         except GrammarError as error:
             shape.refuse(str(error), "patternProperties")
         groups = sorted(
-            {labels[1 : 1 + n_patterns] for labels in automaton.labels if is_free(labels)},
+            {labels[1:after] for labels in automaton.labels if is_free(labels)},
             reverse=True,
         )
         pairs = []
@@ -738,7 +752,7 @@ class _Converter:
                 continue
 
             def is_in_group(labels: Labels, group: Labels = group) -> bool:
-                return is_free(labels) and labels[1 : 1 + n_patterns] == group
+                return is_free(labels) and labels[1:after] == group
 
             automaton.select(is_in_group)
             if automaton.is_empty:
@@ -773,12 +787,6 @@ class _Converter:
         is allowed, so that no name is spelled with it.
         """
         trie: dict[str, Any] = {}
-        longest = max(map(len, names))
-        if longest > MAX_NAME:
-            raise SchemaError(
-                f"JSON schema: a property's name has {longest} characters; at most {MAX_NAME} "
-                "are possible beside additionalProperties"
-            )
         for name in names:
             node = trie
             for char in name:

@@ -31,6 +31,7 @@ from pyllama.grammar.spelling import PlainText
 
 MAX_STATES = 4000  # of an automaton
 MAX_NFA_STATES = 20_000  # of one expression
+MAX_LETTERS = 10_000  # of all words
 MAX_WORK = 1_000_000  # states of an expression that steps begin or end at
 MAX_MINIMIZED = 100  # states; larger automata are right, but not the smallest
 MAX_STEPS = 200_000  # from a state by a class of characters, while an automaton is built
@@ -78,9 +79,17 @@ class Length:
 
 
 class Words:
-    """One of some words."""
+    """One of some words.
+
+    Raises:
+        GrammarError: they have more than ``MAX_LETTERS`` characters.
+    """
 
     def __init__(self, words: Sequence[str]) -> None:
+        if sum(map(len, words)) > MAX_LETTERS:
+            raise GrammarError(
+                f"the names have more than {MAX_LETTERS} characters; use fewer names"
+            )
         self.words = frozenset(words)
         self.prefixes = {word[:n] for word in words for n in range(len(word) + 1)}
 
@@ -138,7 +147,7 @@ class Expression:
             self.moves[after].append((cp.ALL, after))
             first, last = before, after
         self.first, self.last = first, last
-        self._targets: dict[int, list[tuple[int, ...]]] = {}  # code point -> of each state
+        self._targets: dict[tuple[int, int], tuple[int, ...]] = {}  # state, code point ->
         self._work = 0
 
     def _new(self) -> int:
@@ -225,13 +234,12 @@ class Expression:
 
     def step(self, state: Hashable, code: int) -> Hashable | None:
         assert isinstance(state, tuple)
-        if code not in self._targets:
-            self._targets[code] = [
-                tuple(target for ranges, target in moves if cp.contains(ranges, code))
-                for moves in self.moves
-            ]
-        targets = self._targets[code]
-        states = {target for one in state[0] for target in targets[one]}
+        states: set[int] = set()
+        for one in state[0]:
+            if (one, code) not in self._targets:
+                moves = self.moves[one]
+                self._targets[one, code] = tuple(t for r, t in moves if cp.contains(r, code))
+            states.update(self._targets[one, code])
         self._work += len(state[0]) + len(states)
         if self._work > MAX_WORK:
             raise GrammarError("a regular expression needs too large an automaton")

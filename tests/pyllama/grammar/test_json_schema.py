@@ -233,6 +233,12 @@ ACCEPTED: list[tuple[str, Any, list[str], list[str]]] = [
         ['{"a":null}', '{"ab":1}'],
     ),
     (
+        "patterns that Python reads in another way",
+        {"patternProperties": {"b$": {"type": "null"}, r"\d": {"type": "null"}, "^x": {}}},
+        ['{"x":1}', '{"xb":null}'],
+        ['{"xb\\n":1}', '{"x٣":1}'],
+    ),
+    (
         "propertyNames",
         {"propertyNames": {"pattern": "^[a-z]+$", "maxLength": 3}, "additionalProperties": True},
         ['{"abc":1}', "{}"],
@@ -602,6 +608,10 @@ def tower(keyword: str, n: int) -> dict[str, Any]:
         {"properties": {f"p{i}": {} for i in range(300)}, "maxProperties": 100},
         {"patternProperties": {f"^.*{char}.*$": {} for char in "abcdefgh"}},
         {"format": "uri", "pattern": "^https", "maxLength": 2048},
+        {"pattern": "".join(map(chr, range(0x4E00, 0x9000)))},
+        {"pattern": "|".join(map(chr, range(0x4E00, 0x6000)))},
+        {"properties": {"x" * 50_000: {}}, "patternProperties": {"a": {}}},
+        {"properties": {f"{i:0190}": {} for i in range(500)}, "patternProperties": {"a": {}}},
         {"minItems": 2_000_000},
         {"type": "integer", "minimum": -(10**1000)},
     ],
