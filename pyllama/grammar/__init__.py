@@ -1,0 +1,1 @@
+"""Grammars: which texts a model may generate."""
