@@ -745,10 +745,11 @@ class Engine:
             raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
         number, jobs = next(self._numbers), []
         for i in range(request.n):
-            chain = Chain(request.sampling.for_text(i), n_vocab, tokenizer.eog)
-            for token in tokens:
-                if token >= 0:
-                    chain.accept(token)
+            chain = Chain(
+                request.sampling.for_text(i), n_vocab, tokenizer.eog,
+                stop_ids=request.stop_ids, tokenizer=tokenizer,
+            )  # fmt: skip
+            chain.accept_prompt([token for token in tokens if token >= 0])
             text = None
             if request.text:
                 text = TextAssembler(

@@ -128,6 +128,20 @@ def _kth(ranks, n, k):  # type: ignore[no-untyped-def]
     return np.int32(high)
 
 
+@inline_strict
+def sort_keys(keys, n):  # type: ignore[no-untyped-def]
+    """Shell sort: short code, fast for a few hundred keys."""
+    gap = n // 2
+    while gap > 0:
+        for i in range(gap, n):
+            key, j = keys[i], i
+            while j >= gap and keys[j - gap] > key:
+                keys[j] = keys[j - gap]
+                j -= gap
+            keys[j] = key
+        gap //= 2
+
+
 @compiled(types.int64(*[types.int64] * 5))
 def _gather(logits: Any, n: Any, k: Any, n_columns: Any, keys: Any) -> Any:
     return gather(logits, n, k, n_columns, keys)
