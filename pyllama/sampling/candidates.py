@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyggml.jit import inline_strict
-from pyllama.sampling.top import Floats, Positions, top_positions
+from pyllama.sampling.top import Floats, Positions, top_pairs
 
 
 class Candidates:
@@ -79,8 +79,9 @@ class Candidates:
             if k < len(self):
                 self.keep(slice(k))
         else:
-            self.keep(top_positions(self.logits, k))
-            self.sorted = True
+            positions, self.logits = top_pairs(self.logits, k)
+            self._ids = positions if self._ids is None else self._ids[positions]
+            self._owned = self.sorted = True
 
     def replace(self, token: int) -> None:
         """Keep one token only, which need not be a candidate."""
@@ -117,7 +118,8 @@ class Candidates:
         top = self.logits[self.argmax()]
         if np.isfinite(top):
             with np.errstate(over="ignore"):  # logits near float32's minimum may overflow to -inf
-                weights: Floats = np.exp(self.logits - top)
+                weights: Floats = self.logits - top
+            np.exp(weights, out=weights)
         elif top > 0:  # +inf: forced tokens share the probability
             weights = (self.logits == top).astype(np.float32)
         else:

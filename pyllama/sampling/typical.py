@@ -16,7 +16,7 @@ from pyggml.jit import compiled, inline_strict
 from pyggml.pointers import f32_ptr, i32_ptr, i64_ptr
 from pyllama.sampling.candidates import Candidates, weight
 from pyllama.sampling.sampler import ChainSetup, Sampler
-from pyllama.sampling.top import POSITION, Floats, sort_keys, top_positions
+from pyllama.sampling.top import POSITION, sort_keys
 from pyllama.sampling.truncation import MAX_COUNT
 
 
@@ -31,7 +31,6 @@ class Typical(Sampler):
 
     label = "typical"
     is_stateless = True
-    FIRST_SORTED = 256  # usually enough, so that the whole vocabulary is rarely sorted
 
     def __init__(self, p: float, min_keep: int = 0) -> None:
         self._p = np.float32(p)
@@ -48,24 +47,48 @@ class Typical(Sampler):
         probs = candidates.weights()
         probs /= np.float32(_sum(probs.ctypes.data, probs.size))
         with np.errstate(divide="ignore", invalid="ignore"):
-            surprise = -np.log(probs)
-            terms = probs * surprise
-        terms[probs == 0] = 0  # not 0 * inf
-        entropy = np.float32(_sum(terms.ctypes.data, terms.size))
-        nearness = -np.abs(surprise - entropy)
-        n_sorted = max(self.FIRST_SORTED, self._min_keep)
-        while True:
-            order = top_positions(nearness, n_sorted)
-            count = self._count(probs[order])
-            if count < n_sorted or n_sorted >= len(candidates):
-                break
-            n_sorted *= 8
+            log_probs = np.log(probs)
+            work = probs * log_probs
+        if not probs[-1]:
+            work[probs == 0] = 0  # not 0 * inf
+        entropy = np.float32(-_sum(work.ctypes.data, work.size))
+        distances = np.abs(np.add(log_probs, entropy, out=work), out=work)
+        order, min_keep = np.empty(probs.size, np.int64), min(self._min_keep, MAX_COUNT)
+        addresses = [x.ctypes.data for x in (distances, probs, order)]
+        count = _nearest(*addresses, probs.size, float(self._p), min_keep)
         candidates.keep(order[:count])
         candidates.sorted = False
 
-    def _count(self, probs: Floats) -> int:
-        crossing = int(probs.cumsum().searchsorted(self._p, side="right"))
-        return max(crossing + 1, self._min_keep)
+
+@compiled(types.int64(*[types.int64] * 4, types.float64, types.int64))
+def _nearest(distances: Any, probs: Any, order: Any, n: Any, p: Any, min_keep: Any) -> Any:
+    """The number of candidates that are kept, and their positions in ``order``.
+
+    With descending probabilities the distances fall to the nearest one and then rise, so the order
+    is that of a merge of both sides: no sorting. Of equal distances the first position is first.
+    """
+    distances, probs, order = f32_ptr(distances), f32_ptr(probs), i64_ptr(order)
+    right, count, running = 0, 0, np.float32(0)
+    for i in range(1, n):
+        if distances[i] < distances[right]:
+            right = i
+    left = right  # the positions from here to `right` are in order
+    while count < n:
+        first, end = right, right + 1
+        if left > 0 and (right == n or distances[left - 1] <= distances[right]):
+            first, end = left - 1, left
+            while first > 0 and distances[first - 1] == distances[end - 1]:
+                first -= 1
+            left = first
+        else:
+            right = end
+        for i in range(first, end):
+            order[count] = i
+            count += 1
+            running += probs[i]
+            if running > p and count >= min_keep:
+                return count
+    return n
 
 
 @compiled(types.float32(types.int64, types.int64))
