@@ -157,7 +157,8 @@ class Chain:
         )
         self._head = list(takewhile(lambda sampler: sampler.keeps_all, self._samplers))
         rest = self._samplers[len(self._head) :]
-        fusible = self._greedy is None and isinstance(self._final, Dist)
+        self._dist = self._final if isinstance(self._final, Dist) else None
+        fusible = self._greedy is None and self._dist is not None
         self._fused = Fused.create(rest, n_vocab) if fusible else None
         shown = [label if sampler is not None else f"?{label}" for label, sampler in links]
         self._description = " -> ".join(["logits", *shown, self._final.label])
@@ -180,23 +181,24 @@ class Chain:
         """
         if argmax is None:
             logits = self._checked(logits)
-        final = self._final
+        dist = self._dist
         if self._greedy is None:
-            if not isinstance(final, Dist):
-                return final.pick(self._run(self._samplers, logits, argmax))
-            uniform = final.uniform()
+            if dist is None:
+                return self._final.pick(self._run(self._samplers, logits, argmax))
+            uniform = dist.uniform()
             if self._fused is not None:
                 edited = self._run(self._head, logits, argmax).logits if self._head else logits
                 token = self._fused.pick(edited, uniform)
                 if token >= 0:
                     return token
-            return final.pick(self._run(self._samplers, logits, argmax), uniform)
-        if isinstance(final, Dist):
-            final.skip()
+            return dist.pick(self._run(self._samplers, logits, argmax), uniform)
+        if dist is not None:
+            dist.skip()
         if self._only_argmax:
             # avoids a copy of all logits
             argmax = int(logits.argmax()) if argmax is None else argmax
-            if logits[argmax] > -np.inf and all(s.keeps_argmax_of(argmax) for s in self._greedy):
+            unchanged = not self._greedy or all(s.keeps_argmax_of(argmax) for s in self._greedy)
+            if logits[argmax] > -np.inf and unchanged:
                 return argmax
         candidates = self._run(self._greedy, logits, argmax)
         return candidates.token(candidates.argmax())
@@ -230,7 +232,8 @@ class Chain:
             _check_token("accepted token", token, self._n_vocab)
         for sampler in self._listeners:
             sampler.accept(token)
-        self._final.accept(token)
+        if self._dist is None:
+            self._final.accept(token)
 
     def mark(self) -> Mark:
         """The state of all samplers and random streams, for `rollback`. Costs about 1 us."""

@@ -9,8 +9,10 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
+from numba import types
 
-from pyggml.jit import inline_strict
+from pyggml.jit import compiled, inline_strict
+from pyggml.pointers import f32_ptr
 from pyllama.sampling.candidates import Candidates, weight
 from pyllama.sampling.params import RANDOM_SEED
 from pyllama.sampling.rng import Mt19937
@@ -30,6 +32,21 @@ def draw(logits, n, top, uniform):  # type: ignore[no-untyped-def]
         i += 1
         running += weight(logits, i, top)
     return i
+
+
+@compiled(types.int64(types.int64, types.int64, types.float64))
+def _position(weights: Any, n: Any, uniform: Any) -> Any:
+    """The first position at which the running sum of n weights reaches its part of the total."""
+    weights, total, running = f32_ptr(weights), 0.0, 0.0
+    for i in range(n):
+        total += weights[i]
+    # a target of 0 would match a leading token of probability 0
+    target = max(uniform * total, SMALLEST_DOUBLE)
+    for i in range(n):
+        running += weights[i]
+        if running >= target:
+            return i
+    return n - 1
 
 
 class FinalDraw(ABC):
@@ -95,12 +112,9 @@ class Dist(FinalDraw):
         Args:
             uniform: random number in [0, 1); None to draw one.
         """
-        running = candidates.weights().astype(np.float64)
-        np.cumsum(running, out=running)
-        target = (self.uniform() if uniform is None else uniform) * running[-1]
-        # a target of 0 would match a leading token of probability 0
-        position = running.searchsorted(max(target, SMALLEST_DOUBLE))
-        return candidates.token(int(position))
+        weights = candidates.weights()
+        uniform = self.uniform() if uniform is None else uniform
+        return candidates.token(_position(weights.ctypes.data, weights.size, uniform))
 
     def skip(self) -> None:
         """Consume the random numbers of one pick, to stay in step with llama.cpp."""

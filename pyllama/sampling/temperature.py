@@ -72,7 +72,11 @@ class Temperature(Sampler):
         high = self._temp + self._spread
         probs = candidates.probs()
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            entropy = -np.float32(np.nansum(probs * np.log(probs)))  # 0 * -inf
+            terms = np.log(probs)
+            terms *= probs
+            if not probs[-1]:
+                terms[probs == 0] = 0  # not 0 * -inf
+            entropy = -terms.sum()
             relative = entropy / -np.log(np.float32(1) / np.float32(len(candidates)))
             temp = low + (high - low) * relative**self._exponent
         return np.float32(min(temp, LARGEST))
