@@ -19,7 +19,6 @@ _EMBEDDINGS = "embeddings and reranking are not supported yet"
 _SPECULATION = "there is no speculative decoding yet; the text is the same without it"
 _SERVER = "there is no server yet; pyllama.Llama gives the same results in Python"
 _MEDIA = "only text models are supported; no images, audio or video"
-_SAMPLER = "this sampler is not supported yet; --samplers lists the supported ones"
 _GRAMMAR = "grammars are not supported yet; in Python, a logits_processor can restrict tokens"
 _PRESET = "there are no presets; name a model with -hf user/model:QUANT"
 _THOUGHTS = (
@@ -80,15 +79,6 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--spec-ngram-size-m", "--spec-ngram-min-hits", "--draft", "--draft-n", "--draft-max",
         "--draft-min", "--draft-n-min", "-lcs", "--lookup-cache-static", "-lcd",
         "--lookup-cache-dynamic", "--dflash", "--eagle3", "--mtp",
-    ),
-    _SAMPLER: (
-        "--typical", "--typical-p", "--top-nsigma", "--top-n-sigma", "--xtc-probability",
-        "--xtc-threshold", "--dry-multiplier", "--dry-base", "--dry-allowed-length",
-        "--dry-penalty-last-n", "--dry-sequence-breaker", "--adaptive-target", "--adaptive-decay",
-        "--dynatemp-range", "--dynatemp-exp", "--mirostat", "--mirostat-lr", "--mirostat-ent",
-    ),
-    "name the samplers in full: --samplers 'top_k;top_p;temperature'": (
-        "--sampler-seq", "--sampling-seq",
     ),
     f"{NO_GPU}, and the CPU samples anyway": ("-bs", "--backend-sampling"),
     _GRAMMAR: ("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),

@@ -23,14 +23,13 @@ from ..options import (
     Group,
     ModelOptions,
     Number,
-    SamplingOptions,
     context_options,
     model_options,
-    sampling_options,
     stack,
 )
 from ..output import note, write_raw
 from ..prompt import PromptOptions, escape_option, prompt_options
+from ..sampling_options import SamplingOptions, sampling_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
@@ -199,6 +198,8 @@ def _load_prompt(lease: Lease, tokens: list[int], run: RunOptions) -> PromptFile
 
 
 def _describe(context: Context, params: SamplingParams, n_predict: int) -> None:
+    from pyllama.sampling import Chain
+
     model = context.model
     note(f"model: {model.desc}, {model.size_bytes / 2**20:.2f} MiB, {model.n_params / 1e6:.2f} M")
     note(
@@ -209,4 +210,7 @@ def _describe(context: Context, params: SamplingParams, n_predict: int) -> None:
     note("sampler params:")
     for line in params.describe().splitlines():
         note(line)
+    tokenizer = model.tokenizer
+    chain = Chain(params, model.hparams.n_vocab, tokenizer.eog, tokenizer=tokenizer)
+    note(f"sampler chain: {chain.describe()}")
     note(f"generate: n_ctx = {context.n_ctx}, n_batch = {context.n_batch}, n_predict = {n_predict}")

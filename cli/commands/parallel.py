@@ -22,14 +22,13 @@ from ..options import (
     ContextOptions,
     ModelOptions,
     Number,
-    SamplingOptions,
     context_options,
     kv_unified_option,
     model_options,
-    sampling_options,
 )
 from ..output import note, write_raw
 from ..prompt import PromptOptions, escape_option, prompt_options
+from ..sampling_options import SamplingOptions, sampling_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:

@@ -800,10 +800,11 @@ class Engine:
             n_logprobs = 0  # to compare the texts
         number, jobs = next(self._numbers), []
         for i in range(params.n_texts):
-            chain = Chain(params.for_text(i), n_vocab, tokenizer.eog)
-            for token in tokens:
-                if token >= 0:
-                    chain.accept(token)
+            chain = Chain(
+                params.for_text(i), n_vocab, tokenizer.eog,
+                stop_ids=params.stop_token_ids, tokenizer=tokenizer,
+            )  # fmt: skip
+            chain.accept_prompt([token for token in tokens if token >= 0])
             text = None
             if request.text:
                 text = TextAssembler(

@@ -429,8 +429,10 @@ class Llama:
         """
         check_arguments("sample", locals())
         params = self._params(
-            temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+            mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
         )  # fmt: skip
         with self._lock:
             lease = self._lease
@@ -478,8 +480,10 @@ class Llama:
         """
         check_arguments("generate", locals())
         params = self._params(
-            temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+            mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
         )  # fmt: skip
         with self._lock:
             n_held = 0 if reset else self._lease.n_tokens
@@ -508,7 +512,8 @@ class Llama:
             sent = (yield event.tokens[0]) if event.tokens else None
 
     def _chain(self, params: SamplingParams) -> Chain:
-        return Chain(params, self.n_vocab(), self._model.tokenizer.eog)
+        tokenizer = self._model.tokenizer
+        return Chain(params, self.n_vocab(), tokenizer.eog, tokenizer=tokenizer)
 
     def _params(self, **given: Any) -> SamplingParams:
         return SamplingParams(
@@ -595,8 +600,10 @@ class Llama:
             model=self.model_path if model is None else model,
         )
         params = self._params(
-            temp=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            temp=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+            mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
             seed=self._next_seed() if seed is None else seed,
             logit_bias={int(token): float(bias) for token, bias in (logit_bias or {}).items()},
             n=n, best_of=best_of, logprobs=logprobs, prompt_logprobs=logprobs if echo else None,

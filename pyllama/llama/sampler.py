@@ -43,7 +43,8 @@ class StepSampler:
             processors: applied to the logits first.
         """
         if self._params != params or tokens[: len(self._accepted)] != self._accepted:
-            self._params, self._chain, self._accepted = params, self._make_chain(params), []
+            self._params, self._chain, self._accepted = params, self._make_chain(params), tokens
+            self._chain.accept_prompt(tokens)
         for token in tokens[len(self._accepted) :]:
             self._chain.accept(token)
         self._accepted = tokens

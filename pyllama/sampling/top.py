@@ -17,7 +17,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from pyggml.jit import compiled, inline_strict
-from pyggml.pointers import i32_ptr, i64_ptr
+from pyggml.pointers import f32_ptr, i32_ptr, i64_ptr
 from pyggml.rounding import ceil_div
 
 Floats = NDArray[np.float32]
@@ -36,7 +36,21 @@ def top_positions(logits: Floats, k: int) -> Positions:
         logits: float32[n]; NaN counts as -inf.
         k: at least 1; all values if k >= n.
     """
-    logits, k = np.ascontiguousarray(logits, np.float32), min(k, logits.size)
+    return _top_keys(np.ascontiguousarray(logits, np.float32), k).view(np.int32)[::2]
+
+
+def top_pairs(logits: Floats, k: int) -> tuple[NDArray[np.int32], Floats]:
+    """`top_positions`, and the values there."""
+    logits = np.ascontiguousarray(logits, np.float32)
+    keys = _top_keys(logits, k)
+    positions, values = np.empty(keys.size, np.int32), np.empty(keys.size, np.float32)
+    addresses = [x.ctypes.data for x in (keys, logits, positions, values)]
+    _unpack(*addresses, keys.size)
+    return positions, values
+
+
+def _top_keys(logits: Floats, k: int) -> NDArray[np.int64]:
+    k = min(k, logits.size)
     n_columns = columns(logits.size, k)
     keys = work_memory(logits.size, k, n_columns)
     count = _gather(logits.ctypes.data, logits.size, k, n_columns, keys.ctypes.data)
@@ -45,7 +59,7 @@ def top_positions(logits: Floats, k: int) -> Positions:
         keys.partition(k - 1)
         keys = keys[:k]
     keys.sort()
-    return keys[:k].view(np.int32)[::2]  # the low halves
+    return keys[:k]
 
 
 def columns(n: int, k: int) -> int:
@@ -127,6 +141,29 @@ def _kth(ranks: Any, n: Any, k: Any) -> Any:
         else:
             low = middle + 1
     return np.int32(high)
+
+
+@inline_strict
+def sort_keys(keys: Any, n: Any) -> Any:
+    """Shell sort: short code, fast for a few hundred keys."""
+    gap = n // 2
+    while gap > 0:
+        for i in range(gap, n):
+            key, j = keys[i], i
+            while j >= gap and keys[j - gap] > key:
+                keys[j] = keys[j - gap]
+                j -= gap
+            keys[j] = key
+        gap //= 2
+
+
+@compiled(types.void(*[types.int64] * 5))
+def _unpack(keys: Any, logits: Any, positions: Any, values: Any, n: Any) -> None:
+    keys, logits = i64_ptr(keys), f32_ptr(logits)
+    positions, values = i32_ptr(positions), f32_ptr(values)
+    for i in range(n):
+        position = keys[i] & POSITION
+        positions[i], values[i] = position, logits[position]
 
 
 @compiled(types.int64(*[types.int64] * 5))

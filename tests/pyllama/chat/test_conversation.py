@@ -101,8 +101,9 @@ def test_a_token_of_which_a_part_was_shown() -> None:
     tokens = {7: b"one", 8: b" two \xc3", 9: b"\xa9", 10: b"."}
     reply = Reply(ReplyOptions(SamplingParams(temp=0), stop=("two x",)))
     fake: Any = SimpleNamespace(
-        token_to_piece=lambda token, special: tokens[token], is_eog=lambda t: False, eog=()
-    )
+        token_to_piece=lambda token, special: tokens[token], is_eog=lambda t: False, eog=(),
+        vocab=SimpleNamespace(suppress=()),
+    )  # fmt: skip
     state = state_of("")
     state.context.model.tokenizer = fake
     state.context.model.logits = lambda past: np.eye(260, dtype=np.float32)[7 + len(past) - 3]
