@@ -84,17 +84,19 @@ def test_any_logits_give_a_legal_token(
     for token in history:
         chain.accept(token % n)
         twin.accept(token % n)
-    candidates = chain.apply(logits)
-    probs = candidates.probs()
-    assert len(candidates) >= 1
-    assert np.unique(candidates.ids).size == len(candidates)
-    assert abs(float(probs.sum()) - 1) < 1e-5
-    if candidates.sorted:
-        assert (candidates.logits[:-1] >= candidates.logits[1:]).all()
-    drawn = [chain.sample(logits) for _ in range(3)]
-    assert drawn == [twin.sample(logits) for _ in range(3)]
-    possible = set(candidates.ids[probs > 0].tolist())
-    assert possible.issuperset(drawn)
+    for _ in range(3):  # XTC may remove other candidates at each sample
+        candidates = chain.apply(logits)
+        probs = candidates.probs()
+        assert len(candidates) >= 1
+        assert np.unique(candidates.ids).size == len(candidates)
+        assert abs(float(probs.sum()) - 1) < 1e-5
+        if candidates.sorted:
+            assert (candidates.logits[:-1] >= candidates.logits[1:]).all()
+        drawn = chain.sample(logits)
+        assert drawn == twin.sample(logits)
+        # adaptive_p prefers a probability, and may draw tokens whose own is rounded to 0
+        adaptive = "adaptive_p" in (params.samplers or ())
+        assert drawn in (candidates.ids if adaptive else candidates.ids[probs > 0])
     np.testing.assert_array_equal(logits, before)
 
 
