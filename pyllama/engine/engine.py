@@ -98,6 +98,7 @@ class Engine:
             BatchError: no tokens, an unknown token, all sequences are leased, or a context shift
                 of a model with learned positions.
             SamplingError: see ``Chain`` and ``TextAssembler``.
+            GrammarError: see ``Grammar.matcher``.
             QueueFull: see the policy's ``max_waiting``.
         """
         if all(sequence.leased for sequence in self._sequences):
@@ -745,10 +746,9 @@ class Engine:
             raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
         number, jobs = next(self._numbers), []
         for i in range(request.n):
-            chain = Chain(request.sampling.for_text(i), n_vocab, tokenizer.eog)
-            for token in tokens:
-                if token >= 0:
-                    chain.accept(token)
+            matcher = None if request.grammar is None else request.grammar.matcher(tokenizer)
+            chain = Chain(request.sampling.for_text(i), n_vocab, tokenizer.eog, matcher)
+            chain.accept_prompt([token for token in tokens if token >= 0])
             text = None
             if request.text:
                 text = TextAssembler(

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import BatchError, ContextFull
+from ..grammar import Grammar
 from ..sampling import LogitsProcessor, SamplingParams
 
 Floats = npt.NDArray[np.float32]
@@ -41,6 +42,8 @@ class Request:
         special: include the text of special tokens.
         show_stop: include the token that completes a stop string in the text.
         drop_unfinished: drop an incomplete character at the end, instead of U+FFFD.
+        grammar: what the generated text must match; where it must end, only an
+            end-of-generation token is sampled.
         logprobs: number of likeliest tokens to report; None for no log-probabilities.
         processors: called with all ids and a copy of the logits; return new logits.
         criteria: called with all ids and the logits after sampling; True ends the text before the
@@ -63,6 +66,7 @@ class Request:
     special: bool = False
     show_stop: bool = False
     drop_unfinished: bool = False
+    grammar: Grammar | None = None
     logprobs: int | None = None
     processors: tuple[LogitsProcessor, ...] = ()
     criteria: tuple[StoppingCriteria, ...] = ()
@@ -103,7 +107,7 @@ class Event(NamedTuple):
         request: the number from ``submit``.
         choice: index among the request's ``n`` texts.
         kind: ``tokens`` sampled, ``progress`` of the prompt, a context ``shift``, ``end``, or an
-            ``error`` of a callback, which also ends the text.
+            ``error`` of a callback or grammar, which also ends the text.
         text: whole characters, without a possible beginning of a stop string.
         n_held: number of characters held back, including an incomplete one.
         removed: index of the first token removed by a shift, and the number removed.

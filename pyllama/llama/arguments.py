@@ -49,7 +49,6 @@ REFUSED = {
     "suffix": Rule((None,), "filling a gap in a text is not supported yet"),
     "typical_p": Rule((1.0,), _NO_SAMPLER),
     "mirostat_mode": Rule((0,), _NO_SAMPLER),
-    "grammar": Rule((None,), "grammars are not supported yet; a logits_processor can do it"),
 }
 WITHOUT_EFFECT = {
     "n_gpu_layers": Rule((0, None), _NO_GPU),

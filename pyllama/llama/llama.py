@@ -33,6 +33,7 @@ from ..engine.call_lock import Steps, locked
 from ..engine.logprobs import log_softmax
 from ..engine.request import Floats, Ids, Run, check_prompt
 from ..errors import BatchError, ModelError, NotSupported
+from ..grammar import Grammar
 from ..sampling import (
     RANDOM_SEED,
     Chain,
@@ -414,7 +415,7 @@ class Llama:
         mirostat_tau: float = 5.0,
         penalize_nl: bool = True,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
-        grammar: object | None = None,
+        grammar: Grammar | None = None,
         idx: int | None = None,
     ) -> int:
         """Sample a token from the logits of the last evaluated one, without evaluating it.
@@ -436,7 +437,9 @@ class Llama:
             lease = self._lease
             logits = self._scores_kept.after(lease.n_tokens - 1 if idx is None else idx)
             start_s = time.perf_counter()
-            token = self._sampler.sample(params, lease.tokens, logits, _as_list(logits_processor))
+            token = self._sampler.sample(
+                params, lease.tokens, logits, _as_list(logits_processor), grammar
+            )
             self._timings.count_sample(time.perf_counter() - start_s)
             return token
 
@@ -459,7 +462,7 @@ class Llama:
         penalize_nl: bool = True,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
         stopping_criteria: Sequence[StoppingCriteria] | StoppingCriteria | None = None,
-        grammar: object | None = None,
+        grammar: Grammar | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
         """Continue tokens until the context is full, also after end-of-generation tokens.
 
@@ -491,6 +494,7 @@ class Llama:
                 stop_at_eog=False,
                 processors=_as_list(logits_processor),
                 criteria=_as_list(stopping_criteria),
+                grammar=grammar,
                 progress=self.verbose,
             )
             run = self._lease.run(request, append=not reset)
@@ -507,8 +511,10 @@ class Llama:
             self._say_reuse(event)
             sent = (yield event.tokens[0]) if event.tokens else None
 
-    def _chain(self, params: SamplingParams) -> Chain:
-        return Chain(params, self.n_vocab(), self._model.tokenizer.eog)
+    def _chain(self, params: SamplingParams, grammar: Grammar | None = None) -> Chain:
+        tokenizer = self._model.tokenizer
+        matcher = None if grammar is None else grammar.matcher(tokenizer)
+        return Chain(params, self.n_vocab(), tokenizer.eog, matcher)
 
     def _params(self, **given: Any) -> SamplingParams:
         return SamplingParams(
@@ -546,7 +552,7 @@ class Llama:
         model: str | None = None,
         stopping_criteria: Sequence[StoppingCriteria] | StoppingCriteria | None = None,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
-        grammar: object | None = None,
+        grammar: Grammar | None = None,
         logit_bias: Mapping[int, float] | None = None,
     ) -> Completion | Iterator[CompletionChunk]:
         """Continue a text.
@@ -563,6 +569,7 @@ class Llama:
             model: name to report, instead of the path.
             stopping_criteria: called with all ids and the logits; True ends the text.
             logits_processor: called with all ids and a copy of the logits; returns new logits.
+            grammar: what the text must match, see `LlamaGrammar`.
             logit_bias: added to the logits of these token ids.
 
         Returns:
@@ -605,6 +612,7 @@ class Llama:
             logprobs=logprobs,
             processors=_as_list(logits_processor),
             criteria=_as_list(stopping_criteria),
+            grammar=grammar,
             progress=self.verbose,
         )
         run = CompletionRun(result_format, self._model.tokenizer, lambda: kept.rows[: len(tokens)])
@@ -675,7 +683,7 @@ class Llama:
         mirostat_eta: float = 0.1,
         model: str | None = None,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
-        grammar: object | None = None,
+        grammar: Grammar | None = None,
         logit_bias: Mapping[int, float] | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,

@@ -2,8 +2,7 @@
 
     chain = Chain(SamplingParams(seed=42), n_vocab=49152, eog_ids=(0,))
     print(chain.describe())         # logits -> ?penalties -> top-k -> top-p -> ... -> dist
-    for token in prompt:
-        chain.accept(token)
+    chain.accept_prompt(prompt)
     token = chain.sample(logits)    # the logits are not written to
     chain.accept(token)
     m = chain.mark()                # then sample and accept drafted tokens ...
@@ -12,19 +11,24 @@
 With equal logits, parameters and seed a chain samples the same token as llama.cpp, up to float32
 rounding of exp. Each `sample` consumes two words of the random stream, also if greedy. NaN counts
 as -inf; if every logit is -inf, token 0 is returned. Not thread-safe.
+
+With a grammar, the sampled token is checked; if the grammar does not allow it, another is sampled
+from the logits of those that it allows, with the next random number, as llama.cpp does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pyllama.errors import SamplingError
+from pyllama.errors import GrammarError, SamplingError
 from pyllama.sampling.bias import LogitBias
 from pyllama.sampling.candidates import Candidates
+from pyllama.sampling.constrain import constrain
 from pyllama.sampling.dist import Dist
 from pyllama.sampling.fused import Fused
 from pyllama.sampling.params import SamplingParams
@@ -34,6 +38,9 @@ from pyllama.sampling.sampler import ChainSetup, Sampler
 from pyllama.sampling.temperature import Temperature
 from pyllama.sampling.top import Floats
 from pyllama.sampling.truncation import MinP, TopK, TopP
+
+if TYPE_CHECKING:
+    from pyllama.grammar import Matcher
 
 SAMPLERS: dict[str, type[Sampler]] = {
     "penalties": Penalties,
@@ -45,7 +52,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
 """Every sampler that `SamplingParams.samplers` may name, in the order of the default chain."""
 
 
-Mark = tuple[tuple[object, ...], StreamMark]
+Mark = tuple[tuple[object, ...], StreamMark, object]
 
 
 class Chain:
@@ -55,12 +62,19 @@ class Chain:
         params: sampling parameters.
         n_vocab: number of logits.
         eog_ids: token ids that ``ignore_eos`` bans.
+        matcher: the state of a grammar that the generated tokens must match.
 
     Raises:
         SamplingError: an unknown sampler, or a biased token outside the vocabulary.
     """
 
-    def __init__(self, params: SamplingParams, n_vocab: int, eog_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        n_vocab: int,
+        eog_ids: Iterable[int] = (),
+        matcher: Matcher | None = None,
+    ) -> None:
         setup = ChainSetup(params, n_vocab, tuple(eog_ids))
         names = tuple(SAMPLERS) if params.samplers is None else params.samplers
         unknown = [name for name in names if name not in SAMPLERS]
@@ -74,7 +88,8 @@ class Chain:
         bias = LogitBias.create(setup)
         if bias is not None:
             links.insert(0, (bias.label, bias))
-        self._n_vocab = n_vocab
+        self._n_vocab, self._matcher = n_vocab, matcher
+        self._restricted: Floats | None = None  # work memory
         self._dist = Dist(params.seed)
         self._samplers = [sampler for _, sampler in links if sampler is not None]
         # samplers with a history of tokens
@@ -104,9 +119,29 @@ class Chain:
 
         Raises:
             SamplingError: the logits have another shape.
+            GrammarError: the grammar allows no token, or is too ambiguous.
         """
         if argmax is None:
             logits = self._checked(logits)
+        token = self._draw(logits, argmax)
+        if self._matcher is None or self._matcher.allows(token):
+            return token
+        return self._draw_allowed(logits, self._matcher)
+
+    def _draw_allowed(self, logits: Floats, matcher: Matcher) -> int:
+        """Sample one of the tokens that the grammar allows."""
+        if self._restricted is None:
+            self._restricted = np.empty(self._n_vocab, np.float32)
+        argmax = constrain(logits, matcher.mask(), self._restricted)
+        token = self._draw(self._restricted, argmax) if argmax >= 0 else -1
+        if matcher.allows(token):
+            return token
+        # all allowed tokens are banned, by their logits or by a sampler
+        if matcher.is_accepting and matcher.vocabulary.eog:
+            return matcher.vocabulary.eog[0]
+        raise GrammarError("the grammar allows no token here, or only tokens whose logits are -inf")
+
+    def _draw(self, logits: Floats, argmax: int | None) -> int:
         if self._greedy is None:
             uniform = self._dist.uniform()
             if self._fused is not None:
@@ -129,36 +164,55 @@ class Chain:
         """The candidates that `sample` draws from; consumes no random numbers."""
         return self._run(self._samplers, self._checked(logits))
 
+    def accept_prompt(self, tokens: Sequence[int]) -> None:
+        """Add the prompt to the history; the grammar does not see it.
+
+        Raises:
+            SamplingError: a token is outside the vocabulary.
+        """
+        for token in tokens:
+            _check_token("accepted token", token, self._n_vocab)
+            for sampler in self._listeners:
+                sampler.accept(token)
+
     def accept(self, token: int) -> None:
-        """Add a token of the prompt or of the generation to the history.
+        """Add a generated token to the history and to the grammar's text.
 
         Raises:
             SamplingError: the token is outside the vocabulary.
+            GrammarError: the grammar does not allow the token.
         """
         if not 0 <= token < self._n_vocab:
             _check_token("accepted token", token, self._n_vocab)
+        if self._matcher is not None:
+            self._matcher.accept(token)
         for sampler in self._listeners:
             sampler.accept(token)
 
     def mark(self) -> Mark:
-        """The state of all samplers and of the random stream, for `rollback`. Costs about 1 us."""
-        return tuple(s.mark() for s in self._samplers), self._dist.mark()
+        """The state of samplers, random stream and grammar, for `rollback`. Costs about 1 us."""
+        matched = None if self._matcher is None else self._matcher.mark()
+        return tuple(s.mark() for s in self._samplers), self._dist.mark(), matched
 
     def rollback(self, mark: Mark) -> None:
         """Restore the state at a mark; later marks become invalid."""
         for sampler, state in zip(self._samplers, mark[0], strict=True):
             sampler.rollback(state)
         self._dist.rollback(mark[1])
+        if self._matcher is not None:
+            self._matcher.rollback(mark[2])
 
     def clone(self) -> Chain:
         """An independent copy of the chain and its state."""
         return deepcopy(self)
 
     def reset(self) -> None:
-        """Clear the history and restart the random stream."""
+        """Clear the history, restart the random stream and the grammar."""
         for sampler in self._samplers:
             sampler.reset()
         self._dist.reset()
+        if self._matcher is not None:
+            self._matcher.reset()
 
     def describe(self) -> str:
         """The chain in one line, as llama.cpp prints it; disabled samplers start with `?`."""
