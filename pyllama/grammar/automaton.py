@@ -35,11 +35,13 @@ from .gbnf import (
     Sequence,
     Token,
     place,
+    short,
 )
 from .utf8 import Tail, leads
 
-MAX_NODES = 200_000
-MAX_CLASSES = 10_000  # distinct classes of characters
+MAX_NODES = 100_000
+MAX_RULES = 10_000
+MAX_CLASSES = 5_000  # distinct classes of characters
 
 # kinds of nodes, with the meaning of their numbers a and b
 CHAR = 1  # a: row of `rows`; b: node after the character
@@ -106,7 +108,7 @@ def build(rules: Mapping[str, Rule], root: str, text: str) -> Automaton:
         GrammarError: there is no root, a left recursion, or a grammar over the limits.
     """
     if root not in rules:
-        names = ", ".join(list(rules)[:8])
+        names = ", ".join(map(short, list(rules)[:8]))
         raise GrammarError(
             f"there is no rule {root!r} to start with; add '{root} ::= ...'"
             + (f" or start with one of {names}" if names else "")
@@ -122,13 +124,15 @@ def build(rules: Mapping[str, Rule], root: str, text: str) -> Automaton:
 
 def _check_size(rules: Mapping[str, Rule], text: str) -> None:
     """Raise an error if there would be too many nodes, before any is made."""
+    if len(rules) > MAX_RULES:
+        raise GrammarError(f"the grammar has {len(rules)} rules, at most {MAX_RULES} are possible")
     total = 0
     for name, rule in rules.items():
         total += _size(rule.body)
         if total > MAX_NODES:
             raise GrammarError(
-                f"{place(text, rule.at)}: with rule {name!r} the grammar has {total} states, at "
-                f"most {MAX_NODES} are possible; use smaller repetition counts"
+                f"{place(text, rule.at)}: with rule {short(name)!r} there are {total} states, "
+                f"at most {MAX_NODES} are possible; use smaller repetition counts"
             )
 
 
@@ -380,10 +384,11 @@ def _order(
     except CycleError as error:
         cycle = error.args[1][::-1]
         first = min(range(len(cycle) - 1), key=lambda i: rules[names[cycle[i]]].at)
-        shown = [names[i] for i in [*cycle[first:-1], *cycle[:first], cycle[first]]]
+        found = [names[i] for i in [*cycle[first:-1], *cycle[:first], cycle[first]]]
+        shown = [short(name) for name in found]
         if len(shown) > 8:
             shown = [*shown[:4], "...", *shown[-3:]]
         raise GrammarError(
-            f"{place(text, rules[shown[0]].at)}: left recursion: {' -> '.join(shown)}, before any "
+            f"{place(text, rules[found[0]].at)}: left recursion: {' -> '.join(shown)}, before any "
             "character; put the recursive rule last, or use a repetition such as ( )*"
         ) from None

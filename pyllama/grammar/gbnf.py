@@ -113,6 +113,11 @@ def place(text: str, at: int) -> str:
     return f"line {len(lines)}, column {len(lines[-1]) + 1}"
 
 
+def short(name: str) -> str:
+    """A name as messages show it."""
+    return name if len(name) <= 40 else name[:37] + "..."
+
+
 def union(ranges: list[tuple[int, int]]) -> Ranges:
     """Ranges in ascending order, with overlapping and adjacent ones merged."""
     merged: list[tuple[int, int]] = []
@@ -151,18 +156,17 @@ class _Parser:
             name = self.name("the name of a rule (letters, digits and '-')")
             self.skip_space()
             if not self.text.startswith("::=", self.at):
-                self.fail(f"expected '::=' after the name {name!r}")
+                self.fail(f"expected '::=' after the name {short(name)!r}")
             self.at += 3
             self.skip_space(newlines=True)
             rules[name] = Rule(self.choice(), start)
             if self.char not in "\r\n":  # "" at the end of the text
-                self.fail(
-                    f"expected an element of rule {name!r}, '|', or a newline before the next rule"
-                )
+                expected = f"an element of rule {short(name)!r}, '|', or a newline and a rule"
+                self.fail(f"expected {expected}")
             self.skip_space(newlines=True)
         for name, at in self.references.items():
             if name not in rules:
-                self.fail(f"rule {name!r} is not defined; add '{name} ::= ...'", at)
+                self.fail(f"rule {short(name)!r} is not defined; add '{short(name)} ::= ...'", at)
         return rules
 
     @property
