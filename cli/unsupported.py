@@ -20,7 +20,6 @@ _SPECULATION = "there is no speculative decoding yet; the text is the same witho
 _SERVER = "there is no server yet; pyllama.Llama gives the same results in Python"
 _MEDIA = "only text models are supported; no images, audio or video"
 _SAMPLER = "this sampler is not supported yet; --samplers lists the supported ones"
-_GRAMMAR = "grammars are not supported yet; in Python, a logits_processor can restrict tokens"
 _PRESET = "there are no presets; name a model with -hf user/model:QUANT"
 _THOUGHTS = (
     "reasoning is printed as part of the reply; some templates can switch it off: "
@@ -91,7 +90,6 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--sampler-seq", "--sampling-seq",
     ),
     f"{NO_GPU}, and the CPU samples anyway": ("-bs", "--backend-sampling"),
-    _GRAMMAR: ("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
     _THOUGHTS: (
         "--reasoning-format", "-rea", "--reasoning", "--reasoning-effort", "--reasoning-budget",
         "--reasoning-budget-message", "--reasoning-preserve", "--no-reasoning-preserve",

@@ -9,7 +9,8 @@ must match. Grammars are immutable, compare by value, and may be shared by threa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from ..tokenizer import Tokenizer
 from .automaton import Automaton, build
@@ -47,6 +48,43 @@ class Grammar:
         self.text, self.root, self.prefill = text, root, prefill
         self.triggers = tuple(triggers)
         self.automaton: Automaton = build(parse(text), root, text)
+
+    @classmethod
+    def from_json_schema(cls, schema: Mapping[str, Any] | bool | str) -> Self:
+        """A grammar of the JSON texts that are valid for a schema.
+
+        Args:
+            schema: the schema, or its JSON text.
+
+        Raises:
+            SchemaError: the schema is invalid, or a grammar cannot express it.
+            GrammarError: its grammar is over the limits.
+        """
+        from .json_schema import schema_to_gbnf  # type: ignore[import-not-found,unused-ignore]
+
+        return cls(schema_to_gbnf(schema))
+
+    @classmethod
+    def from_regex(cls, pattern: str) -> Self:
+        """A grammar of the texts that a regular expression matches as a whole.
+
+        Raises:
+            GrammarError: the expression is invalid, not supported, or over the limits.
+        """
+        from .regex import regex_to_gbnf  # type: ignore[import-not-found,unused-ignore]
+
+        return cls(regex_to_gbnf(pattern))
+
+    @classmethod
+    def from_choices(cls, choices: Sequence[str]) -> Self:
+        """A grammar of some texts.
+
+        Raises:
+            GrammarError: there are no choices, or too many.
+        """
+        from .choices import choices_to_gbnf  # type: ignore[import-not-found,unused-ignore]
+
+        return cls(choices_to_gbnf(choices))
 
     def matcher(self, tokenizer: Tokenizer) -> Matcher:
         """The state of one generation with a tokenizer's tokens.

@@ -6,8 +6,9 @@ llama("Is water wet?", grammar=grammar)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from ..errors import GrammarError
 from ..grammar import Grammar
@@ -40,6 +41,17 @@ class LlamaGrammar(Grammar):
             return cls(text)
         except GrammarError as error:
             raise GrammarError(f"{file}: {error}") from None
+
+    @classmethod
+    def from_json_schema(
+        cls, json_schema: Mapping[str, Any] | bool | str, verbose: bool = True
+    ) -> Self:
+        """A grammar from a JSON schema or its text. ``verbose`` has no effect.
+
+        Raises:
+            SchemaError, GrammarError: see `Grammar.from_json_schema`.
+        """
+        return super().from_json_schema(json_schema)
 
     def reset(self) -> None:
         """Does nothing: each generation has a state of its own."""
