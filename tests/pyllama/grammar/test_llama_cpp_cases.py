@@ -179,3 +179,14 @@ def test_grammars_of_files(grammar: str, good: list[str], bad: list[str]) -> Non
     parsed = Grammar(grammar)
     assert all(matches(parsed.matcher(BYTES), text) for text in good)
     assert not any(matches(parsed.matcher(BYTES), text) for text in bad)
+
+
+@pytest.mark.parametrize("case", CASES["schemas"], ids=lambda case: case["name"])
+def test_schemas(case: dict[str, Any]) -> None:
+    """The schema cases, by the converter of JSON schemas."""
+    pytest.importorskip("pyllama.grammar.json_schema")
+    grammar = Grammar.from_json_schema(case["schema"])
+    for text in case["passing"]:
+        assert matches(grammar.matcher(BYTES), text), text
+    for text in case["failing"]:
+        assert not matches(grammar.matcher(BYTES), text), text
