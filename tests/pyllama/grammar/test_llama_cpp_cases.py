@@ -185,8 +185,14 @@ def test_grammars_of_files(grammar: str, good: list[str], bad: list[str]) -> Non
 def test_schemas(case: dict[str, Any]) -> None:
     """The schema cases, by the converter of JSON schemas."""
     pytest.importorskip("pyllama.grammar.json_schema")
-    grammar = Grammar.from_json_schema(case["schema"])
+    schema = json.loads(case["schema"], object_hook=_without_unique_items)
+    grammar = Grammar.from_json_schema(schema)
     for text in case["passing"]:
         assert matches(grammar.matcher(BYTES), text), text
     for text in case["failing"]:
         assert not matches(grammar.matcher(BYTES), text), text
+
+
+def _without_unique_items(schema: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp ignores the keyword, ours refuses it."""
+    return {key: value for key, value in schema.items() if key != "uniqueItems"}
