@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyllama.core.context import Context
     from pyllama.engine import Lease, Timings
     from pyllama.engine.prompt_file import PromptFile
+    from pyllama.grammar import Grammar
     from pyllama.sampling import SamplingParams
 
     Dialogue = Conversation | Transcript
@@ -54,6 +55,7 @@ def converse(
     params: SamplingParams,
     prompt: str,
     *,
+    grammar: Grammar | None = None,
     load_ms: float = 0.0,
 ) -> None:
     """Run a conversation until the user exits.
@@ -61,6 +63,7 @@ def converse(
     Args:
         mode: "talk" chats in a chat format, "write" continues one text interactively.
         prompt: the first message of the user, or the start of the text.
+        grammar: what each reply must match.
         load_ms: time of loading, for the timings.
 
     Raises:
@@ -86,6 +89,7 @@ def converse(
         stop=options.reverse_prompt,
         special=options.special,
         n_keep=options.n_keep(opening, context.model.tokenizer),
+        grammar=grammar,
     )
     cache = _prompt_cache(lease, opening, options)
     reader = LineReader(

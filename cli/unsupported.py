@@ -19,7 +19,6 @@ _EMBEDDINGS = "embeddings and reranking are not supported yet"
 _SPECULATION = "there is no speculative decoding yet; the text is the same without it"
 _SERVER = "there is no server yet; pyllama.Llama gives the same results in Python"
 _MEDIA = "only text models are supported; no images, audio or video"
-_GRAMMAR = "grammars are not supported yet; in Python, a logits_processor can restrict tokens"
 _PRESET = "there are no presets; name a model with -hf user/model:QUANT"
 _THOUGHTS = (
     "reasoning is printed as part of the reply; some templates can switch it off: "
@@ -81,7 +80,6 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--lookup-cache-dynamic", "--dflash", "--eagle3", "--mtp",
     ),
     f"{NO_GPU}, and the CPU samples anyway": ("-bs", "--backend-sampling"),
-    _GRAMMAR: ("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
     _THOUGHTS: (
         "--reasoning-format", "-rea", "--reasoning", "--reasoning-effort", "--reasoning-budget",
         "--reasoning-budget-message", "--reasoning-preserve", "--no-reasoning-preserve",

@@ -16,6 +16,7 @@ from typing import Literal
 
 from ..engine import EndReason, Lease, Request
 from ..engine.request import check_prompt
+from ..grammar import Grammar
 from ..sampling import SamplingParams
 
 Ended = EndReason | Literal["", "full"]
@@ -33,6 +34,7 @@ class ReplyOptions:
         special: include the text of special tokens.
         n_keep: leading tokens that a context shift keeps when it removes half of the others; None
             ends the reply when the context is full.
+        grammar: what each reply must match.
     """
 
     params: SamplingParams
@@ -40,6 +42,7 @@ class ReplyOptions:
     stop: tuple[str, ...] = ()
     special: bool = False
     n_keep: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass
@@ -115,6 +118,7 @@ class Reply:
             stop=(*options.stop, *stop),
             special=options.special,
             n_keep=options.n_keep,
+            grammar=options.grammar,
         )
         is_eog = lease.context.model.tokenizer.is_eog
         for event in lease.run(request):

@@ -29,7 +29,7 @@ import numpy as np
 from ..core.batch import Batch
 from ..core.state import dump_state, restore_state
 from ..errors import BatchError, ContextFull, QueueFull, ReentrantCall, StateError
-from ..sampling import Chain, apply_logits_processors
+from ..sampling import apply_logits_processors, chain_for
 from .best_of import BestOf
 from .job import Job
 from .logprobs import PromptLogprobs, token_logprob
@@ -109,6 +109,7 @@ class Engine:
             BatchError: no tokens, an unknown token, all sequences are leased, or a context shift
                 of a model with learned positions.
             SamplingError: see ``Chain`` and ``TextAssembler``.
+            GrammarError: see ``Grammar.matcher``.
             QueueFull: see the policy's ``max_waiting``.
         """
         if all(sequence.leased for sequence in self._sequences):
@@ -800,10 +801,7 @@ class Engine:
             n_logprobs = 0  # to compare the texts
         number, jobs = next(self._numbers), []
         for i in range(params.n_texts):
-            chain = Chain(
-                params.for_text(i), n_vocab, tokenizer.eog,
-                stop_ids=params.stop_token_ids, tokenizer=tokenizer,
-            )  # fmt: skip
+            chain = chain_for(params.for_text(i), n_vocab, tokenizer, request.grammar)
             chain.accept_prompt([token for token in tokens if token >= 0])
             text = None
             if request.text:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import BatchError, ContextFull, SamplingError
+from ..grammar import Grammar
 from ..sampling import LogitsProcessor, SamplingParams
 from . import Engine, Event, Lease, Request, Timings
 from .request import Ids, Run, check_prompt
@@ -159,6 +160,7 @@ def run_many(
     *,
     n_predict: int = -1,
     text: bool = True,
+    grammar: Grammar | None = None,
 ) -> Iterator[tuple[int, Event]]:
     """`generate_many` with the engine's events in place of tokens, of ``n`` texts per prompt.
 
@@ -185,7 +187,7 @@ def run_many(
     def submit(n: int) -> None:
         for i, (prompt, sampling) in itertools.islice(waiting, n):
             n_tokens = min(max_tokens, context.n_ctx_seq - len(prompt))
-            request = Request(prompt, sampling, max_tokens=n_tokens, text=text)
+            request = Request(prompt, sampling, max_tokens=n_tokens, text=text, grammar=grammar)
             numbers[engine.submit(request)] = i
 
     submit(2 * context.kv.n_seq_max)  # keep the queue filled

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import BatchError, ContextFull
+from ..grammar import Grammar
 from ..sampling import LogitsProcessor, SamplingParams
 
 Floats = npt.NDArray[np.float32]
@@ -38,6 +39,8 @@ class Request:
         text: whether events have text; stop strings need it.
         special: include the text of special tokens.
         drop_unfinished: drop an incomplete character at the end, instead of U+FFFD.
+        grammar: what the generated text must match; where it must end, only an
+            end-of-generation token is sampled.
         processors: called with all ids and a copy of the logits; return new logits.
         criteria: called with all ids and the logits after sampling; True ends the text before the
             sampled token.
@@ -56,6 +59,7 @@ class Request:
     text: bool = True
     special: bool = False
     drop_unfinished: bool = False
+    grammar: Grammar | None = None
     processors: tuple[LogitsProcessor, ...] = ()
     criteria: tuple[StoppingCriteria, ...] = ()
     n_keep: int | None = None
@@ -95,7 +99,8 @@ class Event(NamedTuple):
         request: the number from ``submit``.
         choice: index among the request's ``n`` texts.
         kind: ``tokens`` sampled, ``progress`` of the prompt, log-probabilities of the ``prompt``,
-            a context ``shift``, ``end``, or an ``error`` of a callback, which also ends the text.
+            a context ``shift``, ``end``, or an ``error`` of a callback or grammar, which also ends
+            the text.
         text: whole characters, without a possible beginning of a stop string.
         rest: text after the stop string in the token that completes it; not in ``text``.
         n_held: number of characters held back, including an incomplete one.

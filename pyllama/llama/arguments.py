@@ -46,7 +46,6 @@ REFUSED = {
     "tokenizer": Rule((None,), "the model's own tokenizer is used"),
     # of a completion
     "suffix": Rule((None,), "filling a gap in a text is not supported yet"),
-    "grammar": Rule((None,), "grammars are not supported yet; a logits_processor can do it"),
 }
 WITHOUT_EFFECT = {
     "n_gpu_layers": Rule((0, None), _NO_GPU),

@@ -33,12 +33,14 @@ from ..engine.call_lock import Steps, locked
 from ..engine.logprobs import log_softmax
 from ..engine.request import Floats, Ids, Run, check_prompt
 from ..errors import BatchError, ModelError, NotSupported
+from ..grammar import Grammar
 from ..sampling import (
     RANDOM_SEED,
     Chain,
     LogitsProcessor,
     LogitsProcessorList,
     SamplingParams,
+    chain_for,
 )
 from .arguments import cache_type, check_arguments, rope_overrides
 from .chat import chat_chunks, chat_completion, check_free_text
@@ -414,7 +416,7 @@ class Llama:
         mirostat_tau: float = 5.0,
         penalize_nl: bool = True,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
-        grammar: object | None = None,
+        grammar: Grammar | None = None,
         idx: int | None = None,
     ) -> int:
         """Sample a token from the logits of the last evaluated one, without evaluating it.
@@ -438,7 +440,9 @@ class Llama:
             lease = self._lease
             logits = self._scores_kept.after(lease.n_tokens - 1 if idx is None else idx)
             start_s = time.perf_counter()
-            token = self._sampler.sample(params, lease.tokens, logits, _as_list(logits_processor))
+            token = self._sampler.sample(
+                params, lease.tokens, logits, _as_list(logits_processor), grammar
+            )
             self._timings.count_sample(time.perf_counter() - start_s)
             return token
 
@@ -461,7 +465,7 @@ class Llama:
         penalize_nl: bool = True,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
         stopping_criteria: Sequence[StoppingCriteria] | StoppingCriteria | None = None,
-        grammar: object | None = None,
+        grammar: Grammar | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
         """Continue tokens until the context is full, also after end-of-generation tokens.
 
@@ -495,6 +499,7 @@ class Llama:
                 stop_at_eog=False,
                 processors=_as_list(logits_processor),
                 criteria=_as_list(stopping_criteria),
+                grammar=grammar,
                 progress=self.verbose,
             )
             run = self._lease.run(request, append=not reset)
@@ -511,9 +516,8 @@ class Llama:
             self._say_reuse(event)
             sent = (yield event.tokens[0]) if event.tokens else None
 
-    def _chain(self, params: SamplingParams) -> Chain:
-        tokenizer = self._model.tokenizer
-        return Chain(params, self.n_vocab(), tokenizer.eog, tokenizer=tokenizer)
+    def _chain(self, params: SamplingParams, grammar: Grammar | None = None) -> Chain:
+        return chain_for(params, self.n_vocab(), self._model.tokenizer, grammar)
 
     def _params(self, **given: Any) -> SamplingParams:
         return SamplingParams(
@@ -551,7 +555,7 @@ class Llama:
         model: str | None = None,
         stopping_criteria: Sequence[StoppingCriteria] | StoppingCriteria | None = None,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
-        grammar: object | None = None,
+        grammar: Grammar | None = None,
         logit_bias: Mapping[int, float] | None = None,
         n: int = 1,
         best_of: int | None = None,
@@ -570,6 +574,7 @@ class Llama:
             model: name to report, instead of the path.
             stopping_criteria: called with all ids and the logits; True ends the text.
             logits_processor: called with all ids and a copy of the logits; returns new logits.
+            grammar: what the text must match, see `LlamaGrammar`.
             logit_bias: added to the logits of these token ids.
             n: number of texts, ``choices`` of the result; they are generated one after the other.
             best_of: number of texts to generate, of which the ``n`` likeliest are returned, best
@@ -616,6 +621,7 @@ class Llama:
             drop_unfinished=True,
             processors=_as_list(logits_processor),
             criteria=_as_list(stopping_criteria),
+            grammar=grammar,
             progress=self.verbose,
         )
         run = CompletionRun(result_format, self._model.tokenizer)
@@ -686,7 +692,7 @@ class Llama:
         mirostat_eta: float = 0.1,
         model: str | None = None,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
-        grammar: object | None = None,
+        grammar: Grammar | None = None,
         logit_bias: Mapping[int, float] | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,

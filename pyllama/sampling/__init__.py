@@ -10,6 +10,7 @@ A chain belongs to one generation: it has random streams and a history. Not thre
 from pyllama.errors import SamplingError
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.chain import DEFAULT_SAMPLERS, LETTERS, SAMPLERS, Chain, sampler_name
+from pyllama.sampling.constrained import ConstrainedChain, chain_for
 from pyllama.sampling.logits_processor import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -27,6 +28,7 @@ __all__ = [
     "Candidates",
     "Chain",
     "ChainSetup",
+    "ConstrainedChain",
     "LogitsProcessor",
     "LogitsProcessorList",
     "Mt19937",
@@ -34,5 +36,6 @@ __all__ = [
     "SamplingError",
     "SamplingParams",
     "apply_logits_processors",
+    "chain_for",
     "sampler_name",
 ]

@@ -77,7 +77,7 @@ LETTERS = {
 _ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
 _FIRST: tuple[type[Sampler], ...] = (LogitBias, AllowedTokens, BadWords, MinTokens)
 
-Mark = tuple[tuple[Any, ...], Any]
+Mark = tuple[Any, ...]  # of the samplers, of the final draw, and of a subclass
 
 
 def sampler_name(text: str) -> str:
@@ -179,6 +179,7 @@ class Chain:
 
         Raises:
             SamplingError: the logits have another shape, or a custom sampler broke its rules.
+            GrammarError: in a `ConstrainedChain`, no token is allowed.
         """
         if argmax is None:
             logits = self._checked(logits)
@@ -228,6 +229,7 @@ class Chain:
 
         Raises:
             SamplingError: the token is outside the vocabulary.
+            GrammarError: the grammar does not allow the token.
         """
         if not 0 <= token < self._n_vocab:
             _check_token("accepted token", token, self._n_vocab)
@@ -251,7 +253,7 @@ class Chain:
         return deepcopy(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Chain:
-        copy = object.__new__(Chain)
+        copy = object.__new__(type(self))
         shared = self._setup, self._setup.tokenizer  # immutable, and large
         memo.update({id(self): copy, **{id(value): value for value in shared}})
         copy.__dict__ = deepcopy(self.__dict__, memo)

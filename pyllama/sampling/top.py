@@ -108,6 +108,8 @@ def gather(logits: Any, n: Any, k: Any, n_columns: Any, keys: Any) -> Any:
         for j in range(min(n_columns, n - first)):
             least[j] = min(least[j], _rank(bits[first + j]))
     bound, count = _kth(least, n_columns, k), 0
+    few = bound == _INF  # most logits may be -inf, after a grammar
+    bound = min(bound, _INF - 1)
     for column in range(n_columns):
         if least[column] <= bound:
             for i in range(column, n, n_columns):
@@ -117,6 +119,15 @@ def gather(logits: Any, n: Any, k: Any, n_columns: Any, keys: Any) -> Any:
                         return -1
                     keys[count] = np.int64(rank) << 32 | i
                     count += 1
+    if few:
+        if count == 0:
+            return -1
+        for i in range(n):
+            if count >= k:
+                break
+            if _rank(bits[i]) == _INF:
+                keys[count] = np.int64(_INF) << 32 | i
+                count += 1
     return count
 
 

@@ -94,7 +94,6 @@ def test_unsupported_arguments_are_refused(llama: Llama) -> None:
         {"tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"tool_choice": "required"},
         {"function_call": {"name": "f"}},
-        {"grammar": "root ::= x"},
     ):
         with pytest.raises(NotSupported, match="supported"):
             llama.create_chat_completion(HI, **options)  # type: ignore[arg-type]
