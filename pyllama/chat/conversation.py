@@ -16,8 +16,9 @@ from typing import Any
 from ..engine import Lease
 from ..errors import TemplateError
 from ..tokenizer.special import CONTROL, USER_DEFINED
-from .formats import ChatFormat, ChatPrompt, check_values
+from .formats import ChatFormat, check_values
 from .reply import Reply, ReplyOptions
+from .turn import ChatPrompt
 
 
 class Conversation:

@@ -38,7 +38,7 @@ class Request:
         stop_ids: tokens that end it, besides the model's end-of-generation tokens.
         stop_at_eog: whether end-of-generation tokens end it.
         text: whether events have text; stop strings need it.
-        special: include the text of special tokens.
+        special: include the text of special tokens: of all, or of these ids.
         show_stop: include the token that completes a stop string in the text.
         drop_unfinished: drop an incomplete character at the end, instead of U+FFFD.
         logprobs: number of likeliest tokens to report; None for no log-probabilities.
@@ -60,7 +60,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     stop_at_eog: bool = True
     text: bool = True
-    special: bool = False
+    special: bool | frozenset[int] = False
     show_stop: bool = False
     drop_unfinished: bool = False
     logprobs: int | None = None
