@@ -23,8 +23,8 @@ _SAMPLER = "this sampler is not supported yet; --samplers lists the supported on
 _GRAMMAR = "grammars are not supported yet; in Python, a logits_processor can restrict tokens"
 _PRESET = "there are no presets; name a model with -hf user/model:QUANT"
 _THOUGHTS = (
-    "reasoning is printed as part of the reply; some templates can switch it off: "
-    """--chat-template-kwargs '{"enable_thinking": false}'"""
+    "the chat template decides which earlier reasoning it keeps; some have a variable for it: "
+    """--chat-template-kwargs '{"clear_thinking": false}'"""
 )
 _LOG = "there is no log file; redirect stderr: 2> FILE"
 _ONE_TEMPLATE = "replies are printed without parsing"
@@ -92,10 +92,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     ),
     f"{NO_GPU}, and the CPU samples anyway": ("-bs", "--backend-sampling"),
     _GRAMMAR: ("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
-    _THOUGHTS: (
-        "--reasoning-format", "-rea", "--reasoning", "--reasoning-effort", "--reasoning-budget",
-        "--reasoning-budget-message", "--reasoning-preserve", "--no-reasoning-preserve",
-    ),
+    _THOUGHTS: ("--reasoning-preserve", "--no-reasoning-preserve"),
     _ONE_TEMPLATE: ("--skip-chat-parsing", "--no-skip-chat-parsing"),
     "--perf prints token counts at the end": ("-ptc", "--print-token-count"),
     "pyllama-tokenize prints the tokens of a prompt": ("--verbose-prompt",),

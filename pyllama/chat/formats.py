@@ -114,7 +114,10 @@ class ChatFormat:
             without = self.prompt(messages, **{**values, "add_generation_prompt": False}).text
         except TemplateError:
             without = ""
-        return self._markers, state_after(split_generation(without, prompt.text), self._markers)
+        last = split_generation(without, prompt.text)
+        if not last and prompt.text.rstrip().endswith(self._markers.start):
+            last = self._markers.start  # the template ignores add_generation_prompt
+        return self._markers, state_after(last, self._markers)
 
     def _split(self, marker: str) -> list[str | int]:
         """A marker, split into texts and ids of control tokens."""

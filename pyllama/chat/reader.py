@@ -54,6 +54,9 @@ class Delta:
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
 
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls)
+
     def openai(self) -> dict[str, Any]:
         """The ``delta`` of a chunk."""
         given: dict[str, Any] = {}

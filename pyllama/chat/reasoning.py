@@ -55,7 +55,7 @@ def check_format(name: str) -> ReasoningFormat:
 
 
 def state_after(prompt: str, markers: Markers) -> State:
-    """Where the reply begins after this generation prompt."""
+    """Where the reply begins after this prompt, of which earlier turns are left out."""
     start, end = prompt.rfind(markers.start), prompt.rfind(markers.end)
     if start > end:
         return "inside"

@@ -80,11 +80,12 @@ class Turn:
     tools: tuple[Tool, ...]
     reasoning_format: ReasoningFormat
 
-    def budget(self, n_tokens: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    def budget(self, n_tokens: int, tokenizer: Tokenizer, message: str = "") -> dict[str, Any]:
         """Fields of `SamplingParams` that limit the reasoning.
 
         Args:
             n_tokens: maximum tokens of the reasoning; -1 for no limit.
+            message: text before the end of the reasoning when they are spent.
         """
         if self.thinking is None or n_tokens < 0:
             return {}
@@ -97,6 +98,7 @@ class Turn:
             "reasoning_budget_tokens": n_tokens,
             "reasoning_budget_start": encode(markers.start),
             "reasoning_budget_end": (encode(markers.end),),
+            "reasoning_budget_forced": encode(message + markers.end),
             "generation_prompt": encode(markers.start) if state == "inside" else (),
         }
 
