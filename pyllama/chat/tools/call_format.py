@@ -190,11 +190,13 @@ class NamedCall:
         end: marker between name and arguments.
         head: pattern of the text before ``end``, with the groups ``name`` and, if any, ``id``.
         head_rule: gives the head's grammar expression for a function.
+        head_text: gives the head of a call.
     """
 
     end: str
     head: str = r"(?P<name>[^\s<>\[\]{}\"]+)"
     head_rule: Callable[[Rules, str], str] = lambda rules, name: literal(name)
+    head_text: Callable[[Call], str] = lambda call: call.name
 
     def read(self, reader: Reader) -> Steps[None]:
         """Read a call. Raises: Mismatch, if it is none."""
@@ -211,7 +213,7 @@ class NamedCall:
 
     def write(self, call: Call) -> str:
         """The text of a call."""
-        return f"{call.name}{self.end}{call.arguments}"
+        return f"{self.head_text(call)}{self.end}{call.arguments}"
 
     def rule(self, rules: Rules, tool: Tool, prefix: str) -> str:
         """A grammar expression for a call of a tool."""

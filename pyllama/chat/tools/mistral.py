@@ -8,12 +8,17 @@ The id has 9 letters or digits; some models of the second kind give none.
 
 from __future__ import annotations
 
+from ..reader import Call
 from .call_format import CallFormat, JsonCall, NamedCall
 from .rules import Rules, literal
 
 
 def _head_rule(rules: Rules, name: str) -> str:
     return f"{literal(name)} ({rules.marker('[CALL_ID]')} [a-zA-Z0-9]{{9}})?"
+
+
+def _head_text(call: Call) -> str:
+    return f"{call.name}[CALL_ID]{call.id}" if call.id else call.name
 
 
 MISTRAL_ARRAY = CallFormat(
@@ -26,6 +31,11 @@ MISTRAL_ARRAY = CallFormat(
 MISTRAL_NAMED = CallFormat(
     "mistral-args",
     lambda source: "[TOOL_CALLS]" in source and "[ARGS]" in source,
-    NamedCall("[ARGS]", r"(?P<name>[^\s\[\]{}]+?)\s*(?:\[CALL_ID\](?P<id>\w+))?", _head_rule),
+    NamedCall(
+        "[ARGS]",
+        r"(?P<name>[^\s\[\]{}]+?)\s*(?:\[CALL_ID\](?P<id>\w+))?",
+        _head_rule,
+        _head_text,
+    ),
     wrap=("[TOOL_CALLS]", ""),
 )

@@ -9,6 +9,7 @@ functools[{"name": "get_time", "arguments": ...}]                               
 
 from __future__ import annotations
 
+from ..reader import Call
 from .call_format import CallFormat, JsonCall, NamedCall
 from .rules import Rules, literal
 
@@ -17,6 +18,10 @@ _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
 def _kimi_head(rules: Rules, name: str) -> str:
     return f"{literal(f'functions.{name}:')} [0-9]+"
+
+
+def _kimi_text(call: Call) -> str:
+    return call.id if call.id.startswith("functions.") else f"functions.{call.name}:0"
 
 
 SECTIONS = (
@@ -41,6 +46,7 @@ SECTIONS = (
             "<|tool_call_argument_begin|>",
             r"(?P<id>functions\.(?P<name>\S+):\d+)",
             _kimi_head,
+            _kimi_text,
         ),
         section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         wrap=("<|tool_call_begin|>", "<|tool_call_end|>"),

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllama.chat.reader import Delta, Message
+from pyllama.chat.reader import Call, Delta, Message, Reader
+from pyllama.chat.tools import FAMILIES
+from pyllama.chat.tools.call_format import Family
 from pyllama.chat.turn import Turn, TurnOptions
 
 from ...fake_context import TOKENIZER
@@ -293,6 +295,87 @@ def test_cut_and_broken_replies(data: st.DataObject) -> None:
     whole = without_ids(read(turn, [reply]))
     assert without_ids(read(turn, pieces)) == whole
     assert without_ids(read(turn, list(reply))) == whole
+
+
+# family, reply, content, calls with ids
+SECTIONS: list[tuple[str, str, str, list[Any]]] = [
+    (
+        "deepseek-r1",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>special_function\n"
+        '```json\n{"arg1": 1}```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "", [CALL],
+    ),
+    (
+        "deepseek-r1",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>special_function\n"
+        '```json\n{"arg1": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>'
+        'get_time\n```json\n{"city": "Tokyo"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "", [CALL, TIME],
+    ),
+    (
+        "kimi-k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.special_function:0"
+        '<|tool_call_argument_begin|>{"arg1": 1}<|tool_call_end|><|tool_calls_section_end|>',
+        "", [(*CALL, "functions.special_function:0")],
+    ),
+    (
+        "command-r7b",
+        "<|START_ACTION|>[\n"
+        '    {"tool_call_id": "0", "tool_name": "special_function", "parameters": {"arg1": 1}}\n'
+        "]<|END_ACTION|>",
+        "", [(*CALL, "0")],
+    ),
+    ("command-r7b", f"<|START_RESPONSE|>{HELLO}<|END_RESPONSE|>", HELLO, []),
+    (
+        "granite-3",
+        '<|tool_call|>[{"name": "special_function", "arguments": {"arg1": 1}}]',
+        "", [CALL],
+    ),
+    (
+        "nemotron",
+        '<TOOLCALL>[{"name": "special_function", "arguments": {"arg1": 1}}]</TOOLCALL>',
+        "", [CALL],
+    ),
+    (
+        "apriel",
+        '<tool_calls>[{"name": "special_function", "arguments": {"arg1": 1}}]</tool_calls>',
+        "", [CALL],
+    ),
+]  # fmt: skip
+
+
+def reader_of(family: Family) -> Reader:
+    return Reader(lambda reader: family.read(reader, ["special_function", "get_time"]))
+
+
+@pytest.mark.parametrize(("name", "reply", "content", "calls"), SECTIONS)
+def test_families_that_differ_in_markers(
+    name: str, reply: str, content: str, calls: list[Any]
+) -> None:
+    family = next(family for family in FAMILIES if family.name == name)
+    for pieces in ([reply], list(reply)):
+        reader = reader_of(family)
+        for piece in pieces:
+            reader.feed(piece)
+        reader.close()
+        assert reader.message.content == content
+        found = [(c.name, json.loads(c.arguments)) for c in reader.message.calls]
+        assert found == [call[:2] for call in calls]
+        for call, wanted in zip(reader.message.calls, calls, strict=True):
+            assert call.id == wanted[2] if len(wanted) > 2 else len(call.id) == 9
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("n", [1, 2])
+def test_written_calls_are_read(family: Family, n: int) -> None:
+    calls = [
+        Call("a1b2c3d4e", "special_function", '{"arg1": 1}'),
+        Call("000000001", "get_time", '{"city": "\\"]}</tool_call>"}'),
+    ][:n]
+    reader = reader_of(family)
+    reader.feed(family.write(calls))
+    reader.close()
+    assert without_ids(reader.message) == without_ids(Message(calls=calls))
 
 
 def test_text_comes_as_early_as_possible() -> None:
