@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from pyllama.errors import ContextFull, GrammarError, TemplateError
 from pyllama.llama.llama import Llama
 
-from ..chat.tools.templates import TEMPLATES, TOOLS
+from ..chat.tools.templates import TEMPLATES, TOOLS, function
 
 HI = [{"role": "user", "content": "Hi"}]
 PROMPT = "USER: Hi\nASSISTANT:"
@@ -245,6 +246,28 @@ def test_response_formats_and_calls_have_grammars(reciting: Any) -> None:
     with pytest.raises(GrammarError, match="cannot be combined with tools"):
         llama.create_chat_completion(HI, tools=TOOLS, grammar=options["grammar"])
     assert prompt_and_options(llama, HI, grammar=options["grammar"])[1]["grammar"]
+
+
+@pytest.mark.parametrize("template", ["hermes", "llama", "mistral-named", "plain"])
+def test_any_model_held_to_the_tools_calls_them(reciting: Any, template: str) -> None:
+    """Random logits, constrained: each call parses, is of a tool, and has its arguments."""
+    pytest.importorskip("pyllama.grammar.json_schema")
+    llama = with_template(reciting, TEMPLATES[template].source)
+    tools = [
+        function("add", a={"type": "integer"}, b={"enum": ["x", 1, None]}),
+        function("say", text={"type": "string", "maxLength": 5}, loud={"type": "boolean"}),
+    ]
+    for seed in range(10):
+        options: Any = {"tools": tools, "tool_choice": "required", "temperature": 1.2, "seed": seed}
+        options |= {"parallel_tool_calls": False}
+        result: Any = llama.create_chat_completion(HI, **options)
+        assert result["choices"][0]["finish_reason"] == "tool_calls"
+        (call,) = result["choices"][0]["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        wanted = {"add": {"a", "b"}, "say": {"text", "loud"}}[call["function"]["name"]]
+        assert set(arguments) == wanted
+        *_, last = llama.create_chat_completion(HI, stream=True, **options)
+        assert last["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def test_errors(llama: Llama, reciting: Any) -> None:
