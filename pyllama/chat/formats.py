@@ -69,7 +69,8 @@ class ChatFormat:
         tools = parse_tools(options.tools)
         mode, named = parse_choice(options.tool_choice, tools)
         schema = response_schema(options.response_format)
-        given, values = read_messages(messages), {"enable_thinking": True, **options.values}
+        given = read_messages([_checked(i, message) for i, message in enumerate(messages)])
+        values = {"enable_thinking": True, **options.values}
         parallel = False
         if tools or any("tool_calls" in m or m.get("role") == "tool" for m in given):
             can = self.capabilities()

@@ -578,7 +578,8 @@ class Llama:
             NotSupported: an argument that would change results.
             ValueError: ``logprobs`` without ``logits_all``.
         """
-        check_arguments("create_completion", {**locals(), "grammar": None})
+        text_only = grammar if isinstance(grammar, str) else None
+        check_arguments("create_completion", {**locals(), "grammar": text_only})
         kept = self._scores_kept
         if logprobs is not None and not kept.logits_all:
             raise BatchError(

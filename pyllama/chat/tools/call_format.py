@@ -22,7 +22,8 @@ from ..reader import Call, Mismatch, Reader, Steps
 from .definitions import Tool
 from .rules import SPACE, Rules, literal
 
-_MAX_HEAD = 512
+_MAX_HEAD = 512  # characters of a name with its id
+_MAX_FIELDS = 1024  # of a JSON call before the name; bounds the time of texts that are no calls
 
 
 class Trigger(NamedTuple):
@@ -104,12 +105,12 @@ class JsonCall:
         if (yield from reader.accept("}")):
             return
         while True:
-            key: list[str] = []
-            yield from reader.json_string(key.append)
+            key = _Text()
+            yield from reader.json_string(key.add)
             yield from reader.skip_space()
             yield from reader.expect(":")
             yield from reader.skip_space()
-            yield from self._value(reader, "".join(key), found)
+            yield from self._value(reader, key.text, found)
             yield from reader.skip_space()
             if not (yield from reader.accept(",")):
                 yield from reader.expect("}")
@@ -118,25 +119,26 @@ class JsonCall:
 
     def _value(self, reader: Reader, key: str, found: _Fields) -> Steps[None]:
         quoted = yield from reader.looking_at('"')
-        if key == "function" and (yield from reader.looking_at("{")):
+        if key == "function" and not found.is_inner and (yield from reader.looking_at("{")):
+            found.is_inner = True
             yield from self._object(reader, found)
         elif key in (self.name, "name", "function") and quoted and not found.name:
-            name: list[str] = []
-            yield from reader.json_string(name.append)
-            found.announce(reader, "".join(name), bool(self.id) and not self.id_first)
+            name = _Text()
+            yield from reader.json_string(name.add)
+            found.announce(reader, name.text, bool(self.id) and not self.id_first)
         elif key in (self.arguments, "arguments", "parameters") and not found.has_arguments:
             found.has_arguments = True
-            sink = reader.arguments if found.name else found.waiting.append
+            sink = reader.arguments if found.name else found.waiting.add
             # some models write the arguments as a string that contains JSON
             yield from (reader.json_string(sink) if quoted else reader.json_value(sink))
         elif key in (self.id, "id") and quoted:
-            id: list[str] = []
-            yield from reader.json_string(id.append)
-            found.id = "".join(id)
+            id = _Text()
+            yield from reader.json_string(id.add)
+            found.id = id.text
             if found.name:
                 reader.call_id(found.id)
         else:
-            yield from reader.json_value(lambda text: None)
+            yield from reader.json_value(found.ignored.add)
 
     def write(self, call: Call) -> str:
         """The text of a call."""
@@ -165,21 +167,34 @@ def _key(name: str) -> str:
     return literal(json.dumps(name) + ":") + " space"
 
 
+class _Text:
+    """A text of limited length in pieces."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def add(self, text: str) -> None:
+        """Add a piece. Raises: Mismatch, if the text is too long for a part of a call."""
+        self.text += text
+        if len(self.text) > _MAX_FIELDS:
+            raise Mismatch
+
+
 class _Fields:
     """The fields of a JSON call read so far."""
 
     def __init__(self, known: Collection[str] | None) -> None:
         self._known = known
         self.name = self.id = ""
-        self.waiting: list[str] = []  # arguments before the name
-        self.has_arguments = False
+        self.waiting, self.ignored = _Text(), _Text()  # arguments before the name; other values
+        self.has_arguments = self.is_inner = False
 
     def announce(self, reader: Reader, name: str, id_follows: bool) -> None:
         if not name or (self._known is not None and name not in self._known):
             raise Mismatch
         self.name = name
         reader.begin_call(name, self.id, id_follows=id_follows)
-        reader.arguments("".join(self.waiting))
+        reader.arguments(self.waiting.text)
 
 
 @dataclass(frozen=True)

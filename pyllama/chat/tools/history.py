@@ -28,18 +28,19 @@ _EXAMPLE = Call("000000000", "<name>", "{<arguments>}")
 def read_messages(messages: _Messages) -> list[_Message]:
     """Messages with checked tool calls; OpenAI's old ``function_call`` becomes ``tool_calls``.
 
+    Args:
+        messages: dictionaries with a role, and a content that is text.
+
     Raises:
-        TemplateError: a message or a call is invalid; the error names it.
+        TemplateError: a call is invalid; the error names it.
     """
     found = []
     for i, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise TemplateError(f"messages[{i}] is not a dictionary with a role and a content")
         changed = dict(message)
         old = changed.pop("function_call", None)
         if old is not None and not changed.get("tool_calls"):
             changed["tool_calls"] = [{"id": "", "type": "function", "function": old}]
-        if changed.get("role") == "function":
+        if changed["role"] == "function":
             changed["role"] = "tool"
         calls = changed.get("tool_calls")
         if calls:
@@ -97,7 +98,7 @@ def _with_arguments(where: str, call: _Message, as_object: bool) -> _Message:
     if as_object and isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise TemplateError(
                 f"{where} has a call of {function['name']} whose arguments are not valid JSON"
             ) from None

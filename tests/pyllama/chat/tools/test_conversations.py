@@ -128,6 +128,17 @@ def test_a_template_without_tools_is_told() -> None:
     assert "reply with: <｜tool▁calls▁begin｜>" in text
 
 
+def test_contents_may_have_parts() -> None:
+    parts = [{"type": "text", "text": "What time"}, {"type": "text", "text": "is it?"}]
+    message = {"role": "assistant", "content": parts, "tool_calls": []}
+    calls = [{"id": "1", "function": {"name": "get_time", "arguments": ARGUMENTS}}]
+    for name in ("plain", "hermes"):
+        format = TEMPLATES[name].format(TOKENIZER)
+        messages = [{"role": "system", "content": parts}, {**message, "tool_calls": calls}]
+        text = format.turn(messages, TurnOptions(tools=TOOLS)).prompt.text
+        assert text.count("What time\nis it?") == 2
+
+
 def test_a_template_that_reads_no_results_gets_them_as_text() -> None:
     source = (
         "{% for m in messages if m.role != 'tool' %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

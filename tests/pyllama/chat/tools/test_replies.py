@@ -396,6 +396,17 @@ def test_text_comes_as_early_as_possible() -> None:
     assert feed("").openai() == {}
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama", "plain", "mistral-array"])
+def test_hostile_replies_take_bounded_time(name: str) -> None:
+    """Nesting and calls that never end take neither the stack nor quadratic time."""
+    begin = {"hermes": "<tool_call>", "mistral-array": "[TOOL_CALLS]["}.get(name, "")
+    for part in ('{"function": ', '{"x": [', '{"arguments": {"', begin + '{"x": "', '{"name'):
+        reply = (begin + part) * 1500
+        message = read(turn_of(name, {}), [reply])
+        assert message.content == reply.rstrip() + reply[len(reply.rstrip()) :]
+        assert message.calls == []
+
+
 def test_a_cut_call_keeps_its_arguments() -> None:
     message = read(turn_of("hermes", {}), ['<tool_call>{"name": "get_time", "arguments": {"ci'])
     assert [(call.name, call.arguments) for call in message.calls] == [("get_time", '{"ci')]
