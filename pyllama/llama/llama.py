@@ -18,6 +18,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
@@ -568,7 +569,7 @@ class Llama:
             logits_processor: called with all ids and a copy of the logits; returns new logits.
             logit_bias: added to the logits of these token ids.
             special: include the text of special tokens: of all, or of these ids.
-            sampling: further fields of `SamplingParams` by name.
+            sampling: fields of `SamplingParams` by name, which replace those of the arguments.
 
         Returns:
             A completion in OpenAI's format, or an iterator of its chunks.
@@ -601,8 +602,9 @@ class Llama:
             frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
             seed=self._next_seed() if seed is None else seed,
             logit_bias={int(token): float(bias) for token, bias in (logit_bias or {}).items()},
-            **(sampling or {}),
         )  # fmt: skip
+        if sampling:
+            params = replace(params, **sampling)
         held: dict[str, Any] = {} if grammar is None else {"grammar": grammar}
         request = Request(
             tokens,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyllama.errors import ContextFull, GrammarError, TemplateError
+from pyllama.errors import ContextFull, GrammarError, SamplingError, TemplateError
 from pyllama.llama.llama import Llama
 
 from ..chat.tools.templates import TEMPLATES, TOOLS, function
@@ -268,6 +268,13 @@ def test_any_model_held_to_the_tools_calls_them(reciting: Any, template: str) ->
         assert set(arguments) == wanted
         *_, last = llama.create_chat_completion(HI, stream=True, **options)
         assert last["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_further_fields_of_sampling(llama: Llama) -> None:
+    result: Any = llama.create_chat_completion(HI, temperature=5, sampling={"temp": 0.0})
+    assert result["choices"][0]["message"]["content"] == " naïve 🙂!"
+    with pytest.raises(SamplingError):
+        llama.create_completion("x", sampling={"top_k": 3, "temp": float("nan")})
 
 
 def test_errors(llama: Llama, reciting: Any) -> None:
