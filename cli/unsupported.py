@@ -21,8 +21,8 @@ _SERVER = "there is no server yet; pyllama.Llama gives the same results in Pytho
 _MEDIA = "only text models are supported; no images, audio or video"
 _PRESET = "there are no presets; name a model with -hf user/model:QUANT"
 _THOUGHTS = (
-    "reasoning is printed as part of the reply; some templates can switch it off: "
-    """--chat-template-kwargs '{"enable_thinking": false}'"""
+    "the chat template decides which earlier reasoning it keeps; some have a variable for it: "
+    """--chat-template-kwargs '{"clear_thinking": false}'"""
 )
 _LOG = "there is no log file; redirect stderr: 2> FILE"
 _ONE_TEMPLATE = "replies are printed without parsing"
@@ -80,10 +80,7 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--lookup-cache-dynamic", "--dflash", "--eagle3", "--mtp",
     ),
     f"{NO_GPU}, and the CPU samples anyway": ("-bs", "--backend-sampling"),
-    _THOUGHTS: (
-        "--reasoning-format", "-rea", "--reasoning", "--reasoning-effort", "--reasoning-budget",
-        "--reasoning-budget-message", "--reasoning-preserve", "--no-reasoning-preserve",
-    ),
+    _THOUGHTS: ("--reasoning-preserve", "--no-reasoning-preserve"),
     _ONE_TEMPLATE: ("--skip-chat-parsing", "--no-skip-chat-parsing"),
     "--perf prints token counts at the end": ("-ptc", "--print-token-count"),
     "pyllama-tokenize prints the tokens of a prompt": ("--verbose-prompt",),

@@ -70,7 +70,12 @@ class Reply:
         return self.text[self._ends[-1] if self._ends else 0 :] if not self.ended else ""
 
     def stream(
-        self, lease: Lease, tokens: Sequence[int], stop: Sequence[str] = (), n_last: int = 0
+        self,
+        lease: Lease,
+        tokens: Sequence[int],
+        stop: Sequence[str] = (),
+        n_last: int = 0,
+        shown: frozenset[int] = frozenset(),
     ) -> Iterator[str]:
         """Generate the reply.
 
@@ -79,6 +84,7 @@ class Reply:
             stop: further stop strings.
             n_last: number of last tokens, the user's message, that a context shift before the
                 reply must keep.
+            shown: special tokens whose text is included in any case.
 
         Yields:
             Pieces of whole characters.
@@ -90,7 +96,7 @@ class Reply:
         try:
             self.ids = list(tokens)
             self._fit(lease, self.ids, n_last)
-            for piece in self._pieces(lease, self.ids, tuple(stop)):
+            for piece in self._pieces(lease, self.ids, tuple(stop), shown):
                 if piece:
                     self.text += piece
                     yield piece
@@ -109,14 +115,16 @@ class Reply:
             check_prompt(n_last, min(n_keep, len(ids) - n_last), n_ctx, min_room=1)
             lease.make_room(ids, n_keep, n_last)
 
-    def _pieces(self, lease: Lease, ids: list[int], stop: tuple[str, ...]) -> Iterator[str]:
+    def _pieces(
+        self, lease: Lease, ids: list[int], stop: tuple[str, ...], shown: frozenset[int]
+    ) -> Iterator[str]:
         options = self.options
         request = Request(
             ids,
             options.params,
             max_tokens=options.n_predict if options.n_predict >= 0 else None,
             stop=(*options.stop, *stop),
-            special=options.special,
+            special=options.special or shown,
             n_keep=options.n_keep,
             grammar=options.grammar,
         )
@@ -135,8 +143,8 @@ class Reply:
             elif event.tokens:
                 self.tokens += event.tokens
                 ids += event.tokens
-                shown = event.text
+                text = event.text
                 if options.params.include_stop_str_in_output:
-                    shown += event.rest
-                self._ends.append(len(self.text) + len(shown) + event.n_held)
-                yield shown
+                    text += event.rest
+                self._ends.append(len(self.text) + len(text) + event.n_held)
+                yield text

@@ -37,7 +37,7 @@ class Request:
         stop: stop strings.
         stop_at_eog: whether end-of-generation tokens end it.
         text: whether events have text; stop strings need it.
-        special: include the text of special tokens.
+        special: include the text of special tokens: of all, or of these ids.
         drop_unfinished: drop an incomplete character at the end, instead of U+FFFD.
         grammar: what the generated text must match; where it must end, only an
             end-of-generation token is sampled.
@@ -57,7 +57,7 @@ class Request:
     stop: tuple[str, ...] = ()
     stop_at_eog: bool = True
     text: bool = True
-    special: bool = False
+    special: bool | frozenset[int] = False
     drop_unfinished: bool = False
     grammar: Grammar | None = None
     processors: tuple[LogitsProcessor, ...] = ()

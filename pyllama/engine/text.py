@@ -22,7 +22,7 @@ class TextAssembler:
     Args:
         tokenizer: gives the bytes of tokens.
         stop: stop strings.
-        special: include the text of special tokens.
+        special: include the text of special tokens: of all, or of these ids.
         include_stop: include the stop string that is found.
         drop_unfinished: drop an incomplete character at the end, instead of U+FFFD.
 
@@ -35,7 +35,7 @@ class TextAssembler:
         tokenizer: Pieces,
         stop: str | Iterable[str] = (),
         *,
-        special: bool = False,
+        special: bool | frozenset[int] = False,
         include_stop: bool = False,
         drop_unfinished: bool = False,
     ) -> None:
