@@ -10,6 +10,7 @@ A chain belongs to one generation: it has a random stream and a history. Not thr
 from pyllama.errors import SamplingError
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.chain import SAMPLERS, Chain
+from pyllama.sampling.dist import Distribution
 from pyllama.sampling.logits_processor import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -25,6 +26,7 @@ __all__ = [
     "Candidates",
     "Chain",
     "ChainSetup",
+    "Distribution",
     "LogitsProcessor",
     "LogitsProcessorList",
     "Mt19937",

@@ -26,7 +26,7 @@ import numpy as np
 from pyllama.errors import SamplingError
 from pyllama.sampling.bias import LogitBias
 from pyllama.sampling.candidates import Candidates
-from pyllama.sampling.dist import Dist
+from pyllama.sampling.dist import Dist, Distribution
 from pyllama.sampling.fused import Fused
 from pyllama.sampling.params import SamplingParams
 from pyllama.sampling.penalties import Penalties
@@ -129,6 +129,18 @@ class Chain:
     def apply(self, logits: Floats) -> Candidates:
         """The candidates that `sample` draws from; consumes no random numbers."""
         return self._run(self._samplers, self._checked(logits))
+
+    def distribution(self, logits: Floats) -> Distribution | None:
+        """The distribution of the token that `sample` returns; None for chains without one.
+
+        These are greedy ones: the token is certain, and `sample` finds it faster. The final draw
+        consumes no random number.
+        """
+        if self._greedy is not None:
+            return None
+        candidates = self._run(self._samplers, self._checked(logits))
+        probs = candidates.weights().astype(np.float64)
+        return Distribution(candidates.ids, probs / probs.sum())
 
     def accept(self, token: int) -> None:
         """Add a token of the prompt or of the generation to the history.

@@ -5,9 +5,10 @@ Dist(seed=42).pick(candidates)      # a token id
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyggml.jit import inline_strict
 from pyllama.sampling.candidates import Candidates, weight
@@ -15,6 +16,18 @@ from pyllama.sampling.params import RANDOM_SEED
 from pyllama.sampling.rng import Mark, Mt19937
 
 SMALLEST_DOUBLE = 5e-324
+
+
+class Distribution(NamedTuple):
+    """Tokens and their probabilities; other tokens have probability 0.
+
+    Attributes:
+        ids: int32[n], distinct.
+        probs: float64[n], sum to 1.
+    """
+
+    ids: NDArray[np.int32]
+    probs: NDArray[np.float64]
 
 
 @inline_strict
