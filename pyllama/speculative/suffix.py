@@ -154,14 +154,15 @@ class _Suffixes(Index):
 
     def draft(self, max_nodes: int) -> Draft | None:
         self._follow_finished()
-        own = self._own
+        own, drafter = self._own, self._drafter
         earlier = own.link[own.last]  # the longest suffix that also ends elsewhere
         matches = [*self._matches, (own, earlier, own.length[max(earlier, ROOT)])]
         best: Draft | None = None
         best_score = 0.0
         for automaton, state, length in matches:
             for _ in range(_MAX_SUFFIXES):
-                if state <= ROOT:
+                max_score = min(max_nodes, drafter.factor * length) * length / (length + 1)
+                if state <= ROOT or max_score <= best_score:
                     break
                 draft, score = self._expand(automaton, state, length, max_nodes)
                 if score > best_score:
