@@ -34,9 +34,11 @@ class LlamaGrammar(Grammar):
             GrammarError: the file cannot be read, or see `Grammar`.
         """
         try:
-            text = Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise GrammarError(f"{file}: {error}") from None
+            text = Path(file).read_text(encoding="utf-8-sig")
+        except OSError as error:
+            raise GrammarError(f"{file}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise GrammarError(f"{file}: not UTF-8 text: {error}; save it as UTF-8") from None
         try:
             return cls(text)
         except GrammarError as error:
