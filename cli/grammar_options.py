@@ -7,11 +7,10 @@ def command(**options: Any) -> None:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -52,9 +51,19 @@ class GrammarOptions(Group):
             raise click.UsageError(f"{flags} cannot be combined: use one of them")
         for flag, value, make in given:
             if isinstance(value, Path):
-                return _made(str(value), read_text(value), make)
+                return _made(str(value), _read(value), make)
             return _made(flag, str(value), make)
         return None
+
+
+def _read(path: Path) -> str:
+    """The text of a file, without a byte order mark; U+FFFD would change what a grammar matches."""
+    from pyllama.errors import GrammarError
+
+    try:
+        return read_text(path, "utf-8-sig", "strict")
+    except UnicodeDecodeError as error:
+        raise GrammarError(f"{path}: not UTF-8 text: {error}; save it as UTF-8") from None
 
 
 def _made(source: str, text: str, make: Callable[[str], Grammar]) -> Grammar:
@@ -67,16 +76,9 @@ def _made(source: str, text: str, make: Callable[[str], Grammar]) -> Grammar:
 
 
 def _from_schema(text: str) -> Grammar:
-    from pyllama.errors import SchemaError
     from pyllama.grammar import Grammar
 
-    try:
-        schema: Any = json.loads(text)
-    except ValueError as error:
-        raise SchemaError(f"not JSON: {error}") from None
-    except RecursionError:
-        raise SchemaError("not JSON: nested too deeply") from None
-    return Grammar.from_json_schema(schema)
+    return Grammar.from_json_schema(text)
 
 
 grammar_options = stack(

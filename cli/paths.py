@@ -10,15 +10,19 @@ import click
 MAX_TEXT_BYTES = 256 << 20  # limit of a prompt file; far above any context size
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file or pipe; invalid UTF-8 becomes U+FFFD, line ends become newlines.
+def read_text(path: Path, encoding: str = "utf-8", errors: str = "replace") -> str:
+    """Return the text of a file or pipe; line ends become newlines.
+
+    Args:
+        encoding, errors: see `bytes.decode`; by default invalid UTF-8 becomes U+FFFD.
 
     Raises:
         OSError: the file cannot be read, or is too large.
+        UnicodeDecodeError: with ``errors="strict"``, the text is not valid.
     """
     from pyggml.files import read_input
 
-    with io.TextIOWrapper(io.BytesIO(read_input(path, MAX_TEXT_BYTES)), "utf-8", "replace") as text:
+    with io.TextIOWrapper(io.BytesIO(read_input(path, MAX_TEXT_BYTES)), encoding, errors) as text:
         return text.read()
 
 

@@ -28,7 +28,16 @@ import numpy as np
 
 from ..core.batch import Batch
 from ..core.state import dump_state, restore_state
-from ..errors import BatchError, ContextFull, QueueFull, ReentrantCall, StateError
+from ..errors import (
+    BatchError,
+    ContextFull,
+    GrammarError,
+    QueueFull,
+    ReentrantCall,
+    SamplingError,
+    StateError,
+)
+from ..grammar import Grammar
 from ..sampling import apply_logits_processors, chain_for
 from .best_of import BestOf
 from .job import Job
@@ -781,7 +790,14 @@ class Engine:
     ) -> list[Job]:
         context, tokenizer = self.context, self.context.model.tokenizer
         n_vocab = context.model.hparams.n_vocab
-        params = request.sampling
+        params, grammar = request.sampling, request.grammar
+        stop: object = request.stop
+        if isinstance(stop, str):
+            raise SamplingError(f"stop: got {stop!r}, want a tuple of texts")
+        if not (grammar is None or isinstance(grammar, Grammar)):
+            raise GrammarError(
+                f"grammar: got a value of type {type(grammar).__name__}, want Grammar(...) of it"
+            )
         scores_prompt = params.prompt_logprobs is not None
         if request.n_keep is None or scores_prompt:
             check_prompt(len(tokens), 0, context.n_ctx_seq, min_room=0)
@@ -801,7 +817,7 @@ class Engine:
             n_logprobs = 0  # to compare the texts
         number, jobs = next(self._numbers), []
         for i in range(params.n_texts):
-            chain = chain_for(params.for_text(i), n_vocab, tokenizer, request.grammar)
+            chain = chain_for(params.for_text(i), n_vocab, tokenizer, grammar)
             chain.accept_prompt([token for token in tokens if token >= 0])
             text = None
             if request.text:

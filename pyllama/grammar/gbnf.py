@@ -93,6 +93,7 @@ _PLAIN_TEXT = re.compile(r'[^"\\]*')
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", **{c: c for c in '\\"[]-'}}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _HEX = re.compile(r"[0-9a-fA-F]*")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
@@ -102,6 +103,8 @@ def parse(text: str) -> dict[str, Rule]:
     Raises:
         GrammarError: a syntax error, an undefined rule, or a text that is too long.
     """
+    if not isinstance(text, str):
+        raise GrammarError(f"a grammar is text, got a value of type {type(text).__name__}")
     if len(text) > MAX_CHARS:
         raise GrammarError(f"the grammar has {len(text)} characters, at most {MAX_CHARS} are read")
     return _Parser(text).rules()
@@ -294,7 +297,10 @@ class _Parser:
             self.at = match.end()
             if self.char == '"':
                 self.at += 1
-                return Literal("".join(parts))
+                literal = "".join(parts)
+                if _SURROGATE.search(literal):
+                    self.fail("this text has a surrogate, which is not a character", start)
+                return Literal(literal)
             if not self.char:
                 self.fail("this text has no closing '\"'", start)
             parts.append(self.escape())

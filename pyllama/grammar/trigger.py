@@ -33,6 +33,8 @@ class Trigger:
             raise GrammarError(
                 f"trigger {self.kind}: got {self.value!r}, want a value of type {wanted.__name__}"
             )
+        if self.value == "":
+            raise GrammarError(f"trigger {self.kind}: the text is empty; leave out the triggers")
         if self.kind in ("pattern", "pattern_full"):
             self.pattern()
         elif self.kind not in ("word", "token"):
@@ -44,7 +46,7 @@ class Trigger:
         """The compiled expression over UTF-8."""
         text = str(self.value)
         if self.kind == "pattern_full":
-            text = rf"\A(?:{text.removeprefix('^').removesuffix('$')})\Z"
+            text = rf"\A(?:{text})\Z"
         try:
             return re.compile(text.encode())
         except (re.error, RecursionError, OverflowError) as error:

@@ -37,11 +37,11 @@ class LlamaGrammar(Grammar):
             GrammarError: the file cannot be read, or see `Grammar`.
         """
         try:
-            text = read_input(file, 4 * MAX_CHARS).decode("utf-8")
+            text = read_input(file, 4 * MAX_CHARS).decode("utf-8-sig")
         except OSError as error:
             raise GrammarError(f"{file}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise GrammarError(f"{file}: the text is not UTF-8") from None
+        except UnicodeDecodeError as error:
+            raise GrammarError(f"{file}: not UTF-8 text: {error}; save it as UTF-8") from None
         try:
             return cls(text)
         except GrammarError as error:

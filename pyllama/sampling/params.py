@@ -153,6 +153,9 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("samplers", "bad_words", "dry_sequence_breakers"):
+            value = getattr(self, name)  # a text would be read as a sequence of letters
+            _check(not isinstance(value, str), name, repr(value), "a tuple, such as ('...',)")
         for name in _NUMBERS:
             value = getattr(self, name)
             _check(abs(value) <= LARGEST, name, value, f"a finite number, {LARGEST:.2g} at most")

@@ -33,7 +33,7 @@ def test_completions_match_the_grammar(model: Path, tmp_path: Path) -> None:
     assert code == 0, err
     assert re.fullmatch(r"a[ab]{2} \[end of text\]\n", out)
     file = tmp_path / "x.gbnf"
-    file.write_text('root ::= "a"* "ba"')
+    file.write_text('root ::= "a"* "ba"', encoding="utf-8-sig")  # with a byte order mark
     code, out, err = run(completion.command, model, *COMPLETE, "--grammar-file", file)
     assert re.fullmatch(r"a*ba \[end of text\]\n", out)
     code, out, err = run(parallel.command, model, "-p", "a", "-ns", 3, "--grammar", 'root ::= "bb"')
@@ -49,11 +49,16 @@ def test_an_empty_grammar_is_none(model: Path) -> None:
 def test_wrong_grammars(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.gbnf"
     file.write_text("root ::= a\n\na ::= [b")
+    latin1 = tmp_path / "latin1.gbnf"
+    latin1.write_bytes(b'root ::= "\xe4"')
     for args, code, message in (
         (("--grammar-file", file), 1, f"error: {file}: line 3, column 7: this class has no "),
         (("--grammar", "root ::= x"), 1, "error: --grammar: line 1, column 10: rule 'x' is not"),
         (("--grammar-file", tmp_path / "none"), 1, "No such file"),
-        (("-j", "{"), 1, "error: --json-schema: not JSON: "),
+        (("-j", "{"), 1, "error: --json-schema: JSON schema: not a JSON text: "),
+        (("-j", '"{}"'), 1, "error: --json-schema: JSON schema: must be an object or a boolean"),
+        (("--grammar-file", latin1), 1, f"error: {latin1}: not UTF-8 text: "),
+        (("-jf", latin1), 1, f"error: {latin1}: not UTF-8 text: "),
         (("-j", "{}", "--grammar", "x"), 2, "--grammar and --json-schema cannot be combined"),
     ):
         found, out, err = run(completion.command, model, *COMPLETE, *args)

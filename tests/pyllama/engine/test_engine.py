@@ -18,7 +18,14 @@ from pyggml.errors import Aborted
 from pyllama import Batch, Context, Model
 from pyllama.engine import Engine, Event, Lease, Policy, Request
 from pyllama.engine.logprobs import token_logprob
-from pyllama.errors import BatchError, ContextFull, QueueFull, ReentrantCall
+from pyllama.errors import (
+    BatchError,
+    ContextFull,
+    GrammarError,
+    QueueFull,
+    ReentrantCall,
+    SamplingError,
+)
 from pyllama.sampling import SamplingParams
 
 from ..fake_context import EOS, TEXT, FakeContext, FakeModel, ids
@@ -359,6 +366,10 @@ def test_submit_refuses_bad_requests(make: Make) -> None:
     for tokens, error in (([], BatchError), ([5, 999], BatchError), ([5] * 65, ContextFull)):
         with pytest.raises(error):
             engine.submit(Request(tokens))
+    with pytest.raises(SamplingError, match="stop: got 'User:', want a tuple"):
+        engine.submit(Request([5], stop="User:"))  # type: ignore[arg-type]
+    with pytest.raises(GrammarError, match="got a value of type str, want Grammar"):
+        engine.submit(Request([5], grammar='root ::= "a"'))  # type: ignore[arg-type]
     engine.submit(Request([5], GREEDY, max_tokens=1))
     with pytest.raises(QueueFull):
         engine.submit(Request([5]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,10 @@ def compiled_before() -> None:
         (r'root ::= "\x4"', "line 1, column 13: expected 2 hexadecimal digits after '\\x', got"),
         (r'root ::= "\u00g0"', "expected 4 hexadecimal digits after '\\u'"),
         (r'root ::= "\U00110000"', "U+110000 is not a character"),
+        (r'root ::= [a] "b\uD83D\uDE00"', "line 1, column 14: this text has a surrogate, which"),
+        ('root ::= "\udcff"', "line 1, column 10: this text has a surrogate, which"),
+        (b"root ::= [a]", "a grammar is text, got a value of type bytes"),
+        (None, "a grammar is text, got a value of type NoneType"),
         ("root ::= *", "'*' repeats the element before it, but there is none"),
         ("root ::= [a]{x}", "line 1, column 14: expected a minimum, as in {2} or {2,5}, got 'x}'"),
         ("root ::= [a]{2,1}", "the maximum 1 is less than the minimum 2"),
@@ -55,7 +60,7 @@ def compiled_before() -> None:
         ("root ::= (([a-z]{2000}){2000}){2000}", "at most 100000 are possible"),
     ],
 )  # fmt: skip
-def test_messages(text: str, message: str) -> None:
+def test_messages(text: Any, message: str) -> None:
     with pytest.raises(GrammarError) as caught:
         Grammar(text)
     assert message in str(caught.value)

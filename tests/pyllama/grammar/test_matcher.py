@@ -93,6 +93,7 @@ def test_prefill() -> None:
         Trigger("pattern", "(<tool>)"),
         Trigger("pattern", r"x*\s?(<tool>\{?)"),
         Trigger("pattern_full", r"[\s\S]*?(<tool>)[\s\S]*"),
+        Trigger("pattern_full", r"^x|[\s\S]*?(<tool>)[\s\S]*$|\$"),
     ],
 )
 @pytest.mark.parametrize("tokens", ["<tool>", "< t o o l>{", "< t o o l >"])
@@ -137,6 +138,8 @@ def test_trigger_tokens() -> None:
 def test_bad_triggers() -> None:
     with pytest.raises(GrammarError, match="not a regular expression"):
         Trigger("pattern", "(")
+    with pytest.raises(GrammarError, match="trigger word: the text is empty"):
+        Trigger("word", "")
     with pytest.raises(GrammarError, match="want a value of type int"):
         Trigger("token", "x")
     with pytest.raises(GrammarError, match="unknown"):

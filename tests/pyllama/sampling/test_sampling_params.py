@@ -73,6 +73,9 @@ def test_parameters_do_not_change() -> None:
     [
         {"seed": -2},
         {"seed": 2**32},
+        {"samplers": "top_k"},
+        {"bad_words": "Paris"},
+        {"dry_sequence_breakers": "\n"},
         {"temp": NAN},
         {"temp": INF},
         {"temp": 1e300},
