@@ -180,13 +180,13 @@ class Context:
         """
         with self._lock:
             self.model.check_file()
-            tokens, seqs, positions = self._validate(batch)
+            tokens, seqs, positions, parents = self._validate(batch)
             output_ids, n = batch.outputs(), len(tokens)
             parts, start = [], 0
             for cache in self.kv.caches:
                 if cache.pending.any:
                     self.apply_pending()
-            if n > self.n_ubatch or len(self.kv.caches) > 1:  # otherwise `place` checks
+            if parents is None and (n > self.n_ubatch or len(self.kv.caches) > 1):
                 self.kv.check_room(seqs, positions)
             self._stop, self._running = False, True
             try:
@@ -196,7 +196,7 @@ class Context:
                     stop = min(n, start + self.n_ubatch)
                     part = slice(start, stop)
                     outputs = [i - start for i in output_ids if start <= i < stop]
-                    logits = self._run(tokens[part], seqs[part], positions[part], outputs)
+                    logits = self._run(tokens[part], seqs[part], positions[part], parents, outputs)
                     parts.append(logits if stop == n else logits.copy())
             except ContextFull:
                 raise
@@ -339,10 +339,12 @@ class Context:
         """A new graph of ``n_tokens`` tokens, without memory (for export and tests)."""
         return self._build(n_tokens, n_outputs)[0]
 
-    def _validate(self, batch: Batch) -> tuple[list[int], Seqs, list[int]]:
+    def _validate(self, batch: Batch) -> tuple[list[int], Seqs, list[int], list[int] | None]:
         n_vocab = self.hparams.n_vocab
         tokens, seqs = [int(t) for t in batch.tokens], batch.seqs()
-        name = "n_batch" if self.hparams.causal else "n_ubatch"
+        parents = None if batch.parent is None else [int(i) for i in batch.parent]
+        whole = parents is not None or not self.hparams.causal  # in one graph
+        name = "n_ubatch" if whole else "n_batch"
         max_tokens = getattr(self, name)
         if not 1 <= len(tokens) <= max_tokens:
             raise BatchError(f"a batch of {len(tokens)} tokens: want 1 to {name} = {max_tokens}")
@@ -350,14 +352,18 @@ class Context:
             bad = next(t for t in tokens if not 0 <= t < n_vocab)
             raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
         ends = {s: self._end(s) for seq in set(seqs) for s in seq_tuple(seq)}
-        if len(ends) == 1 and batch.pos is None:
+        if parents is not None:
+            positions = _tree_positions(seqs, parents, ends)
+            if not self.hparams.causal:
+                raise BatchError("this model attends to later tokens: a batch has no `parent`")
+        elif len(ends) == 1 and batch.pos is None:
             start = next(iter(ends.values())) + 1
             positions = list(range(start, start + len(tokens)))
         else:
             positions = _positions(seqs, batch.pos, ends)
         if max(positions) > self._last_position:
             raise BatchError(f"position {max(positions)}: the largest is {self._last_position}")
-        return tokens, seqs, positions
+        return tokens, seqs, positions, parents
 
     def _end(self, seq: int) -> int:
         if not 0 <= seq < self.kv.n_seq_max:
@@ -367,24 +373,32 @@ class Context:
         return self.kv.seq_pos_max(seq)
 
     def _run(
-        self, tokens: list[int], seqs: Seqs, positions: list[int], outputs: list[int]
+        self,
+        tokens: list[int],
+        seqs: Seqs,
+        positions: list[int],
+        parents: list[int] | None,
+        outputs: list[int],
     ) -> npt.NDArray[np.float32]:
         """Evaluate one ubatch; returns the logits of ``outputs``, overwritten by the next run."""
         n, n_outputs = len(tokens), len(outputs)
         size = int if self._watched else bucket
         c = self._graph(size(n), max(1, size(n_outputs)))  # a graph needs a result
-        causal = self.hparams.causal
-        cells, rows = [], []
+        if parents is None:
+            placed = [self._placed(cache, seqs, positions) for cache in self.kv.caches]
+        else:
+            placed = self.kv.place_tree(seqs, positions, parents)
         for cache in self.kv.caches:
-            new, places = cache.place(seqs, positions)
-            cells.append(new)
-            rows.append(cache.rows(seqs, positions, places, causal))
             if cache.mirrored:
                 cache.update_tables()
-        c.fill(tokens, positions, cells, rows, outputs)
+        c.fill(tokens, positions, placed, outputs)
         c.schedule.run()
         logits, self._argmax = c.results()
         return logits[:n_outputs]
+
+    def _placed(self, cache: KVCache, seqs: Seqs, positions: list[int]) -> tuple[list[int], Ints]:
+        cells, places = cache.place(seqs, positions)
+        return cells, cache.rows(seqs, positions, places, self.hparams.causal)
 
     def _build(self, n_tokens: int, n_outputs: int) -> tuple[GraphBuilder, Tensor]:
         b = GraphBuilder(self.hparams, self._weights, self.kv, n_tokens, n_outputs)
@@ -417,6 +431,25 @@ class Context:
 
 def _no_pins(graph: CGraph) -> Mapping[Tensor, Backend]:
     return {}
+
+
+def _tree_positions(seqs: Seqs, parents: list[int], ends: dict[int, int]) -> list[int]:
+    """The position of each node: after its parent, or after the last one (``ends``).
+
+    Raises:
+        BatchError: a parent is no earlier token of the same sequence.
+    """
+    positions: list[int] = []
+    for i, (seq, parent) in enumerate(zip(seqs, parents, strict=True)):
+        if not isinstance(seq, int):
+            raise BatchError(f"token {i} of the batch: sequences {list(seq)}, a tree has one")
+        if not -1 <= parent < i or (parent >= 0 and seqs[parent] != seq):
+            raise BatchError(
+                f"token {i} of the batch: parent {parent}, want -1 or an earlier token of "
+                f"sequence {seq}"
+            )
+        positions.append((ends[seq] if parent < 0 else positions[parent]) + 1)
+    return positions
 
 
 def _positions(seqs: Seqs, given: Sequence[int] | None, ends: dict[int, int]) -> list[int]:

@@ -1,7 +1,7 @@
 """The graph of one ubatch, scheduled, with its inputs and results as arrays.
 
     graph = DecodeGraph(builder, logits, schedule)
-    graph.fill(tokens, positions, cells, rows, outputs)
+    graph.fill(tokens, positions, placed, outputs)
     graph.schedule.run()
     logits, argmax = graph.results()
 
@@ -36,7 +36,7 @@ class DecodeGraph:
             as_array(t) for t in (builder.tokens, builder.positions, builder.out_ids)
         )
         self.kv_index = [as_array(t) for t in builder.kv_index]
-        self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 4] of each cache
+        self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 6] of each cache
         self._results = logits, builder.argmax
         self._host_results: tuple[Floats, memoryview | None] | None = None
         if all(t is None or _on_host(t) for t in self._results):
@@ -52,8 +52,7 @@ class DecodeGraph:
         self,
         tokens: list[int],
         positions: list[int],
-        cells: Sequence[list[int]],
-        rows: Sequence[Ints],
+        placed: Sequence[tuple[list[int], Ints]],
         outputs: list[int],
     ) -> None:
         """Write the inputs of a ubatch; the rest up to the graph's size is padding.
@@ -62,16 +61,15 @@ class DecodeGraph:
 
         Args:
             tokens, positions: of the ubatch.
-            cells, rows: for each cache, see ``CellLists.place`` and ``CellLists.rows``.
+            placed: cells and rows of each cache, see ``CellLists.place_tree``.
             outputs: indices of the tokens to compute logits for.
         """
         n, n_outputs = len(tokens), len(outputs)
         self.tokens[:n], self.tokens[n:] = tokens, 0
         self.positions[:n], self.positions[n:] = positions, 0
         self.out_ids[:n_outputs], self.out_ids[n_outputs:] = outputs, 0
-        for index, new in zip(self.kv_index, cells, strict=True):
-            index[:n], index[n:] = new, -1
-        for row, attended in zip(self.rows, rows, strict=True):
+        for index, row, (cells, attended) in zip(self.kv_index, self.rows, placed, strict=True):
+            index[:n], index[n:] = cells, -1
             row[:n], row[n:] = attended, 0
 
     def fill_token(self, token: int, seq: int, placed: tuple[int, int, int]) -> None:
@@ -83,7 +81,7 @@ class DecodeGraph:
         cell, place, position = placed
         tokens, positions, out_ids, index, row = self._first
         tokens[0], positions[0], out_ids[0], index[0] = token, position, 0, cell
-        row[0], row[1], row[2], row[3] = seq, 0, place + 1, position
+        row[0], row[1], row[2], row[3], row[5] = seq, 0, place + 1, position, 0
 
     def results(self) -> tuple[Floats, memoryview | None]:
         """Logits float32[n_outputs, n_vocab] of the last run, and the argmax of each row.

@@ -23,6 +23,7 @@ from ..abi import (
     SRC4,
     SRC5,
     SRC6,
+    SRC7,
     data,
     f32_ptr,
     i32_ptr,
@@ -78,8 +79,39 @@ def sequence_of(node, t):
 
 
 @inline
-def bias(node, s, t, head, sequence, stream, first, n):
-    """Apply scale, soft-cap, ALiBi and mask to one row of scores, in place."""
+def branch_of(node, t):
+    """The number of token ``t``'s branch, 0 where it has none."""
+    rows = data(node, SRC6)
+    return i32_ptr(rows + t * nb(node, SRC6, 1))[5] if data(node, SRC7) != 0 else 0
+
+
+@inline
+def branch_cut(node, t):
+    """How many entries of its sequence's list token ``t`` of a branch reads."""
+    return i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[4]
+
+
+@inline
+def list_entries(node, t, first):
+    """The address of token ``t``'s entry (cell, position) ``first``; 0: without lists."""
+    if data(node, SRC5) == 0:
+        return 0
+    branch = branch_of(node, t)
+    if branch != 0:
+        cut = branch_cut(node, t)
+        if first >= cut:
+            lists = data(node, SRC7) + (branch - 1) * nb(node, SRC7, 2)
+            return lists + (first - cut) * nb(node, SRC7, 1)
+    return data(node, SRC5) + sequence_of(node, t) * nb(node, SRC5, 2) + first * nb(node, SRC5, 1)
+
+
+@inline
+def bias(node, s, t, head, entries, stream, first, n):
+    """Apply scale, soft-cap, ALiBi and mask to one row of scores, in place.
+
+    Args:
+        entries: from ``list_entries``, of the chunk that begins at key ``first``.
+    """
     p = params_of(node, Attention)
     scale, cap = p.scale, p.softcap
     x = f32_ptr(s)
@@ -98,9 +130,9 @@ def bias(node, s, t, head, sequence, stream, first, n):
         slope *= p.bias_scale
         if data(node, SRC6) != 0:
             position = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[3]
-            cells = i32_ptr(data(node, SRC5) + sequence * nb(node, SRC5, 2))
+            pairs = i32_ptr(entries)
             for j in range(n):
-                x[j] -= slope * np.float32(abs(position - cells[2 * (first + j) + 1]))
+                x[j] -= slope * np.float32(abs(position - pairs[2 * j + 1]))
     if data(node, SRC3) != 0:
         mask = data(node, SRC3) + t * nb(node, SRC3, 1)
         mask += (head % ne(node, SRC3, 2)) * nb(node, SRC3, 2)
