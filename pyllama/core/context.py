@@ -15,7 +15,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -180,6 +180,8 @@ class Context:
         """
         with self._lock:
             self.model.check_file()
+            if self._decode_run(batch):
+                return
             tokens, seqs, positions, parents = self._validate(batch)
             output_ids, n = batch.outputs(), len(tokens)
             parts, start = [], 0
@@ -227,20 +229,60 @@ class Context:
             placed = cache.append(seq, self._last_position)
             if placed is None:
                 return self.decode(Batch((token,), seq_id=seq))
-            self._stop, self._running = False, True
-            try:
-                c.fill_token(token, seq, placed)
-                if cache.mirrored:
-                    cache.update_tables()
-                c.schedule.run()
-            except BaseException:
-                self._logits = self._logits[:0]
-                self.kv.seq_rm(seq, placed[2])
-                raise
-            finally:
-                self._running = False
             self.n_reused += 1
-            self._logits, self._argmax = c.results()
+            self._step(c, (token,), seq, placed)
+
+    def _decode_run(self, batch: Batch) -> bool:
+        """``decode`` of the next tokens of one sequence in one graph, with little Python.
+
+        Returns:
+            False where ``decode`` must do it: nothing was done.
+        """
+        tokens, seq, cache = batch.tokens, batch.seq_id, self.kv.caches[0]
+        n = len(tokens)
+        if not self._steps or cache.pending.any or self._watched or not self.hparams.causal:
+            return False
+        if type(seq) is not int or not isinstance(batch.logits, str):
+            return False
+        if batch.pos is not None or batch.parent is not None or not 1 <= n <= self.n_ubatch:
+            return False
+        if min(tokens) < 0 or max(tokens) >= self._n_vocab or not 0 <= seq < cache.n_seq_max:
+            return False
+        outputs = batch.outputs()
+        size = bucket(n), max(1, bucket(len(outputs)))
+        placed = cache.append(seq, self._last_position, n) if size in self._graphs else None
+        if placed is None:
+            return False
+        self._step(self._graph(*size), tokens, seq, placed, outputs)
+        self._logits = self._logits[: len(outputs)]
+        return True
+
+    def _step(
+        self,
+        c: DecodeGraph,
+        tokens: Sequence[int],
+        seq: int,
+        placed: tuple[int, int, int],
+        outputs: Sequence[int] | None = None,
+    ) -> None:
+        """Run a graph on tokens of one sequence, placed by ``append``; None: of one token."""
+        cache = self.kv.caches[0]
+        self._stop, self._running = False, True
+        try:
+            if outputs is None:
+                c.fill_token(tokens[0], seq, placed)
+            else:
+                c.fill_run(tokens, seq, placed, outputs)
+            if cache.mirrored:
+                cache.update_tables()
+            c.schedule.run()
+        except BaseException:
+            self._logits = self._logits[:0]
+            self.kv.seq_rm(seq, placed[2])
+            raise
+        finally:
+            self._running = False
+        self._logits, self._argmax = c.results()
 
     def _forget(self, seqs: Seqs, positions: list[int]) -> None:
         """Remove the tokens of a failed ubatch, and of the following ones, from the cache."""
@@ -387,7 +429,7 @@ class Context:
         if parents is None:
             placed = [self._placed(cache, seqs, positions) for cache in self.kv.caches]
         else:
-            placed = self.kv.place_tree(seqs, positions, parents)
+            placed = self.kv.place_tree(cast("list[int]", seqs), positions, parents)
         for cache in self.kv.caches:
             if cache.mirrored:
                 cache.update_tables()

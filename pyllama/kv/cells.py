@@ -110,30 +110,37 @@ class CellLists(CellTable):
         self._next = cells[-1] + 1 if n else self._next
         return cells, places
 
-    def append(self, seq: int, last: int) -> tuple[int, int, int] | None:
-        """Fast ``place`` of the next token of one sequence in the next cell.
+    def append(self, seq: int, last: int, n: int = 1) -> tuple[int, int, int] | None:
+        """Fast ``place`` of the next tokens of one sequence in the next cells.
 
         Args:
             last: the largest legal position.
+            n: number of tokens.
 
         Returns:
-            Cell, index in the list, position; None where ``place`` must be used.
+            Cell, index in the list and position of the first; None where ``place`` must be used.
         """
         if self._trees:
             self.drop_tree(seq)
         cell, place = self._next, self._lengths[seq]
-        if cell >= self.n_cells or self._n_refs[cell] or self.window or not self.unified:
+        if cell + n > self.n_cells or self.window or not self.unified:
+            return None
+        if self._n_refs[cell] if n == 1 else self._n_refs[cell : cell + n].any():
             return None
         position = int(self._lists[seq, place - 1, 1]) + 1 if place else 0
-        if position > last:
+        if position + n - 1 > last:
             return None
-        self._lists[seq, place, 0], self._lists[seq, place, 1] = cell, position
+        if n == 1:
+            self._lists[seq, place, 0], self._lists[seq, place, 1] = cell, position
+        else:
+            entries = self._lists[seq, place : place + n]
+            entries[:, 0], entries[:, 1] = range(cell, cell + n), range(position, position + n)
         if self._changed is not None:
             self._note_change(seq, place)
-        self._n_refs[cell] = 1
-        self._n_used += 1
-        self._lengths[seq] = place + 1
-        self._next = cell + 1
+        self._n_refs[cell : cell + n] = 1
+        self._n_used += n
+        self._lengths[seq] = place + n
+        self._next = cell + n
         return cell, place, position
 
     def place_tree(
@@ -156,11 +163,9 @@ class CellLists(CellTable):
         Raises:
             ContextFull, BatchError: as ``place``, or too many branches; no node was placed.
         """
-        n = len(seqs)
-        paths = _paths(positions, parents)
         longest: dict[int, list[int]] = {}
         others = []
-        for path in paths:
+        for path in _paths(positions, parents):
             if longest.setdefault(seqs[path[0]], path) is not path:
                 others.append(path)
         if len(others) > MAX_BRANCHES:
@@ -169,46 +174,56 @@ class CellLists(CellTable):
                 f"each, want at most {MAX_BRANCHES}; draft narrower trees"
             )
         cells = self._new_cells(seqs, positions)
-        placed = np.array([cells, positions], np.int32).T
-        rows = np.zeros((n, 6), np.int32)
+        entries = np.array([cells, positions], np.int32).T
+        rows = np.zeros((len(seqs), 6), np.int32)
         rows[:, 0], rows[:, 3] = seqs, positions
-        branch = [0] * n
-        for seq, path in longest.items():
-            first, base = self._lengths[seq], positions[path[0]]
-            self._lists[seq, first : first + len(path)] = placed[path]
-            self._note_change(seq, first)
-            of_seq = rows[:, 0] == seq
-            rows[of_seq, 2] = rows[of_seq, 3] + (first + 1 - base)
-            if self.window:  # entries outside of the window, which may end within the path
-                for i in np.flatnonzero(of_seq):
-                    start = positions[i] - self.window + 1
-                    rows[i, 1] = self.index(seq, start) + max(0, start - base)
-            for node in path:
-                branch[node] = -1
-        self._branch_lengths = []
-        for number, path in enumerate(others):
-            seq = seqs[path[0]]
-            length = self._lengths[seq]
-            cut = length // CHUNK * CHUNK
-            end = length - cut + len(path)
-            self._branches[number, : length - cut] = self._lists[seq, cut:length]
-            self._branches[number, length - cut : end] = placed[path]
-            self._branch_lengths.append(end)
-            for node in path:
-                if not branch[node]:
-                    branch[node] = number + 1
-                    rows[node, 4:] = cut, number + 1
         trees = {}
         for seq, path in longest.items():
-            nodes = [i for i in range(n) if seqs[i] == seq]
+            length = self._lengths[seq]
+            self._lists[seq, length : length + len(path)] = entries[path]
+            self._note_change(seq, length)
+            nodes = [i for i, s in enumerate(seqs) if s == seq]
+            self._set_spans(seq, rows, nodes, positions[path[0]])
             index = {-1: -1} | {node: i for i, node in enumerate(nodes)}
             of_nodes = [index[parents[i]] for i in nodes], [cells[i] for i in nodes]
             trees[seq] = Tree(*of_nodes, depth=len(path))
+        self._write_branches(others, entries, rows, {i for path in longest.values() for i in path})
         self._n_refs[cells] = 1
-        self._n_used += n
+        self._n_used += len(cells)
         self._trees |= trees
         self._next = cells[-1] + 1
         return cells, rows
+
+    def _set_spans(self, seq: int, rows: Ints, nodes: list[int], base: int) -> None:
+        """Set first and end index in ``rows`` of the nodes of a tree at the positions from base."""
+        shift = self._lengths[seq] - base  # from a position in the tree to its index
+        rows[nodes, 2] = rows[nodes, 3] + (shift + 1)
+        for i in nodes if self.window else ():
+            start = int(rows[i, 3]) - self.window + 1
+            rows[i, 1] = self.index(seq, start) if start < base else start + shift
+
+    def _write_branches(
+        self, paths: list[list[int]], entries: Ints, rows: Ints, listed: set[int]
+    ) -> None:
+        """Write the lists of branches, and the branch of their nodes to ``rows``.
+
+        Args:
+            entries: (cell, position) of each node.
+            listed: nodes that are in the list of their sequence; gets those of the branches.
+        """
+        self._branch_lengths = []
+        for number, path in enumerate(paths):
+            seq = int(rows[path[0], 0])
+            length = self._lengths[seq]
+            cut = length // CHUNK * CHUNK
+            copied = length - cut
+            self._branches[number, :copied] = self._lists[seq, cut:length]
+            self._branches[number, copied : copied + len(path)] = entries[path]
+            self._branch_lengths.append(copied + len(path))
+            for node in path:
+                if node not in listed:
+                    listed.add(node)
+                    rows[node, 4:] = cut, number + 1
 
     def commit_tree(self, seq: int, path: Sequence[int]) -> None:
         """Append the nodes of a path to a sequence's list, and free all other nodes of its tree.

@@ -85,7 +85,7 @@ prefixes = st.one_of(st.integers(0, 20), st.integers(240, 260), st.integers(500,
 
 @pytest.fixture(scope="module")
 def pair(model: Model) -> tuple[Context, Context]:
-    sizes = {"n_ctx": 1024, "n_seq_max": 2}
+    sizes: dict[str, Any] = {"n_ctx": 1024, "n_seq_max": 2}
     return Context(model, n_threads=2, **sizes), Context(model, n_threads=1, **sizes)
 
 
@@ -228,7 +228,7 @@ def test_trees_that_are_refused(make: Make) -> None:
         ({"parent": [-1, 0, 0], "pos": [1, 2, 2]}, "positions follow from parents"),
     ):
         with pytest.raises(BatchError, match=message):
-            context.decode(Batch(TOKENS[:3], **options))  # type: ignore[arg-type]
+            context.decode(Batch(TOKENS[:3], **options))
     with pytest.raises(BatchError, match="a batch of 17 tokens: want 1 to n_ubatch = 16"):
         context.decode(Batch(TOKENS[:17], parent=[-1] * 17))
     with pytest.raises(ContextFull, match="5 tokens to store, 4 of 64 cells free"):

@@ -63,8 +63,8 @@ from .quantize import quantize_row
 _ROWS = 126  # query rows of a block, at most (but always one token)
 _CHUNKS = 8  # per thread, if there are enough tokens
 _SPLITS = 4  # parts of the keys per thread, at least, where few tokens are split
-_SPLIT_TOKENS = 8  # with at most so many tokens, chunks of keys are computed by several threads
-_DIRECT_ROWS = 8  # at most so many query rows read the cache directly
+_SPLIT_TOKENS = 16  # with at most so many tokens, chunks of keys are computed by several threads
+_DIRECT_ROWS = 24  # at most so many query rows read the cache directly
 DIRECT_TILE = 4  # query rows of one direct pass
 NO_CUT = 1 << 40  # of tokens that are on no branch
 
