@@ -171,7 +171,7 @@ class Context:
         """Evaluate a batch, and store its keys and values in the cache.
 
         Raises:
-            BatchError: too many tokens, or illegal ids, positions or sequences.
+            BatchError: too many tokens, or illegal ids, positions, sequences or parents.
             ContextFull: not enough free cells; nothing has changed.
             GGUFError: the mapped file of the model was truncated; nothing has changed.
             Aborted, ComputeError: the decode stopped; tokens of finished ubatches stay in the
@@ -188,6 +188,8 @@ class Context:
             for cache in self.kv.caches:
                 if cache.pending.any:
                     self.apply_pending()
+            for seq in {s for group in set(seqs) for s in seq_tuple(group)}:
+                self.kv.drop_tree(seq)
             if parents is None and (n > self.n_ubatch or len(self.kv.caches) > 1):
                 self.kv.check_room(seqs, positions)
             self._stop, self._running = False, True

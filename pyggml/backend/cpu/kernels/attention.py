@@ -78,9 +78,15 @@ def load_queries(node, queries, t, head, n_rep, stream, r0, r1, direct):
         x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
         x += (head + r % n_rep) * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
         y = f32_ptr(queries + r * 4 * hd8)
-        for d in range(hd8):
-            value = f32_ptr(x)[d] if d < hd else np.float32(0)
-            y[d if direct else packed_column(d, hd8)] = value
+        if direct:
+            for d in range(hd8):
+                y[d] = f32_ptr(x)[d] if d < hd else np.float32(0)
+        else:
+            for i in range(hd // 8):
+                for lane in range(8):  # unrolled: LLVM would make slow gathers
+                    y[packed_column(lane, hd8) + i] = f32_ptr(x)[8 * i + lane]
+            for d in range(hd // 8 * 8, hd8):
+                y[packed_column(d, hd8)] = f32_ptr(x)[d] if d < hd else np.float32(0)
 
 
 @inline
