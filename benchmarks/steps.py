@@ -37,9 +37,9 @@ def macs(model: Model) -> tuple[int, int]:
     return body + (0 if output else logits), logits
 
 
-def parents(n: int, tree: bool) -> list[int]:
-    """A chain of ``n`` nodes, or a tree in which each node has two children."""
-    return [(i + 1) // 2 - 1 if tree else i - 1 for i in range(n)]
+def parents(n: int) -> list[int]:
+    """A tree of ``n`` nodes, of which each has two children."""
+    return [(i + 1) // 2 - 1 for i in range(n)]
 
 
 class Steps:
@@ -62,16 +62,20 @@ class Steps:
         self.context.kv.seq_rm(0, self.depth)
 
     def rows(self, n: int, tree: bool) -> None:
-        """A step of ``n`` rows."""
-        self.context.decode(Batch(self.tokens[:n], parent=parents(n, tree), logits="all"))
+        """A step of ``n`` rows: a tree, or the next tokens of the sequence."""
+        if not tree:
+            self.context.decode(Batch(self.tokens[:n], logits="all"))
+            self.context.kv.seq_rm(0, self.depth)
+            return
+        self.context.decode(Batch(self.tokens[:n], parent=parents(n), logits="all"))
         self.context.kv.commit_tree(0, ())
 
     def place(self, n: int) -> None:
         """Place a tree and drop it."""
         positions = [self.depth]
-        for parent in parents(n, True)[1:]:
+        for parent in parents(n)[1:]:
             positions.append(positions[parent] + 1)
-        self.context.kv.place_tree([0] * n, positions, parents(n, True))
+        self.context.kv.place_tree([0] * n, positions, parents(n))
         self.context.kv.drop_tree(0)
 
 

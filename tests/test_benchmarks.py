@@ -112,7 +112,7 @@ def test_steps_are_measured_against_products(
     model = Model.load(small_model)
     body, logits = steps.macs(model)
     assert body == 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512) + logits
-    assert logits == 512 * 256 and steps.parents(4, True) == [-1, 0, 0, 1]
+    assert logits == 512 * 256 and steps.parents(4) == [-1, 0, 0, 1]
     line = steps.measure(model, 1, [2, 5], 20, 1)
     assert min(*line["ratio2"], *line["ratio5"], line["place_16_ms"]) > 0 and line["depth"] == 20
 
