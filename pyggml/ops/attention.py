@@ -293,6 +293,7 @@ _CASES: list[Case] = [
         for t in KV_TYPES[len(_MOST) :]
         for T, n in ((1, 300), (9, 65))
     ),
+    *(_indexed(64, 65, 9, 3, (300, 600, 1), type=t) for t in KV_TYPES),
     _indexed(64, 7, 4, 4, (40, 130, 3)),
     _indexed(80, 7, 4, 2, (40, 130, 3), window=16),
     _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0),

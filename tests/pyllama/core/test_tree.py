@@ -264,3 +264,14 @@ def test_nothing_of_a_tree_stays_after_an_error(
     assert state(context) == before and len(context.logits) == 0
     with pytest.raises(BatchError, match="has no tree"):
         context.kv.commit_tree(0, [0])
+
+
+@pytest.mark.parametrize("fixture", ["make", "windowed"])
+def test_a_decode_uses_the_cells_of_a_dropped_tree(
+    fixture: str, request: pytest.FixtureRequest
+) -> None:
+    context = filled(request.getfixturevalue(fixture)(n_ctx=64), 50)
+    context.decode(Batch(TOKENS[:10], parent=[-1] * 10))
+    assert context.kv.n_used == 60
+    context.decode(Batch(TOKENS[50:62]))
+    assert context.kv.n_used == context.kv.length(0) == 62

@@ -76,7 +76,7 @@ RESULTS_BYTES = 4 * ROWS * (MAX_TOKENS + 8)
 
 
 @cache
-def _tile(tokens: int, kind: int, hint: int, n_passes: int = 1) -> Kernel:
+def _tile(tokens: int, kind: int, hint: int, n_passes: int) -> Kernel:
     column = block_bytes(kind)
 
     def tile_q(w, x, stride, out, n_blocks, ahead):
@@ -170,8 +170,8 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
     functions = {
         TILE_WIDE: partial(_tile, wide, kind, few, passes),
         TILE_4: partial(_tile, 4, kind, few, passes),
-        **{ONE_PASS + n: partial(_tile, n, kind, few) for n in range(2, 9)},
-        TILE_1: partial(_tile, 1, kind, one),
+        **{ONE_PASS + n: partial(_tile, n, kind, few, 1) for n in range(2, 9)},
+        TILE_1: partial(_tile, 1, kind, one, 1),
         ROW_TILES: partial(_row_tiles, kind),
         PACK: partial(_pack, kind),
         TILES: partial(_tiles, kind),
