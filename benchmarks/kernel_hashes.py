@@ -113,17 +113,16 @@ def _types() -> list[Any]:
 
 def _row_coders() -> None:
     """Ask for what arrays of blocks are converted with."""
-    from pyggml.backend.cpu.codec import DECODED, ENCODED, encoders, rows
+    from pyggml.backend.cpu.codec import DECODED, ENCODED, rows
     from pyggml.backend.cpu.layout import UNPACKED
 
     for kind in DECODED:
-        makers = [rows.row_decoder]
-        makers += [rows.row_unpacker] if kind in UNPACKED else []
+        made = [rows.row_decoder(kind)]
+        made += [rows.row_unpacker(kind)] if kind in UNPACKED else []
         if kind in ENCODED:
-            makers += [rows.row_encoder]
-            makers += [rows.weighted_row_encoder] if encoders(kind)[1] is not None else []
-        for make in makers:
-            make(kind).address  # noqa: B018
+            made += filter(None, (ENCODED[kind](weighted) for weighted in (False, True)))
+        for coder in made:
+            coder.address  # noqa: B018
 
 
 def _nodes() -> Iterator[Any]:

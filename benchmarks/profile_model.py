@@ -68,8 +68,8 @@ def rows_of(times: list[PhaseTime]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda r: -r["share"])
 
 
-def outside_share(model: Model, params: SamplingParams, n: int = 200) -> float:
-    """The share of a token that is not graph compute."""
+def outside(model: Model, params: SamplingParams, n: int = 200) -> tuple[float, float]:
+    """What is not graph compute: its share of a token, and microseconds per token."""
     context = Context(model, n_ctx=1024)
     timings = Timings()
     inside = 0.0
@@ -86,11 +86,10 @@ def outside_share(model: Model, params: SamplingParams, n: int = 200) -> float:
     stream = generate(context, tokens, params, n_predict=n, timings=timings)
     next(stream)
     inside, start = 0.0, time.perf_counter()
-    for _ in stream:
-        pass
+    n = sum(1 for _ in stream)
     total = time.perf_counter() - start
     Schedule.run = run  # type: ignore[method-assign]
-    return 1 - inside / total
+    return 1 - inside / total, 1e6 * (total - inside) / n
 
 
 def cpu_program(schedule: Schedule) -> Program:
@@ -122,13 +121,14 @@ def main() -> None:
     weights = token_bytes(model)
     read, macs = read_roof(weights, threads), mac_roof(GGMLType.Q4_1, threads)
     chains = {  # tokens that end a generation are banned, so that all take as many
-        "outside_share": SamplingParams(temp=0.0, ignore_eos=True),
-        "outside_share_sampled": SamplingParams(seed=1, ignore_eos=True),
+        "": SamplingParams(temp=0.0, ignore_eos=True),
+        "_sampled": SamplingParams(seed=1, ignore_eos=True),
     }
-    outside = {
-        name: statistics.median(outside_share(model, params) for _ in range(5))
-        for name, params in chains.items()
-    }
+    rest = {}
+    for name, params in chains.items():
+        shares, us = zip(*(outside(model, params) for _ in range(5)), strict=True)
+        rest[f"outside_share{name}"] = statistics.median(shares)
+        rest[f"outside_us{name}"] = statistics.median(us)
     token_ns = sum(t.ns for t in token)
     result = {
         **machine.head(threads),
@@ -139,13 +139,14 @@ def main() -> None:
         "mac_roof_gmac_per_s": macs,
         "token_ms": token_ns / 1e6,
         "prompt_512_tokens_per_s": statistics.median(speeds),
-        **outside,
+        **rest,
         "token": rows_of(token),
         "prompt": rows_of(prompt_times),
     }
     with (ROOT / "results" / "profile.jsonl").open("a") as f:
         f.write(json.dumps(result) + "\n")
     print(profile_section(result))
+    print({name: round(us, 1) for name, us in rest.items() if "_us" in name})
 
 
 if __name__ == "__main__":

@@ -29,11 +29,13 @@ from .paths import MAX_TEXT_BYTES, read_text
 
 if TYPE_CHECKING:
     from pyllama.chat.conversation import Conversation
+    from pyllama.chat.reader import Delta
     from pyllama.chat.reply import ReplyOptions
     from pyllama.chat.transcript import Transcript
     from pyllama.core.context import Context
     from pyllama.engine import Lease, Timings
     from pyllama.engine.prompt_file import PromptFile
+    from pyllama.grammar import Grammar
     from pyllama.sampling import SamplingParams
 
     Dialogue = Conversation | Transcript
@@ -54,6 +56,7 @@ def converse(
     params: SamplingParams,
     prompt: str,
     *,
+    grammar: Grammar | None = None,
     load_ms: float = 0.0,
 ) -> None:
     """Run a conversation until the user exits.
@@ -61,6 +64,7 @@ def converse(
     Args:
         mode: "talk" chats in a chat format, "write" continues one text interactively.
         prompt: the first message of the user, or the start of the text.
+        grammar: what each reply must match.
         load_ms: time of loading, for the timings.
 
     Raises:
@@ -81,12 +85,12 @@ def converse(
         dialogue = _transcript(lease, options, prompt)
     opening = dialogue.opening(prompt if mode == "talk" else "")
     settings = ReplyOptions(
-        params,
+        replace(params, include_stop_str_in_output=mode == "write"),
         n_predict=options.predict,
         stop=options.reverse_prompt,
-        show_stop=mode == "write",
         special=options.special,
         n_keep=options.n_keep(opening, context.model.tokenizer),
+        grammar=grammar,
     )
     cache = _prompt_cache(lease, opening, options)
     reader = LineReader(
@@ -141,8 +145,15 @@ def _conversation(lease: Lease, options: ConversationOptions) -> Conversation:
     formats, name = ChatFormats(lease.context.model), options.template()
     if name is None and not formats.has_own:
         note("the model has no chat template: using chatml, which it may not be trained for")
-    values = options.chat_template_kwargs
-    return Conversation(lease, formats.get(name), system=options.system(), values=values)
+    return Conversation(
+        lease,
+        formats.get(name),
+        system=options.system(),
+        values=options.template_values(),
+        reasoning_format=options.reasoning_format,
+        reasoning_budget=options.reasoning_budget,
+        budget_message=options.reasoning_budget_message,
+    )
 
 
 def _transcript(lease: Lease, options: ConversationOptions, prompt: str) -> Transcript:
@@ -264,13 +275,12 @@ class _Talk:
         from pyggml.errors import Aborted, PyggmlError
         from pyllama.errors import ContextFull
 
-        last, shown = "", False
+        printer = _ReplyPrinter(color=wants_color(self._options.color))
         self._timings.reset()
         with _ctrl_c_stops() as stopped:
             try:
-                for text in self._dialogue.reply(self._next_settings()):
-                    write_raw(text)
-                    last, shown = text, True
+                for delta in self._dialogue.reply(self._next_settings()):
+                    printer.write(delta)
                     if stopped:
                         break
             except Aborted:
@@ -282,10 +292,11 @@ class _Talk:
                 full = isinstance(error, ContextFull) and self._settings.n_keep is None
                 advice = "; /clear starts a new conversation" if full else ""
                 note(f"error: {in_flags(str(error))}{advice}")
-        if not shown and not self._dialogue.can_regenerate():
+        printer.end_reasoning()
+        if not printer.last and not self._dialogue.can_regenerate():
             self._dialogue.unsay()
             return False
-        if self._talks and not last.endswith("\n"):
+        if self._talks and not printer.last.endswith("\n"):
             write_raw("\n")
         self._say_speed()
         return True
@@ -307,6 +318,42 @@ class _Talk:
             note("")
             if shown:
                 note(f"[ {' | '.join(shown)} ]")
+
+
+class _ReplyPrinter:
+    """Prints a reply, its reasoning between lines that mark it.
+
+    Attributes:
+        last: the text printed last.
+
+    Source: llama.cpp, ``llama-cli``.
+    """
+
+    def __init__(self, color: bool) -> None:
+        self._gray, self._reset = ("\x1b[90m", "\x1b[0m") if color else ("", "")
+        self._reasons = False
+        self.last = ""
+
+    def write(self, delta: Delta) -> None:
+        """Print a piece."""
+        if delta.reasoning:
+            if not self._reasons:
+                self._write(f"{self._gray}[Start thinking]\n")
+            self._reasons = True
+            self._write(delta.reasoning)
+        if delta.content:
+            self.end_reasoning()
+            self._write(delta.content)
+
+    def end_reasoning(self) -> None:
+        """Mark the end of the reasoning, if it has not ended."""
+        if self._reasons:
+            self._write(f"\n[End thinking]{self._reset}\n\n")
+        self._reasons = False
+
+    def _write(self, text: str) -> None:
+        write_raw(text)
+        self.last = text
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from .options import Group, stack
+from .options import INT32_MAX, Group, Number, stack
 from .output import note
 from .paths import read_text
 from .prompt import process_escapes
@@ -57,6 +57,11 @@ class ConversationOptions(Group):
     chat_template: str | None
     chat_template_file: Path | None
     chat_template_kwargs: Mapping[str, Any]
+    reasoning: str
+    reasoning_format: str
+    reasoning_effort: str
+    reasoning_budget: int
+    reasoning_budget_message: str
     reverse_prompt: tuple[str, ...]
     predict: int
     special: bool
@@ -114,6 +119,15 @@ class ConversationOptions(Group):
     @property
     def _names_template(self) -> bool:
         return self.chat_template is not None or self.chat_template_file is not None
+
+    def template_values(self) -> dict[str, Any]:
+        """Return the variables for the chat template."""
+        values: dict[str, Any] = {}
+        if self.reasoning != "auto":
+            values["enable_thinking"] = self.reasoning == "on"
+        if self.reasoning_effort != "default":
+            values["reasoning_effort"] = self.reasoning_effort
+        return {**values, **self.chat_template_kwargs}
 
     def between(self) -> tuple[str, str]:
         """Return the texts before and after each message of the user."""
@@ -223,6 +237,42 @@ conversation_options = stack(
         metavar="JSON",
         callback=_json,
         help='Variables for the chat template, such as {"enable_thinking": false}.',
+    ),
+    click.option(
+        "-rea",
+        "--reasoning",
+        type=click.Choice(["on", "off", "auto"]),
+        default="auto",
+        show_default=True,
+        help="Whether the model reasons before it replies, if its chat template has the choice.",
+    ),
+    click.option(
+        "--reasoning-format",
+        type=click.Choice(["none", "auto", "deepseek", "deepseek-legacy"]),
+        default="auto",
+        show_default=True,
+        help="none prints the reasoning as part of the reply, the others mark it as reasoning and "
+        "leave later turns without it, if the chat template does.",
+    ),
+    click.option(
+        "--reasoning-effort",
+        metavar="LEVEL",
+        default="default",
+        show_default=True,
+        help="Level of reasoning for the chat template, such as low, medium or high.",
+    ),
+    click.option(
+        "--reasoning-budget",
+        type=Number(-1, INT32_MAX),
+        default=-1,
+        show_default=True,
+        help="Maximum number of tokens of the reasoning. -1: no limit, 0: none.",
+    ),
+    click.option(
+        "--reasoning-budget-message",
+        metavar="TEXT",
+        default="",
+        help="Text before the end of the reasoning when its budget is spent.",
     ),
     ignored_option("--jinja"),
     ignored_option("--no-jinja", why="chat templates are always run as Jinja"),

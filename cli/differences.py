@@ -24,6 +24,8 @@ are logged by the logger `pyllama.llama.arguments`. Unknown arguments raise `Typ
 
 The default `swa_full=None` means `False` here and `True` in llama-cpp-python: the KV cache of
 layers with sliding-window attention holds only the window. The generated text is the same.
+
+`create_completion` has two more arguments: `n` texts, of `best_of` generated ones.
 """
 _FLAGS = """## Flags: from llama.cpp
 

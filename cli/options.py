@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import click
 
@@ -30,9 +30,6 @@ from .override_options import override_options
 from .sparse_options import sparse_options
 from .tool import ignored_option
 from .unsupported import NO_GPU
-
-if TYPE_CHECKING:
-    from pyllama.sampling import SamplingParams
 
 F = TypeVar("F", bound=Callable[..., Any])
 INT32_MAX = 2**31 - 1
@@ -85,21 +82,6 @@ class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
                 ctx,
             )
         return int(match[1]) * {"M": 1000**2, "G": 1000**3}[match[2]]
-
-
-def _logit_bias(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> tuple[tuple[int, float], ...]:
-    """Parse ``ID+BIAS`` or ``ID-BIAS``: a token id and the number added to its logit."""
-    pairs = []
-    for value in values:
-        match = re.fullmatch(r"(\d{1,18})([+-](?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|-inf)", value)
-        if match is None:
-            raise click.BadParameter(
-                f"{value!r} is not ID+BIAS or ID-BIAS, such as 15043+1 or 2-inf."
-            )
-        pairs.append((int(match[1]), float(match[2])))
-    return tuple(pairs)
 
 
 class Group:
@@ -355,123 +337,4 @@ kv_unified_option = click.option(
     default=True,
     show_default="on",
     help="Share one KV cache among all sequences, or give each sequence an equal part.",
-)
-
-
-@dataclass(frozen=True)
-class SamplingOptions(Group):
-    """llama.cpp's sampling parameters, under the names of ``SamplingParams``."""
-
-    seed: int
-    temp: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    repeat_last_n: int
-    presence_penalty: float
-    frequency_penalty: float
-    ignore_eos: bool
-    logit_bias: tuple[tuple[int, float], ...]
-    samplers: tuple[str, ...] | None
-
-    def params(self) -> SamplingParams:
-        """Return the parameters of the sampler chain."""
-        from pyllama.sampling import SamplingParams
-
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return SamplingParams(**{**values, "logit_bias": dict(self.logit_bias)})
-
-
-def _samplers(
-    ctx: click.Context, param: click.Parameter, value: str | None
-) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    names = (name.strip().replace("-", "_") for name in value.split(";"))
-    return tuple("temperature" if name == "temp" else name for name in names if name)
-
-
-def _real(
-    *flags: str,
-    default: float,
-    help: str,
-    minimum: float = -math.inf,
-    maximum: float = math.inf,
-) -> Callable[[F], F]:
-    kind = Number(minimum, maximum, kind=float)
-    return click.option(*flags, type=kind, default=default, show_default=True, help=help)
-
-
-sampling_options = stack(
-    click.option(
-        "-s",
-        "--seed",
-        type=Number(-1, 2**32 - 1),
-        default=-1,
-        show_default=True,
-        help="RNG seed. -1: random.",
-    ),
-    _real("--temp", "--temperature", default=0.8, help="Temperature. 0 or less: greedy."),
-    click.option(
-        "--top-k",
-        type=Number(-1, INT32_MAX),
-        default=40,
-        show_default=True,
-        help="Top-k sampling: keep the k most likely tokens. 0: off.",
-    ),
-    _real(
-        "--top-p",
-        default=0.95,
-        minimum=0,
-        help="Top-p sampling: keep the most likely tokens with a total probability of p. 1: off.",
-    ),
-    _real(
-        "--min-p",
-        default=0.05,
-        minimum=0,
-        maximum=1,
-        help="Min-p sampling: drop tokens less likely than p times the most likely one. 0: off.",
-    ),
-    _real(
-        "--repeat-penalty",
-        default=1.0,
-        minimum=1e-6,
-        help="Penalize repeated tokens: divide their logits. 1: off.",
-    ),
-    click.option(
-        "--repeat-last-n",
-        type=Number(-1, INT32_MAX),
-        default=64,
-        show_default=True,
-        help="Number of last tokens that the penalties consider. 0: off, -1: the context size.",
-    ),
-    _real(
-        "--presence-penalty",
-        default=0.0,
-        help="Subtracted from the logit of each token that occurred. 0: off.",
-    ),
-    _real(
-        "--frequency-penalty",
-        default=0.0,
-        help="Subtracted from a token's logit once per occurrence. 0: off.",
-    ),
-    click.option(
-        "--ignore-eos", is_flag=True, help="Never sample end-of-generation tokens; keep generating."
-    ),
-    click.option(
-        "-l",
-        "--logit-bias",
-        multiple=True,
-        callback=_logit_bias,
-        metavar="ID(+/-)BIAS",
-        help="Change the logit of a token, as in 15043+1 or 2-inf. Repeatable.",
-    ),
-    click.option(
-        "--samplers",
-        callback=_samplers,
-        metavar="A;B;...",
-        help="Samplers, in order, separated by ';'.  "
-        "[default: penalties;top_k;top_p;min_p;temperature]",
-    ),
 )

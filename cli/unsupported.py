@@ -19,12 +19,10 @@ _EMBEDDINGS = "embeddings and reranking are not supported yet"
 _SPECULATION = "there is no speculative decoding yet; the text is the same without it"
 _SERVER = "there is no server yet; pyllama.Llama gives the same results in Python"
 _MEDIA = "only text models are supported; no images, audio or video"
-_SAMPLER = "this sampler is not supported yet; --samplers lists the supported ones"
-_GRAMMAR = "grammars are not supported yet; in Python, a logits_processor can restrict tokens"
 _PRESET = "there are no presets; name a model with -hf user/model:QUANT"
 _THOUGHTS = (
-    "reasoning is printed as part of the reply; some templates can switch it off: "
-    """--chat-template-kwargs '{"enable_thinking": false}'"""
+    "the chat template decides which earlier reasoning it keeps; some have a variable for it: "
+    """--chat-template-kwargs '{"clear_thinking": false}'"""
 )
 _LOG = "there is no log file; redirect stderr: 2> FILE"
 _ONE_TEMPLATE = "replies are printed without parsing"
@@ -81,21 +79,8 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "--draft-min", "--draft-n-min", "-lcs", "--lookup-cache-static", "-lcd",
         "--lookup-cache-dynamic", "--dflash", "--eagle3", "--mtp",
     ),
-    _SAMPLER: (
-        "--typical", "--typical-p", "--top-nsigma", "--top-n-sigma", "--xtc-probability",
-        "--xtc-threshold", "--dry-multiplier", "--dry-base", "--dry-allowed-length",
-        "--dry-penalty-last-n", "--dry-sequence-breaker", "--adaptive-target", "--adaptive-decay",
-        "--dynatemp-range", "--dynatemp-exp", "--mirostat", "--mirostat-lr", "--mirostat-ent",
-    ),
-    "name the samplers in full: --samplers 'top_k;top_p;temperature'": (
-        "--sampler-seq", "--sampling-seq",
-    ),
     f"{NO_GPU}, and the CPU samples anyway": ("-bs", "--backend-sampling"),
-    _GRAMMAR: ("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
-    _THOUGHTS: (
-        "--reasoning-format", "-rea", "--reasoning", "--reasoning-effort", "--reasoning-budget",
-        "--reasoning-budget-message", "--reasoning-preserve", "--no-reasoning-preserve",
-    ),
+    _THOUGHTS: ("--reasoning-preserve", "--no-reasoning-preserve"),
     _ONE_TEMPLATE: ("--skip-chat-parsing", "--no-skip-chat-parsing"),
     "--perf prints token counts at the end": ("-ptc", "--print-token-count"),
     "pyllama-tokenize prints the tokens of a prompt": ("--verbose-prompt",),

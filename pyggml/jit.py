@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import inspect
 import json
 import os
 import platform
 import sys
 import threading
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import Any
 
 import numba as nb
+from numba.extending import intrinsic
 
 from . import env
 from .code_cache import CodeCache, prune
@@ -337,6 +339,48 @@ def inline_strict(function: Callable[..., Any]) -> Any:
     Without a setting, Numba would compile it with the fast-math flags of its first caller.
     """
     return nb.njit(nogil=True, error_model="numpy", fastmath=False, **_NO_WRAPPERS)(function)
+
+
+def emitted(
+    emit: Any = None,
+    *,
+    literals: int = 0,
+    result: Any = nb.types.void,
+    args: Any = None,
+    typed: Callable[..., Any] | None = None,
+) -> Any:
+    """Make a function that emits LLVM's IR callable from jitted code.
+
+    The function is called with the builder, then the literals as Python integers, then the other
+    arguments as IR values, and returns the result's IR value.
+
+    Args:
+        literals: how many of the first arguments must be literal integers in jitted code.
+        result: Numba's type of the result.
+        args: Numba's types of the other arguments; int64 by default, which addresses are.
+        typed: the signature for Numba's types of all arguments, where it depends on them.
+    """
+    if emit is None:
+        return partial(emitted, literals=literals, result=result, args=args, typed=typed)
+    parameters = list(inspect.signature(emit).parameters.values())
+    given = args or (nb.types.int64,) * (len(parameters) - 1 - literals)
+
+    def define(typingctx: Any, *found: Any) -> Any:
+        chosen = found[:literals]
+        if not all(isinstance(x, nb.types.IntegerLiteral) for x in chosen):
+            return None  # Numba tries again with literals
+        signature = typed(*found) if typed else result(*chosen, *given)
+
+        def codegen(context: Any, b: Any, sig: Any, values: Any) -> Any:
+            made = emit(b, *(x.literal_value for x in chosen), *values[literals:])
+            is_void = signature.return_type is nb.types.void
+            return context.get_dummy_value() if is_void else made
+
+        return signature, codegen
+
+    wraps(emit)(define)
+    define.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return intrinsic(prefer_literal=literals > 0)(define)
 
 
 class Compiled:

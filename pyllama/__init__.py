@@ -17,16 +17,29 @@ if TYPE_CHECKING:
     from .core.batch import Batch
     from .core.context import Context
     from .core.model import Model
+    from .grammar import Grammar
+    from .llama.grammar import LlamaGrammar
     from .llama.llama import Llama
     from .llama.state import LlamaState
 
 __version__ = "0.1.0"
-__all__ = ["Batch", "Context", "Llama", "LlamaState", "Model", "__version__"]
+__all__ = [
+    "Batch",
+    "Context",
+    "Grammar",
+    "Llama",
+    "LlamaGrammar",
+    "LlamaState",
+    "Model",
+    "__version__",
+]
 
 _HOMES = {
     "Batch": "core.batch",
     "Context": "core.context",
+    "Grammar": "grammar",
     "Llama": "llama.llama",
+    "LlamaGrammar": "llama.grammar",
     "LlamaState": "llama.state",
     "Model": "core.model",
 }

@@ -8,7 +8,7 @@ Prompt and generated text are streamed to stdout; timings in llama.cpp's format 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import click
 
 from ..conversation import converse, note_cache
 from ..conversation_options import ConversationOptions, conversation_options
+from ..grammar_options import GrammarOptions, grammar_options
 from ..loading import load_model, make_context
 from ..options import (
     INT32_MAX,
@@ -23,19 +24,18 @@ from ..options import (
     Group,
     ModelOptions,
     Number,
-    SamplingOptions,
     context_options,
     model_options,
-    sampling_options,
     stack,
 )
 from ..output import note, write_raw
 from ..prompt import PromptOptions, escape_option, prompt_options
+from ..sampling_options import SamplingOptions, sampling_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.core.context import Context
-    from pyllama.engine import Lease
+    from pyllama.engine import Lease, Request
     from pyllama.engine.prompt_file import PromptFile
     from pyllama.sampling import SamplingParams
 
@@ -119,6 +119,7 @@ run_options = stack(
 @escape_option()
 @context_options()
 @sampling_options
+@grammar_options
 @version_option()
 def command(**options: Any) -> None:
     """Complete a prompt, or chat with a model."""
@@ -126,13 +127,14 @@ def command(**options: Any) -> None:
     run = RunOptions.from_click(options)
     prompt = PromptOptions.from_click(options).text() or ""
     params = SamplingOptions.from_click(options).params()
+    grammar = GrammarOptions.from_click(options).parse()
     sizes = ContextOptions.from_click(options)
     talk = ConversationOptions.from_click(options)
     model = load_model(ModelOptions.from_click(options), sizes.n_threads)
     if (mode := talk.mode(model.tokenizer.chat_template is not None)) != "complete":
         context = make_context(model, sizes)
         load_ms = 1e3 * (time.perf_counter() - start)
-        converse(context, mode, talk, params, prompt, load_ms=load_ms)
+        converse(context, mode, talk, params, prompt, grammar=grammar, load_ms=load_ms)
         return
     tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
     if not tokens:
@@ -140,36 +142,36 @@ def command(**options: Any) -> None:
     context = make_context(model, sizes)
     if run.verbose:
         _describe(context, params, run.predict)
-    from pyllama.engine import Engine, Lease, Timings
+    from pyllama.engine import Engine, Lease, Request, Timings
 
     timings = Timings(load_ms=1e3 * (time.perf_counter() - start))
     try:
         lease = Lease(Engine(context, timings=timings))
-        _stream(lease, tokens, params, run, talk.n_keep(tokens, model.tokenizer))
+        n_keep = None if run.predict == FILL else talk.n_keep(tokens, model.tokenizer)
+        request = Request(
+            tokens,
+            replace(params, include_stop_str_in_output=True),
+            max_tokens=run.predict if run.predict >= 0 else None,
+            stop=tuple(filter(None, run.reverse_prompt)),
+            special=run.special,
+            grammar=grammar,
+            n_keep=n_keep,
+        )
+        _stream(lease, request, run)
     finally:  # also after Ctrl-C
         if run.perf and timings.n_prompt_eval + timings.n_eval:
             for line in timings.lines():
                 note(line)
 
 
-def _stream(
-    lease: Lease, tokens: list[int], params: SamplingParams, run: RunOptions, n_keep: int | None
-) -> None:
+def _stream(lease: Lease, request: Request, run: RunOptions) -> None:
     """Print the prompt and the generated text, token by token."""
-    from pyllama.engine import Request, TextAssembler
+    from pyllama.engine import TextAssembler
     from pyllama.engine.request import check_prompt
 
+    tokens = list(request.tokens)
     check_prompt(len(tokens), 0, lease.context.n_ctx_seq)
     cache = _load_prompt(lease, tokens, run)
-    request = Request(
-        tokens,
-        params,
-        max_tokens=run.predict if run.predict >= 0 else None,
-        stop=tuple(filter(None, run.reverse_prompt)),
-        special=run.special,
-        show_stop=True,
-        n_keep=None if run.predict == FILL else n_keep,
-    )
     events = lease.run(request)
     if run.display_prompt:  # after run(), which raises for an invalid request
         shown = TextAssembler(lease.context.model.tokenizer, special=run.special)
@@ -180,7 +182,7 @@ def _stream(
             cache.save(lease)  # only the prompt has been evaluated so far
         made += len(event.tokens)
         reason = event.reason
-        write_raw(event.text)
+        write_raw(event.text + event.rest)  # whole tokens, as llama.cpp prints them
     write_raw(" [end of text]\n" if reason == "eog" else "\n")
     writes = run.prompt_cache_all and not run.prompt_cache_ro
     if cache is not None and writes and not lease.n_forgotten:
@@ -200,6 +202,8 @@ def _load_prompt(lease: Lease, tokens: list[int], run: RunOptions) -> PromptFile
 
 
 def _describe(context: Context, params: SamplingParams, n_predict: int) -> None:
+    from pyllama.sampling import Chain
+
     model = context.model
     note(f"model: {model.desc}, {model.size_bytes / 2**20:.2f} MiB, {model.n_params / 1e6:.2f} M")
     note(
@@ -210,4 +214,7 @@ def _describe(context: Context, params: SamplingParams, n_predict: int) -> None:
     note("sampler params:")
     for line in params.describe().splitlines():
         note(line)
+    tokenizer = model.tokenizer
+    chain = Chain(params, model.hparams.n_vocab, tokenizer.eog, tokenizer=tokenizer)
+    note(f"sampler chain: {chain.describe()}")
     note(f"generate: n_ctx = {context.n_ctx}, n_batch = {context.n_batch}, n_predict = {n_predict}")

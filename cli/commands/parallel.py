@@ -16,24 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..grammar_options import GrammarOptions, grammar_options
 from ..loading import load_model, make_context
 from ..options import (
     INT32_MAX,
     ContextOptions,
     ModelOptions,
     Number,
-    SamplingOptions,
     context_options,
     kv_unified_option,
     model_options,
-    sampling_options,
 )
 from ..output import note, write_raw
 from ..prompt import PromptOptions, escape_option, prompt_options
+from ..sampling_options import SamplingOptions, sampling_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.core.context import Context
+    from pyllama.grammar import Grammar
     from pyllama.sampling import SamplingParams
 
 _MAX_TEXTS = 100_000
@@ -74,6 +75,7 @@ _MAX_TEXTS = 100_000
 @context_options()
 @kv_unified_option
 @sampling_options
+@grammar_options
 @ignored_option("-cb", "--cont-batching")
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
@@ -93,6 +95,7 @@ def command(
     total = n_sequences or len(prompts)
     sizes = ContextOptions.from_click(options)
     params = SamplingOptions.from_click(options).params()
+    grammar = GrammarOptions.from_click(options).parse()
     text_params = [params.for_text(i) for i in range(total)]
     model = load_model(ModelOptions.from_click(options), sizes.n_threads)
     tokens = [model.tokenizer.encode(p, add_special=True, parse_special=True) for p in prompts]
@@ -101,7 +104,7 @@ def command(
     if sizes.ctx_size == 0:
         sizes = replace(sizes, ctx_size=_cells(ids, n_seq, predict, kv_unified))
     context = make_context(model, sizes, n_seq_max=n_seq, unified=kv_unified)
-    for i, n, text in _texts(context, ids, text_params, predict):
+    for i, n, text in _texts(context, ids, text_params, predict, grammar):
         write_raw(f"--- {i}: {n} tokens ---\n{prompts[i % len(prompts)]}{text}\n\n")
 
 
@@ -115,7 +118,11 @@ def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int, unified: b
 
 
 def _texts(
-    context: Context, prompts: list[list[int]], params: list[SamplingParams], n_predict: int
+    context: Context,
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    n_predict: int,
+    grammar: Grammar | None,
 ) -> Iterator[tuple[int, int, str]]:
     """Yield index, number of tokens and text of each completion; then print the totals."""
     from pyllama.engine.generate import run_many
@@ -123,7 +130,7 @@ def _texts(
     start = time.perf_counter()
     n_done = n_gen = 0
     texts: defaultdict[int, str] = defaultdict(str)
-    for i, event in run_many(context, prompts, params, n_predict=n_predict):
+    for i, event in run_many(context, prompts, params, n_predict=n_predict, grammar=grammar):
         texts[i] += event.text
         if event.usage is not None:
             n = event.usage.n_generated

@@ -204,10 +204,11 @@ def column_weights(x: Floats, imatrix: Floats) -> Floats:
     return np.broadcast_to(imatrix, x.shape)
 
 
-def row_weights(x: Floats, imatrix: Floats) -> Floats:
-    """The columns' weights times sqrt(mean square of the row + x^2), [n_rows, n]."""
+def row_weights(x: Floats, imatrix: Floats, factor: int = 1) -> Floats:
+    """The columns' weights times sqrt(factor * mean square of the row + x^2), [n_rows, n]."""
     squares = x * x
-    power = np.add.accumulate(squares, axis=1)[:, -1:] / np.float32(x.shape[1])  # front to back
+    total = np.add.accumulate(squares, axis=1)[:, -1:]  # front to back
+    power = np.float32(factor) * total / np.float32(x.shape[1])
     out: Floats = imatrix * np.sqrt(power + squares)
     return out
 

@@ -26,7 +26,14 @@ from .block import (
     register,
     row_weights,
 )
-from .search import AffineSearch, first_smallest, fit_affine, fit_symmetric, inverse
+from .search import (
+    first_largest,
+    first_smallest,
+    fit_affine,
+    fit_symmetric,
+    inverse,
+    weighted_search,
+)
 
 
 def encode_centred(f: BlockType, x: Floats, weights: Floats | None) -> Bytes:
@@ -34,7 +41,7 @@ def encode_centred(f: BlockType, x: Floats, weights: Floats | None) -> Bytes:
     if weights is not None:
         d, codes = fit_symmetric(x, weights, f.zero)
         return f.blocks(d, codes=codes)
-    top = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
+    top = first_largest(x)[:, None]
     d = (top + np.float32(0)) / np.float32(-f.zero)  # -0 becomes 0: ggml starts its search with 0
     q = x * (np.float32(1) / d) + np.float32(f.zero + 0.5)  # two roundings, as without FMA
     # Of d = 0 codes are the zero. Where it is so small that its inverse overflows, C's conversion
@@ -45,22 +52,17 @@ def encode_centred(f: BlockType, x: Floats, weights: Floats | None) -> Bytes:
 
 def encode_from_minimum(f: BlockType, x: Floats, weights: Floats | None) -> Bytes:
     """float32 [n, 32] -> blocks [n]; the minimum becomes code 0, the maximum the largest."""
+    top = (1 << f.bits) - 1
     if weights is not None:
-        d, low, codes = fit_affine(x, weights, weighted_search(f.bits))
+        d, low, codes = fit_affine(x, weights, weighted_search(top))
         return f.blocks(d, low, codes=codes)
-    top = np.float32((1 << f.bits) - 1)
     low = first_smallest(x)[:, None]
     high = np.take_along_axis(x, x.argmax(axis=1)[:, None], axis=1)  # of zeros the first, as low
-    d = (high - low) / top
+    d = (high - low) / np.float32(top)
     with np.errstate(invalid="ignore"):  # 0 * inf where d is too small to have an inverse
         q = np.trunc((x - low) * inverse(d) + np.float32(0.5))  # two roundings, as without FMA
-    codes = np.where(np.isnan(q), np.float32(0), np.minimum(q, top))
+    codes = np.where(np.isnan(q), np.float32(0), np.minimum(q, np.float32(top)))
     return f.blocks(d[:, 0], low[:, 0], codes=codes)
-
-
-def weighted_search(bits: int) -> AffineSearch:
-    """The search of codes of ``bits`` bits with importance weights."""
-    return AffineSearch(top=(1 << bits) - 1, start=-0.9, stride=0.05, steps=36)
 
 
 def encode_rounded(f: BlockType, x: Floats, weights: Floats | None) -> Bytes:

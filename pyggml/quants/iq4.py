@@ -15,6 +15,7 @@ import numpy as np
 
 from ..dtype import GGMLType
 from .block import Bits, BlockType, Bytes, Floats, half, nibbles, register
+from .search import first_largest
 
 VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 TRIES = 7  # scales around the first that are tried, to each side
@@ -38,7 +39,7 @@ def _search(x: Floats, importance: Floats) -> Floats:
         products, squares = (np.add.accumulate(weighted * v, axis=1) for v in (x, q))
         return products[:, -1], squares[:, -1]  # summed from left to right
 
-    top = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)[:, 0]
+    top = first_largest(x)
     with np.errstate(all="ignore"):  # quotients that are not chosen
         xq, qq = fit(np.float32(1) / (-top / _VALUES[0]))
         d = np.where(qq > 0, xq / qq, np.float32(0))
@@ -75,7 +76,7 @@ def encode_xs(f: BlockType, x: Floats, weights: Floats | None) -> Bytes:
     """float32 [n, 256] -> blocks [n]."""
     groups = x.reshape(-1, 32)
     scales = _search(groups, _importance(x, weights).reshape(groups.shape)).reshape(-1, 8)
-    largest = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], axis=1)
+    largest = first_largest(scales)[:, None]
     d = -(largest + np.float32(0)) / np.float32(32)  # [n, 1]; of zeros it is -0
     with np.errstate(all="ignore"):
         inverse = np.where(d != 0, np.float32(1) / d, np.float32(0))

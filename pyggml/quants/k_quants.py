@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..dtype import GGMLType
-from .block import Bits, BlockType, Bytes, Floats, half, register
+from .block import Bits, BlockType, Bytes, Floats, half, register, row_weights
 from .search import (
     TINY,
     AffineSearch,
@@ -29,7 +29,7 @@ from .search import (
     nearest_int,
     ordered_sum,
     recode,
-    spread_weights,
+    weighted_search,
 )
 
 Q3_STEP_TOP = 32
@@ -58,7 +58,7 @@ class ScaleMin:
         shape = (len(x), f.groups, x.shape[1] // f.groups)
         groups = x.reshape(-1, shape[2])  # [n * groups, sub]
         if weights is not None:
-            w, search = spread_weights(x, weights, self.spread).reshape(groups.shape), self.weighted
+            w, search = row_weights(x, weights, self.spread).reshape(groups.shape), self.weighted
         elif self.plain.absolute:
             w, search = np.abs(groups), self.plain
         else:
@@ -76,12 +76,7 @@ class ScaleMin:
             if self.caps:
                 scales, mins = np.minimum(scales, self.top), np.minimum(mins, self.top)
         blocks = f.blocks(d, dmin, steps=scales, minima=mins)
-        step, plus = f.scales(blocks)
-        assert plus is not None
-        bounds = (0, search.top)
-        codes = recode(x.reshape(shape), step, -plus, bounds, codes.reshape(shape))
-        f.put_codes(codes.reshape(x.shape), blocks)
-        return blocks
+        return _with_codes(f, x, blocks, (0, search.top), codes)
 
     def _by_largest(self, x: Floats) -> tuple[Floats, Ints]:
         """A step that makes the largest of some values the top, and their codes."""
@@ -93,23 +88,32 @@ class ScaleMin:
         return high / F(self.top), codes
 
 
+def _with_codes(
+    f: BlockType, x: Floats, blocks: Bytes, bounds: tuple[int, int], codes: Ints
+) -> Bytes:
+    """The blocks with the codes that fit the scales they store; ``codes`` are the search's."""
+    step, plus = f.scales(blocks)
+    shape = (len(x), f.groups, x.shape[1] // f.groups)
+    low = None if plus is None else -plus
+    codes = recode(x.reshape(shape), step, low, bounds, codes.reshape(shape))
+    f.put_codes(codes.reshape(x.shape), blocks)
+    return blocks
+
+
 def encode_q3_k(f: BlockType, x: Floats, weights: Floats | None) -> Bytes:
     """float32 [n, 256] -> blocks [n]."""
-    shape, top = (len(x), 16, 16), f.zero
+    top = f.zero
     groups = x.reshape(-1, 16)  # [n * 16, 16]
     if weights is None:
         scale, codes = fit_coordinate_descent(groups, top)
         d, steps = _q3_steps(scale.reshape(-1, 16))
     else:
-        w = spread_weights(x, weights, 2).reshape(-1, 16)
+        w = row_weights(x, weights, 2).reshape(-1, 16)
         scale, codes = fit_symmetric(groups, w, top)
         group_weights = ordered_sum(w).reshape(-1, 16)
         d, steps = fit_symmetric(scale.reshape(-1, 16), group_weights, Q3_STEP_TOP)
     blocks = f.blocks(d, steps=steps)
-    step, _ = f.scales(blocks)
-    codes = recode(x.reshape(shape), step, None, (-top, top - 1), codes.reshape(shape))
-    f.put_codes(codes.reshape(x.shape), blocks)
-    return blocks
+    return _with_codes(f, x, blocks, (-top, top - 1), codes)
 
 
 def _q3_steps(x: Floats) -> tuple[Floats, Ints]:
@@ -124,7 +128,7 @@ def _q3_steps(x: Floats) -> tuple[Floats, Ints]:
 
 def encode_q6_k(f: BlockType, x: Floats, weights: Floats | None) -> Bytes:
     """float32 [n, 256] -> blocks [n]."""
-    shape, top = (len(x), 16, 16), f.zero
+    top = f.zero
     groups = x.reshape(-1, 16)  # [n * 16, 16]
     w = groups * groups if weights is None else weights.reshape(-1, 16)
     scale, codes = fit_symmetric(groups, w, top)
@@ -133,9 +137,7 @@ def encode_q6_k(f: BlockType, x: Floats, weights: Floats | None) -> Bytes:
     inverse = F(-128) / largest
     steps = np.minimum(nearest_int(inverse * scale), 127).astype(np.int8)
     blocks = f.blocks((F(1) / inverse)[:, 0], steps=steps.view(np.uint8))
-    step, _ = f.scales(blocks)
-    codes = recode(x.reshape(shape), step, None, (-top, top - 1), codes.reshape(shape))
-    f.put_codes(codes.reshape(x.shape), blocks)
+    blocks = _with_codes(f, x, blocks, (-top, top - 1), codes)
     blocks[np.abs(largest[:, 0]) < TINY] = 0
     return blocks
 
@@ -181,10 +183,6 @@ def _sixes(bit: int, nibble: int) -> tuple[Bits, ...]:
     )
 
 
-def _weighted(top: int) -> AffineSearch:
-    return AffineSearch(top=top, start=-0.9, stride=0.05, steps=36)
-
-
 Q2_K = register(
     BlockType(
         GGMLType.Q2_K,
@@ -193,7 +191,9 @@ Q2_K = register(
         low=half(82),
         steps=(Bits(4, 0, (16,), (8,)),),
         minima=(Bits(4, 4, (16,), (8,)),),
-        encode=ScaleMin(AffineSearch(3, -0.5, 0.1, 15, absolute=True), _weighted(3), 15, spread=1),
+        encode=ScaleMin(
+            AffineSearch(3, -0.5, 0.1, 15, absolute=True), weighted_search(3), 15, spread=1
+        ),
     )
 )
 Q3_K = register(
@@ -215,7 +215,7 @@ Q4_K = register(
         low=half(2),
         steps=_sixes(8 * 4, 8 * 12),
         minima=_sixes(8 * 8, 8 * 12 + 4),
-        encode=ScaleMin(AffineSearch(15, -1.0, 0.1, 20), _weighted(15), 63, spread=2),
+        encode=ScaleMin(AffineSearch(15, -1.0, 0.1, 20), weighted_search(15), 63, spread=2),
     )
 )
 Q5_K = register(
@@ -226,7 +226,9 @@ Q5_K = register(
         low=half(2),
         steps=_sixes(8 * 4, 8 * 12),
         minima=_sixes(8 * 8, 8 * 12 + 4),
-        encode=ScaleMin(AffineSearch(31, -0.5, 0.1, 15), _weighted(31), 63, spread=2, caps=True),
+        encode=ScaleMin(
+            AffineSearch(31, -0.5, 0.1, 15), weighted_search(31), 63, spread=2, caps=True
+        ),
     )
 )
 Q6_K = register(

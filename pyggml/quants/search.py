@@ -62,13 +62,6 @@ def inverse(d: Floats) -> Floats:
     return out
 
 
-def spread_weights(x: Floats, imatrix: Floats, factor: int) -> Floats:
-    """Weights [n, 256] of a search: column weight * sqrt(factor * mean square + x^2)."""
-    power = F(factor) * ordered_sum(x * x) / F(x.shape[1])
-    out: Floats = imatrix * np.sqrt(power[:, None] + x * x)
-    return out
-
-
 def recode(x: Floats, d: Floats, low: Floats | None, bounds: tuple[int, int], codes: Ints) -> Ints:
     """The codes of sub-blocks under the scales that were stored.
 
@@ -105,6 +98,11 @@ class AffineSearch:
         """The range of codes of each step."""
         start, stride = F(self.start), F(self.stride)
         return [start + stride * F(i) + F(self.top) for i in range(self.steps + 1)]
+
+
+def weighted_search(top: int) -> AffineSearch:
+    """The search of codes up to ``top`` with importance weights."""
+    return AffineSearch(top=top, start=-0.9, stride=0.05, steps=36)
 
 
 def fit_affine(x: Floats, w: Floats, search: AffineSearch) -> tuple[Floats, Floats, Ints]:
@@ -196,19 +194,7 @@ def fit_coordinate_descent(x: Floats, top: int) -> tuple[Floats, Ints]:
     largest = first_largest(x)
     w = x * x
     codes = _signed_codes(x, F(-top) / largest, top)
-    sums = _fit_sums(x, w, codes)
-    for _ in range(5):
-        for i in range(x.shape[1]):
-            code = codes[:, i].astype(np.float32)
-            wx = w[:, i] * x[:, i]
-            rest_lx, rest_l2 = sums[0] - wx * code, sums[1] - w[:, i] * code * code
-            new = np.clip(nearest_int(x[:, i] * rest_l2 / rest_lx), -top, top - 1)
-            sum_lx, sum_l2 = _with_code(rest_lx, rest_l2, wx, w[:, i], new)
-            better = (rest_lx > 0) & (new != codes[:, i]) & (sum_l2 > 0)
-            better &= sum_lx * sum_lx * sums[1] > sums[0] * sums[0] * sum_l2
-            codes[:, i] = np.where(better, new, codes[:, i])
-            sums = np.where(better, sum_lx, sums[0]), np.where(better, sum_l2, sums[1])
-    scale = np.where(sums[1] > 0, sums[0] / sums[1], F(0))
+    scale, codes = _descend(x, w, codes, _fit_sums(x, w, codes), top, positive=False)
     zero = np.abs(largest) < TINY
     return np.where(zero, F(0), scale), np.where(zero[:, None], 0, codes + np.int32(top))
 
@@ -232,20 +218,7 @@ def fit_positive(x: Floats, w: Floats, top: int) -> tuple[Floats, Ints]:
         better = error < best
         best, inverse = np.where(better, error, best), np.where(better, tried, inverse)
     codes = np.minimum(nearest_int(inverse[:, None] * x), top)
-    sums = _fit_sums(x, w, codes)
-    codes &= 255
-    for _ in range(5):
-        for i in range(x.shape[1]):
-            code = codes[:, i].astype(np.float32)
-            wx = w[:, i] * x[:, i]
-            rest_lx, rest_l2 = sums[0] - wx * code, sums[1] - w[:, i] * code * code
-            new = np.minimum(nearest_int(x[:, i] * rest_l2 / rest_lx), top)
-            sum_lx, sum_l2 = _with_code(rest_lx, rest_l2, wx, w[:, i], new)
-            better = (rest_lx > 0) & (rest_l2 > 0) & (new != codes[:, i])
-            better &= sum_lx * sum_lx * sums[1] > sums[0] * sums[0] * sum_l2
-            codes[:, i] = np.where(better, new & 255, codes[:, i])
-            sums = np.where(better, sum_lx, sums[0]), np.where(better, sum_l2, sums[1])
-    scale = np.where(sums[1] > 0, sums[0] / sums[1], F(0))
+    scale, codes = _descend(x, w, codes & 255, _fit_sums(x, w, codes), top, positive=True)
     zero = high < TINY
     return np.where(zero, F(0), scale), np.where(zero[:, None], 0, codes)
 
@@ -260,11 +233,32 @@ def _fit_sums(x: Floats, w: Floats, codes: Ints) -> tuple[Floats, Floats]:
     return ordered_sum(w * x * q), ordered_sum(w * q * q)
 
 
-def _with_code(
-    rest_lx: Floats, rest_l2: Floats, wx: Floats, w: Floats, code: Ints
-) -> tuple[Floats, Floats]:
-    q = code.astype(np.float32)
-    return rest_lx + wx * q, rest_l2 + w * q * q
+def _descend(
+    x: Floats, w: Floats, codes: Ints, sums: tuple[Floats, Floats], top: int, positive: bool
+) -> tuple[Floats, Ints]:
+    """Change one code after the other, in five rounds, where that fits better.
+
+    Args:
+        sums: those of ``_fit_sums``.
+        positive: codes are from 0 to ``top``, as C's bytes hold them; else from -top to top - 1.
+
+    Returns:
+        scale [n], codes [n, k].
+    """
+    for _ in range(5):
+        for i in range(x.shape[1]):
+            q = codes[:, i].astype(np.float32)
+            wx = w[:, i] * x[:, i]
+            rest_lx, rest_l2 = sums[0] - wx * q, sums[1] - w[:, i] * q * q
+            new = nearest_int(x[:, i] * rest_l2 / rest_lx)
+            new = np.minimum(new, top) if positive else np.clip(new, -top, top - 1)
+            q = new.astype(np.float32)
+            sum_lx, sum_l2 = rest_lx + wx * q, rest_l2 + w[:, i] * q * q
+            better = (rest_lx > 0) & ((rest_l2 if positive else sum_l2) > 0) & (new != codes[:, i])
+            better &= sum_lx * sum_lx * sums[1] > sums[0] * sums[0] * sum_l2
+            codes[:, i] = np.where(better, new & 255 if positive else new, codes[:, i])
+            sums = np.where(better, sum_lx, sums[0]), np.where(better, sum_l2, sums[1])
+    return np.where(sums[1] > 0, sums[0] / sums[1], F(0)), codes
 
 
 def _spacing_error(x: Floats, w: Floats, inverse: Floats, codes: Ints) -> Floats:

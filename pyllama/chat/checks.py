@@ -9,6 +9,7 @@ Checks the operations whose results can be much larger than their inputs, before
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from ..errors import TemplateError
@@ -119,8 +120,18 @@ def tojson(
     import json
 
     budget.measure(value)
+
+    def items(value: Any) -> list[Any]:
+        if not isinstance(value, Iterator):
+            raise TemplateError(f"it writes a value of type {type(value).__name__} as JSON")
+        return list(budget.limit_items(value))
+
     encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=items,  # filters such as map give iterators
     )
     parts, size = [], 0
     for part in encoder.iterencode(value):

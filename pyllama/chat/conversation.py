@@ -2,7 +2,7 @@
 
     talk = Conversation(lease, formats.get(), system="Be brief.")
     talk.say("Hi")
-    for text in talk.reply(ReplyOptions(params)): print(text, end="")
+    for delta in talk.reply(ReplyOptions(params)): print(delta.content, end="")
 
 The cache keeps earlier messages, so each turn evaluates only new tokens. Not thread-safe.
 """
@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..engine import Lease
 from ..errors import TemplateError
 from ..tokenizer.special import CONTROL, USER_DEFINED
-from .formats import ChatFormat, ChatPrompt, check_values
+from .formats import ChatFormat, check_values
+from .reader import Delta, Message
 from .reply import Reply, ReplyOptions
+from .turn import ChatPrompt, TurnOptions
 
 
 class Conversation:
@@ -28,6 +31,9 @@ class Conversation:
         format: the chat format.
         system: the system message; empty for none.
         values: further variables of the template.
+        reasoning_format: where the reasoning is reported, see `reasoning.ReasoningFormat`.
+        reasoning_budget: maximum tokens of the reasoning; -1 for no limit.
+        budget_message: text that ends the reasoning when its budget is spent.
 
     Raises:
         TemplateError: a variable has a reserved name.
@@ -43,8 +49,14 @@ class Conversation:
         *,
         system: str = "",
         values: Mapping[str, Any] | None = None,
+        reasoning_format: str = "auto",
+        reasoning_budget: int = -1,
+        budget_message: str = "",
     ) -> None:
-        self._lease, self._format, self._values = lease, format, dict(values or {})
+        self._lease, self._format = lease, format
+        self._values = {"enable_thinking": True, **(values or {})}
+        self._reasoning_format, self._budget = reasoning_format, reasoning_budget
+        self._budget_message = budget_message
         check_values(self._values)
         self._system = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, Any]] = list(self._system)
@@ -80,25 +92,38 @@ class Conversation:
         """Whether the last message is a reply."""
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
-    def reply(self, options: ReplyOptions) -> Iterator[str]:
+    def reply(self, options: ReplyOptions) -> Iterator[Delta]:
         """Generate the model's reply; a partial reply is added to the messages too.
 
         Yields:
-            Pieces of text.
+            Pieces of reasoning and content.
 
         Raises:
             TemplateError: the template rejects the messages.
             ContextFull: the messages leave no room for a reply.
             Aborted: the decode was stopped.
         """
-        prompt = self._format.prompt(self.messages, **self._values)
+        turn = self._format.turn(
+            self.messages,
+            TurnOptions(reasoning_format=self._reasoning_format, values=self._values),
+        )
+        tokenizer = self._lease.context.model.tokenizer
+        limits = turn.budget(self._budget, tokenizer, self._budget_message)
+        if limits:
+            options = replace(options, params=replace(options.params, **limits))
+        prompt, reader = turn.prompt, turn.reader()
         tokens, reply = self._tokens(prompt), Reply(options)
         try:
             said = self._n_said(tokens, options.n_keep)
-            yield from reply.stream(self._lease, tokens, prompt.stop, said)
+            for text in reply.stream(self._lease, tokens, prompt.stop, said, turn.shown):
+                if delta := reader.feed(text):
+                    yield delta
+            if delta := reader.close():
+                yield delta
         finally:
+            reader.close()
             if reply.text or reply.ended:
-                self.messages.append(self._said(prompt.text, reply.text))
+                self.messages.append(self._said(prompt.text, reply.text, reader.message))
                 # if text and tokens differ, the text is tokenized again
                 cut = reply.ended == "stop" or options.special or bool(reply.rest)
                 self._read = ("", []) if cut else (prompt.text + reply.text, reply.ids)
@@ -110,19 +135,20 @@ class Conversation:
         alone, system = self.opening(self.messages[-1]["content"]), self.opening()
         return min(len(alone) - min(n_keep, len(system)), len(tokens))
 
-    def _said(self, prompt: str, text: str) -> dict[str, Any]:
+    def _said(self, prompt: str, text: str, reply: Message) -> dict[str, Any]:
         """The reply as a message, so that the format writes it as the model did.
 
         Some formats add the leading space that the model generated too; it is removed then.
         """
-        for content in (text, text.lstrip()):
-            message = {"role": "assistant", "content": content}
+        whole = reply.openai()
+        for content in (reply.content, reply.content.lstrip()):
+            message = {**whole, "content": content}
             with contextlib.suppress(TemplateError):
                 messages = [*self.messages, message]
                 values = {**self._values, "add_generation_prompt": False}
                 if self._format.prompt(messages, **values).text.startswith(prompt + text):
                     return message
-        return {"role": "assistant", "content": text}
+        return whole
 
     def _tokens(self, prompt: ChatPrompt) -> list[int]:
         """The tokens of the prompt, with the generated tokens for replies.

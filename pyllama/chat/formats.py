@@ -11,13 +11,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TemplateError
 from ..tokenizer import Tokenizer
+from ..tokenizer.special import CONTROL
 from .builtin import ALIASES, FORMATS, NamedFormat
+from .capabilities import Capabilities, probe
+from .reasoning import Markers, State, check_format, find_markers, state_after
 from .template import JinjaTemplate, Messages
+from .tools import find_family
+from .tools.definitions import parse_choice, parse_tools
+from .tools.grammar import ReplyRules, reply_grammar
+from .tools.history import for_template, instruction, read_messages, with_instruction
+from .turn import ChatPrompt, Turn, TurnOptions, response_schema, split_generation
 
 if TYPE_CHECKING:
     from ..core.model import Model
@@ -26,23 +33,9 @@ DEFAULT = "chat_template.default"
 """llama-cpp-python's name for a model's own template."""
 
 _KEY = "tokenizer.chat_template"
+_TOOL_USE = "chat_template.tool_use"
 _RESERVED = {"messages": "it holds the conversation", "self": "in Jinja it is the template itself"}
 _PROBE = "\u241f probe \u241f"
-
-
-@dataclass(frozen=True)
-class ChatPrompt:
-    """A conversation as a prompt.
-
-    Attributes:
-        text: the formatted messages.
-        tokens: tokens of the text, with a single BOS if the model uses one.
-        stop: stop strings of the reply, in addition to the end-of-generation tokens.
-    """
-
-    text: str
-    tokens: list[int]
-    stop: tuple[str, ...]
 
 
 class ChatFormat:
@@ -57,6 +50,93 @@ class ChatFormat:
     ) -> None:
         self.name, self._writer, self._tokenizer = name, writer, tokenizer
         self._knows_system: bool | None = None
+        self._capabilities: Capabilities | None = None
+        source = writer.source if isinstance(writer, JinjaTemplate) else ""
+        self._family, self._markers = find_family(source), find_markers(source)
+
+    def turn(self, messages: Messages, options: TurnOptions) -> Turn:
+        """Prepare the model's next reply.
+
+        Args:
+            messages: dictionaries in OpenAI's format, with tool calls and their results.
+
+        Raises:
+            TemplateError: an invalid message, tool or option, or an error of the template.
+            SchemaError: a schema is invalid, or cannot be a grammar.
+        """
+        family = self._family
+        reasoning_format = check_format(options.reasoning_format)
+        tools = parse_tools(options.tools)
+        mode, named = parse_choice(options.tool_choice, tools)
+        schema = response_schema(options.response_format)
+        given = read_messages([_checked(i, message) for i, message in enumerate(messages)])
+        values = {"enable_thinking": True, **options.values}
+        parallel = False
+        if tools or any("tool_calls" in m or m.get("role") == "tool" for m in given):
+            can = self.capabilities()
+            given = for_template(given, family, can)
+            if mode != "none":
+                wish = options.parallel_tool_calls
+                parallel = can.parallel if wish is None else wish
+                if not (can.tools and family.lazy):
+                    required = mode == "required"
+                    told = instruction(family, named, required=required, describe=not can.tools)
+                    given = with_instruction(given, told)
+            if tools:
+                values["tools"] = [dict(tool.definition) for tool in tools]
+                values["tool_choice"] = options.tool_choice
+        prompt = self.prompt(given, **values)
+        thinking = self._thinking(given, values, prompt)
+        rules = ReplyRules(family, named, mode, parallel, schema, thinking, self._split)
+        return Turn(
+            prompt,
+            reply_grammar(rules),
+            thinking,
+            self._control_tokens(with_calls=mode != "none"),
+            family,
+            named if mode != "none" else (),
+            reasoning_format,
+        )
+
+    def capabilities(self) -> Capabilities:
+        """What the template does with tools."""
+        if self._capabilities is None:
+            named = isinstance(self._writer, NamedFormat)
+            self._capabilities = Capabilities() if named else probe(self._writer.render)
+        return self._capabilities
+
+    def _thinking(
+        self, messages: Messages, values: Mapping[str, Any], prompt: ChatPrompt
+    ) -> tuple[Markers, State] | None:
+        """The markers of the reasoning, and where the reply begins."""
+        if self._markers is None:
+            return None
+        try:
+            without = self.prompt(messages, **{**values, "add_generation_prompt": False}).text
+        except TemplateError:
+            without = ""
+        last = split_generation(without, prompt.text)
+        if not last and prompt.text.rstrip().endswith(self._markers.start):
+            last = self._markers.start  # the template ignores add_generation_prompt
+        return self._markers, state_after(last, self._markers)
+
+    def _split(self, marker: str) -> list[str | int]:
+        """A marker, split into texts and ids of control tokens."""
+        vocab, found, rest = self._tokenizer.vocab, list[str | int](), marker
+        for token in self._tokenizer.encode(marker, add_special=False, parse_special=True):
+            if vocab.types[token] == CONTROL:
+                before, text, rest = rest.partition(vocab.tokens[token])
+                if not text:
+                    return [marker]
+                found += [before, token] if before else [token]
+        return [*found, rest] if rest else found
+
+    def _control_tokens(self, *, with_calls: bool) -> frozenset[int]:
+        """Control tokens in the markers of reasoning and tool calls."""
+        markers = [*self._family.markers] if with_calls else []
+        if self._markers is not None:
+            markers += [self._markers.start, self._markers.end]
+        return frozenset(t for m in markers for t in self._split(m) if isinstance(t, int))
 
     def prompt(self, messages: Messages, /, **values: Any) -> ChatPrompt:
         """Format and tokenize messages.
@@ -132,18 +212,23 @@ class ChatFormats:
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
             raise TemplateError(f"there is no chat format {name!r}; {hint}")
 
-    def get(self, name: str | None = None, fallback: str = "chatml") -> ChatFormat:
+    def get(
+        self, name: str | None = None, fallback: str = "chatml", *, tools: bool = False
+    ) -> ChatFormat:
         """A format by name or Jinja source.
 
         Args:
             name: name or source; None for the model's own template.
             fallback: name to use if the model has no template.
+            tools: use the model's own template for tools, if there is one.
 
         Raises:
             TemplateError: no such format, or invalid Jinja.
         """
         if name is None:
             name = DEFAULT if self.has_own else fallback
+        if name == DEFAULT and tools and _TOOL_USE in self._sources:
+            name = _TOOL_USE
         if name not in self._made:
             self._made[name] = self._make(name)
         return self._made[name]

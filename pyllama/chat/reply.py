@@ -16,6 +16,7 @@ from typing import Literal
 
 from ..engine import EndReason, Lease, Request
 from ..engine.request import check_prompt
+from ..grammar import Grammar
 from ..sampling import SamplingParams
 
 Ended = EndReason | Literal["", "full"]
@@ -26,21 +27,22 @@ class ReplyOptions:
     """Options of replies.
 
     Args:
-        params: sampling parameters.
+        params: sampling parameters. With ``include_stop_str_in_output`` the text includes the
+            whole token that completes a stop string, as ``tokens`` do.
         n_predict: maximum number of tokens; negative until the context is full.
         stop: stop strings.
-        show_stop: include the token that completes a stop string in the text.
         special: include the text of special tokens.
         n_keep: leading tokens that a context shift keeps when it removes half of the others; None
             ends the reply when the context is full.
+        grammar: what each reply must match.
     """
 
     params: SamplingParams
     n_predict: int = -1
     stop: tuple[str, ...] = ()
-    show_stop: bool = False
     special: bool = False
     n_keep: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass
@@ -68,7 +70,12 @@ class Reply:
         return self.text[self._ends[-1] if self._ends else 0 :] if not self.ended else ""
 
     def stream(
-        self, lease: Lease, tokens: Sequence[int], stop: Sequence[str] = (), n_last: int = 0
+        self,
+        lease: Lease,
+        tokens: Sequence[int],
+        stop: Sequence[str] = (),
+        n_last: int = 0,
+        shown: frozenset[int] = frozenset(),
     ) -> Iterator[str]:
         """Generate the reply.
 
@@ -77,6 +84,7 @@ class Reply:
             stop: further stop strings.
             n_last: number of last tokens, the user's message, that a context shift before the
                 reply must keep.
+            shown: special tokens whose text is included in any case.
 
         Yields:
             Pieces of whole characters.
@@ -88,7 +96,7 @@ class Reply:
         try:
             self.ids = list(tokens)
             self._fit(lease, self.ids, n_last)
-            for piece in self._pieces(lease, self.ids, tuple(stop)):
+            for piece in self._pieces(lease, self.ids, tuple(stop), shown):
                 if piece:
                     self.text += piece
                     yield piece
@@ -107,16 +115,18 @@ class Reply:
             check_prompt(n_last, min(n_keep, len(ids) - n_last), n_ctx, min_room=1)
             lease.make_room(ids, n_keep, n_last)
 
-    def _pieces(self, lease: Lease, ids: list[int], stop: tuple[str, ...]) -> Iterator[str]:
+    def _pieces(
+        self, lease: Lease, ids: list[int], stop: tuple[str, ...], shown: frozenset[int]
+    ) -> Iterator[str]:
         options = self.options
         request = Request(
             ids,
             options.params,
             max_tokens=options.n_predict if options.n_predict >= 0 else None,
             stop=(*options.stop, *stop),
-            special=options.special,
-            show_stop=options.show_stop,
+            special=options.special or shown,
             n_keep=options.n_keep,
+            grammar=options.grammar,
         )
         is_eog = lease.context.model.tokenizer.is_eog
         for event in lease.run(request):
@@ -133,5 +143,8 @@ class Reply:
             elif event.tokens:
                 self.tokens += event.tokens
                 ids += event.tokens
-                self._ends.append(len(self.text) + len(event.text) + event.n_held)
-                yield event.text
+                text = event.text
+                if options.params.include_stop_str_in_output:
+                    text += event.rest
+                self._ends.append(len(self.text) + len(text) + event.n_held)
+                yield text

@@ -2,7 +2,8 @@
 
     talk = Transcript(lease, "Bob: Hi!\\nUser:", between=("", "\\nBob:"))
     talk.say(" Who are you?")
-    for text in talk.reply(ReplyOptions(params, stop=("User:",), show_stop=True)): ...
+    params = SamplingParams(include_stop_str_in_output=True)
+    for delta in talk.reply(ReplyOptions(params, stop=("User:",))): ...
 
 Source: llama.cpp, ``llama-completion -i`` with ``--in-prefix``, ``--in-suffix``, ``-r``.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..engine import Lease
+from .reader import Delta
 from .reply import Reply, ReplyOptions
 
 
@@ -71,7 +73,7 @@ class Transcript:
         """Whether the last turn is a reply."""
         return self._replied
 
-    def reply(self, options: ReplyOptions) -> Iterator[str]:
+    def reply(self, options: ReplyOptions) -> Iterator[Delta]:
         """Generate the model's reply; adds the first stop string after an end of generation.
 
         Yields:
@@ -86,12 +88,13 @@ class Transcript:
         begin = len(self._ids)
         try:
             said = begin - (self._turns[-1] if self._turns else 0)
-            yield from reply.stream(self._lease, self._ids, n_last=said)
+            for text in reply.stream(self._lease, self._ids, n_last=said):
+                yield Delta(text)
             if reply.ended == "eog" and options.stop:
                 suffix = self._tokenizer.encode(options.stop[0], False, True)
                 reply.tokens += suffix
                 reply.ids += suffix
-                yield options.stop[0]
+                yield Delta(options.stop[0])
         finally:
             rest = self._tokenizer.encode(reply.rest, False, True)
             if reply.tokens or rest:

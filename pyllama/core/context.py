@@ -36,7 +36,7 @@ from ..kv.cache import KVCache, cell_runs
 from ..kv.memory import Memory
 from ..kv.table import MAX_POSITION, Ints, Seqs, seq_tuple
 from .batch import Batch
-from .decode_graph import DecodeGraph, as_array, bucket
+from .decode_graph import DecodeGraph, Outputs, as_array, bucket
 from .devices import kv_buffer_types, start_devices
 from .fork_lock import ForkLock
 from .model import Model
@@ -105,7 +105,8 @@ class Context:
                 raise BatchError(f"{name} is {GGMLType(type).name}, want one of {want}")
         if not model.weights:
             raise ModelError(f"{model.path}: loaded with vocab_only=True, or closed: load it again")
-        self.model, self._weights = model, model.weights  # a reference, for after model.close()
+        # references to the weights and their files, for after model.close()
+        self.model, self._weights, self._files = model, model.weights, model.files
         self.n_ctx, n_positions = n_ctx or model.hparams.n_ctx_train, MAX_POSITION + 1
         if model.hparams.learned_positions:
             n_positions = model.hparams.n_ctx_train
@@ -136,11 +137,11 @@ class Context:
         )  # fmt: skip
         self.n_reused, self._n_vocab = 0, model.hparams.n_vocab
         self._reuse = env.GRAPH_REUSE.enabled()
-        self._steps = self._reuse and len(self.kv.caches) == 1  # see decode_token
         self._graphs: OrderedDict[tuple[int, int], DecodeGraph] = OrderedDict()
+        self._token_graph: DecodeGraph | None = None  # for decode_token
         self._watched = False
-        self._argmax: memoryview | None = None  # of each output, if the graph computes it
-        self._logits: npt.NDArray[np.float32] = np.empty((0, model.hparams.n_vocab), np.float32)
+        self._no_outputs = Outputs(np.empty((0, model.hparams.n_vocab), np.float32))
+        self._outputs = self._no_outputs
         self._lock = ForkLock("this context", advice="reset() empties it")
         self._stop = self._running = False
         self._reserve()
@@ -149,23 +150,29 @@ class Context:
     @property
     def logits(self) -> npt.NDArray[np.float32]:
         """Logits of the last decode, float32[n_outputs, n_vocab]; the next one overwrites them."""
-        return self._logits
+        return self._outputs.logits
 
     def logits_ith(self, i: int) -> npt.NDArray[np.float32]:
         """Logits of output ``i``, counted from the end if negative. Raises: BatchError."""
-        n = len(self._logits)
-        if not -n <= i < n:
-            raise BatchError(f"logits_ith({i}): the last decode had {n} outputs")
-        row: npt.NDArray[np.float32] = self._logits[i]
-        return row
+        try:
+            return self._outputs.rows[i]
+        except IndexError:
+            raise self._no_output(i) from None
 
     def argmax_ith(self, i: int) -> int:
         """The token with the largest logit of output ``i``; the lowest id of equal ones.
 
         The graph computes it, which is cheaper than a pass over all logits. Raises: BatchError.
         """
-        row = self.logits_ith(i)
-        return int(row.argmax()) if self._argmax is None else self._argmax[i % len(self._logits)]
+        argmax = self._outputs.argmax
+        try:
+            return int(self._outputs.rows[i].argmax()) if argmax is None else argmax[i]
+        except IndexError:
+            raise self._no_output(i) from None
+
+    def _no_output(self, i: int) -> BatchError:
+        n = len(self._outputs.rows)
+        return BatchError(f"logits_ith({i}): the last decode had {n} outputs")
 
     def decode(self, batch: Batch) -> None:
         """Evaluate a batch, and store its keys and values in the cache.
@@ -179,8 +186,9 @@ class Context:
             Forked: another thread was decoding when this process was forked; call ``reset()``.
         """
         with self._lock:
-            self.model.check_file()
-            if self._decode_run(batch):
+            for file in self._files:
+                file.check()
+            if self._decode_chain(batch):
                 return
             tokens, seqs, positions, parents = self._validate(batch)
             output_ids, n = batch.outputs(), len(tokens)
@@ -200,20 +208,20 @@ class Context:
                     stop = min(n, start + self.n_ubatch)
                     part = slice(start, stop)
                     outputs = [i - start for i in output_ids if start <= i < stop]
-                    logits = self._run(tokens[part], seqs[part], positions[part], parents, outputs)
-                    parts.append(logits if stop == n else logits.copy())
+                    made = self._run(tokens[part], seqs[part], positions[part], parents, outputs)
+                    parts.append(made if stop == n else Outputs(made.logits.copy()))
             except ContextFull:
                 raise
             except BaseException:
-                self._logits = self._logits[:0]
+                self._outputs = self._no_outputs
                 self._forget(seqs[start:], positions[start:])
                 raise
             finally:
                 self._running = False
             if len(parts) > 1:
-                self._logits, self._argmax = np.concatenate(parts), None
+                self._outputs = Outputs(np.concatenate([made.logits for made in parts]))
             else:
-                self._logits = parts[0]
+                self._outputs = parts[0]
 
     def decode_token(self, token: int, seq: int = 0) -> None:
         """``decode(Batch([token], seq_id=seq))``, with the least Python.
@@ -221,20 +229,30 @@ class Context:
         Weights evict Python's code and data from the CPU's caches at every token, so each line
         here costs more than elsewhere.
         """
-        with self._lock:
-            self.model.check_file()
-            c, cache = self._graphs.get((1, 1)), self.kv.caches[0]
-            fast = self._steps and not cache.pending.any
+        with self._lock.mutex:
+            for file in self._files:
+                file.check()
+            c, cache = self._token_graph, self.kv.caches[0]
             legal = 0 <= token < self._n_vocab and 0 <= seq < cache.n_seq_max
-            if c is None or not (fast and legal):
+            if c is None or cache.pending.any or not legal:
                 return self.decode(Batch((token,), seq_id=seq))
             placed = cache.append(seq, self._last_position)
             if placed is None:
                 return self.decode(Batch((token,), seq_id=seq))
+            self._stop, self._running = False, True
+            try:
+                if cache.mirrored:
+                    cache.update_tables()
+                self._outputs = c.run_token(token, seq, placed)
+            except BaseException:
+                self._outputs = self._no_outputs
+                self.kv.seq_rm(seq, placed[2])
+                raise
+            finally:
+                self._running = False
             self.n_reused += 1
-            self._step(c, (token,), seq, placed)
 
-    def _decode_run(self, batch: Batch) -> bool:
+    def _decode_chain(self, batch: Batch) -> bool:
         """``decode`` of the next tokens of one sequence in one graph, with little Python.
 
         Returns:
@@ -242,7 +260,7 @@ class Context:
         """
         tokens, seq, cache = batch.tokens, batch.seq_id, self.kv.caches[0]
         n = len(tokens)
-        if not self._steps or cache.pending.any or self._watched or not self.hparams.causal:
+        if self._token_graph is None or cache.pending.any or not self.hparams.causal:
             return False
         if type(seq) is not int or not isinstance(batch.logits, str):
             return False
@@ -255,36 +273,18 @@ class Context:
         placed = cache.append(seq, self._last_position, n) if size in self._graphs else None
         if placed is None:
             return False
-        self._step(self._graph(*size), tokens, seq, placed, outputs)
-        self._logits = self._logits[: len(outputs)]
-        return True
-
-    def _step(
-        self,
-        c: DecodeGraph,
-        tokens: Sequence[int],
-        seq: int,
-        placed: tuple[int, int, int],
-        outputs: Sequence[int] | None = None,
-    ) -> None:
-        """Run a graph on tokens of one sequence, placed by ``append``; None: of one token."""
-        cache = self.kv.caches[0]
         self._stop, self._running = False, True
         try:
-            if outputs is None:
-                c.fill_token(tokens[0], seq, placed)
-            else:
-                c.fill_run(tokens, seq, placed, outputs)
             if cache.mirrored:
                 cache.update_tables()
-            c.schedule.run()
+            self._outputs = self._graph(*size).run_chain(tokens, seq, placed, outputs)
         except BaseException:
-            self._logits = self._logits[:0]
+            self._outputs = self._no_outputs
             self.kv.seq_rm(seq, placed[2])
             raise
         finally:
             self._running = False
-        self._logits, self._argmax = c.results()
+        return True
 
     def _forget(self, seqs: Seqs, positions: list[int]) -> None:
         """Remove the tokens of a failed ubatch, and of the following ones, from the cache."""
@@ -348,8 +348,8 @@ class Context:
         self._lock.mark_consistent()
         with self._lock:
             self.kv.clear()
-            self._graphs.clear()
-            self._logits, self._argmax = self._logits[:0], None
+            self._drop_graphs()
+            self._outputs = self._no_outputs
             self._stop = self._running = False
             self.sched = Sched(start_devices(self.model.devices, self.n_threads))
             self._reserve()
@@ -357,7 +357,10 @@ class Context:
     def close(self) -> None:
         """Free the compiled graphs. The context stays usable and keeps its KV cache."""
         with self._lock:
-            self._graphs.clear()
+            self._drop_graphs()
+
+    def _drop_graphs(self) -> None:
+        self._graphs, self._token_graph = OrderedDict(), None
 
     @contextmanager
     def watched(self, callback: EvalCallback) -> Iterator[None]:
@@ -366,13 +369,14 @@ class Context:
         Graphs of such decodes are not padded and not kept.
         """
         with self._lock:
-            kept, self._graphs, self._watched = self._graphs, OrderedDict(), True
+            kept, self._watched = (self._graphs, self._token_graph), True
+            self._drop_graphs()
             self.sched.set_eval_callback(callback)
             try:
                 yield
             finally:
                 self.sched.set_eval_callback(None)
-                self._graphs, self._watched = kept, False
+                (self._graphs, self._token_graph), self._watched = kept, False
 
     @property
     def last_graph(self) -> DecodeGraph:
@@ -423,8 +427,8 @@ class Context:
         positions: list[int],
         parents: list[int] | None,
         outputs: list[int],
-    ) -> npt.NDArray[np.float32]:
-        """Evaluate one ubatch; returns the logits of ``outputs``, overwritten by the next run."""
+    ) -> Outputs:
+        """Evaluate one ubatch; returns the results of ``outputs``."""
         n, n_outputs = len(tokens), len(outputs)
         size = int if self._watched else bucket
         c = self._graph(size(n), max(1, size(n_outputs)))  # a graph needs a result
@@ -435,10 +439,7 @@ class Context:
         for cache in self.kv.caches:
             if cache.mirrored:
                 cache.update_tables()
-        c.fill(tokens, positions, placed, outputs)
-        c.schedule.run()
-        logits, self._argmax = c.results()
-        return logits[:n_outputs]
+        return c.run(tokens, positions, placed, outputs)
 
     def _placed(self, cache: KVCache, seqs: Seqs, positions: list[int]) -> tuple[list[int], Ints]:
         cells, places = cache.place(seqs, positions)
@@ -470,6 +471,8 @@ class Context:
         if len(self._graphs) > _MAX_GRAPHS:
             oldest = next(k for k in self._graphs if k != (1, 1))  # see decode_token
             del self._graphs[oldest]
+        if key == (1, 1) and self._reuse and not self._watched and len(self.kv.caches) == 1:
+            self._token_graph = made
         return made
 
 

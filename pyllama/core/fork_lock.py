@@ -14,6 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 from ..errors import Forked
@@ -26,6 +27,9 @@ class ForkLock:
         what: name of the guarded object, for messages.
         recover: makes the object usable in a child; called with the lock held.
         advice: next step for the message of ``Forked`` where there is no ``recover``.
+
+    Attributes:
+        mutex: ``with lock.mutex`` does the same as ``with lock``, in less time.
     """
 
     def __init__(
@@ -33,17 +37,11 @@ class ForkLock:
     ) -> None:
         self._what, self._recover, self._advice = what, recover, advice
         self._lock = threading.RLock()
-        self._interrupted = False
+        self.mutex: AbstractContextManager[object] = self._lock
         _locks.add(self)
 
     def __enter__(self) -> None:
-        self._lock.acquire()
-        if self._interrupted:
-            try:
-                self._recover_or_raise()
-            except BaseException:
-                self._lock.release()
-                raise
+        self.mutex.__enter__()
 
     def __exit__(
         self,
@@ -55,27 +53,48 @@ class ForkLock:
 
     def mark_consistent(self) -> None:
         """Declare the guarded object consistent after an interrupted change."""
-        self._interrupted = False
-
-    def _recover_or_raise(self) -> None:
-        if self._recover is None:
-            raise Forked(
-                f"{self._what} was in use by another thread when this process was forked; "
-                f"{self._advice or 'make another one'}"
-            )
-        self._interrupted = False
-        try:
-            self._recover()
-        except BaseException:
-            self._interrupted = True
-            raise
+        self.mutex = self._lock
 
     def _after_fork(self) -> None:
         """Replace the lock in the child, where only this thread is left."""
         if self._lock.acquire(blocking=False):  # free, or held by this thread
             self._lock.release()
         else:
-            self._lock, self._interrupted = threading.RLock(), True
+            self._lock, self.mutex = threading.RLock(), _Interrupted(self)
+
+
+class _Interrupted:
+    """The mutex in a child until the guarded object is consistent again."""
+
+    def __init__(self, lock: ForkLock) -> None:
+        self._owner = lock
+
+    def __enter__(self) -> None:
+        owner = self._owner
+        owner._lock.acquire()
+        try:
+            if owner.mutex is self:  # else another thread recovered it meanwhile
+                self._recover_or_raise()
+        except BaseException:
+            owner._lock.release()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self._owner._lock.release()
+
+    def _recover_or_raise(self) -> None:
+        owner = self._owner
+        if owner._recover is None:
+            raise Forked(
+                f"{owner._what} was in use by another thread when this process was forked; "
+                f"{owner._advice or 'make another one'}"
+            )
+        owner.mark_consistent()
+        try:
+            owner._recover()
+        except BaseException:
+            owner.mutex = self
+            raise
 
 
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()

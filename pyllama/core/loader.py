@@ -3,7 +3,8 @@
     weights = load_weights(file, arch, hparams, backends)
 
 A backend lists its layouts for a weight, given the ops that read it (``Backend.layouts``). The CPU
-has an interleaved layout for matrix products and reads everything else in the mapped file.
+has an interleaved layout for matrix products and reads other matrices in the mapped file. Vectors
+are copied, so that a model without such matrices does not need the file any more.
 Variants of layers may need tensors derived from the file's (``WeightPlan``). Names, types and sizes
 are checked before anything is allocated.
 """
@@ -23,6 +24,7 @@ from pyggml.context import Context
 from pyggml.dtype import GGMLType
 from pyggml.errors import AllocError
 from pyggml.gguf import GGUFFile, TensorInfo
+from pyggml.gguf.mapped import Mapped
 from pyggml.quants import BLOCK_TYPES
 from pyggml.quants.validity import count_invalid
 from pyggml.tensor import Dims, Tensor
@@ -64,13 +66,18 @@ class _Weight:
 
     @property
     def in_place(self) -> bool:
-        """Whether it can stay in the file's pages."""
-        return self.part >= 0 and self.layouts[0].buft.is_host
+        """Whether it stays in the file's pages."""
+        return self.part >= 0 and self.layouts[0].buft.is_host and self.ne[1:] != (1, 1, 1)
+
+    @property
+    def allocated(self) -> bool:
+        """Whether it is written into new memory; derived ones for the host have their own."""
+        return not self.in_place and (self.part >= 0 or not self.layouts[0].buft.is_host)
 
     @property
     def new_bytes(self) -> int:
-        """Bytes to allocate for it."""
-        return 0 if self.in_place else self.layouts[0].nbytes
+        """Bytes to allocate for it, without copies of vectors."""
+        return 0 if self.part >= 0 and self.layouts[0].buft.is_host else self.layouts[0].nbytes
 
     @property
     def grows(self) -> bool:
@@ -240,16 +247,14 @@ def _load_data(
     mapped = [HostBuffer(part.data, HOST) for part in file.parts]
     tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        if weight.in_place:
-            tensor = Tensor(weight.type, weight.ne)
-            assert weight.data is not None
-            tensor.buffer, tensor.data = mapped[weight.part], int(weight.data.ctypes.data)
-        elif weight.layouts[0].buft.is_host:
-            tensor = Tensor(weight.type, weight.ne)  # derived; its data is set below
-        else:
+        if weight.allocated:
             buft = weight.layouts[0].buft
             ctx = contexts.setdefault(buft, Context(no_alloc=True))
             tensor = ctx.new_tensor(weight.type, weight.ne)
+        else:
+            tensor = Tensor(weight.type, weight.ne)  # the data of derived ones is set below
+            if weight.data is not None:
+                tensor.buffer, tensor.data = mapped[weight.part], int(weight.data.ctypes.data)
         tensors[name] = tensor.set_name(name)
     done = 0
     total = sum(one.source.nbytes for one in plan.made)
@@ -258,11 +263,11 @@ def _load_data(
         data = file.tensor_bytes(one.source.name)
         for (name, _, _), x in zip(one.tensors, one.make(data), strict=True):
             weights[name].data = x
-            if weights[name].layouts[0].buft.is_host:
+            if weights[name].allocated:
+                total += x.nbytes
+            else:
                 buffer = HostBuffer(x, HOST)
                 tensors[name].buffer, tensors[name].data = buffer, buffer.base
-            else:
-                total += x.nbytes
         host.drop_pages(data)
         done += data.nbytes
         _report(progress, done / total)
@@ -272,7 +277,7 @@ def _load_data(
         pairs = [
             (tensors[name], w.data)
             for name, w in weights.items()
-            if w.backend is backend and not w.layouts[0].buft.is_host and w.data is not None
+            if w.backend is backend and w.allocated and w.data is not None
         ]
         n = 0
         for n in backend.set_weights(pairs):
@@ -281,6 +286,12 @@ def _load_data(
     if mlock:
         _lock(tensors)
     return tensors
+
+
+def parts_in_use(file: GGUFFile, weights: Mapping[str, Tensor]) -> tuple[Mapped, ...]:
+    """The parts of a file that weights from ``load_weights`` are in."""
+    used = {id(t.buffer.mem) for t in weights.values() if isinstance(t.buffer, HostBuffer)}
+    return tuple(part for part in file.parts if id(part.data) in used)
 
 
 def _report(progress: Progress | None, fraction: float) -> None:

@@ -52,6 +52,7 @@ class Model:
         tokenizer: built from its metadata.
         weights: tensors by name (empty with ``vocab_only``).
         devices: devices that hold the weights and run the graphs; the CPU is the last.
+        files: mapped files that have some of the weights.
         n_params, size_bytes: sums over all tensors in the file.
     """
 
@@ -68,7 +69,7 @@ class Model:
         self.n_params = sum(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3] for t in infos)
         self.size_bytes = sum(t.nbytes for t in infos)
         self._types = Counter(t.type.name for t in infos if t.n_dims > 1)
-        self._parts: tuple[Mapped, ...] = ()  # mapped files of the weights
+        self.files: tuple[Mapped, ...] = ()
 
     @classmethod
     def load(
@@ -135,7 +136,7 @@ class Model:
             return model
         if not file.tensors:
             raise ModelError(f"{file.path}: the file has no weights, only a vocabulary")
-        from .loader import check_data, load_weights
+        from .loader import check_data, load_weights, parts_in_use
 
         for fault in check_data(file) if check_tensors else ():
             raise ModelError(f"{file.path}: {fault}; fetch the file again")
@@ -150,7 +151,7 @@ class Model:
             mlock=use_mlock,
             progress=progress,
         )
-        model._parts = file.parts
+        model.files = parts_in_use(file, model.weights)
         model.devices = tuple(
             given if backend.buffer_type().is_host else backend
             for given, backend in zip(requested, backends, strict=True)
@@ -221,14 +222,9 @@ class Model:
                 digest.update(name.encode() + self.weights[name].bytes().tobytes())
         return digest.hexdigest()
 
-    def check_file(self) -> None:
-        """Raise GGUFError if a mapped file of weights was truncated; takes under 1 us."""
-        for part in self._parts:
-            part.check()
-
     def close(self) -> None:
         """Drop the references to the weights; existing contexts keep them alive."""
-        self.weights, self._parts = {}, ()
+        self.weights, self.files = {}, ()
 
     def __enter__(self) -> Model:
         return self

@@ -6,10 +6,12 @@
         for event in engine.step(): print(event.text, end="")
 
 `Engine.run` makes the steps for one request. A `Lease` gives direct control of one sequence.
+`generate_beams` searches for the likeliest texts.
 docs/engine.md shows a step, a server loop and a drafter.
 """
 
 from ..errors import QueueFull, ReentrantCall
+from .beam_search import Beam, BeamSearchParams, generate_beams
 from .call_lock import CallLock
 from .engine import Engine
 from .lease import Lease
@@ -18,6 +20,8 @@ from .text import TextAssembler
 from .timings import Timings
 
 __all__ = [
+    "Beam",
+    "BeamSearchParams",
     "CallLock",
     "EndReason",
     "Engine",
@@ -32,4 +36,5 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "Usage",
+    "generate_beams",
 ]

@@ -29,10 +29,21 @@ import numpy as np
 from ..core.batch import Batch
 from ..core.state import dump_state, restore_state
 from ..errors import BatchError, ContextFull, QueueFull, ReentrantCall, StateError
-from ..sampling import Chain, apply_logits_processors
+from ..sampling import apply_logits_processors, chain_for
+from .best_of import BestOf
 from .job import Job
-from .logprobs import token_logprob
-from .request import EndReason, Event, Floats, Kind, Policy, Request, Run, check_prompt
+from .logprobs import PromptLogprobs, token_logprob
+from .request import (
+    EndReason,
+    Event,
+    Floats,
+    Kind,
+    Policy,
+    Request,
+    Run,
+    TokenLogprob,
+    check_prompt,
+)
 from .sequence import UNKNOWN, Row, Sequence, batch_of, n_common
 from .text import TextAssembler
 from .timings import Timings
@@ -98,6 +109,7 @@ class Engine:
             BatchError: no tokens, an unknown token, all sequences are leased, or a context shift
                 of a model with learned positions.
             SamplingError: see ``Chain`` and ``TextAssembler``.
+            GrammarError: see ``Grammar.matcher``.
             QueueFull: see the policy's ``max_waiting``.
         """
         if all(sequence.leased for sequence in self._sequences):
@@ -106,8 +118,8 @@ class Engine:
         if max_waiting is not None and len(self._waiting) + self._inbox.qsize() >= max_waiting:
             raise QueueFull(f"{max_waiting} requests are waiting already; try again later")
         jobs = self._make_jobs(request, list(map(int, request.tokens)))
+        self._connect(jobs, sink)
         for job in jobs:
-            job.sink = sink
             self._inbox.put(job)
         return jobs[0].number
 
@@ -143,6 +155,8 @@ class Engine:
         Raises:
             BatchError: requests or leases use all sequences.
         """
+        if not self._busy:
+            self._take_all()  # leases may have ended
         free = self._free()
         if not free:
             raise BatchError(
@@ -252,12 +266,12 @@ class Engine:
         except ContextFull:
             return False  # nothing has changed
         decoded = clock()
-        sequence.ids[n] = job.tokens[n]
+        sequence.id_items[n] = job.tokens[n]
         sequence.n_tokens = self._logits_at = n + 1
         self._logits_of = sequence
         self._sample(job, sequence, 0)
-        self.timings.count_decode(1, decoded - start, context.n_reused - n_reused)
-        self.timings.count_sample(clock() - decoded)
+        n_reused = context.n_reused - n_reused
+        self.timings.count_decode(1, decoded - start, n_reused, 1, clock() - decoded)
         return True
 
     def _step_tokens(self) -> bool:
@@ -287,13 +301,15 @@ class Engine:
         decoded = clock()
         for token, sequence in zip(tokens, sequences, strict=True):
             n = sequence.n_tokens
-            sequence.ids[n] = token
+            sequence.id_items[n] = token
             sequence.n_tokens = n + 1
         self._logits_of, self._logits_at = sequences[-1], sequences[-1].n_tokens
         for output, job in enumerate(running[:]):
             self._sample(job, sequences[output], output)
-        self.timings.count_decode(len(tokens), decoded - start, context.n_reused - n_reused)
-        self.timings.count_sample(clock() - decoded, len(tokens))
+        n_reused = context.n_reused - n_reused
+        self.timings.count_decode(
+            len(tokens), decoded - start, n_reused, len(tokens), clock() - decoded
+        )
         return True
 
     def _step_mixed(self) -> None:
@@ -314,6 +330,10 @@ class Engine:
         for job, row in plan:
             output += row.n_outputs
             job.last_step = self._n_steps
+            if job.prompt_logprobs is not None:
+                self._add_prompt_logprobs(job, job.prompt_logprobs, row, output)
+            if job.sequence is None:
+                continue  # with max_tokens=0 it has ended
             if row.sequence.n_tokens == len(job.tokens):
                 self._sample(job, row.sequence, output)
                 n_chosen += 1
@@ -363,9 +383,12 @@ class Engine:
         sequence = job.sequence
         assert sequence is not None
         n = sequence.n_tokens
+        if job.prompt_logprobs is not None:  # bounds the memory of the logits
+            room = min(room, self.context.n_ubatch)
         part = job.tokens[n : n + room]
         outputs = "last" if n + len(part) == len(job.tokens) else "none"
-        return Row(sequence, part, "all" if sequence.on_logits is not None else outputs)
+        wants_all = sequence.on_logits is not None or job.prompt_logprobs is not None
+        return Row(sequence, part, "all" if wants_all else outputs)
 
     def _decode(self, rows: Seq[Row]) -> None:
         """Evaluate rows as one batch. Raises: as `Context.decode`."""
@@ -417,14 +440,11 @@ class Engine:
         job.tokens.append(token)
         job.n_generated += 1
         job.n_left -= 1
-        ends: EndReason | None = None
-        if request.stop_at_eog and job.is_eog(token):
-            ends = "eog"
-        elif token in request.stop_ids:
-            ends = "stop"
-        elif not job.n_left or (request.n_keep is None and len(job.tokens) > context.n_ctx_seq):
-            ends = "length"
-        if job.text is None and request.logprobs is None:
+        ends = job.ends.get(token)
+        if ends is None:
+            is_full = request.n_keep is None and len(job.tokens) > context.n_ctx_seq
+            ends = "length" if not job.n_left or is_full else None
+        if job.text is None and job.n_logprobs is None:
             event = Event(job.number, job.choice, "tokens", (token,))
             if job.sink is None:
                 self._events.append(event)
@@ -437,18 +457,38 @@ class Engine:
 
     def _emit_token(self, job: Job, token: int, logits: Floats, ends: EndReason | None) -> None:
         """Emit the events of a token with text or log-probabilities."""
-        text, shown = job.text, ""
+        text, request, shown, rest = job.text, job.request, "", ""
         stop: str | int | None = token if ends == "stop" else None
         if text is not None:
-            shown = text.flush() if ends == "eog" else text.push(token)
+            shows_stop = request.special or request.sampling.include_stop_str_in_output
+            hides = ends == "eog" or (ends == "stop" and not shows_stop)
+            shown = text.flush() if hides else text.push(token)
             if text.stop is not None:
-                ends, stop = "stop", text.stop
-        n_top = job.request.logprobs
-        logprobs = () if n_top is None else (token_logprob(logits, token, n_top),)
+                ends, stop, rest = "stop", text.stop, text.rest
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if job.n_logprobs is not None:
+            found = token_logprob(logits, token, job.n_logprobs)
+            job.logprob += found.logprob
+            logprobs = () if request.sampling.logprobs is None else (found,)
         n_held = 0 if text is None else text.n_held
-        self._emit(job, "tokens", tokens=(token,), text=shown, n_held=n_held, logprobs=logprobs)
+        self._emit(
+            job, "tokens", tokens=(token,), text=shown, rest=rest, n_held=n_held, logprobs=logprobs
+        )
         if ends:
             self._end(job, ends, stop, token)
+
+    def _add_prompt_logprobs(self, job: Job, prompt: PromptLogprobs, row: Row, output: int) -> None:
+        """Take the logits of a chunk of the prompt; ``output`` is the index of its last ones."""
+        first = row.sequence.n_tokens - len(row.tokens)
+        prompt.add(first, self.context.logits[output + 1 - row.n_outputs : output + 1])
+        if prompt.is_complete:
+            self._end_prompt(job, prompt)
+
+    def _end_prompt(self, job: Job, prompt: PromptLogprobs) -> None:
+        job.prompt_logprobs = None
+        self._emit(job, "prompt", prompt_logprobs=tuple(prompt.found), usage=job.usage)
+        if job.n_left <= 0:
+            self._end(job, "length")
 
     # --- ends -----------------------------------------------------------------------------------
 
@@ -464,7 +504,10 @@ class Engine:
         self._remove(job)
         if reason == "abort" and sequence is not None and not sequence.leased:
             sequence.clear()
-        self._emit(job, "end", text=rest, usage=usage, reason=reason, stop=stop)
+        logprob = None if job.n_logprobs is None else job.logprob
+        self._emit(
+            job, "end", text=rest, usage=usage, reason=reason, stop=stop, cumulative_logprob=logprob
+        )
 
     def _remove(self, job: Job) -> None:
         """Remove a job; its evaluated tokens stay as an idle prefix."""
@@ -503,7 +546,7 @@ class Engine:
             self._running.append(job)
         job.sequence, sequence.owner = sequence, job.key
         sequence.last_used = self._n_steps
-        n = self._restore(job, sequence) if job.saved else sequence.keep(job.tokens)
+        n = self._restore(job, sequence) if job.saved else sequence.keep(job.reusable)
         if job.n_cached < 0:
             job.n_cached = n
         if job.request.progress:
@@ -568,8 +611,8 @@ class Engine:
                 continue
             if not self._free() and not self._preemptible(job):
                 return
-            source, n = self._best_prefix(job.tokens)
-            if self._will_share_prefix(job, n):
+            source, n = self._best_prefix(job.reusable)
+            if job.prompt_logprobs is None and self._will_share_prefix(job, n):
                 continue
             if not self._make_place(job, 0 if source in self._free() else n):
                 return  # keep the order: later jobs do not overtake this one
@@ -599,11 +642,14 @@ class Engine:
         return source, length
 
     def _will_share_prefix(self, job: Job, n: int) -> bool:
-        """Whether a running job is evaluating a common prefix much longer than ``n``."""
-        min_length = n + self.policy.min_shared
+        """Whether a running job is evaluating a common prefix much longer than ``n``.
+
+        For texts of one request any longer one will do.
+        """
         for other in self._running:
             if other.paused or other.sequence is None or other.n_generated:
                 continue
+            min_length = n + (1 if other.number == job.number else self.policy.min_shared)
             tokens = other.tokens[: len(job.tokens) - 1]
             if len(tokens) >= min_length and n_common(tokens, job.tokens) >= min_length:
                 return True
@@ -665,7 +711,7 @@ class Engine:
         sequence = job.sequence
         assert sequence is not None
         n_keep = job.request.n_keep
-        if n_keep is not None and sequence.n_tokens - n_keep >= 2:
+        if n_keep is not None and job.prompt_logprobs is None and sequence.n_tokens - n_keep >= 2:
             self._shift(job, sequence)
         elif job.n_generated:
             self._end(job, "length")
@@ -716,7 +762,10 @@ class Engine:
             self._jobs.setdefault(item.number, []).append(item)
             self._waiting.append(item)
             self._any_deadline |= item.deadline is not None
-            if item.n_left <= 0:
+            if item.prompt_logprobs is not None:
+                if item.prompt_logprobs.is_complete:  # a prompt of one token
+                    self._end_prompt(item, item.prompt_logprobs)
+            elif item.n_left <= 0:
                 self._end(item, "length")
         elif isinstance(item, int):
             for job in list(self._jobs.get(item, ())):
@@ -732,52 +781,73 @@ class Engine:
     ) -> list[Job]:
         context, tokenizer = self.context, self.context.model.tokenizer
         n_vocab = context.model.hparams.n_vocab
-        if request.n_keep is None:
+        params = request.sampling
+        scores_prompt = params.prompt_logprobs is not None
+        if request.n_keep is None or scores_prompt:
             check_prompt(len(tokens), 0, context.n_ctx_seq, min_room=0)
         else:
             check_prompt(min(len(tokens), 1), 0, 1, min_room=0)
+        if request.n_keep is not None:
             context.kv.check_shift()
-        if request.n < 1:
-            raise BatchError(f"n is {request.n} texts, want at least 1")
-        least = 0 if lease is None else UNKNOWN
+        least = 0 if lease is None or scores_prompt else UNKNOWN
         if min(tokens) < least or max(tokens) >= n_vocab:
             bad = next(t for t in tokens if not least <= t < n_vocab)
             raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
+        ends: dict[int, EndReason] = dict.fromkeys(params.stop_token_ids, "stop")
+        if request.stop_at_eog:
+            ends |= dict.fromkeys(tokenizer.eog, "eog")
+        n_logprobs = params.logprobs
+        if n_logprobs is None and params.n_texts > params.n:
+            n_logprobs = 0  # to compare the texts
         number, jobs = next(self._numbers), []
-        for i in range(request.n):
-            chain = Chain(request.sampling.for_text(i), n_vocab, tokenizer.eog)
-            for token in tokens:
-                if token >= 0:
-                    chain.accept(token)
+        for i in range(params.n_texts):
+            chain = chain_for(params.for_text(i), n_vocab, tokenizer, request.grammar)
+            chain.accept_prompt([token for token in tokens if token >= 0])
             text = None
             if request.text:
                 text = TextAssembler(
                     tokenizer,
                     request.stop,
                     special=request.special,
-                    show_stop=request.show_stop,
+                    include_stop=params.include_stop_str_in_output,
                     drop_unfinished=request.drop_unfinished,
                 )
+            prompt_logprobs = None
+            if params.prompt_logprobs is not None and i == 0:
+                prompt_logprobs = PromptLogprobs(tokens, params.prompt_logprobs)
             deadline = request.deadline_s
             jobs.append(
                 Job(
-                    request, number, i, list(tokens), chain, text, tokenizer.is_eog,
+                    request, number, i, list(tokens), chain, text,
+                    ends,
                     n_left=sys.maxsize if request.max_tokens is None else request.max_tokens,
                     arrival=next(self._arrivals),
                     lease=lease,
                     deadline=None if deadline is None else time.perf_counter() + deadline,
                     n_prompt=len(tokens),
+                    n_logprobs=n_logprobs,
+                    prompt_logprobs=prompt_logprobs,
                 )
             )  # fmt: skip
         return jobs
 
+    def _connect(self, jobs: Seq[Job], sink: Callable[[Event], None] | None) -> None:
+        """Send the events of a request's texts to a sink; None for the result of `step`."""
+        n, number = jobs[0].request.sampling.n, jobs[0].number
+        if len(jobs) > n:
+            out = sink or (lambda event: self._events.append(event))
+            sink = BestOf(n, len(jobs), out, lambda: self.abort(number)).take
+        for job in jobs:
+            job.sink = sink
+
     def _run(self, jobs: list[Job], holder: object = None) -> Run:
         """The generator of `run`; ``holder`` keeps a lease alive while it runs."""
         mailbox: deque[Event] = deque()
+        self._connect(jobs, mailbox.append)
         for job in jobs:
-            job.sink, job.is_run, job.paused = mailbox.append, True, True
+            job.is_run = job.paused = True
             self._inbox.put(job)
-        n_open = len(jobs)
+        n_open = jobs[0].request.sampling.n
         try:
             while n_open:
                 for job in jobs:

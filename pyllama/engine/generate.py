@@ -14,7 +14,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import BatchError, ContextFull
+from ..errors import BatchError, ContextFull, SamplingError
+from ..grammar import Grammar
 from ..sampling import LogitsProcessor, SamplingParams
 from . import Engine, Event, Lease, Request, Timings
 from .request import Ids, Run, check_prompt
@@ -61,8 +62,10 @@ def generate(
         ContextFull: the prompt leaves fewer than 4 free cells.
         BatchError: no tokens, an unknown token, a sequence of fewer than ``n_past`` tokens, or a
             context shift of a model with learned positions.
+        SamplingError: ``params`` asks for several texts, which `Engine.run` returns.
         Aborted: the decode was stopped.
     """
+    _check_one_text(params)
     check_prompt(len(tokens), n_past, context.n_ctx_seq)
     held = context.kv.seq_pos_max(0) + 1
     if not 0 <= n_past <= held:
@@ -104,6 +107,7 @@ def generate_text(
     Raises:
         As `generate`; SamplingError for an empty stop string.
     """
+    _check_one_text(params)
     check_prompt(len(tokens), 0, context.n_ctx_seq)
     lease = Lease(Engine(context, timings=timings, sequences=[0]), keep=True)
     request = Request(
@@ -140,7 +144,10 @@ def generate_many(
     Raises:
         BatchError: an empty prompt, an unknown token.
         ContextFull: a prompt does not fit into an empty context.
+        SamplingError: ``params`` asks for several texts, which `run_many` returns.
     """
+    for one in _params(params, len(prompts)):
+        _check_one_text(one)
     for i, event in run_many(context, prompts, params, n_predict=n_predict, text=False):
         for token in event.tokens:
             yield i, token
@@ -153,8 +160,13 @@ def run_many(
     *,
     n_predict: int = -1,
     text: bool = True,
+    grammar: Grammar | None = None,
 ) -> Iterator[tuple[int, Event]]:
-    """`generate_many` with the engine's events in place of tokens. Raises: the same."""
+    """`generate_many` with the engine's events in place of tokens, of ``n`` texts per prompt.
+
+    Raises:
+        BatchError, ContextFull: as `generate_many`.
+    """
     sampling_params = _params(params, len(prompts))
     if n_predict == 0 or not prompts:
         return
@@ -175,7 +187,7 @@ def run_many(
     def submit(n: int) -> None:
         for i, (prompt, sampling) in itertools.islice(waiting, n):
             n_tokens = min(max_tokens, context.n_ctx_seq - len(prompt))
-            request = Request(prompt, sampling, max_tokens=n_tokens, text=text)
+            request = Request(prompt, sampling, max_tokens=n_tokens, text=text, grammar=grammar)
             numbers[engine.submit(request)] = i
 
     submit(2 * context.kv.n_seq_max)  # keep the queue filled
@@ -208,6 +220,11 @@ def _after(n_past: int, processor: LogitsProcessor) -> LogitsProcessor:
 
     process.__name__ = getattr(processor, "__name__", type(processor).__name__)
     return process
+
+
+def _check_one_text(params: SamplingParams | None) -> None:
+    if params is not None and params.n > 1:
+        raise SamplingError(f"n is {params.n}: this generator returns one text; use Engine.run")
 
 
 def _params(

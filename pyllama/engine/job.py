@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..sampling import Chain
-from .request import Event, Request, Usage
+from .logprobs import PromptLogprobs
+from .request import EndReason, Event, Request, Usage
 from .sequence import Sequence
 from .text import TextAssembler
 
@@ -20,6 +21,7 @@ class Job:
 
     Attributes:
         tokens: prompt and generated tokens, without those removed by a context shift.
+        ends: tokens that end it.
         lease: the sequence that it must run in, None for any.
         sequence: the sequence that it runs in, None while it waits.
         key: identifies the job as the ``owner`` of its sequence.
@@ -28,6 +30,10 @@ class Job:
         paused: whether that generator is suspended.
         n_cached: prompt tokens found in the cache, -1 before it ran.
         n_shared_cells: leading tokens whose cells belong to another sequence too.
+        n_logprobs: number of likeliest tokens to find at each step; None if no log-probabilities
+            are needed.
+        logprob: sum of the log-probabilities of the generated tokens.
+        prompt_logprobs: collects those of the prompt; None if not requested, or complete.
         saved: its cache, if evaluating the tokens again would give other bits.
         arrival: order of submission.
     """
@@ -38,7 +44,7 @@ class Job:
     tokens: list[int]
     chain: Chain
     text: TextAssembler | None
-    is_eog: Callable[[int], bool]
+    ends: Mapping[int, EndReason]
     n_left: int
     arrival: int
     lease: Sequence | None = None
@@ -52,6 +58,9 @@ class Job:
     n_cached: int = -1
     n_shared_cells: int = 0
     n_generated: int = 0
+    n_logprobs: int | None = None
+    logprob: float = 0.0
+    prompt_logprobs: PromptLogprobs | None = None
     last_step: int = 0
     saved: bytes = b""
     n_saved: int = 0
@@ -65,6 +74,12 @@ class Job:
             and not self.paused
             and sequence.on_logits is None
         )
+
+    @property
+    def reusable(self) -> list[int]:
+        """The tokens whose common prefix with a cache need not be evaluated."""
+        prompt = self.prompt_logprobs
+        return self.tokens if prompt is None else self.tokens[: prompt.n_evaluated + 1]
 
     @property
     def rank(self) -> tuple[int, int]:

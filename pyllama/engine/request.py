@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import BatchError, ContextFull
+from ..grammar import Grammar
 from ..sampling import LogitsProcessor, SamplingParams
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intc]
 StoppingCriteria = Callable[[Ids, Floats], bool]
 EndReason = Literal["eog", "stop", "length", "abort", "deadline"]
-Kind = Literal["progress", "tokens", "shift", "end", "error"]
+Kind = Literal["progress", "prompt", "tokens", "shift", "end", "error"]
 MIN_ROOM = 4  # cells that a prompt must leave free, as in llama.cpp
 
 
@@ -32,16 +33,14 @@ class Request:
     Args:
         tokens: the prompt, at least one token.
         sampling: sampling parameters.
-        n: number of texts; each gets its own random stream, also with a fixed seed.
         max_tokens: maximum tokens per text; None until the context is full.
         stop: stop strings.
-        stop_ids: tokens that end it, besides the model's end-of-generation tokens.
         stop_at_eog: whether end-of-generation tokens end it.
         text: whether events have text; stop strings need it.
-        special: include the text of special tokens.
-        show_stop: include the token that completes a stop string in the text.
+        special: include the text of special tokens: of all, or of these ids.
         drop_unfinished: drop an incomplete character at the end, instead of U+FFFD.
-        logprobs: number of likeliest tokens to report; None for no log-probabilities.
+        grammar: what the generated text must match; where it must end, only an
+            end-of-generation token is sampled.
         processors: called with all ids and a copy of the logits; return new logits.
         criteria: called with all ids and the logits after sampling; True ends the text before the
             sampled token.
@@ -54,16 +53,13 @@ class Request:
 
     tokens: Sequence[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    stop_ids: frozenset[int] = frozenset()
     stop_at_eog: bool = True
     text: bool = True
-    special: bool = False
-    show_stop: bool = False
+    special: bool | frozenset[int] = False
     drop_unfinished: bool = False
-    logprobs: int | None = None
+    grammar: Grammar | None = None
     processors: tuple[LogitsProcessor, ...] = ()
     criteria: tuple[StoppingCriteria, ...] = ()
     n_keep: int | None = None
@@ -73,7 +69,7 @@ class Request:
 
 
 class TokenLogprob(NamedTuple):
-    """Log-probability of a sampled token, and the likeliest tokens at its position."""
+    """Log-probability of a token, and the likeliest tokens at its position."""
 
     token: int
     logprob: float
@@ -102,10 +98,17 @@ class Event(NamedTuple):
     Attributes:
         request: the number from ``submit``.
         choice: index among the request's ``n`` texts.
-        kind: ``tokens`` sampled, ``progress`` of the prompt, a context ``shift``, ``end``, or an
-            ``error`` of a callback, which also ends the text.
+        kind: ``tokens`` sampled, ``progress`` of the prompt, log-probabilities of the ``prompt``,
+            a context ``shift``, ``end``, or an ``error`` of a callback or grammar, which also ends
+            the text.
         text: whole characters, without a possible beginning of a stop string.
+        rest: text after the stop string in the token that completes it; not in ``text``.
         n_held: number of characters held back, including an incomplete one.
+        logprobs: of the sampled tokens.
+        prompt_logprobs: of the prompt's tokens, None for the first; the ``prompt`` event comes
+            once per request, before its tokens.
+        cumulative_logprob: sum over the generated tokens, of an ``end`` with ``logprobs`` or
+            ``best_of``.
         removed: index of the first token removed by a shift, and the number removed.
         reason: reason of the end: end-of-generation token; stop string, token or criterion;
             maximum length or full context; ``abort``; deadline.
@@ -118,8 +121,11 @@ class Event(NamedTuple):
     kind: Kind
     tokens: tuple[int, ...] = ()
     text: str = ""
+    rest: str = ""
     n_held: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    cumulative_logprob: float | None = None
     usage: Usage | None = None
     reason: EndReason | None = None
     stop: str | int | None = None

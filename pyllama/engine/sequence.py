@@ -37,6 +37,7 @@ class Sequence:
 
     Attributes:
         ids: int32[n_ctx_seq], of which the cache holds the first ``n_tokens``.
+        id_items: the same memory; cheaper for a single token.
         n_exact: leading tokens with the bits of a fresh evaluation: those before a context shift.
         n_forgotten: tokens removed by context shifts.
         owner: key of the job whose tokens it holds, or None.
@@ -46,13 +47,14 @@ class Sequence:
     """
 
     __slots__ = (
-        "context", "ids", "last_used", "leased", "n_exact", "n_forgotten", "n_tokens",
+        "context", "id_items", "ids", "last_used", "leased", "n_exact", "n_forgotten", "n_tokens",
         "on_logits", "owner", "seq_id",
     )  # fmt: skip
 
     def __init__(self, context: Context, seq_id: int) -> None:
         self.context, self.seq_id = context, seq_id
         self.ids: Ids = np.zeros(context.n_ctx_seq, np.intc)
+        self.id_items = self.ids.data
         self.n_tokens = min(context.kv.seq_pos_max(seq_id) + 1, context.n_ctx_seq)
         self.ids[: self.n_tokens] = UNKNOWN
         self.n_exact = sys.maxsize

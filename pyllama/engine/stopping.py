@@ -27,7 +27,7 @@ class StopStrings:
 
     Attributes:
         matched: the stop string found, or None.
-        rest: ``matched``, and the text after it in the same piece.
+        rest: the text after ``matched`` in the same piece.
 
     Raises:
         SamplingError: a stop string is empty.
@@ -65,7 +65,7 @@ class StopStrings:
             match = found[node]
             if match is not None:
                 self.matched, self._held, self._node = match, "", 0
-                self.rest = pending[end - len(match) :]
+                self.rest = pending[end:]
                 return pending[: end - len(match)], True
         self._node = node
         cut = len(pending) - depth[node]

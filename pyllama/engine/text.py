@@ -21,9 +21,9 @@ class TextAssembler:
 
     Args:
         tokenizer: gives the bytes of tokens.
-        stop: stop strings; they are not part of the text.
-        special: include the text of special tokens.
-        show_stop: include the whole token that completes a stop string.
+        stop: stop strings.
+        special: include the text of special tokens: of all, or of these ids.
+        include_stop: include the stop string that is found.
         drop_unfinished: drop an incomplete character at the end, instead of U+FFFD.
 
     Raises:
@@ -35,18 +35,23 @@ class TextAssembler:
         tokenizer: Pieces,
         stop: str | Iterable[str] = (),
         *,
-        special: bool = False,
-        show_stop: bool = False,
+        special: bool | frozenset[int] = False,
+        include_stop: bool = False,
         drop_unfinished: bool = False,
     ) -> None:
         self._stream = TokenStream(tokenizer, special)
         self._stops = StopStrings(stop)
-        self._show_stop, self._drop_unfinished = show_stop, drop_unfinished
+        self._include_stop, self._drop_unfinished = include_stop, drop_unfinished
 
     @property
     def stop(self) -> str | None:
         """The stop string found, or None; no text follows it."""
         return self._stops.matched
+
+    @property
+    def rest(self) -> str:
+        """The text after the stop string in the token that completes it."""
+        return self._stops.rest
 
     @property
     def n_held(self) -> int:
@@ -56,7 +61,7 @@ class TextAssembler:
     def push(self, token: int) -> str:
         """The text that this token completes."""
         text, stopped = self._stops.push(self._stream.push(token))
-        return text + self._stops.rest if stopped and self._show_stop else text
+        return text + (self.stop or "") if stopped and self._include_stop else text
 
     def flush(self) -> str:
         """The text held back, at the end of the tokens."""

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 
 
-@dataclass
+@dataclass(slots=True)
 class Timings:
     """Counters of one run; times in milliseconds.
 
@@ -45,8 +45,17 @@ class Timings:
         """Time since the start of counting."""
         return 1e3 * (time.perf_counter() - self.started_s)
 
-    def count_decode(self, n_tokens: int, seconds: float, n_reused: int) -> None:
-        """Count the decode of a batch, which reused ``n_reused`` graphs."""
+    def count_decode(
+        self,
+        n_tokens: int,
+        seconds: float,
+        n_reused: int,
+        n_sampled: int = 0,
+        sampling_s: float = 0.0,
+    ) -> None:
+        """Count the decode of a batch, which reused ``n_reused`` graphs, and its sampling."""
+        self.sample_ms += 1e3 * sampling_s
+        self.n_sample += n_sampled
         self.n_reused += n_reused
         if n_tokens == 1:
             self.eval_ms += 1e3 * seconds

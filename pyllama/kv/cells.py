@@ -100,7 +100,7 @@ class CellLists(CellTable):
                 lengths[s] += 1
         new = np.array(entries, np.int32).reshape(-1, 4)
         self._lists[new[:, 0], new[:, 1]] = new[:, 2:]
-        if self._changed is not None:
+        if self.mirrored:
             for s, place, _, _ in entries:
                 self._note_change(s, place)
         # State changes only from here on, so that an interrupt above leaves it consistent.
@@ -123,21 +123,22 @@ class CellLists(CellTable):
         if self._trees:
             self.drop_tree(seq)
         cell, place = self._next, self._lengths[seq]
+        lists, n_refs = self._list_items, self._n_ref_items
         if cell + n > self.n_cells or self.window or not self.unified:
             return None
-        if self._n_refs[cell] if n == 1 else self._n_refs[cell : cell + n].any():
+        if n_refs[cell] if n == 1 else self._n_refs[cell : cell + n].any():
             return None
-        position = int(self._lists[seq, place - 1, 1]) + 1 if place else 0
+        position: int = lists[seq, place - 1, 1] + 1 if place else 0
         if position + n - 1 > last:
             return None
         if n == 1:
-            self._lists[seq, place, 0], self._lists[seq, place, 1] = cell, position
+            lists[seq, place, 0], lists[seq, place, 1], n_refs[cell] = cell, position, 1
         else:
             entries = self._lists[seq, place : place + n]
             entries[:, 0], entries[:, 1] = range(cell, cell + n), range(position, position + n)
-        if self._changed is not None:
+            self._n_refs[cell : cell + n] = 1
+        if self.mirrored:
             self._note_change(seq, place)
-        self._n_refs[cell : cell + n] = 1
         self._n_used += n
         self._lengths[seq] = place + n
         self._next = cell + n

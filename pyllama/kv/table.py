@@ -23,7 +23,8 @@ MAX_POSITION = (1 << 31) - 1
 CHUNK = 256  # entries that attention reduces at once; lists are cut at multiples of it only
 Ints = npt.NDArray[np.int32]
 MAX_BRANCHES = 64  # of the trees of a batch, besides the longest path of each tree
-_STATE = ("_lists", "_lengths", "_trees", "_evicted", "_n_refs", "_n_used", "_next", "pending")
+_ARRAYS = ("_lists", "_n_refs")
+_VALUES = ("_lengths", "_trees", "_evicted", "_n_used", "_next", "pending")
 Seqs = Sequence[int | tuple[int, ...]]  # of each token: its sequence, or several
 
 
@@ -76,6 +77,7 @@ class CellTable:
         mirrored: whether to record changed entries, for ``changed_entries``.
 
     Attributes:
+        mirrored: whether devices have copies of the lists.
         pending: see ``Pending``.
     """
 
@@ -90,26 +92,22 @@ class CellTable:
     ) -> None:
         self.n_seq_max, self.n_cells = int(table.shape[0]), int(table.shape[1])
         self.window, self.unified = window, unified or self.n_seq_max == 1
+        self.mirrored = mirrored
         self._lists, self._branches = table, branches
         self._trees: dict[int, Tree] = {}  # by sequence
         self._branch_lengths: list[int] = []  # of the branches placed last
-        self._changed: dict[int, int] | None = {} if mirrored else None  # first entry by sequence
+        self._changed: dict[int, int] = {}  # first changed entry by sequence, if mirrored
         self._lengths = [0] * self.n_seq_max
         self._evicted = [-1] * self.n_seq_max  # last evicted position, by sequence
         self._n_refs = np.zeros(self.n_cells, np.int32)  # sequences that have the cell
+        # of one item, a memoryview's is cheaper than NumPy's
+        self._list_items, self._n_ref_items = self._lists.data, self._n_refs.data
         self._n_used = 0
         self._next = 0  # first cell to try; lower ones are probably used
         self.pending = Pending(np.zeros(self.n_cells, np.int32))
 
-    @property
-    def mirrored(self) -> bool:
-        """Whether devices have copies of the lists."""
-        return self._changed is not None
-
     def changed_entries(self) -> list[tuple[int, int, int]]:
         """(sequence, first, end) of the entries changed since the last call."""
-        if not self._changed:
-            return []
         changed, self._changed = self._changed, {}
         ends = {seq: self._lengths[seq] + tree.depth for seq, tree in self._trees.items()}
         return [(s, first, ends.get(s, self._lengths[s])) for s, first in changed.items()]
@@ -121,7 +119,7 @@ class CellTable:
 
     def _note_change(self, seq: int, first: int) -> None:
         """Record that entries of a sequence from ``first`` on changed."""
-        if self._changed is not None:
+        if self.mirrored:
             self._changed[seq] = min(self._changed.get(seq, first), first)
 
     @property
@@ -180,15 +178,16 @@ class CellTable:
 
     def snapshot(self) -> dict[str, Any]:
         """A copy of the lists for ``restore``, without keys and values."""
-        return deepcopy({name: getattr(self, name) for name in _STATE})
+        return deepcopy({name: getattr(self, name) for name in (*_ARRAYS, *_VALUES)})
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a snapshot."""
-        self._lists[:] = state["_lists"]
+        for name in _ARRAYS:
+            getattr(self, name)[:] = state[name]
+        for name in _VALUES:
+            setattr(self, name, state[name])
         for seq in range(self.n_seq_max):
             self._note_change(seq, 0)
-        for name in _STATE[1:]:
-            setattr(self, name, state[name])
 
     def export_lists(self, seqs: Sequence[int]) -> tuple[Ints, list[Ints]]:
         """The cells of some sequences, and each sequence's list of (index in them, position)."""

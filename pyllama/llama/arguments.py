@@ -36,7 +36,6 @@ class Rule(NamedTuple):
 _NO_GPU = "there is no GPU backend yet, the CPU computes all of it"
 _NO_EMBEDDINGS = "embeddings are not supported yet"
 _NO_ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one into a model"
-_NO_SAMPLER = "this sampler does not exist here yet"
 REFUSED = {
     # of the constructor
     "pooling_type": Rule((-1, 0), _NO_EMBEDDINGS),
@@ -47,9 +46,6 @@ REFUSED = {
     "tokenizer": Rule((None,), "the model's own tokenizer is used"),
     # of a completion
     "suffix": Rule((None,), "filling a gap in a text is not supported yet"),
-    "typical_p": Rule((1.0,), _NO_SAMPLER),
-    "mirostat_mode": Rule((0,), _NO_SAMPLER),
-    "grammar": Rule((None,), "grammars are not supported yet; a logits_processor can do it"),
 }
 WITHOUT_EFFECT = {
     "n_gpu_layers": Rule((0, None), _NO_GPU),
@@ -69,8 +65,6 @@ IGNORED = {
     # of a completion
     "tfs_z": "llama.cpp has removed this sampler",
     "penalize_nl": "llama.cpp has removed this option",
-    "mirostat_tau": "it is a parameter of mirostat_mode",
-    "mirostat_eta": "it is a parameter of mirostat_mode",
 }
 
 

@@ -1,68 +1,98 @@
-"""Converts completions to chat completions in OpenAI's format.
+"""Converts completions to chat completions in OpenAI's format, with reasoning and tool calls.
 
-    chat_completion(llama("..."))                  # {"object": "chat.completion", ...}
-    for chunk in chat_chunks(llama("...", stream=True)): ...
+    results = ChatResults(turn)
+    results.completion(llama("..."))               # {"object": "chat.completion", ...}
+    for chunk in results.chunks(llama("...", stream=True)): ...
 
-Source: llama-cpp-python, ``_convert_completion_to_chat``.
+Source: llama-cpp-python, ``_convert_completion_to_chat``; ``reasoning_content`` is llama.cpp's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import NotSupported
+from ..chat.reader import Delta, Reader
+from ..chat.turn import Turn
 from .completion import Completion, CompletionChunk, Logprobs
 
 
-def check_free_text(response_format: Any, *choices: Any) -> None:
-    """Raise NotSupported for requests that need a grammar."""
-    kind = (response_format or {}).get("type", "text")
-    if kind != "text":
-        raise NotSupported(
-            f"create_chat_completion: response_format of type {kind!r} is not supported yet; "
-            "ask for the format in the messages and leave it out"
-        )
-    for choice in choices:
-        if isinstance(choice, Mapping) or choice == "required":
-            raise NotSupported(
-                f"create_chat_completion: a required tool call ({choice!r}) is not supported yet; "
-                "leave the choice to the model"
+@dataclass
+class ChatResults:
+    """Makes the results of one turn.
+
+    Args:
+        turn: tells how the reply is read.
+        old_calls: report the first call as ``function_call`` too.
+    """
+
+    turn: Turn
+    old_calls: bool = False
+
+    def completion(self, completion: Completion) -> dict[str, Any]:
+        """A completion as a ``chat.completion``."""
+        choices = []
+        for choice in completion["choices"]:
+            reader = self.turn.reader()
+            reader.feed(choice["text"])
+            reader.close()
+            message = reader.message.openai()
+            if self.old_calls and reader.message.calls:
+                message["function_call"] = message["tool_calls"][0]["function"]
+            choices.append(
+                {
+                    "index": choice["index"],
+                    "message": message,
+                    "logprobs": _logprobs(choice["logprobs"]),
+                    "finish_reason": self._reason(choice["finish_reason"], reader),
+                }
             )
+        head = _head(completion, "chat.completion")
+        return {**head, "choices": choices, "usage": completion["usage"]}
 
+    def chunks(self, chunks: Iterator[CompletionChunk]) -> Generator[dict[str, Any]]:
+        """Completion chunks as chat chunks: the role, then what text adds, then the reason.
 
-def chat_completion(completion: Completion) -> dict[str, Any]:
-    """A completion as a ``chat.completion``."""
-    choice = completion["choices"][0]
-    return {
-        **_head(completion, "chat.completion"),
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": choice["text"]},
-                "logprobs": _logprobs(choice["logprobs"]),
-                "finish_reason": choice["finish_reason"],
-            }
-        ],
-        "usage": completion["usage"],
-    }
+        Text that is held back, since a tool call may begin with it, comes with a later chunk.
+        """
+        readers: dict[int, Reader] = {}
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                i, reason = choice["index"], choice["finish_reason"]
+                if i not in readers:
+                    readers[i] = self.turn.reader()
+                    yield _chunk(chunk, i, {"role": "assistant"}, None, None)
+                reader = readers[i]
+                delta = self._delta(reader.feed(choice["text"]))
+                logprobs = _logprobs(choice["logprobs"])
+                if reason is None:
+                    if delta or logprobs is not None:
+                        yield _chunk(chunk, i, delta, logprobs, None)
+                    continue
+                rest = self._delta(reader.close())
+                if rest:
+                    yield _chunk(chunk, i, rest, None, None)
+                yield _chunk(chunk, i, {}, logprobs, self._reason(reason, reader))
 
+    def _delta(self, delta: Delta) -> dict[str, Any]:
+        given = delta.openai()
+        first = [call for call in delta.calls if call.index == 0]
+        if self.old_calls and first:
+            name = {"name": first[0].name} if first[0].name else {}
+            given["function_call"] = {**name, "arguments": first[0].arguments}
+        return given
 
-def chat_chunks(chunks: Iterator[CompletionChunk]) -> Generator[dict[str, Any]]:
-    """Completion chunks as chat chunks: the role, then text, then the finish reason."""
-    for i, chunk in enumerate(chunks):
-        if i == 0:
-            yield _chunk(chunk, {"role": "assistant"}, None, None)
-        choice = chunk["choices"][0]
-        reason = choice["finish_reason"]
-        delta = {"content": choice["text"]} if reason is None else {}
-        yield _chunk(chunk, delta, _logprobs(choice["logprobs"]), reason)
+    def _reason(self, reason: str | None, reader: Reader) -> str | None:
+        if reason != "stop" or not reader.message.calls:
+            return reason
+        return "function_call" if self.old_calls else "tool_calls"
 
 
 def _chunk(
-    chunk: CompletionChunk, delta: dict[str, str], logprobs: Any, reason: str | None
+    chunk: CompletionChunk, index: int, delta: dict[str, Any], logprobs: Any, reason: str | None
 ) -> dict[str, Any]:
-    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
     return {**_head(chunk, "chat.completion.chunk"), "choices": [choice]}
 
 

@@ -1,6 +1,6 @@
 """Completions in OpenAI's format, whole or in chunks, as by llama-cpp-python.
 
-    run = CompletionRun(request, tokenizer, prompt_logits)
+    run = CompletionRun(request, tokenizer)
     run.result(engine.run(...))                    # {"choices": [{"text": ...}], "usage": ...}
     for chunk in run.chunks(engine.run(...)): ...
 
@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from ..engine import Event, TokenLogprob
-from ..engine.logprobs import token_logprob
-from ..engine.request import Floats
 from ..tokenizer import Tokenizer, TokenStream
 
 
@@ -84,6 +82,7 @@ class CompletionRequest:
 
 @dataclass
 class _Piece:
+    index: int
     text: str
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
@@ -96,86 +95,57 @@ class CompletionRun:
     Args:
         request: the format of the results.
         tokenizer: of the model.
-        prompt_logits: called after the first token; returns float32[n_prompt, n_vocab] for
-            ``echo`` with ``logprobs``.
     """
 
     request: CompletionRequest
     tokenizer: Tokenizer
-    prompt_logits: Callable[[], Floats]
-    n_tokens: int = 0
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        request = self.request
-        self._book: _LogprobBook | None = None
-        if request.logprobs is not None:
-            offset = 0 if request.echo else len(request.prompt)
-            self._book = _LogprobBook(self.tokenizer, offset)
+        self._texts: dict[int, _Text] = {}
+        self._prompt: Sequence[TokenLogprob | None] = ()
 
     def result(self, events: Iterable[Event]) -> Completion:
         """The whole completion."""
         pieces = list(self._pieces(events))
-        logprobs: Logprobs | None = None
-        if self.request.logprobs is not None:
-            logprobs = _no_logprobs()
-            for piece in pieces:
-                _extend(logprobs, piece.logprobs)
-        text = "".join(piece.text for piece in pieces)
-        whole: Any = self._chunk(_Piece(text, logprobs, pieces[-1].finish_reason))
+        choices = []
+        for i in sorted(self._texts):
+            mine = [piece for piece in pieces if piece.index == i]
+            logprobs: Logprobs | None = None
+            if self.request.logprobs is not None:
+                logprobs = _no_logprobs()
+                for piece in mine:
+                    _extend(logprobs, piece.logprobs)
+            text = "".join(piece.text for piece in mine)
+            choices.append(_Piece(i, text, logprobs, mine[-1].finish_reason))
         n_prompt = len(self.request.prompt_tokens)
+        n_tokens = sum(text.n_tokens for text in self._texts.values())
+        whole: Any = self._chunk(*choices)
         whole["usage"] = {
             "prompt_tokens": n_prompt,
-            "completion_tokens": self.n_tokens,
-            "total_tokens": n_prompt + self.n_tokens,
+            "completion_tokens": n_tokens,
+            "total_tokens": n_prompt + n_tokens,
         }
         result: Completion = whole
         return result
 
     def chunks(self, events: Iterable[Event]) -> Iterator[CompletionChunk]:
-        """Chunks of text as they are generated; the last one is empty and has the finish reason."""
+        """Chunks of texts as they are generated; each text's last is empty and has the reason."""
         return map(self._chunk, self._pieces(events))
 
     def _pieces(self, events: Iterable[Event]) -> Iterator[_Piece]:
-        book, to_echo = self._book, self.request.echo
-        reason, tail = "stop", ""
         for event in events:
-            if to_echo and event.kind in ("tokens", "end"):
-                yield self._echo()
-                to_echo = False
-            if event.kind == "end":
-                reason = "length" if event.reason == "length" else "stop"
-                tail += event.text if event.reason != "eog" else ""
-            elif event.tokens and self.tokenizer.is_eog(event.tokens[0]):
-                tail = event.text
-            elif event.tokens:
-                self.n_tokens += 1
-                for entry in event.logprobs:
-                    if book is not None:
-                        book.add(entry.token, entry)
-                if event.text:
-                    yield _Piece(event.text, book.take() if book else None)
-        rest = book.take() if book else None
-        if tail or (rest and rest["tokens"]):
-            yield _Piece(tail, rest)
-        yield _Piece("", None, reason)
+            if event.kind == "prompt":
+                self._prompt = event.prompt_logprobs
+            elif event.kind in ("tokens", "end"):
+                if event.choice not in self._texts:
+                    text = _Text(event.choice, self.request, self.tokenizer)
+                    self._texts[event.choice] = text
+                    yield from text.echo(self._prompt)
+                yield from self._texts[event.choice].pieces(event)
 
-    def _echo(self) -> _Piece:
-        """The prompt, with the log-probabilities of its tokens."""
-        request, book = self.request, self._book
-        if book is None:
-            return _Piece(request.prompt)
-        tokens = request.prompt_tokens
-        begin = 1 if tokens[0] == self.tokenizer.bos else 0
-        rows = self.prompt_logits()
-        for i, token in enumerate(tokens[begin:], start=begin):
-            # OpenAI's format has none for the first token
-            found = token_logprob(rows[i - 1], token, request.logprobs or 0) if i > begin else None
-            book.add(token, found)
-        return _Piece(request.prompt, book.take())
-
-    def _chunk(self, piece: _Piece) -> CompletionChunk:
+    def _chunk(self, *pieces: _Piece) -> CompletionChunk:
         return {
             "id": self.id,
             "object": "text_completion",
@@ -184,12 +154,59 @@ class CompletionRun:
             "choices": [
                 {
                     "text": piece.text,
-                    "index": 0,
+                    "index": piece.index,
                     "logprobs": piece.logprobs,
                     "finish_reason": piece.finish_reason,
                 }
+                for piece in pieces
             ],
         }
+
+
+class _Text:
+    """One text of a completion."""
+
+    def __init__(self, index: int, request: CompletionRequest, tokenizer: Tokenizer) -> None:
+        self._index, self._request, self._tokenizer = index, request, tokenizer
+        self._book: _LogprobBook | None = None
+        if request.logprobs is not None:
+            self._book = _LogprobBook(tokenizer, 0 if request.echo else len(request.prompt))
+        self._tail = ""
+        self.n_tokens = 0
+
+    def echo(self, prompt: Sequence[TokenLogprob | None]) -> Iterator[_Piece]:
+        """The prompt with the log-probabilities of its tokens, if requested."""
+        request, book = self._request, self._book
+        if not request.echo:
+            return
+        if book is None:
+            yield _Piece(self._index, request.prompt)
+            return
+        tokens = request.prompt_tokens
+        begin = 1 if tokens[0] == self._tokenizer.bos else 0
+        for i, token in enumerate(tokens[begin:], start=begin):
+            # OpenAI's format has none for the first token
+            book.add(token, prompt[i] if i > begin else None)
+        yield _Piece(self._index, request.prompt, book.take())
+
+    def pieces(self, event: Event) -> Iterator[_Piece]:
+        """The pieces that an event of the text completes."""
+        book, i = self._book, self._index
+        if event.kind == "end":
+            self._tail += event.text if event.reason != "eog" else ""
+            rest = book.take() if book else None
+            if self._tail or (rest and rest["tokens"]):
+                yield _Piece(i, self._tail, rest)
+            yield _Piece(i, "", None, "length" if event.reason == "length" else "stop")
+        elif self._tokenizer.is_eog(event.tokens[0]):
+            self._tail = event.text
+        else:
+            self.n_tokens += 1
+            for entry in event.logprobs:
+                if book is not None:
+                    book.add(entry.token, entry)
+            if event.text:
+                yield _Piece(i, event.text, book.take() if book else None)
 
 
 class _LogprobBook:

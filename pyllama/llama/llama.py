@@ -18,6 +18,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
@@ -26,22 +27,25 @@ import numpy as np
 import numpy.typing as npt
 
 from ..chat.formats import DEFAULT, ChatFormats
+from ..chat.turn import TurnOptions, legacy_tools
 from ..core.context import Context
 from ..core.model import Model
 from ..engine import CallLock, Engine, Event, Lease, Request, StoppingCriteria, Timings
 from ..engine.call_lock import Steps, locked
 from ..engine.logprobs import log_softmax
 from ..engine.request import Floats, Ids, Run, check_prompt
-from ..errors import BatchError, ModelError, NotSupported
+from ..errors import BatchError, GrammarError, ModelError, NotSupported
+from ..grammar import Grammar
 from ..sampling import (
     RANDOM_SEED,
     Chain,
     LogitsProcessor,
     LogitsProcessorList,
     SamplingParams,
+    chain_for,
 )
 from .arguments import cache_type, check_arguments, rope_overrides
-from .chat import chat_chunks, chat_completion, check_free_text
+from .chat import ChatResults
 from .completion import Completion, CompletionChunk, CompletionRequest, CompletionRun
 from .sampler import StepSampler
 from .state import LlamaState, Scores, copy_state, restore_llama_state
@@ -414,7 +418,7 @@ class Llama:
         mirostat_tau: float = 5.0,
         penalize_nl: bool = True,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
-        grammar: object | None = None,
+        grammar: Grammar | None = None,
         idx: int | None = None,
     ) -> int:
         """Sample a token from the logits of the last evaluated one, without evaluating it.
@@ -429,14 +433,18 @@ class Llama:
         """
         check_arguments("sample", locals())
         params = self._params(
-            temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+            mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
         )  # fmt: skip
         with self._lock:
             lease = self._lease
             logits = self._scores_kept.after(lease.n_tokens - 1 if idx is None else idx)
             start_s = time.perf_counter()
-            token = self._sampler.sample(params, lease.tokens, logits, _as_list(logits_processor))
+            token = self._sampler.sample(
+                params, lease.tokens, logits, _as_list(logits_processor), grammar
+            )
             self._timings.count_sample(time.perf_counter() - start_s)
             return token
 
@@ -459,7 +467,7 @@ class Llama:
         penalize_nl: bool = True,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
         stopping_criteria: Sequence[StoppingCriteria] | StoppingCriteria | None = None,
-        grammar: object | None = None,
+        grammar: Grammar | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
         """Continue tokens until the context is full, also after end-of-generation tokens.
 
@@ -478,8 +486,10 @@ class Llama:
         """
         check_arguments("generate", locals())
         params = self._params(
-            temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+            mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
         )  # fmt: skip
         with self._lock:
             n_held = 0 if reset else self._lease.n_tokens
@@ -491,6 +501,7 @@ class Llama:
                 stop_at_eog=False,
                 processors=_as_list(logits_processor),
                 criteria=_as_list(stopping_criteria),
+                grammar=grammar,
                 progress=self.verbose,
             )
             run = self._lease.run(request, append=not reset)
@@ -507,8 +518,8 @@ class Llama:
             self._say_reuse(event)
             sent = (yield event.tokens[0]) if event.tokens else None
 
-    def _chain(self, params: SamplingParams) -> Chain:
-        return Chain(params, self.n_vocab(), self._model.tokenizer.eog)
+    def _chain(self, params: SamplingParams, grammar: Grammar | None = None) -> Chain:
+        return chain_for(params, self.n_vocab(), self._model.tokenizer, grammar)
 
     def _params(self, **given: Any) -> SamplingParams:
         return SamplingParams(
@@ -546,8 +557,12 @@ class Llama:
         model: str | None = None,
         stopping_criteria: Sequence[StoppingCriteria] | StoppingCriteria | None = None,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
-        grammar: object | None = None,
+        grammar: Grammar | None = None,
         logit_bias: Mapping[int, float] | None = None,
+        n: int = 1,
+        best_of: int | None = None,
+        special: bool | frozenset[int] = False,
+        sampling: Mapping[str, Any] | None = None,
     ) -> Completion | Iterator[CompletionChunk]:
         """Continue a text.
 
@@ -563,7 +578,13 @@ class Llama:
             model: name to report, instead of the path.
             stopping_criteria: called with all ids and the logits; True ends the text.
             logits_processor: called with all ids and a copy of the logits; returns new logits.
+            grammar: what the text must match, see `LlamaGrammar`.
             logit_bias: added to the logits of these token ids.
+            n: number of texts, ``choices`` of the result; they are generated one after the other.
+            best_of: number of texts to generate, of which the ``n`` likeliest are returned, best
+                first; a stream then begins when the last of them has ended.
+            special: include the text of special tokens: of all, or of these ids.
+            sampling: fields of `SamplingParams` by name, which replace those of the arguments.
 
         Returns:
             A completion in OpenAI's format, or an iterator of its chunks.
@@ -574,8 +595,7 @@ class Llama:
             ValueError: ``logprobs`` without ``logits_all``.
         """
         check_arguments("create_completion", locals())
-        kept = self._scores_kept
-        if logprobs is not None and not kept.logits_all:
+        if logprobs is not None and not self._scores_kept.logits_all:
             raise BatchError(
                 "logprobs is not supported for models created with logits_all=False; "
                 "create Llama(..., logits_all=True)"
@@ -591,23 +611,29 @@ class Llama:
             model=self.model_path if model is None else model,
         )
         params = self._params(
-            temp=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            temp=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+            mirostat=mirostat_mode, mirostat_tau=mirostat_tau, mirostat_eta=mirostat_eta,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
             seed=self._next_seed() if seed is None else seed,
             logit_bias={int(token): float(bias) for token, bias in (logit_bias or {}).items()},
+            n=n, best_of=best_of, logprobs=logprobs, prompt_logprobs=logprobs if echo else None,
         )  # fmt: skip
+        if sampling:
+            params = replace(params, **sampling)
         request = Request(
             tokens,
             params,
             max_tokens=min(max_tokens, room) if max_tokens and max_tokens > 0 else room,
             stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            special=special,
             drop_unfinished=True,
-            logprobs=logprobs,
             processors=_as_list(logits_processor),
             criteria=_as_list(stopping_criteria),
+            grammar=grammar,
             progress=self.verbose,
         )
-        run = CompletionRun(result_format, self._model.tokenizer, lambda: kept.rows[: len(tokens)])
+        run = CompletionRun(result_format, self._model.tokenizer)
         if stream:
             return locked(self._lock, self._timed_chunks(run, request))
         with self._lock:
@@ -675,22 +701,38 @@ class Llama:
         mirostat_eta: float = 0.1,
         model: str | None = None,
         logits_processor: Sequence[LogitsProcessor] | LogitsProcessor | None = None,
-        grammar: object | None = None,
+        grammar: Grammar | None = None,
         logit_bias: Mapping[int, float] | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
+        parallel_tool_calls: bool | None = None,
+        reasoning_format: str = "auto",
+        reasoning_budget: int = -1,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """Generate a reply to a conversation in the model's chat format.
 
         The common prefix with the cache is reused.
 
         Args:
-            messages: dictionaries with ``role`` and ``content``.
-            functions, function_call, tools, tool_choice: passed to the template. Tool calls of the
-                model are returned as text.
+            messages: dictionaries with ``role`` and ``content``, with ``tool_calls`` of earlier
+                replies and their results.
+            tools: functions that the model may call, in OpenAI's format.
+            tool_choice: ``none``, ``auto`` (the default), ``required``, or a function. A grammar
+                holds calls to their schemas.
+            functions, function_call: OpenAI's old names; the result has a ``function_call`` too.
+            response_format: ``{"type": "json_object"}``, with a ``schema`` if any, or
+                ``{"type": "json_schema", "json_schema": {"schema": ...}}``.
             max_tokens: maximum number of tokens; None or 0 until the context is full.
             logprobs: report log-probabilities; needs ``logits_all``.
             top_logprobs: number of likeliest tokens to report.
+            parallel_tool_calls: whether a reply may have several calls; None if the template can
+                write several.
+            reasoning_format: ``none`` leaves the reasoning in the content, ``auto`` and
+                ``deepseek`` move it to ``reasoning_content``, ``deepseek-legacy`` copies it.
+            reasoning_budget: maximum tokens of the reasoning; 0 for none, -1 for no limit.
+            chat_template_kwargs: variables of the template, such as ``enable_thinking``.
 
         Other arguments are those of `create_completion`.
 
@@ -700,23 +742,40 @@ class Llama:
         Raises:
             TemplateError (a ValueError): the template is invalid or rejects the messages.
             ContextFull (a ValueError): the conversation leaves no room for a token.
-            NotSupported: ``response_format`` other than text, or a required tool call.
+            SchemaError (a ValueError): a schema is invalid, or cannot be a grammar.
         """
         options = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         if self.chat_handler is not None:
             return self.chat_handler(llama=self, **options)  # type: ignore[no-any-return]
-        check_free_text(response_format, tool_choice, function_call)
-        given = ("functions", "function_call", "tools", "tool_choice")
-        prompt = self._chat_formats.get(self.chat_format).prompt(
-            messages, **{k: options.pop(k) for k in given}
-        )
-        for used in ("messages", "response_format", "logprobs", "top_logprobs"):
+        if functions is not None or function_call is not None:
+            tools, tool_choice = legacy_tools(functions, function_call)
+        turn = self._chat_formats.get(self.chat_format, tools=bool(tools)).turn(
+            messages,
+            TurnOptions(
+                tools, tool_choice, parallel_tool_calls, response_format, reasoning_format,
+                dict(chat_template_kwargs or {}),
+            ),
+        )  # fmt: skip
+        if turn.grammar is not None and grammar is not None:
+            raise GrammarError("a grammar cannot be combined with tools or a response_format")
+        for used in (
+            "messages", "functions", "function_call", "tools", "tool_choice", "response_format",
+            "top_logprobs", "parallel_tool_calls", "reasoning_format", "reasoning_budget",
+            "chat_template_kwargs",
+        ):  # fmt: skip
             del options[used]
         stops = [stop] if isinstance(stop, str) else list(stop or ())
-        options["stop"] = [*stops, *prompt.stop]
+        options["stop"] = [*stops, *turn.prompt.stop]
         options["logprobs"] = (top_logprobs or 0) if logprobs else None
-        made: Any = self.create_completion(prompt.tokens, **options)
-        return chat_chunks(made) if stream else chat_completion(made)
+        options["grammar"] = grammar if turn.grammar is None else turn.grammar.compile()
+        options["special"] = turn.shown
+        options["sampling"] = {
+            **turn.budget(reasoning_budget, self._model.tokenizer),
+            **(sampling or {}),
+        }
+        made: Any = self.create_completion(turn.prompt.tokens, **options)
+        results = ChatResults(turn, functions is not None)
+        return results.chunks(made) if stream else results.completion(made)
 
     # --- not supported yet ----------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
     sampler = StepSampler(make_chain)
     token = sampler.sample(params, tokens, logits)
 
-Consecutive calls with equal parameters on a growing text share one chain and its random stream.
+Consecutive calls with equal parameters on a growing text share one chain and its random stream;
+the tokens of the first call are the prompt, which a grammar does not see.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..engine.request import Floats
+from ..grammar import Grammar
 from ..sampling import Chain, LogitsProcessor, SamplingParams, apply_logits_processors
 
 
@@ -23,9 +25,9 @@ class StepSampler:
         make_chain: makes a chain of samplers.
     """
 
-    def __init__(self, make_chain: Callable[[SamplingParams], Chain]) -> None:
+    def __init__(self, make_chain: Callable[[SamplingParams, Grammar | None], Chain]) -> None:
         self._make_chain = make_chain
-        self._params: SamplingParams | None = None
+        self._setup: tuple[SamplingParams, Grammar | None] | None = None
         self._accepted: list[int] = []
         self._chain: Chain
 
@@ -35,17 +37,22 @@ class StepSampler:
         tokens: list[int],
         logits: Floats,
         processors: Sequence[LogitsProcessor] = (),
+        grammar: Grammar | None = None,
     ) -> int:
         """Sample the token after ``tokens``.
 
         Args:
             logits: float32[n_vocab] of the last token.
             processors: applied to the logits first.
+            grammar: what the text after the prompt must match.
         """
-        if self._params != params or tokens[: len(self._accepted)] != self._accepted:
-            self._params, self._chain, self._accepted = params, self._make_chain(params), []
-        for token in tokens[len(self._accepted) :]:
-            self._chain.accept(token)
+        setup = params, grammar
+        if self._setup != setup or tokens[: len(self._accepted)] != self._accepted:
+            self._setup, self._chain = setup, self._make_chain(params, grammar)
+            self._chain.accept_prompt(tokens)
+        else:
+            for token in tokens[len(self._accepted) :]:
+                self._chain.accept(token)
         self._accepted = tokens
         if processors:
             logits = apply_logits_processors(processors, np.array(tokens, np.intc), logits)

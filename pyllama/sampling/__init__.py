@@ -4,12 +4,13 @@
     token = chain.sample(logits)
     chain.accept(token)
 
-A chain belongs to one generation: it has a random stream and a history. Not thread-safe.
+A chain belongs to one generation: it has random streams and a history. Not thread-safe.
 """
 
 from pyllama.errors import SamplingError
 from pyllama.sampling.candidates import Candidates
-from pyllama.sampling.chain import SAMPLERS, Chain
+from pyllama.sampling.chain import DEFAULT_SAMPLERS, LETTERS, SAMPLERS, Chain, sampler_name
+from pyllama.sampling.constrained import ConstrainedChain, chain_for
 from pyllama.sampling.logits_processor import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -20,11 +21,14 @@ from pyllama.sampling.rng import Mt19937
 from pyllama.sampling.sampler import ChainSetup, Sampler
 
 __all__ = [
+    "DEFAULT_SAMPLERS",
+    "LETTERS",
     "RANDOM_SEED",
     "SAMPLERS",
     "Candidates",
     "Chain",
     "ChainSetup",
+    "ConstrainedChain",
     "LogitsProcessor",
     "LogitsProcessorList",
     "Mt19937",
@@ -32,4 +36,6 @@ __all__ = [
     "SamplingError",
     "SamplingParams",
     "apply_logits_processors",
+    "chain_for",
+    "sampler_name",
 ]

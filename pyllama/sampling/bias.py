@@ -1,13 +1,14 @@
-"""Bias of logits by token id: ``logit_bias``, and ``ignore_eos`` as a bias of -inf.
+"""Changes of logits by token id: ``logit_bias``, ``ignore_eos``, and ``allowed_token_ids``.
 
     SamplingParams(logit_bias={42: -math.inf, 7: 1.5}, ignore_eos=True)
+    SamplingParams(allowed_token_ids=(9454, 2753))
 
-The first sampler of a chain, on the whole vocabulary.
+The first samplers of a chain, on the whole vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,13 +17,14 @@ from pyllama.sampling.sampler import ChainSetup, Sampler
 
 
 class LogitBias(Sampler):
-    """Adds a constant to some logits.
+    """Adds a constant to some logits; -inf for the tokens that the model file suppresses.
 
     Source: llama.cpp llama-sampler.cpp, `llama_sampler_logit_bias_apply`.
     """
 
     label = "logit-bias"
     keeps_all = True
+    is_stateless = True
 
     def __init__(self, bias: Mapping[int, float]) -> None:
         self._tokens = np.fromiter(bias.keys(), np.intp, len(bias))
@@ -34,15 +36,45 @@ class LogitBias(Sampler):
     @classmethod
     def create(cls, setup: ChainSetup) -> LogitBias | None:
         bias = dict(setup.params.logit_bias)
+        if setup.tokenizer is not None:
+            bias.update(dict.fromkeys(setup.tokenizer.vocab.suppress, -np.inf))
         if setup.params.ignore_eos:
             bias.update(dict.fromkeys(setup.eog_ids, -np.inf))
         return cls(bias) if bias else None
 
     def keeps_argmax_of(self, token: int) -> bool:
-        """Whether ``token``, if it is the argmax, is still the argmax afterwards."""
         return self._lowers and token not in self._ids
 
     def apply(self, candidates: Candidates) -> None:
         logits, positions, found = candidates.edit(self._tokens)
         bias = self._bias[found]
         logits[positions] = np.where(self._absolute[found], bias, logits[positions] + bias)
+
+
+class AllowedTokens(Sampler):
+    """Bans all tokens but some.
+
+    Source: vLLM, `SamplingParams.allowed_token_ids`.
+    """
+
+    label = "allowed-tokens"
+    keeps_all = True
+    is_stateless = True
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._ids = frozenset(tokens)
+        self._tokens = np.fromiter(self._ids, np.intp, len(self._ids))
+
+    @classmethod
+    def create(cls, setup: ChainSetup) -> AllowedTokens | None:
+        allowed = setup.params.allowed_token_ids
+        return cls(allowed) if allowed is not None else None
+
+    def keeps_argmax_of(self, token: int) -> bool:
+        return token in self._ids
+
+    def apply(self, candidates: Candidates) -> None:
+        logits, positions, _ = candidates.edit(self._tokens)
+        kept = logits[positions]
+        logits.fill(-np.inf)
+        logits[positions] = kept

@@ -4,20 +4,22 @@
     candidates.keep_top(40)
     candidates.probs()                  # float32[40], sums to 1
 
-Candidates are ordered by ascending id (``sorted`` is False), or by descending logit and then by id
-(``sorted`` is True), so ties go to the lowest id. The caller's logits are not written to. NaN is
-taken as -inf; if every logit is -inf, the first candidate has probability 1.
+Candidates start in the order of their ids. `keep_top` orders them by descending logit and sets
+``sorted``; equal logits stay in order, so ties go to the lowest id. As in llama.cpp, the final draw
+depends on the order. The caller's logits are not written to. NaN is taken as -inf; if every logit
+is -inf, the first candidate has probability 1.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyggml.jit import inline_strict
-from pyllama.sampling.top import Floats, Positions, top_positions
+from pyllama.sampling.top import Floats, Positions, top_pairs
 
 
 class Candidates:
@@ -28,7 +30,7 @@ class Candidates:
         argmax: index of the largest logit, or of the first NaN, if known.
 
     Attributes:
-        logits: float32[n_candidates]; read-only by convention, see `edit`.
+        logits: float32[n_candidates]; may be replaced, but not written to, see `writable`.
         sorted: whether candidates are ordered by descending logit.
     """
 
@@ -51,7 +53,7 @@ class Candidates:
     def ids(self) -> NDArray[np.int32]:
         """int32[n_candidates]: the token id of each candidate."""
         if self._ids is None:
-            self._ids = np.arange(self.logits.size, dtype=np.int32)
+            self._ids = np.arange(self._n_vocab, dtype=np.int32)
         return self._ids
 
     def token(self, position: int) -> int:
@@ -63,7 +65,7 @@ class Candidates:
         return 0 if self.sorted else int(self.logits.argmax())
 
     def keep(self, which: Positions | NDArray[np.bool_] | slice) -> None:
-        """Keep only these candidates; the positions must be ordered as `Candidates` are."""
+        """Keep only these candidates, in this order; ``sorted`` does not change."""
         if isinstance(which, slice):
             self._ids = self.ids[which]
         else:
@@ -78,11 +80,23 @@ class Candidates:
             if k < len(self):
                 self.keep(slice(k))
         else:
-            self.keep(top_positions(self.logits, k))
-            self.sorted = True
+            positions, self.logits = top_pairs(self.logits, k)
+            self._ids = positions if self._ids is None else self._ids[positions]
+            self._owned = self.sorted = True
+
+    def replace(self, token: int) -> None:
+        """Keep one token only, which need not be a candidate."""
+        self.logits, self._ids = np.ones(1, np.float32), np.array([token], np.int32)
+        self._owned, self.sorted = True, True
+
+    def writable(self) -> Floats:
+        """The logits, copied if they are the caller's, to be written to."""
+        if not self._owned:
+            self.logits, self._owned = self.logits.copy(), True
+        return self.logits
 
     def edit(self, tokens: NDArray[np.intp]) -> tuple[Floats, Positions, NDArray[np.intp]]:
-        """Order by ascending id, make the logits writable, and find tokens among them.
+        """Make the logits writable and find tokens; the candidates are then no longer ``sorted``.
 
         Args:
             tokens: distinct token ids.
@@ -91,25 +105,22 @@ class Candidates:
             The writable logits; the positions of those ``tokens`` that are candidates; the
             indices of these in ``tokens``.
         """
-        if self.sorted:
-            order = self.ids.argsort()
-            self._ids, self.logits, self.sorted = self.ids[order], self.logits[order], False
-        elif not self._owned:
-            self.logits = self.logits.copy()
-        self._owned = True
-        if len(self) == self._n_vocab:
-            return self.logits, tokens, np.arange(tokens.size)
-        _, positions, found = np.intersect1d(
-            self.ids, tokens, assume_unique=True, return_indices=True
-        )
-        return self.logits, positions, found
+        logits, self.sorted = self.writable(), False
+        if self._ids is None:
+            return logits, tokens, np.arange(tokens.size)
+        positions = np.full(self._n_vocab, -1, np.intp)
+        positions[self._ids] = np.arange(self._ids.size)
+        positions = positions[tokens]
+        found = (positions >= 0).nonzero()[0]
+        return logits, positions[found], found
 
     def weights(self) -> Floats:
         """float32[n_candidates]: probabilities relative to the largest one."""
         top = self.logits[self.argmax()]
         if np.isfinite(top):
             with np.errstate(over="ignore"):  # logits near float32's minimum may overflow to -inf
-                weights: Floats = np.exp(self.logits - top)
+                weights: Floats = self.logits - top
+            np.exp(weights, out=weights)
         elif top > 0:  # +inf: forced tokens share the probability
             weights = (self.logits == top).astype(np.float32)
         else:
@@ -125,9 +136,8 @@ class Candidates:
 
 
 @inline_strict
-def weight(logits, i):  # type: ignore[no-untyped-def]
-    """`Candidates.weights` of one of the descending ``logits``, for `fused`."""
-    top = logits[0]
+def weight(logits: Any, i: Any, top: Any) -> Any:
+    """`Candidates.weights` of one logit, for `fused`; the largest is ``top``."""
     if np.isfinite(top):
         return np.exp(logits[i] - top)
     return np.float32(logits[i] == top if top > 0 else i == 0)

@@ -5,36 +5,58 @@ Dist(seed=42).pick(candidates)      # a token id
 
 from __future__ import annotations
 
-import numpy as np
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
-from pyggml.jit import inline_strict
+import numpy as np
+from numba import types
+
+from pyggml.jit import compiled, inline_strict
+from pyggml.pointers import f32_ptr
 from pyllama.sampling.candidates import Candidates, weight
 from pyllama.sampling.params import RANDOM_SEED
-from pyllama.sampling.rng import Mark, Mt19937
+from pyllama.sampling.rng import Mt19937
+from pyllama.sampling.top import Floats
 
 SMALLEST_DOUBLE = 5e-324
 
 
 @inline_strict
-def draw(logits, n, uniform):  # type: ignore[no-untyped-def]
-    """The position that `Dist.pick` returns for n descending logits, for `fused`."""
+def draw(logits: Any, n: Any, top: Any, uniform: Any) -> Any:
+    """The position that `Dist.pick` returns for n logits, for `fused`; the largest is ``top``."""
     total = 0.0
     for i in range(n):
-        total += weight(logits, i)
-    target, running, i = max(uniform * total, SMALLEST_DOUBLE), weight(logits, 0), 0
+        total += weight(logits, i, top)
+    target, running, i = max(uniform * total, SMALLEST_DOUBLE), weight(logits, 0, top), 0
     while running < target and i < n - 1:
         i += 1
-        running += weight(logits, i)
+        running += weight(logits, i, top)
     return i
 
 
-class Dist:
-    """Draws a candidate by its probability; consumes one double per token in any case.
+@compiled(types.int64(types.int64, types.int64, types.float64))
+def _position(weights: Any, n: Any, uniform: Any) -> Any:
+    """The first position at which the running sum of n weights reaches its part of the total."""
+    weights, total, running = f32_ptr(weights), 0.0, 0.0
+    for i in range(n):
+        total += weights[i]
+    # a target of 0 would match a leading token of probability 0
+    target = max(uniform * total, SMALLEST_DOUBLE)
+    for i in range(n):
+        running += weights[i]
+        if running >= target:
+            return i
+    return n - 1
 
-    Source: llama.cpp llama-sampler.cpp, `llama_sampler_dist_apply`.
+
+class FinalDraw(ABC):
+    """The last link of a chain, which chooses the token.
+
+    Attributes:
+        label: the name that `Chain.describe` prints.
     """
 
-    label = "dist"
+    label: ClassVar[str]
 
     def __init__(self, seed: int = RANDOM_SEED) -> None:
         self._rng = Mt19937(seed)
@@ -43,6 +65,42 @@ class Dist:
     def seed(self) -> int:
         """The seed in use, including a random one."""
         return self._rng.seed
+
+    @abstractmethod
+    def pick(self, candidates: Candidates) -> int:
+        """A token id of positive probability."""
+
+    def accept(self, token: int) -> None:  # noqa: B027  (most have no history)
+        """Add a generated token to the history."""
+
+    def mark(self) -> Any:
+        """The state, for `rollback`."""
+        return self._rng.mark()
+
+    def rollback(self, mark: Any) -> None:
+        """Restore a marked state."""
+        self._rng.rollback(mark)
+
+    def _pick_of(self, probs: Floats) -> int:
+        """A position drawn as by std::discrete_distribution; of one there is no random number.
+
+        Source: libstdc++ random.tcc, `discrete_distribution`.
+        """
+        if probs.size < 2:
+            return 0
+        running = probs.astype(np.float64).cumsum()
+        running = (probs / running[-1]).cumsum()
+        running[-1] = 1.0
+        return int(running.searchsorted(max(self._rng.uniform_double(), SMALLEST_DOUBLE)))
+
+
+class Dist(FinalDraw):
+    """Draws a candidate by its probability; consumes one double per token in any case.
+
+    Source: llama.cpp llama-sampler.cpp, `llama_sampler_dist_apply`.
+    """
+
+    label = "dist"
 
     def uniform(self) -> float:
         """The random number for one `pick`, in [0, 1)."""
@@ -54,25 +112,10 @@ class Dist:
         Args:
             uniform: random number in [0, 1); None to draw one.
         """
-        running = candidates.weights().astype(np.float64)
-        np.cumsum(running, out=running)
-        target = (self.uniform() if uniform is None else uniform) * running[-1]
-        # a target of 0 would match a leading token of probability 0
-        position = running.searchsorted(max(target, SMALLEST_DOUBLE))
-        return candidates.token(int(position))
+        weights = candidates.weights()
+        uniform = self.uniform() if uniform is None else uniform
+        return candidates.token(_position(weights.ctypes.data, weights.size, uniform))
 
     def skip(self) -> None:
         """Consume the random numbers of one pick, to stay in step with llama.cpp."""
-        self._rng.skip(2)  # words of a double
-
-    def mark(self) -> Mark:
-        """The position in the random stream, for `rollback`."""
-        return self._rng.mark()
-
-    def rollback(self, mark: Mark) -> None:
-        """Go back to a marked position."""
-        self._rng.rollback(mark)
-
-    def reset(self) -> None:
-        """Restart the random stream, with a new seed if it is random."""
-        self._rng.reset()
+        self._rng.n_skip += 2  # words of a double

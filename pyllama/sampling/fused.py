@@ -11,6 +11,7 @@ its `apply`, which does the same for any candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -19,13 +20,25 @@ from pyggml.jit import compiled, inline_strict
 from pyggml.pointers import f32_ptr, f64_ptr, i64_ptr
 from pyllama.sampling.dist import draw
 from pyllama.sampling.sampler import Sampler
-from pyllama.sampling.temperature import Temperature, divide
-from pyllama.sampling.top import POSITION, Floats, columns, gather, work_memory
+from pyllama.sampling.temperature import Temperature, divide, scale_dynamic
+from pyllama.sampling.top import (
+    POSITION,
+    Floats,
+    columns,
+    gather,
+    sort_keys,
+    work_memory,
+)
+from pyllama.sampling.top_n_sigma import TopNSigma, top_n_sigma
 from pyllama.sampling.truncation import MinP, TopK, TopP, min_p, top_p
+from pyllama.sampling.typical import Typical, typical
+from pyllama.sampling.xtc import Xtc, xtc
 
-STEPS: list[type[Sampler]] = [TopK, TopP, MinP, Temperature]
+STEPS: list[type[Sampler]] = [TopK, TopP, MinP, Typical, Xtc, TopNSigma, Temperature]
 """Samplers that can be fused; `_pick` identifies them by their index."""
-_TOP_K, _TOP_P, _MIN_P = range(3)
+_TOP_K, _TOP_P, _MIN_P, _TYPICAL, _XTC, _TOP_N_SIGMA = range(6)
+_NOT_DUE, _DUE, _DRAWN = range(3)  # third argument of XTC; _DRAWN is added where it was applied
+_WIDTH = 4  # of a step: index of its type and its arguments
 
 
 class Fused:
@@ -41,9 +54,13 @@ class Fused:
         n_columns = columns(n_vocab, k)
         steps = [(STEPS.index(type(s)), *s.fused_args) for s in others]
         n_keys, self._sizes = work_memory(n_vocab, k, n_columns).size, (n_vocab, k, n_columns)
-        self._work = np.zeros(n_keys + k + 3 * len(steps), np.int64)  # keys, logits, steps
+        self._work = np.zeros(n_keys + k + _WIDTH * len(steps), np.int64)  # keys, logits, steps
         self._work[n_keys + k :] = np.array(steps, np.float64).reshape(-1).view(np.int64)
         self._chosen, self._n_steps = 8 * n_keys, len(steps)
+        last = _WIDTH - 1  # index of XTC's third argument
+        self._random = [
+            (s, n_keys + k + _WIDTH * i + last) for i, s in enumerate(others) if isinstance(s, Xtc)
+        ]
 
     @classmethod
     def create(cls, samplers: Sequence[Sampler], n_vocab: int) -> Fused | None:
@@ -65,45 +82,130 @@ class Fused:
         n_vocab, k, n_columns = self._sizes
         work = self._work.ctypes.data  # not cached: a deepcopy has its own memory
         chosen, n_steps = work + self._chosen, self._n_steps
+        if self._random:
+            arguments = self._work.view(np.float64)
+            for sampler, at in self._random:
+                arguments[at] = _DUE if sampler.is_due() else _NOT_DUE
         token: int = _pick(
             logits.ctypes.data, n_vocab, k, n_columns, work, chosen, n_steps, uniform
         )
+        if token >= 0 and self._random:
+            for sampler, at in self._random:
+                if arguments[at] >= _DRAWN:
+                    sampler.consume()
         return token
 
 
 @inline_strict
-def _sort(keys, n):  # type: ignore[no-untyped-def]
-    """Shell sort: short code, fast for a few hundred keys."""
+def _sort_pairs(keys: Any, logits: Any, n: Any) -> Any:
+    """`sort_keys`, which also moves the logits. Keys descend with the original logits, and no
+    sampler of `STEPS` makes a smaller logit the larger one."""
     gap = n // 2
     while gap > 0:
         for i in range(gap, n):
-            key, j = keys[i], i
+            key, logit, j = keys[i], logits[i], i
             while j >= gap and keys[j - gap] > key:
-                keys[j] = keys[j - gap]
+                keys[j], logits[j] = keys[j - gap], logits[j - gap]
                 j -= gap
-            keys[j] = key
+            keys[j], logits[j] = key, logit
         gap //= 2
 
 
+@inline_strict
+def _move(keys: Any, logits: Any, first: Any, n: Any) -> Any:
+    """Move n candidates to the beginning."""
+    for i in range(n):
+        keys[i], logits[i] = keys[first + i], logits[first + i]
+
+
+@inline_strict
+def _permute(values: Any, order: Any, n_all: Any, n: Any, saved: Any) -> Any:
+    """Keep the n values at the positions in ``order``; ``saved``: memory for all of them."""
+    for i in range(n_all):
+        saved[i] = values[i]
+    for i in range(n):
+        values[i] = saved[order[i] & POSITION]
+
+
+@inline_strict
+def _keep_likely(keys: Any, logits: Any, n: Any, limit: Any) -> Any:
+    """Keep the candidates of n with at least this logit, in order; returns their number."""
+    kept = 0
+    for i in range(n):
+        if logits[i] >= limit:
+            keys[kept], logits[kept] = keys[i], logits[i]
+            kept += 1
+    return kept
+
+
+@inline_strict
+def _largest(logits: Any, n: Any) -> Any:
+    top = logits[0]
+    for i in range(1, n):
+        top = max(top, logits[i])
+    return top
+
+
 @compiled(types.int64(*[types.int64] * 7, types.float64))
-def _pick(logits, n_vocab, k, n_columns, work, chosen, n_steps, uniform):  # type: ignore[no-untyped-def]
+def _pick(
+    logits: Any,
+    n_vocab: Any,
+    k: Any,
+    n_columns: Any,
+    work: Any,
+    chosen: Any,
+    n_steps: Any,
+    uniform: Any,
+) -> Any:
     count = gather(logits, n_vocab, k, n_columns, work)
     if count < 0:
         return -1
     logits, keys, steps = f32_ptr(logits), i64_ptr(work), f64_ptr(chosen + 8 * k)
-    chosen, n = f32_ptr(chosen), min(k, count)
-    _sort(keys, count)
+    # free memory: at least 2 k int64 of the grid of `gather`, and k float32
+    order, saved_keys, saved_logits = work + 16 * k, i64_ptr(work + 24 * k), f32_ptr(chosen + 4 * k)
+    chosen, n, is_sorted = f32_ptr(chosen), min(k, count), True
+    sort_keys(keys, count)
     for i in range(n):
         logit = logits[keys[i] & POSITION]
         chosen[i] = logit if logit == logit else np.float32(-np.inf)
-    for i in range(0, 3 * n_steps, 3):
-        step, a, b = steps[i], steps[i + 1], steps[i + 2]
+    for i in range(0, _WIDTH * n_steps, _WIDTH):
+        step, a, b, c = steps[i], steps[i + 1], steps[i + 2], steps[i + 3]
+        if step == _MIN_P and not is_sorted:
+            limit = _largest(chosen, n) + np.float32(a)
+            likely = 0
+            for j in range(n):
+                likely += chosen[j] >= limit
+            if likely >= b:
+                n = _keep_likely(keys, chosen, n, limit)
+                continue
+        needs_order = step <= _MIN_P or (step == _XTC and c == _DUE and n > 1)
+        if needs_order or (step > _TOP_N_SIGMA and b > 0 and n > 1):
+            if not is_sorted:
+                _sort_pairs(keys, chosen, n)
+            is_sorted = True
         if step == _TOP_K:
             n = min(n, int(a))
         elif step == _TOP_P:
             n = top_p(chosen, n, a, b)
         elif step == _MIN_P:
             n = min_p(chosen, n, a, b)
-        else:
+        elif step == _TYPICAL:
+            n_all, n = n, typical(chosen, n, _largest(chosen, n), a, b, order)
+            _permute(keys, i64_ptr(order), n_all, n, saved_keys)
+            _permute(chosen, i64_ptr(order), n_all, n, saved_logits)
+            is_sorted = False
+        elif step == _XTC:
+            if n > 1:
+                steps[i + 3] = c + _DRAWN
+                if c == _DUE:
+                    removed = xtc(chosen, n, a, b)
+                    n -= removed
+                    _move(keys, chosen, removed, n)
+        elif step == _TOP_N_SIGMA:
+            if n > 1:
+                top_n_sigma(chosen, n, a)
+        elif b <= 0:
             divide(chosen, n, a)
-    return keys[draw(chosen, n, uniform)] & POSITION
+        elif n > 1:
+            scale_dynamic(chosen, n, a, b, c)
+    return keys[draw(chosen, n, _largest(chosen, n), uniform)] & POSITION

@@ -7,6 +7,8 @@ They apply to the last ``repeat_last_n`` accepted tokens, including those of the
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pyllama.sampling.candidates import Candidates
@@ -57,9 +59,8 @@ class Penalties(Sampler):
     def mark(self) -> int:
         return len(self._tokens)
 
-    def rollback(self, mark: object) -> None:
+    def rollback(self, mark: Any) -> None:
         tokens, counts = self._tokens, self._counts
-        assert isinstance(mark, int) and mark <= len(tokens)
         while len(tokens) > mark:
             self._uncount(tokens.pop())
             if 0 <= self._last_n <= len(tokens):
@@ -70,7 +71,3 @@ class Penalties(Sampler):
         self._counts[token] -= 1
         if not self._counts[token]:
             del self._counts[token]
-
-    def reset(self) -> None:
-        self._tokens.clear()
-        self._counts.clear()

@@ -29,6 +29,9 @@ class Mt19937:
 
     Args:
         seed: 32 bits; -1 or `RANDOM_SEED` for a random one, renewed at each `reset`.
+
+    Attributes:
+        n_skip: number of words that the next `raw` skips.
     """
 
     def __init__(self, seed: int = RANDOM_SEED) -> None:
@@ -46,13 +49,9 @@ class Mt19937:
         # RandomState is the only public API with the standard seeding; MT19937(seed) hashes it.
         self._restart(np.random.RandomState(self.seed).get_state(legacy=False))
 
-    def skip(self, n: int) -> None:
-        """Skip ``n`` words, lazily at the next `raw`."""
-        self._skipped += n
-
     def raw(self) -> int:
         """The next 32-bit word."""
-        if self._skipped:
+        if self.n_skip:
             self._pass_over()
         if not self._ahead:
             self._draw()
@@ -60,7 +59,7 @@ class Mt19937:
 
     def mark(self) -> Mark:
         """The position in the stream, for `rollback`."""
-        return self._origin, AHEAD - len(self._ahead) if self._drawn else 0, self._skipped
+        return self._origin, AHEAD - len(self._ahead) if self._drawn else 0, self.n_skip
 
     def rollback(self, mark: Mark) -> None:
         """Go back to a marked position, also across a `reset` with a fixed seed."""
@@ -72,26 +71,26 @@ class Mt19937:
                 self._draw()
                 self._origin = origin
                 del self._ahead[AHEAD - n_read :]
-        self._skipped = skipped
+        self.n_skip = skipped
 
     def _restart(self, state: Any) -> None:
         self._bits.state = state
         self._origin = state
         self._ahead: list[int] = []  # the unread words of a block, reversed
         self._drawn = False  # whether the block was generated
-        self._skipped = 0
+        self.n_skip = 0
 
     def _draw(self) -> None:
         self._origin, self._drawn = self._bits.state, True
         self._ahead = self._bits.random_raw(AHEAD)[::-1].tolist()
 
     def _pass_over(self) -> None:
-        n = min(self._skipped, len(self._ahead))
+        n = min(self.n_skip, len(self._ahead))
         del self._ahead[len(self._ahead) - n :]
-        if self._skipped > n:
-            self._bits.random_raw(self._skipped - n, output=False)
+        if self.n_skip > n:
+            self._bits.random_raw(self.n_skip - n, output=False)
             self._restart(self._bits.state)
-        self._skipped = 0
+        self.n_skip = 0
 
     def uniform_double(self) -> float:
         """The next double in [0, 1); consumes two words, the low one first.

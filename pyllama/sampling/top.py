@@ -17,7 +17,8 @@ from numba import types
 from numpy.typing import NDArray
 
 from pyggml.jit import compiled, inline_strict
-from pyggml.pointers import i32_ptr, i64_ptr
+from pyggml.pointers import f32_ptr, i32_ptr, i64_ptr
+from pyggml.rounding import ceil_div
 
 Floats = NDArray[np.float32]
 Positions = NDArray[np.signedinteger[Any]]
@@ -35,7 +36,21 @@ def top_positions(logits: Floats, k: int) -> Positions:
         logits: float32[n]; NaN counts as -inf.
         k: at least 1; all values if k >= n.
     """
-    logits, k = np.ascontiguousarray(logits, np.float32), min(k, logits.size)
+    return _top_keys(np.ascontiguousarray(logits, np.float32), k).view(np.int32)[::2]
+
+
+def top_pairs(logits: Floats, k: int) -> tuple[NDArray[np.int32], Floats]:
+    """`top_positions`, and the values there."""
+    logits = np.ascontiguousarray(logits, np.float32)
+    keys = _top_keys(logits, k)
+    positions, values = np.empty(keys.size, np.int32), np.empty(keys.size, np.float32)
+    addresses = [x.ctypes.data for x in (keys, logits, positions, values)]
+    _unpack(*addresses, keys.size)
+    return positions, values
+
+
+def _top_keys(logits: Floats, k: int) -> NDArray[np.int64]:
+    k = min(k, logits.size)
     n_columns = columns(logits.size, k)
     keys = work_memory(logits.size, k, n_columns)
     count = _gather(logits.ctypes.data, logits.size, k, n_columns, keys.ctypes.data)
@@ -44,12 +59,12 @@ def top_positions(logits: Floats, k: int) -> Positions:
         keys.partition(k - 1)
         keys = keys[:k]
     keys.sort()
-    return keys[:k].view(np.int32)[::2]  # the low halves
+    return keys[:k]
 
 
 def columns(n: int, k: int) -> int:
     """The number of columns of the grid of n values; 0 if k is too large for a grid."""
-    n_columns = max(-(-n // _MAX_ROWS), _COLUMNS * k)
+    n_columns = max(ceil_div(n, _MAX_ROWS), _COLUMNS * k)
     return n_columns if n_columns * _MIN_ROWS <= n else 0
 
 
@@ -72,7 +87,7 @@ def _exact_keys(logits: Floats, k: int) -> NDArray[np.int64]:
 
 
 @inline_strict
-def gather(logits, n, k, n_columns, keys):  # type: ignore[no-untyped-def]
+def gather(logits: Any, n: Any, k: Any, n_columns: Any, keys: Any) -> Any:
     """Gather the keys of at least the k largest logits, unsorted; of all if ``n_columns`` is 0.
 
     Args:
@@ -93,6 +108,8 @@ def gather(logits, n, k, n_columns, keys):  # type: ignore[no-untyped-def]
         for j in range(min(n_columns, n - first)):
             least[j] = min(least[j], _rank(bits[first + j]))
     bound, count = _kth(least, n_columns, k), 0
+    few = bound == _INF  # most logits may be -inf, after a grammar
+    bound = min(bound, _INF - 1)
     for column in range(n_columns):
         if least[column] <= bound:
             for i in range(column, n, n_columns):
@@ -102,11 +119,20 @@ def gather(logits, n, k, n_columns, keys):  # type: ignore[no-untyped-def]
                         return -1
                     keys[count] = np.int64(rank) << 32 | i
                     count += 1
+    if few:
+        if count == 0:
+            return -1
+        for i in range(n):
+            if count >= k:
+                break
+            if _rank(bits[i]) == _INF:
+                keys[count] = np.int64(_INF) << 32 | i
+                count += 1
     return count
 
 
 @inline_strict
-def _rank(bits):  # type: ignore[no-untyped-def]
+def _rank(bits: Any) -> Any:
     """A float's bits (sign and magnitude) as an int32 that descends as the float ascends."""
     magnitude = np.int32(bits & _MAGNITUDE)
     rank = magnitude if bits < 0 else np.int32(-magnitude)
@@ -114,7 +140,7 @@ def _rank(bits):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
-def _kth(ranks, n, k):  # type: ignore[no-untyped-def]
+def _kth(ranks: Any, n: Any, k: Any) -> Any:
     """The k-th smallest of n ranks, by bisection; counting needs no unpredictable branches."""
     low, high = -_INF, _INF
     while low < high:
@@ -126,6 +152,29 @@ def _kth(ranks, n, k):  # type: ignore[no-untyped-def]
         else:
             low = middle + 1
     return np.int32(high)
+
+
+@inline_strict
+def sort_keys(keys: Any, n: Any) -> Any:
+    """Shell sort: short code, fast for a few hundred keys."""
+    gap = n // 2
+    while gap > 0:
+        for i in range(gap, n):
+            key, j = keys[i], i
+            while j >= gap and keys[j - gap] > key:
+                keys[j] = keys[j - gap]
+                j -= gap
+            keys[j] = key
+        gap //= 2
+
+
+@compiled(types.void(*[types.int64] * 5))
+def _unpack(keys: Any, logits: Any, positions: Any, values: Any, n: Any) -> None:
+    keys, logits = i64_ptr(keys), f32_ptr(logits)
+    positions, values = i32_ptr(positions), f32_ptr(values)
+    for i in range(n):
+        position = keys[i] & POSITION
+        positions[i], values[i] = position, logits[position]
 
 
 @compiled(types.int64(*[types.int64] * 5))

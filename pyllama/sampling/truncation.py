@@ -10,6 +10,7 @@ All keep the likeliest token. TopK and TopP sort the candidates.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +30,11 @@ class TopK(Sampler):
 
     label = "top-k"
     keeps_argmax = True
+    is_stateless = True
 
     def __init__(self, k: int) -> None:
         self.k = k
-        self.fused_args = min(k, MAX_COUNT), 0
+        self.fused_args = min(k, MAX_COUNT), 0, 0
 
     @classmethod
     def create(cls, setup: ChainSetup) -> TopK | None:
@@ -50,12 +52,13 @@ class TopP(Sampler):
 
     label = "top-p"
     keeps_argmax = True
+    is_stateless = True
     FIRST_SORTED = 256  # usually enough, so that the whole vocabulary is rarely sorted
 
     def __init__(self, p: float, min_keep: int = 0) -> None:
         self._p = np.float32(p)
         self._min_keep = min_keep
-        self.fused_args = float(self._p), min(min_keep, MAX_COUNT)
+        self.fused_args = float(self._p), min(min_keep, MAX_COUNT), 0
 
     @classmethod
     def create(cls, setup: ChainSetup) -> TopP | None:
@@ -83,13 +86,13 @@ class TopP(Sampler):
 
 
 @inline_strict
-def top_p(logits, n, p, min_keep):  # type: ignore[no-untyped-def]
+def top_p(logits: Any, n: Any, p: Any, min_keep: Any) -> Any:
     """The number of candidates that `TopP` keeps of n descending logits, for `fused`."""
     total, running = np.float32(0), np.float32(0)
     for i in range(n):
-        total += weight(logits, i)
+        total += weight(logits, i, logits[0])
     for i in range(n):
-        running += weight(logits, i) / total
+        running += weight(logits, i, logits[0]) / total
         if running >= p and i + 1 >= min_keep:
             return i + 1
     return n
@@ -103,11 +106,12 @@ class MinP(Sampler):
 
     label = "min-p"
     keeps_argmax = True
+    is_stateless = True
 
     def __init__(self, p: float, min_keep: int = 0) -> None:
         self._distance = np.float32(math.log(p))
         self._min_keep = max(min_keep, 1)
-        self.fused_args = float(self._distance), min(self._min_keep, MAX_COUNT)
+        self.fused_args = float(self._distance), min(self._min_keep, MAX_COUNT), 0
 
     @classmethod
     def create(cls, setup: ChainSetup) -> MinP | None:
@@ -127,7 +131,7 @@ class MinP(Sampler):
 
 
 @inline_strict
-def min_p(logits, n, distance, min_keep):  # type: ignore[no-untyped-def]
+def min_p(logits: Any, n: Any, distance: Any, min_keep: Any) -> Any:
     """The number of candidates that `MinP` keeps of n descending logits, for `fused`."""
     limit, kept = logits[0] + np.float32(distance), 0
     while kept < n and (logits[kept] >= limit or kept < min_keep):

@@ -78,10 +78,10 @@ class TokenStream:
 
     Args:
         tokenizer: gives the bytes of tokens.
-        special: include the text of special tokens.
+        special: include the text of special tokens: of all, or of these ids.
     """
 
-    def __init__(self, tokenizer: Pieces, special: bool = False) -> None:
+    def __init__(self, tokenizer: Pieces, special: bool | frozenset[int] = False) -> None:
         self._tokenizer = tokenizer
         self._special = special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -92,7 +92,8 @@ class TokenStream:
         Raises:
             TokenizerError: the vocabulary has no such token.
         """
-        return self._decoder.decode(self._tokenizer.token_to_piece(token, self._special))
+        special = self._special if isinstance(self._special, bool) else token in self._special
+        return self._decoder.decode(self._tokenizer.token_to_piece(token, special))
 
     @property
     def has_partial(self) -> bool:

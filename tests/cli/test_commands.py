@@ -27,6 +27,8 @@ EOG = 0
 
 class FakeTokenizer:
     chat_template = None
+    eog = frozenset({EOG})
+    vocab = SimpleNamespace(suppress=frozenset())
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         return [ord(c) for c in text]
@@ -44,6 +46,7 @@ class FakeModel:
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     desc: str = "llama 135M Q4_1"
     n_params: int = 135_000_000
+    hparams: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(n_vocab=256))
     size_bytes: int = 98_000_000
 
     @classmethod
@@ -72,14 +75,15 @@ class FakeEngine:
         timings.sample_ms, timings.n_sample, timings.n_reused = 1, 3, 2
         timings.prompt_eval_ms, timings.n_prompt_eval = 20, 5
         timings.eval_ms, timings.n_eval = 30, 3
-        text = TextAssembler(tokenizer, request.stop, show_stop=request.show_stop)
+        include_stop = request.sampling.include_stop_str_in_output
+        text = TextAssembler(tokenizer, request.stop, include_stop=include_stop)
         for i, token in enumerate([*map(ord, " Paris. User: and"), EOG]):
             if i == request.max_tokens:
                 yield Event(0, 0, "end", reason="length")
                 return
             if chr(token) == "a" and request.sampling.seed == 666:
                 raise KeyboardInterrupt
-            yield Event(0, 0, "tokens", (token,), text.push(token))
+            yield Event(0, 0, "tokens", (token,), text.push(token), text.rest)
             if text.stop:
                 yield Event(0, 0, "end", reason="stop")
                 return
@@ -185,6 +189,8 @@ def test_completion_verbose_output() -> None:
     err = run(completion.command, "-p", "hi", "-v", "-c", "64", "-n", "3")[2]
     assert "generate: n_ctx = 64, n_batch = 2048, n_predict = 3" in err
     assert "n_threads = 2" in err
+    chain = "logits -> ?penalties -> ?dry -> ?top-n-sigma -> top-k -> ?typical -> top-p -> min-p"
+    assert f"sampler chain: {chain} -> ?xtc -> temp-ext -> dist\n" in err
 
 
 def test_missing_prompt_and_bad_file() -> None:

@@ -105,6 +105,25 @@ def test_files_are_sent_with_the_next_message(talk: Any, tmp_path: Path) -> None
     assert talk(prompt + "that", "-cnv", stdin=f"/glob {tmp_path}/*.txt\nWhat?\n")[1] == "that\n"
 
 
+def test_reasoning(talk: Any) -> None:
+    template = (
+        TEMPLATE + "{% if enable_thinking %}<think>{% else %}{{ reasoning_effort }}{% endif %}"
+    )
+    template += "{# </think> #}"
+    args = ("-st", "-p", "Hi")
+    text = "u:Hi|a:<think>\nSo.\n</think>\n\nHello"
+    marked = "[Start thinking]\nSo.\n[End thinking]\n\nHello\n"
+    assert talk(text, *args, template=template)[1] == marked
+    colored = f"\x1b[90m{marked}".replace("[End thinking]", "[End thinking]\x1b[0m")
+    assert talk(text, *args, "--color", "on", template=template)[1] == colored
+    raw = talk(text, *args, "--reasoning-format", "none", template=template)[1]
+    assert raw == "\nSo.\n</think>\n\nHello\n"
+    cut = talk(text, *args, "-n", "3", template=template)[1]
+    assert cut == "[Start thinking]\nSo\n[End thinking]\n\n"
+    off = ("-rea", "off", "--reasoning-effort", "low")
+    assert talk("u:Hi|a:lowHello", *args, *off, template=template)[1] == "Hello\n"
+
+
 def test_templates(talk: Any, tmp_path: Path) -> None:
     code, out, _ = talk("USER: Hi\nASSISTANT: x", "-st", "-p", "Hi", "--chat-template", "vicuna")
     assert (code, out) == (0, " x\n")

@@ -13,13 +13,12 @@ from pyllama.core.overrides import Overrides
 from pyllama_cli.options import (
     ContextOptions,
     ModelOptions,
-    SamplingOptions,
     context_options,
     model_options,
-    sampling_options,
 )
 from pyllama_cli.override_options import current_overrides
 from pyllama_cli.prompt import PromptOptions, escape_option, process_escapes, prompt_options
+from pyllama_cli.sampling_options import SamplingOptions, sampling_options
 from pyllama_cli.tool import Tool
 
 
@@ -94,6 +93,63 @@ def test_sampling_options_reach_the_chain() -> None:
     assert (params.seed, params.temp, params.top_k, params.ignore_eos) == (5, 0.5, 0, True)
     assert params.logit_bias == {15043: 1.5, 2: float("-inf")}
     assert params.samplers == ("top_k", "temperature")
+    args = (
+        "--dynatemp-range 0.2 --dynatemp-exp 2 --typical 0.9 --top-nsigma 1.5 --xtc-probability 0.5"
+        " --xtc-threshold 0.2 --dry-multiplier 0.8 --dry-base 2 --dry-allowed-length 3"
+        " --dry-penalty-last-n 99 --adaptive-target 0.3 --adaptive-decay 0.5 --mirostat 2"
+        r" --mirostat-ent 4 --mirostat-lr 0.2 --dry-sequence-breaker \n --sampler-seq edska"
+    )
+    from pyllama.sampling import SamplingParams
+
+    assert SamplingOptions.from_click(take(*args.split())).params() == SamplingParams(
+        dynatemp_range=0.2, dynatemp_exponent=2, typical_p=0.9, top_n_sigma=1.5,
+        xtc_probability=0.5, xtc_threshold=0.2, dry_multiplier=0.8, dry_base=2,
+        dry_allowed_length=3, dry_penalty_last_n=99, adaptive_target=0.3, adaptive_decay=0.5,
+        mirostat=2, mirostat_tau=4, mirostat_eta=0.2, dry_sequence_breakers=("\n",), seed=-1,
+        samplers=("penalties", "dry", "top_n_sigma", "top_k", "adaptive_p"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "breakers"),
+    [
+        ("", None),
+        ("a b", ("a", "b")),
+        ("none", ()),
+        ("a none b", ("b",)),
+        ("none a none", ()),
+    ],
+)
+def test_dry_sequence_breakers(args: str, breakers: tuple[str, ...] | None) -> None:
+    flags = [x for b in args.split() for x in ("--dry-sequence-breaker", b)]
+    assert SamplingOptions.from_click(take(*flags)).dry_sequence_breakers == breakers
+
+
+@pytest.mark.parametrize(
+    ("args", "samplers"),
+    [
+        ("--samplers TOP-K;nucleus;typ --sampler-seq kt", ("top_k", "temperature")),
+        ("--sampling-seq kt --samplers topk;minp", ("top_k", "min_p")),
+        ("--sampling-seq i", ("infill",)),
+    ],
+)
+def test_the_last_list_of_samplers_counts(args: str, samplers: tuple[str, ...]) -> None:
+    assert SamplingOptions.from_click(take(*args.split())).samplers == samplers
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "message"),
+    [
+        ("--samplers", "top_k;nope", "unknown sampler nope; choose from penalties, dry, "),
+        ("--sampler-seq", "kz", "unknown letter 'z'; choose from e (penalties), d (dry), "),
+        ("--mirostat", "3", "3 is not a whole number from 0 to 2"),
+        ("--dry-base", "0.5", "0.5 is not a finite number of at least 1"),
+    ],
+)
+def test_invalid_sampling_options(flag: str, text: str, message: str) -> None:
+    command = click.command("x", cls=Tool)(sampling_options(lambda **_: None))
+    result = CliRunner().invoke(command, [flag, text])
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,20 @@ def test_a_closure_changes_with_its_imports(
     assert (after[0] != before[0], after[1] != before[1]) == changed
 
 
+def test_kernels_do_not_change_with_encoders(copy: Path, outlines: CodeCache, edit: Edit) -> None:
+    """They call those by address; the code of encoders does change."""
+    names = *(f"kernels.{name}" for name in ("rows", "cpy", "matmul")), "codec.encoders"
+
+    def made() -> list[str]:
+        sources = Sources(outlines, copy)
+        return [sources.closure(f"pyggml.backend.cpu.{name}") for name in names]
+
+    before = made()
+    edit("backend/cpu/codec/encoders.py", "", "\nx = 1\n")
+    after = made()
+    assert before[:-1] == after[:-1] and before[-1] != after[-1]
+
+
 FORMAT = """
 from ..dtype import GGMLType
 from .block import Bits, BlockType, bit_row, half, register

@@ -74,17 +74,27 @@ class FakeModel:
 
 
 class FakeKV:
-    n_seq_max, unified = 1, True
+    unified = True
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
+    def __init__(self, n_seq_max: int = 1) -> None:
+        self.n_seq_max = n_seq_max
+        self.sequences: list[list[int]] = [[] for _ in range(n_seq_max)]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of sequence 0."""
+        return self.sequences[0]
 
     def clear(self) -> None:
-        self.tokens.clear()
+        for tokens in self.sequences:
+            tokens.clear()
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
-        assert seq == 0
-        del self.tokens[p0 : None if p1 == -1 else p1]
+        del self.sequences[seq][p0 : None if p1 == -1 else p1]
+
+    def seq_cp(self, source: int, target: int, p0: int, p1: int) -> None:
+        assert len(self.sequences[target]) == p0 == 0
+        self.sequences[target][:] = self.sequences[source][:p1]
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Does nothing: this context has no position encoding."""
@@ -97,10 +107,10 @@ class FakeKV:
         """Does nothing: positions may shift."""
 
     def length(self, seq: int) -> int:
-        return len(self.tokens)
+        return len(self.sequences[seq])
 
     def seq_pos_max(self, seq: int) -> int:
-        return len(self.tokens) - 1
+        return len(self.sequences[seq]) - 1
 
 
 class FakeContext:
@@ -108,7 +118,7 @@ class FakeContext:
         self, model: Any, *, n_ctx: int = 0, n_batch: int = 2048, n_ubatch: int = 512,
         n_threads: int | None = None, n_threads_batch: int | None = None,
         type_k: GGMLType = GGMLType.F16, type_v: GGMLType = GGMLType.F16,
-        swa_full: bool = False, overrides: Overrides | None = None,
+        swa_full: bool = False, overrides: Overrides | None = None, n_seq_max: int = 1,
     ) -> None:  # fmt: skip
         given = {k: v for k, v in locals().items() if k not in ("self", "model")}
         self.given = given  # for a test of the options
@@ -116,7 +126,7 @@ class FakeContext:
         self.n_ctx = self.n_ctx_seq = n_ctx or model.n_ctx_train
         self.n_batch, self.n_ubatch = min(n_batch, self.n_ctx), n_ubatch
         self.n_threads = self.n_threads_batch = n_threads or 1
-        self.kv = FakeKV()
+        self.kv = FakeKV(n_seq_max)
         self.n_reused = 0
         self.decoded: list[int] = []  # sizes of the batches
         self.fail_after: int | None = None  # decodes until one is aborted half-way
@@ -127,25 +137,26 @@ class FakeContext:
             raise BatchError(f"{len(batch.tokens)} tokens in a batch of {self.n_batch}")
         if not all(0 <= t < self.model.hparams.n_vocab for t in batch.tokens):
             raise BatchError("no such token")
-        if len(self.kv.tokens) + len(batch.tokens) > self.n_ctx:
+        sequences = [self.kv.sequences[seq] for seq in batch.seqs()]  # type: ignore[index]
+        if len(sequences[0]) + len(batch.tokens) > self.n_ctx:
             raise ContextFull("full")
         if self.fail_after == 0:
             self.fail_after = None
-            self.kv.tokens += batch.tokens[: len(batch.tokens) // 2]
+            sequences[0].extend(batch.tokens[: len(batch.tokens) // 2])
             raise Aborted("stopped")
         if self.fail_after is not None:
             self.fail_after -= 1
         wanted, rows = set(batch.outputs()), []
-        for i, token in enumerate(batch.tokens):
-            self.kv.tokens.append(int(token))
+        for i, (token, tokens) in enumerate(zip(batch.tokens, sequences, strict=True)):
+            tokens.append(int(token))
             if i in wanted:
-                rows.append(self.model.logits(self.kv.tokens))
+                rows.append(self.model.logits(tokens))
         self.logits = np.array(rows, np.float32).reshape(len(rows), self.model.hparams.n_vocab)
         self.decoded.append(len(batch.tokens))
         self.n_reused += 1
 
     def decode_token(self, token: int, seq: int = 0) -> None:
-        self.decode(Batch([token]))
+        self.decode(Batch([token], seq_id=seq))
 
     def logits_ith(self, i: int) -> np.ndarray:
         return self.logits[i]

@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
-from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
+from numba.extending import infer_getattr, lower_getattr_generic, models, register_model
 
-from ...jit import inline
+from ...jit import emitted, inline
 from ...numba_internals import templates
 from ...pointers import f32_ptr as f32_ptr
 from ...pointers import f64_ptr as f64_ptr
@@ -46,7 +46,6 @@ N_PARAMS = 15
 TENSORS = PARAMS + N_PARAMS
 TENSOR_WORDS = 9
 DST, SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6, SRC7 = (TENSORS + TENSOR_WORDS * i for i in range(9))
-N_HEADER = TENSORS + TENSOR_WORDS
 _MISSING = (0,) * TENSOR_WORDS
 
 BAD_INDEX, BAD_SCORE, BAD_VALUE = 1, 2, 3
@@ -122,18 +121,13 @@ class _ParamsModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, i64)
 
 
-@intrinsic
-def _params_of(typingctx: Any, node: Any, fields: Any) -> Any:
+@emitted(typed=lambda node, fields: Params(fields.instance_class)(types.int64, fields))
+def params_of(b: Any, node: Any, fields: Any) -> Any:
+    """The op parameters of a node as a NamedTuple's fields: ``params_of(node, Scale).s``.
 
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return args[0]
-
-    return Params(fields.instance_class)(types.int64, fields), codegen
-
-
-# For jitted code: the op parameters of a node as a NamedTuple's fields, params_of(node, Scale).s;
-# an int is an int64, a float a float32, np.float64 a float64.
-params_of: Any = _params_of
+    An int is an int64, a float a float32, ``np.float64`` a float64.
+    """
+    return node
 
 
 @infer_getattr
@@ -157,42 +151,29 @@ def _load_field(context: Any, b: Any, typ: Any, node: Any, attr: str) -> Any:
 def _loader(numba_type: types.Type, llvm_type: ir.Type) -> Any:
     """An intrinsic that loads one value from an address of any alignment."""
 
-    @intrinsic
-    def load(typingctx: Any, address: Any) -> Any:
-        def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-            value = b.load(b.inttoptr(args[0], llvm_type.as_pointer()))
-            value.align = 1
-            return value
-
-        return numba_type(types.int64), codegen
+    @emitted(result=numba_type)
+    def load(b: Any, address: Any) -> Any:
+        value = b.load(b.inttoptr(address, llvm_type.as_pointer()))
+        value.align = 1
+        return value
 
     return load
 
 
 load_i64 = _loader(types.int64, i64)
-load_f64 = _loader(types.float64, f64)
-load_i32 = _loader(types.int32, i32)
 load_f32 = _loader(types.float32, f32)
 
 
-@intrinsic
-def bits_f32(typingctx: Any, x: Any) -> Any:
+@emitted(result=types.float32, args=(types.int32,))
+def bits_f32(b: Any, x: Any) -> Any:
     """The float32 that has these 32 bits."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return b.bitcast(args[0], f32)
-
-    return types.float32(types.int32), codegen
+    return b.bitcast(x, f32)
 
 
-@intrinsic
-def f32_bits(typingctx: Any, x: Any) -> Any:
+@emitted(result=types.int32, args=(types.float32,))
+def f32_bits(b: Any, x: Any) -> Any:
     """The 32 bits of a float32."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return b.bitcast(args[0], i32)
-
-    return types.int32(types.float32), codegen
+    return b.bitcast(x, i32)
 
 
 def word_reader(first: int, n_places: int) -> Any:
@@ -201,23 +182,20 @@ def word_reader(first: int, n_places: int) -> Any:
     An intrinsic, since a jitted function would be compiled for each literal argument.
     """
 
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        node, *places = args
-        word = ir.Constant(i64, first)
+    def word(b: Any, node: Any, *places: Any) -> Any:
+        number = ir.Constant(i64, first)
         for place in places:
-            word = b.add(word, place)
-        address = b.add(node, b.shl(word, ir.Constant(i64, 3)))
+            number = b.add(number, place)
+        address = b.add(node, b.shl(number, ir.Constant(i64, 3)))
         return b.load(b.inttoptr(address, i64.as_pointer()))
 
-    signature = types.int64(*[types.int64] * (1 + n_places))
+    @emitted(result=types.int64)
+    def one(b: Any, node: Any, place: Any) -> Any:
+        return word(b, node, place)
 
-    @intrinsic
-    def one(typingctx: Any, node: Any, place: Any) -> Any:
-        return signature, codegen
-
-    @intrinsic
-    def two(typingctx: Any, node: Any, place: Any, i: Any) -> Any:
-        return signature, codegen
+    @emitted(result=types.int64)
+    def two(b: Any, node: Any, place: Any, i: Any) -> Any:
+        return word(b, node, place, i)
 
     return one if n_places == 1 else two
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
+from ...jit import emitted
 from ...numba_internals import cgutils
 
 i64 = ir.IntType(64)
@@ -22,81 +22,49 @@ def _pointer(b: Any, address: Any) -> Any:
     return b.inttoptr(address, i64.as_pointer())
 
 
-@intrinsic
-def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
+@emitted(result=types.int64)
+def atomic_add(b: Any, address: Any, value: Any) -> Any:
     """Add, and return the value before."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return b.atomic_rmw("add", _pointer(b, args[0]), args[1], "acq_rel")
-
-    return types.int64(types.int64, types.int64), codegen
+    return b.atomic_rmw("add", _pointer(b, address), value, "acq_rel")
 
 
-@intrinsic
-def atomic_cas(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
+@emitted(result=types.boolean)
+def atomic_cas(b: Any, address: Any, expected: Any, value: Any) -> Any:
     """Store ``value`` if the memory has ``expected``; returns whether it had."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        pair = b.cmpxchg(_pointer(b, args[0]), args[1], args[2], "acq_rel", "acquire")
-        return b.extract_value(pair, 1)
-
-    return types.boolean(types.int64, types.int64, types.int64), codegen
+    pair = b.cmpxchg(_pointer(b, address), expected, value, "acq_rel", "acquire")
+    return b.extract_value(pair, 1)
 
 
-@intrinsic
-def atomic_load(typingctx: Any, address: Any) -> Any:
+@emitted(result=types.int64)
+def atomic_load(b: Any, address: Any) -> Any:
     """Load with acquire order."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return b.load_atomic(_pointer(b, args[0]), "acquire", 8)
-
-    return types.int64(types.int64), codegen
+    return b.load_atomic(_pointer(b, address), "acquire", 8)
 
 
-@intrinsic
-def atomic_store(typingctx: Any, address: Any, value: Any) -> Any:
+@emitted
+def atomic_store(b: Any, address: Any, value: Any) -> None:
     """Store with release order."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        b.store_atomic(args[1], _pointer(b, args[0]), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    b.store_atomic(value, _pointer(b, address), "release", 8)
 
 
-@intrinsic
-def pause(typingctx: Any) -> Any:
+@emitted
+def pause(b: Any) -> None:
     """Tell the core that the thread spins."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        if _X86:
-            function = ir.FunctionType(ir.VoidType(), [])
-            b.call(cgutils.get_or_insert_function(b.module, function, "llvm.x86.sse2.pause"), [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    if _X86:
+        function = ir.FunctionType(ir.VoidType(), [])
+        b.call(cgutils.get_or_insert_function(b.module, function, "llvm.x86.sse2.pause"), [])
 
 
-@intrinsic
-def call_address(typingctx: Any, address: Any, arguments: Any) -> Any:
+@emitted(typed=lambda at, some: types.void(types.int64, types.UniTuple(types.int64, len(some))))
+def call_address(b: Any, address: Any, arguments: Any) -> None:
     """Call a C function of int64 arguments, given as a tuple, by its address."""
-    n = len(arguments)
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        function = ir.FunctionType(ir.VoidType(), [i64] * n).as_pointer()
-        b.call(b.inttoptr(args[0], function), cgutils.unpack_tuple(b, args[1], n))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.UniTuple(types.int64, n)), codegen
+    n = arguments.type.count
+    function = ir.FunctionType(ir.VoidType(), [i64] * n).as_pointer()
+    b.call(b.inttoptr(address, function), cgutils.unpack_tuple(b, arguments, n))
 
 
-@intrinsic
-def cycles(typingctx: Any) -> Any:
+@emitted(result=types.int64)
+def cycles(b: Any) -> Any:
     """The core's time-stamp counter (0 where it has none)."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        function = ir.FunctionType(i64, [])
-        name = "llvm.readcyclecounter"
-        return b.call(cgutils.get_or_insert_function(b.module, function, name), [])
-
-    return types.int64(), codegen
+    function, name = ir.FunctionType(i64, []), "llvm.readcyclecounter"
+    return b.call(cgutils.get_or_insert_function(b.module, function, name), [])

@@ -48,16 +48,9 @@ class Launch:
     """One kernel of a program with its node and values (or a Python callable, which cuts it).
 
     Attributes:
-        node: the result in the kernel's record.
-        params: the kernel's NamedTuple.
-        src: the sources in the record.
         reads, writes: byte ranges.
-        quantizes: whether the kernel can also write the int8 form of its result, to the address in
-            ``params.quantize``.
-        streams: weights that it reads once, from memory.
-        replicate: if its readers have at most so many chunks, each thread may run it for itself.
-        variant: types and layouts, for profiles.
         nodes: the nodes it computes or helps to compute (several if fused).
+        The others are the arguments of ``Lowering.launch``.
     """
 
     kernel: Kernel | None
@@ -111,6 +104,11 @@ def fuses(*ops: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
         return lower
 
     return register
+
+
+def by_rows(kernel: Kernel) -> Lower:
+    """The lowering of a kernel without values that is split by rows of the result."""
+    return lambda low, node: low.launch(kernel, node, chunks=low.row_chunks(node))
 
 
 def _same_rows(x: Tensor) -> Tensor:

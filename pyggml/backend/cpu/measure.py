@@ -57,7 +57,7 @@ class Race:
 @compiled(types.void(types.int64))
 def _pause(n):  # type: ignore[no-untyped-def]
     for _ in range(n):
-        pause()  # type: ignore[call-arg]
+        pause()
 
 
 def prepare(backend: CpuBackend) -> list[Race]:

@@ -17,7 +17,6 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,28 +26,13 @@ import numpy.typing as npt
 from ... import host
 from ...buffer import zeroed
 from ...errors import Aborted, AllocError, ComputeError
+from . import loop
 from .abi import ERRORS
 from .interrupt import Watcher
-from .loop import (
-    ABORT,
-    CONTROL_BYTES,
-    END,
-    ERROR,
-    LOOK,
-    N_THREADS,
-    PROFILE,
-    PROGRAM,
-    QUIT,
-    SCRATCH,
-    SPINS,
-    STATE,
-    pack,
-    work,
-)  # fmt: skip
 from .tuning import Tuning, tuning
 
 if TYPE_CHECKING:
-    from .program import Program
+    from .program import Part, Program
 
 
 _UNWATCHED = nullcontext()
@@ -61,19 +45,18 @@ class Runnable(Protocol):
     n_threads: int
     scratch_bytes: int
     seconds: float
-
-    def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]: ...
+    parts: list[Part]
 
 
 class Pool:
     """Workers and the control block that they share with the caller."""
 
     def __init__(self) -> None:
-        self._control = zeroed(CONTROL_BYTES)
+        self._control = zeroed(loop.CONTROL_BYTES)
         self._words = self._control.data.cast("q")[:: 64 // 8]  # faster than NumPy's items
-        self._scratch_table = self._control[SCRATCH:].view(np.int64)
+        self._scratch_table = self._control[loop.SCRATCH :].view(np.int64)
         self.control = int(self._control.ctypes.data)
-        self.error_slot = self.control + ERROR
+        self.error_slot = self.control + loop.ERROR
         self._scratch: list[npt.NDArray[np.uint8]] = []
         self.reset()
         atexit.register(self.close)
@@ -84,11 +67,11 @@ class Pool:
         self._workers: list[_Worker] = []
         self._yields = host.yield_addresses()
         self._ready = 0, 0  # (threads with scratch, bytes of it)
-        self._watcher = Watcher(lambda: self._set(ABORT, 1))
+        self._watcher = Watcher(lambda: self._set(loop.ABORT, 1))
         self._control[:] = 0  # also the claims of a run during the fork
         self._epoch = 1
         self.open = 0  # threads of the current run, which do not park
-        self._set(STATE, pack.py_func(self._epoch, END, 0))
+        self._set(loop.STATE, loop.pack.py_func(self._epoch, loop.END, 0))
         self._tuning: Tuning | None = None
         self._options: host.ThreadOptions | None = None
 
@@ -97,7 +80,7 @@ class Pool:
 
     def abort(self) -> None:
         """Stop the running compute (from any thread); it raises Aborted."""
-        self._set(ABORT, 1)
+        self._set(loop.ABORT, 1)
 
     def scratch_addresses(self) -> list[int]:
         """The addresses of all threads' scratch memory, the caller's first."""
@@ -110,8 +93,8 @@ class Pool:
             start = time.perf_counter()
             # a program that is known to be short needs no watcher: Ctrl-C waits for its end
             watch = program.seconds > _LONG_S
-            for first, header in program.segments():
-                self._run_segment(first, header, program.n_threads, watch)
+            for first, _, header in program.parts:
+                self._run_part(first, header, program.n_threads, watch)
             program.seconds = time.perf_counter() - start
 
     def profile(self, program: Program) -> list[npt.NDArray[np.float64]]:
@@ -119,16 +102,14 @@ class Pool:
         times = []
         with self._lock:
             self._prepare(program)
-            for (python, header), n_phases in zip(
-                program.segments(), program.phase_counts(), strict=True
-            ):
-                stamps = np.zeros(n_phases + 1, np.int64)
-                self._set(PROFILE, int(stamps.ctypes.data))
+            for python, phases, header in program.parts:
+                stamps = np.zeros(len(phases) + 1, np.int64)
+                self._set(loop.PROFILE, int(stamps.ctypes.data))
                 start = time.perf_counter_ns()
                 try:
-                    self._run_segment(python, header, program.n_threads, True)
+                    self._run_part(python, header, program.n_threads, True)
                 finally:
-                    self._set(PROFILE, 0)
+                    self._set(loop.PROFILE, 0)
                 elapsed = time.perf_counter_ns() - start
                 if python is None:
                     cycles = np.diff(stamps).astype(np.float64)
@@ -157,36 +138,36 @@ class Pool:
         values, options = tuning(), host.thread_options()
         if values is not self._tuning or options is not self._options:
             self._tuning, self._options = values, options
-            self._set(SPINS, values.spins * options.poll // 50)
-            self._set(LOOK, values.look)
-        self._set(ERROR, 0)
-        self._set(ABORT, 0)
+            self._set(loop.SPINS, values.spins * options.poll // 50)
+            self._set(loop.LOOK, values.look)
+        self._set(loop.ERROR, 0)
+        self._set(loop.ABORT, 0)
 
-    def _run_segment(self, first: Any, header: int, n_threads: int, watch: bool) -> None:
+    def _run_part(self, first: Any, header: int, n_threads: int, watch: bool) -> None:
         """Run compiled phases (``header``), or a Python callable (``first``)."""
         if first is not None:
             first()
             return
         self._epoch = (self._epoch + 1) & ((1 << 27) - 1)
-        self._set(PROGRAM, header)
-        self._set(N_THREADS, n_threads)
+        self._set(loop.PROGRAM, header)
+        self._set(loop.N_THREADS, n_threads)
         with self._watcher if watch else _UNWATCHED:
             self.open = n_threads
             try:
                 for worker in self._workers[: n_threads - 1]:
                     worker.wake()
-                work(self.control, 0, self._epoch, *self._yields)
+                loop.work(self.control, 0, self._epoch, *self._yields)
             finally:
                 self.open = 0
-        if code := int(self._words[ERROR // 64]):
-            self._set(ERROR, 0)  # a callable may have handled an error of its own
+        if code := int(self._words[loop.ERROR // 64]):
+            self._set(loop.ERROR, 0)  # a callable may have handled an error of its own
             raise ComputeError(f"a kernel stopped the graph: {ERRORS.get(code, f'error {code}')}")
-        if self._words[ABORT // 64]:
+        if self._words[loop.ABORT // 64]:
             raise Aborted("the compute was aborted")
 
     def close(self) -> None:
         """Stop and join the workers."""
-        self._set(QUIT, 1)
+        self._set(loop.QUIT, 1)
         for worker in self._workers:
             worker.wake()
         for worker in self._workers:
@@ -216,10 +197,10 @@ class _Worker:
         if cpus:
             host.set_cpus(cpus)
         while True:
-            if work(pool.control, self._index, 0, *yields):
+            if loop.work(pool.control, self._index, 0, *yields):
                 return
             self._parked = True
-            if self._index < pool.open or pool._words[QUIT // 64]:
+            if self._index < pool.open or pool._words[loop.QUIT // 64]:
                 self._parked = False  # a run began meanwhile and may have missed it
                 continue
             self._bell.acquire()

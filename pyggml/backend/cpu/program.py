@@ -13,7 +13,7 @@ A program keeps its buffers and kernels alive.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,18 +23,7 @@ from ...buffer import zeroed
 from ...cgraph import CGraph
 from ...errors import UnsupportedOp
 from ...rounding import ceil_div
-from .loop import (
-    H_BEGINS,
-    H_COUNTS,
-    H_LAUNCHES,
-    H_N_PHASES,
-    H_PHASES,
-    HEADER_WORDS,
-    L_CHUNKS,
-    LAUNCH_WORDS,
-    MAX_CHUNKS,
-    MAX_PHASES,
-)  # fmt: skip
+from . import loop
 from .lowering import Launch, Lowering, Range
 from .replicate import ReplicaUse, replica_bytes, replicate_small, thread_records
 from .work import WorkMemory, WorkStore
@@ -101,8 +90,12 @@ class Phase:
         return sum(launch.chunks for launch in self.launches)
 
 
+# A Python callable, or phases and the address of their header; the others are None, empty and 0.
+Part = tuple[Callable[[], None] | None, list[Phase], int]
+
+
 class Program:
-    """A compiled graph for the pool; see ``compile_program``."""
+    """A compiled graph for the pool, in parts that run in order; see ``compile_program``."""
 
     def __init__(self, lowering: Lowering, error_slot: int, *, sequential: bool = False) -> None:
         self.scratch_bytes = lowering.scratch_bytes
@@ -112,34 +105,21 @@ class Program:
         self._keep: list[object] = [lowering.graph, lowering.work.memory()]
         python = any(launch.python is not None for launch in lowering.launches)
         graph = lowering.graph if lowering.fusion and not (sequential or python) else None
-        self._parts: list[tuple[Callable[[], None] | None, list[Phase], int]] = []
+        self.parts: list[Part] = []
         run: list[Launch] = []
         for launch in lowering.launches:
             if launch.python is None:
                 run.append(launch)
                 continue
             self._add(run, error_slot, sequential, graph)
-            self._parts.append((launch.python, [], 0))
+            self.parts.append((launch.python, [], 0))
             run = []
         self._add(run, error_slot, sequential, graph)
 
     @property
     def phases(self) -> list[Phase]:
         """All phases in order."""
-        return [phase for _, phases, _ in self._parts for phase in phases]
-
-    def phase_counts(self) -> list[int]:
-        """Phases of each part."""
-        return [len(phases) for _, phases, _ in self._parts]
-
-    def parts(self) -> Iterator[tuple[Callable[[], None] | None, list[Phase], int]]:
-        """(Python callable, phases, header) of each part in order; one or the other is empty."""
-        yield from self._parts
-
-    def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]:
-        """Parts to run in order: a Python callable, or the header of compiled phases."""
-        for python, _, header in self._parts:
-            yield python, header
+        return [phase for _, phases, _ in self.parts for phase in phases]
 
     def _add(
         self, launches: list[Launch], error_slot: int, sequential: bool, graph: CGraph | None
@@ -158,16 +138,16 @@ class Program:
             phases[at].launches.append(launch)
             if launch in uses and uses[launch].launch not in phases[at].replicas:
                 phases[at].replicas.append(uses[launch].launch)
-        if len(phases) > MAX_PHASES:
-            raise UnsupportedOp(f"a graph of {len(phases)} phases: the limit is {MAX_PHASES}")
-        self._parts.append((None, phases, self._encode(phases, uses, error_slot)))
+        if len(phases) > loop.MAX_PHASES:
+            raise UnsupportedOp(f"a graph of {len(phases)} phases: the limit is {loop.MAX_PHASES}")
+        self.parts.append((None, phases, self._encode(phases, uses, error_slot)))
 
     def _encode(self, phases: list[Phase], uses: dict[Launch, ReplicaUse], error_slot: int) -> int:
         launches = [launch for launch, _ in in_table(phases)]
         sizes = np.array([len(phase.launches) for phase in phases])
         chunks = np.array([phase.chunks for phase in phases])
-        if chunks.max() > MAX_CHUNKS:
-            raise UnsupportedOp(f"a phase of {chunks.max()} chunks: the limit is {MAX_CHUNKS}")
+        if chunks.max() > loop.MAX_CHUNKS:
+            raise UnsupportedOp(f"a phase of {chunks.max()} chunks: the limit is {loop.MAX_CHUNKS}")
         first = np.cumsum(sizes) - sizes
         made = {use.launch for use in uses.values()}
         uses = uses | {launch: ReplicaUse(launch, launch.writes) for launch in made}
@@ -175,7 +155,7 @@ class Program:
         size = max(map(replica_bytes, made), default=0)
         memory = [zeroed(size) for _ in range(self.n_threads)]
         addresses = [int(m.ctypes.data) for m in memory]
-        table = np.zeros((len(launches), LAUNCH_WORDS), np.int64)
+        table = np.zeros((len(launches), loop.LAUNCH_WORDS), np.int64)
         for row, launch in zip(table, launches, strict=True):
             assert launch.kernel is not None
             use = uses.get(launch)
@@ -184,14 +164,17 @@ class Program:
             replica = 0 if use is None else number[use.launch]
             row[:] = launch.kernel.address, records.ctypes.data, launch.chunks, stride, replica
             self._keep.append((launch.kernel, launch.node.buffer, records))
-        begins = shares(table[: sizes.sum(), L_CHUNKS], first, self.n_threads)
+        begins = shares(table[: sizes.sum(), loop.L_CHUNKS], first, self.n_threads)
         counts = np.add.reduceat(np.diff(begins, axis=1), first)
         phase_words = np.stack([first, sizes, chunks], axis=1).astype(np.int64)
-        header = np.zeros(HEADER_WORDS, np.int64)
-        header[H_N_PHASES] = len(phases)
+        header = np.zeros(loop.HEADER_WORDS, np.int64)
+        header[loop.H_N_PHASES] = len(phases)
         arrays = {
-            H_PHASES: phase_words, H_LAUNCHES: table, H_COUNTS: counts, H_BEGINS: begins
-        }  # fmt: skip
+            loop.H_PHASES: phase_words,
+            loop.H_LAUNCHES: table,
+            loop.H_COUNTS: counts,
+            loop.H_BEGINS: begins,
+        }
         for word, array in arrays.items():
             header[word] = array.ctypes.data
         self._keep.append((arrays, memory, header))

@@ -22,10 +22,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ... import env, jit
+from ... import env, jit, ops
+from ...alloc import GraphAllocator, alloc_ctx_tensors
+from ...buffer import HOST
+from ...cgraph import CGraph
+from ...context import Context
+from ...dtype import GGMLType
 from ...errors import BackendError
+from ...quants import reference_dequantize as dequantize
+from ...quants import reference_quantize as quantize
 from ...tensor import Tensor
 from . import tuning
+from .buffer import REPACK
 
 Array = npt.NDArray[Any]
 _TIMEOUT_S = 300
@@ -104,7 +112,7 @@ def _try(name: str) -> tuple[str, tuning.Record | None]:
     Returns:
         (what is wrong, empty if nothing; what was measured).
     """
-    if not _has_interpreter():
+    if not sys.executable or getattr(sys, "frozen", False):  # embedded: no interpreter to start
         return "", None
     with contextlib.ExitStack() as stack:
 
@@ -121,11 +129,6 @@ def _try(name: str) -> tuple[str, tuning.Record | None]:
             if _PASSED in output:
                 return "", _record(output, problem)
         return problem or "the self-test gave no answer", None
-
-
-def _has_interpreter() -> bool:
-    """Whether there is an interpreter to start (embedded Python has none)."""
-    return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 def _record(output: list[str], problem: str) -> tuning.Record:
@@ -205,12 +208,6 @@ _MATMUL_TYPES = {"Q4_1": 64, "Q8_0": 64, "Q4_K": 256, "Q6_K": 256, "F16": 64}  #
 
 def families() -> None:
     """The first child: one case per kernel family. Raises if a result is wrong."""
-    from ... import ops
-    from ...cgraph import CGraph
-    from ...context import Context
-    from ...dtype import GGMLType
-    from ...quants import reference_dequantize as dequantize
-    from ...quants import reference_quantize as quantize
     from .backend import CpuBackend
 
     rng = np.random.default_rng(0)
@@ -265,16 +262,7 @@ def layer() -> None:
 
     At position 0 rope is the identity, and attention returns the token's own values.
     """
-    from ... import ops
-    from ...alloc import GraphAllocator, alloc_ctx_tensors
-    from ...buffer import HOST
-    from ...cgraph import CGraph
-    from ...context import Context
-    from ...dtype import GGMLType
-    from ...quants import reference_dequantize as dequantize
-    from ...quants import reference_quantize as quantize
     from .backend import CpuBackend
-    from .buffer import REPACK
 
     rng, n, n_cells, token = np.random.default_rng(0), 64, 512, 7
     backend = CpuBackend(1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,25 +23,10 @@ import numpy.typing as npt
 
 from ...errors import ComputeError
 from ..trace import RunTrace, TracedLaunch
-from .loop import (
-    H_LAUNCHES,
-    H_N_PHASES,
-    H_PHASES,
-    HEADER_WORDS,
-    L_KERNEL,
-    L_NODE,
-    L_STRIDE,
-    LAUNCH_WORDS,
-    P_LAUNCH,
-    P_LAUNCHES,
-    PHASE_WORDS,
-    STAMP_WORDS,
-    read_cycles,
-    traced_chunk,
-)  # fmt: skip
+from . import loop
 from .lowering import Launch
 from .pool import get_pool
-from .program import Phase, Program, in_table
+from .program import Part, Phase, Program, in_table
 
 _ALIGN_S = 0.005  # the least time between two looks at both clocks
 
@@ -56,10 +41,10 @@ class _TracedProgram:
         self.seconds = float("inf")
         self.launches: list[TracedLaunch] = []
         self._keep: list[object] = [program]
-        self._segments: list[tuple[Callable[[], None] | None, int]] = []
+        self.parts: list[Part] = []
         order = _launches(program)
         n_chunks = sum(launch.chunks for part, _ in order for launch, _ in part)
-        self.stamps: Longs = np.zeros((n_chunks, STAMP_WORDS), np.int64)
+        self.stamps: Longs = np.zeros((n_chunks, loop.STAMP_WORDS), np.int64)
         first = phase_number = 0
         for launches, header in order:
             begin = first
@@ -68,46 +53,42 @@ class _TracedProgram:
                 first += launch.chunks
             phase_number += 1 + max(phase for _, phase in launches)
             if header == 0:
-                self._segments.append((self._call(launches[0][0], begin), 0))
+                self.parts.append((self._call(launches[0][0], begin), [], 0))
             else:
-                self._segments.append(
-                    (None, self._encode(header, [la for la, _ in launches], begin))
-                )
+                encoded = self._encode(header, [la for la, _ in launches], begin)
+                self.parts.append((None, [], encoded))
         replicas = {
-            la for _, phases, _ in program.parts() for phase in phases for la in phase.replicas
+            la for _, phases, _ in program.parts for phase in phases for la in phase.replicas
         }
         self.launches.sort(key=lambda traced: (traced.phase, traced.launch not in replicas))
-
-    def segments(self) -> Iterator[tuple[Callable[[], None] | None, int]]:
-        """As a program's."""
-        yield from self._segments
 
     def _call(self, launch: Launch, at: int) -> Callable[[], None]:
         def call() -> None:
             assert launch.python is not None
-            begin = read_cycles()
+            begin = loop.read_cycles()
             launch.python()
-            self.stamps[at] = begin, read_cycles(), 0
+            self.stamps[at] = begin, loop.read_cycles(), 0
 
         return call
 
     def _encode(self, header: int, launches: list[Launch], first: int) -> int:
         """A header like ``header`` whose launches go through ``traced_chunk``."""
-        words = _words(header, HEADER_WORDS).copy()
-        last = _words(int(words[H_PHASES]), PHASE_WORDS * int(words[H_N_PHASES]))[-PHASE_WORDS:]
-        shared = int(last[P_LAUNCH] + last[P_LAUNCHES])  # the others are run by each thread
+        words = _words(header, loop.HEADER_WORDS).copy()
+        n_phases = int(words[loop.H_N_PHASES])
+        last = _words(int(words[loop.H_PHASES]), loop.PHASE_WORDS * n_phases)[-loop.PHASE_WORDS :]
+        shared = int(last[loop.P_LAUNCH] + last[loop.P_LAUNCHES])  # each thread runs the others
         n, threads = len(launches), np.arange(self.n_threads)
-        table = _words(int(words[H_LAUNCHES]), n * LAUNCH_WORDS).reshape(n, -1).copy()
+        table = _words(int(words[loop.H_LAUNCHES]), n * loop.LAUNCH_WORDS).reshape(n, -1).copy()
         records = np.zeros((n, self.n_threads, 3), np.int64)
-        records[:, :, 0] = table[:, L_KERNEL, None]
-        records[:, :, 1] = table[:, L_NODE, None] + table[:, L_STRIDE, None] * threads
+        records[:, :, 0] = table[:, loop.L_KERNEL, None]
+        records[:, :, 1] = table[:, loop.L_NODE, None] + table[:, loop.L_STRIDE, None] * threads
         starts = first + np.cumsum([0, *(launch.chunks for launch in launches)])[:-1]
         own = np.where(np.arange(n)[:, None] < shared, 0, threads)
-        records[:, :, 2] = self.stamps.ctypes.data + 8 * STAMP_WORDS * (starts[:, None] + own)
-        table[:, L_KERNEL] = traced_chunk.address
-        table[:, L_NODE] = records.ctypes.data + records.strides[0] * np.arange(n)
-        table[:, L_STRIDE] = records.strides[1]
-        words[H_LAUNCHES] = table.ctypes.data
+        records[:, :, 2] = self.stamps.ctypes.data + 8 * loop.STAMP_WORDS * (starts[:, None] + own)
+        table[:, loop.L_KERNEL] = loop.traced_chunk.address
+        table[:, loop.L_NODE] = records.ctypes.data + records.strides[0] * np.arange(n)
+        table[:, loop.L_STRIDE] = records.strides[1]
+        words[loop.H_LAUNCHES] = table.ctypes.data
         self._keep.append((table, records, words))
         return int(words.ctypes.data)
 
@@ -121,14 +102,14 @@ def trace(program: Program, repeats: int = 1) -> list[RunTrace]:
     """
     traced, pool = _TracedProgram(program), get_pool()
     runs: list[tuple[Longs, list[int]]] = []
-    before = time.perf_counter_ns(), read_cycles()
+    before = time.perf_counter_ns(), loop.read_cycles()
     for _ in range(repeats):
         traced.stamps[:] = 0
         pool.run(traced)
         runs.append((traced.stamps.copy(), pool.scratch_addresses()))
     while time.perf_counter_ns() - before[0] < 1e9 * _ALIGN_S:
         pass
-    elapsed, counted = time.perf_counter_ns() - before[0], read_cycles() - before[1]
+    elapsed, counted = time.perf_counter_ns() - before[0], loop.read_cycles() - before[1]
     if counted <= 0:
         raise ComputeError("this machine has no cycle counter that a program may read: no trace")
     return [_run_trace(traced, program.n_threads, *run, elapsed / counted) for run in runs]
@@ -153,7 +134,7 @@ def _launches(program: Program) -> list[tuple[list[tuple[Launch, int]], int]]:
     python = iter([launch for launch in program.launches if launch.python is not None])
     return [
         ([(next(python), 0)], 0) if call is not None else (in_table(phases), header)
-        for call, phases, header in program.parts()
+        for call, phases, header in program.parts
     ]
 
 

@@ -14,13 +14,16 @@ from pyllama.chat.conversation import Conversation
 from pyllama.chat.formats import ChatFormat
 from pyllama.chat.reply import Reply, ReplyOptions
 from pyllama.chat.transcript import Transcript
+from pyllama.chat.turn import TurnOptions
 from pyllama.engine import Engine, Lease
 from pyllama.errors import ContextFull
 from pyllama.sampling import SamplingParams
 
 from ..fake_context import EOS, TOKENIZER, FakeContext, FakeModel, ids
+from .tools.templates import TEMPLATES
 
 GREEDY = ReplyOptions(SamplingParams(temp=0))
+SHOWN_STOPS = SamplingParams(temp=0, include_stop_str_in_output=True)
 
 
 def state_of(text: str, n_ctx: int = 256) -> Any:
@@ -33,7 +36,7 @@ def talk(state: Lease, name: str = "vicuna", **options: Any) -> Conversation:
 
 
 def said(dialogue: Conversation | Transcript, options: ReplyOptions = GREEDY) -> str:
-    return "".join(dialogue.reply(options))
+    return "".join(delta.content for delta in dialogue.reply(options))
 
 
 def test_only_new_tokens_are_evaluated() -> None:
@@ -50,6 +53,27 @@ def test_only_new_tokens_are_evaluated() -> None:
     assert decoded == [len(TOKENIZER.encode("\nUSER: And?\nASSISTANT:", False)) + 1]
     assert state.ids[held] == EOS
     assert [m["role"] for m in dialogue.messages] == ["user", "assistant", "user", "assistant"]
+
+
+def test_reasoning_is_separated_and_not_part_of_later_prompts() -> None:
+    format = TEMPLATES["qwq"].format(TOKENIZER)
+    prompt = format.turn([{"role": "user", "content": "Hi"}], TurnOptions()).prompt
+    dialogue = Conversation(state_of(f"{prompt.text}So.\n</think>\n\nHello"), format)
+    dialogue.say("Hi")
+    deltas = list(dialogue.reply(GREEDY))
+    assert "".join(delta.reasoning for delta in deltas) == "So."
+    assert "".join(delta.content for delta in deltas) == "Hello"
+    reply = {"role": "assistant", "content": "Hello", "reasoning_content": "So."}
+    assert dialogue.messages[-1] == reply
+    dialogue.say("And?")
+    assert "So." not in format.prompt(dialogue.messages).text
+    assert said(dialogue, ReplyOptions(SamplingParams(temp=0), n_predict=1)) == ""
+    dialogue.clear()
+    dialogue.say("Hi")
+    stream = dialogue.reply(GREEDY)
+    assert next(stream).reasoning == "S"
+    stream.close()  # type: ignore[attr-defined]
+    assert dialogue.messages[-1] == {"role": "assistant", "content": "", "reasoning_content": "S"}
 
 
 def test_regenerate_and_clear() -> None:
@@ -71,7 +95,7 @@ def test_a_reply_that_is_left_counts_as_far_as_it_was_shown() -> None:
     dialogue = talk(state_of("USER: Hi\nASSISTANT: a long reply"))
     dialogue.say("Hi")
     stream = dialogue.reply(GREEDY)
-    shown = "".join(next(stream) for _ in range(7))
+    shown = "".join(next(stream).content for _ in range(7))
     stream.close()  # type: ignore[attr-defined]
     assert dialogue.messages[-1] == {"role": "assistant", "content": shown.lstrip()}
     dialogue.say("Go on")
@@ -100,8 +124,9 @@ def test_a_token_of_which_a_part_was_shown() -> None:
     tokens = {7: b"one", 8: b" two \xc3", 9: b"\xa9", 10: b"."}
     reply = Reply(ReplyOptions(SamplingParams(temp=0), stop=("two x",)))
     fake: Any = SimpleNamespace(
-        token_to_piece=lambda token, special: tokens[token], is_eog=lambda t: False, eog=()
-    )
+        token_to_piece=lambda token, special: tokens[token], is_eog=lambda t: False, eog=(),
+        vocab=SimpleNamespace(suppress=()),
+    )  # fmt: skip
     state = state_of("")
     state.context.model.tokenizer = fake
     state.context.model.logits = lambda past: np.eye(260, dtype=np.float32)[7 + len(past) - 3]
@@ -129,7 +154,7 @@ def test_how_replies_end() -> None:
         (ReplyOptions(SamplingParams(temp=0), n_predict=2), (), "cd", "length"),
         (ReplyOptions(SamplingParams(temp=0), n_predict=0), (), "", "length"),
         (ReplyOptions(SamplingParams(temp=0), stop=(". E",)), (), "cd", "stop"),
-        (ReplyOptions(SamplingParams(temp=0), stop=(". E",), show_stop=True), (), "cd. E", "stop"),
+        (ReplyOptions(SHOWN_STOPS, stop=(". E",)), (), "cd. E", "stop"),
         (GREEDY, ("d.",), "c", "stop"),
     ):
         reply = Reply(options)
@@ -145,7 +170,7 @@ def test_how_replies_end() -> None:
 def test_a_transcript_grows_by_turns() -> None:
     state = state_of("Bob: Hi. User: Who? Bob: Me. User:")
     dialogue = Transcript(state, "Bob: Hi.", between=(" ", " Bob:"))
-    stops = ReplyOptions(SamplingParams(temp=0), stop=("User:",), show_stop=True)
+    stops = ReplyOptions(SHOWN_STOPS, stop=("User:",))
     assert said(dialogue, stops) == " User:"
     state.context.decoded.clear()
     dialogue.say("Who?")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyggml.errors import Aborted
-from pyllama import Context, Model
+from pyllama import Batch, Context, Model
 from pyllama.engine import Engine, Event, Lease, Policy, Request
+from pyllama.engine.logprobs import token_logprob
 from pyllama.errors import BatchError, ContextFull, QueueFull, ReentrantCall
 from pyllama.sampling import SamplingParams
 
@@ -52,6 +54,23 @@ def alone(make: Make) -> Callable[..., list[int]]:
         return known[key]
 
     return tokens
+
+
+@pytest.fixture(scope="module")
+def scored(make: Make) -> Callable[..., list[Any]]:
+    """The log-probabilities of a prompt, from one decode with all logits."""
+    context, known = make(n_ctx=256), dict[tuple[int, ...], list[Any]]()
+
+    def logprobs(tokens: list[int], n_top: int) -> list[Any]:
+        key = (*tokens, -1, n_top)
+        if key not in known:
+            context.kv.clear()
+            context.decode(Batch(tokens, logits="all"))
+            rows = zip(context.logits, tokens[1:], strict=False)
+            known[key] = [None, *(token_logprob(row, token, n_top) for row, token in rows)]
+        return known[key]
+
+    return logprobs
 
 
 def made(events: Iterator[Event] | list[Event]) -> list[int]:
@@ -100,6 +119,7 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, tuple[int, int, int, int, int,
 def test_any_mix_of_requests_equals_single_runs_and_frees_all_cells(
     make: Make,
     alone: Callable[..., list[int]],
+    scored: Callable[..., list[Any]],
     work: list[tuple[int, tuple[int, int, int, int, int, bool]]],
     n_seq_max: int,
     n_batch: int,
@@ -112,7 +132,10 @@ def test_any_mix_of_requests_equals_single_runs_and_frees_all_cells(
     for at, (start, length, seed, priority, n, leaves) in work:
         for _ in range(at):
             events += engine.step()
-        params = SamplingParams(temp=0.0 if seed == 0 else 1.0, seed=seed, ignore_eos=True)
+        params = SamplingParams(
+            temp=0.0 if seed == 0 else 1.0, seed=seed, ignore_eos=True,
+            prompt_logprobs=2 if seed == 2 else None,
+        )  # fmt: skip
         request = Request(
             TOKENS[start : start + length], params, max_tokens=n, priority=priority, text=False
         )
@@ -131,6 +154,11 @@ def test_any_mix_of_requests_equals_single_runs_and_frees_all_cells(
         wanted = alone(request, request.max_tokens)
         assert tokens == wanted[: len(tokens)]
         assert reason == "abort" or len(tokens) == len(wanted)
+        prompts = [list(event.prompt_logprobs) for event in mine if event.kind == "prompt"]
+        if request.sampling.prompt_logprobs is None:
+            assert not prompts
+        elif tokens:
+            assert prompts == [scored(list(request.tokens), 2)]
     engine.drop_prefixes()
     assert context.kv.n_used == 0
 
@@ -181,11 +209,110 @@ def test_prompts_are_read_in_chunks_beside_running_texts(make: Make) -> None:
 
 def test_several_texts_of_one_request(make: Make) -> None:
     engine = Engine(make(n_ctx=256, n_seq_max=3))
-    request = Request(TOKENS[:40], SamplingParams(seed=5, temp=1.5), n=3, max_tokens=6, text=False)
-    events = list(engine.run(request))
+    params = SamplingParams(seed=5, temp=1.5, n=3)
+    events = list(engine.run(Request(TOKENS[:40], params, max_tokens=6, text=False)))
+    assert engine.timings.n_prompt_eval <= 40 + 6 * 3 and engine.context.kv.n_used < 40 + 6 * 3
     texts = [made(event for event in events if event.choice == i) for i in range(3)]  # type: ignore[arg-type]
     one = Request(TOKENS[:40], SamplingParams(seed=6, temp=1.5), max_tokens=6, text=False)
     assert texts[1] == made(engine.run(one)) and len({*map(tuple, texts)}) == 3
+
+
+def test_the_best_of_several_texts(make: Make) -> None:
+    engine = Engine(make(n_ctx=256, n_seq_max=3))
+
+    def texts(**options: Any) -> list[tuple[list[int], float, str]]:
+        params = SamplingParams(seed=5, temp=1.5, **options)
+        number = engine.submit(Request(TOKENS[:40], params, max_tokens=6))
+        other = engine.submit(Request(TOKENS[:9], GREEDY, max_tokens=3))
+        events = finish(engine)
+        assert len(made(of(events, other))) == 3
+        found = []
+        for i in range(params.n):
+            mine = [event for event in of(events, number) if event.choice == i]
+            logprobs = [entry for event in mine for entry in event.logprobs]
+            assert [entry.token for entry in logprobs] == (
+                made(mine) if params.logprobs is not None else []
+            )
+            total = mine[-1].cumulative_logprob
+            assert total is not None
+            if logprobs:
+                assert total == pytest.approx(sum(entry.logprob for entry in logprobs))
+                assert all(len(entry.top) == params.logprobs for entry in logprobs)
+            found.append((made(mine), total, "".join(event.text for event in mine)))
+        assert {event.choice for event in of(events, number)} == set(range(params.n))
+        return found
+
+    best_first = sorted(texts(n=6, logprobs=0), key=lambda text: -text[1])
+    assert len({text[1] for text in best_first}) == 6
+    assert texts(n=2, best_of=6) == best_first[:2]
+    assert texts(n=1, best_of=6, logprobs=2) == best_first[:1]
+    assert texts(n=6, best_of=6, logprobs=1) != best_first  # in the order of their seeds
+    # run() returns the same events
+    params = SamplingParams(seed=5, temp=1.5, best_of=6)
+    run = engine.run(Request(TOKENS[:40], params, max_tokens=6, progress=True))
+    events = list(run)
+    assert made(events) == best_first[0][0]
+    kinds = [event.kind for event in events]
+    n_progress = kinds.index("tokens")
+    assert set(kinds[:n_progress]) == {"progress"} and kinds[-1] == "end"
+
+
+def test_an_error_or_an_abort_ends_all_of_best_of(make: Make) -> None:
+    engine = Engine(make(n_ctx=256, n_seq_max=3))
+    n_calls = iter(range(99))
+
+    def boom(input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        if next(n_calls) == 8:
+            raise ZeroDivisionError
+        return scores
+
+    params = SamplingParams(n=2, best_of=4, ignore_eos=True)
+    number = engine.submit(Request(TOKENS[:9], params, max_tokens=5, processors=(boom,)))
+    events = of(finish(engine), number)
+    assert [(event.kind, event.choice) for event in events] == [("error", 0), ("error", 1)]
+    number = engine.submit(Request(TOKENS[:9], params, max_tokens=50))
+    for _ in range(4):
+        assert not engine.step()
+    engine.abort(number)
+    events = of(finish(engine), number)
+    ends = [event for event in events if event.kind == "end"]
+    assert [event.reason for event in ends] == ["abort"] * 2
+    assert [event.choice for event in ends] == [0, 1] and 3 <= len(made(events)) <= 8
+
+
+def test_the_log_probabilities_of_a_prompt(make: Make, scored: Callable[..., list[Any]]) -> None:
+    prompt, params = TOKENS[:30], SamplingParams(temp=0, prompt_logprobs=3, ignore_eos=True)
+    wanted = scored(prompt, 3)
+
+    def prompts(engine: Engine, request: Request) -> list[list[Any]]:
+        events = list(engine.run(request))
+        found = [event for event in events if event.kind == "prompt"]
+        assert all(
+            event.kind in ("prompt", "progress") for event in events[: events.index(found[0])]
+        )
+        return [list(event.prompt_logprobs) for event in found]
+
+    for options in ({"n_batch": 7}, {"n_ubatch": 4}, {"n_batch": 1}, {"n_seq_max": 3}, {}):
+        engine = Engine(make(n_ctx=128, **options))
+        for i in range(2):  # the second time all of it is cached
+            assert prompts(engine, Request(prompt, params, max_tokens=2)) == [wanted]
+            assert engine.context.kv.n_used >= 30, i
+    assert prompts(engine, Request(prompt, replace(params, n=3, seed=1), max_tokens=2)) == [wanted]
+    # alone, without tokens
+    end = list(engine.run(Request(prompt, params, max_tokens=0)))
+    assert [event.kind for event in end] == ["prompt", "end"] and end[1].reason == "length"
+    assert list(end[0].prompt_logprobs) == wanted
+    for max_tokens in (0, 2):
+        assert prompts(engine, Request(prompt[:1], params, max_tokens=max_tokens)) == [[None]]
+    # in a lease, with tokens that it holds
+    lease, seen = Lease(engine), list[int]()
+    lease.evaluate(prompt[:9])
+    lease.on_logits(lambda first, logits: seen.extend(range(first, first + len(logits))))
+    events = list(lease.run(Request(prompt[9:], params, max_tokens=1), append=True))
+    assert list(events[0].prompt_logprobs) == wanted and seen == list(range(30))
+    # a prompt that does not fit, also with a context shift
+    with pytest.raises(ContextFull):
+        lease.run(Request(TOKENS[:129], params, n_keep=4))
 
 
 # --- where texts end ------------------------------------------------------------------------------
@@ -196,12 +323,16 @@ def fake(text: str = TEXT, **sizes: int) -> Any:
 
 
 def test_reasons_and_usage() -> None:
+    t = frozenset(ids("t")[1:])
     cases: list[tuple[dict[str, Any], str, Any, str]] = [
         ({}, "eog", None, TEXT[7:]),
         ({"max_tokens": 4}, "length", None, " sat"),
         ({"stop": (" mat", "zz")}, "stop", " mat", " sat on the"),
-        ({"stop": (" m",), "show_stop": True}, "stop", " m", " sat on the m"),
-        ({"stop_ids": frozenset(ids("t")[1:])}, "stop", ids("t")[1], " sat"),
+        ({"stop": (" m",), "include_stop_str_in_output": True}, "stop", " m", " sat on the m"),
+        ({"stop_token_ids": t}, "stop", max(t), " sa"),
+        ({"stop_token_ids": t, "include_stop_str_in_output": True}, "stop", max(t), " sat"),
+        ({"stop_token_ids": t, "special": True}, "stop", max(t), " sat"),
+        ({"stop_token_ids": t, "stop": ("at",)}, "stop", max(t), " sa"),
         ({"criteria": (lambda i, s: len(i) > 10,)}, "stop", None, " sa"),
         ({"max_tokens": 0}, "length", None, ""),
         ({"deadline_s": -1.0}, "deadline", None, ""),
@@ -210,8 +341,10 @@ def test_reasons_and_usage() -> None:
         ({"max_tokens": 20, "drop_unfinished": True}, "length", None, " sat on the mat, na"),
     ]
     for options, reason, stop, text in cases:
-        engine = Engine(fake())
-        events = list(engine.run(Request(ids("The cat"), SamplingParams(temp=0.0), **options)))
+        engine, names = Engine(fake()), SamplingParams.__dataclass_fields__
+        params = SamplingParams(temp=0.0, **{k: v for k, v in options.items() if k in names})
+        others = {k: v for k, v in options.items() if k not in names}
+        events = list(engine.run(Request(ids("The cat"), params, **others)))
         end = events[-1]
         assert (end.kind, end.reason, end.stop) == ("end", reason, stop), options
         assert "".join(event.text for event in events) == text, options
@@ -226,8 +359,6 @@ def test_submit_refuses_bad_requests(make: Make) -> None:
     for tokens, error in (([], BatchError), ([5, 999], BatchError), ([5] * 65, ContextFull)):
         with pytest.raises(error):
             engine.submit(Request(tokens))
-    with pytest.raises(BatchError, match="n is 0"):
-        engine.submit(Request([5], n=0))
     engine.submit(Request([5], GREEDY, max_tokens=1))
     with pytest.raises(QueueFull):
         engine.submit(Request([5]))

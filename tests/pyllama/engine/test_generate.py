@@ -7,7 +7,7 @@ import pytest
 
 from pyggml.errors import Aborted
 from pyllama.engine import Timings
-from pyllama.engine.generate import generate, generate_text
+from pyllama.engine.generate import generate, generate_many, generate_text
 from pyllama.errors import BatchError, ContextFull, SamplingError
 from pyllama.sampling import SamplingParams
 
@@ -70,6 +70,23 @@ def test_n_past_keeps_cached_tokens() -> None:
     assert context.decoded[0] == 4
     with pytest.raises(BatchError, match="n_past is 40"):
         generate(context, [5], n_past=40)
+
+
+def test_one_text_of_several() -> None:
+    context, prompt = make(""), ids("x")
+    texts = [
+        list(generate(context, prompt, SamplingParams(seed=seed), n_predict=9)) for seed in (5, 6)
+    ]
+    best = list(generate(context, prompt, SamplingParams(seed=5, best_of=2), n_predict=9))
+    assert best in texts
+    several = SamplingParams(n=2)
+    for makes in (
+        lambda: generate(context, prompt, several),
+        lambda: generate_text(context, prompt, several),
+        lambda: list(generate_many(context, [prompt], several)),
+    ):
+        with pytest.raises(SamplingError, match="n is 2"):
+            makes()
 
 
 def test_processors_see_all_ids_and_their_error_leaves_the_context_usable() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyggml.errors import Aborted
-from pyllama.errors import BatchError, ContextFull, ReentrantCall
+from pyllama.errors import BatchError, ContextFull, ReentrantCall, SamplingError
 from pyllama.llama.llama import StoppingCriteriaList
 
 from ..fake_context import BOS, EOS, TEXT, ids, text_of
@@ -58,6 +58,34 @@ def test_where_a_completion_ends_streamed_or_not(
         reason
     ]
     assert {c["id"] for c in chunks} == {chunks[0]["id"]} and "usage" not in chunks[0]
+
+
+def test_several_texts_and_the_best_of_them(reciting: Any) -> None:
+    llama = reciting(logits_all=True, text="")
+    options = {"max_tokens": 3, "temperature": 1.0, "seed": 3, "logprobs": 1}
+
+    def total(choice: Any) -> float:
+        return sum(choice["logprobs"]["token_logprobs"])
+
+    whole = llama("The cat", n=5, **options)
+    texts = [choice["text"] for choice in whole["choices"]]
+    assert [choice["index"] for choice in whole["choices"]] == list(range(5))
+    assert len({*texts}) == 5 and texts[0] == text_of(llama("The cat", **options))
+    assert whole["usage"]["completion_tokens"] == 15
+    best = llama("The cat", n=2, best_of=5, echo=True, **options)
+    best_first = sorted(whole["choices"], key=lambda choice: -total(choice))[:2]
+    for choice, wanted in zip(best["choices"], best_first, strict=True):
+        assert choice["text"] == "The cat" + wanted["text"]
+        values = choice["logprobs"]["token_logprobs"]
+        assert values[0] is None and len(values) == 7 + 3
+        assert values[7:] == wanted["logprobs"]["token_logprobs"]
+    chunks = list(llama("The cat", n=2, best_of=5, echo=True, stream=True, **options))
+    for choice in best["choices"]:
+        mine = [c for c in chunks if c["choices"][0]["index"] == choice["index"]]
+        assert "".join(map(text_of, mine)) == choice["text"]
+        assert mine[-1]["choices"][0]["finish_reason"] == "length"
+    with pytest.raises(SamplingError, match="best_of"):
+        llama("x", n=3, best_of=2)
 
 
 def test_prompts_may_be_tokens_or_empty(reciting: Any) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Any
 
 import pytest
 
-from pyllama.errors import ContextFull, NotSupported, TemplateError
+from pyllama.errors import ContextFull, GrammarError, SamplingError, TemplateError
 from pyllama.llama.llama import Llama
+
+from ..chat.tools.templates import TEMPLATES, TOOLS, function
 
 HI = [{"role": "user", "content": "Hi"}]
 PROMPT = "USER: Hi\nASSISTANT:"
@@ -73,35 +76,217 @@ def test_a_conversation_keeps_the_cache(reciting: Any) -> None:
     assert llama.n_tokens == held + decoded[0]
 
 
+def prompt_and_options(llama: Llama, *args: Any, **options: Any) -> tuple[str, dict[str, Any]]:
+    """The prompt and options of the completion that a chat completion makes."""
+    seen: dict[str, Any] = {}
+
+    def create_completion(tokens: list[int], **given: Any) -> Any:
+        seen.update(given, prompt=llama.detokenize(tokens).decode())
+        choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": "stop"}
+        return {"id": "", "created": 0, "model": "", "usage": {}, "choices": [choice]}
+
+    llama.create_completion = create_completion  # type: ignore[method-assign]
+    llama.create_chat_completion(*args, **options)
+    return seen.pop("prompt"), seen
+
+
+def with_template(reciting: Any, source: str, text: str = "", n_ctx: int = 2048) -> Llama:
+    """A model with a chat template that recites a text."""
+    llama: Llama = reciting(text, n_ctx=n_ctx)
+    llama._chat_formats._sources["chat_template.default"] = source
+    llama.chat_format = "chat_template.default"
+    return llama
+
+
+def replying(reciting: Any, source: str, reply: str, **options: Any) -> Llama:
+    """A model with a chat template that replies with this text to a request."""
+    prompt, _ = prompt_and_options(with_template(reciting, source), HI, **options)
+    return with_template(reciting, source, prompt + reply)
+
+
+@pytest.fixture
+def without_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model recites its text in any case; grammars have tests of their own."""
+    monkeypatch.setattr("pyllama.chat.formats.reply_grammar", lambda rules: None)
+
+
+@pytest.mark.usefixtures("without_grammars")
 def test_tools_reach_the_template(reciting: Any) -> None:
-    llama = reciting("")
-    llama._chat_formats._sources["chat_template.default"] = (
-        "{{ tools[0].function.name }}{{ tool_choice }}{{ functions is none }}"
+    source = "{{ tools[0].function.name }}{{ tool_choice }}"
+    llama = with_template(reciting, source)
+    tools = [{"function": {"name": "f"}}]
+    assert prompt_and_options(llama, HI, tools=tools, tool_choice="auto")[0] == "fauto"
+    old = {"functions": [{"name": "f"}], "function_call": "none"}
+    assert prompt_and_options(llama, HI, **old)[0] == "fnone"
+    llama._chat_formats._sources["chat_template.tool_use"] = "use {{ tools[0].function.name }}"
+    assert prompt_and_options(llama, HI, tools=tools)[0] == "use f"
+
+
+CALLS = (
+    'Hm. <tool_call>\n{"name": "get_time", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "nothing", "arguments": {}}\n</tool_call>'
+)
+
+
+@pytest.mark.usefixtures("without_grammars")
+def test_tool_calls_whole_and_streamed(reciting: Any) -> None:
+    source = TEMPLATES["qwen"].source
+    reply = f"<think>Which city?</think>\n\n{CALLS}"
+    llama = replying(reciting, source, reply, tools=TOOLS)
+    result: Any = llama.create_chat_completion(HI, tools=TOOLS, temperature=0)
+    choice = result["choices"][0]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert message["reasoning_content"] == "Which city?" and message["content"] == "Hm."
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "get_time", "arguments": '{"city": "Oslo"}'},
+        {"name": "nothing", "arguments": "{}"},
+    ]
+    assert [call["type"] for call in message["tool_calls"]] == ["function"] * 2
+    chunks: Any = list(llama.create_chat_completion(HI, tools=TOOLS, temperature=0, stream=True))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant"} and deltas[-1] == {} and all(deltas[:-1])
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Which city?"
+    assert "".join(delta.get("content", "") for delta in deltas) == "Hm."
+    pieces = [piece for delta in deltas for piece in delta.get("tool_calls", [])]
+    first = [piece for piece in pieces if "id" in piece]
+    assert [piece["index"] for piece in first] == [0, 1]
+    assert [piece["function"]["name"] for piece in first] == ["get_time", "nothing"]
+    arguments = ["", ""]
+    for piece in pieces:
+        arguments[piece["index"]] += piece["function"]["arguments"]
+    assert arguments == ['{"city": "Oslo"}', "{}"]
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["tool_calls"]
+    cut: Any = llama.create_chat_completion(HI, tools=TOOLS, temperature=0, max_tokens=90)
+    assert cut["choices"][0]["finish_reason"] == "length"
+    (call,) = cut["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_time"
+    assert '{"city": "Oslo"}'.startswith(call["function"]["arguments"])
+
+
+@pytest.mark.usefixtures("without_grammars")
+def test_calls_and_results_continue_the_conversation(reciting: Any) -> None:
+    source = TEMPLATES["hermes"].source
+    llama = replying(reciting, source, CALLS, tools=TOOLS)
+    result: Any = llama.create_chat_completion(HI, tools=TOOLS, temperature=0)
+    message = result["choices"][0]["message"]
+    answers = [
+        {"role": "tool", "tool_call_id": call["id"], "content": "10:15"}
+        for call in message["tool_calls"]
+    ]
+    first, _ = prompt_and_options(llama, HI, tools=TOOLS)
+    prompt, _ = prompt_and_options(llama, [*HI, message, *answers], tools=TOOLS)
+    assert prompt.startswith(first + CALLS.replace("Hm. ", "Hm.\n"))
+    assert prompt.count("<tool_response>\n10:15\n</tool_response>") == 2
+
+
+@pytest.mark.usefixtures("without_grammars")
+def test_old_function_calls(reciting: Any) -> None:
+    functions = [tool["function"] for tool in TOOLS]
+    llama = replying(reciting, TEMPLATES["hermes"].source, CALLS, functions=functions)
+    result: Any = llama.create_chat_completion(HI, functions=functions, temperature=0)
+    choice, wanted = result["choices"][0], {"name": "get_time", "arguments": '{"city": "Oslo"}'}
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["function_call"] == wanted
+    chunks: Any = list(
+        llama.create_chat_completion(HI, functions=functions, temperature=0, stream=True)
     )
-    llama.chat_format = None
-    prompt: list[str] = []
-    llama.create_completion = lambda tokens, **o: prompt.append(llama.detokenize(tokens)) or {
-        "id": "", "created": 0, "model": "", "usage": {},
-        "choices": [{"text": "", "logprobs": None, "finish_reason": "stop"}],
-    }  # fmt: skip
-    llama.create_chat_completion(HI, tools=[{"function": {"name": "f"}}], tool_choice="auto")
-    assert prompt == [b"fautoTrue"]
+    deltas = [chunk["choices"][0]["delta"].get("function_call", {}) for chunk in chunks]
+    found = {key: "".join(delta.get(key, "") for delta in deltas) for key in wanted}
+    assert found == wanted
 
 
-def test_unsupported_arguments_are_refused(llama: Llama) -> None:
-    for options in (
-        {"response_format": {"type": "json_object"}},
-        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-        {"tool_choice": "required"},
-        {"function_call": {"name": "f"}},
-        {"grammar": "root ::= x"},
-    ):
-        with pytest.raises(NotSupported, match="supported"):
-            llama.create_chat_completion(HI, **options)  # type: ignore[arg-type]
-    llama.create_chat_completion(HI, response_format={"type": "text"}, max_tokens=1)
+@pytest.mark.usefixtures("without_grammars")
+@pytest.mark.parametrize(
+    ("format", "content", "reasoning"),
+    [
+        ("auto", "Hi!", "So."),
+        ("deepseek", "Hi!", "So."),
+        ("deepseek-legacy", "<think>So.</think>\nHi!", "So."),
+        ("none", "<think>So.</think>\nHi!", None),
+    ],
+)
+def test_reasoning_formats(reciting: Any, format: str, content: str, reasoning: Any) -> None:
+    llama = replying(reciting, TEMPLATES["qwen"].source, "<think>So.</think>\nHi!")
+    result: Any = llama.create_chat_completion(HI, temperature=0, reasoning_format=format)
+    message = result["choices"][0]["message"]
+    assert message["content"] == content and message.get("reasoning_content") == reasoning
+    assert result["choices"][0]["finish_reason"] == "stop"
+
+
+def test_options_of_reasoning(reciting: Any) -> None:
+    llama = with_template(reciting, TEMPLATES["qwen"].source)
+    prompt, options = prompt_and_options(llama, HI, reasoning_budget=3)
+    assert prompt.endswith("assistant\n")
+    sampling = options["sampling"]
+    assert sampling["reasoning_budget_tokens"] == 3 and sampling["generation_prompt"] == ()
+    assert llama.detokenize(sampling["reasoning_budget_start"]) == b"<think>"
+    assert list(map(llama.detokenize, sampling["reasoning_budget_end"])) == [b"</think>"]
+    off = {"chat_template_kwargs": {"enable_thinking": False}, "sampling": {"top_k": 3}}
+    prompt, options = prompt_and_options(llama, HI, **off)
+    assert prompt.endswith("<think>\n\n</think>\n\n") and options["sampling"] == {"top_k": 3}
+    llama = with_template(reciting, TEMPLATES["qwq"].source)
+    begun = prompt_and_options(llama, HI, reasoning_budget=0)[1]["sampling"]
+    assert llama.detokenize(begun["generation_prompt"]) == b"<think>"
+
+
+def test_response_formats_and_calls_have_grammars(reciting: Any) -> None:
+    grammars = pytest.importorskip("pyllama.grammar.json_schema")
+    llama = with_template(reciting, TEMPLATES["hermes"].source)
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    given = {"type": "json_schema", "json_schema": {"schema": schema}}
+    _, options = prompt_and_options(llama, HI, response_format=given)
+    assert grammars.schema_to_gbnf(schema).count("n-kv") <= options["grammar"].text.count("n-kv")
+    _, options = prompt_and_options(llama, HI, tools=TOOLS)
+    assert [trigger.value for trigger in options["grammar"].triggers] == ["<tool_call>"]
+    _, options = prompt_and_options(llama, HI, tools=TOOLS, tool_choice="required")
+    assert options["grammar"].triggers == ()
+    assert prompt_and_options(llama, HI)[1]["grammar"] is None
+    with pytest.raises(GrammarError, match="cannot be combined with tools"):
+        llama.create_chat_completion(HI, tools=TOOLS, grammar=options["grammar"])
+    assert prompt_and_options(llama, HI, grammar=options["grammar"])[1]["grammar"]
+
+
+@pytest.mark.parametrize("template", ["hermes", "llama", "mistral-named", "plain"])
+def test_any_model_held_to_the_tools_calls_them(reciting: Any, template: str) -> None:
+    """Random logits, constrained: each call parses, is of a tool, and has its arguments."""
+    pytest.importorskip("pyllama.grammar.json_schema")
+    llama = with_template(reciting, TEMPLATES[template].source)
+    tools = [
+        function("add", a={"type": "integer"}, b={"enum": ["x", 1, None]}),
+        function("say", text={"type": "string", "maxLength": 5}, loud={"type": "boolean"}),
+    ]
+    for seed in range(10):
+        options: Any = {"tools": tools, "tool_choice": "required", "temperature": 1.2, "seed": seed}
+        options |= {"parallel_tool_calls": False}
+        result: Any = llama.create_chat_completion(HI, **options)
+        assert result["choices"][0]["finish_reason"] == "tool_calls"
+        (call,) = result["choices"][0]["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        wanted = {"add": {"a", "b"}, "say": {"text", "loud"}}[call["function"]["name"]]
+        assert set(arguments) == wanted
+        *_, last = llama.create_chat_completion(HI, stream=True, **options)
+        assert last["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_further_fields_of_sampling(llama: Llama) -> None:
+    result: Any = llama.create_chat_completion(HI, temperature=5, sampling={"temp": 0.0})
+    assert result["choices"][0]["message"]["content"] == " naïve 🙂!"
+    with pytest.raises(SamplingError):
+        llama.create_completion("x", sampling={"top_k": 3, "temp": float("nan")})
 
 
 def test_errors(llama: Llama, reciting: Any) -> None:
+    for options, message in (
+        ({"response_format": {"type": "xml"}}, "'xml'"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"function_call": {"name": "f"}}, "names the tool 'f'"),
+        ({"functions": "f"}, "not a list"),
+    ):
+        with pytest.raises(TemplateError, match=message):
+            llama.create_chat_completion(HI, **options)  # type: ignore[arg-type]
+    llama.create_chat_completion(HI, response_format={"type": "text"}, max_tokens=1)
     with pytest.raises(TemplateError, match="not a dictionary"):
         llama.create_chat_completion(["Hi"])  # type: ignore[list-item]
     with pytest.raises(ContextFull):

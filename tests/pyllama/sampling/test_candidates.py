@@ -51,15 +51,17 @@ def test_keeping_the_top_twice_is_keeping_the_smaller() -> None:
     assert candidates.token(candidates.argmax()) == 1
 
 
-def test_editing_restores_the_order_of_ids_and_spares_the_source() -> None:
+def test_editing_keeps_the_order_and_spares_the_source() -> None:
     logits = np.array([1, 3, 2, 3, 0], np.float32)
     candidates = Candidates(logits)
     candidates.keep_top(3)
     values, positions, found = candidates.edit(np.array([3, 0, 2]))
-    assert candidates.ids.tolist() == [1, 2, 3] and not candidates.sorted
-    assert dict(zip(found.tolist(), positions.tolist(), strict=True)) == {0: 2, 2: 1}
+    assert candidates.ids.tolist() == [1, 3, 2] and not candidates.sorted
+    assert dict(zip(found.tolist(), positions.tolist(), strict=True)) == {0: 1, 2: 2}
     values[positions] = 9
     assert candidates.logits.tolist() == [3, 9, 9]
+    candidates.replace(0)
+    assert (candidates.ids.tolist(), candidates.probs().tolist()) == ([0], [1])
     assert logits.tolist() == [1, 3, 2, 3, 0]
 
 

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pyllama.sampling import SAMPLERS, Chain, SamplingParams
+from pyllama.sampling import DEFAULT_SAMPLERS, SAMPLERS, Chain, SamplingParams
 from pyllama.sampling.fused import STEPS, Fused
 from pyllama.sampling.sampler import Sampler
-from pyllama.sampling.temperature import Temperature
 from pyllama.sampling.top import Floats
 from pyllama.sampling.truncation import MinP, TopK, TopP
 
@@ -40,11 +39,16 @@ PARAMS = st.builds(
     min_keep=st.integers(0, 7),
     repeat_penalty=st.floats(0.5, 2),
     ignore_eos=st.booleans(),
+    typical_p=st.sampled_from([0.2, 0.7, 1.0]),
+    xtc_probability=st.sampled_from([0.0, 0.5, 1.0]),
+    xtc_threshold=st.floats(0, 0.5),
+    top_n_sigma=st.sampled_from([-1.0, 0.5, 1.5]),
+    dynatemp_range=st.sampled_from([0.0, 0.0, 0.5]),
     samplers=st.one_of(
         st.none(),
-        st.permutations(["top_p", "min_p", "temperature"]).map(
-            lambda names: ("penalties", "top_k", *names)
-        ),
+        st.permutations(
+            ["top_p", "min_p", "temperature", "typ_p", "xtc", "top_n_sigma", "top_k"]
+        ).map(lambda names: ("penalties", "top_k", *names)),
     ),
 )
 
@@ -132,9 +136,8 @@ def test_unsupported_chains_are_not_fused(samplers: list[Sampler], n_vocab: int)
 
 
 def test_every_sampler_after_top_k_is_fused_or_keeps_all() -> None:
-    assert {TopK, TopP, MinP, Temperature} == set(STEPS)
-    for sampler in SAMPLERS.values():
-        assert (sampler in STEPS) != sampler.keeps_all
+    for name in DEFAULT_SAMPLERS:
+        assert SAMPLERS[name] in STEPS or SAMPLERS[name].keeps_all
 
 
 @pytest.mark.parametrize(

@@ -83,13 +83,13 @@ def test_a_random_seed_is_drawn_on_every_reset(seed: int, monkeypatch: pytest.Mo
 def test_words_that_are_passed_over() -> None:
     drawn, skipped = Mt19937(7), Mt19937(7)
     words = [drawn.raw() for _ in range(400)]
-    skipped.skip(2)
+    skipped.n_skip += 2
     assert skipped.raw() == words[2]
-    skipped.skip(3)
-    skipped.skip(30)
+    skipped.n_skip += 3
+    skipped.n_skip += 30
     assert [skipped.raw(), skipped.raw()] == words[36:38]
-    skipped.skip(300)  # more than are drawn at once
+    skipped.n_skip += 300  # more than are drawn at once
     assert skipped.raw() == words[338]
-    skipped.skip(5)
+    skipped.n_skip += 5
     skipped.reset()
     assert skipped.raw() == words[0]

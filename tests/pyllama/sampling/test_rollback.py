@@ -6,10 +6,32 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllama.sampling import Chain, Mt19937, SamplingParams
+from pyllama.sampling import (
+    DEFAULT_SAMPLERS,
+    Candidates,
+    Chain,
+    Mt19937,
+    Sampler,
+    SamplingParams,
+)
 
 N_VOCAB = 24
 LOGITS = np.random.default_rng(3).standard_normal((16, N_VOCAB)).astype(np.float32) * 2
+
+
+class Counting(Sampler):
+    """A user's sampler with state in a list, without a mark of its own."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def apply(self, candidates: Candidates) -> None:
+        logits, positions, _ = candidates.edit(np.array([len(self.tokens) % N_VOCAB]))
+        logits[positions] += 3
+
+    def accept(self, token: int) -> None:
+        self.tokens.append(token)
+
 
 params = st.builds(
     SamplingParams,
@@ -20,6 +42,25 @@ params = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.5]),
     repeat_last_n=st.sampled_from([-1, 0, 1, 4, 64]),
     ignore_eos=st.booleans(),
+    xtc_probability=st.sampled_from([0.0, 0.5]),
+    xtc_threshold=st.just(0.02),
+    dry_multiplier=st.sampled_from([0.0, 2.0]),
+    dry_allowed_length=st.integers(0, 2),
+    dry_sequence_breakers=st.just(((3,), (4, 5))),
+    mirostat=st.sampled_from([0, 0, 1, 2]),
+    adaptive_target=st.just(0.2),
+    bad_words=st.just(((1,), (2, 3), (2, 4, 5))),
+    min_tokens=st.sampled_from([0, 30]),
+    reasoning_budget_tokens=st.sampled_from([-1, 4]),
+    reasoning_budget_start=st.just((6,)),
+    reasoning_budget_end=st.just(((7,), (8, 9))),
+    samplers=st.sampled_from(
+        [
+            None,
+            (*DEFAULT_SAMPLERS, "adaptive_p"),
+            ("typ_p", Counting(), "top_k", "penalties", "xtc", "temperature"),
+        ]
+    ),
 )
 
 
@@ -47,8 +88,7 @@ def test_a_chain_that_is_rolled_back_chooses_as_one_that_never_went_on(
 ) -> None:
     straight, marked = (Chain(given_params, N_VOCAB, (0,)) for _ in range(2))
     for chain in (straight, marked):
-        for token in prompt:
-            chain.accept(token)
+        chain.accept_prompt(prompt)
         run(chain, before, [])
     mark = marked.mark()
     for rows_, forced_ in detours:
@@ -74,7 +114,7 @@ def test_a_random_stream_rolls_back_to_any_position(
     marks, at = [(rng.mark(), 0)], 0
     for kind, n in steps:
         if kind == "s":
-            rng.skip(n)
+            rng.n_skip += n
             at += n
         else:
             assert [rng.raw() for _ in range(n)] == words[at : at + n]

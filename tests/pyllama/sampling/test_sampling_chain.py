@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from pyllama.errors import SamplingError
 from pyllama.sampling import (
+    DEFAULT_SAMPLERS,
     SAMPLERS,
     Candidates,
     Chain,
@@ -34,6 +35,21 @@ LOGITS = hnp.arrays(
         st.floats(width=32),
     ),
 )
+MORE = {
+    "dynatemp_range": st.sampled_from([0.0, 0.5, 3.0]),
+    "dynatemp_exponent": st.floats(-2, 3),
+    "typical_p": st.sampled_from([0.0, 0.3, 0.9, 1.0]),
+    "top_n_sigma": st.sampled_from([-1.0, 0.5, 2.0]),
+    "xtc_probability": st.sampled_from([0.0, 0.5, 1.0]),
+    "xtc_threshold": st.floats(0, 0.6),
+    "dry_multiplier": st.sampled_from([0.0, 1.0]),
+    "dry_allowed_length": st.integers(0, 3),
+    "dry_penalty_last_n": st.integers(0, 12),
+    "dry_sequence_breakers": st.sampled_from([(), ((3,),), ((1, 2), (5,))]),
+    "adaptive_target": st.floats(-1, 2),
+    "bad_words": st.sampled_from([(), ((0,),), ((0, 0), (0, 0, 0))]),
+    "min_tokens": st.sampled_from([0, 3]),
+}
 PARAMS = st.builds(
     SamplingParams,
     seed=st.integers(0, 2**32 - 2),
@@ -47,7 +63,8 @@ PARAMS = st.builds(
     frequency_penalty=st.floats(-2, 2),
     presence_penalty=st.floats(-2, 2),
     ignore_eos=st.booleans(),
-    samplers=st.one_of(st.none(), st.permutations(list(SAMPLERS)).map(tuple)),
+    samplers=st.one_of(st.none(), st.permutations([*DEFAULT_SAMPLERS, "adaptive_p"]).map(tuple)),
+    **MORE,
 )
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temp": 1.0}
 
@@ -67,19 +84,19 @@ def test_any_logits_give_a_legal_token(
     for token in history:
         chain.accept(token % n)
         twin.accept(token % n)
-    candidates = chain.apply(logits)
-    probs = candidates.probs()
-    assert len(candidates) >= 1
-    assert np.unique(candidates.ids).size == len(candidates)
-    assert abs(float(probs.sum()) - 1) < 1e-5
-    if candidates.sorted:
-        assert (candidates.logits[:-1] >= candidates.logits[1:]).all()
-    else:
-        assert (np.diff(candidates.ids) > 0).all()
-    drawn = [chain.sample(logits) for _ in range(3)]
-    assert drawn == [twin.sample(logits) for _ in range(3)]
-    possible = set(candidates.ids[probs > 0].tolist())
-    assert possible.issuperset(drawn)
+    for _ in range(3):  # XTC may remove other candidates at each sample
+        candidates = chain.apply(logits)
+        probs = candidates.probs()
+        assert len(candidates) >= 1
+        assert np.unique(candidates.ids).size == len(candidates)
+        assert abs(float(probs.sum()) - 1) < 1e-5
+        if candidates.sorted:
+            assert (candidates.logits[:-1] >= candidates.logits[1:]).all()
+        drawn = chain.sample(logits)
+        assert drawn == twin.sample(logits)
+        # adaptive_p prefers a probability, and may draw tokens whose own is rounded to 0
+        adaptive = "adaptive_p" in (params.samplers or ())
+        assert drawn in (candidates.ids if adaptive else candidates.ids[probs > 0])
     np.testing.assert_array_equal(logits, before)
 
 
@@ -88,7 +105,8 @@ def test_any_logits_give_a_legal_token(
 def test_the_greedy_short_cut_changes_nothing(
     logits: Floats, params: SamplingParams, history: list[int]
 ) -> None:
-    greedy = SamplingParams(**{f: getattr(params, f) for f in params.__slots__} | {"temp": 0.0})
+    values = {f: getattr(params, f) for f in params.__slots__}
+    greedy = SamplingParams(**values | {"temp": 0.0, "dynatemp_range": 0.0})
     chain = Chain(greedy, logits.size, eog_ids=(0,))
     for token in history:
         chain.accept(token % logits.size)
@@ -137,7 +155,7 @@ def test_every_token_takes_two_words_of_the_stream(params: dict[str, Any]) -> No
     chain.sample(np.zeros(2, np.float32))
     rng = Mt19937(4242)
     rng.raw(), rng.raw()
-    assert chain._dist._rng.raw() == rng.raw()
+    assert chain._final._rng.raw() == rng.raw()
 
 
 def test_the_draw_is_the_first_running_sum_past_the_random_number() -> None:
@@ -185,17 +203,32 @@ def test_ignore_eos_bans_all_tokens_that_end_a_generation() -> None:
 
 
 def test_describe_is_the_line_of_llama_cpp() -> None:
-    default = "logits -> ?penalties -> top-k -> top-p -> min-p -> temp-ext -> dist"
+    default = (
+        "logits -> ?penalties -> ?dry -> ?top-n-sigma -> top-k -> ?typical -> top-p -> min-p -> "
+        "?xtc -> temp-ext -> dist"
+    )
     assert Chain(SamplingParams(), 4).describe() == default
     assert Chain(
         SamplingParams(**OFF, repeat_penalty=2.0, ignore_eos=True), 4, (1,)
     ).describe() == (
-        "logits -> logit-bias -> penalties -> ?top-k -> ?top-p -> ?min-p -> ?temp-ext -> dist"
+        "logits -> logit-bias -> penalties -> ?dry -> ?top-n-sigma -> ?top-k -> ?typical -> "
+        "?top-p -> ?min-p -> ?xtc -> ?temp-ext -> dist"
     )
     assert Chain(SamplingParams(samplers=("temperature", "top_k")), 4).describe() == (
         "logits -> temp-ext -> top-k -> dist"
     )
     assert Chain(SamplingParams(samplers=()), 4).describe() == "logits -> dist"
+    every = SamplingParams(
+        samplers=("dry", "Top-N-Sigma", "typ", "XTC", "adaptive-p", "topk"),
+        dry_multiplier=1.0, dry_sequence_breakers=(), top_n_sigma=1.0, typical_p=0.5,
+        xtc_probability=0.5,
+    )  # fmt: skip
+    assert Chain(every, 4).describe() == (
+        "logits -> dry -> top-n-sigma -> typical -> xtc -> top-k -> adaptive-p"
+    )
+    assert Chain(SamplingParams(mirostat=1), 4).describe() == "logits -> temp -> mirostat"
+    plain = SamplingParams(mirostat=2, temp=1.0, logit_bias={1: 2.0})
+    assert Chain(plain, 4).describe() == "logits -> logit-bias -> ?temp -> mirostat-v2"
 
 
 class Mirror(Sampler):

@@ -21,9 +21,39 @@ DEFAULTS = {
     "repeat_penalty": 1.0,
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "typical_p": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": 64,
+    "dry_sequence_breakers": ("\n", ":", '"', "*"),
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "allowed_token_ids": None,
+    "bad_words": (),
+    "min_tokens": 0,
+    "reasoning_budget_tokens": -1,
+    "reasoning_budget_start": (),
+    "reasoning_budget_end": (),
+    "reasoning_budget_forced": (),
+    "generation_prompt": (),
     "ignore_eos": False,
     "logit_bias": {},
     "samplers": None,
+    "n": 1,
+    "best_of": None,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "stop_token_ids": frozenset(),
+    "include_stop_str_in_output": False,
 }
 NAN, INF = float("nan"), float("inf")
 
@@ -50,6 +80,11 @@ def test_parameters_do_not_change() -> None:
         {"top_p": NAN},
         {"min_p": NAN},
         {"min_keep": -1},
+        {"n": 0},
+        {"best_of": 0},
+        {"logprobs": -1},
+        {"prompt_logprobs": -1},
+        {"stop_token_ids": frozenset([-1])},
         {"repeat_last_n": -2},
         {"repeat_penalty": 0.0},
         {"repeat_penalty": -1.0},
@@ -58,6 +93,16 @@ def test_parameters_do_not_change() -> None:
         {"repeat_penalty": 1e39},
         {"frequency_penalty": INF},
         {"presence_penalty": NAN},
+        {"typical_p": NAN},
+        {"dynatemp_range": INF},
+        {"xtc_threshold": NAN},
+        {"dry_base": 1e39},
+        {"dry_penalty_last_n": -1},
+        {"mirostat": 3},
+        {"mirostat_tau": INF},
+        {"allowed_token_ids": ()},
+        {"bad_words": ("",)},
+        {"min_tokens": -1},
         {"logit_bias": {-1: 0.0}},
         {"logit_bias": {1: NAN}},
         {"logit_bias": {1: -1e39}},
@@ -71,10 +116,17 @@ def test_bad_values(bad: dict[str, Any]) -> None:
     assert isinstance(caught.value, PyllamaError) and isinstance(caught.value, ValueError)
 
 
-def test_describe_names_every_number() -> None:
-    text = SamplingParams(top_k=7, repeat_penalty=1.1).describe()
-    assert "top_k = 7, top_p = 0.950, min_p = 0.050" in text
-    assert text.startswith("\trepeat_last_n = 64, repeat_penalty = 1.100, ")
+def test_describe_is_llama_cpps_text() -> None:
+    assert SamplingParams(top_k=7, repeat_penalty=1.1).describe() == (
+        "\trepeat_last_n = 64, repeat_penalty = 1.100, frequency_penalty = 0.000, "
+        "presence_penalty = 0.000\n"
+        "\tdry_multiplier = 0.000, dry_base = 1.750, dry_allowed_length = 2, "
+        "dry_penalty_last_n = 64\n"
+        "\ttop_k = 7, top_p = 0.950, min_p = 0.050, xtc_probability = 0.000, "
+        "xtc_threshold = 0.100, typical_p = 1.000, top_n_sigma = -1.000, temp = 0.800\n"
+        "\tmirostat = 0, mirostat_lr = 0.100, mirostat_ent = 5.000, adaptive_target = -1.000, "
+        "adaptive_decay = 0.900"
+    )
 
 
 def test_texts_have_seeds_of_their_own() -> None:

@@ -1,92 +1,28 @@
 """Blocks in jitted code: decoders derived from declarations, and encoders.
 
-    decode_block(kind, block, y)                   # a block as block_size float32; see ``blocks``
-    encode_block(kind, x, out)                     # and back; kind is a GGMLType as a literal int
+    row_decoder(Q4_K).address                      # a row of blocks as float32; see ``rows``
+    row_encoder(Q4_K).address                      # and back; see ``encoders``
 
-Each NumPy encoder that declarations name (``quants``) has a jitted twin in ``_TWINS``, with the
-same float32 operations in the same order, so the bytes are ggml's. A kernel contains the code of
-one format only.
+Decoders exist for all formats. ``encoders`` registers its own here, so that kernels, which call
+them by address, do not depend on their sources: a new encoder outdates no other code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
-from numba import types
-from numba.extending import intrinsic
-
-from ....dtype import GGMLType
-from ....quants.block import BLOCK_TYPES, BlockType
-from ....quants.blocks_32 import encode_centred, encode_from_minimum, encode_rounded
-from ....quants.iq4 import encode_nl, encode_xs
-from ....quants.k_quants import ScaleMin, encode_q3_k, encode_q6_k, encode_q8_k
-from ....quants.mxfp4 import encode_exponents
-from ....quants.ternary import encode_ternary
-from .encoders import centred, eight_scales, exponents, from_minimum, one_scale, rounded, ternary
-from .k_quants import q3_k, q6_k, q8_k, scale_min_encoders
-
-# Makers of ``encode(x, out)`` and ``encode(x, weights, out)``, or None if importance weights change
-# nothing; by the encoder of the declaration, or its class.
-Twin = Callable[[BlockType], tuple[Any, Any]]
-_TWINS: dict[Hashable, Twin] = {
-    encode_centred: centred,
-    encode_from_minimum: from_minimum,
-    encode_rounded: rounded,
-    ScaleMin: scale_min_encoders,
-    encode_q3_k: q3_k,
-    encode_q6_k: q6_k,
-    encode_q8_k: q8_k,
-    encode_nl: one_scale,
-    encode_xs: eight_scales,
-    encode_exponents: exponents,
-    encode_ternary: ternary,
-}
-
-
-def _twin(f: BlockType) -> Twin | None:
-    return _TWINS.get(type(f.encode)) or _TWINS.get(f.encode)
-
+from ....jit import Kernel
+from ....quants.block import BLOCK_TYPES
 
 DECODED = tuple(int(type) for type in BLOCK_TYPES)
-ENCODED = tuple(int(type) for type, f in BLOCK_TYPES.items() if _twin(f))
+# Of each format with an encoder: the function that makes it, without or with importance weights.
+ENCODED: dict[int, Callable[[bool], Kernel | None]] = {}
 
 
-@cache
-def encoders(kind: int) -> tuple[Any, Any]:
-    """The jitted encoders of a type of ``ENCODED``: without and with importance weights."""
-    f = BLOCK_TYPES[GGMLType(kind)]
-    make = _twin(f)
-    assert make is not None
-    return make(f)
+def row_encoder(kind: int, weighted: bool = False) -> Any:
+    """The encoder of a format of ``ENCODED``: (x, row, n, 0), see ``rows.encode_row``.
 
-
-def _encoder(which: int, kind: Any, n: int) -> Any:
-    """Typing and code of a call of a format's encoder with ``n`` addresses."""
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    function = encoders(kind.literal_value)[which]
-    addresses = (types.int64,) * n
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        callee = context.typing_context.resolve_value_type(function)
-        call = callee.get_call_type(context.typing_context, addresses, {})
-        emit = context.get_function(callee, call)
-        context.add_linking_libs(getattr(emit, "libs", ()))
-        emit(b, args[1:])
-        return context.get_dummy_value()
-
-    return types.void(kind, *addresses), codegen
-
-
-@intrinsic(prefer_literal=True)
-def encode_block(typingctx: Any, kind: Any, x: Any, out: Any) -> Any:
-    """Store float32 at ``x`` as one block at ``out``."""
-    return _encoder(0, kind, 2)
-
-
-@intrinsic(prefer_literal=True)
-def encode_weighted(typingctx: Any, kind: Any, x: Any, weights: Any, out: Any) -> Any:
-    """``encode_block`` with importance weights, float32 as many as values."""
-    return _encoder(1, kind, 3)
+    With importance weights: (x, row, n, weights of the values), or None if they change nothing.
+    """
+    return ENCODED[kind](weighted)

@@ -29,8 +29,8 @@ from ..lowering import Lowering
 from ..simd.lanes import bits, lanes_f32, mask_bits, sqrt, store
 from ..simd.math import ZERO
 from ..work import WorkMemory, WorkStore
-from . import ENCODED, encoders
-from .rows import decode_columns, encode_row, row_decoder, row_encoder, weighted_row_encoder
+from . import ENCODED, row_encoder
+from .rows import decode_columns, encode_row, row_decoder
 
 _GRAIN = 16384  # elements of a chunk, about
 _MAX_CHUNKS = 4096
@@ -114,14 +114,13 @@ class CpuArrays:
         if int(type) not in ENCODED:
             return reference_quantize(x, type, imatrix)
         out = np.empty((len(x), row_size(type, x.shape[1])), np.uint8)
-        if imatrix is None or encoders(int(type))[1] is None:
-            rows = _Rows(x, out, x.size, type)
-            rows.run(encode_rows, row_encoder(int(type)), n_threads)
+        weighted = None if imatrix is None else row_encoder(int(type), weighted=True)
+        if weighted is None:
+            _Rows(x, out, x.size, type).run(encode_rows, row_encoder(int(type)), n_threads)
         else:
+            extra = (int(imatrix.ctypes.data), int(BLOCK_TYPES[type].weigh is row_weights))
             rows = _Rows(x, out, x.size, type, x.shape[1])
-            by_row = BLOCK_TYPES[type].weigh is row_weights
-            extra = (int(imatrix.ctypes.data), int(by_row))
-            rows.run(encode_weighted_rows, weighted_row_encoder(int(type)), n_threads, extra)
+            rows.run(encode_weighted_rows, weighted, n_threads, extra)
         return out
 
     @staticmethod

@@ -3,6 +3,10 @@
     decode_block(kind, block, y)                   # kind: a GGMLType as a literal int
     put_codes(kind, codes, block)                  # bytes 0 .. 2^bits - 1, one for each column
     unpack_block(kind, block, out)                 # of a format with a codebook, see ``layout``
+    get_block(kind, group, lane, i, out)           # block i of row ``lane`` as ggml's bytes
+    decode_k_block(kind, block, lane, y)           # one of 256 columns as float32
+
+The last two read a row of an interleaved group.
 
 Values have the bits of ``BlockType.dequantize_blocks``: a scale times a sub-scale is exact, so is
 that times a code. All arguments but the kind are addresses, of any alignment.
@@ -10,6 +14,7 @@ that times a code. All arguments but the kind are addresses, of any alignment.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -18,32 +23,56 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 
-from ....numba_internals import cgutils
+from ....dtype import GGMLType
+from ....jit import emitted
 from ....quants.block import BLOCK_TYPES, SUB, Bits, BlockType, Field, count, is_highest, places
 from ....quants.codebook import Entries, levels_of
 from ....quants.ternary import Digits
-from ..layout import CODES_AT, STEPS_AT, UNPACKED_BYTES, layout_k, padded_values
-from ..simd.block_dot import power_of_two
-from ..simd.group_row import code_numbers
+from ..layout import (
+    CODES_AT,
+    COLUMNS,
+    LINE,
+    QUANTIZED,
+    ROWS,
+    STEP,
+    STEPS,
+    STEPS_AT,
+    UNPACKED_BYTES,
+    LayoutK,
+    block_bytes,
+    is_folded,
+    layout_32,
+    layout_k,
+    padded_values,
+    pieces,
+)
+from ..simd.block_dot import byte_in_lines, moved, power_of_two
+from ..simd.transpose import gather_bits
 from ..simd.vector import (
     F16,
     at,
     broadcast,
     concat,
-    emitted,
+    const,
     f32,
+    for_range,
     i8,
     i16,
     i32,
     i64,
+    item_at,
     lanes_of,
     like,
     load,
+    load_floats,
     shifted,
     splat,
     store,
+    times,
     vec,
+    vectors,
     widen,
+    zeroed_stack,
 )
 
 Value = Any
@@ -123,13 +152,13 @@ def _constant(b: Value, name: str, values: npt.NDArray[Any]) -> Value:
 def emit_decoding(b: Value, f: BlockType, block: Value, y: Value) -> None:
     """A block as float32 at ``y``."""
     if isinstance(f.codes, Entries):
-        unpacked = _room(b, UNPACKED_BYTES)
+        unpacked = zeroed_stack(b, UNPACKED_BYTES)
         _unpack(b, f, block, unpacked)
         f, block = layout_k(f.type).source, unpacked
     scale, low = _scales(b, f, block)
     planes, codes_at = f.planes, block
     if isinstance(f.codes, Digits):
-        planes, codes_at = (Bits(8, 0, (f.columns,), (8,)),), _room(b, f.columns)
+        planes, codes_at = (Bits(8, 0, (f.columns,), (8,)),), zeroed_stack(b, f.columns)
         _store_digits(b, f.codes, block, codes_at)
     per_step = max(1, SUB * f.groups // f.columns)
 
@@ -149,6 +178,23 @@ def emit_decoding(b: Value, f: BlockType, block: Value, y: Value) -> None:
         if low is not None:
             value = (b.fsub if f.minima else b.fadd)(value, of_columns(low, first))
         store(b, value, at(b, y, 4 * first))
+
+
+def code_numbers(b: Value, values: tuple[int, ...], zero: int, codes: Value) -> Value:
+    """The numbers of 32 codes, <32 x float>: entries of a table of 16 int8, or codes - zero."""
+    if not values:
+        found = b.sub(b.zext(codes, vec(i32, STEP)), splat(i32, STEP, zero))
+        return b.sitofp(found, vec(f32, STEP))
+    v = vectors()
+    if v.width > STEP:
+        parts = [v.look_up(b, values, lanes_of(b, codes, codes, range(v.width)))]
+        parts = [lanes_of(b, parts[0], parts[0], range(STEP))]
+    else:
+        lanes = [range(first, first + v.width) for first in range(0, STEP, v.width)]
+        parts = [v.look_up(b, values, lanes_of(b, codes, codes, some)) for some in lanes]
+    return b.sitofp(
+        parts[0] if len(parts) == 1 else lanes_of(b, *parts, range(STEP)), vec(f32, STEP)
+    )
 
 
 def _scales(b: Value, f: BlockType, block: Value) -> tuple[Value, Value | None]:
@@ -247,12 +293,6 @@ def _bits(b: Value, bits: Bits, block: Value, i: int) -> Value:
     return x if whole else b.and_(x, ir.Constant(i32, (1 << bits.width) - 1))
 
 
-def _room(b: Value, n_bytes: int) -> Value:
-    memory = cgutils.alloca_once(b, ir.ArrayType(i8, n_bytes))
-    memory.align = 64
-    return b.ptrtoint(memory, i64)
-
-
 def _store_digits(b: Value, digits: Digits, block: Value, out: Value) -> None:
     """Digits of base 3 as a byte each."""
     done = 0
@@ -302,6 +342,93 @@ def _signs(b: Value, codes: Entries, block: Value, i: int) -> Value:
         odd = b.and_(odd, ir.Constant(i32, 1))
         x = b.or_(x, b.shl(odd, ir.Constant(i32, 7)))
     return x
+
+
+# --- rows of an interleaved group ---
+
+
+@emitted(literals=1)
+def get_block(b: Value, kind: int, group: Value, lane: Value, i: Value, out: Value) -> None:
+    """Store block ``i`` of row ``lane`` as ggml's bytes (one value for F16, BF16 and F32).
+
+    Of formats with blocks of up to 32 columns.
+    """
+    block = item_at(b, group, i, block_bytes(kind))
+
+    def copy(offset: int, size: int, target: int, gathered: bool = False) -> None:
+        """``size`` bytes of the row."""
+        place = item_at(b, at(b, block, offset), lane, size)
+        x = load(b, place, ir.IntType(8 * size))
+        if gathered:
+            x = b.bitcast(gather_bits(b, b.bitcast(x, vec(i32, 1))), i32)
+        store(b, x, at(b, out, target))
+
+    if kind not in QUANTIZED:
+        copy(0, GGMLType(kind).type_size, 0)
+        return None
+    layout = layout_32(kind)
+    copy(0, layout.scale_bytes, layout.f.d[0].byte)
+    for bits in layout.f.low:
+        copy(ROWS * layout.scale_bytes, 2, bits.byte)
+    for plane in layout.planes:
+        for k in range(plane.width):
+            place = layout.plane_at(plane) + LINE * k
+            copy(place, 4, plane.byte + 4 * k, gathered=not is_folded(plane))
+
+
+@emitted(literals=1)
+def decode_k_block(b: Value, kind: int, block: Value, lane: Value, y: Value) -> None:
+    """Store row ``lane`` of an interleaved block as 256 float32."""
+    f = layout_k(kind)
+    row = item_at(b, block, lane, 4)
+    words_at = at(b, row, 2 * ROWS * f.halves)
+    lines_of = [words_at, at(b, words_at, LINE * f.scale_lines if f.minimum_lines else 0)]
+    first_half = item_at(b, block, lane, 2)
+    halves = [_scale_k(b, f, at(b, first_half, 2 * ROWS * k)) for k in range(f.halves)]
+
+    def factors(i: Value, which: int) -> Value:
+        def byte(j: Value) -> Value:
+            x = load(b, b.add(lines_of[which], byte_in_lines(b, j)), i8)
+            if not f.is_shared:
+                return x
+            return shifted(b, x, -4) if which else b.and_(x, like(x, 15))
+
+        return _factors(b, f, halves[which], i, byte)
+
+    with for_range(b, const(STEPS)) as i:
+        lines = item_at(b, at(b, row, f.codes_at), i, LINE * f.bits)
+        loaded = [load(b, at(b, lines, LINE * j), vec(i8, 4)) for j in range(f.bits)]
+        slices = [splat(i8, 4, 0)] * 8
+        for piece in pieces(f.bits):
+            x = moved(b, loaded[piece.line], piece)
+            slices[piece.slice] = b.or_(slices[piece.slice], x)
+        codes = ir.Constant(vec(i32, 8), ir.Undefined)
+        for k, four in enumerate(slices):
+            codes = b.insert_element(codes, b.bitcast(four, i32), ir.Constant(i32, k))
+        scale = factors(i, 0)
+        codes = b.bitcast(codes, vec(i8, STEP))
+        value = b.fmul(scale, code_numbers(b, f.values, f.zero, codes))
+        value = b.fsub(value, factors(i, 1)) if f.minima else value
+        store(b, value, item_at(b, y, i, 4 * STEP))
+
+
+def _scale_k(b: Value, f: LayoutK, place: Value) -> Value:
+    """A half float of a block, in the format's unit."""
+    value = b.extract_element(load_floats(b, F16, place, 1), ir.Constant(i32, 0))
+    return b.fmul(value, ir.Constant(f32, f.unit)) if f.unit != 1 else value
+
+
+def _factors(b: Value, f: LayoutK, d: Value, i: Value, byte: Callable[[Value], Value]) -> Value:
+    """<32 x float>: ``d`` times the bytes of the sub-blocks of step ``i``, where there are any."""
+    if f.sub == COLUMNS:
+        return broadcast(b, d, STEP)
+    n = STEP // f.sub
+    found = []
+    for k in range(n):
+        x = byte(at(b, times(b, i, n), k))
+        x = b.sitofp(x, f32) if f.signed else b.uitofp(x, f32)
+        found.append(broadcast(b, b.fmul(d, x), f.sub))
+    return found[0] if n == 1 else lanes_of(b, *found, range(STEP))
 
 
 # --- packing ---

@@ -1,15 +1,17 @@
-"""Rows of blocks to float32 and back, as functions that kernels call by address.
+"""Rows of blocks to float32, as functions that kernels call by address.
 
     decode = row_decoder(kind).address             # in a lowering: a parameter of the node
     decode_columns(decode, row, y, n, first)       # in a kernel: columns first .. first + n
 
-A kernel that takes the address of a decoder or encoder need not be compiled for each format.
+A kernel that takes the address of a decoder or encoder need not be compiled for each format. The
+encoders are in ``encoders``.
 Access: front to back, a block at a time.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, named_kernel
@@ -18,7 +20,6 @@ from ..atomics import call_address
 from ..layout import UNPACKED_BYTES
 from ..simd.element import F32, store_elem
 from ..simd.lanes import stack
-from . import encode_block, encode_weighted
 from .blocks import decode_block, unpack_block
 
 BLOCK_BYTES = 4 * 256  # of the largest block as float32
@@ -58,29 +59,10 @@ def row_unpacker(kind: int) -> Kernel:
     return named_kernel(unpack_row, GGMLType(kind).name)
 
 
-@cache
-def row_encoder(kind: int) -> Kernel:
-    """The encoder of a format: (x, row, n, 0), see ``encode_row``."""
-    block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
+class Decoder(NamedTuple):
+    """The values of a kernel that decodes rows."""
 
-    def encode(x, row, n, unused):
-        for i in range(n // block):
-            encode_block(kind, x + 4 * block * i, row + size * i)
-
-    return named_kernel(encode, GGMLType(kind).name)
-
-
-@cache
-def weighted_row_encoder(kind: int) -> Kernel:
-    """The encoder of a format with importance weights: (x, row, n, weights of the values)."""
-    block, size = GGMLType(kind).block_size, GGMLType(kind).type_size
-
-    def encode_weighted_rows(x, row, n, weights):
-        for i in range(n // block):
-            at = 4 * block * i
-            encode_weighted(kind, x + at, weights + at, row + size * i)
-
-    return named_kernel(encode_weighted_rows, GGMLType(kind).name)
+    decoder: int  # address of the function that decodes a row of blocks, or 0
 
 
 @inline

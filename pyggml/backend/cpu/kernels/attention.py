@@ -5,27 +5,50 @@ same keys. Where its tokens are on several branches of a tree, that holds for th
 cut; each later chunk is read once for each run of tokens of one branch. For many rows, keys and
 values are first packed as float32 columns of 16 into thread scratch; for few rows they are read
 from the cache directly. For a few tokens, chunks are computed by several threads and merged in a
-second launch. Chunks are always merged in order, so the bits depend on none of these choices.
+second launch. Each chunk gives a row's (max, sum, values[hdv]), float32 like the row's state, and
+chunks are always merged in order: a row's bits depend on its keys alone, on none of these choices.
 """
 
 from __future__ import annotations
 
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 
 from ....dtype import GGMLType
-from ....jit import inline, kernel
+from ....jit import inline, inline_strict, kernel
 from ....rounding import ceil_div, round_up
 from ....tensor import Tensor
-from ..abi import DST, SRC0, SRC1, SRC2, data, f32_ptr, nb, ne, params_of
+from ..abi import (
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    SRC3,
+    SRC4,
+    SRC5,
+    SRC6,
+    SRC7,
+    data,
+    f32_ptr,
+    i32_ptr,
+    load_f32,
+    nb,
+    ne,
+    params_of,
+)
 from ..layout import Q8_BLOCK
 from ..lowering import ALWAYS, Lowering, lowers
 from ..simd.attend import TILE_ROWS, prefetch_cells, pv_columns
+from ..simd.element import load_f16
 from ..simd.kv_row import KINDS
+from ..simd.math import exp_f32, tanh_f32
+from ..simd.total import max_f32, total_f32
 from ..tuning import tuning
 from .attention_chunk import (
     CELLS_BYTES,
+    CHUNK,
     DIRECT,
     KEY_BYTES,
     PACKED,
@@ -41,23 +64,6 @@ from .attention_chunk import (
     qk_direct,
     qk_packed,
 )
-from .attention_row import (
-    CHUNK,
-    Attention,
-    bias,
-    branch_cut,
-    branch_of,
-    clear,
-    finish,
-    list_begin,
-    list_end,
-    list_entries,
-    merge,
-    partial,
-    sequence_of,
-    softmax,
-    start,
-)
 from .quantize import quantize_row
 
 _ROWS = 126  # query rows of a block, at most (but always one token)
@@ -67,6 +73,94 @@ _SPLIT_TOKENS = 16  # with at most so many tokens, chunks of keys are computed b
 _DIRECT_ROWS = 24  # at most so many query rows read the cache directly
 DIRECT_TILE = 4  # query rows of one direct pass
 NO_CUT = 1 << 40  # of tokens that are on no branch
+
+
+class Attention(NamedTuple):
+    """The values of ``flash_attn`` and ``flash_attn_merge``."""
+
+    scale: float
+    bias_0: float  # ALiBi: base of the slopes of the first ``n_head_log2`` heads; 0: no ALiBi
+    bias_1: float  # base of the slopes of the other heads
+    n_head_log2: int
+    softcap: float  # 0: none
+    tokens: int  # of a block
+    splits: int  # of the keys
+    partials: int  # address of the state of each chunk of keys, 0: chunks are merged as they come
+    quantize: int  # address of the quantized rows, or 0
+    f16_mask: int
+    direct_rows: int  # at most so many query rows read the cache directly
+    bias_scale: float
+    traits: int
+
+
+@inline
+def list_begin(node, t):
+    """The first key that token ``t`` attends to, as a place in its sequence's list."""
+    rows = data(node, SRC6)
+    return i32_ptr(rows + t * nb(node, SRC6, 1))[1] if rows != 0 else 0
+
+
+@inline
+def list_end(node, t):
+    """The place after the last key that token ``t`` attends to."""
+    rows = data(node, SRC6)
+    return i32_ptr(rows + t * nb(node, SRC6, 1))[2] if rows != 0 else ne(node, SRC1, 1)
+
+
+@inline
+def sequence_of(node, t):
+    """The sequence of token ``t``."""
+    rows = data(node, SRC6)
+    return i32_ptr(rows + t * nb(node, SRC6, 1))[0] if rows != 0 else 0
+
+
+@inline
+def branch_of(node, t):
+    """The number of token ``t``'s branch, 0 where it has none."""
+    rows = data(node, SRC6)
+    return i32_ptr(rows + t * nb(node, SRC6, 1))[5] if data(node, SRC7) != 0 else 0
+
+
+@inline
+def branch_cut(node, t):
+    """How many entries of its sequence's list token ``t`` of a branch reads."""
+    return i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[4]
+
+
+@inline
+def list_entries(node, t, first):
+    """The address of token ``t``'s entry (cell, position) ``first``; 0: without lists."""
+    if data(node, SRC5) == 0:
+        return 0
+    branch = branch_of(node, t)
+    if branch != 0:
+        cut = branch_cut(node, t)
+        if first >= cut:
+            lists = data(node, SRC7) + (branch - 1) * nb(node, SRC7, 2)
+            return lists + (first - cut) * nb(node, SRC7, 1)
+    return data(node, SRC5) + sequence_of(node, t) * nb(node, SRC5, 2) + first * nb(node, SRC5, 1)
+
+
+@inline
+def same_list_end(node, t, after, first, shared):
+    """The token after the last one that reads chunk ``first`` from the same list as ``t``."""
+    if first < shared:
+        return after
+    end, branch = t + 1, branch_of(node, t)
+    while end < after and branch_of(node, end) == branch:
+        end += 1
+    return end
+
+
+@inline
+def keys_end(node, a, b, hi, first, shared):
+    """The place after the last key that tokens [a, b) read from the list of chunk ``first``."""
+    if first < shared:
+        return min(hi, shared)
+    end = list_end(node, a)
+    for t in range(a + 1, b):
+        end = max(end, list_end(node, t))
+    return end
 
 
 @inline
@@ -90,25 +184,126 @@ def load_queries(node, queries, t, head, n_rep, stream, r0, r1, direct):
 
 
 @inline
-def same_list_end(node, t, after, first, shared):
-    """The token after the last one that reads chunk ``first`` from the same list as ``t``."""
-    if first < shared:
-        return after
-    end, branch = t + 1, branch_of(node, t)
-    while end < after and branch_of(node, end) == branch:
-        end += 1
-    return end
+def bias(node, s, t, head, entries, stream, first, n):
+    """Apply scale, soft-cap, ALiBi and mask to one row of scores, in place.
+
+    Args:
+        entries: from ``list_entries``, of the chunk that begins at key ``first``.
+    """
+    p = params_of(node, Attention)
+    scale, cap = p.scale, p.softcap
+    x = f32_ptr(s)
+    for j in range(n):
+        x[j] *= scale
+    if cap != 0:
+        for j in range(n):
+            x[j] = cap * tanh_f32(x[j] / cap)
+    slope = np.float32(1)
+    m0, n2 = p.bias_0, p.n_head_log2
+    if m0 != 0:
+        if head < n2:
+            slope = np.float32(m0 ** np.float32(head + 1))
+        else:
+            slope = np.float32(p.bias_1 ** np.float32(2 * (head - n2) + 1))
+        slope *= p.bias_scale
+        if data(node, SRC6) != 0:
+            position = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[3]
+            pairs = i32_ptr(entries)
+            for j in range(n):
+                x[j] -= slope * np.float32(abs(position - pairs[2 * j + 1]))
+    if data(node, SRC3) != 0:
+        mask = data(node, SRC3) + t * nb(node, SRC3, 1)
+        mask += (head % ne(node, SRC3, 2)) * nb(node, SRC3, 2)
+        mask += (stream % ne(node, SRC3, 3)) * nb(node, SRC3, 3)
+        if p.f16_mask != 0:
+            for j in range(n):
+                x[j] += slope * load_f16(mask + 2 * (first + j))
+        else:
+            for j in range(n):
+                x[j] += slope * load_f32(mask + 4 * (first + j))
 
 
 @inline
-def keys_end(node, a, b, hi, first, shared):
-    """The place after the last key that tokens [a, b) read from the list of chunk ``first``."""
-    if first < shared:
-        return min(hi, shared)
-    end = list_end(node, a)
-    for t in range(a + 1, b):
-        end = max(end, list_end(node, t))
-    return end
+def softmax(s, lo, hi, n):
+    """Replace scores by exp(s - max) over [lo, hi) and 0 elsewhere up to ``n``; (max, sum)."""
+    x = f32_ptr(s)
+    for j in range(lo):
+        x[j] = np.float32(-np.inf)
+    for j in range(hi, n):
+        x[j] = np.float32(-np.inf)
+    top = max_f32(s, n)
+    if top == np.float32(-np.inf):
+        total = total_f32(s, n)
+        for j in range(n):
+            x[j] = np.float32(0)
+        return (total, total) if total != total else (top, np.float32(0))  # NaN must travel
+    for j in range(n):
+        x[j] = exp_f32(x[j] - top)
+    return top, total_f32(s, n)
+
+
+@inline_strict
+def clear(state, hdv):
+    """Set the state of a row before any key."""
+    y = f32_ptr(state)
+    y[0] = np.float32(-np.inf)
+    for d in range(1, hdv + 2):
+        y[d] = np.float32(0)
+
+
+@inline_strict
+def start(state, top, total, values, hdv):
+    """Set the state of a row after one chunk, with the bits of ``clear`` and then ``merge``."""
+    if top == np.float32(-np.inf):
+        clear(state, hdv)
+        return
+    y = f32_ptr(state)
+    y[0], y[1] = top, total
+    for d in range(hdv):
+        y[2 + d] = f32_ptr(values)[d]
+
+
+@inline_strict
+def merge(state, top, total, values, hdv):
+    """Merge a chunk's (max, sum, values) into a row's state, which is the same."""
+    if top == np.float32(-np.inf):
+        return
+    y = f32_ptr(state)
+    x = f32_ptr(values)
+    new = max(y[0], top)
+    before = exp_f32(y[0] - new)
+    now = exp_f32(top - new)
+    y[0] = new
+    y[1] = y[1] * before + total * now
+    for d in range(hdv):
+        y[2 + d] = y[2 + d] * before + x[d] * now
+
+
+@inline_strict
+def finish(node, state, t, head, stream, hdv):
+    """Write a row of the result: values / sum, where the sum includes the head's sink."""
+    x = f32_ptr(state)
+    scale, total = np.float32(1), x[1]
+    if data(node, SRC4) != 0:
+        sink = f32_ptr(data(node, SRC4))[head]
+        new = max(x[0], sink)
+        scale = exp_f32(x[0] - new)
+        total = total * scale + exp_f32(sink - new)
+    y = f32_ptr(
+        data(node, DST) + head * nb(node, DST, 1) + t * nb(node, DST, 2) + stream * nb(node, DST, 3)
+    )
+    factor = np.float32(0) if total == 0 else scale / total
+    for d in range(hdv):
+        y[d] = x[2 + d] * factor
+
+
+@inline
+def partial(node, stream, token, head, chunk, state_bytes):
+    """The address of a row's state for one chunk, where threads share the chunks."""
+    keys = ne(node, SRC5, 1) if data(node, SRC5) != 0 else ne(node, SRC1, 1)
+    row = (stream * ne(node, SRC0, 1) + token) * ne(node, SRC0, 2) + head
+    n_chunks = (keys + CHUNK - 1) // CHUNK
+    return params_of(node, Attention).partials + (row * n_chunks + chunk) * state_bytes
 
 
 @kernel

@@ -25,8 +25,8 @@ from ..simd.attend import MAX_AHEAD, attn_pv, attn_qk
 from ..simd.kv_row import BLOCK, BLOCK_BYTES, element, transpose_8x8, widen_8
 from ..tuning import Tuning
 from ..type_traits import TypeTraits, trait
-from .attention_row import CHUNK
 
+CHUNK = 256  # keys
 S_STRIDE = 4 * CHUNK  # bytes of a row of scores
 CELLS_BYTES = 8 * (CHUNK + MAX_AHEAD)  # of a list of cells
 

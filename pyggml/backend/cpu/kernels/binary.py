@@ -7,7 +7,6 @@ a row; a second source with shorter or strided rows takes a scalar loop.
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline_strict, kernel
@@ -16,7 +15,7 @@ from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, first_row, nb, ne, nrows, params_of, row_address
 from ..lowering import GRAIN, Lowering, lowers
 from ..simd.element import load_elem, store_elem
-from .span import columns, repeated_row, split
+from .span import Parts, columns, repeated_row, split
 
 ADD, SUB, MUL, DIV = range(4)
 _OPS = {"ADD": ADD, "SUB": SUB, "MUL": MUL, "DIV": DIV, "ADD1": ADD}
@@ -34,19 +33,13 @@ def combine(op, a, b):
     return a / b
 
 
-class Binary(NamedTuple):
-    """The values of a binary kernel."""
-
-    parts: int  # of each row, see ``span``
-
-
 @cache
 def binary_kernel(op: int, a: int, b: int, result: int) -> Kernel:
     """The kernel of an op for the types of the sources and of the result."""
     size = GGMLType(b).type_size
 
     def binary(node, chunk, n_chunks, scratch):
-        n, period, parts = ne(node, DST, 0), ne(node, SRC1, 0), params_of(node, Binary).parts
+        n, period, parts = ne(node, DST, 0), ne(node, SRC1, 0), params_of(node, Parts).parts
         stride = nb(node, SRC1, 0)
         units = nrows(node, DST) * parts
         for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
@@ -80,7 +73,7 @@ def _supports(node: Tensor) -> bool:
 def _lower(low: Lowering, node: Tensor) -> None:
     parts, chunks = split(low, node, GRAIN)
     types = (int(t.type) for t in (node.src[0], node.src[1], node))
-    low.launch(binary_kernel(_OPS[node.op.name], *types), node, Binary(parts), chunks)
+    low.launch(binary_kernel(_OPS[node.op.name], *types), node, Parts(parts), chunks)
 
 
 for _op in _OPS:

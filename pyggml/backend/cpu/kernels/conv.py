@@ -170,9 +170,6 @@ def _lower_conv_2d(low: Lowering, node: Tensor) -> None:
     low.launch(made, node, params, low.mac_chunks(node, macs))
 
 
-_ZERO = np.float32(0)
-
-
 class ConvTranspose(NamedTuple):
     """The values of a transposed convolution."""
 

@@ -16,12 +16,12 @@ from ....jit import Kernel, inline, kernel
 from ....ops.op import ALL_FLOATS
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, f32_ptr, first_row, nb, ne, params_of, row_address
-from ..codec import DECODED, ENCODED
-from ..codec.rows import decode_columns, encode_row, row_decoder, row_encoder
+from ..codec import DECODED, ENCODED, row_encoder
+from ..codec.rows import decode_columns, encode_row, row_decoder
 from ..lowering import GRAIN, Lowering, lowers
 from ..simd.element import F32, I8, I16, I32, I64, load_elem, store_elem
 
-_RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies of one type move bits
+RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies of one type move bits
 
 
 class Copy(NamedTuple):
@@ -122,8 +122,8 @@ def decode_kernel(kind: int) -> Kernel:
 
 def _kernel(source: GGMLType, kind: GGMLType) -> Kernel | None:
     """The kernel of a pair of types, None where there is none."""
-    if source == kind and not kind.is_quantized and kind.type_size in _RAW:
-        raw = _RAW[kind.type_size]
+    if source == kind and not kind.is_quantized and kind.type_size in RAW:
+        raw = RAW[kind.type_size]
         return copy_kernel(raw, raw)
     if int(source) in ALL_FLOATS and int(kind) in ENCODED:
         return encode_kernel(int(source))

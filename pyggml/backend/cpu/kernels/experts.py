@@ -33,7 +33,7 @@ from ..abi import (
 )
 from ..buffer import is_repacked
 from ..layout import QUANTIZED, ROWS, activation_bytes, group_bytes
-from ..lowering import Lowering, lowers
+from ..lowering import Lowering, by_rows, lowers
 from ..simd.element import F32, copy_run, load_elem, store_elem
 from ..simd.plain_rows import TABLE_BYTES, set_row_pointers
 from ..type_traits import trait
@@ -255,6 +255,4 @@ def add_id_f32(node, chunk, n_chunks, scratch):
             store_elem(F32, y, i, load_elem(F32, x, i) + load_elem(F32, z, i))
 
 
-@lowers("ADD_ID")
-def _lower_add_id(low: Lowering, node: Tensor) -> None:
-    low.launch(add_id_f32, node, chunks=low.row_chunks(node))
+lowers("ADD_ID")(by_rows(add_id_f32))

@@ -16,7 +16,7 @@ from ....jit import Kernel, kernel
 from ....ops.timestep import frequency_ratio
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, nb, ne, nrows, params_of, row_address
-from ..lowering import GRAIN, Lowering, all_f32, lowers
+from ..lowering import GRAIN, Lowering, all_f32, by_rows, lowers
 from ..simd.element import F32, load_elem, store_elem
 from ..simd.math import sincos_f32
 from .span import columns, split
@@ -164,17 +164,11 @@ def _lower_tri(low: Lowering, node: Tensor) -> None:
 
 
 @lowers("DIAG_MASK_INF", all_f32)
-def _lower_diag_mask_inf(low: Lowering, node: Tensor) -> None:
-    params = Keep(-math.inf, -WHOLE, node.op_params["n_past"] + 1)
-    low.launch(keep_f32, node, params, low.row_chunks(node))
-
-
 @lowers("DIAG_MASK_ZERO", all_f32)
-def _lower_diag_mask_zero(low: Lowering, node: Tensor) -> None:
-    params = Keep(0.0, -WHOLE, node.op_params["n_past"] + 1)
+def _lower_diag_mask(low: Lowering, node: Tensor) -> None:
+    value = -math.inf if node.op.name == "DIAG_MASK_INF" else 0.0
+    params = Keep(value, -WHOLE, node.op_params["n_past"] + 1)
     low.launch(keep_f32, node, params, low.row_chunks(node))
 
 
-@lowers("DIAG", all_f32)
-def _lower_diag(low: Lowering, node: Tensor) -> None:
-    low.launch(diag_f32, node, chunks=low.row_chunks(node))
+lowers("DIAG", all_f32)(by_rows(diag_f32))

@@ -15,7 +15,7 @@ from ....jit import Kernel, inline_strict, kernel
 from ....ops.image import CUBIC, scale_factors
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, load_f32, nb, ne, nrows, params_of, row_address
-from ..lowering import Lowering, lowers
+from ..lowering import Lowering, by_rows, lowers
 from ..simd.element import F32, copy_run, store_elem, zero_run
 from ..simd.math import abs_f32
 
@@ -195,11 +195,5 @@ def win_unpart_f32(node, chunk, n_chunks, scratch):
         copy_run(x, row_address(node, DST, r), c)
 
 
-@lowers("WIN_PART")
-def _lower_win_part(low: Lowering, node: Tensor) -> None:
-    low.launch(win_part_f32, node, chunks=low.row_chunks(node))
-
-
-@lowers("WIN_UNPART")
-def _lower_win_unpart(low: Lowering, node: Tensor) -> None:
-    low.launch(win_unpart_f32, node, chunks=low.row_chunks(node))
+lowers("WIN_PART")(by_rows(win_part_f32))
+lowers("WIN_UNPART")(by_rows(win_unpart_f32))

@@ -266,7 +266,16 @@ def _chunks(low: Lowering, w: Tensor, n: int, batch: int, rows: int) -> tuple[in
     return max(1, min(groups, max(few, macs // _CHUNK_MACS))), token_chunks
 
 
-def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
+def _launch(
+    low: Lowering, node: Tensor, dst: Tensor, *add: Tensor, glu: Kernel | None = None
+) -> None:
+    """Launch a MUL_MAT with the nodes after it.
+
+    Args:
+        dst: the last of these.
+        add: what is added; of GLU, the weights of ``up``.
+        glu: the kernel of MUL_MAT, MUL_MAT and GLU.
+    """
     w, x = node.src[0], node.src[1]
     plain = not is_repacked(w)
     act = []
@@ -275,30 +284,31 @@ def _launch(low: Lowering, node: Tensor, dst: Tensor, *add: Tensor) -> None:
     elif x.type is not GGMLType.F32:
         act = [widened(low, x)]
     batch = node.ne[2] * node.ne[3]
-    row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, ROWS)
+    row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, 32 if glu else ROWS)
     functions = tiles_for(w, node.ne[1])
     if plain:
         functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES,)
-    scratch = RESULTS_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0)
+    scratch = (2 if glu else 1) * RESULTS_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0)
     more, panel, scratch = room_for_tiles(w, node.ne[1], scratch)
     params = MulMat(
         row_chunks=row_chunks,
         token_chunks=token_chunks,
         activations=act[0].address if act else 0,
-        add=len(add),
+        add=0 if glu else len(add),
         quantize=0,
         traits=weight_traits(w, *functions, *more),
         plain=plain,
         panel=panel,
     )
     low.launch(
-        mul_mat,
+        glu or mul_mat,
         dst,
         params,
         row_chunks * token_chunks * batch,
         src=(w, x, *add),
         work=act,
         scratch=scratch,
+        quantizes=glu is not None,
         streams=w,
         variant=layout_name(w),
     )
@@ -365,29 +375,6 @@ def _lower_mul_mat_glu(low: Lowering, gate: Tensor, up: Tensor, glu: Tensor) -> 
         return False
     if glu.ne[0] % 32 or glu.nrows != glu.ne[1] or glu.type is not GGMLType.F32:
         return False
-    act = low.quantized(x, gate_w.type.block_size, add_quantize)
-    more, panel, scratch = room_for_tiles(gate_w, glu.ne[1], 2 * RESULTS_BYTES)
-    row_chunks, token_chunks = _chunks(low, gate_w, glu.ne[1], 1, 32)
-    params = MulMat(
-        row_chunks=row_chunks,
-        token_chunks=token_chunks,
-        activations=act.address,
-        add=0,
-        quantize=0,
-        traits=weight_traits(gate_w, *tiles_for(gate_w, glu.ne[1]), *more),
-        plain=0,
-        panel=panel,
-    )
-    low.launch(
-        mul_mat_glu_kernel(IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]]),
-        glu,
-        params,
-        row_chunks * token_chunks,
-        src=(gate_w, x, up_w),
-        work=[act],
-        scratch=scratch,
-        quantizes=True,
-        streams=gate_w,
-        variant=layout_name(gate_w),
-    )
+    kernel = mul_mat_glu_kernel(IDS[GLU_ACTIVATIONS[glu.op_params["kind"]]])
+    _launch(low, gate, glu, up_w, glu=kernel)
     return True

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ....dtype import GGMLType
-from ....jit import Kernel, inline, kernel
+from ....jit import inline, kernel
 from ....rounding import ceil_div
 from ....tensor import Tensor
 from ..abi import DST, SRC0, SRC1, SRC2, data, first_row, ne, nrows, params_of, row_address
@@ -62,39 +62,6 @@ def rms_norm_f32(node, chunk, n_chunks, scratch):
                 store_elem(F32, y, i, load_elem(F32, x, i) * s)
         if out != 0:
             quantize_row(y, out + row * (n // BLOCK) * Q8_BLOCK, n)
-
-
-def _launch(low: Lowering, kernel: Kernel, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
-    src = (norm.src[0], *rows, None, None)[:3]  # kernels read three sources
-    chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * low.n_threads)
-    params = Norm(norm.op_params["eps"])
-    low.launch(kernel, dst, params, chunks, src=src, quantizes=True, replicate=ALWAYS)
-
-
-def _fuse(low: Lowering, kernel: Kernel, norm: Tensor, *more: Tensor) -> bool:
-    """Launch a norm and the nodes after it, each of which combines the result with a row."""
-    x, dst, rows = norm.src[0], more[-1], [node.src[1] for node in more]
-    chain = all(node.src[0] is before for before, node in zip((norm, *more), more, strict=False))
-    if x is None or not chain or not all_f32(norm) or not may_write_over(dst, x):
-        return False
-    for w in rows:
-        if w is None or w in (norm, *more) or w.type is not GGMLType.F32:
-            return False
-        if w.ne[0] != norm.ne[0] or not w.is_contiguous_rows() or overlap(w, dst):
-            return False
-    _launch(low, kernel, norm, dst, *rows)
-    return True
-
-
-@lowers("RMS_NORM", all_f32)
-def _lower_rms_norm(low: Lowering, node: Tensor) -> None:
-    _launch(low, rms_norm_f32, node, node)
-
-
-@fuses("RMS_NORM", "MUL")
-def _lower_rms_norm_mul(low: Lowering, norm: Tensor, product: Tensor) -> bool:
-    """The weight is applied as the row is written."""
-    return _fuse(low, rms_norm_f32, norm, product)
 
 
 @inline
@@ -174,21 +141,38 @@ def group_norm_f32(node, chunk, n_chunks, scratch):
                 store_elem(F32, y, i, np.float32((np.float64(load_elem(F32, x, i)) - mean) * s))
 
 
+_OF_ROWS = {"RMS_NORM": rms_norm_f32, "NORM": norm_f32}
+
+
+def _launch(low: Lowering, norm: Tensor, dst: Tensor, *rows: Tensor | None) -> None:
+    src = (norm.src[0], *rows, None, None)[:3]  # kernels read three sources
+    chunks = min(dst.nrows, dst.nelements // _GRAIN, 8 * low.n_threads)
+    made, params = _OF_ROWS[norm.op.name], Norm(norm.op_params["eps"])
+    low.launch(made, dst, params, chunks, src=src, quantizes=True, replicate=ALWAYS)
+
+
+@lowers("RMS_NORM", all_f32)
 @lowers("NORM", all_f32)
 def _lower_norm(low: Lowering, node: Tensor) -> None:
-    _launch(low, norm_f32, node, node)
+    _launch(low, node, node)
 
 
-@fuses("NORM", "MUL", "ADD")
-def _lower_norm_mul_add(low: Lowering, norm: Tensor, product: Tensor, total: Tensor) -> bool:
-    """Weight and bias are applied as the row is written."""
-    return _fuse(low, norm_f32, norm, product, total)
-
-
+@fuses("RMS_NORM", "MUL")
 @fuses("NORM", "MUL")
-def _lower_norm_mul(low: Lowering, norm: Tensor, product: Tensor) -> bool:
-    """The weight is applied as the row is written."""
-    return _fuse(low, norm_f32, norm, product)
+@fuses("NORM", "MUL", "ADD")  # registered before the shorter pattern
+def _lower_fused_norm(low: Lowering, norm: Tensor, *more: Tensor) -> bool:
+    """Launch a norm and the nodes after it: weight and bias are applied as a row is written."""
+    x, dst, rows = norm.src[0], more[-1], [node.src[1] for node in more]
+    chain = all(node.src[0] is before for before, node in zip((norm, *more), more, strict=False))
+    if x is None or not chain or not all_f32(norm) or not may_write_over(dst, x):
+        return False
+    for w in rows:
+        if w is None or w in (norm, *more) or w.type is not GGMLType.F32:
+            return False
+        if w.ne[0] != norm.ne[0] or not w.is_contiguous_rows() or overlap(w, dst):
+            return False
+    _launch(low, norm, dst, *rows)
+    return True
 
 
 @lowers("L2_NORM", all_f32)

@@ -7,7 +7,6 @@ have any strides. Quantized rows are decoded into scratch, again for each row of
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 from ....dtype import GGMLType
 from ....jit import Kernel, kernel
@@ -28,16 +27,10 @@ from ..abi import (
     row_address,
 )
 from ..codec import DECODED
-from ..codec.rows import decode_columns
+from ..codec.rows import Decoder, decode_columns
 from ..lowering import Lowering, lowers
 from ..simd.element import F16, F32, load_elem, store_elem
 from .weights import decoder_of, tile_kind
-
-
-class OutProd(NamedTuple):
-    """The values of OUT_PROD."""
-
-    decoder: int  # address of the function that decodes a row of ``a``, or 0
 
 
 @cache
@@ -61,8 +54,8 @@ def out_prod_kernel(kind: int) -> Kernel:
             for j in range(n):
                 w = load_f32(weights + j * nb(node, SRC1, 1))
                 row = x + j * nb(node, SRC0, 1)
-                if kind == F32 and params_of(node, OutProd).decoder != 0:
-                    decode_columns(params_of(node, OutProd).decoder, row, scratch, m, 0)
+                if kind == F32 and params_of(node, Decoder).decoder != 0:
+                    decode_columns(params_of(node, Decoder).decoder, row, scratch, m, 0)
                     row = scratch
                 for i in range(m):
                     store_elem(F32, y, i, total_row[i] + w * load_elem(kind, row, i))
@@ -80,5 +73,5 @@ def _lower_out_prod(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
     chunks = low.mac_chunks(node, node.nelements * a.ne[1], 1 << 16)
     made = out_prod_kernel(tile_kind(a.type, ALL_FLOATS))
-    params = OutProd(decoder_of(a.type, ALL_FLOATS))
+    params = Decoder(decoder_of(a.type, ALL_FLOATS))
     low.launch(made, node, params, chunks, scratch=4 * a.ne[0])

@@ -16,7 +16,7 @@ A block of 32 has the values of ggml's Q8_1: d, and s = d * sum(q), are rounded 
          8   int8     32 codes
         40   float32  s, for formats with a minimum
 
-A block of 256 has the values of ggml's Q8_K, with d in float32, and sums for ``kquant_dot``:
+A block of 256 has the values of ggml's Q8_K, with d in float32, and sums for ``KDot``:
 
     byte 0   float32  d
         16   int16    sums of 32 columns          (each four in the order 0 2 1 3)
@@ -34,19 +34,15 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from ....dtype import GGMLType
-from ....jit import Kernel, inline_strict, kernel
+from ....jit import Kernel, emitted, inline_strict, kernel
 from ....tensor import Tensor
 from ..abi import SRC0, first_row, ne, nrows, params_of, row_address
 from ..layout import ACTIVATION_BYTES, Q8_BLOCK, Q8K_BLOCK
 from ..lowering import ALWAYS, Lowering
-from ..simd.block_dot import CODES as CODES_32
-from ..simd.block_dot import EIGHT_OFF, SCALE, SUM
+from ..simd.block_dot import CODES_32, CODES_256, EIGHT_OFF, SCALE, STARTS, SUM, SUMS_16, SUMS_32
 from ..simd.element import F32, load_elem, store_elem
-from ..simd.kquant_dot import CODES, STARTS, SUMS_16, SUMS_32
 from ..simd.vector import (
     at,
     broadcast,
@@ -93,62 +89,50 @@ def _codes(b: Any, values: Any, inverse: Any) -> Any:
     return b.bitcast(b.fadd(scaled, splat(f32, BLOCK, _MAGIC)), vec(i32, BLOCK))
 
 
-@intrinsic
-def _quantize_32(typingctx: Any, x: Any, out: Any) -> Any:
-    """32 floats at ``x`` as one block at ``out``; branch-free."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        source, target = args
-        values = load(b, source, vec(f32, BLOCK), 4)
-        largest = _largest(b, _magnitudes(b, values))
-        d = b.fdiv(largest, ir.Constant(f32, 127.0))
-        codes = b.trunc(_codes(b, values, _inverse(b, largest)), vec(i8, BLOCK))
-        wide = b.sext(codes, vec(i32, BLOCK))  # the codes as stored, also of NaN
-        total = call(b, f"llvm.vector.reduce.add.v{BLOCK}i32", i32, wide)
-        v = vectors()
-        store(b, b.mul(total, ir.Constant(i32, -8)), at(b, target, EIGHT_OFF), 4)
-        store(b, v.round_to_half(b, d), at(b, target, SCALE), 4)
-        store(b, v.round_to_half(b, b.fmul(d, b.sitofp(total, f32))), at(b, target, SUM), 4)
-        store(b, codes, at(b, target, CODES_32), 4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+@emitted
+def _quantize_32(b: Any, source: Any, target: Any) -> None:
+    """32 floats at ``source`` as one block at ``target``; branch-free."""
+    values = load(b, source, vec(f32, BLOCK), 4)
+    largest = _largest(b, _magnitudes(b, values))
+    d = b.fdiv(largest, ir.Constant(f32, 127.0))
+    codes = b.trunc(_codes(b, values, _inverse(b, largest)), vec(i8, BLOCK))
+    wide = b.sext(codes, vec(i32, BLOCK))  # the codes as stored, also of NaN
+    total = call(b, f"llvm.vector.reduce.add.v{BLOCK}i32", i32, wide)
+    v = vectors()
+    store(b, b.mul(total, ir.Constant(i32, -8)), at(b, target, EIGHT_OFF), 4)
+    store(b, v.round_to_half(b, d), at(b, target, SCALE), 4)
+    store(b, v.round_to_half(b, b.fmul(d, b.sitofp(total, f32))), at(b, target, SUM), 4)
+    store(b, codes, at(b, target, CODES_32), 4)
 
 
-@intrinsic
-def _quantize_256(typingctx: Any, x: Any, out: Any) -> Any:
-    """256 floats at ``x`` as one block at ``out``."""
+@emitted
+def _quantize_256(b: Any, source: Any, target: Any) -> None:
+    """256 floats at ``source`` as one block at ``target``."""
 
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        source, target = args
+    def values(i: Any) -> Any:
+        return load(b, b.add(source, b.shl(i, ir.Constant(i64, 7))), vec(f32, BLOCK), 4)
 
-        def values(i: Any) -> Any:
-            return load(b, b.add(source, b.shl(i, ir.Constant(i64, 7))), vec(f32, BLOCK), 4)
+    def maximum(i: Any, carried: Any) -> Any:
+        x = _magnitudes(b, values(i))
+        return [b.select(b.icmp_signed(">", x, carried[0]), x, carried[0])]
 
-        def maximum(i: Any, carried: Any) -> Any:
-            x = _magnitudes(b, values(i))
-            return [b.select(b.icmp_signed(">", x, carried[0]), x, carried[0])]
+    count = ir.Constant(i64, 256 // BLOCK)
+    (magnitudes,) = counted_loop(b, count, [splat(i32, BLOCK, 0)], maximum)
+    largest = _largest(b, magnitudes)
+    inverse = _inverse(b, largest)
+    zero, one = ir.Constant(f32, 0.0), ir.Constant(f32, 1.0)
+    d = b.fdiv(one, b.fdiv(ir.Constant(f32, 127.0), largest))
+    tiny = b.fcmp_ordered("<", largest, ir.Constant(f32, _SMALLEST))
+    store(b, b.select(tiny, zero, d), target, 4)
 
-        count = ir.Constant(i64, 256 // BLOCK)
-        (magnitudes,) = counted_loop(b, count, [splat(i32, BLOCK, 0)], maximum)
-        largest = _largest(b, magnitudes)
-        inverse = _inverse(b, largest)
-        zero, one = ir.Constant(f32, 0.0), ir.Constant(f32, 1.0)
-        d = b.fdiv(one, b.fdiv(ir.Constant(f32, 127.0), largest))
-        tiny = b.fcmp_ordered("<", largest, ir.Constant(f32, _SMALLEST))
-        store(b, b.select(tiny, zero, d), target, 4)
+    def encode(i: Any, _: Any) -> Any:
+        codes = b.sub(_codes(b, values(i), inverse), splat(i32, BLOCK, _MAGIC_BITS))
+        codes = b.trunc(codes, vec(i8, BLOCK))
+        store(b, codes, b.add(at(b, target, CODES_256), b.mul(i, ir.Constant(i64, BLOCK))), 4)
+        _store_sums(b, b.sext(codes, vec(i32, BLOCK)), target, i)
+        return []
 
-        def encode(i: Any, _: Any) -> Any:
-            codes = b.sub(_codes(b, values(i), inverse), splat(i32, BLOCK, _MAGIC_BITS))
-            codes = b.trunc(codes, vec(i8, BLOCK))
-            store(b, codes, b.add(at(b, target, CODES), b.mul(i, ir.Constant(i64, BLOCK))), 4)
-            _store_sums(b, b.sext(codes, vec(i32, BLOCK)), target, i)
-            return []
-
-        counted_loop(b, count, [], encode)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    counted_loop(b, count, [], encode)
 
 
 def _store_sums(b: Any, codes: Any, target: Any, i: Any) -> None:
@@ -192,10 +176,10 @@ def quantize_super_row(x, out, n):
         _quantize_256(x + 1024 * i, out + Q8K_BLOCK * i)
 
 
-class Quantize(NamedTuple):
-    """The values of a kernel that quantizes activations."""
+class Converted(NamedTuple):
+    """The values of a kernel that quantizes or widens activations."""
 
-    out: int  # address of the blocks
+    out: int  # address of the result
 
 
 @cache
@@ -209,7 +193,7 @@ def quantize_kernel(kind: int, columns: int) -> Kernel:
     def quantize(node, chunk, n_chunks, scratch):
         blocks = ne(node, SRC0, 0) // columns
         total = nrows(node, SRC0) * blocks
-        out = params_of(node, Quantize).out
+        out = params_of(node, Converted).out
         first, end = first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)
         while first < end:
             row = first // blocks
@@ -237,19 +221,13 @@ def add_quantize(low: Lowering, x: Tensor, columns: int, out: WorkRange) -> None
     low.launch(
         quantize_kernel(int(x.type), columns),
         x,
-        Quantize(out.address),
+        Converted(out.address),
         min(x.nelements // _GRAIN, 8 * low.n_threads),
         src=(x,),
         writes=out,
         scratch=4 * columns,
         replicate=ALWAYS,
     )
-
-
-class Widen(NamedTuple):
-    """The values of a kernel that widens activations."""
-
-    out: int  # address of the result
 
 
 @cache
@@ -259,7 +237,7 @@ def widen_kernel(kind: int) -> Kernel:
     def widen(node, chunk, n_chunks, scratch):
         n, total = ne(node, SRC0, 0), nrows(node, SRC0)
         for row in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
-            x, y = row_address(node, SRC0, row), params_of(node, Widen).out + 4 * n * row
+            x, y = row_address(node, SRC0, row), params_of(node, Converted).out + 4 * n * row
             for i in range(n):
                 store_elem(F32, y, i, load_elem(kind, x, i))
 
@@ -273,5 +251,5 @@ def widened(low: Lowering, x: Tensor) -> WorkRange:
     if known is not None:
         return known
     out, made = low.take(4 * x.nelements), widen_kernel(int(x.type))
-    low.launch(made, x, Widen(out.address), low.row_chunks(x), src=(x,), writes=out)
+    low.launch(made, x, Converted(out.address), low.row_chunks(x), src=(x,), writes=out)
     return low.remember(key, out)

@@ -32,7 +32,7 @@ from ..abi import (
     params_of,
     row_address,
 )
-from ..lowering import Lowering, lowers
+from ..lowering import Lowering, by_rows, lowers
 from ..simd.element import F32, I32, load_elem, store_elem
 from .span import columns
 
@@ -209,14 +209,11 @@ def sum_rows_f32(node, chunk, n_chunks, scratch):
 
 
 @lowers("SUM_ROWS")
-def _lower_sum_rows(low: Lowering, node: Tensor) -> None:
-    low.launch(sum_rows_f32, node, RowSum(1), low.row_chunks(node.src[0]))
-
-
 @lowers("MEAN")
-def _lower_mean(low: Lowering, node: Tensor) -> None:
+def _lower_sum_rows(low: Lowering, node: Tensor) -> None:
     x = node.src[0]
-    low.launch(sum_rows_f32, node, RowSum(x.ne[0]), low.row_chunks(x))
+    divisor = x.ne[0] if node.op.name == "MEAN" else 1
+    low.launch(sum_rows_f32, node, RowSum(divisor), low.row_chunks(x))
 
 
 @kernel
@@ -231,6 +228,4 @@ def cumsum_f32(node, chunk, n_chunks, scratch):
             store_elem(F32, y, i, np.float32(total))
 
 
-@lowers("CUMSUM")
-def _lower_cumsum(low: Lowering, node: Tensor) -> None:
-    low.launch(cumsum_f32, node, chunks=low.row_chunks(node))
+lowers("CUMSUM")(by_rows(cumsum_f32))

@@ -16,11 +16,10 @@ from ....jit import Kernel, inline, kernel
 from ....tensor import Tensor
 from ..abi import DST, SRC0, data, first_row, ne, nrows, params_of, row_address
 from ..lowering import GRAIN, Lowering, lowers
-from ..simd.element import F32, I8, I16, I32, I64, load_elem, store_elem
-from .cpy import Copy, copy_kernel
-from .span import columns, repeated_row, split
+from ..simd.element import F32, I32, load_elem, store_elem
+from .cpy import RAW, Copy, copy_kernel
+from .span import Parts, columns, repeated_row, split
 
-RAW = {1: I8, 2: I16, 4: I32, 8: I64}  # copies move bits
 _SIZES = {raw: size for size, raw in RAW.items()}
 
 
@@ -113,18 +112,12 @@ for _op in ("SET", "ACC"):
     lowers(_op)(_lower)
 
 
-class Repeat(NamedTuple):
-    """The values of REPEAT."""
-
-    parts: int  # of each row, see ``span``
-
-
 @cache
 def repeat_kernel(raw: int) -> Kernel:
     """The kernel for elements of an integer type."""
 
     def repeat(node, chunk, n_chunks, scratch):
-        n, period, parts = ne(node, DST, 0), ne(node, SRC0, 0), params_of(node, Repeat).parts
+        n, period, parts = ne(node, DST, 0), ne(node, SRC0, 0), params_of(node, Parts).parts
         units = nrows(node, DST) * parts
         for u in range(first_row(units, chunk, n_chunks), first_row(units, chunk + 1, n_chunks)):
             row = u // parts
@@ -149,7 +142,7 @@ def repeat_kernel(raw: int) -> Kernel:
 @lowers("REPEAT")
 def _lower_repeat(low: Lowering, node: Tensor) -> None:
     parts, chunks = split(low, node, GRAIN)
-    low.launch(repeat_kernel(RAW[node.type.type_size]), node, Repeat(parts), chunks)
+    low.launch(repeat_kernel(RAW[node.type.type_size]), node, Parts(parts), chunks)
 
 
 @lowers("CONCAT")

@@ -30,20 +30,13 @@ from ..abi import (
     set_error,
 )
 from ..buffer import is_repacked
-from ..codec import DECODED, ENCODED
-from ..codec.blocks import decode_block
-from ..codec.rows import decode_columns, encode_row, row_encoder
+from ..codec import DECODED, ENCODED, row_encoder
+from ..codec.blocks import decode_block, decode_k_block, get_block
+from ..codec.rows import Decoder, decode_columns, encode_row
 from ..layout import K_TYPES, ROWS, block_bytes
 from ..lowering import Lowering, lowers
 from ..simd.element import F16, F32, I32, load_elem, store_elem
-from ..simd.group_row import decode_k_block, get_block
 from .weights import decoder_of, tile_kind
-
-
-class GetRows(NamedTuple):
-    """The values of GET_ROWS."""
-
-    decoder: int  # address of the function that decodes a row of blocks, or 0
 
 
 class SetRows(NamedTuple):
@@ -64,7 +57,7 @@ def get_rows_kernel(kind: int, repacked: bool = False) -> Kernel:
     group_block = block_bytes(kind)
 
     def get_rows(node, chunk, n_chunks, scratch):
-        p = params_of(node, GetRows)
+        p = params_of(node, Decoder)
         n, n_ids, n_rows = ne(node, DST, 0), ne(node, DST, 1), ne(node, SRC0, 1)
         total = nrows(node, DST)
         for r in range(first_row(total, chunk, n_chunks), first_row(total, chunk + 1, n_chunks)):
@@ -115,7 +108,7 @@ def _lower_get_rows(low: Lowering, node: Tensor) -> None:
     a = node.src[0]
     tiled = (a.type,) if is_repacked(a) else (*ALL_FLOATS, GGMLType.I32)
     made = get_rows_kernel(tile_kind(a.type, tiled), is_repacked(a))
-    params = GetRows(decoder_of(a.type, tiled))
+    params = Decoder(decoder_of(a.type, tiled))
     low.launch(made, node, params, low.row_chunks(node), scratch=a.type.type_size)
 
 

@@ -10,6 +10,8 @@ Many rows are split between rows, a few long ones (a token's activations) also i
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ....jit import inline
 from ....rounding import ceil_div
 from ....tensor import Tensor
@@ -17,6 +19,12 @@ from ..abi import data, nb, ne
 from ..lowering import Lowering, byte_range
 
 BLOCK = 32  # columns of a quantized block, which is never cut
+
+
+class Parts(NamedTuple):
+    """The values of an element-wise kernel without others."""
+
+    parts: int  # of each row
 
 
 def split(low: Lowering, node: Tensor, grain: int) -> tuple[int, int]:

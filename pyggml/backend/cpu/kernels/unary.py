@@ -12,13 +12,12 @@ from typing import NamedTuple
 from ....dtype import GGMLType
 from ....jit import Kernel, kernel
 from ....ops.op import ALL_FLOATS
-from ....ops.unary import XIELU
 from ....tensor import Tensor
 from ..abi import DST, SRC0, first_row, ne, nrows, params_of, row_address
 from ..layout import Q8_BLOCK
 from ..lowering import GRAIN, Lowering, all_f32, lowers
 from ..simd.element import F32, load_elem, store_elem
-from .elementwise import IDS, function
+from .elementwise import IDS, PARAMETERS, function
 from .quantize import BLOCK, quantize_row
 from .span import columns, split
 
@@ -63,41 +62,18 @@ def _supports(node: Tensor) -> bool:
     return x is not None and x.type in ALL_FLOATS and x.is_contiguous_rows()
 
 
-def _lower_element(
-    low: Lowering, node: Tensor, name: str, numbers: tuple[float, ...] = (), grain: int = 1024
-) -> None:
-    """Launch the kernel of a function, with ``grain`` elements a chunk (1024 take 1 us of exp)."""
-    parts, chunks = split(low, node, grain)
+def _lower_element(low: Lowering, node: Tensor) -> None:
+    p = node.op_params
+    name = p["kind"] if node.op.name == "UNARY" else node.op.name.lower()
+    cheap = name in ("leaky_relu", "clamp")
+    parts, chunks = split(low, node, GRAIN if cheap else 1024)  # 1024 take 1 us of exp
+    params = Element(parts, 0, *(float(p[key]) for key in PARAMETERS.get(name, ())))
     made = element_kernel(name, int(node.type))
-    params = Element(parts, 0, *numbers)
     low.launch(made, node, params, chunks, quantizes=node.type is GGMLType.F32)
 
 
-@lowers("UNARY", _supports)
-def _lower_unary(low: Lowering, node: Tensor) -> None:
-    p = node.op_params
-    names = ("alpha_n", "alpha_p", "beta", "eps") if p["kind"] == XIELU else ()
-    _lower_element(low, node, p["kind"], tuple(float(p[name]) for name in names))
-
-
-def _lower_function(low: Lowering, node: Tensor) -> None:
-    _lower_element(low, node, node.op.name.lower())
-
-
-for _op in ("SQR", "SQRT", "LOG", "SIN", "COS"):
-    lowers(_op, _supports)(_lower_function)
-
-
-@lowers("LEAKY_RELU", _supports)
-def _lower_leaky_relu(low: Lowering, node: Tensor) -> None:
-    slope = float(node.op_params["negative_slope"])
-    _lower_element(low, node, "leaky_relu", (slope,), GRAIN)
-
-
-@lowers("CLAMP", _supports)
-def _lower_clamp(low: Lowering, node: Tensor) -> None:
-    limits = float(node.op_params["min"]), float(node.op_params["max"])
-    _lower_element(low, node, "clamp", limits, GRAIN)
+for _op in ("UNARY", "SQR", "SQRT", "LOG", "SIN", "COS", "LEAKY_RELU", "CLAMP"):
+    lowers(_op, _supports)(_lower_element)
 
 
 class Scale(NamedTuple):

@@ -33,13 +33,12 @@ from typing import Any
 from llvmlite import ir
 
 from ....dtype import GGMLType
+from ....jit import emitted
 from ....quants.block import BLOCK_TYPES
 from ....rounding import ceil_div
 from ..layout import ACTIVATION_BYTES, K_TYPES, QUANTIZED, STEPS, block_bytes, layout_k
 from ..tuning import tuning
-from .block_dot import CODES as CODES_32
-from .block_dot import SCALE, SUM, GroupBlock, signed_codes
-from .kquant_dot import CODES, GroupKBlock, KDot
+from .block_dot import CODES_32, CODES_256, SCALE, SUM, GroupBlock, GroupKBlock, KDot, signed_codes
 from .vector import (
     LINE,
     at,
@@ -47,7 +46,6 @@ from .vector import (
     broadcast_f32,
     const,
     counted_loop,
-    emitted,
     f32,
     fma,
     for_range,
@@ -223,7 +221,7 @@ class _Pipeline:
 
     def multiply(self, r: int, unit: Value, codes: Value, fetched: Value) -> None:
         """Compute the product of a unit and codes of 16 tokens in tile ``r``."""
-        b, v = self.b, _tiled()
+        b, v = self.b, vectors()
         v.load_tile(b, _A + r % 2, b.inttoptr(codes, i8.as_pointer()), self.stride)
         v.load_tile(b, _B + r % 2, b.inttoptr(unit, i8.as_pointer()), const(LINE))
         v.zero_tile(b, r)
@@ -232,7 +230,7 @@ class _Pipeline:
 
     def put(self, r: int) -> None:
         """Store the sums of a tile in memory, from where vectors are loaded."""
-        _tiled().store_tile(self.b, r, at(self.b, self.ring, _SUMS_BYTES * r), const(LINE))
+        vectors().store_tile(self.b, r, at(self.b, self.ring, _SUMS_BYTES * r), const(LINE))
 
     def sums(self, r: int, t: int) -> Value:
         """The sums of a token with 16 rows, <16 x i32>."""
@@ -240,11 +238,6 @@ class _Pipeline:
 
     def fetch(self, fetched: Value) -> Value:
         return at(self.b, fetched, LINE * self.lines)
-
-
-def _tiled() -> Any:
-    """The emitter of tile instructions."""
-    return vectors()
 
 
 class _BlockTiles(_Pipeline):
@@ -373,7 +366,7 @@ class _KTiles(_Pipeline):
     def _product(self, r: int, ahead: list[Value]) -> list[Value]:
         """Compute one of the products of half a block; its place is that of the half."""
         b, (unit, a, fetched) = self.b, ahead
-        codes = at(b, a, CODES + _COLUMNS * r)
+        codes = at(b, a, CODES_256 + _COLUMNS * r)
         self.multiply(r, at(b, unit, self.unit_bytes * r), codes, fetched)
         return [unit, a, self.fetch(fetched)]
 

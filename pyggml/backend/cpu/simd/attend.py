@@ -16,7 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ....numba_internals import cgutils
+from ....jit import emitted
 from ....rounding import ceil_div
 from .kv_row import BLOCK, BLOCK_BYTES, BLOCKS, LANES, load_8, load_twice, scales
 from .vector import (
@@ -28,11 +28,9 @@ from .vector import (
     concat,
     const,
     counted_loop,
-    emitted,
     f32,
     fma,
     for_range,
-    i8,
     i64,
     item_at,
     lanes_of,
@@ -44,6 +42,7 @@ from .vector import (
     times,
     vec,
     vectors,
+    zeroed_stack,
 )
 
 Value = Any
@@ -191,7 +190,8 @@ def attn_qk_packed(
     """
     queries = [item_at(b, q, r, q_stride) for r in range(TILE_ROWS)]
     outs = [item_at(b, scores, r, s_stride) for r in range(TILE_ROWS)]
-    width = _width() // _partial_sums()
+    n_groups, n_partial = _at_once()
+    width = n_groups // n_partial
 
     count = b.udiv(b.add(n, const(16 * width - 1)), const(16 * width))
     with for_range(b, count) as i:
@@ -202,14 +202,12 @@ def attn_qk_packed(
             _score_parts(b, queries, groups, d, places, parts)
 
 
-def _width() -> int:
-    """Groups of 16 floats that a tile takes at a time: AVX-512 has registers for four."""
-    return 4 if vectors().width == LINE else 1
+def _at_once() -> tuple[int, int]:
+    """Groups of 16 floats, and partial sums of a score, that a tile computes at a time.
 
-
-def _partial_sums() -> int:
-    """Partial sums of a score that are computed at a time."""
-    return 2 if vectors().width == LINE else 1
+    AVX-512 has registers for more than one.
+    """
+    return (4, 2) if _pairs() else (1, 1)
 
 
 def _parts(width: int) -> list[range]:
@@ -229,12 +227,10 @@ def _score_parts(
     2^l stretches if bit l of n is set. LLVM would spill registers, to unaligned addresses.
     """
     lanes, n_sums = vectors().lanes, len(queries) * len(keys) * len(parts)
-    n_partial = _partial_sums()
+    _, n_partial = _at_once()
     top = (LANES // n_partial).bit_length() - 1  # the level of the whole sum
     steps, size = b.lshr(d, const(3)), LINE * n_sums
-    levels = cgutils.alloca_once(b, ir.ArrayType(i8, (top + 1) * size))
-    levels.align = LINE
-    counter = b.ptrtoint(levels, i64)
+    counter = zeroed_stack(b, (top + 1) * size)
 
     def held(level: Value) -> list[Value]:
         """The addresses of a level's sums."""
@@ -315,8 +311,7 @@ def attn_pv_packed(
         for acc, place in zip(sums, places, strict=True):
             store(b, acc, place)
 
-    width, groups = _width(), b.lshr(d, const(4))
-
+    (width, _), groups = _at_once(), b.lshr(d, const(4))
     count = b.udiv(groups, const(width))
     done = times(b, count, width)
     with for_range(b, count) as i:

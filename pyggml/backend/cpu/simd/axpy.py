@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 
 from ....dtype import GGMLType
-from ....jit import inline
+from ....jit import emitted, inline
 from ....rounding import ceil_div
 from .kv_row import BLOCKS
 from .vector import (
@@ -36,7 +36,6 @@ from .vector import (
     concat,
     const,
     counted_loop,
-    emitted,
     f32,
     fma,
     for_range,

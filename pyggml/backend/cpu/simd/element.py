@@ -16,11 +16,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from ....dtype import GGMLType
-from ....jit import inline
-from .vector import BF16, F16, F32, call, emitted, i16, i32, like, load, store, vectors, widen
+from ....jit import emitted, inline
+from .vector import BF16, F16, F32, call, f32, i16, i32, like, load, store, vectors, widen
 
 I8, I16, I32, I64 = (int(t) for t in (GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64))
 Value = Any
@@ -60,44 +59,40 @@ def _place(b: Value, element: ir.Type, base: Value, i: Value) -> Value:
     return b.gep(b.inttoptr(base, element.as_pointer()), [i])
 
 
-@intrinsic(prefer_literal=True)
-def load_elem(typingctx: Any, fmt: Any, base: Any, i: Any) -> Any:
+def _loaded(kind: Any, base: Any, i: Any) -> Any:
+    return _MEMORY[kind.literal_value][1](kind, types.int64, types.int64)
+
+
+@emitted(literals=1, typed=_loaded)
+def load_elem(b: Value, kind: int, base: Value, i: Value) -> Value:
     """Element ``i`` at ``base``; half floats as float32."""
-    if not isinstance(fmt, types.IntegerLiteral):
-        return None
-    element, result = _MEMORY[fmt.literal_value]
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        value = b.load(_place(b, element, args[1], args[2]))
-        value.align = 1
-        value.set_metadata("alias.scope", _scope(b))
-        return widen(b, fmt.literal_value, value)
-
-    return result(fmt, types.int64, types.int64), codegen
+    value = b.load(_place(b, _MEMORY[kind][0], base, i))
+    value.align = 1
+    value.set_metadata("alias.scope", _scope(b))
+    return widen(b, kind, value)
 
 
-@intrinsic(prefer_literal=True)
-def store_elem(typingctx: Any, fmt: Any, base: Any, i: Any, value: Any) -> Any:
+def _stored(kind: Any, base: Any, i: Any, value: Any) -> Any:
+    given = _MEMORY[kind.literal_value][1]
+    if not (isinstance(given, types.Integer) and value == types.float32):
+        value = given
+    return types.void(kind, types.int64, types.int64, value)
+
+
+@emitted(literals=1, typed=_stored)
+def store_elem(b: Value, kind: int, base: Value, i: Value, value: Value) -> None:
     """Store ``value`` as element ``i`` at ``base``.
 
     A float32 becomes the nearest half float, or the integer towards zero (saturated, NaN is 0).
     """
-    if not isinstance(fmt, types.IntegerLiteral):
-        return None
-    element, given = _MEMORY[fmt.literal_value]
-    to_integer = isinstance(given, types.Integer) and value == types.float32
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Any:
-        if to_integer:
-            value = call(b, f"llvm.fptosi.sat.i{element.width}.f32", element, args[3])
-        else:
-            value = _narrow(b, fmt.literal_value, args[3])
-        done = b.store(value, _place(b, element, args[1], args[2]))
-        done.align = 1
-        done.set_metadata("noalias", _scope(b))
-        return context.get_dummy_value()
-
-    return types.void(fmt, types.int64, types.int64, value if to_integer else given), codegen
+    element, given = _MEMORY[kind]
+    if isinstance(given, types.Integer) and value.type == f32:
+        value = call(b, f"llvm.fptosi.sat.i{element.width}.f32", element, value)
+    else:
+        value = _narrow(b, kind, value)
+    done = b.store(value, _place(b, element, base, i))
+    done.align = 1
+    done.set_metadata("noalias", _scope(b))
 
 
 @emitted(result=types.float32)

@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import types
 
 from ....dtype import GGMLType
+from ....jit import emitted
 from ....quants.block import BLOCK_TYPES, BlockType
 from ..layout import Layout32, is_bit_row, is_folded, layout_32
 from .vector import (
@@ -26,7 +27,6 @@ from .vector import (
     broadcast,
     concat,
     const,
-    emitted,
     f32,
     fma,
     i8,

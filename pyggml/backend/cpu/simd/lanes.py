@@ -18,10 +18,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import lower_builtin, models, register_model
 
-from ....numba_internals import cgutils, templates
-from .vector import broadcast, call, emitted, f32, i8, i32, i64, load, vec
+from ....jit import emitted
+from ....numba_internals import templates
+from .vector import broadcast, call, f32, i8, i32, i64, load, vec, with_element, zeroed_stack
 from .vector import store as store_at
 
 Value = Any
@@ -103,81 +104,51 @@ for _symbol, _sign in (
     _define(_symbol, _compare(_sign), is_mask=True)
 
 
-@intrinsic(prefer_literal=True)
-def lanes_f32(typingctx: Any, n: Any, address: Any) -> Any:
+def _floats(n: Any) -> Lanes:
+    """Numba's type of a literal number of float32."""
+    return Lanes(types.float32, n.literal_value)
+
+
+@emitted(literals=1, typed=lambda n, address: _floats(n)(n, types.int64))
+def lanes_f32(b: Value, n: int, address: Value) -> Value:
     """``n`` float32 from an address."""
-    if not isinstance(n, types.IntegerLiteral):
-        return None
-    lanes = Lanes(types.float32, n.literal_value)
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-        return load(b, args[1], lanes.ir)
-
-    return lanes(n, types.int64), codegen
+    return load(b, address, vec(f32, n))
 
 
-@intrinsic(prefer_literal=True)
-def lanes_strided(typingctx: Any, n: Any, address: Any, stride: Any) -> Any:
+@emitted(literals=1, typed=lambda n, address, stride: _floats(n)(n, types.int64, types.int64))
+def lanes_strided(b: Value, n: int, address: Value, stride: Value) -> Value:
     """``n`` float32 that lie ``stride`` bytes apart."""
-    if not isinstance(n, types.IntegerLiteral):
-        return None
-    lanes = Lanes(types.float32, n.literal_value)
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-        value, address = ir.Constant(lanes.ir, ir.Undefined), args[1]
-        for i in range(lanes.n):
-            value = b.insert_element(value, load(b, address, f32), ir.Constant(i32, i))
-            address = b.add(address, args[2])
-        return value
-
-    return lanes(n, types.int64, types.int64), codegen
+    value = ir.Constant(vec(f32, n), ir.Undefined)
+    for i in range(n):
+        value = b.insert_element(value, load(b, address, f32), ir.Constant(i32, i))
+        address = b.add(address, stride)
+    return value
 
 
-@intrinsic
-def store(typingctx: Any, address: Any, x: Any) -> Any:
+@emitted(typed=lambda address, x: types.void(types.int64, x))
+def store(b: Value, address: Value, x: Value) -> None:
     """All lanes to an address."""
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-        store_at(b, args[1], args[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, x), codegen
+    store_at(b, x, address)
 
 
-@intrinsic(prefer_literal=True)
-def spread(typingctx: Any, n: Any, value: Any) -> Any:
+@emitted(literals=1, typed=lambda n, value: _floats(n)(n, types.float32))
+def spread(b: Value, n: int, value: Value) -> Value:
     """A float32 in ``n`` lanes."""
-    if not isinstance(n, types.IntegerLiteral):
-        return None
-    lanes = Lanes(types.float32, n.literal_value)
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-        return broadcast(b, args[1], lanes.n)
-
-    return lanes(n, types.float32), codegen
+    return broadcast(b, value, n)
 
 
-@intrinsic
-def select(typingctx: Any, mask: Any, x: Any, y: Any) -> Any:
+@emitted(typed=lambda mask, x, y: x(mask, x, x))
+def select(b: Value, mask: Value, x: Value, y: Value) -> Value:
     """Lanes of ``x`` where the mask is set, of ``y`` elsewhere."""
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-        return b.select(*args)
-
-    return x(mask, x, x), codegen
+    return b.select(mask, x, y)
 
 
 def _unary(result: Any, emit: Callable[[Value, Value, ir.VectorType], Value], doc: str) -> Any:
     """A function of lanes; ``emit(builder, x, type of the result)``."""
 
-    @intrinsic
-    def function(typingctx: Any, x: Any) -> Any:
-        lanes = x.of(result)
-
-        def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-            return emit(b, args[0], lanes.ir)
-
-        return lanes(x), codegen
+    @emitted(typed=lambda x: x.of(result)(x))
+    def function(b: Value, x: Value) -> Value:
+        return emit(b, x, with_element(x, _IR[result]))
 
     function.__doc__ = doc
     return function
@@ -198,29 +169,20 @@ sign_extend = _unary(types.int32, lambda b, x, to: b.sext(x, to), "Bytes as inte
 to_bytes = _unary(types.uint8, lambda b, x, to: b.trunc(x, to), "The low bytes of integers.")
 
 
-@intrinsic
-def clamp(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
+@emitted(typed=lambda x, low, high: x(x, types.int32, types.int32))
+def clamp(b: Value, x: Value, low: Value, high: Value) -> Value:
     """Integers, none below ``low`` nor above ``high``."""
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-        value = args[0]
-        for name, limit in (("smax", args[1]), ("smin", args[2])):
-            limits = broadcast(b, limit, x.n)
-            value = call(b, f"llvm.{name}.v{x.n}i32", x.ir, value, limits)
-        return value
-
-    return x(x, types.int32, types.int32), codegen
+    n = x.type.count
+    for name, limit in (("smax", low), ("smin", high)):
+        x = call(b, f"llvm.{name}.v{n}i32", x.type, x, broadcast(b, limit, n))
+    return x
 
 
 def _reduction(name: str, element: Any, doc: str) -> Any:
-    @intrinsic
-    def reduce(typingctx: Any, x: Any) -> Any:
+    @emitted(typed=element)
+    def reduce(b: Value, x: Value) -> Value:
         kind = "f32" if element is types.float32 else "i32"
-
-        def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-            return call(b, f"llvm.vector.reduce.{name}.v{x.n}{kind}", _IR[element], args[0])
-
-        return element(x), codegen
+        return call(b, f"llvm.vector.reduce.{name}.v{x.type.count}{kind}", _IR[element], x)
 
     reduce.__doc__ = doc
     return reduce
@@ -231,31 +193,19 @@ min_lane = _reduction("fmin", types.float32, "The smallest of floats; of zeros a
 sum_lanes = _reduction("add", types.int32, "The sum of integers.")
 
 
-@intrinsic
-def first_set(typingctx: Any, mask: Any) -> Any:
+@emitted(typed=types.int64)
+def first_set(b: Value, mask: Value) -> Value:
     """The first lane where the mask is set; there must be one."""
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-        whole = ir.IntType(mask.n)
-        never = ir.Constant(i1, 1)  # no lane at all is undefined
-        return b.zext(call(b, f"llvm.cttz.i{mask.n}", whole, b.bitcast(args[0], whole), never), i64)
-
-    return types.int64(mask), codegen
+    n, never = mask.type.count, ir.Constant(i1, 1)  # no lane at all is undefined
+    whole = ir.IntType(n)
+    return b.zext(call(b, f"llvm.cttz.i{n}", whole, b.bitcast(mask, whole), never), i64)
 
 
-@intrinsic
-def mask_bits(typingctx: Any, mask: Any) -> Any:
+@emitted(typed=types.int64)
+def mask_bits(b: Value, mask: Value) -> Value:
     """A mask as an integer, lane i in bit i."""
-
-    def codegen(context: Any, b: Value, sig: Any, args: Any) -> Value:
-        return b.zext(b.bitcast(args[0], ir.IntType(mask.n)), i64)
-
-    return types.int64(mask), codegen
+    return b.zext(b.bitcast(mask, ir.IntType(mask.type.count)), i64)
 
 
-@emitted(literals=1, result=types.int64)
-def stack(b: Value, n_bytes: int) -> Value:
-    """The address of ``n_bytes`` on the stack of the function that this is compiled into."""
-    memory = cgutils.alloca_once(b, ir.ArrayType(i8, n_bytes))
-    memory.align = 64
-    return b.ptrtoint(memory, i64)
+# The address of so many bytes on the stack of the function that this is compiled into
+stack = emitted(zeroed_stack, literals=1, result=types.int64)

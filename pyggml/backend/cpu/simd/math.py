@@ -18,8 +18,9 @@ import numba as nb
 import numpy as np
 from numba import types
 
+from ....jit import emitted
 from ..abi import bits_f32, f32_bits
-from .vector import emitted, i64
+from .vector import i64
 
 _exact = nb.njit(nogil=True, error_model="numpy", fastmath={"contract"})
 

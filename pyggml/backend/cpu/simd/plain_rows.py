@@ -11,29 +11,34 @@ Access: rows front to back, 16 bytes of each at a time, never beyond their end.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
 
 from ....dtype import GGMLType
-from ....jit import inline
-from ....quants.block import Bits, Field
+from ....jit import emitted, inline
+from ....quants.block import Bits, Field, count, places
+from ....quants.ternary import Digits
 from ....rounding import ceil_div
 from ..abi import i64_ptr
 from ..layout import (
     ACTIVATION_BYTES,
+    COLUMNS,
     K_TYPES,
     Q8_BLOCK,
     QUANTIZED,
     ROWS,
+    STEP,
+    STEPS,
     block_bytes,
     is_folded,
     layout_32,
+    layout_k,
+    pieces,
     source_bytes,
 )
-from .block_dot import BlockDot, power_of_two
-from .kquant_dot import KDot
-from .kquant_pack import RowsKBlock
+from .block_dot import BlockDot, KDot, power_of_two
 from .transpose import columns_of, elements_of, spread_bits, words_of
 from .vector import (
     BF16,
@@ -41,10 +46,10 @@ from .vector import (
     F32,
     LINE,
     at,
+    broadcast,
     broadcast_f32,
     const,
     counted_loop,
-    emitted,
     f32,
     fma,
     for_range,
@@ -53,6 +58,7 @@ from .vector import (
     i32,
     i64,
     item_at,
+    like,
     load,
     part_of,
     prefetch,
@@ -69,7 +75,7 @@ from .vector import (
 
 Value = Any
 TABLE_BYTES = 8 * 2 * ROWS  # addresses of a group of rows and of the next
-_STEP = 16  # bytes of a row that are transposed at once
+_LOADED = 16  # bytes of a row that are loaded and transposed at once
 _PIECE = 256  # bytes of a row of floats that are copied at once
 
 
@@ -187,7 +193,7 @@ class RowsBlock:
             words = range(0, 4 * plane.width, 4)
             lines = [elements_of(b, self._rows, at(b, place, k), i32) for k in words]
             return lines if is_folded(plane) else [spread_bits(b, x) for x in lines]
-        quarters = range(0, 4 * plane.width, _STEP)
+        quarters = range(0, 4 * plane.width, _LOADED)
         return [x for k in quarters for x in words_of(b, self._rows, at(b, place, k))]
 
     def _field(self, b: Value, field: Field, element: ir.Type) -> Value:
@@ -224,6 +230,167 @@ class RowsBlock:
             for k, line in enumerate(self._lines[plane]):
                 place = self.layout.plane_at(plane) + LINE * k + v.width * p
                 store(b, line, at(b, target, place))
+
+
+class RowsKBlock:
+    """A block of 256 columns of ``lanes`` plain rows at byte ``offset`` of each.
+
+    Access: a block's bytes in the order of steps of 32 columns.
+    """
+
+    def __init__(self, b: Value, kind: int, rows: list[Value], offset: Value) -> None:
+        self._layout, self._rows, self._offset = layout_k(kind), rows, offset
+
+    def pack(self, b: Value, target: Value, p: int) -> None:
+        """Store it as part ``p`` of the interleaved block at ``target``."""
+        f, v = self._layout, vectors()
+        source = f.source
+        for j, field in enumerate(filter(None, (source.d, source.low))):
+            bits = elements_of(b, self._rows, at(b, self._offset, field[0].byte), i16)
+            store(b, bits, at(b, target, 2 * (ROWS * j + v.lanes * p)))
+        first = at(b, target, 2 * ROWS * f.halves + v.width * p)
+        for j, words in enumerate(self._sub_scales(b)):
+            store(b, words, at(b, first, LINE * j))
+        lines = at(b, target, f.codes_at + v.width * p)
+
+        def put(place: Value, codes: list[Value]) -> None:
+            for j, line in enumerate(self._lines(b, codes)):
+                store(b, line, at(b, place, LINE * j))
+
+        if isinstance(source.codes, Digits):
+            codes = _digits_of(b, source.codes, self._rows, self._offset)
+            for i in range(STEPS):
+                put(at(b, lines, LINE * f.bits * i), codes[8 * i : 8 * (i + 1)])
+        else:
+            with for_range(b, const(STEPS)) as step:
+                put(item_at(b, lines, step, LINE * f.bits), self._codes(b, step))
+
+    def _sub_scales(self, b: Value) -> list[Value]:
+        """The sub-scales of four sub-blocks in a word, then the sub-minima."""
+        layout, f = self._layout, self._layout.source
+        if layout.is_shared:  # the format's own bytes
+            return self._words(b, (f.steps[0]._replace(width=8),))
+        steps = self._words(b, f.steps) if f.steps else []
+        if f.step_zero:
+            zero = splat(i8, 4 * len(self._rows), f.step_zero)
+            steps = [b.bitcast(b.sub(b.bitcast(x, zero.type), zero), x.type) for x in steps]
+        return steps + (self._words(b, f.minima) if f.minima else [])
+
+    def _words(self, b: Value, field: Field) -> list[Value]:
+        """A field's values, a byte each, four in a word of each row."""
+        f = self._layout.source
+        first = min(bits.at for bits in f.steps + f.minima) // 8
+        start = min(first, f.block_bytes - _LOADED)
+        start -= (start - first) % 4  # so that words of the field are loaded words
+        loaded = words_of(b, self._rows, at(b, self._offset, start))  # LLVM merges equal loads
+
+        def moved(word: Value, up: int, mask: int) -> Value:
+            x = shifted(b, word, up)
+            return x if mask == 0xFFFFFFFF else b.and_(x, like(x, mask))
+
+        words = []
+        for w in range(count(field) // 4):
+            parts = []
+            for bits in field:
+                if 4 * w not in bits.elements:
+                    continue
+                which = range(4 * w - bits.first, 4 * w - bits.first + 4)
+                where = [int(places(bits)[i]) - 8 * start for i in which]
+                mask = (1 << bits.width) - 1 << bits.shift
+                if where == [where[0] + 8 * k for k in range(4)] and where[0] // 8 % 4 == 0:
+                    up = bits.shift - where[0] % 8
+                    parts.append(moved(loaded[where[0] // 32], up, mask * 0x01010101))
+                else:
+                    parts += [
+                        moved(loaded[p // 32], 8 * k + bits.shift - p % 32, mask << 8 * k)
+                        for k, p in enumerate(where)
+                    ]
+            words.append(reduce(b.or_, parts))
+        return words
+
+    def _codes(self, b: Value, step: Value) -> list[Value]:
+        """The codes of 32 columns, four a word."""
+        n = len(self._rows)
+        codes: list[Value] = []
+        for plane in self._layout.source.planes:
+            mask = splat(i32, n, ((1 << plane.width) - 1) * 0x01010101)
+            bits = []
+            for place, down in _places_at(b, plane, step):
+                shift = broadcast(b, b.trunc(down, i32), n)
+                words = words_of(b, self._rows, b.add(self._offset, place))
+                bits += [b.and_(b.lshr(word, shift), mask) for word in words]
+            bits = [shifted(b, x, plane.shift) for x in bits]
+            codes = [b.or_(x, y) for x, y in zip(codes, bits, strict=True)] if codes else bits
+        return codes
+
+    def _lines(self, b: Value, codes: list[Value]) -> list[Value]:
+        """Codes of 32 columns, packed."""
+        f = self._layout
+        lines: list[Value] = [None] * f.bits
+        for piece in pieces(f.bits):
+            x = codes[piece.slice]
+            if piece.width < f.bits:
+                x = b.and_(x, like(x, ((1 << piece.width) - 1 << piece.of) * 0x01010101))
+            x = shifted(b, x, piece.at - piece.of)
+            before = lines[piece.line]
+            lines[piece.line] = x if before is None else b.or_(before, x)
+        return lines
+
+
+def _places_at(b: Value, bits: Bits, step: Value) -> list[tuple[Value, Value]]:
+    """The byte and the shift of a plane's bits of each half of a step (16 columns).
+
+    The 16 columns are in consecutive bytes, at one shift. So the axes of a plane are split into
+    steps, halves of a step and columns of a half.
+    """
+
+    byte, shift, half = const(bits.byte), const(0), 0
+    inner = COLUMNS  # columns inside an axis' step
+    for n, stride in zip(bits.shape, bits.strides, strict=True):
+        inner //= n
+        n_steps = max(1, n * inner // STEP) // max(1, inner // STEP)  # digits that choose a step
+        if n_steps > 1:
+            digit = b.lshr(step, const(max(1, inner // STEP).bit_length() - 1))
+            digit = b.and_(digit, const(n_steps - 1))
+            moved = stride * (n // n_steps)  # bits from one to the next
+            if moved % 8:
+                shift = b.add(shift, times(b, digit, moved))
+            else:
+                byte = b.add(byte, times(b, digit, moved // 8))
+        if inner < STEP and n * inner >= STEP // 2 and inner <= STEP // 2:
+            half = half or stride * (STEP // 2 // inner)
+    if half % 8:
+        return [(byte, shift), (byte, b.add(shift, const(half)))]
+    return [(byte, shift), (b.add(byte, const(half // 8)), shift)]
+
+
+def _digits_of(b: Value, digits: Digits, rows: list[Value], offset: Value) -> list[Value]:
+    """Codes 0, 1 and 2 of a block of each row, four columns a word."""
+    codes = []
+    for first, n_bytes, n_digits in digits.parts:
+        words = []
+        for at_bytes in range(first, first + n_bytes, 16):
+            place = at(b, offset, at_bytes)
+            words += (
+                words_of(b, rows, place) if n_bytes >= 16 else [elements_of(b, rows, place, i32)]
+            )
+        columns = [_digits(b, word, n_digits) for word in words]
+        codes += [column[k] for k in range(n_digits) for column in columns]
+    return codes
+
+
+def _digits(b: Value, words: Value, n: int) -> list[Value]:
+    """The first ``n`` digits in base 3 of each byte: the carries of multiplications by 3."""
+    halves = b.bitcast(words, vec(i16, 2 * words.type.count))
+    byte = like(halves, 255)
+    rests = [b.and_(halves, byte), shifted(b, halves, -8)]
+    found = []
+    for _ in range(n):
+        low, high = (b.mul(x, like(x, 3)) for x in rests)
+        digits = b.or_(shifted(b, low, -8), b.and_(high, like(high, 0xFF00)))
+        found.append(b.bitcast(digits, words.type))
+        rests = [b.and_(x, byte) for x in (low, high)]
+    return found
 
 
 def addresses(b: Value, table: Value, n: int) -> list[Value]:
@@ -319,7 +486,7 @@ def walk_columns(
     of them. So pieces of the rows are copied next to each other first.
     """
     size = columns.size
-    per_step, per_piece = _STEP // size, _PIECE // size
+    per_step, per_piece = _LOADED // size, _PIECE // size
     staged = stack_memory(b, ROWS * _PIECE)
     side_by_side = [at(b, staged, _PIECE * r) for r in range(ROWS)]
     rows = addresses(b, table, ROWS)
@@ -328,7 +495,7 @@ def walk_columns(
         """``count`` steps from byte ``start`` of the places, which is column ``first``."""
 
         def step(j: Value, carried: list[Value]) -> list[Value]:
-            done = times(b, j, _STEP)
+            done = times(b, j, _LOADED)
             i = b.add(first, times(b, j, per_step))
             for c, column in enumerate(columns.step(b, places, b.add(start, done))):
                 carried = use(column, at(b, i, c), carried)
@@ -348,7 +515,7 @@ def walk_columns(
             for c in range(0, _PIECE, LINE):
                 prefetch(b, at(b, following, c))
         first = times(b, k, per_piece)
-        zero, count = const(0), const(_PIECE // _STEP)
+        zero, count = const(0), const(_PIECE // _LOADED)
         return steps(side_by_side, zero, first, count, carried)
 
     n_pieces = b.lshr(n, const(per_piece.bit_length() - 1))

@@ -14,17 +14,15 @@ from itertools import product
 from typing import Any
 
 from ....dtype import GGMLType
-from ....jit import inline
+from ....jit import emitted, inline
 from ....rounding import ceil_div, round_up
 from ..layout import ACTIVATION_BYTES, K_TYPES, STEPS, block_bytes
-from .block_dot import BlockDot, GroupBlock
-from .kquant_dot import KDot
+from .block_dot import BlockDot, GroupBlock, KDot
 from .vector import (
     LINE,
     at,
     broadcast_f32,
     counted_loop,
-    emitted,
     f32,
     fma,
     item_at,

@@ -19,10 +19,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from ....jit import emitted
 from .vector import (
     const,
     counted_loop,
-    emitted,
     f32,
     i32,
     item_at,

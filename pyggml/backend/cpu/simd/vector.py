@@ -12,18 +12,16 @@ a line of 64 bytes. Everything that differs between instruction sets is here, in
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial, wraps
+from functools import lru_cache
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from ....dtype import GGMLType
 from ....jit import isa
+from ....numba_internals import cgutils
 
 i8, i16, i32, i64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 f16, f32 = ir.HalfType(), ir.FloatType()
@@ -166,6 +164,13 @@ def stack_memory(b: Value, n_bytes: int) -> Value:
     return b.ptrtoint(memory, i64)
 
 
+def zeroed_stack(b: Value, n_bytes: int) -> Value:
+    """``stack_memory`` that is zero when the function begins."""
+    memory = cgutils.alloca_once(b, ir.ArrayType(i8, n_bytes))
+    memory.align = LINE
+    return b.ptrtoint(memory, i64)
+
+
 def while_loop(b: Value, carried: list[Value], going: Any, body: Any) -> list[Value]:
     """``while going(carried): carried = body(carried)``, all in registers."""
     before = b.block
@@ -210,40 +215,6 @@ def for_range(b: Value, n: Value) -> Iterator[Value]:
     i.add_incoming(b.add(i, const(1)), b.block)
     b.branch(head)
     b.position_at_end(end)
-
-
-def emitted(
-    emit: Any = None, *, literals: int = 0, result: Any = types.void, args: Any = None
-) -> Any:
-    """Make a function that emits IR callable from jitted code.
-
-    The function is called with the builder, then the literals as Python integers, then the other
-    arguments as IR values, and returns the result's IR value.
-
-    Args:
-        literals: how many of the first arguments must be literal integers in jitted code.
-        result: Numba's type of the result.
-        args: Numba's types of the other arguments; int64 by default, which addresses are.
-    """
-    if emit is None:
-        return partial(emitted, literals=literals, result=result, args=args)
-    parameters = list(inspect.signature(emit).parameters.values())
-    given = args or (types.int64,) * (len(parameters) - 1 - literals)
-
-    def typed(typingctx: Any, *found: Any) -> Any:
-        chosen = found[:literals]
-        if not all(isinstance(x, types.IntegerLiteral) for x in chosen):
-            return None  # Numba tries again with literals
-
-        def codegen(context: Any, b: Value, sig: Any, values: Any) -> Value:
-            made = emit(b, *(x.literal_value for x in chosen), *values[literals:])
-            return context.get_dummy_value() if result is types.void else made
-
-        return result(*chosen, *given), codegen
-
-    wraps(emit)(typed)
-    typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return intrinsic(prefer_literal=literals > 0)(typed)
 
 
 def call(b: Value, name: str, result: ir.Type, *args: Value) -> Value:

@@ -105,18 +105,13 @@ class AvxVnni(Avx2):
     u5_lines = 4
     u4_is_i16, s8_offset = False, 128
 
-    def u4_zero(self) -> Value:
-        return splat(i32, self.lanes, 0)
-
     def u4_add(self, b: Value, acc: Value, w: Value, a: Value) -> Value:
         words = vec(i32, self.lanes)
         name = f"llvm.x86.avx512.vpdpbusd.{8 * self.width}"  # 256 bits do not need AVX-512
         return call(b, name, words, acc, *(b.bitcast(x, words) for x in (w, a)))
 
-    def u4_total(self, b: Value, acc: Value) -> Value:
-        return acc
-
-    sub_scale, scaled, load_u4_start = Generic.sub_scale, Generic.scaled, None
+    u4_zero, u4_total, load_u4_start = Generic.u4_zero, Generic.u4_total, None
+    sub_scale, scaled = Generic.sub_scale, Generic.scaled
 
 
 class Avx512Vnni(AvxVnni):

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyggml.backend.cpu.codec import DECODED, ENCODED, encoders
-from pyggml.backend.cpu.codec.rows import row_decoder, row_encoder, weighted_row_encoder
+from pyggml.backend.cpu.codec import DECODED, ENCODED, row_encoder
+from pyggml.backend.cpu.codec.encoders import encoders
+from pyggml.backend.cpu.codec.rows import row_decoder
 from pyggml.dtype import GGMLType, row_size
 from pyggml.jit import Kernel
 from pyggml.quants import BLOCK_TYPES, reference_quantize
@@ -72,7 +73,7 @@ def test_encoding(kind: GGMLType) -> None:
 
 @named(WEIGHTED)
 def test_encoding_with_importance_weights(kind: GGMLType) -> None:
-    x, made = samples(), weighted_row_encoder(int(kind))
+    x, made = samples(), row_encoder(int(kind), weighted=True)
     rng = np.random.default_rng(0)
     for weights in (rng.random(N) ** 4, rng.random(N) < 0.5):
         weights = weights.astype(np.float32)

@@ -146,7 +146,7 @@ def test_a_python_callable_cuts_the_program_in_three() -> None:
     x = ctx.from_numpy(X)
     node = ops.scale(ctx, ops.map_custom(ctx, double, ops.scale(ctx, x, 3.0)), 0.5)
     program = lower(node, 2)
-    assert [python is None for python, _ in program.segments()] == [True, False, True]
+    assert [python is None for python, _, _ in program.parts] == [True, False, True]
     for fail in (False, True, False):
         node.numpy()[...] = 0
         if fail:

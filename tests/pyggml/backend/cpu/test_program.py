@@ -72,7 +72,7 @@ def run_in_disorder(program: Program, order: random.Random) -> None:
         scratch[:] = 0xFF
         CALL(address)(node + thread * stride, chunk, chunks, int(scratch.ctypes.data))
 
-    for python, header in program.segments():
+    for python, _, header in program.parts:
         if python is not None:
             python()
             continue

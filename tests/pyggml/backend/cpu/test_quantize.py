@@ -13,7 +13,7 @@ import pytest
 
 from pyggml.backend.cpu.abi import record
 from pyggml.backend.cpu.kernels.quantize import (
-    Quantize,
+    Converted,
     add_quantize,
     quantize_kernel,
     quantize_row,
@@ -80,7 +80,7 @@ def super_twin(x: Array) -> Array:
 def quantize(x: Tensor, n_chunks: int, block: np.dtype[Any] = BLOCK) -> Array:
     columns = 32 if block is BLOCK else 256
     out = np.zeros(x.nelements // columns, block)
-    words = record(0, Quantize(out.ctypes.data), x, (x,))
+    words = record(0, Converted(out.ctypes.data), x, (x,))
     address = quantize_kernel(F32, columns).address
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(address)
     for chunk in range(n_chunks):

@@ -1,0 +1,114 @@
+"""Builds the rules of a GBNF grammar for a reply.
+
+    rules = Rules(split)
+    rules.add("root", f"{rules.marker('<tool_call>')} space {rules.schema('args', schema, 'x')}")
+    rules.text()
+
+Markers that are control tokens of the vocabulary are written as tokens (``<[151657]>``), since
+control tokens never match text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...errors import SchemaError
+from ...grammar.json_schema import schema_to_gbnf
+
+Split = Callable[[str], list[str | int]]
+"""Splits a marker into texts and ids of control tokens."""
+
+SPACE = r"(?:| |\n{1,2}[ \t]{0,20})"
+"""The rule ``space`` of a grammar as a regular expression."""
+
+_SPACE = r'| " " | "\n"{1,2} [ \t]{0,20}'
+_ANY = "[^\\x00]*"
+_QUOTED = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_IN_GRAMMAR = re.compile(
+    r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|!?<[^>]*>|#[^\n]*|\{[^}]*\}|[A-Za-z0-9-]+'
+)
+
+
+def literal(text: str) -> str:
+    """A text as a GBNF literal."""
+    return '"' + "".join(_QUOTED.get(char, char) for char in text) + '"'
+
+
+class Rules:
+    """Rules by name.
+
+    Args:
+        split: splits markers at control tokens.
+    """
+
+    def __init__(self, split: Split = lambda text: [text]) -> None:
+        self._split = split
+        self._rules: dict[str, str] = {"root": "", "space": _SPACE}
+
+    def add(self, name: str, body: str) -> str:
+        """Add a rule; returns its name."""
+        self._rules[name] = body
+        return name
+
+    def text(self) -> str:
+        """The grammar."""
+        return "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
+
+    def marker(self, text: str) -> str:
+        """A marker: literals, and control tokens."""
+        parts = self._split(text)
+        return " ".join(f"<[{p}]>" if isinstance(p, int) else literal(p) for p in parts)
+
+    def schema(self, name: str, schema: Mapping[str, Any] | bool, what: str) -> str:
+        """Add the rules of a JSON schema; returns the name of the first.
+
+        Args:
+            what: name of the schema in an error.
+
+        Raises:
+            SchemaError: the schema is invalid, or cannot be a grammar.
+        """
+        try:
+            return self.embed(name, schema_to_gbnf(schema))
+        except SchemaError as error:
+            raise SchemaError(f"{what}: {error}") from None
+
+    def embed(self, name: str, grammar: str) -> str:
+        """Add a whole grammar, its rules renamed to begin with ``name``; returns its root."""
+
+        def renamed(match: re.Match[str]) -> str:
+            word = match[0]
+            return f"{name}-{word}" if word[0].isalnum() else "" if word[0] == "#" else word
+
+        for line in _IN_GRAMMAR.sub(renamed, grammar).splitlines():
+            rule, found, body = line.partition("::=")
+            if found:
+                last = rule.strip()
+                self._rules[last] = body.strip()
+            elif line.strip():  # a rule may have several lines
+                self._rules[last] += " " + line.strip()
+        return f"{name}-root"
+
+    def through(self, name: str, marker: str) -> str:
+        """Add rules for any text up to the first of this marker, and the marker."""
+        if self._split(marker) != [marker]:
+            return self.add(name, f"{_ANY} {self.marker(marker)}")
+        chars = sorted(set(marker))
+        others = "[^" + "".join(map(_in_class, chars)) + "]"
+        states = [name, *(f"{name}-{i}" for i in range(1, len(marker)))]
+        for i, state in enumerate(states):  # i characters of the marker have been read
+            ways = []
+            for char in chars:
+                read = marker[:i] + char
+                n = next(
+                    n for n in range(len(read), -1, -1) if marker.startswith(read[i + 1 - n :])
+                )
+                ways.append(f"{literal(char)} {states[n]}" if n < len(marker) else literal(char))
+            self.add(state, " | ".join([f"{others} {name}", *ways]))
+        return name
+
+
+def _in_class(char: str) -> str:
+    return f"\\x{ord(char):02X}" if char in "\\]^-[" else _QUOTED.get(char, char)

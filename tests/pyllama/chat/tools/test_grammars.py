@@ -1,0 +1,206 @@
+"""Grammars of replies: what each family's grammar accepts, and when a lazy one begins."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from pyllama.chat.tools.grammar import ReplyGrammar
+from pyllama.chat.tools.rules import Rules, literal
+from pyllama.chat.turn import TurnOptions
+from pyllama.errors import GrammarError
+from pyllama.grammar import Trigger
+
+from ...fake_context import EOS, TOKENIZER
+from .templates import TEMPLATES, TOOLS
+from .test_replies import ROWS, Row
+
+pytest.importorskip("pyllama.grammar.json_schema")
+USER = [{"role": "user", "content": "Hey there!"}]
+CALLS = [row for row in ROWS if row[4] and row[5] == {}]
+# forms that models without a grammar may write, and that it does not allow
+LOOSE = (
+    '{"arguments": {"arg1": 1}, "name"', '{"type": "function", "function"', '{"name": "nothing"}',
+    '"arguments": "{', "</tool_call>{[", '"id": "123456789"}, ', '[TOOL_CALLS] [', "nothing></f",
+    ' {"type"',
+)  # fmt: skip
+STRICT = [row for row in CALLS if not any(form in row[1] for form in LOOSE)]
+OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def grammar_of(template: str, **options: Any) -> ReplyGrammar:
+    turn = TEMPLATES[template].format(TOKENIZER).turn(USER, TurnOptions(**options))
+    assert turn.grammar is not None
+    return turn.grammar
+
+
+def ends_of(grammar: ReplyGrammar, text: str) -> bool | None:
+    """Whether the reply may end after a text; None if the text is not allowed."""
+    matcher = grammar.compile().matcher(TOKENIZER)
+    for token in TOKENIZER.encode(text, add_special=False, parse_special=False):
+        if not matcher.allows(token):
+            return None
+        matcher.accept(token)
+    return matcher.allows(EOS)
+
+
+@pytest.mark.parametrize("row", STRICT, ids=[f"{r[0]}-{i}" for i, r in enumerate(STRICT)])
+def test_calls_match_the_grammar(row: Row) -> None:
+    template, reply, content = row[:3]
+    lazy = grammar_of(template, tools=TOOLS, parallel_tool_calls=True)
+    assert ends_of(lazy, reply) is True
+    if not content:
+        required = grammar_of(
+            template, tools=TOOLS, parallel_tool_calls=True, tool_choice="required"
+        )
+        assert ends_of(required, reply) is True and required.triggers == ()
+    if len(row[4]) == 1:
+        single = grammar_of(template, tools=TOOLS, parallel_tool_calls=False)
+        assert ends_of(single, reply) is True
+
+
+# template -> the beginning of a call of special_function up to the value of arg1
+BEGINNINGS = {
+    "hermes": '<tool_call>\n{"name": "special_function", "arguments": {"arg1": ',
+    "llama": '{"name": "special_function", "parameters": {"arg1": ',
+    "mistral-array": '[TOOL_CALLS][{"name": "special_function", "arguments": {"arg1": ',
+    "mistral-named": '[TOOL_CALLS]special_function[ARGS]{"arg1": ',
+    "functionary-3.1": '<function=special_function>{"arg1": ',
+    "functionary-3.2": 'special_function\n{"arg1": ',
+    "plain": '{"tool_call": {"name": "special_function", "arguments": {"arg1": ',
+}
+
+
+@pytest.mark.parametrize("template", BEGINNINGS)
+def test_calls_are_held_to_the_schema(template: str) -> None:
+    begin = BEGINNINGS[template]
+    for choice in ("auto", "required"):
+        grammar = grammar_of(template, tools=TOOLS, tool_choice=choice)
+        assert ends_of(grammar, begin + "12") is False
+        assert ends_of(grammar, begin + '"') is None
+        assert ends_of(grammar, begin + "12, ") is None
+        other = begin.replace("special_function", "other_function")
+        free = choice == "auto" and template in ("llama", "functionary-3.2")
+        assert ends_of(grammar, other) is (True if free else None)
+        text = ends_of(grammar, "Free text, {} and []. ")
+        assert text is (True if choice == "auto" and template != "plain" else None)
+    named = {"type": "function", "function": {"name": "get_time"}}
+    grammar = grammar_of(template, tools=TOOLS, tool_choice=named)
+    assert ends_of(grammar, begin) is None
+    assert (
+        ends_of(grammar, begin.replace("special_function", "get_time").replace("arg1", "city"))
+        is False
+    )
+
+
+def test_a_generic_reply_is_a_call_or_a_response() -> None:
+    grammar = grammar_of("plain", tools=TOOLS)
+    assert ends_of(grammar, '{"response": "Hi"}') is True
+    assert ends_of(grammar_of("plain", tools=TOOLS, tool_choice="required"), '{"resp') is None
+
+
+@pytest.mark.parametrize(("template", "opened"), [("qwen", "<think>\n"), ("qwq", "")])
+def test_calls_after_reasoning(template: str, opened: str) -> None:
+    call = BEGINNINGS["hermes"] + "1}}\n</tool_call>"
+    wrong = BEGINNINGS["hermes"] + "x"
+    lazy = grammar_of(template, tools=TOOLS)
+    required = grammar_of(template, tools=TOOLS, tool_choice="required")
+    for grammar in (lazy, required):
+        thought = f"{opened}Perhaps {wrong} </thin"
+        assert ends_of(grammar, thought) is (grammar is lazy)
+        assert ends_of(grammar, thought + f"</think>\n\n{call}") is True
+        assert ends_of(grammar, thought + f"</think>{wrong}") is None
+    assert ends_of(lazy, f"{opened}So</think> Hi there") is True
+    assert ends_of(required, f"{opened}So</think> Hi there") is None
+    if opened:
+        assert ends_of(lazy, call) is ends_of(required, call) is True
+        assert ends_of(lazy, wrong) is ends_of(required, wrong) is None
+
+
+def test_response_formats() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": OBJECT}}
+    llama_cpp_python = {"type": "json_object", "schema": OBJECT}
+    for response_format in (schema, llama_cpp_python):
+        grammar = grammar_of("hermes", response_format=response_format)
+        assert ends_of(grammar, '{"n": 1}') is True
+        assert ends_of(grammar, '{"m"') is ends_of(grammar, "Hi") is None
+        thinking = grammar_of("qwen", response_format=response_format)
+        assert ends_of(thinking, '<think>{"m"</think>\n\n{"n": 1}') is True
+        assert ends_of(thinking, '{"n": 1}') is True and ends_of(thinking, "Hi") is None
+    free = grammar_of("hermes", response_format={"type": "json_object"})
+    assert ends_of(free, '{"m": [true]}') is True and ends_of(free, "[") is None
+    both = grammar_of("hermes", tools=TOOLS, response_format=schema)
+    assert ends_of(both, '{"n": 1}') is True and ends_of(both, "Hi") is None
+    assert ends_of(both, BEGINNINGS["hermes"] + "1}}\n</tool_call>") is True
+    reply = grammar_of("plain", tools=TOOLS, response_format=schema)
+    assert ends_of(reply, '{"response": {"n": 1}}') is True
+    assert ends_of(reply, '{"response": "') is None
+    for options in (
+        {},
+        {"response_format": {"type": "text"}},
+        {"tools": TOOLS, "tool_choice": "none"},
+    ):
+        turn = TEMPLATES["hermes"].format(TOKENIZER).turn(USER, TurnOptions(**options))
+        assert turn.grammar is None
+
+
+def test_single_and_parallel_calls() -> None:
+    one = BEGINNINGS["hermes"] + "1}}\n</tool_call>"
+    single = grammar_of("hermes", tools=TOOLS, parallel_tool_calls=False)
+    assert ends_of(single, one) is True and ends_of(single, f"{one}\n") is None
+    assert ends_of(grammar_of("hermes", tools=TOOLS), f"{one}\n{one}") is True
+    # the template of Llama 3 writes one call only
+    one = BEGINNINGS["llama"] + "1}}"
+    assert ends_of(grammar_of("llama", tools=TOOLS), f"{one};") is None
+
+
+def test_a_wrong_schema_is_named() -> None:
+    wrong = [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "text"}}}}}]
+    with pytest.raises(GrammarError, match=r"parameters of the tool 'f': .*text"):
+        grammar_of("hermes", tools=wrong)
+
+
+def test_text_through_a_marker() -> None:
+    rules = Rules()
+    rules.add("root", rules.through("t", "ab]aba"))
+    grammar = ReplyGrammar(rules.text())
+    for text in ("ab]aba", "ab]ab]aba", '"\\ab]abbab]aba', "aab]aba", "ab]a^-[b]🙂ab]aba"):
+        assert ends_of(grammar, text) is True
+        assert all(ends_of(grammar, text[:i]) is False for i in range(len(text)))
+        assert ends_of(grammar, text + "a") is None
+
+
+def test_markers_of_control_tokens_are_tokens() -> None:
+    rules = Rules(lambda marker: [7, "x", 8] if marker == "<a>x<b>" else [marker])
+    assert rules.marker("<a>x<b>") == '<[7]> "x" <[8]>'
+    rules.add("root", rules.through("t", "<a>x<b>"))
+    assert rules.text().splitlines()[-1] == 't ::= [^\\x00]* <[7]> "x" <[8]>'
+    assert literal('a"\\\n') == r'"a\"\\\n"'
+
+
+def test_embedded_rules_are_renamed() -> None:
+    rules = Rules()
+    text = 'root ::= "root" a-b{1,20} [root] <[1]> # root\na-b ::= !<root> root | "\\"a-b"'
+    assert rules.embed("x", text) == "x-root"
+    assert rules.text().splitlines()[2:] == [
+        'x-root ::= "root" x-a-b{1,20} [root] <[1]>',
+        'x-a-b ::= !<root> x-root | "\\"a-b"',
+    ]
+
+
+def test_patterns_of_triggers() -> None:
+    """A pattern does not match before the name is known, and then only its group is text."""
+    for template, text in (
+        ("llama", ' {"name": "get_time"'),
+        ("functionary-3.2", "all\nHi>>>get_time\n"),
+    ):
+        (trigger,) = [
+            t for t in grammar_of(template, tools=TOOLS).triggers if t.kind == "pattern_full"
+        ]
+        assert isinstance(trigger, Trigger)
+        found = [re.fullmatch(trigger.value, text[:i]) for i in range(len(text) + 1)]
+        assert not any(found[:-1])
+        match = found[-1]
+        assert match is not None and text.endswith(match[1])

@@ -1,0 +1,132 @@
+"""A grammar in the sampling chain and in the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama.engine import Engine, Request
+from pyllama.errors import GrammarError
+from pyllama.grammar import Grammar, Trigger
+from pyllama.sampling import SamplingParams, chain_for
+from pyllama.sampling.constrained import constrain
+
+from ..fake_context import EOS, TOKENIZER, FakeContext, FakeModel, ids
+
+N = TOKENIZER.n_vocab
+PARAMS = [
+    SamplingParams(temp=0),
+    SamplingParams(temp=1.2, seed=1),
+    SamplingParams(temp=1.5, seed=2, samplers=("temperature",)),
+    SamplingParams(temp=1, seed=3, repeat_penalty=1.3, logit_bias={ids("a")[-1]: 2.0}),
+]
+
+
+def generated(params: SamplingParams, grammar: Grammar | None, text: str = "") -> tuple[str, Any]:
+    """The text of a request, and its last event."""
+    engine: Any = Engine(FakeContext(FakeModel(text)))  # type: ignore[arg-type]
+    parts, last = [], None
+    for event in engine.run(Request(ids("The"), params, max_tokens=40, grammar=grammar)):
+        parts.append(event.text)
+        last = event
+    return "".join(parts), last
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_generated_text_matches(params: SamplingParams) -> None:
+    text, last = generated(params, Grammar('root ::= " " [a-f]{3,8} "-" [0-9]{2} "!"'))
+    assert last.reason == "eog"
+    word, _, rest = text.partition("-")
+    assert word[0] == " "
+    assert 3 <= len(word) - 1 <= 8
+    assert set(word[1:]) <= set("abcdef")
+    assert rest[:2].isdigit()
+    assert rest[2:] == "!"
+
+
+@pytest.mark.parametrize("params", PARAMS[1:3])
+def test_an_allowed_token_is_not_sampled_again(params: SamplingParams) -> None:
+    """A grammar that allows all likely tokens changes none."""
+    grammar = Grammar("root ::= [\\x01-\\x7f]*")
+    held, free = (chain_for(params, N, TOKENIZER, g) for g in (grammar, None))
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        logits = rng.standard_normal(N).astype(np.float32)
+        logits[4 : 3 + 128] += 40  # single bytes of ASCII
+        token = held.sample(logits)
+        assert token == free.sample(logits)
+        held.accept(token)
+        free.accept(token)
+
+
+def test_greedy_takes_the_best_allowed_token() -> None:
+    """The likeliest text that the grammar allows, and the model's own where it is allowed."""
+    text = "The cat sat."
+    greedy = SamplingParams(temp=0)
+    assert generated(greedy, Grammar('root ::= " cat" .*'), text)[0] == " cat sat."
+    assert generated(greedy, Grammar('root ::= " " [a-z]+ " sad" .*'), text)[0][:8] == " cat sad"
+
+
+def test_a_lazy_grammar() -> None:
+    grammar = Grammar('root ::= "cat" "s"{2}', triggers=[Trigger("word", "cat")])
+    assert generated(SamplingParams(temp=0), grammar, "The cat sat.")[0] == " catss"
+
+
+def test_only_end_of_generation_is_left() -> None:
+    banned = SamplingParams(temp=1, seed=1, ignore_eos=True)
+    text, last = generated(banned, Grammar('root ::= "ab"'))
+    assert (text, last.reason) == ("ab", "eog")
+
+
+def test_an_error_ends_the_request_alone() -> None:
+    engine: Any = Engine(FakeContext(FakeModel()))  # type: ignore[arg-type]
+    stuck = Grammar("root ::= [\\uD800]")  # a lone surrogate is no text
+    with pytest.raises(GrammarError, match="allows no token"):
+        list(engine.run(Request(ids("x"), max_tokens=3, grammar=stuck)))
+    assert list(engine.run(Request(ids("x"), max_tokens=3)))[-1].reason == "length"
+    with pytest.raises(GrammarError, match="names"):
+        engine.submit(Request(ids("x"), grammar=Grammar("root ::= <nothing>")))
+
+
+def test_the_chain_rolls_back_its_grammar() -> None:
+    grammar = Grammar("root ::= [a-c]{4} [d-f]{4}")
+    chain = chain_for(SamplingParams(seed=5), N, TOKENIZER, grammar)
+    chain.accept_prompt(ids("a prompt that does not match"))
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((9, N)).astype(np.float32)
+    mark, made = chain.mark(), []
+    for _ in range(2):
+        tokens = []
+        for row in rows:
+            tokens.append(chain.sample(row))
+            chain.accept(tokens[-1])
+        made.append(tokens)
+        chain.rollback(mark)
+    twin = chain.clone()
+    assert [twin.sample(rows[0]), chain.sample(rows[0])] == [made[0][0]] * 2
+    assert made[0] == made[1]
+    assert made[0][-1] == EOS
+    with pytest.raises(GrammarError, match="does not match the grammar"):
+        chain.accept(ids("z")[-1])
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 1000])
+@pytest.mark.parametrize("density", [0.0, 0.02, 0.9, 1.0])
+def test_constrain(n: int, density: float) -> None:
+    rng = np.random.default_rng(n)
+    logits = rng.integers(-3, 3, n).astype(np.float32)
+    logits[rng.random(n) < 0.1] = np.nan
+    logits[rng.random(n) < 0.1] = -np.inf
+    chosen = rng.random(n) < density
+    flags = np.zeros((n + 31) // 32 * 32, np.uint8)
+    flags[:n] = chosen
+    bits = np.packbits(flags, bitorder="little").view(np.uint32)
+    out = np.empty(n, np.float32)
+    want = np.where(chosen & ~np.isnan(logits), logits, np.float32(-np.inf))
+    argmax = constrain(logits, bits, out)
+    np.testing.assert_array_equal(out, want)
+    assert argmax == (int(want.argmax()) if want.max() > -np.inf else -1)
+    constrain(logits, bits[:0], out)  # tokens without a bit
+    assert (out == -np.inf).all()

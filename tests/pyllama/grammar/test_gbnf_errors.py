@@ -1,0 +1,128 @@
+"""Errors of grammars: one line with line and column; bounded time for hostile ones."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pyllama.errors import GrammarError
+from pyllama.grammar import Grammar
+
+from .vocabularies import words
+
+LETTERS = words([bytes([i]) for i in range(97, 123)] + [b"a" * n for n in range(2, 33)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_before() -> None:
+    """Compile outside of the tests of time."""
+    Grammar('root ::= "a"').matcher(LETTERS).mask()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there is no rule 'root' to start with; add 'root ::= ...'"),
+        ("root = x", "line 1, column 6: expected '::=' after the name 'root', got '= x'"),
+        ("root ::= (a\na ::= [b]", r"line 2, column 3: expected ')' to close the group opened at "
+         "line 1, column 10, got '::= [b]'"),
+        ("root ::= a ]", "line 1, column 12: expected an element of rule 'root', '|', or"),
+        ("root ::= a\r\nb ::=\r\n c d", "line 1, column 10: rule 'a' is not defined"),
+        ('root ::=\n  "ab', "line 2, column 3: this text has no closing '\"'"),
+        ("root ::= [ab", "line 1, column 10: this class has no closing ']'"),
+        ("root ::= [z-a]", "line 1, column 11: the range 'z' to 'a' is reversed"),
+        ("root ::= []", "line 1, column 10: an empty class matches no character; the empty"),
+        (r'root ::= "\q"', r"line 1, column 11: unknown escape '\\q'; there are \n \r"),
+        (r'root ::= "\x4"', "line 1, column 13: expected 2 hexadecimal digits after '\\x', got"),
+        (r'root ::= "\u00g0"', "expected 4 hexadecimal digits after '\\u'"),
+        (r'root ::= "\U00110000"', "U+110000 is not a character"),
+        ("root ::= *", "'*' repeats the element before it, but there is none"),
+        ("root ::= [a]{x}", "line 1, column 14: expected a minimum, as in {2} or {2,5}, got 'x}'"),
+        ("root ::= [a]{2,1}", "the maximum 1 is less than the minimum 2"),
+        ("root ::= [a]{2", "expected '}' after the counts of a repetition"),
+        ("root ::= [a]{3000}", "3000 repetitions are too many, at most 2000 are possible"),
+        ("root ::= [a]{" + "9" * 40 + "}", "the number 999999999999999999... is too large"),
+        ("root ::= <abc", "this token has no closing '>'"),
+        ("root ::= <[x]>", "expected a token id, got 'x]>'"),
+        ("root ::= !a", "expected '<' after '!'"),
+        ("root ::= " + "(" * 101, "groups are nested deeper than 100"),
+        ("root ::= [a]\n x\n::= [b]", "line 2, column 3: expected '::=' after the name 'x'"),
+        ("root ::= a\na ::= b | \"\"\nb ::= [y]* a", "column 1: left recursion: a -> b -> a"),
+        ("root ::= root", "line 1, column 1: left recursion: root -> root"),
+        ("root ::= e e root [a]\ne ::= [x]?", "left recursion: root -> root"),
+        ("root ::= [a]\nunused ::= unused [b]", "left recursion: unused -> unused"),
+        ("root ::= (([a-z]{2000}){2000}){2000}", "at most 100000 are possible"),
+    ],
+)  # fmt: skip
+def test_messages(text: str, message: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        Grammar(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def many_rules(n: int) -> str:
+    return "\n".join(f'r{i} ::= r{i + 1}? r{i + 2}? "{i}"' for i in range(n))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 500_000,
+        '"' + "a" * 900_000,
+        "root ::= " + "[a] | " * 100_000 + "[b]",
+        "root ::= " + "a" * 900_000,
+        "root ::= " + "([a]{2000} | " * 50 + "[b]" + "){2000}" * 50,
+        "root ::= " + "".join(f"[{chr(0x4E00 + i)}]" for i in range(20_000)),
+        "root ::= [" + "".join(chr(0x100 + 2 * i) for i in range(100_000)) + "]",
+        many_rules(20_000) + "\nr20000 ::= [a]\nr20001 ::= [b]\nroot ::= r0",
+        "\n".join(f"r{i} ::= r{i + 1}" for i in range(30_000)) + "\nr30000 ::= r0\nroot ::= r0",
+        "root ::= " + "((((([a]?)*)?)*)?)*" * 2000,
+        "#" * 1_000_000,
+        "root ::= " + "x " * 2_000_000,
+    ],
+    ids=range(12),
+)
+def test_hostile_texts_take_bounded_time(text: str) -> None:
+    start = time.process_time()
+    try:
+        matcher = Grammar(text).matcher(LETTERS)
+        matcher.mask()
+    except GrammarError as error:
+        assert len(str(error)) < 400
+    assert time.process_time() - start < 10  # about 1 s on a machine that is not busy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "root ::= x*\nx ::= [a] | [a][a] | y\ny ::= [a] [a] [a] | [a] x",
+        "root ::= " + "([a]* | [b]*)* " * 30,
+        "root ::= (x | y)* [z]\nx ::= [a] x? [a]\ny ::= [a] y? | x",
+        "root ::= " + " | ".join(f"[a]{{{n}}} [b]" for n in range(1, 300)),
+        "root ::= " + " ".join(f"([a-z]{{0,{n}}} [b]?)?" for n in range(100)),
+        "root ::= ([a] | x)*\nx ::= [a]* y [a]*\ny ::= [b] | [a] root [a]",
+    ],
+)
+def test_ambiguous_grammars_take_bounded_time(text: str) -> None:
+    start = time.process_time()
+    matcher = Grammar(text).matcher(LETTERS)
+    try:
+        for _ in range(100):
+            matcher.mask()
+            matcher.accept(0)
+    except GrammarError as error:
+        assert "ambiguous" in str(error)
+    assert time.process_time() - start < 20  # about 1 s on a machine that is not busy
+
+
+def test_deep_nesting_takes_linear_time() -> None:
+    matcher = Grammar('root ::= "a" root "b" | "c"').matcher(LETTERS)
+    for _ in range(20_000):
+        matcher.accept(0)
+    matcher.accept(2)
+    for _ in range(20_000):
+        assert not matcher.is_accepting
+        matcher.accept(1)
+    assert matcher.is_accepting

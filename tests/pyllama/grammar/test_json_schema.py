@@ -1,0 +1,621 @@
+"""JSON schemas as grammars: llama.cpp's cases, a validator as judge of random documents, errors."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from pyllama.errors import SchemaError
+from pyllama.grammar.json_schema import schema_to_gbnf
+from pyllama.grammar.schema_parts import Unsatisfiable
+from pyllama.grammar.string_formats import FORMATS
+
+from .gbnf_texts import Gbnf
+from .random_schemas import RandomDocument, RandomSchema, texts
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+SCHEMAS = sorted((DATA / "json_schemas").glob("*.json"))
+
+
+def cases(name: str) -> list[dict[str, Any]]:
+    path = DATA / "grammar" / f"llama_cpp_{name}.json"
+    return list(json.loads(path.read_text(encoding="utf-8"))["cases"])
+
+
+def validator(schema: Any) -> Draft202012Validator:
+    return Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+
+
+def check_samples(schema: Any, n: int, seed: int = 0) -> Gbnf:
+    """Random texts of a schema's grammar are JSON documents that the schema admits."""
+    grammar = Gbnf(schema_to_gbnf(schema))
+    assert grammar.is_productive
+    judge, rng = validator(schema), random.Random(seed)
+    for _ in range(n):
+        text = grammar.sample(rng)
+        error = next(judge.iter_errors(json.loads(text)), None)
+        assert error is None, f"{text}: {error.message}"
+    return grammar
+
+
+# llama.cpp's cases whose text differs, with the reason
+KEYS = "its keys may have control characters and backslashes, or spell a property with \\u"
+DIFFERENT = {
+    "max -5": "its integers may have zeros in front",
+    "exotic formats": "its dates may be the 31st of February",
+    "string w/ min length 3": "a pair of surrogate escapes is one character of the document",
+    "regexp quote": "its quote has no backslash, so that the string ends there",
+    "regexp": "its dot may be a quote, a backslash or a control character",
+    "required + additional props": KEYS,
+    "optional + additional props": KEYS,
+    "required + optional + additional props": KEYS + "; and it refuses the name 'a'",
+    "optional props with empty name": "its root is the integer of the property",
+    "optional props with nested names": KEYS,
+    "optional props with common prefix": KEYS + "; and it refuses the name 'a'",
+    "mix of allOf, anyOf and $ref (similar to https://json.schemastore.org/tsconfig.json)": (
+        "it requires properties that the schema does not require"
+    ),
+    "unanchored regexp": "it ignores the pattern",
+    "regexp with unsupported shorthand": "it ignores the pattern",
+    "unsupported regexp in a property": "it ignores the pattern; here it is an error",
+}
+
+
+@pytest.mark.parametrize("case", cases("schemas"), ids=lambda case: case["name"])
+def test_llama_cpp_texts(case: dict[str, Any]) -> None:
+    try:
+        text = schema_to_gbnf(case["schema"]).rstrip("\n").split("\n")
+    except SchemaError as error:
+        assert case["grammar"] is None or "lookahead" in str(error)
+        return
+    if case["name"] in DIFFERENT:
+        assert text != case["grammar"]
+        if not isinstance(case["schema"].get("items"), list):  # draft 7, which the judge refuses
+            check_samples(case["schema"], 30)
+    else:
+        assert text == case["grammar"]
+
+
+def test_different_texts_are_of_cases_that_exist() -> None:
+    assert DIFFERENT.keys() <= {case["name"] for case in cases("schemas")}
+
+
+@pytest.mark.parametrize("case", cases("documents"), ids=lambda case: case["name"])
+def test_llama_cpp_documents(case: dict[str, Any]) -> None:
+    schema = case["schema"]
+    if case["name"] == "required props":  # it ignores uniqueItems; here it is an error
+        with pytest.raises(SchemaError, match="'uniqueItems'"):
+            schema_to_gbnf(schema)
+        del schema["properties"]["tags"]["uniqueItems"]
+    grammar = Gbnf(schema_to_gbnf(schema))
+    assert [text for text in case["passing"] if not grammar.accepts(text)] == []
+    assert [text for text in case["failing"] if grammar.accepts(text)] == []
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
+def test_documents_of_usual_schemas_are_valid(path: Path) -> None:
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    Draft202012Validator.check_schema(schema)
+    check_samples(schema, 40)
+    assert schema_to_gbnf(path.read_text(encoding="utf-8")) == schema_to_gbnf(schema)
+
+
+def test_there_are_many_usual_schemas() -> None:
+    assert len(SCHEMAS) >= 20
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_random_schemas(seed: int) -> None:
+    schema = RandomSchema(seed).draw()
+    judge = validator(schema)
+    try:
+        grammar = check_samples(schema, 10, seed)
+    except Unsatisfiable:  # some random schemas contradict themselves
+        documents = [RandomDocument(schema, number).draw(schema) for number in range(50)]
+        assert not any(map(judge.is_valid, documents))
+        return
+    for number in range(10):
+        document = RandomDocument(schema, number).draw(schema)
+        if judge.is_valid(document) and not schema_leaves_freedom(schema):
+            assert all(map(grammar.accepts, texts(document))), document
+
+
+def schema_leaves_freedom(schema: Any) -> bool:
+    """Whether a valid document may have properties that the schema does not name, by a branch."""
+    found = json.dumps(schema)
+    return "anyOf" in found or "allOf" in found or "patternProperties" in found
+
+
+ACCEPTED: list[tuple[str, Any, list[str], list[str]]] = [
+    # name, schema, accepted documents, refused documents
+    ("true", True, ["1", '{"a": [null]}'], ["", "x"]),
+    ("integer 1.0", {"type": "integer", "enum": [1.0, 2]}, ["1.0", "2"], ["1"]),
+    ("const kinds", {"const": {"a": [1, "é"]}}, ['{"a":[1,"é"]}'], ['{"a":[2,"é"]}']),
+    ("enum and type", {"enum": ["a", 1, None], "type": ["string", "null"]}, ['"a"', "null"], ["1"]),
+    ("enum and pattern", {"enum": ["ab", "b"], "pattern": "^a"}, ['"ab"'], ['"b"']),
+    ("enum and bounds", {"enum": [1, 5, "x"], "minimum": 2}, ["5", '"x"'], ["1"]),
+    ("enum of objects", {"enum": [{"a": 1}, {}], "required": ["a"]}, ['{"a":1}'], ["{}"]),
+    (
+        "number bounds",
+        {"minimum": 0.5, "exclusiveMaximum": 2},
+        ["0.5", "1.99"],
+        ["2", "0.4", "2.0"],
+    ),
+    ("exclusive", {"type": "integer", "exclusiveMinimum": 2.5}, ["3"], ["2"]),
+    ("both bounds", {"type": "integer", "minimum": 3, "exclusiveMinimum": 3}, ["4"], ["3"]),
+    ("multiple", {"type": "integer", "multipleOf": 7}, ["0", "-14", "21"], ["1", "20", "07"]),
+    (
+        "multiple in bounds",
+        {"type": "number", "multipleOf": 5, "minimum": -7, "maximum": 11},
+        ["-5", "0", "5", "10"],
+        ["-10", "15", "3"],
+    ),
+    (
+        "multiple with large bounds",
+        {"type": "integer", "multipleOf": 3, "minimum": 10, "maximum": 100000},
+        ["12", "99999"],
+        ["9", "10", "100002"],
+    ),
+    ("two multiples", {"allOf": [{"multipleOf": 4}, {"multipleOf": 6}]}, ["12", "0"], ["4", "6"]),
+    ("implied types", {"minLength": 2, "minimum": 3}, ['"ab"', "3"], ['"a"', "2", "null"]),
+    (
+        "prefix and items",
+        {"prefixItems": [{"type": "null"}, {"type": "boolean"}], "items": {"type": "integer"}},
+        ["[null,true]", "[null, true, 1, 2]"],
+        ["[null]", "[null,true,null]", "[1]"],
+    ),
+    (
+        "prefix and minItems",
+        {"prefixItems": [{"type": "null"}, {"type": "boolean"}], "minItems": 1},
+        ["[null]", "[null,true]"],
+        ["[]", "[null,true,1]"],
+    ),
+    ("maxItems in the prefix", {"prefixItems": [True, True], "maxItems": 1}, ["[1]"], ["[1,2]"]),
+    ("no items", {"type": "array", "items": False}, ["[]"], ["[1]"]),
+    (
+        "draft 7 tuple",
+        {"items": [{"type": "null"}], "additionalItems": {"type": "boolean"}},
+        ["[null]", "[null,true]"],
+        ["[null,null]"],
+    ),
+    (
+        "allOf of arrays",
+        {"allOf": [{"items": {"minimum": 2}}, {"items": {"maximum": 4}, "maxItems": 2}]},
+        ["[2,4]", "[]"],
+        ["[5]", "[2,2,2]"],
+    ),
+    ("required name", {"required": ["x"]}, ['{"x": 1}', '{"x":[]}'], ["{}"]),
+    (
+        "required names not in properties",
+        {"properties": {"a": {"type": "null"}}, "required": ["b", "a"]},
+        ['{"a":null,"b":1}'],
+        ['{"b":1,"a":null}', '{"a":null}'],
+    ),
+    (
+        "names with special characters",
+        {"properties": {'a"b\\': True, "\n": True, "é": True, "]^-": True}, "required": ["é"]},
+        ['{"é":1,"a\\"b\\\\":2,"\\n":3,"]^-":4}'],
+        ['{"a\\"b\\\\":2}'],
+    ),
+    (
+        "other names than the properties'",
+        {"properties": {'a"b': {"type": "null"}, "^": False}, "additionalProperties": True},
+        ['{"a\\"b":null,"a":1,"a\\"":2,"a\\"bc":3}', '{"^^":1}', '{"\\t":1}', '{"":1}'],
+        ['{"a\\"b":1}', '{"^":1}', '{"\\u005e":1}', '{"a\\u0022b":1}', '{"\t":1}', '{"\\":1}'],
+    ),
+    (
+        "patternProperties",
+        {
+            "properties": {"x-id": {"type": "integer"}},
+            "patternProperties": {"^x-": {"type": ["integer", "string"]}, "y$": {"type": "string"}},
+            "additionalProperties": {"type": "null"},
+        },
+        ['{"x-id":1,"x-a":2,"x-y":"s","zy":"t","q":null}', '{"x-q":"\\"","q":null}'],
+        ['{"x-id":"s"}', '{"x-y":1}', '{"zy":1}', '{"q":1}', '{"\\u0078-a":null}'],
+    ),
+    (
+        "patternProperties alone are all",
+        {"patternProperties": {"^[a-z]{2}$": {"type": "null"}}},
+        ["{}", '{"ab":null,"cd":null}'],
+        ['{"a":null}', '{"ab":1}'],
+    ),
+    (
+        "patterns that Python reads in another way",
+        {"patternProperties": {"b$": {"type": "null"}, r"\d": {"type": "null"}, "^x": {}}},
+        ['{"x":1}', '{"xb":null}'],
+        ['{"xb\\n":1}', '{"x٣":1}'],
+    ),
+    (
+        "propertyNames",
+        {"propertyNames": {"pattern": "^[a-z]+$", "maxLength": 3}, "additionalProperties": True},
+        ['{"abc":1}', "{}"],
+        ['{"abcd":1}', '{"A":1}'],
+    ),
+    (
+        "propertyNames as enum",
+        {
+            "type": "object",
+            "propertyNames": {"enum": ["a", "b"]},
+            "additionalProperties": {"type": "null"},
+        },
+        ['{"a":null,"b":null}', '{"b":null}', "{}"],
+        ['{"c":null}', '{"a":1}'],
+    ),
+    (
+        "propertyNames and properties",
+        {"properties": {"a": True, "bb": True}, "propertyNames": {"maxLength": 1}},
+        ['{"a":1}'],
+        ['{"bb":1}'],
+    ),
+    (
+        "number of properties",
+        {"properties": {"a": True, "b": True, "c": True}, "minProperties": 1, "maxProperties": 2},
+        ['{"a":1}', '{"b":1,"c":1}', '{"a": 1, "c": 2}'],
+        ["{}", '{"a":1,"b":1,"c":1}'],
+    ),
+    (
+        "number of properties with free ones",
+        {
+            "properties": {"a": {}},
+            "additionalProperties": {},
+            "minProperties": 2,
+            "maxProperties": 3,
+        },
+        ['{"a":1,"b":1}', '{"a":1,"b":1,"c":1}'],
+        ['{"a":1}', '{"b":1,"c":1}', '{"a":1,"b":1,"c":1,"d":1}'],
+    ),
+    (
+        "a property that cannot be there",
+        {"properties": {"a": False, "b": {"type": "null"}}, "additionalProperties": True},
+        ['{"b":null,"c":1}'],
+        ['{"a":1}'],
+    ),
+    (
+        "required by alternatives",
+        {
+            "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+            "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+        },
+        ['{"a":null}', '{"b":null}', '{"a":null,"b":null}'],
+        ["{}"],
+    ),
+    (
+        "allOf merges properties",
+        {
+            "allOf": [
+                {"properties": {"a": {"type": "number"}, "b": {"type": "null"}}, "required": ["a"]},
+                {"properties": {"a": {"minimum": 3}, "c": {"type": "null"}}},
+            ]
+        },
+        ['{"a":3}', '{"a":3.5,"b":null,"c":null}'],
+        ['{"a":2}', "{}"],
+    ),
+    (
+        "additionalProperties see their own schema only",
+        {
+            "allOf": [{"properties": {"a": {"type": "null"}}}],
+            "properties": {"b": {"type": "null"}},
+            "additionalProperties": False,
+        },
+        ["{}", '{"b":null}'],
+        ['{"a":null}'],
+    ),
+    (
+        "allOf of types",
+        {"allOf": [{"type": ["number", "null"]}, {"type": "integer"}]},
+        ["1"],
+        ["1.5"],
+    ),
+    ("anyOf drops what nothing matches", {"anyOf": [False, {"type": "null"}]}, ["null"], ["1"]),
+    (
+        "anyOf and keywords beside it",
+        {"anyOf": [{"minLength": 2}, {"const": "x"}], "type": "string", "maxLength": 3},
+        ['"x"', '"ab"'],
+        ['"abcd"', '"y"'],
+    ),
+    (
+        "$ref and keywords beside it",
+        {"$ref": "#/$defs/a", "maximum": 5, "$defs": {"a": {"type": "integer", "minimum": 3}}},
+        ["3", "5"],
+        ["6", "2"],
+    ),
+    (
+        "$ref with escapes",
+        {"$ref": "#/$defs/a~1b%20c~0", "$defs": {"a/b c~": {"type": "null"}}},
+        ["null"],
+        ["1"],
+    ),
+    ("$ref to a list", {"anyOf": [{"type": "null"}, {"$ref": "#/anyOf/0"}]}, ["null"], ["1"]),
+    (
+        "$id and $anchor",
+        {
+            "$id": "https://example.com/root.json",
+            "prefixItems": [
+                {"$ref": "https://example.com/item.json#x"},
+                {"$ref": "item.json"},
+                {"$ref": "item.json#/$defs/z"},
+                {"$ref": "#here"},
+            ],
+            "$defs": {
+                "item": {
+                    "$id": "item.json",
+                    "$defs": {"y": {"$anchor": "x", "type": "null"}, "z": {"type": "boolean"}},
+                    "$ref": "#/$defs/z",
+                },
+                "here": {"$anchor": "here", "type": "integer"},
+            },
+        },
+        ["[null,true,false,1]"],
+        ["[true,true,false,1]", "[null,null,true,1]", "[null,true,null,1]"],
+    ),
+    (
+        "recursion with keywords beside $ref",
+        {
+            "properties": {"next": {"$ref": "#", "required": ["id"]}, "id": {"type": "integer"}},
+            "additionalProperties": False,
+        },
+        ["{}", '{"next":{"id":2,"next":{"id":1}}}', '{"next":{"id":1}}'],
+        ['{"next":{}}'],
+    ),
+    (
+        "names of rules that collide",
+        {
+            "properties": {
+                "date_time": {"properties": {"a": {"type": "null"}}},
+                "date-time": {"type": "string", "format": "date-time"},
+                "string": {"type": "array", "items": {"type": "string"}},
+                "space": {"enum": [1]},
+                "dot": {"pattern": "^.$"},
+            }
+        },
+        ['{"date_time":{"a":null},"string":["x"],"space":1,"dot":"x"}', '{ "date_time": {} }'],
+        ['{"date_time":"x"}', '{"space":2}', '{"dot":""}'],
+    ),
+    ("two patterns", {"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, ['"ab"', '"b1a"'], ['"a"']),
+    (
+        "format and pattern",
+        {"format": "date", "pattern": "^2024-02"},
+        ['"2024-02-29"'],
+        ['"2024-02-30"', '"2024-03-01"'],
+    ),
+    (
+        "format and length",
+        {"format": "uri", "maxLength": 300, "minLength": 10},
+        ['"https://example.com/a/b?c=d#e"'],
+        ['"a:b"', '"example"'],
+    ),
+    ("unknown format", {"type": "string", "format": "phone"}, ['"x"'], ["1"]),
+    ("characters", {"type": "string", "maxLength": 1}, ['"é"', '"😀"', '"\\n"', '""'], ['"ab"']),
+    (
+        "surrogates are one character",
+        {"minLength": 2},
+        ['"ab"', '"\\u0041b"'],
+        ['"\\ud83d\\ude00"'],
+    ),
+    (
+        "long strings",
+        {"maxLength": 5000, "minLength": 2100},
+        [f'"{"x" * 2100}"'],
+        [f'"{"x" * 2099}"'],
+    ),
+    ("a maximum that no document has", {"maxItems": 10**12}, ["[1]"], ["1"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "accepted", "refused"), [case[1:] for case in ACCEPTED], ids=[c[0] for c in ACCEPTED]
+)
+def test_documents(schema: Any, accepted: list[str], refused: list[str]) -> None:
+    grammar = Gbnf(schema_to_gbnf(schema))
+    assert [text for text in accepted if not grammar.accepts(text)] == []
+    assert [text for text in refused if grammar.accepts(text)] == []
+    judge = validator(schema)
+    if not isinstance(schema, dict) or not isinstance(schema.get("items"), list):  # draft 7
+        assert all(judge.is_valid(json.loads(text)) for text in accepted)
+        check_samples(schema, 20)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats(name: str) -> None:
+    check_samples({"type": "string", "format": name}, 60)
+    check_samples({"type": "string", "format": name, "minLength": 5, "maxLength": 40}, 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "date",
+            ["2024-02-29", "2000-02-29", "0001-12-31"],
+            ["2023-02-29", "1900-02-29", "0000-01-01"],
+        ),
+        ("time", ["23:59:59Z", "00:00:00.123456+01:30"], ["24:00:00Z", "00:00:00"]),
+        ("date-time", ["2024-01-01T00:00:00Z"], ["2024-01-01 00:00:00Z", "2024-13-01T00:00:00Z"]),
+        ("duration", ["P1Y2M3DT4H5M6S", "P4W", "PT1M"], ["P", "PT", "P1D1Y", "1D"]),
+        ("email", ["a.b+c@example.com", "x@localhost"], ["a", "@a", "a@", "a b@c.d"]),
+        ("hostname", ["example.com", "a-b.c"], ["-a", "a..b", "a_b", ""]),
+        ("ipv4", ["0.0.0.0", "255.1.20.199"], ["256.1.1.1", "1.1.1", "01.1.1.1"]),
+        ("ipv6", ["::", "::1", "fe80::1:2", "1:2:3:4:5:6:7:8"], ["1:2", ":::", "1::2::3", "g::"]),
+        (
+            "uri",
+            ["https://a.b/c?d#e", "mailto:a@b.c", "urn:x:y"],
+            ["/a", "a", "http://[a", "a b:c"],
+        ),
+        ("uri-reference", ["", "/a/b", "a?b", "#c", "//h/p", "http://h"], ["a b", "\\", "%zz"]),
+        ("uuid", ["12345678-1234-1234-1234-1234567890aB"], ["12345678123412341234123456789012"]),
+        ("json-pointer", ["", "/a/0", "/~0~1", "/é"], ["a", "/~2"]),
+        ("relative-json-pointer", ["0", "1/a", "12#"], ["-1", "01", "/a"]),
+        ("uri-template", ["/a/{b}", "{?x,y*}", "x{+p*}"], ["{", "{a b}"]),
+    ],
+)
+def test_strings_of_formats(name: str, good: list[str], bad: list[str]) -> None:
+    grammar = Gbnf(schema_to_gbnf({"format": name}))
+    assert [
+        text for text in good if not grammar.accepts(json.dumps(text, ensure_ascii=False))
+    ] == []
+    assert [text for text in bad if grammar.accepts(json.dumps(text, ensure_ascii=False))] == []
+
+
+NESTED: Any = {}
+for _ in range(100):
+    NESTED = {"properties": {"a": NESTED}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "message"),
+    [
+        *[
+            ({"properties": {"a/b": {key: value}}}, f"#/properties/a~1b/{key}", f"{key!r}")
+            for key, value in {
+                "not": {},
+                "if": {},
+                "then": {},
+                "else": {},
+                "uniqueItems": True,
+                "contains": {},
+                "minContains": 1,
+                "dependentRequired": {"a": ["b"]},
+                "dependentSchemas": {"a": {}},
+                "dependencies": {"a": ["b"]},
+                "unevaluatedProperties": False,
+                "unevaluatedItems": False,
+                "$dynamicRef": "#a",
+                "$recursiveRef": "#",
+            }.items()
+        ],
+        ({"$ref": "http://example.com/a.json"}, "#/$ref", "another document"),
+        ({"$ref": "a.json#/b"}, "#/$ref", "another document"),
+        ({"$ref": "#/$defs/a"}, "#/$ref", "does not exist"),
+        ({"$ref": "#a"}, "#/$ref", "no $anchor"),
+        ({"$ref": "#/$defs", "$defs": 5}, "#/$ref", "not a schema"),
+        ({"$ref": 5}, "#/$ref", "a string"),
+        ({"type": "kaboom"}, "#/type", "one or a list of"),
+        ({"type": 123}, "#/type", "one or a list of"),
+        ({"type": []}, "#/type", "one or a list of"),
+        ({"items": {"minLength": -1}}, "#/items/minLength", "at least 0"),
+        ({"maxLength": "3"}, "#/maxLength", "at least 0"),
+        ({"maxItems": 1.5}, "#/maxItems", "at least 0"),
+        ({"minItems": 10**9}, "#/minItems", "at most"),
+        ({"minimum": "1"}, "#/minimum", "a number"),
+        ({"exclusiveMinimum": True}, "#/exclusiveMinimum", "a number"),
+        ({"multipleOf": 0}, "#/multipleOf", "greater than 0"),
+        ({"multipleOf": 0.01}, "#/multipleOf", "only integers"),
+        ({"type": "integer", "multipleOf": 12345}, "#/multipleOf", "at most 1000"),
+        ({"minimum": 1e200}, "#", "beyond"),
+        ({"enum": []}, "#/enum", "at least one"),
+        ({"enum": 5}, "#/enum", "a list"),
+        ({"anyOf": {}}, "#/anyOf", "a list"),
+        ({"allOf": [5]}, "#/allOf/0", "a schema must be"),
+        ({"properties": []}, "#/properties", "an object"),
+        ({"properties": {"a": 5}}, "#/properties/a", "a schema must be"),
+        ({"required": "a"}, "#/required", "a list of strings"),
+        ({"additionalProperties": 5}, "#/additionalProperties", "a schema must be"),
+        ({"items": 5}, "#/items", "a schema"),
+        ({"pattern": 5}, "#/pattern", "a string"),
+        ({"pattern": "^(a$"}, "#/pattern", "column 2"),
+        ({"format": 5}, "#/format", "a string"),
+        (
+            {"minLength": 5, "maxLength": 3},
+            "#/minLength",
+            "minLength 5 is greater than maxLength 3",
+        ),
+        ({"properties": {"a": {"minimum": 2, "maximum": 1}}}, "#/properties/a", "is greater than"),
+        ({"additionalProperties": True, "minProperties": 2}, "#/minProperties", "several names"),
+        (
+            {
+                "additionalProperties": {},
+                "propertyNames": {"anyOf": [{"minLength": 1}, {"const": 1}]},
+            },
+            "#/propertyNames",
+            "alternatives",
+        ),
+        ({"$ref": "#"}, "#", "refers to itself"),
+        ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "#", "refers to itself"),
+        ({"allOf": [{"$ref": "#"}]}, "#", "refers to itself"),
+        ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "#", "without end"),
+        (False, "#", "nothing matches"),
+        ({"enum": [1, 2], "type": "string"}, "#", "no value of enum"),
+        ({"const": 1, "enum": [2]}, "#", "no value of enum"),
+        ({"allOf": [{"type": "string"}, {"type": "number"}]}, "#", "no type"),
+        ({"allOf": [{"maximum": 1}, {"minimum": 2}]}, "#", "between the bounds"),
+        ({"allOf": [{"maxLength": 1}, {"minLength": 2}]}, "#", "between the bounds"),
+        ({"allOf": [{"pattern": "^a$"}, {"pattern": "b"}]}, "#", "no string meets"),
+        (
+            {"exclusiveMinimum": 1, "exclusiveMaximum": 2, "type": "integer"},
+            "#",
+            "between the bounds",
+        ),
+        ({"properties": {"a": False}, "required": ["a"]}, "#", "nothing matches false"),
+        ({"items": False, "minItems": 1}, "#", "nothing matches false"),
+        ({"required": ["a"], "additionalProperties": False}, "#", "false"),
+        ({"properties": {"a": {}}, "minProperties": 2}, "#", "minProperties is 2"),
+        ({"type": "object", "required": ["a", "b"], "maxProperties": 1}, "#", "more properties"),
+        ({"const": float("nan")}, "#/const", "not a JSON number"),
+        ({"const": b"x"}, "#/const", "not a JSON value"),
+        ({"const": 10**5000}, "#/const", "too many digits"),
+        ({"properties": {"a\nb": {"not": {}}}}, r"#/properties/a\nb/not", "'not'"),
+        ({1: 2}, "#", "not a string"),
+        ("{", "JSON schema", "not a JSON text"),
+        ("[1]", "JSON schema", "must be an object or a boolean"),
+        (5, "JSON schema", "must be an object or a boolean"),
+        ('{"properties": {"a": {}, "a": {}}}', "JSON schema", "'a' is twice"),
+        (NESTED, "JSON schema", "64 levels"),
+        (json.dumps(NESTED), "JSON schema", "64 levels"),
+    ],
+)
+def test_errors_name_place_and_reason(schema: Any, place: str, message: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        schema_to_gbnf(schema)
+    text = str(caught.value)
+    assert place in text and message in text and "\n" not in text and len(text) < 400
+
+
+def tower(keyword: str, n: int) -> dict[str, Any]:
+    """Definitions that each have the next one twice."""
+    defs: dict[str, Any] = {
+        f"a{i}": {keyword: [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(n)
+    }
+    return {"$ref": "#/$defs/a0", "$defs": {**defs, f"a{n}": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        tower("allOf", 50),
+        tower("anyOf", 50),
+        {"allOf": [{"anyOf": [{"minimum": 10 * i + j} for j in range(4)]} for i in range(9)]},
+        {"pattern": "(a{1000}){1000}"},
+        {"pattern": "^(((a{100}){100}){100}){100}$"},
+        {"pattern": "(a|b)*a(a|b){25}", "maxLength": 100},
+        {"pattern": "(){1000000}((){1000000}){1000000}"},
+        {"pattern": "(a?){100000}$"},
+        {"enum": list(range(30000))},
+        {"properties": {f"p{i}": {} for i in range(2000)}, "additionalProperties": {}},
+        {"properties": {"a" * 5000: {}}, "additionalProperties": {}},
+        {"properties": {f"p{i}": {} for i in range(300)}, "maxProperties": 100},
+        {"patternProperties": {f"^.*{char}.*$": {} for char in "abcdefgh"}},
+        {"format": "uri", "pattern": "^https", "maxLength": 2048},
+        {"pattern": "".join(map(chr, range(0x4E00, 0x9000)))},
+        {"pattern": "|".join(map(chr, range(0x4E00, 0x6000)))},
+        {"properties": {"x" * 50_000: {}}, "patternProperties": {"a": {}}},
+        {"properties": {f"{i:0190}": {} for i in range(500)}, "patternProperties": {"a": {}}},
+        {"minItems": 2_000_000},
+        {"type": "integer", "minimum": -(10**1000)},
+    ],
+)
+def test_hostile_schemas_take_bounded_time(schema: Any) -> None:
+    start = time.process_time()
+    try:
+        assert len(schema_to_gbnf(schema)) <= (1 << 20) + 10
+    except SchemaError as error:
+        assert "\n" not in str(error)
+    assert time.process_time() - start < 10
