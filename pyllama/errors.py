@@ -9,6 +9,7 @@
     ├── TemplateError        (ValueError)   a chat template failed or exceeded its limits
     ├── HubError             (ValueError)   a model could not be fetched from the model hub
     ├── SamplingError        (ValueError)   illegal sampling parameters, logits or tokens
+    ├── DraftError           (ValueError)   an illegal draft, or a damaged lookup cache
     ├── GrammarError         (ValueError)   a grammar with a syntax error, or over its limits
     │   └── SchemaError      (ValueError)   a JSON schema that is invalid or not supported
     ├── PerplexityError      (ValueError)   a text that is too short, or logits that are not finite
@@ -87,6 +88,10 @@ class Forked(PyllamaError, RuntimeError):
 
 class SamplingError(PyllamaError, ValueError):
     """Illegal sampling parameters, logits or tokens."""
+
+
+class DraftError(PyllamaError, ValueError):
+    """A draft that breaks the rules of verification, or a damaged file of a lookup cache."""
 
 
 class GrammarError(PyllamaError, ValueError):

@@ -40,6 +40,7 @@ from pyllama.inspect.node_text import NodeFiles
 from pyllama.quantize.importance import Entry, Importance, write_importance
 from pyllama.sparsity.activation_files import write_activations
 from pyllama.sparsity.stats import Statistics, save_stats
+from pyllama.speculative.lookup_cache import NgramCache
 
 KILL, FULL = "kill", "full"
 
@@ -135,6 +136,12 @@ def _logits(folder: Path, version: int) -> None:
             save(np.full((3, 5), i, np.float32))
 
 
+def _lookup_cache(folder: Path, version: int) -> None:
+    cache = NgramCache()
+    cache.counts = {(token, 1): {2: version} for token in range(40)}
+    cache.save(folder / "x")
+
+
 def _importance(folder: Path, version: int) -> None:
     entry = Entry(np.full((1, 40), version, np.float32), np.array([3.0]))
     write_importance(folder / "x", Importance({"blk.0.a.weight": entry}))
@@ -177,6 +184,7 @@ WRITERS = (
     Writer("state", _state, ("x",)),
     Writer("logits", _logits, ("x",)),
     Writer("importance", _importance, ("x",)),
+    Writer("lookup cache", _lookup_cache, ("x",)),
     Writer("torch", lambda d, v: write_torch(d / "x", np.full(70, v, np.float32)), ("x",)),
     Writer("activations", lambda d, v: write_activations(d, np.full((2, 9), v)),
            ("activation_0.pt", "activation_1.pt"), mixed=True),

@@ -43,7 +43,7 @@ FLOORS = {
         ["pyllama.grammar", "pyllama.hparams", "pyllama.sampling", "pyllama.tokenizer"], 7
     ),
     **dict.fromkeys(["pyllama.convert.mapping", "pyllama.convert.rope"], 7),  # of architectures
-    "pyllama.kv": 8,
+    **dict.fromkeys(["pyllama.kv", "pyllama.speculative"], 8),
     "pyllama.graph": 9,
     **dict.fromkeys(
         ["pyllama.sparsity.sources", "pyllama.sparsity.svd", "pyllama.sparsity.weights"], 9

@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from pyggml.files import read_input
+
 from ..errors import GrammarError
 from ..grammar import Grammar
+from ..grammar.gbnf import MAX_CHARS
 
 
 class LlamaGrammar(Grammar):
@@ -34,9 +37,11 @@ class LlamaGrammar(Grammar):
             GrammarError: the file cannot be read, or see `Grammar`.
         """
         try:
-            text = Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise GrammarError(f"{file}: {error}") from None
+            text = read_input(file, 4 * MAX_CHARS).decode("utf-8")
+        except OSError as error:
+            raise GrammarError(f"{file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise GrammarError(f"{file}: the text is not UTF-8") from None
         try:
             return cls(text)
         except GrammarError as error:

@@ -595,7 +595,8 @@ class Llama:
             ValueError: ``logprobs`` without ``logits_all``.
         """
         check_arguments("create_completion", locals())
-        if logprobs is not None and not self._scores_kept.logits_all:
+        kept = self._scores_kept  # raises an error for a model without weights
+        if logprobs is not None and not kept.logits_all:
             raise BatchError(
                 "logprobs is not supported for models created with logits_all=False; "
                 "create Llama(..., logits_all=True)"

@@ -11,6 +11,7 @@ from pyllama.errors import SamplingError
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.chain import DEFAULT_SAMPLERS, LETTERS, SAMPLERS, Chain, sampler_name
 from pyllama.sampling.constrained import ConstrainedChain, chain_for
+from pyllama.sampling.dist import Distribution
 from pyllama.sampling.logits_processor import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -29,6 +30,7 @@ __all__ = [
     "Chain",
     "ChainSetup",
     "ConstrainedChain",
+    "Distribution",
     "LogitsProcessor",
     "LogitsProcessorList",
     "Mt19937",

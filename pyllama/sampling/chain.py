@@ -31,7 +31,7 @@ from pyllama.sampling.bad_words import BadWords
 from pyllama.sampling.bias import AllowedTokens, LogitBias
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.custom import CustomSampler
-from pyllama.sampling.dist import Dist, FinalDraw
+from pyllama.sampling.dist import Dist, Distribution, FinalDraw
 from pyllama.sampling.dry import Dry
 from pyllama.sampling.fused import Fused
 from pyllama.sampling.infill import Infill
@@ -223,6 +223,18 @@ class Chain:
             _check_token("accepted token", token, self._n_vocab)
         for sampler in self._listeners:
             sampler.accept_prompt(tokens)
+
+    def distribution(self, logits: Floats) -> Distribution | None:
+        """The distribution of the token that `sample` returns; None for chains without one.
+
+        Without one are greedy chains, whose token is certain, and those that do not end with
+        ``dist``. The final draw consumes no random number, other samplers consume theirs.
+        """
+        if self._greedy is not None or self._dist is None:
+            return None
+        candidates = self._run(self._samplers, self._checked(logits))
+        probs = candidates.weights().astype(np.float64)
+        return Distribution(candidates.ids, probs / probs.sum())
 
     def accept(self, token: int) -> None:
         """Add a generated token to the history.

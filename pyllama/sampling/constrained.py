@@ -23,6 +23,7 @@ from pyggml.pointers import f32_ptr, i32_ptr
 from pyllama.errors import GrammarError
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.chain import Chain, Mark
+from pyllama.sampling.dist import Distribution
 from pyllama.sampling.params import SamplingParams
 from pyllama.sampling.top import Floats
 
@@ -100,6 +101,30 @@ class ConstrainedChain(Chain):
         restricted = np.empty(self._n_vocab, np.float32)
         constrain(self._checked(logits), self._matcher.mask(), restricted)
         return super().apply(restricted)
+
+    def distribution(self, logits: Floats) -> Distribution | None:
+        """See `Chain.distribution`.
+
+        A token that the grammar allows is sampled from all logits, and, if that one was not
+        allowed, from the restricted logits:
+        p(x) = p_all(x) + (1 - sum of p_all over the allowed tokens) * p_restricted(x).
+        """
+        whole, matcher = super().distribution(logits), self._matcher
+        if whole is None or not self._applies:
+            return whole
+        mask = matcher.mask()
+        allowed = (mask[whole.ids >> 5] >> (whole.ids & 31).astype(np.uint32) & 1).astype(bool)
+        probs = np.zeros(self._n_vocab)
+        probs[whole.ids[allowed]] = whole.probs[allowed]
+        left = 1 - whole.probs[allowed].sum()
+        if left > 0 and not allowed.all():
+            argmax = constrain(self._checked(logits), mask, self._restricted)
+            other = super().distribution(self._restricted) if argmax >= 0 else None
+            if other is None:
+                return None
+            probs[other.ids] += left * other.probs
+        ids = probs.nonzero()[0].astype(np.int32)
+        return Distribution(ids, probs[ids])
 
     def accept(self, token: int) -> None:
         """See `Chain.accept`; the grammar advances too.

@@ -6,10 +6,11 @@ Dist(seed=42).pick(candidates)      # a token id
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from pyggml.jit import compiled, inline_strict
 from pyggml.pointers import f32_ptr
@@ -19,6 +20,18 @@ from pyllama.sampling.rng import Mt19937
 from pyllama.sampling.top import Floats
 
 SMALLEST_DOUBLE = 5e-324
+
+
+class Distribution(NamedTuple):
+    """Tokens and their probabilities; other tokens have probability 0.
+
+    Attributes:
+        ids: int32[n], distinct.
+        probs: float64[n], sum to 1.
+    """
+
+    ids: NDArray[np.int32]
+    probs: NDArray[np.float64]
 
 
 @inline_strict

@@ -130,3 +130,21 @@ def test_constrain(n: int, density: float) -> None:
     assert argmax == (int(want.argmax()) if want.max() > -np.inf else -1)
     constrain(logits, bits[:0], out)  # tokens without a bit
     assert (out == -np.inf).all()
+
+
+def test_the_distribution_under_a_grammar_is_that_of_the_samples() -> None:
+    """Samples that are not allowed are drawn again; filters see other candidates then."""
+    params = SamplingParams(seed=1, temp=1.0, top_k=5, top_p=1.0, min_p=0.0)
+    chain = chain_for(params, N, TOKENIZER, Grammar("root ::= [a-h]"))
+    letters = [token for token in range(N) if chain._matcher.allows(token)]  # type: ignore[attr-defined]
+    logits = np.full(N, -4, np.float32)
+    logits[letters] = np.linspace(-1, 1, len(letters))
+    logits[[N - 3, N - 2, N - 1]] = 0.5, 0.8, 0.2
+    found = chain.distribution(logits)
+    assert found is not None and set(found.ids.tolist()) < set(letters)
+    n = 20_000
+    counts = np.bincount([chain.sample(logits) for _ in range(n)], minlength=N)
+    expected = n * found.probs
+    assert counts.sum() == counts[found.ids].sum()
+    chi_square = float(((counts[found.ids] - expected) ** 2 / expected).sum())
+    assert chi_square < 30  # p < 1e-4 at most for up to 7 degrees of freedom

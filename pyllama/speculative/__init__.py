@@ -1,0 +1,39 @@
+"""Speculative decoding: drafters, exact verification, adaptive draft length.
+
+    verifier = Verifier(chain)
+    draft = drafter.propose([view], [n])[0]
+    verdict = verifier.verify(draft, lambda row: logits[row])
+
+Independent of models and of the engine; `docs/speculation.md` has the rules.
+"""
+
+from .draft import Draft, Drafter, Index, IndexDrafter, View
+from .length import AcceptRates, DraftLength, Step, StepTimes
+from .lookup import NgramSimple, PromptLookup
+from .lookup_cache import LookupCache, NgramCache
+from .stats import Stats
+from .suffix import SuffixDecoding
+from .translate import Translated, mismatch
+from .verify import Verdict, Verifier
+
+__all__ = [
+    "AcceptRates",
+    "Draft",
+    "DraftLength",
+    "Drafter",
+    "Index",
+    "IndexDrafter",
+    "LookupCache",
+    "NgramCache",
+    "NgramSimple",
+    "PromptLookup",
+    "Stats",
+    "Step",
+    "StepTimes",
+    "SuffixDecoding",
+    "Translated",
+    "Verdict",
+    "Verifier",
+    "View",
+    "mismatch",
+]

@@ -1,0 +1,272 @@
+"""The number of tokens to draft: as many as pay, by measured times and accept rates.
+
+    lengths, drafter = DraftLength(), AcceptRates()
+    text = AcceptRates(drafter)                 # of one text; starts with the drafter's rates
+    n = lengths.plan([text])[0]                 # draft so many tokens, then decode and verify
+    text.count(n_drafted, n_accepted)
+    text.count_time(draft_s, n_drafted)
+    lengths.count(Step(n_texts=1, n_drafted=n_drafted, n_tokens=n_accepted + 1, step_s=step_s))
+
+A draft of k tokens costs a step of k more rows and the time of drafting, and gives the expected
+number of accepted tokens; `plan` maximizes expected tokens per second. It spends a budget: a draft
+is only made if, were all of its tokens rejected, the loss would be less than all earlier gains, a
+small allowance at the start and 1 % of the time. So a wrong estimate, a drafter that fails or a
+processor on which rows are expensive costs little. If drafting does not pay, a rare draft of one
+token, paid from the 1 %, finds out when it does again.
+
+All times are measured on the host: there is no constant of a machine. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+
+_MEMORY = 16  # drafts that accept rates remember, on average
+_PROBES = 0.01  # share of the time that may be spent on finding out whether drafting pays
+_START = 1.0  # budget of a new object, in steps without drafts
+_MAX_BUDGET = 8.0  # gains beyond are not spent on later losses
+_PLAIN_EVERY = 128  # steps: one without drafts, to measure its time; more often at first
+_MIN_PLAIN = 4  # steps without drafts before the first draft
+_MEDIAN = 5  # times
+
+
+class StepTimes:
+    """The time of a step by its number of rows.
+
+    Each is a moving average of medians of the last 5 times, so that single slow steps do not count.
+    All row counts share a factor that follows the growth of the context and the load of the
+    machine; the times relative to it change more slowly. Times of prompts may be counted too.
+    """
+
+    def __init__(self) -> None:
+        self._level = 0.0  # log of the shared factor
+        self._curve: dict[int, float] = {}  # log of time / factor, by rows
+        self._last: dict[int, deque[float]] = {}
+        self._n_seen: dict[int, int] = {}
+
+    def count(self, rows: int, seconds: float) -> None:
+        """Add a measured step."""
+        observed = log(max(seconds, 1e-9))
+        if not self._curve:
+            self._level = observed
+        n = self._n_seen[rows] = self._n_seen.get(rows, 0) + 1
+        last = self._last.setdefault(rows, deque(maxlen=_MEDIAN))
+        last.append(observed - self._level)
+        median = sorted(last)[(len(last) - 1) // 2]
+        if n <= _MEDIAN:
+            self._curve[rows] = median
+            return
+        error = median - self._curve[rows]
+        self._level += error / 8
+        self._curve[rows] += error / 32
+
+    def n_seen(self, rows: int) -> int:
+        """Number of measured steps of so many rows."""
+        return self._n_seen.get(rows, 0)
+
+    def seconds(self, rows: int, pessimistic: bool = False) -> float:
+        """The expected time of a step.
+
+        Args:
+            rows: number of rows.
+            pessimistic: for unknown numbers of rows assume the time per row of the next smaller
+                known one; else half of it for each further row, or the known slope.
+        """
+        known = sorted(self._curve)
+        if not known:
+            return 0.0
+        times: list[float] = []  # not decreasing
+        for i, r in enumerate(known):
+            time_s = exp(self._level + self._curve[r])
+            if i and self._n_seen[r] < _MEDIAN:  # may be an outlier
+                time_s = min(time_s, times[-1] * r / known[i - 1])
+            times.append(max(time_s, times[-1]) if i else time_s)
+        above = next((i for i, r in enumerate(known) if r >= rows), len(known))
+        if above < len(known) and known[above] == rows:
+            return times[above]
+        if above == 0:
+            return times[0] * (1 + rows / known[0]) / 2
+        low, low_s = known[above - 1], times[above - 1]
+        if above < len(known):
+            if pessimistic:
+                return min(times[above], low_s * rows / low)
+            share = (rows - low) / (known[above] - low)
+            return low_s + share * (times[above] - low_s)
+        slope = low_s / low
+        if not pessimistic:
+            slope /= 2
+            if above > 1:
+                slope = min(slope, (low_s - times[above - 2]) / (low - known[above - 2]))
+        return low_s + slope * (rows - low)
+
+
+class AcceptRates:
+    """How often the drafted tokens of each position are accepted, of late.
+
+    Args:
+        parent: the rates of the drafter, which those of a text start from, and which count its
+            drafts as well.
+
+    Attributes:
+        seconds_per_token: time of drafting.
+    """
+
+    def __init__(self, parent: AcceptRates | None = None) -> None:
+        self._parent = parent
+        self._accepted: list[float] = []
+        self._tried: list[float] = []
+        self._seconds: float | None = None
+
+    def count(self, n_drafted: int, n_accepted: int) -> None:
+        """Add a verified draft: its number of tokens in depth, and how many were accepted."""
+        n_tried = min(n_drafted, n_accepted + 1)
+        while len(self._tried) < n_tried:
+            self._tried.append(0.0)
+            self._accepted.append(0.0)
+        for i in range(n_tried):
+            self._tried[i] += 1 - self._tried[i] / _MEMORY
+            self._accepted[i] += (i < n_accepted) - self._accepted[i] / _MEMORY
+        if self._parent is not None:
+            self._parent.count(n_drafted, n_accepted)
+
+    def count_time(self, seconds: float, n_drafted: int) -> None:
+        """Add the time of a call of the drafter, which may have found nothing."""
+        one = seconds / max(n_drafted, 1)
+        self._seconds = one if self._seconds is None else self._seconds + (one - self._seconds) / 8
+        if self._parent is not None:
+            self._parent.count_time(seconds, n_drafted)
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Expected time to draft a token."""
+        if self._seconds is None:
+            return 0.0 if self._parent is None else self._parent.seconds_per_token
+        return self._seconds
+
+    def rate(self, position: int) -> float:
+        """The probability that a token is accepted if all before it are.
+
+        A position that was not seen yet starts with the parent's rate, or with that of the position
+        before it.
+        """
+        if self._parent is not None:
+            prior = self._parent.rate(position)
+        else:
+            prior = self.rate(position - 1) if position else 0.5
+        if position >= len(self._tried):
+            return prior
+        return (self._accepted[position] + prior) / (self._tried[position] + 1)
+
+    def reached(self, n: int) -> list[float]:
+        """The probability that the first 1, 2, ... n tokens are accepted."""
+        rates: list[float] = []
+        one = 1.0
+        for position in range(n):
+            one *= self.rate(position)
+            rates.append(one)
+        return rates
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A finished step of some texts.
+
+    Attributes:
+        n_texts: rows without drafts.
+        n_drafted: drafted rows.
+        n_tokens: tokens that were added to the texts.
+        step_s: time of the decode and the verification.
+        draft_s: time of all drafters.
+    """
+
+    n_texts: int
+    n_drafted: int
+    n_tokens: int
+    step_s: float
+    draft_s: float = 0.0
+
+
+@dataclass
+class DraftLength:
+    """Plans the drafts of a step for all texts of an engine.
+
+    Args:
+        max_draft: maximum length of a draft.
+
+    Attributes:
+        times: measured steps.
+        budget: possible loss that is paid for, in steps without drafts.
+    """
+
+    max_draft: int = 16
+    times: StepTimes = field(default_factory=StepTimes)
+    budget: float = _START
+    _probe_budget: float = _START
+    _is_probe: bool = False
+    _n_since_plain: int = 0
+
+    def plan(self, rates: Sequence[AcceptRates]) -> list[int]:
+        """The number of tokens to draft for each text.
+
+        Rows of all texts compete: each draft grows by the token that is most likely accepted.
+        """
+        n, lengths = len(rates), [0] * len(rates)
+        self._is_probe = False
+        plain_s = self.times.seconds(n)
+        n_plain = self.times.n_seen(n)
+        if not n or n_plain < _MIN_PLAIN or self._n_since_plain >= min(4 * n_plain, _PLAIN_EVERY):
+            return lengths
+        reached = [one.reached(self.max_draft) for one in rates]
+        order = sorted(
+            ((-p, i) for i, of_text in enumerate(reached) for p in of_text), key=lambda x: x[0]
+        )
+        tokens, draft_s, best, best_k = float(n), 0.0, self._error(n) * n / plain_s, 0
+        for k, (negative, i) in enumerate(order, 1):
+            tokens, draft_s = tokens - negative, draft_s + rates[i].seconds_per_token
+            if not self._affords(n, k, draft_s):
+                break
+            speed = tokens / (self.times.seconds(n + k) + draft_s)
+            if speed > best:
+                best, best_k = speed, k
+        if not best_k and order:
+            draft_s = rates[order[0][1]].seconds_per_token
+            loss = self._loss(n, 1, draft_s)
+            if loss <= min(self.budget, self._probe_budget):
+                best_k, self._is_probe = 1, True
+        for _, i in order[:best_k]:
+            lengths[i] += 1
+        return lengths
+
+    def _affords(self, n: int, k: int, draft_s: float) -> bool:
+        return self._loss(n, k, draft_s) <= self.budget
+
+    def _loss(self, n: int, k: int, draft_s: float) -> float:
+        """The loss if all of k drafted tokens are rejected, in steps without drafts."""
+        seconds = self.times.seconds(n + k, pessimistic=True) + draft_s
+        return seconds / self.times.seconds(n) - 1
+
+    def _error(self, n: int) -> float:
+        """The factor that a draft must gain by its estimates, which have errors themselves."""
+        return 1.05 + 0.4 / max(self.times.n_seen(n), 1)
+
+    def count(self, step: Step) -> None:
+        """Add a finished step."""
+        if not step.n_texts:
+            return
+        rows = step.n_texts + step.n_drafted
+        self.times.count(rows, step.step_s)
+        self._n_since_plain = self._n_since_plain + 1 if step.n_drafted else 0
+        plain_s = self.times.seconds(step.n_texts)
+        # expected times: one slow step says nothing about drafts
+        spent_s = self.times.seconds(rows)
+        if step.n_drafted:
+            spent_s *= self._error(step.n_texts)
+        gain = step.n_tokens / step.n_texts - (spent_s + step.draft_s) / max(plain_s, 1e-9)
+        self.budget = min(self.budget + gain + _PROBES, _MAX_BUDGET)
+        self._probe_budget = min(
+            self._probe_budget + _PROBES + (gain if self._is_probe else 0.0), _START
+        )
+        self._is_probe = False

@@ -1,0 +1,178 @@
+"""Simulated texts: drafts of adaptive length are never much slower than none, and often faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from pyllama.speculative.length import AcceptRates, DraftLength, Step, StepTimes
+
+CURVES: dict[str, list[float]] = {
+    # time of a step of 1, 2, 4, 8 and 17 rows, in that of one row
+    "free": [1, 1, 1, 1, 1],
+    "memory bound": [1, 1.05, 1.2, 1.3, 2.0],
+    "Intel": [1, 1.2, 1.5, 2.3, 4.2],
+    "Zen 3": [1, 1.6, 2.9, 3.8, 7.5],
+    "stairs": [1, 1.9, 1.95, 2.0, 4.0],
+    "proportional": [1, 2, 4, 8, 17],
+    "worse": [1, 2.4, 5, 10, 21],
+}
+
+
+@dataclass
+class Machine:
+    """Steps with a known mean time and noise."""
+
+    curve: list[float]
+    draft_s: float = 0.0  # per token, in steps of one row
+    noise: float = 0.1
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    unit_s: float = 5e-3
+    growth: float = 0.0  # per token
+
+    def mean_s(self, rows: int, n_done: int = 0) -> float:
+        one = float(np.interp(rows, [1, 2, 4, 8, 17], self.curve))
+        return self.unit_s * one * (1 + self.growth * n_done)
+
+    def noisy(self, seconds: float) -> float:
+        outlier = 10 if self.random.random() < 0.01 else 1
+        return seconds * outlier * float(np.exp(self.noise * self.random.standard_normal()))
+
+
+Accept = Callable[[int, int], float]  # rate by position, and tokens so far
+
+
+def speed_up(machine: Machine, accept: Accept, n_tokens: int, n_texts: int = 1) -> float:
+    """Mean time without drafts, divided by that with them."""
+    lengths, drafter = DraftLength(), AcceptRates()
+    texts = [AcceptRates(drafter) for _ in range(n_texts)]
+    done, spent_s, plain_s = 0, 0.0, 0.0
+    random = machine.random
+    while done < n_tokens * n_texts:
+        drafted = lengths.plan(texts)
+        made = 0
+        for text, n in zip(texts, drafted, strict=True):
+            n_accepted = 0
+            while n_accepted < n and random.random() < accept(n_accepted, done // n_texts):
+                n_accepted += 1
+            if n:
+                text.count(n, n_accepted)
+                text.count_time(machine.noisy(n * machine.draft_s * machine.unit_s), n)
+            made += n_accepted + 1
+        k = sum(drafted)
+        draft_s = k * machine.draft_s * machine.unit_s
+        step_s = machine.mean_s(n_texts + k, done // n_texts)
+        plain_s += made / n_texts * machine.mean_s(n_texts, done // n_texts)
+        spent_s += step_s + draft_s
+        done += made
+        lengths.count(Step(n_texts, k, made, machine.noisy(step_s), machine.noisy(draft_s)))
+    return plain_s / spent_s
+
+
+def changing(seed: int) -> Accept:
+    """Rates that change every 20 to 400 tokens."""
+    random = np.random.default_rng(seed)
+    ends = random.integers(20, 400, 60).cumsum()
+    rates = random.beta(0.5, 0.5, 60)
+    return lambda _, n_done: float(rates[ends.searchsorted(n_done)])
+
+
+RATES: dict[str, Accept] = {
+    "never": lambda i, n: 0.0,
+    "seldom": lambda i, n: 0.1,
+    "half": lambda i, n: 0.5,
+    "first only": lambda i, n: 0.9 if i == 0 else 0.05,
+    "often": lambda i, n: 0.85,
+    "always": lambda i, n: 1.0,
+    "good, then bad": lambda i, n: 0.95 if n < 300 else 0.0,
+    "bad, then good": lambda i, n: 0.0 if n < 300 else 0.95,
+    "alternating": lambda i, n: 0.9 * (n // 25 % 2),
+    "changing": changing(1),
+    "changing otherwise": changing(2),
+}
+
+
+@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize("curve", CURVES)
+def test_never_slower_than_without_drafts(curve: str, rates: str) -> None:
+    for seed, (draft_s, growth, n_texts) in enumerate(
+        [(0, 0, 1), (0.004, 1e-3, 1), (0.1, 0, 1), (0.4, 0, 1), (0.1, 0, 4)]
+    ):
+        random = np.random.default_rng(seed)
+        machine = Machine(CURVES[curve], draft_s, 0.1, random, growth=growth)
+        assert speed_up(machine, RATES[rates], 600, n_texts) >= 0.97
+
+
+def test_never_slower_on_any_machine() -> None:
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        steps = random.choice([0.0, 0.05, 0.3, 1.0, 1.3], 4) * random.random(4) * [1, 2, 4, 9]
+        machine = Machine([1, *(1 + steps.cumsum())], random.choice([0, 0.05, 0.3]), 0.15, random)
+        assert speed_up(machine, changing(seed), 800) >= 0.97
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.7, 0.9, 1.0])
+@pytest.mark.parametrize("curve", ["memory bound", "Intel", "Zen 3"])
+def test_close_to_the_best_fixed_length(curve: str, rate: float) -> None:
+    machine = Machine(CURVES[curve], 0.03)
+    fixed = [
+        sum(rate**i for i in range(k + 1)) / (machine.mean_s(1 + k) / machine.unit_s + k * 0.03)
+        for k in range(17)
+    ]
+    got = speed_up(machine, lambda i, n: rate, 1500)
+    assert got >= 0.97 and got >= (0.85 if max(fixed) > 1.5 else 0.75) * max(fixed)
+
+
+def test_a_drafter_that_becomes_good_is_used_again() -> None:
+    machine = Machine(CURVES["memory bound"])
+    assert speed_up(machine, lambda i, n: 0.95 * (n > 500), 3000) > 2
+
+
+def test_rows_of_several_texts_compete() -> None:
+    lengths, good, bad = DraftLength(), AcceptRates(), AcceptRates()
+    for _ in range(20):
+        good.count(8, 8)
+        bad.count(8, 0)
+        lengths.count(Step(2, 0, 2, 1.0))
+        lengths.count(Step(2, 8, 12, 1.4))
+    n_good, n_bad = lengths.plan([good, bad])
+    assert n_good > 4 and n_bad == 0
+    assert lengths.plan([]) == []
+
+
+def test_step_times() -> None:
+    times = StepTimes()
+    assert times.seconds(3) == 0
+    times.count(1, 1.0)
+    assert times.seconds(1) == pytest.approx(1)
+    assert times.seconds(3) == pytest.approx(2) and times.seconds(3, True) == pytest.approx(3)
+    times.count(5, 1.4)
+    assert times.seconds(3) == pytest.approx(1.2) and times.seconds(3, True) == pytest.approx(1.4)
+    assert times.seconds(9) == pytest.approx(1.8) and times.seconds(9, True) == pytest.approx(2.52)
+    times.count(2, 0.5)  # noise: fewer rows are not slower
+    assert times.seconds(2) == pytest.approx(1)
+    for seconds in [1.4] * 9 + [2.8] * 50:
+        times.count(5, seconds)  # all of them became slower
+    assert times.seconds(5) == pytest.approx(2.8, rel=0.05)
+    assert times.seconds(1) == pytest.approx(2, rel=0.3)
+    before = times.seconds(5)
+    times.count(5, 1e3)
+    assert times.seconds(5) < 1.2 * before
+
+
+def test_accept_rates() -> None:
+    drafter = AcceptRates()
+    text = AcceptRates(drafter)
+    assert text.reached(2) == [0.5, 0.25]
+    for _ in range(60):
+        text.count(3, 2)
+    assert text.rate(0) > 0.95 and text.rate(1) > 0.95 and text.rate(2) < 0.05
+    assert text.rate(3) == pytest.approx(drafter.rate(2))
+    assert AcceptRates(drafter).rate(1) == drafter.rate(1)
+    text.count(3, 0)
+    assert text.rate(0) < 0.95 and text.rate(1) > 0.95  # the second was not tried
+    text.count_time(0.3, 3)
+    assert text.seconds_per_token == drafter.seconds_per_token == pytest.approx(0.1)
