@@ -26,6 +26,7 @@ from benchmarks import (
     prepare,
     random_llama,
     sparse_files,
+    steps,
 )
 from benchmarks.roof import around, mac_roof, read_roof
 from pyggml.backend.registry import init_backend
@@ -102,6 +103,18 @@ def test_random_model_keeps_values_in_bounds(small_model: Path) -> None:
     assert 0.3 < np.std(context.logits[-1]) < 3
     matrices = 512 * 256 + 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512)
     assert bench_model.token_bytes(context.model) == matrices * 18 // 32
+
+
+def test_steps_are_measured_against_products(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "PROMPT", 32)
+    model = Model.load(small_model)
+    body, logits = steps.macs(model)
+    assert body == 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512) + logits
+    assert logits == 512 * 256 and steps.parents(4) == [-1, 0, 0, 1]
+    line = steps.measure(model, 1, [2, 5], 20, 1)
+    assert min(*line["ratio2"], *line["ratio5"], line["place_16_ms"]) > 0 and line["depth"] == 20
 
 
 def test_ops_are_measured_at_their_shapes() -> None:

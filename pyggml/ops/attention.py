@@ -14,6 +14,12 @@ with the keys attended to, not with the cache. ``begin == end`` gives zeros (pad
 bias is ``-slope * |pos - position of the key|``. All of this is data, so one program serves every
 state of the cache.
 
+With ``branches`` I32 [2, n_entries, n_branches], ``rows`` is I32 [6, n_tokens] of (seq, begin, end,
+pos, cut, branch), and branch 0 is a token as above. Branch b > 0 continues list ``seq`` after its
+first ``cut`` entries, a multiple of 256, by list b - 1 of ``branches``: entry i >= cut is
+``branches[b - 1][i - cut]``. So the branches of a tree share what is before the cut. No token's end
+exceeds n_list.
+
 Source: Dao et al., "FlashAttention-2"; ggml, ``ggml_flash_attn_ext``.
 """
 
@@ -61,6 +67,7 @@ def _infer(
     sinks: Tensor | None,
     cells: Tensor | None,
     rows: Tensor | None,
+    branches: Tensor | None,
     **params: float,
 ) -> Out:
     require_type(_OP, "q", q, (F32,))
@@ -83,8 +90,8 @@ def _infer(
         check_mask(_OP, mask, (k.ne[1], *q.ne[1:]))
     if sinks is not None:
         check_sinks(_OP, sinks, q.ne[2])
-    if cells is not None or rows is not None:
-        _check_cells(q, k, mask, cells, rows)
+    if not (cells is rows is branches is None):
+        _check_cells(q, k, mask, cells, rows, branches)
     require(
         params["max_bias"] == 0
         or (params["max_bias"] > 0 and not (mask is None and cells is None)),
@@ -95,7 +102,12 @@ def _infer(
 
 
 def _check_cells(
-    q: Tensor, k: Tensor, mask: Tensor | None, cells: Tensor | None, rows: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    cells: Tensor | None,
+    rows: Tensor | None,
+    branches: Tensor | None,
 ) -> None:
     require(
         cells is not None and rows is not None and mask is None,
@@ -103,17 +115,20 @@ def _check_cells(
         "cells and rows come together and without a mask",
     )
     assert cells is not None and rows is not None
-    require_type(_OP, "cells", cells, (I32,))
     require_type(_OP, "rows", rows, (I32,))
+    for name, lists in (("cells", cells), ("branches", branches)):
+        if lists is not None:
+            require_type(_OP, name, lists, (I32,))
+            require(
+                lists.ne[0] == 2 and lists.ne[3] == 1 and lists.is_contiguous(),
+                _OP,
+                f"{name} {lists.ne} must be [2, entries, lists] without gaps",
+            )
+    n = 4 if branches is None else 6
     require(
-        cells.ne[0] == 2 and cells.ne[3] == 1 and cells.is_contiguous(),
+        rows.ne == (n, q.ne[1], 1, 1) and rows.is_contiguous(),
         _OP,
-        f"cells {cells.ne} must be [2, n_list, n_seq] without gaps",
-    )
-    require(
-        rows.ne == (4, q.ne[1], 1, 1) and rows.is_contiguous(),
-        _OP,
-        f"rows {rows.ne} must be [4, {q.ne[1]}] without gaps: one for each token of q {q.ne}",
+        f"rows {rows.ne} must be [{n}, {q.ne[1]}] without gaps: one for each token of q {q.ne}",
     )
     require(q.ne[3] == k.ne[3] == 1, _OP, f"cells need ne[3] == 1, got q {q.ne}, k {k.ne}")
 
@@ -131,6 +146,7 @@ def _flash_attn(
     sinks: Array | None,
     cells: Array | None,
     rows: Array | None,
+    branches: Array | None,
     scale: float,
     max_bias: float,
     logit_softcap: float,
@@ -145,10 +161,14 @@ def _flash_attn(
         attended: Array = np.matmul(p, v)
         return attended.swapaxes(1, 2)  # [S, T, nh, hdv]
     out = np.zeros((1, q.shape[2], q.shape[1], v.shape[3]))  # [1, T, nh, hdv]
-    for t, (seq, begin, end, pos) in enumerate(rows[0, 0]):
+    for t, (seq, begin, end, pos, *cut_branch) in enumerate(rows[0, 0]):
         if begin >= end:
             continue
-        cell, key_pos = cells[0, seq, begin:end].T
+        entries = cells[0, seq]
+        if branches is not None and cut_branch[1]:
+            cut, branch = cut_branch
+            entries = np.concatenate([entries[:cut], branches[0, branch - 1]])
+        cell, key_pos = entries[begin:end].T
         scores = _scores(q[:, :, t : t + 1], k[:, :, cell], scale, logit_softcap)
         if max_bias:
             scores = scores - slopes[:, None, None] * np.abs(pos - key_pos)
@@ -208,6 +228,44 @@ def _indexed(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int, int], **kw: 
     return case(q, k, v, None, sinks, *lists, scale=hd**-0.5, perf=perf, **kw)
 
 
+def _tree(hd: int, T: int, nh: int, nkv: int, n: tuple[int, int], **kw: Any) -> Case:
+    """T tokens: a chain of T / 3, branches of it, one of another sequence, and padding.
+
+    ``n`` = entries of the prefix, cells of the cache. Odd branches begin after the chain's end,
+    the others after its first token.
+    """
+    prefix, n_cells = n
+    cut, chain, window = prefix // 256 * 256, T // 3, kw.pop("window", 1 << 30)
+    depths = [*range(1, chain + 1), *(chain + 1 if i % 2 else 2 for i in range(chain, T - 2))]
+
+    def listed(cells: Array) -> Array:
+        return np.stack([cells, np.arange(len(cells))], -1)
+
+    def lists(rng: np.random.Generator) -> Array:
+        cells = rng.permutation(n_cells)[: prefix + chain + 1]
+        return np.stack([listed(cells), listed(cells[::-1])])
+
+    def branches(rng: np.random.Generator) -> Array:
+        size, after_cut = prefix - cut + chain + 1, np.array([0, cut])
+        return np.stack([listed(rng.permutation(n_cells)[:size]) + after_cut for _ in range(T)])
+
+    rows = np.zeros((T, 6))
+    for i, depth in enumerate(depths):
+        end = prefix + depth
+        branch = (cut, i + 1) if i >= chain else (0, 0)
+        rows[i] = (0, max(0, end - window), end, end - 1, *branch)
+    rows[T - 2] = (1, 0, prefix, prefix - 1, 0, 0)
+    type = kw.pop("type", F16)
+    k = arg(hd, nkv, n_cells, type=type, permute=(0, 2, 1, 3))
+    tables = (
+        Arg((2, prefix + chain + 1, 2), I32, values=lists),
+        Arg((6, T), I32, values=lambda rng: rows),
+        Arg((2, prefix - cut + chain + 1, T), I32, values=branches),
+    )
+    q = arg(hd, nh, T, permute=(0, 2, 1, 3))
+    return case(q, k, k, None, None, *tables, scale=hd**-0.5, **kw)
+
+
 _ALIBI = arg(33, 5, low=-8, high=0)
 _CASES: list[Case] = [
     case(arg(1), arg(1), arg(1), scale=1.0),
@@ -235,6 +293,7 @@ _CASES: list[Case] = [
         for t in KV_TYPES[len(_MOST) :]
         for T, n in ((1, 300), (9, 65))
     ),
+    *(_indexed(64, 65, 9, 3, (300, 600, 1), type=t) for t in KV_TYPES),
     _indexed(64, 7, 4, 4, (40, 130, 3)),
     _indexed(80, 7, 4, 2, (40, 130, 3), window=16),
     _indexed(64, 7, 12, 3, (40, 130, 2), max_bias=8.0),
@@ -258,6 +317,14 @@ _CASES: list[Case] = [
     _indexed(33, 1, 4, 2, (40, 130, 2), type=BF16),
     _dense(96, 9, 8, 2, 300, mask=causal_mask(300, 9), type=Q8_0),
     _indexed(64, 8, 9, 3, (300, 2400, 8), type=Q8_0),
+    *(
+        _tree(64, T, 9, 3, (prefix, 900), type=type)
+        for type in (F16, Q8_0)
+        for T, prefix in ((5, 100), (8, 300), (17, 254), (40, 512))
+    ),
+    _tree(64, 9, 12, 3, (260, 400), max_bias=8.0, window=30),
+    _tree(33, 9, 4, 2, (300, 400), type=F32),
+    _tree(64, 16, 9, 3, (2000, 2048), perf=True),
     _indexed(64, 1, 9, 3, (512, 2048, 1), perf=True),
     *(_indexed(64, 1, 9, 3, (512, 2048, 1), type=type, perf=True) for type in (Q8_0, Q4_0)),
     _indexed(64, 8, 9, 3, (256, 2048, 8), perf=True),
@@ -267,7 +334,7 @@ _CASES: list[Case] = [
 
 FLASH_ATTN_EXT = define_op(
     _OP,
-    src=("q", "k", "v", "mask?", "sinks?", "cells?", "rows?"),
+    src=("q", "k", "v", "mask?", "sinks?", "cells?", "rows?", "branches?"),
     params={"scale": 1.0, "max_bias": 0.0, "logit_softcap": 0.0, "bias_scale": 1.0},
     infer=_infer,
     reference=_flash_attn,
@@ -323,22 +390,25 @@ def flash_attn_cells(
     logit_softcap: float = 0.0,
     *,
     sinks: Tensor | None = None,
+    branches: Tensor | None = None,
     bias_scale: float = 1.0,
 ) -> Tensor:
     """Attention over lists of cells (see the module): other arguments as ``flash_attn_ext``.
 
     Args:
+        branches: lists of the tokens that follow a branch of a tree; ``rows`` then is I32 [6, T].
         bias_scale: a factor of ALiBi's bias, where a model scales it as it scales scores.
 
     Shape:
         q F32 [hd, T, nh], k [hd, n_cells, nkv] and v [hdv, n_cells, nkv] of ``KV_TYPES``,
-        cells I32 [2, n_list, n_seq], rows I32 [4, T] -> F32 [hdv, nh, T]
+        cells I32 [2, n_list, n_seq], rows I32 [4, T], branches I32 [2, n_entries, n_branches]
+        -> F32 [hdv, nh, T]
 
     Raises:
         ShapeError, TypeMismatch: sizes or types do not fit.
     """
     return FLASH_ATTN_EXT.build(
-        ctx, q, k, v, None, sinks, cells, rows,
+        ctx, q, k, v, None, sinks, cells, rows, branches,
         **_params(scale, max_bias, logit_softcap), bias_scale=float(bias_scale),
     )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
     Batch([1, 15043, 3186])                        # continue sequence 0, logits of the last token
     Batch(tokens, logits="all")
-    Batch([5, 6, 7], pos=[9, 10, 10], seq_id=[[0, 1], 0, 1])   # a tree: 6 and 7 both follow 5
+    Batch([5, 6, 7], parent=[-1, 0, 0], logits="all")          # a tree: 6 and 7 both follow 5
+    Batch([5, 6, 7], pos=[9, 10, 10], seq_id=[[0, 1], 0, 1])   # the same in two sequences
 
 Values may be lists or NumPy arrays. ``Context.decode`` validates them.
 """
@@ -24,21 +25,30 @@ class Batch:
         pos: position of each token; None continues each sequence after its last position.
         seq_id: one sequence for all tokens, or for each token a sequence or a list of sequences.
         logits: tokens to compute logits for: ``"last"``, ``"all"``, ``"none"``, or a flag for each.
+        parent: for each token the index of the token that it follows, or -1 if it follows the last
+            cached token of its sequence. So each sequence has a tree, of which it gets a path by
+            ``kv.commit_tree``. Positions follow from the depths.
 
     Raises:
-        BatchError: the lengths differ, or ``logits`` is another string.
+        BatchError: the lengths differ, ``logits`` is another string, or ``pos`` and ``parent`` are
+            both given.
     """
 
     tokens: Sequence[int]
     pos: Sequence[int] | None = None
     seq_id: int | Sequence[int | Sequence[int]] = 0
     logits: str | Sequence[bool] = "last"
+    parent: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        if self.pos is None and self._only_last() and type(self.seq_id) is int:
+        given = self.pos is not None or self.parent is not None
+        if not given and self._only_last() and type(self.seq_id) is int:
             return  # one token of one sequence, the common case: no lengths to compare
+        if self.pos is not None and self.parent is not None:
+            raise BatchError("batch: pos and parent are given, but positions follow from parents")
         n = len(self.tokens)
-        for name, values in (("pos", self.pos), ("seq_id", self.seq_id), ("logits", self.logits)):
+        for name in ("pos", "seq_id", "logits", "parent"):
+            values = getattr(self, name)
             if isinstance(values, str) or not isinstance(values, Sized):
                 continue
             if len(values) != n:

@@ -15,7 +15,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -178,7 +178,7 @@ class Context:
         """Evaluate a batch, and store its keys and values in the cache.
 
         Raises:
-            BatchError: too many tokens, or illegal ids, positions or sequences.
+            BatchError: too many tokens, or illegal ids, positions, sequences or parents.
             ContextFull: not enough free cells; nothing has changed.
             GGUFError: the mapped file of the model was truncated; nothing has changed.
             Aborted, ComputeError: the decode stopped; tokens of finished ubatches stay in the
@@ -188,13 +188,17 @@ class Context:
         with self._lock:
             for file in self._files:
                 file.check()
-            tokens, seqs, positions = self._validate(batch)
+            if self._decode_chain(batch):
+                return
+            tokens, seqs, positions, parents = self._validate(batch)
             output_ids, n = batch.outputs(), len(tokens)
             parts, start = [], 0
             for cache in self.kv.caches:
                 if cache.pending.any:
                     self.apply_pending()
-            if n > self.n_ubatch or len(self.kv.caches) > 1:  # otherwise `place` checks
+            for seq in {s for group in set(seqs) for s in seq_tuple(group)}:
+                self.kv.drop_tree(seq)
+            if parents is None and (n > self.n_ubatch or len(self.kv.caches) > 1):
                 self.kv.check_room(seqs, positions)
             self._stop, self._running = False, True
             try:
@@ -204,7 +208,7 @@ class Context:
                     stop = min(n, start + self.n_ubatch)
                     part = slice(start, stop)
                     outputs = [i - start for i in output_ids if start <= i < stop]
-                    made = self._run(tokens[part], seqs[part], positions[part], outputs)
+                    made = self._run(tokens[part], seqs[part], positions[part], parents, outputs)
                     parts.append(made if stop == n else Outputs(made.logits.copy()))
             except ContextFull:
                 raise
@@ -247,6 +251,40 @@ class Context:
             finally:
                 self._running = False
             self.n_reused += 1
+
+    def _decode_chain(self, batch: Batch) -> bool:
+        """``decode`` of the next tokens of one sequence in one graph, with little Python.
+
+        Returns:
+            False where ``decode`` must do it: nothing was done.
+        """
+        tokens, seq, cache = batch.tokens, batch.seq_id, self.kv.caches[0]
+        n = len(tokens)
+        if self._token_graph is None or cache.pending.any or not self.hparams.causal:
+            return False
+        if type(seq) is not int or not isinstance(batch.logits, str):
+            return False
+        if batch.pos is not None or batch.parent is not None or not 1 <= n <= self.n_ubatch:
+            return False
+        if min(tokens) < 0 or max(tokens) >= self._n_vocab or not 0 <= seq < cache.n_seq_max:
+            return False
+        outputs = batch.outputs()
+        size = bucket(n), max(1, bucket(len(outputs)))
+        placed = cache.append(seq, self._last_position, n) if size in self._graphs else None
+        if placed is None:
+            return False
+        self._stop, self._running = False, True
+        try:
+            if cache.mirrored:
+                cache.update_tables()
+            self._outputs = self._graph(*size).run_chain(tokens, seq, placed, outputs)
+        except BaseException:
+            self._outputs = self._no_outputs
+            self.kv.seq_rm(seq, placed[2])
+            raise
+        finally:
+            self._running = False
+        return True
 
     def _forget(self, seqs: Seqs, positions: list[int]) -> None:
         """Remove the tokens of a failed ubatch, and of the following ones, from the cache."""
@@ -349,10 +387,12 @@ class Context:
         """A new graph of ``n_tokens`` tokens, without memory (for export and tests)."""
         return self._build(n_tokens, n_outputs)[0]
 
-    def _validate(self, batch: Batch) -> tuple[list[int], Seqs, list[int]]:
+    def _validate(self, batch: Batch) -> tuple[list[int], Seqs, list[int], list[int] | None]:
         n_vocab = self.hparams.n_vocab
         tokens, seqs = [int(t) for t in batch.tokens], batch.seqs()
-        name = "n_batch" if self.hparams.causal else "n_ubatch"
+        parents = None if batch.parent is None else [int(i) for i in batch.parent]
+        whole = parents is not None or not self.hparams.causal  # in one graph
+        name = "n_ubatch" if whole else "n_batch"
         max_tokens = getattr(self, name)
         if not 1 <= len(tokens) <= max_tokens:
             raise BatchError(f"a batch of {len(tokens)} tokens: want 1 to {name} = {max_tokens}")
@@ -360,14 +400,18 @@ class Context:
             bad = next(t for t in tokens if not 0 <= t < n_vocab)
             raise BatchError(f"token id {bad} is not in the vocabulary of 0 to {n_vocab - 1}")
         ends = {s: self._end(s) for seq in set(seqs) for s in seq_tuple(seq)}
-        if len(ends) == 1 and batch.pos is None:
+        if parents is not None:
+            positions = _tree_positions(seqs, parents, ends)
+            if not self.hparams.causal:
+                raise BatchError("this model attends to later tokens: a batch has no `parent`")
+        elif len(ends) == 1 and batch.pos is None:
             start = next(iter(ends.values())) + 1
             positions = list(range(start, start + len(tokens)))
         else:
             positions = _positions(seqs, batch.pos, ends)
         if max(positions) > self._last_position:
             raise BatchError(f"position {max(positions)}: the largest is {self._last_position}")
-        return tokens, seqs, positions
+        return tokens, seqs, positions, parents
 
     def _end(self, seq: int) -> int:
         if not 0 <= seq < self.kv.n_seq_max:
@@ -377,21 +421,29 @@ class Context:
         return self.kv.seq_pos_max(seq)
 
     def _run(
-        self, tokens: list[int], seqs: Seqs, positions: list[int], outputs: list[int]
+        self,
+        tokens: list[int],
+        seqs: Seqs,
+        positions: list[int],
+        parents: list[int] | None,
+        outputs: list[int],
     ) -> Outputs:
         """Evaluate one ubatch; returns the results of ``outputs``."""
         n, n_outputs = len(tokens), len(outputs)
         size = int if self._watched else bucket
         c = self._graph(size(n), max(1, size(n_outputs)))  # a graph needs a result
-        causal = self.hparams.causal
-        cells, rows = [], []
+        if parents is None:
+            placed = [self._placed(cache, seqs, positions) for cache in self.kv.caches]
+        else:
+            placed = self.kv.place_tree(cast("list[int]", seqs), positions, parents)
         for cache in self.kv.caches:
-            new, places = cache.place(seqs, positions)
-            cells.append(new)
-            rows.append(cache.rows(seqs, positions, places, causal))
             if cache.mirrored:
                 cache.update_tables()
-        return c.run(tokens, positions, cells, rows, outputs)
+        return c.run(tokens, positions, placed, outputs)
+
+    def _placed(self, cache: KVCache, seqs: Seqs, positions: list[int]) -> tuple[list[int], Ints]:
+        cells, places = cache.place(seqs, positions)
+        return cells, cache.rows(seqs, positions, places, self.hparams.causal)
 
     def _build(self, n_tokens: int, n_outputs: int) -> tuple[GraphBuilder, Tensor]:
         b = GraphBuilder(self.hparams, self._weights, self.kv, n_tokens, n_outputs)
@@ -426,6 +478,25 @@ class Context:
 
 def _no_pins(graph: CGraph) -> Mapping[Tensor, Backend]:
     return {}
+
+
+def _tree_positions(seqs: Seqs, parents: list[int], ends: dict[int, int]) -> list[int]:
+    """The position of each node: after its parent, or after the last one (``ends``).
+
+    Raises:
+        BatchError: a parent is no earlier token of the same sequence.
+    """
+    positions: list[int] = []
+    for i, (seq, parent) in enumerate(zip(seqs, parents, strict=True)):
+        if not isinstance(seq, int):
+            raise BatchError(f"token {i} of the batch: sequences {list(seq)}, a tree has one")
+        if not -1 <= parent < i or (parent >= 0 and seqs[parent] != seq):
+            raise BatchError(
+                f"token {i} of the batch: parent {parent}, want -1 or an earlier token of "
+                f"sequence {seq}"
+            )
+        positions.append((ends[seq] if parent < 0 else positions[parent]) + 1)
+    return positions
 
 
 def _positions(seqs: Seqs, given: Sequence[int] | None, ends: dict[int, int]) -> list[int]:

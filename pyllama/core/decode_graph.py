@@ -1,7 +1,7 @@
 """The graph of one ubatch, scheduled, with its inputs and results as arrays.
 
     graph = DecodeGraph(builder, logits, schedule)
-    graph.run(tokens, positions, cells, rows, outputs).logits[-1].argmax()
+    graph.run(tokens, positions, placed, outputs).logits[-1].argmax()
 
 A context keeps one for each ``bucket`` of token counts: positions, cells and lengths are inputs.
 Inputs are in host memory; results may be in a device's memory.
@@ -58,7 +58,7 @@ class DecodeGraph:
             as_array(t) for t in (builder.tokens, builder.positions, builder.out_ids)
         )
         self.kv_index = [as_array(t) for t in builder.kv_index]
-        self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 4] of each cache
+        self.rows = [t.numpy(squeeze=False)[0, 0] for t in builder.rows]  # [T, 6] of each cache
         self._results = logits, builder.argmax
         self._outputs: Outputs | None = None  # in host memory
         if all(t is None or _on_host(t) for t in self._results):
@@ -74,8 +74,7 @@ class DecodeGraph:
         self,
         tokens: list[int],
         positions: list[int],
-        cells: Sequence[list[int]],
-        rows: Sequence[Ints],
+        placed: Sequence[tuple[list[int], Ints]],
         outputs: list[int],
     ) -> Outputs:
         """Evaluate a ubatch; the rest up to the graph's size is padding.
@@ -84,7 +83,7 @@ class DecodeGraph:
 
         Args:
             tokens, positions: of the ubatch.
-            cells, rows: for each cache, see ``CellLists.place`` and ``CellLists.rows``.
+            placed: cells and rows of each cache, see ``CellLists.place_tree``.
             outputs: indices of the tokens to compute logits for.
 
         Raises:
@@ -94,13 +93,34 @@ class DecodeGraph:
         self.tokens[:n], self.tokens[n:] = tokens, 0
         self.positions[:n], self.positions[n:] = positions, 0
         self.out_ids[:n_outputs], self.out_ids[n_outputs:] = outputs, 0
-        for index, new in zip(self.kv_index, cells, strict=True):
-            index[:n], index[n:] = new, -1
-        for row, attended in zip(self.rows, rows, strict=True):
+        for index, row, (cells, attended) in zip(self.kv_index, self.rows, placed, strict=True):
+            index[:n], index[n:] = cells, -1
             row[:n], row[n:] = attended, 0
-        self.schedule.run()
-        made = self._read() if self._outputs is None else self._outputs
-        return made.first(n_outputs)
+        return self._evaluate(n_outputs)
+
+    def run_chain(
+        self, tokens: Sequence[int], seq: int, placed: tuple[int, int, int], outputs: Sequence[int]
+    ) -> Outputs:
+        """`run` for consecutive tokens of one sequence, and one cache without a window.
+
+        Args:
+            placed: cell, index in the sequence's list and position of the first, from
+                ``CellLists.append``.
+
+        Raises:
+            UnsupportedOp, ComputeError, Aborted: as ``Schedule.run``.
+        """
+        n, n_outputs = len(tokens), len(outputs)
+        cell, place, position = placed
+        cells, rows = self.kv_index[0], self.rows[0]
+        if n < len(self.tokens):
+            self.tokens[n:], self.positions[n:], cells[n:], rows[n:] = 0, 0, -1, 0
+        self.tokens[:n], self.positions[:n] = tokens, range(position, position + n)
+        cells[:n] = range(cell, cell + n)
+        rows[:n, :2], rows[:n, 2] = (seq, 0), range(place + 1, place + n + 1)
+        rows[:n, 3], rows[:n, 5] = self.positions[:n], 0
+        self.out_ids[:n_outputs], self.out_ids[n_outputs:] = outputs, 0
+        return self._evaluate(n_outputs)
 
     def run_token(self, token: int, seq: int, placed: tuple[int, int, int]) -> Outputs:
         """`run` for one token and one cache without a window.
@@ -114,9 +134,14 @@ class DecodeGraph:
         cell, place, position = placed
         tokens, positions, out_ids, index, row = self._first
         tokens[0], positions[0], out_ids[0], index[0] = token, position, 0, cell
-        row[0], row[1], row[2], row[3] = seq, 0, place + 1, position
+        row[0], row[1], row[2], row[3], row[5] = seq, 0, place + 1, position, 0
         self.schedule.run()
         return self._read() if self._outputs is None else self._outputs
+
+    def _evaluate(self, n_outputs: int) -> Outputs:
+        self.schedule.run()
+        made = self._read() if self._outputs is None else self._outputs
+        return made.first(n_outputs)
 
     def _read(self) -> Outputs:
         """The results of the last run, copied from the device."""

@@ -113,6 +113,7 @@ def _attends(backend: Backend, hparams: HParams, type_k: GGMLType, type_v: GGMLT
     new = ctx.new_tensor_3d(f32, d, 1, heads_kv)
     nodes = [ops.set_rows(ctx, cache, new, index) for cache in caches]
     q, table = ctx.new_tensor_3d(f32, d, 1, heads), ctx.new_tensor_3d(i32, 2, 256, 1)
-    rows = ctx.new_tensor_2d(i32, 4, 1)
-    nodes.append(ops.flash_attn_cells(ctx, q, caches[0], caches[1], table, rows, 1.0))
+    rows = ctx.new_tensor_2d(i32, 6, 1)
+    k, v = caches
+    nodes.append(ops.flash_attn_cells(ctx, q, k, v, table, rows, 1.0, branches=table))
     return all(map(backend.supports_op, nodes))

@@ -42,7 +42,7 @@ class GraphBuilder:
     Attributes:
         tokens, positions: I32 [T].
         kv_index: for each cache I64 [T], the cell of each token (-1: none).
-        rows: for each cache I32 [4, T], the cells that each token attends to (see
+        rows: for each cache I32 [6, T], the cells that each token attends to (see
             ``flash_attn_cells``).
         out_ids: I32 [n_outputs], indices of the tokens to compute logits for.
         argmax: I32 [n_outputs], argmax of the logits; None for many outputs.
@@ -66,7 +66,7 @@ class GraphBuilder:
         for cache in kv.caches:
             swa = "_swa" if cache.window else ""
             self.kv_index.append(self._input(GGMLType.I64, f"attn_inp_kv_idxs{swa}", n_tokens))
-            self.rows.append(self._input(GGMLType.I32, f"attn_inp_rows{swa}", 4, n_tokens))
+            self.rows.append(self._input(GGMLType.I32, f"attn_inp_rows{swa}", 6, n_tokens))
         self.out_ids = self._input(GGMLType.I32, "inp_out_ids", n_outputs)
         self.argmax: Tensor | None = None
 
@@ -189,18 +189,20 @@ class GraphBuilder:
             new = ops.permute(ctx, new, 0, 2, 1, 3)  # [head_dim, T, n_head_kv]
             self.graph.build_forward_expand(ops.set_rows(ctx, cache, new, index))
         q = ops.permute(ctx, q, 0, 2, 1, 3)  # [head_dim, T, n_head]
+        cells, branches = kv.tables(layer)
         scale = hp.attn_scale or 1 / math.sqrt(hp.head_dim)
         out = ops.flash_attn_cells(
             ctx,
             q,
             kv.k[layer],
             kv.v[layer],
-            kv.table(layer),
+            cells,
             rows,
             scale,
             hp.max_alibi_bias,
             hp.attn_logit_softcap,
             sinks=sinks,
+            branches=branches,
             bias_scale=scale if hp.alibi_scaled else 1.0,
         )  # [head_dim, n_head, T]
         out = self._hadamard(out, kv.rotate_v).set_name(f"kqv-{layer}")

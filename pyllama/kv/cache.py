@@ -28,7 +28,7 @@ from pyggml.tensor import Tensor
 from ..errors import BatchError
 from ..hparams import HParams
 from .cells import CellLists
-from .table import Ints
+from .table import CHUNK, MAX_BRANCHES, Ints
 
 Bytes = npt.NDArray[np.uint8]
 _HUGE_PAGES = 64 << 20  # bytes: larger caches may stay mostly unused, so they get small pages
@@ -44,6 +44,7 @@ class KVCache(CellLists):
         layers: layers of the model; None for all.
         window: positions that a token attends to, its own included; 0 for all before it.
         unified: whether sequences share the cells; otherwise each has an equal part.
+        n_ubatch: maximum tokens placed at once.
         layer_buft: the buffer type of a layer's keys and values.
 
     Attributes:
@@ -52,6 +53,7 @@ class KVCache(CellLists):
             stored, which spreads outliers over quantized blocks; 0 for none.
         cells: I32 [2, n_cells, n_seq_max], each sequence's (cell, position) ordered by position,
             in host memory.
+        branches: I32 [2, n, MAX_BRANCHES], (cell, position) of branches of trees, in host memory.
 
     Raises:
         AllocError: the cache does not fit into this machine's memory.
@@ -69,6 +71,7 @@ class KVCache(CellLists):
         layers: Sequence[int] | None = None,
         window: int = 0,
         unified: bool = True,
+        n_ubatch: int = 512,
         layer_buft: Callable[[int], BufferType] = lambda layer: HOST,
     ) -> None:
         self.rotate_k = _rotation_size(type_k, hparams.head_dim, hparams.head_dim)
@@ -86,9 +89,13 @@ class KVCache(CellLists):
         _check_memory(self.size_bytes + 8 * n_cells * n_seq_max, n_cells, n_seq_max)
         self._bufts = {i: layer_buft(i) for i in self.layers}
         self._contexts = {buft: Context(no_alloc=True) for buft in (HOST, *self._bufts.values())}
-        self.cells = self._new_table(HOST, n_cells, n_seq_max, window)
+        sizes = {
+            "cells": (2, n_cells, n_seq_max),
+            "branches": (2, min(n_cells, CHUNK + n_ubatch), MAX_BRANCHES),
+        }
+        self.cells, self.branches = self._new_tables(HOST, sizes, window)
         self._tables = {
-            buft: self._new_table(buft, n_cells, n_seq_max, window)
+            buft: self._new_tables(buft, sizes, window)
             for buft in self._contexts
             if not buft.is_host
         }
@@ -106,23 +113,35 @@ class KVCache(CellLists):
             buffer = alloc_ctx_tensors(ctx, buft)
             if buffer.mem is not None and buffer.size <= _HUGE_PAGES:
                 advise_hugepages(buffer.mem)
-        table = self.cells.numpy(squeeze=False)[0]
-        super().__init__(table, window=window, unified=unified, mirrored=bool(self._tables))
+        arrays = (table.numpy(squeeze=False)[0] for table in (self.cells, self.branches))
+        super().__init__(*arrays, window=window, unified=unified, mirrored=bool(self._tables))
 
-    def _new_table(self, buft: BufferType, n_cells: int, n_seq_max: int, window: int) -> Tensor:
-        table = self._contexts[buft].new_tensor_3d(GGMLType.I32, 2, n_cells, n_seq_max)
-        return table.set_name("cache_cells_swa" if window else "cache_cells")
+    def _new_tables(
+        self, buft: BufferType, sizes: dict[str, tuple[int, int, int]], window: int
+    ) -> tuple[Tensor, Tensor]:
+        swa = "_swa" if window else ""
+        cells, branches = (
+            self._contexts[buft].new_tensor(GGMLType.I32, ne).set_name(f"cache_{name}{swa}")
+            for name, ne in sizes.items()
+        )
+        return cells, branches
 
-    def table(self, layer: int) -> Tensor:
-        """``cells``, or its copy in the memory of the layer's device."""
-        return self._tables.get(self._bufts[layer], self.cells)
+    def tables(self, layer: int) -> tuple[Tensor, Tensor]:
+        """``cells`` and ``branches``, or their copies in the memory of the layer's device."""
+        return self._tables.get(self._bufts[layer], (self.cells, self.branches))
 
     def update_tables(self) -> None:
         """Copy the entries changed since the last call to the devices' tables."""
-        for seq, first, last in self.changed_entries():
-            entries = np.ascontiguousarray(self.entries(seq)[first:last])
-            offset = 8 * (seq * self.n_cells + first)
-            for table in self._tables.values():
+        changed = [
+            *((0, seq, first, end) for seq, first, end in self.changed_entries()),
+            *((1, branch, 0, end) for branch, end in self.changed_branches()),
+        ]
+        for which, number, first, end in changed:
+            lists = (self._lists, self._branches)[which]
+            entries = np.ascontiguousarray(lists[number, first:end])
+            offset = 8 * (number * lists.shape[1] + first)
+            for tables in self._tables.values():
+                table = tables[which]
                 _buffer(table).set_tensor(table, entries.reshape(-1).view(np.uint8), offset)
 
     def read_cells(self, tensor: Tensor, cells: Ints) -> Bytes:

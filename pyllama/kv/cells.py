@@ -1,8 +1,10 @@
 """Operations on the sequences of a KV cache: new tokens, removal, copies and shifts.
 
-    lists = CellLists(table, window=0, unified=True)            # table: int32[n_seq, n_cells, 2]
+    lists = CellLists(table, branches, window=0, unified=True)  # storage: see `CellTable`
     cells, places = lists.place([0, 0, (0, 1)], [5, 6, 7])      # the last token has two sequences
     lists.seq_rm(0, 6, -1)                                      # remove positions from 6 on
+    cells, rows = lists.place_tree([0, 0, 0], [6, 7, 7], [-1, 0, 0])
+    lists.commit_tree(0, [0, 2])                                # the second branch continues 0
 
 A cell holds one token's keys and values and may belong to several sequences. A sequence's list is
 ordered by position. Attention reads cells in this order, so results do not depend on the cells.
@@ -20,14 +22,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import BatchError
-from .table import CellTable, Ints, Seqs, seq_tuple
+from .table import CHUNK, MAX_BRANCHES, CellTable, Ints, Seqs, Tree, seq_tuple
 
 
 class CellLists(CellTable):
     """A cell table with the operations of llama.h on sequences.
 
     Args:
-        table, window, unified: see `CellTable`.
+        table, branches, window, unified: see `CellTable`.
     """
 
     # -- new tokens ------------------------------------------------------------------------------
@@ -86,10 +88,7 @@ class CellLists(CellTable):
             ContextFull, BatchError: as `check_room`; nothing has changed.
         """
         n = len(seqs)
-        self.check_room(seqs, positions)
-        if self.window and not (self.unified and self.n_cells - self._n_used >= n):
-            self._make_room(n, self._starts(seqs, positions))
-        cells = self._free_cells(seqs)
+        cells = self._new_cells(seqs, positions)
         lengths, places = self._lengths.copy(), []
         n_refs, entries = [], []
         for cell, seq, position in zip(cells, seqs, positions, strict=True):
@@ -111,30 +110,168 @@ class CellLists(CellTable):
         self._next = cells[-1] + 1 if n else self._next
         return cells, places
 
-    def append(self, seq: int, last: int) -> tuple[int, int, int] | None:
-        """Fast ``place`` of the next token of one sequence in the next cell.
+    def append(self, seq: int, last: int, n: int = 1) -> tuple[int, int, int] | None:
+        """Fast ``place`` of the next tokens of one sequence in the next cells.
 
         Args:
             last: the largest legal position.
+            n: number of tokens.
 
         Returns:
-            Cell, index in the list, position; None where ``place`` must be used.
+            Cell, index in the list and position of the first; None where ``place`` must be used.
         """
+        if self._trees:
+            self.drop_tree(seq)
         cell, place = self._next, self._lengths[seq]
         lists, n_refs = self._list_items, self._n_ref_items
-        if cell >= self.n_cells or n_refs[cell] or self.window or not self.unified:
+        if cell + n > self.n_cells or self.window or not self.unified:
+            return None
+        if n_refs[cell] if n == 1 else self._n_refs[cell : cell + n].any():
             return None
         position: int = lists[seq, place - 1, 1] + 1 if place else 0
-        if position > last:
+        if position + n - 1 > last:
             return None
-        lists[seq, place, 0], lists[seq, place, 1] = cell, position
+        if n == 1:
+            lists[seq, place, 0], lists[seq, place, 1], n_refs[cell] = cell, position, 1
+        else:
+            entries = self._lists[seq, place : place + n]
+            entries[:, 0], entries[:, 1] = range(cell, cell + n), range(position, position + n)
+            self._n_refs[cell : cell + n] = 1
         if self.mirrored:
             self._note_change(seq, place)
-        n_refs[cell] = 1
-        self._n_used += 1
-        self._lengths[seq] = place + 1
-        self._next = cell + 1
+        self._n_used += n
+        self._lengths[seq] = place + n
+        self._next = cell + n
         return cell, place, position
+
+    def place_tree(
+        self, seqs: Sequence[int], positions: Sequence[int], parents: Sequence[int]
+    ) -> tuple[list[int], Ints]:
+        """Assign cells to the nodes of trees, each of which follows the end of its sequence.
+
+        The nodes are not in the sequences' lists until ``commit_tree``; the next change of a
+        sequence drops them.
+
+        Args:
+            seqs: the sequence of each node.
+            positions: of each node; those of a path are consecutive.
+            parents: index of the node that each follows, lower than its own; -1: the last entry of
+                its sequence.
+
+        Returns:
+            The cell of each node, and the rows of ``flash_attn_cells`` with branches, int32[n, 6].
+
+        Raises:
+            ContextFull, BatchError: as ``place``, or too many branches; no node was placed.
+        """
+        longest: dict[int, list[int]] = {}
+        others = []
+        for path in _paths(positions, parents):
+            if longest.setdefault(seqs[path[0]], path) is not path:
+                others.append(path)
+        if len(others) > MAX_BRANCHES:
+            raise BatchError(
+                f"the trees of this batch have {len(others)} branches besides the longest path of "
+                f"each, want at most {MAX_BRANCHES}; draft narrower trees"
+            )
+        cells = self._new_cells(seqs, positions)
+        entries = np.array([cells, positions], np.int32).T
+        rows = np.zeros((len(seqs), 6), np.int32)
+        rows[:, 0], rows[:, 3] = seqs, positions
+        trees = {}
+        for seq, path in longest.items():
+            length = self._lengths[seq]
+            self._lists[seq, length : length + len(path)] = entries[path]
+            self._note_change(seq, length)
+            nodes = [i for i, s in enumerate(seqs) if s == seq]
+            self._set_spans(seq, rows, nodes, positions[path[0]])
+            index = {-1: -1} | {node: i for i, node in enumerate(nodes)}
+            of_nodes = [index[parents[i]] for i in nodes], [cells[i] for i in nodes]
+            trees[seq] = Tree(*of_nodes, depth=len(path))
+        self._write_branches(others, entries, rows, {i for path in longest.values() for i in path})
+        self._n_refs[cells] = 1
+        self._n_used += len(cells)
+        self._trees |= trees
+        self._next = cells[-1] + 1
+        return cells, rows
+
+    def _set_spans(self, seq: int, rows: Ints, nodes: list[int], base: int) -> None:
+        """Set first and end index in ``rows`` of the nodes of a tree at the positions from base."""
+        shift = self._lengths[seq] - base  # from a position in the tree to its index
+        rows[nodes, 2] = rows[nodes, 3] + (shift + 1)
+        for i in nodes if self.window else ():
+            start = int(rows[i, 3]) - self.window + 1
+            rows[i, 1] = self.index(seq, start) if start < base else start + shift
+
+    def _write_branches(
+        self, paths: list[list[int]], entries: Ints, rows: Ints, listed: set[int]
+    ) -> None:
+        """Write the lists of branches, and the branch of their nodes to ``rows``.
+
+        Args:
+            entries: (cell, position) of each node.
+            listed: nodes that are in the list of their sequence; gets those of the branches.
+        """
+        self._branch_lengths = []
+        for number, path in enumerate(paths):
+            seq = int(rows[path[0], 0])
+            length = self._lengths[seq]
+            cut = length // CHUNK * CHUNK
+            copied = length - cut
+            self._branches[number, :copied] = self._lists[seq, cut:length]
+            self._branches[number, copied : copied + len(path)] = entries[path]
+            self._branch_lengths.append(copied + len(path))
+            for node in path:
+                if node not in listed:
+                    listed.add(node)
+                    rows[node, 4:] = cut, number + 1
+
+    def commit_tree(self, seq: int, path: Sequence[int]) -> None:
+        """Append the nodes of a path to a sequence's list, and free all other nodes of its tree.
+
+        Args:
+            path: indices of nodes among the sequence's nodes, from a root on; it may end before a
+                leaf, and may be empty.
+
+        Raises:
+            BatchError: the sequence has no tree, or these nodes are no path; nothing has changed.
+        """
+        self._check_seq(seq)
+        tree = self._trees.get(seq)
+        if tree is None:
+            raise BatchError(f"sequence {seq} has no tree: decode a batch with `parent` first")
+        last = -1
+        for node in path:
+            if not 0 <= node < len(tree.parents) or tree.parents[node] != last:
+                raise BatchError(
+                    f"{list(path)} is no path in the tree of sequence {seq}: {node} does not "
+                    f"follow {last}"
+                )
+            last = node
+        first, base, n = self._lengths[seq], self.seq_pos_max(seq) + 1, len(path)
+        self._lists[seq, first : first + n, 0] = [tree.cells[i] for i in path]
+        self._lists[seq, first : first + n, 1] = range(base, base + n)
+        self._note_change(seq, first)
+        kept = set(path)
+        rest = [cell for i, cell in enumerate(tree.cells) if i not in kept]
+        del self._trees[seq]
+        self._lengths[seq] = first + n
+        self._drop_refs(np.array(rest, np.int32))
+
+    def drop_tree(self, seq: int) -> None:
+        """Free the nodes of a sequence's tree, if it has one."""
+        if seq in self._trees:
+            self.commit_tree(seq, ())
+
+    def _new_cells(self, seqs: Seqs, positions: Sequence[int]) -> list[int]:
+        """Free cells for new tokens; evicts entries and drops trees if need be. Raises: `place`."""
+        if self._trees:
+            for seq in {s for group in seqs for s in seq_tuple(group)}:
+                self.drop_tree(seq)
+        self.check_room(seqs, positions)
+        if self.window and not (self.unified and self.n_cells - self._n_used >= len(seqs)):
+            self._make_room(len(seqs), self._starts(seqs, positions))
+        return self._free_cells(seqs)
 
     def _starts(self, seqs: Seqs, positions: Sequence[int]) -> dict[int, int]:
         """The next position of each sequence, or the first of these tokens if it is lower."""
@@ -163,12 +300,12 @@ class CellLists(CellTable):
     def rows(
         self, seqs: Seqs, positions: Sequence[int], places: Sequence[int], causal: bool = True
     ) -> Ints:
-        """The rows of ``flash_attn_cells`` for tokens just placed, int32[n, 4].
+        """The rows of ``flash_attn_cells`` with branches for tokens just placed, int32[n, 6].
 
-        Sequence, first and end index in its list, and position of each token.
+        Sequence, first and end index in its list, and position of each token; no branch.
         """
         first = [seq if isinstance(seq, int) else seq[0] for seq in seqs]
-        rows = np.zeros((len(seqs), 4), np.int32)
+        rows = np.zeros((len(seqs), 6), np.int32)
         rows[:, 0], rows[:, 3] = first, positions
         if self.window:
             starts = zip(first, positions, strict=True)
@@ -182,6 +319,7 @@ class CellLists(CellTable):
         """Remove positions [p0, p1) (p1 -1: to the end) of a sequence (-1: of all)."""
         for s in range(self.n_seq_max) if seq < 0 else (seq,):
             self._check_seq(s)
+            self.drop_tree(s)
             self._remove(s, *self._range(s, p0, p1))
             if self._evicted_in(s, p0, p1):
                 self._evicted[s] = max(p0, 0) - 1  # removed positions do not count as evicted
@@ -199,6 +337,7 @@ class CellLists(CellTable):
         self._check_seq(target)
         if source == target:
             return
+        self.drop_tree(target)
         first, last = self._range(source, p0, p1)
         part = self._lists[source, first:last].copy()
         n = self._lengths[target]
@@ -231,6 +370,7 @@ class CellLists(CellTable):
             ContextFull: a cell is shared with another sequence, and none is free for a copy.
         """
         self._check_seq(seq)
+        self.drop_tree(seq)
         first, last = self._range(seq, p0, p1)
         self._set_positions(seq, first, last, self._lists[seq, first:last, 1] + np.int32(delta))
         if self._evicted_in(seq, p0, p1):
@@ -244,6 +384,7 @@ class CellLists(CellTable):
         self._check_seq(seq)
         if d < 1:
             raise BatchError(f"seq_div by {d}, want 1 or more")
+        self.drop_tree(seq)
         first, last = self._range(seq, p0, p1)
         self._set_positions(seq, first, last, self._lists[seq, first:last, 1] // np.int32(d))
         if self._evicted_in(seq, p0, p1):
@@ -278,3 +419,16 @@ class CellLists(CellTable):
         self._note_change(seq, first)
         if n_removed:
             self._remove(seq, first, first + n_removed)
+
+
+def _paths(positions: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
+    """The paths from a root to each leaf, the longest first."""
+    leaves = sorted({*range(len(parents))} - {*parents}, key=lambda i: -positions[i])
+    paths = []
+    for node in leaves:
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = parents[node]
+        paths.append(path[::-1])
+    return paths

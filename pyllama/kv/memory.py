@@ -21,7 +21,7 @@ from pyggml.rounding import round_up
 from ..errors import BatchError, PyllamaError
 from ..hparams import HParams
 from .cache import KVCache
-from .table import CHUNK, Seqs
+from .table import CHUNK, Ints, Seqs
 
 
 class Memory:
@@ -71,7 +71,8 @@ class Memory:
             self.caches.append(
                 KVCache(
                     hparams, n_cells, n_seq_max, type_k, type_v,
-                    layers=by_window[window], window=window, unified=unified, layer_buft=layer_buft,
+                    layers=by_window[window], window=window, unified=unified, n_ubatch=n_ubatch,
+                    layer_buft=layer_buft,
                 )
             )  # fmt: skip
         self._of_layer = {i: cache for cache in self.caches for i in cache.layers}
@@ -115,6 +116,36 @@ class Memory:
             else:
                 cache.check_room(seqs, positions)
 
+    def place_tree(
+        self, seqs: Sequence[int], positions: Sequence[int], parents: Sequence[int]
+    ) -> list[tuple[list[int], Ints]]:
+        """Assign cells to the nodes of trees: for each cache, see ``CellLists.place_tree``."""
+        try:
+            return [cache.place_tree(seqs, positions, parents) for cache in self.caches]
+        except PyllamaError:
+            for seq in set(seqs):
+                self.drop_tree(seq)
+            raise
+
+    def commit_tree(self, seq: int, path: Sequence[int]) -> None:
+        """Continue a sequence by a path of the tree that was decoded last; frees the other nodes.
+
+        Keys and values stay where they are.
+
+        Args:
+            path: indices of nodes, see ``CellLists.commit_tree``.
+
+        Raises:
+            BatchError: the sequence has no tree, or these nodes are no path; nothing has changed.
+        """
+        for cache in self.caches:
+            cache.commit_tree(seq, path)
+
+    def drop_tree(self, seq: int) -> None:
+        """Free the nodes of a sequence's tree, if it has one."""
+        for cache in self.caches:
+            cache.drop_tree(seq)
+
     def rewind(self, seq: int, position: int) -> int:
         """Remove a sequence from ``position`` on, to continue it there.
 
@@ -139,6 +170,7 @@ class Memory:
 
     def seq_cp(self, source: int, target: int, p0: int = 0, p1: int = -1) -> None:
         """Add positions of one sequence to another. Raises: see ``KVCache.seq_cp``."""
+        self.drop_tree(target)
         self._on_all(lambda cache: cache.seq_cp(source, target, p0, p1))
 
     def seq_keep(self, seq: int) -> None:
@@ -153,11 +185,13 @@ class Memory:
             BatchError: see ``KVCache.seq_add``, ``check_shift``.
         """
         self.check_shift()
+        self.drop_tree(seq)
         self._on_all(lambda cache: cache.seq_add(seq, p0, p1, delta))
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         """Divide positions by ``d``. Raises: see ``seq_add``."""
         self.check_shift()
+        self.drop_tree(seq)
         self._on_all(lambda cache: cache.seq_div(seq, p0, p1, d))
 
     def check_shift(self) -> None:

@@ -1,6 +1,6 @@
 """The table of a KV cache: the list of (cell, position) of each sequence, and the free cells.
 
-    table = CellTable(array, window=0, unified=True)            # array: int32[n_seq, n_cells, 2]
+    table = CellTable(lists, branches)              # int32[n_seq, n_cells, 2], int32[64, n, 2]
     table.entries(0), table.seq_pos_max(0), table.n_used
     cells, lists = table.export_lists([0, 1])                   # for a saved state
 
@@ -22,8 +22,9 @@ from ..errors import BatchError, ContextFull
 MAX_POSITION = (1 << 31) - 1
 CHUNK = 256  # entries that attention reduces at once; lists are cut at multiples of it only
 Ints = npt.NDArray[np.int32]
+MAX_BRANCHES = 64  # of the trees of a batch, besides the longest path of each tree
 _ARRAYS = ("_lists", "_n_refs")
-_VALUES = ("_lengths", "_evicted", "_n_used", "_next", "pending")
+_VALUES = ("_lengths", "_trees", "_evicted", "_n_used", "_next", "pending")
 Seqs = Sequence[int | tuple[int, ...]]  # of each token: its sequence, or several
 
 
@@ -49,11 +50,28 @@ class Pending:
             self.any = False
 
 
+@dataclass(slots=True)
+class Tree:
+    """Tokens in cells that follow a sequence but are not in its list yet.
+
+    Attributes:
+        parents: of each node, the index of the node that it follows; -1: the end of the list.
+        cells: of each node.
+        depth: nodes of the longest path, which is written after the end of the list.
+    """
+
+    parents: list[int]
+    cells: list[int]
+    depth: int
+
+
 class CellTable:
     """The lists of all sequences, and the reference counts of all cells.
 
     Args:
         table: int32[n_seq_max, n_cells, 2], storage of the lists.
+        branches: int32[MAX_BRANCHES, n, 2], storage of the other paths of trees, each from the last
+            multiple of ``CHUNK`` entries before the tree.
         window: positions that a token attends to, its own included; 0 for all before it.
         unified: whether sequences share the cells; otherwise each has an equal part.
         mirrored: whether to record changed entries, for ``changed_entries``.
@@ -64,12 +82,20 @@ class CellTable:
     """
 
     def __init__(
-        self, table: Ints, *, window: int = 0, unified: bool = True, mirrored: bool = False
+        self,
+        table: Ints,
+        branches: Ints,
+        *,
+        window: int = 0,
+        unified: bool = True,
+        mirrored: bool = False,
     ) -> None:
         self.n_seq_max, self.n_cells = int(table.shape[0]), int(table.shape[1])
         self.window, self.unified = window, unified or self.n_seq_max == 1
         self.mirrored = mirrored
-        self._lists = table
+        self._lists, self._branches = table, branches
+        self._trees: dict[int, Tree] = {}  # by sequence
+        self._branch_lengths: list[int] = []  # of the branches placed last
         self._changed: dict[int, int] = {}  # first changed entry by sequence, if mirrored
         self._lengths = [0] * self.n_seq_max
         self._evicted = [-1] * self.n_seq_max  # last evicted position, by sequence
@@ -83,7 +109,13 @@ class CellTable:
     def changed_entries(self) -> list[tuple[int, int, int]]:
         """(sequence, first, end) of the entries changed since the last call."""
         changed, self._changed = self._changed, {}
-        return [(seq, first, self._lengths[seq]) for seq, first in changed.items()]
+        ends = {seq: self._lengths[seq] + tree.depth for seq, tree in self._trees.items()}
+        return [(s, first, ends.get(s, self._lengths[s])) for s, first in changed.items()]
+
+    def changed_branches(self) -> list[tuple[int, int]]:
+        """(branch, number of entries) of the branches written since the last call."""
+        lengths, self._branch_lengths = self._branch_lengths, []
+        return list(enumerate(lengths))
 
     def _note_change(self, seq: int, first: int) -> None:
         """Record that entries of a sequence from ``first`` on changed."""
@@ -139,6 +171,7 @@ class CellTable:
         """Remove everything."""
         self._lengths = [0] * self.n_seq_max
         self._evicted = [-1] * self.n_seq_max
+        self._trees.clear()
         self._n_refs[:] = 0
         self._n_used = self._next = 0
         self.pending.clear()
@@ -240,6 +273,9 @@ class CellTable:
         self._lists[seq, first : n - (last - first)] = self._lists[seq, last:n].copy()
         self._note_change(seq, first)
         self._lengths[seq] = n - (last - first)
+        self._drop_refs(cells)
+
+    def _drop_refs(self, cells: Ints) -> None:
         self._n_refs[cells] -= 1
         freed = cells[self._n_refs[cells] == 0]
         self._n_used -= len(freed)

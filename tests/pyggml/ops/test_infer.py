@@ -297,6 +297,12 @@ REFUSED: list[tuple[Callable[[Context, Ctx], Any], type[Exception], str]] = [
     (lambda c, t: ops.flash_attn_cells(
         c, t(64, 1, 1, 2), t(64), t(64), t(2, 5, type=I32), t(4, type=I32), 1.0),
      ShapeError, "ne\\[3\\]"),
+    (lambda c, t: ops.flash_attn_cells(
+        c, t(64), t(64), t(64), t(2, 5, type=I32), t(4, type=I32), 1.0,
+        branches=t(2, 5, type=I32)), ShapeError, r"rows .* must be \[6, 1\]"),
+    (lambda c, t: ops.flash_attn_cells(
+        c, t(64), t(64), t(64), t(2, 5, type=I32), t(6, type=I32), 1.0,
+        branches=t(3, 5, type=I32)), ShapeError, "branches"),
     (lambda c, t: ops.mul_mat_id(c, t(64, 5, 4), t(32, 1, 7), _ids(t)), ShapeError, "64 elements"),
     (lambda c, t: ops.mul_mat_id(c, t(64, 5, 4), t(64, 3, 7), _ids(t)), ShapeError, "of 3"),
     (lambda c, t: ops.mul_mat_id(c, t(64, 5, 4), t(64, 1, 6), _ids(t)), ShapeError, "ids"),

@@ -241,7 +241,7 @@ def test_a_window_evicts_whole_chunks() -> None:
         rows = kv.rows([0] * 8, positions, places)
         first = kv.seq_pos_min(0)
         assert first % CHUNK == 0 and first <= max(0, start - 2)
-        for (seq, begin, end, pos), position in zip(rows.tolist(), positions, strict=True):
+        for (seq, begin, end, pos, *_), position in zip(rows.tolist(), positions, strict=True):
             seen = kv.entries(seq)[begin:end, 1].tolist()
             assert seen == list(range(max(0, position - 2), position + 1)) and pos == position
     assert kv.n_used <= 2 * CHUNK + 8 and kv.evicted(0) == kv.seq_pos_min(0) - 1 > 0

@@ -1,11 +1,12 @@
 """FLASH_ATTN_EXT: one pass over the keys in fixed chunks of 256, for one token and for prompts.
 
 A group of query rows (a block of tokens of one sequence times the heads of one KV head) reads the
-same keys. For many rows, keys and values are first packed as float32 columns of 16 into thread
-scratch; for few rows they are read from the cache directly. For a few tokens, chunks are computed
-by several threads and merged in a second launch. Each chunk gives a row's (max, sum, values[hdv]),
-float32 like the row's state, and chunks are always merged in order: a row's bits depend on its keys
-alone, on none of these choices.
+same keys. Where its tokens are on several branches of a tree, that holds for the chunks before the
+cut; each later chunk is read once for each run of tokens of one branch. For many rows, keys and
+values are first packed as float32 columns of 16 into thread scratch; for few rows they are read
+from the cache directly. For a few tokens, chunks are computed by several threads and merged in a
+second launch. Each chunk gives a row's (max, sum, values[hdv]), float32 like the row's state, and
+chunks are always merged in order: a row's bits depend on its keys alone, on none of these choices.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ..abi import (
     SRC4,
     SRC5,
     SRC6,
+    SRC7,
     data,
     f32_ptr,
     i32_ptr,
@@ -67,9 +69,10 @@ from .quantize import quantize_row
 _ROWS = 126  # query rows of a block, at most (but always one token)
 _CHUNKS = 8  # per thread, if there are enough tokens
 _SPLITS = 4  # parts of the keys per thread, at least, where few tokens are split
-_SPLIT_TOKENS = 8  # with at most so many tokens, chunks of keys are computed by several threads
-_DIRECT_ROWS = 8  # at most so many query rows read the cache directly
+_SPLIT_TOKENS = 16  # with at most so many tokens, chunks of keys are computed by several threads
+_DIRECT_ROWS = 24  # at most so many query rows read the cache directly
 DIRECT_TILE = 4  # query rows of one direct pass
+NO_CUT = 1 << 40  # of tokens that are on no branch
 
 
 class Attention(NamedTuple):
@@ -112,8 +115,81 @@ def sequence_of(node, t):
 
 
 @inline
-def bias(node, s, t, head, sequence, stream, first, n):
-    """Apply scale, soft-cap, ALiBi and mask to one row of scores, in place."""
+def branch_of(node, t):
+    """The number of token ``t``'s branch, 0 where it has none."""
+    rows = data(node, SRC6)
+    return i32_ptr(rows + t * nb(node, SRC6, 1))[5] if data(node, SRC7) != 0 else 0
+
+
+@inline
+def branch_cut(node, t):
+    """How many entries of its sequence's list token ``t`` of a branch reads."""
+    return i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[4]
+
+
+@inline
+def list_entries(node, t, first):
+    """The address of token ``t``'s entry (cell, position) ``first``; 0: without lists."""
+    if data(node, SRC5) == 0:
+        return 0
+    branch = branch_of(node, t)
+    if branch != 0:
+        cut = branch_cut(node, t)
+        if first >= cut:
+            lists = data(node, SRC7) + (branch - 1) * nb(node, SRC7, 2)
+            return lists + (first - cut) * nb(node, SRC7, 1)
+    return data(node, SRC5) + sequence_of(node, t) * nb(node, SRC5, 2) + first * nb(node, SRC5, 1)
+
+
+@inline
+def same_list_end(node, t, after, first, shared):
+    """The token after the last one that reads chunk ``first`` from the same list as ``t``."""
+    if first < shared:
+        return after
+    end, branch = t + 1, branch_of(node, t)
+    while end < after and branch_of(node, end) == branch:
+        end += 1
+    return end
+
+
+@inline
+def keys_end(node, a, b, hi, first, shared):
+    """The place after the last key that tokens [a, b) read from the list of chunk ``first``."""
+    if first < shared:
+        return min(hi, shared)
+    end = list_end(node, a)
+    for t in range(a + 1, b):
+        end = max(end, list_end(node, t))
+    return end
+
+
+@inline
+def load_queries(node, queries, t, head, n_rep, stream, r0, r1, direct):
+    """Copy the query rows [r0, r1) of a group that begins at token ``t`` and this head."""
+    hd = ne(node, SRC0, 0)
+    hd8 = (hd + 7) // 8 * 8
+    for r in range(r0, r1):
+        x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
+        x += (head + r % n_rep) * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
+        y = f32_ptr(queries + r * 4 * hd8)
+        if direct:
+            for d in range(hd8):
+                y[d] = f32_ptr(x)[d] if d < hd else np.float32(0)
+        else:
+            for i in range(hd // 8):
+                for lane in range(8):  # unrolled: LLVM would make slow gathers
+                    y[packed_column(lane, hd8) + i] = f32_ptr(x)[8 * i + lane]
+            for d in range(hd // 8 * 8, hd8):
+                y[packed_column(d, hd8)] = f32_ptr(x)[d] if d < hd else np.float32(0)
+
+
+@inline
+def bias(node, s, t, head, entries, stream, first, n):
+    """Apply scale, soft-cap, ALiBi and mask to one row of scores, in place.
+
+    Args:
+        entries: from ``list_entries``, of the chunk that begins at key ``first``.
+    """
     p = params_of(node, Attention)
     scale, cap = p.scale, p.softcap
     x = f32_ptr(s)
@@ -132,9 +208,9 @@ def bias(node, s, t, head, sequence, stream, first, n):
         slope *= p.bias_scale
         if data(node, SRC6) != 0:
             position = i32_ptr(data(node, SRC6) + t * nb(node, SRC6, 1))[3]
-            cells = i32_ptr(data(node, SRC5) + sequence * nb(node, SRC5, 2))
+            pairs = i32_ptr(entries)
             for j in range(n):
-                x[j] -= slope * np.float32(abs(position - cells[2 * (first + j) + 1]))
+                x[j] -= slope * np.float32(abs(position - pairs[2 * j + 1]))
     if data(node, SRC3) != 0:
         mask = data(node, SRC3) + t * nb(node, SRC3, 1)
         mask += (head % ne(node, SRC3, 2)) * nb(node, SRC3, 2)
@@ -270,72 +346,86 @@ def flash_attn(node, chunk, n_chunks, scratch):
     while t < stop:
         sequence = sequence_of(node, t)
         lo, hi, after = list_begin(node, t), list_end(node, t), t + 1
+        shared = branch_cut(node, t) if branch_of(node, t) != 0 else NO_CUT
         while after < stop and sequence_of(node, after) == sequence:
             if list_end(node, after) > list_begin(node, after):
                 lo = min(lo, list_begin(node, after)) if hi > lo else list_begin(node, after)
                 hi = max(hi, list_end(node, after))
+                if branch_of(node, after) != 0:
+                    shared = min(shared, branch_cut(node, after))
             after += 1
-        n_rows = (after - t) * n_rep
-        direct = n_rows <= p.direct_rows
+        n_rows, head_0 = (after - t) * n_rep, kv_head * n_rep
         n_met = (hi + CHUNK - 1) // CHUNK - lo // CHUNK  # chunks
-        first_chunk = lo // CHUNK + n_met * split // splits
+        c = lo // CHUNK + n_met * split // splits
         end_chunk = lo // CHUNK + n_met * (split + 1) // splits
-        if first_chunk < end_chunk:
-            find_cells(node, sequence, first_chunk * CHUNK, hi, cells)
-            for r in range(n_rows):
-                head = kv_head * n_rep + r % n_rep
-                x = data(node, SRC0) + (t + r // n_rep) * nb(node, SRC0, 1)
-                x += head * nb(node, SRC0, 2) + stream * nb(node, SRC0, 3)
-                y = f32_ptr(queries + r * 4 * hd8)
-                for d in range(hd8):
-                    value = f32_ptr(x)[d] if d < hd else np.float32(0)
-                    y[d if direct else packed_column(d, hd8)] = value
-            if not direct:  # zeros, since the last tile reads TILE_ROWS rows
-                y = f32_ptr(queries + n_rows * 4 * hd8)
-                for d in range((TILE_ROWS - 1) * hd8):
-                    y[d] = 0
+        a, b, hi_of = t, after, hi  # tokens that read the chunk from one list, and their last key
+        if c < end_chunk:
+            first = c * CHUNK
+            b = same_list_end(node, a, after, first, shared)
+            hi_of = keys_end(node, a, b, hi, first, shared)
+            if hi_of > first:
+                find_cells(list_entries(node, a, first), first, hi_of, cells)
+            load_queries(
+                node, queries, t, head_0, n_rep, stream, 0, n_rows, n_rows <= p.direct_rows
+            )
+            y = f32_ptr(queries + n_rows * 4 * hd8)
+            for d in range((TILE_ROWS - 1) * hd8):  # the last tile reads TILE_ROWS rows
+                y[d] = 0
         if partials == 0:
             for r in range(n_rows):
                 clear(states + r * state_bytes, hdv)
-        for c in range(first_chunk, end_chunk):
+        while c < end_chunk:
             first = c * CHUNK
-            n_keys = min(CHUNK, hi - first)
+            r0, r1, n_keys = (a - t) * n_rep, (b - t) * n_rep, min(CHUNK, hi_of - first)
+            direct = r1 - r0 <= p.direct_rows
+            if r1 - r0 < n_rows:
+                load_queries(node, queries, t, head_0, n_rep, stream, r0, r1, direct)
+            next_c, next_a, next_b, next_hi = c, b, after, hi
+            if b == after:
+                next_c, next_a = c + 1, t
             next_cells, keys_after, n_prefetched = later, k, 0
-            if c + 1 < end_chunk:
-                find_cells(node, sequence, first + CHUNK, hi, later)
-                n_prefetched = min(CHUNK, hi - first - CHUNK)
+            if next_c < end_chunk:
+                begin = next_c * CHUNK
+                next_b = same_list_end(node, next_a, after, begin, shared)
+                next_hi = keys_end(node, next_a, next_b, hi, begin, shared)
+                if next_hi > begin:
+                    find_cells(list_entries(node, next_a, begin), begin, next_hi, later)
+                    n_prefetched = min(CHUNK, next_hi - begin)
+                else:
+                    next_cells = cells
             elif after < stop:
                 begin = list_begin(node, after) // CHUNK * CHUNK
                 end = max(list_end(node, after), begin + 1)
-                find_cells(node, sequence_of(node, after), begin, end, later)
+                find_cells(list_entries(node, after, begin), begin, end, later)
             else:
                 next_cells, keys_after = cells, next_k
-            if not direct:
+            if n_keys > 0 and not direct:
                 pack(traits, k, nb_k, v, nb_v, cells, n_keys, hd, hdv, keys, values)
             lines_k, lines_v = lines_of(traits, KEY_BYTES, hd), lines_of(traits, VALUE_BYTES, hdv)
             step = DIRECT_TILE if direct else TILE_ROWS
-            for r in range(0, n_rows, step):
-                rows = min(step, n_rows - r)
+            entries = list_entries(node, a, first)
+            for r in range(r0, r1, step):
+                rows = min(step, r1 - r)
                 n = min(n_keys, list_end(node, t + r // n_rep) - first)
                 for i in range(1, rows):
                     n = max(n, min(n_keys, list_end(node, t + (r + i) // n_rep) - first))
                 query = queries + r * 4 * hd8
                 n64 = (n + 63) // 64 * 64
                 if n > 0 and direct:
-                    lines = lines_v if r == 0 else 0
+                    lines = lines_v if r == r0 else 0
                     qk_direct(traits, rows, query, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
                 elif n > 0:
-                    j = n_prefetched * r // n_rows  # prefetch a share of the next chunk
-                    share = n_prefetched * min(r + step, n_rows) // n_rows - j
+                    j = n_prefetched * (r - r0) // (r1 - r0)  # prefetch a share of the next chunk
+                    share = n_prefetched * (min(r + step, r1) - r0) // (r1 - r0) - j
                     prefetch_cells(k, nb_k, later + 8 * j, share, lines_k)
                     prefetch_cells(v, nb_v, later + 8 * j, share, lines_v)
                     qk_packed(traits, query, hd8, keys, n, scores)
                 for i in range(rows if n > 0 else 0):
-                    token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
+                    token, head = t + (r + i) // n_rep, head_0 + (r + i) % n_rep
                     s = scores + i * S_STRIDE
                     begin = max(list_begin(node, token) - first, 0)
                     end = min(list_end(node, token) - first, n)
-                    bias(node, s, token, head, sequence, stream, first, n)
+                    bias(node, s, token, head, entries, stream, first, n)
                     tops[i], tops[TILE_ROWS + i] = softmax(s, begin, max(begin, end), n64)
                 if n > 0 and direct:
                     pv_direct(
@@ -345,7 +435,7 @@ def flash_attn(node, chunk, n_chunks, scratch):
                 elif n > 0:
                     pv_packed(traits, scores, values, n, sums, padded)
                 for i in range(rows):
-                    token, head = t + (r + i) // n_rep, kv_head * n_rep + (r + i) % n_rep
+                    token, head = t + (r + i) // n_rep, head_0 + (r + i) % n_rep
                     state, found = states + (r + i) * state_bytes, sums + i * 4 * padded
                     if partials != 0:
                         state = partial(node, stream, token, head, c, state_bytes)
@@ -356,9 +446,10 @@ def flash_attn(node, chunk, n_chunks, scratch):
                     elif n > 0:
                         merge(state, tops[i], tops[TILE_ROWS + i], found, hdv)
             cells, later = later, cells
+            c, a, b, hi_of = next_c, next_a, next_b, next_hi
         if partials == 0:
             for r in range(n_rows):
-                head = kv_head * n_rep + r % n_rep
+                head = head_0 + r % n_rep
                 finish(node, states + r * state_bytes, t + r // n_rep, head, stream, hdv)
         t = after
 
@@ -403,7 +494,7 @@ def _supports(node: Tensor) -> bool:
 
 @lowers("FLASH_ATTN_EXT", _supports)
 def _lower_flash_attn(low: Lowering, node: Tensor) -> None:
-    q, k, v, mask, _, cells, _ = node.src
+    q, k, v, mask, _, cells, *_ = node.src
     n_tokens, n_head, n_streams = q.ne[1:]
     n_kv_head, hd, hdv = k.ne[2], q.ne[0], v.ne[0]
     n_rep, hd8, padded = n_head // n_kv_head, round_up(hd, 8), round_up(hdv, 16)

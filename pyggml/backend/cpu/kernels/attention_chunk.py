@@ -1,7 +1,7 @@
 """QK^T and PV of one chunk of keys and values: read from the cache directly, or packed first.
 
     traits = cache_traits(F16, F16, 32, 0, 0).address(*DIRECT)  # in a lowering
-    find_cells(node, sequence, first, n, cells)             # in the kernel
+    find_cells(entries, first, end, cells)                  # in the kernel
     qk_direct(traits, 3, q, hd, k, nb_k, cells, n, scores, v, nb_v, lines)
 
 Both forms give the same bits; packing pays off where many query rows read the chunk. Packed rows
@@ -18,7 +18,7 @@ import numpy as np
 
 from ....dtype import GGMLType
 from ....jit import Kernel, inline, inline_strict, kernel, named_kernel
-from ..abi import SRC5, data, f32_ptr, i32_ptr, i64_ptr, nb
+from ..abi import f32_ptr, i32_ptr, i64_ptr
 from ..atomics import call_address
 from ..simd import attend
 from ..simd.attend import MAX_AHEAD, attn_pv, attn_qk
@@ -32,19 +32,21 @@ CELLS_BYTES = 8 * (CHUNK + MAX_AHEAD)  # of a list of cells
 
 
 @inline
-def find_cells(node, sequence, first, end, out):
+def find_cells(entries, first, end, out):
     """Write the cell (row of the cache, int64) of each key of a chunk and of ``MAX_AHEAD`` more.
 
     The chunk begins at key ``first``. After key ``end`` - 1, its cell is repeated.
+
+    Args:
+        entries: see ``list_entries``; 0 if key i is in cell i.
     """
     rows = i64_ptr(out)
-    cells = data(node, SRC5)
     n = min(CHUNK + MAX_AHEAD, end - first)
-    if cells == 0:
+    if entries == 0:
         for j in range(n):
             rows[j] = first + j
     else:
-        pairs = i32_ptr(cells + sequence * nb(node, SRC5, 2) + first * nb(node, SRC5, 1))
+        pairs = i32_ptr(entries)
         for j in range(n):
             rows[j] = pairs[2 * j]
     for j in range(n, CHUNK + MAX_AHEAD):

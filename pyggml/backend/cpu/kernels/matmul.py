@@ -43,11 +43,7 @@ from .weights import (
     PACK,
     RESULTS_BYTES,
     ROW_TILES,
-    TILE_1,
-    TILE_4,
     TILE_TOKENS,
-    TILE_WIDE,
-    WIDE,
     decode_rows,
     is_decoded,
     layout_name,
@@ -57,6 +53,7 @@ from .weights import (
     prefetch_ahead,
     room_for_tiles,
     tile,
+    tile_size,
     tiles_for,
     times_rows,
     use_tiles,
@@ -167,9 +164,7 @@ def mul_mat(node, chunk, n_chunks, scratch):
                 n_tiles = tokens // TILE_TOKENS
                 multiply_tiles(traits, w, y, stride, scratch, blocks, n_tiles, panel)
             else:
-                tokens, which = trait(traits, WIDE), TILE_WIDE
-                if t + tokens > t1:
-                    tokens, which = (4, TILE_4) if t + 4 <= t1 else (1, TILE_1)
+                tokens, which = tile_size(traits, t - t0, t1 - t)
                 ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
                 tile(traits, which, w, y, stride, scratch, blocks, ahead)
             emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
@@ -214,7 +209,7 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
         for u in range(u0, u1):
             t = t0
             while t < t1:
-                tokens, which = (4, TILE_4) if t + 4 <= t1 else (1, TILE_1)
+                tokens, which = tile_size(traits, t - t0, t1 - t)
                 if t < t_tiles:
                     tokens = t_tiles - t
                 x, n_tiles = acts + t * stride, tokens // TILE_TOKENS
@@ -290,7 +285,7 @@ def _launch(
         act = [widened(low, x)]
     batch = node.ne[2] * node.ne[3]
     row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, 32 if glu else ROWS)
-    functions = tiles_for(node.ne[1])
+    functions = tiles_for(w, node.ne[1])
     if plain:
         functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES,)
     scratch = (2 if glu else 1) * RESULTS_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0)

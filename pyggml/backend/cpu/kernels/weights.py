@@ -41,7 +41,14 @@ from ..layout import group_bytes as interleaved_bytes
 from ..simd import amx, axpy
 from ..simd.element import F32
 from ..simd.plain_rows import pack_rows, row_tiles
-from ..simd.tile import float_tile, float_tokens, prefetch_distance, prefetched_lines, q_tile
+from ..simd.tile import (
+    few_tokens,
+    float_tile,
+    float_tokens,
+    prefetch_distance,
+    prefetched_lines,
+    q_tile,
+)
 from ..simd.vector import LINE
 from ..tuning import Tuning, tuning
 from ..type_traits import TypeTraits, trait
@@ -50,7 +57,8 @@ from ..type_traits import TypeTraits, trait
 # weights that a tile of four tokens prefetches, bytes when decoded or unpacked; the address of the
 # function that decodes a row, 0 if there is none; tokens of the widest tile; how many bytes ahead
 # one token and a few tokens prefetch. Functions: the widest tile, those of four tokens and of one;
-# plain rows times one token; plain rows packed as a group.
+# plain rows times one token; plain rows packed as a group. At the end: how many tokens take one
+# pass, and in the places ``ONE_PASS + n`` the tiles of n = 2 to 8 tokens.
 COLUMNS, BLOCK_BYTES, ACT_BYTES, PREFETCHED, DECODED_BYTES, DECODER, WIDE, AHEAD_ONE, AHEAD_FEW = (
     range(9)
 )
@@ -60,6 +68,7 @@ TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(9, 14)
 AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = range(14, 20)
 # Functions of ``simd/amx``: a group times many tokens; configure and release the tiles.
 TILES, USE_TILES = range(20, 22)
+FEW, ONE_PASS = 22, 21
 TILE_TOKENS = amx.TOKENS
 MAX_TOKENS = 64  # of a chunk: they are all multiplied with a group of rows, then with the next
 # Float32 results of a group, padded so that two of them are not a multiple of 4 KB apart
@@ -67,16 +76,17 @@ RESULTS_BYTES = 4 * ROWS * (MAX_TOKENS + 8)
 
 
 @cache
-def _tile(tokens: int, kind: int, hint: int) -> Kernel:
+def _tile(tokens: int, kind: int, hint: int, n_passes: int) -> Kernel:
     column = block_bytes(kind)
 
     def tile_q(w, x, stride, out, n_blocks, ahead):
-        q_tile(kind, tokens, hint, w, x, stride, out, n_blocks, ahead)
+        q_tile(kind, tokens, hint, n_passes, w, x, stride, out, n_blocks, ahead)
 
     def tile_f(w, x, stride, out, n_blocks, ahead):
         float_tile(kind, tokens, hint, w, column, x, stride, out, 4 * ROWS, n_blocks, ahead)
 
-    return named_kernel(tile_q if kind in QUANTIZED else tile_f, tokens, GGMLType(kind).name)
+    names = (tokens, GGMLType(kind).name, *(("half",) if n_passes == 2 else ()))
+    return named_kernel(tile_q if kind in QUANTIZED else tile_f, *names)
 
 
 @cache
@@ -137,7 +147,7 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
     kind, summed = tile_kind(type), tile_kind(type, axpy.TYPES)
     columns = GGMLType(kind).block_size
     quantized = kind in QUANTIZED
-    wide = 4 if quantized else float_tokens()
+    wide, passes = (4, 2) if quantized else (float_tokens(), 1)
     one, few = tuned.float_hint, tuned.float_hint
     ahead_one = ahead_few = tuned.float_bytes
     if quantized:
@@ -147,7 +157,8 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
         COLUMNS: columns,
         BLOCK_BYTES: block_bytes(kind),
         ACT_BYTES: ACTIVATION_BYTES[columns] if quantized else 4,
-        PREFETCHED: LINE * prefetched_lines(kind, 4) if quantized else 0,
+        PREFETCHED: LINE * prefetched_lines(kind, 2) if quantized else 0,
+        FEW: few_tokens() if quantized else wide,
         DECODED_BYTES: _decoded_bytes(type),
         WIDE: wide,
         AHEAD_ONE: ahead_one,
@@ -157,9 +168,10 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
         AXPY_ORDER: int(axpy.is_ordered(summed)),
     }
     functions = {
-        TILE_WIDE: partial(_tile, wide, kind, few),
-        TILE_4: partial(_tile, 4, kind, few),
-        TILE_1: partial(_tile, 1, kind, one),
+        TILE_WIDE: partial(_tile, wide, kind, few, passes),
+        TILE_4: partial(_tile, 4, kind, few, passes),
+        **{ONE_PASS + n: partial(_tile, n, kind, few, 1) for n in range(2, 9)},
+        TILE_1: partial(_tile, 1, kind, one, 1),
         ROW_TILES: partial(_row_tiles, kind),
         PACK: partial(_pack, kind),
         TILES: partial(_tiles, kind),
@@ -184,9 +196,13 @@ def weight_traits(w: Tensor, *functions: int) -> int:
     return _traits(w.type, tuning()).address(decoder, *functions)
 
 
-def tiles_for(n_tokens: int) -> tuple[int, ...]:
-    """The tiles that multiply so many tokens."""
-    return (TILE_WIDE, TILE_4, TILE_1) if n_tokens >= 4 else (TILE_1,)
+def tiles_for(w: Tensor, n_tokens: int) -> tuple[int, ...]:
+    """The tiles by which ``tile_size`` multiplies a weight with so many tokens."""
+    if n_tokens == 1:
+        return (TILE_1,)
+    if n_tokens <= (few_tokens() if tile_kind(w.type) in QUANTIZED else float_tokens()):
+        return (ONE_PASS + n_tokens,)
+    return TILE_WIDE, TILE_4, TILE_1, ONE_PASS + 2, ONE_PASS + 3
 
 
 def room_for_tiles(w: Tensor, n_tokens: int, scratch: int) -> tuple[tuple[int, ...], int, int]:
@@ -240,7 +256,19 @@ def prefetch_ahead(traits, passed, left, blocks):
     """How many bytes ahead a pass over a group of blocks prefetches; see ``prefetch_distance``."""
     tuned = trait(traits, AHEAD_ONE) if passed + left == 1 else trait(traits, AHEAD_FEW)
     group, half = blocks * trait(traits, BLOCK_BYTES), blocks * trait(traits, PREFETCHED)
-    return prefetch_distance(passed, left, tuned, group, half)
+    return prefetch_distance(passed, left, trait(traits, FEW), tuned, group, half)
+
+
+@inline
+def tile_size(traits, passed, left):
+    """(tokens, function) of the next pass over a group, by its tokens before and from it on."""
+    if passed == 0 and 2 <= left <= trait(traits, FEW):
+        return left, ONE_PASS + left
+    if left >= trait(traits, WIDE):
+        return trait(traits, WIDE), TILE_WIDE
+    if left >= 4:
+        return 4, TILE_4
+    return (left, ONE_PASS + left) if left >= 2 else (1, TILE_1)
 
 
 @inline

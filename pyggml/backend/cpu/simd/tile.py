@@ -1,6 +1,6 @@
 """The register tile of every matmul: 16 interleaved rows times a few tokens.
 
-    q_tile(Q4_1, 4, hint, weights, acts, stride, out, n_blocks, ahead)    # in jitted code
+    q_tile(Q4_1, 4, hint, 2, weights, acts, stride, out, n_blocks, ahead) # in jitted code
     float_tile(F16, 4, hint, weights, w_stride, x, x_stride, out, out_stride, n, ahead)
 
 ``out`` gets 16 floats a token. A row's sum runs over its blocks in order whatever the number of
@@ -40,18 +40,18 @@ from .vector import (
 Value = Any
 
 
-@emitted(literals=3)
+@emitted(literals=4)
 def q_tile(
-    b: Value, kind: int, n_tokens: int, locality: int, w: Value, y: Value, y_stride: Value,
-    out: Value, n_blocks: Value, ahead: Value,
+    b: Value, kind: int, n_tokens: int, locality: int, n_passes: int, w: Value, y: Value,
+    y_stride: Value, out: Value, n_blocks: Value, ahead: Value,
 ) -> None:  # fmt: skip
     """Store 16 interleaved quantized rows times int8 activations of ``n_tokens`` tokens.
 
-    Each block prefetches weights ``ahead`` bytes after it: all lines of a block for one token, half
-    of them for several, see ``prefetch_distance``. Where registers do not hold the sums of a block
-    and those of the row, the latter stay in ``out``.
+    Each block prefetches weights ``ahead`` bytes after it: a block's lines, divided by ``n_passes``
+    that prefetch a part each, see ``prefetch_distance``. Where registers do not hold the sums of a
+    block and those of the row, the latter stay in ``out``.
     """
-    lines = prefetched_lines(kind, n_tokens)
+    lines = prefetched_lines(kind, n_passes)
     v = vectors()
     n_parts, lanes = v.parts, v.lanes
     n_sums = n_tokens * n_parts
@@ -96,27 +96,31 @@ def q_tile(
         store(b, acc, place)
 
 
-def prefetched_lines(kind: int, n_tokens: int) -> int:
+def prefetched_lines(kind: int, n_passes: int) -> int:
     """Cache lines that ``q_tile`` prefetches for each block."""
-    lines = ceil_div(block_bytes(kind), LINE)
-    lines = lines if n_tokens == 1 else ceil_div(lines, 2)
+    lines = ceil_div(ceil_div(block_bytes(kind), LINE), n_passes)
     return round_up(lines, STEPS) if kind in K_TYPES else lines  # as many a step
 
 
 @inline
-def prefetch_distance(passed, left, distance, group_bytes, half_bytes):
+def prefetch_distance(passed, left, few, distance, group_bytes, half_bytes):
     """The bytes from the weights in use to those that a pass over a group prefetches.
 
     If a group is passed several times, only the first pass reads memory: the first two passes
-    prefetch half of the next group each. With fewer than 8 tokens the first pass prefetches its own
-    weights, the tuned ``distance`` ahead.
+    prefetch half of the next group each. With up to ``few`` tokens, or fewer than 8, the first pass
+    prefetches its own weights, the tuned ``distance`` ahead.
 
     Args:
         passed, left: tokens of the group before this pass, and from it on.
     """
-    if passed + left < 8:
+    if passed + left < 8 or passed + left <= few:
         return distance if passed == 0 else 0
     return group_bytes + passed // 4 * half_bytes if passed < 8 else 0
+
+
+def few_tokens() -> int:
+    """Tokens that a tile of quantized weights takes in one pass if there are no others."""
+    return 8 if vectors().width == LINE else 4
 
 
 def float_tokens() -> int:

@@ -117,7 +117,7 @@ class AvxVnni(Avx2):
 class Avx512Vnni(AvxVnni):
     """512 bits."""
 
-    width = 64
+    width, row_sums = 64, 8
     _madd = "llvm.x86.avx512.pmaddw.d.512"
     _shuffle = "llvm.x86.avx512.pshuf.b.512"
 

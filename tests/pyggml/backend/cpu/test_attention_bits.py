@@ -66,11 +66,15 @@ def attend(
         rows = np.array([rows_of(t, in_turn) for t in tokens], np.int32)
         lists = [ctx.from_numpy(x) for x in (LISTS, rows)]
         node = ops.flash_attn_cells(ctx, q, *caches, *lists, 0.125)
+    return computed(node, n_threads).reshape(len(tokens), -1)
+
+
+def computed(node: Tensor, n_threads: int) -> Array:
     graph = CGraph()
     graph.build_forward_expand(node)
     program = compile_program(graph, n_threads, get_pool().error_slot, WorkStore())
     get_pool().run(program)
-    return node.numpy().reshape(len(tokens), -1).copy()
+    return node.numpy().copy()
 
 
 @pytest.mark.parametrize(
@@ -95,6 +99,58 @@ def test_bits_depend_on_the_token_alone(
                 got = attend(kinds, list(range(first, 24)), 1 + i % 3, in_turn, hd=hd)
                 assert got.tobytes() == alone[first:].tobytes(), (limit, n, in_turn)
             monkeypatch.undo()
+
+
+@pytest.mark.parametrize("kind", [F16, Q8_0], ids=lambda k: k.name)
+@pytest.mark.parametrize("max_bias", [0.0, 8.0])
+def test_branches_have_the_bits_of_whole_lists(
+    kind: GGMLType, max_bias: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sequences with three branches each, in runs of one to nine tokens, some on no branch."""
+    n, cuts = 24, (256, 0)
+    number = np.array([*[0] * 4, *[1] * 9, 2, 0, 3, 1, 4, 4, 4, 0, 5, 6, 5])  # of the branch
+    seqs = np.array([0] * 17 + [1] * 7)
+    branches = np.stack(
+        [
+            np.stack([RNG.permutation(CELLS)[:LIST], cut + np.arange(LIST)], -1)
+            for cut in np.repeat(cuts, 3)
+        ]
+    ).astype(np.int32)
+    ends = LIST - 9 + np.arange(n) % 9
+    rows = np.array(
+        [
+            [seq, 30 * (t % 3), end, end - 1, cuts[seq] if b else 0, b]
+            for t, (seq, b, end) in enumerate(zip(seqs, number, ends, strict=True))
+        ],
+        np.int32,
+    )
+    whole = [
+        np.concatenate([LISTS[seq][: cuts[seq]], branches[b - 1]])[:LIST] if b else LISTS[seq]
+        for seq, b in zip(seqs, number, strict=True)
+    ]
+    ctx = Context()
+    caches = [cached(kind, x, 64, False) for x in "kv"]
+
+    def attend_to(tokens: slice, *lists: Array, n_threads: int, tree: bool) -> Array:
+        q = ctx.from_numpy(np.ascontiguousarray(Q[:, tokens, :64]))
+        cells, to, *other = (ctx.from_numpy(np.ascontiguousarray(x)) for x in lists)
+        branched = other[0] if tree else None
+        node = ops.flash_attn_cells(ctx, q, *caches, cells, to, 0.125, max_bias, branches=branched)
+        return computed(node, n_threads).reshape(tokens.stop - tokens.start, -1)
+
+    own = np.stack([0 * number, *rows[:, 1:4].T], -1).astype(np.int32)  # each in list 0
+    alone = np.concatenate(
+        [
+            attend_to(slice(t, t + 1), whole[t][None], own[t : t + 1], n_threads=1, tree=False)
+            for t in range(n)
+        ]
+    )
+    for limit in (DIRECT, PACKED, 9):
+        monkeypatch.setattr(attention, "_DIRECT_ROWS", limit)
+        for first, n_threads in ((0, 1), (0, 2), (9, 3), (20, 2)):
+            part = slice(first, n)
+            got = attend_to(part, LISTS, rows[part], branches, n_threads=n_threads, tree=True)
+            assert got.tobytes() == alone[part].tobytes(), (limit, first)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)

@@ -379,7 +379,7 @@ def test_quantized_tiles(
 ) -> None:
     """8 lines of codes, 4 tokens: 32 products, in whole registers and none wider."""
     emit_for(host.vectors)
-    text = assembly(tile.q_tile, kind, 6, host)
+    text = assembly(tile.q_tile, kind, 6, host, (4, 2, 2))
     assert len(re.findall(host.dot, text)) == 32 * host.vectors().parts * host.dots
     spilled = len(re.findall(r"mov\S+\s+%[xyz]mm\d+, -?\d*\(%rsp\)|st[rp]\s+q.*\[sp", text))
     if kind in QUANTIZED:  # other kinds loop over a block
@@ -400,7 +400,8 @@ def test_tiles_of_the_generic_set(
     emit_for(Generic)
     host = Target(Generic, "generic", **ARM)
     is_float = kind is GGMLType.F16
-    text = assembly(tile.float_tile if is_float else tile.q_tile, kind, 6 + 2 * is_float, host)
+    made, n_args, rows = (tile.float_tile, 8, (4, 2)) if is_float else (tile.q_tile, 6, (4, 2, 2))
+    text = assembly(made, kind, n_args, host, rows)
     assert len(re.findall(r"fadd\s+v\d+\.4s", text)) >= 4 and host.half not in text
 
 

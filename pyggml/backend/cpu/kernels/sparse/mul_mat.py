@@ -61,7 +61,6 @@ from ..weights import (
     pack,
     packed_bytes,
     tile,
-    tiles_for,
     times_rows,
     weight_traits,
 )
@@ -284,7 +283,7 @@ def launch_rows(
     act = [low.quantized(x, w.type.block_size, add_quantize)] if w.type in QUANTIZED else []
     listed = active_rows(low, node)
     n, groups = x.ne[1], max(1, ceil_div(w.ne[1], ROWS))
-    functions = (ROW_TILES,) if n == 1 else (ROW_TILES, PACK, *tiles_for(n))
+    functions = (ROW_TILES,) if n == 1 else (ROW_TILES, PACK, TILE_4, TILE_1)
     params = MulMatSparse(
         activations=act[0].address if act else 0,
         listed=listed.address,
