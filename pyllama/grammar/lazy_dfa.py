@@ -46,6 +46,7 @@ MAX_TABLE_BYTES = 64 << 20
 MAX_WORK = 30_000_000  # configurations and transitions of one call, below half a second
 MAX_FREE = 16  # plain characters counted ahead
 UNBOUNDED = 255  # any number of plain characters may follow
+NO_MORE = 256  # flag: after that number of plain characters no plain character may follow
 
 FULL, AMBIGUOUS, TOO_LONG = -2, -3, -4  # results instead of a state
 ACCEPTING, NAMES_TOKENS = 1, 2  # flags of a state
@@ -460,18 +461,44 @@ def _after_plain(h, state):  # type: ignore[no-untyped-def]
 
 
 @inline_strict
+def _no_plain(h, state):  # type: ignore[no-untyped-def]
+    """NO_MORE if no plain character begins in a state, else 0."""
+    plan = i32_ptr(h[_PLAIN])
+    at = 1
+    for _ in range(plan[0]):
+        n_bytes = plan[at]
+        at += 1
+        for byte in range(n_bytes):
+            n_classes = plan[at]
+            at += 1
+            if byte == 0:
+                for i in range(n_classes):
+                    found = _next(h, state, np.int64(plan[at + i]))
+                    if found < 0:
+                        return found
+                    if found != DEAD:
+                        return np.int64(0)
+            at += n_classes
+    return np.int64(NO_MORE)
+
+
+@inline_strict
 def _free(h, state):  # type: ignore[no-untyped-def]
-    """How many plain characters may follow whatever they are, up to MAX_FREE, or UNBOUNDED."""
+    """How many plain characters may follow, all alike, up to MAX_FREE, or UNBOUNDED.
+
+    With the flag NO_MORE if exactly so many, as before the end of a bounded string.
+    """
     free = i32_ptr(h[_FREE])
     n = np.int64(0)
     at = state
     while True:
+        if free[at] == UNBOUNDED:
+            n = np.int64(UNBOUNDED)
+            break
         if free[at] >= 0:
-            n = (
-                np.int64(UNBOUNDED)
-                if free[at] == UNBOUNDED
-                else np.int64(min(n + free[at], MAX_FREE))
-            )
+            n += free[at]  # with its flag
+            if n & (NO_MORE - 1) > MAX_FREE:
+                n = np.int64(MAX_FREE)
             break
         if n == MAX_FREE:
             break
@@ -482,7 +509,11 @@ def _free(h, state):  # type: ignore[no-untyped-def]
             n = np.int64(UNBOUNDED)
             break
         if following == DEAD:
-            free[at] = 0
+            last = _no_plain(h, at)
+            if last < 0:
+                return last
+            free[at] = last
+            n += last
             break
         n += 1
         at = following

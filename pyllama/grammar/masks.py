@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ..errors import GrammarError
 from ..tokenizer import Tokenizer
 from .automaton import Automaton
-from .lazy_dfa import ADVANCE, DEAD, FREE, MAX_TABLE_BYTES, WALK, Table, TableFull
+from .lazy_dfa import ADVANCE, DEAD, FREE, MAX_TABLE_BYTES, NO_MORE, WALK, Table, TableFull
 from .vocabulary import Vocabulary
 
 Bits = NDArray[np.uint32]
@@ -148,7 +148,13 @@ class Masks:
         accepting = table.is_accepting(number)
         mask = vocabulary.eog_bits.copy() if accepting else np.zeros(vocabulary.n_words, np.uint32)
         n_free = table.run(FREE, number)
+        no_more = bool(n_free & NO_MORE)
+        n_free &= NO_MORE - 1
+        if no_more:
+            mask |= vocabulary.plain_bits[n_free]
         for tree in vocabulary.trees:
+            if no_more and tree.max_chars:
+                continue
             if 0 < tree.max_chars <= n_free:
                 mask |= tree.bits
             else:

@@ -5,7 +5,8 @@
 
 Tokens whose text is of plain characters only (no control characters, quotes, backslashes or parts
 of characters) are in groups by their number of characters: in most places of a JSON text all of a
-group are allowed or none, and a group has a bit set. All others are in one more tree.
+group are allowed or none, and a group has a bit set. Before the end of a bounded string those up to
+a number of characters are allowed. All others are in one more tree.
 
 End-of-generation and control tokens have no text, so they are in no tree. Immutable.
 """
@@ -13,6 +14,7 @@ End-of-generation and control tokens have no text, so they are in no tree. Immut
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
@@ -53,6 +55,7 @@ class Vocabulary:
         n_vocab: number of tokens.
         n_words: number of words of 32 bits for a bit per token.
         trees: prefix trees of all tokens with a text.
+        plain_bits: the bit set of the plain tokens of at most i characters, for i up to MAX_FREE.
         eog: ids of the end-of-generation tokens, ascending.
         eog_bits: their bit set.
         max_length: bytes of the longest token.
@@ -72,9 +75,14 @@ class Vocabulary:
             self._texts[token] = b""
         self.max_length = max(map(len, self._texts), default=0)
         groups: list[list[int]] = [[] for _ in range(len(_GROUPS) + 1)]
+        by_length: list[list[int]] = [[] for _ in range(MAX_FREE + 1)]
         for token, text in enumerate(self._texts):
+            n_chars = _plain_chars(text)
             if text:
-                groups[_group(text)].append(token)
+                groups[bisect_left(_GROUPS, n_chars) if n_chars else -1].append(token)
+            if 0 < n_chars <= MAX_FREE:
+                by_length[n_chars].append(token)
+        self.plain_bits = np.bitwise_or.accumulate([self.bits(tokens) for tokens in by_length])
         limits = (*_GROUPS, 0)
         self.trees = tuple(
             Tree(self._tree(tokens), limit, self.bits(tokens))
@@ -125,15 +133,13 @@ class Vocabulary:
         return nodes[:n].copy()
 
 
-def _group(text: bytes) -> int:
-    """The index of a token's tree."""
+def _plain_chars(text: bytes) -> int:
+    """The number of characters of a token of plain characters, 0 of any other."""
     try:
         chars = text.decode()
     except UnicodeDecodeError:
-        return len(_GROUPS)
-    if _NOT_PLAIN.search(chars):
-        return len(_GROUPS)
-    return next(i for i, limit in enumerate(_GROUPS) if len(chars) <= limit or limit == UNBOUNDED)
+        return 0
+    return 0 if _NOT_PLAIN.search(chars) else min(len(chars), UNBOUNDED)
 
 
 @compiled(types.int64(*[types.int64] * 6))

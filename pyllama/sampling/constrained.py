@@ -18,18 +18,20 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pyggml.jit import compiled
-from pyggml.pointers import f32_ptr, i32_ptr
+from pyggml.jit import compiled, inline_strict
+from pyggml.pointers import i32_ptr
 from pyllama.errors import GrammarError
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.chain import Chain, Mark
 from pyllama.sampling.dist import Distribution
 from pyllama.sampling.params import SamplingParams
-from pyllama.sampling.top import Floats
+from pyllama.sampling.top import INF_RANK, Floats, rank_of
 
 if TYPE_CHECKING:
     from pyllama.grammar import Grammar, Matcher
     from pyllama.tokenizer import Tokenizer
+
+_MINUS_INF = np.int32(-0x800000)  # the bits of float32's -inf
 
 
 def chain_for(
@@ -183,25 +185,37 @@ def constrain(logits: Floats, bits: NDArray[np.uint32], restricted: Floats) -> i
 
 @compiled(types.int64(*[types.int64] * 5))
 def _constrain(logits: Any, n: Any, bits: Any, n_words: Any, restricted: Any) -> Any:
-    logits, bits, restricted = f32_ptr(logits), i32_ptr(bits), f32_ptr(restricted)
-    nothing = np.float32(-np.inf)
-    top, argmax = nothing, -1
+    logits, bits, restricted = i32_ptr(logits), i32_ptr(bits), i32_ptr(restricted)
+    top, top_word, n_whole = np.int32(INF_RANK), -1, n // 32
     for word in range((n + 31) // 32):
         first = 32 * word
-        last = min(first + 32, n)
-        set_bits = np.int64(bits[word]) if word < n_words else np.int64(0)
+        set_bits = bits[word] if word < n_words else np.int32(0)
         if set_bits == 0:
-            for i in range(first, last):
-                restricted[i] = nothing
+            for i in range(first, min(first + 32, n)):
+                restricted[i] = _MINUS_INF
             continue
-        block = nothing
-        for i in range(first, last):
-            logit = logits[i] if (set_bits >> (i - first)) & 1 else nothing
-            logit = logit if logit == logit else nothing
-            restricted[i] = logit
-            block = max(block, logit)
-        if block > top:
-            top, argmax = block, first
-            while restricted[argmax] != top:
-                argmax += 1
+        if word < n_whole:  # a constant number, so that LLVM makes vectors
+            best = _restrict(logits, first, 32, set_bits, restricted)
+        else:
+            best = _restrict(logits, first, n - first, set_bits, restricted)
+        if best < top:
+            top, top_word = best, word
+    if top_word < 0:
+        return -1
+    argmax = 32 * top_word
+    while rank_of(restricted[argmax]) != top:
+        argmax += 1
     return argmax
+
+
+@inline_strict
+def _restrict(logits: Any, first: Any, n: Any, set_bits: Any, restricted: Any) -> Any:
+    """Write up to 32 logits, all as bits of float32; returns the best rank of the set."""
+    best = np.int32(INF_RANK)
+    for i in range(n):
+        logit = logits[first + i]
+        bit = np.int32(set_bits >> np.int32(i)) & np.int32(1)
+        rank = rank_of(logit) if bit != 0 else np.int32(INF_RANK)
+        restricted[first + i] = logit if rank < INF_RANK else _MINUS_INF
+        best = min(best, rank)
+    return best

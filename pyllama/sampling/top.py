@@ -25,7 +25,8 @@ Positions = NDArray[np.signedinteger[Any]]
 
 _MAX_ROWS, _MIN_ROWS = 64, 4  # of the grid
 _COLUMNS = 4  # minimum columns per k; with fewer too many logits reach the bound
-_MAGNITUDE, _INF = 0x7FFFFFFF, 0x7F800000  # of float32's bits
+_MAGNITUDE = 0x7FFFFFFF  # of float32's bits
+INF_RANK = 0x7F800000  # the rank of -inf and NaN
 POSITION = 0xFFFFFFFF  # of a key
 
 
@@ -78,7 +79,7 @@ def _exact_keys(logits: Floats, k: int) -> NDArray[np.int64]:
     bits = logits.view(np.int32)
     magnitude = bits & np.int32(_MAGNITUDE)
     ranks = np.where(bits < 0, magnitude, -magnitude)
-    ranks[magnitude > _INF] = _INF
+    ranks[magnitude > INF_RANK] = INF_RANK
     bound = np.partition(ranks, k - 1)[k - 1]
     larger, equal = (ranks < bound).nonzero()[0], (ranks == bound).nonzero()[0]
     positions = np.concatenate([larger, equal[: k - larger.size]])
@@ -100,20 +101,20 @@ def gather(logits: Any, n: Any, k: Any, n_columns: Any, keys: Any) -> Any:
     bits, least, keys = i32_ptr(logits), i32_ptr(keys + 16 * k), i64_ptr(keys)
     if n_columns == 0:
         for i in range(n):
-            keys[i] = np.int64(_rank(bits[i])) << 32 | i
+            keys[i] = np.int64(rank_of(bits[i])) << 32 | i
         return n
     for j in range(n_columns):
-        least[j] = _INF
+        least[j] = INF_RANK
     for first in range(0, n, n_columns):
         for j in range(min(n_columns, n - first)):
-            least[j] = min(least[j], _rank(bits[first + j]))
+            least[j] = min(least[j], rank_of(bits[first + j]))
     bound, count = _kth(least, n_columns, k), 0
-    few = bound == _INF  # most logits may be -inf, after a grammar
-    bound = min(bound, _INF - 1)
+    few = bound == INF_RANK  # most logits may be -inf, after a grammar
+    bound = min(bound, INF_RANK - 1)
     for column in range(n_columns):
         if least[column] <= bound:
             for i in range(column, n, n_columns):
-                rank = _rank(bits[i])
+                rank = rank_of(bits[i])
                 if rank <= bound:
                     if count == 2 * k:
                         return -1
@@ -125,24 +126,24 @@ def gather(logits: Any, n: Any, k: Any, n_columns: Any, keys: Any) -> Any:
         for i in range(n):
             if count >= k:
                 break
-            if _rank(bits[i]) == _INF:
-                keys[count] = np.int64(_INF) << 32 | i
+            if rank_of(bits[i]) == INF_RANK:
+                keys[count] = np.int64(INF_RANK) << 32 | i
                 count += 1
     return count
 
 
 @inline_strict
-def _rank(bits: Any) -> Any:
+def rank_of(bits: Any) -> Any:
     """A float's bits (sign and magnitude) as an int32 that descends as the float ascends."""
     magnitude = np.int32(bits & _MAGNITUDE)
     rank = magnitude if bits < 0 else np.int32(-magnitude)
-    return rank if magnitude <= _INF else np.int32(_INF)
+    return rank if magnitude <= INF_RANK else np.int32(INF_RANK)
 
 
 @inline_strict
 def _kth(ranks: Any, n: Any, k: Any) -> Any:
     """The k-th smallest of n ranks, by bisection; counting needs no unpredictable branches."""
-    low, high = -_INF, _INF
+    low, high = -INF_RANK, INF_RANK
     while low < high:
         middle, count = (low + high) >> 1, 0
         for i in range(n):

@@ -186,6 +186,36 @@ class RandomSchema:
         return made
 
 
+def bounded(schema: Any) -> Any:
+    """A random schema whose strings, arrays and objects have a greatest size, names of keys too.
+
+    A schema of any value becomes one of scalars, and an object of any properties has none.
+    """
+    if isinstance(schema, bool) or not schema.keys() - {"title", "description"}:
+        return {"type": ["boolean", "integer", "null"]}
+    made = dict(schema)
+    for key in ("properties", "patternProperties", "$defs"):
+        if key in made:
+            made[key] = {name: bounded(inner) for name, inner in made[key].items()}
+    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        if key in made:
+            made[key] = [bounded(inner) for inner in made[key]]
+    free = made.get("additionalProperties", False)
+    if free is not False:
+        made["additionalProperties"] = bounded(free)
+    if free is not False or "patternProperties" in made:
+        made.setdefault("propertyNames", {"maxLength": 12})
+        made.setdefault("maxProperties", len(made.get("properties", ())) + 2)
+    kind = made.get("type")
+    if kind == "array":
+        made["items"] = bounded(made.get("items", True))
+    elif kind == "object" and not made["properties"]:
+        made.setdefault("additionalProperties", False)
+    elif kind == "string" or (isinstance(kind, list) and "string" in kind and "enum" not in made):
+        made.setdefault("maxLength", 40)
+    return made
+
+
 class RandomDocument:
     """Draws documents that often match a schema, with properties in its order."""
 
