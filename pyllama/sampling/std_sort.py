@@ -45,7 +45,10 @@ def partition(keys: Any, order: Any, first: Any, last: Any) -> Any:
 
 @inline_strict
 def insertion_sort(keys: Any, order: Any, first: Any, last: Any) -> Any:
-    """Source: libstdc++ stl_algo.h, `__insertion_sort`."""
+    """Sort a small part, stably.
+
+    Source: libstdc++ stl_algo.h, `__insertion_sort`.
+    """
     for i in range(first + 1, last):
         moved, j = order[i], i
         key = keys[moved]
@@ -72,6 +75,7 @@ def heap_sort(keys: Any, order: Any, first: Any, last: Any) -> Any:
 
 @inline_strict
 def _adjust_heap(keys: Any, order: Any, first: Any, hole: Any, size: Any, moved: Any) -> Any:
+    """Move a hole of the heap to a leaf, then up to the place of ``moved``."""
     top, child = hole, hole
     while child < (size - 1) // 2:
         child = 2 * (child + 1)
