@@ -140,10 +140,12 @@ def command(**options: Any) -> None:
     if not tokens:
         raise click.UsageError("the prompt is empty: give one with -p or -f")
     context = make_context(model, sizes)
+    from pyllama.engine import Engine, Lease, Request, Timings
+    from pyllama.sampling import Mt19937
+
+    params = replace(params, seed=Mt19937(params.seed).seed)  # a random one is printed
     if run.verbose:
         _describe(context, params, run.predict)
-    from pyllama.engine import Engine, Lease, Request, Timings
-
     timings = Timings(load_ms=1e3 * (time.perf_counter() - start))
     try:
         lease = Lease(Engine(context, timings=timings))

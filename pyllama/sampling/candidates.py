@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyggml.jit import inline_strict
+from pyllama.sampling.float_math import exp32, exp_differences, sum_of
 from pyllama.sampling.top import Floats, Positions, top_pairs
 
 
@@ -118,9 +119,7 @@ class Candidates:
         """float32[n_candidates]: probabilities relative to the largest one."""
         top = self.logits[self.argmax()]
         if np.isfinite(top):
-            with np.errstate(over="ignore"):  # logits near float32's minimum may overflow to -inf
-                weights: Floats = self.logits - top
-            np.exp(weights, out=weights)
+            weights = exp_differences(self.logits, top)
         elif top > 0:  # +inf: forced tokens share the probability
             weights = (self.logits == top).astype(np.float32)
         else:
@@ -131,7 +130,7 @@ class Candidates:
     def probs(self) -> Floats:
         """float32[n_candidates]: the softmax of the logits."""
         weights = self.weights()
-        weights /= weights.sum()
+        weights /= sum_of(weights)
         return weights
 
 
@@ -139,5 +138,5 @@ class Candidates:
 def weight(logits: Any, i: Any, top: Any) -> Any:
     """`Candidates.weights` of one logit, for `fused`; the largest is ``top``."""
     if np.isfinite(top):
-        return np.exp(logits[i] - top)
+        return exp32(logits[i] - top)
     return np.float32(logits[i] == top if top > 0 else i == 0)

@@ -8,8 +8,8 @@
     m = chain.mark()                # then sample and accept drafted tokens ...
     chain.rollback(m)               # ... and undo that
 
-With equal logits, parameters and seed a chain samples the same token as llama.cpp, up to float32
-rounding of exp. With ``dist`` each `sample` consumes two words of its random stream, also if
+With equal logits, parameters and seed a chain samples the same token as llama.cpp, up to the
+order of equal logits. With ``dist`` each `sample` consumes two words of its random stream, also if
 greedy. NaN counts as -inf; if every logit is -inf, token 0 is returned. Not thread-safe.
 """
 
@@ -161,6 +161,8 @@ class Chain:
         self._dist = self._final if isinstance(self._final, Dist) else None
         fusible = self._greedy is None and self._dist is not None
         self._fused = Fused.create(rest, n_vocab) if fusible else None
+        # the draw of a chain whose token is always the argmax
+        self._argmax_draw = self._dist if self._greedy == [] else None
         shown = [label if sampler is not None else f"?{label}" for label, sampler in links]
         self._description = " -> ".join(["logits", *shown, self._final.label])
 
@@ -183,6 +185,9 @@ class Chain:
         """
         if argmax is None:
             logits = self._checked(logits)
+        elif self._argmax_draw is not None and logits.item(argmax) > -inf:
+            self._argmax_draw.skip()
+            return argmax
         dist = self._dist
         if self._greedy is None:
             if dist is None:

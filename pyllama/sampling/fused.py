@@ -18,6 +18,7 @@ from numba import types
 
 from pyggml.jit import compiled, inline_strict
 from pyggml.pointers import f32_ptr, f64_ptr, i64_ptr
+from pyllama.sampling.candidates import weight
 from pyllama.sampling.dist import draw
 from pyllama.sampling.sampler import Sampler
 from pyllama.sampling.temperature import Temperature, divide, scale_dynamic
@@ -124,7 +125,7 @@ def _permute(values: Any, order: Any, n_all: Any, n: Any, saved: Any) -> Any:
     for i in range(n_all):
         saved[i] = values[i]
     for i in range(n):
-        values[i] = saved[order[i] & POSITION]
+        values[i] = saved[order[i]]
 
 
 @inline_strict
@@ -162,7 +163,8 @@ def _pick(
         return -1
     logits, keys, steps = f32_ptr(logits), i64_ptr(work), f64_ptr(chosen + 8 * k)
     # free memory: at least 2 k int64 of the grid of `gather`, and k float32
-    order, saved_keys, saved_logits = work + 16 * k, i64_ptr(work + 24 * k), f32_ptr(chosen + 4 * k)
+    order, distances, saved = work + 16 * k, work + 24 * k, f32_ptr(chosen + 4 * k)
+    stack = distances + (4 * k + 7) // 8 * 8
     chosen, n, is_sorted = f32_ptr(chosen), min(k, count), True
     sort_keys(keys, count)
     for i in range(n):
@@ -190,9 +192,15 @@ def _pick(
         elif step == _MIN_P:
             n = min_p(chosen, n, a, b)
         elif step == _TYPICAL:
-            n_all, n = n, typical(chosen, n, _largest(chosen, n), a, b, order)
-            _permute(keys, i64_ptr(order), n_all, n, saved_keys)
-            _permute(chosen, i64_ptr(order), n_all, n, saved_logits)
+            n_all, top, total = n, _largest(chosen, n), np.float32(0)
+            for j in range(n):
+                saved[j] = weight(chosen, j, top)
+                total += saved[j]
+            for j in range(n):
+                saved[j] /= total
+            n = typical(saved, n, a, b, f32_ptr(distances), i64_ptr(order), i64_ptr(stack))
+            _permute(keys, i64_ptr(order), n_all, n, i64_ptr(distances))
+            _permute(chosen, i64_ptr(order), n_all, n, saved)
             is_sorted = False
         elif step == _XTC:
             if n > 1:

@@ -13,6 +13,7 @@ import numpy as np
 
 from pyllama.errors import SamplingError
 from pyllama.sampling.candidates import Candidates
+from pyllama.sampling.float_math import sum_of
 from pyllama.sampling.sampler import ChainSetup, Sampler
 from pyllama.sampling.top import Floats
 
@@ -50,7 +51,7 @@ class Infill(Sampler):
     def apply(self, candidates: Candidates) -> None:
         candidates.keep_top(len(candidates))
         probs, ends = candidates.probs(), np.isin(candidates.ids, self._eog_ids)
-        if 3 * probs[ends].sum() * len(candidates) > probs[~ends].sum():
+        if 3 * sum_of(probs[ends]) * len(candidates) > sum_of(probs[~ends]):
             candidates.keep(ends)
             return
         logits = candidates.writable()
@@ -60,7 +61,7 @@ class Infill(Sampler):
         if n_text == 0:
             candidates.replace(self._end)
             return
-        probs /= probs[kept].sum()
+        probs /= sum_of(probs[kept])
         candidates.keep(kept & ((probs >= np.float32(1 / (n_text + 1))) | ends))
         candidates.sorted = False  # an end token may have been joined to another one
 

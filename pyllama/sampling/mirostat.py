@@ -15,8 +15,8 @@ import numpy as np
 
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.dist import FinalDraw
+from pyllama.sampling.float_math import log_of, sum_of
 from pyllama.sampling.params import RANDOM_SEED
-from pyllama.sampling.top import top_positions
 
 MAX_INT32 = 2**31 - 1
 
@@ -63,14 +63,11 @@ class Mirostat(_Mirostat):
         self._n_vocab = np.float32(n_vocab)
 
     def _truncate(self, candidates: Candidates) -> None:
-        probs = candidates.probs()
-        if not candidates.sorted:
-            probs = probs[top_positions(candidates.logits, self.N_ESTIMATED)]
-        probs = probs[: self.N_ESTIMATED]
+        candidates.keep_top(len(candidates))
+        probs = candidates.probs()[: self.N_ESTIMATED]
         ranks = np.arange(1, probs.size + 1, dtype=np.float32)
-        t = np.log(ranks[1:] / ranks[:-1])
-        b = np.log(probs[:-1] / probs[1:])
-        exponent = (t * b).sum(dtype=np.float32) / (t * t).sum(dtype=np.float32)
+        t, b = log_of(ranks[1:] / ranks[:-1]), log_of(probs[:-1] / probs[1:])
+        exponent = sum_of(t * b) / sum_of(t * t)
         epsilon, two = exponent - np.float32(1), np.float32(2)
         share = epsilon * two**self._mu / (np.float32(1) - self._n_vocab**-epsilon)
         k = share ** (np.float32(1) / exponent)
@@ -86,5 +83,6 @@ class Mirostat2(_Mirostat):
     label = "mirostat-v2"
 
     def _truncate(self, candidates: Candidates) -> None:
+        candidates.keep_top(len(candidates))
         count = np.count_nonzero(-np.log2(candidates.probs()) <= self._mu)
         candidates.keep_top(max(int(count), 1))

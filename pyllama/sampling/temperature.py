@@ -16,6 +16,7 @@ import numpy as np
 
 from pyggml.jit import inline_strict
 from pyllama.sampling.candidates import Candidates, weight
+from pyllama.sampling.float_math import entropy_of, log32, log_of
 from pyllama.sampling.params import LARGEST
 from pyllama.sampling.sampler import ChainSetup, Sampler
 
@@ -74,12 +75,7 @@ class Temperature(Sampler):
         high = self._temp + self._spread
         probs = candidates.probs()
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            terms = np.log(probs)
-            terms *= probs
-            if not probs[-1]:
-                terms[probs == 0] = 0  # not 0 * -inf
-            entropy = -terms.sum()
-            relative = entropy / -np.log(np.float32(1) / np.float32(len(candidates)))
+            relative = entropy_of(probs) / -log_of(np.array([1 / len(candidates)], np.float32))[0]
             temp = low + (high - low) * relative**self._exponent
         return np.float32(min(temp, LARGEST))
 
@@ -102,8 +98,8 @@ def scale_dynamic(logits: Any, n: Any, temp: Any, spread: Any, exponent: Any) ->
     for i in range(n):
         probability = weight(logits, i, logits[0]) / total
         if probability > 0:
-            entropy -= probability * np.log(probability)
-    relative = entropy / -np.log(np.float32(1) / np.float32(n))
+            entropy -= probability * log32(probability)
+    relative = entropy / -log32(np.float32(1) / np.float32(n))
     temp = low + np.float32(high - low) * relative ** np.float32(exponent)
     if temp > SMALLEST:
         divide(logits, n, min(temp, np.float32(LARGEST)))

@@ -9,13 +9,13 @@ All keep the likeliest token. TopK and TopP sort the candidates.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from pyggml.jit import inline_strict
 from pyllama.sampling.candidates import Candidates, weight
+from pyllama.sampling.float_math import log_of
 from pyllama.sampling.sampler import ChainSetup, Sampler
 from pyllama.sampling.top import top_positions
 
@@ -109,7 +109,7 @@ class MinP(Sampler):
     is_stateless = True
 
     def __init__(self, p: float, min_keep: int = 0) -> None:
-        self._distance = np.float32(math.log(p))
+        self._distance = log_of(np.array([p], np.float32))[0]
         self._min_keep = max(min_keep, 1)
         self.fused_args = float(self._distance), min(self._min_keep, MAX_COUNT), 0
 

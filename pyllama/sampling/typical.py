@@ -13,18 +13,22 @@ import numpy as np
 from numba import types
 
 from pyggml.jit import compiled, inline_strict
-from pyggml.pointers import f32_ptr, i32_ptr, i64_ptr
-from pyllama.sampling.candidates import Candidates, weight
+from pyggml.pointers import f32_ptr, i64_ptr
+from pyllama.sampling.candidates import Candidates
+from pyllama.sampling.float_math import log32
 from pyllama.sampling.sampler import ChainSetup, Sampler
-from pyllama.sampling.top import POSITION, sort_keys
+from pyllama.sampling.std_sort import SMALL, heap_sort, insertion_sort, partition
 from pyllama.sampling.truncation import MAX_COUNT
+
+MAX_STACK = 64  # of the parts that wait to be sorted
 
 
 class Typical(Sampler):
     """Keeps the tokens nearest to the entropy whose probabilities sum to more than p.
 
-    The candidates are then ordered by their distance from the entropy. (In llama.cpp a candidate of
-    probability 0 makes all distances NaN; here it is the last one.)
+    The candidates are then ordered by their distance from the entropy, equal distances as by
+    libstdc++'s ``std::sort``. As in llama.cpp a candidate of probability 0 makes all distances NaN:
+    then the candidates that are kept are no longer the nearest ones.
 
     Source: https://arxiv.org/abs/2202.00666; llama.cpp, `llama_sampler_typical_apply`.
     """
@@ -44,86 +48,62 @@ class Typical(Sampler):
 
     def apply(self, candidates: Candidates) -> None:
         candidates.keep_top(len(candidates))
-        probs = candidates.weights()
-        probs /= np.float32(_sum(probs.ctypes.data, probs.size))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            log_probs = np.log(probs)
-            work = probs * log_probs
-        if not probs[-1]:
-            work[probs == 0] = 0  # not 0 * inf
-        entropy = np.float32(-_sum(work.ctypes.data, work.size))
-        distances = np.abs(np.add(log_probs, entropy, out=work), out=work)
-        order, min_keep = np.empty(probs.size, np.int64), min(self._min_keep, MAX_COUNT)
-        addresses = [x.ctypes.data for x in (distances, probs, order)]
+        probs, min_keep = candidates.probs(), min(self._min_keep, MAX_COUNT)
+        distances, order = np.empty_like(probs), np.empty(probs.size + MAX_STACK, np.int64)
+        addresses = [x.ctypes.data for x in (probs, distances, order)]
         count = _nearest(*addresses, probs.size, float(self._p), min_keep)
         candidates.keep(order[:count])
         candidates.sorted = False
 
 
 @compiled(types.int64(*[types.int64] * 4, types.float64, types.int64))
-def _nearest(distances: Any, probs: Any, order: Any, n: Any, p: Any, min_keep: Any) -> Any:
-    """The number of candidates that are kept, and their positions in ``order``.
-
-    With descending probabilities the distances fall to the nearest one and then rise, so the order
-    is that of a merge of both sides: no sorting. Of equal distances the first position is first.
-    """
-    distances, probs, order = f32_ptr(distances), f32_ptr(probs), i64_ptr(order)
-    right, count, running = 0, 0, np.float32(0)
-    for i in range(1, n):
-        if distances[i] < distances[right]:
-            right = i
-    left = right  # the positions from here to `right` are in order
-    while count < n:
-        first, end = right, right + 1
-        if left > 0 and (right == n or distances[left - 1] <= distances[right]):
-            first, end = left - 1, left
-            while first > 0 and distances[first - 1] == distances[end - 1]:
-                first -= 1
-            left = first
-        else:
-            right = end
-        for i in range(first, end):
-            order[count] = i
-            count += 1
-            running += probs[i]
-            if running > p and count >= min_keep:
-                return count
-    return n
-
-
-@compiled(types.float32(types.int64, types.int64))
-def _sum(values: Any, n: Any) -> Any:
-    """The sum of n float32 in order, with llama.cpp's rounding: tokens are ordered by its bits."""
-    values, total = f32_ptr(values), np.float32(0)
-    for i in range(n):
-        total += values[i]
-    return total
+def _nearest(probs: Any, distances: Any, order: Any, n: Any, p: Any, min_keep: Any) -> Any:
+    stack = i64_ptr(order + 8 * n)
+    return typical(f32_ptr(probs), n, p, min_keep, f32_ptr(distances), i64_ptr(order), stack)
 
 
 @inline_strict
-def typical(logits: Any, n: Any, top: Any, p: Any, min_keep: Any, order: Any) -> Any:
-    """The number of candidates that `Typical` keeps, for `fused`.
+def typical(
+    probs: Any, n: Any, p: Any, min_keep: Any, distances: Any, order: Any, stack: Any
+) -> Any:
+    """The number of candidates that `Typical` keeps of n; ``order`` begins with their positions.
+
+    Only the part of the order that is needed is sorted.
 
     Args:
-        top: the largest logit.
-        order: address of n int64; the low halves of the first ones become the kept positions.
+        probs: float32[n], descending.
+        distances: memory for float32[n].
+        order: memory for int64[n].
+        stack: memory for int64[`MAX_STACK`], or for n / 2.
     """
-    distances, bits, order = f32_ptr(order), i32_ptr(order), i64_ptr(order)
-    total, entropy = np.float32(0), np.float32(0)
     for i in range(n):
-        total += weight(logits, i, top)
+        distances[i] = log32(probs[i])
+    entropy = np.float32(0)
     for i in range(n):
-        probability = weight(logits, i, top) / total
-        if probability > 0:
-            entropy -= probability * np.log(probability)
+        entropy += -probs[i] * distances[i]
     for i in range(n):
-        surprise = -np.log(weight(logits, i, top) / total)
-        distances[2 * i] = abs(surprise - entropy)
-        order[i] = np.int64(bits[2 * i]) << 32 | i
-    sort_keys(order, n)
-    running = np.float32(0)
-    for i in range(n):
-        running += weight(logits, order[i] & POSITION, top) / total
-        if running > p and i + 1 >= min_keep:
-            return i + 1
+        distances[i] = abs(-distances[i] - entropy)
+        order[i] = i
+    first, last, n_waiting, depth, size, running = 0, n, 0, 0, n, np.float32(0)
+    while size > 1:
+        size >>= 1
+        depth += 2
+    while first < n:
+        while last - first > SMALL:
+            if depth == 0:
+                heap_sort(distances, order, first, last)
+                break
+            depth -= 1
+            stack[n_waiting] = last << 8 | depth
+            n_waiting += 1
+            last = partition(distances, order, first, last)
+        insertion_sort(distances, order, first, last)
+        for i in range(first, last):
+            running += probs[order[i]]
+            if running > p and i + 1 >= min_keep:
+                return i + 1
+        first = last
+        if n_waiting > 0:
+            n_waiting -= 1
+            last, depth = stack[n_waiting] >> 8, stack[n_waiting] & 255
     return n

@@ -189,6 +189,7 @@ def test_completion_verbose_output() -> None:
     err = run(completion.command, "-p", "hi", "-v", "-c", "64", "-n", "3")[2]
     assert "generate: n_ctx = 64, n_batch = 2048, n_predict = 3" in err
     assert "n_threads = 2" in err
+    assert re.search(r"^sampler seed: \d+$", err, re.MULTILINE)  # of a random one too
     chain = "logits -> ?penalties -> ?dry -> ?top-n-sigma -> top-k -> ?typical -> top-p -> min-p"
     assert f"sampler chain: {chain} -> ?xtc -> temp-ext -> dist\n" in err
 

@@ -4,6 +4,7 @@
 #include "common.h"
 #include "sampling.h"
 
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <iostream>
@@ -29,6 +30,14 @@ static std::vector<llama_token> tokens(const std::string & text, char separator)
         found.push_back(std::stoi(part));
     }
     return found;
+}
+
+static std::string text_of(const std::string & hexadecimal) {
+    std::string text;
+    for (size_t i = 0; i + 1 < hexadecimal.size(); i += 2) {
+        text += (char) std::stoi(hexadecimal.substr(i, 2), nullptr, 16);
+    }
+    return text;
 }
 
 static uint64_t mixed(uint64_t x) {  // splitmix64
@@ -111,18 +120,39 @@ static common_params_sampling params_of(const Case & c) {
     p.dry_allowed_length = whole(c, "dry_allowed_length");
     p.dry_penalty_last_n = whole(c, "dry_penalty_last_n");
     p.samplers = common_sampler_types_from_chars(c.at("chain"));
-    if (c.count("breakers")) {  // hexadecimal, separated by commas
+    if (c.count("breakers")) {  // separated by commas
         p.dry_sequence_breakers.clear();
         std::stringstream stream(c.at("breakers"));
         for (std::string part; std::getline(stream, part, ','); ) {
-            std::string text;
-            for (size_t i = 0; i + 1 < part.size(); i += 2) {
-                text += (char) std::stoi(part.substr(i, 2), nullptr, 16);
-            }
-            p.dry_sequence_breakers.push_back(text);
+            p.dry_sequence_breakers.push_back(text_of(part));
         }
     }
     return p;
+}
+
+static llama_token apply(llama_sampler * sampler, std::vector<llama_token_data> & cur) {
+    llama_token_data_array array = { cur.data(), cur.size(), -1, false };
+    llama_sampler_apply(sampler, &array);
+    return array.selected < 0 ? -1 : array.data[array.selected].id;
+}
+
+// as common_sampler_sample: the sampled token is checked, else another one is sampled
+static llama_token sample(
+    llama_sampler * chain, llama_sampler * grammar, const std::vector<llama_token_data> & logits
+) {
+    auto cur = logits;
+    const llama_token token = apply(chain, cur);
+    if (!grammar) {
+        return token;
+    }
+    std::vector<llama_token_data> single = { { token, 1.0f, 0.0f } };
+    apply(grammar, single);
+    if (single[0].logit != -INFINITY) {
+        return token;
+    }
+    cur = logits;
+    apply(grammar, cur);
+    return apply(chain, cur);
 }
 
 int main() {
@@ -137,7 +167,8 @@ int main() {
         }
         int n_vocab = whole(c, "n_vocab");
         common_sampler * whole_sampler = nullptr;
-        llama_sampler * chain;
+        llama_sampler * chain, * grammar = nullptr;
+        const llama_vocab * vocab = nullptr;
         if (c.count("vocab")) {
             auto & model = models[c.at("vocab")];
             if (!model) {
@@ -145,7 +176,14 @@ int main() {
                 params.vocab_only = true;
                 model = llama_model_load_from_file(c.at("vocab").c_str(), params);
             }
-            n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+            vocab = llama_model_get_vocab(model);
+            n_vocab = llama_vocab_n_tokens(vocab);
+        }
+        if (c.count("grammar")) {
+            grammar = llama_sampler_init_grammar(vocab, text_of(c.at("grammar")).c_str(), "root");
+            chain = chain_of(c, n_vocab);
+        } else if (vocab) {
+            auto & model = models[c.at("vocab")];
             auto params = params_of(c);
             whole_sampler = common_sampler_init(model, params);
             chain = common_sampler_get(whole_sampler);
@@ -158,12 +196,20 @@ int main() {
         const int n = whole(c, "n"), period = whole(c, "period");
         for (int i = 0; i < n; ++i) {
             const uint64_t row = std::stoull(c.at("row")) + (uint64_t) (i % period);
-            auto cur = candidates(n_vocab, row, number(c, "scale"));
-            llama_token_data_array array = { cur.data(), cur.size(), -1, false };
-            llama_sampler_apply(chain, &array);
-            const llama_token token = array.data[array.selected].id;
+            const auto cur = candidates(n_vocab, row, number(c, "scale"));
+            const llama_token token = sample(chain, grammar, cur);
             llama_sampler_accept(chain, token);
-            printf("%d%c", token, i + 1 < n ? ' ' : '\n');
+            printf("%s%d", i ? " " : "", token);
+            if (grammar) {
+                llama_sampler_accept(grammar, token);
+                if (llama_vocab_is_eog(vocab, token)) {
+                    break;
+                }
+            }
+        }
+        printf("\n");
+        if (grammar) {
+            llama_sampler_free(grammar);
         }
         fflush(stdout);
         if (whole_sampler) {

@@ -18,7 +18,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,21 @@ ACTIVE: dict[str, list[dict[str, Any]]] = {  # letter of a sampler: parameters t
     ],
 }  # fmt: skip
 
+GRAMMARS = [  # of texts that mostly do not end by themselves, so that many tokens are sampled
+    'root ::= (" " [abcd:]+ | "x"{2,5} "\\n")+',
+    'root ::= item{3,12} "."?\nitem ::= ("ab" | "bc:") [ a-d]{2,9} "\\n"',
+]
+CONSTRAINED: list[dict[str, Any]] = [
+    {"chain": "", "mirostat": 1, "mirostat_tau": 3.0},
+    {"chain": "", "mirostat": 2, "mirostat_tau": 3.0, "temp": 1.3},
+    {"chain": "ma", "adaptive_target": 0.2, "min_p": 0.01},
+    {"chain": "ka", "adaptive_target": 0.6, "top_k": 100},
+    {"chain": "kxt", "xtc_probability": 0.6, "xtc_threshold": 0.05},
+    {"chain": "xt", "xtc_probability": 0.9, "xtc_threshold": 0.02, "temp": 1.5},
+    {"chain": "eskpt", "repeat_penalty": 1.4, "top_n_sigma": 2.0},
+    {"chain": "yt", "typical_p": 0.8},
+]
+
 
 def sampled(rng: random.Random, n_vocab: int, first: int = 0, **more: Any) -> dict[str, Any]:
     """A case with random seed and logits, and a prompt of few tokens from ``first`` on."""
@@ -83,19 +98,12 @@ def sampled(rng: random.Random, n_vocab: int, first: int = 0, **more: Any) -> di
     }  # fmt: skip
 
 
-def fewer(n_vocab: int, letters: Sequence[str]) -> int:
-    """A size that typical-p can sort: distances of thousands of tokens have equal float32 among
-    them, and std::sort orders these as its implementation pleases."""
-    whole = "y" in letters and ("k" not in letters or letters.index("y") < letters.index("k"))
-    return min(n_vocab, 300) if whole else n_vocab
-
-
 def cases(vocabularies: list[str]) -> Iterator[dict[str, Any]]:
     rng = random.Random(20)
     for letter, choices in ACTIVE.items():
         for active in choices:
             for chain, n_vocab in ((letter, 5000), ("k" + letter, 5000), (letter, 37)):
-                yield sampled(rng, fewer(n_vocab, chain), chain=chain, **active)
+                yield sampled(rng, n_vocab, chain=chain, **active)
     for _ in range(10):
         yield sampled(rng, 5000, chain="edskypmxt")
     for version in (1, 2):
@@ -106,11 +114,9 @@ def cases(vocabularies: list[str]) -> Iterator[dict[str, Any]]:
             yield sampled(rng, n_vocab, chain="", mirostat_eta=eta, temp=temp, **mirostat)
     for i in range(150):
         letters = rng.sample(list(ACTIVE), rng.randrange(2, 8))
-        if "s" in letters and "y" in letters:
-            letters.remove("s")  # a probability of 0 gives llama.cpp's typical-p NaN
         active = {k: v for letter in letters for k, v in rng.choice(ACTIVE[letter]).items()}
         min_keep = rng.choice([0, 0, 1, 4])
-        n_vocab = fewer(rng.choice([12, 300, 5000]), letters)
+        n_vocab = rng.choice([12, 300, 5000])
         yield sampled(rng, n_vocab, chain="".join(letters), min_keep=min_keep, **active)
         if i < 5:
             yield sampled(rng, 300, chain="ekpmt", temp=0.0, repeat_penalty=1.5, top_k=30)
@@ -118,6 +124,10 @@ def cases(vocabularies: list[str]) -> Iterator[dict[str, Any]]:
         for breakers in (["\n", ":", '"', "*"], ["a"], ["ab", " b", "abc: d"], ["é\n", "x" * 50]):
             dry = {"dry_multiplier": 4.0, "dry_allowed_length": 1, "breakers": breakers}
             yield sampled(rng, 270, 255, vocab=vocabulary, chain="dkt", temp=1.5, **dry)
+        for text in GRAMMARS:
+            for constrained in CONSTRAINED:
+                more = {"scale": rng.choice([3.0, 8.0]), "grammar": text, **constrained}
+                yield sampled(rng, 270, 255, vocab=vocabulary) | more
         for top_k in (3, 8, 30, 30):
             infill = {"temp": 1.0, "top_k": top_k}
             yield sampled(rng, 270, vocab=vocabulary, chain="kit", **infill)
@@ -131,6 +141,8 @@ def line(case: dict[str, Any], files: dict[str, Path]) -> str:
     values["dry_sequence_breakers"] = ";".join(",".join(map(str, b)) for b in breakers)
     if "breakers" in case:
         values["breakers"] = ",".join(b.encode().hex() for b in case["breakers"])
+    if "grammar" in case:
+        values["grammar"] = case["grammar"].encode().hex()
     if "vocab" in case:
         values["vocab"] = files[case["vocab"]]
     return " ".join(f"{key}={value}" for key, value in values.items())

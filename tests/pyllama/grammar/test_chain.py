@@ -10,7 +10,7 @@ import pytest
 from pyllama.engine import Engine, Request
 from pyllama.errors import GrammarError
 from pyllama.grammar import Grammar, Trigger
-from pyllama.sampling import SamplingParams, chain_for
+from pyllama.sampling import Chain, SamplingParams, chain_for
 from pyllama.sampling.constrained import constrain
 
 from ..fake_context import EOS, TOKENIZER, FakeContext, FakeModel, ids
@@ -90,9 +90,82 @@ def test_an_error_ends_the_request_alone() -> None:
         engine.submit(Request(ids("x"), grammar=Grammar("root ::= <nothing>")))
 
 
-def test_the_chain_rolls_back_its_grammar() -> None:
+REASONING: dict[str, tuple[Grammar, str, str]] = {  # grammar, wanted text, text
+    # a trigger within the reasoning does not count
+    "lazy": (
+        Grammar('root ::= "cat" "s"{2}', triggers=[Trigger("word", "cat")]),
+        "(catx??catzzz",
+        "(catx!)catss",
+    ),
+    "end in the trigger": (
+        Grammar('root ::= ")" [0-9]', triggers=[Trigger("word", ")")]), "(a)zz", "(a)7"
+    ),
+    "forced end in the trigger": (
+        Grammar('root ::= ")" [0-9]', triggers=[Trigger("word", ")")]), "(abcd??zz", "(abcd!)7"
+    ),
+    "after the trigger": (
+        Grammar('root ::= "cat(" ")" [0-9]', triggers=[Trigger("word", "cat(")]),
+        "acat(....??zz",
+        "acat(....!)7",
+    ),
+    "not lazy": (Grammar('root ::= "(" [a-d]* "!"? ")" [0-9]{2}'), "(abzz??xxx", "(abdd!)77"),
+    "not lazy, natural end": (Grammar('root ::= "(" [a-d]* ")" [0-9]{2}'), "(zz)xxx", "(dd)77"),
+}  # fmt: skip
+
+
+def char(token: int) -> str:
+    return TOKENIZER.token_to_piece(token).decode()
+
+
+def says(chain: Chain, wanted: str) -> str:
+    """The text that a model generates that wants one, and else prefers a "d" or a "7"."""
+    text = ""
+    for wish in wanted:
+        logits = np.zeros(N, np.float32)
+        for score, token in ((1, "7"), (2, "d"), (3, wish)):
+            logits[ids(token)[-1]] = score
+        token_id = chain.sample(logits)
+        if token_id == EOS:
+            break
+        chain.accept(token_id)
+        text += char(token_id)
+    return text
+
+
+@pytest.mark.parametrize("name", REASONING)
+def test_reasoning_before_a_grammar(name: str) -> None:
+    """A lazy grammar does not apply within reasoning, another one does; all states roll back."""
+    grammar, wanted, text = REASONING[name]
+    start, end, message = (ids(c)[-1] for c in "()!")
+    params = SamplingParams(
+        temp=0, reasoning_budget_tokens=4, reasoning_budget_start=(start,),
+        reasoning_budget_end=((end,),), reasoning_budget_forced=(message, end),
+    )  # fmt: skip
+    chain = chain_for(params, N, TOKENIZER, grammar)
+    first = chain.mark()
+    for n in range(len(text) + 1):
+        assert says(chain, wanted[:n]) == text[:n]
+        mark, twin = chain.mark(), chain.clone()
+        for _ in range(2):
+            assert says(chain, wanted[n:]) == text[n:]
+            chain.rollback(mark)
+        assert says(twin, wanted[n:]) == text[n:]
+        chain.rollback(first)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(seed=5),
+        SamplingParams(seed=5, mirostat=1, mirostat_tau=2.0),
+        SamplingParams(seed=5, mirostat=2, mirostat_tau=2.0),
+        SamplingParams(seed=5, samplers=("min_p", "adaptive_p"), adaptive_target=0.3),
+        SamplingParams(seed=5, xtc_probability=0.5, xtc_threshold=0.01),
+    ],
+)
+def test_the_chain_rolls_back_its_grammar(params: SamplingParams) -> None:
     grammar = Grammar("root ::= [a-c]{4} [d-f]{4}")
-    chain = chain_for(SamplingParams(seed=5), N, TOKENIZER, grammar)
+    chain = chain_for(params, N, TOKENIZER, grammar)
     chain.accept_prompt(ids("a prompt that does not match"))
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((9, N)).astype(np.float32)

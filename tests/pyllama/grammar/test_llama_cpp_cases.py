@@ -6,6 +6,7 @@ Source: llama.cpp's tests test-grammar-parser, test-llama-grammar and test-gramm
 from __future__ import annotations
 
 import json
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -148,10 +149,87 @@ def test_rejected_candidates() -> None:
     assert {code for code in range(37, 60) if code + 1 in mask} == {40, *range(48, 58)}
 
 
-# texts in the languages of llama.cpp's grammars/*.gbnf
-FILES = [
-    (ARITHMETIC, ["x = 1\n", "a+b*(c -d)=x\n", "1=2\n3=4\n"], ["x = 1", "= 1\n", "(a=1\n"]),
-    (
+STRING = r"""
+string ::= "\"" ([^\x00-\x1F"\\\x7F] | "\\" (["\\bfnrt] | "u" [0-9A-Fa-f]{4}))* "\"" ws
+object ::= "{" ws (pair ("," ws pair)*)? "}" ws
+pair ::= string ":" ws value
+array ::= "[" ws (value ("," ws value)*)? "]" ws
+value ::= string | object | number | array | ("null" | "true" | "false") ws
+ws ::= (" " | "\n" [\t ]{0,20})?
+"""
+C = r"""
+root ::= function*
+function ::= type name "(" (type name)? ")" block
+block ::= "{" statement* "}"
+type ::= ("int" | "float" | "char") space
+name ::= [_a-zA-Z] [_a-zA-Z0-9]*
+statement ::= type? assign ";" | name space arguments ";" | "return" space sum ";" | comment |
+    "while(" test ")" block |
+    "if(" test ")" block ("else" block)? |
+    "for(" type? assign ";" space test ";" space assign ")" block
+assign ::= name space "=" space sum
+test ::= sum ([<>] "="? | [=!] "=") sum
+sum ::= product ([-+] product)*
+product ::= factor ([*/] factor)*
+factor ::= "-" factor | name | [0-9]+ | call | "(" space sum space ")"
+call ::= name arguments
+arguments ::= "(" (sum ("," space sum)*)? ")"
+comment ::= "//" [^\n]* "\n" | "/*" ([^*] | "*" [^/])* "*/"
+space ::= [\n\t ]+
+"""
+
+# by name of llama.cpp's grammars/*.gbnf: the same language in our text, and texts
+FILES = {
+    "c": (
+        C,
+        [
+            "",
+            "int main(){return 0;}",
+            "float f(int x){int y = x*2+-3;y = g(y, ( y ));while(y<=10){y = y-1;}}int g(){}",
+            "char c(){for(int i = 0; i<3; i = i+1){put (i);}if(a==b){}else{// x\n/* y * z */}}",
+        ],
+        [
+            "int main(){return 0}",
+            "int main() {}",
+            "int 9f(){}",
+            "int f(int x, int y){}",
+            "int f(){x=1;}",
+            "int f(){/* x}",
+            "int f(){if(a=b){}}",
+            "int f(){put(i);}",
+            "double f(){}",
+        ],
+    ),
+    "english": (
+        "root ::= word ([ \\t\\n] word)*\nword ::= [!-~]+",
+        ["Hello, world!", "a b\tc\nd", "{x} [y] \\ ~`^- 'z'"],
+        ["", " a", "a  b", "a ", "é", "a\rb"],
+    ),
+    "json": (
+        f"root ::= object\n{STRING}"
+        'number ::= "-"? ("0" | [1-9] [0-9]{0,15}) ("." [0-9]+)? exponent? ws\n'
+        "exponent ::= [eE] [-+]? [0-9] [1-9]{0,15}\n",
+        [
+            "{}",
+            '{"a": [1, -2.5e+3, true], "b": {"c": null}}\n',
+            '{"x": "\\u00e9 \\n é"}',
+            '{\n\t"a": 0, "b": 1e05}',
+        ],
+        ["[]", '{"a": 01}', '{"a": 1,}', "{'a': 1}", '{"a":  1}', '{"a": "\n"}', '{"a": 1e50}', ""],
+    ),
+    "json_arr": (
+        f'root ::= "[\\n" ws (value (",\\n" ws value)*)? "]"\n{STRING}'
+        'number ::= "-"? ("0" | [1-9] [0-9]{0,15}) ("." [0-9]+)? exponent? ws\n'
+        "exponent ::= [eE] [-+]? [1-9] [0-9]{0,15}\n",
+        ["[\n]", '[\n1,\n"a",\n{"b": [2, 3]}]', '[\n {"a": 1e50}]'],
+        ["[]", "[\n1, 2]", "[\n1]\n", "{}", "[\n1e05]", "[\n1,\n]"],
+    ),
+    "arithmetic": (
+        ARITHMETIC,
+        ["x = 1\n", "a+b*(c -d)=x\n", "1=2\n3=4\n"],
+        ["x = 1", "= 1\n", "(a=1\n"],
+    ),
+    "chess": (
         'root ::= "1. " move " " move "\\n" ([1-9] [0-9]? ". " move " " move "\\n")+\n'
         "move ::= (pawn | nonpawn | castle) [+#]?\n"
         'nonpawn ::= [NBKQR] [a-h]? [1-8]? "x"? [a-h] [1-8]\n'
@@ -160,25 +238,36 @@ FILES = [
         ["1. e4 e5\n2. Nf3 Nc6\n", "1. d4 Nf6\n2. Bb5 O-O-O\n3. exd5 Qxd5+\n"],
         ["1. e4 e5\n", "1. e9 e5\n2. Nf3 Nc6\n", "1. e4 e5\n2. Nf3  Nc6\n"],
     ),
-    (
+    "japanese": (
         "root ::= jp-char+ ([ \\t\\n] jp-char+)*\n"
         "jp-char ::= [ぁ-ゟ] | [ァ-ヿ] | [、-〾] | [一-鿿]",
         ["こんにちは、世界", "カタカナ 漢字"],
         ["hello", "こんにちは  世界", ""],
     ),
-    (
+    "list": (
         'root ::= item+\nitem ::= "- " [^\\r\\n\\x0b\\x0c\\x85\\u2028\\u2029]+ "\\n"',
         ["- a\n", "- a b é\n- c\n"],
         ["- \n", "- a\x85\n", "- a", "- a\u2028\n"],
     ),
-]
+}
+FOLDER = Path(os.environ.get("LLAMA_CPP_SOURCE", "/nonexistent")) / "grammars"
 
 
-@pytest.mark.parametrize(("grammar", "good", "bad"), FILES)
-def test_grammars_of_files(grammar: str, good: list[str], bad: list[str]) -> None:
-    parsed = Grammar(grammar)
-    assert all(matches(parsed.matcher(BYTES), text) for text in good)
-    assert not any(matches(parsed.matcher(BYTES), text) for text in bad)
+@pytest.mark.parametrize("name", FILES)
+def test_grammars_of_files(name: str) -> None:
+    check_texts(FILES[name][0], name)
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="needs LLAMA_CPP_SOURCE, llama.cpp's source")
+@pytest.mark.parametrize("name", FILES)
+def test_llama_cpps_files(name: str) -> None:
+    check_texts((FOLDER / f"{name}.gbnf").read_text(encoding="utf-8"), name)
+
+
+def check_texts(grammar: str, name: str) -> None:
+    parsed, (_, good, bad) = Grammar(grammar), FILES[name]
+    assert [text for text in good if not matches(parsed.matcher(BYTES), text)] == []
+    assert [text for text in bad if matches(parsed.matcher(BYTES), text)] == []
 
 
 @pytest.mark.parametrize("case", CASES["schemas"], ids=lambda case: case["name"])

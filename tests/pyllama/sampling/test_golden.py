@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama.sampling import LETTERS, Chain, SamplingParams
+from pyllama.grammar import Grammar
+from pyllama.sampling import LETTERS, Chain, SamplingParams, chain_for
 from pyllama.sampling.top import Floats
 from pyllama.tokenizer import Tokenizer, load_tokenizer
 
 DATA = Path(__file__).parents[2] / "data" / "sampling"
 CASES = [json.loads(line) for line in (DATA / "golden.jsonl").read_text().splitlines()]
-ABOUT_LOGITS = ("n_vocab", "row", "period", "n", "scale", "prompt", "tokens", "vocab")
+ABOUT_LOGITS = ("n_vocab", "row", "period", "n", "scale", "prompt", "tokens", "vocab", "grammar")
 
 
 @cache
@@ -57,11 +58,16 @@ def test_tokens_are_llama_cpps(case: dict[str, Any]) -> None:
     if "vocab" in case:
         vocabulary = tokenizer(case["vocab"])
         n_vocab, eog = vocabulary.n_vocab, vocabulary.eog
-    chain = Chain(params(case), n_vocab, eog, tokenizer=vocabulary)
+    if vocabulary is not None and "grammar" in case:
+        chain = chain_for(params(case), n_vocab, vocabulary, Grammar(case["grammar"]))
+    else:
+        chain = Chain(params(case), n_vocab, eog, tokenizer=vocabulary)
     rows = [logits(case["row"] + i, n_vocab, case["scale"]) for i in range(case["period"])]
     chain.accept_prompt(case["prompt"])
     tokens = []
     for i in range(case["n"]):
         tokens.append(chain.sample(rows[i % case["period"]]))
         chain.accept(tokens[-1])
+        if "grammar" in case and tokens[-1] in eog:
+            break
     assert tokens == case["tokens"]
