@@ -60,6 +60,7 @@ TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(9, 14)
 AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = range(14, 20)
 # Functions of ``simd/amx``: a group times many tokens; configure and release the tiles.
 TILES, USE_TILES = range(20, 22)
+AXPY_FOUR = 22  # of AXPY: add rows to the sums of four tokens
 TILE_TOKENS = amx.TOKENS
 MAX_TOKENS = 64  # of a chunk: they are all multiplied with a group of rows, then with the next
 # Float32 results of a group, padded so that two of them are not a multiple of 4 KB apart
@@ -118,6 +119,14 @@ def _axpy_rows(kind: int, hint: int) -> Kernel:
 
 
 @cache
+def _axpy_four(kind: int, hint: int) -> Kernel:
+    def add_rows_of_four(table, n_rows, values, sums, stride, n_groups):
+        axpy.axpy_tokens(kind, hint, 4, table, n_rows, values, sums, stride, n_groups)
+
+    return named_kernel(add_rows_of_four, GGMLType(kind).name)
+
+
+@cache
 def _axpy_unpack(kind: int) -> Kernel:
     def unpack(row, panel, stride, n_groups):
         axpy.decode_row(kind, row, panel, stride, n_groups)
@@ -166,6 +175,7 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
         USE_TILES: lambda: configure_tiles,
         AXPY_ROWS: partial(_axpy_rows, summed, tuned.axpy_hint),
         AXPY_UNPACK: partial(_axpy_unpack, summed),
+        AXPY_FOUR: partial(_axpy_four, summed, tuned.axpy_hint),
     }
     for place, tiled in ((DECODER, INTERLEAVED), (AXPY_DECODER, axpy.TYPES)):
         if is_decoded(type, tiled):
