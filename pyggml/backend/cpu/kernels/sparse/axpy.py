@@ -387,8 +387,8 @@ def axpy_few(node, chunk, n_chunks, scratch):
 def panel_scratch(kind: int, groups: int, tokens: int) -> int:
     """Bytes of scratch for a stripe of so many groups and a block of tokens with their totals."""
     decoded, sums = (1 + PANEL_ROWS) * min(groups, _WINDOW), 2 * groups * tokens
-    tables = 16 * PANEL_ROWS + 32 * TOGETHER + LINE
-    return (1 + TOGETHER) * group_bytes(kind) + 8 + tables + 4 * group_columns() * (decoded + sums)
+    tables = 16 * PANEL_ROWS + LINE
+    return group_bytes(kind) + 8 + tables + 4 * group_columns() * (decoded + sums)
 
 
 @kernel
@@ -396,8 +396,7 @@ def axpy_many(node, chunk, n_chunks, scratch):
     """Weights of any format.
 
     Scratch: the end of a row; a decoded row, if the format has a decoder; pointers to 64 rows and
-    to the next 64, to 8 rows and to the next 8; the ends of 8 rows; decoded groups; the sums of a
-    segment (unless ``sums`` has them) and the totals.
+    to the next 64; decoded groups; the sums of a segment (unless ``sums`` has them) and the totals.
     """
     p = params_of(node, Axpy)
     traits = p.traits
@@ -417,9 +416,7 @@ def axpy_many(node, chunk, n_chunks, scratch):
     floats = scratch + (size + 7) // 8 * 8
     table = floats + min(groups, _WINDOW) * sum_bytes
     table_next = table + 8 * PANEL_ROWS
-    some = table_next + 8 * PANEL_ROWS
-    ends = some + 16 * TOGETHER
-    panel = (ends + 16 * TOGETHER + TOGETHER * size + LINE - 1) // LINE * LINE
+    panel = (table_next + 8 * PANEL_ROWS + LINE - 1) // LINE * LINE
     addresses = i64_ptr(table)
     kept = p.sums
     if kept != 0:
@@ -434,7 +431,6 @@ def axpy_many(node, chunk, n_chunks, scratch):
     tokens = t1 - t0
     totals = sums + tokens * groups * sum_bytes
     zero_run(scratch, size // 4)
-    set_ends(ends, size)
     if kept == 0:
         zero_run(totals, tokens * groups * columns)
     for segment in range(s0, s1):
