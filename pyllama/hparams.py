@@ -50,6 +50,7 @@ KEYS: Values = {
     "n_expert_used": Key("expert_used_count", 0),
     "expert_weights_scale": Key("expert_weights_scale", 1.0),
 }
+PREDICTING = ("predictor", "signs", "svd")  # sources of scores that need a threshold
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Far above those of real models; bounds allocations and loops for damaged files.
 _RANGES = {
@@ -135,6 +136,12 @@ class HParams:
     def source(self, layer: int) -> str:
         """The source of a layer's active neurons without its parameter: ``topk``, ``off``."""
         return self.sparse[layer].partition("=")[0] if self.sparse else "off"
+
+    @property
+    def predicted(self) -> dict[int, str]:
+        """The layers whose active neurons are only predicted, with their sources."""
+        sources = {i: self.source(i) for i in range(self.n_layer)}
+        return {i: source for i, source in sources.items() if source in PREDICTING}
 
     def rope(self, layer: int) -> dict[str, Any]:
         """The arguments of ``rope_ext`` in a layer."""

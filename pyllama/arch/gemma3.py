@@ -54,10 +54,12 @@ def build_graph(b: GraphBuilder) -> Tensor:
     """The graph of one ubatch; returns the logits [n_vocab, n_outputs]."""
     hp, ctx = b.hparams, b.ctx
     inp = ops.scale(ctx, b.embed("token_embd.weight"), math.sqrt(hp.n_embd))  # [n_embd, T]
+    # a context may run fewer layers than the file has
+    of_27b = f"blk.{_LAYERS_27B - 1}.attn_norm.weight" in b.weights
     for i in range(hp.n_layer):
         cur = b.rms_norm(inp, f"blk.{i}.attn_norm", f"attn_norm-{i}")
         q, k, v = b.qkv(cur, i)
-        if hp.n_layer == _LAYERS_27B and not hp.attn_scale:  # not in the file
+        if of_27b and not hp.attn_scale:  # not in the file
             q = ops.scale(ctx, q, math.sqrt(hp.head_dim * hp.n_head / hp.n_embd))
         cur = b.attention(b.rope(q, f"Qcur-{i}", i), b.rope(k, f"Kcur-{i}", i), v, i)
         if i == hp.n_layer - 1:

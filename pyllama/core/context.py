@@ -403,7 +403,7 @@ class Context:
         if parents is not None:
             positions = _tree_positions(seqs, parents, ends)
             if not self.hparams.causal:
-                raise BatchError("this model attends to later tokens: a batch has no `parent`")
+                raise BatchError("this model attends to later tokens: a batch cannot be a tree")
         elif len(ends) == 1 and batch.pos is None:
             start = next(iter(ends.values())) + 1
             positions = list(range(start, start + len(tokens)))

@@ -1,8 +1,10 @@
-"""Hyperparameters that a context overrides: rope scaling and the activation.
+"""Hyperparameters that a context overrides: rope scaling, activation, sparsity and layers.
 
     context = Context(model, overrides=Overrides(rope_scaling="yarn", rope_freq_scale=0.25))
+    draft = Context(model, overrides=Overrides(sparse_threshold=0.5, n_layer=20))
 
-A model is shared and immutable; each context has its own hyperparameters.
+A model is shared and immutable; each context has its own hyperparameters. So a context can draft
+for another one of the same model: it reads the same weights, but fewer of them.
 Source: llama.cpp, ``llama_context_params`` and the constructor of ``llama_context``.
 """
 
@@ -12,9 +14,11 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..errors import BatchError
 from ..graph.activation import ACTS
-from ..hparams import ROPE_SCALINGS, HParams, yarn_problem
+from ..hparams import PREDICTING, ROPE_SCALINGS, HParams, yarn_problem
 
 _MIN_FLOAT, _MAX_FLOAT = 1e-30, 1e30
 _POSITIVE = ("rope_freq_base", "rope_freq_scale", "yarn_attn_factor", "yarn_beta_fast",
@@ -35,6 +39,9 @@ class Overrides:
         yarn_beta_fast, yarn_beta_slow: rotations within the original context above which a pair is
             extrapolated, and below which it is interpolated.
         hidden_act: activation of the feed-forward part, one of ``ACTS``.
+        sparse_threshold: minimum score of an active neuron, in layers with predicted scores.
+        n_layer: number of layers to run, the first ones; the output norm and the head follow. The
+            KV cache has these layers only.
     """
 
     rope_scaling: str | None = None
@@ -46,6 +53,8 @@ class Overrides:
     yarn_beta_fast: float | None = None
     yarn_beta_slow: float | None = None
     hidden_act: str | None = None
+    sparse_threshold: float | None = None
+    n_layer: int | None = None
 
     def apply(self, hparams: HParams, n_ctx: int) -> HParams:
         """The hyperparameters of a context with ``n_ctx`` tokens per sequence.
@@ -66,9 +75,13 @@ class Overrides:
             )
         if not math.isfinite(given.get("yarn_ext_factor", 0.0)):
             raise BatchError(f"yarn_ext_factor is {given['yarn_ext_factor']}, want a number")
+        if not 1 <= given.get("n_layer", 1) <= hparams.n_layer:
+            raise BatchError(f"n_layer is {given['n_layer']}, want 1 to {hparams.n_layer}")
         if "yarn_orig_ctx" in given:
             given["rope_orig_ctx"] = given.pop("yarn_orig_ctx")
         changed = dataclasses.replace(hparams, **given)
+        if self.sparse_threshold is not None:
+            changed = _with_threshold(changed, self.sparse_threshold)
         if changed.rope_scaling == "none":
             changed = dataclasses.replace(changed, rope_freq_scale=1.0)
         if changed.rope_scaling == "longrope":
@@ -77,3 +90,16 @@ class Overrides:
         if problem:
             raise BatchError(f"{problem}: this rope cannot be computed; leave one out")
         return changed
+
+
+def _with_threshold(hparams: HParams, threshold: float) -> HParams:
+    """``hparams`` with another sparse threshold. Raises: BatchError."""
+    if math.isnan(threshold):
+        raise BatchError("sparse_threshold is nan, want a number, inf or -inf")
+    if not hparams.predicted:
+        raise BatchError(
+            f"sparse_threshold is {threshold}, but no layer of this context has predicted scores: "
+            f"load the model with sparse={', '.join(PREDICTING)}"
+        )
+    with np.errstate(over="ignore"):
+        return dataclasses.replace(hparams, sparse_threshold=float(np.float32(threshold)))

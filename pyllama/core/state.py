@@ -273,7 +273,8 @@ def _check_fits(context: Context, header: dict[str, Any], path: str) -> None:
     kv = context.kv
     if header["model"] != _fingerprint(context):
         raise StateError(
-            f"{path}: saved with another model, or with other rope, activation or `sparse` options"
+            f"{path}: saved with another model, or with other rope, activation, layers or `sparse` "
+            "options"
         )
     if header["type"] != kv.types:
         raise StateError(

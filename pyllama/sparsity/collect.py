@@ -30,7 +30,7 @@ from ..core.model import Model
 from ..errors import BatchError, ModelError
 from ..hparams import HParams
 from .fingerprint import model_fingerprint
-from .stats import Statistics, predicted_layers, source_name
+from .stats import Statistics, source_name
 
 _MAX_UNION = 512  # consecutive tokens whose active neurons are united
 _GATES = re.compile(r"ffn_(?:gate|up)(?:_sparse|_b)?-(\d+)(?:_b)?")
@@ -102,7 +102,7 @@ def _watched(model: Model, graph: CGraph) -> dict[str, tuple[int, str]]:
     found: list[tuple[int, Tensor, int, str]] = []
     for i, gate in _into_relu(model, graph):
         found.append((order[gate], gate, i, "gate"))
-        if i in predicted_layers(model.hparams):
+        if i in model.hparams.predicted:
             scores = _scores(graph, i)
             found.append((order[scores], scores, i, "scores"))
     return {node.name: (i, what) for _, node, i, what in sorted(found, key=lambda x: x[0])}

@@ -24,7 +24,7 @@ from pyggml.gguf import GGUFFile
 
 from ..errors import ModelError
 from ..graph.activation import RELU_LIKE
-from ..hparams import HParams
+from ..hparams import PREDICTING, HParams
 
 log = logging.getLogger(__name__)
 SOURCES = ("auto", "predictor", "exact", "signs", "svd", "topk", "off")
@@ -82,7 +82,7 @@ def choose_sources(
     kinds = {source.partition("=")[0] for source in chosen}
     if threshold is None:
         threshold = _threshold(file) if "predictor" in kinds else 0.0
-    elif not kinds & {"predictor", "signs", "svd"}:
+    elif kinds.isdisjoint(PREDICTING):
         log.warning("the sparse threshold has no effect: no layer has predicted scores")
     if kinds == {"off"}:
         return replace(hparams, sparse=(), sparse_threshold=0.0)

@@ -34,15 +34,9 @@ _MAX_TOKENS, _MAX_TEXT = 1 << 48, 200
 COVERED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # shares of neurons whose coverage is saved
 
 
-def predicted_layers(hparams: HParams) -> dict[int, str]:
-    """Return the layers whose active neurons are only predicted, with their sources."""
-    sources = {i: hparams.source(i) for i in range(hparams.n_layer)}
-    return {i: x for i, x in sources.items() if x in ("predictor", "signs", "svd")}
-
-
 def source_name(hparams: HParams) -> str:
     """Return the names of a model's predicting sources, joined by "+"."""
-    return "+".join(sorted(set(predicted_layers(hparams).values())))
+    return "+".join(sorted(set(hparams.predicted.values())))
 
 
 @dataclass(frozen=True, eq=False)

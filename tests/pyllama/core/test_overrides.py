@@ -1,4 +1,4 @@
-"""Overrides of rope and activation: their effect, and errors for illegal values."""
+"""Overrides of rope, activation and layers: their effect, and errors for illegal values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ TOKENS = [int(t) for t in np.random.default_rng(5).integers(3, SPEC.n_vocab, 24)
 
 def model(path: Path, spec: Spec = SPEC, **keys: Any) -> Model:
     metadata = {f"llama.{key.replace('__', '.')}": value for key, value in keys.items()}
-    return Model.load(write_model(path, spec, random_weights(SPEC), metadata=metadata))
+    later = tuple(f"blk.{i}." for i in range(spec.n_layer, SPEC.n_layer))
+    weights = {k: w for k, w in random_weights(SPEC).items() if not k.startswith(later)}
+    return Model.load(write_model(path, spec, weights, metadata=metadata))
 
 
 def logits(model: Model, **given: Any) -> np.ndarray:
@@ -60,6 +62,7 @@ SAME: dict[str, tuple[dict[str, Any], Spec, dict[str, Any]]] = {
         },
     ),
     "relu": ({"hidden_act": "relu"}, SPEC, {"hidden_act": "relu"}),
+    "one layer": ({"n_layer": 1}, dataclasses.replace(SPEC, n_layer=1), {}),
 }  # fmt: skip
 
 
@@ -77,7 +80,8 @@ def test_a_context_does_as_a_file_that_says_so(
 BAD = {
     "rope_scaling": "abacus", "hidden_act": "tanh", "rope_freq_base": float("nan"),
     "rope_freq_scale": 0.0, "yarn_attn_factor": -2.0, "yarn_beta_fast": float("inf"),
-    "yarn_orig_ctx": 1 << 40, "yarn_ext_factor": float("inf"),
+    "yarn_orig_ctx": 1 << 40, "yarn_ext_factor": float("inf"), "n_layer": 3,
+    "sparse_threshold": 0.5,
 }  # fmt: skip
 
 
@@ -86,6 +90,22 @@ def test_values_that_cannot_be(tmp_path: Path, name: str) -> None:
     with pytest.raises(BatchError, match=name) as error:
         Context(model(tmp_path / "x.gguf"), overrides=Overrides(**{name: BAD[name]}))
     assert "\n" not in str(error.value)
+
+
+def test_a_context_of_the_first_layers(tmp_path: Path) -> None:
+    """It has keys and values of these layers only; all layers are the model itself."""
+    loaded = model(tmp_path / "x.gguf")
+    assert np.array_equal(logits(loaded, n_layer=SPEC.n_layer), logits(loaded))
+    whole, first = (Context(loaded, overrides=Overrides(n_layer=n)) for n in (None, 1))
+    assert [cache.layers for cache in first.kv.caches] == [(0,)]
+    assert 2 * first.kv.size_bytes == whole.kv.size_bytes
+    with pytest.raises(BatchError, match="n_layer is 0, want 1 to 2"):
+        Context(loaded, overrides=Overrides(n_layer=0))
+    first.decode(Batch(TOKENS[:-1]))
+    first.decode_token(TOKENS[-1])
+    again = Context(loaded, overrides=Overrides(n_layer=1))
+    again.decode(Batch(TOKENS))
+    assert np.array_equal(first.logits, again.logits)
 
 
 def test_yarn_of_base_one(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from pyggml.errors import ComputeError
 from pyllama import Batch, Context, Model
 from pyllama.arch import arch_names
 from pyllama.core.overrides import Overrides
-from pyllama.errors import ModelError
+from pyllama.errors import BatchError, ModelError
 
 from ..arch.checkpoints import recorded as dense_recording
 from ..arch.checkpoints import variants
 from ..arch.variants import VARIANTS as OF_ARCHITECTURES
-from .files import VARIANTS, dense_file, read, recorded, sparse_file, write
+from .files import N_LAYER, VARIANTS, dense_file, read, recorded, sparse_file, write
 
 F32, F16, Q4_0, Q8_0 = GGMLType.F32, GGMLType.F16, GGMLType.Q4_0, GGMLType.Q8_0
 ROUNDED = 2e-5  # largest difference of logits with a standard deviation of 1.5, all in float32
@@ -223,6 +223,39 @@ def test_powerinfer_opt_metadata(folder: Path) -> None:
     assert model.hparams.n_ctx_train == 256 and model.hparams.norm_eps == 1e-5
     assert model.tokenizer.encode("a")[0] == 2
     assert Context(model).n_ctx == 256
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_context_drafts_with_its_own_threshold_and_layers(folder: Path, name: str) -> None:
+    """On the weights of a loaded model; with the model's own values it is the model itself."""
+    path, tokens = sparse_file(folder, name), recorded(name)["tokens"].tolist()
+    model = Model.load(path)
+
+    def drafted(**given: Any) -> np.ndarray:
+        return logits(model, tokens, overrides=Overrides(**given))
+
+    target, own = logits(model, tokens), model.hparams.sparse_threshold
+    assert np.array_equal(drafted(sparse_threshold=own, n_layer=N_LAYER), target)
+    assert np.array_equal(drafted(sparse_threshold=-INF), of(path, name, sparse="off"))
+    higher = drafted(sparse_threshold=own + 0.5)
+    assert not np.array_equal(higher, target)
+    assert np.array_equal(higher, of(path, name, sparse_threshold=own + 0.5))
+    assert np.array_equal(logits(model, tokens), target)
+    draft = Context(model, n_ctx=64, overrides=Overrides(sparse_threshold=INF, n_layer=2))
+    assert draft._weights is model.weights
+    assert [layer for cache in draft.kv.caches for layer in cache.layers] == [0, 1]
+
+
+@pytest.mark.parametrize("sparse", ["off", "exact", "exact,predictor:2"])
+def test_a_threshold_needs_predicted_scores(folder: Path, sparse: str) -> None:
+    """In the layers that run: the last one, which has them, is left out here."""
+    model = Model.load(sparse_file(folder, "bamboo"), sparse=sparse)
+    overrides = Overrides(sparse_threshold=1.0, n_layer=2)
+    with pytest.raises(BatchError, match="no layer of this context has predicted scores") as error:
+        Context(model, n_ctx=64, overrides=overrides)
+    assert "\n" not in str(error.value)
+    with pytest.raises(BatchError, match="sparse_threshold is nan"):
+        Context(model, n_ctx=64, overrides=Overrides(sparse_threshold=float("nan")))
 
 
 def test_nan_scores_are_an_error(folder: Path) -> None:

@@ -64,11 +64,14 @@ COLUMNS, BLOCK_BYTES, ACT_BYTES, PREFETCHED, DECODED_BYTES, DECODER, WIDE, AHEAD
 )
 TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(9, 14)
 # Of AXPY: columns and bytes of a group of columns, whether its sums are in the order of quantized
-# formats, the decoder or 0. Functions: add rows to sums; a row's groups as float32.
-AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_UNPACK = range(14, 20)
+# formats, the decoder or 0. Functions: add rows to sums, to the sums of four tokens; a row's groups
+# as float32.
+AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_FOUR, AXPY_UNPACK = range(
+    14, 21
+)
 # Functions of ``simd/amx``: a group times many tokens; configure and release the tiles.
-TILES, USE_TILES = range(20, 22)
-FEW, ONE_PASS = 22, 21
+TILES, USE_TILES = range(21, 23)
+FEW, ONE_PASS = 23, 22
 TILE_TOKENS = amx.TOKENS
 MAX_TOKENS = 64  # of a chunk: they are all multiplied with a group of rows, then with the next
 # Float32 results of a group, padded so that two of them are not a multiple of 4 KB apart
@@ -128,6 +131,14 @@ def _axpy_rows(kind: int, hint: int) -> Kernel:
 
 
 @cache
+def _axpy_four(kind: int, hint: int) -> Kernel:
+    def add_rows_of_four(table, n_rows, values, sums, stride, n_groups):
+        axpy.axpy_tokens(kind, hint, 4, table, n_rows, values, sums, stride, n_groups)
+
+    return named_kernel(add_rows_of_four, GGMLType(kind).name)
+
+
+@cache
 def _axpy_unpack(kind: int) -> Kernel:
     def unpack(row, panel, stride, n_groups):
         axpy.decode_row(kind, row, panel, stride, n_groups)
@@ -178,6 +189,7 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
         USE_TILES: lambda: configure_tiles,
         AXPY_ROWS: partial(_axpy_rows, summed, tuned.axpy_hint),
         AXPY_UNPACK: partial(_axpy_unpack, summed),
+        AXPY_FOUR: partial(_axpy_four, summed, tuned.axpy_hint),
     }
     for place, tiled in ((DECODER, INTERLEAVED), (AXPY_DECODER, axpy.TYPES)):
         if is_decoded(type, tiled):

@@ -2,10 +2,11 @@
 
     axpy_rows(Q4_0, hint, table, n_rows, values, sums, n_groups)   # in jitted code: one token
     decode_row(Q4_0, row, panel, stride, n_groups)             # a row as float32, for many tokens
+    axpy_tokens(Q4_0, hint, 4, table, n_rows, values, sums, stride, n_groups)   # 4 tokens
     axpy_panel(mask, panel, values, sums)                      # one token, one group of columns
 
 A group is 8 vectors of columns. Weights become float32 with the bits of ``decode_block``, and each
-column is one chain of multiply-adds, row after row, so both ways give the same bits.
+column is one chain of multiply-adds, row after row, so all ways give the same bits.
 Sums of quantized formats are in another order than the columns (``place_of``), so that decoding
 moves nothing across 128-bit lanes; with a table of floats (AVX-512) they are in order.
 Access: rows front to back, 8 at a time side by side; sums stay in registers while 8 rows pass.
@@ -14,6 +15,7 @@ Access: rows front to back, 8 at a time side by side; sums stay in registers whi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from llvmlite import ir
@@ -213,6 +215,50 @@ def _halves(b: Value, blocks: list[Value], offset: int) -> Value:
 def _loaded(b: Value, sums: Value) -> list[Value]:
     lanes = vectors().lanes
     return [load(b, at(b, sums, 4 * lanes * k), vec(f32, lanes)) for k in range(VECTORS)]
+
+
+@emitted(literals=3)
+def axpy_tokens(
+    b: Value, kind: int, locality: int, n_tokens: int, table: Value, n_rows: Value, values: Value,
+    sums: Value, stride: Value, n_groups: Value,
+) -> None:  # fmt: skip
+    """``sums[t] += values[r][t] * row[r]`` for a few rows in order and a few tokens.
+
+    A row is decoded once for all tokens; a token whose value is 0 keeps its sums. The sums of
+    tokens are ``stride`` bytes apart. ``table`` as of ``axpy_rows``. A group of columns is added in
+    as many passes as its sums need to fit registers.
+    """
+    lanes, size = vectors().lanes, group_bytes(kind)
+    some = min(VECTORS, (16 if vectors().width == 64 else 8) // n_tokens)  # vectors of a pass
+    following, zero = item_at(b, table, n_rows, 8), splat(f32, lanes, 0.0)
+    with for_range(b, n_groups) as g:
+        offset, total = times(b, g, size), item_at(b, sums, g, 4 * group_columns())
+        for first in range(0, VECTORS, some):
+            places = [
+                at(b, item_at(b, total, t, stride), 4 * lanes * (first + k))
+                for t in range(n_tokens)
+                for k in range(some)
+            ]
+
+            def row(r: Value, accs: list[Value], first: int = first) -> list[Value]:
+                entry = times(b, r, 8)
+                if first == 0:
+                    later = b.add(load(b, b.add(following, entry), i64), offset)
+                    prefetch_lines(b, later, ceil_div(size, LINE), locality)
+                address = b.add(load(b, b.add(table, entry), i64), offset)
+                w = [*islice(_decoded(b, kind, address), first, first + some)]
+                after = []
+                for t in range(n_tokens):
+                    place = at(b, item_at(b, values, r, 4 * n_tokens), 4 * t)
+                    y = broadcast_f32(b, place, lanes)
+                    taken = b.fcmp_unordered("!=", y, zero)
+                    for x, acc in zip(w, accs[some * t : some * (t + 1)], strict=True):
+                        after.append(b.select(taken, fma(b, y, x, acc), acc))
+                return after
+
+            accs = [load(b, place, vec(f32, lanes)) for place in places]
+            for place, acc in zip(places, counted_loop(b, n_rows, accs, row), strict=True):
+                store(b, acc, place)
 
 
 def _stored(b: Value, values: Iterable[Value], sums: Value) -> None:

@@ -427,6 +427,7 @@ def test_plain_rows(
         (plain_rows.row_tiles, 5, (), 1),
         (plain_rows.pack_rows, 3, (), 0),
         (axpy.axpy_rows, 5, (2,), 8),
+        (axpy.axpy_tokens, 6, (2, 4), 8),
         (axpy.decode_row, 4, (), 0),
     ):
         text = assembly(intrinsic, kind, n_args, host, literals)

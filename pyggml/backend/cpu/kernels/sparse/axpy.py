@@ -5,10 +5,13 @@ and the segments' sums are added in order, so bits depend neither on threads nor
 
 - One token: a chunk is a segment, or a stripe of its columns where threads are many. Rows whose
   values are not zero are decoded in registers, 8 side by side.
-- A few tokens (up to 16): a chunk is the same. 64 rows at a time are decoded into scratch, 8 groups
-  of columns at a time, each of which stays in L1 while the tokens pass; a token's sums of a group
-  stay in registers while its rows are added. Where few tokens need a row, it is decoded for each.
-- Many tokens: the same for a stripe of columns and a block of tokens, over all segments.
+- A few tokens (up to 16): a chunk is the same. 64 rows at a time come from memory once. Where most
+  are needed by several of four tokens, they are decoded in registers once for the four, and added
+  to the sums of those that need them; else they are decoded for each token.
+- Many tokens, for a stripe of columns and a block of tokens, over all segments: 64 rows at a time
+  are decoded into scratch, 8 groups of columns at a time, each of which stays in L1 while the
+  tokens pass; a token's sums of a group stay in registers while its rows are added. The same for a
+  few tokens of formats with a decoder.
 
 For one or a few tokens a second launch adds the sums of the segments. For several tokens a first
 launch writes masks: which of 64 listed rows each token takes, and their values side by side. Else
@@ -24,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .....jit import Kernel, inline, kernel
-from .....rounding import ceil_div
+from .....rounding import ceil_div, round_up
 from .....tensor import Tensor
 from ...abi import (
     DST,
@@ -61,6 +64,7 @@ from ..weights import (
     AXPY_BYTES,
     AXPY_COLUMNS,
     AXPY_DECODER,
+    AXPY_FOUR,
     AXPY_ORDER,
     AXPY_ROWS,
     AXPY_UNPACK,
@@ -76,12 +80,14 @@ TOGETHER = 8  # rows of one token that are read side by side
 PANEL_ROWS = 64
 SEGMENT_PANELS = SEGMENT // PANEL_ROWS
 _WINDOW = 8  # groups of columns that are decoded at a time: 128 KB, with AVX-512 256 KB
-_DIRECT = 4  # with fewer tokens per row, decoding it for each token is faster
+_BLOCK = 4  # tokens of ``axpy_tokens``
+_SHARED = 2.25  # with more tokens per row, on average, a row is decoded once for the block
 _FEW = 16  # tokens whose sums over each segment are kept
 _TOKENS = 256  # tokens of a chunk
 _SUM_BYTES = 1 << 17  # of a chunk of many tokens: they stay in L2
 # Scratch besides rows and their ends: pointers to ends, twice; a segment's pointers and values.
 _SCRATCH = 16 * TOGETHER + 8 * (SEGMENT + TOGETHER) + 4 * SEGMENT
+_FEW_SCRATCH = 32 * TOGETHER + 8 * PANEL_ROWS + (4 * PANEL_ROWS + 8) * _BLOCK
 
 
 class Axpy(NamedTuple):
@@ -92,6 +98,7 @@ class Axpy(NamedTuple):
     bucket: int  # whether SRC3 is a bucket
     masks: int  # address of the tokens' masks
     sums: int  # address of the sums of each segment, or 0
+    sum_tokens: int  # of each segment there
     stripes: int  # of columns
     token_blocks: int
     threshold: float
@@ -217,7 +224,7 @@ def axpy_sums(node, chunk, n_chunks, scratch):
         for i in range(columns):
             store_elem(F32, scratch, i, np.float32(0))
         for segment in range(n_segments):
-            sums = p.sums + 4 * columns * (segment * units + unit)
+            sums = p.sums + 4 * columns * (segment * p.sum_tokens * groups + unit)
             for i in range(columns):
                 store_elem(F32, scratch, i, total[i] + load_elem(F32, sums, i))
         t, first = unit // groups, unit % groups * columns
@@ -248,33 +255,6 @@ def _set_pointers(node, table, start, weights):
         p = min(start + i, last)
         row = p if listed == 0 else rows[p] + 0
         addresses[i] = weights + row * nb(node, SRC0, 1)
-
-
-@inline
-def _add_token(traits, mask, table, coming, prefetched, some, values, sums, full, left, ends):
-    """Add the rows of a mask times a token's values, and prefetch as many of the next rows.
-
-    Args:
-        some: room for 16 pointers.
-
-    Returns:
-        (number of rows prefetched so far, address after the token's values).
-    """
-    rows, c, missing = i64_ptr(some), 0, count_bits(mask)
-    for r in range(PANEL_ROWS):
-        if missing == 0:
-            break
-        rows[c] = i64_ptr(table)[r]
-        bit = (mask >> r) & 1
-        c, missing = c + bit, missing - bit
-        if c == TOGETHER or (missing == 0 and c > 0):
-            for i in range(c):
-                rows[c + i] = i64_ptr(coming)[min(prefetched, PANEL_ROWS - 1)]
-                prefetched += 1
-            add_rows(traits, some, c, values, sums, full, left, ends)
-            values += 4 * c
-            c = 0
-    return prefetched, values
 
 
 @kernel
@@ -313,11 +293,102 @@ def axpy_masks(node, chunk, n_chunks, scratch):
             masks[t] = mask
 
 
+@kernel
+def axpy_few(node, chunk, n_chunks, scratch):
+    """Up to 16 tokens, in blocks of four; weights of formats without a decoder.
+
+    Scratch: the ends of 8 rows and pointers to them; pointers to the block's rows of 64; its
+    values, row by row; where the next value of each token is; pointers to 8 rows and to 8 of the
+    next 64.
+    """
+    p = params_of(node, Axpy)
+    traits = p.traits
+    columns, size = trait(traits, AXPY_COLUMNS), trait(traits, AXPY_BYTES)
+    sum_bytes = 4 * columns
+    n, n_rows, width, listed = ne(node, DST, 1), ne(node, SRC0, 1), ne(node, DST, 0), p.listed
+    rows, add = list_rows(listed, n_rows), trait(traits, AXPY_FOUR)
+    all_groups = (width + columns - 1) // columns
+    segment, stripe, stripes = part_of(node, chunk)
+    if segment >= segments(n_rows):
+        return
+    g0, g1 = first_row(all_groups, stripe, stripes), first_row(all_groups, stripe + 1, stripes)
+    full = min(g1, width // columns) - g0
+    left = 0 if g0 + full == g1 else (width - (g0 + full) * columns) * size // columns
+    weights = data(node, SRC0) + g0 * size
+    stride = all_groups * sum_bytes
+    sums = p.sums + (segment * p.sum_tokens * all_groups + g0) * sum_bytes
+    addresses_at = scratch + 16 * TOGETHER + TOGETHER * size
+    values_at = addresses_at + 8 * PANEL_ROWS
+    addresses, values = i64_ptr(addresses_at), f32_ptr(values_at)
+    places = i64_ptr(values_at + 4 * _BLOCK * PANEL_ROWS)
+    table_at = values_at + (4 * PANEL_ROWS + 8) * _BLOCK
+    table = i64_ptr(table_at)
+    for t in range(p.sum_tokens):
+        zero_run(sums + t * stride, (g1 - g0) * columns)
+    set_ends(scratch, size)
+    first, end = list_place(listed, n_rows, segment), list_place(listed, n_rows, segment + 1)
+    for k in range(SEGMENT_PANELS):
+        start = first + k * PANEL_ROWS
+        count = min(PANEL_ROWS, end - start)
+        if count <= 0:
+            break
+        unit = segment * SEGMENT_PANELS + k
+        masks, taken, prefetched = i64_ptr(p.masks + 8 * unit * n), _taken(node, unit, 0), 0
+        for t0 in range(0, n, _BLOCK):
+            tokens, needed, pairs = min(_BLOCK, n - t0), 0, 0
+            for t in range(tokens):
+                needed |= masks[t0 + t]
+                pairs += count_bits(masks[t0 + t])
+            at = sums + t0 * stride
+            shared = pairs > _SHARED * count_bits(needed)
+            for u in range(1 if shared else tokens):  # passes: all tokens of the block, or one
+                t1 = tokens if shared else u + 1
+                chosen, c = needed if shared else masks[t0 + u], 0
+                for t in range(u, t1):
+                    places[t] = taken
+                    taken += 4 * count_bits(masks[t0 + t])
+                for r in range(count):
+                    if (chosen >> r) & 1 == 0:
+                        continue
+                    row = start + r if listed == 0 else rows[start + r] + 0
+                    addresses[c] = weights + row * nb(node, SRC0, 1)
+                    if not shared:
+                        values[c] = f32_ptr(places[u])[c]
+                    else:
+                        for t in range(_BLOCK):
+                            values[_BLOCK * c + t] = 0
+                            if t < tokens and (masks[t0 + t] >> r) & 1 != 0:
+                                values[_BLOCK * c + t] = f32_ptr(places[t])[0]
+                                places[t] += 4
+                    c += 1
+                if k == 0 and t0 == 0 and u == 0:
+                    prefetch_rows(addresses_at, min(c, TOGETHER), full * size)
+                for i in range(0, c, TOGETHER):
+                    some = min(TOGETHER, c - i)
+                    for r in range(some):
+                        table[r] = addresses[i + r]
+                        later = min(start + PANEL_ROWS + prefetched, end - 1)
+                        row = later if listed == 0 else rows[later] + 0
+                        table[some + r] = weights + row * nb(node, SRC0, 1)
+                        prefetched += prefetched < PANEL_ROWS
+                    if not shared:
+                        y, here = values_at + 4 * i, at + u * stride
+                        add_rows(traits, table_at, some, y, here, full, left, scratch)
+                        continue
+                    y = values_at + 4 * _BLOCK * i
+                    call_address(add, (table_at, some, y, at, stride, full))
+                    if left != 0:
+                        for r in range(some):
+                            row_end = addresses[i + r] + full * size
+                            copy_bytes(row_end, scratch + 16 * TOGETHER + r * size, left)
+                        call_address(add, (scratch, some, y, at + full * sum_bytes, stride, 1))
+
+
 def panel_scratch(kind: int, groups: int, tokens: int) -> int:
     """Bytes of scratch for a stripe of so many groups and a block of tokens with their totals."""
     decoded, sums = (1 + PANEL_ROWS) * min(groups, _WINDOW), 2 * groups * tokens
-    tables = 16 * PANEL_ROWS + 32 * TOGETHER + LINE
-    return (1 + TOGETHER) * group_bytes(kind) + 8 + tables + 4 * group_columns() * (decoded + sums)
+    tables = 16 * PANEL_ROWS + LINE
+    return group_bytes(kind) + 8 + tables + 4 * group_columns() * (decoded + sums)
 
 
 @kernel
@@ -325,8 +396,7 @@ def axpy_many(node, chunk, n_chunks, scratch):
     """Weights of any format.
 
     Scratch: the end of a row; a decoded row, if the format has a decoder; pointers to 64 rows and
-    to the next 64, to 8 rows and to the next 8; the ends of 8 rows; decoded groups; the sums of a
-    segment (unless ``sums`` has them) and the totals.
+    to the next 64; decoded groups; the sums of a segment (unless ``sums`` has them) and the totals.
     """
     p = params_of(node, Axpy)
     traits = p.traits
@@ -346,9 +416,7 @@ def axpy_many(node, chunk, n_chunks, scratch):
     floats = scratch + (size + 7) // 8 * 8
     table = floats + min(groups, _WINDOW) * sum_bytes
     table_next = table + 8 * PANEL_ROWS
-    some = table_next + 8 * PANEL_ROWS
-    ends = some + 16 * TOGETHER
-    panel = (ends + 16 * TOGETHER + TOGETHER * size + LINE - 1) // LINE * LINE
+    panel = (table_next + 8 * PANEL_ROWS + LINE - 1) // LINE * LINE
     addresses = i64_ptr(table)
     kept = p.sums
     if kept != 0:
@@ -363,7 +431,6 @@ def axpy_many(node, chunk, n_chunks, scratch):
     tokens = t1 - t0
     totals = sums + tokens * groups * sum_bytes
     zero_run(scratch, size // 4)
-    set_ends(ends, size)
     if kept == 0:
         zero_run(totals, tokens * groups * columns)
     for segment in range(s0, s1):
@@ -378,32 +445,10 @@ def axpy_many(node, chunk, n_chunks, scratch):
             if count <= 0:
                 break
             masks = i64_ptr(p.masks + 8 * (segment * SEGMENT_PANELS + k) * n)
-            needed = pairs = 0
+            needed = 0
             for t in range(t0, t1):
                 needed |= masks[t]
-                pairs += count_bits(masks[t])
             _set_pointers(node, table, start, weights)
-            if kept != 0 and decoder == 0 and pairs < _DIRECT * count:
-                if k == 0:
-                    prefetch_rows(table, min(count, TOGETHER), groups * size)
-                _set_pointers(node, table_next, start + PANEL_ROWS, weights)
-                prefetched, values = 0, _taken(node, segment * SEGMENT_PANELS + k, t0)
-                for t in range(t0, t1):
-                    at = sums + (t - t0) * token_stride
-                    prefetched, values = _add_token(
-                        traits,
-                        masks[t],
-                        table,
-                        table_next,
-                        prefetched,
-                        some,
-                        values,
-                        at,
-                        full,
-                        left,
-                        ends,
-                    )
-                continue
             for w0 in range(0, groups, _WINDOW):
                 w1 = min(groups, w0 + _WINDOW)
                 whole = min(full, w1) - w0
@@ -465,9 +510,12 @@ def launch_axpy(
     n, n_segments = node.ne[1], max(1, ceil_div(w.ne[1], SEGMENT))
     kind, groups = tile_kind(w.type, TYPES), ceil_div(w.ne[0], group_columns())
     listed = active_rows(low, node)
-    functions = [AXPY_ROWS] if n == 1 else [AXPY_UNPACK]
-    if 1 < n <= _FEW and not is_decoded(w.type, TYPES):
-        functions.insert(0, AXPY_ROWS)  # for rows that few tokens need
+    few = 1 < n <= _FEW and not is_decoded(w.type, TYPES)
+    functions, sum_tokens = [AXPY_ROWS if n == 1 else AXPY_UNPACK], n
+    if few:
+        functions = [AXPY_ROWS]
+        if n > _SHARED:
+            functions, sum_tokens = [AXPY_ROWS, AXPY_FOUR], round_up(n, _BLOCK)
     tokens = ceil_div(n, ceil_div(n, _TOKENS))  # of a block
     if n <= _FEW:
         stripes = min(groups, ceil_div(2 * low.n_threads, n_segments))
@@ -484,13 +532,14 @@ def launch_axpy(
     if n > 1:
         masks = low.take((8 + 4 * PANEL_ROWS) * n_segments * SEGMENT_PANELS * n)
     if n <= _FEW:
-        sums = low.take(4 * group_columns() * groups * n * n_segments)
+        sums = low.take(4 * group_columns() * groups * sum_tokens * n_segments)
     params = Axpy(
         values=values.data if isinstance(values, Tensor) else values.address,
         listed=listed.address if listed else 0,
         bucket=node.op_params["bucket"],
         masks=masks.address if masks else 0,
         sums=sums.address if sums else 0,
+        sum_tokens=sum_tokens,
         stripes=stripes,
         token_blocks=ceil_div(n, _TOKENS),
         threshold=node.op_params["threshold"],
@@ -515,6 +564,8 @@ def launch_axpy(
         add(axpy_masks, min(n_segments * SEGMENT_PANELS, 8 * low.n_threads), work, masks)
         made, work = axpy_many, [*work, masks]
         scratch = panel_scratch(kind, stripe, 0 if sums else tokens)
+    if few:
+        made, scratch = axpy_few, _FEW_SCRATCH + TOGETHER * group_bytes(kind)
     if sums is None:
         add(made, stripes * params.token_blocks, work, node, scratch)
         return
