@@ -4,13 +4,14 @@
     draft = drafter.propose([view], [n])[0]
     verdict = verifier.verify(draft, lambda row: logits[row])
 
-Independent of models and of the engine; `docs/speculation.md` has the rules.
+Independent of the engine; `docs/speculation.md` has the rules.
 """
 
 from .draft import Draft, Drafter, Index, IndexDrafter, View
 from .length import AcceptRates, DraftLength, Step, StepTimes
 from .lookup import NgramSimple, PromptLookup
 from .lookup_cache import LookupCache, NgramCache
+from .model import ModelDrafter, draft_model, self_draft
 from .stats import Stats
 from .suffix import SuffixDecoding
 from .translate import Translated, mismatch
@@ -24,6 +25,7 @@ __all__ = [
     "Index",
     "IndexDrafter",
     "LookupCache",
+    "ModelDrafter",
     "NgramCache",
     "NgramSimple",
     "PromptLookup",
@@ -35,5 +37,7 @@ __all__ = [
     "Verdict",
     "Verifier",
     "View",
+    "draft_model",
     "mismatch",
+    "self_draft",
 ]
