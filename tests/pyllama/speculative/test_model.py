@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from pyggml.errors import Aborted, ComputeError
 from pyllama import Batch, Context, Model
-from pyllama.errors import BatchError, DraftError, ModelError
 from pyllama.sampling import Chain, SamplingParams
 from pyllama.speculative.draft import Drafter
-from pyllama.speculative.model import LIKELIEST, ModelDrafter, draft_model, self_draft
+from pyllama.speculative.model import draft_model
 from pyllama.speculative.translate import Translated
 from pyllama.speculative.verify import Verifier
 
 from ..conftest import Make
-from ..models import Spec, random_weights, state, write_model
+from ..models import Spec, random_weights, write_model
 from ..tokenizer.vocabularies import spm
-from .views import Text, drafted
+from .views import Text
 
 GREEDY = SamplingParams(temp=0.0)
 TOKENS = np.random.default_rng(26).integers(3, 261, 4000).tolist()
