@@ -464,19 +464,19 @@ class ModelDrafter:
         if node >= 0:
             g.text.chain.accept(g.tokens[node])
         logits, argmax = self._logits(row)
-        if not self._ranks and not self._draws:
-            g.add(node, g.text.chain.sample(logits, argmax), 1.0)
-            return
-        q = g.text.chain.distribution(logits)
-        assert q is not None
-        likeliest = int(q.probs.argmax())
-        if q.probs.item(likeliest) < self._p_min:
-            return
         if self._draws:
-            g.add(node, drawn(q, 1, g.text.random)[0], 1.0)
-            g.q.append(q)
+            q = g.text.chain.distribution(logits, argmax)
+            assert q is not None
+            if q.probs.max() >= self._p_min:
+                g.add(node, drawn(q, 1, g.text.random)[0], 1.0)
+                g.q.append(q)
+        elif self._ranks:
+            found = g.text.chain.likeliest(logits, argmax)
+            assert found is not None
+            if found[1] >= self._p_min:
+                g.add(node, found[0], 1.0)
         else:
-            g.add(node, q.ids.item(likeliest), 1.0)
+            g.add(node, g.text.chain.sample(logits, argmax), 1.0)
 
     def _widen(self, g: _Growing, row: int) -> None:
         """Give the likeliest continuations of the frontier a node each."""
@@ -484,7 +484,7 @@ class ModelDrafter:
         slots: list[tuple[float, int]] = []  # probability of a path to a child, and its parent
         for i, node in enumerate(g.frontier):
             g.listen(node)
-            q = g.text.chain.distribution(self._logits(row + i)[0])
+            q = g.text.chain.distribution(*self._logits(row + i))
             assert q is not None
             top = likeliest_positions(q, self._width)
             probs = q.probs[top].tolist()
