@@ -104,14 +104,14 @@ class ConstrainedChain(Chain):
         constrain(self._checked(logits), self._matcher.mask(), restricted)
         return super().apply(restricted)
 
-    def distribution(self, logits: Floats) -> Distribution | None:
+    def distribution(self, logits: Floats, argmax: int | None = None) -> Distribution | None:
         """See `Chain.distribution`.
 
         A token that the grammar allows is sampled from all logits, and, if that one was not
         allowed, from the restricted logits:
         p(x) = p_all(x) + (1 - sum of p_all over the allowed tokens) * p_restricted(x).
         """
-        whole, matcher = super().distribution(logits), self._matcher
+        whole, matcher = super().distribution(logits, argmax), self._matcher
         if whole is None or not self._applies:
             return whole
         mask = matcher.mask()
@@ -121,7 +121,7 @@ class ConstrainedChain(Chain):
         left = 1 - whole.probs[allowed].sum()
         if left > 0 and not allowed.all():
             argmax = constrain(self._checked(logits), mask, self._restricted)
-            other = super().distribution(self._restricted) if argmax >= 0 else None
+            other = super().distribution(self._restricted, argmax) if argmax >= 0 else None
             if other is None:
                 return None
             probs[other.ids] += left * other.probs
