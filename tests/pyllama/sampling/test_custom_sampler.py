@@ -93,6 +93,17 @@ def test_exceptions_and_nan() -> None:
     with pytest.raises(KeyError, match="mine"):
         Chain(SamplingParams(samplers=(fails,)), 5).sample(LOGITS)
 
+    class Fails(Newest):
+        def accept(self, token: int) -> None:
+            raise KeyError("mine")
+
+    chain = Chain(SamplingParams(samplers=(Fails(),)), 5)
+    with pytest.raises(SamplingError, match="sampler Fails: KeyError at the prompt's") as caught:
+        chain.accept_prompt([1])
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(KeyError, match="mine"):
+        chain.accept(1)
+
     def nan(candidates: Candidates) -> None:
         candidates.writable()[:3] = np.nan
 
