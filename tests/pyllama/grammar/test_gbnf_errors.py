@@ -14,6 +14,8 @@ from .vocabularies import words
 
 LETTERS = words([bytes([i]) for i in range(97, 123)] + [b"a" * n for n in range(2, 33)])
 
+QUOTED = words([*(b"a" * n for n in range(1, 33)), b'"'])
+
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_before() -> None:
@@ -116,6 +118,26 @@ def test_hostile_texts_take_bounded_time(text: str) -> None:
     except GrammarError as error:
         assert len(str(error)) < 400
     assert time.process_time() - start < 10  # about 1 s on a machine that is not busy
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a{1000}){1000}",
+        "^(a{1000}){1000}$",
+        "^(([a-z]{0,1000}){0,1000}){0,1000}$",
+        "((a|aa){1000}){1000}",
+    ],
+)
+def test_repetitions_of_repetitions_take_bounded_time(pattern: str) -> None:
+    start = time.process_time()
+    matcher = Grammar.from_json_schema({"pattern": pattern}).matcher(QUOTED)
+    matcher.accept(32)
+    for i in range(400):
+        matcher.mask()
+        matcher.accept(i % 32)
+    assert not matcher.is_accepting
+    assert time.process_time() - start < 10  # about 0.5 s on a machine that is not busy
 
 
 @pytest.mark.parametrize(
