@@ -203,9 +203,9 @@ class Matcher:
                 state = self._masks.step_text(state, seen, text[max(0, start - at) :])
             at = end
         if state is None:
-            found = bytes(self._text[start:]).decode("utf-8", "replace")
+            shown = bytes(self._text[start:]).decode("utf-8", "replace")
             self._cut(len(self._seen) - 1)
-            raise GrammarError(f"the grammar does not match the text after its trigger: {found!r}")
+            raise GrammarError(f"the grammar does not match the text after its trigger: {shown!r}")
         self._state, self._waiting, self._next_token = state, False, None
 
     def _cut(self, n_seen: int) -> None:
