@@ -227,7 +227,7 @@ class _Converter:
         for part in unique.values():
             check_keywords(part)
             if part.schema is False:
-                part.nothing("no value is valid by the schema false; any value is by true")
+                part.nothing("no value is valid by the schema false; use true or {} for any value")
         key = tuple(sorted(unique))
         parts = [part for part in unique.values() if not part.is_any()]
         if key in self.done:

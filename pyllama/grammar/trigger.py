@@ -8,6 +8,7 @@ The time of a text is linear in its length, up to rare patterns (`_Filter`).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class Finder:
         self._token = trigger.value if trigger.kind == "token" else None
         self._word = str(trigger.value).encode() if trigger.kind == "word" else b""
         self._pattern = trigger.pattern() if trigger.kind.startswith("pattern") else None
-        self._filter = None if self._pattern is None else _Filter.create(trigger)
+        self._filter = None if self._pattern is None else _filter_of(trigger)
 
     def start(self) -> State:
         """What is known of the empty text."""
@@ -113,24 +114,12 @@ class _Filter:
     """An automaton of the texts in which a pattern may be found, and of some others.
 
     One step per byte, so that the search itself, which begins at the start of the text, is run
-    only where it is likely to succeed.
+    only where it is likely to succeed. Thread-safe.
     """
 
     def __init__(self, expression: Expression) -> None:
         self._expression = expression
         self._steps: dict[tuple[State, int], State] = {}
-
-    @classmethod
-    def create(cls, trigger: Trigger) -> _Filter | None:
-        """None for patterns with backreferences, flags and other rare syntax."""
-        # a pattern over bytes: each is a character
-        text = str(trigger.value).encode().decode("latin-1")
-        try:
-            if "{,}" in text:  # a repetition in Python only
-                return None
-            return cls(Expression(_BytePattern(text).parse(), whole=trigger.kind == "pattern_full"))
-        except GrammarError:
-            return None
 
     def start(self) -> State:
         """The state of the empty text."""
@@ -146,12 +135,25 @@ class _Filter:
             if state is None:
                 break
             key = state, byte
-            if key not in self._steps:
+            state = self._steps.get(key, key)
+            if state is key:  # not known; another thread may clear the steps
                 if len(self._steps) >= MAX_STEPS:
                     self._steps.clear()
-                self._steps[key] = self._expression.step(state, byte)
-            state = self._steps[key]
+                state = self._steps[key] = self._expression.step(*key)
         return state, state is not None and self._expression.accepts(state)
+
+
+@functools.lru_cache(maxsize=64)
+def _filter_of(trigger: Trigger) -> _Filter | None:
+    """The filter of a pattern; None for backreferences, flags and other rare syntax."""
+    text = str(trigger.value).encode().decode("latin-1")  # a character is a byte
+    if "{,}" in text:  # a repetition in Python only
+        return None
+    try:
+        node = _BytePattern(text).parse()
+        return _Filter(Expression(node, whole=trigger.kind == "pattern_full"))
+    except GrammarError:
+        return None
 
 
 class _BytePattern(Pattern):

@@ -617,7 +617,7 @@ for _ in range(100):
             "no value is valid by the schema false",
         ),
         ({"items": False, "minItems": 1}, "#", "no value is valid by the schema false"),
-        (False, "#", "no value is valid by the schema false; any value is by true"),
+        (False, "#", "no value is valid by the schema false; use true or {} for any value"),
         ({"required": ["a"], "additionalProperties": False}, "#", "false"),
         ({"properties": {"a": {}}, "minProperties": 2}, "#", "minProperties is 2"),
         ({"type": "object", "required": ["a", "b"], "maxProperties": 1}, "#", "more properties"),
