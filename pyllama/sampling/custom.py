@@ -75,10 +75,10 @@ class CustomSampler(Sampler):
             return
         try:
             self._object.accept_prompt(tokens)
-        except Exception as error:  # to the caller of submit, who sees no traceback of a text
+        except Exception as error:
             raise SamplingError(
-                f"sampler {self.name}: {type(error).__name__} at the prompt's tokens: {error}; "
-                "override accept_prompt if only generated tokens count"
+                f"sampler {self.name}: {error!r:.200} at the prompt's tokens; override "
+                "accept_prompt if only generated tokens count"
             ) from error
 
     def mark(self) -> Any:

@@ -35,7 +35,6 @@ _NUMBERS = (
     "dry_base", "adaptive_target", "adaptive_decay", "mirostat_tau", "mirostat_eta",
 )  # fmt: skip
 _LEAST = {  # of whole numbers
-    "top_k": -(1 << 63),
     "min_keep": 0,
     "repeat_last_n": -1,
     "dry_allowed_length": 0,
@@ -52,7 +51,7 @@ def _is_real(value: Any) -> bool:
     return is_number and bool(abs(value) <= LARGEST)
 
 
-def _is_whole(value: Any, least: int) -> bool:
+def _is_whole(value: Any, least: float = -math.inf) -> bool:
     is_number = isinstance(value, (int, np.integer))
     return is_number and bool(value >= least)
 
@@ -189,6 +188,7 @@ class SamplingParams:
         for name in _NUMBERS:
             value = getattr(self, name)
             _check(_is_real(value), name, value, f"a finite number, {LARGEST:.2g} at most")
+        _check(_is_whole(self.top_k), "top_k", self.top_k, "a whole number")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             _check(_is_whole(value, least), name, value, f"a whole number, {least} or more")
