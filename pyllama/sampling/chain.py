@@ -214,7 +214,9 @@ class Chain:
         """The candidates that `sample` draws from; consumes no random numbers."""
         mark = self.mark()
         try:
-            return self._run(self._samplers, self._checked(logits))
+            candidates = self._run(self._samplers, self._checked(logits))
+            _ = candidates.ids  # found by the logits, which the caller may change later
+            return candidates
         finally:
             self.rollback(mark)
 

@@ -17,12 +17,75 @@ from llvmlite import ir
 from numba import types
 
 from pyggml.jit import compiled, emitted, inline_strict
+from pyggml.numba_internals import cgutils
 from pyggml.pointers import f32_ptr
 from pyllama.sampling.top import Floats
 
+_i32, _i64, _f32, _f64 = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType()
+
+
+def _same_bits(to: ir.Type, result: Any, arg: Any) -> Any:
+    def bitcast(b: Any, x: Any) -> Any:
+        return b.bitcast(x, to)
+
+    return emitted(bitcast, result=result, args=(arg,))
+
+
+f32_bits = _same_bits(_i32, types.int32, types.float32)
+f64_bits = _same_bits(_i64, types.int64, types.float64)
+bits_f32 = _same_bits(_f32, types.float32, types.int32)
+bits_f64 = _same_bits(_f64, types.float64, types.int64)
+
+
+def _scope(b: Any) -> Any:
+    """The alias scope of all elements that are read."""
+    domain = b.module.add_metadata(["pyllama"])
+    return b.module.add_metadata([b.module.add_metadata(["read", domain])])
+
+
+def _read(b: Any, place: Any) -> Any:
+    value = b.load(place)
+    value.set_metadata("alias.scope", _scope(b))
+    return value
+
+
+def _place(b: Any, values: Any, i: Any) -> Any:
+    return b.gep(b.inttoptr(values, _f32.as_pointer()), [i])
+
+
+def _load(b: Any, values: Any, i: Any) -> Any:
+    """Element ``i`` at an address, which no earlier `store_f32` may have written.
+
+    LLVM vectorizes no loop in which a table might be overwritten.
+    """
+    return _read(b, _place(b, values, i))
+
+
+def _store(b: Any, values: Any, i: Any, x: Any) -> None:
+    """Store element ``i`` at an address."""
+    b.store(x, _place(b, values, i)).set_metadata("noalias", _scope(b))
+
+
+load_f32 = emitted(_load, result=types.float32, args=(types.int64, types.int64))
+store_f32 = emitted(_store, args=(types.int64, types.int64, types.float32))
+
+
+def _table(values: list[float]) -> Any:
+    """A function for jitted code: the constant at an index."""
+    constants = ir.Constant(ir.ArrayType(_f64, len(values)), values)
+
+    def look_up(b: Any, i: Any) -> Any:
+        table = cgutils.global_constant(b, "table", constants)
+        return _read(b, b.gep(table, [ir.Constant(_i64, 0), i]))
+
+    return emitted(look_up, result=types.float64)
+
+
 _N = 32  # entries of the table of exp
-_POWERS = np.array([float(Decimal(2) ** (Decimal(i) / _N)) for i in range(_N)])  # 2^(i / _N)
+_power = _table([float(Decimal(2) ** (Decimal(i) / _N)) for i in range(_N)])  # 2^(i / _N)
 _INV_LN2 = float.fromhex("0x1.71547652b82fep+0") * _N
+_INV_LN2_HIGH = float(np.float32(_INV_LN2))  # its products with float32 are exact
+_INV_LN2_LOW = _INV_LN2 - _INV_LN2_HIGH
 _SHIFT = 1.5 * 2.0**52  # adding it rounds to an integer
 _E0 = float.fromhex("0x1.c6af84b912394p-5") / _N**3
 _E1 = float.fromhex("0x1.ebfce50fac4f3p-3") / _N**2
@@ -39,31 +102,15 @@ _LOG_ROWS = """
 0x1.b2036576afce6p-1  0x1.526e57720db08p-3  0x1.9c2d163a1aa2dp-1  0x1.bc2860d22477p-3
 0x1.886e6037841edp-1  0x1.1058bc8a07ee1p-2  0x1.767dcf5534862p-1  0x1.4043057b6ee09p-2
 """
-_LOG = np.array([float.fromhex(x) for x in _LOG_ROWS.split()])  # 1 / c, log(c) of 16 centers c
+_LOG = [float.fromhex(x) for x in _LOG_ROWS.split()]
+_inverse_center, _log_center = _table(_LOG[::2]), _table(_LOG[1::2])  # of 16 centers
 _LN2 = float.fromhex("0x1.62e42fefa39efp-1")
 _L0 = float.fromhex("-0x1.00ea348b88334p-2")
 _L1 = float.fromhex("0x1.5575b0be00b6ap-2")
 _L2 = float.fromhex("-0x1.ffffef20a4123p-2")
 _LOG_BASE = 0x3F330000  # bits of the lower end of the centers' range
+_EXPONENT = -(2**23)  # mask of the bits of sign and exponent
 _SMALLEST_NORMAL = np.float32(2.0**-126)
-
-
-def _to_f64(b: Any, x: Any) -> Any:
-    return b.bitcast(x, ir.DoubleType())
-
-
-def _to_f32(b: Any, x: Any) -> Any:
-    return b.bitcast(x, ir.FloatType())
-
-
-def _to_i32(b: Any, x: Any) -> Any:
-    return b.bitcast(x, ir.IntType(32))
-
-
-# the same bits as another type
-_bits_f64 = emitted(_to_f64, result=types.float64, args=(types.int64,))
-_bits_f32 = emitted(_to_f32, result=types.float32, args=(types.int32,))
-_f32_bits = emitted(_to_i32, result=types.int32, args=(types.float32,))
 
 
 @inline_strict
@@ -72,10 +119,11 @@ def exp32(x: Any) -> Any:
 
     Source: glibc sysdeps/ieee754/flt-32/e_expf.c, the method of ARM's optimized-routines.
     """
-    z = np.float64(_UNDERFLOW if x < _UNDERFLOW else x) * _INV_LN2
-    rounded = (z + _SHIFT) - _SHIFT
-    k, r = np.int64(np.int32(rounded)), z - rounded
-    scale = _POWERS[k & (_N - 1)] * _bits_f64((1023 + (k >> 5)) << 52)
+    x = np.float64(_UNDERFLOW if x < _UNDERFLOW else x)
+    shifted = x * _INV_LN2 + _SHIFT
+    rounded, k = shifted - _SHIFT, f64_bits(shifted)  # the low bits of k are those of the integer
+    r = (x * _INV_LN2_HIGH - rounded) + x * _INV_LN2_LOW  # rounded once, as with FMA in glibc
+    scale = bits_f64(f64_bits(_power(k & (_N - 1))) + ((k & -_N) << 47))  # 2^(k / _N)
     return np.float32(((_E0 * r + _E1) * (r * r) + (_E2 * r + 1.0)) * scale)
 
 
@@ -86,14 +134,20 @@ def log32(x: Any) -> Any:
     Source: glibc sysdeps/ieee754/flt-32/e_logf.c, the method of ARM's optimized-routines.
     """
     is_subnormal = x < _SMALLEST_NORMAL
-    bits = np.int64(_f32_bits(x * np.float32(2.0**23) if is_subnormal else x))
-    bits -= 23 << 23 if is_subnormal else 0
-    offset = bits - _LOG_BASE
-    i, k = (offset >> 19) & 15, offset >> 23
-    r = np.float64(_bits_f32(np.int32(bits - (k << 23)))) * _LOG[2 * i] - 1.0
+    bits = f32_bits(x * np.float32(2.0**23) if is_subnormal else x)
+    offset = np.int32(bits - _LOG_BASE)
+    i, k = (offset >> 19) & 15, (offset >> 23) - (23 if is_subnormal else 0)
+    r = np.float64(bits_f32(np.int32(bits - (offset & _EXPONENT)))) * _inverse_center(i) - 1.0
     r2 = r * r
-    y = (_L0 * r2 + (_L1 * r + _L2)) * r2 + ((_LOG[2 * i + 1] + k * _LN2) + r)
+    y = (_L0 * r2 + (_L1 * r + _L2)) * r2 + ((_log_center(i) + np.int32(k) * _LN2) + r)
     return np.float32(y) if x > 0 else np.float32(-np.inf)
+
+
+@inline_strict
+def log_all(values: Any, n: Any, result: Any) -> None:
+    """Store `log32` of n values; both are addresses."""
+    for i in range(n):
+        store_f32(result, i, log32(load_f32(values, i)))
 
 
 @inline_strict
@@ -108,7 +162,8 @@ def sum32(values: Any, n: Any) -> Any:
 def entropy_of(probs: Floats) -> np.float32:
     """The entropy of descending probabilities, summed in order."""
     probs = np.ascontiguousarray(probs)
-    return np.float32(_entropy_of(probs.ctypes.data, probs.size))
+    logs = np.empty_like(probs)
+    return np.float32(_entropy_of(probs.ctypes.data, probs.size, logs.ctypes.data))
 
 
 def exp_differences(logits: Floats, top: np.float32) -> Floats:
@@ -121,8 +176,9 @@ def exp_differences(logits: Floats, top: np.float32) -> Floats:
 
 def log_of(values: Floats) -> Floats:
     """float32[n]: the logarithms of values from 0."""
-    result = np.ascontiguousarray(values).copy()
-    _log_of(result.ctypes.data, result.size)
+    values = np.ascontiguousarray(values)
+    result = np.empty_like(values)
+    _log_of(values.ctypes.data, values.size, result.ctypes.data)
     return result
 
 
@@ -134,16 +190,13 @@ def sum_of(values: Floats) -> np.float32:
 
 @compiled(types.void(types.int64, types.int64, types.float32, types.int64))
 def _exp_differences(logits: Any, n: Any, top: Any, result: Any) -> None:
-    logits, result = f32_ptr(logits), f32_ptr(result)
     for i in range(n):
-        result[i] = exp32(logits[i] - top)
+        store_f32(result, i, exp32(load_f32(logits, i) - top))
 
 
-@compiled(types.void(types.int64, types.int64))
-def _log_of(values: Any, n: Any) -> None:
-    values = f32_ptr(values)
-    for i in range(n):
-        values[i] = log32(values[i])
+@compiled(types.void(*[types.int64] * 3))
+def _log_of(values: Any, n: Any, result: Any) -> None:
+    log_all(values, n, result)
 
 
 @compiled(types.float32(types.int64, types.int64))
@@ -151,14 +204,15 @@ def _sum_of(values: Any, n: Any) -> Any:
     return sum32(f32_ptr(values), n)
 
 
-@compiled(types.float32(types.int64, types.int64))
-def _entropy_of(probs: Any, n: Any) -> Any:
-    probs, entropy = f32_ptr(probs), np.float32(0)
+@compiled(types.float32(*[types.int64] * 3))
+def _entropy_of(probs: Any, n: Any, logs: Any) -> Any:
+    log_all(probs, n, logs)
+    probs, logs, entropy = f32_ptr(probs), f32_ptr(logs), np.float32(0)
     for i in range(n):
         if probs[i] == 0:
             break
         before = entropy
-        entropy -= probs[i] * log32(probs[i])
+        entropy -= probs[i] * logs[i]
         # -p log p falls with p from 1 / e on: further terms are rounded off too
         if entropy == before and probs[i] < np.float32(0.25):
             break

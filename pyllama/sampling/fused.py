@@ -186,8 +186,8 @@ def _pick(
         return -1
     logits, keys, steps = f32_ptr(logits), i64_ptr(work), f64_ptr(chosen + 8 * k)
     # free memory: at least 2 k int64 of the grid of `gather`, and k float32
-    order, distances, saved = work + 16 * k, work + 24 * k, f32_ptr(chosen + 4 * k)
-    stack = distances + (4 * k + 7) // 8 * 8
+    order, distances, probs = work + 16 * k, work + 24 * k, chosen + 4 * k
+    stack, saved = distances + (4 * k + 7) // 8 * 8, f32_ptr(probs)
     chosen, n, is_sorted = f32_ptr(chosen), min(k, count), True
     sort_keys(keys, count)
     for i in range(n):
@@ -221,9 +221,9 @@ def _pick(
                 total += saved[j]
             for j in range(n):
                 saved[j] /= total
-            n = typical(saved, n, a, b, f32_ptr(distances), i64_ptr(order), i64_ptr(stack))
-            _permute(keys, i64_ptr(order), n_all, n, i64_ptr(distances))
-            _permute(chosen, i64_ptr(order), n_all, n, saved)
+            n = typical(probs, n, a, b, distances, order, stack)
+            _permute(keys, i32_ptr(order), n_all, n, i64_ptr(distances))
+            _permute(chosen, i32_ptr(order), n_all, n, saved)
             is_sorted = False
         elif step == _XTC:
             if n > 1:

@@ -13,9 +13,9 @@ import numpy as np
 from numba import types
 
 from pyggml.jit import compiled, inline_strict
-from pyggml.pointers import f32_ptr, i64_ptr
+from pyggml.pointers import f32_ptr, i32_ptr, i64_ptr
 from pyllama.sampling.candidates import Candidates
-from pyllama.sampling.float_math import log32
+from pyllama.sampling.float_math import log_all
 from pyllama.sampling.sampler import ChainSetup, Sampler
 from pyllama.sampling.std_sort import SMALL, heap_sort, insertion_sort, partition
 from pyllama.sampling.truncation import MAX_COUNT
@@ -49,17 +49,12 @@ class Typical(Sampler):
     def apply(self, candidates: Candidates) -> None:
         candidates.keep_top(len(candidates))
         probs, min_keep = candidates.probs(), min(self._min_keep, MAX_COUNT)
-        distances, order = np.empty_like(probs), np.empty(probs.size + MAX_STACK, np.int64)
-        addresses = [x.ctypes.data for x in (probs, distances, order)]
-        count = _nearest(*addresses, probs.size, float(self._p), min_keep)
+        distances, order = np.empty_like(probs), np.empty(probs.size, np.int32)
+        stack = np.empty(MAX_STACK, np.int64)
+        addresses = [x.ctypes.data for x in (distances, order, stack)]
+        count = _nearest(probs.ctypes.data, probs.size, float(self._p), min_keep, *addresses)
         candidates.keep(order[:count])
         candidates.sorted = False
-
-
-@compiled(types.int64(*[types.int64] * 4, types.float64, types.int64))
-def _nearest(probs: Any, distances: Any, order: Any, n: Any, p: Any, min_keep: Any) -> Any:
-    stack = i64_ptr(order + 8 * n)
-    return typical(f32_ptr(probs), n, p, min_keep, f32_ptr(distances), i64_ptr(order), stack)
 
 
 @inline_strict
@@ -71,13 +66,14 @@ def typical(
     Only the part of the order that is needed is sorted.
 
     Args:
-        probs: float32[n], descending.
-        distances: memory for float32[n].
-        order: memory for int64[n].
-        stack: memory for int64[`MAX_STACK`], or for n / 2.
+        probs: address of float32[n], descending.
+        distances: address of memory for float32[n].
+        order: address of memory for int32[n].
+        stack: address of memory for int64[`MAX_STACK`], or for n / 2.
     """
-    for i in range(n):
-        distances[i] = log32(probs[i])
+    log_all(probs, n, distances)
+    probs, distances = f32_ptr(probs), f32_ptr(distances)
+    order, stack = i32_ptr(order), i64_ptr(stack)
     entropy = np.float32(0)
     for i in range(n):
         entropy += -probs[i] * distances[i]
@@ -107,3 +103,10 @@ def typical(
             n_waiting -= 1
             last, depth = stack[n_waiting] >> 8, stack[n_waiting] & 255
     return n
+
+
+@compiled(types.int64(types.int64, types.int64, types.float64, *[types.int64] * 4))
+def _nearest(
+    probs: Any, n: Any, p: Any, min_keep: Any, distances: Any, order: Any, stack: Any
+) -> Any:
+    return typical(probs, n, p, min_keep, distances, order, stack)

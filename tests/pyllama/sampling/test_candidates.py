@@ -54,6 +54,25 @@ def test_keeping_the_top_twice_is_keeping_the_smaller() -> None:
     assert candidates.token(candidates.argmax()) == 1
 
 
+@PROPERTY
+@given(
+    hnp.arrays(np.float32, st.integers(1, 40), elements=st.sampled_from([-np.inf, -1, -0.0, 0, 2]))
+)
+def test_ids_of_a_sorted_vocabulary(logits: Floats) -> None:
+    expected = (-logits).argsort(kind="stable")
+    half = (len(expected) + 1) // 2
+    for which in (slice(half), np.arange(half)[::-1], np.arange(len(expected)) % 2 == 0):
+        candidates = Candidates(logits)
+        candidates.keep_top(len(logits))
+        assert candidates.sorted and candidates.logits.tolist() == logits[expected].tolist()
+        candidates.logits = candidates.logits / np.float32(2)
+        candidates.keep(which)
+        tokens = [candidates.token(i) for i in range(len(candidates))]
+        assert tokens == expected[which].tolist() == candidates.ids.tolist()
+        candidates.keep_top(len(candidates))
+        assert [candidates.token(i) for i in range(len(candidates))] == candidates.ids.tolist()
+
+
 def test_editing_keeps_the_order_and_spares_the_source() -> None:
     logits = np.array([1, 3, 2, 3, 0], np.float32)
     candidates = Candidates(logits)

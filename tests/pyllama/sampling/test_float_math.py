@@ -12,7 +12,8 @@ from pyllama.sampling.float_math import entropy_of, exp_differences, log_of, sum
 
 RNG = np.random.default_rng(0)
 EXPONENTS = np.concatenate([-110 * RNG.random(20_000), [0, -np.inf, -103.9, -104]])
-EXPONENTS = EXPONENTS.astype(np.float32)
+# the only two floats whose exp has other bits if the reduced argument is rounded twice
+EXPONENTS = np.concatenate([EXPONENTS, [-63.09946, 32.564632]]).astype(np.float32)
 PROBS = RNG.integers(0, 0x3F800001, 20_000).astype(np.int32).view(np.float32)
 PROBS[:3] = 0, 1, 1e-45
 
