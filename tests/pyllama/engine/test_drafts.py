@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,14 @@ from pyllama.speculative import (
     Draft,
     Drafter,
     LookupCache,
+    ModelDrafter,
     NgramSimple,
     PromptLookup,
     Speculation,
     SuffixDecoding,
+    Translated,
     View,
+    self_draft,
 )
 
 from ..models import Spec, random_weights, write_model
@@ -223,6 +227,62 @@ def test_every_drafter(make: Make, drafter: Callable[[], Drafter], adaptive: boo
         (without,) = run(make(n_ctx=256), [request])
         (events,) = run(make(n_ctx=256), [request], drafter(), adaptive=adaptive)
         assert plain(events) == plain(without)
+
+
+def other_model(folder: Path, seed: int) -> Context:
+    """A draft model: with the target's weights for seed 0, which it then always predicts."""
+    spec = Spec()
+    path = write_model(folder / f"{seed}.gguf", spec, random_weights(spec, seed))
+    return Context(Model.load(path), n_ctx=512, n_seq_max=4, n_threads=1)
+
+
+DRAFTERS: dict[str, Callable[[Path, Context], Drafter]] = {
+    "prompt lookup": lambda folder, target: PromptLookup(),
+    "ngram-simple": lambda folder, target: NgramSimple(1, 4),
+    "lookup cache": lambda folder, target: LookupCache(),
+    "suffix": lambda folder, target: SuffixDecoding(),
+    "suffix tree": lambda folder, target: SuffixDecoding(is_tree=True),
+    **{
+        f"model of seed {seed}, width {width}": lambda folder, target, seed=seed, width=width: (
+            ModelDrafter(other_model(folder, seed), width=width, p_min=0, p_split=0)
+        )
+        for seed in (0, 1)
+        for width in (1, 2, 3, 4)
+    },
+    "self-draft": lambda folder, target: self_draft(target, n_layer=1, p_min=0),
+    "translated": lambda folder, target: Translated(
+        ModelDrafter(other_model(folder, 0), p_min=0),
+        target.model.tokenizer,
+        target.model.tokenizer,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_fifty_random_prompts(
+    make: Make, tmp_path: Path, name: str, params: SamplingParams
+) -> None:
+    random = np.random.default_rng(26)
+    words = [random.integers(3, 259, n).tolist() for n in (1, 2, 3, 5)]
+    prompts = [
+        [t for i in random.integers(0, 4, random.integers(1, 9)) for t in words[i]]
+        for _ in range(50)
+    ]
+    target = make(n_ctx=512, n_seq_max=4)
+    wanted = sorted(generate_many(target, prompts, params, n_predict=16))
+    for n_seq_max in (4, 1):
+        target = make(n_ctx=512, n_seq_max=n_seq_max)
+        speculation = Speculation(DRAFTERS[name](tmp_path, target), 6, adaptive=False)
+        n = 50 if n_seq_max == 4 else 10
+        got = sorted(
+            generate_many(target, prompts[:n], params, n_predict=16, speculation=speculation)
+        )
+        assert got == [pair for pair in wanted if pair[0] < n]
+        stats = speculation.stats
+        assert stats.n_drafted > 0 or name == "translated"  # random bytes are no text
+        if "seed 0, width 1" in name and params is GREEDY:
+            assert stats.n_accept == stats.n_drafted
 
 
 def test_limits(make: Make) -> None:
