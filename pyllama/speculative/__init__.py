@@ -8,23 +8,32 @@ Independent of models and of the engine; `docs/speculation.md` has the rules.
 """
 
 from .draft import Draft, Drafter, Index, IndexDrafter, View
+from .first_of import FirstOf
 from .length import AcceptRates, DraftLength, Step, StepTimes
 from .lookup import NgramSimple, PromptLookup
 from .lookup_cache import LookupCache, NgramCache
+from .names import DRAFTERS, drafter_by_name
+from .ngram_map import NgramMapK, NgramMapK4V
+from .ngram_mod import NgramMod
 from .stats import Stats
 from .suffix import SuffixDecoding
 from .translate import Translated, mismatch
 from .verify import Verdict, Verifier
 
 __all__ = [
+    "DRAFTERS",
     "AcceptRates",
     "Draft",
     "DraftLength",
     "Drafter",
+    "FirstOf",
     "Index",
     "IndexDrafter",
     "LookupCache",
     "NgramCache",
+    "NgramMapK",
+    "NgramMapK4V",
+    "NgramMod",
     "NgramSimple",
     "PromptLookup",
     "Stats",
@@ -35,5 +44,6 @@ __all__ = [
     "Verdict",
     "Verifier",
     "View",
+    "drafter_by_name",
     "mismatch",
 ]
