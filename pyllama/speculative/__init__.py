@@ -1,10 +1,12 @@
 """Speculative decoding: drafters, exact verification, adaptive draft length.
 
-    verifier = Verifier(chain)
+    engine = Engine(context, speculation=Speculation(PromptLookup()))
+
+    verifier = Verifier(chain)                                  # by hand
     draft = drafter.propose([view], [n])[0]
     verdict = verifier.verify(draft, lambda row: logits[row])
 
-Independent of models and of the engine; `docs/speculation.md` has the rules.
+Independent of the engine; `docs/speculation.md` has the rules.
 """
 
 from .draft import Draft, Drafter, Index, IndexDrafter, View
@@ -15,6 +17,7 @@ from .lookup_cache import LookupCache, NgramCache
 from .names import DRAFTERS, drafter_by_name
 from .ngram_map import NgramMapK, NgramMapK4V
 from .ngram_mod import NgramMod
+from .speculation import Speculation
 from .stats import Stats
 from .suffix import SuffixDecoding
 from .translate import Translated, mismatch
@@ -36,6 +39,7 @@ __all__ = [
     "NgramMod",
     "NgramSimple",
     "PromptLookup",
+    "Speculation",
     "Stats",
     "Step",
     "StepTimes",
