@@ -454,10 +454,11 @@ class Engine:
         path = path[: len(found) - 1]  # without speculation the last token is not evaluated
         if is_tree:
             context.kv.commit_tree(sequence.seq_id, [0, *(node + 1 for node in path)])
+        elif draft is not None and len(path) < len(draft):
+            context.kv.drop_last(sequence.seq_id, len(draft) - len(path))
         accepted = [] if draft is None else [draft.tokens[node] for node in path]
         rows, at = [first, *(first + 1 + node for node in path)], sequence.n_tokens
         sequence.append([job.tokens[-1], *accepted])
-        sequence.truncate()
         self._logits_of, self._logits_at, self._logits_rows = sequence, sequence.n_tokens, rows
         if sequence.on_logits is not None:
             sequence.on_logits(at, context.logits[rows])
