@@ -14,6 +14,7 @@ from .first_of import FirstOf
 from .length import AcceptRates, DraftLength, Step, StepTimes
 from .lookup import NgramSimple, PromptLookup
 from .lookup_cache import LookupCache, NgramCache
+from .model import ModelDrafter, draft_model, self_draft
 from .names import DRAFTERS, drafter_by_name
 from .ngram_map import NgramMapK, NgramMapK4V
 from .ngram_mod import NgramMod
@@ -33,6 +34,7 @@ __all__ = [
     "Index",
     "IndexDrafter",
     "LookupCache",
+    "ModelDrafter",
     "NgramCache",
     "NgramMapK",
     "NgramMapK4V",
@@ -48,6 +50,8 @@ __all__ = [
     "Verdict",
     "Verifier",
     "View",
+    "draft_model",
     "drafter_by_name",
     "mismatch",
+    "self_draft",
 ]
