@@ -18,6 +18,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -88,8 +89,8 @@ class Llama:
         sparse, sparse_threshold: sparse inference of ReLU models, see `Model.load`.
         chat_handler: called with ``llama=`` and all arguments instead of `create_chat_completion`.
         draft_model: proposes tokens, which saves time and changes no text: a function of token ids
-            such as `LlamaPromptLookupDecoding`, a `Drafter`, a `Speculation`, or names of
-            drafters, see `pyllama.llama.draft`.
+            such as `LlamaPromptLookupDecoding`, a GGUF file, a `Model`, a `Drafter`, a
+            `Speculation`, or names of drafters, see `pyllama.llama.draft`.
         verbose: print load, reuse and timings to stderr; warnings are logged in any case.
 
     Other arguments of llama-cpp-python are refused if they would change results, and logged as a
@@ -160,6 +161,7 @@ class Llama:
     ) -> None:
         self._lock = CallLock("this Llama object", self._recover)
         self._held: Scores | None = None
+        self._drafting = ExitStack()  # closes what was opened for drafts
         check_arguments("Llama", locals())
         check_draft_model(draft_model)
         types = cache_type("type_k", type_k), cache_type("type_v", type_v)
@@ -198,7 +200,7 @@ class Llama:
                 swa_full=bool(swa_full),
                 overrides=changed,
             )
-            speculation = speculation_for(draft_model)
+            speculation, self._drafting = speculation_for(draft_model, context)
             lease = Lease(Engine(context, timings=self._timings, speculation=speculation))
             self._held = Scores(lease, logits_all=logits_all)
             self._n_ctx = context.n_ctx
@@ -331,6 +333,7 @@ class Llama:
             if held is not None:
                 held.lease.on_logits(None)  # breaks the reference cycle, to free the cache
                 held.lease.context.close()
+            self._drafting.close()
             self._model.close()
 
     def __enter__(self) -> Self:

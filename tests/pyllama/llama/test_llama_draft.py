@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama import Llama, LlamaDraftModel, LlamaPromptLookupDecoding
+from pyllama import Llama, LlamaDraftModel, LlamaPromptLookupDecoding, Model
 from pyllama.errors import DraftError
 from pyllama.llama.draft import FunctionDrafter
 from pyllama.speculative import FirstOf, PromptLookup, Speculation, SuffixDecoding
+from pyllama.speculative.model import ModelDrafter
 
 from ..fake_context import text_of
 from ..models import Spec, random_weights, write_model
@@ -56,21 +59,24 @@ def make(model_path: Path) -> Make:
     return llama
 
 
-FORMS: dict[str, Callable[[], object]] = {
-    "llama-cpp-python's": lambda: LlamaPromptLookupDecoding(),
-    "derived": lambda: Repeated(),
-    "function": lambda: lambda ids: ids[:3].tolist(),
-    "no tokens": lambda: lambda ids: [],
-    "names": lambda: "suffix, prompt-lookup",
-    "drafter": lambda: SuffixDecoding(is_tree=True),
-    "speculation": lambda: Speculation(PromptLookup(1), max_draft=3, min_draft=2),
+FORMS: dict[str, Callable[[Path], object]] = {
+    "llama-cpp-python's": lambda path: LlamaPromptLookupDecoding(),
+    "derived": lambda path: Repeated(),
+    "function": lambda path: lambda ids: ids[:3].tolist(),
+    "no tokens": lambda path: lambda ids: [],
+    "names": lambda path: "suffix, prompt-lookup",
+    "drafter": lambda path: SuffixDecoding(is_tree=True),
+    "speculation": lambda path: Speculation(PromptLookup(1), max_draft=3, min_draft=2),
+    "path": lambda path: path,
+    "text path": str,
+    "model": Model.load,
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_texts_are_those_without(make: Make, form: str) -> None:
+def test_texts_are_those_without(make: Make, model_path: Path, form: str) -> None:
     plain = make()
-    drafting = make(FORMS[form]())
+    drafting = make(FORMS[form](model_path))
     for options in (
         {"temperature": 0.0},
         DRAWN,
@@ -84,6 +90,13 @@ def test_texts_are_those_without(make: Make, form: str) -> None:
         assert drafting.n_tokens == plain.n_tokens
         assert drafting.sample(temp=0) == plain.sample(temp=0)
     assert (drafting.speculation.stats.n_drafted > 0) == (form != "no tokens")
+
+
+def test_all_drafts_of_the_same_model_are_accepted(make: Make, model_path: Path) -> None:
+    llama = make(model_path)
+    llama(PROMPT, max_tokens=40, temperature=0)
+    stats = llama.speculation.stats
+    assert stats.n_accept == stats.n_drafted > 30
 
 
 def test_logits_are_those_without(make: Make) -> None:
@@ -101,10 +114,10 @@ def test_logits_are_those_without(make: Make) -> None:
     assert np.array_equal(state.scores[-1], plain._scores[-1])
 
 
-def test_generators(make: Make) -> None:
+def test_generators(make: Make, model_path: Path) -> None:
     """Tokens may be sent into the middle of a draft; other calls may come between two tokens."""
     found = []
-    for draft_model in (None, Repeated()):
+    for draft_model in (None, model_path):
         llama = make(draft_model)
         tokens = llama.tokenize(PROMPT.encode())
         run = llama.generate(tokens, temp=0.0)
@@ -118,12 +131,13 @@ def test_generators(make: Make) -> None:
     assert found[0] == found[1] and llama.speculation.stats.n_accept > 0
 
 
-def test_the_drafters_of_each_form(make: Make) -> None:
+def test_the_drafters_of_each_form(make: Make, model_path: Path) -> None:
     for form, kind, max_draft in (
         (LlamaPromptLookupDecoding(3, 5), PromptLookup, 5),
         (Repeated(), FunctionDrafter, 16),
         ("suffix,prompt-lookup", FirstOf, 16),
         (SuffixDecoding(), SuffixDecoding, 16),
+        (model_path, ModelDrafter, 16),
     ):
         speculation = make(form).speculation
         assert isinstance(speculation.drafter, kind) and speculation.max_draft == max_draft
@@ -149,8 +163,9 @@ def test_prompt_lookup_as_a_function() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("ngram", "unknown drafter 'ngram': the names are none, ngram-simple"),
-        ("suffix,x", "unknown drafter 'x': the names are"),
+        ("ngram", "draft_model='ngram': there is no such file, and the names of drafters are none"),
+        ("suffix,x", "draft_model='suffix,x': there is no such file"),
+        (Path("/no/such.gguf"), r"draft_model='/no/such.gguf': there is no such file"),
         (SuffixDecoding, "draft_model=<class .* is no draft model"),
         (5, "draft_model=5 is no draft model; want a function of token ids"),
     ],
@@ -176,6 +191,21 @@ def test_errors_of_a_function(make: Make) -> None:
                 llama(PROMPT, max_tokens=20, temperature=0)
             answers.pop(0)
         assert text_of(llama(PROMPT, max_tokens=20, temperature=0)) == wanted
+
+
+def test_a_draft_model_is_closed(make: Make, model_path: Path) -> None:
+    """A model of the caller's stays open."""
+    own = Model.load(model_path)
+    for given in (model_path, own):
+        llama = make(given)
+        llama(PROMPT, max_tokens=9)
+        context = llama.speculation.drafter.context
+        model, alive = context.model, weakref.ref(context)
+        del context
+        llama.close()
+        gc.collect()
+        assert llama.speculation is None and alive() is None
+        assert bool(model.weights) == (model is own)
 
 
 def test_without_weights(make: Make) -> None:
