@@ -10,10 +10,14 @@ Independent of the engine; `docs/speculation.md` has the rules.
 """
 
 from .draft import Draft, Drafter, Index, IndexDrafter, View
+from .first_of import FirstOf
 from .length import AcceptRates, DraftLength, Step, StepTimes
 from .lookup import NgramSimple, PromptLookup
 from .lookup_cache import LookupCache, NgramCache
 from .model import ModelDrafter, draft_model, self_draft
+from .names import DRAFTERS, drafter_by_name
+from .ngram_map import NgramMapK, NgramMapK4V
+from .ngram_mod import NgramMod
 from .speculation import Speculation
 from .stats import Stats
 from .suffix import SuffixDecoding
@@ -21,15 +25,20 @@ from .translate import Translated, mismatch
 from .verify import Verdict, Verifier
 
 __all__ = [
+    "DRAFTERS",
     "AcceptRates",
     "Draft",
     "DraftLength",
     "Drafter",
+    "FirstOf",
     "Index",
     "IndexDrafter",
     "LookupCache",
     "ModelDrafter",
     "NgramCache",
+    "NgramMapK",
+    "NgramMapK4V",
+    "NgramMod",
     "NgramSimple",
     "PromptLookup",
     "Speculation",
@@ -42,6 +51,7 @@ __all__ = [
     "Verifier",
     "View",
     "draft_model",
+    "drafter_by_name",
     "mismatch",
     "self_draft",
 ]
