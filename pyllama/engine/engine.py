@@ -100,6 +100,8 @@ class Engine:
         self._any_deadline = False
         self._busy = False  # within a step
         self._needs_resync = False  # a step was interrupted: cache and sequences may differ
+        if speculation is not None:
+            context.reserve(speculation.sizes(1))
         self._logits_of: Sequence | None = None  # the sequence of the context's last logits
         self._logits_at = 0  # its number of tokens at that decode
 
@@ -310,7 +312,7 @@ class Engine:
                 return False
             tokens.append(job.tokens[n])
             sequences.append(sequence)
-        clock, n_reused = time.perf_counter, context.n_reused
+        clock, n_reused, build_s = time.perf_counter, context.n_reused, context.build_s
         start = clock()
         try:
             context.decode(Batch(tokens, seq_id=[s.seq_id for s in sequences], logits="all"))
@@ -326,7 +328,7 @@ class Engine:
             self._sample(job, sequences[output], output)
         n, n_reused, sample_s = len(tokens), context.n_reused - n_reused, clock() - decoded
         self.timings.count_decode(n, decoded - start, n_reused, n, sample_s)
-        if self.speculation is not None:
+        if self.speculation is not None and context.build_s == build_s:
             self.speculation.count_step(n, 0, n, decoded - start, sample_s)
         return True
 
@@ -350,7 +352,7 @@ class Engine:
         if drafts is None:
             return False
         batch, first = self._draft_batch(jobs, drafts)
-        clock, n_reused = time.perf_counter, context.n_reused
+        clock, n_reused, build_s = time.perf_counter, context.n_reused, context.build_s
         start = clock()
         try:
             context.decode(batch)
@@ -363,8 +365,8 @@ class Engine:
         self._logits_of = None
         n, n_reused, sample_s = len(jobs), context.n_reused - n_reused, clock() - decoded
         self.timings.count_drafted(n_tokens, decoded - start, n_reused, sample_s)
-        n_drafted = len(batch.tokens) - n
-        speculation.count_step(n, n_drafted, n_tokens, decoded - start, sample_s)
+        decode_s = decoded - start - (context.build_s - build_s)
+        speculation.count_step(n, len(batch.tokens) - n, n_tokens, decode_s, sample_s)
         return True
 
     def _draft_batch(self, jobs: Seq[Job], drafts: list[Draft | None]) -> tuple[Batch, list[int]]:
@@ -549,7 +551,7 @@ class Engine:
     def _decode(self, rows: Seq[Row]) -> None:
         """Evaluate rows as one batch. Raises: as `Context.decode`."""
         context, first = self.context, rows[0]
-        n_reused, start = context.n_reused, time.perf_counter()
+        n_reused, build_s, start = context.n_reused, context.build_s, time.perf_counter()
         if len(rows) == 1 and len(first.tokens) == 1 and first.outputs == "last":
             n_tokens = 1
             context.decode_token(first.tokens[0], first.sequence.seq_id)
@@ -557,9 +559,10 @@ class Engine:
             batch = batch_of(rows)
             n_tokens = len(batch.tokens)
             context.decode(batch)
-        self.timings.count_decode(
-            n_tokens, time.perf_counter() - start, context.n_reused - n_reused
-        )
+        decode_s = time.perf_counter() - start
+        self.timings.count_decode(n_tokens, decode_s, context.n_reused - n_reused)
+        if self.speculation is not None:
+            self.speculation.count_prompt(n_tokens, decode_s - (context.build_s - build_s))
         output = 0
         self._logits_of = None
         for row in rows:

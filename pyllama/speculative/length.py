@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import exp, log
+from math import exp, inf, log
 from operator import mul
 
 _MEMORY = 16  # drafts that accept rates remember, on average
@@ -34,6 +34,7 @@ _MAX_BUDGET = 8.0  # gains beyond are not spent on later losses
 _PLAIN_EVERY = 128  # steps: one without drafts, to measure its time; more often at first
 _MIN_PLAIN = 4  # steps without drafts before the first draft
 _MEDIAN = 5  # times
+_ROWS_OF_PROMPTS = 1.5  # time per row in small steps, in that of prompts; until it is measured
 
 
 class StepTimes:
@@ -41,7 +42,8 @@ class StepTimes:
 
     Each is a moving average of medians of the last 5 times, so that single slow steps do not count.
     All row counts share a factor that follows the growth of the context and the load of the
-    machine; the times relative to it change more slowly. Times of prompts may be counted too.
+    machine; the times relative to it change more slowly. The time per row of prompts, where rows
+    are cheapest, tells what rows cost that were not measured yet.
     """
 
     def __init__(self) -> None:
@@ -50,6 +52,7 @@ class StepTimes:
         self._last: dict[int, deque[float]] = {}
         self._n_seen: dict[int, int] = {}
         self._table: tuple[list[int], list[float]] | None = None  # see `_known`
+        self._row_s = inf  # of prompts
 
     def count(self, rows: int, seconds: float) -> None:
         """Add a measured step."""
@@ -68,6 +71,10 @@ class StepTimes:
         self._level += error / 8
         self._curve[rows] += error / 32
 
+    def count_prompt(self, rows: int, seconds: float) -> None:
+        """Add a measured step of many rows of which few have logits."""
+        self._row_s = min(self._row_s, seconds / rows)
+
     def n_seen(self, rows: int) -> int:
         """Number of measured steps of so many rows."""
         return self._n_seen.get(rows, 0)
@@ -78,7 +85,8 @@ class StepTimes:
         Args:
             rows: number of rows.
             pessimistic: for unknown numbers of rows assume the time per row of the next smaller
-                known one; else half of it for each further row, or the known slope.
+                known one; else half of it for each further row, or the known slope; but not more
+                than 1.5 times what these rows take in prompts.
         """
         known, times = self._known()
         if not known:
@@ -99,7 +107,8 @@ class StepTimes:
             slope /= 2
             if above > 1:
                 slope = min(slope, (low_s - times[above - 2]) / (low - known[above - 2]))
-        return low_s + slope * (rows - low)
+        by_prompts = max(low_s, _ROWS_OF_PROMPTS * rows * self._row_s)
+        return min(low_s + slope * (rows - low), by_prompts)
 
     def _known(self) -> tuple[list[int], list[float]]:
         """The numbers of rows of measured steps, and their times, which do not decrease."""

@@ -20,6 +20,10 @@ from .draft import Draft, Drafter, View
 from .length import AcceptRates, DraftLength, Step
 from .stats import Stats
 
+_SIZES = (2, 3, 4, 6, 8, 12)
+_MOST = 17
+_PROMPT = 32  # tokens: the time per row of shorter prompts is not that of long ones
+
 
 @dataclass
 class Speculation:
@@ -53,6 +57,11 @@ class Speculation:
         self._rates = AcceptRates()
         self._texts: dict[int, AcceptRates] = {}
         self._draft_s = 0.0  # of this step
+
+    def sizes(self, n_texts: int) -> list[int]:
+        """Numbers of rows of steps whose graphs should be built before the first draft."""
+        most = min(n_texts * (1 + self.max_draft), _MOST)
+        return [n for n in _SIZES if n < most] + [most]
 
     def propose(self, views: Sequence[View], limits: Sequence[int]) -> list[Draft | None] | None:
         """The drafts of a step.
@@ -113,6 +122,11 @@ class Speculation:
             times = self._lengths.times
             plain_s = times.seconds(n_texts) * n_tokens / n_texts if times.n_seen(n_texts) else 0.0
             self.stats.count_step(decode_s, sample_s, plain_s)
+
+    def count_prompt(self, n_tokens: int, decode_s: float) -> None:
+        """Count a decode of tokens of prompts, which tells what rows cost."""
+        if n_tokens >= _PROMPT:
+            self._lengths.times.count_prompt(n_tokens, decode_s)
 
     def release(self, view: View) -> None:
         """The text has ended, or its tokens have changed."""
