@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -82,6 +83,47 @@ def test_the_text_is_that_without_drafts(
     assert drafted[:2] == plain[:2]
     code, out, _ = run(completion.command, folder, *COMPLETE, *settings, *DRAFTERS[drafter])
     assert (code, out) == plain[:2]
+
+
+SETTINGS = {
+    "a context shift": ("-n", 60, "-c", 84, "--context-shift", "--keep", 2),
+    "a full context": ("-n", -1, "-c", 90),
+    "no tokens": ("-n", 0),
+    "one token": ("-n", 1),
+    "a stop string": ("-r", "\u0001", "-r", "a", "-r", "e"),
+    "a grammar": ("--grammar", 'root ::= [a-e]+ "." [0-9]*'),
+    "penalties": ("--repeat-penalty", 1.5, "--dry-multiplier", 0.8, "-s", 3),
+    "mirostat": ("--mirostat", 2, "-s", 4),
+    "small batches": ("-b", 4, "-ub", 2),
+}
+
+
+@pytest.mark.parametrize("drafter", [("-md", "x.gguf"), ("--lookup", "--spec-type", "suffix")])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_hold_with_drafts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, setting: str, drafter: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(folder)
+    args = (*COMPLETE, "-s", 9, *SETTINGS[setting])
+    plain = run(completion.command, folder, *args)
+    assert plain[0] == 0
+    drafted = run(completion.command, folder, *args, *drafter, "--no-adaptive-draft")
+    assert drafted[:2] == plain[:2]
+
+
+def test_prompt_cache_with_drafts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(folder)
+    drafts = ("-md", "x.gguf", "--no-adaptive-draft")
+    plain = run(completion.command, folder, *COMPLETE, "--prompt-cache", tmp_path / "a")
+    drafted = run(completion.command, folder, *COMPLETE, "--prompt-cache", tmp_path / "b", *drafts)
+    assert plain[0] == drafted[0] == 0
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    every = ("--temp", 0, "--prompt-cache", tmp_path / "b", "--prompt-cache-all")
+    first = run(completion.command, folder, *COMPLETE, *every, *drafts)
+    again = run(completion.command, folder, *COMPLETE, *every, *drafts)
+    assert first[0] == 0 and again[:2] == first[:2] and "prompt tokens from" in again[2]
 
 
 def test_statistics_and_colours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,6 +297,33 @@ def test_wrong_draft_models_are_found_before_the_target_is_loaded(
     monkeypatch.setattr(Model, "load", recorded)
     assert run(completion.command, folder, "-p", "hi", "-md", "text.gguf")[0] == 1
     assert loaded == ["text.gguf"]
+
+
+def test_a_draft_model_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None, str | None]] = []
+
+    def hub_model(repo: str, file: str | None, hub: Any) -> Path:
+        asked.append((repo, file, hub.token))
+        return folder / "small.gguf"
+
+    monkeypatch.setattr("pyllama.files.hub.hub_model", hub_model)
+    args = ("-p", "hi", "-n", 2, "-no-cnv", "-hft", "secret", "-hfd", "user/small")
+    assert run(completion.command, folder, *args)[0] == 0
+    assert run(completion.command, folder, *args, "-md", "Q4.gguf")[0] == 0
+    assert asked == [("user/small", None, "secret"), ("user/small", "Q4.gguf", "secret")]
+
+
+def test_options_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "DRAFT_MAX": "3",
+        "SPEC_TYPE": "suffix",
+        "SPEC_DRAFT_MODEL": str(folder / "small.gguf"),
+        "SPEC_DRAFT_CACHE_TYPE_K": "f32",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(f"LLAMA_ARG_{name}", value)
+    code, _, err = run(completion.command, folder, "-p", "hi", "-n", 2, "-no-cnv")
+    assert code == 0 and "n_draft   = 3\n" in err and "suffix,draft-simple: #calls" in err
 
 
 def test_flags_without_a_drafter_are_noted(folder: Path) -> None:
