@@ -102,7 +102,7 @@ class SpeculativeOptions(Group):
         """Return an instance filled from click's values; flags that a tool lacks have defaults."""
         names = {f.name for f in fields(cls)} & options.keys()
         made = cls(**{name: options[name] for name in names}, ngram=_ngram_parameters(options))
-        if not made.types:
+        if not made.types and made.draft_max != 0:
             _note_unused()
         return made
 
@@ -207,8 +207,8 @@ def _types(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     return names
 
 
-def _real(*flags: str, default: float | None, help: str, maximum: float = 1) -> Callable[[F], F]:
-    kind = Number(0, maximum, kind=float)
+def _probability(*flags: str, default: float | None, help: str) -> Callable[[F], F]:
+    kind = Number(0, 1, kind=float)
     return click.option(
         *flags, type=kind, default=default, show_default=default is not None, help=help
     )
@@ -326,14 +326,14 @@ draft_model_options = stack(
         type=Number(1, INT32_MAX),
         help="The model drafts for itself, with its first N layers only.",
     ),
-    _real(
+    _probability(
         "--draft-p-split",
         "--spec-draft-p-split",
         "draft_p_split",
         default=0.1,
         help="Minimum probability, in the draft model, of a token that begins another branch.",
     ),
-    _real(
+    _probability(
         "--draft-p-min",
         "--spec-draft-p-min",
         "draft_p_min",
@@ -360,12 +360,12 @@ draft_model_options = stack(
         type=Number(0, INT32_MAX),
         help="Top-k sampling of the draft model. 0: off.  [default: --top-k]",
     ),
-    _real(
+    _probability(
         "--draft-top-p",
         default=None,
         help="Top-p sampling of the draft model. 1: off.  [default: --top-p]",
     ),
-    _real(
+    _probability(
         "--draft-min-p",
         default=None,
         help="Min-p sampling of the draft model. 0: off.  [default: --min-p]",

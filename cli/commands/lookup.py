@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +57,8 @@ def command(**options: Any) -> None:
 
 
 def _write_stats(drafting: Drafting, speeds: Speeds) -> None:
-    stats = drafting.stats
-    assert stats is not None
-    counts = (stats.n_drafted, stats.n_accept, stats.draft_s)
+    stats = drafting.stats  # None with --draft-max 0
+    counts = (0, 0, 0.0) if stats is None else (stats.n_drafted, stats.n_accept, stats.draft_s)
     for line in _lines(drafting.max_draft, speeds.n_predict, counts, drafting.cache_s):
         note(line)
 
@@ -191,12 +192,11 @@ def stats(n_ctx: int, **options: Any) -> None:
             (draft,) = drafter.propose([view], [n_draft])
             draft_s += time.perf_counter() - start
             drafted = [] if draft is None else draft.tokens
-            rest = chunk[len(view.tokens) :]
-            n = 0
-            while n < min(len(drafted), len(rest)) and drafted[n] == rest[n]:
-                n += 1
+            at = len(view.tokens)
+            right = chunk[at : at + len(drafted)]
+            n = sum(takewhile(bool, map(eq, drafted, right)))
             n_drafted, n_accept = n_drafted + len(drafted), n_accept + n
-            view.tokens += rest[: n + 1]
+            view.tokens += chunk[at : at + n + 1]
         drafter.release(view)
     n_predict = len(tokens) - len(tokens) % n_ctx
     for line in _lines(n_draft, n_predict, (n_drafted, n_accept, draft_s), cache_s):

@@ -234,6 +234,8 @@ def test_lookup_tools(folder: Path, tmp_path: Path) -> None:
     assert (code, out) == (0, plain)
     assert "n_draft      = 5\n" in err and "decoded   20 tokens" in err and "target:" in err
     learned = NgramCache.load(mine).counts
+    code, out, err = run(lookup.command, folder, *args, "-lcs", both, "--draft-max", 0)
+    assert (code, out) == (0, plain) and "n_drafted    = 0\n" in err
     assert len(learned) > 20 and max(map(len, learned)) == 4
     for _ in range(2):
         code, out, _ = run(completion.command, folder, *args, "-no-cnv", "-lcd", mine)
