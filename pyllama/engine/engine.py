@@ -447,9 +447,10 @@ class Engine:
         path = path[: len(found) - 1]  # without speculation the last token is not evaluated
         if is_tree:
             context.kv.commit_tree(sequence.seq_id, [0, *(node + 1 for node in path)])
+        elif draft is not None and len(path) < len(draft):
+            context.kv.drop_last(sequence.seq_id, len(draft) - len(path))
         accepted = [] if draft is None else [draft.tokens[node] for node in path]
         sequence.append([job.tokens[-1], *accepted])
-        sequence.truncate()
         job.verified.extend(found)
         self._publish(job)
         while job.verified and not (job.is_run and error is None):

@@ -144,6 +144,22 @@ class CellLists(CellTable):
         self._next = cell + n
         return cell, place, position
 
+    def drop_last(self, seq: int, n: int) -> None:
+        """Fast ``seq_rm`` of a few of the last entries of a sequence; at least one must stay."""
+        if self._trees:
+            self.drop_tree(seq)
+        length, lists, n_refs = self._lengths[seq], self._list_items, self._n_ref_items
+        for place in range(length - n, length):
+            cell = lists[seq, place, 0]
+            n_refs[cell] -= 1
+            if not n_refs[cell]:
+                self._n_used -= 1
+                self._next = min(self._next, cell)
+                if self.pending.any:
+                    self.pending.shift[cell] = 0
+        self._lengths[seq] = length - n
+        self._note_change(seq, length - n)
+
     def place_tree(
         self, seqs: Sequence[int], positions: Sequence[int], parents: Sequence[int]
     ) -> tuple[list[int], Ints]:

@@ -168,6 +168,11 @@ class Memory:
         for cache in self.caches:
             cache.seq_rm(seq, p0, p1)
 
+    def drop_last(self, seq: int, n: int) -> None:
+        """Remove a few of the last tokens of a sequence, see ``CellLists.drop_last``."""
+        for cache in self.caches:
+            cache.drop_last(seq, n)
+
     def seq_cp(self, source: int, target: int, p0: int = 0, p1: int = -1) -> None:
         """Add positions of one sequence to another. Raises: see ``KVCache.seq_cp``."""
         self.drop_tree(target)

@@ -22,6 +22,10 @@ from .stats import Stats
 
 _SIZES = (2, 3, 4, 6, 8, 12)
 _MOST = 17
+_MISSES = 4  # calls in a row that found nothing: then they may cost 1 / _MISS_SHARE of the time
+_MISS_SHARE = 100
+_MAX_PAUSE = 7  # steps
+_PLANNED_STEPS = 8  # without drafts: after so many, plan again
 _PROMPT = 32  # tokens: the time per row of shorter prompts is not that of long ones
 
 
@@ -56,7 +60,12 @@ class Speculation:
         self._lengths = DraftLength(self.max_draft)
         self._rates = AcceptRates()
         self._texts: dict[int, AcceptRates] = {}
+        self._planned: list[int] = []  # of the last plan
+        self._ids: list[int] = []  # its texts
+        self._plain: list[tuple[int, float, float]] = []  # steps since: n_texts, step_s, draft_s
         self._draft_s = 0.0  # of this step
+        self._missed_s = 0.0  # of calls of the drafter that found nothing
+        self._n_missed = self._pause = 0  # such calls in a row, and steps until the next one
 
     def sizes(self, n_texts: int) -> list[int]:
         """Numbers of rows of steps whose graphs should be built before the first draft."""
@@ -76,33 +85,61 @@ class Speculation:
         Raises:
             Aborted, ComputeError: the decode of a draft model stopped.
         """
-        rates = [self._rates_of(view) for view in views]
-        if self.adaptive:
-            planned = self._lengths.plan(rates, limits)
-        else:
-            planned = [min(limit, self.max_draft) for limit in limits]
-        planned = [n if n >= self.min_draft else 0 for n in planned]
-        self._draft_s = 0.0
+        if self._pause:
+            self._pause -= 1
+            return None
+        planned = self._plan(views) if self.adaptive else [self.max_draft] * len(views)
+        planned = [
+            min(n, limit) if min(n, limit) >= self.min_draft else 0
+            for n, limit in zip(planned, limits, strict=True)
+        ]
         if not any(planned):
             return None
         start = perf_counter()
         drafts = self.drafter.propose(views, planned)
         self._draft_s = perf_counter() - start
-        found = False
-        share_s = self._draft_s / sum(map(bool, planned))
-        for i, draft in enumerate(drafts):
-            n = 0 if draft is None else len(draft)
-            if draft is not None and (not n or (draft.q is None and n < self.min_draft)):
-                drafts[i], n = None, 0
-            if planned[i]:
-                self.stats.count_draft(share_s, n)
-                rates[i].count_time(share_s, n)
-                found |= n > 0
-        return drafts if found else None
+        self._missed_s += self._draft_s
+        self.stats.count_calls(len(views), self._draft_s)
+        for draft in drafts:
+            if draft is not None:
+                self._n_missed = 0
+                return self._used(views, drafts)
+        self._n_missed += 1
+        if self.adaptive and self._n_missed >= _MISSES:  # a slow drafter is asked less often
+            step_s = self._lengths.times.seconds(len(views))
+            self._pause = min(int(_MISS_SHARE * self._draft_s / max(step_s, 1e-9)), _MAX_PAUSE)
+        return None
+
+    def _used(self, views: Sequence[View], drafts: list[Draft | None]) -> list[Draft | None] | None:
+        """The drafts that are long enough; counts them."""
+        found = [
+            None if d is None or not d or (d.q is None and len(d) < self.min_draft) else d
+            for d in drafts
+        ]
+        n_found = sum(map(bool, found))
+        for view, draft in zip(views, found, strict=True):
+            if draft is not None:
+                self.stats.count_draft(len(draft))
+                self._rates_of(view).count_time(self._missed_s / n_found, len(draft))
+        if n_found:
+            self._missed_s = 0.0
+        return found if n_found else None
+
+    def _plan(self, views: Sequence[View]) -> list[int]:
+        """The lengths of the drafts; those of the last plan if little happened since."""
+        ids = [view.id for view in views]
+        if len(self._plain) < _PLANNED_STEPS and ids == self._ids:
+            return self._planned
+        for n, step_s, draft_s in self._plain:
+            self._lengths.count(Step(n, 0, n, step_s, draft_s))
+        self._plain, self._ids = [], ids
+        self._planned = self._lengths.plan([self._rates_of(view) for view in views])
+        return self._planned
 
     def verified(self, view: View, draft: Draft, path: Sequence[int]) -> None:
         """Count a verified draft; the text's tokens include the accepted ones now."""
-        self._rates_of(view).count(max(draft.depths()), len(path))
+        depth = len(draft) if draft.is_chain else max(draft.depths())
+        self._rates_of(view).count(depth, len(path))
         self.stats.count_accepted(len(path))
         self.drafter.accepted(view, path)
 
@@ -117,11 +154,15 @@ class Speculation:
             decode_s, sample_s: times of the decode, and of sampling or verification.
         """
         draft_s, self._draft_s = self._draft_s, 0.0
-        self._lengths.count(Step(n_texts, n_drafted, n_tokens, decode_s + sample_s, draft_s))
-        if n_drafted:
-            times = self._lengths.times
-            plain_s = times.seconds(n_texts) * n_tokens / n_texts if times.n_seen(n_texts) else 0.0
-            self.stats.count_step(decode_s, sample_s, plain_s)
+        step_s = decode_s + sample_s
+        if not n_drafted:
+            self._plain.append((n_texts, step_s, draft_s))
+            return
+        self._lengths.count(Step(n_texts, n_drafted, n_tokens, step_s, draft_s))
+        self._ids = []  # plan again
+        times = self._lengths.times
+        plain_s = times.seconds(n_texts) * n_tokens / n_texts if times.n_seen(n_texts) else 0.0
+        self.stats.count_step(decode_s, sample_s, plain_s)
 
     def count_prompt(self, n_tokens: int, decode_s: float) -> None:
         """Count a decode of tokens of prompts, which tells what rows cost."""

@@ -1,7 +1,8 @@
 """Counters of drafts, printed as by llama.cpp's speculative tools.
 
     stats = Stats("suffix")
-    stats.count_draft(seconds, n_drafted)
+    stats.count_calls(1, seconds)
+    stats.count_draft(n_drafted)
     stats.count_accepted(n_accepted)
     print("\\n".join(stats.lines()), file=sys.stderr)
 
@@ -42,12 +43,15 @@ class Stats:
     verify_s: float = 0.0
     plain_s: float = 0.0
 
-    def count_draft(self, seconds: float, n_drafted: int) -> None:
-        """Count a call of the drafter; ``n_drafted`` is 0 if it proposed nothing."""
-        self.n_calls += 1
-        self.n_drafts += n_drafted > 0
-        self.n_drafted += n_drafted
+    def count_calls(self, n: int, seconds: float) -> None:
+        """Count a call of the drafter for ``n`` texts, which may have found nothing."""
+        self.n_calls += n
         self.draft_s += seconds
+
+    def count_draft(self, n_drafted: int) -> None:
+        """Count a draft."""
+        self.n_drafts += 1
+        self.n_drafted += n_drafted
 
     def count_accepted(self, n_accepted: int) -> None:
         """Count a verified draft, of which so many tokens were accepted."""

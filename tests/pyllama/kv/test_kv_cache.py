@@ -110,6 +110,12 @@ class Machine(RuleBasedStateMachine):
         for s in range(SEQS) if seq < 0 else (seq,):
             self.model[s] = [e for e in self.model[s] if e[0] < p0 or e[0] >= p1 >= 0]
 
+    @rule(seq=seqs, n=st.integers(1, 5))
+    def drop_last(self, seq: int, n: int) -> None:
+        if n < len(self.model[seq]):
+            self.kv.drop_last(seq, n)
+            del self.model[seq][-n:]
+
     @rule(source=seqs, other=seqs, p0=positions, p1=positions)
     def seq_cp(self, source: int, other: int, p0: int, p1: int) -> None:
         part = [e for e in self.model[source] if e[0] >= p0 and (p1 < 0 or e[0] < p1)]

@@ -11,8 +11,9 @@ def test_counters_and_lines() -> None:
     stats, other = Stats("suffix"), Stats()
     for one, drafts in ((stats, [(4, 4), (4, 1), (0, 0)]), (other, [(5, 0)])):
         for n_drafted, n_accepted in drafts:
-            one.count_draft(0.001, n_drafted)
+            one.count_calls(1, 0.001)
             if n_drafted:
+                one.count_draft(n_drafted)
                 one.count_accepted(n_accepted)
                 one.count_step(0.008, 0.001, 0.005 * (n_accepted + 1))
     stats.add(other)
