@@ -70,6 +70,7 @@ class ChatFormat:
         mode, named = parse_choice(options.tool_choice, tools)
         schema = response_schema(options.response_format)
         given = read_messages([_checked(i, message) for i, message in enumerate(messages)])
+        check_values(options.values)
         values = {"enable_thinking": True, **options.values}
         parallel = False
         if tools or any("tool_calls" in m or m.get("role") == "tool" for m in given):
@@ -96,6 +97,7 @@ class ChatFormat:
             family,
             named if mode != "none" else (),
             reasoning_format,
+            only_calls=mode == "required",
         )
 
     def capabilities(self) -> Capabilities:
@@ -244,7 +246,12 @@ class ChatFormats:
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Raise TemplateError for a template variable with a reserved name."""
+    """Raise TemplateError for a reserved name, or if they are not a dictionary."""
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise TemplateError(
+            f"the variables of a chat template are {values!r:.80}; want a dictionary of names, "
+            "such as {'enable_thinking': False}"
+        )
     for name in _RESERVED.keys() & values.keys():
         raise TemplateError(
             f"a chat template cannot have a variable named {name!r}: {_RESERVED[name]}; "

@@ -144,12 +144,15 @@ class Reader:
     Attributes:
         message: the message so far.
         n_calls: number of calls announced, with those of the unfinished delta.
+        is_cut: the reply has ended, and the parser asked for more of it.
+        only_calls: all content is dropped: it can only be the beginning of a call that was cut.
     """
 
     def __init__(
         self, parse: Callable[[Reader], Steps[None]], make_id: Callable[[], str] = random_id
     ) -> None:
         self.message, self.n_calls = Message(), 0
+        self.is_cut = self.only_calls = False
         self._make_id = make_id
         self._text, self._at, self._mark = "", 0, -1
         self._ended = False
@@ -203,6 +206,7 @@ class Reader:
         """Wait for ``n`` characters; whether there are as many."""
         while len(self._text) - self._at < n:
             if self._ended:
+                self.is_cut = True
                 return False
             yield
         return True
@@ -341,6 +345,8 @@ class Reader:
 
     def content(self, text: str) -> None:
         """Add content. White space at its end is held back, and dropped before a call."""
+        if self.only_calls:
+            return
         if self._trims:
             text = text.lstrip()
         if text:
@@ -353,7 +359,7 @@ class Reader:
 
     def plain(self, text: str) -> None:
         """Add content that no call can follow."""
-        if text:
+        if text and not self.only_calls:
             self._delta.content += self._spaces + text
             self._spaces, self._trims = "", False
 

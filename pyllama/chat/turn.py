@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import TemplateError
+from ..errors import SamplingError, TemplateError
 from .reader import Reader, Steps
 from .reasoning import Markers, ReasoningFormat, State, read_reasoning
 from .tools.call_format import Family
@@ -70,6 +70,7 @@ class Turn:
         thinking: markers of the reasoning and where the reply begins; None if the template knows
             no reasoning.
         shown: control tokens whose text the reader needs.
+        only_calls: whether the grammar allows nothing but calls after the reasoning.
     """
 
     prompt: ChatPrompt
@@ -79,6 +80,7 @@ class Turn:
     family: Family
     tools: tuple[Tool, ...]
     reasoning_format: ReasoningFormat
+    only_calls: bool = False
 
     def budget(self, n_tokens: int, tokenizer: Tokenizer, message: str = "") -> dict[str, Any]:
         """Fields of `SamplingParams` that limit the reasoning.
@@ -86,7 +88,15 @@ class Turn:
         Args:
             n_tokens: maximum tokens of the reasoning; -1 for no limit.
             message: text before the end of the reasoning when they are spent.
+
+        Raises:
+            SamplingError: ``n_tokens`` is not a whole number of at least -1.
         """
+        if not isinstance(n_tokens, int) or n_tokens < -1:
+            raise SamplingError(
+                f"reasoning_budget: got {n_tokens!r}, want -1 (no limit), 0 (no reasoning) or a "
+                "number of tokens"
+            )
         if self.thinking is None or n_tokens < 0:
             return {}
         markers, state = self.thinking
@@ -109,6 +119,7 @@ class Turn:
     def _read(self, reader: Reader) -> Steps[None]:
         if self.thinking is not None:
             yield from read_reasoning(reader, *self.thinking, self.reasoning_format)
+        reader.only_calls = self.only_calls
         yield from self.family.read(reader, [tool.name for tool in self.tools])
 
 

@@ -14,7 +14,7 @@ order exists if no rule is left-recursive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
@@ -70,7 +70,8 @@ class Automaton:
         starts: first node of each rule.
         nullable: whether each rule matches the empty text.
         root: index of the root rule.
-        tokens: the tokens that the grammar names, and whether they are negated.
+        tokens: the tokens that the grammar names.
+        text: the grammar, for positions in messages.
     """
 
     kind: Ints
@@ -84,6 +85,7 @@ class Automaton:
     nullable: Ints
     root: int
     tokens: tuple[Token, ...]
+    text: str
 
     @property
     def n_nodes(self) -> int:
@@ -105,7 +107,8 @@ def build(rules: Mapping[str, Rule], root: str, text: str) -> Automaton:
         text: the grammar, for positions in messages.
 
     Raises:
-        GrammarError: there is no root, a left recursion, or a grammar over the limits.
+        GrammarError: there is no root, a left recursion, a rule without a finite text that the
+            root leads to, or a grammar over the limits.
     """
     if root not in rules:
         names = ", ".join(map(short, list(rules)[:8]))
@@ -117,9 +120,11 @@ def build(rules: Mapping[str, Rule], root: str, text: str) -> Automaton:
     builder = _Builder(rules)
     all_names = list(rules)
     starts = [builder.rule(name) for name in all_names]
-    first = _first_calls(builder, starts)
-    order = _order(all_names, first.calls, rules, text)
-    return builder.automaton(all_names, order, starts, first.nullable, all_names.index(root))
+    first = _walk(builder, starts, with_text=False)
+    order = _order(all_names, first, rules, text)
+    root_index = all_names.index(root)
+    _check_finite(all_names, root_index, _walk(builder, starts, with_text=True), rules, text)
+    return builder.automaton(all_names, order, starts, first.ends, root_index, text)
 
 
 def _check_size(rules: Mapping[str, Rule], text: str) -> None:
@@ -162,7 +167,8 @@ class _Builder:
         self.row_edges: list[list[tuple[int, int, int]]] = [[]]  # row 0 has no bytes
         self.row_of_char: dict[str, int] = {}
         self.tail_node: dict[Tail, int] = {}
-        self.tokens: dict[Token, int] = {}
+        self.tokens: list[Token] = []
+        self.symbol_of: dict[tuple[int | str, bool], int] = {}
         self.nodes: dict[tuple[int, ...], int] = {}  # of the current rule
 
     def rule(self, name: str) -> int:
@@ -221,8 +227,11 @@ class _Builder:
             return self.split([*self.prefix_tree(texts, after), *entries])
         if isinstance(node, Repeat):
             return self.repeat(node, after)
-        symbol = self.tokens.setdefault(node, len(self.tokens))
-        return self.add(TOKEN, 0, after, symbol)
+        key = node.token, node.negated
+        if key not in self.symbol_of:
+            self.symbol_of[key] = len(self.tokens)
+            self.tokens.append(node)
+        return self.add(TOKEN, 0, after, self.symbol_of[key])
 
     def repeat(self, node: Repeat, after: int) -> int:
         if node.most is None:
@@ -295,7 +304,13 @@ class _Builder:
         return node
 
     def automaton(
-        self, names: list[str], order: list[int], starts: list[int], nullable: list[bool], root: int
+        self,
+        names: list[str],
+        order: list[int],
+        starts: list[int],
+        nullable: list[bool],
+        root: int,
+        text: str,
     ) -> Automaton:
         """The arrays, with rules renumbered in the given order."""
         rows = np.zeros((len(self.row_edges), 256), np.int32)
@@ -322,6 +337,7 @@ class _Builder:
             nullable=np.array(nullable, np.int32)[order],
             root=int(position[root]),
             tokens=tuple(self.tokens),
+            text=text,
         )  # fmt: skip
 
 
@@ -334,18 +350,23 @@ def _classes(rows: Ints) -> tuple[Ints, NDArray[np.uint8]]:
     return np.ascontiguousarray(rows[:, first]), np.array(class_of, np.uint8)
 
 
-class _First(NamedTuple):
-    """Per rule: the rules it may call before its first byte, and whether it may be empty."""
+class _Walk(NamedTuple):
+    """Per rule: the rules that it may call, in order, and whether its end is reached."""
 
     calls: list[dict[int, None]]
-    nullable: list[bool]
+    ends: list[bool]
 
 
-def _first_calls(builder: _Builder, starts: list[int]) -> _First:
-    """Follow all steps without a byte from the start of each rule; linear in the nodes."""
+def _walk(builder: _Builder, starts: list[int], *, with_text: bool) -> _Walk:
+    """Follow the steps from the start of each rule; linear in the nodes.
+
+    Args:
+        with_text: follow all steps, so that a rule ends if it has a finite text; else only the
+            steps without text, so that it ends if it may be empty.
+    """
     n = len(starts)
     calls: list[dict[int, None]] = [{} for _ in range(n)]
-    nullable = [False] * n
+    ends = [False] * n
     waiting: list[list[tuple[int, int]]] = [[] for _ in range(n)]  # (caller, node after the call)
     kind, a, b = builder.kind, builder.a, builder.b
     seen: set[tuple[int, int]] = set()
@@ -356,39 +377,116 @@ def _first_calls(builder: _Builder, starts: list[int]) -> _First:
             continue
         seen.add(entry)
         if kind[node] == SPLIT:
-            todo += [(rule, target) for target in builder.targets[node]]
+            todo += [(rule, target) for target in reversed(builder.targets[node])]
         elif kind[node] == CALL:
             called = a[node]
             calls[rule][called] = None
-            if nullable[called]:
+            if ends[called]:
                 todo.append((rule, b[node]))
             else:
                 waiting[called].append((rule, b[node]))
-        elif kind[node] == END and not nullable[rule]:
-            nullable[rule] = True
-            todo += waiting[rule]
-    return _First(calls, nullable)
+        elif kind[node] == END:
+            if not ends[rule]:
+                ends[rule] = True
+                todo += waiting[rule]
+        elif with_text and (kind[node] == TOKEN or builder.row_edges[a[node]]):
+            todo.append((rule, b[node]))
+    return _Walk(calls, ends)
 
 
-def _order(
-    names: list[str], calls: list[dict[int, None]], rules: Mapping[str, Rule], text: str
-) -> list[int]:
+def _check_finite(
+    names: list[str], root: int, walk: _Walk, rules: Mapping[str, Rule], text: str
+) -> None:
+    """Raise an error for a rule without a finite text that the root leads to."""
+    reached, todo = {root}, [root]
+    while todo:
+        new = [rule for rule in walk.calls[todo.pop()] if rule not in reached]
+        reached.update(new)
+        todo += new
+    endless = [rule for rule in reached if not walk.ends[rule]]
+    if not endless:
+        return
+    # the rules that it needs lead to a cycle, or to a class without characters
+    rule = min(endless, key=lambda rule: rules[names[rule]].at)
+    path: dict[int, None] = {}
+    while rule not in path:
+        path[rule] = None
+        needed = [called for called in walk.calls[rule] if not walk.ends[called]]
+        if not needed:
+            raise GrammarError(
+                f"{place(text, rules[names[rule]].at)}: rule {short(names[rule])!r} matches no "
+                "text: it needs a class without characters"
+            )
+        rule = needed[0]
+    cycle = [names[i] for i in [*list(path)[list(path).index(rule) :], rule]]
+    ends = {name for name, does_end in zip(names, walk.ends, strict=True) if does_end}
+    raise GrammarError(
+        f"{_closing_place(cycle, rules, ends, True, text)}: rule {short(cycle[0])!r} has no finite "
+        f"text: {_shown(cycle)}; add an alternative without this reference"
+    )
+
+
+def _order(names: list[str], walk: _Walk, rules: Mapping[str, Rule], text: str) -> list[int]:
     """The rules in an order in which callers come first.
 
     Raises:
         GrammarError: a rule may call itself before its first byte.
     """
-    sorter: TopologicalSorter[int] = TopologicalSorter(dict(enumerate(calls)))
+    sorter: TopologicalSorter[int] = TopologicalSorter(dict(enumerate(walk.calls)))
     try:
         return list(sorter.static_order())[::-1]
     except CycleError as error:
         cycle = error.args[1][::-1]
         first = min(range(len(cycle) - 1), key=lambda i: rules[names[cycle[i]]].at)
         found = [names[i] for i in [*cycle[first:-1], *cycle[:first], cycle[first]]]
-        shown = [short(name) for name in found]
-        if len(shown) > 8:
-            shown = [*shown[:4], "...", *shown[-3:]]
+        empty = {name for name, is_empty in zip(names, walk.ends, strict=True) if is_empty}
         raise GrammarError(
-            f"{place(text, rules[found[0]].at)}: left recursion: {' -> '.join(shown)}, before any "
-            "character; put the recursive rule last, or use a repetition such as ( )*"
+            f"{_closing_place(found, rules, empty, False, text)}: left recursion: "
+            f"{_shown(found)}, before any character; put the recursive rule last, or use a "
+            "repetition such as ( )*"
         ) from None
+
+
+def _shown(cycle: list[str]) -> str:
+    """A cycle of rules as messages show it."""
+    shown = [short(name) for name in cycle]
+    return " -> ".join([*shown[:4], "...", *shown[-3:]] if len(shown) > 8 else shown)
+
+
+def _closing_place(
+    cycle: list[str], rules: Mapping[str, Rule], ends: Container[str], with_text: bool, text: str
+) -> str:
+    """Line and column of the reference that closes a cycle of rules; see `_walk`."""
+    found = _references(rules[cycle[-2]].body, ends, with_text)
+    return place(text, next(reference.at for reference in found if reference.name == cycle[-1]))
+
+
+def _references(node: Expression, ends: Container[str], with_text: bool) -> Iterator[Reference]:
+    """The references that `_walk` follows in an expression, given the rules that end."""
+    if isinstance(node, Reference):
+        yield node
+    elif isinstance(node, Sequence):
+        for item in node.items:
+            yield from _references(item, ends, with_text)
+            if not _ends(item, ends, with_text):
+                return
+    elif isinstance(node, Choice):
+        for option in node.options:
+            yield from _references(option, ends, with_text)
+    elif isinstance(node, Repeat) and node.most != 0:
+        yield from _references(node.item, ends, with_text)
+
+
+def _ends(node: Expression, ends: Container[str], with_text: bool) -> bool:
+    """Whether `_walk` reaches the end of an expression."""
+    if isinstance(node, Reference):
+        return node.name in ends
+    if isinstance(node, Sequence):
+        return all(_ends(item, ends, with_text) for item in node.items)
+    if isinstance(node, Choice):
+        return any(_ends(option, ends, with_text) for option in node.options)
+    if isinstance(node, Repeat):
+        return not node.least or _ends(node.item, ends, with_text)
+    if isinstance(node, Literal):
+        return with_text or not node.text
+    return with_text and not (isinstance(node, Chars) and not node.ranges)

@@ -41,10 +41,14 @@ class Literal(NamedTuple):
 
 
 class Token(NamedTuple):
-    """One token by its id or its text (with the angle brackets), or any other than it."""
+    """One token by its id or its text (with the angle brackets), or any other than it.
+
+    ``at`` is its position in the grammar.
+    """
 
     token: int | str
     negated: bool
+    at: int
 
 
 class Reference(NamedTuple):
@@ -366,9 +370,9 @@ class _Parser:
             token = self.integer("a token id")
             self.expect("]", "after a token id, as in <[42]>")
             self.expect(">", "after a token id, as in <[42]>")
-            return Token(token, negated)
+            return Token(token, negated, start)
         end = self.text.find(">", self.at)
         if end < 0:
             self.fail("this token has no closing '>'", start)
         self.at = end + 1
-        return Token(self.text[opened : self.at], negated)
+        return Token(self.text[opened : self.at], negated, start)

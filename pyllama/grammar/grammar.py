@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from ..errors import GrammarError, SchemaError
 from ..tokenizer import Tokenizer
 from .automaton import Automaton, build
 from .gbnf import parse
@@ -34,7 +35,8 @@ class Grammar:
 
     Raises:
         GrammarError: a syntax error with line and column, an undefined rule, left recursion, a
-            grammar over the limits, or a trigger that is not a regular expression.
+            rule without a finite text, a grammar over the limits, or a trigger that is not a
+            regular expression.
     """
 
     def __init__(
@@ -58,11 +60,14 @@ class Grammar:
 
         Raises:
             SchemaError: the schema is invalid, or a grammar cannot express it.
-            GrammarError: its grammar is over the limits.
         """
         from .json_schema import schema_to_gbnf
 
-        return cls(schema_to_gbnf(schema))
+        text = schema_to_gbnf(schema)
+        try:
+            return cls(text)
+        except GrammarError as error:
+            raise SchemaError(f"JSON schema: in its grammar, {error}") from None
 
     @classmethod
     def from_regex(cls, pattern: str) -> Self:

@@ -227,7 +227,7 @@ class _Converter:
         for part in unique.values():
             check_keywords(part)
             if part.schema is False:
-                part.nothing("nothing matches false")
+                part.nothing("no value is valid by the schema false; use true or {} for any value")
         key = tuple(sorted(unique))
         parts = [part for part in unique.values() if not part.is_any()]
         if key in self.done:
@@ -264,13 +264,12 @@ class _Converter:
         if not parts:
             return self.primitive("value"), False
         if len(parts) == 1 and isinstance(parts[0].schema, dict):
-            only, schema = parts[0], parts[0].schema
+            only = parts[0]
             keyword = self.only_keyword(only)
             if keyword == "$ref":
                 return self.reference(self.document.target(only)), False
             if keyword:
-                options = [only.child(keyword, i) for i in range(len(schema[keyword]))]
-                return self.union([[option] for option in options], name, only), False
+                return self.union(self.document.alternatives(only, keyword), name, only), False
         shapes = self.document.shapes(parts)
         if not shapes:
             parts[0].nothing("nothing matches")

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ..errors import GrammarError
 from ..tokenizer import Tokenizer
 from .automaton import Automaton
+from .gbnf import Token, place, short
 from .lazy_dfa import ADVANCE, DEAD, FREE, MAX_TABLE_BYTES, NO_MORE, WALK, Table, TableFull
 from .vocabulary import Vocabulary
 
@@ -61,7 +62,8 @@ class Masks:
         self.vocabulary = vocabulary = Vocabulary.of(tokenizer)
         self._automaton, self._max_table_bytes = automaton, max_table_bytes
         self._symbols = [
-            (_token_id(token.token, tokenizer), token.negated) for token in automaton.tokens
+            (_token_id(token, tokenizer, automaton.text), token.negated)
+            for token in automaton.tokens
         ]
         self._with_text = vocabulary.bits(())
         for tree in vocabulary.trees:
@@ -230,18 +232,21 @@ class Masks:
         self._lock = threading.Lock()
 
 
-def _token_id(token: int | str, tokenizer: Tokenizer) -> int:
+def _token_id(named: Token, tokenizer: Tokenizer, text: str) -> int:
+    token = named.token
     if isinstance(token, int):
         if token >= tokenizer.n_vocab:
             raise GrammarError(
-                f"the grammar names token <[{token}]>, the vocabulary has {tokenizer.n_vocab}"
+                f"{place(text, named.at)}: the grammar names token <[{token}]>, the vocabulary has "
+                f"{tokenizer.n_vocab} tokens"
             )
         return token
     ids = tokenizer.encode(token, add_special=False, parse_special=True)
     if len(ids) != 1:
         raise GrammarError(
-            f"the grammar names the token {token}, but the vocabulary has none with this text; "
-            'write it as a text in quotes, or use "<[id]>"'
+            f"{place(text, named.at)}: the grammar names the token {short(token)}, but the "
+            "vocabulary has none with this text; write it as a text in quotes, or use its id, as "
+            "in <[42]>"
         )
     return ids[0]
 

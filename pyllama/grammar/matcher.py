@@ -20,6 +20,7 @@ from ..errors import GrammarError
 from ..tokenizer import Tokenizer
 from .masks import Bits, Masks, State
 from .trigger import Finder, Trigger
+from .trigger import State as Found
 from .vocabulary import Vocabulary
 
 
@@ -30,6 +31,14 @@ class Mark(NamedTuple):
     ended: bool
     waiting: bool
     n_seen: int
+
+
+class _Seen(NamedTuple):
+    """A token before the trigger, and what the finders know after it."""
+
+    token: int
+    text: bytes
+    found: list[Found]
 
 
 class Matcher:
@@ -73,7 +82,7 @@ class Matcher:
         self._next_token: int | None = None
         self._next: State | None = None
         self._finders = [Finder(trigger) for trigger in triggers]
-        self._seen: list[tuple[int, bytes]] = []  # tokens before the trigger
+        self._seen: list[_Seen] = []  # tokens before the trigger
         self._text = bytearray()  # of these
 
     @property
@@ -174,32 +183,34 @@ class Matcher:
     def _wait(self, token: int) -> None:
         """Look for a trigger at the end of the text; if there is one, match from there on."""
         piece = self._tokenizer.token_to_piece(token, special=True)
-        start = -1
         n_before = len(self._text)
-        self._seen.append((token, piece))
+        before = self._seen[-1].found if self._seen else [f.start() for f in self._finders]
         self._text += piece
-        for finder in self._finders:
-            start = finder.find(self._text, n_before, token)
-            if start >= 0:
-                break
-        else:
+        found = [
+            finder.find(known, self._text, n_before, token)
+            for finder, known in zip(self._finders, before, strict=True)
+        ]
+        self._seen.append(_Seen(token, piece, [known for known, _ in found]))
+        start = next((start for _, start in found if start >= 0), -1)
+        if start < 0:
             return
         state: State | None = self._state
         at = 0
-        for seen, text in self._seen:
+        for seen, text, _ in self._seen:
             end = at + len(text)
             # also a trigger token without a text
             if state is not None and (end > start or (seen == token and at == n_before)):
                 state = self._masks.step_text(state, seen, text[max(0, start - at) :])
             at = end
         if state is None:
-            found = bytes(self._text[start:]).decode("utf-8", "replace")
+            shown = bytes(self._text[start:]).decode("utf-8", "replace")
             self._cut(len(self._seen) - 1)
-            raise GrammarError(f"the grammar does not match the text after its trigger: {found!r}")
+            raise GrammarError(f"the grammar does not match the text after its trigger: {shown!r}")
         self._state, self._waiting, self._next_token = state, False, None
 
     def _cut(self, n_seen: int) -> None:
-        del self._text[sum(len(text) for _, text in self._seen[:n_seen]) :]
+        n_bytes = sum(len(seen.text) for seen in self._seen[n_seen:])
+        del self._text[len(self._text) - n_bytes :]
         del self._seen[n_seen:]
 
 

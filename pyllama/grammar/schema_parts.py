@@ -66,6 +66,8 @@ REFUSED = {  # keyword -> its values without an effect
     "$dynamicRef": (),
     "$recursiveRef": (),
 }
+_PROPERTIES = frozenset(("properties", "patternProperties", "additionalProperties"))
+MAX_EXCLUSIVE = 64  # alternatives of oneOf that are kept apart
 _PLAIN = frozenset(("type", "enum", "const", *(k for group in KEYWORDS.values() for k in group)))
 
 _TOO_MANY = f"anyOf, oneOf and allOf make more than {MAX_SHAPES} alternatives; simplify them"
@@ -525,6 +527,35 @@ class Shape:
         return tuple(found)
 
 
+def _exclusive(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether no object matches both, by its names or by the values of one that both know."""
+    closed = other.get("additionalProperties") is False and "patternProperties" not in other
+    mine, others = one.get("properties", {}), other.get("properties", {})
+    if any(others.get(name, not closed) is False for name in one.get("required", ())):
+        return True
+    return any(
+        _differ(mine[name], others[name])
+        for name in (*one.get("required", ()), *other.get("required", ()))
+        if name in mine and name in others
+    )
+
+
+def _differ(a: Schema, b: Schema) -> bool:
+    """Whether no value matches both, by their enum, const and type."""
+    if not isinstance(a, dict) or not isinstance(b, dict):
+        return a is False or b is False
+    values = [s.get("enum", [s["const"]] if "const" in s else None) for s in (a, b)]
+    kinds = [s.get("type", TYPES) for s in (a, b)]
+    types = [{kind} if isinstance(kind, str) else set(kind) for kind in kinds]
+    for index, found in enumerate(values):
+        if found is not None:
+            types[index] = {kind for value in found for kind in types_of(value)}
+    if values[0] is not None and values[1] is not None:
+        return not any(same_json(x, y) for x in values[0] for y in values[1])
+    wide = [found | ({"integer"} if "number" in found else set()) for found in types]
+    return not wide[0] & wide[1]
+
+
 def parse_pattern(pattern: str, pointer: str) -> Node:
     """Return the tree of a pattern of a schema at a pointer."""
     try:
@@ -707,13 +738,60 @@ class Document:
         for key in ("anyOf", "oneOf"):
             if key in part.schema:
                 options = [
-                    group
-                    for index in range(len(part.schema[key]))
-                    for group in self._expand(part.child(key, index), active)
+                    (*group, *rest)
+                    for child, *rest in self.alternatives(part, key)
+                    for group in self._expand(child, active)
                 ]
                 found = self._both(found, options, part)
         self._expanded[part.pointer] = found
         return found
+
+    def alternatives(self, part: Located, keyword: str) -> list[list[Located]]:
+        """Return the alternatives of ``anyOf`` or ``oneOf``.
+
+        Each is a schema; an object of ``oneOf`` also has one that forbids a property that another
+        alternative requires, unless a document cannot match both anyway. So {"a": 1, "b": 2}
+        matches none of two alternatives of which one requires "a" and the other "b".
+        """
+        assert isinstance(part.schema, dict)
+        options = [[part.child(keyword, i)] for i in range(len(part.schema[keyword]))]
+        if keyword == "anyOf" or len(options) > MAX_EXCLUSIVE:
+            return options
+        objects = [self._object_of(option[0]) for option in options]
+        outer = part.schema
+        for index, one in enumerate(objects):
+            if one is None or one.keys() & IN_PLACE:
+                continue
+            forbidden: dict[str, bool] = {}
+            for other in objects[:index] + objects[index + 1 :]:
+                if other is None or _exclusive(one, other):
+                    continue
+                required = {*one.get("required", ()), *outer.get("required", ())}
+                names = [name for name in other.get("required", ()) if name not in required]
+                if names and forbidden.keys().isdisjoint(names):
+                    forbidden[names[0]] = False
+            if forbidden:
+                schema: dict[str, Any] = {"properties": forbidden}
+                if not (one.keys() | outer.keys()) & _PROPERTIES:
+                    schema["additionalProperties"] = True
+                options[index].append(Located(schema, f"{options[index][0].pointer}/not"))
+        return options
+
+    def _object_of(self, part: Located) -> dict[str, Any] | None:
+        """The keywords of a schema of objects, after references; None: of something else."""
+        for _ in range(MAX_EXCLUSIVE):
+            check_keywords(part)
+            schema = part.schema
+            if not isinstance(schema, dict):
+                return None
+            if schema.keys() & set(IN_PLACE) != {"$ref"} or _PLAIN & schema.keys():
+                is_object = "type" not in schema and not schema.keys().isdisjoint(
+                    KEYWORDS["object"]
+                )
+                kind = schema.get("type", "object" if is_object else "")
+                return schema if kind in ("object", ["object"]) else None
+            part = self.target(part)
+        return None
 
     def admits(self, parts: tuple[Located, ...], value: Any) -> bool:
         """Return whether a value matches a conjunction of schemas."""

@@ -1,16 +1,28 @@
 """What starts a lazy grammar, and how it is found in a growing text.
 
 finder = Finder(Trigger("word", "<tool_call>"))
-finder.find(bytearray(b"So: <tool_call>"), n_before=4, token=17)    # 4
+state, start = finder.find(finder.start(), bytearray(b"So: <tool_call>"), n_before=4, token=17)
+
+The time of a text is linear in its length, up to rare patterns (`_Filter`).
 """
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import GrammarError
+from . import code_points as cp
+from .regex_syntax import ASCII_SETS, DOT, Chars, Node, Pattern, Sequence_
+from .string_automaton import Expression
+
+MAX_STEPS = 10_000  # of an automaton that are kept
+
+State = Hashable | None
+"""What a `Finder` knows of a text."""
 
 
 @dataclass(frozen=True)
@@ -56,28 +68,125 @@ class Trigger:
 
 
 class Finder:
-    """Finds one trigger in a growing text."""
+    """Finds one trigger in a growing text.
+
+    What it knows of the text so far is a value of the caller's, so that the text can be cut.
+    """
 
     def __init__(self, trigger: Trigger) -> None:
-        self._kind = trigger.kind
         self._token = trigger.value if trigger.kind == "token" else None
         self._word = str(trigger.value).encode() if trigger.kind == "word" else b""
         self._pattern = trigger.pattern() if trigger.kind.startswith("pattern") else None
+        self._filter = None if self._pattern is None else _filter_of(trigger)
 
-    def find(self, text: bytearray, n_before: int, token: int) -> int:
-        """Where the text to match begins, -1 without a trigger.
+    def start(self) -> State:
+        """What is known of the empty text."""
+        return None if self._filter is None else self._filter.start()
+
+    def find(self, state: State, text: bytearray, n_before: int, token: int) -> tuple[State, int]:
+        """What is known of the text, and where the text to match begins, -1 without a trigger.
 
         Args:
+            state: what was known of the text before the last token.
             text: the whole text, with the last token's.
             n_before: its length before that token.
         """
         if self._token is not None:
-            return n_before if token == self._token else -1
+            return None, n_before if token == self._token else -1
         if self._pattern is None:
-            return text.find(self._word, max(0, n_before - len(self._word) + 1))
+            return None, text.find(self._word, max(0, n_before - len(self._word) + 1))
+        if self._filter is not None:
+            try:
+                state, may_match = self._filter.step(state, text[n_before:])
+            except GrammarError:  # too many states: always search
+                self._filter, may_match = None, True
+            if not may_match:
+                return state, -1
         match = self._pattern.search(text)
         if match is None:
-            return -1
+            return state, -1
         groups = range(1, (match.re.groups or 0) + 1)
         group = next((i for i in groups if match.end(i) > match.start(i)), 0)
-        return match.start(group)
+        return state, match.start(group)
+
+
+class _Filter:
+    """An automaton of the texts in which a pattern may be found, and of some others.
+
+    One step per byte, so that the search itself, which begins at the start of the text, is run
+    only where it is likely to succeed. Thread-safe.
+    """
+
+    def __init__(self, expression: Expression) -> None:
+        self._expression = expression
+        self._steps: dict[tuple[State, int], State] = {}
+
+    def start(self) -> State:
+        """The state of the empty text."""
+        return self._expression.start()
+
+    def step(self, state: State, text: bytearray) -> tuple[State, bool]:
+        """The state after more text, and whether the pattern may be found.
+
+        Raises:
+            GrammarError: the automaton has too many states.
+        """
+        for byte in text:
+            if state is None:
+                break
+            key = state, byte
+            state = self._steps.get(key, key)
+            if state is key:  # not known; another thread may clear the steps
+                if len(self._steps) >= MAX_STEPS:
+                    self._steps.clear()
+                state = self._steps[key] = self._expression.step(*key)
+        return state, state is not None and self._expression.accepts(state)
+
+
+@functools.lru_cache(maxsize=64)
+def _filter_of(trigger: Trigger) -> _Filter | None:
+    """The filter of a pattern; None for backreferences, flags and other rare syntax."""
+    text = str(trigger.value).encode().decode("latin-1")  # a character is a byte
+    if "{,}" in text:  # a repetition in Python only
+        return None
+    try:
+        node = _BytePattern(text).parse()
+        return _Filter(Expression(node, whole=trigger.kind == "pattern_full"))
+    except GrammarError:
+        return None
+
+
+class _BytePattern(Pattern):
+    """A parser of Python's patterns over bytes; conditions without text count as met."""
+
+    def atom(self) -> Node:
+        if self.peek() == "$":  # also before a last newline
+            self.at += 1
+            return _EMPTY
+        node = super().atom()
+        return _NO_NEWLINE if node is DOT else node
+
+    def group(self) -> Node:
+        kind = next((k for k in ("?=", "?!", "?<=", "?<!") if self.peek(len(k)) == k), "")
+        self.at += len(kind)
+        inner = super().group()
+        return _EMPTY if kind else inner
+
+    def escape(self) -> Node:
+        if self.peek() in ("b", "B"):
+            self.at += 1
+            return _EMPTY
+        return super().escape()
+
+    def class_escape(self, start: int) -> int | cp.Ranges:
+        if self.peek() in ("D", "W", "S"):
+            self.at += 1
+            return cp.complement(ASCII_SETS[self.pattern[self.at - 1].lower()])
+        return super().class_escape(start)
+
+    def class_atom(self, is_negated: bool) -> int | cp.Ranges:
+        return super().class_atom(False)
+
+
+_EMPTY = Sequence_(())
+_NO_NEWLINE = Chars(cp.complement(((0x0A, 0x0A),)))

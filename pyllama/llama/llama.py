@@ -43,6 +43,7 @@ from ..sampling import (
     LogitsProcessorList,
     SamplingParams,
     chain_for,
+    sampling_fields,
 )
 from .arguments import cache_type, check_arguments, rope_overrides
 from .chat import ChatResults
@@ -620,8 +621,7 @@ class Llama:
             logit_bias={int(token): float(bias) for token, bias in (logit_bias or {}).items()},
             n=n, best_of=best_of, logprobs=logprobs, prompt_logprobs=logprobs if echo else None,
         )  # fmt: skip
-        if sampling:
-            params = replace(params, **sampling)
+        params = replace(params, **sampling_fields(sampling))
         request = Request(
             tokens,
             params,
@@ -754,7 +754,7 @@ class Llama:
             messages,
             TurnOptions(
                 tools, tool_choice, parallel_tool_calls, response_format, reasoning_format,
-                dict(chat_template_kwargs or {}),
+                chat_template_kwargs or {},
             ),
         )  # fmt: skip
         if turn.grammar is not None and grammar is not None:
@@ -772,7 +772,7 @@ class Llama:
         options["special"] = turn.shown
         options["sampling"] = {
             **turn.budget(reasoning_budget, self._model.tokenizer),
-            **(sampling or {}),
+            **sampling_fields(sampling),
         }
         made: Any = self.create_completion(turn.prompt.tokens, **options)
         results = ChatResults(turn, functions is not None)

@@ -17,7 +17,7 @@ from pyllama.sampling.logits_processor import (
     LogitsProcessorList,
     apply_logits_processors,
 )
-from pyllama.sampling.params import RANDOM_SEED, SamplingParams
+from pyllama.sampling.params import RANDOM_SEED, SamplingParams, sampling_fields
 from pyllama.sampling.rng import Mt19937
 from pyllama.sampling.sampler import ChainSetup, Sampler
 
@@ -40,4 +40,5 @@ __all__ = [
     "apply_logits_processors",
     "chain_for",
     "sampler_name",
+    "sampling_fields",
 ]

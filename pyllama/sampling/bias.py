@@ -19,6 +19,8 @@ from pyllama.sampling.sampler import ChainSetup, Sampler
 class LogitBias(Sampler):
     """Adds a constant to some logits; -inf for the tokens that the model file suppresses.
 
+    A logit of -inf stays: a token that a grammar or a processor has banned cannot be forced.
+
     Source: llama.cpp llama-sampler.cpp, `llama_sampler_logit_bias_apply`.
     """
 
@@ -29,7 +31,7 @@ class LogitBias(Sampler):
     def __init__(self, bias: Mapping[int, float]) -> None:
         self._tokens = np.fromiter(bias.keys(), np.intp, len(bias))
         self._bias = np.fromiter(bias.values(), np.float32, len(bias))
-        self._absolute = np.isinf(self._bias)  # assigned, not added: inf - inf would be NaN
+        self._absolute = np.isinf(self._bias)  # assigned, not added: inf + NaN would be NaN
         self._ids = frozenset(bias)
         self._lowers = bool((self._bias <= 0).all())
 
@@ -47,8 +49,9 @@ class LogitBias(Sampler):
 
     def apply(self, candidates: Candidates) -> None:
         logits, positions, found = candidates.edit(self._tokens)
-        bias = self._bias[found]
-        logits[positions] = np.where(self._absolute[found], bias, logits[positions] + bias)
+        bias, given = self._bias[found], logits[positions]
+        biased = np.where(self._absolute[found], bias, given + bias)
+        logits[positions] = np.where(given == -np.inf, given, biased)
 
 
 class AllowedTokens(Sampler):

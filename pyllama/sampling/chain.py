@@ -229,17 +229,43 @@ class Chain:
         for sampler in self._listeners:
             sampler.accept_prompt(tokens)
 
-    def distribution(self, logits: Floats) -> Distribution | None:
+    def distribution(self, logits: Floats, argmax: int | None = None) -> Distribution | None:
         """The distribution of the token that `sample` returns; None for chains without one.
 
         Without one are greedy chains, whose token is certain, and those that do not end with
         ``dist``. The final draw consumes no random number, other samplers consume theirs.
+
+        Args:
+            logits, argmax: see `sample`.
         """
         if self._greedy is not None or self._dist is None:
             return None
-        candidates = self._run(self._samplers, self._checked(logits))
-        probs = candidates.weights().astype(np.float64)
-        return Distribution(candidates.ids, probs / probs.sum())
+        if argmax is None:
+            logits = self._checked(logits)
+        found = None
+        if self._fused is not None:
+            edited = self._run(self._head, logits, argmax).logits if self._head else logits
+            found = self._fused.weights(edited)
+        if found is None:
+            candidates = self._run(self._samplers, logits, argmax)
+            found = candidates.ids, candidates.weights()
+        probs = found[1].astype(np.float64)
+        return Distribution(found[0], probs / probs.sum())
+
+    def likeliest(self, logits: Floats, argmax: int | None = None) -> tuple[int, float] | None:
+        """The token with the largest probability, the first of equal ones, and that probability.
+
+        As `distribution`, with less overhead: None for chains without one.
+        """
+        if self._fused is not None and not self._head and argmax is not None:
+            found = self._fused.likeliest(logits)
+            if found is not None:
+                return found
+        whole = self.distribution(logits, argmax)
+        if whole is None:
+            return None
+        best = int(whole.probs.argmax())
+        return whole.ids.item(best), whole.probs.item(best)
 
     def accept(self, token: int) -> None:
         """Add a generated token to the history.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pyggml.jit import compiled, inline_strict
 from pyggml.pointers import i32_ptr
-from pyllama.errors import GrammarError
+from pyllama.errors import GrammarError, SamplingError
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.chain import Chain, Mark
 from pyllama.sampling.dist import Distribution
@@ -40,7 +40,7 @@ def chain_for(
     """A chain for one text of a model.
 
     Raises:
-        SamplingError, GrammarError: as `Chain` and ``Grammar.matcher``.
+        SamplingError, GrammarError: as `ConstrainedChain` and ``Grammar.matcher``.
     """
     stop_ids = params.stop_token_ids
     if grammar is None:
@@ -59,7 +59,8 @@ class ConstrainedChain(Chain):
         params, n_vocab, eog_ids, stop_ids, tokenizer: see `Chain`.
 
     Raises:
-        SamplingError: as `Chain`.
+        SamplingError: as `Chain`; or the text begins within reasoning that has a budget, but the
+            grammar does not allow its end.
     """
 
     def __init__(
@@ -75,6 +76,26 @@ class ConstrainedChain(Chain):
         super().__init__(params, n_vocab, eog_ids, stop_ids=stop_ids, tokenizer=tokenizer)
         self._matcher = matcher
         self._restricted = np.empty(n_vocab, np.float32)  # work memory
+        self._check_reasoning()
+
+    def _check_reasoning(self) -> None:
+        """Raise an error if the reasoning has begun in the prompt and the grammar forbids its end.
+
+        Such a grammar was written for the text after the reasoning.
+        """
+        reasoning, matcher = self.reasoning, self._matcher
+        if reasoning is None or matcher.is_lazy or reasoning.state in ("idle", "done"):
+            return
+        mark = matcher.mark()
+        for token in reasoning.forced:
+            if not matcher.allows(token):
+                raise SamplingError(
+                    "the prompt ends within reasoning that has a budget, and the grammar does not "
+                    "allow the end of the reasoning; use reasoning_budget=-1 and a prompt without "
+                    "reasoning (enable_thinking=False), or a grammar that begins with it"
+                )
+            matcher.accept(token)
+        matcher.rollback(mark)
 
     def sample(self, logits: Floats, argmax: int | None = None) -> int:
         """See `Chain.sample`.
@@ -89,12 +110,35 @@ class ConstrainedChain(Chain):
             return token
         argmax = constrain(logits, matcher.mask(), self._restricted)
         token = super().sample(self._restricted, argmax) if argmax >= 0 else -1
-        if matcher.allows(token):
+        reasoning = self.reasoning
+        if matcher.allows(token) and (reasoning is None or reasoning.keeps_argmax_of(token)):
             return token
         # all allowed tokens are banned, by their logits or by a sampler
         if matcher.is_accepting and matcher.vocabulary.eog:
             return matcher.vocabulary.eog[0]
-        raise GrammarError("the grammar allows no token here, or only tokens whose logits are -inf")
+        raise GrammarError(self._why_none())
+
+    def _why_none(self) -> str:
+        """Why no token can be sampled."""
+        matcher, reasoning = self._matcher, self.reasoning
+        if matcher.is_accepting:
+            return (
+                "the text is a whole one of the grammar, but the vocabulary has no "
+                "end-of-generation token; end it by max_tokens or a stop string"
+            )
+        if reasoning is not None and reasoning.state == "forcing":
+            return (
+                "the reasoning budget is spent, but the grammar does not allow the tokens that end "
+                "the reasoning; use no budget, or a grammar that allows them"
+            )
+        if not matcher.mask().any():
+            return (
+                "the grammar allows no token here: the vocabulary lacks the text that must follow"
+            )
+        return (
+            "the grammar allows no token here but banned ones: their logits are -inf, by "
+            "logit_bias, allowed_token_ids, bad_words, another sampler or the model"
+        )
 
     def apply(self, logits: Floats) -> Candidates:
         """See `Chain.apply`; tokens that the grammar does not allow have logits of -inf."""
@@ -104,14 +148,14 @@ class ConstrainedChain(Chain):
         constrain(self._checked(logits), self._matcher.mask(), restricted)
         return super().apply(restricted)
 
-    def distribution(self, logits: Floats) -> Distribution | None:
+    def distribution(self, logits: Floats, argmax: int | None = None) -> Distribution | None:
         """See `Chain.distribution`.
 
         A token that the grammar allows is sampled from all logits, and, if that one was not
         allowed, from the restricted logits:
         p(x) = p_all(x) + (1 - sum of p_all over the allowed tokens) * p_restricted(x).
         """
-        whole, matcher = super().distribution(logits), self._matcher
+        whole, matcher = super().distribution(logits, argmax), self._matcher
         if whole is None or not self._applies:
             return whole
         mask = matcher.mask()
@@ -121,7 +165,7 @@ class ConstrainedChain(Chain):
         left = 1 - whole.probs[allowed].sum()
         if left > 0 and not allowed.all():
             argmax = constrain(self._checked(logits), mask, self._restricted)
-            other = super().distribution(self._restricted) if argmax >= 0 else None
+            other = super().distribution(self._restricted, argmax) if argmax >= 0 else None
             if other is None:
                 return None
             probs[other.ids] += left * other.probs

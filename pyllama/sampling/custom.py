@@ -9,7 +9,8 @@ A function changes the candidates in place and returns nothing: with `Candidates
 `Candidates.keep_top`, by writing to `Candidates.writable`, or by setting ``candidates.logits``. It
 must not depend on earlier calls, as a chain can be rolled back. A sampler with state is an object:
 each text gets a copy (``copy.deepcopy``), and a mark is a copy of its attributes unless it has a
-`mark` of its own. An exception ends the text.
+`mark` of its own. An exception ends the text; one at the tokens of the prompt is a `SamplingError`
+of the request.
 """
 
 from __future__ import annotations
@@ -70,8 +71,15 @@ class CustomSampler(Sampler):
             self._object.accept(token)
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
-        if self._object is not None:
+        if self._object is None:
+            return
+        try:
             self._object.accept_prompt(tokens)
+        except Exception as error:
+            raise SamplingError(
+                f"sampler {self.name}: {error!r:.200} at the prompt's tokens; override "
+                "accept_prompt if only generated tokens count"
+            ) from error
 
     def mark(self) -> Any:
         return None if self._object is None else self._object.mark()

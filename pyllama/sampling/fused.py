@@ -2,6 +2,8 @@
 
     fused = Fused.create([TopK(40), TopP(0.95), Temperature(0.8)], n_vocab)
     token = fused.pick(logits, rng.uniform_double())
+    token, probability = fused.likeliest(logits)
+    ids, weights = fused.weights(logits)            # of all candidates
 
 At each token the weights evict everything else from the CPU's caches, so each call of a NumPy
 function costs several microseconds of overhead. The arithmetic of each sampler is defined next to
@@ -15,9 +17,10 @@ from typing import Any
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from pyggml.jit import compiled, inline_strict
-from pyggml.pointers import f32_ptr, f64_ptr, i64_ptr
+from pyggml.pointers import f32_ptr, f64_ptr, i32_ptr, i64_ptr
 from pyllama.sampling.candidates import weight
 from pyllama.sampling.dist import draw
 from pyllama.sampling.sampler import Sampler
@@ -39,6 +42,7 @@ STEPS: list[type[Sampler]] = [TopK, TopP, MinP, Typical, Xtc, TopNSigma, Tempera
 """Samplers that can be fused; `_pick` identifies them by their index."""
 _TOP_K, _TOP_P, _MIN_P, _TYPICAL, _XTC, _TOP_N_SIGMA = range(6)
 _NOT_DUE, _DUE, _DRAWN = range(3)  # third argument of XTC; _DRAWN is added where it was applied
+_ONE = 1 << 30  # a probability of 1
 _WIDTH = 4  # of a step: index of its type and its arguments
 
 
@@ -80,6 +84,21 @@ class Fused:
             logits: float32[n_vocab], contiguous; NaN counts as -inf.
             uniform: a random number in [0, 1).
         """
+        return self._run(logits, uniform, 0)
+
+    def weights(self, logits: Floats) -> tuple[NDArray[np.int32], Floats] | None:
+        """The candidates' ids and their `Candidates.weights`; None where `pick` gives -1."""
+        k = self._sizes[1]
+        found = np.empty((2, k), np.int32)
+        n = self._run(logits, 0.0, found.ctypes.data)
+        return None if n < 0 else (found[0, :n], found[1, :n].view(np.float32))
+
+    def likeliest(self, logits: Floats) -> tuple[int, float] | None:
+        """The likeliest token and its probability; None where `pick` gives -1."""
+        result = self._run(logits, -1.0, 0)
+        return None if result < 0 else (result & POSITION, (result >> 32) / _ONE)
+
+    def _run(self, logits: Floats, uniform: float, found: int) -> int:
         n_vocab, k, n_columns = self._sizes
         work = self._work.ctypes.data  # not cached: a deepcopy has its own memory
         chosen, n_steps = work + self._chosen, self._n_steps
@@ -87,14 +106,14 @@ class Fused:
             arguments = self._work.view(np.float64)
             for sampler, at in self._random:
                 arguments[at] = _DUE if sampler.is_due() else _NOT_DUE
-        token: int = _pick(
-            logits.ctypes.data, n_vocab, k, n_columns, work, chosen, n_steps, uniform
+        result: int = _pick(
+            logits.ctypes.data, n_vocab, k, n_columns, work, chosen, n_steps, uniform, found
         )
-        if token >= 0 and self._random:
+        if result >= 0 and self._random:
             for sampler, at in self._random:
                 if arguments[at] >= _DRAWN:
                     sampler.consume()
-        return token
+        return result
 
 
 @inline_strict
@@ -147,7 +166,7 @@ def _largest(logits: Any, n: Any) -> Any:
     return top
 
 
-@compiled(types.int64(*[types.int64] * 7, types.float64))
+@compiled(types.int64(*[types.int64] * 7, types.float64, types.int64))
 def _pick(
     logits: Any,
     n_vocab: Any,
@@ -157,7 +176,11 @@ def _pick(
     chosen: Any,
     n_steps: Any,
     uniform: Any,
+    found: Any,
 ) -> Any:
+    """A token; if ``uniform`` is negative, the likeliest one plus its probability in units of
+    1 / _ONE, times 2**32; if ``found`` is not 0, the number of candidates, whose ids and weights
+    are written there: int32[k], float32[k]."""
     count = gather(logits, n_vocab, k, n_columns, work)
     if count < 0:
         return -1
@@ -216,4 +239,18 @@ def _pick(
             divide(chosen, n, a)
         elif n > 1:
             scale_dynamic(chosen, n, a, b, c)
-    return keys[draw(chosen, n, _largest(chosen, n), uniform)] & POSITION
+    top = _largest(chosen, n)
+    if uniform < 0:
+        best, whole = 0, 0.0
+        for i in range(n):
+            whole += weight(chosen, i, top)
+            if chosen[i] > chosen[best]:
+                best = i
+        share = np.int64(weight(chosen, best, top) / whole * _ONE)
+        return (share << 32) + (keys[best] & POSITION)
+    if found == 0:
+        return keys[draw(chosen, n, top, uniform)] & POSITION
+    ids, weights = i32_ptr(found), f32_ptr(found + 4 * k)
+    for i in range(n):
+        ids[i], weights[i] = keys[i] & POSITION, weight(chosen, i, top)
+    return n

@@ -9,10 +9,13 @@ Immutable; the constructor validates all values, so that samplers need no checks
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from pyllama.errors import SamplingError
 
@@ -31,14 +34,43 @@ _NUMBERS = (
     "xtc_probability", "xtc_threshold", "frequency_penalty", "presence_penalty", "dry_multiplier",
     "dry_base", "adaptive_target", "adaptive_decay", "mirostat_tau", "mirostat_eta",
 )  # fmt: skip
-_LEAST = {
+_LEAST = {  # of whole numbers
     "min_keep": 0,
     "repeat_last_n": -1,
     "dry_allowed_length": 0,
     "dry_penalty_last_n": 0,
     "min_tokens": 0,
     "reasoning_budget_tokens": -1,
+    "n": 1,
 }
+_IDS = ("stop_token_ids", "reasoning_budget_start", "reasoning_budget_forced", "generation_prompt")
+
+
+def _is_real(value: Any) -> bool:
+    is_number = isinstance(value, (int, float, np.integer, np.floating))
+    return is_number and bool(abs(value) <= LARGEST)
+
+
+def _is_whole(value: Any, least: float = -math.inf) -> bool:
+    is_number = isinstance(value, (int, np.integer))
+    return is_number and bool(value >= least)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, Collection) and all(_is_whole(token, 0) for token in value)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) or _are_ids(value)
+
+
+_WORDS = "a tuple of texts or sequences of token ids, such as ('...',)"
+_LISTS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("samplers", lambda item: True, "a tuple, such as ('top_k',)"),
+    ("dry_sequence_breakers", _is_word, _WORDS),
+    ("bad_words", lambda word: _is_word(word) and len(word) > 0, f"{_WORDS}, none of them empty"),
+    ("reasoning_budget_end", _are_ids, "a tuple of sequences of token ids"),
+)
 
 
 class SamplerObject(Protocol):
@@ -153,38 +185,50 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("samplers", "bad_words", "dry_sequence_breakers"):
-            value = getattr(self, name)  # a text would be read as a sequence of letters
-            _check(not isinstance(value, str), name, repr(value), "a tuple, such as ('...',)")
         for name in _NUMBERS:
             value = getattr(self, name)
-            _check(abs(value) <= LARGEST, name, value, f"a finite number, {LARGEST:.2g} at most")
+            _check(_is_real(value), name, value, f"a finite number, {LARGEST:.2g} at most")
+        _check(_is_whole(self.top_k), "top_k", self.top_k, "a whole number")
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            _check(value >= least, name, value, f"{least} or more")
-        _check(-1 <= self.seed <= RANDOM_SEED, "seed", self.seed, f"-1 to {RANDOM_SEED}")
+            _check(_is_whole(value, least), name, value, f"a whole number, {least} or more")
+        legal = _is_whole(self.seed, -1) and self.seed <= RANDOM_SEED
+        _check(legal, "seed", self.seed, f"-1 to {RANDOM_SEED}")
         _check(self.mirostat in (0, 1, 2), "mirostat", self.mirostat, "0, 1 or 2")
         _check(
-            MIN_REPEAT_PENALTY <= self.repeat_penalty <= LARGEST,
+            _is_real(self.repeat_penalty) and self.repeat_penalty >= MIN_REPEAT_PENALTY,
             "repeat_penalty",
             self.repeat_penalty,
             f"a finite number of at least {MIN_REPEAT_PENALTY:g} (1 is off)",
         )
-        for token, bias in self.logit_bias.items():
-            _check(token >= 0, "logit_bias", token, "token ids of 0 or more")
-            legal = abs(bias) <= LARGEST or math.isinf(bias)
-            _check(legal, f"logit_bias[{token}]", bias, f"{LARGEST:.2g} at most, or an infinity")
-        allowed = self.allowed_token_ids
-        _check(allowed is None or len(allowed) > 0, "allowed_token_ids", allowed, "at least one id")
-        for word in self.bad_words:
-            _check(len(word) > 0, "bad_words", word, "at least one character or token id")
-        _check(self.n >= 1, "n", self.n, "at least 1")
-        _check(self.n_texts >= self.n, "best_of", self.best_of, f"at least n, which is {self.n}")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
-            _check(count is None or count >= 0, name, count, "0 or more")
-        for token in self.stop_token_ids:
-            _check(token >= 0, "stop_token_ids", token, "token ids of 0 or more")
+            _check(count is None or _is_whole(count, 0), name, count, "0 or more")
+        legal = self.best_of is None or _is_whole(self.best_of, self.n)
+        _check(legal, "best_of", self.best_of, f"at least n, which is {self.n}")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        """Raise an error for wrong lists of token ids, texts and samplers."""
+        bias = self.logit_bias
+        _check(isinstance(bias, Mapping), "logit_bias", bias, "a dictionary of token ids")
+        for token, value in bias.items():
+            _check(_is_whole(token, 0), "logit_bias", token, "token ids of 0 or more")
+            legal = _is_real(value) or value in (math.inf, -math.inf)
+            _check(legal, f"logit_bias[{token}]", value, f"{LARGEST:.2g} at most, or an infinity")
+        allowed = self.allowed_token_ids
+        legal = allowed is None or (_are_ids(allowed) and len(allowed) > 0)
+        _check(legal, "allowed_token_ids", allowed, "at least one token id")
+        for name in _IDS:
+            value = getattr(self, name)
+            _check(_are_ids(value), name, value, "token ids of 0 or more")
+        for name, is_legal, wanted in _LISTS:
+            values = getattr(self, name)
+            # a text would be read as a sequence of letters
+            is_list = isinstance(values, Collection) and not isinstance(values, str)
+            _check(is_list or (name == "samplers" and values is None), name, values, wanted)
+            for value in values or ():
+                _check(is_legal(value), name, value, wanted)
 
     @property
     def n_texts(self) -> int:
@@ -217,6 +261,29 @@ class SamplingParams:
         )
 
 
+def sampling_fields(given: Any) -> dict[str, Any]:
+    """Fields of `SamplingParams` by name; None is none.
+
+    Raises:
+        SamplingError: not a dictionary, or a name of no field.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise SamplingError(
+            f"sampling: got {given!r:.80}, want a dictionary of SamplingParams' fields, such as "
+            "{'min_tokens': 3}"
+        )
+    known = [field.name for field in fields(SamplingParams)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise SamplingError(f"sampling: SamplingParams has no field {name!r:.80}; {hint}")
+    return dict(given)
+
+
 def _check(legal: bool, name: str, got: object, wanted: str) -> None:
     if not legal:
-        raise SamplingError(f"sampling parameter {name}: got {got}, want {wanted}")
+        shown = repr(got) if isinstance(got, str) else str(got)
+        raise SamplingError(f"sampling parameter {name}: got {shown:.80}, want {wanted}")

@@ -37,6 +37,7 @@ class ReasoningBudget(Sampler):
         piece: bytes of a token, to finish a character first; None: each is complete.
 
     Attributes:
+        forced: the argument.
         state: the state.
         end_match: the sequence of ``ends`` that ended the last block, if one did.
 
@@ -56,7 +57,7 @@ class ReasoningBudget(Sampler):
         state: State = "idle",
         piece: Callable[[int], bytes] | None = None,
     ) -> None:
-        self._budget, self._forced, self._piece = budget, forced, piece
+        self._budget, self.forced, self._piece = budget, forced, piece
         self._starts, self._ends = _longest_first(starts), _longest_first(ends)
         self._n_recent = max(map(len, (*self._starts, *self._ends)), default=1)
         self._recent: Ids = ()  # tokens since the last match, as many as a sequence may have
@@ -92,8 +93,8 @@ class ReasoningBudget(Sampler):
 
     @property
     def _next_forced(self) -> int | None:
-        forcing = self.state == "forcing" and self._position < len(self._forced)
-        return self._forced[self._position] if forcing else None
+        forcing = self.state == "forcing" and self._position < len(self.forced)
+        return self.forced[self._position] if forcing else None
 
     def apply(self, candidates: Candidates) -> None:
         token = self._next_forced
@@ -111,7 +112,7 @@ class ReasoningBudget(Sampler):
         elif self.state == "forcing":
             match = self._match(self._ends, token)
             self._position += 1
-            if self._position >= len(self._forced):
+            if self._position >= len(self.forced):
                 self.state, self.end_match, self._recent = "done", match, ()
         else:
             match = self._match(self._ends, token)

@@ -70,6 +70,7 @@ class _Text:
     Attributes:
         seq: id of the sequence.
         chain: samplers that have accepted the text's first ``n_heard`` tokens.
+        start: state of the chain before any token.
         random: draws the tokens of drafts with distributions.
         held: the tokens in the cache; the sequence has exactly these between two decodes.
         tree: nodes of the last draft that follow them.
@@ -77,6 +78,7 @@ class _Text:
 
     seq: int
     chain: Chain
+    start: Any
     random: np.random.Generator
     n_heard: int = 0
     held: list[int] = field(default_factory=list)
@@ -89,7 +91,7 @@ class _Growing:
 
     Attributes:
         rest: tokens of the text that are not in the cache.
-        mark: state of the chain after the text.
+        mark: state of the chain after the text, set before the first node.
         tokens, parent, q: see `Draft`.
         share: probability of the path to each node.
         frontier: nodes that get children next; -1 is the text's last token.
@@ -100,7 +102,7 @@ class _Growing:
     text: _Text
     max_nodes: int
     rest: list[int]
-    mark: Any
+    mark: Any = None
     tokens: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     q: list[Distribution] = field(default_factory=list)
@@ -252,18 +254,30 @@ class ModelDrafter:
     def _admit_all(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[_Growing | None]:
         """A draft without nodes for each text that can be evaluated."""
         admitted: list[_Growing | None] = [None] * len(views)
-        n_needed = 0  # cells
         for i in sorted(range(len(views)), key=lambda i: views[i].id not in self._texts):
-            g = self._admit(views[i], max_nodes[i], n_needed)
-            if g is not None:
-                n_needed += len(g.rest) + g.max_nodes - 1
-                admitted[i] = g
+            if max_nodes[i] > 0 and views[i].tokens:
+                admitted[i] = self._admit(views[i], max_nodes[i])
+        kv = self.context.kv
+        n_free = kv.n_cells - kv.n_used
+        for i, g in enumerate(admitted) if kv.unified else ():
+            if g is not None and len(g.rest) > n_free:
+                n_used = kv.n_used
+                self._clear(g.text)  # others may need the cells
+                n_free += n_used - kv.n_used
+                admitted[i] = None
+            elif g is not None:
+                n_free -= len(g.rest)
+        growing = [g for g in admitted if g is not None]
+        for g in growing:
+            if kv.unified:
+                g.max_nodes = min(g.max_nodes, n_free + 1)
+                n_free -= g.max_nodes - 1
+            g.mark = g.text.chain.mark()
         return admitted
 
-    def _admit(self, view: View, max_nodes: int, n_needed: int) -> _Growing | None:
-        if max_nodes < 1 or not view.tokens:
-            return None
-        tokens, kv, text = list(view.tokens), self.context.kv, self._texts.get(view.id)
+    def _admit(self, view: View, max_nodes: int) -> _Growing | None:
+        """A draft without nodes; the text has a sequence, and its chain has accepted all tokens."""
+        tokens, text = list(view.tokens), self._texts.get(view.id)
         if text is None:
             if not self._free:
                 return None
@@ -272,18 +286,12 @@ class ModelDrafter:
             self._clear(text)
             return None
         n_common = common_length(text.held, tokens)
-        kept = self._keep(text, tokens, n_common)
-        rest = tokens[kept:]
+        rest = tokens[self._keep(text, tokens, n_common) :]
         if min(rest) < 0 or max(rest) >= self._n_vocab:
             return None
-        n_free = self._n_ctx - len(tokens)
-        if kv.unified:
-            n_free = min(n_free, kv.n_cells - kv.n_used - n_needed - len(rest))
-            if n_free < 0:
-                self._clear(text)  # others may need the cells
-                return None
         if n_common < text.n_heard:  # other tokens, or some were removed
-            text.chain, text.n_heard = self._new_chain(), 0
+            text.chain.rollback(text.start)
+            text.n_heard = 0
         if not text.n_heard:
             text.chain.accept_prompt(tokens)
         else:
@@ -291,7 +299,7 @@ class ModelDrafter:
                 text.chain.accept(token)
         text.n_heard = len(tokens)
         # the last drafted token needs no cell
-        return _Growing(text, min(max_nodes, n_free + 1), rest, text.chain.mark())
+        return _Growing(text, min(max_nodes, self._n_ctx - len(tokens) + 1), rest)
 
     def _clear(self, text: _Text) -> None:
         """Remove all tokens of a text from the cache."""
@@ -303,7 +311,7 @@ class ModelDrafter:
         chain = self._new_chain()
         # a stream of its own: draws must not depend on the target's random numbers
         random = np.random.default_rng((chain.seed, id & 0xFFFFFFFF))
-        text = self._texts[id] = _Text(self._free.pop(), chain, random)
+        text = self._texts[id] = _Text(self._free.pop(), chain, chain.mark(), random)
         return text
 
     def _keep(self, text: _Text, tokens: list[int], n: int) -> int:
@@ -456,19 +464,19 @@ class ModelDrafter:
         if node >= 0:
             g.text.chain.accept(g.tokens[node])
         logits, argmax = self._logits(row)
-        if not self._ranks and not self._draws:
-            g.add(node, g.text.chain.sample(logits, argmax), 1.0)
-            return
-        q = g.text.chain.distribution(logits)
-        assert q is not None
-        likeliest = int(q.probs.argmax())
-        if q.probs.item(likeliest) < self._p_min:
-            return
         if self._draws:
-            g.add(node, drawn(q, 1, g.text.random)[0], 1.0)
-            g.q.append(q)
+            q = g.text.chain.distribution(logits, argmax)
+            assert q is not None
+            if q.probs.max() >= self._p_min:
+                g.add(node, drawn(q, 1, g.text.random)[0], 1.0)
+                g.q.append(q)
+        elif self._ranks:
+            found = g.text.chain.likeliest(logits, argmax)
+            assert found is not None
+            if found[1] >= self._p_min:
+                g.add(node, found[0], 1.0)
         else:
-            g.add(node, q.ids.item(likeliest), 1.0)
+            g.add(node, g.text.chain.sample(logits, argmax), 1.0)
 
     def _widen(self, g: _Growing, row: int) -> None:
         """Give the likeliest continuations of the frontier a node each."""
@@ -476,7 +484,7 @@ class ModelDrafter:
         slots: list[tuple[float, int]] = []  # probability of a path to a child, and its parent
         for i, node in enumerate(g.frontier):
             g.listen(node)
-            q = g.text.chain.distribution(self._logits(row + i)[0])
+            q = g.text.chain.distribution(*self._logits(row + i))
             assert q is not None
             top = likeliest_positions(q, self._width)
             probs = q.probs[top].tolist()

@@ -137,6 +137,15 @@ def test_the_last_list_of_samplers_counts(args: str, samplers: tuple[str, ...]) 
     assert SamplingOptions.from_click(take(*args.split())).samplers == samplers
 
 
+@pytest.mark.parametrize("flag", ["--samplers", "--sampler-seq"])
+def test_an_empty_list_of_samplers_is_a_plain_draw(flag: str) -> None:
+    """As in llama.cpp: only the draw is left, without the default samplers."""
+    from pyllama.sampling import Chain
+
+    params = SamplingOptions.from_click(take(flag, "")).params()
+    assert Chain(params, 5).describe() == "logits -> dist"
+
+
 @pytest.mark.parametrize(
     ("flag", "text", "message"),
     [

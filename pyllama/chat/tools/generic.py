@@ -35,7 +35,7 @@ class Generic:
         return True
 
     def read(self, reader: Reader, names: Collection[str]) -> Steps[None]:
-        """Read the object; a reply of another form is content."""
+        """Read the object; a reply of another form is content, one that was cut early is none."""
         if not names:
             yield from reader.until((), reader.plain)
             return
@@ -55,7 +55,7 @@ class Generic:
             reader.drop_mark()
             return
         except Mismatch:
-            if reader.n_calls:
+            if reader.n_calls or reader.is_cut:
                 return
             reader.rewind()
         yield from reader.until((), reader.content)

@@ -69,7 +69,9 @@ def reply_grammar(given: ReplyRules) -> ReplyGrammar | None:
     if mode == "auto" and schema is None and family.lazy:
         rules.add("root", calls)
         found = family.triggers(given.tools)
-        return ReplyGrammar(rules.text(), tuple(_after(given.thinking, t) for t in found))
+        return ReplyGrammar(
+            rules.text(), tuple(t for f in found for t in _after(given.thinking, f))
+        )
     ways = [calls] if calls else []
     if isinstance(family, Generic) and mode == "auto":
         ways.append(family.response_rule(rules, schema))
@@ -91,14 +93,14 @@ def _thoughts(rules: Rules, thinking: tuple[Markers, State] | None) -> str:
     return f"(space {rules.marker(markers.start)} {through} space)? "
 
 
-def _after(thinking: tuple[Markers, State] | None, trigger: Trigger) -> Trigger:
-    """The trigger, without effect in the reasoning."""
+def _after(thinking: tuple[Markers, State] | None, trigger: Trigger) -> list[Trigger]:
+    """The trigger, without effect in the reasoning: after it, and in a reply without it."""
     if thinking is None or thinking[1] == "after":
-        return trigger
+        return [trigger]
     start, end = (re.escape(m) for m in (thinking[0].start, thinking[0].end))
-    through = rf"[\s\S]*?{end}"
+    heads = [rf"[\s\S]*?{end}"]
     if thinking[1] == "before":
-        through = rf"(?:\s*{start}{through}|(?!\s*{start}))"
+        heads = [rf"\s*{start}{heads[0]}", rf"(?!\s*{start})"]
     value = str(trigger.value)
     rest = rf"[\s\S]*?({re.escape(value)}[\s\S]*)" if trigger.kind == "word" else value
-    return Trigger("pattern_full", through + rest)
+    return [Trigger("pattern_full", head + rest) for head in heads]

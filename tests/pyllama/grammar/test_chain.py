@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pyllama.engine import Engine, Request
-from pyllama.errors import GrammarError
+from pyllama.errors import GrammarError, SamplingError
 from pyllama.grammar import Grammar, Trigger
 from pyllama.sampling import Chain, SamplingParams, chain_for
 from pyllama.sampling.constrained import constrain
@@ -82,12 +82,49 @@ def test_only_end_of_generation_is_left() -> None:
 
 def test_an_error_ends_the_request_alone() -> None:
     engine: Any = Engine(FakeContext(FakeModel()))  # type: ignore[arg-type]
-    stuck = Grammar("root ::= [\\uD800]")  # a lone surrogate is no text
-    with pytest.raises(GrammarError, match="allows no token"):
-        list(engine.run(Request(ids("x"), max_tokens=3, grammar=stuck)))
+    banned = SamplingParams(logit_bias={ids("q")[-1]: -np.inf})
+    with pytest.raises(GrammarError, match="allows no token here but banned ones"):
+        list(engine.run(Request(ids("x"), banned, max_tokens=3, grammar=Grammar('root ::= "q"'))))
     assert list(engine.run(Request(ids("x"), max_tokens=3)))[-1].reason == "length"
     with pytest.raises(GrammarError, match="names"):
         engine.submit(Request(ids("x"), grammar=Grammar("root ::= <nothing>")))
+
+
+def test_a_grammar_wins_over_a_forced_token() -> None:
+    """A bias of +inf forces a token only where the grammar allows it."""
+    forced = SamplingParams(seed=1, logit_bias={ids("q")[-1]: np.inf})
+    text, last = generated(forced, Grammar("root ::= [ab] [a-z] [ab]"))
+    assert (text[1], last.reason) == ("q", "eog") and set(text[::2]) <= {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "ends"),
+    [('root ::= ")" .*', True), ('root ::= [a-z]* ")"', True), ('root ::= [a-z]+ ")"', False)],
+)
+def test_reasoning_that_begins_in_the_prompt(grammar: str, ends: bool) -> None:
+    """The grammar must allow the end that the budget forces."""
+    start, end = (ids(c)[-1] for c in "()")
+    params = SamplingParams(
+        reasoning_budget_tokens=3, reasoning_budget_start=(start,), generation_prompt=(start,),
+        reasoning_budget_end=((end,),),
+    )  # fmt: skip
+    if ends:
+        chain_for(params, N, TOKENIZER, Grammar(grammar))
+        return
+    with pytest.raises(SamplingError, match="does not allow the end of the reasoning; use"):
+        chain_for(params, N, TOKENIZER, Grammar(grammar))
+
+
+def test_the_reasoning_cannot_end() -> None:
+    start, end = (ids(c)[-1] for c in "()")
+    params = SamplingParams(
+        temp=0, reasoning_budget_tokens=2, reasoning_budget_start=(start,),
+        reasoning_budget_end=((end,),),
+    )  # fmt: skip
+    chain = chain_for(params, N, TOKENIZER, Grammar(r'root ::= "(" [\x00-\x27a-z]{10}'))
+    assert says(chain, "(ab") == "(ab"
+    with pytest.raises(GrammarError, match="budget is spent, but the grammar does not allow"):
+        says(chain, "c")
 
 
 REASONING: dict[str, tuple[Grammar, str, str]] = {  # grammar, wanted text, text

@@ -14,6 +14,8 @@ from .vocabularies import words
 
 LETTERS = words([bytes([i]) for i in range(97, 123)] + [b"a" * n for n in range(2, 33)])
 
+QUOTED = words([*(b"a" * n for n in range(1, 33)), b'"'])
+
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_before() -> None:
@@ -53,10 +55,16 @@ def compiled_before() -> None:
         ("root ::= !a", "expected '<' after '!'"),
         ("root ::= " + "(" * 101, "groups are nested deeper than 100"),
         ("root ::= [a]\n x\n::= [b]", "line 2, column 3: expected '::=' after the name 'x'"),
-        ("root ::= a\na ::= b | \"\"\nb ::= [y]* a", "column 1: left recursion: a -> b -> a"),
-        ("root ::= root", "line 1, column 1: left recursion: root -> root"),
-        ("root ::= e e root [a]\ne ::= [x]?", "left recursion: root -> root"),
-        ("root ::= [a]\nunused ::= unused [b]", "left recursion: unused -> unused"),
+        ("root ::= a\na ::= b | \"\"\nb ::= [y]* a", "column 12: left recursion: a -> b -> a"),
+        ("root ::= root", "line 1, column 10: left recursion: root -> root"),
+        ("root ::= e e root [a]\ne ::= [x]?", "line 1, column 14: left recursion: root -> root"),
+        ("root ::= [a]\nunused ::= unused [b]", "line 2, column 12: left recursion: unused"),
+        ('root ::= "x" b | b\nb ::= [a] b | root', "line 2, column 15: left recursion: root -> b"),
+        ('root ::= "a" root', "line 1, column 14: rule 'root' has no finite text: root -> root;"),
+        ('root ::= [a] | x\nx ::= "a"+ (x | y)\ny ::= <[1]> x', "line 2, column 13: rule 'x' has"),
+        ('root ::= "a" x\nx ::= "b" y\ny ::= "c"? x', "line 3, column 12: rule 'x' has no finite "
+         "text: x -> y -> x; add an alternative without this reference"),
+        ("root ::= [a] x\nx ::= [a] [\\uD800]", "line 2, column 1: rule 'x' matches no text"),
         ("root ::= (([a-z]{2000}){2000}){2000}", "at most 100000 are possible"),
     ],
 )  # fmt: skip
@@ -65,6 +73,19 @@ def test_messages(text: Any, message: str) -> None:
         Grammar(text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= "a" root | "b"',
+        'root ::= ("a" root)*',
+        "root ::= [a] x?\nx ::= [b] root | [c] x",
+        "root ::= [a]\nunused ::= [b] unused",
+    ],
+)
+def test_rules_that_may_loop_are_allowed(text: str) -> None:
+    Grammar(text).matcher(LETTERS).mask()
 
 
 def many_rules(n: int) -> str:
@@ -97,6 +118,26 @@ def test_hostile_texts_take_bounded_time(text: str) -> None:
     except GrammarError as error:
         assert len(str(error)) < 400
     assert time.process_time() - start < 10  # about 1 s on a machine that is not busy
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a{1000}){1000}",
+        "^(a{1000}){1000}$",
+        "^(([a-z]{0,1000}){0,1000}){0,1000}$",
+        "((a|aa){1000}){1000}",
+    ],
+)
+def test_repetitions_of_repetitions_take_bounded_time(pattern: str) -> None:
+    start = time.process_time()
+    matcher = Grammar.from_json_schema({"pattern": pattern}).matcher(QUOTED)
+    matcher.accept(32)
+    for i in range(400):
+        matcher.mask()
+        matcher.accept(i % 32)
+    assert not matcher.is_accepting
+    assert time.process_time() - start < 10  # about 0.5 s on a machine that is not busy
 
 
 @pytest.mark.parametrize(

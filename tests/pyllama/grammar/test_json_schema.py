@@ -407,6 +407,64 @@ ACCEPTED: list[tuple[str, Any, list[str], list[str]]] = [
         [f'"{"x" * 2100}"'],
         [f'"{"x" * 2099}"'],
     ),
+    (
+        "oneOf: exactly one of two properties",
+        {
+            "properties": {"a": {"type": "null"}, "b": {"type": "null"}, "c": {"type": "null"}},
+            "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+        },
+        ['{"a":null}', '{"b":null}', '{"a":null,"c":null}'],
+        ["{}", '{"a":null,"b":null}', '{"c":null}'],
+    ),
+    (
+        "oneOf: of any properties",
+        {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        ['{"a":1}', '{"b":1,"ab":2,"ba":[]}'],
+        ["{}", '{"a":1,"b":2}'],
+    ),
+    (
+        "oneOf: a property that another alternative requires",
+        {
+            "$defs": {
+                "one": {
+                    "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+                    "required": ["a"],
+                },
+            },
+            "oneOf": [
+                {"$ref": "#/$defs/one"},
+                {"properties": {"b": {"type": "null"}}, "required": ["b"]},
+            ],
+        },
+        ['{"a":null}', '{"b":null}'],
+        ['{"a":null,"b":null}'],
+    ),
+    (
+        "oneOf: told apart by a value, or by names that are not allowed",
+        {
+            "oneOf": [
+                {
+                    "type": "object",
+                    "properties": {"t": {"const": "x"}, "b": {"type": "null"}},
+                    "required": ["t"],
+                },
+                {
+                    "type": "object",
+                    "properties": {"t": {"enum": ["y", "z"]}, "b": {"type": "null"}},
+                    "required": ["t", "b"],
+                },
+                {
+                    "type": "object",
+                    "properties": {"b": {"type": "null"}, "t": {"type": "integer"}},
+                    "required": ["b"],
+                    "additionalProperties": False,
+                },
+                {"type": ["string", "null"]},
+            ]
+        },
+        ['{"t":"x","b":null}', '{"t":"y","b":null}', '{"b":null,"t":1}', "null"],
+        ['{"t":"y"}', '{"t":"x","b":1}', '{"t":1}'],
+    ),
     ("a maximum that no document has", {"maxItems": 10**12}, ["[1]"], ["1"]),
 ]
 
@@ -542,7 +600,6 @@ for _ in range(100):
         ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "#", "refers to itself"),
         ({"allOf": [{"$ref": "#"}]}, "#", "refers to itself"),
         ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "#", "without end"),
-        (False, "#", "nothing matches"),
         ({"enum": [1, 2], "type": "string"}, "#", "no value of enum"),
         ({"const": 1, "enum": [2]}, "#", "no value of enum"),
         ({"allOf": [{"type": "string"}, {"type": "number"}]}, "#", "no type"),
@@ -554,8 +611,13 @@ for _ in range(100):
             "#",
             "between the bounds",
         ),
-        ({"properties": {"a": False}, "required": ["a"]}, "#", "nothing matches false"),
-        ({"items": False, "minItems": 1}, "#", "nothing matches false"),
+        (
+            {"properties": {"a": False}, "required": ["a"]},
+            "#",
+            "no value is valid by the schema false",
+        ),
+        ({"items": False, "minItems": 1}, "#", "no value is valid by the schema false"),
+        (False, "#", "no value is valid by the schema false; use true or {} for any value"),
         ({"required": ["a"], "additionalProperties": False}, "#", "false"),
         ({"properties": {"a": {}}, "minProperties": 2}, "#", "minProperties is 2"),
         ({"type": "object", "required": ["a", "b"], "maxProperties": 1}, "#", "more properties"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pyllama.errors import ContextFull, GrammarError, SamplingError, TemplateError
+from pyllama.grammar import Grammar
 from pyllama.llama.llama import Llama
 
 from ..chat.tools.templates import TEMPLATES, TOOLS, function
@@ -226,7 +227,12 @@ def test_options_of_reasoning(reciting: Any) -> None:
     off = {"chat_template_kwargs": {"enable_thinking": False}, "sampling": {"top_k": 3}}
     prompt, options = prompt_and_options(llama, HI, **off)
     assert prompt.endswith("<think>\n\n</think>\n\n") and options["sampling"] == {"top_k": 3}
+    with pytest.raises(SamplingError, match="reasoning_budget: got -5, want -1"):
+        llama.create_chat_completion(HI, reasoning_budget=-5)
     llama = with_template(reciting, TEMPLATES["qwq"].source)
+    with pytest.raises(SamplingError, match="does not allow the end of the reasoning; use reas"):
+        grammar = Grammar('root ::= "yes"')
+        llama.create_chat_completion(HI, grammar=grammar, reasoning_budget=3)
     begun = prompt_and_options(llama, HI, reasoning_budget=0)[1]["sampling"]
     assert llama.detokenize(begun["generation_prompt"]) == b"<think>"
 
@@ -270,11 +276,30 @@ def test_any_model_held_to_the_tools_calls_them(reciting: Any, template: str) ->
         assert last["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("template", ["hermes", "llama", "mistral-named", "plain"])
+def test_a_required_call_that_is_cut_is_no_content(reciting: Any, template: str) -> None:
+    """Neither whole nor streamed, wherever it is cut before the name of the tool."""
+    llama = with_template(reciting, TEMPLATES[template].source)
+    tools = [function("a_long_name_of_a_tool", a={"type": "integer"})]
+    options: Any = {"tools": tools, "tool_choice": "required", "temperature": 0}
+    for max_tokens in range(1, 12):
+        options["max_tokens"] = max_tokens
+        result: Any = llama.create_chat_completion(HI, **options)
+        message = result["choices"][0]["message"]
+        assert result["choices"][0]["finish_reason"] == "length"
+        assert not message["content"] and "tool_calls" not in message
+        *_, last = chunks = list(llama.create_chat_completion(HI, stream=True, **options))
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert not any("content" in chunk["choices"][0]["delta"] for chunk in chunks)
+
+
 def test_further_fields_of_sampling(llama: Llama) -> None:
     result: Any = llama.create_chat_completion(HI, temperature=5, sampling={"temp": 0.0})
     assert result["choices"][0]["message"]["content"] == " naïve 🙂!"
-    with pytest.raises(SamplingError):
-        llama.create_completion("x", sampling={"top_k": 3, "temp": float("nan")})
+    for field in ({"temp": float("nan")}, {"nosuch": 1}, [1]):
+        for create in (llama.create_completion, llama.create_chat_completion):
+            with pytest.raises(SamplingError):
+                create(HI if create == llama.create_chat_completion else "x", sampling=field)  # type: ignore[operator]
 
 
 def test_errors(llama: Llama, reciting: Any) -> None:
@@ -283,6 +308,8 @@ def test_errors(llama: Llama, reciting: Any) -> None:
         ({"tool_choice": "required"}, "there are no tools"),
         ({"function_call": {"name": "f"}}, "names the tool 'f'"),
         ({"functions": "f"}, "not a list"),
+        ({"chat_template_kwargs": [1]}, r"are \[1\]; want a dictionary"),
+        ({"chat_template_kwargs": {1: 2}}, "want a dictionary of names"),
     ):
         with pytest.raises(TemplateError, match=message):
             llama.create_chat_completion(HI, **options)  # type: ignore[arg-type]

@@ -93,6 +93,19 @@ def test_exceptions_and_nan() -> None:
     with pytest.raises(KeyError, match="mine"):
         Chain(SamplingParams(samplers=(fails,)), 5).sample(LOGITS)
 
+    class Fails(Newest):
+        def accept(self, token: int) -> None:
+            raise KeyError("mine")
+
+    chain = Chain(SamplingParams(samplers=(Fails(),)), 5)
+    with pytest.raises(
+        SamplingError, match=r"sampler Fails: KeyError\('mine'\) at the p"
+    ) as caught:
+        chain.accept_prompt([1])
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(KeyError, match="mine"):
+        chain.accept(1)
+
     def nan(candidates: Candidates) -> None:
         candidates.writable()[:3] = np.nan
 

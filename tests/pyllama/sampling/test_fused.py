@@ -58,6 +58,19 @@ def one_by_one(chain: Chain) -> Chain:
     return chain
 
 
+def check_distribution(chain: Chain, twin: Chain, logits: Floats) -> None:
+    """Equal bits; both consume the same random numbers."""
+    argmax = int(logits.argmax())
+    best, wanted = chain.likeliest(logits, argmax), twin.distribution(logits)
+    assert best is not None and wanted is not None
+    assert best[1] == pytest.approx(wanted.probs.max(), abs=1e-8)
+    assert wanted.probs[wanted.ids == best[0]] == wanted.probs.max()
+    found, wanted = chain.distribution(logits, argmax), twin.distribution(logits)
+    assert found is not None and wanted is not None
+    np.testing.assert_array_equal(found.ids, wanted.ids)
+    np.testing.assert_array_equal(found.probs, wanted.probs)
+
+
 @PROPERTY
 @given(LOGITS, PARAMS, st.lists(st.integers(0, 99), max_size=5))
 def test_any_logits_give_the_same_token(
@@ -70,6 +83,7 @@ def test_any_logits_give_the_same_token(
         chain.accept(token)
         twin.accept(token)
     before = logits.copy()
+    check_distribution(chain, twin, logits)
     assert [chain.sample(logits) for _ in range(4)] == [twin.sample(logits) for _ in range(4)]
     np.testing.assert_array_equal(logits, before)
 
@@ -81,6 +95,7 @@ def test_a_vocabulary_gives_the_same_tokens(seed: int) -> None:
     chain, twin = Chain(params, 32003), one_by_one(Chain(params, 32003))
     for _ in range(50):
         logits = (rng.standard_normal(32003) * 3).astype(np.float32)
+        check_distribution(chain, twin, logits)
         assert chain.sample(logits) == twin.sample(logits)
 
 
@@ -90,6 +105,7 @@ def test_more_equal_logits_than_it_takes(value: float) -> None:
     params = SamplingParams(seed=5, top_k=40)
     chain, twin = Chain(params, 4096), one_by_one(Chain(params, 4096))
     assert chain._fused is not None and chain._fused.pick(logits, 0.5) == -1
+    check_distribution(chain, twin, logits)
     tokens = [chain.sample(logits) for _ in range(50)]
     assert tokens == [twin.sample(logits) for _ in range(50)]
     assert max(tokens) < 40

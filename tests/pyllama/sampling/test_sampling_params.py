@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyllama.errors import PyllamaError, SamplingError
-from pyllama.sampling import RANDOM_SEED, SamplingParams
+from pyllama.sampling import RANDOM_SEED, SamplingParams, sampling_fields
 
 DEFAULTS = {
     "seed": 0xFFFFFFFF,
@@ -109,6 +110,26 @@ def test_parameters_do_not_change() -> None:
         {"logit_bias": {-1: 0.0}},
         {"logit_bias": {1: NAN}},
         {"logit_bias": {1: -1e39}},
+        {"temp": "0.5"},
+        {"temp": None},
+        {"repeat_penalty": "1"},
+        {"top_k": None},
+        {"top_k": 2.5},
+        {"seed": "1"},
+        {"n": "2"},
+        {"best_of": "2"},
+        {"logprobs": "2"},
+        {"reasoning_budget_tokens": -5},
+        {"reasoning_budget_end": (5,)},
+        {"generation_prompt": "x"},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": "5"},
+        {"allowed_token_ids": 5},
+        {"bad_words": (5,)},
+        {"samplers": 5},
+        {"logit_bias": [1]},
+        {"logit_bias": {"1": 0.0}},
+        {"logit_bias": {1: "x"}},
     ],
 )
 def test_bad_values(bad: dict[str, Any]) -> None:
@@ -117,6 +138,31 @@ def test_bad_values(bad: dict[str, Any]) -> None:
         SamplingParams(**bad)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, PyllamaError) and isinstance(caught.value, ValueError)
+
+
+def test_numbers_of_numpy() -> None:
+    params = SamplingParams(
+        temp=np.float32(0.5), top_k=np.int64(3), allowed_token_ids=np.arange(3),  # type: ignore[arg-type]
+        logit_bias={np.int32(1): np.float32(2)}, stop_token_ids=frozenset(np.arange(2)),
+    )  # fmt: skip
+    assert (params.temp, params.top_k) == (0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"top_kk": 1}, "no field 'top_kk'; did you mean 'top_k'?"),
+        ({"nosuch": 1}, "no field 'nosuch'; there are seed, temp, "),
+        ({1: 1}, "no field 1; "),
+        ([1], "sampling: got [1], want a dictionary"),
+        (5, "sampling: got 5, want a dictionary"),
+    ],
+)
+def test_fields_by_name(given: Any, message: str) -> None:
+    with pytest.raises(SamplingError) as caught:
+        sampling_fields(given)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert sampling_fields({"top_k": 1}) == {"top_k": 1} and sampling_fields(None) == {}
 
 
 def test_describe_is_llama_cpps_text() -> None:
