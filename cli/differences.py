@@ -26,6 +26,11 @@ The default `swa_full=None` means `False` here and `True` in llama-cpp-python: t
 layers with sliding-window attention holds only the window. The generated text is the same.
 
 `create_completion` has two more arguments: `n` texts, of `best_of` generated ones.
+
+`draft_model` takes a `LlamaPromptLookupDecoding` or a `LlamaDraftModel` (`from pyllama import ...`
+in place of `llama_cpp.llama_speculative`), any function of token ids, and also
+[names of drafters](speculation.md#choose-a-drafter). The text is that without it; as many tokens
+are drafted as pay. It cannot be assigned later, and does not set `logits_all`.
 """
 _FLAGS = """## Flags: from llama.cpp
 

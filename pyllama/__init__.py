@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .core.context import Context
     from .core.model import Model
     from .grammar import Grammar
+    from .llama.draft import LlamaDraftModel, LlamaPromptLookupDecoding
     from .llama.grammar import LlamaGrammar
     from .llama.llama import Llama
     from .llama.state import LlamaState
@@ -28,7 +29,9 @@ __all__ = [
     "Context",
     "Grammar",
     "Llama",
+    "LlamaDraftModel",
     "LlamaGrammar",
+    "LlamaPromptLookupDecoding",
     "LlamaState",
     "Model",
     "__version__",
@@ -39,7 +42,9 @@ _HOMES = {
     "Context": "core.context",
     "Grammar": "grammar",
     "Llama": "llama.llama",
+    "LlamaDraftModel": "llama.draft",
     "LlamaGrammar": "llama.grammar",
+    "LlamaPromptLookupDecoding": "llama.draft",
     "LlamaState": "llama.state",
     "Model": "core.model",
 }

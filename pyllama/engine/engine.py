@@ -63,6 +63,8 @@ from .timings import Timings
 if TYPE_CHECKING:
     from ..core.context import Context
 
+_LAST = [-1]
+
 
 class Engine:
     """Runs requests on a context.
@@ -104,6 +106,7 @@ class Engine:
             context.reserve(speculation.sizes(1))
         self._logits_of: Sequence | None = None  # the sequence of the context's last logits
         self._logits_at = 0  # its number of tokens at that decode
+        self._logits_rows = _LAST  # the logits' rows of its last tokens
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -286,7 +289,9 @@ class Engine:
         decoded = clock()
         sequence.id_items[n] = job.tokens[n]
         sequence.n_tokens = self._logits_at = n + 1
-        self._logits_of = sequence
+        self._logits_of, self._logits_rows = sequence, _LAST
+        if sequence.on_logits is not None:
+            sequence.on_logits(n, context.logits[:1])
         self._sample(job, sequence, 0)
         n_reused, sample_s = context.n_reused - n_reused, clock() - decoded
         self.timings.count_decode(1, decoded - start, n_reused, 1, sample_s)
@@ -319,11 +324,14 @@ class Engine:
         except ContextFull:
             return False  # nothing has changed
         decoded = clock()
-        for token, sequence in zip(tokens, sequences, strict=True):
+        for i, (token, sequence) in enumerate(zip(tokens, sequences, strict=True)):
             n = sequence.n_tokens
             sequence.id_items[n] = token
             sequence.n_tokens = n + 1
+            if sequence.on_logits is not None:
+                sequence.on_logits(n, context.logits[i : i + 1])
         self._logits_of, self._logits_at = sequences[-1], sequences[-1].n_tokens
+        self._logits_rows = _LAST
         for output, job in enumerate(running[:]):
             self._sample(job, sequences[output], output)
         n, n_reused, sample_s = len(tokens), context.n_reused - n_reused, clock() - decoded
@@ -359,10 +367,9 @@ class Engine:
         except ContextFull:
             return False  # nothing has changed
         decoded = clock()
-        n_tokens, is_tree = 0, batch.parent is not None
+        n_tokens, is_tree, self._logits_of = 0, batch.parent is not None, None
         for job, draft, row in zip(jobs, drafts, first, strict=True):
             n_tokens += self._verify(job, draft, row, is_tree, speculation)
-        self._logits_of = None
         n, n_reused, sample_s = len(jobs), context.n_reused - n_reused, clock() - decoded
         self.timings.count_drafted(n_tokens, decoded - start, n_reused, sample_s)
         decode_s = decoded - start - (context.build_s - build_s)
@@ -450,7 +457,11 @@ class Engine:
         elif draft is not None and len(path) < len(draft):
             context.kv.drop_last(sequence.seq_id, len(draft) - len(path))
         accepted = [] if draft is None else [draft.tokens[node] for node in path]
+        rows, at = [first, *(first + 1 + node for node in path)], sequence.n_tokens
         sequence.append([job.tokens[-1], *accepted])
+        self._logits_of, self._logits_at, self._logits_rows = sequence, sequence.n_tokens, rows
+        if sequence.on_logits is not None:
+            sequence.on_logits(at, context.logits[rows])
         job.verified.extend(found)
         self._publish(job)
         while job.verified and not (job.is_run and error is None):
@@ -576,6 +587,7 @@ class Engine:
         last = rows[-1]
         if last.wants_last:
             self._logits_of, self._logits_at = last.sequence, last.sequence.n_tokens
+            self._logits_rows = _LAST
 
     def _sample(self, job: Job, sequence: Sequence, output: int) -> None:
         """Sample the next token of a job from an output of the last decode; emits its events."""

@@ -101,12 +101,7 @@ class Job:
 
     def is_steady(self, sequence: Sequence, n: int) -> bool:
         """Whether exactly one token is left to evaluate after the ``n`` of its sequence."""
-        return (
-            len(self.tokens) == n + 1
-            and sequence.owner is self.key
-            and not self.paused
-            and sequence.on_logits is None
-        )
+        return len(self.tokens) == n + 1 and sequence.owner is self.key and not self.paused
 
     @property
     def reusable(self) -> list[int]:

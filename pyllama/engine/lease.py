@@ -72,7 +72,10 @@ class Lease:
         engine = self._engine
         if engine._logits_of is not self._sequence:
             return None
-        return engine._logits_at - 1, self.context.logits_ith(-1)
+        at, rows = engine._logits_at, engine._logits_rows
+        n_removed = max(at - self.n_tokens, 0)  # of the tokens that have logits
+        i = n_removed if n_removed < len(rows) else 0
+        return at - i - 1, self.context.logits_ith(rows[-1 - i])
 
     def on_logits(self, callback: Callable[[int, Floats], None] | None) -> None:
         """Call ``callback(first, logits)`` with the logits of each evaluated chunk of tokens."""

@@ -54,7 +54,6 @@ WITHOUT_EFFECT = {
     "tensor_split": Rule((None,), _NO_GPU),
     "op_offload": Rule((False, None), _NO_GPU),
     "numa": Rule((False, None), "start the process with numactl(8)"),
-    "draft_model": Rule((None,), "there is no speculative decoding yet, the text is the same"),
 }
 IGNORED = {
     # of the constructor

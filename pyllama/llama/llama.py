@@ -45,9 +45,11 @@ from ..sampling import (
     chain_for,
     sampling_fields,
 )
+from ..speculative import Speculation
 from .arguments import cache_type, check_arguments, rope_overrides
 from .chat import ChatResults
 from .completion import Completion, CompletionChunk, CompletionRequest, CompletionRun
+from .draft import check_draft_model, speculation_for
 from .sampler import StepSampler
 from .state import LlamaState, Scores, copy_state, restore_llama_state
 from .tokenizer import LlamaTokenizer
@@ -85,6 +87,9 @@ class Llama:
             own template.
         sparse, sparse_threshold: sparse inference of ReLU models, see `Model.load`.
         chat_handler: called with ``llama=`` and all arguments instead of `create_chat_completion`.
+        draft_model: proposes tokens, which saves time and changes no text: a function of token ids
+            such as `LlamaPromptLookupDecoding`, a `Drafter`, a `Speculation`, or names of
+            drafters, see `pyllama.llama.draft`.
         verbose: print load, reuse and timings to stderr; warnings are logged in any case.
 
     Other arguments of llama-cpp-python are refused if they would change results, and logged as a
@@ -96,6 +101,7 @@ class Llama:
     Raises:
         ModelError (a ValueError): there is no such file, or it is not a supported model.
         NotSupported: an argument that would change results.
+        DraftError (a ValueError): no such draft model, or one that cannot draft.
         AllocError: not enough memory.
 
     Source: llama-cpp-python, ``Llama``.
@@ -155,6 +161,7 @@ class Llama:
         self._lock = CallLock("this Llama object", self._recover)
         self._held: Scores | None = None
         check_arguments("Llama", locals())
+        check_draft_model(draft_model)
         types = cache_type("type_k", type_k), cache_type("type_v", type_v)
         changed = rope_overrides(locals())
         self.model_path = os.fspath(model_path)
@@ -191,12 +198,14 @@ class Llama:
                 swa_full=bool(swa_full),
                 overrides=changed,
             )
-            lease = Lease(Engine(context, timings=self._timings))
+            speculation = speculation_for(draft_model)
+            lease = Lease(Engine(context, timings=self._timings, speculation=speculation))
             self._held = Scores(lease, logits_all=logits_all)
             self._n_ctx = context.n_ctx
         self._timings.load_ms = 1e3 * (time.perf_counter() - start_s)
         self.n_batch = min(n_batch, self._n_ctx)
         self.verbose, self._no_perf = verbose, no_perf
+        self._draft_model = draft_model
         self.last_n_tokens_size = last_n_tokens_size
         self.metadata = _as_text(self._model.metadata)
         self.set_seed(seed)
@@ -239,6 +248,16 @@ class Llama:
     def context(self) -> Context:
         """The context. Raises: ModelError, if there is none."""
         return self._lease.context
+
+    @property
+    def draft_model(self) -> object | None:
+        """The argument of the constructor."""
+        return self._draft_model
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """How tokens are drafted, with statistics; None for no drafts."""
+        return None if self._held is None else self._held.lease.engine.speculation
 
     @property
     def _scores_kept(self) -> Scores:

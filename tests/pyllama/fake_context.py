@@ -159,6 +159,9 @@ class FakeContext:
     def decode_token(self, token: int, seq: int = 0) -> None:
         self.decode(Batch([token], seq_id=seq))
 
+    def reserve(self, sizes: list[int]) -> None:
+        """Does nothing: there are no graphs to build."""
+
     def logits_ith(self, i: int) -> np.ndarray:
         return self.logits[i]
 

@@ -325,6 +325,33 @@ def test_a_lease_keeps_the_tokens_without_the_last(make: Make) -> None:
     assert held[0] == held[1]
 
 
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("stop", [(), ("e", "th", "\n")], ids=["length", "stop string"])
+@pytest.mark.parametrize("keeps_all", [False, True])
+def test_a_lease_has_the_logits_without_drafts(
+    make: Make, width: int, stop: tuple[str, ...], keeps_all: bool
+) -> None:
+    request = Request(TOKENS[:9], GREEDY, max_tokens=40, stop=stop)
+    drafter = oracle([request], run(make(), [replace(request, stop=())]), error=0.2, width=width)
+    found = []
+    for speculation in (None, Speculation(drafter, adaptive=False)):
+        lease, rows = Lease(Engine(make(), speculation=speculation)), dict[int, Any]()
+
+        def keep(first: int, logits: Any, rows: dict[int, Any] = rows) -> None:
+            rows.update(enumerate(logits.copy(), first))
+
+        if keeps_all:
+            lease.on_logits(keep)
+        events = list(lease.run(request))
+        assert any(event.drafted for event in events) == (speculation is not None)
+        assert lease.last_logits is not None
+        at, logits = lease.last_logits
+        assert at == lease.n_tokens - 1
+        rows[at] = logits.copy()
+        found.append([rows[i] for i in range(lease.n_tokens) if keeps_all or i == at])
+    assert np.array_equal(*found)
+
+
 def test_an_error_of_a_sampler_comes_after_the_tokens_before_it(make: Make) -> None:
     def fails(ids: Any, scores: Any) -> Any:
         if len(ids) == 15:

@@ -89,14 +89,14 @@ OBEYED: dict[str, Any] = {
     "yarn_attn_factor": 2.0, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0, "yarn_orig_ctx": 99,
     "logits_all": True, "swa_full": True, "no_perf": True, "last_n_tokens_size": 8,
     "chat_format": "chatml", "chat_handler": print, "type_k": 0, "type_v": 0, "sparse": "off",
-    "sparse_threshold": 0.5, "verbose": True,
+    "sparse_threshold": 0.5, "draft_model": "suffix", "verbose": True,
 }  # fmt: skip
 # For each that is refused or warned of, some such values.
 NOT_OBEYED: dict[str, tuple[Any, ...]] = {
     "pooling_type": (1,), "attention_type": (1,), "embedding": (True,), "lora_base": ("x",),
     "lora_path": ("x",), "tokenizer": (object(),), "n_gpu_layers": (-1, 99), "split_mode": (2, 0),
     "main_gpu": (1,), "tensor_split": ([0.5, 0.5], (1,), np.ones(2), []), "op_offload": (True,),
-    "numa": (True, 1, 2), "draft_model": (print,),
+    "numa": (True, 1, 2),
 }  # fmt: skip
 
 
@@ -115,6 +115,7 @@ def built(llama: Llama) -> dict[str, Any]:
     made |= {"load": vars(llama.model)["given"]}
     if llama._held is not None:
         made |= {"context": vars(llama.context)["given"], "all": llama._held.logits_all}
+        made |= {"drafter": llama.speculation and type(llama.speculation.drafter)}
     return {key: repr(value) for key, value in made.items()}
 
 

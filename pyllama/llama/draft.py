@@ -1,0 +1,151 @@
+"""Draft models of `Llama`: llama-cpp-python's functions, drafters, and names.
+
+    llama = Llama("x.gguf", draft_model=LlamaPromptLookupDecoding(num_pred_tokens=10))
+    llama = Llama("x.gguf", draft_model="ngram-map-k,suffix")       # names of `drafter_by_name`
+    llama("...", temperature=0); print(llama.speculation.stats.n_accept)
+
+Drafts change no text, they only save time: drafted tokens are compared with those that the model
+samples in any case, seed for seed. (Drafts with distributions, of a `Drafter` of one's own, change
+texts, but not their distribution.) As many tokens are drafted as pay by measured times; a
+`Speculation` has other limits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.request import Ids
+from ..errors import DraftError
+from ..speculative import Draft, PromptLookup, Speculation, Stats, View, drafter_by_name
+
+Function = Callable[[Ids], npt.ArrayLike]
+
+
+class LlamaDraftModel(ABC):
+    """A function that proposes tokens, to derive from.
+
+    Source: llama-cpp-python, ``LlamaDraftModel``.
+    """
+
+    @abstractmethod
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        """The proposed tokens after these; int32[n], n may be 0."""
+
+
+class LlamaPromptLookupDecoding(LlamaDraftModel):
+    """Proposes what followed the first occurrence of the last n-gram in the text.
+
+    `Llama` uses `PromptLookup` in its place: the same drafts in O(1) per token.
+
+    Args:
+        max_ngram_size: length of the longest n-gram; shorter ones down to 1 follow.
+        num_pred_tokens: maximum number of proposed tokens.
+
+    Source: llama-cpp-python, ``LlamaPromptLookupDecoding``.
+    """
+
+    def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:
+        self.max_ngram_size, self.num_pred_tokens = max_ngram_size, num_pred_tokens
+
+    def drafter(self) -> PromptLookup:
+        """The drafter with the same proposals."""
+        return PromptLookup(self.max_ngram_size, self.num_pred_tokens)
+
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        """The proposed tokens after these."""
+        index = self.drafter().new_index()
+        for token in np.asarray(input_ids).tolist():
+            index.append(token)
+        draft = index.draft(self.num_pred_tokens)
+        return np.array([] if draft is None else draft.tokens, np.intc)
+
+
+@dataclass
+class FunctionDrafter:
+    """Drafts of a function with the interface of `LlamaDraftModel`, as point masses.
+
+    Args:
+        function: called with all token ids of a text; returns token ids. Its exceptions propagate.
+    """
+
+    function: Function
+
+    def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+        """See `Drafter.propose`."""
+        return [
+            self._draft(view, n) if n > 0 else None
+            for view, n in zip(views, max_nodes, strict=True)
+        ]
+
+    def _draft(self, view: View, max_nodes: int) -> Draft | None:
+        proposed = np.asarray(self.function(np.array(view.tokens, np.intc)))
+        if proposed.ndim != 1:
+            raise DraftError(
+                f"draft_model returned an array of {proposed.ndim} dimensions, want token ids"
+            )
+        tokens = proposed[:max_nodes].astype(int).tolist()
+        return Draft.chain(tokens) if tokens else None
+
+    def accepted(self, view: View, path: Sequence[int]) -> None:
+        """See `Drafter.accepted`."""
+
+    def release(self, view: View) -> None:
+        """See `Drafter.release`."""
+
+
+def check_draft_model(given: object) -> None:
+    """Check that `speculation_for` knows a draft model, without loading it.
+
+    Raises:
+        DraftError: it is none of the kinds that are known, or an unknown name.
+    """
+    if isinstance(given, str):
+        drafter_by_name(given)
+    elif not (
+        given is None
+        or isinstance(given, Speculation)
+        or _is_drafter(given)
+        or (callable(given) and not isinstance(given, type))
+    ):
+        raise DraftError(
+            f"Llama: draft_model={given!r} is no draft model; want a function of token ids, a "
+            "Drafter, a Speculation or the name of a drafter"
+        )
+
+
+def speculation_for(given: object) -> Speculation | None:
+    """How to draft, None for no drafts.
+
+    Args:
+        given: a draft model in any of the forms of this module, checked by `check_draft_model`.
+    """
+    if given is None or isinstance(given, Speculation):
+        return given
+    if isinstance(given, LlamaPromptLookupDecoding) and type(given) is LlamaPromptLookupDecoding:
+        return _speculation(given.drafter(), given.num_pred_tokens)
+    if isinstance(given, str):
+        drafter = drafter_by_name(given)
+        return None if drafter is None else _speculation(drafter, name=given)
+    if _is_drafter(given):
+        return _speculation(given)
+    function: Any = given
+    n_draft = getattr(function, "num_pred_tokens", Speculation.max_draft)  # llama-cpp-python's
+    return _speculation(FunctionDrafter(function), n_draft)
+
+
+def _speculation(
+    drafter: Any, max_draft: int = Speculation.max_draft, name: str | None = None
+) -> Speculation:
+    return Speculation(drafter, max_draft, stats=Stats(name or type(drafter).__name__))
+
+
+def _is_drafter(given: object) -> bool:
+    if isinstance(given, type):  # the class in place of an object
+        return False
+    return all(hasattr(given, name) for name in ("propose", "accepted", "release"))

@@ -1,0 +1,182 @@
+"""Draft models of `Llama` change no text, no logits and no state, whatever they propose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama import Llama, LlamaDraftModel, LlamaPromptLookupDecoding
+from pyllama.errors import DraftError
+from pyllama.llama.draft import FunctionDrafter
+from pyllama.speculative import FirstOf, PromptLookup, Speculation, SuffixDecoding
+
+from ..fake_context import text_of
+from ..models import Spec, random_weights, write_model
+
+PROMPT = "one two three, one two four, one two"
+DRAWN = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
+Make = Callable[..., Llama]
+
+
+class Repeated(LlamaDraftModel):
+    """Proposes the last tokens again, right or wrong."""
+
+    def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
+        assert input_ids.dtype == np.intc
+        return input_ids[-5:]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that is sure of its tokens, so that it drafts."""
+    spec = Spec(n_ctx=256)
+    weights = random_weights(spec)
+    weights["output_norm.weight"] *= 50
+    return write_model(tmp_path_factory.mktemp("m") / "x.gguf", spec, weights)
+
+
+@pytest.fixture
+def make(model_path: Path) -> Make:
+    """A function that makes a `Llama`; drafts are always as long as allowed."""
+
+    def llama(draft_model: object = None, **options: Any) -> Llama:
+        made = Llama(
+            model_path,
+            **{"n_ctx": 128, "n_threads": 1, "verbose": False, **options},
+            draft_model=draft_model,
+        )
+        if made.speculation is not None:
+            made.speculation.adaptive = False
+        return made
+
+    return llama
+
+
+FORMS: dict[str, Callable[[], object]] = {
+    "llama-cpp-python's": lambda: LlamaPromptLookupDecoding(),
+    "derived": lambda: Repeated(),
+    "function": lambda: lambda ids: ids[:3].tolist(),
+    "no tokens": lambda: lambda ids: [],
+    "names": lambda: "suffix, prompt-lookup",
+    "drafter": lambda: SuffixDecoding(is_tree=True),
+    "speculation": lambda: Speculation(PromptLookup(1), max_draft=3, min_draft=2),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_texts_are_those_without(make: Make, form: str) -> None:
+    plain = make()
+    drafting = make(FORMS[form]())
+    for options in (
+        {"temperature": 0.0},
+        DRAWN,
+        {**DRAWN, "mirostat_mode": 2},
+        {"temperature": 0.0, "stop": "e"},
+    ):
+        wanted = text_of(plain(PROMPT, max_tokens=40, **options))
+        assert text_of(drafting(PROMPT, max_tokens=40, **options)) == wanted
+        chunks = drafting(PROMPT, max_tokens=40, stream=True, **options)
+        assert "".join(map(text_of, chunks)) == wanted
+        assert drafting.n_tokens == plain.n_tokens
+        assert drafting.sample(temp=0) == plain.sample(temp=0)
+    assert (drafting.speculation.stats.n_drafted > 0) == (form != "no tokens")
+
+
+def test_logits_are_those_without(make: Make) -> None:
+    plain, drafting = make(logits_all=True), make(Repeated(), logits_all=True)
+    options = {"max_tokens": 40, "temperature": 0, "logprobs": 2, "echo": True}
+    wanted, found = plain(PROMPT, **options), drafting(PROMPT, **options)
+    assert drafting.speculation.stats.n_accept > 0
+    assert found["choices"] == wanted["choices"]
+    assert np.array_equal(drafting._scores, plain._scores)
+    # without logits_all those of the last token are kept
+    drafting = make(Repeated())
+    drafting(PROMPT, max_tokens=40, temperature=0)
+    assert np.array_equal(drafting._scores[-1], plain._scores[-1])
+    state = drafting.save_state()
+    assert np.array_equal(state.scores[-1], plain._scores[-1])
+
+
+def test_generators(make: Make) -> None:
+    """Tokens may be sent into the middle of a draft; other calls may come between two tokens."""
+    found = []
+    for draft_model in (None, Repeated()):
+        llama = make(draft_model)
+        tokens = llama.tokenize(PROMPT.encode())
+        run = llama.generate(tokens, temp=0.0)
+        made = [next(run) for _ in range(9)]
+        made.append(run.send(tokens[1:4]))
+        made += [next(run) for _ in range(9)]
+        other = text_of(llama("four", max_tokens=9, temperature=0))
+        made += [next(run) for _ in range(9)]
+        run.close()
+        found.append((made, other, text_of(llama(PROMPT, max_tokens=9, **DRAWN))))
+    assert found[0] == found[1] and llama.speculation.stats.n_accept > 0
+
+
+def test_the_drafters_of_each_form(make: Make) -> None:
+    for form, kind, max_draft in (
+        (LlamaPromptLookupDecoding(3, 5), PromptLookup, 5),
+        (Repeated(), FunctionDrafter, 16),
+        ("suffix,prompt-lookup", FirstOf, 16),
+        (SuffixDecoding(), SuffixDecoding, 16),
+    ):
+        speculation = make(form).speculation
+        assert isinstance(speculation.drafter, kind) and speculation.max_draft == max_draft
+    lookup = make(LlamaPromptLookupDecoding(3, 5)).speculation.drafter
+    assert (lookup.max_ngram_size, lookup.num_pred_tokens) == (3, 5)
+    assert make("suffix,prompt-lookup").speculation.stats.name == "suffix,prompt-lookup"
+    llama_cpp_s = type("X", (Repeated,), {"num_pred_tokens": 7})()
+    assert make(llama_cpp_s).speculation.max_draft == 7
+    assert make("none").speculation is None and make().speculation is None
+    given = Speculation(PromptLookup())
+    assert make(given).speculation is given and make(given).draft_model is given
+
+
+def test_prompt_lookup_as_a_function() -> None:
+    lookup = LlamaPromptLookupDecoding()
+    assert (lookup.max_ngram_size, lookup.num_pred_tokens) == (2, 10)
+    proposed = lookup(np.array([1, 2, 3, 4, 1, 2], np.intc))
+    assert proposed.dtype == np.intc and proposed.tolist() == [3, 4, 1, 2]
+    assert LlamaPromptLookupDecoding(2, 1)(np.array([1, 2, 3, 1], np.intc)).tolist() == [2]
+    assert lookup(np.array([1, 2], np.intc)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("ngram", "unknown drafter 'ngram': the names are none, ngram-simple"),
+        ("suffix,x", "unknown drafter 'x': the names are"),
+        (SuffixDecoding, "draft_model=<class .* is no draft model"),
+        (5, "draft_model=5 is no draft model; want a function of token ids"),
+    ],
+)
+def test_refused(make: Make, given: object, message: str) -> None:
+    with pytest.raises(DraftError, match=message) as caught:
+        make(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_of_a_function(make: Make) -> None:
+    """They propagate, and the object stays usable."""
+    wanted = text_of(make()(PROMPT, max_tokens=20, temperature=0))
+    for proposal, error in (
+        (lambda ids: [[1, 2]], "2 dimensions"),
+        (lambda ids: [5, 10**6], "token 1000000 is outside the vocabulary"),
+        (lambda ids: 1 / 0, "division by zero"),
+    ):
+        answers = [proposal, proposal, lambda ids: [5, 6]]
+        llama = make(lambda ids, answers=answers: answers[0](ids))
+        for _ in range(2):
+            with pytest.raises((DraftError, ZeroDivisionError), match=error):
+                llama(PROMPT, max_tokens=20, temperature=0)
+            answers.pop(0)
+        assert text_of(llama(PROMPT, max_tokens=20, temperature=0)) == wanted
+
+
+def test_without_weights(make: Make) -> None:
+    assert make("suffix", vocab_only=True).speculation is None
