@@ -1,7 +1,7 @@
 """Conversation mode of ``pyllama-cli``.
 
     talk = ConversationOptions.from_click(options)
-    converse(context, talk.mode(has_template), talk, params, prompt)
+    converse(engine, talk.mode(has_template), talk, params, prompt)
 
 Replies are streamed to stdout; everything else goes to stderr, except the prompt marker in a
 terminal. Ctrl-C during a reply stops it; at the prompt Ctrl-C and the end of input exit. In a pipe
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from .conversation_options import ConversationOptions, Mode, is_terminal
 from .flags import in_flags
-from .lines import LineReader, wants_color
-from .output import note, write_raw
+from .lines import LineReader
+from .output import note, wants_color, write_raw
 from .paths import MAX_TEXT_BYTES, read_text
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from pyllama.chat.reader import Delta
     from pyllama.chat.reply import ReplyOptions
     from pyllama.chat.transcript import Transcript
-    from pyllama.core.context import Context
-    from pyllama.engine import Lease, Timings
+    from pyllama.engine import Engine, Lease, Timings
     from pyllama.engine.prompt_file import PromptFile
     from pyllama.grammar import Grammar
     from pyllama.sampling import SamplingParams
@@ -50,32 +49,30 @@ _MAX_FILES = 100
 
 
 def converse(
-    context: Context,
+    engine: Engine,
     mode: Mode,
     options: ConversationOptions,
     params: SamplingParams,
     prompt: str,
     *,
     grammar: Grammar | None = None,
-    load_ms: float = 0.0,
 ) -> None:
     """Run a conversation until the user exits.
 
     Args:
+        engine: runs the requests; its timings are printed.
         mode: "talk" chats in a chat format, "write" continues one text interactively.
         prompt: the first message of the user, or the start of the text.
         grammar: what each reply must match.
-        load_ms: time of loading, for the timings.
 
     Raises:
         TemplateError: the chat template is wrong, or refuses the first message.
         KeyboardInterrupt: Ctrl-C at the prompt, or a second one.
     """
     from pyllama.chat.reply import ReplyOptions
-    from pyllama.engine import Engine, Lease, Timings
+    from pyllama.engine import Lease
 
-    timings = Timings(load_ms=load_ms)
-    lease = Lease(Engine(context, timings=timings))
+    lease, timings = Lease(engine), engine.timings
     if is_terminal() and not options.single_turn:
         title = "Chat with the model" if mode == "talk" else "Write one text with the model"
         note(f"{title}; /help lists the commands, /exit or Ctrl-D exits.")
@@ -89,7 +86,7 @@ def converse(
         n_predict=options.predict,
         stop=options.reverse_prompt,
         special=options.special,
-        n_keep=options.n_keep(opening, context.model.tokenizer),
+        n_keep=options.n_keep(opening, engine.context.model.tokenizer),
         grammar=grammar,
     )
     cache = _prompt_cache(lease, opening, options)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from .options import INT32_MAX, Group, Number, stack
-from .output import note
+from .output import color_option, note
 from .paths import read_text
 from .prompt import process_escapes
 from .tool import ignored_option
@@ -211,16 +211,7 @@ conversation_options = stack(
     click.option(
         "--in-suffix", default="", help="Text after each input; replaces the chat template."
     ),
-    click.option(
-        "-co",
-        "--color",
-        type=click.Choice(["on", "off", "auto"]),
-        is_flag=False,
-        flag_value="on",
-        default="auto",
-        show_default=True,
-        help="Colour your input. auto: in a terminal, unless NO_COLOR is set.",
-    ),
+    color_option,
     click.option("--simple-io", is_flag=True, help="Disable line editing and history."),
     click.option(
         "--chat-template",

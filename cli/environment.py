@@ -20,6 +20,9 @@ _OTHER_NAMES = {  # llama.cpp's names that differ from the flag
     "--ubatch-size": "UBATCH",
     "--parallel": "N_PARALLEL",
     "--gpu-layers": "N_GPU_LAYERS",
+    "--spec-draft-hf": "SPEC_DRAFT_HF_REPO",
+    "--spec-draft-type-k": "SPEC_DRAFT_CACHE_TYPE_K",
+    "--spec-draft-type-v": "SPEC_DRAFT_CACHE_TYPE_V",
 }
 _TRUE = {"1", "true", "on", "yes", "enabled"}
 _FALSE = {"0", "false", "off", "no", "disabled"}

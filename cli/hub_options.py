@@ -37,12 +37,7 @@ class HubOptions:
         Raises:
             click.UsageError: -hff without -hf.
         """
-        context = click.get_current_context(silent=True)
-        given = {
-            key.removeprefix(_META): value
-            for key, value in (context.meta if context else {}).items()
-            if key.startswith(_META) and value
-        }
+        given = _given()
         if "repo" in given:
             return cls(**given)
         if "file" in given:
@@ -50,6 +45,11 @@ class HubOptions:
                 "-hff names a file in a repository: give the repository with -hf"
             )
         return None
+
+    @classmethod
+    def of_draft(cls, repo: str, file: str | None) -> HubOptions:
+        """Return a draft model on the hub, with the token and --offline of this command line."""
+        return cls(**{**_given(), "repo": repo, "file": file})
 
     def path(self, model: Path | None) -> Path:
         """Return the path of the model's file, downloading it if necessary.
@@ -71,6 +71,16 @@ class HubOptions:
 
             hub = Hub(token=self.token, offline=self.offline, progress=progress)
             return hub_model(self.repo, self.file, hub)
+
+
+def _given() -> dict[str, Any]:
+    """The hub options of this command line that are given."""
+    context = click.get_current_context(silent=True)
+    return {
+        key.removeprefix(_META): value
+        for key, value in (context.meta if context else {}).items()
+        if key.startswith(_META) and value
+    }
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: object) -> None:

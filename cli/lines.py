@@ -108,12 +108,3 @@ def _history() -> Path:
     from pyggml.env import user_state_dir
 
     return user_state_dir("pyllama") / "history"
-
-
-def wants_color(choice: str) -> bool:
-    """Return whether to use colours, given ``on``, ``off`` or ``auto``."""
-    if choice != "auto":
-        return choice == "on"
-    from pyggml import env
-
-    return sys.stdout.isatty() and sys.stdin.isatty() and env.NO_COLOR.get() is None

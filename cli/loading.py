@@ -23,6 +23,7 @@ from .unsupported import NO_GPU
 if TYPE_CHECKING:
     from pyllama.core.context import Context
     from pyllama.core.model import Model
+    from pyllama.core.overrides import Overrides
 
 
 def model_path(given: Path | None) -> Path:
@@ -40,13 +41,19 @@ def model_path(given: Path | None) -> Path:
 
 def load_model(options: ModelOptions, n_threads: int | None = None) -> Model:
     """Load and return the model that the options describe."""
-    path = model_path(options.model)
+    return load_file(model_path(options.model), options, n_threads)
+
+
+def load_file(
+    path: Path, options: ModelOptions, n_threads: int | None = None, *, is_draft: bool = False
+) -> Model:
+    """Load and return the model in a file, in the way that the options describe."""
     from pyllama.core.model import Model
 
     announce_compiles()
     if options.gpu_layers and options.device in (None, "none"):
-        note(f"-ngl is ignored: {NO_GPU}")
-    with progress_bar("loading the model") as progress:
+        note(f"{'-ngld' if is_draft else '-ngl'} is ignored: {NO_GPU}")
+    with progress_bar(f"loading the {'draft ' if is_draft else ''}model") as progress:
         return Model.load(
             path,
             use_mmap=options.use_mmap,
@@ -72,9 +79,18 @@ def load_vocab(given: Path | None, override_kv: Mapping[str, Value] | None = Non
 
 
 def make_context(
-    model: Model, options: ContextOptions, *, n_seq_max: int = 1, unified: bool = True
+    model: Model,
+    options: ContextOptions,
+    *,
+    n_seq_max: int = 1,
+    unified: bool = True,
+    overrides: Overrides | None = None,
 ) -> Context:
-    """Return a context with the sizes and threads of the options, for ``n_seq_max`` sequences."""
+    """Return a context with the sizes and threads of the options, for ``n_seq_max`` sequences.
+
+    Args:
+        overrides: None for those of the command line.
+    """
     from pyggml.dtype import GGMLType
     from pyllama.core.context import Context
 
@@ -86,7 +102,7 @@ def make_context(
         n_seq_max=n_seq_max,
         unified=unified,
         swa_full=options.swa_full,
-        overrides=current_overrides(),
+        overrides=current_overrides() if overrides is None else overrides,
         n_threads=options.n_threads,
         n_threads_batch=options.n_threads_batch,
         type_k=GGMLType[options.cache_type_k.upper()],

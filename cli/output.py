@@ -60,6 +60,28 @@ def write_raw(text: str) -> None:
     sys.stdout.flush()
 
 
+color_option = click.option(
+    "-co",
+    "--color",
+    type=click.Choice(["on", "off", "auto"]),
+    is_flag=False,
+    flag_value="on",
+    default="auto",
+    show_default=True,
+    help="Colour your input, and drafted tokens that were accepted. auto: in a terminal, unless "
+    "NO_COLOR is set.",
+)
+
+
+def wants_color(choice: str) -> bool:
+    """Return whether to use colours, given ``on``, ``off`` or ``auto``."""
+    if choice != "auto":
+        return choice == "on"
+    from pyggml import env
+
+    return sys.stdout.isatty() and sys.stdin.isatty() and env.NO_COLOR.get() is None
+
+
 def note(text: str) -> None:
     """Write one escaped line to stderr."""
     click.echo(visible(text, keep="\t"), err=True)

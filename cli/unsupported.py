@@ -16,7 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 NO_GPU = "there is no GPU backend yet"
 _ADAPTERS = "LoRA adapters are not supported yet; llama-export-lora merges one into a model"
 _EMBEDDINGS = "embeddings and reranking are not supported yet"
-_SPECULATION = "there is no speculative decoding yet; the text is the same without it"
+DRAFT_HEADS = "heads that draft (EAGLE, MTP, DFlash) are not loaded; -md takes a draft model"
+LOOKAHEAD = (
+    "lookahead decoding is left out: a step would have dozens of rows, which costs more on a CPU "
+    "than it gains; use --lookup, --spec-type suffix or -md"
+)
 _SERVER = "there is no server yet; pyllama.Llama gives the same results in Python"
 _MEDIA = "only text models are supported; no images, audio or video"
 _PRESET = "there are no presets; name a model with -hf user/model:QUANT"
@@ -51,35 +55,24 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
         "-gan", "--grp-attn-n", "-gaw", "--grp-attn-w",
     ),
     # generation
-    _SPECULATION: (
-        "-md", "--model-draft", "--spec-draft-model", "-hfd", "-hfrd", "--hf-repo-draft",
-        "--spec-draft-hf", "-td", "--threads-draft", "--spec-draft-threads", "-tbd",
-        "--threads-batch-draft", "--spec-draft-threads-batch", "-Cd", "--cpu-mask-draft",
-        "--spec-draft-cpu-mask", "-Crd", "--cpu-range-draft", "--spec-draft-cpu-range",
-        "--cpu-strict-draft", "--spec-draft-cpu-strict", "--prio-draft", "--spec-draft-prio",
-        "--poll-draft", "--spec-draft-poll", "-Cbd", "--cpu-mask-batch-draft",
-        "--spec-draft-cpu-mask-batch", "-Crbd", "--cpu-range-batch-draft",
-        "--spec-draft-cpu-range-batch", "--cpu-strict-batch-draft",
-        "--spec-draft-cpu-strict-batch", "--prio-batch-draft", "--spec-draft-prio-batch",
-        "--poll-batch-draft", "--spec-draft-poll-batch", "-ctkd", "--cache-type-k-draft",
-        "--spec-draft-type-k", "-ctvd", "--cache-type-v-draft", "--spec-draft-type-v", "-otd",
-        "--override-tensor-draft", "--spec-draft-override-tensor", "-cmoed", "--cpu-moe-draft",
-        "--spec-draft-cpu-moe", "-ncmoed", "--n-cpu-moe-draft", "--spec-draft-ncmoe",
-        "--spec-draft-n-cpu-moe", "--spec-draft-n-max", "--spec-draft-n-min", "--spec-synth-len",
-        "--spec-synth-rates", "--draft-p-split", "--spec-draft-p-split", "--draft-p-min",
-        "--spec-draft-p-min", "--spec-draft-backend-sampling", "--no-spec-draft-backend-sampling",
-        "--spec-draft-sampling", "-devd", "--device-draft", "--spec-draft-device", "-ngld",
-        "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl", "--spec-type",
-        "--spec-default", "--spec-ngram-mod-n-min", "--spec-ngram-mod-n-max",
-        "--spec-ngram-mod-n-match", "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m",
-        "--spec-ngram-simple-min-hits", "--spec-ngram-map-k-size-n", "--spec-ngram-map-k-size-m",
-        "--spec-ngram-map-k-min-hits", "--spec-ngram-map-k4v-size-n",
-        "--spec-ngram-map-k4v-size-m", "--spec-ngram-map-k4v-min-hits", "--spec-ngram-size-n",
-        "--spec-ngram-size-m", "--spec-ngram-min-hits", "--draft", "--draft-n", "--draft-max",
-        "--draft-min", "--draft-n-min", "-lcs", "--lookup-cache-static", "-lcd",
-        "--lookup-cache-dynamic", "--dflash", "--eagle3", "--mtp",
+    DRAFT_HEADS: ("--dflash", "--eagle3", "--mtp"),
+    LOOKAHEAD: ("--lookahead",),
+    "drafts are verified by the target; accept rates cannot be made up": (
+        "--spec-synth-len", "--spec-synth-rates",
     ),
-    f"{NO_GPU}, and the CPU samples anyway": ("-bs", "--backend-sampling"),
+    "there is one thread pool: -C, -Cr, --cpu-strict, --prio and --poll apply to the draft too": (
+        "-Cd", "--cpu-mask-draft", "--spec-draft-cpu-mask", "-Crd", "--cpu-range-draft",
+        "--spec-draft-cpu-range", "--cpu-strict-draft", "--spec-draft-cpu-strict",
+        "--prio-draft", "--spec-draft-prio", "--poll-draft", "--spec-draft-poll", "-Cbd",
+        "--cpu-mask-batch-draft", "--spec-draft-cpu-mask-batch", "-Crbd",
+        "--cpu-range-batch-draft", "--spec-draft-cpu-range-batch", "--cpu-strict-batch-draft",
+        "--spec-draft-cpu-strict-batch", "--prio-batch-draft", "--spec-draft-prio-batch",
+        "--poll-batch-draft", "--spec-draft-poll-batch",
+    ),
+    f"{NO_GPU}, and the CPU samples anyway": (
+        "-bs", "--backend-sampling", "--spec-draft-backend-sampling",
+        "--no-spec-draft-backend-sampling",
+    ),
     _THOUGHTS: ("--reasoning-preserve", "--no-reasoning-preserve"),
     _ONE_TEMPLATE: ("--skip-chat-parsing", "--no-skip-chat-parsing"),
     "--perf prints token counts at the end": ("-ptc", "--print-token-count"),
@@ -93,7 +86,9 @@ _EVERYWHERE: dict[str, tuple[str, ...]] = {  # reason -> flags
     f"{NO_GPU}; all tensors are on the CPU": (
         "-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe",
         "--n-cpu-moe", "-ncffn", "--n-cpu-ffn", "-fit", "--fit", "-fitp", "--fit-print", "-fitt",
-        "--fit-target", "-fitc", "--fit-ctx", "--no-host",
+        "--fit-target", "-fitc", "--fit-ctx", "--no-host", "-otd", "--override-tensor-draft",
+        "--spec-draft-override-tensor", "-cmoed", "--cpu-moe-draft", "--spec-draft-cpu-moe",
+        "-ncmoed", "--n-cpu-moe-draft", "--spec-draft-ncmoe", "--spec-draft-n-cpu-moe",
     ),
     "there is no RPC backend": ("--rpc", "-rpc"),
     "this is the default; -nr switches it off": ("--repack",),

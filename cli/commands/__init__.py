@@ -1,10 +1,17 @@
-"""The sub-commands of ``pyllama``: each has a line in ``TABLE`` and a file."""
+"""The sub-commands of ``pyllama``: each has a line in ``TABLE``, and small ones share a file."""
 
 TABLE = {
     "completion": ".commands.completion:command",
     "bench": ".commands.bench:command",
     "batched-bench": ".commands.batched_bench:command",
     "parallel": ".commands.parallel:command",
+    "speculative": ".commands.speculative:command",
+    "speculative-simple": ".commands.speculative:simple",
+    "lookup": ".commands.lookup:command",
+    "lookup-create": ".commands.lookup:create",
+    "lookup-merge": ".commands.lookup:merge",
+    "lookup-stats": ".commands.lookup:stats",
+    "lookahead": ".commands.speculative:lookahead",
     "perplexity": ".commands.perplexity:command",
     "tokenize": ".commands.tokenize:command",
     "info": ".commands.info:command",

@@ -16,6 +16,7 @@ import click
 
 from ..conversation import converse, note_cache
 from ..conversation_options import ConversationOptions, conversation_options
+from ..drafting import Drafting, write_event
 from ..grammar_options import GrammarOptions, grammar_options
 from ..loading import load_model, make_context
 from ..options import (
@@ -28,15 +29,17 @@ from ..options import (
     model_options,
     stack,
 )
-from ..output import note, write_raw
+from ..output import note, wants_color, write_raw
 from ..prompt import PromptOptions, escape_option, prompt_options
 from ..sampling_options import SamplingOptions, sampling_options
+from ..speculative_options import SpeculativeOptions, speculative_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
     from pyllama.core.context import Context
-    from pyllama.engine import Lease, Request
+    from pyllama.engine import Engine, Lease, Request
     from pyllama.engine.prompt_file import PromptFile
+    from pyllama.grammar import Grammar
     from pyllama.sampling import SamplingParams
 
 FILL = -2  # --predict -2: generate until the context is full, without a context shift
@@ -52,6 +55,7 @@ class RunOptions(Group):
     special: bool
     perf: bool
     verbose: bool
+    color: str
     prompt_cache: Path | None
     prompt_cache_all: bool
     prompt_cache_ro: bool
@@ -120,6 +124,7 @@ run_options = stack(
 @context_options()
 @sampling_options
 @grammar_options
+@speculative_options()
 @version_option()
 def command(**options: Any) -> None:
     """Complete a prompt, or chat with a model."""
@@ -130,26 +135,51 @@ def command(**options: Any) -> None:
     grammar = GrammarOptions.from_click(options).parse()
     sizes = ContextOptions.from_click(options)
     talk = ConversationOptions.from_click(options)
-    model = load_model(ModelOptions.from_click(options), sizes.n_threads)
-    if (mode := talk.mode(model.tokenizer.chat_template is not None)) != "complete":
-        context = make_context(model, sizes)
-        load_ms = 1e3 * (time.perf_counter() - start)
-        converse(context, mode, talk, params, prompt, grammar=grammar, load_ms=load_ms)
-        return
-    tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
-    if not tokens:
-        raise click.UsageError("the prompt is empty: give one with -p or -f")
-    context = make_context(model, sizes)
-    from pyllama.engine import Engine, Lease, Request, Timings
+    of_model = ModelOptions.from_click(options)
+    drafts = SpeculativeOptions.from_click(options)
     from pyllama.sampling import Mt19937
 
-    params = replace(params, seed=Mt19937(params.seed).seed)  # a random one is printed
+    seeded = replace(params, seed=Mt19937(params.seed).seed)  # a random one is printed
+    with Drafting(drafts, of_model, sizes, seeded) as drafting:
+        model = load_model(of_model, sizes.n_threads)
+        mode = talk.mode(model.tokenizer.chat_template is not None)
+        tokens: list[int] = []
+        if mode == "complete":
+            tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
+            if not tokens:
+                raise click.UsageError("the prompt is empty: give one with -p or -f")
+        context = make_context(model, sizes)
+        from pyllama.engine import Engine, Timings
+
+        speculation = drafting.speculation(context)
+        timings = Timings(load_ms=1e3 * (time.perf_counter() - start))
+        engine = Engine(context, timings=timings, speculation=speculation)
+        try:
+            if mode == "complete":
+                _complete(engine, tokens, seeded, grammar, run, talk)
+            else:
+                converse(engine, mode, talk, params, prompt, grammar=grammar)
+        finally:  # also after Ctrl-C
+            if run.perf:
+                drafting.write_stats()
+
+
+def _complete(
+    engine: Engine,
+    tokens: list[int],
+    params: SamplingParams,
+    grammar: Grammar | None,
+    run: RunOptions,
+    talk: ConversationOptions,
+) -> None:
+    """Print the prompt, its completion and the timings."""
+    from pyllama.engine import Lease, Request
+
+    timings, context = engine.timings, engine.context
     if run.verbose:
         _describe(context, params, run.predict)
-    timings = Timings(load_ms=1e3 * (time.perf_counter() - start))
     try:
-        lease = Lease(Engine(context, timings=timings))
-        n_keep = None if run.predict == FILL else talk.n_keep(tokens, model.tokenizer)
+        n_keep = None if run.predict == FILL else talk.n_keep(tokens, context.model.tokenizer)
         request = Request(
             tokens,
             replace(params, include_stop_str_in_output=True),
@@ -159,7 +189,7 @@ def command(**options: Any) -> None:
             grammar=grammar,
             n_keep=n_keep,
         )
-        _stream(lease, request, run)
+        _stream(Lease(engine), request, run)
     finally:  # also after Ctrl-C
         if run.perf and timings.n_prompt_eval + timings.n_eval:
             for line in timings.lines():
@@ -178,13 +208,13 @@ def _stream(lease: Lease, request: Request, run: RunOptions) -> None:
     if run.display_prompt:  # after run(), which raises for an invalid request
         shown = TextAssembler(lease.context.model.tokenizer, special=run.special)
         write_raw("".join(map(shown.push, tokens)) + shown.flush())
-    made, reason = 0, None
+    made, reason, color = 0, None, wants_color(run.color)
     for event in events:
         if event.tokens and not made and cache is not None and not run.prompt_cache_ro:
             cache.save(lease)  # only the prompt has been evaluated so far
         made += len(event.tokens)
         reason = event.reason
-        write_raw(event.text + event.rest)  # whole tokens, as llama.cpp prints them
+        write_event(event, color=color)
     write_raw(" [end of text]\n" if reason == "eog" else "\n")
     writes = run.prompt_cache_all and not run.prompt_cache_ro
     if cache is not None and writes and not lease.n_forgotten:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..drafting import Drafting
 from ..grammar_options import GrammarOptions, grammar_options
 from ..loading import load_model, make_context
 from ..options import (
@@ -30,12 +31,11 @@ from ..options import (
 from ..output import note, write_raw
 from ..prompt import PromptOptions, escape_option, prompt_options
 from ..sampling_options import SamplingOptions, sampling_options
+from ..speculative_options import SpeculativeOptions, speculative_options
 from ..tool import Tool, ignored_option, version_option
 
 if TYPE_CHECKING:
-    from pyllama.core.context import Context
-    from pyllama.grammar import Grammar
-    from pyllama.sampling import SamplingParams
+    from pyllama.engine import Event
 
 _MAX_TEXTS = 100_000
 
@@ -76,6 +76,7 @@ _MAX_TEXTS = 100_000
 @kv_unified_option
 @sampling_options
 @grammar_options
+@speculative_options()
 @ignored_option("-cb", "--cont-batching")
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
@@ -97,15 +98,28 @@ def command(
     params = SamplingOptions.from_click(options).params()
     grammar = GrammarOptions.from_click(options).parse()
     text_params = [params.for_text(i) for i in range(total)]
-    model = load_model(ModelOptions.from_click(options), sizes.n_threads)
-    tokens = [model.tokenizer.encode(p, add_special=True, parse_special=True) for p in prompts]
-    ids = [tokens[i % len(tokens)] for i in range(total)]
-    n_seq = min(n_parallel, total)
-    if sizes.ctx_size == 0:
-        sizes = replace(sizes, ctx_size=_cells(ids, n_seq, predict, kv_unified))
-    context = make_context(model, sizes, n_seq_max=n_seq, unified=kv_unified)
-    for i, n, text in _texts(context, ids, text_params, predict, grammar):
-        write_raw(f"--- {i}: {n} tokens ---\n{prompts[i % len(prompts)]}{text}\n\n")
+    of_model, drafts = ModelOptions.from_click(options), SpeculativeOptions.from_click(options)
+    with Drafting(drafts, of_model, sizes, params) as drafting:
+        model = load_model(of_model, sizes.n_threads)
+        tokens = [model.tokenizer.encode(p, add_special=True, parse_special=True) for p in prompts]
+        ids = [tokens[i % len(tokens)] for i in range(total)]
+        n_seq = min(n_parallel, total)
+        if sizes.ctx_size == 0:
+            sizes = replace(sizes, ctx_size=_cells(ids, n_seq, predict, kv_unified))
+        context = make_context(model, sizes, n_seq_max=n_seq, unified=kv_unified)
+        from pyllama.engine.generate import run_many
+
+        events = run_many(
+            context,
+            ids,
+            text_params,
+            n_predict=predict,
+            grammar=grammar,
+            speculation=drafting.speculation(context),
+        )
+        for i, n, text in _texts(events, sum(map(len, ids)), n_seq):
+            write_raw(f"--- {i}: {n} tokens ---\n{prompts[i % len(prompts)]}{text}\n\n")
+        drafting.write_stats()
 
 
 def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int, unified: bool) -> int:
@@ -118,28 +132,21 @@ def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int, unified: b
 
 
 def _texts(
-    context: Context,
-    prompts: list[list[int]],
-    params: list[SamplingParams],
-    n_predict: int,
-    grammar: Grammar | None,
+    events: Iterable[tuple[int, Event]], n_prompt: int, n_parallel: int
 ) -> Iterator[tuple[int, int, str]]:
     """Yield index, number of tokens and text of each completion; then print the totals."""
-    from pyllama.engine.generate import run_many
-
     start = time.perf_counter()
     n_done = n_gen = 0
     texts: defaultdict[int, str] = defaultdict(str)
-    for i, event in run_many(context, prompts, params, n_predict=n_predict, grammar=grammar):
+    for i, event in events:
         texts[i] += event.text
         if event.usage is not None:
             n = event.usage.n_generated
             n_done, n_gen = n_done + 1, n_gen + n
             yield i, n, texts.pop(i)
     seconds = time.perf_counter() - start
-    n_prompt = sum(map(len, prompts))
     note(
-        f"{n_done} texts, {context.kv.n_seq_max} in parallel: {n_prompt} prompt and {n_gen} "
+        f"{n_done} texts, {n_parallel} in parallel: {n_prompt} prompt and {n_gen} "
         f"generated tokens in {seconds:.2f} s, {n_gen / seconds:.2f} generated tokens per second, "
         f"{(n_prompt + n_gen) / seconds:.2f} tokens per second in total"
     )

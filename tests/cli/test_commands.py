@@ -67,7 +67,7 @@ class FakeContext:
 class FakeEngine:
     """An engine that generates a fixed text, and the lease of its only sequence."""
 
-    def __init__(self, context: FakeContext, *, timings: Timings) -> None:
+    def __init__(self, context: FakeContext, *, timings: Timings, speculation: None) -> None:
         self.context, self.timings = context, timings
 
     def run(self, request: Request) -> Iterator[Event]:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyllama.errors import ModelError
-from pyllama_cli import conversation, conversation_options, lines
+from pyllama_cli import conversation, conversation_options, output
 from pyllama_cli.commands import completion
 from pyllama_cli.conversation_options import ConversationOptions
 from pyllama_cli.lines import LineReader
@@ -229,9 +229,9 @@ def test_history_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     path = tmp_path / "pyllama" / "history"
     assert path.read_text().splitlines()[-1] == "one"
     assert path.stat().st_mode & 0o077 == 0
-    assert lines.wants_color("on") and not lines.wants_color("off")
+    assert output.wants_color("on") and not output.wants_color("off")
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not lines.wants_color("auto")
+    assert not output.wants_color("auto")
 
 
 def test_hub_options_reach_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,191 @@
+"""``pyllama-speculative`` and ``pyllama-speculative-simple``: complete a prompt with drafts.
+
+    pyllama-speculative -m x.gguf -md small.gguf -np 4 -p "Once upon a time" -n 64
+    pyllama-speculative-simple -m x.gguf --spec-type suffix -f prompt.txt -n 64
+
+Like llama.cpp's tools: prompt and text go to stdout, counts and timings to stderr. The first needs
+a draft model and drafts trees with ``-np``; the second takes any drafter. Also
+``pyllama-lookahead``, which only says why it is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import click
+
+from ..drafting import Drafting, write_event
+from ..grammar_options import GrammarOptions, grammar_options
+from ..loading import load_model, make_context
+from ..options import (
+    INT32_MAX,
+    ContextOptions,
+    ModelOptions,
+    Number,
+    context_options,
+    model_options,
+    stack,
+)
+from ..output import color_option, note, wants_color, write_raw
+from ..prompt import PromptOptions, escape_option, prompt_options
+from ..sampling_options import SamplingOptions, sampling_options
+from ..speculative_options import SpeculativeOptions, speculative_options
+from ..tool import Tool, ignored_option, version_option
+from ..unsupported import LOOKAHEAD
+
+text_options = stack(
+    prompt_options,
+    click.option(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=Number(-1, INT32_MAX),
+        default=-1,
+        show_default=True,
+        help="Number of tokens to generate. -1: until the end of text or a full context.",
+    ),
+    color_option,
+    click.option("-sp", "--special", is_flag=True, help="Print special tokens."),
+    model_options,
+    escape_option(),
+    context_options(),
+    sampling_options,
+    grammar_options,
+    ignored_option("--no-warmup", "--warmup"),
+    ignored_option("--log-disable"),
+)
+
+
+@dataclass
+class Speeds:
+    """Numbers of tokens of a run, and the seconds that they took.
+
+    The first generated token is counted with the prompt.
+    """
+
+    n_prompt: int
+    n_predict: int = 0
+    prompt_s: float = 0.0
+    predict_s: float = 0.0
+
+    def lines(self) -> list[str]:
+        """The lines that llama.cpp's speculative tools print."""
+        rows = (
+            ("encoded", self.n_prompt, self.prompt_s),
+            ("decoded", self.n_predict, self.predict_s),
+        )
+        return [
+            f"{name} {n:4d} tokens in {s:8.3f} seconds, speed: {n / max(s, 1e-9):8.3f} t/s"
+            for name, n, s in rows
+        ]
+
+
+def complete(
+    options: Mapping[str, Any],
+    drafts: SpeculativeOptions,
+    write_stats: Callable[[Drafting, Speeds], None],
+) -> None:
+    """Complete the prompt with drafts; print the text, the speeds, the drafts and the timings.
+
+    Args:
+        options: click's values.
+        drafts: what drafts.
+        write_stats: prints the statistics of the drafts.
+    """
+    start = time.perf_counter()
+    prompt = PromptOptions.from_click(options).text()
+    if not prompt:
+        raise click.UsageError("there is no prompt: give one with -p or -f")
+    params = SamplingOptions.from_click(options).params()
+    grammar = GrammarOptions.from_click(options).parse()
+    sizes, of_model = ContextOptions.from_click(options), ModelOptions.from_click(options)
+    with Drafting(drafts, of_model, sizes, params) as drafting:
+        model = load_model(of_model, sizes.n_threads)
+        tokens = model.tokenizer.encode(prompt, add_special=True, parse_special=True)
+        context = make_context(model, sizes)
+        from pyllama.engine import Engine, Request, TextAssembler, Timings
+        from pyllama.engine.request import check_prompt
+
+        timings = Timings(load_ms=1e3 * (time.perf_counter() - start))
+        engine = Engine(context, timings=timings, speculation=drafting.speculation(context))
+        check_prompt(len(tokens), 0, context.n_ctx_seq)
+        predict, special = options["predict"], options["special"]
+        request = Request(
+            tokens,
+            params,
+            max_tokens=predict if predict >= 0 else None,
+            special=special,
+            grammar=grammar,
+        )
+        events = engine.run(request)  # raises for an invalid request
+        shown = TextAssembler(model.tokenizer, special=special)
+        write_raw("".join(map(shown.push, tokens)) + shown.flush())
+        color, speeds = wants_color(options["color"]), Speeds(len(tokens))
+        start = time.perf_counter()
+        try:
+            for event in events:
+                if event.tokens and not speeds.n_predict:
+                    speeds.prompt_s = time.perf_counter() - start
+                speeds.n_predict += len(event.tokens)
+                write_event(event, color=color)
+            write_raw("\n")
+        finally:  # also after Ctrl-C
+            speeds.predict_s = time.perf_counter() - start - speeds.prompt_s
+            for line in ("", *speeds.lines()):
+                note(line)
+            write_stats(drafting, speeds)
+            for line in ("", "target:", "", *timings.lines()):
+                note(line)
+
+
+def _write_stats(drafting: Drafting, speeds: Speeds) -> None:
+    drafting.write_stats(speeds.n_predict)
+
+
+@click.command("speculative", cls=Tool)
+@text_options
+@speculative_options("-np", "--parallel")
+@version_option()
+def command(**options: Any) -> None:
+    """Complete a prompt with a draft model, by chains or (-np) trees of drafted tokens."""
+    drafts = SpeculativeOptions.from_click(options)
+    if not (drafts.has_model or drafts.is_self_draft):
+        raise click.UsageError(
+            "there is no draft model: give one with -md or -hfd, or let the model draft for itself "
+            "(--self-draft-threshold, --self-draft-layers)"
+        )
+    complete(options, drafts, _write_stats)
+
+
+@click.command("speculative-simple", cls=Tool)
+@text_options
+@speculative_options()
+@version_option()
+def simple(**options: Any) -> None:
+    """Complete a prompt with any drafter."""
+    drafts = SpeculativeOptions.from_click(options)
+    if not drafts.types:
+        raise click.UsageError(
+            "nothing drafts: give a draft model (-md, -hfd), --lookup or --spec-type"
+        )
+    complete(options, drafts, _write_stats)
+
+
+class _LeftOut(Tool):
+    """A tool of llama.cpp's that does not exist here: every call but --help says why."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse all arguments."""
+        if args in (["-h"], ["--help"], ["--version"]):
+            return super().parse_args(ctx, args)
+        raise click.UsageError(LOOKAHEAD, ctx)
+
+
+@click.command("lookahead", cls=_LeftOut)
+@version_option()
+def lookahead() -> NoReturn:
+    """Say why lookahead decoding is left out."""
+    raise click.UsageError(LOOKAHEAD)

@@ -1,0 +1,242 @@
+"""Makes the drafter of a command, colours its tokens, prints its statistics and saves its cache.
+
+    with Drafting(options, model_options, params) as drafting:   # loads the draft model
+        model = load_model(model_options)
+        context = make_context(model, sizes)
+        engine = Engine(context, speculation=drafting.speculation(context))
+        ...
+        drafting.write_stats()
+    # the dynamic lookup cache is saved
+
+A draft model is loaded before the target, so that a wrong file is found at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .hub_options import HubOptions
+from .loading import load_file, make_context
+from .options import ContextOptions, ModelOptions
+from .output import note, write_raw
+from .speculative_options import SpeculativeOptions
+
+if TYPE_CHECKING:
+    from pyllama.core.context import Context
+    from pyllama.core.model import Model
+    from pyllama.engine import Event
+    from pyllama.sampling import SamplingParams
+    from pyllama.speculative import Drafter, NgramCache
+    from pyllama.speculative.speculation import Speculation
+    from pyllama.speculative.stats import Stats
+
+_CYAN, _RESET = "\x1b[36m", "\x1b[0m"  # llama.cpp's colour of the first branch
+
+
+class Drafting:
+    """What drafts the texts of a command.
+
+    Args:
+        options: the options of speculative decoding.
+        model: options of the target; a draft model is loaded in the same way.
+        sizes: options of the target's context, with the draft's number of threads by default.
+        params: the target's sampling.
+
+    Attributes:
+        max_draft: maximum number of drafted tokens of a step.
+        cache_s: time of reading lookup caches.
+        stats: counters of the drafts; None without drafts.
+
+    Raises:
+        ModelError, GGUFError, OSError: the draft model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        options: SpeculativeOptions,
+        model: ModelOptions,
+        sizes: ContextOptions,
+        params: SamplingParams,
+    ) -> None:
+        self._options, self._sizes, self._params = options, sizes, params
+        self._dynamic: NgramCache | None = None
+        self.max_draft, self.cache_s = options.max_draft, 0.0
+        self.stats: Stats | None = None
+        self._draft: Model | None = None
+        if options.types and options.has_model:
+            own = replace(
+                model,
+                override_kv={},
+                sparse="auto",
+                sparse_threshold=None,
+                device=options.device_draft or model.device,
+                gpu_layers=options.gpu_layers_draft,
+            )
+            threads = options.threads_draft if options.threads_draft > 0 else None
+            self._draft = load_file(
+                _draft_path(options), own, threads or sizes.n_threads, is_draft=True
+            )
+
+    def __enter__(self) -> Drafting:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        path = self._options.lookup_cache_dynamic
+        if self._dynamic is not None and path is not None:
+            self._dynamic.save(path)
+
+    def speculation(self, context: Context) -> Speculation | None:
+        """Return what the engine of the target's context needs, None without drafts.
+
+        Raises:
+            DraftError, OSError: a lookup cache is damaged, of another vocabulary, or missing.
+            click.UsageError: the model cannot draft for itself in this way.
+        """
+        names = self._options.types
+        if not names:
+            return None
+        from pyllama.speculative.names import drafter_by_name
+        from pyllama.speculative.speculation import Speculation
+        from pyllama.speculative.stats import Stats
+
+        n_draft = self._options.draft_max
+        of_types: dict[str, Mapping[str, Any]] = {
+            **self._options.ngram,
+            "prompt-lookup": {} if n_draft is None else {"num_pred_tokens": n_draft},
+            "suffix": {"is_tree": self._options.draft_branches > 1},
+        }
+        if "ngram-cache" in names:
+            n_vocab = context.model.tokenizer.n_vocab
+            caches, self.cache_s = load_lookup_caches(self._options, n_vocab)
+            self._dynamic = caches["dynamic"]
+            of_types["ngram-cache"] = {**caches, "n_draft": self.max_draft}
+        drafter = drafter_by_name(names, of_types, lambda: self._model_drafter(context))
+        assert drafter is not None
+        self.stats = Stats(",".join(names))
+        return Speculation(
+            drafter,
+            max_draft=self.max_draft,
+            min_draft=self._options.draft_min,
+            adaptive=self._options.adaptive_draft,
+            stats=self.stats,
+        )
+
+    def write_stats(self, n_predict: int | None = None) -> None:
+        """Print the statistics of the drafts on stderr, if there were any."""
+        if self.stats is not None:
+            note("")
+            for line in self.stats.lines(self.max_draft, n_predict):
+                note(line)
+
+    def _model_drafter(self, context: Context) -> Drafter:
+        if self._draft is None:
+            return self._self_draft(context)
+        return self._model(self._draft, context)
+
+    def _model(self, draft: Model, context: Context) -> Drafter:
+        from pyllama.core.overrides import Overrides
+        from pyllama.speculative.model import draft_model
+
+        options = self._options
+        sizes = replace(
+            self._sizes,
+            ctx_size=options.ctx_size_draft or context.n_ctx,
+            cache_type_k=options.cache_type_k_draft,
+            cache_type_v=options.cache_type_v_draft,
+        )
+        if options.threads_draft > 0:
+            sizes = replace(sizes, threads=options.threads_draft, threads_batch=-1)
+        if options.threads_batch_draft > 0:
+            sizes = replace(sizes, threads_batch=options.threads_batch_draft)
+        kv = context.kv
+        own = make_context(
+            draft,
+            sizes,
+            n_seq_max=kv.n_seq_max,
+            unified=kv.unified,
+            overrides=Overrides(),  # those of the command line are the target's
+        )
+        return draft_model(
+            context.model.tokenizer,
+            own,
+            self._sampling(),
+            width=options.draft_branches,
+            p_min=options.draft_p_min,
+            p_split=options.draft_p_split,
+        )
+
+    def _self_draft(self, context: Context) -> Drafter:
+        from pyllama.errors import BatchError
+        from pyllama.speculative.model import self_draft
+
+        options = self._options
+        try:
+            return self_draft(
+                context,
+                self._sampling(),
+                threshold=options.self_draft_threshold,
+                n_layer=options.self_draft_layers,
+                width=options.draft_branches,
+                p_min=options.draft_p_min,
+                p_split=options.draft_p_split,
+            )
+        except BatchError as error:
+            raise click.UsageError(f"the model cannot draft for itself: {error}") from None
+
+    def _sampling(self) -> SamplingParams:
+        """The sampling of a draft model."""
+        from pyllama.speculative.model import LIKELIEST
+
+        options = self._options
+        return replace(self._params, **options.sampling) if options.is_sampled else LIKELIEST
+
+
+def load_lookup_caches(
+    options: SpeculativeOptions, n_vocab: int
+) -> tuple[dict[str, NgramCache], float]:
+    """Return the static and the dynamic cache by these names, and the seconds of reading them.
+
+    Raises:
+        DraftError: a cache is damaged, or of another vocabulary.
+        OSError: it cannot be read; the dynamic one need not exist yet.
+    """
+    from pyllama.speculative.lookup_cache import NgramCache
+
+    start = time.perf_counter()
+    static, dynamic = options.lookup_cache_static, options.lookup_cache_dynamic
+    found = {"static": NgramCache(), "dynamic": NgramCache()}
+    if static is not None:
+        found["static"] = NgramCache.load(static, n_vocab)
+    if dynamic is not None and dynamic.exists():
+        found["dynamic"] = NgramCache.load(dynamic, n_vocab)
+    return found, time.perf_counter() - start
+
+
+def write_event(event: Event, *, color: bool) -> None:
+    """Write the text of an event to stdout, of an accepted drafted token in another colour.
+
+    Text of a token after a stop string is written too, as llama.cpp does.
+    """
+    text = event.text + event.rest
+    write_raw(f"{_CYAN}{text}{_RESET}" if color and event.drafted and text else text)
+
+
+def _draft_path(options: SpeculativeOptions) -> Path:
+    """The file of the draft model; downloads it if necessary."""
+    if options.hf_repo_draft is not None:
+        file = None if options.model_draft is None else str(options.model_draft)
+        return HubOptions.of_draft(options.hf_repo_draft, file).path(None)
+    assert options.model_draft is not None
+    return options.model_draft
