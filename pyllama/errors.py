@@ -98,5 +98,9 @@ class GrammarError(PyllamaError, ValueError):
     """A grammar with a syntax error (line and column), left recursion, or over its limits."""
 
 
+class TextComplete(GrammarError):
+    """The text is a whole one of the grammar, and the vocabulary has no token that ends it."""
+
+
 class SchemaError(GrammarError):
     """A JSON schema that is invalid, or has a keyword that a grammar cannot express."""

@@ -36,6 +36,7 @@ from ..errors import (
     ReentrantCall,
     SamplingError,
     StateError,
+    TextComplete,
 )
 from ..grammar import Grammar
 from ..kv.table import MAX_BRANCHES
@@ -699,7 +700,9 @@ class Engine:
         )
 
     def _fail(self, job: Job, error: Exception) -> None:
-        """End a job by an error of a callback or a grammar, or of a place that it lacks."""
+        """End a job by an error of a callback or a grammar, or for lack of a place."""
+        if isinstance(error, TextComplete):
+            return self._end(job, "stop")
         self._remove(job)
         self._emit(job, "error", usage=job.usage, error=error)
 

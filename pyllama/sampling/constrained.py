@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pyggml.jit import compiled, inline_strict
 from pyggml.pointers import i32_ptr
-from pyllama.errors import GrammarError, SamplingError
+from pyllama.errors import GrammarError, SamplingError, TextComplete
 from pyllama.sampling.candidates import Candidates
 from pyllama.sampling.chain import Chain, Mark
 from pyllama.sampling.dist import Distribution
@@ -101,6 +101,7 @@ class ConstrainedChain(Chain):
         """See `Chain.sample`.
 
         Raises:
+            TextComplete: the text must end, but the vocabulary has no token for it.
             GrammarError: the grammar allows no token, or is too ambiguous.
         """
         if argmax is None:
@@ -116,16 +117,16 @@ class ConstrainedChain(Chain):
         # all allowed tokens are banned, by their logits or by a sampler
         if matcher.is_accepting and matcher.vocabulary.eog:
             return matcher.vocabulary.eog[0]
+        if matcher.is_accepting:
+            raise TextComplete(
+                "the text is a whole one of the grammar, but the vocabulary has no "
+                "end-of-generation token; end it by max_tokens or a stop string"
+            )
         raise GrammarError(self._why_none())
 
     def _why_none(self) -> str:
         """Why no token can be sampled."""
         matcher, reasoning = self._matcher, self.reasoning
-        if matcher.is_accepting:
-            return (
-                "the text is a whole one of the grammar, but the vocabulary has no "
-                "end-of-generation token; end it by max_tokens or a stop string"
-            )
         if reasoning is not None and reasoning.state == "forcing":
             return (
                 "the reasoning budget is spent, but the grammar does not allow the tokens that end "

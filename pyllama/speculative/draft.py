@@ -126,7 +126,10 @@ class Drafter(Protocol):
         """
 
     def accepted(self, view: View, path: Sequence[int]) -> None:
-        """The nodes of the text's last draft that were accepted; its tokens include them now."""
+        """The nodes of the text's last draft that were accepted.
+
+        The next call of `propose` sees their tokens, unless the text was changed or has ended.
+        """
 
     def release(self, view: View) -> None:
         """The text has ended; nothing of it is needed any more."""

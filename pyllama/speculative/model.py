@@ -197,7 +197,8 @@ class ModelDrafter:
         n_positions = context.hparams.n_ctx_train if context.hparams.learned_positions else None
         self._n_ctx = min(context.n_ctx_seq, n_positions or context.n_ctx_seq)
         self._texts: dict[int, _Text] = {}
-        self._free = list(range(context.kv.n_seq_max))[::-1]
+        # sequences without a text, those used last at the end, and the tokens that they still hold
+        self._idle: list[tuple[int, list[int]]] = [(s, []) for s in range(context.kv.n_seq_max)]
         context.kv.clear()
 
     def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
@@ -236,11 +237,11 @@ class ModelDrafter:
         """See `Drafter.accepted`; the text's tokens tell as much in the next call."""
 
     def release(self, view: View) -> None:
-        """See `Drafter.release`."""
+        """See `Drafter.release`; the tokens stay for a text with the same prefix."""
         text = self._texts.pop(view.id, None)
         if text is not None:
-            self.context.kv.seq_rm(text.seq)
-            self._free.append(text.seq)
+            self.context.kv.drop_tree(text.seq)
+            self._idle.append((text.seq, text.held))
 
     # -- texts -----------------------------------------------------------------------------------
 
@@ -258,6 +259,11 @@ class ModelDrafter:
             if max_nodes[i] > 0 and views[i].tokens:
                 admitted[i] = self._admit(views[i], max_nodes[i])
         kv = self.context.kv
+        wanted = sum(len(g.rest) + g.max_nodes for g in admitted if g is not None)
+        for seq, held in self._idle if kv.unified else ():
+            if kv.n_cells - kv.n_used < wanted:
+                kv.seq_rm(seq)
+                held.clear()
         n_free = kv.n_cells - kv.n_used
         for i, g in enumerate(admitted) if kv.unified else ():
             if g is not None and len(g.rest) > n_free:
@@ -279,9 +285,9 @@ class ModelDrafter:
         """A draft without nodes; the text has a sequence, and its chain has accepted all tokens."""
         tokens, text = list(view.tokens), self._texts.get(view.id)
         if text is None:
-            if not self._free:
+            if not self._idle:
                 return None
-            text = self._new_text(view.id)
+            text = self._new_text(view.id, tokens)
         if len(tokens) > self._n_ctx:
             self._clear(text)
             return None
@@ -307,11 +313,14 @@ class ModelDrafter:
         text.held.clear()
         text.tree = None
 
-    def _new_text(self, id: int) -> _Text:
+    def _new_text(self, id: int, tokens: list[int]) -> _Text:
+        """A text in the idle sequence that has most of its tokens."""
+        seq, held = max(self._idle, key=lambda idle: common_length(idle[1], tokens))
+        self._idle.remove((seq, held))
         chain = self._new_chain()
         # a stream of its own: draws must not depend on the target's random numbers
         random = np.random.default_rng((chain.seed, id & 0xFFFFFFFF))
-        text = self._texts[id] = _Text(self._free.pop(), chain, chain.mark(), random)
+        text = self._texts[id] = _Text(seq, chain, chain.mark(), random, held=held)
         return text
 
     def _keep(self, text: _Text, tokens: list[int], n: int) -> int:

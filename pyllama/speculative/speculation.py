@@ -137,7 +137,7 @@ class Speculation:
         return self._planned
 
     def verified(self, view: View, draft: Draft, path: Sequence[int]) -> None:
-        """Count a verified draft; the text's tokens include the accepted ones now."""
+        """Count a verified draft, and tell the drafter which nodes were accepted."""
         depth = len(draft) if draft.is_chain else max(draft.depths())
         self._rates_of(view).count(depth, len(path))
         self.stats.count_accepted(len(path))

@@ -96,6 +96,13 @@ def speculated(
     return [t.tokens[len(prompts[t.id]) : len(prompts[t.id]) + n] for t in texts], counts
 
 
+def all_idle(drafter: Any) -> bool:
+    """Whether each sequence waits for a text, and has the cells of the tokens that it holds."""
+    own = getattr(drafter, "inner", drafter)
+    kv, idle = own.context.kv, own._idle
+    return len(idle) == kv.n_seq_max and all(kv.length(seq) == len(held) for seq, held in idle)
+
+
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A model that has the target's output layer, so that it is often right."""
@@ -120,7 +127,7 @@ def test_point_masses_do_not_change_the_text(
     assert found == wanted and 0 < counts.accepted <= counts.drafted
     if which == "same" and params is GREEDY:
         assert counts.accepted == counts.drafted if width == 1 else counts.steps < 4 * 40 / 2.5
-    assert context.kv.n_used == 0
+    assert all_idle(drafter)
 
 
 @pytest.mark.parametrize("temp", [0.0, 0.8])
@@ -142,7 +149,7 @@ def test_drafts_of_another_vocabulary(temp: float, tmp_path: Path) -> None:
     wanted = [plain(target, prompt, 40, params) for prompt in prompts]
     found, counts = speculated(target, drafter, prompts, 40, params)
     assert found == wanted and counts.drafted > 40
-    assert context.kv.n_used == 0
+    assert all_idle(drafter)
 
 
 def shape(draft: Draft | None) -> tuple[list[int], list[int]] | None:
@@ -202,7 +209,7 @@ def test_several_texts_get_the_drafts_of_each_alone(
     assert n_nodes > 100
     for text in texts:
         several.release(text)
-    assert several.context.kv.n_used == 0
+    assert all_idle(several)
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -403,3 +410,25 @@ def test_chains_without_a_distribution_draft_their_samples(
     drafter = ModelDrafter(make(), SamplingParams(seed=1, **params), width=3)
     draft = drafter.propose([Text(TOKENS[:9])], [5])[0]
     assert draft is not None and draft.q is None and draft.is_chain and len(draft) == 5
+
+
+def test_a_new_text_uses_the_tokens_of_one_that_has_ended(make: Make) -> None:
+    context = make(n_ctx=512, n_seq_max=2)
+    drafter, decoded = ModelDrafter(context, **OPEN), list[int]()
+    decode = context.decode
+
+    def counted(batch: Batch) -> None:
+        decoded.append(len(batch.tokens))
+        decode(batch)
+
+    context.decode = counted  # type: ignore[method-assign]
+    first, second = Text(TOKENS[:100], 0), Text(TOKENS[:150], 1)
+    drafter.propose([first], [3])
+    drafter.release(first)
+    (found,) = drafter.propose([second], [3])
+    assert decoded == [100, 50]
+    (alone,) = ModelDrafter(make(n_ctx=512), **OPEN).propose([second], [3])
+    assert found is not None and alone is not None and found.tokens == alone.tokens
+    drafter.release(second)
+    long = Text(TOKENS[200:700], 2)  # needs all cells
+    assert drafter.propose([long], [3])[0] is not None and context.kv.n_used <= 512
