@@ -460,13 +460,17 @@ class Context:
         builder, _ = self._build(bucket(self.n_ubatch), bucket(self.n_ubatch))
         self.sched.compile(builder.graph, pins=self.pinned_nodes(builder.graph))
 
-    def reserve(self, sizes: Iterable[int]) -> None:
-        """Build the graphs of batches of so many tokens with all logits, which takes ms for each.
+    def reserve(self, sizes: Iterable[int], logits: str = "all") -> None:
+        """Build the graphs of batches of so many tokens, which takes milliseconds for each.
 
         Other batches of a few tokens use the next larger graph at first.
+
+        Args:
+            sizes: numbers of tokens.
+            logits: ``"all"`` or ``"last"``.
         """
         for n in sizes:
-            self._graph(n, n)
+            self._graph(n, n if logits == "all" else 1)
 
     def _size(self, n_tokens: int, n_outputs: int) -> tuple[int, int]:
         """Tokens and outputs of the graph for a batch.

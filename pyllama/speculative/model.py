@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 LIKELIEST = SamplingParams(temp=0.0, top_k=10, samplers=("top_k", "temperature"))
 """llama.cpp's sampling of drafts: the likeliest token, its probability among the first ten."""
 
+_SIZES = (2, 3, 4, 6, 9, 13)  # batches of accepted tokens whose graphs are built at once
 _SMALLEST = 5e-324  # a random number of 0 would draw a leading token of probability 0
 
 
@@ -200,6 +201,7 @@ class ModelDrafter:
         # sequences without a text, those used last at the end, and the tokens that they still hold
         self._idle: list[tuple[int, list[int]]] = [(s, []) for s in range(context.kv.n_seq_max)]
         context.kv.clear()
+        context.reserve(_SIZES, "last")
 
     def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
         """See `Drafter.propose`.

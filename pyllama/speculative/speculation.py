@@ -60,6 +60,7 @@ class Speculation:
         self._lengths = DraftLength(self.max_draft)
         self._rates = AcceptRates()
         self._texts: dict[int, AcceptRates] = {}
+        self._n_read: dict[int, int] = {}  # tokens of each text at the last call of the drafter
         self._planned: list[int] = []  # of the last plan
         self._ids: list[int] = []  # its texts
         self._plain: list[tuple[int, float, float]] = []  # steps since: n_texts, step_s, draft_s
@@ -98,8 +99,10 @@ class Speculation:
         start = perf_counter()
         drafts = self.drafter.propose(views, planned)
         self._draft_s = perf_counter() - start
-        self._missed_s += self._draft_s
         self.stats.count_calls(len(views), self._draft_s)
+        if self._has_unread(views):
+            self._draft_s = 0.0
+        self._missed_s += self._draft_s
         for draft in drafts:
             if draft is not None:
                 self._n_missed = 0
@@ -109,6 +112,19 @@ class Speculation:
             step_s = self._lengths.times.seconds(len(views))
             self._pause = min(int(_MISS_SHARE * self._draft_s / max(step_s, 1e-9)), _MAX_PAUSE)
         return None
+
+    def _has_unread(self, views: Sequence[View]) -> bool:
+        """Whether a draft model had to read more than a step's tokens of a text.
+
+        It reads a prompt once, and many tokens faster than it drafts them: the time of such a call
+        is not what a draft costs.
+        """
+        found = False
+        for view in views:
+            n = len(view.tokens)
+            found |= n - self._n_read.get(view.id, 0) > self.max_draft + 1
+            self._n_read[view.id] = n
+        return found
 
     def _used(self, views: Sequence[View], drafts: list[Draft | None]) -> list[Draft | None] | None:
         """The drafts that are long enough; counts them."""
@@ -171,7 +187,8 @@ class Speculation:
 
     def release(self, view: View) -> None:
         """The text has ended, or its tokens have changed."""
-        if self._texts.pop(view.id, None) is not None:
+        self._texts.pop(view.id, None)
+        if self._n_read.pop(view.id, None) is not None:
             self.drafter.release(view)
 
     def _rates_of(self, view: View) -> AcceptRates:
