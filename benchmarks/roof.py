@@ -76,7 +76,7 @@ def mac_roof(kind: GGMLType, n_threads: int, tries: int = 5) -> float:
     @nb.njit(nogil=True)
     def tiles(w, y, stride, out, repeats):  # type: ignore[no-untyped-def]
         for _ in range(repeats):
-            q_tile(number, 4, 2, 2, w, y, stride, out, blocks, 0)  # type: ignore[call-arg]
+            q_tile(number, 4, 2, w, y, stride, out, blocks, 0)  # type: ignore[call-arg]
 
     blocks = _COLUMNS // kind.block_size
     stride = activation_bytes(number, _COLUMNS)

@@ -164,7 +164,7 @@ def mul_mat(node, chunk, n_chunks, scratch):
                 n_tiles = tokens // TILE_TOKENS
                 multiply_tiles(traits, w, y, stride, scratch, blocks, n_tiles, panel)
             else:
-                tokens, which = tile_size(traits, t - t0, t1 - t)
+                tokens, which = tile_size(traits, t1 - t)
                 ahead = prefetch_ahead(traits, t - t0, t1 - t, blocks)
                 tile(traits, which, w, y, stride, scratch, blocks, ahead)
             emit_tile(node, scratch, tokens, t, row, rows, out, out_stride)
@@ -209,7 +209,7 @@ def mul_mat_glu_kernel(activation: int) -> Kernel:
         for u in range(u0, u1):
             t = t0
             while t < t1:
-                tokens, which = tile_size(traits, t - t0, t1 - t)
+                tokens, which = tile_size(traits, t1 - t)
                 if t < t_tiles:
                     tokens = t_tiles - t
                 x, n_tiles = acts + t * stride, tokens // TILE_TOKENS

@@ -41,37 +41,27 @@ from ..layout import group_bytes as interleaved_bytes
 from ..simd import amx, axpy
 from ..simd.element import F32
 from ..simd.plain_rows import pack_rows, row_tiles
-from ..simd.tile import (
-    few_tokens,
-    float_tile,
-    float_tokens,
-    prefetch_distance,
-    prefetched_lines,
-    q_tile,
-)
+from ..simd.tile import float_tile, q_tile, widest_tile
 from ..simd.vector import LINE
 from ..tuning import Tuning, tuning
 from ..type_traits import TypeTraits, trait
 
-# Places of the traits. Of a block: columns, bytes interleaved, bytes of activations, bytes of
-# weights that a tile of four tokens prefetches, bytes when decoded or unpacked; the address of the
-# function that decodes a row, 0 if there is none; tokens of the widest tile; how many bytes ahead
-# one token and a few tokens prefetch. Functions: the widest tile, those of four tokens and of one;
-# plain rows times one token; plain rows packed as a group. At the end: how many tokens take one
-# pass, and in the places ``ONE_PASS + n`` the tiles of n = 2 to 8 tokens.
-COLUMNS, BLOCK_BYTES, ACT_BYTES, PREFETCHED, DECODED_BYTES, DECODER, WIDE, AHEAD_ONE, AHEAD_FEW = (
-    range(9)
-)
-TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(9, 14)
+# Places of the traits. Of a block: columns, bytes interleaved, bytes of activations, bytes when
+# decoded or unpacked; the address of the function that decodes a row, 0 if there is none; tokens of
+# the widest tile; how many bytes ahead one token and a few tokens prefetch. Functions: plain rows
+# times one token; plain rows packed as a group.
+COLUMNS, BLOCK_BYTES, ACT_BYTES, DECODED_BYTES, DECODER, WIDE, AHEAD_ONE, AHEAD_FEW = range(8)
+ROW_TILES, PACK = range(8, 10)
 # Of AXPY: columns and bytes of a group of columns, whether its sums are in the order of quantized
 # formats, the decoder or 0. Functions: add rows to sums, to the sums of four tokens; a row's groups
 # as float32.
 AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_FOUR, AXPY_UNPACK = range(
-    14, 21
+    10, 17
 )
 # Functions of ``simd/amx``: a group times many tokens; configure and release the tiles.
-TILES, USE_TILES = range(21, 23)
-FEW, ONE_PASS = 23, 22
+TILES, USE_TILES = range(17, 19)
+TILE = 18  # in the places ``TILE + n``: the tiles of n = 1 to 8 tokens
+TILE_1, TILE_4 = TILE + 1, TILE + 4
 TILE_TOKENS = amx.TOKENS
 MAX_TOKENS = 64  # of a chunk: they are all multiplied with a group of rows, then with the next
 # Float32 results of a group, padded so that two of them are not a multiple of 4 KB apart
@@ -79,17 +69,16 @@ RESULTS_BYTES = 4 * ROWS * (MAX_TOKENS + 8)
 
 
 @cache
-def _tile(tokens: int, kind: int, hint: int, n_passes: int) -> Kernel:
+def _tile(tokens: int, kind: int, hint: int) -> Kernel:
     column = block_bytes(kind)
 
     def tile_q(w, x, stride, out, n_blocks, ahead):
-        q_tile(kind, tokens, hint, n_passes, w, x, stride, out, n_blocks, ahead)
+        q_tile(kind, tokens, hint, w, x, stride, out, n_blocks, ahead)
 
     def tile_f(w, x, stride, out, n_blocks, ahead):
         float_tile(kind, tokens, hint, w, column, x, stride, out, 4 * ROWS, n_blocks, ahead)
 
-    names = (tokens, GGMLType(kind).name, *(("half",) if n_passes == 2 else ()))
-    return named_kernel(tile_q if kind in QUANTIZED else tile_f, *names)
+    return named_kernel(tile_q if kind in QUANTIZED else tile_f, tokens, GGMLType(kind).name)
 
 
 @cache
@@ -158,7 +147,6 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
     kind, summed = tile_kind(type), tile_kind(type, axpy.TYPES)
     columns = GGMLType(kind).block_size
     quantized = kind in QUANTIZED
-    wide, passes = (4, 2) if quantized else (float_tokens(), 1)
     one, few = tuned.float_hint, tuned.float_hint
     ahead_one = ahead_few = tuned.float_bytes
     if quantized:
@@ -168,10 +156,8 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
         COLUMNS: columns,
         BLOCK_BYTES: block_bytes(kind),
         ACT_BYTES: ACTIVATION_BYTES[columns] if quantized else 4,
-        PREFETCHED: LINE * prefetched_lines(kind, 2) if quantized else 0,
-        FEW: few_tokens() if quantized else wide,
         DECODED_BYTES: _decoded_bytes(type),
-        WIDE: wide,
+        WIDE: widest_tile(kind),
         AHEAD_ONE: ahead_one,
         AHEAD_FEW: ahead_few,
         AXPY_COLUMNS: axpy.group_columns(),
@@ -179,10 +165,7 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
         AXPY_ORDER: int(axpy.is_ordered(summed)),
     }
     functions = {
-        TILE_WIDE: partial(_tile, wide, kind, few, passes),
-        TILE_4: partial(_tile, 4, kind, few, passes),
-        **{ONE_PASS + n: partial(_tile, n, kind, few, 1) for n in range(2, 9)},
-        TILE_1: partial(_tile, 1, kind, one, 1),
+        **{TILE + n: partial(_tile, n, kind, one if n == 1 else few) for n in range(1, 9)},
         ROW_TILES: partial(_row_tiles, kind),
         PACK: partial(_pack, kind),
         TILES: partial(_tiles, kind),
@@ -209,12 +192,12 @@ def weight_traits(w: Tensor, *functions: int) -> int:
 
 
 def tiles_for(w: Tensor, n_tokens: int) -> tuple[int, ...]:
-    """The tiles by which ``tile_size`` multiplies a weight with so many tokens."""
-    if n_tokens == 1:
-        return (TILE_1,)
-    if n_tokens <= (few_tokens() if tile_kind(w.type) in QUANTIZED else float_tokens()):
-        return (ONE_PASS + n_tokens,)
-    return TILE_WIDE, TILE_4, TILE_1, ONE_PASS + 2, ONE_PASS + 3
+    """The tiles by which ``tile_size`` multiplies a weight with so many tokens, or with more."""
+    wide = widest_tile(tile_kind(w.type))
+    if n_tokens <= wide:
+        return (TILE + n_tokens,)
+    after_amx = 0 < amx.least_tokens(w.type) <= n_tokens  # tiles multiply any number of the rest
+    return tuple(TILE + n for n in range(1 if after_amx else (wide + 1) // 2, wide + 1))
 
 
 def room_for_tiles(w: Tensor, n_tokens: int, scratch: int) -> tuple[tuple[int, ...], int, int]:
@@ -265,22 +248,28 @@ def layout_name(w: Tensor) -> str:
 
 @inline
 def prefetch_ahead(traits, passed, left, blocks):
-    """How many bytes ahead a pass over a group of blocks prefetches; see ``prefetch_distance``."""
-    tuned = trait(traits, AHEAD_ONE) if passed + left == 1 else trait(traits, AHEAD_FEW)
-    group, half = blocks * trait(traits, BLOCK_BYTES), blocks * trait(traits, PREFETCHED)
-    return prefetch_distance(passed, left, trait(traits, FEW), tuned, group, half)
+    """How many bytes ahead a pass over a group of blocks prefetches.
+
+    If a group is passed several times, only the first pass reads memory, and prefetches the next
+    group. A single pass prefetches its own weights, the tuned distance ahead.
+    """
+    if passed != 0:
+        return 0
+    if left == 1:
+        return trait(traits, AHEAD_ONE)
+    if left <= trait(traits, WIDE):
+        return trait(traits, AHEAD_FEW)
+    return blocks * trait(traits, BLOCK_BYTES)
 
 
 @inline
-def tile_size(traits, passed, left):
-    """(tokens, function) of the next pass over a group, by its tokens before and from it on."""
-    if passed == 0 and 2 <= left <= trait(traits, FEW):
-        return left, ONE_PASS + left
-    if left >= trait(traits, WIDE):
-        return trait(traits, WIDE), TILE_WIDE
-    if left >= 4:
-        return 4, TILE_4
-    return (left, ONE_PASS + left) if left >= 2 else (1, TILE_1)
+def tile_size(traits, left):
+    """(tokens, function) of the next pass over a group: as few passes as possible, about equal."""
+    wide, tokens = trait(traits, WIDE), left
+    if left > wide:
+        passes = (left + wide - 1) // wide
+        tokens = (left + passes - 1) // passes
+    return tokens, TILE + tokens
 
 
 @inline

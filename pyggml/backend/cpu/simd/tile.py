@@ -1,6 +1,6 @@
 """The register tile of every matmul: 16 interleaved rows times a few tokens.
 
-    q_tile(Q4_1, 4, hint, 2, weights, acts, stride, out, n_blocks, ahead) # in jitted code
+    q_tile(Q4_1, 4, hint, weights, acts, stride, out, n_blocks, ahead)    # in jitted code
     float_tile(F16, 4, hint, weights, w_stride, x, x_stride, out, out_stride, n, ahead)
 
 ``out`` gets 16 floats a token. A row's sum runs over its blocks in order whatever the number of
@@ -14,9 +14,9 @@ from itertools import product
 from typing import Any
 
 from ....dtype import GGMLType
-from ....jit import emitted, inline
-from ....rounding import ceil_div, round_up
-from ..layout import ACTIVATION_BYTES, K_TYPES, STEPS, block_bytes
+from ....jit import emitted
+from ....rounding import ceil_div
+from ..layout import ACTIVATION_BYTES, K_TYPES, QUANTIZED, STEP, STEPS, block_bytes, layout_k
 from .block_dot import BlockDot, GroupBlock, KDot
 from .vector import (
     LINE,
@@ -40,19 +40,17 @@ from .vector import (
 Value = Any
 
 
-@emitted(literals=4)
+@emitted(literals=3)
 def q_tile(
-    b: Value, kind: int, n_tokens: int, locality: int, n_passes: int, w: Value, y: Value,
-    y_stride: Value, out: Value, n_blocks: Value, ahead: Value,
+    b: Value, kind: int, n_tokens: int, locality: int, w: Value, y: Value, y_stride: Value,
+    out: Value, n_blocks: Value, ahead: Value,
 ) -> None:  # fmt: skip
     """Store 16 interleaved quantized rows times int8 activations of ``n_tokens`` tokens.
 
-    Each block prefetches weights ``ahead`` bytes after it: a block's lines, divided by ``n_passes``
-    that prefetch a part each, see ``prefetch_distance``. Where registers do not hold the sums of a
-    block and those of the row, the latter stay in ``out``.
+    Each block prefetches a block's lines ``ahead`` bytes after it. Where registers do not hold the
+    sums of a block and those of the row, the latter stay in ``out``.
     """
-    lines = prefetched_lines(kind, n_passes)
-    v = vectors()
+    v, lines = vectors(), ceil_div(block_bytes(kind), LINE)
     n_parts, lanes = v.parts, v.lanes
     n_sums = n_tokens * n_parts
     act_bytes = ACTIVATION_BYTES[GGMLType(kind).block_size]
@@ -65,7 +63,7 @@ def q_tile(
         acts = [item_at(b, r, i, act_bytes) for r in rows]
         fetched = b.add(block, ahead)
         if kind in K_TYPES:
-            each = lines // STEPS
+            each = ceil_div(lines, STEPS)
 
             def prefetch_step(step: Value) -> None:
                 start = item_at(b, fetched, step, LINE * each)
@@ -73,7 +71,7 @@ def q_tile(
 
             dot: Any = KDot(b, kind, block, acts, prefetch_step)
         else:
-            prefetch_lines(b, fetched, lines, locality)
+            prefetch_lines(b, fetched, lines - 1, locality)
             dot = BlockDot(b, GroupBlock(kind, block), acts)
         after = list(accs)
         for parts in v.part_groups(n_tokens, n_parts, v.block_sums):
@@ -85,6 +83,8 @@ def q_tile(
                     store(b, acc, sums_at[k])
                 else:
                     after[k] = acc
+        if kind not in K_TYPES:  # the last line here: with SSE4.2 it would cost a register above
+            prefetch_lines(b, at(b, fetched, LINE * (lines - 1)), 1, locality)
         return after
 
     zeros = [splat(f32, lanes, 0.0)] * n_sums
@@ -96,36 +96,13 @@ def q_tile(
         store(b, acc, place)
 
 
-def prefetched_lines(kind: int, n_passes: int) -> int:
-    """Cache lines that ``q_tile`` prefetches for each block."""
-    lines = ceil_div(ceil_div(block_bytes(kind), LINE), n_passes)
-    return round_up(lines, STEPS) if kind in K_TYPES else lines  # as many a step
-
-
-@inline
-def prefetch_distance(passed, left, few, distance, group_bytes, half_bytes):
-    """The bytes from the weights in use to those that a pass over a group prefetches.
-
-    If a group is passed several times, only the first pass reads memory: the first two passes
-    prefetch half of the next group each. With up to ``few`` tokens, or fewer than 8, the first pass
-    prefetches its own weights, the tuned ``distance`` ahead.
-
-    Args:
-        passed, left: tokens of the group before this pass, and from it on.
-    """
-    if passed + left < 8 or passed + left <= few:
-        return distance if passed == 0 else 0
-    return group_bytes + passed // 4 * half_bytes if passed < 8 else 0
-
-
-def few_tokens() -> int:
-    """Tokens that a tile of quantized weights takes in one pass if there are no others."""
-    return 8 if vectors().width == LINE else 4
-
-
-def float_tokens() -> int:
-    """Tokens of the widest tile of float weights."""
-    return {64: 8, 32: 6}.get(vectors().width, 4)
+def widest_tile(kind: int) -> int:
+    """Tokens of a format's widest tile; with one more, sums would not stay in registers."""
+    if kind not in QUANTIZED:
+        return {64: 8, 32: 6}.get(vectors().width, 4)
+    if vectors().width < LINE:
+        return 4
+    return 7 if kind in K_TYPES and layout_k(kind).sub < STEP else 8  # two sums a token, and scales
 
 
 @emitted(literals=3)

@@ -187,7 +187,7 @@ def test_tiles_have_the_bits_of_the_register_tile(
     """Rows with any number of blocks, not only multiples of the products in flight."""
     monkeypatch.setattr(x86, "call", call_or_stand_in)
     emit_for(Fused)
-    one, keep_one = compiled(tile.q_tile, kind, 6, 1, 2, 1)
+    one, keep_one = compiled(tile.q_tile, kind, 6, 1, 2)
     emit_for(StandIn)
     many, keep_many = compiled(amx.tiles, kind, 7)
     size = kind.block_size

@@ -114,7 +114,7 @@ def run_tile(kind: GGMLType, weights: Array, acts: Array) -> Array:
     """``q_tile`` compiled for this host, [token, row]."""
     triple = llvm.get_process_triple()
     tokens = len(acts)
-    parsed = llvm.parse_assembly(str(tile_module(tile.q_tile, kind, 6, triple, (tokens, 2, 2))))
+    parsed = llvm.parse_assembly(str(tile_module(tile.q_tile, kind, 6, triple, (tokens, 2))))
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=1
     )
