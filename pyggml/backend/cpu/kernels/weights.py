@@ -57,21 +57,23 @@ from ..type_traits import TypeTraits, trait
 # weights that a tile of four tokens prefetches, bytes when decoded or unpacked; the address of the
 # function that decodes a row, 0 if there is none; tokens of the widest tile; how many bytes ahead
 # one token and a few tokens prefetch. Functions: the widest tile, those of four tokens and of one;
-# plain rows times one token; plain rows packed as a group. At the end: how many tokens take one
-# pass, and in the places ``ONE_PASS + n`` the tiles of n = 2 to 8 tokens.
+# plain rows packed as a group. At the end: how many tokens take one pass, in the places
+# ``ONE_PASS + n`` the tiles of n = 2 to 8 tokens, in ``ROW_TILES + n`` those of plain rows times n
+# = 1 to 4 tokens.
 COLUMNS, BLOCK_BYTES, ACT_BYTES, PREFETCHED, DECODED_BYTES, DECODER, WIDE, AHEAD_ONE, AHEAD_FEW = (
     range(9)
 )
-TILE_WIDE, TILE_4, TILE_1, ROW_TILES, PACK = range(9, 14)
+TILE_WIDE, TILE_4, TILE_1, PACK = range(9, 13)
 # Of AXPY: columns and bytes of a group of columns, whether its sums are in the order of quantized
 # formats, the decoder or 0. Functions: add rows to sums, to the sums of four tokens; a row's groups
 # as float32.
 AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_FOUR, AXPY_UNPACK = range(
-    14, 21
+    13, 20
 )
 # Functions of ``simd/amx``: a group times many tokens; configure and release the tiles.
-TILES, USE_TILES = range(21, 23)
-FEW, ONE_PASS = 23, 22
+TILES, USE_TILES = range(20, 22)
+FEW, ONE_PASS, ROW_TILES = 22, 21, 29
+ROW_TOKENS = 4  # that plain rows are multiplied with at a time
 TILE_TOKENS = amx.TOKENS
 MAX_TOKENS = 64  # of a chunk: they are all multiplied with a group of rows, then with the next
 # Float32 results of a group, padded so that two of them are not a multiple of 4 KB apart
@@ -107,11 +109,11 @@ def configure_tiles(on):
 
 
 @cache
-def _row_tiles(kind: int) -> Kernel:
-    def times_rows(table, n_rows, x, out, n):
-        row_tiles(kind, table, n_rows, x, out, n)
+def _row_tiles(tokens: int, kind: int) -> Kernel:
+    def times_rows(table, n_rows, x, x_stride, out, out_stride, n):
+        row_tiles(kind, tokens, table, n_rows, x, x_stride, out, out_stride, n)
 
-    return named_kernel(times_rows, GGMLType(kind).name)
+    return named_kernel(times_rows, tokens, GGMLType(kind).name)
 
 
 @cache
@@ -183,7 +185,7 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
         TILE_4: partial(_tile, 4, kind, few, passes),
         **{ONE_PASS + n: partial(_tile, n, kind, few, 1) for n in range(2, 9)},
         TILE_1: partial(_tile, 1, kind, one, 1),
-        ROW_TILES: partial(_row_tiles, kind),
+        **{ROW_TILES + n: partial(_row_tiles, n, kind) for n in range(1, ROW_TOKENS + 1)},
         PACK: partial(_pack, kind),
         TILES: partial(_tiles, kind),
         USE_TILES: lambda: configure_tiles,
@@ -302,9 +304,10 @@ def multiply_tiles(traits, w, x, stride, out, n_blocks, n_tiles, panel):
 
 
 @inline
-def times_rows(traits, table, n_rows, x, out, n):
-    """Plain rows times one token; see ``row_tiles``."""
-    call_address(trait(traits, ROW_TILES), (table, n_rows, x, out, n))
+def times_rows(traits, tokens, table, n_rows, x, x_stride, out, out_stride, n):
+    """Plain rows times up to ``ROW_TOKENS`` tokens; see ``row_tiles``."""
+    function = trait(traits, ROW_TILES + tokens)
+    call_address(function, (table, n_rows, x, x_stride, out, out_stride, n))
 
 
 @inline
