@@ -43,14 +43,15 @@ FLOORS = {
         ["pyllama.grammar", "pyllama.hparams", "pyllama.sampling", "pyllama.tokenizer"], 7
     ),
     **dict.fromkeys(["pyllama.convert.mapping", "pyllama.convert.rope"], 7),  # of architectures
-    **dict.fromkeys(["pyllama.kv", "pyllama.speculative"], 8),
+    "pyllama.kv": 8,
     "pyllama.graph": 9,
     **dict.fromkeys(
         ["pyllama.sparsity.sources", "pyllama.sparsity.svd", "pyllama.sparsity.weights"], 9
     ),
     "pyllama.arch": 10,
     "pyllama.core": 11,
-    "pyllama.engine": 12,
+    "pyllama.speculative": 12,
+    "pyllama.engine": 13,
     **dict.fromkeys(
         [
             "pyllama.bench",
@@ -62,10 +63,10 @@ FLOORS = {
             "pyllama.quantize",
             "pyllama.sparsity",
         ],
-        13,
+        14,
     ),
-    **dict.fromkeys(["pyllama", "pyllama.llama"], 13),  # the public face
-    "pyllama_cli": 14,
+    **dict.fromkeys(["pyllama", "pyllama.llama"], 14),  # the public face
+    "pyllama_cli": 15,
 }
 BACKENDS = ("reference", "cpu", "cuda")
 

@@ -12,8 +12,9 @@ second thread waits.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 _MAX_GRAPHS = 64
 _MAX_RUNS = 64  # runs of consecutive cells that one graph copies
 _MAX_SEQ = 256
+_FEW = 16  # tokens of a batch that may use a larger graph
+_MISSES = 32  # uses of a larger graph before one is built
 
 
 class Context:
@@ -67,6 +70,8 @@ class Context:
     Attributes:
         n_ctx_seq: cells that one sequence may use.
         sched: runs the graphs on the model's devices.
+        n_reused: decodes that reused a graph.
+        build_s: seconds spent on building graphs.
         pinned_nodes: a function from a new graph to the nodes with a fixed backend (see
             ``Sched.compile``); for experiments.
 
@@ -138,6 +143,8 @@ class Context:
         self.n_reused, self._n_vocab = 0, model.hparams.n_vocab
         self._reuse = env.GRAPH_REUSE.enabled()
         self._graphs: OrderedDict[tuple[int, int], DecodeGraph] = OrderedDict()
+        self._n_missed: Counter[tuple[int, int]] = Counter()
+        self.build_s = 0.0
         self._token_graph: DecodeGraph | None = None  # for decode_token
         self._watched = False
         self._no_outputs = Outputs(np.empty((0, model.hparams.n_vocab), np.float32))
@@ -269,7 +276,7 @@ class Context:
         if min(tokens) < 0 or max(tokens) >= self._n_vocab or not 0 <= seq < cache.n_seq_max:
             return False
         outputs = batch.outputs()
-        size = bucket(n), max(1, bucket(len(outputs)))
+        size = self._size(n, len(outputs))
         placed = cache.append(seq, self._last_position, n) if size in self._graphs else None
         if placed is None:
             return False
@@ -429,9 +436,8 @@ class Context:
         outputs: list[int],
     ) -> Outputs:
         """Evaluate one ubatch; returns the results of ``outputs``."""
-        n, n_outputs = len(tokens), len(outputs)
-        size = int if self._watched else bucket
-        c = self._graph(size(n), max(1, size(n_outputs)))  # a graph needs a result
+        n, n_outputs = len(tokens), max(1, len(outputs))  # a graph needs a result
+        c = self._graph(n, n_outputs) if self._watched else self._graph(*self._size(n, n_outputs))
         if parents is None:
             placed = [self._placed(cache, seqs, positions) for cache in self.kv.caches]
         else:
@@ -454,8 +460,34 @@ class Context:
         builder, _ = self._build(bucket(self.n_ubatch), bucket(self.n_ubatch))
         self.sched.compile(builder.graph, pins=self.pinned_nodes(builder.graph))
 
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Build the graphs of batches of so many tokens with all logits, which takes ms for each.
+
+        Other batches of a few tokens use the next larger graph at first.
+        """
+        for n in sizes:
+            self._graph(n, n)
+
+    def _size(self, n_tokens: int, n_outputs: int) -> tuple[int, int]:
+        """Tokens and outputs of the graph for a batch.
+
+        Building a graph takes as long as many small batches: their size is built after some uses of
+        a graph that is somewhat larger.
+        """
+        size = bucket(n_tokens), max(1, bucket(n_outputs))
+        if size in self._graphs or not 1 < n_tokens <= _FEW:
+            return size
+        self._n_missed[size] += 1
+        if self._n_missed[size] > _MISSES or not self._reuse:
+            return size
+        larger = [
+            built for built in self._graphs
+            if all(n <= m <= n + n // 2 for n, m in zip(size, built, strict=True))
+        ]  # fmt: skip
+        return min(larger, default=size)
+
     def _graph(self, n_tokens: int, n_outputs: int) -> DecodeGraph:
-        key = n_tokens, n_outputs
+        key, start = (n_tokens, n_outputs), time.perf_counter()
         found = self._graphs.get(key)
         if found is not None and self._reuse:
             self._graphs.move_to_end(key)
@@ -467,6 +499,7 @@ class Context:
             builder.graph, pins=self.pinned_nodes(builder.graph), n_threads=threads
         )
         made = DecodeGraph(builder, logits, schedule)
+        self.build_s += time.perf_counter() - start
         self._graphs[key] = made
         if len(self._graphs) > _MAX_GRAPHS:
             oldest = next(k for k in self._graphs if k != (1, 1))  # see decode_token

@@ -38,14 +38,17 @@ from ..errors import (
     StateError,
 )
 from ..grammar import Grammar
+from ..kv.table import MAX_BRANCHES
 from ..sampling import apply_logits_processors, chain_for
+from ..speculative import Draft, Speculation, Verifier
 from .best_of import BestOf
-from .job import Job
+from .job import Job, Verified
 from .logprobs import PromptLogprobs, token_logprob
 from .request import (
     EndReason,
     Event,
     Floats,
+    Ids,
     Kind,
     Policy,
     Request,
@@ -69,6 +72,8 @@ class Engine:
         policy: limits for sharing the context.
         timings: counts decodes and sampled tokens.
         sequences: ids of the sequences to use; None for all.
+        speculation: how texts are drafted; None for no drafts. Its tokens are those without, or
+            have their distribution, see `docs/speculation.md`.
     """
 
     def __init__(
@@ -78,9 +83,10 @@ class Engine:
         policy: Policy | None = None,
         timings: Timings | None = None,
         sequences: Seq[int] | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.context, self.policy = context, policy or Policy()
-        self.timings = timings or Timings()
+        self.timings, self.speculation = timings or Timings(), speculation
         numbers = range(context.kv.n_seq_max) if sequences is None else sequences
         self._sequences = [Sequence(context, s) for s in numbers]
         # jobs to add, numbers of requests to abort, leases to end; destructors put here too
@@ -94,6 +100,8 @@ class Engine:
         self._any_deadline = False
         self._busy = False  # within a step
         self._needs_resync = False  # a step was interrupted: cache and sequences may differ
+        if speculation is not None:
+            context.reserve(speculation.sizes(1))
         self._logits_of: Sequence | None = None  # the sequence of the context's last logits
         self._logits_at = 0  # its number of tokens at that decode
 
@@ -226,7 +234,8 @@ class Engine:
                 self._expire()
             if self._waiting:
                 self._admit()
-            if not (self._step_single() or self._step_tokens()):
+            drafted = self.speculation is not None and self._step_drafted(self.speculation)
+            if not (drafted or self._step_single() or self._step_tokens()):
                 self._step_mixed()
             self._needs_resync = False
         finally:
@@ -279,8 +288,10 @@ class Engine:
         sequence.n_tokens = self._logits_at = n + 1
         self._logits_of = sequence
         self._sample(job, sequence, 0)
-        n_reused = context.n_reused - n_reused
-        self.timings.count_decode(1, decoded - start, n_reused, 1, clock() - decoded)
+        n_reused, sample_s = context.n_reused - n_reused, clock() - decoded
+        self.timings.count_decode(1, decoded - start, n_reused, 1, sample_s)
+        if self.speculation is not None:
+            self.speculation.count_step(1, 0, 1, decoded - start, sample_s)
         return True
 
     def _step_tokens(self) -> bool:
@@ -301,7 +312,7 @@ class Engine:
                 return False
             tokens.append(job.tokens[n])
             sequences.append(sequence)
-        clock, n_reused = time.perf_counter, context.n_reused
+        clock, n_reused, build_s = time.perf_counter, context.n_reused, context.build_s
         start = clock()
         try:
             context.decode(Batch(tokens, seq_id=[s.seq_id for s in sequences], logits="all"))
@@ -315,10 +326,148 @@ class Engine:
         self._logits_of, self._logits_at = sequences[-1], sequences[-1].n_tokens
         for output, job in enumerate(running[:]):
             self._sample(job, sequences[output], output)
-        n_reused = context.n_reused - n_reused
-        self.timings.count_decode(
-            len(tokens), decoded - start, n_reused, len(tokens), clock() - decoded
-        )
+        n, n_reused, sample_s = len(tokens), context.n_reused - n_reused, clock() - decoded
+        self.timings.count_decode(n, decoded - start, n_reused, n, sample_s)
+        if self.speculation is not None and context.build_s == build_s:
+            self.speculation.count_step(n, 0, n, decoded - start, sample_s)
+        return True
+
+    def _step_drafted(self, speculation: Speculation) -> bool:
+        """A step that verifies drafts, with one token to evaluate for each running request.
+
+        Returns False if it does not apply, or nothing was drafted.
+        """
+        context, jobs = self.context, [job for job in self._running if not job.paused]
+        room = context.n_ubatch // max(len(jobs), 1) - 1
+        limits = []
+        for job in jobs:
+            sequence = job.sequence
+            assert sequence is not None
+            n = sequence.n_tokens
+            if not job.is_steady(sequence, n) or n >= context.n_ctx_seq:
+                return False
+            free = min(context.n_ctx_seq - n, job.n_left) - 1
+            limits.append(max(0, min(free, room, job.max_draft)))
+        drafts = speculation.propose(jobs, limits) if any(limits) else None
+        if drafts is None:
+            return False
+        batch, first = self._draft_batch(jobs, drafts)
+        clock, n_reused, build_s = time.perf_counter, context.n_reused, context.build_s
+        start = clock()
+        try:
+            context.decode(batch)
+        except ContextFull:
+            return False  # nothing has changed
+        decoded = clock()
+        n_tokens, is_tree = 0, batch.parent is not None
+        for job, draft, row in zip(jobs, drafts, first, strict=True):
+            n_tokens += self._verify(job, draft, row, is_tree, speculation)
+        self._logits_of = None
+        n, n_reused, sample_s = len(jobs), context.n_reused - n_reused, clock() - decoded
+        self.timings.count_drafted(n_tokens, decoded - start, n_reused, sample_s)
+        decode_s = decoded - start - (context.build_s - build_s)
+        speculation.count_step(n, len(batch.tokens) - n, n_tokens, decode_s, sample_s)
+        return True
+
+    def _draft_batch(self, jobs: Seq[Job], drafts: list[Draft | None]) -> tuple[Batch, list[int]]:
+        """The batch of the last tokens and the drafts, and the first row of each job.
+
+        Drafts with too many branches are removed from the list.
+        """
+        n_branches = 0
+        for i, draft in enumerate(drafts):
+            if draft is None:
+                continue
+            draft.check(self.context.model.hparams.n_vocab)
+            n_branches += len(draft) - len(set(draft.parent))
+            if n_branches > MAX_BRANCHES:
+                drafts[i] = None
+        is_tree = any(draft is not None and not draft.is_chain for draft in drafts)
+        tokens: list[int] = []
+        seqs: list[int] = []
+        parents: list[int] = []
+        first: list[int] = []
+        for job, draft in zip(jobs, drafts, strict=True):
+            assert job.sequence is not None
+            row = len(tokens)
+            first.append(row)
+            tokens.append(job.tokens[-1])
+            parents.append(-1)
+            if draft is not None:
+                tokens += draft.tokens
+                parents += [row + 1 + parent for parent in draft.parent]
+            seqs += [job.sequence.seq_id] * (len(tokens) - row)
+        seq_id = seqs[0] if len(jobs) == 1 else seqs
+        return Batch(tokens, None, seq_id, "all", parents if is_tree else None), first
+
+    def _verify(
+        self, job: Job, draft: Draft | None, first: int, is_tree: bool, speculation: Speculation
+    ) -> int:
+        """Sample tokens from the rows of a text from ``first`` on, and keep the accepted ones.
+
+        Returns the number of tokens.
+        """
+        context, request, sequence = self.context, job.request, job.sequence
+        assert sequence is not None
+        verifier = job.verifier = job.verifier or Verifier(job.chain)
+        found: list[Verified] = []
+        logits: Floats = context.logits_ith(first)
+        ids: Ids = np.empty(0, np.intc)
+
+        def row(i: int) -> Floats:
+            nonlocal logits, ids
+            logits = context.logits_ith(first + i)
+            if request.processors or request.criteria:
+                ids = np.array([*job.tokens, *(one.token for one in found)], np.intc)
+                return apply_logits_processors(request.processors, ids, logits)
+            return logits
+
+        def ends(token: int) -> bool:
+            if any(stop(ids, logits) for stop in request.criteria):
+                found.append(Verified(None))
+                return True
+            n = job.n_logprobs
+            logprob = None if n is None else token_logprob(logits, token, n)
+            found.append(Verified(token, logprob, verifier.mark() if job.is_run else None))
+            return token in job.ends or len(found) == job.n_left
+
+        mark, path, error = verifier.mark(), list[int](), None
+        argmax = None if request.processors else lambda i: context.argmax_ith(first + i)
+        try:
+            path = verifier.verify(draft, row, ends, argmax).path
+        except Exception as raised:
+            error = raised
+        except BaseException:
+            verifier.rollback(mark)
+            raise
+        for one in found[: len(path)]:
+            one.drafted = True
+        if draft is not None and error is None:
+            speculation.verified(job, draft, path)
+        path = path[: len(found) - 1]  # without speculation the last token is not evaluated
+        if is_tree:
+            context.kv.commit_tree(sequence.seq_id, [0, *(node + 1 for node in path)])
+        accepted = [] if draft is None else [draft.tokens[node] for node in path]
+        sequence.append([job.tokens[-1], *accepted])
+        sequence.truncate()
+        job.verified.extend(found)
+        self._publish(job)
+        while job.verified and not (job.is_run and error is None):
+            self._publish(job)
+        if error is not None and job.sequence is not None:
+            self._fail(job, error)
+        return len(found)
+
+    def _publish(self, job: Job) -> bool:
+        """Add the next verified token of a job, and emit its events; False if there is none."""
+        if not job.verified:
+            return False
+        one = job.verified.popleft()
+        job.mark = one.mark
+        if one.token is None:
+            self._end(job, "stop")
+        else:
+            self._add_token(job, one.token, one.logprob, one.drafted)
         return True
 
     def _step_mixed(self) -> None:
@@ -402,7 +551,7 @@ class Engine:
     def _decode(self, rows: Seq[Row]) -> None:
         """Evaluate rows as one batch. Raises: as `Context.decode`."""
         context, first = self.context, rows[0]
-        n_reused, start = context.n_reused, time.perf_counter()
+        n_reused, build_s, start = context.n_reused, context.build_s, time.perf_counter()
         if len(rows) == 1 and len(first.tokens) == 1 and first.outputs == "last":
             n_tokens = 1
             context.decode_token(first.tokens[0], first.sequence.seq_id)
@@ -410,9 +559,10 @@ class Engine:
             batch = batch_of(rows)
             n_tokens = len(batch.tokens)
             context.decode(batch)
-        self.timings.count_decode(
-            n_tokens, time.perf_counter() - start, context.n_reused - n_reused
-        )
+        decode_s = time.perf_counter() - start
+        self.timings.count_decode(n_tokens, decode_s, context.n_reused - n_reused)
+        if self.speculation is not None:
+            self.speculation.count_prompt(n_tokens, decode_s - (context.build_s - build_s))
         output = 0
         self._logits_of = None
         for row in rows:
@@ -443,18 +593,25 @@ class Engine:
                     self._end(job, "stop")
                     return
         except Exception as error:
-            self._remove(job)
-            self._emit(job, "error", usage=job.usage, error=error)
+            self._fail(job, error)
             return
+        n = job.n_logprobs
+        self._add_token(job, token, None if n is None else token_logprob(logits, token, n))
+
+    def _add_token(
+        self, job: Job, token: int, logprob: TokenLogprob | None, drafted: bool = False
+    ) -> None:
+        """Append a sampled token to a job, and emit its events."""
+        request = job.request
         job.tokens.append(token)
         job.n_generated += 1
         job.n_left -= 1
         ends = job.ends.get(token)
         if ends is None:
-            is_full = request.n_keep is None and len(job.tokens) > context.n_ctx_seq
+            is_full = request.n_keep is None and len(job.tokens) > self.context.n_ctx_seq
             ends = "length" if not job.n_left or is_full else None
         if job.text is None and job.n_logprobs is None:
-            event = Event(job.number, job.choice, "tokens", (token,))
+            event = Event(job.number, job.choice, "tokens", (token,), drafted=drafted)
             if job.sink is None:
                 self._events.append(event)
             else:
@@ -462,9 +619,16 @@ class Engine:
             if ends:
                 self._end(job, ends, token if ends == "stop" else None)
             return
-        self._emit_token(job, token, logits, ends)
+        self._emit_token(job, token, ends, logprob, drafted)
 
-    def _emit_token(self, job: Job, token: int, logits: Floats, ends: EndReason | None) -> None:
+    def _emit_token(
+        self,
+        job: Job,
+        token: int,
+        ends: EndReason | None,
+        logprob: TokenLogprob | None,
+        drafted: bool,
+    ) -> None:
         """Emit the events of a token with text or log-probabilities."""
         text, request, shown, rest = job.text, job.request, "", ""
         stop: str | int | None = token if ends == "stop" else None
@@ -475,14 +639,14 @@ class Engine:
             if text.stop is not None:
                 ends, stop, rest = "stop", text.stop, text.rest
         logprobs: tuple[TokenLogprob, ...] = ()
-        if job.n_logprobs is not None:
-            found = token_logprob(logits, token, job.n_logprobs)
-            job.logprob += found.logprob
-            logprobs = () if request.sampling.logprobs is None else (found,)
+        if logprob is not None:
+            job.logprob += logprob.logprob
+            logprobs = () if request.sampling.logprobs is None else (logprob,)
         n_held = 0 if text is None else text.n_held
         self._emit(
-            job, "tokens", tokens=(token,), text=shown, rest=rest, n_held=n_held, logprobs=logprobs
-        )
+            job, "tokens", tokens=(token,), text=shown, rest=rest, n_held=n_held,
+            logprobs=logprobs, drafted=drafted,
+        )  # fmt: skip
         if ends:
             self._end(job, ends, stop, token)
 
@@ -504,6 +668,9 @@ class Engine:
     def _end(
         self, job: Job, reason: EndReason, stop: str | int | None = None, token: int | None = None
     ) -> None:
+        if job.verified and job.sequence is not None:  # a stop string within verified tokens
+            job.verified.clear()
+            job.sequence.truncate(len(job.tokens) - 1)
         usage, rest = job.usage, ""
         if job.text is not None and reason == "eog" and token is not None:
             rest = job.text.piece(token)
@@ -518,8 +685,15 @@ class Engine:
             job, "end", text=rest, usage=usage, reason=reason, stop=stop, cumulative_logprob=logprob
         )
 
+    def _fail(self, job: Job, error: Exception) -> None:
+        """End a job by an error of a callback or a grammar, or of a place that it lacks."""
+        self._remove(job)
+        self._emit(job, "error", usage=job.usage, error=error)
+
     def _remove(self, job: Job) -> None:
         """Remove a job; its evaluated tokens stay as an idle prefix."""
+        if self.speculation is not None:
+            self.speculation.release(job)
         if job.sequence is not None:
             self._unassign(job)
         else:
@@ -614,9 +788,7 @@ class Engine:
                     self._assign(job, job.lease)
                 continue
             if all(sequence.leased for sequence in self._sequences):
-                self._remove(job)
-                error = BatchError("all sequences of the context are leased")
-                self._emit(job, "error", usage=job.usage, error=error)
+                self._fail(job, BatchError("all sequences of the context are leased"))
                 continue
             if not self._free() and not self._preemptible(job):
                 return
@@ -725,8 +897,7 @@ class Engine:
         elif job.n_generated:
             self._end(job, "length")
         else:
-            self._remove(job)
-            self._emit(job, "error", usage=job.usage, error=error)
+            self._fail(job, error)
 
     def _shift(self, job: Job, sequence: Sequence) -> bool:
         """Remove tokens from the middle until the job fits; returns False if it ended instead."""
@@ -738,8 +909,7 @@ class Engine:
             try:
                 n = sequence.make_room(job.tokens, n_keep)
             except ContextFull as error:
-                self._remove(job)
-                self._emit(job, "error", usage=job.usage, error=error)
+                self._fail(job, error)
                 return False
             self._logits_of = None
             self._emit(job, "shift", removed=(n_keep, n))
@@ -815,6 +985,9 @@ class Engine:
         n_logprobs = params.logprobs
         if n_logprobs is None and params.n_texts > params.n:
             n_logprobs = 0  # to compare the texts
+        max_draft = sys.maxsize if request.max_draft is None else request.max_draft
+        if min(tokens) < 0:  # unknown tokens
+            max_draft = 0
         number, jobs = next(self._numbers), []
         for i in range(params.n_texts):
             chain = chain_for(params.for_text(i), n_vocab, tokenizer, grammar)
@@ -843,6 +1016,7 @@ class Engine:
                     n_prompt=len(tokens),
                     n_logprobs=n_logprobs,
                     prompt_logprobs=prompt_logprobs,
+                    max_draft=max_draft,
                 )
             )  # fmt: skip
         return jobs
@@ -869,7 +1043,8 @@ class Engine:
                 for job in jobs:
                     job.paused = False
                 while not mailbox:
-                    self.step()
+                    if not any(map(self._publish, jobs)):
+                        self.step()
                 for job in jobs:
                     job.paused = True
                 while mailbox:
@@ -882,10 +1057,18 @@ class Engine:
                         raise event.error
                     sent = yield event
                     if sent:
-                        jobs[event.choice].tokens.extend(sent)
+                        _insert(jobs[event.choice], sent)
         finally:
             if n_open:
                 self.abort(jobs[0].number)
+
+
+def _insert(job: Job, tokens: Seq[int]) -> None:
+    """Append tokens to a job that were not sampled; drops verified tokens that would follow."""
+    if job.verified and job.verifier is not None and job.mark is not None:
+        job.verified.clear()
+        job.verifier.rollback(job.mark)
+    job.tokens.extend(tokens)
 
 
 def _preemption_key(job: Job) -> tuple[bool, int, int]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ..errors import BatchError, ContextFull, SamplingError
 from ..grammar import Grammar
 from ..sampling import LogitsProcessor, SamplingParams
+from ..speculative import Speculation
 from . import Engine, Event, Lease, Request, Timings
 from .request import Ids, Run, check_prompt
 from .sequence import UNKNOWN
@@ -39,6 +40,7 @@ def generate(
     past: Sequence[int] = (),
     logits_processors: Iterable[LogitsProcessor] = (),
     timings: Timings | None = None,
+    speculation: Speculation | None = None,
 ) -> Iterator[int]:
     """Continue tokens.
 
@@ -54,6 +56,7 @@ def generate(
         past: the tokens that sequence 0 holds, for the penalties.
         logits_processors: called with the ids from ``n_past`` on and the logits, before sampling.
         timings: counts decodes and sampled tokens.
+        speculation: how tokens are drafted; None for no drafts.
 
     Yields:
         Token ids, up to and including an end-of-generation token.
@@ -70,7 +73,8 @@ def generate(
     held = context.kv.seq_pos_max(0) + 1
     if not 0 <= n_past <= held:
         raise BatchError(f"n_past is {n_past}, but sequence 0 holds {held} tokens")
-    lease = Lease(Engine(context, timings=timings, sequences=[0]), keep=True)
+    engine = Engine(context, timings=timings, sequences=[0], speculation=speculation)
+    lease = Lease(engine, keep=True)
     known = list(past)[len(past) - n_past :] if len(past) > n_past else list(past)
     lease.truncate(n_past)
     lease.adopt([UNKNOWN] * (n_past - len(known)) + known)
@@ -94,6 +98,7 @@ def generate_text(
     stop: str | Iterable[str] = (),
     special: bool = False,
     timings: Timings | None = None,
+    speculation: Speculation | None = None,
 ) -> Iterator[str]:
     """Continue tokens as text, up to the first stop string.
 
@@ -109,7 +114,8 @@ def generate_text(
     """
     _check_one_text(params)
     check_prompt(len(tokens), 0, context.n_ctx_seq)
-    lease = Lease(Engine(context, timings=timings, sequences=[0]), keep=True)
+    engine = Engine(context, timings=timings, sequences=[0], speculation=speculation)
+    lease = Lease(engine, keep=True)
     request = Request(
         tokens,
         params or SamplingParams(),
@@ -126,6 +132,7 @@ def generate_many(
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
     n_predict: int = -1,
+    speculation: Speculation | None = None,
 ) -> Iterator[tuple[int, int]]:
     """Continue many prompts with continuous batching.
 
@@ -136,6 +143,7 @@ def generate_many(
         context: is cleared first; its number of sequences is that of concurrent prompts.
         params: sampling parameters, for all prompts or one per prompt.
         n_predict: maximum tokens per prompt; -1 for an equal share of the context.
+        speculation: how tokens are drafted; None for no drafts.
 
     Yields:
         (index of the prompt, token id), in the order of generation; for each prompt up to and
@@ -148,7 +156,10 @@ def generate_many(
     """
     for one in _params(params, len(prompts)):
         _check_one_text(one)
-    for i, event in run_many(context, prompts, params, n_predict=n_predict, text=False):
+    events = run_many(
+        context, prompts, params, n_predict=n_predict, text=False, speculation=speculation
+    )
+    for i, event in events:
         for token in event.tokens:
             yield i, token
 
@@ -161,6 +172,7 @@ def run_many(
     n_predict: int = -1,
     text: bool = True,
     grammar: Grammar | None = None,
+    speculation: Speculation | None = None,
 ) -> Iterator[tuple[int, Event]]:
     """`generate_many` with the engine's events in place of tokens, of ``n`` texts per prompt.
 
@@ -181,7 +193,7 @@ def run_many(
     share = max(1, context.n_ctx // context.kv.n_seq_max)
     max_tokens = n_predict if n_predict >= 0 else share
     context.kv.clear()
-    engine, numbers = Engine(context), dict[int, int]()
+    engine, numbers = Engine(context, speculation=speculation), dict[int, int]()
     waiting = enumerate(zip(prompts, sampling_params, strict=True))
 
     def submit(n: int) -> None:

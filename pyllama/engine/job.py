@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..sampling import Chain
+from ..speculative.verify import Mark, Verifier
 from .logprobs import PromptLogprobs
-from .request import EndReason, Event, Request, Usage
+from .request import EndReason, Event, Request, TokenLogprob, Usage
 from .sequence import Sequence
 from .text import TextAssembler
 
 
+@dataclass(slots=True)
+class Verified:
+    """A token that was sampled from a row of a step with drafts.
+
+    Attributes:
+        token: the token; None if a criterion ended the text before it.
+        logprob: if the request needs it.
+        mark: the verifier's state after the token, if it may be rolled back.
+        drafted: whether it was drafted.
+    """
+
+    token: int | None
+    logprob: TokenLogprob | None = None
+    mark: Mark | None = None
+    drafted: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Job:
-    """One text of a request.
+    """One text of a request, and the `View` of it that drafters see.
 
     Invariant while it runs: the cache of its sequence holds ``tokens[:sequence.n_tokens]``. After
     a prompt, a preemption or a context shift, the remaining tokens are evaluated.
@@ -34,6 +53,11 @@ class Job:
             are needed.
         logprob: sum of the log-probabilities of the generated tokens.
         prompt_logprobs: collects those of the prompt; None if not requested, or complete.
+        max_draft: maximum number of drafted tokens.
+        verifier: verifies its drafts; None before the first one.
+        verified: tokens that are not in ``tokens`` yet, because the generator of its `run` has not
+            yielded those before them.
+        mark: the verifier's state after ``tokens``, if ``verified`` has others.
         saved: its cache, if evaluating the tokens again would give other bits.
         arrival: order of submission.
     """
@@ -62,9 +86,18 @@ class Job:
     logprob: float = 0.0
     prompt_logprobs: PromptLogprobs | None = None
     last_step: int = 0
+    max_draft: int = 0
+    verifier: Verifier | None = None
+    verified: deque[Verified] = field(default_factory=deque)
+    mark: Mark | None = None
     saved: bytes = b""
     n_saved: int = 0
     n_exact: int = 0
+
+    @property
+    def id(self) -> int:
+        """Number of the text for drafters."""
+        return self.arrival
 
     def is_steady(self, sequence: Sequence, n: int) -> bool:
         """Whether exactly one token is left to evaluate after the ``n`` of its sequence."""

@@ -49,6 +49,8 @@ class Request:
         priority: higher ones are admitted first and preempted last.
         deadline_s: seconds from submission after which it ends.
         progress: report the progress of the prompt.
+        max_draft: maximum number of drafted tokens per step, where the engine drafts; None for its
+            own limit, 0 for no drafts.
     """
 
     tokens: Sequence[int]
@@ -66,6 +68,7 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     progress: bool = False
+    max_draft: int | None = None
 
 
 class TokenLogprob(NamedTuple):
@@ -109,6 +112,7 @@ class Event(NamedTuple):
             once per request, before its tokens.
         cumulative_logprob: sum over the generated tokens, of an ``end`` with ``logprobs`` or
             ``best_of``.
+        drafted: whether the token was drafted, and accepted.
         removed: index of the first token removed by a shift, and the number removed.
         reason: reason of the end: end-of-generation token; stop string, token or criterion;
             maximum length or full context; ``abort``; deadline.
@@ -129,6 +133,7 @@ class Event(NamedTuple):
     usage: Usage | None = None
     reason: EndReason | None = None
     stop: str | int | None = None
+    drafted: bool = False
     removed: tuple[int, int] = (0, 0)
     error: Exception | None = None
 

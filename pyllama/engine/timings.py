@@ -4,7 +4,8 @@
     timings.count_decode(n_tokens, seconds, n_reused)
     print("\\n".join(timings.lines()), file=sys.stderr)
 
-Decodes of one token count as eval, of several as prompt eval. Counting costs under 1 us.
+Decodes of one token count as eval, of several as prompt eval; those of drafts as eval of the tokens
+that they added. Counting costs under 1 us.
 """
 
 from __future__ import annotations
@@ -63,6 +64,13 @@ class Timings:
         else:
             self.prompt_eval_ms += 1e3 * seconds
             self.n_prompt_eval += n_tokens
+
+    def count_drafted(
+        self, n_tokens: int, seconds: float, n_reused: int, sampling_s: float
+    ) -> None:
+        """Count the decode of drafts and their verification, which added ``n_tokens`` to texts."""
+        self.count_decode(1, seconds, n_reused, n_tokens, sampling_s)
+        self.n_eval += n_tokens - 1
 
     def count_sample(self, seconds: float, n: int = 1) -> None:
         """Count the sampling of ``n`` tokens."""

@@ -239,7 +239,7 @@ class CellLists(CellTable):
         self._check_seq(seq)
         tree = self._trees.get(seq)
         if tree is None:
-            raise BatchError(f"sequence {seq} has no tree: decode a batch with `parent` first")
+            raise BatchError(f"sequence {seq} has no tree: decode a tree of tokens first")
         last = -1
         for node in path:
             if not 0 <= node < len(tree.parents) or tree.parents[node] != last:

@@ -1,16 +1,19 @@
 """Speculative decoding: drafters, exact verification, adaptive draft length.
 
-    verifier = Verifier(chain)
+    engine = Engine(context, speculation=Speculation(PromptLookup()))
+
+    verifier = Verifier(chain)                                  # by hand
     draft = drafter.propose([view], [n])[0]
     verdict = verifier.verify(draft, lambda row: logits[row])
 
-Independent of models and of the engine; `docs/speculation.md` has the rules.
+Independent of the engine; `docs/speculation.md` has the rules.
 """
 
 from .draft import Draft, Drafter, Index, IndexDrafter, View
 from .length import AcceptRates, DraftLength, Step, StepTimes
 from .lookup import NgramSimple, PromptLookup
 from .lookup_cache import LookupCache, NgramCache
+from .speculation import Speculation
 from .stats import Stats
 from .suffix import SuffixDecoding
 from .translate import Translated, mismatch
@@ -27,6 +30,7 @@ __all__ = [
     "NgramCache",
     "NgramSimple",
     "PromptLookup",
+    "Speculation",
     "Stats",
     "Step",
     "StepTimes",

@@ -19,10 +19,13 @@ All times are measured on the host: there is no constant of a machine. Not threa
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, log
+from itertools import accumulate
+from math import exp, inf, log
+from operator import mul
 
 _MEMORY = 16  # drafts that accept rates remember, on average
 _PROBES = 0.01  # share of the time that may be spent on finding out whether drafting pays
@@ -31,6 +34,7 @@ _MAX_BUDGET = 8.0  # gains beyond are not spent on later losses
 _PLAIN_EVERY = 128  # steps: one without drafts, to measure its time; more often at first
 _MIN_PLAIN = 4  # steps without drafts before the first draft
 _MEDIAN = 5  # times
+_ROWS_OF_PROMPTS = 1.5  # time per row in small steps, in that of prompts; until it is measured
 
 
 class StepTimes:
@@ -38,7 +42,8 @@ class StepTimes:
 
     Each is a moving average of medians of the last 5 times, so that single slow steps do not count.
     All row counts share a factor that follows the growth of the context and the load of the
-    machine; the times relative to it change more slowly. Times of prompts may be counted too.
+    machine; the times relative to it change more slowly. The time per row of prompts, where rows
+    are cheapest, tells what rows cost that were not measured yet.
     """
 
     def __init__(self) -> None:
@@ -46,10 +51,13 @@ class StepTimes:
         self._curve: dict[int, float] = {}  # log of time / factor, by rows
         self._last: dict[int, deque[float]] = {}
         self._n_seen: dict[int, int] = {}
+        self._table: tuple[list[int], list[float]] | None = None  # see `_known`
+        self._row_s = inf  # of prompts
 
     def count(self, rows: int, seconds: float) -> None:
         """Add a measured step."""
         observed = log(max(seconds, 1e-9))
+        self._table = None
         if not self._curve:
             self._level = observed
         n = self._n_seen[rows] = self._n_seen.get(rows, 0) + 1
@@ -63,6 +71,10 @@ class StepTimes:
         self._level += error / 8
         self._curve[rows] += error / 32
 
+    def count_prompt(self, rows: int, seconds: float) -> None:
+        """Add a measured step of many rows of which few have logits."""
+        self._row_s = min(self._row_s, seconds / rows)
+
     def n_seen(self, rows: int) -> int:
         """Number of measured steps of so many rows."""
         return self._n_seen.get(rows, 0)
@@ -73,18 +85,13 @@ class StepTimes:
         Args:
             rows: number of rows.
             pessimistic: for unknown numbers of rows assume the time per row of the next smaller
-                known one; else half of it for each further row, or the known slope.
+                known one; else half of it for each further row, or the known slope; but not more
+                than 1.5 times what these rows take in prompts.
         """
-        known = sorted(self._curve)
+        known, times = self._known()
         if not known:
             return 0.0
-        times: list[float] = []  # not decreasing
-        for i, r in enumerate(known):
-            time_s = exp(self._level + self._curve[r])
-            if i and self._n_seen[r] < _MEDIAN:  # may be an outlier
-                time_s = min(time_s, times[-1] * r / known[i - 1])
-            times.append(max(time_s, times[-1]) if i else time_s)
-        above = next((i for i, r in enumerate(known) if r >= rows), len(known))
+        above = bisect_left(known, rows)
         if above < len(known) and known[above] == rows:
             return times[above]
         if above == 0:
@@ -100,7 +107,20 @@ class StepTimes:
             slope /= 2
             if above > 1:
                 slope = min(slope, (low_s - times[above - 2]) / (low - known[above - 2]))
-        return low_s + slope * (rows - low)
+        by_prompts = max(low_s, _ROWS_OF_PROMPTS * rows * self._row_s)
+        return min(low_s + slope * (rows - low), by_prompts)
+
+    def _known(self) -> tuple[list[int], list[float]]:
+        """The numbers of rows of measured steps, and their times, which do not decrease."""
+        if self._table is None:
+            known, times = sorted(self._curve), list[float]()
+            for i, r in enumerate(known):
+                time_s = exp(self._level + self._curve[r])
+                if i and self._n_seen[r] < _MEDIAN:  # may be an outlier
+                    time_s = min(time_s, times[-1] * r / known[i - 1])
+                times.append(max(time_s, times[-1]) if i else time_s)
+            self._table = known, times
+        return self._table
 
 
 class AcceptRates:
@@ -152,21 +172,26 @@ class AcceptRates:
         A position that was not seen yet starts with the parent's rate, or with that of the position
         before it.
         """
-        if self._parent is not None:
-            prior = self._parent.rate(position)
-        else:
-            prior = self.rate(position - 1) if position else 0.5
-        if position >= len(self._tried):
-            return prior
-        return (self._accepted[position] + prior) / (self._tried[position] + 1)
+        return self._rates(position + 1)[position]
 
     def reached(self, n: int) -> list[float]:
         """The probability that the first 1, 2, ... n tokens are accepted."""
-        rates: list[float] = []
-        one = 1.0
-        for position in range(n):
-            one *= self.rate(position)
-            rates.append(one)
+        return list(accumulate(self._rates(n), mul))
+
+    def _rates(self, n: int) -> list[float]:
+        """The rates of the first ``n`` positions."""
+        rates = [] if self._parent is None else self._parent._rates(n)
+        last = 0.5
+        for i in range(n):
+            prior = last if self._parent is None else rates[i]
+            if i < len(self._tried):
+                last = (self._accepted[i] + prior) / (self._tried[i] + 1)
+            else:
+                last = prior
+            if self._parent is None:
+                rates.append(last)
+            else:
+                rates[i] = last
         return rates
 
 
@@ -208,10 +233,14 @@ class DraftLength:
     _is_probe: bool = False
     _n_since_plain: int = 0
 
-    def plan(self, rates: Sequence[AcceptRates]) -> list[int]:
+    def plan(self, rates: Sequence[AcceptRates], limits: Sequence[int] | None = None) -> list[int]:
         """The number of tokens to draft for each text.
 
         Rows of all texts compete: each draft grows by the token that is most likely accepted.
+
+        Args:
+            rates: of each text.
+            limits: maximum length of each draft; None for ``max_draft``.
         """
         n, lengths = len(rates), [0] * len(rates)
         self._is_probe = False
@@ -219,14 +248,18 @@ class DraftLength:
         n_plain = self.times.n_seen(n)
         if not n or n_plain < _MIN_PLAIN or self._n_since_plain >= min(4 * n_plain, _PLAIN_EVERY):
             return lengths
-        reached = [one.reached(self.max_draft) for one in rates]
+        limits = [self.max_draft] * n if limits is None else limits
+        reached = [
+            one.reached(min(limit, self.max_draft))
+            for one, limit in zip(rates, limits, strict=True)
+        ]
         order = sorted(
             ((-p, i) for i, of_text in enumerate(reached) for p in of_text), key=lambda x: x[0]
         )
         tokens, draft_s, best, best_k = float(n), 0.0, self._error(n) * n / plain_s, 0
         for k, (negative, i) in enumerate(order, 1):
             tokens, draft_s = tokens - negative, draft_s + rates[i].seconds_per_token
-            if not self._affords(n, k, draft_s):
+            if self._loss(n, k, draft_s) > self.budget:
                 break
             speed = tokens / (self.times.seconds(n + k) + draft_s)
             if speed > best:
@@ -239,9 +272,6 @@ class DraftLength:
         for _, i in order[:best_k]:
             lengths[i] += 1
         return lengths
-
-    def _affords(self, n: int, k: int, draft_s: float) -> bool:
-        return self._loss(n, k, draft_s) <= self.budget
 
     def _loss(self, n: int, k: int, draft_s: float) -> float:
         """The loss if all of k drafted tokens are rejected, in steps without drafts."""

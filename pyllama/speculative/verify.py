@@ -67,6 +67,7 @@ class Verifier:
         draft: Draft | None,
         row: Callable[[int], Floats],
         ends: Callable[[int], bool] | None = None,
+        argmax: Callable[[int], int] | None = None,
     ) -> Verdict:
         """Accept tokens of a draft, and sample the next one.
 
@@ -78,6 +79,7 @@ class Verifier:
             row: logits of a row; row 0 follows the text's last token, row i + 1 node i. Called
                 only for rows on the accepted path, after the tokens before it were accepted.
             ends: called with each token; True ends the text with it.
+            argmax: index of a row's largest logit, if that is known.
 
         Raises:
             DraftError: a drafted token has probability 0 in its q.
@@ -88,7 +90,8 @@ class Verifier:
         tokens: list[int] = []
         node: int | None = -1
         while node is not None:
-            node, token = self._next(row(node + 1), draft, children[node + 1])
+            known = None if argmax is None else argmax(node + 1)
+            node, token = self._next(row(node + 1), known, draft, children[node + 1])
             self.chain.accept(token)
             tokens.append(token)
             if node is not None:
@@ -98,7 +101,7 @@ class Verifier:
         return Verdict(path, tokens)
 
     def _next(
-        self, logits: Floats, draft: Draft | None, children: list[int]
+        self, logits: Floats, argmax: int | None, draft: Draft | None, children: list[int]
     ) -> tuple[int | None, int]:
         """The accepted child, or None, and the token."""
         proposed = [draft.tokens[child] for child in children] if draft is not None else []
@@ -107,7 +110,7 @@ class Verifier:
             if p is not None:
                 i, token = choose(p, draft.q[children[0]], proposed, self._rng.uniform_double)
                 return (None if i is None else children[i]), token
-        token = self.chain.sample(logits)
+        token = self.chain.sample(logits, argmax)
         return (children[proposed.index(token)] if token in proposed else None), token
 
     def mark(self) -> Mark:

@@ -128,6 +128,7 @@ class FakeContext:
         self.n_threads = self.n_threads_batch = n_threads or 1
         self.kv = FakeKV(n_seq_max)
         self.n_reused = 0
+        self.build_s = 0.0
         self.decoded: list[int] = []  # sizes of the batches
         self.fail_after: int | None = None  # decodes until one is aborted half-way
         self.closed = False

@@ -140,8 +140,9 @@ def test_programs_are_reused_with_equal_bits(make: Make, monkeypatch: pytest.Mon
     parts = [TOKENS[:9], *([t] for t in TOKENS[9:15]), TOKENS[15:32], TOKENS[32:49], TOKENS[49:]]
     context = make()
     reusing = rows(context, *parts)
-    # one token with one output is there from the start; 17 tokens twice share a bucket with none
-    assert context.n_reused == 6 + 1
+    # one token with one output is there from the start; 17 tokens are there twice; the last part
+    # uses the graph of 17, which is a little larger
+    assert context.n_reused == 6 + 1 + 1
     monkeypatch.setenv("PYLLAMA_GRAPH_REUSE", "0")
     rebuilding = make()
     assert np.array_equal(rows(rebuilding, *parts), reusing) and rebuilding.n_reused == 0

@@ -193,7 +193,7 @@ def test_a_changed_sequence_has_no_tree(windowed: Make, operation: Any) -> None:
     context.decode(Batch(TOKENS[:3], parent=[-1, 0, 0]))
     operation(context.kv)
     assert context.kv.n_used == len({int(c) for s in (0, 1) for c in entries(context, s)})
-    with pytest.raises(BatchError, match="sequence 0 has no tree: decode a batch with `parent`"):
+    with pytest.raises(BatchError, match="sequence 0 has no tree: decode a tree of tokens"):
         context.kv.commit_tree(0, [0])
 
 
