@@ -13,6 +13,7 @@ from .draft import Draft, Drafter, Index, IndexDrafter, View
 from .length import AcceptRates, DraftLength, Step, StepTimes
 from .lookup import NgramSimple, PromptLookup
 from .lookup_cache import LookupCache, NgramCache
+from .model import ModelDrafter, draft_model, self_draft
 from .speculation import Speculation
 from .stats import Stats
 from .suffix import SuffixDecoding
@@ -27,6 +28,7 @@ __all__ = [
     "Index",
     "IndexDrafter",
     "LookupCache",
+    "ModelDrafter",
     "NgramCache",
     "NgramSimple",
     "PromptLookup",
@@ -39,5 +41,7 @@ __all__ = [
     "Verdict",
     "Verifier",
     "View",
+    "draft_model",
     "mismatch",
+    "self_draft",
 ]

@@ -13,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllama.errors import DraftError
-from pyllama.sampling import Candidates, Chain, Distribution, SamplingParams
+from pyllama.grammar import Grammar
+from pyllama.sampling import Candidates, Chain, ConstrainedChain, Distribution, SamplingParams
 from pyllama.speculative import verify
 from pyllama.speculative.draft import Draft
 from pyllama.speculative.verify import Verifier, choose
+
+from ..grammar.vocabularies import words
 
 N_VOCAB, N_TOKENS, N_SAMPLES = 6, 3, 20_000
 Choice = tuple[int | None, int]
@@ -71,8 +74,17 @@ class OwnDraw(Chain):
         return None
 
 
-CASES: dict[str, tuple[type[Chain], dict[str, Any], dict[str, Any]]] = {
-    # the chain's class, its parameters, and those of the draft
+WORDS = words([b"a", b"b", b"ab", b"c"])
+GRAMMAR = Grammar('root ::= x{7}\nx ::= "a" | "bc" | "ca"')  # no end within three tokens
+
+
+def under_grammar(params: SamplingParams, n_vocab: int) -> Chain:
+    """A chain with a grammar, which is applied to the sampled token."""
+    return ConstrainedChain(params, n_vocab, WORDS.eog, matcher=GRAMMAR.matcher(WORDS))
+
+
+CASES: dict[str, tuple[Callable[..., Chain], dict[str, Any], dict[str, Any]]] = {
+    # makes the chain, its parameters, and those of the draft
     "temperature": (Chain, {"temp": 1.3, "top_k": 0, "top_p": 1, "min_p": 0}, {"temp": 0.7}),
     "filters": (
         Chain,
@@ -85,7 +97,12 @@ CASES: dict[str, tuple[type[Chain], dict[str, Any], dict[str, Any]]] = {
         | {"presence_penalty": 0.4},
         {"temp": 1.2, "top_k": 3, "top_p": 1, "min_p": 0},
     ),
-    "grammar": (Constrained, {"temp": 1.0, "top_k": 4}, {"temp": 1.0, "top_k": 0, "min_p": 0.02}),
+    "mask": (Constrained, {"temp": 1.0, "top_k": 4}, {"temp": 1.0, "top_k": 0, "min_p": 0.02}),
+    "grammar": (
+        under_grammar,
+        {"temp": 1.2, "top_k": 4, "top_p": 1, "min_p": 0, "presence_penalty": 0.3},
+        {"temp": 1.0, "top_k": 5, "top_p": 1, "min_p": 0},
+    ),
 }
 
 
