@@ -26,6 +26,8 @@ from benchmarks import (
     prepare,
     random_llama,
     sparse_files,
+    sparse_speculation,
+    sparse_union,
     steps,
 )
 from benchmarks.roof import around, mac_roof, read_roof
@@ -71,13 +73,16 @@ def test_roofs_can_be_measured() -> None:
     assert found == 7.0 and rate > 0
 
 
-@pytest.mark.parametrize("type", [GGMLType.Q4_0, GGMLType.F16])
-def test_random_layers_open_the_wanted_share_of_gates(
-    type: GGMLType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"N_EMBD": 256, "N_FF": 512, "RANK": 32, "N_LAYER": 2, "N_HEAD": 4}
     for name, size in sizes.items():
         monkeypatch.setattr(sparse_files, name, size)
+
+
+@pytest.mark.usefixtures("small_layers")
+@pytest.mark.parametrize("type", [GGMLType.Q4_0, GGMLType.F16])
+def test_random_layers_open_the_wanted_share_of_gates(type: GGMLType, tmp_path: Path) -> None:
     dense, sparse = sparse_files.write_files(tmp_path, type)
     assert Model.load(dense).hparams.n_ff == 512
     model = Model.load(sparse, sparse="exact")
@@ -85,6 +90,27 @@ def test_random_layers_open_the_wanted_share_of_gates(
         sparse_files.set_gates(model, share)
         gates = observe(Context(model, n_ctx=64), list(range(260, 324)), ["ffn_gate-*"])
         assert abs(np.mean([g > 0 for g in gates.values()]) - share) < 0.04
+
+
+@pytest.mark.usefixtures("small_layers")
+def test_speculation_over_sparse_layers(tmp_path: Path) -> None:
+    """A drafter that never errs is always accepted; the text does not change."""
+    _, sparse = sparse_files.write_files(tmp_path, GGMLType.Q4_0)
+    model = Model.load(sparse, sparse="predictor", sparse_threshold=0.0)
+    sparse_files.set_gates(model, None)
+    plain, *lines = sparse_speculation.speeds(Context(model, n_ctx=256), [0.0, 1.0], 1)
+    assert plain["tokens_per_s"] > 0 and len(lines) == 8
+    for line in lines:
+        assert line["speed_up"] > 0
+        if line["draft"] != "adaptive":
+            assert line["added"] == 1 if line["accept"] == 0 else line["added"] > 1.9
+
+
+def test_masks_share_neurons_by_pairs() -> None:
+    masks = sparse_union.masks_of(0.1, 0.5)[:4].astype(int)
+    shared = masks @ masks.T
+    n = round(0.1 * sparse_union.N_FF)
+    assert (np.diag(shared) == n).all() and (shared[~np.eye(4, dtype=bool)] == round(n / 2)).all()
 
 
 @pytest.fixture

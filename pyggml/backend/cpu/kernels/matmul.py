@@ -152,7 +152,7 @@ def mul_mat(node, chunk, n_chunks, scratch):
             set_row_pointers(table, weights, nb(node, SRC0, 1), row, m)
             decode_rows(traits, table, rows, k, packed + group)
             if t1 - t0 == 1:
-                times_rows(traits, table, rows, x + t0 * stride, scratch, k)
+                times_rows(traits, 1, table, rows, x + t0 * stride, 0, scratch, 0, k)
                 emit_tile(node, scratch, t1 - t0, t0, row, rows, out, out_stride)
                 continue
             pack(traits, table, k, packed)
@@ -287,7 +287,7 @@ def _launch(
     row_chunks, token_chunks = _chunks(low, w, node.ne[1], batch, 32 if glu else ROWS)
     functions = tiles_for(w, node.ne[1])
     if plain:
-        functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES,)
+        functions = (PACK, *functions) if node.ne[1] > 1 else (ROW_TILES + 1,)
     scratch = (2 if glu else 1) * RESULTS_BYTES + (TABLE_BYTES + packed_bytes(w) if plain else 0)
     more, panel, scratch = room_for_tiles(w, node.ne[1], scratch)
     params = MulMat(

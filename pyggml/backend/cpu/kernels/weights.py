@@ -48,20 +48,20 @@ from ..type_traits import TypeTraits, trait
 
 # Places of the traits. Of a block: columns, bytes interleaved, bytes of activations, bytes when
 # decoded or unpacked; the address of the function that decodes a row, 0 if there is none; tokens of
-# the widest tile; how many bytes ahead one token and a few tokens prefetch. Functions: plain rows
-# times one token; plain rows packed as a group.
+# the widest tile; how many bytes ahead one token and a few tokens prefetch. A function: plain rows
+# packed as a group.
 COLUMNS, BLOCK_BYTES, ACT_BYTES, DECODED_BYTES, DECODER, WIDE, AHEAD_ONE, AHEAD_FEW = range(8)
-ROW_TILES, PACK = range(8, 10)
+PACK = 8
 # Of AXPY: columns and bytes of a group of columns, whether its sums are in the order of quantized
 # formats, the decoder or 0. Functions: add rows to sums, to the sums of four tokens; a row's groups
 # as float32.
-AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_FOUR, AXPY_UNPACK = range(
-    10, 17
-)
+AXPY_COLUMNS, AXPY_BYTES, AXPY_ORDER, AXPY_DECODER, AXPY_ROWS, AXPY_FOUR, AXPY_UNPACK = range(9, 16)
 # Functions of ``simd/amx``: a group times many tokens; configure and release the tiles.
-TILES, USE_TILES = range(17, 19)
-TILE = 18  # in the places ``TILE + n``: the tiles of n = 1 to 8 tokens
+TILES, USE_TILES = range(16, 18)
+TILE = 17  # in the places ``TILE + n``: the tiles of n = 1 to 8 tokens
 TILE_1, TILE_4 = TILE + 1, TILE + 4
+ROW_TILES = 25  # in the places ``ROW_TILES + n``: plain rows times n = 1 to 4 tokens
+ROW_TOKENS = 4  # that plain rows are multiplied with at a time
 TILE_TOKENS = amx.TOKENS
 MAX_TOKENS = 64  # of a chunk: they are all multiplied with a group of rows, then with the next
 # Float32 results of a group, padded so that two of them are not a multiple of 4 KB apart
@@ -96,11 +96,11 @@ def configure_tiles(on):
 
 
 @cache
-def _row_tiles(kind: int) -> Kernel:
-    def times_rows(table, n_rows, x, out, n):
-        row_tiles(kind, table, n_rows, x, out, n)
+def _row_tiles(tokens: int, kind: int) -> Kernel:
+    def times_rows(table, n_rows, x, x_stride, out, out_stride, n):
+        row_tiles(kind, tokens, table, n_rows, x, x_stride, out, out_stride, n)
 
-    return named_kernel(times_rows, GGMLType(kind).name)
+    return named_kernel(times_rows, tokens, GGMLType(kind).name)
 
 
 @cache
@@ -166,7 +166,7 @@ def _traits(type: GGMLType, tuned: Tuning) -> TypeTraits:
     }
     functions = {
         **{TILE + n: partial(_tile, n, kind, one if n == 1 else few) for n in range(1, 9)},
-        ROW_TILES: partial(_row_tiles, kind),
+        **{ROW_TILES + n: partial(_row_tiles, n, kind) for n in range(1, ROW_TOKENS + 1)},
         PACK: partial(_pack, kind),
         TILES: partial(_tiles, kind),
         USE_TILES: lambda: configure_tiles,
@@ -291,9 +291,10 @@ def multiply_tiles(traits, w, x, stride, out, n_blocks, n_tiles, panel):
 
 
 @inline
-def times_rows(traits, table, n_rows, x, out, n):
-    """Plain rows times one token; see ``row_tiles``."""
-    call_address(trait(traits, ROW_TILES), (table, n_rows, x, out, n))
+def times_rows(traits, tokens, table, n_rows, x, x_stride, out, out_stride, n):
+    """Plain rows times up to ``ROW_TOKENS`` tokens; see ``row_tiles``."""
+    function = trait(traits, ROW_TILES + tokens)
+    call_address(function, (table, n_rows, x, x_stride, out, out_stride, n))
 
 
 @inline

@@ -1,7 +1,7 @@
-"""Rows in ggml's plain layout, read with a row in each lane: times one token, or interleaved.
+"""Rows in ggml's plain layout, read with a row in each lane: times a few tokens, or interleaved.
 
     set_row_pointers(table, base, stride, first, end)     # in jitted code: addresses of rows
-    row_tiles(Q4_0, table, n_rows, x, out, n)      # rows times one token, one float each at out
+    row_tiles(Q4_0, 1, table, n_rows, x, x_stride, out, out_stride, n) # rows times one token
     pack_rows(F16, table, n, out)                  # 16 rows as an interleaved group
 
 ``table`` has the addresses of the rows, then of the next ones, which are prefetched meanwhile. A
@@ -95,63 +95,70 @@ def prefetch_rows(b: Value, table: Value, n_rows: Value, n_bytes: Value) -> None
         prefetch_lines(b, start, b.lshr(b.add(n_bytes, const(LINE - 1)), const(6)))
 
 
-@emitted(literals=1)
+@emitted(literals=2)
 def row_tiles(
-    b: Value, kind: int, table: Value, n_rows: Value, x: Value, out: Value, n: Value,
+    b: Value, kind: int, n_tokens: int, table: Value, n_rows: Value, x: Value, x_stride: Value,
+    out: Value, out_stride: Value, n: Value,
 ) -> None:  # fmt: skip
-    """``n_rows`` rows of ``n`` columns times one token: int8 blocks, or float32 for float rows.
+    """``n_rows`` rows of ``n`` columns times a few tokens: int8 blocks, or float32 for float rows.
 
-    ``table`` has the addresses of the rows, rounded up to a multiple of 16, then of the next 16;
-    ``out`` has room for a multiple of 16 results.
+    ``table`` has the addresses of the rows, rounded up to a multiple of 16, then of the next 16.
+    Strides are in bytes, of a token; each has room for a multiple of 16 results at ``out``.
     """
     emit = _quantized_rows if kind in QUANTIZED else _float_rows
     emit = _k_rows if kind in K_TYPES else emit
-    unit = vectors().lanes if emit is _quantized_rows else ROWS
+    lanes, unit = vectors().lanes, vectors().lanes if emit is _quantized_rows else ROWS
+    xs = [item_at(b, x, t, x_stride) for t in range(n_tokens)]
+    outs = [item_at(b, out, t, out_stride) for t in range(n_tokens)]
     up = b.add(n_rows, const(unit - 1))
     with for_range(b, b.lshr(up, const(unit.bit_length() - 1))) as i:
         first = times(b, i, unit)
-        sums = emit(b, kind, item_at(b, table, first, 8), x, n)
-        place = item_at(b, out, first, 4)
-        for p, acc in enumerate(sums):
-            store(b, acc, at(b, place, 4 * vectors().lanes * p))
+        sums = emit(b, kind, item_at(b, table, first, 8), xs, n)
+        places = [
+            at(b, item_at(b, y, first, 4), 4 * p) for y in outs for p in range(0, unit, lanes)
+        ]
+        for acc, place in zip(sums, places, strict=True):
+            store(b, acc, place)
 
 
-def _quantized_rows(b: Value, kind: int, table: Value, x: Value, n: Value) -> list[Value]:
-    """The sums of a vector of rows."""
+def _quantized_rows(b: Value, kind: int, table: Value, xs: list[Value], n: Value) -> list[Value]:
+    """The sums of a vector of rows, [token]."""
 
     def use(blocks: list[RowsBlock], i: Value, accs: list[Value]) -> list[Value]:
-        act = item_at(b, x, i, Q8_BLOCK)
-        return [BlockDot(b, blocks[0], [act]).accumulate(b, accs[0], 0, 0)]
+        dot = BlockDot(b, blocks[0], [item_at(b, x, i, Q8_BLOCK) for x in xs])
+        return [dot.accumulate(b, acc, t, 0) for t, acc in enumerate(accs)]
 
     lanes = vectors().lanes
-    return walk_blocks(b, kind, table, n, lanes, [splat(f32, lanes, 0.0)], use)
+    return walk_blocks(b, kind, table, n, lanes, [splat(f32, lanes, 0.0)] * len(xs), use)
 
 
-def _k_rows(b: Value, kind: int, table: Value, x: Value, n: Value) -> list[Value]:
-    """The sums of 16 rows, which are packed block by block."""
+def _k_rows(b: Value, kind: int, table: Value, xs: list[Value], n: Value) -> list[Value]:
+    """The sums of 16 rows, which are packed block by block, [token * parts + part]."""
     v = vectors()
     packed, columns = stack_memory(b, block_bytes(kind)), GGMLType(kind).block_size
 
     def use(blocks: list[RowsKBlock], i: Value, accs: list[Value]) -> list[Value]:
         for p, block in enumerate(blocks):
             block.pack(b, packed, p)
-        act = item_at(b, x, i, ACTIVATION_BYTES[columns])
-        dot = KDot(b, kind, packed, [act], lambda step: None)
-        return [dot.accumulate(b, acc, 0, p) for p, acc in enumerate(accs)]
+        acts = [item_at(b, x, i, ACTIVATION_BYTES[columns]) for x in xs]
+        dot = KDot(b, kind, packed, acts, lambda step: None)
+        return [dot.accumulate(b, acc, *divmod(k, v.parts)) for k, acc in enumerate(accs)]
 
-    zeros = [splat(f32, v.lanes, 0.0)] * v.parts
+    zeros = [splat(f32, v.lanes, 0.0)] * (len(xs) * v.parts)
     return walk_blocks(b, kind, table, n, ROWS, zeros, use)
 
 
-def _float_rows(b: Value, kind: int, table: Value, x: Value, n: Value) -> list[Value]:
-    """The sums of 16 rows of floats."""
+def _float_rows(b: Value, kind: int, table: Value, xs: list[Value], n: Value) -> list[Value]:
+    """The sums of 16 rows of floats, [token * parts + part]."""
     v = vectors()
 
     def use(column: list[Value], i: Value, accs: list[Value]) -> list[Value]:
-        a = broadcast_f32(b, b.add(x, b.shl(i, const(2))), v.lanes)
-        return [fma(b, w, a, acc) for w, acc in zip(column, accs, strict=True)]
+        offset = b.shl(i, const(2))
+        factors = [broadcast_f32(b, b.add(x, offset), v.lanes) for x in xs]
+        products = [(w, a) for a in factors for w in column]
+        return [fma(b, w, a, acc) for (w, a), acc in zip(products, accs, strict=True)]
 
-    zeros = [splat(f32, v.lanes, 0.0)] * v.parts
+    zeros = [splat(f32, v.lanes, 0.0)] * (len(xs) * v.parts)
     return walk_columns(b, Floats(kind), table, n, zeros, use)
 
 

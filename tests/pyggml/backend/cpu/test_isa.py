@@ -433,7 +433,8 @@ def test_plain_rows(
     """The tile of plain rows, their packing, and AXPY's sums: no calls, whole registers."""
     emit_for(host.vectors)
     for intrinsic, n_args, literals, least in (
-        (plain_rows.row_tiles, 5, (), 1),
+        (plain_rows.row_tiles, 7, (1,), 1),
+        (plain_rows.row_tiles, 7, (4,), 4),
         (plain_rows.pack_rows, 3, (), 0),
         (axpy.axpy_rows, 5, (2,), 8),
         (axpy.axpy_tokens, 6, (2, 4), 8),
@@ -442,7 +443,7 @@ def test_plain_rows(
         text = assembly(intrinsic, kind, n_args, host, literals)
         assert len(re.findall(host.add, text)) >= least
         if intrinsic is plain_rows.row_tiles and kind in QUANTIZED:
-            assert len(re.findall(host.dot, text)) == 8 * host.dots
+            assert len(re.findall(host.dot, text)) == 8 * host.dots * literals[0]
 
 
 @FOR_SETS

@@ -1,8 +1,10 @@
 """MUL_MAT_SPARSE: MUL_MAT's dot products for active rows, zeros for the others.
 
-A chunk is a part of the list of active rows. For one token, and where few of the tokens need a
-row, the rows of each token are transposed in registers (``plain_rows``). Otherwise 16 rows at a
-time are packed for all tokens and multiplied by MUL_MAT's tile. Both give MUL_MAT's bits.
+A chunk is a part of the list of active rows. Up to four tokens, or of more tokens where few need a
+row: rows are transposed in registers (``plain_rows``) and multiplied with four tokens, which come
+from memory once, or with each token that needs them if most rows are needed by one only. Otherwise
+16 rows at a time are packed for all tokens and multiplied by MUL_MAT's tile. All give MUL_MAT's
+bits.
 
 In other forms (``ffn``) the same kernel also applies gate and activations, and writes the values of
 AXPY: rows whose gate is 0 after ReLU are not read, and nothing is written for rows that are not
@@ -53,6 +55,7 @@ from ..weights import (
     DECODER,
     PACK,
     ROW_TILES,
+    ROW_TOKENS,
     TILE_1,
     TILE_4,
     decode_rows,
@@ -68,10 +71,11 @@ from .active import active_rows, list_at, list_place, list_rows, neuron_of, segm
 
 _BLOCK = 256  # rows that are listed in scratch at a time
 _DENSE = 3  # cost of a dot product in ``times_rows``, in those of a tile of four tokens
+_SHARED = 1.1  # with more tokens per row, on average, all are multiplied in one pass
 _TILE_BYTES = 4 * ROWS * 4  # float32 results of one tile: 4 tokens, 16 rows
 _FLOATS_BYTES = 4 * (_BLOCK + ROWS)
 _TABLE_BYTES = 8 * (_BLOCK + 2 * ROWS)
-_SCRATCH = 2 * _TILE_BYTES + 2 * _FLOATS_BYTES + _TABLE_BYTES + 2 * 4 * _BLOCK
+_SCRATCH = 2 * _TILE_BYTES + 2 * ROW_TOKENS * _FLOATS_BYTES + _TABLE_BYTES + 4 * 4 * _BLOCK
 ZERO = np.float32(0)
 PLAIN, UP, GATE_ROWS, GATE = range(4)  # forms
 
@@ -132,8 +136,9 @@ def _fill(table, chosen, n, base, stride, later, n_later, later_base, later_stri
 def mul_mat_sparse_kernel(form: Form) -> Kernel:
     """The kernel of a form, for weights of any format.
 
-    Scratch: two tiles, results, gates, row pointers, chosen neurons and rows, packed groups,
-    decoded rows. Formats with a decoder take 16 rows at a time.
+    Scratch: two tiles; four tokens' results and gates; row pointers; chosen rows and their
+    neurons, the tokens that need each listed row and each chosen one; packed groups, decoded rows.
+    Formats with a decoder take 16 rows at a time.
     """
     what, squared = form.kind, int(form.squared)
     act, up_act = IDS.get(form.act, -1), IDS.get(form.up_act, -1)
@@ -154,10 +159,12 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
             acts, stride = data(node, SRC1), nb(node, SRC1, 1)
         tiled, gate_tile = scratch, scratch + _TILE_BYTES
         dots = gate_tile + _TILE_BYTES
-        gates = f32_ptr(dots + _FLOATS_BYTES)
-        table = dots + 2 * _FLOATS_BYTES
-        neurons, chosen = i32_ptr(table + _TABLE_BYTES), table + _TABLE_BYTES + 4 * _BLOCK
-        packed = chosen + 4 * _BLOCK
+        gates = dots + ROW_TOKENS * _FLOATS_BYTES
+        table = gates + ROW_TOKENS * _FLOATS_BYTES
+        chosen = table + _TABLE_BYTES
+        neurons, masks = i32_ptr(chosen + 4 * _BLOCK), i32_ptr(chosen + 8 * _BLOCK)
+        takers = i32_ptr(chosen + 12 * _BLOCK)
+        packed = chosen + 16 * _BLOCK
         gate_packed = packed + group
         floats = gate_packed + (group if what == GATE_ROWS else 0)
         most = _BLOCK if trait(traits, DECODER) == 0 else ROWS
@@ -168,59 +175,83 @@ def mul_mat_sparse_kernel(form: Form) -> Kernel:
         end = min(count, ROWS * first_row(groups, chunk + 1, n_chunks))
         while first < end:
             m = min(most, end - first)
-            pairs = m if n == 1 else 0
-            if n > 1:
+            pairs = 0
+            if n > ROW_TOKENS:
                 for t in range(n):
                     scores = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
                     for i in range(first, first + m):
                         pairs += scores[neuron_of(rows[i] + 0, bucket)] >= threshold
-            if n == 1 or _DENSE * pairs < n * m:
-                for t in range(n):
-                    scores = f32_ptr(data(node, SRC2) + t * nb(node, SRC2, 1))
-                    y, x = f32_ptr(out + t * out_bytes), acts + t * stride
-                    c = 0
-                    for i in range(first, first + m):
-                        row = rows[i] + 0
-                        neuron = neuron_of(row, bucket)
-                        y[neuron] = ZERO
-                        neurons[c], i32_ptr(chosen)[c] = neuron, row
-                        if what == GATE:
-                            gate = f32_ptr(gate_rows + t * gate_bytes)[neuron]
-                            gates[c] = function(act, gate)
-                            c += (scores[neuron] >= threshold) & (gates[c] != ZERO)
-                        else:
-                            c += scores[neuron] >= threshold
-                    if what == GATE_ROWS and c > 0:
-                        _fill(table, chosen, c, gate_rows, gate_bytes, chosen, c, up_rows, up_bytes)
+            if n <= ROW_TOKENS or _DENSE * pairs < n * m:
+                for t0 in range(0, n, ROW_TOKENS):
+                    tokens, pairs, needed = min(ROW_TOKENS, n - t0), 0, 0
+                    for i in range(m):
+                        neuron = neuron_of(rows[first + i] + 0, bucket)
+                        mask = 0
+                        for t in range(tokens):
+                            scores = f32_ptr(data(node, SRC2) + (t0 + t) * nb(node, SRC2, 1))
+                            mask |= (scores[neuron] >= threshold) << t
+                            pairs += scores[neuron] >= threshold
+                        masks[i] = mask
+                        needed += mask != 0
+                    step = tokens if pairs > _SHARED * needed else 1  # tokens of a pass
+                    for t in range(t0, t0 + tokens, step):
+                        y, x, c = out + t * out_bytes, acts + t * stride, 0
+                        for i in range(m):
+                            row = rows[first + i] + 0
+                            neuron = neuron_of(row, bucket)
+                            mask = (masks[i] >> (t - t0)) & ((1 << step) - 1)
+                            for u in range(step):
+                                f32_ptr(y + u * out_bytes)[neuron] = ZERO
+                                if what == GATE:
+                                    gate = f32_ptr(gate_rows + (t + u) * gate_bytes)[neuron]
+                                    gate = function(act, gate)
+                                    f32_ptr(gates + u * _FLOATS_BYTES)[c] = gate
+                                    mask &= ~((gate == ZERO) << u)
+                            neurons[c], i32_ptr(chosen)[c], takers[c] = neuron, row, mask
+                            c += mask != 0
+                        if what == GATE_ROWS and c > 0:
+                            _fill(
+                                table, chosen, c, gate_rows, gate_bytes,
+                                chosen, c, up_rows, up_bytes,
+                            )  # fmt: skip
+                            decode_rows(traits, table, c, k, floats)
+                            times_rows(traits, step, table, c, x, stride, dots, _FLOATS_BYTES, k)
+                            opened = 0
+                            for i in range(c):
+                                mask = takers[i]
+                                for u in range(step):
+                                    gate = function(act, f32_ptr(dots + u * _FLOATS_BYTES)[i])
+                                    f32_ptr(gates + u * _FLOATS_BYTES)[opened] = gate
+                                    mask &= ~((gate == ZERO) << u)
+                                neurons[opened], takers[opened] = neurons[i], mask
+                                i32_ptr(chosen)[opened] = i32_ptr(chosen)[i]
+                                opened += mask != 0
+                            c = opened
+                        if c == 0:
+                            continue
+                        after = listed_at + 4 * (first + m)  # most likely this thread's next rows
+                        left = count - first - m if t + step == n else 0
+                        base, stride_after = (
+                            (gate_rows, gate_bytes) if what == GATE_ROWS else (up_rows, up_bytes)
+                        )
+                        _fill(table, chosen, c, up_rows, up_bytes, after, left, base, stride_after)
                         decode_rows(traits, table, c, k, floats)
-                        times_rows(traits, table, c, x, dots, k)
-                        opened = 0
+                        times_rows(traits, step, table, c, x, stride, dots, _FLOATS_BYTES, k)
                         for i in range(c):
-                            neurons[opened] = neurons[i]
-                            i32_ptr(chosen)[opened] = i32_ptr(chosen)[i]
-                            gates[opened] = function(act, f32_ptr(dots)[i])
-                            opened += gates[opened] != ZERO
-                        c = opened
-                    if c == 0:
-                        continue
-                    after = listed_at + 4 * (first + m)  # most likely this thread's next rows
-                    left = count - first - m if n == 1 else 0
-                    base, step = (
-                        (gate_rows, gate_bytes) if what == GATE_ROWS else (up_rows, up_bytes)
-                    )
-                    _fill(table, chosen, c, up_rows, up_bytes, after, left, base, step)
-                    decode_rows(traits, table, c, k, floats)
-                    times_rows(traits, table, c, x, dots, k)
-                    for i in range(c):
-                        v = f32_ptr(dots)[i]
-                        if what == UP:
-                            if gate_rows != 0:
-                                v += f32_ptr(gate_rows)[neurons[i]]
-                            v = function(act, v)
-                            v = v * v if squared else v
-                        elif what != PLAIN:
-                            v = gates[i] * (v if up_act < 0 else function(up_act, v))
-                        y[neurons[i]] = v
+                            neuron = neurons[i]
+                            for u in range(step):
+                                if (takers[i] >> u) & 1 == 0:
+                                    continue
+                                v = f32_ptr(dots + u * _FLOATS_BYTES)[i]
+                                if what == UP:
+                                    if gate_rows != 0:
+                                        v += f32_ptr(gate_rows)[neuron]
+                                    v = function(act, v)
+                                    v = v * v if squared else v
+                                elif what != PLAIN:
+                                    gate = f32_ptr(gates + u * _FLOATS_BYTES)[i]
+                                    v = gate * (v if up_act < 0 else function(up_act, v))
+                                f32_ptr(y + u * out_bytes)[neuron] = v
                 first += m
                 continue
             for g in range(first, first + m, ROWS):
@@ -283,7 +314,10 @@ def launch_rows(
     act = [low.quantized(x, w.type.block_size, add_quantize)] if w.type in QUANTIZED else []
     listed = active_rows(low, node)
     n, groups = x.ne[1], max(1, ceil_div(w.ne[1], ROWS))
-    functions = (ROW_TILES,) if n == 1 else (ROW_TILES, PACK, TILE_4, TILE_1)
+    passes = {1, min(n, ROW_TOKENS), n % ROW_TOKENS or 1}  # numbers of tokens
+    functions = [ROW_TILES + tokens for tokens in passes]
+    if n > ROW_TOKENS:
+        functions += [PACK, TILE_4, TILE_1]
     params = MulMatSparse(
         activations=act[0].address if act else 0,
         listed=listed.address,
