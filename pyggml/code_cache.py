@@ -118,10 +118,12 @@ class CodeCache:
 
     def _delete_old(self) -> None:
         limit = time.time() - _KEEP_DAYS * _DAY_S
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self.path if self._fd is None else self._fd):
-                if entry.stat(follow_symlinks=False).st_mtime < limit:
-                    self.delete(entry.name)
+        folder = self.path if self._fd is None else self._fd
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # another process deleted it
+                    if entry.stat(follow_symlinks=False).st_mtime < limit:
+                        self.delete(entry.name)
 
     def _open(self, name: str, flags: int) -> int:
         if self._fd is None:

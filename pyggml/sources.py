@@ -169,12 +169,13 @@ class Sources:
 
 def _files(folder: str, package: str) -> Iterator[tuple[str, str]]:
     """Names and files of a package's modules."""
-    for entry in os.scandir(folder):
-        name, suffix = os.path.splitext(entry.name)
-        if suffix == ".py":
-            yield package if name == "__init__" else f"{package}.{name}", entry.path
-        elif not suffix and name != "__pycache__" and entry.is_dir():
-            yield from _files(entry.path, f"{package}.{name}")
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name, suffix = os.path.splitext(entry.name)
+            if suffix == ".py":
+                yield package if name == "__init__" else f"{package}.{name}", entry.path
+            elif not suffix and name != "__pycache__" and entry.is_dir():
+                yield from _files(entry.path, f"{package}.{name}")
 
 
 def outline_of(module: str, text: bytes, is_package: bool) -> Outline:
