@@ -104,7 +104,7 @@ class Engine:
         self._busy = False  # within a step
         self._needs_resync = False  # a step was interrupted: cache and sequences may differ
         if speculation is not None:
-            context.reserve(speculation.sizes(1))
+            context.reserve(speculation.sizes(1), build=False)
         self._logits_of: Sequence | None = None  # the sequence of the context's last logits
         self._logits_at = 0  # its number of tokens at that decode
         self._logits_rows = _LAST  # the logits' rows of its last tokens

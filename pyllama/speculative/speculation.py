@@ -69,7 +69,7 @@ class Speculation:
         self._n_missed = self._pause = 0  # such calls in a row, and steps until the next one
 
     def sizes(self, n_texts: int) -> list[int]:
-        """Numbers of rows of steps whose graphs should be built before the first draft."""
+        """Numbers of rows of the graphs of steps with drafts; others are rounded up at first."""
         most = min(n_texts * (1 + self.max_draft), _MOST)
         return [n for n in _SIZES if n < most] + [most]
 

@@ -159,7 +159,7 @@ class FakeContext:
     def decode_token(self, token: int, seq: int = 0) -> None:
         self.decode(Batch([token], seq_id=seq))
 
-    def reserve(self, sizes: list[int]) -> None:
+    def reserve(self, sizes: list[int], *, build: bool) -> None:
         """Does nothing: there are no graphs to build."""
 
     def logits_ith(self, i: int) -> np.ndarray:
