@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllama.speculative.draft import Draft, View
-from pyllama.speculative.translate import Translated, mismatch
+from pyllama.speculative.translate import Translated, mismatch, translated_bias
 from pyllama.tokenizer import Tokenizer, load_tokenizer
 
 from ..tokenizer.vocabularies import DATA, gpt2_metadata, spm, spm_metadata
@@ -123,6 +123,17 @@ def test_special_tokens_are_translated_by_their_role_or_text() -> None:
     assert text.endswith(("<pad><s>The", "<pad><s> The"))
     shorter = drafter.propose([Text(before[:2])], [2])[0]  # a text that was shifted
     assert shorter is not None and len(shorter) == 2
+
+
+def test_a_logit_bias_is_translated_by_role_or_text() -> None:
+    roles = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
+    draft = load_tokenizer(gpt2_metadata(DATA / "gpt2") | roles)
+    (the,), (same,) = (t.encode(" the", add_special=False)[-1:] for t in (LLAMA, draft))
+    assert translated_bias({2: -9.0, the: 2.0, 9999: 1.0}, LLAMA, draft) == {1: -9.0, same: 2.0}
+    assert translated_bias({1: -9.0, same: 2.0, 9999: 1.0}, draft, LLAMA) == {2: -9.0, the: 2.0}
+    one, larger = (load_tokenizer(spm("ab", *more)) for more in ([], ["cd"]))
+    assert translated_bias({5: 1.0, 260: 2.0}, larger, one) == {5: 1.0}
+    assert translated_bias({5: 1.0, 259: 2.0}, one, larger) == {5: 1.0, 259: 2.0}
 
 
 def test_mismatch() -> None:
