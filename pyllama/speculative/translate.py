@@ -205,10 +205,9 @@ class Translated:
 
     def release(self, view: View) -> None:
         """See `Drafter.release`."""
-        self._texts.pop(view.id, None)
-        self.inner.release(
-            _InnerView(view.id, TextInVocabulary(self.target, self.draft).tokens()[0])
-        )
+        tokens, _ = self._text(view).tokens()
+        del self._texts[view.id]
+        self.inner.release(_InnerView(view.id, tokens))
 
     def _text(self, view: View) -> TextInVocabulary:
         text = self._texts.get(view.id)

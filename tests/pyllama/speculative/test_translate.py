@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllama.speculative.draft import Draft, View
+from pyllama.speculative.suffix import SuffixDecoding
 from pyllama.speculative.translate import Translated, mismatch, translated_bias
 from pyllama.tokenizer import Tokenizer, load_tokenizer
 
@@ -98,6 +99,15 @@ def test_proposals_have_the_text_of_the_draft(text: str, data: st.DataObject) ->
     if not known and target is LLAMA:
         wanted = wanted.removeprefix(b" ")  # the one before a text
     assert any(said[n : n + len(wanted)] == wanted for n in range(4) if known.endswith(said[:n]))
+
+
+@pytest.mark.parametrize(("target", "draft"), BOTH, ids=["llama", "gpt2"])
+def test_a_drafter_learns_texts_that_have_ended(target: Tokenizer, draft: Tokenizer) -> None:
+    ids, drafter = target.encode(TEXT), Translated(SuffixDecoding(), target, draft)
+    drafter.propose([Text(ids[:10], 0)], [4])
+    drafter.release(Text(ids[: len(ids) // 4], 0))  # without the repetitions
+    (made,) = drafter.propose([Text(ids[:10], 1)], [6])
+    assert made is not None and made.tokens[:-1] == ids[10:][: len(made) - 1] != []
 
 
 def test_special_tokens_are_translated_by_their_role_or_text() -> None:
