@@ -345,7 +345,10 @@ class Engine:
         Returns False if it does not apply, or nothing was drafted.
         """
         context, jobs = self.context, [job for job in self._running if not job.paused]
-        room = context.n_ubatch // max(len(jobs), 1) - 1
+        room = context.n_ubatch
+        if context.kv.unified:
+            room = min(room, context.kv.n_cells - context.kv.n_used)
+        room = room // max(len(jobs), 1) - 1
         limits = []
         for job in jobs:
             sequence = job.sequence

@@ -214,8 +214,10 @@ def test_drafts_under_preemption(make: Make, n_ctx: int) -> None:
     ]
     without = run(make(n_ctx=512, n_seq_max=5), requests)
     for policy in (Policy(n_reserve=1), Policy(n_reserve=40)):
-        drafter = oracle(requests, without)
-        events = run(make(n_ctx=n_ctx, n_seq_max=3), requests, drafter, policy=policy)
+        drafter, stats = oracle(requests, without), Stats()
+        context = make(n_ctx=n_ctx, n_seq_max=3)
+        events = run(context, requests, drafter, policy=policy, stats=stats)
+        assert stats.n_verified == stats.n_drafts > 0  # drafts have cells
         for got, wanted in zip(events, without, strict=True):
             assert [e.tokens for e in got if e.tokens] == [e.tokens for e in wanted if e.tokens]
 
