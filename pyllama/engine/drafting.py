@@ -87,7 +87,7 @@ class DraftStep:
     def verify(self, i: int) -> Verification:
         """Sample the tokens of a text, and keep the accepted nodes in the cache.
 
-        Once for each text, in their order.
+        Once for each text.
         """
         found = self._sampled(self._jobs[i], self.drafts[i], self._first[i])
         self._keep(self._jobs[i], self.drafts[i], found.rows)

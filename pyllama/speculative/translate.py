@@ -65,7 +65,8 @@ def translated_bias(
 ) -> dict[int, float]:
     """A logit bias of the target's tokens for those of a draft; without what the draft lacks."""
     if mismatch(target, draft) is None:
-        return {token: value for token, value in bias.items() if token < draft.n_vocab}
+        n = min(target.n_vocab, draft.n_vocab)
+        return {token: value for token, value in bias.items() if token < n}
     special, found = special_ids(target, draft), dict[int, float]()
     for token, value in bias.items():
         piece = target.token_to_piece(token) if token < target.n_vocab else b""
