@@ -130,7 +130,7 @@ def command(
 
 def _run(model_options: ModelOptions, tokens: int, depth: int, threads: int) -> DrawnGraph:
     n_threads = threads if threads > 0 else None
-    model = load_model(model_options, n_threads)
+    model = load_model(model_options, n_threads=n_threads)
     from pyllama.inspect.graph_profile import profiled_graph
 
     return profiled_graph(model, model.path, n_tokens=tokens, depth=depth, n_threads=n_threads)

@@ -13,10 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyggml.dtype import GGMLType
+from pyggml.gguf import GGUFFile
 from pyllama import Batch, Context, Model
+from pyllama.core.devices import Offload
+from pyllama.core.offload import Planner
+from pyllama.core.params import ContextParams
 from pyllama.errors import ModelError
 from pyllama.sparsity.placement import NeuronSplit, Placement, choose_neurons, place
-from pyllama.sparsity.plan import Budget, read_needs
+from pyllama.sparsity.plan import Budget, Choice, plan_on_device, read_needs
+from pyllama.sparsity.weights import normalize_powerinfer_metadata
 from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly
 
 from .files import N_LAYER, VARIANTS, dense_file, sparse_file
@@ -136,6 +141,32 @@ def test_a_whole_plan_runs(folder: Path, name: str, kib: int) -> None:
     assert ("output.weight" in moved) == (kib > 450) or name == "bamboo"
     assert "token_embd.weight" not in moved and set(model.weights) <= set(there.weights)
     np.testing.assert_allclose(on_two_devices(there, device), wanted(model), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.7, 0.85, 1.0])
+def test_a_plan_on_a_device_is_exact(folder: Path, name: str, share: float) -> None:
+    """From the CPU alone to all on the device: the bytes are the planned ones, logits the CPU's."""
+    path, exact = sparse_file(folder, name), GGMLType.F32
+    header = Model.load(path, vocab_only=True)
+    params = ContextParams(n_ctx=64, type_k=exact, type_v=exact)
+    devices = DeferredDevice(), HostOnly()
+    with GGUFFile(path) as file:
+        normalize_powerinfer_metadata(file)
+        planner = Planner(file, header.arch, header.hparams, devices, params)
+        whole = planner.plan(Offload()).devices[0].used
+        budget = int(share * whole)
+        activity = np.random.default_rng(0).random((N_LAYER, header.hparams.n_ff))
+        offload, choice = Offload(vram_budget=(budget,)), Choice(block=8)
+        use, plan = plan_on_device(planner, header, offload, activity, choice, write=False)
+    there = Model.load(path, devices=devices, placement=plan.placed)
+    context = new(there)
+    assert sum(devices[0].buft.sizes) == use.devices[0].used <= budget
+    np.testing.assert_allclose(decoded(context), wanted(Model.load(path)), rtol=0, atol=2e-5)
+    counts = [len(ids) for ids in plan.placed.split.up]
+    if share == 0.85:
+        assert 0 < sum(counts) < N_LAYER * header.hparams.n_ff
+    assert bool(devices[0].compiled) == (share > 0)
 
 
 def test_placements_for_another_model_are_refused(folder: Path) -> None:
