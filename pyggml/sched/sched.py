@@ -87,6 +87,11 @@ class Sched:
         """The splits of the graph that is allocated, in order."""
         return () if self._current is None else self._current.splits
 
+    @property
+    def queues_work(self) -> bool:
+        """Whether a device may still compute when ``Schedule.enqueue`` has returned."""
+        return bool(self._queueing)
+
     def buffer_size(self, backend: Backend) -> int:
         """Bytes for intermediate results in the backend's memory."""
         allocator = self._allocators.get(self._bufts[self._index(backend)])
@@ -193,6 +198,13 @@ class Sched:
         while self._busy:
             self.backends[self._busy.pop()].queue.synchronize()
 
+    def drain(self) -> None:
+        """Wait until no queued work is left that could still write, whatever became of it."""
+        self._in_flight = None
+        while self._busy:
+            with contextlib.suppress(PyggmlError):
+                self.synchronize()
+
     def abort(self) -> None:
         """Stop the running compute, from any thread; ``run`` raises Aborted."""
         for backend in self.backends:
@@ -250,19 +262,12 @@ class Sched:
     def _allocator(self, buft: BufferType) -> GraphAllocator:
         return self._allocators.setdefault(buft, GraphAllocator(buft))
 
-    def _begin(self, schedule: Schedule) -> bool:
-        """Wait for work of other schedules, which share the memory; whether its own is queued."""
-        if self._in_flight is schedule:
-            return True
-        self.synchronize()
-        self._in_flight = schedule
-        return False
-
-    def _drain(self) -> None:
-        """Wait for all queued work, whatever became of it: none may still write."""
-        while self._busy:
-            with contextlib.suppress(PyggmlError):
-                self.synchronize()
+    def _begin(self, schedule: Schedule) -> None:
+        """Wait for queued work of other schedules, which share the memory."""
+        if self._in_flight is not schedule:
+            self.synchronize()
+            schedule._events = {}
+            self._in_flight = schedule
 
 
 class Schedule:
@@ -287,7 +292,7 @@ class Schedule:
         self._size = _size(graph)
         self._programs: dict[tuple[Split, int, int], Program | None] = {}
         self._only: Program | None = None  # all of it, if there is one backend, which blocks
-        self._events: dict[int, DeviceEvent] = {}  # of the last run, by step
+        self._events: dict[int, DeviceEvent] = {}  # of the last run, by step, if it is in flight
 
     def lower(self) -> None:
         """Compile all splits, which else the first ``run`` does. Raises: UnsupportedOp."""
@@ -352,8 +357,8 @@ class Schedule:
         """
         sched = self._sched
         try:
-            last = self._events if sched._begin(self) else {}
-            self._events = {}
+            sched._begin(self)
+            last, self._events = self._events, {}
             for i, step in enumerate(self.steps):
                 self._wait(step, last)
                 if not self._do(step.work, step.backend):
@@ -362,16 +367,16 @@ class Schedule:
                     self._events[i] = sched.backends[step.backend].queue.record()
         except BaseException:
             self._events = {}
-            sched._drain()
+            sched.drain()
             raise
 
     def wait_inputs(self) -> None:
-        """Wait until the inputs may be written, while a queued run goes on.
+        """Wait until the inputs may be written, while a queued run of this schedule goes on.
 
         Raises: as ``run``.
         """
-        if self._sched._in_flight is self:
-            self._wait(self.steps[0], self._events)
+        self._sched._begin(self)
+        self._wait(self.steps[0], self._events)
 
     def read(self, tensor: Tensor) -> npt.NDArray[Any]:
         """A copy of a tensor's values after a run: see ``to_numpy``."""

@@ -115,7 +115,10 @@ def in_order(graph: CGraph, assignment: Assignment) -> list[Split]:
 
 
 def _with_copies(splits: list[Split]) -> list[Split | Copy]:
-    """Splits and copies in the order of execution."""
+    """Splits and copies in the order of execution.
+
+    Inputs are copied first: the host may write the next ones while a split waits for other copies.
+    """
     after: dict[Split, list[Copy]] = {split: [] for split in splits}
     for split in splits:
         for copy in split.copies:
@@ -123,8 +126,9 @@ def _with_copies(splits: list[Split]) -> list[Split | Copy]:
                 after[copy.after].append(copy)
     work: list[Split | Copy] = []
     for split in splits:
-        work += [copy for copy in split.copies if copy.after is None]
-        work += [split, *after[split]]
+        before = [copy for copy in split.copies if copy.after is None]
+        before.sort(key=lambda copy: copy.src.op is not None)
+        work += [*before, split, *after[split]]
     return work
 
 
