@@ -264,7 +264,7 @@ class Sched:
 
     def _begin(self, schedule: Schedule) -> None:
         """Wait for queued work of other schedules, which share the memory."""
-        if self._in_flight is not schedule:
+        if self._queueing and self._in_flight is not schedule:
             self.synchronize()
             schedule._events = {}
             self._in_flight = schedule

@@ -228,9 +228,9 @@ class Context:
             except ContextFull:
                 raise
             except BaseException:
-                self.sched.drain()
                 self._outputs = self._no_outputs
                 self._forget(seqs[finished:], positions[finished:])
+                self.sched.drain()
                 raise
             finally:
                 self._running = False

@@ -132,7 +132,7 @@ def check_order(schedule: Schedule, graph: CGraph) -> None:
                 assert place[other] < place[later]
 
 
-def fetched(tensor: Tensor, devices: list[DeferredDevice]) -> Tensor:
+def fetched(tensor: Tensor, devices: list[FakeDevice]) -> Tensor:
     """A copy in host memory, made by the device that has the tensor, in the order of its queue."""
     copy = Tensor(tensor.type, tensor.ne, tensor.nb)
     copy.buffer = HOST.alloc_buffer(tensor.nbytes)
@@ -143,13 +143,15 @@ def fetched(tensor: Tensor, devices: list[DeferredDevice]) -> Tensor:
     return copy
 
 
-@given(recipes(), st.lists(st.integers(0, 2), min_size=32, max_size=32))
+@given(recipes(), st.lists(st.integers(0, 2), min_size=32, max_size=32), st.booleans())
 @settings(max_examples=500)
-def test_splits_that_overlap_have_the_same_bits(recipe: Recipe, pins: list[int]) -> None:
-    """On two devices that compute as late as they may, also in two runs without a wait between."""
+def test_splits_that_overlap_have_the_same_bits(
+    recipe: Recipe, pins: list[int], late: bool
+) -> None:
+    """On a device that computes as late as it may and another one, also in two runs in flight."""
     want = [alone(recipe, seed) for seed in (1, 2)]
     random = build(recipe)
-    devices = [DeferredDevice(name="one"), DeferredDevice(name="two")]
+    devices = [DeferredDevice(name="one"), (DeferredDevice if late else FakeDevice)(name="two")]
     sched = Sched([*devices, HostOnly()])
     tensors = zip((*random.graph.nodes, *random.inputs), pins, strict=False)
     schedule = sched.compile(random.graph, pins={t: sched.backends[pin] for t, pin in tensors})
