@@ -22,7 +22,7 @@ from pyllama.errors import ModelError
 from pyllama.sparsity.placement import NeuronSplit, Placement, choose_neurons, place
 from pyllama.sparsity.plan import Budget, Choice, plan_on_device, read_needs
 from pyllama.sparsity.weights import normalize_powerinfer_metadata
-from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly
+from tests.pyggml.sched.fake_device import DeferredDevice, FakeDevice, HostOnly, Log
 
 from .files import N_LAYER, VARIANTS, dense_file, sparse_file
 
@@ -115,6 +115,35 @@ def is_gateless(model: Model) -> bool:
 def wanted(model: Model) -> np.ndarray:
     """The result of the CPU alone."""
     return decoded(new(model))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("dense", [False, True])
+def test_both_devices_compute_a_layers_neurons_at_the_same_time(
+    folder: Path, name: str, dense: bool
+) -> None:
+    """Also if the device has attention and predictors; the partial results are added once."""
+    model = Model.load(sparse_file(folder, name))
+    log: Log = []
+    device, n_ff = DeferredDevice(log=log), model.hparams.n_ff
+    needs = read_needs(model, Budget(1 << 30, n_ctx=64))
+    items = tuple(item for item in needs.items if dense)
+    ids = np.arange(0, n_ff, 3, dtype=np.int32)
+    split = NeuronSplit(n_ff, (ids,) * N_LAYER, (ids,) * N_LAYER)
+    there = Placement(1 << 30, 0, items, (), split, (0,) * N_LAYER).apply(model, device)
+    there.devices = (device, HostOnly(log=log))
+    context = new(there)
+    context.decode(Batch(TOKENS[:12], logits="all"))
+    log.clear()
+    context.decode_token(TOKENS[12])
+    on_cpu = [i for i, e in enumerate(log) if e[:2] == ("run", "cpu") and "AXPY" in e[2]]
+    assert len(on_cpu) == N_LAYER
+    for layer, i in enumerate(on_cpu):
+        for what, n in (("enqueue", layer + 1), ("run", layer)):
+            assert [e[:2] for e in log[:i] if "AXPY" in e[-1]].count((what, device.name)) == n
+    assert [e[0] for e in log[: on_cpu[-1]]].count("synchronize") == 0
+    merges = [node for node in context.last_graph.builder.graph.nodes if "_merged" in node.name]
+    assert len(merges) == N_LAYER
 
 
 def test_whole_layers_on_one_device_match_the_cpu_bits(folder: Path) -> None:
