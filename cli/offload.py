@@ -71,6 +71,7 @@ def planned_offload(
 
     model = Model.load(path, vocab_only=True, **header)
     with GGUFFile(path) as file:
+        file.override(header["kv_overrides"])
         normalize_powerinfer_metadata(file)
         planner = Planner(
             file,
