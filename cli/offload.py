@@ -71,6 +71,7 @@ def planned_offload(
 
     model = Model.load(path, vocab_only=True, **header)
     with GGUFFile(path) as file:
+        file.override(header["kv_overrides"])
         normalize_powerinfer_metadata(file)
         planner = Planner(
             file,
@@ -115,7 +116,7 @@ def _hybrid(
     from pyllama.sparsity.plan import IndexFile, plan_on_device, read_activity
 
     activity, folder = None, model.path.parent / "activation"
-    if not given.disable_gpu_index:
+    if not given.disable_gpu_index and given.gpu_index is None:
         if folder.is_dir():
             activity = read_activity(model).activity
         else:
@@ -123,7 +124,8 @@ def _hybrid(
                 f"{folder}: no statistics of neurons, so only dense tensors are placed; "
                 "pyllama-powerinfer stats --activation writes them"
             )
-    index = IndexFile(reset=given.reset_gpu_index)
+    listed = None if given.disable_gpu_index else given.gpu_index
+    index = IndexFile(given=listed, reset=given.reset_gpu_index)
     write = not given.dry_run
     plan, neurons = plan_on_device(planner, model, offload, activity, index=index, write=write)
     return plan, (neurons, activity)

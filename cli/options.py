@@ -194,6 +194,7 @@ class OffloadOptions(Group):
     n_cpu_moe: int = 0
     n_cpu_ffn: int = 0
     vram_budget: tuple[float, ...] | None = None
+    gpu_index: Path | None = None
     reset_gpu_index: bool = False
     disable_gpu_index: bool = False
     dry_run: bool = False
@@ -222,6 +223,7 @@ class OffloadOptions(Group):
             "-sm": self.split_mode != "layer",
             "-ts": self.tensor_split is not None,
             "--vram-budget": self.vram_budget is not None,
+            "--gpu-index": self.gpu_index is not None,
             "--reset-gpu-index": self.reset_gpu_index,
             "--disable-gpu-index": self.disable_gpu_index,
         }
@@ -325,6 +327,11 @@ offload_options = stack(
         metavar="GIB,...",
         help="GPU memory that may be used, in GiB, of all GPUs or of each. Of a ReLU model with "
         "sparse inference, dense tensors go to the GPU first, then the most active neurons.",
+    ),
+    click.option(
+        "--gpu-index",
+        type=click.Path(path_type=Path),
+        help="Put the neurons listed in this .gpuidx file on the GPU; it is only read.",
     ),
     click.option(
         "--reset-gpu-index",

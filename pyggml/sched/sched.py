@@ -136,7 +136,7 @@ class Sched:
                 self._allocator(buft).reserve(made.whole, homes)
 
     def sizes(self, graph: CGraph) -> dict[BufferType, int]:
-        """The bytes that ``reserve`` would allocate for ``graph`` alone, by buffer type.
+        """The bytes that ``compile`` would allocate for ``graph`` alone, by buffer type.
 
         Raises:
             UnsupportedOp: as ``compile``.

@@ -192,8 +192,7 @@ def make_plan(
     def neurons(rows: NeuronRows, left: int) -> NeuronSplit:
         nonlocal found
         if index.given is not None:
-            split = check_split(read_gpuidx(path), len(rows.down), rows.n_ff)
-            return _fitting(split, path, rows, left)
+            return _given(index.given, rows, left)
         assert activity is not None
         solve = partial(_solver(activity, choice), rows, left)
         split, found = cached_split(path, key, budget.nbytes, solve, reset=index.reset)
@@ -229,7 +228,7 @@ def plan_on_device(
     Args:
         planner: of the whole model; the first GPU and the CPU are used.
         offload: its memory budget.
-        activity: None places no neurons.
+        activity: None places no neurons, unless ``index.given`` lists them.
         write: whether to read or write the index file.
 
     Raises:
@@ -241,6 +240,8 @@ def plan_on_device(
     limit = limit_bytes(device, 0, offload)
     budget = Budget(1 << 62 if limit is None else limit, params.n_ctx, params.type_k, params.type_v)
     choose = None if activity is None else _solver(activity, choice or Choice())
+    if index is not None and index.given is not None:
+        choose = partial(_given, index.given)
     needs = read_needs(model, budget)
     while True:
         placed = place(needs, budget.nbytes, choose, compute_bytes=budget.compute_bytes)
@@ -249,7 +250,7 @@ def plan_on_device(
         if excess <= 0:
             break
         budget = replace(budget, compute_bytes=budget.compute_bytes + excess)
-    if activity is None or not write:
+    if choose is None or not write:
         return use, Plan(needs, placed, None, False)
     plan = make_plan(model, budget, activity, choice, index)
     return replace(planner, placement=plan.placed).plan(offload), plan
@@ -262,7 +263,8 @@ def _solver(activity: Activity, choice: Choice) -> NeuronChooser:
     return partial(choose_neurons, activity, solver=solver, block=choice.block)
 
 
-def _fitting(split: NeuronSplit, path: Path, rows: NeuronRows, left: int) -> NeuronSplit:
+def _given(path: Path, rows: NeuronRows, left: int) -> NeuronSplit:
+    split = check_split(read_gpuidx(path), len(rows.down), rows.n_ff)
     pairs = enumerate(zip(split.up, split.down, strict=True))
     need = sum(rows.nbytes(i, len(up), len(down)) for i, (up, down) in pairs)
     if need > left:

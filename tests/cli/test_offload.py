@@ -178,6 +178,10 @@ def test_a_budget_places_neurons_of_sparse_models(
         assert index.stat().st_mtime_ns == written  # it is up to date
         run(completion.command, *args, "--reset-gpu-index", *RUN)
         assert index.stat().st_mtime_ns > written
+        listed = tmp_path / "listed.gpuidx"
+        index.rename(listed)
+        code, out, err = run(completion.command, *args, "--gpu-index", listed, *RUN)
+        assert (code, out) == (0, want) and not index.exists()
         n = {
             flag: run(completion.command, *args, *flag.split(), "--dry-run", *RUN)[1].count(
                 f"{n_ff}/{n_ff}"
