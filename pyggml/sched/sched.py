@@ -141,9 +141,9 @@ class Sched:
         Raises:
             UnsupportedOp: as ``compile``.
         """
-        made = self._cut(graph, self._pins)
+        made = self._cut(graph, self._pins, overlap=True)
         if made is None:
-            buft = self.backends[0].buffer_type()
+            buft = self._bufts[0]
             return {buft: self._allocator(buft).plan(graph).size}
         return {
             buft: self._allocator(buft).plan(made.whole, homes).size
