@@ -52,7 +52,7 @@ def test_the_readme(sources: Path, tmp_path: Path, demo_model: Path) -> None:
     ("name", "output"),
     [
         ("inference", '"object": "text_completion"'),
-        ("streaming", '"finish_reason": null'),
+        ("streaming", '"object": "text_completion"'),
         ("infill", "Fill-in-Middle completion"),
         ("embedding", "'object': 'embedding'"),
     ],
