@@ -1,0 +1,276 @@
+"""Device functions that Numba has no name for, each with its Python twin for the simulator.
+
+    w0, w1, w2, w3 = load_u32x4(weights, offset)   # 16 bytes at once; offset in bytes
+    total = dot4_ss(w0, x0, total)                 # four int8 products
+
+A load is an LLVM load of memory that no kernel writes while this one runs: never inline assembly,
+which LLVM would move before the ``if`` that guards it. ``TWINS`` maps each function to the Python
+that the simulator runs in its place; there a pointer has ``load(dtype, offset, n)`` and
+``store(dtype, offset, values)``, which check bounds and alignment.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.cuda import cgutils, jit
+from numba.cuda.extending import intrinsic
+
+TWINS: dict[Any, Callable[..., Any]] = {}
+
+_I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_FLOAT, _VOID = ir.FloatType(), ir.VoidType()
+_LLVM = {
+    types.uint8: _I8,
+    types.int8: _I8,
+    types.uint16: _I16,
+    types.uint32: _I32,
+    types.int32: _I32,
+    types.int64: _I64,
+    types.float32: _FLOAT,
+}
+_DTYPE = {t: np.dtype(str(t)) for t in _LLVM}
+
+
+def device(function: Callable[..., Any]) -> Any:
+    """A function that kernels call; it is inlined."""
+    return jit(device=True, forceinline=True)(function)
+
+
+def twin(of: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what the simulator runs in place of ``of``."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        TWINS[of] = function
+        return function
+
+    return register
+
+
+def _at(builder: Any, signature: Any, args: Any, llvm: Any, space: int = 1) -> Any:
+    """The pointer to elements of a type at a byte offset of a pointer."""
+    offset = args[1]
+    if offset.type.width < 64:
+        extend = builder.sext if signature.args[1].signed else builder.zext
+        offset = extend(offset, _I64)
+    bytes_ = builder.bitcast(args[0], _I8.as_pointer())
+    there = builder.bitcast(builder.gep(bytes_, [offset]), llvm.as_pointer())
+    return builder.addrspacecast(there, llvm.as_pointer(space)) if space else there
+
+
+def _load(type: Any, n: int = 1, *, constant: bool = True) -> Any:
+    """A load of ``n`` elements, aligned to all of them, from a byte offset.
+
+    Args:
+        constant: nothing writes that memory while the kernel runs.
+    """
+    llvm, result = _LLVM[type], type if n == 1 else types.UniTuple(type, n)
+
+    def load(typingctx, pointer, offset):  # type: ignore[no-untyped-def]
+        if not (isinstance(pointer, types.CPointer) and isinstance(offset, types.Integer)):
+            return None
+
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            kind = llvm if n == 1 else ir.VectorType(llvm, n)
+            size = n * _DTYPE[type].itemsize
+            value = builder.load(_at(builder, signature, args, kind), align=size)
+            if constant:
+                value.set_metadata("invariant.load", builder.module.add_metadata([]))
+            if n == 1:
+                return value
+            parts = [builder.extract_element(value, _I32(i)) for i in range(n)]
+            return cgutils.pack_array(builder, parts)
+
+        return result(pointer, offset), codegen
+
+    made = intrinsic(load)
+
+    @twin(made)
+    def load_here(pointer: Any, offset: Any) -> Any:
+        values = pointer.load(_DTYPE[type], int(offset), n)
+        return values[0] if n == 1 else tuple(values)
+
+    return made
+
+
+load_u8, load_u16, load_u32 = _load(types.uint8), _load(types.uint16), _load(types.uint32)
+load_i8, load_i32, load_f32 = _load(types.int8), _load(types.int32), _load(types.float32)
+load_u32x2, load_u32x4 = _load(types.uint32, 2), _load(types.uint32, 4)
+load_f32x2, load_f32x4 = _load(types.float32, 2), _load(types.float32, 4)
+# Of memory that this launch also writes:
+load_written_u32 = _load(types.uint32, constant=False)
+load_written_f32 = _load(types.float32, constant=False)
+
+
+def _store(type: Any, n: int = 1) -> Any:
+    """A store of ``n`` elements, aligned to all of them, at a byte offset."""
+    llvm = _LLVM[type]
+
+    def store(typingctx, pointer, offset, *values):  # type: ignore[no-untyped-def]
+        given = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
+        if len(given) != n or any(v != type for v in given):
+            return None
+
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            size = n * _DTYPE[type].itemsize
+            parts = list(args[2:])
+            if isinstance(parts[0].type, ir.LiteralStructType | ir.ArrayType):
+                parts = [builder.extract_value(parts[0], i) for i in range(n)]
+            if n == 1:
+                builder.store(parts[0], _at(builder, signature, args, llvm), align=size)
+                return context.get_dummy_value()
+            kind = ir.VectorType(llvm, n)
+            whole = ir.Constant(kind, ir.Undefined)
+            for i, part in enumerate(parts):
+                whole = builder.insert_element(whole, part, _I32(i))
+            builder.store(whole, _at(builder, signature, args, kind), align=size)
+            return context.get_dummy_value()
+
+        return types.void(pointer, offset, types.StarArgTuple(values)), codegen
+
+    made = intrinsic(store)
+
+    @twin(made)
+    def store_here(pointer: Any, offset: Any, *values: Any) -> None:
+        pointer.store(_DTYPE[type], int(offset), values)
+
+    return made
+
+
+store_u8, store_u16, store_u32 = _store(types.uint8), _store(types.uint16), _store(types.uint32)
+store_f32, store_f32x4 = _store(types.float32), _store(types.float32, 4)
+store_u32x4 = _store(types.uint32, 4)
+
+
+def assembly(
+    name: str, result: Any, text: str, constraints: str, *arguments: Any, effects: bool = False
+) -> Any:
+    """A function of one piece of PTX.
+
+    Args:
+        result: its Numba type, or a tuple of them.
+        constraints: LLVM's, results first.
+        effects: it touches memory or other threads, so it must stay where it is.
+    """
+    several = isinstance(result, tuple)
+    given = types.Tuple(result) if several else result
+    llvm: Any = ir.LiteralStructType([_LLVM[t] for t in result]) if several else _LLVM.get(result)
+    llvm = _VOID if llvm is None else llvm
+    wanted = [_LLVM[t] for t in arguments]
+
+    def make(types_given: tuple[Any, ...]) -> Any:
+        if any(
+            t != want and not isinstance(t, types.IntegerLiteral)
+            for t, want in zip(types_given, arguments, strict=True)
+        ):
+            return None
+
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            kind = ir.FunctionType(llvm, wanted)
+            code = ir.InlineAsm(kind, text, constraints, side_effect=effects)
+            made = builder.call(code, list(args))
+            if not several:
+                return context.get_dummy_value() if llvm is _VOID else made
+            parts = [builder.extract_value(made, i) for i in range(len(result))]
+            return context.make_tuple(builder, given, parts)
+
+        return given(*arguments), codegen
+
+    names = ", ".join(f"a{i}" for i in range(len(arguments)))
+    scope: dict[str, Any] = {"make": make}
+    exec(f"def {name}(typingctx, {names}):\n    return make(({names},))", scope)
+    return intrinsic(scope[name])
+
+
+_U16, _U32, _S32, _F32 = types.uint16, types.uint32, types.int32, types.float32
+
+half_to_float = assembly("half_to_float", _F32, "cvt.f32.f16 $0, $1;", "=f,h", _U16)
+float_to_half = assembly("float_to_half", _U16, "cvt.rn.f16.f32 $0, $1;", "=h,f", _F32)
+halves_to_floats = assembly(
+    "halves_to_floats",
+    (_F32, _F32),
+    "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
+    "=f,=f,r",
+    _U32,
+)
+dot4_us = assembly("dot4_us", _S32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", _U32, _U32, _S32)
+dot4_ss = assembly("dot4_ss", _S32, "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", _U32, _U32, _S32)
+rsqrt = assembly("rsqrt", _F32, "rsqrt.approx.f32 $0, $1;", "=f,f", _F32)
+exp2 = assembly("exp2", _F32, "ex2.approx.f32 $0, $1;", "=f,f", _F32)
+bits_to_float = assembly("bits_to_float", _F32, "mov.b32 $0, $1;", "=f,r", _U32)
+float_to_bits = assembly("float_to_bits", _U32, "mov.b32 $0, $1;", "=r,f", _F32)
+
+
+@intrinsic
+def u32(typingctx, x):  # type: ignore[no-untyped-def]
+    """The low 32 bits of an integer."""
+    if not isinstance(x, types.Integer):
+        return None
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        (value,) = args
+        if value.type.width > 32:
+            return builder.trunc(value, _I32)
+        if value.type.width < 32:
+            return (builder.sext if signature.args[0].signed else builder.zext)(value, _I32)
+        return value
+
+    return types.uint32(x), codegen
+
+
+def _bits(value: Any, dtype: Any) -> Any:
+    return np.array([int(value) & 0xFFFFFFFF], np.uint32).view(dtype)
+
+
+@twin(u32)
+def _u32(x: Any) -> Any:
+    return np.uint32(int(x) & 0xFFFFFFFF)
+
+
+@twin(half_to_float)
+def _half_to_float(bits: Any) -> Any:
+    return np.float32(np.uint16(bits).view(np.float16))
+
+
+@twin(float_to_half)
+def _float_to_half(x: Any) -> Any:
+    with np.errstate(over="ignore"):
+        return np.float16(np.float32(x)).view(np.uint16)
+
+
+@twin(halves_to_floats)
+def _halves_to_floats(bits: Any) -> Any:
+    low, high = _bits(bits, np.float16)
+    return np.float32(low), np.float32(high)
+
+
+@twin(dot4_us)
+def _dot4_us(a: Any, b: Any, c: Any) -> Any:
+    return np.int32(c + int(_bits(a, np.uint8).astype(int) @ _bits(b, np.int8).astype(int)))
+
+
+@twin(dot4_ss)
+def _dot4_ss(a: Any, b: Any, c: Any) -> Any:
+    return np.int32(c + int(_bits(a, np.int8).astype(int) @ _bits(b, np.int8).astype(int)))
+
+
+@twin(rsqrt)
+def _rsqrt(x: Any) -> Any:
+    return np.float32(1 / np.sqrt(np.float64(x)))
+
+
+@twin(exp2)
+def _exp2(x: Any) -> Any:
+    return np.float32(np.exp2(np.float64(x)))
+
+
+@twin(bits_to_float)
+def _bits_to_float(bits: Any) -> Any:
+    return _bits(bits, np.float32)[0]
+
+
+@twin(float_to_bits)
+def _float_to_bits(x: Any) -> Any:
+    return np.float32(x).view(np.uint32)
