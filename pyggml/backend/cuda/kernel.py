@@ -49,6 +49,25 @@ class Kernel:
     threads: int
     max_registers: int
 
+    def __call__(self, **values: Any) -> "Call":
+        """This kernel with a value for each parameter: an address (or what has one), or a number.
+
+        Raises:
+            TypeError: a parameter without a value, or a value without a parameter.
+        """
+        names = [name for name, _ in self.parameters]
+        if values.keys() != set(names):
+            raise TypeError(f"kernel {self.name} takes {names}, got {list(values)}")
+        return Call(self, tuple(values[name] for name in names))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel and the values of its parameters, in order."""
+
+    kernel: Kernel
+    values: tuple[Any, ...]
+
 
 @dataclass(frozen=True)
 class KernelImage:

@@ -10,6 +10,7 @@ Source: numba-cuda 0.30.4 (in maintenance: this module is what a successor would
 
 from __future__ import annotations
 
+import struct
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -68,5 +69,42 @@ def compile_cubin(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
     return _image(kernel, library, code, **cubin_numbers(code, library._entry_name))
 
 
+_REGISTERS, _FRAME = 0x2F, 0x11  # attributes of .nv.info: (symbol, value)
+_SIZED = 0x04  # the format of an attribute that has its size before its value
+
+
 def cubin_numbers(code: bytes, entry: str) -> dict[str, int]:
-    return {}
+    """The registers, local and shared memory of the one kernel of a cubin.
+
+    Source: the layout of ELF64; NVIDIA's ``.nv.info`` as cuobjdump prints it.
+    """
+    sections = _sections(code)
+    found = {_REGISTERS: 0, _FRAME: 0}
+    info, at = sections.get(".nv.info", b""), 0
+    while at + 4 <= len(info):
+        format, attribute, size = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if format != _SIZED:
+            continue
+        if attribute in found and size == 8:
+            found[attribute] = max(found[attribute], struct.unpack_from("<I", info, at + 4)[0])
+        at += size
+    shared = len(sections.get(f".nv.shared.{entry}", b""))
+    return {
+        "registers": found[_REGISTERS],
+        "local_bytes": found[_FRAME],
+        "shared_bytes": shared,
+    }
+
+
+def _sections(code: bytes) -> dict[str, bytes]:
+    """An ELF64 file's sections; those without bytes in the file (NOBITS) as zeros."""
+    (table,), (n, names) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<HH", code, 0x3C)
+    entry_bytes = 64
+    heads = [struct.unpack_from("<IIQQQQIIQQ", code, table + i * entry_bytes) for i in range(n)]
+    strings = code[heads[names][4] :]
+    out = {}
+    for name, kind, _, _, offset, size, *_ in heads:
+        text = strings[name : strings.index(b"\0", name)].decode()
+        out[text] = bytes(size) if kind == 8 else code[offset : offset + size]
+    return out

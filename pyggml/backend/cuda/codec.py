@@ -1,0 +1,194 @@
+"""Elements of ggml's types as kernels read them, derived from the formats' declarations.
+
+    load = element_loader(GGMLType.Q4_0)
+    x = load(row, 0, j)                            # element j of the row at a byte offset
+    bits = field_reader(BLOCK_TYPES[GGMLType.Q6_K].steps)
+    s = bits(blocks, start_of_block, 3)            # integer 3 of a field
+
+For kernels that touch each element once: rows by index, copies, conversion into planes.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from numba import float32, int32, int64, uint16, uint32
+
+from ...dtype import GGMLType
+from ...quants import BLOCK_TYPES
+from ...quants.block import Bits, Field
+from .intrin import (
+    bits_to_float,
+    device,
+    half_to_float,
+    load_u8,
+    load_u16,
+    load_u32,
+    u32,
+)
+
+FLOAT_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+
+
+def decodable(type: GGMLType) -> bool:
+    """Whether ``element_loader`` knows a type."""
+    f = BLOCK_TYPES.get(type)
+    if f is None:
+        return type in FLOAT_TYPES
+    return bool(f.planes) and f.scale == "f16" and f.unit == 1 and len(f.values) in (0, 16)
+
+
+@cache
+def field_reader(field: Field) -> Any:
+    """A device function: (pointer, byte offset of a block, i) -> integer i of a field, uint32."""
+    lines = ["def read(p, block, i):", "    v = uint32(0)"]
+    for bits in field:
+        guard = ""
+        if len({(b.first, b.n) for b in field}) > 1:
+            guard = f"if i >= {bits.first} and i < {bits.first + bits.n}: "
+        lines.append(f"    at = {_place(bits)}")
+        value = "uint32(load_u8(p, block + (at >> 3)))"
+        for k in range(1, (7 + bits.width + 7) // 8 if bits.width > 1 else 1):
+            if _crosses(bits, k):
+                value += f" | (uint32(load_u8(p, block + (at >> 3) + {k})) << uint32({8 * k}))"
+        mask = (1 << bits.width) - 1
+        lines.append(
+            f"    {guard}v |= u32((((u32({value})) >> uint32(at & 7)) & uint32({mask}))"
+            f" << uint32({bits.shift}))"
+        )
+    lines.append("    return u32(v)")
+    return device(_function("\n".join(lines), "read", load_u8=load_u8, uint32=uint32, u32=u32))
+
+
+def _place(bits: Bits) -> str:
+    """The first bit of element i, as an expression."""
+    parts, inner = [str(bits.at)], 1
+    for size, stride in reversed(list(zip(bits.shape, bits.strides, strict=True))):
+        index = f"(i - {bits.first})" if bits.first else "i"
+        index = f"({index} // {inner})" if inner > 1 else index
+        if inner * size < bits.n:
+            index = f"({index} % {size})"
+        if stride and size > 1:
+            parts.append(f"{index} * {stride}")
+        inner *= size
+    return " + ".join(parts)
+
+
+def _crosses(bits: Bits, k: int) -> bool:
+    """Whether an element may need byte ``k`` after that of its first bit."""
+    starts = {(bits.at + sum(c)) % 8 for c in _sums(bits)}
+    return max(starts) + bits.width > 8 * k
+
+
+def _sums(bits: Bits) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for size, stride in zip(bits.shape, bits.strides, strict=True):
+        found = [(*c, i * stride % 8) for c in found for i in range(min(size, 8))]
+        found = list(dict.fromkeys(found))
+    return found
+
+
+def _function(source: str, name: str, **scope: Any) -> Callable[..., Any]:
+    exec(compile(source, f"<{name} of {__name__}>", "exec"), scope)
+    made: Callable[..., Any] = scope[name]
+    return made
+
+
+@cache
+def element_loader(type: GGMLType) -> Any:
+    """A device function: (pointer, byte offset of a row, j) -> element j as float32."""
+    if type is GGMLType.F32:
+
+        @device
+        def load_f32_element(p, row, j):
+            return bits_to_float(load_u32(p, row + int64(4) * j))
+
+        return load_f32_element
+    if type is GGMLType.F16:
+
+        @device
+        def load_f16_element(p, row, j):
+            return half_to_float(load_u16(p, row + int64(2) * j))
+
+        return load_f16_element
+    if type is GGMLType.BF16:
+
+        @device
+        def load_bf16_element(p, row, j):
+            return bits_to_float(u32(uint32(load_u16(p, row + int64(2) * j)) << uint32(16)))
+
+        return load_bf16_element
+    return _block_element(type)
+
+
+def _block_element(type: GGMLType) -> Any:
+    f = BLOCK_TYPES[type]
+    assert decodable(type)
+    columns, n_bytes, zero, per_step = f.columns, f.block_bytes, f.zero, f.columns // f.groups
+    signed, has_steps, has_low, has_minima = f.signed, bool(f.steps), bool(f.low), bool(f.minima)
+    step_zero, signed_steps = f.step_zero, f.signed_steps
+    codes, scale = field_reader(f.planes), field_reader(f.d)
+    steps = field_reader(f.steps) if f.steps else scale
+    low = field_reader(f.low) if f.low else scale
+    minima = field_reader(f.minima) if f.minima else scale
+    number = _number_of(f.values, zero, signed)
+
+    @device
+    def load_element(p, row, j):
+        block = row + int64(j // columns) * n_bytes
+        i = j % columns
+        d = half_to_float(uint16(scale(p, block, 0)))
+        if has_steps:
+            s = int32(steps(p, block, i // per_step))
+            if signed_steps:
+                s = (s ^ 128) - 128
+            d = d * float32(int32(s - step_zero))
+        x = d * number(codes(p, block, i))
+        if has_low:
+            m = half_to_float(uint16(low(p, block, 0)))
+            if has_minima:
+                x = x - m * float32(int32(minima(p, block, i // per_step)))
+            else:
+                x = x + m
+        return x
+
+    return load_element
+
+
+def _number_of(values: tuple[int, ...], zero: int, signed: bool) -> Any:
+    """A device function: a code -> the number that it means."""
+    if values:
+        words = [
+            sum((v & 255) << (8 * i) for i, v in enumerate(values[4 * k : 4 * k + 4]))
+            for k in range(4)
+        ]
+        w0, w1, w2, w3 = words
+
+        @device
+        def look_up(code):
+            word = uint32(w0)
+            if code >= uint32(12):
+                word = uint32(w3)
+            elif code >= uint32(8):
+                word = uint32(w2)
+            elif code >= uint32(4):
+                word = uint32(w1)
+            byte = int32(u32(word >> u32((code & uint32(3)) << uint32(3))) & uint32(255))
+            return float32(int32((byte ^ 128) - 128))
+
+        return look_up
+    if signed:
+
+        @device
+        def as_signed(code):
+            return float32(int32((int32(code) ^ 128) - 128))
+
+        return as_signed
+
+    @device
+    def less_zero(code):
+        return float32(int32(int32(code) - zero))
+
+    return less_zero
+
+
