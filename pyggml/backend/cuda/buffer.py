@@ -106,7 +106,7 @@ class PinnedBuffer(HostBuffer):
     def __init__(self, driver: Driver, size: int, buft: BufferType) -> None:
         address = driver.alloc_host(max(size, 1))
         raw = (ctypes.c_uint8 * max(size, 1)).from_address(address)
-        mem = np.frombuffer(raw, np.uint8)[:size]
+        mem: Bytes = np.ctypeslib.as_array(raw)[:size]
         mem[:] = 0
         super().__init__(mem, buft)
         weakref.finalize(self, driver.free_host, address)

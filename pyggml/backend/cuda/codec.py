@@ -146,10 +146,7 @@ def _block_element(type: GGMLType) -> Any:
         x = d * number(codes(p, block, i))
         if has_low:
             m = half_to_float(uint16(low(p, block, 0)))
-            if has_minima:
-                x = x - m * float32(int32(minima(p, block, i // per_step)))
-            else:
-                x = x + m
+            x += -m * float32(int32(minima(p, block, i // per_step))) if has_minima else m
         return x
 
     return load_element
@@ -190,5 +187,3 @@ def _number_of(values: tuple[int, ...], zero: int, signed: bool) -> Any:
         return float32(int32(int32(code) - zero))
 
     return less_zero
-
-

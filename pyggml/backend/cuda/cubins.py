@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib.metadata import version
+from typing import Any
 
 from ... import env
 from ...code_cache import CodeCache
@@ -49,8 +50,8 @@ def compiled(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
     name = f"{kernel.name}-sm{cc[0]}{cc[1]}-{key}.cubin"
     data = _cache().read(name)
     if data is not None:
-        head, code = data.split(b"\n", 1)
-        return KernelImage(code, **json.loads(head, object_hook=_tuples))
+        text, code = data.split(b"\n", 1)
+        return KernelImage(code, **json.loads(text, object_hook=_tuples))
     from .numba_compiler import compile_cubin
 
     image = compile_cubin(kernel, cc)
@@ -59,5 +60,5 @@ def compiled(kernel: Kernel, cc: tuple[int, int]) -> KernelImage:
     return image
 
 
-def _tuples(head: dict[str, object]) -> dict[str, object]:
+def _tuples(head: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in head.items()}

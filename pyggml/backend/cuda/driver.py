@@ -7,9 +7,10 @@
     driver.launch([launch], stream)
     driver.synchronize(stream)
 
-Addresses are of the device's memory unless they are said to be of the host. Work of a stream is done
-in the order in which it was enqueued. Every call may come from any thread. ``bindings.py`` makes
-the calls of the CUDA driver; tests have a driver that needs no GPU.
+Addresses are of the device's memory unless they are said to be of the host. Kernels may write to
+pinned memory of the host too, at its own address. Work of a stream is done in the order in which it
+was enqueued. Every call may come from any thread. ``bindings.py`` makes the calls of the CUDA
+driver; tests have a driver that needs no GPU.
 """
 
 from __future__ import annotations

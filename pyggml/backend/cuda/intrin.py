@@ -68,11 +68,11 @@ def _load(type: Any, n: int = 1, *, constant: bool = True) -> Any:
     """
     llvm, result = _LLVM[type], type if n == 1 else types.UniTuple(type, n)
 
-    def load(typingctx, pointer, offset):  # type: ignore[no-untyped-def]
+    def load(typingctx, pointer, offset):
         if not (isinstance(pointer, types.CPointer) and isinstance(offset, types.Integer)):
             return None
 
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):
             kind = llvm if n == 1 else ir.VectorType(llvm, n)
             size = n * _DTYPE[type].itemsize
             value = builder.load(_at(builder, signature, args, kind), align=size)
@@ -108,12 +108,12 @@ def _store(type: Any, n: int = 1) -> Any:
     """A store of ``n`` elements, aligned to all of them, at a byte offset."""
     llvm = _LLVM[type]
 
-    def store(typingctx, pointer, offset, *values):  # type: ignore[no-untyped-def]
+    def store(typingctx, pointer, offset, *values):
         given = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
         if len(given) != n or any(v != type for v in given):
             return None
 
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):
             size = n * _DTYPE[type].itemsize
             parts = list(args[2:])
             if isinstance(parts[0].type, ir.LiteralStructType | ir.ArrayType):
@@ -167,7 +167,7 @@ def assembly(
         ):
             return None
 
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):
             kind = ir.FunctionType(llvm, wanted)
             code = ir.InlineAsm(kind, text, constraints, side_effect=effects)
             made = builder.call(code, list(args))
@@ -204,12 +204,12 @@ float_to_bits = assembly("float_to_bits", _U32, "mov.b32 $0, $1;", "=r,f", _F32)
 
 
 @intrinsic
-def u32(typingctx, x):  # type: ignore[no-untyped-def]
+def u32(typingctx, x):
     """The low 32 bits of an integer."""
     if not isinstance(x, types.Integer):
         return None
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         (value,) = args
         if value.type.width > 32:
             return builder.trunc(value, _I32)

@@ -128,9 +128,7 @@ class Lowering:
     _taken: int = 0
     _shared: tuple[Hashable, Tensor, Work] | None = None
 
-    def launch(
-        self, call: Call, grid: Grid, *, threads: int = 0, shared_bytes: int = 0
-    ) -> None:
+    def launch(self, call: Call, grid: Grid, *, threads: int = 0, shared_bytes: int = 0) -> None:
         """Add a launch.
 
         Args:

@@ -27,7 +27,7 @@ _NAMES = {"int32": "i32", "int64": "i64", "uint32": "u32", "float32": "f32"}
 def _prepare() -> None:
     """Make compiling work with NumPy 2.5 and without a driver."""
     if not hasattr(np, "row_stack"):  # NumPy 2.5 removed it; numba-cuda looks at it
-        np.row_stack = np.vstack  # type: ignore[attr-defined]
+        np.row_stack = np.vstack
     if not cuda.is_available():  # device functions ask the current device for its capability
         from numba.cuda import compiler, dispatcher
 
@@ -99,7 +99,10 @@ def cubin_numbers(code: bytes, entry: str) -> dict[str, int]:
 
 def _sections(code: bytes) -> dict[str, bytes]:
     """An ELF64 file's sections; those without bytes in the file (NOBITS) as zeros."""
-    (table,), (n, names) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<HH", code, 0x3C)
+    (table,), (n, names) = (
+        struct.unpack_from("<Q", code, 0x28),
+        struct.unpack_from("<HH", code, 0x3C),
+    )
     entry_bytes = 64
     heads = [struct.unpack_from("<IIQQQQIIQQ", code, table + i * entry_bytes) for i in range(n)]
     strings = code[heads[names][4] :]

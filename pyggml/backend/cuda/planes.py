@@ -112,9 +112,9 @@ class Planes:
         half, word, lane = element // 16, element % 16 // 4, element % 4
         if self.high_bytes == 4:
             bits = plane.view("<u4")[:, None] >> (8 * lane + word + 4 * half)
-            return ((bits & 1) << 4).astype(np.uint8)
+            return np.asarray((bits & 1) << 4, np.uint8)
         words = plane.view("<u4").reshape(-1, 2)[:, half]
-        return ((words >> (8 * lane + 2 * word) & 3) << 4).astype(np.uint8)
+        return np.asarray((words >> (8 * lane + 2 * word) & 3) << 4, np.uint8)
 
 
 @cache
@@ -168,5 +168,3 @@ class PlanesBuffer(CudaBuffer):
 def is_planes(tensor: Tensor) -> bool:
     """Whether a tensor is stored as planes."""
     return isinstance(tensor.buffer, PlanesBuffer)
-
-

@@ -1,8 +1,8 @@
 """A device's stream as a ``Queue``: copies, events, errors of kernels, functions and work memory.
 
-    queue = StreamQueue(driver, buft, compile_cubin)
-    queue.copy(source, target)                     # in order with the programs of the device
-    queue.synchronize()                            # raises what failed
+queue = StreamQueue(driver, buft, compile_cubin)
+queue.copy(source, target)                     # in order with the programs of the device
+queue.synchronize()                            # raises what failed
 """
 
 from __future__ import annotations

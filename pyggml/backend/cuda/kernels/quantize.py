@@ -23,6 +23,7 @@ from .warp import FULL, warp_max
 @kernel()
 def quantize_q8(x: F32, y: U8, n: i32, n_groups: i64, ne1: i32, ne2: i32, nb1: i64, nb2: i64,
                 nb3: i64, d: i64, sums: i64):  # fmt: skip
+    """Rows of ``n`` columns at ``x``, with strides in bytes, as ``n_groups`` groups at ``y``."""
     lane = cuda.threadIdx.x & 31
     g = int64(cuda.blockIdx.x) * (cuda.blockDim.x >> 5) + (cuda.threadIdx.x >> 5)
     if g >= n_groups:

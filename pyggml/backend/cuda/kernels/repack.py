@@ -102,8 +102,6 @@ def write_planes(queue: StreamQueue, buft: CudaType, tensor: Tensor, data: Any) 
     queue.driver.copy_in(raw.base, int(data.ctypes.data), data.nbytes, queue.stream)
     call, grid = conversion(tensor.type, tensor.ne, raw.base, tensor.data)
     function = queue.function(call.kernel)
-    packed = queue.driver.pack(
-        function, grid, threads=call.kernel.threads, arguments=call.values
-    )
+    packed = queue.driver.pack(function, grid, threads=call.kernel.threads, arguments=call.values)
     queue.driver.launch([packed], queue.stream)
     queue.synchronize()
