@@ -97,6 +97,7 @@ def _load(type: Any, n: int = 1, *, constant: bool = True) -> Any:
 
 load_u8, load_u16, load_u32 = _load(types.uint8), _load(types.uint16), _load(types.uint32)
 load_i8, load_i32, load_f32 = _load(types.int8), _load(types.int32), _load(types.float32)
+load_i64 = _load(types.int64)
 load_u32x2, load_u32x4 = _load(types.uint32, 2), _load(types.uint32, 4)
 load_f32x2, load_f32x4 = _load(types.float32, 2), _load(types.float32, 4)
 # Of memory that this launch also writes:
@@ -142,6 +143,7 @@ def _store(type: Any, n: int = 1) -> Any:
 store_u8, store_u16, store_u32 = _store(types.uint8), _store(types.uint16), _store(types.uint32)
 store_f32, store_f32x4 = _store(types.float32), _store(types.float32, 4)
 store_u32x4 = _store(types.uint32, 4)
+store_i32, store_i64 = _store(types.int32), _store(types.int64)
 
 
 def assembly(
@@ -199,6 +201,7 @@ dot4_us = assembly("dot4_us", _S32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", 
 dot4_ss = assembly("dot4_ss", _S32, "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", _U32, _U32, _S32)
 rsqrt = assembly("rsqrt", _F32, "rsqrt.approx.f32 $0, $1;", "=f,f", _F32)
 exp2 = assembly("exp2", _F32, "ex2.approx.f32 $0, $1;", "=f,f", _F32)
+multiply = assembly("multiply", _F32, "mul.rn.f32 $0, $1, $2;", "=f,f,f", _F32, _F32)  # never fused
 bits_to_float = assembly("bits_to_float", _F32, "mov.b32 $0, $1;", "=f,r", _U32)
 float_to_bits = assembly("float_to_bits", _U32, "mov.b32 $0, $1;", "=r,f", _F32)
 
@@ -254,6 +257,11 @@ def _dot4_us(a: Any, b: Any, c: Any) -> Any:
 @twin(dot4_ss)
 def _dot4_ss(a: Any, b: Any, c: Any) -> Any:
     return np.int32(c + int(_bits(a, np.int8).astype(int) @ _bits(b, np.int8).astype(int)))
+
+
+@twin(multiply)
+def _multiply(x: Any, y: Any) -> Any:
+    return np.float32(x) * np.float32(y)
 
 
 @twin(rsqrt)
