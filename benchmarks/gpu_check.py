@@ -32,7 +32,7 @@ import numpy as np
 from pyggml import ops
 from pyggml.alloc import alloc_ctx_tensors
 from pyggml.backend.cuda.backend import CudaBackend
-from pyggml.backend.cuda.discovery import devices, start, why_none
+from pyggml.backend.cuda.discovery import devices, factory, why_none
 from pyggml.backend.interface import WeightUse
 from pyggml.cgraph import CGraph
 from pyggml.context import Context as Tensors
@@ -450,7 +450,7 @@ def main() -> int:
     if args.device not in devices():
         print(f"no GPU: {why_none() or args.device}", file=sys.stderr)
         return 1
-    backend = start(args.device)
+    backend = factory(args.device)()
     assert isinstance(backend, CudaBackend)
     check = Check(backend, args.quick)
     for part in parts:
