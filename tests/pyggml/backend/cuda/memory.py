@@ -106,17 +106,22 @@ class Memory:
         Raises:
             KernelFault: nothing was allocated at that address, or its guard bytes were written.
         """
+        space = self.remove(address)
+        self.used -= space.size
+        space.bytes[:] = POISON
+        self._freed.append(space)
+        while sum(s.size for s in self._freed) > _KEPT_BYTES:
+            self._freed.popleft()
+
+    def remove(self, address: int) -> Space:
+        """Take an allocation out. Raises: KernelFault: as ``free``."""
         i = bisect.bisect_left(self._bases, address)
         if i == len(self._bases) or self._bases[i] != address:
             raise KernelFault(f"free of {address:#x}, which is not the address of an allocation")
         space = self._spaces[i]
         self._check(space)
         del self._bases[i], self._spaces[i]
-        self.used -= space.size
-        space.bytes[:] = POISON
-        self._freed.append(space)
-        while sum(s.size for s in self._freed) > _KEPT_BYTES:
-            self._freed.popleft()
+        return space
 
     def lookup(self, address: int) -> Space | None:
         """The allocation that has an address."""

@@ -163,10 +163,13 @@ class TwinDriver:
 
     def alloc_host(self, n_bytes: int) -> int:
         with _lock:
-            return self.host.alloc(n_bytes).base
+            space = self.host.alloc(n_bytes)
+            self.device.add(space)  # kernels may write there too
+            return space.base
 
     def free_host(self, address: int) -> None:
         with _lock:
+            self.device.remove(address)
             self.host.free(address)
 
     def check(self) -> None:
