@@ -33,9 +33,14 @@ class KernelFault(ComputeError):
 
 
 class Space:
-    """Bytes that kernels address, as arrays of any type."""
+    """Bytes that kernels address, as arrays of any type.
 
-    def __init__(self, n_bytes: int) -> None:
+    Attributes:
+        pinned: they are of the host.
+    """
+
+    def __init__(self, n_bytes: int, *, pinned: bool = False) -> None:
+        self.pinned = pinned
         self._whole = np.full(n_bytes + 2 * N_GUARD + ALIGNMENT, GUARD, np.uint8)
         first = N_GUARD + -(int(self._whole.ctypes.data) + N_GUARD) % ALIGNMENT
         self.size = n_bytes
@@ -77,10 +82,10 @@ class Space:
 
 
 class Memory:
-    """The allocations of a device.
+    """What the kernels of a device may access.
 
-    Args:
-        limit: bytes that may be allocated at once.
+    Attributes:
+        limit, used: bytes of the device, without pinned memory of the host.
     """
 
     def __init__(self, limit: int) -> None:
@@ -90,10 +95,10 @@ class Memory:
         self._spaces: list[Space] = []
         self._freed: deque[Space] = deque()
 
-    def alloc(self, n_bytes: int) -> Space:
-        space = Space(n_bytes)
+    def alloc(self, n_bytes: int, *, pinned: bool = False) -> Space:
+        space = Space(n_bytes, pinned=pinned)
         self.add(space)
-        self.used += n_bytes
+        self.used += 0 if pinned else n_bytes
         return space
 
     def add(self, space: Space) -> None:
@@ -106,22 +111,17 @@ class Memory:
         Raises:
             KernelFault: nothing was allocated at that address, or its guard bytes were written.
         """
-        space = self.remove(address)
-        self.used -= space.size
-        space.bytes[:] = POISON
-        self._freed.append(space)
-        while sum(s.size for s in self._freed) > _KEPT_BYTES:
-            self._freed.popleft()
-
-    def remove(self, address: int) -> Space:
-        """Take an allocation out. Raises: KernelFault: as ``free``."""
         i = bisect.bisect_left(self._bases, address)
         if i == len(self._bases) or self._bases[i] != address:
             raise KernelFault(f"free of {address:#x}, which is not the address of an allocation")
         space = self._spaces[i]
         self._check(space)
         del self._bases[i], self._spaces[i]
-        return space
+        self.used -= 0 if space.pinned else space.size
+        space.bytes[:] = POISON
+        self._freed.append(space)
+        while sum(s.size for s in self._freed) > _KEPT_BYTES:
+            self._freed.popleft()
 
     def lookup(self, address: int) -> Space | None:
         """The allocation that has an address."""

@@ -47,10 +47,11 @@ class SimulatorImage(KernelImage):
 
     kernel: Kernel | None = None
 
-    @classmethod
-    def of(cls, kernel: Kernel) -> SimulatorImage:
-        kinds = tuple(_NAMES.get(str(t), "ptr") for _, t in kernel.parameters)
-        return cls(b"", kernel.name, kinds, kernel=kernel)
+
+def simulator_image(kernel: Kernel, cc: tuple[int, int]) -> SimulatorImage:
+    """A kernel that is not compiled."""
+    kinds = tuple(_NAMES.get(str(t), "ptr") for _, t in kernel.parameters)
+    return SimulatorImage(b"", kernel.name, kinds, kernel=kernel)
 
 
 # Numbers

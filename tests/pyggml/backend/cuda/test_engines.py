@@ -12,26 +12,14 @@ pytest.importorskip("numba_cuda")
 pytest.importorskip("greenlet")
 
 from pyggml.backend.cuda.driver import Grid
-from pyggml.backend.cuda.kernel import Kernel, KernelImage
-from pyggml.backend.cuda.numba_compiler import compile_ptx
+from pyggml.backend.cuda.kernel import Kernel
 
 from . import samples
 from .memory import KernelFault
-from .simulator import SimulatorImage
-from .twin import TwinDriver
+from .twin import TwinDriver, ptx_image, simulator_image
 
 Array = npt.NDArray[Any]
 ENGINES = ["ptx", "forward", "reverse", "random"]
-_images: dict[tuple[str, tuple[int, int]], KernelImage] = {}
-
-
-def image_of(kernel: Kernel, engine: str, cc: tuple[int, int]) -> KernelImage:
-    if engine != "ptx":
-        return SimulatorImage.of(kernel)
-    key = (kernel.name, cc)
-    if key not in _images:
-        _images[key] = compile_ptx(kernel, cc)
-    return _images[key]
 
 
 def run(
@@ -46,7 +34,7 @@ def run(
     """The arrays among the arguments after a launch."""
     twin = TwinDriver(cc, order=engine)
     stream = twin.create_stream()
-    function = twin.load(image_of(kernel, engine, cc))
+    function = twin.load((ptx_image if engine == "ptx" else simulator_image)(kernel, cc))
     arrays = {i: a for i, a in enumerate(arguments) if isinstance(a, np.ndarray)}
     at = {i: twin.alloc(a.nbytes) for i, a in arrays.items()}
     for i, a in arrays.items():

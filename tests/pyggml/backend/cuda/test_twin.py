@@ -15,8 +15,7 @@ from pyggml.errors import AllocError, ComputeError
 
 from . import samples
 from .memory import KernelFault
-from .simulator import SimulatorImage
-from .twin import TwinDriver
+from .twin import TwinDriver, simulator_image
 
 
 class Device:
@@ -26,7 +25,7 @@ class Device:
         self.twin = TwinDriver(**options)
         self.driver: Driver = self.twin
         self.stream = self.driver.create_stream()
-        self.scale = self.driver.load(SimulatorImage.of(samples.scale))
+        self.scale = self.driver.load(simulator_image(samples.scale, (8, 0)))
 
     def put(self, x: Any) -> int:
         address = self.driver.alloc(x.nbytes)
@@ -98,7 +97,7 @@ def test_graphs_use_the_values_of_their_replay() -> None:
 def test_copies_and_fills() -> None:
     """Pinned memory is read when the copy runs, other memory when it is enqueued; peers."""
     one, two = Device(), Device()
-    pinned = one.twin.host.alloc(X.nbytes)
+    pinned = one.twin.spaces.find(one.driver.alloc_host(X.nbytes), 1)
     plain = X.copy()
     a, b = one.driver.alloc(X.nbytes), one.driver.alloc(X.nbytes)
     pinned.view(np.float32)[:] = X
@@ -112,6 +111,10 @@ def test_copies_and_fills() -> None:
     two.driver.fill(c, 0, 2 * X.nbytes, two.stream)
     two.driver.copy_on(c + X.nbytes, b, X.nbytes, two.stream)
     np.testing.assert_array_equal(two.get(c, 16), np.r_[np.zeros(8), X])
+
+    one.driver.launch([one.times(b, pinned.base, 8, 2.0)], one.stream)  # a kernel may write there
+    one.driver.synchronize(one.stream)
+    np.testing.assert_array_equal(pinned.view(np.float32)[:8], 2 * X)
     one.driver.free_host(pinned.base)
 
 
@@ -134,7 +137,7 @@ def test_memory_is_limited_and_poisoned() -> None:
 def test_writes_next_to_an_allocation_are_found() -> None:
     device = Device()
     x = device.driver.alloc(100)
-    space = device.twin.device.find(x, 100)
+    space = device.twin.spaces.find(x, 100)
     space.guards[1][0] = 0
     with pytest.raises(KernelFault, match="next to an allocation of 100"):
         device.driver.synchronize(device.stream)

@@ -1,36 +1,39 @@
 """A GPU's driver without a GPU: memory of the host, and an engine that runs kernels in Python.
 
     twin = TwinDriver(cc=(8, 0), limit=1 << 28)
-    function = twin.load(compile_ptx(KERNELS["scale_f32"], (8, 0)))    # PTX: the emulator
-    function = twin.load(SimulatorImage.of(KERNELS["scale_f32"]))      # the kernel's Python
+    function = twin.load(ptx_image(KERNELS["scale_f32"], (8, 0)))           # the emulator
+    function = twin.load(simulator_image(KERNELS["scale_f32"], (8, 0)))     # the kernel's Python
     twin.counts.launches["scale_f32"]
 
-A ``driver.Driver``. Work of a stream runs when a caller waits for it, so a missing wait is a wrong
-result: memory of the host that a copy will fill holds NaNs until then. Each wait checks the bytes
-next to all allocations. A copy from pinned memory reads it when it runs, one from other memory when
-it is enqueued. Memory of the host that a copy fills must exist until the copy has run.
+A ``driver.Driver``; the two functions that make images may stand for ``compile_cubin``. Work of a
+stream runs when a caller waits for it, so a missing wait is a wrong result: memory of the host that
+a copy will fill holds NaNs until then. Each wait checks the bytes next to all allocations. A copy
+from pinned memory reads it when it runs, one from other memory when it is enqueued. Memory of the
+host that a copy fills must exist until the copy has run.
 """
 
 from __future__ import annotations
 
 import ctypes
-import re
 import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from threading import RLock
 from weakref import WeakSet
 
 from pyggml.backend.cuda.driver import DeviceInfo, Grid
-from pyggml.backend.cuda.kernel import KernelImage
+from pyggml.backend.cuda.kernel import Kernel, KernelImage
+from pyggml.backend.cuda.numba_compiler import compile_ptx
 from pyggml.errors import AllocError, ComputeError
 
-from .memory import POISON, Memory
+from .memory import POISON, KernelFault, Memory
 from .ptx import Program
-from .simulator import SimulatorImage, simulate
+from .simulator import SimulatorImage, simulate, simulator_image
+
+__all__ = ["Counts", "TwinDriver", "ptx_image", "simulator_image"]
 
 _lock = RLock()  # of all twins, which may wait for each other
 _twins: WeakSet[TwinDriver] = WeakSet()
@@ -131,7 +134,7 @@ class TwinDriver:
         order: str = "forward",
     ) -> None:
         self.info = DeviceInfo(name, cc, n_sm, 100 << 10, 4 << 20)
-        self.device, self.host = Memory(limit), Memory(1 << 40)
+        self.spaces = Memory(limit)
         self.counts = Counts()
         self.order = order
         self.streams: WeakSet[Stream] = WeakSet()
@@ -140,7 +143,7 @@ class TwinDriver:
     # Memory
 
     def memory(self) -> tuple[int, int]:
-        return self.device.limit - self.device.used, self.device.limit
+        return self.spaces.limit - self.spaces.used, self.spaces.limit
 
     def alloc(self, n_bytes: int) -> int:
         with _lock:
@@ -152,53 +155,48 @@ class TwinDriver:
                     f"{self.info.name}: {n_bytes} bytes asked, {free} of {total} are free"
                 )
             self.counts.allocs += 1
-            return self.device.alloc(n_bytes).base
+            return self.spaces.alloc(n_bytes).base
 
     def free(self, address: int) -> None:
         """Free memory, after all work of the device, as the CUDA driver does."""
         with _lock:
             for stream in list(self.streams):
                 stream.run_until(stream.end)
-            self.device.free(address)
+            self.spaces.free(address)
 
     def alloc_host(self, n_bytes: int) -> int:
         with _lock:
-            space = self.host.alloc(n_bytes)
-            self.device.add(space)  # kernels may write there too
-            return space.base
+            return self.spaces.alloc(n_bytes, pinned=True).base
 
     def free_host(self, address: int) -> None:
-        with _lock:
-            self.device.remove(address)
-            self.host.free(address)
-
-    def check(self) -> None:
-        """
-        Raises:
-            KernelFault: bytes next to an allocation were written.
-        """
-        self.device.check()
-        self.host.check()
+        self.free(address)
 
     # Copies
 
     def _bytes(self, address: int, n_bytes: int) -> memoryview:
         """Bytes of this device's memory; KernelFault where they are not in one allocation."""
-        space = self.device.find(address, n_bytes)
+        space = self.spaces.find(address, n_bytes)
+        if space.pinned:
+            raise KernelFault(f"{n_bytes} bytes at {address:#x} are of the host")
         first = address - space.base
         return memoryview(space.bytes[first : first + n_bytes])
 
     def _source(self, address: int, n_bytes: int) -> memoryview:
         for twin in (self, *_twins):
-            if twin.device.lookup(address):
+            if twin.spaces.lookup(address):
                 return twin._bytes(address, n_bytes)
         return self._bytes(address, n_bytes)
 
+    def _check_host(self, address: int, n_bytes: int) -> bool:
+        """True for pinned memory."""
+        space = self.spaces.lookup(address)
+        if space is not None and not self.spaces.find(address, n_bytes).pinned:
+            raise KernelFault(f"{n_bytes} bytes at {address:#x} are of the device")
+        return space is not None
+
     def copy_in(self, target: int, host: int, n_bytes: int, stream: Stream) -> None:
         with _lock:
-            pinned = self.host.lookup(host)
-            if pinned:
-                self.host.find(host, n_bytes)
+            pinned = self._check_host(host, n_bytes)
             data = None if pinned else ctypes.string_at(host, n_bytes)
 
             def copy() -> None:
@@ -210,8 +208,7 @@ class TwinDriver:
 
     def copy_out(self, host: int, source: int, n_bytes: int, stream: Stream) -> None:
         with _lock:
-            if self.host.lookup(host):
-                self.host.find(host, n_bytes)
+            self._check_host(host, n_bytes)
             ctypes.memset(host, POISON, n_bytes)
 
             def copy() -> None:
@@ -239,8 +236,8 @@ class TwinDriver:
     # Kernels
 
     def load(self, image: KernelImage) -> Function:
+        kernel = getattr(image, "kernel", None)
         if isinstance(image, SimulatorImage):
-            kernel = image.kernel
 
             def run(
                 memory: Memory, grid: Grid, threads: int, arguments: Sequence[float], shared: int
@@ -256,7 +253,7 @@ class TwinDriver:
             program.launch(memory, grid, threads, arguments, shared)
 
         return Function(
-            _plain(image.entry),
+            kernel.name if kernel else image.entry,
             image.parameters,
             emulate,
             program.shared_bytes,
@@ -296,7 +293,7 @@ class TwinDriver:
         for launch in launches:
             self.counts.launches[launch.function.name] += 1
             launch.function.run(
-                self.device, launch.grid, launch.threads, launch.arguments, launch.shared_bytes
+                self.spaces, launch.grid, launch.threads, launch.arguments, launch.shared_bytes
             )
 
     def launch(self, launches: Sequence[PackedLaunch], stream: Stream) -> None:
@@ -338,26 +335,30 @@ class TwinDriver:
     def synchronize(self, stream: Stream) -> None:
         with _lock:
             stream.run_until(stream.end)
-            self.check()
+            self.spaces.check()
 
     def synchronize_event(self, event: Event) -> None:
         with _lock:
             event.stream.run_until(event.n)
-            self.check()
+            self.spaces.check()
 
 
-@lru_cache(512)
+@dataclass(frozen=True)
+class PtxImage(KernelImage):
+    """PTX of a kernel that is known."""
+
+    kernel: Kernel | None = None
+
+
+@cache
+def ptx_image(kernel: Kernel, cc: tuple[int, int]) -> PtxImage:
+    """A kernel's PTX, compiled once in a process."""
+    return PtxImage(**vars(compile_ptx(kernel, cc)), kernel=kernel)
+
+
+@cache
 def _decoded(code: bytes) -> Program:
     return Program(code)
-
-
-def _plain(entry: str) -> str:
-    """The name of the Python function in an entry that Numba named: _ZN <length> <part> ..."""
-    name, rest = entry, entry.removeprefix("_ZN")
-    while rest != entry and (found := re.match(r"\d+", rest)):
-        end = found.end() + int(found[0])
-        name, rest = rest[found.end() : end], rest[end:]
-    return name
 
 
 def _argument(what: str, value: float, type_: str) -> float:
