@@ -20,10 +20,19 @@ from ...quants.block import Bits, Field
 from .intrin import (
     bits_to_float,
     device,
+    float_to_bits,
+    float_to_half,
     half_to_float,
+    halves_to_floats,
+    load_f32x4,
     load_u8,
     load_u16,
     load_u32,
+    load_u32x2,
+    store_f32,
+    store_f32x4,
+    store_u16,
+    store_u32x2,
     u32,
 )
 
@@ -119,6 +128,84 @@ def element_loader(type: GGMLType) -> Any:
 
         return load_bf16_element
     return _block_element(type)
+
+
+@cache
+def element_storer(type: GGMLType) -> Any:
+    """A device function: (pointer, byte offset of a row, j, x) rounds x to element j."""
+    if type is GGMLType.F32:
+
+        @device
+        def store_f32_element(p, row, j, x):
+            store_f32(p, row + int64(4) * j, x)
+
+        return store_f32_element
+    rounded = to_bits16(type)
+
+    @device
+    def store_16_bits(p, row, j, x):
+        store_u16(p, row + int64(2) * j, rounded(x))
+
+    return store_16_bits
+
+
+@cache
+def to_bits16(type: GGMLType) -> Any:
+    """A device function: float32 -> the bits of an F16 or BF16, rounded to nearest even."""
+    if type is GGMLType.F16:
+        return float_to_half
+
+    @device
+    def float_to_bf16(x):
+        bits = float_to_bits(x)
+        if x != x:
+            return uint16(u32((bits >> uint32(16)) | uint32(64)))
+        odd = (bits >> uint32(16)) & uint32(1)
+        return uint16(u32((bits + uint32(0x7FFF) + odd) >> uint32(16)))
+
+    return float_to_bf16
+
+
+@cache
+def quad_loader(type: GGMLType) -> Any:
+    """A device function: (pointer, byte offset) -> four floats, aligned to all of them."""
+    if type is GGMLType.F32:
+        return load_f32x4
+    if type is GGMLType.F16:
+
+        @device
+        def load_f16x4(p, at):
+            low, high = load_u32x2(p, at)
+            a, b = halves_to_floats(low)
+            c, d = halves_to_floats(high)
+            return a, b, c, d
+
+        return load_f16x4
+
+    @device
+    def load_bf16x4(p, at):
+        low, high = load_u32x2(p, at)
+        a, b = bits_to_float(u32(low << uint32(16))), bits_to_float(u32(low & uint32(0xFFFF0000)))
+        c, d = bits_to_float(u32(high << uint32(16))), bits_to_float(u32(high & uint32(0xFFFF0000)))
+        return a, b, c, d
+
+    return load_bf16x4
+
+
+@cache
+def quad_storer(type: GGMLType) -> Any:
+    """A device function: (pointer, byte offset, a, b, c, d) stores four floats at once."""
+    if type is GGMLType.F32:
+        return store_f32x4
+    rounded = to_bits16(type)
+
+    @device
+    def store_4_halves(p, at, a, b, c, d):
+        low = u32(uint32(rounded(a)) | (uint32(rounded(b)) << uint32(16)))
+        high = u32(uint32(rounded(c)) | (uint32(rounded(d)) << uint32(16)))
+        store_u32x2(p, at, low, high)
+
+    return store_4_halves
 
 
 def _block_element(type: GGMLType) -> Any:
