@@ -25,13 +25,18 @@ from .intrin import (
     float_to_bits,
     float_to_half,
     half_to_float,
+    halves_to_floats,
+    load_f32x4,
     load_u8,
     load_u16,
     load_u32,
-    multiply,
+    load_u32x2,
+    mul_rounded,
     store_f32,
+    store_f32x4,
     store_u8,
     store_u16,
+    store_u32x2,
     u32,
 )
 
@@ -129,6 +134,84 @@ def element_loader(type: GGMLType) -> Any:
     return _block_element(type)
 
 
+@cache
+def element_storer(type: GGMLType) -> Any:
+    """A device function: (pointer, byte offset of a row, j, x) rounds x to element j."""
+    if type is GGMLType.F32:
+
+        @device
+        def store_f32_element(p, row, j, x):
+            store_f32(p, row + int64(4) * j, x)
+
+        return store_f32_element
+    rounded = to_bits16(type)
+
+    @device
+    def store_16_bits(p, row, j, x):
+        store_u16(p, row + int64(2) * j, rounded(x))
+
+    return store_16_bits
+
+
+@cache
+def to_bits16(type: GGMLType) -> Any:
+    """A device function: float32 -> the bits of an F16 or BF16, rounded to nearest even."""
+    if type is GGMLType.F16:
+        return float_to_half
+
+    @device
+    def float_to_bf16(x):
+        bits = float_to_bits(x)
+        if x != x:
+            return uint16(u32((bits >> uint32(16)) | uint32(64)))
+        odd = (bits >> uint32(16)) & uint32(1)
+        return uint16(u32((bits + uint32(0x7FFF) + odd) >> uint32(16)))
+
+    return float_to_bf16
+
+
+@cache
+def quad_loader(type: GGMLType) -> Any:
+    """A device function: (pointer, byte offset) -> four floats, aligned to all of them."""
+    if type is GGMLType.F32:
+        return load_f32x4
+    if type is GGMLType.F16:
+
+        @device
+        def load_f16x4(p, at):
+            low, high = load_u32x2(p, at)
+            a, b = halves_to_floats(low)
+            c, d = halves_to_floats(high)
+            return a, b, c, d
+
+        return load_f16x4
+
+    @device
+    def load_bf16x4(p, at):
+        low, high = load_u32x2(p, at)
+        a, b = bits_to_float(u32(low << uint32(16))), bits_to_float(u32(low & uint32(0xFFFF0000)))
+        c, d = bits_to_float(u32(high << uint32(16))), bits_to_float(u32(high & uint32(0xFFFF0000)))
+        return a, b, c, d
+
+    return load_bf16x4
+
+
+@cache
+def quad_storer(type: GGMLType) -> Any:
+    """A device function: (pointer, byte offset, a, b, c, d) stores four floats at once."""
+    if type is GGMLType.F32:
+        return store_f32x4
+    rounded = to_bits16(type)
+
+    @device
+    def store_4_halves(p, at, a, b, c, d):
+        low = u32(uint32(rounded(a)) | (uint32(rounded(b)) << uint32(16)))
+        high = u32(uint32(rounded(c)) | (uint32(rounded(d)) << uint32(16)))
+        store_u32x2(p, at, low, high)
+
+    return store_4_halves
+
+
 def _block_element(type: GGMLType) -> Any:
     f = BLOCK_TYPES[type]
     assert decodable(type)
@@ -197,38 +280,6 @@ def _number_of(values: tuple[int, ...], zero: int, signed: bool) -> Any:
     return less_zero
 
 
-@cache
-def element_storer(type: GGMLType) -> Any:
-    """A device function: (pointer, byte offset of a row, j, float32 x) stores element j."""
-    if type is GGMLType.F32:
-
-        @device
-        def store_f32_element(p, row, j, x):
-            store_f32(p, row + int64(4) * j, x)
-
-        return store_f32_element
-    if type is GGMLType.F16:
-
-        @device
-        def store_f16_element(p, row, j, x):
-            store_u16(p, row + int64(2) * j, float_to_half(x))
-
-        return store_f16_element
-    assert type is GGMLType.BF16
-
-    @device
-    def store_bf16_element(p, row, j, x):
-        bits = float_to_bits(x)
-        if u32(bits & uint32(0x7FFFFFFF)) > uint32(0x7F800000):
-            rounded = u32((bits >> uint32(16)) | uint32(64))  # NaN stays one
-        else:
-            half = uint32(0x7FFF) + ((bits >> uint32(16)) & uint32(1))
-            rounded = u32(u32(bits + half) >> uint32(16))
-        store_u16(p, row + int64(2) * j, uint16(rounded))
-
-    return store_bf16_element
-
-
 def encodable(type: GGMLType) -> bool:
     """Whether ``block_encoder`` knows a format: 32 codes of 4, 5 or 8 bits with one scale."""
     f = BLOCK_TYPES.get(type)
@@ -261,7 +312,7 @@ def block_encoder(type: GGMLType, source: GGMLType) -> Any:
         inverse = float32(1) / d if d != float32(0) else float32(0)
         store_u16(y, block + d_at, float_to_half(d))
         for j in range(32):
-            v = multiply(load(x, at + j * stride, 0), inverse)
+            v = mul_rounded(load(x, at + j * stride, 0), inverse)
             size = abs(v)
             whole = float32(math.floor(size))
             q = int32(whole)
@@ -272,7 +323,7 @@ def block_encoder(type: GGMLType, source: GGMLType) -> Any:
 
     @device
     def code_centred(v, inverse):
-        q = multiply(v, inverse) + float32(zero + 0.5)
+        q = mul_rounded(v, inverse) + float32(zero + 0.5)
         if not (abs(q) < float32(math.inf)):  # the scale is so small that it has no inverse
             return int32(0)
         q = min(max(q, float32(0)), float32(top_code))
@@ -280,7 +331,7 @@ def block_encoder(type: GGMLType, source: GGMLType) -> Any:
 
     @device
     def code_from_minimum(v, low, inverse):
-        q = multiply(v - low, inverse) + float32(0.5)
+        q = mul_rounded(v - low, inverse) + float32(0.5)
         if q != q:
             return int32(0)
         return int32(min(q, float32(top_code)))

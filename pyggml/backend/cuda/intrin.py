@@ -142,7 +142,7 @@ def _store(type: Any, n: int = 1) -> Any:
 
 store_u8, store_u16, store_u32 = _store(types.uint8), _store(types.uint16), _store(types.uint32)
 store_f32, store_f32x4 = _store(types.float32), _store(types.float32, 4)
-store_u32x4 = _store(types.uint32, 4)
+store_u32x2, store_u32x4 = _store(types.uint32, 2), _store(types.uint32, 4)
 store_i32, store_i64 = _store(types.int32), _store(types.int64)
 
 
@@ -199,9 +199,10 @@ halves_to_floats = assembly(
 )
 dot4_us = assembly("dot4_us", _S32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", _U32, _U32, _S32)
 dot4_ss = assembly("dot4_ss", _S32, "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", _U32, _U32, _S32)
+fma = assembly("fma", _F32, "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", _F32, _F32, _F32)
+mul_rounded = assembly("mul_rounded", _F32, "mul.rn.f32 $0, $1, $2;", "=f,f,f", _F32, _F32)
 rsqrt = assembly("rsqrt", _F32, "rsqrt.approx.f32 $0, $1;", "=f,f", _F32)
 exp2 = assembly("exp2", _F32, "ex2.approx.f32 $0, $1;", "=f,f", _F32)
-multiply = assembly("multiply", _F32, "mul.rn.f32 $0, $1, $2;", "=f,f,f", _F32, _F32)  # never fused
 bits_to_float = assembly("bits_to_float", _F32, "mov.b32 $0, $1;", "=f,r", _U32)
 float_to_bits = assembly("float_to_bits", _U32, "mov.b32 $0, $1;", "=r,f", _F32)
 
@@ -223,6 +224,19 @@ def u32(typingctx, x):
     return types.uint32(x), codegen
 
 
+@intrinsic
+def divide(typingctx, a, b):  # type: ignore[no-untyped-def]
+    """The int32 quotient of two int32 that are not negative; ``//`` would divide 64 bits."""
+    if not (isinstance(a, types.Integer) and isinstance(b, types.Integer)):
+        return None
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        narrow = [builder.trunc(x, _I32) if x.type.width > 32 else x for x in args]
+        return builder.udiv(*narrow)
+
+    return types.int32(a, b), codegen
+
+
 def _bits(value: Any, dtype: Any) -> Any:
     return np.array([int(value) & 0xFFFFFFFF], np.uint32).view(dtype)
 
@@ -230,6 +244,21 @@ def _bits(value: Any, dtype: Any) -> Any:
 @twin(u32)
 def _u32(x: Any) -> Any:
     return np.uint32(int(x) & 0xFFFFFFFF)
+
+
+@twin(divide)
+def _divide(a: Any, b: Any) -> Any:
+    return np.int32(int(a) // int(b))
+
+
+@twin(fma)
+def _fma(a: Any, b: Any, c: Any) -> Any:
+    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
+
+
+@twin(mul_rounded)
+def _mul_rounded(a: Any, b: Any) -> Any:
+    return np.float32(a) * np.float32(b)
 
 
 @twin(half_to_float)
@@ -257,11 +286,6 @@ def _dot4_us(a: Any, b: Any, c: Any) -> Any:
 @twin(dot4_ss)
 def _dot4_ss(a: Any, b: Any, c: Any) -> Any:
     return np.int32(c + int(_bits(a, np.int8).astype(int) @ _bits(b, np.int8).astype(int)))
-
-
-@twin(multiply)
-def _multiply(x: Any, y: Any) -> Any:
-    return np.float32(x) * np.float32(y)
 
 
 @twin(rsqrt)

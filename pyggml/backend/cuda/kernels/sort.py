@@ -1,7 +1,7 @@
-"""ARGSORT, TOP_K and ARGMAX: the order of a row's elements.
+"""ARGSORT and TOP_K: the order of a row's elements.
 
-A key orders as the floats do, NaN above all; equal keys keep their order. ARGSORT and TOP_K sort a
-row in shared memory (bitonic), so rows have at most ``MOST`` elements; ARGMAX takes any.
+A key orders as the floats do, NaN above all; equal keys keep their order. A row is sorted in shared
+memory (bitonic), so it has at most ``MOST`` elements.
 
 Access: one block a row.
 """
@@ -105,43 +105,3 @@ def _lower_argsort(low: Lowering, node: Tensor) -> None:
 @lowers("TOP_K", _supports)
 def _lower_top_k(low: Lowering, node: Tensor) -> None:
     _sort(low, node, True)
-
-
-@kernel(threads=256)
-def argmax(x: U8, y: U8, n: i32, ne1: i32, ne2: i32, x1: i64, x2: i64, x3: i64):
-    """The place of each row's largest element, the first of equal ones; NaN before all."""
-    best = cuda.shared.array(256, uint64)
-    row, t = int32(cuda.blockIdx.x), int32(cuda.threadIdx.x)
-    rest = int32(row // ne1)
-    i3 = int32(rest // ne2)
-    at = (row - rest * ne1) * x1 + (rest - i3 * ne2) * x2 + i3 * x3
-    mine, i = uint64(_LAST), t
-    while i < n:
-        key = u32(~key_of(load_u32(x, at + int64(4) * i)))
-        value = (uint64(key) << uint64(32)) | uint64(i)
-        mine = value if value < mine else mine
-        i = int32(i + cuda.blockDim.x)
-    best[t] = mine
-    cuda.syncthreads()
-    step = int32(cuda.blockDim.x >> 1)
-    while step > 0:
-        if t < step and best[t + step] < best[t]:
-            best[t] = best[t + step]
-        cuda.syncthreads()
-        step = int32(step >> 1)
-    if t == 0:
-        store_i32(y, int64(row) * 4, int32(best[0] & uint64(0xFFFFFFFF)))
-
-
-def _supports_argmax(node: Tensor) -> bool:
-    x = node.src[0]
-    return x.type is GGMLType.F32 and x.is_contiguous_rows() and node.is_contiguous()
-
-
-@lowers("ARGMAX", _supports_argmax)
-def _lower_argmax(low: Lowering, node: Tensor) -> None:
-    x = node.src[0]
-    call = argmax(
-        x=x, y=node, n=x.ne[0], ne1=x.ne[1], ne2=x.ne[2], x1=x.nb[1], x2=x.nb[2], x3=x.nb[3]
-    )
-    low.launch(call, Grid(node.nelements))
