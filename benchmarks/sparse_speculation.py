@@ -181,7 +181,7 @@ def _drafters(context: Context) -> dict[str, Drafter]:
     n, at = context.hparams.n_layer, context.hparams.sparse_threshold
 
     def own(threshold: float | None = None, n_layer: int | None = None) -> Drafter:
-        return self_draft(context, threshold=threshold, n_layer=n_layer, p_min=0.0)
+        return self_draft(context, threshold=threshold, n_layer=n_layer)
 
     return {
         **{f"threshold {at + more:g}": own(at + more) for more in (0.5, 1.0, 2.0)},

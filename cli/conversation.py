@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .conversation_options import ConversationOptions, Mode, is_terminal
+from .drafting import drafted_text
 from .flags import in_flags
 from .lines import LineReader
 from .output import note, wants_color, write_raw
@@ -320,6 +321,9 @@ class _Talk:
 class _ReplyPrinter:
     """Prints a reply, its reasoning between lines that mark it.
 
+    Args:
+        color: whether reasoning and accepted drafted tokens have colours.
+
     Attributes:
         last: the text printed last.
 
@@ -327,6 +331,7 @@ class _ReplyPrinter:
     """
 
     def __init__(self, color: bool) -> None:
+        self._color = color
         self._gray, self._reset = ("\x1b[90m", "\x1b[0m") if color else ("", "")
         self._reasons = False
         self.last = ""
@@ -337,10 +342,10 @@ class _ReplyPrinter:
             if not self._reasons:
                 self._write(f"{self._gray}[Start thinking]\n")
             self._reasons = True
-            self._write(delta.reasoning)
+            self._write(delta.reasoning, delta.drafted)
         if delta.content:
             self.end_reasoning()
-            self._write(delta.content)
+            self._write(delta.content, delta.drafted)
 
     def end_reasoning(self) -> None:
         """Mark the end of the reasoning, if it has not ended."""
@@ -348,8 +353,9 @@ class _ReplyPrinter:
             self._write(f"\n[End thinking]{self._reset}\n\n")
         self._reasons = False
 
-    def _write(self, text: str) -> None:
-        write_raw(text)
+    def _write(self, text: str, drafted: bool = False) -> None:
+        after = self._gray if self._reasons else self._reset
+        write_raw(drafted_text(text, after) if drafted and self._color else text)
         self.last = text
 
 

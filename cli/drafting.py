@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .flags import in_flags
 from .hub_options import HubOptions
 from .loading import load_file, make_context
 from .options import ContextOptions, ModelOptions
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from pyllama.speculative.speculation import Speculation
     from pyllama.speculative.stats import Stats
 
-_CYAN, _RESET = "\x1b[36m", "\x1b[0m"  # llama.cpp's colour of the first branch
+_CYAN = "\x1b[36m"  # llama.cpp's colour of the first branch
 
 
 class Drafting:
@@ -67,6 +68,7 @@ class Drafting:
     ) -> None:
         self._options, self._sizes, self._params = options, sizes, params
         self._dynamic: NgramCache | None = None
+        self._speculation: Speculation | None = None
         self.max_draft, self.cache_s = options.max_draft, 0.0
         self.stats: Stats | None = None
         self._draft: Model | None = None
@@ -94,7 +96,8 @@ class Drafting:
         trace: TracebackType | None,
     ) -> None:
         path = self._options.lookup_cache_dynamic
-        if self._dynamic is not None and path is not None:
+        if self._speculation is not None and self._dynamic is not None and path is not None:
+            self._speculation.release_all()  # the text that Ctrl-C or an error has ended
             self._dynamic.save(path)
 
     def speculation(self, context: Context) -> Speculation | None:
@@ -125,13 +128,14 @@ class Drafting:
         drafter = drafter_by_name(names, of_types, lambda: self._model_drafter(context))
         assert drafter is not None
         self.stats = Stats(",".join(names))
-        return Speculation(
+        self._speculation = Speculation(
             drafter,
             max_draft=self.max_draft,
             min_draft=self._options.draft_min,
             adaptive=self._options.adaptive_draft,
             stats=self.stats,
         )
+        return self._speculation
 
     def write_stats(self, n_predict: int | None = None) -> None:
         """Print the statistics of the drafts on stderr, if there were any."""
@@ -146,8 +150,10 @@ class Drafting:
         return self._model(self._draft, context)
 
     def _model(self, draft: Model, context: Context) -> Drafter:
+        from pyggml.errors import PyggmlError
         from pyllama.core.overrides import Overrides
         from pyllama.speculative.model import draft_model
+        from pyllama.speculative.translate import translated_bias
 
         options = self._options
         sizes = replace(
@@ -160,22 +166,27 @@ class Drafting:
             sizes = replace(sizes, threads=options.threads_draft, threads_batch=-1)
         if options.threads_batch_draft > 0:
             sizes = replace(sizes, threads_batch=options.threads_batch_draft)
-        kv = context.kv
-        own = make_context(
-            draft,
-            sizes,
-            n_seq_max=kv.n_seq_max,
-            unified=kv.unified,
-            overrides=Overrides(),  # those of the command line are the target's
-        )
-        return draft_model(
-            context.model.tokenizer,
-            own,
-            self._sampling(),
-            width=options.draft_branches,
-            p_min=options.draft_p_min,
-            p_split=options.draft_p_split,
-        )
+        kv, target = context.kv, context.model.tokenizer
+        bias = translated_bias(self._params.logit_bias, target, draft.tokenizer)
+        try:
+            own = make_context(
+                draft,
+                sizes,
+                n_seq_max=kv.n_seq_max,
+                unified=kv.unified,
+                overrides=Overrides(),  # those of the command line are the target's
+            )
+            return draft_model(
+                target,
+                own,
+                self._sampling(bias),
+                width=options.draft_branches,
+                p_min=options.draft_p_min,
+                p_split=options.draft_p_split,
+            )
+        except PyggmlError as error:
+            message = in_flags(str(error)).replace("--ctx-size", "--ctx-size-draft")
+            raise click.ClickException(f"draft model {draft.path}: {message}") from None
 
     def _self_draft(self, context: Context) -> Drafter:
         from pyllama.errors import BatchError
@@ -185,7 +196,7 @@ class Drafting:
         try:
             return self_draft(
                 context,
-                self._sampling(),
+                self._sampling(self._params.logit_bias),
                 threshold=options.self_draft_threshold,
                 n_layer=options.self_draft_layers,
                 width=options.draft_branches,
@@ -195,12 +206,13 @@ class Drafting:
         except BatchError as error:
             raise click.UsageError(f"the model cannot draft for itself: {error}") from None
 
-    def _sampling(self) -> SamplingParams:
-        """The sampling of a draft model."""
+    def _sampling(self, bias: Mapping[int, float]) -> SamplingParams:
+        """The sampling of a draft model, with a logit bias in its tokens."""
         from pyllama.speculative.model import LIKELIEST
 
-        options = self._options
-        return replace(self._params, **options.sampling) if options.is_sampled else LIKELIEST
+        if not self._options.is_sampled:
+            return LIKELIEST
+        return replace(self._params, logit_bias=bias, **self._options.sampling)
 
 
 def load_lookup_caches(
@@ -230,7 +242,12 @@ def write_event(event: Event, *, color: bool) -> None:
     Text of a token after a stop string is written too, as llama.cpp does.
     """
     text = event.text + event.rest
-    write_raw(f"{_CYAN}{text}{_RESET}" if color and event.drafted and text else text)
+    write_raw(drafted_text(text) if color and event.drafted else text)
+
+
+def drafted_text(text: str, after: str = "\x1b[0m") -> str:
+    """Return the text of an accepted drafted token in its colour; ``after`` ends the colour."""
+    return f"{_CYAN}{text}{after}" if text else ""
 
 
 def _draft_path(options: SpeculativeOptions) -> Path:

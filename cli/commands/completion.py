@@ -160,7 +160,7 @@ def command(**options: Any) -> None:
             else:
                 converse(engine, mode, talk, params, prompt, grammar=grammar)
         finally:  # also after Ctrl-C
-            if run.perf:
+            if run.perf and timings.n_prompt_eval + timings.n_eval:
                 drafting.write_stats()
 
 

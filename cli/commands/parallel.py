@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..drafting import Drafting
+from ..drafting import Drafting, drafted_text
 from ..grammar_options import GrammarOptions, grammar_options
 from ..loading import load_model, make_context
 from ..options import (
@@ -28,7 +28,7 @@ from ..options import (
     kv_unified_option,
     model_options,
 )
-from ..output import note, write_raw
+from ..output import color_option, note, wants_color, write_raw
 from ..prompt import PromptOptions, escape_option, prompt_options
 from ..sampling_options import SamplingOptions, sampling_options
 from ..speculative_options import SpeculativeOptions, speculative_options
@@ -77,6 +77,7 @@ _MAX_TEXTS = 100_000
 @sampling_options
 @grammar_options
 @speculative_options()
+@color_option
 @ignored_option("-cb", "--cont-batching")
 @ignored_option("--no-warmup", "--warmup")
 @version_option()
@@ -117,7 +118,8 @@ def command(
             grammar=grammar,
             speculation=drafting.speculation(context),
         )
-        for i, n, text in _texts(events, sum(map(len, ids)), n_seq):
+        color = wants_color(options["color"])
+        for i, n, text in _texts(events, sum(map(len, ids)), n_seq, color):
             write_raw(f"--- {i}: {n} tokens ---\n{prompts[i % len(prompts)]}{text}\n\n")
         drafting.write_stats()
 
@@ -132,14 +134,14 @@ def _cells(prompts: list[list[int]], n_parallel: int, n_predict: int, unified: b
 
 
 def _texts(
-    events: Iterable[tuple[int, Event]], n_prompt: int, n_parallel: int
+    events: Iterable[tuple[int, Event]], n_prompt: int, n_parallel: int, color: bool
 ) -> Iterator[tuple[int, int, str]]:
     """Yield index, number of tokens and text of each completion; then print the totals."""
     start = time.perf_counter()
     n_done = n_gen = 0
     texts: defaultdict[int, str] = defaultdict(str)
     for i, event in events:
-        texts[i] += event.text
+        texts[i] += drafted_text(event.text) if color and event.drafted else event.text
         if event.usage is not None:
             n = event.usage.n_generated
             n_done, n_gen = n_done + 1, n_gen + n

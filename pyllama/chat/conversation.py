@@ -117,6 +117,7 @@ class Conversation:
             said = self._n_said(tokens, options.n_keep)
             for text in reply.stream(self._lease, tokens, prompt.stop, said, turn.shown):
                 if delta := reader.feed(text):
+                    delta.drafted = reply.drafted
                     yield delta
             if delta := reader.close():
                 yield delta

@@ -48,11 +48,12 @@ class CallDelta:
 
 @dataclass
 class Delta:
-    """What some text adds to the message."""
+    """What some text adds to the message; ``drafted``: its last token was an accepted draft."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
+    drafted: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)

@@ -55,12 +55,14 @@ class Reply:
         ids: tokens of dialogue and reply, without those removed by context shifts.
         ended: reason of the end: end-of-generation token, stop string, number of tokens or full
             context; empty while generating, or if abandoned.
+        drafted: whether the piece yielded last is of a drafted token.
     """
 
     options: ReplyOptions
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     ended: Ended = ""
+    drafted: bool = False
     ids: list[int] = field(default_factory=list)
     _ends: list[int] = field(default_factory=list, repr=False)  # of each token, in characters
 
@@ -130,6 +132,7 @@ class Reply:
         )
         is_eog = lease.context.model.tokenizer.is_eog
         for event in lease.run(request):
+            self.drafted = event.drafted
             if event.kind == "shift":
                 first, n = event.removed
                 del ids[first : first + n]

@@ -89,7 +89,7 @@ class Transcript:
         try:
             said = begin - (self._turns[-1] if self._turns else 0)
             for text in reply.stream(self._lease, self._ids, n_last=said):
-                yield Delta(text)
+                yield Delta(text, drafted=reply.drafted)
             if reply.ended == "eog" and options.stop:
                 suffix = self._tokenizer.encode(options.stop[0], False, True)
                 reply.tokens += suffix

@@ -126,6 +126,7 @@ class Context:
         self._reuse = env.GRAPH_REUSE.enabled()
         self._graphs: OrderedDict[tuple[int, int], DecodeGraph] = OrderedDict()
         self._n_missed: Counter[tuple[int, int]] = Counter()
+        self._preferred: set[tuple[int, int]] = set()  # sizes of graphs, see `reserve`
         self.build_s = 0.0
         self._token_graph: DecodeGraph | None = None  # for decode_token
         self._watched = False
@@ -442,17 +443,19 @@ class Context:
         builder, _ = self._build(bucket(self.n_ubatch), bucket(self.n_ubatch))
         self.sched.compile(builder.graph, pins=self.pinned_nodes(builder.graph))
 
-    def reserve(self, sizes: Iterable[int], logits: str = "all") -> None:
-        """Build the graphs of batches of so many tokens, which takes milliseconds for each.
-
-        Other batches of a few tokens use the next larger graph at first.
+    def reserve(self, sizes: Iterable[int], logits: str = "all", *, build: bool = True) -> None:
+        """Prefer graphs of so many tokens: other small batches use the next larger one at first.
 
         Args:
             sizes: numbers of tokens.
             logits: ``"all"`` or ``"last"``.
+            build: build the graphs, which takes milliseconds for each; False: at their first use.
         """
         for n in sizes:
-            self._graph(n, n if logits == "all" else 1)
+            key = n, n if logits == "all" else 1
+            self._preferred.add(key)
+            if build:
+                self._graph(*key)
 
     def _size(self, n_tokens: int, n_outputs: int) -> tuple[int, int]:
         """Tokens and outputs of the graph for a batch.
@@ -461,14 +464,14 @@ class Context:
         a graph that is somewhat larger.
         """
         size = bucket(n_tokens), max(1, bucket(n_outputs))
-        if size in self._graphs or not 1 < n_tokens <= _FEW:
+        if size in self._graphs or size in self._preferred or not 1 < n_tokens <= _FEW:
             return size
         self._n_missed[size] += 1
         if self._n_missed[size] > _MISSES or not self._reuse:
             return size
         larger = [
-            built for built in self._graphs
-            if all(n <= m <= n + n // 2 for n, m in zip(size, built, strict=True))
+            other for other in (*self._graphs, *self._preferred)
+            if all(n <= m <= n + n // 2 for n, m in zip(size, other, strict=True))
         ]  # fmt: skip
         return min(larger, default=size)
 

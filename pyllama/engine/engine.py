@@ -39,17 +39,15 @@ from ..errors import (
     TextComplete,
 )
 from ..grammar import Grammar
-from ..kv.table import MAX_BRANCHES
 from ..sampling import apply_logits_processors, chain_for
-from ..speculative import Draft, Speculation, Verifier
+from ..speculative import Speculation
 from .best_of import BestOf
-from .job import Job, Verified
+from .drafting import DraftStep, Verification
+from .job import Job
 from .logprobs import PromptLogprobs, token_logprob
 from .request import (
     EndReason,
     Event,
-    Floats,
-    Ids,
     Kind,
     Policy,
     Request,
@@ -104,7 +102,7 @@ class Engine:
         self._busy = False  # within a step
         self._needs_resync = False  # a step was interrupted: cache and sequences may differ
         if speculation is not None:
-            context.reserve(speculation.sizes(1))
+            context.reserve(speculation.sizes(1), build=False)
         self._logits_of: Sequence | None = None  # the sequence of the context's last logits
         self._logits_at = 0  # its number of tokens at that decode
         self._logits_rows = _LAST  # the logits' rows of its last tokens
@@ -347,7 +345,10 @@ class Engine:
         Returns False if it does not apply, or nothing was drafted.
         """
         context, jobs = self.context, [job for job in self._running if not job.paused]
-        room = context.n_ubatch // max(len(jobs), 1) - 1
+        room = context.n_ubatch
+        if context.kv.unified:
+            room = min(room, context.kv.n_cells - context.kv.n_used)
+        room = room // max(len(jobs), 1) - 1
         limits = []
         for job in jobs:
             sequence = job.sequence
@@ -360,116 +361,40 @@ class Engine:
         drafts = speculation.propose(jobs, limits) if any(limits) else None
         if drafts is None:
             return False
-        batch, first = self._draft_batch(jobs, drafts)
+        step = DraftStep(context, jobs, drafts)
         clock, n_reused, build_s = time.perf_counter, context.n_reused, context.build_s
         start = clock()
         try:
-            context.decode(batch)
+            context.decode(step.batch)
         except ContextFull:
             return False  # nothing has changed
         decoded = clock()
-        n_tokens, is_tree, self._logits_of = 0, batch.parent is not None, None
-        for job, draft, row in zip(jobs, drafts, first, strict=True):
-            n_tokens += self._verify(job, draft, row, is_tree, speculation)
+        n_tokens, self._logits_of = 0, None
+        for i, (job, draft) in enumerate(zip(jobs, step.drafts, strict=True)):
+            got = step.verify(i)
+            if draft is not None and got.error is None:
+                speculation.verified(job, draft, got.path)
+            self._take_verified(job, got)
+            n_tokens += len(got.tokens)
         n, n_reused, sample_s = len(jobs), context.n_reused - n_reused, clock() - decoded
         self.timings.count_drafted(n_tokens, decoded - start, n_reused, sample_s)
         decode_s = decoded - start - (context.build_s - build_s)
-        speculation.count_step(n, len(batch.tokens) - n, n_tokens, decode_s, sample_s)
+        speculation.count_step(n, len(step.batch.tokens) - n, n_tokens, decode_s, sample_s)
         return True
 
-    def _draft_batch(self, jobs: Seq[Job], drafts: list[Draft | None]) -> tuple[Batch, list[int]]:
-        """The batch of the last tokens and the drafts, and the first row of each job.
-
-        Drafts with too many branches are removed from the list.
-        """
-        n_branches = 0
-        for i, draft in enumerate(drafts):
-            if draft is None:
-                continue
-            draft.check(self.context.model.hparams.n_vocab)
-            n_branches += len(draft) - len(set(draft.parent))
-            if n_branches > MAX_BRANCHES:
-                drafts[i] = None
-        is_tree = any(draft is not None and not draft.is_chain for draft in drafts)
-        tokens: list[int] = []
-        seqs: list[int] = []
-        parents: list[int] = []
-        first: list[int] = []
-        for job, draft in zip(jobs, drafts, strict=True):
-            assert job.sequence is not None
-            row = len(tokens)
-            first.append(row)
-            tokens.append(job.tokens[-1])
-            parents.append(-1)
-            if draft is not None:
-                tokens += draft.tokens
-                parents += [row + 1 + parent for parent in draft.parent]
-            seqs += [job.sequence.seq_id] * (len(tokens) - row)
-        seq_id = seqs[0] if len(jobs) == 1 else seqs
-        return Batch(tokens, None, seq_id, "all", parents if is_tree else None), first
-
-    def _verify(
-        self, job: Job, draft: Draft | None, first: int, is_tree: bool, speculation: Speculation
-    ) -> int:
-        """Sample tokens from the rows of a text from ``first`` on, and keep the accepted ones.
-
-        Returns the number of tokens.
-        """
-        context, request, sequence = self.context, job.request, job.sequence
+    def _take_verified(self, job: Job, got: Verification) -> None:
+        """Add the tokens of a step with drafts to a job; in a `run` all but the first wait."""
+        sequence, rows = job.sequence, got.rows
         assert sequence is not None
-        verifier = job.verifier = job.verifier or Verifier(job.chain)
-        found: list[Verified] = []
-        logits: Floats = context.logits_ith(first)
-        ids: Ids = np.empty(0, np.intc)
-
-        def row(i: int) -> Floats:
-            nonlocal logits, ids
-            logits = context.logits_ith(first + i)
-            if request.processors or request.criteria:
-                ids = np.array([*job.tokens, *(one.token for one in found)], np.intc)
-                return apply_logits_processors(request.processors, ids, logits)
-            return logits
-
-        def ends(token: int) -> bool:
-            if any(stop(ids, logits) for stop in request.criteria):
-                found.append(Verified(None))
-                return True
-            n = job.n_logprobs
-            logprob = None if n is None else token_logprob(logits, token, n)
-            found.append(Verified(token, logprob, verifier.mark() if job.is_run else None))
-            return token in job.ends or len(found) == job.n_left
-
-        mark, path, error = verifier.mark(), list[int](), None
-        argmax = None if request.processors else lambda i: context.argmax_ith(first + i)
-        try:
-            path = verifier.verify(draft, row, ends, argmax).path
-        except Exception as raised:
-            error = raised
-        except BaseException:
-            verifier.rollback(mark)
-            raise
-        for one in found[: len(path)]:
-            one.drafted = True
-        if draft is not None and error is None:
-            speculation.verified(job, draft, path)
-        path = path[: len(found) - 1]  # without speculation the last token is not evaluated
-        if is_tree:
-            context.kv.commit_tree(sequence.seq_id, [0, *(node + 1 for node in path)])
-        elif draft is not None and len(path) < len(draft):
-            context.kv.drop_last(sequence.seq_id, len(draft) - len(path))
-        accepted = [] if draft is None else [draft.tokens[node] for node in path]
-        rows, at = [first, *(first + 1 + node for node in path)], sequence.n_tokens
-        sequence.append([job.tokens[-1], *accepted])
         self._logits_of, self._logits_at, self._logits_rows = sequence, sequence.n_tokens, rows
         if sequence.on_logits is not None:
-            sequence.on_logits(at, context.logits[rows])
-        job.verified.extend(found)
+            sequence.on_logits(sequence.n_tokens - len(rows), self.context.logits[rows])
+        job.verified.extend(got.tokens)
         self._publish(job)
-        while job.verified and not (job.is_run and error is None):
+        while job.verified and not (job.is_run and got.error is None):
             self._publish(job)
-        if error is not None and job.sequence is not None:
-            self._fail(job, error)
-        return len(found)
+        if got.error is not None and job.sequence is not None:
+            self._fail(job, got.error)
 
     def _publish(self, job: Job) -> bool:
         """Add the next verified token of a job, and emit its events; False if there is none."""

@@ -141,13 +141,15 @@ class LookupCache(IndexDrafter):
 
     Args:
         n_draft: maximum number of drafted tokens.
-        dynamic: cache of earlier texts; a text is added when it is released.
+        dynamic: cache of earlier texts; a text is added when it is released, of the next turn of a
+            conversation only what follows the text before.
         static: cache of a corpus, for which only n-grams of two tokens are used.
     """
 
     n_draft: int = 16
     dynamic: NgramCache = field(default_factory=NgramCache)
     static: NgramCache = field(default_factory=NgramCache)
+    last: list[int] = field(default_factory=list, init=False, repr=False)  # text that was added
 
     def new_index(self) -> Index:
         """The index of a new text."""
@@ -155,10 +157,16 @@ class LookupCache(IndexDrafter):
 
     def release(self, view: View) -> None:
         """Add the text to the dynamic cache."""
-        index = self.up_to_date(view)
-        if isinstance(index, _Context):
-            self.dynamic.merge(index.cache)
+        tokens = self.up_to_date(view).tokens
         super().release(view)
+        start = len(self.last)
+        if tokens[:start] != self.last:
+            start -= 1  # a turn may end with a token that the next one lacks
+        if tokens[:start] != self.last[:start]:
+            start = 0
+        for i in range(start, len(tokens)):
+            self.dynamic.append(tokens[max(i - MAX_N, 0) : i + 1])
+        self.last = tokens
 
 
 class _Context(Index):

@@ -29,7 +29,7 @@ from ..core.context import Context
 from ..core.overrides import Overrides
 from ..errors import ContextFull, DraftError, ModelError
 from ..kv.table import MAX_BRANCHES
-from ..sampling import Chain, Distribution, SamplingParams, chain_for
+from ..sampling import Chain, Distribution, SamplingParams
 from ..sampling.top import Floats
 from ..tokenizer import Tokenizer
 from .draft import Draft, Drafter, View
@@ -142,9 +142,10 @@ class ModelDrafter:
 
     Args:
         context: the draft's context, with a sequence for each text; nothing else may use it.
-        sampling: the draft's own. If greedy (``temp=0``) or without a distribution (mirostat),
-            drafts are point masses, otherwise they have distributions. They may differ from the
-            target's settings; drafts are accepted more often the nearer they are.
+        sampling: the draft's own, with its token ids. If greedy (``temp=0``) or without a
+            distribution (mirostat), drafts are point masses, otherwise they have distributions.
+            They may differ from the target's settings; drafts are accepted more often the nearer
+            they are.
         width: maximum number of nodes at one depth; 1 drafts chains.
         p_min: a node gets children only if their probability, that of the likeliest token or of
             the ``width`` likeliest ones, is at least this; 0 is off.
@@ -170,7 +171,7 @@ class ModelDrafter:
         sampling: SamplingParams = LIKELIEST,
         *,
         width: int = 1,
-        p_min: float = 0.75,
+        p_min: float = 0.0,
         p_split: float = 0.1,
         n_vocab: int | None = None,
     ) -> None:
@@ -252,7 +253,9 @@ class ModelDrafter:
         return self._new_chain().distribution(np.zeros(self._n_vocab, np.float32)) is not None
 
     def _new_chain(self) -> Chain:
-        return chain_for(self._params, self._n_vocab, self.context.model.tokenizer)
+        params, n, tokenizer = self._params, self._n_vocab, self.context.model.tokenizer
+        eog = [token for token in tokenizer.eog if token < n]
+        return Chain(params, n, eog, stop_ids=params.stop_token_ids, tokenizer=tokenizer)
 
     def _admit_all(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[_Growing | None]:
         """A draft without nodes for each text that can be evaluated."""
@@ -532,7 +535,7 @@ def draft_model(
     sampling: SamplingParams = LIKELIEST,
     *,
     width: int = 1,
-    p_min: float = 0.75,
+    p_min: float = 0.0,
     p_split: float = 0.1,
 ) -> Drafter:
     """A drafter for texts in the target's vocabulary.
@@ -563,7 +566,7 @@ def self_draft(
     threshold: float | None = None,
     n_layer: int | None = None,
     width: int = 1,
-    p_min: float = 0.75,
+    p_min: float = 0.0,
     p_split: float = 0.1,
 ) -> ModelDrafter:
     """A drafter with the target's own weights, of which it reads fewer.

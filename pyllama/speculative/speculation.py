@@ -60,6 +60,7 @@ class Speculation:
         self._lengths = DraftLength(self.max_draft)
         self._rates = AcceptRates()
         self._texts: dict[int, AcceptRates] = {}
+        self._views: dict[int, View] = {}  # texts that have not ended
         self._n_read: dict[int, int] = {}  # tokens of each text at the last call of the drafter
         self._planned: list[int] = []  # of the last plan
         self._ids: list[int] = []  # its texts
@@ -69,7 +70,7 @@ class Speculation:
         self._n_missed = self._pause = 0  # such calls in a row, and steps until the next one
 
     def sizes(self, n_texts: int) -> list[int]:
-        """Numbers of rows of steps whose graphs should be built before the first draft."""
+        """Numbers of rows of the graphs of steps with drafts; others are rounded up at first."""
         most = min(n_texts * (1 + self.max_draft), _MOST)
         return [n for n in _SIZES if n < most] + [most]
 
@@ -86,6 +87,9 @@ class Speculation:
         Raises:
             Aborted, ComputeError: the decode of a draft model stopped.
         """
+        for view, limit in zip(views, limits, strict=True):
+            if limit > 0:
+                self._views[view.id] = view
         if self._pause:
             self._pause -= 1
             return None
@@ -188,8 +192,14 @@ class Speculation:
     def release(self, view: View) -> None:
         """The text has ended, or its tokens have changed."""
         self._texts.pop(view.id, None)
-        if self._n_read.pop(view.id, None) is not None:
+        self._n_read.pop(view.id, None)
+        if self._views.pop(view.id, None) is not None:
             self.drafter.release(view)
+
+    def release_all(self) -> None:
+        """All texts have ended, such as by an interrupt: drafters learn what there is of them."""
+        for view in list(self._views.values()):
+            self.release(view)
 
     def _rates_of(self, view: View) -> AcceptRates:
         rates = self._texts.get(view.id)

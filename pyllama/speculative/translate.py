@@ -12,7 +12,7 @@ complete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -58,6 +58,22 @@ def special_ids(source: Tokenizer, other: Tokenizer) -> dict[int, int]:
         if same is not None:
             ids.setdefault(token, same)
     return ids
+
+
+def translated_bias(
+    bias: Mapping[int, float], target: Tokenizer, draft: Tokenizer
+) -> dict[int, float]:
+    """A logit bias of the target's tokens for those of a draft; without what the draft lacks."""
+    if mismatch(target, draft) is None:
+        n = min(target.n_vocab, draft.n_vocab)
+        return {token: value for token, value in bias.items() if token < n}
+    special, found = special_ids(target, draft), dict[int, float]()
+    for token, value in bias.items():
+        piece = target.token_to_piece(token) if token < target.n_vocab else b""
+        same = [one for one, _ in encoded(draft, piece) or ()] if piece else [special.get(token)]
+        if len(same) == 1 and same[0] is not None:
+            found[same[0]] = value
+    return found
 
 
 class TextInVocabulary:
@@ -190,10 +206,9 @@ class Translated:
 
     def release(self, view: View) -> None:
         """See `Drafter.release`."""
-        self._texts.pop(view.id, None)
-        self.inner.release(
-            _InnerView(view.id, TextInVocabulary(self.target, self.draft).tokens()[0])
-        )
+        tokens, _ = self._text(view).tokens()
+        del self._texts[view.id]
+        self.inner.release(_InnerView(view.id, tokens))
 
     def _text(self, view: View) -> TextInVocabulary:
         text = self._texts.get(view.id)

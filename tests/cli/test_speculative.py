@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,21 @@ import pytest
 from click.testing import CliRunner
 
 from pyllama.core.model import Model
-from pyllama.speculative import names
+from pyllama.engine import Engine, Event
+from pyllama.speculative import draft_model, names
 from pyllama.speculative.lookup_cache import NgramCache
 from pyllama_cli.commands import completion, lookup, parallel, speculative, tokenize
-from pyllama_cli.speculative_options import DRAFT_HEAD_TYPES, SPEC_TYPES
+from pyllama_cli.speculative_options import DRAFT_HEAD_TYPES, SPEC_TYPES, SpeculativeOptions
 
 from ..pyllama.models import Spec, random_weights, write_model
 
+CYAN = "\x1b[36m"
 TEXT = "one two three one two three one two"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a target, two draft models and a file that is no model."""
+    """A folder with a target, some draft models and a file that is no model."""
     folder = tmp_path_factory.mktemp("models")
     spec = Spec(n_layer=3)
     write_model(folder / "x.gguf", spec, random_weights(spec))
@@ -31,6 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "small.gguf", small, random_weights(small, 1))
     other = Spec(n_layer=1, n_vocab=512)
     write_model(folder / "other.gguf", other, random_weights(other, 2))
+    fewer = Spec(n_layer=1, n_vocab=260)
+    write_model(folder / "fewer.gguf", fewer, random_weights(fewer, 3))
     (folder / "text.gguf").write_text("no model")
     return folder
 
@@ -43,9 +48,16 @@ def run(
     return result.exit_code, result.stdout, result.stderr
 
 
+def without_colors(text: str) -> str:
+    return re.sub(r"\x1b\[\d+m", "", text)
+
+
 def test_types_are_those_of_the_library() -> None:
     assert (*names.DRAFTERS, names.DRAFT_MODEL) == SPEC_TYPES
     assert DRAFT_HEAD_TYPES == names.UNSUPPORTED
+    defaults, options = inspect.signature(draft_model).parameters, SpeculativeOptions()
+    assert defaults["p_min"].default == options.draft_p_min
+    assert defaults["p_split"].default == options.draft_p_split
 
 
 COMPLETE = ("-p", TEXT, "-n", 24, "--no-perf", "-no-cnv", "--ignore-eos")
@@ -131,8 +143,7 @@ def test_statistics_and_colours(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     args = ("-p", TEXT, "-n", 20, "--temp", 0, "--ignore-eos", "--no-adaptive-draft", "-md")
     plain = run(completion.command, folder, *args[:-2], "-no-cnv")
     code, out, err = run(completion.command, folder, *args, "x.gguf", "--color", "on", "-no-cnv")
-    assert code == 0 and "\x1b[36m" in out
-    assert re.sub(r"\x1b\[\d+m", "", out) == plain[1]
+    assert code == 0 and CYAN in out and without_colors(out) == plain[1]
     assert "\naccept    = 100.000%\n" in err and "statistics     draft-simple" in err
     assert "n_draft   = 16\n" in err and "eval time" in err
     assert "statistics" not in plain[2] and "n_draft" not in plain[2]
@@ -147,6 +158,9 @@ def test_drafts_with_distributions(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert run(completion.command, folder, *args, *sampled)[1] == first[1]
     code, _, err = run(completion.command, folder, *args, "--draft-sampling", "probabilistic")
     assert code == 0 and float(re.search(r"accept    = ([\d.]+)%", err)[1]) > 99  # type: ignore[index]
+    for draft in ("fewer.gguf", "other.gguf"):  # without the biased token
+        code, _, err = run(completion.command, folder, *args, *sampled, "-md", draft, "-l", "260+1")
+        assert code == 0 and "#gen drafts" in err
 
 
 def test_parallel(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,16 +173,25 @@ def test_parallel(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         code, out, err = run(parallel.command, folder, *args, *drafter, "--no-adaptive-draft")
         assert (code, out) == plain[:2] and "#gen drafts" in err
         assert run(parallel.command, folder, *args, *drafter, "-no-kvu")[:2] == plain[:2]
+    args = (*args, "-md", "x.gguf", "--no-adaptive-draft", "--temp", 0)
+    uncolored, (code, out, _) = (
+        run(parallel.command, folder, *args, "-co", c) for c in ("off", "on")
+    )
+    assert code == 0 and CYAN in out and without_colors(out) == uncolored[1] != out
 
 
-def test_conversation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", [("-cnv", "--chat-template", "vicuna"), ("-i", "-p", "one two")])
+def test_conversation(folder: Path, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...]) -> None:
     monkeypatch.chdir(folder)
-    args = ("-cnv", "--chat-template", "vicuna", "--temp", 0, "--ignore-eos", "-n", 12, "-c", 200)
+    args = (*mode, "--temp", 0, "--ignore-eos", "-n", 12, "-c", 200)
     stdin = f"{TEXT}\nagain\n"
     plain = run(completion.command, folder, *args, stdin=stdin)
     for drafter in (("-md", "x.gguf"), ("--spec-type", "suffix")):
         code, out, err = run(completion.command, folder, *args, *drafter, stdin=stdin)
         assert (code, out) == plain[:2] and "n_accept" in err
+    drafts = ("-md", "x.gguf", "--no-adaptive-draft", "--color", "on")
+    code, out, _ = run(completion.command, folder, *args, *drafts, stdin=stdin)
+    assert code == 0 and CYAN in out and without_colors(out) == plain[1]
 
 
 def test_speculative_tools(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +268,35 @@ def test_lookup_tools(folder: Path, tmp_path: Path) -> None:
     assert all(again[key] == {t: 3 * n for t, n in c.items()} for key, c in learned.items())
 
 
+INTERRUPTED: dict[str, tuple[click.Command, tuple[object, ...]]] = {
+    "lookup": (lookup.command, ()),
+    "completion": (completion.command, ("-no-cnv",)),
+    "conversation": (completion.command, ("-cnv", "--chat-template", "vicuna")),
+    "parallel": (parallel.command, ()),
+}
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_the_dynamic_cache_has_a_text_that_ctrl_c_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    step, n_steps = Engine.step, 0
+
+    def interrupted(engine: Engine) -> list[Event]:
+        nonlocal n_steps
+        n_steps += 1
+        if n_steps == 12:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    command, args = INTERRUPTED[name]
+    mine = tmp_path / "mine.bin"
+    code, _, err = run(command, folder, "-p", TEXT, "-n", 200, "--ignore-eos", "-lcd", mine, *args)
+    assert code == 130 and "error" not in err
+    assert len(NgramCache.load(mine).counts) > 60  # of a prompt of 53 tokens, and 10 more
+
+
 WRONG = {
     "-md missing.gguf": (1, "missing.gguf: no such file"),
     "-md text.gguf": (1, "text.gguf: "),
@@ -267,6 +319,9 @@ WRONG = {
     "-lcd no/such/x.bin": (2, "no/such: no such directory to write to"),
     "-lcs large.bin": (1, "large.bin: lookup cache of another vocabulary: it has token 9999"),
     "-ctkd q2_k -md x.gguf": (2, "'q2_k' is not one of"),
+    "-ctkd q4_0 -md small.gguf": (1, "draft model small.gguf: type_k is Q4_0, whose blocks are"),
+    "-md small.gguf -cd 2147483647": (1, "choose a smaller --ctx-size-draft"),
+    "--lookup -c 4 --perf": (1, "the prompt has 6 tokens, a context of"),
 }
 
 
@@ -281,7 +336,7 @@ def test_errors_are_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, line
     got = run(completion.command, folder, "-p", "hi", "-n", 4, "-no-cnv", *line.split())
     *notes, error = got[2].splitlines()  # notes on loading
     assert got[:2] == (code, "") and error.startswith("error: ") and message in error
-    assert not [line for line in notes if "error" in line or "Traceback" in line]
+    assert not [line for line in notes if re.search("error|Traceback|n_draft", line)]
     assert Path("text.gguf").read_text() == before
 
 

@@ -74,7 +74,7 @@ class FakeModel:
 
 
 class FakeKV:
-    unified = True
+    unified, n_cells = True, 1 << 30
 
     def __init__(self, n_seq_max: int = 1) -> None:
         self.n_seq_max = n_seq_max
@@ -84,6 +84,10 @@ class FakeKV:
     def tokens(self) -> list[int]:
         """The tokens of sequence 0."""
         return self.sequences[0]
+
+    @property
+    def n_used(self) -> int:
+        return sum(map(len, self.sequences))
 
     def clear(self) -> None:
         for tokens in self.sequences:
@@ -159,7 +163,7 @@ class FakeContext:
     def decode_token(self, token: int, seq: int = 0) -> None:
         self.decode(Batch([token], seq_id=seq))
 
-    def reserve(self, sizes: list[int]) -> None:
+    def reserve(self, sizes: list[int], *, build: bool) -> None:
         """Does nothing: there are no graphs to build."""
 
     def logits_ith(self, i: int) -> np.ndarray:

@@ -148,6 +148,19 @@ def test_programs_are_reused_with_equal_bits(make: Make, monkeypatch: pytest.Mon
     assert np.array_equal(rows(rebuilding, *parts), reusing) and rebuilding.n_reused == 0
 
 
+def test_reserved_sizes(make: Make) -> None:
+    for build in (True, False):
+        context, seconds = make(), 0.0
+        context.reserve((4, 6), build=build)
+        n_built = []
+        for n in (3, 4, 5, 6, 2):
+            seconds, n_reused = context.build_s, context.n_reused
+            context.decode(Batch(TOKENS[:n], logits="all"))
+            assert (context.n_reused > n_reused) == (context.build_s == seconds)
+            n_built.append(int(context.n_reused == n_reused))
+        assert n_built == ([0, 0, 0, 0, 1] if build else [1, 0, 1, 0, 1])
+
+
 def test_buckets_are_never_too_small_and_rarely_too_large() -> None:
     sizes = range(1, 5000)
     assert all(n <= bucket(n) <= max(16, 1.125 * n) for n in sizes)

@@ -24,6 +24,7 @@ from pyllama.speculative import (
     NgramSimple,
     PromptLookup,
     Speculation,
+    Stats,
     SuffixDecoding,
     Translated,
     View,
@@ -31,6 +32,7 @@ from pyllama.speculative import (
 )
 
 from ..models import Spec, random_weights, write_model
+from ..speculative.views import Text
 
 TOKENS = np.random.default_rng(4).integers(3, 259, 300).tolist()
 GREEDY = SamplingParams(temp=0.0, ignore_eos=True)
@@ -212,8 +214,10 @@ def test_drafts_under_preemption(make: Make, n_ctx: int) -> None:
     ]
     without = run(make(n_ctx=512, n_seq_max=5), requests)
     for policy in (Policy(n_reserve=1), Policy(n_reserve=40)):
-        drafter = oracle(requests, without)
-        events = run(make(n_ctx=n_ctx, n_seq_max=3), requests, drafter, policy=policy)
+        drafter, stats = oracle(requests, without), Stats()
+        context = make(n_ctx=n_ctx, n_seq_max=3)
+        events = run(context, requests, drafter, policy=policy, stats=stats)
+        assert stats.n_verified == stats.n_drafts > 0  # drafts have cells
         for got, wanted in zip(events, without, strict=True):
             assert [e.tokens for e in got if e.tokens] == [e.tokens for e in wanted if e.tokens]
 
@@ -304,6 +308,35 @@ def test_limits(make: Make) -> None:
     engine = Engine(make(), speculation=nothing)
     assert plain(list(engine.run(request))) == plain(without)
     assert nothing.stats.n_drafted % 4 == 0
+
+
+def test_drafters_learn_texts_without_drafts() -> None:
+    drafter, texts = Oracle({}), [Text(TOKENS[:9], id) for id in range(3)]
+    speculation = Speculation(drafter, max_draft=4, min_draft=4)
+    assert speculation.propose(texts, [3, 2, 0]) is None  # too short
+    speculation.release(texts[0])
+    assert drafter.n_calls == 0 and drafter.released == [0]
+    speculation.release_all()  # but for the last one, which wants no drafts
+    speculation.release(texts[1])
+    assert drafter.released == [0, 1]
+
+
+def test_trees_with_too_many_branches_for_one_batch_are_not_verified(make: Make) -> None:
+    class Wide(Oracle):
+        def propose(self, views: Sequence[View], max_nodes: Sequence[int]) -> list[Draft | None]:
+            return [self._draft(list(v.tokens), v.id) for v in views]
+
+        def _draft(self, tokens: list[int], id: int) -> Draft:
+            if id == 2:
+                return Draft.chain(tokens[-3:])
+            return Draft(list(range(40)), [-1] * 40)
+
+    requests = [Request(TOKENS[i : i + 6], GREEDY, max_tokens=9) for i in range(3)]
+    without = run(make(n_ctx=512, n_seq_max=3), requests)
+    stats = Stats()
+    events = run(make(n_ctx=512, n_seq_max=3), requests, Wide({}), stats=stats)
+    assert [plain(one) for one in events] == [plain(one) for one in without]
+    assert stats.n_verified == 2 / 3 * stats.n_drafts
 
 
 def test_a_wrong_draft_is_an_error_that_names_it(make: Make) -> None:

@@ -48,6 +48,20 @@ def test_a_recorded_file(tmp_path: Path) -> None:
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.parametrize("end", [7, 8])
+def test_a_conversation_is_added_once(end: int) -> None:
+    drafter, turns = LookupCache(), [3, 4, 3, 4, 7, 3, 4, 5, 3, 4]
+    drafter.release(Text([*turns[:4], end], 0))  # ends with 7, or a token that the next turn lacks
+    drafter.release(Text(turns, 1))
+    expected = cache_of(turns, 1, 4)
+    if end == 8:
+        expected.append([*turns[:4], end])
+    assert drafter.dynamic.counts == expected.counts
+    drafter.release(Text([5, 3, 4], 2))
+    expected.merge(cache_of([5, 3, 4], 1, 4))
+    assert drafter.dynamic.counts == expected.counts
+
+
 def words(*values: int) -> bytes:
     return np.array(values, "<i4").tobytes()
 

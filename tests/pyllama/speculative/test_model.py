@@ -16,9 +16,10 @@ from pyllama.core.overrides import Overrides
 from pyllama.errors import BatchError, DraftError, ModelError
 from pyllama.sampling import Chain, SamplingParams
 from pyllama.speculative.draft import Draft, Drafter
-from pyllama.speculative.model import ModelDrafter, draft_model, self_draft
+from pyllama.speculative.model import LIKELIEST, ModelDrafter, draft_model, self_draft
 from pyllama.speculative.translate import Translated
 from pyllama.speculative.verify import Verifier
+from pyllama.tokenizer import load_tokenizer
 
 from ..conftest import Make
 from ..models import Spec, random_weights, write_model
@@ -410,6 +411,17 @@ def test_chains_without_a_distribution_draft_their_samples(
     drafter = ModelDrafter(make(), SamplingParams(seed=1, **params), width=3)
     draft = drafter.propose([Text(TOKENS[:9])], [5])[0]
     assert draft is not None and draft.q is None and draft.is_chain and len(draft) == 5
+
+
+def test_end_tokens_that_the_target_lacks(tmp_path: Path) -> None:
+    spec = Spec()
+    ends = {"tokenizer.ggml.eos_token_id": 260}
+    path = write_model(tmp_path / "x.gguf", spec, random_weights(spec), metadata=ends)
+    context, target = Context(Model.load(path), n_ctx=64), load_tokenizer(spm())
+    for sampling in (LIKELIEST, SamplingParams(seed=1, ignore_eos=True)):
+        drafter = draft_model(target, context, sampling)
+        (draft,) = drafter.propose([Text(TOKENS[:9])], [5])
+        assert draft is not None and max(draft.tokens) < target.n_vocab == 259
 
 
 def test_a_new_text_uses_the_tokens_of_one_that_has_ended(make: Make) -> None:

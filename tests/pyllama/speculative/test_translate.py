@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllama.speculative.draft import Draft, View
-from pyllama.speculative.translate import Translated, mismatch
+from pyllama.speculative.suffix import SuffixDecoding
+from pyllama.speculative.translate import Translated, mismatch, translated_bias
 from pyllama.tokenizer import Tokenizer, load_tokenizer
 
 from ..tokenizer.vocabularies import DATA, gpt2_metadata, spm, spm_metadata
@@ -100,6 +101,15 @@ def test_proposals_have_the_text_of_the_draft(text: str, data: st.DataObject) ->
     assert any(said[n : n + len(wanted)] == wanted for n in range(4) if known.endswith(said[:n]))
 
 
+@pytest.mark.parametrize(("target", "draft"), BOTH, ids=["llama", "gpt2"])
+def test_a_drafter_learns_texts_that_have_ended(target: Tokenizer, draft: Tokenizer) -> None:
+    ids, drafter = target.encode(TEXT), Translated(SuffixDecoding(), target, draft)
+    drafter.propose([Text(ids[:10], 0)], [4])
+    drafter.release(Text(ids[: len(ids) // 4], 0))  # without the repetitions
+    (made,) = drafter.propose([Text(ids[:10], 1)], [6])
+    assert made is not None and made.tokens[:-1] == ids[10:][: len(made) - 1] != []
+
+
 def test_special_tokens_are_translated_by_their_role_or_text() -> None:
     roles = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
     target = load_tokenizer(spm_metadata(DATA / "llama" / "tokenizer.model") | roles)
@@ -123,6 +133,17 @@ def test_special_tokens_are_translated_by_their_role_or_text() -> None:
     assert text.endswith(("<pad><s>The", "<pad><s> The"))
     shorter = drafter.propose([Text(before[:2])], [2])[0]  # a text that was shifted
     assert shorter is not None and len(shorter) == 2
+
+
+def test_a_logit_bias_is_translated_by_role_or_text() -> None:
+    roles = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
+    draft = load_tokenizer(gpt2_metadata(DATA / "gpt2") | roles)
+    (the,), (same,) = (t.encode(" the", add_special=False)[-1:] for t in (LLAMA, draft))
+    assert translated_bias({2: -9.0, the: 2.0, 9999: 1.0}, LLAMA, draft) == {1: -9.0, same: 2.0}
+    assert translated_bias({1: -9.0, same: 2.0, 9999: 1.0}, draft, LLAMA) == {2: -9.0, the: 2.0}
+    one, larger = (load_tokenizer(spm("ab", *more)) for more in ([], ["cd"]))
+    assert translated_bias({5: 1.0, 260: 2.0}, larger, one) == {5: 1.0}
+    assert translated_bias({5: 1.0, 259: 2.0}, one, larger) == {5: 1.0, 259: 2.0}
 
 
 def test_mismatch() -> None:
